@@ -1,0 +1,261 @@
+"""Every flag of smelt: its name, environment variable, type, default and meaning, in one table.
+
+Nothing else reads the environment. A flag is read when it is asked for, never at import, so a test
+or a notebook may set one at any time. ``changes_engine`` says whether a flag's value is part of
+what an engine was made from, and so of every key under which code or timings are cached.
+
+Directories are created on first use, for their owner alone. Where none can be had (no HOME, a
+read-only home, one that another user may write to) the accessor returns None, and callers go
+without a cache and without a key.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
+
+from smelt.errors import SmeltError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = [
+    "FLAGS",
+    "Flag",
+    "cache_directory",
+    "code_cache_enabled",
+    "describe_flags",
+    "engine_key",
+    "home_directory",
+    "keys_directory",
+    "log_level",
+    "target_name",
+    "thread_count",
+    "trusted_keys",
+]
+
+T = TypeVar("T")
+
+_LOG = logging.getLogger(__name__)
+_LOG_LEVELS: Final = ("internal_error", "error", "warning", "info", "verbose")
+_MAX_THREADS: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Flag(Generic[T]):
+    """One setting that the environment can change."""
+
+    name: str
+    variable: str
+    kind: str
+    """Type of the value, in words."""
+    parse: Callable[[str], T]
+    """Text to value. Raises ValueError, whose message says what is expected."""
+    default: T
+    default_text: str
+    help: str
+    changes_engine: bool = False
+
+    def read(self, environment: Mapping[str, str] | None = None) -> T:
+        """Return the value in force; an empty variable is an unset one.
+
+        Raises:
+            SmeltError: the variable holds something else than the flag's type.
+        """
+        text = (os.environ if environment is None else environment).get(self.variable, "").strip()
+        if not text:
+            return self.default
+        try:
+            return self.parse(text)
+        except ValueError as error:
+            raise SmeltError(
+                f"{self.variable}={text!r} in the environment: {error}; "
+                f"set it to {self.kind}, or unset it"
+            ) from None
+
+
+def _path(text: str) -> Path:
+    return Path(text).expanduser() if text.startswith("~") else Path(text)
+
+
+def _paths(text: str) -> tuple[Path, ...]:
+    return tuple(_path(part) for part in text.split(os.pathsep) if part.strip())
+
+
+def _switch(text: str) -> bool:
+    if text.lower() in {"1", "true", "yes", "on"}:
+        return True
+    if text.lower() in {"0", "false", "no", "off"}:
+        return False
+    raise ValueError("this is neither on nor off")
+
+
+def _threads(text: str) -> int:
+    count = int(text) if text.isdecimal() and len(text) < 6 else 0
+    if not 1 <= count <= _MAX_THREADS:
+        raise ValueError(f"this is not a number of threads from 1 to {_MAX_THREADS}")
+    return count
+
+
+def _level(text: str) -> str:
+    if (level := text.lower().replace("-", "_")) not in _LOG_LEVELS:
+        raise ValueError("this is not a severity")
+    return level
+
+
+_HOME: Final = Flag[Path | None](
+    "home",
+    "SMELT_HOME",
+    "a directory",
+    _path,
+    None,
+    "~/.smelt",
+    "Where the user's signing key, trusted keys and caches live.",
+)
+_CACHE_DIR: Final = Flag[Path | None](
+    "cache_dir",
+    "SMELT_CACHE_DIR",
+    "a directory",
+    _path,
+    None,
+    "cache in SMELT_HOME",
+    "Where compiled code and timings are kept between builds.",
+)
+_TRUSTED_KEYS: Final = Flag[tuple[Path, ...]](
+    "trusted_keys",
+    "SMELT_TRUSTED_KEYS",
+    f"files or directories of public keys, separated by {os.pathsep!r}",
+    _paths,
+    (),
+    "none",
+    "Public keys trusted beside those that `smelt trust add` recorded.",
+)
+_THREADS: Final = Flag[int | None](
+    "threads",
+    "SMELT_THREADS",
+    "a number of threads",
+    _threads,
+    None,
+    "the cores that this process may use",
+    "Threads of a context that is created without saying how many.",
+)
+_LOG_LEVEL: Final = Flag[str | None](
+    "log",
+    "SMELT_LOG",
+    f"one of {', '.join(_LOG_LEVELS)}",
+    _level,
+    None,
+    "left to Python's logging, which shows warnings",
+    "Least important severity that is written to standard error.",
+)
+_NO_CODE_CACHE: Final = Flag[bool](
+    "no_code_cache",
+    "SMELT_NO_CODE_CACHE",
+    "1 or 0",
+    _switch,
+    default=False,
+    default_text="0",
+    help="Compile every kernel anew: neither read nor write the code cache.",
+)
+_TARGET: Final = Flag[str | None](
+    "target",
+    "SMELT_TARGET",
+    "the name of a processor or level, such as x86-64-v3",
+    str,
+    None,
+    "this machine",
+    "Processor to generate code for when a device string names none.",
+    changes_engine=True,
+)
+
+FLAGS: Final = (_HOME, _CACHE_DIR, _TRUSTED_KEYS, _THREADS, _LOG_LEVEL, _NO_CODE_CACHE, _TARGET)
+"""Every flag there is."""
+
+
+def home_directory() -> Path | None:
+    """Return smelt's own directory, created when absent; None where there is no private place.
+
+    ``SMELT_HOME`` decides; without it ``.smelt`` in the directory that HOME names. A process
+    without HOME has no home: the password database is not asked, for a service must not begin to
+    write somewhere that nobody told it of.
+    """
+    if (path := _HOME.read()) is None:
+        user_home = os.environ.get("USERPROFILE" if os.name == "nt" else "HOME", "")
+        if not user_home:
+            return None
+        path = Path(user_home) / ".smelt"
+    return _private_directory(path)
+
+
+def cache_directory() -> Path | None:
+    """Return the directory of the code and timing caches, created when absent, or None."""
+    if (path := _CACHE_DIR.read()) is not None:
+        return _private_directory(path)
+    home = home_directory()
+    return None if home is None else _private_directory(home / "cache")
+
+
+def keys_directory() -> Path | None:
+    """Return the directory of the user's own and trusted keys, created when absent, or None."""
+    home = home_directory()
+    return None if home is None else _private_directory(home / "keys")
+
+
+def trusted_keys() -> tuple[Path, ...]:
+    """Return the files and directories of public keys that the environment adds."""
+    return _TRUSTED_KEYS.read()
+
+
+def thread_count() -> int | None:
+    """Return the number of threads of a context that names none; None for as many as cores."""
+    return _THREADS.read()
+
+
+def log_level() -> str | None:
+    """Return the least important severity to show on the console; None to leave logging alone."""
+    return _LOG_LEVEL.read()
+
+
+def code_cache_enabled() -> bool:
+    """Return whether compiled code may be kept and reused."""
+    return not _NO_CODE_CACHE.read()
+
+
+def target_name() -> str | None:
+    """Return the processor to generate code for; None for this machine's."""
+    return _TARGET.read()
+
+
+def engine_key() -> tuple[tuple[str, str], ...]:
+    """Return every flag that changes a built engine with its value, for cache keys and plans."""
+    return tuple((flag.name, str(flag.read())) for flag in FLAGS if flag.changes_engine)
+
+
+def describe_flags() -> str:
+    """Return the table of flags as text, one paragraph each."""
+    return "\n".join(
+        f"{flag.variable}  ({flag.kind}; default: {flag.default_text})\n    {flag.help}"
+        for flag in FLAGS
+    )
+
+
+def _private_directory(path: Path) -> Path | None:
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = path.stat()
+    except OSError as error:
+        _LOG.info("%s cannot be used: %s", path, error.strerror)
+        return None
+    if os.name == "posix" and not _is_private(status):
+        _LOG.warning("%s is not used: another user owns it or may write to it", path)
+        return None
+    return path if os.access(path, os.R_OK | os.W_OK | os.X_OK) else None
+
+
+def _is_private(status: os.stat_result) -> bool:
+    others_write = stat.S_IWGRP | stat.S_IWOTH
+    return status.st_uid == os.geteuid() and not status.st_mode & others_write
