@@ -107,7 +107,7 @@ def _level(text: str) -> str:
     return level
 
 
-_HOME: Final = Flag[Path | None](
+_HOME: Final[Flag[Path | None]] = Flag(
     "home",
     "SMELT_HOME",
     "a directory",
@@ -116,7 +116,7 @@ _HOME: Final = Flag[Path | None](
     "~/.smelt",
     "Where the user's signing key, trusted keys and caches live.",
 )
-_CACHE_DIR: Final = Flag[Path | None](
+_CACHE_DIR: Final[Flag[Path | None]] = Flag(
     "cache_dir",
     "SMELT_CACHE_DIR",
     "a directory",
@@ -125,7 +125,7 @@ _CACHE_DIR: Final = Flag[Path | None](
     "cache in SMELT_HOME",
     "Where compiled code and timings are kept between builds.",
 )
-_TRUSTED_KEYS: Final = Flag[tuple[Path, ...]](
+_TRUSTED_KEYS: Final[Flag[tuple[Path, ...]]] = Flag(
     "trusted_keys",
     "SMELT_TRUSTED_KEYS",
     f"files or directories of public keys, separated by {os.pathsep!r}",
@@ -134,7 +134,7 @@ _TRUSTED_KEYS: Final = Flag[tuple[Path, ...]](
     "none",
     "Public keys trusted beside those that `smelt trust add` recorded.",
 )
-_THREADS: Final = Flag[int | None](
+_THREADS: Final[Flag[int | None]] = Flag(
     "threads",
     "SMELT_THREADS",
     "a number of threads",
@@ -143,7 +143,7 @@ _THREADS: Final = Flag[int | None](
     "the cores that this process may use",
     "Threads of a context that is created without saying how many.",
 )
-_LOG_LEVEL: Final = Flag[str | None](
+_LOG_LEVEL: Final[Flag[str | None]] = Flag(
     "log",
     "SMELT_LOG",
     f"one of {', '.join(_LOG_LEVELS)}",
@@ -152,7 +152,7 @@ _LOG_LEVEL: Final = Flag[str | None](
     "left to Python's logging, which shows warnings",
     "Least important severity that is written to standard error.",
 )
-_NO_CODE_CACHE: Final = Flag[bool](
+_NO_CODE_CACHE: Final[Flag[bool]] = Flag(
     "no_code_cache",
     "SMELT_NO_CODE_CACHE",
     "1 or 0",
@@ -161,7 +161,7 @@ _NO_CODE_CACHE: Final = Flag[bool](
     default_text="0",
     help="Compile every kernel anew: neither read nor write the code cache.",
 )
-_TARGET: Final = Flag[str | None](
+_TARGET: Final[Flag[str | None]] = Flag(
     "target",
     "SMELT_TARGET",
     "the name of a processor or level, such as x86-64-v3",

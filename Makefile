@@ -1,0 +1,71 @@
+# One set of commands, the same here, in CI and on a fresh machine: only Python 3.11+ and make are
+# needed. Each environment target leaves a stamp, so a second call starts at once.
+
+PYTHON ?=
+VENV := .venv
+BIN := $(VENV)/bin
+# Processes that share the tests; `make test JOBS=auto` takes every core.
+JOBS ?= 0
+TESTS ?= tests
+CODE := src tests tools benchmarks $(wildcard examples)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo check test bench docs requirements wheel clean format
+
+help:  ## show this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */  make \1\t/' | expand -t 22
+
+demo: $(VENV)/.stamp-run  ## build an engine from our own LeNet, classify digits, show layer times
+	@$(BIN)/python examples/01_mnist/classify.py
+
+test: $(VENV)/.stamp-test  ## run the tests, the quick ones first; writes build/test-report.json
+	@$(BIN)/python -m pytest $(TESTS) -n $(JOBS) --test-report build/test-report.json --durations=10 --durations-min=5
+
+check: $(VENV)/.stamp-dev  ## every gate: format, lint, types, floors, sizes, rooms
+	@$(BIN)/ruff format --check $(CODE)
+	@$(BIN)/ruff check $(CODE)
+	@$(BIN)/python tools/gates.py
+	@$(BIN)/lint-imports
+	@$(BIN)/mypy $(CODE)
+	@$(BIN)/pyright $(CODE)
+
+format: $(VENV)/.stamp-dev  ## format the code and mend what ruff can mend
+	@$(BIN)/ruff format $(CODE)
+	@$(BIN)/ruff check --fix $(CODE)
+
+bench: $(VENV)/.stamp-bench  ## measure against other engines; refreshes README's table
+	@$(BIN)/python benchmarks/cpu_latency.py --models resnet50 --threads 2 --peers onnxruntime,openvino --json benchmarks/results/cpu_resnet50.json
+	@$(BIN)/python tools/readme_benchmarks.py
+
+docs: $(VENV)/.stamp-docs  ## build the documentation into site/
+	@$(BIN)/python -m mkdocs build --strict --quiet
+
+requirements:  ## say which requirements the last `make test` proved
+	@$(or $(wildcard $(BIN)/python),python3) tools/requirements.py
+
+wheel: $(VENV)/.stamp-dev  ## build the wheel into dist/
+	@$(BIN)/python -m build --wheel --outdir dist .
+
+clean:  ## remove the environment and everything that was built
+	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+# ---- environments: one folder, extras added as targets need them
+
+$(VENV)/.stamp-python:
+	@set -e; for python in $(PYTHON) $(if $(PYTHON),,python3 python3.14 python3.13 python3.12 python3.11); do \
+	  if command -v $$python >/dev/null 2>&1 && \
+	     $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then found=$$python; break; fi; \
+	done; \
+	if [ -z "$${found:-}" ]; then \
+	  echo "smelt needs Python 3.11 or newer: install it, or name one with make PYTHON=/path/to/python" >&2; exit 1; \
+	fi; \
+	echo "creating $(VENV) with $$found"; \
+	$$found -m venv $(VENV) || { echo "this Python cannot make environments: install its venv package (Debian: apt install python3-venv)" >&2; exit 1; }; \
+	touch $@
+
+$(VENV)/.stamp-%: $(VENV)/.stamp-python pyproject.toml
+	@echo "installing smelt ($*)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.$(if $(filter run,$*),,[$*])'
+	@touch $@
+
+.SECONDARY:

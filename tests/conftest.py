@@ -1,0 +1,76 @@
+"""What every test has: the reference models, a home of its own, reproducible properties."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import hypothesis
+import pytest
+
+from tests import requirements_plugin
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+ROOT = Path(__file__).resolve().parent.parent
+
+hypothesis.settings.register_profile(
+    "ci",
+    derandomize=True,
+    database=None,
+    deadline=None,
+    max_examples=50,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.register_profile(
+    "explore", database=None, deadline=None, max_examples=2000, print_blob=True
+)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--test-report", metavar="FILE", help="write outcomes by requirement to FILE")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    requirements_plugin.install(config)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tag the tests, and run the quick ones first: they say soonest what broke."""
+    requirements_plugin.tag(items)
+    items.sort(key=_cost)
+
+
+def _cost(item: pytest.Item) -> int:
+    if item.get_closest_marker("slow"):
+        return 2
+    needs_models = item.get_closest_marker("shared") or "shared" in getattr(
+        item, "fixturenames", ()
+    )
+    return 1 if needs_models else 0
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of reference models and data; the test is skipped where there is none."""
+    named = os.environ.get("SMELT_SHARED")
+    folder = Path(named) if named else ROOT.parent / "shared"
+    if not (folder / "models").is_dir():
+        pytest.skip(f"no reference models at {folder}; set SMELT_SHARED to their folder")
+    return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_home(tmp_path_factory: pytest.TempPathFactory) -> Generator[Path]:
+    """Give the session a home, so that no test sees or changes the user's keys and caches."""
+    home = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        for variable in [name for name in os.environ if name.startswith("SMELT_")]:
+            if variable != "SMELT_SHARED":
+                patch.delenv(variable)
+        for variable in ("HOME", "USERPROFILE"):
+            patch.setenv(variable, str(home))
+        yield home
