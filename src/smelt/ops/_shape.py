@@ -1,0 +1,184 @@
+"""What the shape inference of many ops shares: checks with clear messages, broadcasting, window extents.
+
+Two extents are refused only when they are known to differ; what depends on symbols is checked once they are bound.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from smelt.errors import ShapeError
+from smelt.types import DType, TensorType
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from smelt.ir import Op, Operand
+    from smelt.types import Dim, Shape
+
+FLOATS = frozenset({DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64})
+SIGNED = FLOATS | {DType.INT8, DType.INT16, DType.INT32, DType.INT64}
+NUMBERS = frozenset(DType) - {DType.BOOL}
+INDICES = frozenset({DType.INT32, DType.INT64})
+
+
+def differ(a: Dim, b: Dim) -> bool:
+    """Whether two extents are known to be unequal."""
+    gap = a - b
+    return isinstance(gap, int) and gap != 0
+
+
+def known(a: Dim, b: Dim) -> Dim:
+    """Of two extents that must be equal, the one that is an int, if any."""
+    return b if isinstance(b, int) else a
+
+
+def broadcast_shapes(*shapes: Shape) -> Shape:
+    """The shape onto which all broadcast, by numpy's rule.
+
+    A symbol beside an extent above one is taken to equal it. Raises ShapeError.
+    """
+    rank = max((len(s) for s in shapes), default=0)
+    result: list[Dim] = []
+    for axis in range(-rank, 0):
+        extent: Dim = 1
+        for shape in shapes:
+            if len(shape) >= -axis:
+                extent = _broadcast_dims(extent, shape[axis], shapes)
+        result.append(extent)
+    return tuple(result)
+
+
+def _broadcast_dims(a: Dim, b: Dim, shapes: Sequence[Shape]) -> Dim:
+    if a == b or b == 1:
+        return a
+    if a == 1:
+        return b
+    texts = " and ".join(shape_text(s) for s in shapes)
+    if isinstance(a, int) and isinstance(b, int):
+        raise ShapeError(f"shapes {texts} do not broadcast: {a} meets {b}")
+    if isinstance(a, int) or isinstance(b, int):
+        return known(a, b)
+    raise ShapeError(
+        f"shapes {texts} broadcast in a way that depends on whether {a} equals {b}: fix one of them"
+    )
+
+
+def shape_text(shape: Shape) -> str:
+    """The shape as messages show it."""
+    return f"[{', '.join(str(d) for d in shape)}]"
+
+
+def normalize_axis(axis: int, rank: int, what: str = "axis") -> int:
+    """The axis counted from the front. Raises ShapeError when a tensor of ``rank`` has no such axis."""
+    if not -rank <= axis < rank:
+        raise ShapeError(f"{what} {axis} is outside a tensor of rank {rank}")
+    return axis % rank
+
+
+def require_inputs(
+    op: Op, inputs: Sequence[Operand | None], minimum: int, maximum: int | None = None
+) -> None:
+    """Check the number of inputs (``maximum``: as ``minimum``), the first ``minimum`` being present."""
+    limit = minimum if maximum is None else maximum
+    if not minimum <= len(inputs) <= limit:
+        wanted = str(minimum) if limit == minimum else f"{minimum} to {limit}"
+        raise ShapeError(f"{op.name} takes {wanted} inputs, not {len(inputs)}")
+    for index in range(minimum):
+        if inputs[index] is None:
+            raise ShapeError(f"input {index} of {op.name} is required")
+
+
+def input_type(op: Op, inputs: Sequence[Operand | None], index: int) -> TensorType:
+    """Type of a tensor input that must be there. Raises ShapeError."""
+    kind = optional_type(op, inputs, index)
+    if kind is None:
+        raise ShapeError(f"input {index} of {op.name} is required")
+    return kind
+
+
+def optional_type(op: Op, inputs: Sequence[Operand | None], index: int) -> TensorType | None:
+    """Type of a tensor input, None when it is absent. Raises ShapeError when it is no tensor."""
+    operand = inputs[index] if index < len(inputs) else None
+    if operand is None:
+        return None
+    if not isinstance(operand.type, TensorType):
+        raise ShapeError(f"input {index} of {op.name} must be a tensor, not {operand.type}")
+    return operand.type
+
+
+def require_dtype(kind: TensorType, allowed: Collection[DType], what: str) -> None:
+    """Check that the element type is one of ``allowed``. Raises ShapeError."""
+    if kind.dtype not in allowed:
+        names = ", ".join(d.value for d in DType if d in allowed)
+        raise ShapeError(f"{what} is {kind.dtype.value}; it must be {names}")
+
+
+def require_same_dtype(first: TensorType, *others: TensorType | None) -> None:
+    """Check that all present types have one element type. Raises ShapeError."""
+    for other in others:
+        if other is not None and other.dtype is not first.dtype:
+            raise ShapeError(
+                f"element types differ: {first.dtype.value} and {other.dtype.value}; cast one of them"
+            )
+
+
+def require_rank(kind: TensorType, what: str, minimum: int, maximum: int | None = None) -> None:
+    """Check the rank (``maximum``: as ``minimum``). Raises ShapeError."""
+    limit = minimum if maximum is None else maximum
+    if not minimum <= kind.rank <= limit:
+        wanted = str(minimum) if limit == minimum else f"{minimum} to {limit}"
+        raise ShapeError(f"{what} {shape_text(kind.shape)} must have rank {wanted}")
+
+
+def require_shape(kind: TensorType | None, shape: Shape, what: str) -> None:
+    """Check that a tensor, if present, has a shape, as far as both are known. Raises ShapeError."""
+    if kind is None:
+        return
+    if kind.rank != len(shape) or any(map(differ, kind.shape, shape)):
+        raise ShapeError(f"{what} is {shape_text(kind.shape)} and must be {shape_text(shape)}")
+
+
+def require_static(extents: Shape, what: str) -> tuple[int, ...]:
+    """The extents as ints. Raises ShapeError naming one that is a symbol."""
+    for extent in extents:
+        if not isinstance(extent, int):
+            raise ShapeError(f"{what} must be known, but {extent} depends on a symbol: fix its value")
+    return tuple(e for e in extents if isinstance(e, int))
+
+
+def require_constant(op: Op, inputs: Sequence[Operand | None], index: int, what: str) -> tuple[Dim, ...]:
+    """The elements of an integer input that must be known as dimensions. Raises ShapeError."""
+    operand = inputs[index] if index < len(inputs) else None
+    if operand is None or operand.dims is None:
+        raise ShapeError(f"{what} (input {index} of {op.name}) must be constant or follow from shapes")
+    return operand.dims
+
+
+def window_extent(
+    extent: Dim,
+    kernel: int,
+    stride: int,
+    dilation: int,
+    pads: tuple[int, int],
+    *,
+    ceil_mode: bool = False,
+) -> Dim:
+    """Number of windows along an axis of ``extent`` elements padded by ``pads``.
+
+    With ``ceil_mode`` a last window may reach beyond the padding, but none starts beyond the elements and the padding
+    before them. Both forms stay closed when the extent is a symbol. Raises ShapeError when no window fits.
+    """
+    if kernel < 1 or stride < 1 or dilation < 1:
+        raise ShapeError(f"kernel {kernel}, stride {stride} and dilation {dilation} must be positive")
+    reach = (kernel - 1) * dilation + 1
+    last = extent + pads[0] + pads[1] - reach
+    if isinstance(last, int) and last < 0:
+        raise ShapeError(
+            f"a window of {reach} does not fit into an extent of {extent} padded by {pads[0]} and {pads[1]}"
+        )
+    if not ceil_mode:
+        return last // stride + 1
+    # The last start is the smaller of two; which one it is depends on constants alone.
+    limit = last + (stride - 1) if pads[1] + stride <= reach else extent + (pads[0] - 1)
+    return limit // stride + 1
