@@ -1,0 +1,79 @@
+"""LLVM IR to a relocatable object, for one target."""
+
+from __future__ import annotations
+
+import functools
+import re
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+import llvmlite.binding as llvm
+
+from smelt.errors import BuildError
+
+if TYPE_CHECKING:
+    from smelt.backends.cpu._target import CpuTarget
+
+_DEFINITION: Final = re.compile(r"^(define\b.*?)(\{\s*)$", re.MULTILINE)
+_ATTRIBUTES: Final = '"no-builtins" '
+_LOCAL: Final = threading.local()
+
+
+def compile_ir(ir_text: str, target: CpuTarget) -> bytes:
+    """Compile a module of LLVM IR to an ELF object of position-independent code.
+
+    The text needs no triple and no data layout; loops are never vectorised behind the writer's
+    back, and never become calls of ``memset`` or ``memcpy``.
+
+    Raises:
+        BuildError: the text is not valid LLVM IR.
+    """
+    machine = _target_machine(target)
+    # Without this LLVM may replace a loop by a call of the C library, which an image has not.
+    text = _DEFINITION.sub(lambda m: f"{m[1]}{_ATTRIBUTES}{m[2]}", ir_text)
+    context = llvm.create_context()
+    try:
+        module = llvm.parse_assembly(text, context=context)
+        module.triple = target.triple
+        module.data_layout = str(machine.target_data)
+        module.verify()
+    except RuntimeError as error:
+        raise BuildError(f"a kernel's LLVM IR is not valid: {error}") from error
+    _optimise(module, machine)
+    return bytes(machine.emit_object(module))
+
+
+def assembly_of(ir_text: str, target: CpuTarget) -> str:
+    """Return the assembly that `compile_ir` would assemble: for reports and for curiosity."""
+    machine = _target_machine(target)
+    text = _DEFINITION.sub(lambda m: f"{m[1]}{_ATTRIBUTES}{m[2]}", ir_text)
+    module = llvm.parse_assembly(text, context=llvm.create_context())
+    module.triple = target.triple
+    module.data_layout = str(machine.target_data)
+    _optimise(module, machine)
+    return str(machine.emit_assembly(module))
+
+
+def _optimise(module: Any, machine: Any) -> None:  # noqa: ANN401  (llvmlite ships no types)
+    options = llvm.create_pipeline_tuning_options(speed_level=2)
+    options.loop_vectorization = False
+    options.slp_vectorization = False
+    builder = llvm.create_pass_builder(machine, options)
+    builder.getModulePassManager().run(module, builder)
+
+
+@functools.cache
+def _initialize() -> None:
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    llvm.initialize_native_asmparser()
+
+
+def _target_machine(target: CpuTarget) -> Any:  # noqa: ANN401  (llvmlite ships no types)
+    _initialize()
+    machines: dict[CpuTarget, Any] = _LOCAL.__dict__.setdefault("machines", {})
+    if target not in machines:
+        machines[target] = llvm.Target.from_triple(target.triple).create_target_machine(
+            cpu=target.cpu, features=target.llvm_features, opt=3, reloc="pic", codemodel="small"
+        )
+    return machines[target]

@@ -1,0 +1,395 @@
+"""Writing LLVM IR: one ``Emitter`` writes one kernel's function.
+
+A kernel is ``void kernel(ptr args, i64 begin, i64 end, ptr scratch)``: it does chunks ``begin`` to ``end`` of its work.
+``args`` holds 64-bit words: the operands' addresses, then the launch's scalars. What a plan fixes is baked in as a
+constant; what it leaves open is ``("arg", k)`` in the kernel's parameters and read from scalar ``k``.
+
+Integers that are known stay Python ints through ``add``, ``mul`` and the like, so generators need not tell them apart.
+"""
+
+from __future__ import annotations
+
+import struct
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from smelt.errors import InternalError
+from smelt.types import DType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from smelt.engine import KernelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Reg:
+    """A value in the function: its name or literal, and its LLVM type."""
+
+    text: str
+    type: str
+
+    def __str__(self) -> str:
+        return f"{self.type} {self.text}"
+
+
+Int = int | Reg
+"""An i64, known now or only when the kernel runs."""
+
+LLVM_TYPES = {
+    DType.FLOAT64: "double",
+    DType.FLOAT32: "float",
+    DType.FLOAT16: "half",
+    DType.BFLOAT16: "bfloat",
+    DType.INT64: "i64",
+    DType.UINT64: "i64",
+    DType.INT32: "i32",
+    DType.UINT32: "i32",
+    DType.INT16: "i16",
+    DType.UINT16: "i16",
+    DType.INT8: "i8",
+    DType.UINT8: "i8",
+    DType.BOOL: "i8",
+}
+"""How an element lies in memory; a bool is a byte that is 0 or 1."""
+
+
+def vector_type(element: str, lanes: int) -> str:
+    """The LLVM type of ``lanes`` elements; a scalar for one lane (lane count 0 also means scalar)."""
+    return f"<{lanes} x {element}>" if lanes > 1 else element
+
+
+def element_type(kind: str) -> str:
+    """The element's type of a vector type, or the scalar type itself."""
+    return kind.split(" x ", 1)[1][:-1] if kind.startswith("<") else kind
+
+
+def lane_count(kind: str) -> int:
+    """Lanes of a vector type; 1 for a scalar."""
+    return int(kind[1:].split(" ", 1)[0]) if kind.startswith("<") else 1
+
+
+@dataclass(slots=True)
+class Loop:
+    """A counted loop being written. Set ``carry`` to the carried values' next values inside the body."""
+
+    index: Reg
+    values: tuple[Reg, ...]
+    """The carried values: at the top of the body, and, after the loop, its results."""
+    carry: Sequence[Reg] = ()
+
+
+@dataclass(slots=True)
+class Emitter:
+    """Writes the body of one kernel."""
+
+    symbol: str
+    operand_count: int
+    lines: list[str] = field(default_factory=list[str])
+    declarations: dict[str, str] = field(default_factory=dict[str, str])
+    counter: int = 0
+    block: str = "entry"
+    begin: Reg = Reg("%begin", "i64")
+    end: Reg = Reg("%end", "i64")
+    scratch: Reg = Reg("%scratch", "ptr")
+    _pointers: dict[int, Reg] = field(default_factory=dict[int, Reg])
+    _words: list[str] = field(default_factory=list[str])
+
+    # ---- text
+
+    def fresh(self) -> str:
+        """A new local name."""
+        self.counter += 1
+        return f"%v{self.counter}"
+
+    def emit(self, kind: str, text: str) -> Reg:
+        """Append ``%new = text`` whose type is ``kind``."""
+        name = self.fresh()
+        self.lines.append(f"  {name} = {text}")
+        return Reg(name, kind)
+
+    def do(self, text: str) -> None:
+        """Append an instruction without a result."""
+        self.lines.append(f"  {text}")
+
+    def label(self, name: str) -> None:
+        """Start the basic block ``name``."""
+        self.lines.append(f"{name}:")
+        self.block = name
+
+    def call(self, result: str, function: str, *arguments: Reg) -> Reg:
+        """Call an intrinsic, declaring it on first use."""
+        types = ", ".join(a.type for a in arguments)
+        self.declarations[function] = f"declare {result} @{function}({types})"
+        text = f"call {result} @{function}({', '.join(map(str, arguments))})"
+        if result == "void":
+            self.do(text)
+            return Reg("", "void")
+        return self.emit(result, text)
+
+    def module(self) -> str:
+        """The whole LLVM module."""
+        head = f"define void @{self.symbol}(ptr %args, i64 %begin, i64 %end, ptr %scratch) nounwind {{"
+        body = [head, "entry:", *self._words, *self.lines, "  ret void", "}"]
+        return "\n".join([*sorted(self.declarations.values()), *body, ""])
+
+    # ---- arguments
+
+    def pointer(self, operand: int) -> Reg:
+        """The address of an operand's element (0, …, 0)."""
+        return self._word(operand, "ptr")
+
+    def extent(self, parameter: Any) -> Int:  # noqa: ANN401  (a Json parameter: int, or ("arg", k))
+        """An extent or stride of the spec: an int, or scalar ``k`` of the launch for ``("arg", k)``."""
+        if isinstance(parameter, int):
+            return parameter
+        marker, index = parameter
+        if marker != "arg":
+            raise InternalError(f"{self.symbol}: {parameter!r} is no extent")
+        return self._word(self.operand_count + index, "i64")
+
+    def _word(self, index: int, kind: str) -> Reg:
+        if index not in self._pointers:
+            name = f"%word{index}"
+            self._words += [
+                f"  %at{index} = getelementptr i64, ptr %args, i64 {index}",
+                f"  {name} = load {kind}, ptr %at{index}, align 8, !invariant.load !{{}}",
+            ]
+            self._pointers[index] = Reg(name, kind)
+        return self._pointers[index]
+
+    # ---- 64-bit integers
+
+    def i64(self, value: Int) -> Reg:
+        """The integer as a register or literal."""
+        return Reg(str(value), "i64") if isinstance(value, int) else value
+
+    def _integer(self, op: str, a: Int, b: Int) -> Reg:
+        return self.emit("i64", f"{op} i64 {self.i64(a).text}, {self.i64(b).text}")
+
+    def add(self, a: Int, b: Int) -> Int:
+        """``a + b``."""
+        if isinstance(a, int) and isinstance(b, int):
+            return a + b
+        return a if b == 0 else b if a == 0 else self._integer("add nsw", a, b)
+
+    def sub(self, a: Int, b: Int) -> Int:
+        """``a - b``."""
+        if isinstance(a, int) and isinstance(b, int):
+            return a - b
+        return a if b == 0 else self._integer("sub nsw", a, b)
+
+    def mul(self, a: Int, b: Int) -> Int:
+        """``a * b``."""
+        if isinstance(a, int) and isinstance(b, int):
+            return a * b
+        if 0 in (a, b):
+            return 0
+        return a if b == 1 else b if a == 1 else self._integer("mul nsw", a, b)
+
+    def div(self, a: Int, b: Int) -> Int:
+        """``a // b`` for ``a >= 0`` and ``b > 0``."""
+        if isinstance(a, int) and isinstance(b, int):
+            return a // b
+        return a if b == 1 else self._integer("udiv", a, b)
+
+    def mod(self, a: Int, b: Int) -> Int:
+        """``a % b`` for ``a >= 0`` and ``b > 0``."""
+        if isinstance(a, int) and isinstance(b, int):
+            return a % b
+        return 0 if b == 1 else self._integer("urem", a, b)
+
+    def minimum(self, a: Int, b: Int) -> Int:
+        """The smaller, signed."""
+        if isinstance(a, int) and isinstance(b, int):
+            return min(a, b)
+        return self.call("i64", "llvm.smin.i64", self.i64(a), self.i64(b))
+
+    def maximum(self, a: Int, b: Int) -> Int:
+        """The larger, signed."""
+        if isinstance(a, int) and isinstance(b, int):
+            return max(a, b)
+        return self.call("i64", "llvm.smax.i64", self.i64(a), self.i64(b))
+
+    def compare(self, predicate: str, a: Int, b: Int) -> Reg:
+        """``icmp predicate`` (eq, ne, slt, sle, sgt, sge): an i1."""
+        return self.emit("i1", f"icmp {predicate} i64 {self.i64(a).text}, {self.i64(b).text}")
+
+    def unravel(self, index: Int, extents: Sequence[Int]) -> list[Int]:
+        """The coordinates of a flat index, last extent fastest."""
+        coordinates: list[Int] = []
+        for extent in reversed(extents[1:]):
+            coordinates.append(self.mod(index, extent))
+            index = self.div(index, extent)
+        return [index, *reversed(coordinates)] if extents else []
+
+    # ---- memory
+
+    def at(self, pointer: Reg, byte_offset: Int) -> Reg:
+        """The address ``byte_offset`` past ``pointer``."""
+        if byte_offset == 0:
+            return pointer
+        return self.emit("ptr", f"getelementptr i8, {pointer}, i64 {self.i64(byte_offset).text}")
+
+    def load(self, kind: str, pointer: Reg, align: int = 1) -> Reg:
+        """Load a scalar or vector."""
+        return self.emit(kind, f"load {kind}, {pointer}, align {align}")
+
+    def store(self, value: Reg, pointer: Reg, align: int = 1) -> None:
+        """Store a scalar or vector."""
+        self.do(f"store {value}, {pointer}, align {align}")
+
+    def load_masked(self, kind: str, pointer: Reg, mask: Reg, other: Reg | None = None) -> Reg:
+        """Load the lanes that the mask names; the others are ``other``'s (zero by default)."""
+        lanes, element = lane_count(kind), element_type(kind)
+        filler = other or Reg("zeroinitializer", kind)
+        suffix = _suffix(element)
+        return self.call(
+            kind, f"llvm.masked.load.v{lanes}{suffix}.p0", pointer, Reg("1", "i32"), mask, filler
+        )
+
+    def store_masked(self, value: Reg, pointer: Reg, mask: Reg) -> None:
+        """Store the lanes that the mask names."""
+        lanes, suffix = lane_count(value.type), _suffix(element_type(value.type))
+        self.call(
+            "void", f"llvm.masked.store.v{lanes}{suffix}.p0", value, pointer, Reg("1", "i32"), mask
+        )
+
+    def tail_mask(self, count: Int, lanes: int) -> Reg:
+        """A mask of the first ``count`` of ``lanes`` lanes."""
+        if isinstance(count, int):
+            bits = ", ".join(f"i1 {int(i < count)}" for i in range(lanes))
+            return Reg(f"<{bits}>", f"<{lanes} x i1>")
+        narrow = self.emit("i32", f"trunc {count} to i32")
+        iota = ", ".join(f"i32 {i}" for i in range(lanes))
+        splat = self.splat(narrow, lanes)
+        return self.emit(f"<{lanes} x i1>", f"icmp slt <{lanes} x i32> <{iota}>, {splat.text}")
+
+    def prefetch(self, pointer: Reg, locality: int = 2) -> None:
+        """Ask for the cache line at ``pointer`` (locality 3: first level, 2: second level)."""
+        flags = (Reg("0", "i32"), Reg(str(locality), "i32"), Reg("1", "i32"))
+        self.call("void", "llvm.prefetch.p0", pointer, *flags)
+
+    # ---- values
+
+    def constant(self, value: float | bool, kind: str) -> Reg:  # noqa: FBT001  (a bool is one of the values)
+        """A literal; for a vector type, in every lane."""
+        element, lanes = element_type(kind), lane_count(kind)
+        text = _literal(value, element)
+        if lanes == 1:
+            return Reg(text, kind)
+        return Reg("<" + ", ".join([f"{element} {text}"] * lanes) + ">", kind)
+
+    def splat(self, scalar: Reg, lanes: int) -> Reg:
+        """The scalar in every lane."""
+        if lanes == 1:
+            return scalar
+        kind = f"<{lanes} x {scalar.type}>"
+        one = self.emit(kind, f"insertelement {kind} poison, {scalar}, i64 0")
+        zeros = f"<{lanes} x i32> zeroinitializer"
+        return self.emit(kind, f"shufflevector {one}, {kind} poison, {zeros}")
+
+    def binary(self, op: str, a: Reg, b: Reg) -> Reg:
+        """``op a, b`` on equal types: fadd, fmul, and, shl…"""
+        return self.emit(a.type, f"{op} {a.type} {a.text}, {b.text}")
+
+    def fma(self, a: Reg, b: Reg, c: Reg) -> Reg:
+        """``a * b + c``, rounded once."""
+        return self.call(a.type, f"llvm.fma.{type_suffix(a.type)}", a, b, c)
+
+    def unary_intrinsic(self, name: str, a: Reg) -> Reg:
+        """``llvm.name`` of one value (sqrt, fabs, floor, ceil, roundeven…): one machine instruction."""
+        return self.call(a.type, f"llvm.{name}.{type_suffix(a.type)}", a)
+
+    def compare_float(self, predicate: str, a: Reg, b: Reg) -> Reg:
+        """``fcmp predicate``: an i1, or a vector of them."""
+        kind = vector_type("i1", lane_count(a.type))
+        return self.emit(kind, f"fcmp {predicate} {a.type} {a.text}, {b.text}")
+
+    def select(self, condition: Reg, yes: Reg, no: Reg) -> Reg:
+        """``condition ? yes : no``, lane by lane."""
+        return self.emit(yes.type, f"select {condition}, {yes}, {no}")
+
+    def convert(self, op: str, value: Reg, element: str) -> Reg:
+        """``op value to element``, lane by lane: fpext, fptrunc, sitofp, zext, bitcast…"""
+        kind = vector_type(element, lane_count(value.type))
+        return self.emit(kind, f"{op} {value} to {kind}")
+
+    # ---- control
+
+    @contextmanager
+    def loop(self, start: Int, stop: Int, step: int = 1, carried: Sequence[Reg] = ()) -> Iterator[Loop]:
+        """Write ``for index in range(start, stop, step)``; no iteration when ``start >= stop``.
+
+        Values that change from one iteration to the next are ``carried``: inside, read ``loop.values`` and set
+        ``loop.carry``; after the loop ``loop.values`` are the last ones.
+        """
+        self.counter += 1
+        n = self.counter
+        head, body, done = f"head{n}", f"body{n}", f"done{n}"
+        before = self.block
+        self.do(f"br label %{head}")
+        self.label(head)
+        index = Reg(f"%i{n}", "i64")
+        loop = Loop(index, tuple(Reg(f"%c{n}_{k}", c.type) for k, c in enumerate(carried)))
+        place = len(self.lines)
+        inside = self.compare("slt", index, stop)
+        self.do(f"br {inside}, label %{body}, label %{done}")
+        self.label(body)
+        yield loop
+        if len(loop.carry) != len(carried):
+            raise InternalError(f"{self.symbol}: a loop carries {len(carried)} values, not {len(loop.carry)}")
+        following = self.emit("i64", f"add nsw i64 {index.text}, {step}")
+        back = self.block
+        self.do(f"br label %{head}")
+        first = [Reg(str(self.i64(start).text), "i64"), *carried]
+        latter = [following, *loop.carry]
+        self.lines[place:place] = [
+            f"  {phi.text} = phi {phi.type} [{a.text}, %{before}], [{b.text}, %{back}]"
+            for phi, a, b in zip((index, *loop.values), first, latter, strict=True)
+        ]
+        self.label(done)
+
+    @contextmanager
+    def when(self, condition: Reg) -> Iterator[None]:
+        """Write ``if condition:``."""
+        self.counter += 1
+        yes, after = f"yes{self.counter}", f"after{self.counter}"
+        self.do(f"br {condition}, label %{yes}, label %{after}")
+        self.label(yes)
+        yield
+        self.do(f"br label %{after}")
+        self.label(after)
+
+
+def emitter_for(kernel: KernelSpec, operand_count: int) -> Emitter:
+    """An empty kernel of the spec's name."""
+    return Emitter(kernel.symbol, operand_count)
+
+
+def type_suffix(kind: str) -> str:
+    """The name of a type in intrinsics: v16f32, f32, v8i32…"""
+    lanes = lane_count(kind)
+    return (f"v{lanes}" if lanes > 1 else "") + _suffix(element_type(kind))
+
+
+def _suffix(element: str) -> str:
+    return {"float": "f32", "double": "f64", "half": "f16", "bfloat": "bf16", "ptr": "p0"}.get(
+        element, element
+    )
+
+
+def _literal(value: float, element: str) -> str:
+    if element == "i1":
+        return "true" if value else "false"
+    if element.startswith("i"):
+        return str(int(value))
+    if element == "float":  # LLVM writes a float as the double of the same value
+        value = struct.unpack("<f", struct.pack("<f", value))[0] if abs(value) < 3.5e38 else value
+        return f"0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X}"
+    if element == "double":
+        return f"0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X}"
+    if element == "half":
+        return f"0xH{struct.unpack('<H', struct.pack('<e', value))[0]:04X}"
+    raise InternalError(f"no literal of type {element}")

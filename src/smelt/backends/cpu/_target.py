@@ -1,0 +1,110 @@
+"""The processors that CPU kernels are generated for."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Final
+
+import llvmlite.binding as llvm
+
+from smelt.engine import Host, detect_host
+from smelt.errors import UnsupportedError
+
+_V2: Final = ("cx16", "popcnt", "sahf", "sse", "sse2", "sse3", "sse4.1", "sse4.2", "ssse3")
+_V3: Final = tuple(sorted((*_V2, "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")))
+_V4: Final = tuple(
+    sorted((*_V3, "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl")),
+)
+_NAMED: Final = {
+    "x86-64": ("x86_64", "x86-64", ("sse", "sse2")),
+    "x86-64-v2": ("x86_64", "x86-64-v2", _V2),
+    "x86-64-v3": ("x86_64", "x86-64-v3", _V3),
+    "x86-64-v4": ("x86_64", "x86-64-v4", _V4),
+    "aarch64": ("aarch64", "generic", ("fp-armv8", "neon")),
+}
+_WIDE: Final = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"})
+
+
+@dataclass(frozen=True, slots=True)
+class CpuTarget:
+    """A processor to generate code for. Two equal targets get equal code."""
+
+    triple: str
+    """LLVM's. Always ELF's, whatever the system: the image is ours and needs no system loader."""
+    cpu: str
+    """LLVM's name of the processor: decides scheduling, and no feature beyond `features`."""
+    features: tuple[str, ...]
+    """Every instruction-set feature that the code may use, sorted, by LLVM's names."""
+    vector_bits: int
+    """Width of the widest vectors: 512, 256 or 128."""
+
+    @property
+    def architecture(self) -> str:
+        """Name of the instruction set: "x86_64" or "aarch64"."""
+        return self.triple.partition("-")[0]
+
+    @property
+    def name(self) -> str:
+        """The target in one word, for caches and reports: processor and vector width."""
+        return f"{self.architecture}:{self.cpu}:{self.vector_bits}"
+
+    @property
+    def llvm_features(self) -> str:
+        """The features as LLVM wants them."""
+        wanted = [f"+{feature}" for feature in self.features]
+        if self.vector_bits == 512:
+            # LLVM splits 512-bit vectors on processors that it deems happier with 256.
+            wanted.append("-prefer-256-bit")
+        if self.architecture == "aarch64":
+            # Apple's and Windows' systems own this register; elsewhere one fewer is no loss.
+            wanted.append("+reserve-x18")
+        return ",".join(wanted)
+
+    def has(self, *features: str) -> bool:
+        """Whether code for the target may use all of ``features``."""
+        return set(features) <= set(self.features)
+
+
+def target_named(name: str) -> CpuTarget:
+    """Return the target with that name: "native", an x86-64 level, or "aarch64".
+
+    Raises:
+        UnsupportedError: there is no such target, or "native" is a machine without kernels.
+    """
+    if name == "native":
+        return host_target()
+    if name not in _NAMED:
+        known = ", ".join(("native", *_NAMED))
+        raise UnsupportedError(f"there is no CPU target {name!r}; choose one of: {known}")
+    architecture, cpu, features = _NAMED[name]
+    return _target(architecture, cpu, features)
+
+
+@functools.cache
+def host_target() -> CpuTarget:
+    """Return the target that is this machine.
+
+    Raises:
+        UnsupportedError: no code can be generated for this architecture.
+    """
+    host = detect_host()
+    if host.architecture not in {"x86_64", "aarch64"}:
+        raise UnsupportedError(
+            f"no code can be generated for {host.architecture}; "
+            "build on, or for, x86-64 or aarch64: device='cpu:x86-64-v3'"
+        )
+    found = llvm.get_host_cpu_features()
+    # Only what the bare runtime can find out as well may be used: it checks the fingerprint.
+    features = tuple(f for f in host.features if found.get(f, False) or _is_baseline(host, f))
+    return _target(host.architecture, llvm.get_host_cpu_name(), features)
+
+
+def _is_baseline(host: Host, feature: str) -> bool:
+    named = "x86-64" if host.architecture == "x86_64" else "aarch64"
+    return feature in _NAMED[named][2]
+
+
+def _target(architecture: str, cpu: str, features: tuple[str, ...]) -> CpuTarget:
+    bits = 512 if set(features) >= _WIDE else 256 if {"avx2", "fma"} <= set(features) else 128
+    return CpuTarget(f"{architecture}-unknown-linux-gnu", cpu, tuple(sorted(features)), bits)

@@ -1,0 +1,43 @@
+"""The serialised engine: plan schema, plan verifier, file reader and writer, signatures."""
+
+from smelt.engine._plan import (
+    Binding,
+    Buffer,
+    EngineHeader,
+    Fingerprint,
+    Halo,
+    HostCall,
+    Json,
+    KernelSpec,
+    Launch,
+    LayerInfo,
+    Parameters,
+    Plan,
+    Space,
+    Step,
+    View,
+    Weight,
+    as_json,
+    parameters,
+)
+
+__all__ = [
+    "Binding",
+    "Buffer",
+    "EngineHeader",
+    "Fingerprint",
+    "Halo",
+    "HostCall",
+    "Json",
+    "KernelSpec",
+    "Launch",
+    "LayerInfo",
+    "Parameters",
+    "Plan",
+    "Space",
+    "Step",
+    "View",
+    "Weight",
+    "as_json",
+    "parameters",
+]

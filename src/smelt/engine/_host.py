@@ -1,0 +1,119 @@
+"""What this machine can run, found without a compiler: the other half of a fingerprint.
+
+Feature names are LLVM's, because compilers write them into fingerprints. On Linux they come from
+the kernel's list of processor flags, which says what the operating system lets a process use, and
+not only what the silicon has. Elsewhere only what every processor of the architecture has is known.
+"""
+
+from __future__ import annotations
+
+import functools
+import platform
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+_CPUINFO: Final = Path("/proc/cpuinfo")
+_CPUINFO_LIMIT_BYTES: Final = 1 << 16
+"""One processor's lines: more than enough, and machines with a thousand processors stay cheap."""
+
+_X86_FLAGS: Final = {
+    "sse": "sse",
+    "sse2": "sse2",
+    "pni": "sse3",
+    "ssse3": "ssse3",
+    "sse4_1": "sse4.1",
+    "sse4_2": "sse4.2",
+    "cx16": "cx16",
+    "lahf_lm": "sahf",
+    "popcnt": "popcnt",
+    "abm": "lzcnt",
+    "movbe": "movbe",
+    "bmi1": "bmi",
+    "bmi2": "bmi2",
+    "f16c": "f16c",
+    "fma": "fma",
+    "avx": "avx",
+    "avx2": "avx2",
+    "avx_vnni": "avxvnni",
+    "avx_vnni_int8": "avxvnniint8",
+    "avx_ifma": "avxifma",
+    "avx_ne_convert": "avxneconvert",
+    "avx512f": "avx512f",
+    "avx512cd": "avx512cd",
+    "avx512bw": "avx512bw",
+    "avx512dq": "avx512dq",
+    "avx512vl": "avx512vl",
+    "avx512ifma": "avx512ifma",
+    "avx512vbmi": "avx512vbmi",
+    "avx512_vbmi2": "avx512vbmi2",
+    "avx512_bitalg": "avx512bitalg",
+    "avx512_vnni": "avx512vnni",
+    "avx512_bf16": "avx512bf16",
+    "avx512_fp16": "avx512fp16",
+    "avx512_vpopcntdq": "avx512vpopcntdq",
+    "gfni": "gfni",
+    "vpclmulqdq": "vpclmulqdq",
+    "pclmulqdq": "pclmul",
+    "amx_tile": "amx-tile",
+    "amx_int8": "amx-int8",
+    "amx_bf16": "amx-bf16",
+}
+_ARM_FLAGS: Final = {
+    "fp": "fp-armv8",
+    "asimd": "neon",
+    "atomics": "lse",
+    "fphp": "fullfp16",
+    "asimddp": "dotprod",
+    "i8mm": "i8mm",
+    "bf16": "bf16",
+    "sve": "sve",
+    "sve2": "sve2",
+}
+_ARCHITECTURES: Final = {"amd64": "x86_64", "x64": "x86_64", "arm64": "aarch64"}
+_BASELINES: Final = {
+    "x86_64": ("sse", "sse2"),
+    "aarch64": ("fp-armv8", "neon"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A processor and its operating system."""
+
+    architecture: str
+    """"x86_64", "aarch64"…"""
+    features: tuple[str, ...]
+    """Instruction-set features that code may use, sorted, by LLVM's names."""
+    system: str
+    """"linux", "darwin", "windows"."""
+
+
+@functools.cache
+def detect_host() -> Host:
+    """Return the machine that this process runs on."""
+    machine = platform.machine().lower()
+    architecture = _ARCHITECTURES.get(machine, machine)
+    system = "windows" if sys.platform == "win32" else sys.platform
+    features = set(_BASELINES.get(architecture, ()))
+    if system == "linux":
+        features |= _features_from_cpuinfo(architecture, _read_cpuinfo())
+    return Host(architecture, tuple(sorted(features)), system)
+
+
+def _read_cpuinfo() -> str:
+    try:
+        with _CPUINFO.open("rb") as file:
+            return file.read(_CPUINFO_LIMIT_BYTES).decode("ascii", "replace")
+    except OSError:
+        return ""
+
+
+def _features_from_cpuinfo(architecture: str, text: str) -> set[str]:
+    names = _X86_FLAGS if architecture == "x86_64" else _ARM_FLAGS
+    for line in text.splitlines():
+        key, _, flags = line.partition(":")
+        if key.strip().lower() in {"flags", "features"}:
+            return {names[flag] for flag in flags.split() if flag in names}
+    return set()

@@ -1,0 +1,232 @@
+"""The plan: what a context does, as data. Compilers write it, the verifier checks it, contexts run it.
+
+Addresses are (buffer, byte offset); extents, offsets and strides may be polynomials in the plan's symbols, evaluated
+once for each new set of symbol values. A plan holds no pointer and no code, only the names of kernels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any, cast
+
+from smelt.types import Dim, DType, evaluate_dim
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Json = None | bool | int | float | str | tuple["Json", ...]
+"""What may stand in the parameters of a kernel or tactic: hashable, and exact in JSON (tuples are lists there)."""
+
+Parameters = tuple[tuple[str, Json], ...]
+"""Named parameters, sorted by name."""
+
+
+def parameters(**values: Json) -> Parameters:
+    """Named parameters in canonical order."""
+    return tuple(sorted(values.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSpec:
+    """One launchable piece of native code, as data: its code is a pure function of this and a target."""
+
+    family: str
+    parameters: Parameters
+
+    def __getitem__(self, name: str) -> Any:  # noqa: ANN401  (a parameter is any Json value)
+        """The parameter called ``name``. Raises KeyError."""
+        return dict(self.parameters)[name]
+
+    @property
+    def symbol(self) -> str:
+        """Name of the kernel's function in every code image: family and content hash."""
+        text = json.dumps([self.family, self.parameters], separators=(",", ":"))
+        return f"{self.family}_{hashlib.sha256(text.encode()).hexdigest()[:20]}"
+
+
+class Space(Enum):
+    """Where a buffer lies."""
+
+    ARENA = "arena"
+    """The context's own memory; ``start`` is the byte offset in it."""
+    WEIGHTS = "weights"
+    """The engine's packed weights, read-only; ``start`` is the byte offset in them."""
+    INPUT = "input"
+    """Memory of the application, read-only; ``start`` is the binding's index."""
+    OUTPUT = "output"
+    """Memory of the application; ``start`` is the binding's index."""
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A stretch of memory. Sizes are for the plan's largest symbol values."""
+
+    space: Space
+    start: int
+    size_bytes: int
+
+
+Halo = tuple[tuple[int, int], ...]
+"""For each logical axis, elements that may be read before and after the extent; () for none."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A strided window on a buffer, in logical axis order (NCHW whatever the layout)."""
+
+    buffer: int
+    offset: Dim
+    """Bytes from the buffer's start to element (0, …, 0)."""
+    dtype: DType
+    shape: tuple[Dim, ...]
+    strides: tuple[Dim, ...]
+    """Elements from one index to the next, for each axis."""
+    halo: Halo = ()
+    """Zeros around the window that a reader may read as padding."""
+
+    def footprint(self, values: Mapping[str, int]) -> tuple[int, int]:
+        """First byte and one past the last byte that the window and its halo touch, from the buffer's start."""
+        shape = [evaluate_dim(d, values) for d in self.shape]
+        strides = [evaluate_dim(d, values) for d in self.strides]
+        low = high = evaluate_dim(self.offset, values)
+        if 0 in shape:
+            return low, low
+        halo = self.halo or ((0, 0),) * len(shape)
+        for extent, stride, (before, after) in zip(shape, strides, halo, strict=True):
+            ends = (-before * stride, (extent - 1 + after) * stride)
+            low += min(ends) * self.dtype.size_bytes
+            high += max(ends) * self.dtype.size_bytes
+        return low, high + self.dtype.size_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Run one kernel. Its argument words are the operands' addresses, then the scalars (64-bit each)."""
+
+    kernel: KernelSpec
+    operands: tuple[View, ...]
+    writes: tuple[int, ...]
+    """Positions of the operands that are written; the others are only read."""
+    scalars: tuple[Dim, ...] = ()
+    chunks: Dim = 1
+    """Independent pieces of work; which worker takes which never changes a result."""
+    scratch_bytes: int = 0
+    """Scratch memory for each worker, its content undefined."""
+    waits: bool = True
+    """Whether every earlier step must be complete before this one starts."""
+    layer: int = 0
+    """Index into the engine's layers, for the profiler and messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostCall:
+    """Run the reference of an op in Python (a reference step, a plugin, If or Loop)."""
+
+    op: Json
+    """The op, in the op codec's form."""
+    inputs: tuple[View | None, ...]
+    outputs: tuple[View, ...]
+    sizes: tuple[tuple[str, int, int], ...] = ()
+    """(symbol, output, axis): symbols that take the extent which the op's result really has."""
+    layer: int = 0
+
+
+Step = Launch | HostCall
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One way to run the engine, for one box of symbol values."""
+
+    symbols: tuple[tuple[str, int, int], ...]
+    """(name, smallest, largest) value for which the plan is valid."""
+    buffers: tuple[Buffer, ...]
+    steps: tuple[Step, ...]
+    arena_bytes: int
+    scratch_bytes: int
+    """Scratch for each worker: the largest that a step needs."""
+
+    @property
+    def largest(self) -> dict[str, int]:
+        """Every symbol's largest value."""
+        return {name: high for name, _, high in self.symbols}
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """An input or output of the engine. The array is contiguous, in the model's dtype and axis order."""
+
+    name: str
+    is_input: bool
+    dtype: DType
+    shape: tuple[Dim, ...]
+    """Extents, batch included, in the engine's symbols."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInfo:
+    """A layer of the optimised engine: what the profiler and the inspector show."""
+
+    name: str
+    """The names of the model's layers that it stands for, joined by " + "."""
+    kind: str
+    tactic: str
+    details: tuple[tuple[str, Json], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A packed weight: bytes in the engine's weights, and how they follow from the model's own."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    offset: int
+    recipe: Json = None
+    """The transform from named sources, in the recipe codec's form; None when it cannot be refitted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """The machine and smelt for which an engine's code was made; equal or wider machines run it."""
+
+    device: str
+    architecture: str
+    """"x86_64", "aarch64", "sm_90"…"""
+    features: tuple[str, ...]
+    """Instruction-set features that the code uses, sorted."""
+    system: str
+    """"linux", "darwin", "windows"."""
+    abi: int
+    """Version of the kernels' calling convention and run list."""
+    version: str
+    """smelt's version."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineHeader:
+    """Everything about an engine but its weights and code."""
+
+    name: str
+    fingerprint: Fingerprint
+    bindings: tuple[Binding, ...]
+    max_batch_size: int | None
+    """Bound of the symbol ``batch`` where the batch is implicit; None with explicit shapes only."""
+    plans: tuple[Plan, ...]
+    layers: tuple[LayerInfo, ...]
+    weights: tuple[Weight, ...]
+    symbols: tuple[tuple[str, int], ...] = ()
+    """(kernel symbol, byte offset in the code image)."""
+    report: str = "{}"
+    """JSON text of the build report (passes, candidates' times, formats): the inspector's, never the runtime's."""
+    metadata: tuple[tuple[str, str], ...] = field(default=())
+
+
+def as_json(value: object) -> Json:
+    """The value with lists made tuples, as ``Json`` wants them."""
+    if isinstance(value, list | tuple):
+        return tuple(as_json(v) for v in cast("tuple[object, ...]", value))
+    return cast("Json", value)

@@ -1,0 +1,102 @@
+"""Fused: an op and the elementwise program that follows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, cast
+
+from typing_extensions import override
+
+from smelt.errors import ShapeError
+from smelt.ir import Op, Operand
+from smelt.types import TensorType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from smelt.ir import Array, Case
+    from smelt.types import ValueType
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One elementwise op of an epilogue.
+
+    An argument ``k >= 0`` is the node's input ``k``; ``-1`` is the root's result and ``-1 - j`` that of stage ``j``
+    (counted from 1).
+    """
+
+    op: Op
+    arguments: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Fused(Op):
+    """A root op followed by an elementwise program, the *epilogue*, on its first result.
+
+    The first ``root_inputs`` inputs of the node are the root's; the rest are what the stages read (bias, scale,
+    residual). A stage never changes the shape of the root's result. A chain of elementwise ops is a ``Fused`` whose
+    root is elementwise itself.
+
+    Shapes: the root's, every stage has the shape of the root's result.
+
+    Dtypes: the last stage's.
+
+    Raises ShapeError: when a stage is not elementwise, reads what is not yet computed or changes the shape.
+
+    Source: design, "Fused ops".
+    """
+
+    name: ClassVar[str] = "fused"
+
+    root: Op
+    root_inputs: int
+    stages: tuple[Stage, ...]
+
+    @property
+    @override
+    def elementwise(self) -> bool:
+        return self.root.elementwise
+
+    @override
+    def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
+        result = self.root.infer(inputs[: self.root_inputs])
+        if len(result) != 1 or not isinstance(result[0], TensorType):
+            raise ShapeError(f"{self.root.name} has not one tensor as its result and takes no epilogue")
+        values: list[TensorType] = [result[0]]
+        for number, stage in enumerate(self.stages, 1):
+            if not stage.op.elementwise:
+                raise ShapeError(f"stage {number}, {stage.op.name}, is not elementwise")
+            operands = [self._operand(a, inputs, values) for a in stage.arguments]
+            (made,) = cast("tuple[TensorType, ...]", stage.op.infer(operands))
+            if made.shape != values[0].shape:
+                raise ShapeError(f"stage {number}, {stage.op.name}, changes {values[0]} to {made}")
+            values.append(made)
+        return (values[-1],)
+
+    @staticmethod
+    def _operand(
+        argument: int, inputs: Sequence[Operand | None], values: Sequence[TensorType]
+    ) -> Operand | None:
+        if argument >= 0:
+            if argument >= len(inputs):
+                raise ShapeError(f"a stage reads input {argument} of {len(inputs)}")
+            return inputs[argument]
+        if -argument > len(values):
+            raise ShapeError(f"a stage reads result {-argument - 1}, which is not computed yet")
+        return Operand(values[-argument - 1])
+
+    @override
+    def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
+        values = [self.root.reference(*inputs[: self.root_inputs])[0]]
+        for stage in self.stages:
+            arrays = [inputs[a] if a >= 0 else values[-a - 1] for a in stage.arguments]
+            values.append(stage.op.reference(*arrays)[0])
+        return (values[-1],)
+
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        from smelt.ops._fused_cases import fused_cases  # noqa: PLC0415  (its ops import this file's room)
+
+        yield from fused_cases()

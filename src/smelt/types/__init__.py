@@ -1,0 +1,34 @@
+"""Element types, dimensions, layouts and value types: immutable, with no behaviour beyond themselves."""
+
+from smelt.types._dim import Dim, Symbol, SymbolicDim, ceil_div, dim_from_text, evaluate_dim, substitute_dim, symbols_of
+from smelt.types._dtype import DType
+from smelt.types._value import (
+    Layout,
+    OptionalType,
+    Shape,
+    SequenceType,
+    TensorFormat,
+    TensorType,
+    ValueType,
+    element_count,
+)
+
+__all__ = [
+    "DType",
+    "Dim",
+    "Layout",
+    "OptionalType",
+    "SequenceType",
+    "Shape",
+    "Symbol",
+    "SymbolicDim",
+    "TensorFormat",
+    "TensorType",
+    "ValueType",
+    "ceil_div",
+    "dim_from_text",
+    "element_count",
+    "evaluate_dim",
+    "substitute_dim",
+    "symbols_of",
+]

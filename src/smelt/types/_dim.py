@@ -1,0 +1,227 @@
+"""Dimensions: an int, or a polynomial in symbols.
+
+A ``SymbolicDim`` is kept in one canonical form, a sum of integer multiples of products of atoms, so that
+equal dimensions compare equal. An atom is a symbol or an exact floor division ``(p) // k``.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from smelt.errors import UnboundSymbolError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    Atom = "Symbol | FloorDiv"
+    Monomial = tuple["Symbol | FloorDiv", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """An unknown extent, named."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class FloorDiv:
+    """``numerator // divisor`` that is not exact."""
+
+    numerator: SymbolicDim
+    divisor: int
+
+    def __str__(self) -> str:
+        return f"(({self.numerator}) // {self.divisor})"
+
+
+@dataclass(frozen=True, slots=True)
+class SymbolicDim:
+    """A polynomial with integer coefficients; build one with ``SymbolicDim.symbol`` and arithmetic."""
+
+    terms: tuple[tuple[Monomial, int], ...]
+
+    @staticmethod
+    def symbol(name: str) -> SymbolicDim:
+        """The dimension that is the symbol itself."""
+        return SymbolicDim((((Symbol(name),), 1),))
+
+    def __add__(self, other: Dim) -> Dim:
+        return _canonical((*self.terms, *_terms(other)))
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Dim:
+        return _canonical((m, -c) for m, c in self.terms)
+
+    def __sub__(self, other: Dim) -> Dim:
+        return self + (-other)
+
+    def __rsub__(self, other: Dim) -> Dim:
+        return -self + other
+
+    def __mul__(self, other: Dim) -> Dim:
+        products = [
+            (tuple(sorted(m + n, key=str)), c * d) for m, c in self.terms for n, d in _terms(other)
+        ]
+        return _canonical(products)
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, divisor: Dim) -> Dim:
+        """Floor division by a positive int, or exactly by an equal or factoring dimension."""
+        if isinstance(divisor, SymbolicDim):
+            return _divide_exactly(self, divisor)
+        if divisor <= 0:
+            raise ZeroDivisionError(f"({self}) // {divisor}")
+        whole = [(m, c // divisor) for m, c in self.terms if c % divisor == 0]
+        rest = [(m, c) for m, c in self.terms if c % divisor]
+        constant = sum(c for m, c in rest if not m)
+        if not any(m for m, _ in rest):
+            return _canonical((*whole, ((), constant // divisor)))
+        remainder = _canonical(rest)
+        if isinstance(remainder, int):
+            return _canonical((*whole, ((), remainder // divisor)))
+        return _canonical((*whole, ((FloorDiv(remainder, divisor),), 1)))
+
+    def __str__(self) -> str:
+        parts = [
+            "*".join([*([str(c)] if c != 1 or not m else []), *(str(a) for a in m)])
+            for m, c in self.terms
+        ]
+        return " + ".join(parts).replace("+ -", "- ")
+
+    __repr__ = __str__
+
+
+Dim = int | SymbolicDim
+"""An extent: known, or a polynomial in symbols."""
+
+
+def ceil_div(numerator: Dim, divisor: int) -> Dim:
+    """The quotient rounded up; ``divisor`` is positive."""
+    return (numerator + (divisor - 1)) // divisor
+
+
+def symbols_of(*dims: Dim) -> frozenset[str]:
+    """Names of the symbols that the dims depend on."""
+    found: set[str] = set()
+    for dim in dims:
+        for monomial, _ in _terms(dim):
+            for atom in monomial:
+                found |= {atom.name} if isinstance(atom, Symbol) else symbols_of(atom.numerator)
+    return frozenset(found)
+
+
+def evaluate_dim(dim: Dim, values: Mapping[str, int]) -> int:
+    """The value of a dim. Raises UnboundSymbolError naming a symbol that ``values`` lacks."""
+    if isinstance(dim, int):
+        return dim
+    total = 0
+    for monomial, coefficient in dim.terms:
+        product = coefficient
+        for atom in monomial:
+            if isinstance(atom, FloorDiv):
+                product *= evaluate_dim(atom.numerator, values) // atom.divisor
+            elif atom.name in values:
+                product *= values[atom.name]
+            else:
+                raise UnboundSymbolError(f"dimension {dim} needs a value for {atom.name!r}")
+        total += product
+    return total
+
+
+def substitute_dim(dim: Dim, values: Mapping[str, Dim]) -> Dim:
+    """The dim with symbols replaced by other dims."""
+    if isinstance(dim, int):
+        return dim
+    total: Dim = 0
+    for monomial, coefficient in dim.terms:
+        product: Dim = coefficient
+        for atom in monomial:
+            if isinstance(atom, FloorDiv):
+                product = product * (substitute_dim(atom.numerator, values) // atom.divisor)
+            else:
+                product = product * values.get(atom.name, _canonical([((atom,), 1)]))
+        total = total + product
+    return total
+
+
+def dim_from_text(text: str | int) -> Dim:
+    """Read what ``str(dim)`` wrote. Raises ValueError."""
+    if isinstance(text, int):
+        return text
+    if len(text) > 2000:
+        raise ValueError("a dimension of more than 2000 characters")
+    try:
+        return _dim_from_ast(ast.parse(text, mode="eval").body)
+    except (SyntaxError, RecursionError, ZeroDivisionError) as error:
+        raise ValueError(f"not a dimension: {text!r}") from error
+
+
+def _dim_from_ast(node: ast.expr) -> Dim:
+    match node:
+        case ast.Constant(value=int(value)) if not isinstance(value, bool):
+            return value
+        case ast.Name(id=name):
+            return SymbolicDim.symbol(name)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_dim_from_ast(operand)
+        case ast.BinOp(left=left, op=op, right=right):
+            a, b = _dim_from_ast(left), _dim_from_ast(right)
+            if isinstance(op, ast.Add):
+                return a + b
+            if isinstance(op, ast.Sub):
+                return a - b
+            if isinstance(op, ast.Mult):
+                return a * b
+            if isinstance(op, ast.FloorDiv):
+                return a // b
+    raise ValueError("not a dimension: only names, integers, + - * and // may stand in one")
+
+
+def _terms(dim: Dim) -> Iterable[tuple[Monomial, int]]:
+    return dim.terms if isinstance(dim, SymbolicDim) else (((), dim),)
+
+
+def _canonical(terms: Iterable[tuple[Monomial, int]]) -> Dim:
+    sums: dict[Monomial, int] = {}
+    for monomial, coefficient in terms:
+        sums[monomial] = sums.get(monomial, 0) + coefficient
+    kept = sorted(
+        ((m, c) for m, c in sums.items() if c), key=lambda t: (not t[0], [str(a) for a in t[0]])
+    )
+    if not kept:
+        return 0
+    if len(kept) == 1 and not kept[0][0]:
+        return kept[0][1]
+    return SymbolicDim(tuple(kept))
+
+
+def _divide_exactly(numerator: SymbolicDim, divisor: SymbolicDim) -> Dim:
+    if numerator == divisor:
+        return 1
+    if len(divisor.terms) == 1:
+        (monomial, coefficient), quotient = divisor.terms[0], []
+        for m, c in numerator.terms:
+            left = list(m)
+            for atom in monomial:
+                if atom not in left:
+                    break
+                left.remove(atom)
+            else:
+                if c % coefficient == 0:
+                    quotient.append((tuple(left), c // coefficient))
+                    continue
+            break
+        else:
+            return _canonical(quotient)
+    for factor in sorted({c for _, c in numerator.terms}):
+        if factor > 1 and divisor * factor == numerator:
+            return factor
+    raise UnboundSymbolError(f"cannot divide {numerator} by {divisor} before their symbols are bound")

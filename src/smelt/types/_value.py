@@ -1,0 +1,93 @@
+"""Types of the values of a graph, and the formats in which tensors are stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from smelt.types._dim import Dim
+
+if TYPE_CHECKING:
+    from smelt.types._dtype import DType
+
+Shape = tuple[Dim, ...]
+"""Extents, outermost first in the model's axis order (NCHW for images)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """Element type and shape of a tensor."""
+
+    dtype: DType
+    shape: Shape
+
+    @property
+    def rank(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def is_static(self) -> bool:
+        """Whether every extent is known."""
+        return all(isinstance(d, int) for d in self.shape)
+
+    def __str__(self) -> str:
+        return f"{self.dtype.value}[{', '.join(str(d) for d in self.shape)}]"
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceType:
+    """A sequence of tensors of one type."""
+
+    element: TensorType
+
+    def __str__(self) -> str:
+        return f"sequence({self.element})"
+
+
+@dataclass(frozen=True, slots=True)
+class OptionalType:
+    """A value that may be absent."""
+
+    element: TensorType | SequenceType
+
+    def __str__(self) -> str:
+        return f"optional({self.element})"
+
+
+ValueType = TensorType | SequenceType | OptionalType
+
+
+class Layout(Enum):
+    """Order in which the axes of a tensor lie in memory."""
+
+    LINEAR = "linear"
+    """The model's own axis order, last axis fastest."""
+    CHANNELS_LAST = "channels_last"
+    """Axis 1 (channels) fastest: NHWC for images, NWC for series."""
+
+    def axis_order(self, rank: int) -> tuple[int, ...]:
+        """Logical axes, outermost in memory first."""
+        if self is Layout.LINEAR or rank < 3:
+            return tuple(range(rank))
+        return (0, *range(2, rank), 1)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFormat:
+    """How a tensor is stored: element type and layout."""
+
+    dtype: DType
+    layout: Layout = Layout.LINEAR
+
+    def __str__(self) -> str:
+        return f"{self.dtype.value}/{self.layout.value}"
+
+
+def element_count(shape: Shape) -> Dim:
+    """Product of the extents."""
+    count: Dim = 1
+    for extent in shape:
+        count = count * extent
+    return count
