@@ -7,10 +7,13 @@ BIN := $(VENV)/bin
 # Processes that share the tests; `make test JOBS=auto` takes every core.
 JOBS ?= 0
 TESTS ?= tests
+# pyright takes node from the wheel beside it, never from the machine or the network.
+export PYRIGHT_PYTHON_GLOBAL_NODE := 0
+export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 CODE := src tests tools benchmarks $(wildcard examples)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test bench docs requirements wheel clean format
+.PHONY: help demo check layout lint gates floors mypy pyright test bench docs requirements wheel clean format
 
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */  make \1\t/' | expand -t 22
@@ -21,12 +24,26 @@ demo: $(VENV)/.stamp-run  ## build an engine from our own LeNet, classify digits
 test: $(VENV)/.stamp-test  ## run the tests, the quick ones first; writes build/test-report.json
 	@$(BIN)/python -m pytest $(TESTS) -n $(JOBS) --test-report build/test-report.json --durations=10 --durations-min=5
 
-check: $(VENV)/.stamp-dev  ## every gate: format, lint, types, floors, sizes, rooms
-	@$(BIN)/ruff format --check $(CODE)
-	@$(BIN)/ruff check $(CODE)
+check: layout lint gates floors mypy pyright  ## every gate: format, lint, sizes, rooms, floors, types
+
+layout lint gates floors mypy pyright: $(VENV)/.stamp-dev
+
+layout:
+	@$(BIN)/ruff format --check --quiet $(CODE) || { echo "run make format" >&2; exit 1; }
+
+lint:
+	@$(BIN)/ruff check --quiet $(CODE)
+
+gates:
 	@$(BIN)/python tools/gates.py
-	@$(BIN)/lint-imports
+
+floors:
+	@$(BIN)/lint-imports --no-logo
+
+mypy:
 	@$(BIN)/mypy $(CODE)
+
+pyright:
 	@$(BIN)/pyright $(CODE)
 
 format: $(VENV)/.stamp-dev  ## format the code and mend what ruff can mend
