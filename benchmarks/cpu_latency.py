@@ -268,8 +268,8 @@ class Worker:
 
     def close(self) -> None:
         """End the process."""
-        self._pipe(self._process.stdin).close()
-        self._process.wait()
+        with self._process:  # closes the pipes, which ends it, and waits
+            self._pipe(self._process.stdin).close()
 
     def _send(self, message: object) -> None:
         pipe = self._pipe(self._process.stdin)
