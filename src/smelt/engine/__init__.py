@@ -1,5 +1,6 @@
 """The serialised engine: plan schema, plan verifier, file reader and writer, signatures."""
 
+from smelt.engine._host import Host, detect_host, known_features
 from smelt.engine._plan import (
     Binding,
     Buffer,
@@ -27,6 +28,7 @@ __all__ = [
     "EngineHeader",
     "Fingerprint",
     "Halo",
+    "Host",
     "HostCall",
     "Json",
     "KernelSpec",
@@ -39,5 +41,7 @@ __all__ = [
     "View",
     "Weight",
     "as_json",
+    "detect_host",
+    "known_features",
     "parameters",
 ]

@@ -90,6 +90,11 @@ class Host:
     """"linux", "darwin", "windows"."""
 
 
+def known_features(architecture: str) -> frozenset[str]:
+    """Return every feature that `detect_host` can find on the architecture."""
+    return frozenset((_X86_FLAGS if architecture == "x86_64" else _ARM_FLAGS).values())
+
+
 @functools.cache
 def detect_host() -> Host:
     """Return the machine that this process runs on."""

@@ -8,7 +8,7 @@ from typing import Final
 
 import llvmlite.binding as llvm
 
-from smelt.engine import Host, detect_host
+from smelt.engine import Host, detect_host, known_features
 from smelt.errors import UnsupportedError
 
 _V2: Final = ("cx16", "popcnt", "sahf", "sse", "sse2", "sse3", "sse4.1", "sse4.2", "ssse3")
@@ -52,7 +52,10 @@ class CpuTarget:
     @property
     def llvm_features(self) -> str:
         """The features as LLVM wants them."""
-        wanted = [f"+{feature}" for feature in self.features]
+        # A processor's name implies features that a hypervisor may have taken away.
+        absent = known_features(self.architecture).difference(self.features)
+        wanted = [f"-{feature}" for feature in sorted(absent)]
+        wanted += [f"+{feature}" for feature in self.features]
         if self.vector_bits == 512:
             # LLVM splits 512-bit vectors on processors that it deems happier with 256.
             wanted.append("-prefer-256-bit")

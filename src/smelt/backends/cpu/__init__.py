@@ -1,0 +1,7 @@
+"""Compile half for processors: kernels as LLVM IR, compiled and linked into one image."""
+
+from smelt.backends.cpu._compile import assembly_of, compile_ir
+from smelt.backends.cpu._link import link
+from smelt.backends.cpu._target import CpuTarget, host_target, target_named
+
+__all__ = ["CpuTarget", "assembly_of", "compile_ir", "host_target", "link", "target_named"]

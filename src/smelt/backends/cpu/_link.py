@@ -1,0 +1,135 @@
+"""Objects into one image: code, then constants, with every reference resolved inside it.
+
+The image needs no loader. It is mapped at a page boundary, wherever, and never written again: there
+is no writable data, no table of addresses, and no symbol from outside. Equal objects in equal order
+give equal images.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from smelt.backends.cpu import _elf as elf
+from smelt.backends.cpu._relocate import relocate_aarch64, relocate_x86_64
+from smelt.errors import BuildError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+_CODE_ALIGN: Final = 64
+_PAGE_BYTES: Final = 4096
+_IGNORED: Final = (".eh_frame", ".note", ".llvm", ".comment")
+_RELOCATORS: Final[dict[str, Callable[[bytearray, int, int, int, int], None]]] = {
+    "x86_64": relocate_x86_64,
+    "aarch64": relocate_aarch64,
+}
+
+
+@dataclass(slots=True)
+class _Layout:
+    """Where each section of each object lies."""
+
+    objects: list[elf.ElfObject]
+    image: bytearray = field(default_factory=bytearray)
+    places: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    """Object and section -> offset in the image."""
+    definitions: dict[str, int] = field(default_factory=dict[str, int])
+    """Global symbol -> offset in the image."""
+
+    def sections(self) -> Iterator[tuple[int, int, elf.Section]]:
+        for number, obj in enumerate(self.objects):
+            for index, section in enumerate(obj.sections):
+                ignored = section.name.startswith(_IGNORED)
+                if section.flags & elf.SHF_ALLOC and section.content and not ignored:
+                    yield number, index, section
+
+
+def link(objects: Sequence[bytes]) -> tuple[bytes, tuple[tuple[str, int], ...]]:
+    """Link objects of one architecture; return the image and the offset of each global function.
+
+    Raises:
+        BuildError: an object calls a function that none defines, has writable data, defines a
+            name again, or needs to know its absolute address.
+    """
+    layout = _Layout([elf.parse_object(data) for data in objects])
+    if len({obj.architecture for obj in layout.objects}) > 1:
+        raise BuildError("kernels for different architectures cannot be linked into one image")
+    _place_sections(layout)
+    functions = _define_symbols(layout)
+    for number, index, section in layout.sections():
+        for relocation in section.relocations:
+            _relocate(layout, number, layout.places[number, index], relocation)
+    return bytes(layout.image), tuple(sorted(functions))
+
+
+def _place_sections(layout: _Layout) -> None:
+    rows = list(layout.sections())
+    for wants_code in (True, False):
+        # Constants start on a page of their own cache lines: code is fetched, constants are loaded.
+        _pad(layout.image, _CODE_ALIGN)
+        for number, index, section in rows:
+            if section.flags & elf.SHF_WRITE:
+                raise BuildError(
+                    f"{_first_function(layout.objects[number])}: section {section.name} is "
+                    "writable; keep state in operands or scratch memory, and constants constant"
+                )
+            if bool(section.flags & elf.SHF_EXECUTE) != wants_code:
+                continue
+            align = max(section.align, _CODE_ALIGN if wants_code else 1)
+            if align > _PAGE_BYTES:
+                raise BuildError(f"section {section.name} wants {align} bytes of alignment")
+            _pad(layout.image, align)
+            layout.places[number, index] = len(layout.image)
+            layout.image += section.content
+    _pad(layout.image, _CODE_ALIGN)
+
+
+def _pad(image: bytearray, align: int) -> None:
+    image += bytes(-len(image) % align)
+
+
+def _define_symbols(layout: _Layout) -> list[tuple[str, int]]:
+    functions: list[tuple[str, int]] = []
+    for number, obj in enumerate(layout.objects):
+        for symbol in obj.symbols:
+            place = layout.places.get((number, symbol.section))
+            if symbol.binding == elf.STB_LOCAL or place is None:
+                continue
+            if symbol.name in layout.definitions:
+                if symbol.binding == elf.STB_WEAK:
+                    continue
+                raise BuildError(f"the function {symbol.name!r} is defined by two kernels")
+            layout.definitions[symbol.name] = place + symbol.offset
+            if symbol.kind == elf.STT_FUNCTION:
+                functions.append((symbol.name, place + symbol.offset))
+    return functions
+
+
+def _relocate(layout: _Layout, number: int, start: int, relocation: elf.Relocation) -> None:
+    obj = layout.objects[number]
+    symbol = obj.symbols[relocation.symbol]
+    if symbol.binding != elf.STB_LOCAL:
+        target = layout.definitions.get(symbol.name)
+    else:
+        place = layout.places.get((number, symbol.section))
+        target = None if place is None else place + symbol.offset
+    if target is None:
+        raise BuildError(
+            f"{_first_function(obj)} needs {symbol.name!r}, which no kernel defines; "
+            "an image calls nothing outside it, so give the function in LLVM IR"
+        )
+    try:
+        _RELOCATORS[obj.architecture](
+            layout.image, start + relocation.offset, relocation.kind, target, relocation.addend
+        )
+    except BuildError as error:
+        name = symbol.name or "a constant"
+        raise BuildError(f"{_first_function(obj)} cannot reach {name!r}: {error}") from error
+
+
+def _first_function(obj: elf.ElfObject) -> str:
+    for symbol in obj.symbols:
+        if symbol.kind == elf.STT_FUNCTION and symbol.binding != elf.STB_LOCAL:
+            return symbol.name
+    return "a kernel"

@@ -1,0 +1,127 @@
+"""Memory of the process: aligned allocations, and allocations between guard pages for tests."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+import weakref
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from smelt.devices.cpu._abi import ALIGNMENT_BYTES
+from smelt.errors import DeviceError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from smelt.devices._base import AllocationTracker
+
+_PROT_NONE: Final = 0
+_PROT_READ: Final = 1
+_PROT_WRITE: Final = 2
+_PROT_EXECUTE: Final = 4
+
+
+class CpuAllocation:
+    """Memory of the process, 64-byte aligned. Its first content is undefined."""
+
+    __slots__ = ("__weakref__", "_finalizer", "address", "bytes", "size_bytes", "tag")
+
+    def __init__(
+        self, memory: NDArray[np.uint8], tag: str, tracker: AllocationTracker | None
+    ) -> None:
+        self.bytes = memory
+        self.address = int(memory.ctypes.data)
+        self.size_bytes = memory.size
+        self.tag = tag
+        self._finalizer: weakref.finalize[..., CpuAllocation] | None = None
+        if tracker is not None:
+            tracker.allocated(self.address, self.size_bytes, tag)
+            self._finalizer = weakref.finalize(
+                self, tracker.released, self.address, self.size_bytes, tag
+            )
+
+    def close(self) -> None:
+        """Give the memory back; again is harmless. Nothing may use it any more."""
+        self.bytes = np.empty(0, np.uint8)
+        if self._finalizer is not None:
+            self._finalizer()
+
+
+class CpuMemory:
+    """Allocates memory of the process; tells a tracker if there is one."""
+
+    __slots__ = ("tracker",)
+
+    def __init__(self, tracker: AllocationTracker | None = None) -> None:
+        self.tracker = tracker
+
+    def allocate(self, size_bytes: int, tag: str) -> CpuAllocation:
+        """Return ``size_bytes`` of memory for the purpose ``tag``.
+
+        Raises:
+            DeviceError: there is not so much.
+        """
+        try:
+            raw = np.empty(size_bytes + ALIGNMENT_BYTES, np.uint8)
+        except (MemoryError, ValueError, OverflowError) as error:
+            raise DeviceError(
+                f"{tag}: {size_bytes} bytes of memory cannot be had; "
+                "use a smaller batch or fewer contexts at a time"
+            ) from error
+        start = -int(raw.ctypes.data) % ALIGNMENT_BYTES
+        return CpuAllocation(raw[start : start + size_bytes], tag, self.tracker)
+
+
+class GuardedMemory(CpuMemory):
+    """Allocates between pages that nobody may touch: an overrun dies where it happens.
+
+    Memory ends at the guard page, but for the bytes that alignment costs (``at_end``), or starts
+    right behind one.
+    """
+
+    __slots__ = ("align", "at_end")
+
+    def __init__(self, *, at_end: bool = True, align: int = ALIGNMENT_BYTES) -> None:
+        super().__init__()
+        self.at_end = at_end
+        self.align = align
+
+    def allocate(self, size_bytes: int, tag: str) -> CpuAllocation:
+        """Return ``size_bytes`` of memory with an inaccessible page on either side."""
+        page = mmap.PAGESIZE
+        room = -(-max(size_bytes, 1) // page) * page
+        # The mapping lives as long as an array looks into it.
+        whole = np.frombuffer(mmap.mmap(-1, room + 2 * page), np.uint8)
+        base = int(whole.ctypes.data)
+        protect(base, page, readable=False)
+        protect(base + page + room, page, readable=False)
+        slack = (room - size_bytes) // self.align * self.align if self.at_end else 0
+        return CpuAllocation(whole[page + slack : page + slack + size_bytes], tag, None)
+
+
+def protect(
+    address: int,
+    size_bytes: int,
+    *,
+    readable: bool = True,
+    writable: bool = False,
+    executable: bool = False,
+) -> None:
+    """Change what may be done with whole pages.
+
+    Raises:
+        DeviceError: the system does not allow it.
+    """
+    if sys.platform == "win32":
+        raise DeviceError("machine code cannot be mapped on Windows yet; use Linux")
+    libc = ctypes.CDLL(None, use_errno=True)
+    flags = _PROT_READ * readable | _PROT_WRITE * writable | _PROT_EXECUTE * executable
+    if libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(size_bytes), flags):
+        number = ctypes.get_errno()
+        raise DeviceError(
+            f"the system refuses to change the protection of memory (errno {number}); "
+            "a security policy may forbid generated code in this process"
+        )
