@@ -1,0 +1,588 @@
+"""Elementwise ops on registers, and the epilogues that every family of kernels ends with.
+
+A register holds one scalar or one vector of any length. Booleans are i1 in registers (a byte that is
+0 or 1 in memory); float16 and bfloat16 are computed in float32. In a kernel's spec an op is
+``(name, attributes)`` (`op_as_json`), so that specs stay data.
+
+An *epilogue* is the elementwise program of a `Fused` op. `plan_epilogue` turns a node into what a spec
+holds: the stages, and for each extra operand with which strides it is read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from smelt.backends.cpu import _math as m
+from smelt.backends.cpu._emit import Reg, element_type, lane_count, type_suffix, vector_type
+from smelt.engine import Json, as_json, parameters
+from smelt.ops import Fused
+from smelt.types import DType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from smelt.backends.cpu._emit import Emitter
+    from smelt.ir import Node, Op
+
+ABSENT: Final = Reg("", "")
+"""Stands for an optional argument that is not there: a bound of Clip."""
+
+FLOAT_KINDS: Final = frozenset({"float", "double"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One op being emitted."""
+
+    e: Emitter
+    attributes: Mapping[str, Any]
+    args: Sequence[Reg]
+    dtypes: Sequence[DType]
+    """The arguments' element types: signedness is theirs, not the registers'."""
+
+    @property
+    def x(self) -> Reg:
+        return self.args[0]
+
+    @property
+    def y(self) -> Reg:
+        return self.args[1]
+
+    @property
+    def is_float(self) -> bool:
+        return element_type(self.x.type) in FLOAT_KINDS
+
+    @property
+    def is_unsigned(self) -> bool:
+        return self.dtypes[0].value.startswith("u")
+
+    @property
+    def zero(self) -> Reg:
+        return self.constant(0)
+
+    def constant(self, value: float) -> Reg:
+        """A literal of the first argument's type."""
+        return self.e.constant(value, self.x.type)
+
+    def attribute(self, name: str) -> Reg:
+        """An attribute as a literal of the first argument's type."""
+        return self.constant(self.attributes[name])
+
+    def where(self, predicate: str, yes: Reg, no: Reg) -> Reg:
+        """``x predicate 0 ? yes : no``."""
+        return self.e.select(self.compare(predicate, self.x, self.zero), yes, no)
+
+    def compare(self, predicate: str, a: Reg, b: Reg) -> Reg:
+        """Compare by a floating-point predicate, translated for integers."""
+        if element_type(a.type) in FLOAT_KINDS:
+            return self.e.compare_float(predicate, a, b)
+        sign = "u" if self.is_unsigned else "s"
+        name = {"oeq": "eq", "une": "ne"}.get(predicate, sign + predicate[1:])
+        kind = vector_type("i1", lane_count(a.type))
+        return self.e.emit(kind, f"icmp {name} {a}, {b.text}")
+
+    def arithmetic(self, name: str) -> Reg:
+        """Fold all arguments with add, sub or mul."""
+        op = f"f{name}" if self.is_float else name
+        result = self.x
+        for other in self.args[1:]:
+            result = self.e.binary(op, result, other)
+        return result
+
+
+def op_as_json(op: Op) -> Json:
+    """The op as a spec holds it: its name, and its attributes by name."""
+    fields = {f.name: _plain(getattr(op, f.name)) for f in dataclasses.fields(op)}
+    return (op.name, as_json(parameters(**fields)))
+
+
+def _plain(value: Any) -> Json:  # noqa: ANN401  (an attribute is anything; only plain ones are kept)
+    if isinstance(value, DType):
+        return value.value
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return as_json(value)
+
+
+def why_not_emitted(op: Op, dtypes: Sequence[DType]) -> str | None:
+    """Why `emit_op` cannot compute the op on arguments of these types; None when it can."""
+    if op.name not in EMITTERS:
+        return f"there is no generated code for {op.name}"
+    allowed = _ALLOWED.get(op.name, _FLOATS)
+    bad = [d.value for d in dtypes if d not in allowed]
+    if bad:
+        return f"{op.name} of {', '.join(bad)} is not generated"
+    if op.name == "cast" and DType(cast("Any", op).to) not in _ANY:
+        return f"a cast to {cast('Any', op).to} is not generated"
+    if op.name == "mod" and dtypes[0].is_float:
+        return "the remainder of floats is not generated"
+    return None
+
+
+def emit_op(
+    e: Emitter, op: Json, args: Sequence[Reg], dtypes: Sequence[DType] | None = None
+) -> Reg:
+    """Emit one elementwise op, given as `op_as_json` writes it; returns the result's register.
+
+    ``dtypes`` are the arguments' element types; without them integers are signed.
+    """
+    name, attributes = cast("tuple[str, tuple[tuple[str, Json], ...]]", op)
+    if dtypes is None:
+        dtypes = [_DTYPES[element_type(a.type)] for a in args if a is not ABSENT]
+    call = _Call(e, dict(attributes), args, dtypes)
+    return EMITTERS[name](call)
+
+
+# ---- registers and memory
+
+
+def register_type(dtype: DType, lanes: int) -> str:
+    """The type of registers that hold elements of ``dtype``."""
+    return vector_type(_REGISTERS[dtype], lanes)
+
+
+def from_memory(e: Emitter, stored: Reg, dtype: DType) -> Reg:
+    """What was loaded (a byte for a bool, a half…) as the register in which it is computed."""
+    if dtype is DType.BOOL:
+        kind = vector_type("i1", lane_count(stored.type))
+        return e.emit(kind, f"icmp ne {stored}, {e.constant(0, stored.type).text}")
+    if dtype in {DType.FLOAT16, DType.BFLOAT16}:
+        return e.convert("fpext", stored, "float")
+    return stored
+
+
+def to_memory(e: Emitter, value: Reg, dtype: DType) -> Reg:
+    """The register as its element lies in memory."""
+    if dtype is DType.BOOL:
+        return e.convert("zext", value, "i8")
+    if dtype in {DType.FLOAT16, DType.BFLOAT16}:
+        return e.convert("fptrunc", value, "half" if dtype is DType.FLOAT16 else "bfloat")
+    return value
+
+
+_REGISTERS: Final = {
+    DType.FLOAT64: "double",
+    DType.FLOAT32: "float",
+    DType.FLOAT16: "float",
+    DType.BFLOAT16: "float",
+    DType.INT64: "i64",
+    DType.UINT64: "i64",
+    DType.INT32: "i32",
+    DType.UINT32: "i32",
+    DType.INT16: "i16",
+    DType.UINT16: "i16",
+    DType.INT8: "i8",
+    DType.UINT8: "i8",
+    DType.BOOL: "i1",
+}
+_DTYPES: Final = {
+    "double": DType.FLOAT64,
+    "float": DType.FLOAT32,
+    "i64": DType.INT64,
+    "i32": DType.INT32,
+    "i16": DType.INT16,
+    "i8": DType.INT8,
+    "i1": DType.BOOL,
+}
+
+
+# ---- the ops
+
+
+def _unary(function: Callable[[Emitter, Reg], Reg]) -> Callable[[_Call], Reg]:
+    return lambda c: function(c.e, c.x)
+
+
+def _comparison(predicate: str) -> Callable[[_Call], Reg]:
+    return lambda c: c.compare(predicate, c.x, c.y)
+
+
+def _bitwise(op: str) -> Callable[[_Call], Reg]:
+    return lambda c: c.e.binary(op, c.x, c.y)
+
+
+def _absolute(c: _Call) -> Reg:
+    if c.is_float:
+        return m.absolute(c.e, c.x)
+    if c.is_unsigned:
+        return c.x
+    return c.where("olt", c.e.binary("sub", c.zero, c.x), c.x)
+
+
+def _negate(c: _Call) -> Reg:
+    return m.negative(c.e, c.x) if c.is_float else c.e.binary("sub", c.zero, c.x)
+
+
+def _invert(c: _Call) -> Reg:
+    return c.e.binary("xor", c.x, c.constant(-1 if "i1" not in c.x.type else 1))
+
+
+def _relu(c: _Call) -> Reg:
+    return c.where("olt", c.zero, c.x)
+
+
+def _leaky_relu(c: _Call) -> Reg:
+    return c.where("olt", c.e.binary("fmul", c.x, c.attribute("alpha")), c.x)
+
+
+def _p_relu(c: _Call) -> Reg:
+    op = "fmul" if c.is_float else "mul"
+    return c.where("olt", c.e.binary(op, c.x, c.y), c.x)
+
+
+def _elu(c: _Call) -> Reg:
+    grown = m.expm1(c.e, m.at_most(c.e, c.x, 0.0))
+    return c.where("ogt", c.x, c.e.binary("fmul", grown, c.attribute("alpha")))
+
+
+def _selu(c: _Call) -> Reg:
+    return c.e.binary("fmul", _elu(c), c.attribute("gamma"))
+
+
+def _celu(c: _Call) -> Reg:
+    scaled = c.e.binary("fdiv", c.x, c.attribute("alpha"))
+    below = c.e.binary("fmul", m.expm1(c.e, scaled), c.attribute("alpha"))
+    low = m.at_most(c.e, below, 0.0)
+    return c.e.binary("fadd", m.at_least(c.e, c.x, 0.0), low)
+
+
+def _hard_sigmoid(c: _Call) -> Reg:
+    scaled = c.e.binary("fmul", c.x, c.attribute("alpha"))
+    line = c.e.binary("fadd", scaled, c.attribute("beta"))
+    return m.at_most(c.e, m.at_least(c.e, line, 0.0), 1.0)
+
+
+def _hard_swish(c: _Call) -> Reg:
+    line = c.e.binary("fmul", c.x, c.constant(1 / 6))
+    line = c.e.binary("fadd", line, c.constant(0.5))
+    return c.e.binary("fmul", c.x, m.at_most(c.e, m.at_least(c.e, line, 0.0), 1.0))
+
+
+def _swish(c: _Call) -> Reg:
+    alpha = c.attributes.get("alpha", 1.0)
+    inner = c.x if alpha == 1.0 else c.e.binary("fmul", c.x, c.constant(alpha))
+    return c.e.binary("fmul", c.x, m.sigmoid(c.e, inner))
+
+
+def _mish(c: _Call) -> Reg:
+    return c.e.binary("fmul", c.x, m.tanh(c.e, m.softplus(c.e, c.x)))
+
+
+def _gelu(c: _Call) -> Reg:
+    half = c.e.binary("fmul", c.x, c.constant(0.5))
+    if c.attributes.get("approximate", "none") == "tanh":
+        cube = c.e.binary("fmul", c.e.binary("fmul", c.x, c.x), c.x)
+        inner = m.multiply_add(c.e, cube, c.constant(0.044715), c.x)
+        inner = c.e.binary("fmul", inner, c.constant(math.sqrt(2 / math.pi)))
+        return m.multiply_add(c.e, half, m.tanh(c.e, inner), half)
+    inner = c.e.binary("fmul", c.x, c.constant(math.sqrt(0.5)))
+    return m.multiply_add(c.e, half, m.erf(c.e, inner), half)
+
+
+def _softsign(c: _Call) -> Reg:
+    return c.e.binary("fdiv", c.x, c.e.binary("fadd", m.absolute(c.e, c.x), c.constant(1.0)))
+
+
+def _shrink(c: _Call) -> Reg:
+    limit = float(c.attributes["lambd"])
+    bias = c.attribute("bias")
+    low = c.e.compare_float("olt", c.x, c.constant(-limit))
+    high = c.e.compare_float("ogt", c.x, c.constant(limit))
+    below = c.e.select(low, c.e.binary("fadd", c.x, bias), c.zero)
+    return c.e.select(high, c.e.binary("fsub", c.x, bias), below)
+
+
+def _thresholded_relu(c: _Call) -> Reg:
+    above = c.e.compare_float("ogt", c.x, c.attribute("alpha"))
+    return c.e.select(above, c.x, c.zero)
+
+
+def _reciprocal(c: _Call) -> Reg:
+    return c.e.binary("fdiv", c.constant(1.0), c.x)
+
+
+def _sign(c: _Call) -> Reg:
+    below = c.zero if c.is_unsigned else c.where("olt", c.constant(-1), c.x)
+    if c.is_unsigned:
+        return c.where("ogt", c.constant(1), c.x)
+    above = c.compare("ogt", c.x, c.zero)
+    return c.e.select(above, c.constant(1), below)
+
+
+def _is_nan(c: _Call) -> Reg:
+    return c.e.compare_float("uno", c.x, c.x)
+
+
+def _is_inf(c: _Call) -> Reg:
+    high = c.e.compare_float("oeq", c.x, c.constant(math.inf))
+    low = c.e.compare_float("oeq", c.x, c.constant(-math.inf))
+    none = c.e.constant(0, high.type)
+    first = high if c.attributes["detect_positive"] else none
+    return c.e.binary("or", first, low if c.attributes["detect_negative"] else none)
+
+
+def _divide(c: _Call) -> Reg:
+    if c.is_float:
+        return c.e.binary("fdiv", c.x, c.y)
+    return _integer_division(c, "div")
+
+
+def _modulo(c: _Call) -> Reg:
+    remainder = _integer_division(c, "rem")
+    if c.is_unsigned or c.attributes.get("fmod", 0):
+        return remainder
+    # The divisor's sign, as Python's: the machine's remainder has the dividend's.
+    some = c.compare("une", remainder, c.zero)
+    apart = c.compare("olt", c.e.binary("xor", remainder, c.y), c.zero)
+    moved = c.e.binary("add", remainder, c.y)
+    return c.e.select(c.e.binary("and", some, apart), moved, remainder)
+
+
+def _integer_division(c: _Call, what: str) -> Reg:
+    """Quotient or remainder, rounding to zero; divisors that would trap give 0 or wrap around."""
+    e, one = c.e, c.constant(1)
+    bad = c.compare("oeq", c.y, c.zero)
+    if c.is_unsigned:
+        safe = e.select(bad, one, c.y)
+        return e.select(bad, c.zero, e.binary(f"u{what}", c.x, safe))
+    minus = c.compare("oeq", c.y, c.constant(-1))
+    safe = e.select(e.binary("or", bad, minus), one, c.y)
+    result = e.binary(f"s{what}", c.x, safe)
+    negated = e.binary("sub", c.zero, c.x) if what == "div" else c.zero
+    return e.select(bad, c.zero, e.select(minus, negated, result))
+
+
+def _power(c: _Call) -> Reg:
+    return m.power(c.e, c.x, c.y)
+
+
+def _extreme(predicate: str) -> Callable[[_Call], Reg]:
+    def emit(c: _Call) -> Reg:
+        result = c.x
+        for other in c.args[1:]:
+            if c.is_float:
+                pick = m.larger if predicate == "ogt" else m.smaller
+                result = pick(c.e, result, other)
+            else:
+                result = c.e.select(c.compare(predicate, result, other), result, other)
+        return result
+
+    return emit
+
+
+def _mean(c: _Call) -> Reg:
+    return c.e.binary("fdiv", c.arithmetic("add"), c.constant(float(len(c.args))))
+
+
+def _clip(c: _Call) -> Reg:
+    result = c.x
+    for bound, predicate in zip(c.args[1:], ("olt", "ogt"), strict=False):
+        if bound is not ABSENT:
+            result = c.e.select(c.compare(predicate, result, bound), bound, result)
+    return result
+
+
+def _where(c: _Call) -> Reg:
+    return c.e.select(c.x, c.args[1], c.args[2])
+
+
+def _cast(c: _Call) -> Reg:
+    target = DType(c.attributes["to"])
+    return cast_register(c.e, c.x, c.dtypes[0], target)
+
+
+def cast_register(e: Emitter, x: Reg, source: DType, target: DType) -> Reg:
+    """The value as another element type; floats beyond an integer's range saturate."""
+    before, after = element_type(x.type), _REGISTERS[target]
+    if target is DType.BOOL:
+        if source is DType.BOOL:
+            return x
+        zero = e.constant(0, x.type)
+        kind = vector_type("i1", lane_count(x.type))
+        compare = "fcmp une" if before in FLOAT_KINDS else "icmp ne"
+        return e.emit(kind, f"{compare} {x}, {zero.text}")
+    unsigned = source is DType.BOOL or source.value.startswith("u")
+    if before in FLOAT_KINDS:
+        return _cast_float(e, x, target, after)
+    if after in FLOAT_KINDS:
+        wide = e.convert("uitofp" if unsigned else "sitofp", x, after)
+        return _round_half(e, wide, target)
+    bits = int(before[1:]), int(after[1:])
+    if bits[0] == bits[1]:
+        return x
+    widen = "zext" if unsigned else "sext"
+    return e.convert("trunc" if bits[1] < bits[0] else widen, x, after)
+
+
+def _cast_float(e: Emitter, x: Reg, target: DType, after: str) -> Reg:
+    before = element_type(x.type)
+    if after in FLOAT_KINDS:
+        if before != after:
+            x = e.convert("fpext" if after == "double" else "fptrunc", x, after)
+        return _round_half(e, x, target)
+    kind = vector_type(after, lane_count(x.type))
+    name = "fptoui" if target.value.startswith("u") else "fptosi"
+    return e.call(kind, f"llvm.{name}.sat.{type_suffix(kind)}.{type_suffix(x.type)}", x)
+
+
+def _round_half(e: Emitter, x: Reg, target: DType) -> Reg:
+    """Values of half-width types are kept in float32, rounded as their memory would."""
+    if target in {DType.FLOAT16, DType.BFLOAT16}:
+        return from_memory(e, to_memory(e, x, target), target)
+    return x
+
+
+EMITTERS: Final[dict[str, Callable[[_Call], Reg]]] = {
+    "abs": _absolute,
+    "acos": _unary(m.acos),
+    "acosh": _unary(m.acosh),
+    "add": lambda c: c.arithmetic("add"),
+    "and": _bitwise("and"),
+    "asin": _unary(m.asin),
+    "asinh": _unary(m.asinh),
+    "atan": _unary(m.atan),
+    "atanh": _unary(m.atanh),
+    "bitwise_and": _bitwise("and"),
+    "bitwise_not": _invert,
+    "bitwise_or": _bitwise("or"),
+    "bitwise_xor": _bitwise("xor"),
+    "cast": _cast,
+    "ceil": _unary(m.ceil),
+    "celu": _celu,
+    "clip": _clip,
+    "cos": _unary(m.cos),
+    "cosh": _unary(m.cosh),
+    "div": _divide,
+    "elu": _elu,
+    "equal": _comparison("oeq"),
+    "erf": _unary(m.erf),
+    "exp": _unary(m.exp),
+    "floor": _unary(m.floor),
+    "gelu": _gelu,
+    "greater": _comparison("ogt"),
+    "greater_or_equal": _comparison("oge"),
+    "hard_sigmoid": _hard_sigmoid,
+    "hard_swish": _hard_swish,
+    "identity": lambda c: c.x,
+    "is_inf": _is_inf,
+    "is_nan": _is_nan,
+    "leaky_relu": _leaky_relu,
+    "less": _comparison("olt"),
+    "less_or_equal": _comparison("ole"),
+    "log": _unary(m.log),
+    "max": _extreme("ogt"),
+    "mean": _mean,
+    "min": _extreme("olt"),
+    "mish": _mish,
+    "mod": _modulo,
+    "mul": lambda c: c.arithmetic("mul"),
+    "neg": _negate,
+    "not": _invert,
+    "or": _bitwise("or"),
+    "pow": _power,
+    "p_relu": _p_relu,
+    "reciprocal": _reciprocal,
+    "relu": _relu,
+    "round": _unary(m.round_even),
+    "selu": _selu,
+    "shrink": _shrink,
+    "sigmoid": _unary(m.sigmoid),
+    "sign": _sign,
+    "sin": _unary(m.sin),
+    "sinh": _unary(m.sinh),
+    "softplus": _unary(m.softplus),
+    "softsign": _softsign,
+    "sqrt": lambda c: c.e.unary_intrinsic("sqrt", c.x),
+    "sub": lambda c: c.arithmetic("sub"),
+    "sum": lambda c: c.arithmetic("add"),
+    "swish": _swish,
+    "tan": _unary(m.tan),
+    "tanh": _unary(m.tanh),
+    "thresholded_relu": _thresholded_relu,
+    "where": _where,
+    "xor": _bitwise("xor"),
+}
+"""For each elementwise op that generated code computes, what emits it."""
+
+_ANY: Final = frozenset(_REGISTERS)
+_FLOATS: Final = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16})
+_NUMBERS: Final = _ANY - {DType.BOOL}
+_INTEGERS: Final = frozenset(d for d in DType if d.is_integer)
+_WIDE_FLOATS: Final = _FLOATS | {DType.FLOAT64}
+_ALLOWED: Final[dict[str, frozenset[DType]]] = {
+    **dict.fromkeys(
+        ("add", "sub", "mul", "div", "abs", "neg", "sign", "relu", "p_relu", "max", "min",
+         "clip", "greater", "greater_or_equal", "less", "less_or_equal", "sum", "mod"),
+        _NUMBERS,
+    ),
+    **dict.fromkeys(("equal", "where", "identity", "cast"), _ANY),
+    **dict.fromkeys(("and", "or", "xor", "not"), frozenset({DType.BOOL})),
+    **dict.fromkeys(("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not"), _INTEGERS),
+    **dict.fromkeys(
+        ("sqrt", "floor", "ceil", "round", "is_nan", "is_inf", "leaky_relu", "mean",
+         "reciprocal", "hard_sigmoid", "hard_swish", "softsign", "shrink", "thresholded_relu"),
+        _WIDE_FLOATS,
+    ),
+}  # fmt: skip
+"""Element types of the arguments, where not the three that compute in float32."""
+
+
+# ---- epilogues
+
+
+@dataclass(frozen=True, slots=True)
+class Epilogue:
+    """An elementwise program on a root's result, as a kernel's spec holds it."""
+
+    stages: tuple[tuple[Json, tuple[int, ...]], ...] = ()
+    """(op, arguments); ``k >= 0`` is extra operand k, ``-1`` the root's result, ``-1 - j`` stage j's."""
+    extras: int = 0
+    """Number of extra operands."""
+
+    def as_json(self) -> Json:
+        """What goes into a spec."""
+        return (self.stages, self.extras)
+
+    @staticmethod
+    def from_json(value: Json) -> Epilogue:
+        """What `as_json` wrote, also after a round trip through JSON's lists."""
+        stages, extras = cast("tuple[Any, int]", as_json(value))
+        return Epilogue(stages, extras)
+
+    def emit(self, e: Emitter, root: Reg, read: Callable[[int], Reg]) -> Reg:
+        """Emit the stages on one register; ``read(k)`` gives extra operand k at the same place."""
+        values = [root]
+        for op, arguments in self.stages:
+            args = [read(a) if a >= 0 else values[-a - 1] for a in arguments]
+            values.append(emit_op(e, op, args))
+        return values[-1]
+
+
+def root_of(node: Node) -> tuple[Op, int]:
+    """The op that a node computes before its epilogue, and how many inputs are its own."""
+    if isinstance(node.op, Fused):
+        return node.op.root, node.op.root_inputs
+    return node.op, len(node.inputs)
+
+
+def plan_epilogue(node: Node) -> Epilogue | str:
+    """The epilogue of a node with float32 values throughout, or why there is none."""
+    if not isinstance(node.op, Fused):
+        return Epilogue()
+    first = node.op.root_inputs
+    for value in node.inputs[first:]:
+        if value is not None and value.tensor.dtype is not DType.FLOAT32:
+            return f"the epilogue reads {value.name}, which is {value.tensor.dtype.value}"
+    stages: list[tuple[Json, tuple[int, ...]]] = []
+    for stage in node.op.stages:
+        reason = why_not_emitted(stage.op, [DType.FLOAT32] * len(stage.arguments))
+        if reason:
+            return reason
+        if any(0 <= a < first for a in stage.arguments):
+            return f"{stage.op.name} of the epilogue reads an input of the root"
+        moved = tuple(a - first if a >= 0 else a for a in stage.arguments)
+        stages.append((op_as_json(stage.op), moved))
+    return Epilogue(tuple(stages), len(node.inputs) - first)

@@ -1,0 +1,485 @@
+"""Mathematics in LLVM IR, on vectors of any length: our own, because an image has no C library.
+
+Every function takes and returns float32 (scalar or vector). Errors are about two units in the last
+place or better; NaN stays NaN, infinities and signed zeros give what IEEE 754 asks for. Coefficients
+are minimax fits of our own. Where a target has no fused multiply-add the same text rounds twice, so
+the reductions below are split such that this costs no accuracy.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final
+
+from smelt.backends.cpu._emit import Reg, lane_count, type_suffix, vector_type
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from smelt.backends.cpu._emit import Emitter
+
+_LOG2_E: Final = 1.4426950408889634
+_LN2_HIGH: Final = 0.693359375
+"""The leading bits of ln 2: few enough that products with exponents are exact."""
+_LN2_LOW: Final = -2.1219444005469057e-4
+_ROUND: Final = 12582912.0
+"""1.5 * 2**23: adding it leaves a float rounded to an integer in the low bits."""
+_ROUND_BITS: Final = 0x4B400000
+_EXP: Final = (0.5, 0.1666666716337204, 0.04166625440120697, 0.008333262987434864,
+               0.0013947224942967296, 0.00019919380429200828)  # fmt: skip
+_LOG: Final = (0.3333331346511841, -0.25000008940696716, 0.2000211924314499, -0.1666799634695053,
+               0.14219550788402557, -0.12405591458082199, 0.11888174712657928,
+               -0.11675640940666199, 0.06746601313352585)  # fmt: skip
+_TANH: Final = (-0.3333333134651184, 0.13333210349082947, -0.05394720286130905,
+                0.021702967584133148, -0.008182673715054989, 0.0021475369576364756)  # fmt: skip
+_ERF: Final = (0.12837916612625122, -0.37612637877464294, 0.11283782869577408,
+               -0.02686544507741928, 0.005221074912697077, -0.00084847112884745,
+               0.00011270544928265736, -9.680136827228125e-06)  # fmt: skip
+_ERFC: Final = (-0.0002043598797172308, 1.129661202430725, 0.6330395936965942,
+                0.10863899439573288, -0.025373555719852448, 0.004282382782548666,
+                -0.0004637880192603916, 2.5314808226539753e-05, -2.513266110781842e-07)  # fmt: skip
+_SIN: Final = (-0.1666666716337204, 0.008333329111337662, -0.00019839256128761917,
+               2.7175644845556235e-06)  # fmt: skip
+_COS: Final = (0.0416666679084301, -0.0013888883404433727, 2.479943577782251e-05,
+               -2.720330201100296e-07)  # fmt: skip
+_ASIN: Final = (0.16666659712791443, 0.07500510662794113, 0.04451572149991989,
+                0.03181760758161545, 0.014402614906430244, 0.037565186619758606)  # fmt: skip
+_ATAN: Final = (-0.3333333134651184, 0.19999900460243225, -0.1428191065788269,
+                0.11043383926153183, -0.08468423038721085, 0.04726783558728611)  # fmt: skip
+_LOG2_DOUBLE: Final = (2.8853900817778495, 0.9617966941141782, 0.5770779421140241,
+                       0.412209278353228, 0.31990461241380885, 0.2829158727810801)  # fmt: skip
+_EXP2_DOUBLE: Final = (1.0, 0.6931471805459307, 0.24022650695468561, 0.05550410941210808,
+                       0.009618129228257222, 0.0013333450565211472, 0.00015403411809414985,
+                       1.531007980824198e-05, 1.326402838155473e-06)  # fmt: skip
+
+
+def multiply_add(e: Emitter, a: Reg, b: Reg, c: Reg) -> Reg:
+    """``a * b + c``, rounded once where the target can."""
+    return e.call(a.type, f"llvm.fmuladd.{type_suffix(a.type)}", a, b, c)
+
+
+def polynomial(e: Emitter, x: Reg, coefficients: Sequence[float]) -> Reg:
+    """The polynomial with these coefficients, lowest power first."""
+    result = e.constant(coefficients[-1], x.type)
+    for coefficient in reversed(coefficients[:-1]):
+        result = multiply_add(e, result, x, e.constant(coefficient, x.type))
+    return result
+
+
+def absolute(e: Emitter, x: Reg) -> Reg:
+    """The value without its sign."""
+    return e.unary_intrinsic("fabs", x)
+
+
+def with_sign(e: Emitter, magnitude: Reg, sign: Reg) -> Reg:
+    """``magnitude`` with the sign of ``sign``."""
+    return e.call(sign.type, f"llvm.copysign.{type_suffix(sign.type)}", magnitude, sign)
+
+
+def negative(e: Emitter, x: Reg) -> Reg:
+    """``-x``."""
+    return e.emit(x.type, f"fneg {x}")
+
+
+def at_least(e: Emitter, x: Reg, bound: float) -> Reg:
+    """``max(x, bound)``; NaN stays. One instruction on x86."""
+    limit = e.constant(bound, x.type)
+    return e.select(e.compare_float("olt", x, limit), limit, x)
+
+
+def at_most(e: Emitter, x: Reg, bound: float) -> Reg:
+    """``min(x, bound)``; NaN stays. One instruction on x86."""
+    limit = e.constant(bound, x.type)
+    return e.select(e.compare_float("ogt", x, limit), limit, x)
+
+
+def larger(e: Emitter, a: Reg, b: Reg) -> Reg:
+    """The larger; NaN if either is NaN."""
+    most = e.select(e.compare_float("ogt", a, b), a, b)
+    return e.select(e.compare_float("uno", a, a), a, most)
+
+
+def smaller(e: Emitter, a: Reg, b: Reg) -> Reg:
+    """The smaller; NaN if either is NaN."""
+    least = e.select(e.compare_float("olt", a, b), a, b)
+    return e.select(e.compare_float("uno", a, a), a, least)
+
+
+def round_even(e: Emitter, x: Reg) -> Reg:
+    """The nearest integer, halves to even: without an instruction that old processors lack."""
+    big = e.constant(4503599627370496.0 if "double" in x.type else 8388608.0, x.type)
+    magnitude = absolute(e, x)
+    rounded = e.binary("fsub", e.binary("fadd", magnitude, big), big)
+    small = e.compare_float("olt", magnitude, big)
+    return with_sign(e, e.select(small, rounded, magnitude), x)
+
+
+def floor(e: Emitter, x: Reg) -> Reg:
+    """The largest integer that is not larger."""
+    near = round_even(e, x)
+    less = e.binary("fsub", near, e.constant(1.0, x.type))
+    return with_sign(e, e.select(e.compare_float("ogt", near, x), less, near), x)
+
+
+def ceil(e: Emitter, x: Reg) -> Reg:
+    """The smallest integer that is not smaller."""
+    return negative(e, floor(e, negative(e, x)))
+
+
+def _power_of_two(e: Emitter, exponent: Reg) -> Reg:
+    """2**exponent, for exponents of normal numbers."""
+    biased = e.binary("add", exponent, e.constant(127, exponent.type))
+    bits = e.binary("shl", biased, e.constant(23, exponent.type))
+    return e.convert("bitcast", bits, "float")
+
+
+def _reduce_exp(e: Emitter, x: Reg) -> tuple[Reg, Reg]:
+    """(exp(r) - 1, n) with x = n ln 2 + r, for x within the range of exponents."""
+    magic = e.constant(_ROUND, x.type)
+    shifted = multiply_add(e, x, e.constant(_LOG2_E, x.type), magic)
+    whole = e.binary("fsub", shifted, magic)
+    r = multiply_add(e, whole, e.constant(-_LN2_HIGH, x.type), x)
+    r = multiply_add(e, whole, e.constant(-_LN2_LOW, x.type), r)
+    square = e.binary("fmul", r, r)
+    q = multiply_add(e, square, polynomial(e, r, _EXP), r)
+    bits = e.convert("bitcast", shifted, "i32")
+    return q, e.binary("sub", bits, e.constant(_ROUND_BITS, bits.type))
+
+
+def _scale(e: Emitter, x: Reg, exponent: Reg) -> Reg:
+    """``x * 2**exponent`` in two steps, so that results may be denormal and infinite."""
+    half = e.binary("ashr", exponent, e.constant(1, exponent.type))
+    rest = e.binary("sub", exponent, half)
+    return e.binary("fmul", e.binary("fmul", x, _power_of_two(e, half)), _power_of_two(e, rest))
+
+
+def exp(e: Emitter, x: Reg) -> Reg:
+    """The exponential."""
+    x = at_most(e, at_least(e, x, -104.0), 89.0)
+    q, n = _reduce_exp(e, x)
+    return _scale(e, e.binary("fadd", q, e.constant(1.0, x.type)), n)
+
+
+def expm1(e: Emitter, x: Reg) -> Reg:
+    """``exp(x) - 1``, accurate near zero."""
+    limited = at_most(e, at_least(e, x, -25.0), 88.0)
+    q, n = _reduce_exp(e, limited)
+    scale = _power_of_two(e, n)
+    less = e.binary("fsub", scale, e.constant(1.0, x.type))
+    near = multiply_add(e, scale, q, less)
+    huge = e.compare_float("ogt", x, e.constant(88.0, x.type))
+    result = e.select(huge, exp(e, x), near)
+    return with_zero(e, x, result)
+
+
+def with_zero(e: Emitter, x: Reg, result: Reg) -> Reg:
+    """``result``, but ``x`` itself where that is zero: odd functions keep the zero's sign."""
+    zero = e.compare_float("oeq", x, e.constant(0.0, x.type))
+    return e.select(zero, x, result)
+
+
+def log(e: Emitter, x: Reg) -> Reg:
+    """The natural logarithm."""
+    tiny = e.compare_float("olt", x, e.constant(2.0**-126, x.type))
+    grown = e.select(tiny, e.binary("fmul", x, e.constant(2.0**23, x.type)), x)
+    bits = e.convert("bitcast", grown, "i32")
+    above = e.binary("sub", bits, e.constant(0x3F3504F3, bits.type))
+    exponent = e.binary("ashr", above, e.constant(23, bits.type))
+    lowered = e.binary("sub", bits, e.binary("shl", exponent, e.constant(23, bits.type)))
+    f = e.binary("fsub", e.convert("bitcast", lowered, "float"), e.constant(1.0, x.type))
+    k = e.convert("sitofp", exponent, "float")
+    k = e.binary("fsub", k, e.select(tiny, e.constant(23.0, x.type), e.constant(0.0, x.type)))
+    result = _log_near_one(e, f, k)
+    infinity = e.constant(math.inf, x.type)
+    result = e.select(e.compare_float("oeq", x, infinity), infinity, result)
+    minus = e.constant(-math.inf, x.type)
+    result = e.select(e.compare_float("oeq", x, e.constant(0.0, x.type)), minus, result)
+    bad = e.compare_float("ult", x, e.constant(0.0, x.type))
+    return e.select(bad, e.constant(math.nan, x.type), result)
+
+
+def _log_near_one(e: Emitter, f: Reg, k: Reg) -> Reg:
+    """``log(1 + f) + k ln 2``."""
+    square = e.binary("fmul", f, f)
+    cube = e.binary("fmul", square, f)
+    tail = e.binary("fmul", cube, polynomial(e, f, _LOG))
+    tail = multiply_add(e, k, e.constant(_LN2_LOW, f.type), tail)
+    tail = multiply_add(e, square, e.constant(-0.5, f.type), tail)
+    return multiply_add(e, k, e.constant(_LN2_HIGH, f.type), e.binary("fadd", f, tail))
+
+
+def log1p(e: Emitter, x: Reg) -> Reg:
+    """``log(1 + x)``, accurate near zero."""
+    one = e.constant(1.0, x.type)
+    u = e.binary("fadd", one, x)
+    lost = e.binary("fsub", x, e.binary("fsub", u, one))
+    plain = log(e, u)
+    corrected = e.binary("fadd", plain, e.binary("fdiv", lost, u))
+    usable = e.compare_float("olt", absolute(e, plain), e.constant(math.inf, x.type))
+    return with_zero(e, x, e.select(usable, corrected, plain))
+
+
+def tanh(e: Emitter, x: Reg) -> Reg:
+    """The hyperbolic tangent."""
+    magnitude = absolute(e, x)
+    square = e.binary("fmul", x, x)
+    cube = e.binary("fmul", square, magnitude)
+    near = multiply_add(e, cube, polynomial(e, square, _TANH), magnitude)
+    one, two = e.constant(1.0, x.type), e.constant(2.0, x.type)
+    grown = exp(e, e.binary("fadd", magnitude, magnitude))
+    far = e.binary("fsub", one, e.binary("fdiv", two, e.binary("fadd", grown, one)))
+    small = e.compare_float("olt", magnitude, e.constant(0.625, x.type))
+    return with_sign(e, e.select(small, near, far), x)
+
+
+def sigmoid(e: Emitter, x: Reg) -> Reg:
+    """``1 / (1 + exp(-x))``."""
+    one = e.constant(1.0, x.type)
+    small = exp(e, negative(e, absolute(e, x)))
+    top = e.select(e.compare_float("olt", x, e.constant(0.0, x.type)), small, one)
+    return e.binary("fdiv", top, e.binary("fadd", one, small))
+
+
+def softplus(e: Emitter, x: Reg) -> Reg:
+    """``log(1 + exp(x))``."""
+    small = exp(e, negative(e, absolute(e, x)))
+    return e.binary("fadd", at_least(e, x, 0.0), log1p(e, small))
+
+
+def erf(e: Emitter, x: Reg) -> Reg:
+    """The error function."""
+    magnitude = absolute(e, x)
+    square = e.binary("fmul", x, x)
+    near = multiply_add(e, magnitude, polynomial(e, square, _ERF), magnitude)
+    limited = at_most(e, magnitude, 4.0)
+    decay = exp(e, negative(e, polynomial(e, limited, _ERFC)))
+    far = e.binary("fsub", e.constant(1.0, x.type), decay)
+    small = e.compare_float("olt", magnitude, e.constant(1.0, x.type))
+    return with_sign(e, e.select(small, near, far), x)
+
+
+def _quarter_turns(e: Emitter, x: Reg) -> tuple[Reg, Reg]:
+    """(r, n) with x = n pi/2 + r and |r| <= pi/4, for |x| < 2**45; computed in float64."""
+    wide = e.convert("fpext", x, "double")
+    magic = e.constant(6755399441055744.0, wide.type)
+    shifted = multiply_add(e, wide, e.constant(2 / math.pi, wide.type), magic)
+    whole = e.binary("fsub", shifted, magic)
+    r = multiply_add(e, whole, e.constant(-math.pi / 2, wide.type), wide)
+    r = multiply_add(e, whole, e.constant(-6.123233995736766e-17, wide.type), r)
+    turns = e.convert("trunc", e.convert("bitcast", shifted, "i64"), "i32")
+    return e.convert("fptrunc", r, "float"), turns
+
+
+def _sin_and_cos(e: Emitter, r: Reg) -> tuple[Reg, Reg]:
+    """Both, on [-pi/4, pi/4]."""
+    square = e.binary("fmul", r, r)
+    cube = e.binary("fmul", square, r)
+    sine = multiply_add(e, cube, polynomial(e, square, _SIN), r)
+    fourth = e.binary("fmul", square, square)
+    base = multiply_add(e, square, e.constant(-0.5, r.type), e.constant(1.0, r.type))
+    return sine, multiply_add(e, fourth, polynomial(e, square, _COS), base)
+
+
+def _circular(e: Emitter, x: Reg, quarters: int) -> Reg:
+    r, turns = _quarter_turns(e, x)
+    turns = e.binary("add", turns, e.constant(quarters, turns.type))
+    sine, cosine = _sin_and_cos(e, r)
+    kind = vector_type("i1", lane_count(x.type))
+    odd = e.convert("trunc", turns, "i1")
+    value = e.select(odd, cosine, sine)
+    second = e.binary("and", turns, e.constant(2, turns.type))
+    flip = e.emit(kind, f"icmp ne {second}, {e.constant(0, turns.type).text}")
+    value = e.select(flip, negative(e, value), value)
+    return _without_infinity(e, x, value)
+
+
+def _without_infinity(e: Emitter, x: Reg, value: Reg) -> Reg:
+    """NaN where ``x`` is beyond the reduction: infinite, or too large to have a known phase."""
+    usable = e.compare_float("olt", absolute(e, x), e.constant(2.0**45, x.type))
+    return e.select(usable, value, e.constant(math.nan, x.type))
+
+
+def sin(e: Emitter, x: Reg) -> Reg:
+    """The sine; NaN from 2**45 on."""
+    return with_zero(e, x, _circular(e, x, 0))
+
+
+def cos(e: Emitter, x: Reg) -> Reg:
+    """The cosine; NaN from 2**45 on."""
+    return _circular(e, x, 1)
+
+
+def tan(e: Emitter, x: Reg) -> Reg:
+    """The tangent; NaN from 2**45 on."""
+    r, turns = _quarter_turns(e, x)
+    sine, cosine = _sin_and_cos(e, r)
+    odd = e.convert("trunc", turns, "i1")
+    top = e.select(odd, negative(e, cosine), sine)
+    value = e.binary("fdiv", top, e.select(odd, sine, cosine))
+    return with_zero(e, x, _without_infinity(e, x, value))
+
+
+def power(e: Emitter, x: Reg, y: Reg) -> Reg:
+    """``x ** y``, by way of float64, with the special values of IEEE 754's pow."""
+    one, zero = e.constant(1.0, x.type), e.constant(0.0, x.type)
+    nan = e.constant(math.nan, x.type)
+    half = e.binary("fmul", y, e.constant(0.5, y.type))
+    whole = e.compare_float("oeq", floor(e, y), y)
+    odd = e.binary("and", whole, e.compare_float("une", floor(e, half), half))
+    result = _positive_power(e, absolute(e, x), y)
+    result = e.select(odd, with_sign(e, result, x), result)
+    finite = e.compare_float("ogt", x, e.constant(-math.inf, x.type))
+    below = e.binary("and", e.compare_float("olt", x, zero), finite)
+    fraction = e.compare_float("une", floor(e, y), y)
+    result = e.select(e.binary("and", below, fraction), nan, result)
+    result = e.select(e.compare_float("uno", x, y), nan, result)
+    trivial = e.binary("or", e.compare_float("oeq", y, zero), e.compare_float("oeq", x, one))
+    return e.select(trivial, one, result)
+
+
+def _positive_power(e: Emitter, x: Reg, y: Reg) -> Reg:
+    """``x ** y`` for x >= 0: exp2 of y log2 x, the logarithm and product in float64."""
+    wide = e.convert("fpext", x, "double")
+    exponent, mantissa = _split_double(e, wide)
+    one = e.constant(1.0, wide.type)
+    s = e.binary("fdiv", e.binary("fsub", mantissa, one), e.binary("fadd", mantissa, one))
+    series = polynomial(e, e.binary("fmul", s, s), _LOG2_DOUBLE)
+    logarithm = multiply_add(e, s, series, exponent)
+    for special, value in ((0.0, -1e300), (math.inf, 1e300)):
+        found = e.compare_float("oeq", wide, e.constant(special, wide.type))
+        logarithm = e.select(found, e.constant(value, wide.type), logarithm)
+    product = e.binary("fmul", logarithm, e.convert("fpext", y, "double"))
+    at_one = e.compare_float("oeq", wide, one)  # infinity times zero
+    product = e.select(at_one, e.constant(0.0, wide.type), product)
+    return _exp2_double(e, at_most(e, at_least(e, product, -160.0), 160.0))
+
+
+def _split_double(e: Emitter, x: Reg) -> tuple[Reg, Reg]:
+    """(k, m) with x = m * 2**k and m in [sqrt(1/2), sqrt(2)), for what was a positive float32."""
+    bits = e.convert("bitcast", x, "i64")
+    above = e.binary("sub", bits, e.constant(0x3FE6A09E667F3BCD, bits.type))
+    exponent = e.binary("ashr", above, e.constant(52, bits.type))
+    lowered = e.binary("sub", bits, e.binary("shl", exponent, e.constant(52, bits.type)))
+    narrow = e.convert("trunc", exponent, "i32")
+    return e.convert("sitofp", narrow, "double"), e.convert("bitcast", lowered, "double")
+
+
+def _exp2_double(e: Emitter, x: Reg) -> Reg:
+    """2**x as float32, for |x| <= 160."""
+    magic = e.constant(6755399441055744.0, x.type)
+    shifted = e.binary("fadd", x, magic)
+    r = e.binary("fsub", x, e.binary("fsub", shifted, magic))
+    value = polynomial(e, r, _EXP2_DOUBLE)
+    bits = e.convert("bitcast", shifted, "i64")
+    shifted_up = e.binary("shl", bits, e.constant(52, bits.type))
+    biased = e.binary("add", e.convert("bitcast", value, "i64"), shifted_up)
+    return e.convert("fptrunc", e.convert("bitcast", biased, "double"), "float")
+
+
+def asin(e: Emitter, x: Reg) -> Reg:
+    """The inverse sine; NaN outside [-1, 1]."""
+    magnitude = absolute(e, x)
+    inner, far = _asin_parts(e, magnitude)
+    folded = multiply_add(e, inner, e.constant(-2.0, x.type), e.constant(math.pi / 2, x.type))
+    return with_sign(e, e.select(far, folded, inner), x)
+
+
+def acos(e: Emitter, x: Reg) -> Reg:
+    """The inverse cosine; NaN outside [-1, 1]."""
+    inner, far = _asin_parts(e, absolute(e, x))
+    double = e.binary("fadd", inner, inner)
+    minus = e.compare_float("olt", x, e.constant(0.0, x.type))
+    folded = e.binary("fsub", e.constant(math.pi, x.type), double)
+    quarter = e.constant(math.pi / 2, x.type)
+    near = e.binary("fsub", quarter, with_sign(e, inner, x))
+    return e.select(far, e.select(minus, folded, double), near)
+
+
+def _asin_parts(e: Emitter, magnitude: Reg) -> tuple[Reg, Reg]:
+    """asin of m, or where ``far`` (m > 1/2) of sqrt((1 - m) / 2)."""
+    half, one = e.constant(0.5, magnitude.type), e.constant(1.0, magnitude.type)
+    far = e.compare_float("ogt", magnitude, half)
+    turned = e.binary("fmul", e.binary("fsub", one, magnitude), half)
+    square = e.select(far, turned, e.binary("fmul", magnitude, magnitude))
+    base = e.select(far, e.unary_intrinsic("sqrt", turned), magnitude)
+    cube = e.binary("fmul", square, base)
+    return multiply_add(e, cube, polynomial(e, square, _ASIN), base), far
+
+
+def atan(e: Emitter, x: Reg) -> Reg:
+    """The inverse tangent."""
+    magnitude = absolute(e, x)
+    one = e.constant(1.0, x.type)
+    above = e.compare_float("ogt", magnitude, one)
+    folded = e.select(above, e.binary("fdiv", one, magnitude), magnitude)
+    turned = e.binary("fdiv", e.binary("fsub", folded, one), e.binary("fadd", folded, one))
+    middle = e.compare_float("ogt", folded, e.constant(math.sqrt(2) - 1, x.type))
+    u = e.select(middle, turned, folded)
+    square = e.binary("fmul", u, u)
+    near = multiply_add(e, e.binary("fmul", square, u), polynomial(e, square, _ATAN), u)
+    eighth = e.binary("fadd", near, e.constant(math.pi / 4, x.type))
+    value = e.select(middle, eighth, near)
+    beyond = e.binary("fsub", e.constant(math.pi / 2, x.type), value)
+    return with_sign(e, e.select(above, beyond, value), x)
+
+
+def sinh(e: Emitter, x: Reg) -> Reg:
+    """The hyperbolic sine."""
+    magnitude = absolute(e, x)
+    t = expm1(e, at_most(e, magnitude, 80.0))
+    folded = e.binary("fdiv", t, e.binary("fadd", t, e.constant(1.0, x.type)))
+    near = e.binary("fmul", e.binary("fadd", t, folded), e.constant(0.5, x.type))
+    return with_sign(e, _hyperbolic_far(e, magnitude, near), x)
+
+
+def cosh(e: Emitter, x: Reg) -> Reg:
+    """The hyperbolic cosine."""
+    magnitude = absolute(e, x)
+    half = e.constant(0.5, x.type)
+    t = e.binary("fmul", exp(e, at_most(e, magnitude, 80.0)), half)
+    near = e.binary("fadd", t, e.binary("fdiv", e.constant(0.25, x.type), t))
+    return _hyperbolic_far(e, magnitude, near)
+
+
+def _hyperbolic_far(e: Emitter, magnitude: Reg, near: Reg) -> Reg:
+    """exp(m) / 2 where m > 20, without overflow before its time; else ``near``."""
+    half = e.constant(0.5, magnitude.type)
+    root = exp(e, e.binary("fmul", magnitude, half))
+    far = e.binary("fmul", e.binary("fmul", root, half), root)
+    return e.select(e.compare_float("ogt", magnitude, e.constant(20.0, magnitude.type)), far, near)
+
+
+def asinh(e: Emitter, x: Reg) -> Reg:
+    """The inverse hyperbolic sine."""
+    magnitude = absolute(e, x)
+    limited = at_most(e, magnitude, 1e9)
+    one = e.constant(1.0, x.type)
+    square = e.binary("fmul", limited, limited)
+    root = e.unary_intrinsic("sqrt", e.binary("fadd", square, one))
+    extra = e.binary("fdiv", square, e.binary("fadd", one, root))
+    near = log1p(e, e.binary("fadd", limited, extra))
+    return with_sign(e, _area_far(e, magnitude, near), x)
+
+
+def acosh(e: Emitter, x: Reg) -> Reg:
+    """The inverse hyperbolic cosine; NaN below 1."""
+    t = e.binary("fsub", at_most(e, x, 1e9), e.constant(1.0, x.type))
+    inner = multiply_add(e, t, t, e.binary("fadd", t, t))
+    near = log1p(e, e.binary("fadd", t, e.unary_intrinsic("sqrt", inner)))
+    return _area_far(e, x, near)
+
+
+def _area_far(e: Emitter, magnitude: Reg, near: Reg) -> Reg:
+    """log(2 m) where m >= 1e9; else ``near``."""
+    far = e.binary("fadd", log(e, magnitude), e.constant(math.log(2), magnitude.type))
+    big = e.compare_float("oge", magnitude, e.constant(1e9, magnitude.type))
+    return e.select(big, far, near)
+
+
+def atanh(e: Emitter, x: Reg) -> Reg:
+    """The inverse hyperbolic tangent; NaN outside [-1, 1]."""
+    magnitude = absolute(e, x)
+    below = e.binary("fsub", e.constant(1.0, x.type), magnitude)
+    ratio = e.binary("fdiv", e.binary("fadd", magnitude, magnitude), below)
+    half = e.binary("fmul", log1p(e, ratio), e.constant(0.5, x.type))
+    return with_sign(e, half, x)
