@@ -10,6 +10,7 @@ TESTS ?= tests
 # pyright takes node from the wheel beside it, never from the machine or the network.
 export PYRIGHT_PYTHON_GLOBAL_NODE := 0
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+export NO_MKDOCS_2_WARNING := 1
 CODE := src tests tools benchmarks $(wildcard examples)
 
 .DEFAULT_GOAL := help

@@ -2,6 +2,7 @@
 
 from smelt.types._dim import Dim, Symbol, SymbolicDim, ceil_div, dim_from_text, evaluate_dim, substitute_dim, symbols_of
 from smelt.types._dtype import DType
+from smelt.types._override import override
 from smelt.types._value import (
     Layout,
     OptionalType,
@@ -29,6 +30,7 @@ __all__ = [
     "dim_from_text",
     "element_count",
     "evaluate_dim",
+    "override",
     "substitute_dim",
     "symbols_of",
 ]
