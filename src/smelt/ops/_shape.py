@@ -143,15 +143,21 @@ def require_static(extents: Shape, what: str) -> tuple[int, ...]:
     """The extents as ints. Raises ShapeError naming one that is a symbol."""
     for extent in extents:
         if not isinstance(extent, int):
-            raise ShapeError(f"{what} must be known, but {extent} depends on a symbol: fix its value")
+            raise ShapeError(
+                f"{what} must be known, but {extent} depends on a symbol: fix its value"
+            )
     return tuple(e for e in extents if isinstance(e, int))
 
 
-def require_constant(op: Op, inputs: Sequence[Operand | None], index: int, what: str) -> tuple[Dim, ...]:
+def require_constant(
+    op: Op, inputs: Sequence[Operand | None], index: int, what: str
+) -> tuple[Dim, ...]:
     """The elements of an integer input that must be known as dimensions. Raises ShapeError."""
     operand = inputs[index] if index < len(inputs) else None
     if operand is None or operand.dims is None:
-        raise ShapeError(f"{what} (input {index} of {op.name}) must be constant or follow from shapes")
+        raise ShapeError(
+            f"{what} (input {index} of {op.name}) must be constant or follow from shapes"
+        )
     return operand.dims
 
 
@@ -170,7 +176,9 @@ def window_extent(
     before them. Both forms stay closed when the extent is a symbol. Raises ShapeError when no window fits.
     """
     if kernel < 1 or stride < 1 or dilation < 1:
-        raise ShapeError(f"kernel {kernel}, stride {stride} and dilation {dilation} must be positive")
+        raise ShapeError(
+            f"kernel {kernel}, stride {stride} and dilation {dilation} must be positive"
+        )
     reach = (kernel - 1) * dilation + 1
     last = extent + pads[0] + pads[1] - reach
     if isinstance(last, int) and last < 0:

@@ -1,0 +1,81 @@
+"""Base of the ops that map each element of one tensor by itself."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from smelt.ir import Case, Op, Operand
+from smelt.ops._examples import HALF_TOLERANCE, floats, integers
+from smelt.ops._numerics import narrow, present, widen
+from smelt.ops._shape import FLOATS, input_type, require_dtype, require_inputs
+from smelt.types import DType, TensorType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import Self
+
+    from smelt.ir import Array
+    from smelt.types import ValueType
+
+
+@dataclass(frozen=True)
+class Unary(Op):
+    """One tensor in, one of the same shape out."""
+
+    allowed: ClassVar[frozenset[DType]] = FLOATS
+    """Element types of the input."""
+    result: ClassVar[DType | None] = None
+    """Element type of the result, None for the input's."""
+    domain: ClassVar[tuple[float, float]] = (-4.0, 4.0)
+    """Range of the inputs in the cases."""
+
+    @abstractmethod
+    def _apply(self, x: Array, /) -> Any:
+        """The function, on float32 where the input is float16."""
+
+    @classmethod
+    def _variants(cls) -> Iterator[Self]:
+        """Attributes that the cases try."""
+        yield cls()
+
+    @property
+    @override
+    def elementwise(self) -> bool:
+        return True
+
+    @override
+    def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
+        require_inputs(self, inputs, 1)
+        x = input_type(self, inputs, 0)
+        require_dtype(x, self.allowed, f"the input of {self.name}")
+        return (TensorType(self.result or x.dtype, x.shape),)
+
+    @override
+    def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
+        x = present(inputs[0])
+        with np.errstate(all="ignore"):
+            y = self._apply(widen(x))
+        return (narrow(np.asarray(y), self.result.numpy if self.result else x.dtype),)
+
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        low, high = cls.domain
+        for number, op in enumerate(cls._variants()):
+            name = f"variant{number}_" if number else ""
+            if DType.FLOAT32 in cls.allowed:
+                x = floats(2, 3, 5, 7, low=low, high=high)
+                yield Case(f"{name}rank_4", op, (x,))
+                x = floats(17, 33, low=low, high=high, dtype=np.float16, seed=1)
+                yield Case(f"{name}float16", op, (x,), tolerance=HALF_TOLERANCE)
+                yield Case(f"{name}scalar", op, (floats(low=low, high=high, seed=2),))
+        if DType.FLOAT32 in cls.allowed:
+            yield Case("empty", cls(), (floats(0, 3),))
+            yield Case("line", cls(), (floats(1021, low=low, high=high, seed=3),))
+        if DType.INT32 in cls.allowed:
+            yield Case("int32", cls(), (integers(3, 5, low=-9, high=9),))

@@ -1,0 +1,105 @@
+"""What convolutions and poolings share: windows that slide over the spatial axes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from smelt.errors import ShapeError
+from smelt.ir import Op
+from smelt.ops._shape import require_rank, require_static, window_extent
+from smelt.types import DType, TensorType
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from smelt.ir import Array
+    from smelt.types import Shape
+
+
+@dataclass(frozen=True)
+class Windowed(Op):
+    """Attributes of an op with windows. What is left empty is filled in: no padding, steps of one."""
+
+    kernel_shape: tuple[int, ...]
+    """Extents of the window, one for each spatial axis."""
+    strides: tuple[int, ...] = ()
+    """Steps between windows."""
+    pads: tuple[int, ...] = ()
+    """Padding before each spatial axis, then after each."""
+    dilations: tuple[int, ...] = ()
+    """Steps between the elements of a window."""
+
+    def __post_init__(self) -> None:
+        rank = len(self.kernel_shape)
+        for field, default, length in (
+            ("strides", 1, rank),
+            ("pads", 0, 2 * rank),
+            ("dilations", 1, rank),
+        ):
+            given = tuple(int(v) for v in getattr(self, field)) or (default,) * length
+            if len(given) != length or min(given, default=default) < default:
+                raise ShapeError(
+                    f"{field} {given} of {self.name} must be {length} numbers, each at least {default}"
+                )
+            object.__setattr__(self, field, given)
+        if min(self.kernel_shape, default=1) < 1:
+            raise ShapeError(f"kernel_shape {self.kernel_shape} of {self.name} must be positive")
+
+    @property
+    def pad_pairs(self) -> tuple[tuple[int, int], ...]:
+        """Padding before and after each spatial axis."""
+        rank = len(self.kernel_shape)
+        return tuple(zip(self.pads[:rank], self.pads[rank:], strict=True))
+
+    def _window_counts(self, x: TensorType, *, ceil_mode: bool = False) -> Shape:
+        """Number of windows along each spatial axis of the input. Raises ShapeError."""
+        require_rank(x, f"the input of {self.name}", len(self.kernel_shape) + 2)
+        return tuple(
+            window_extent(extent, kernel, stride, dilation, pads, ceil_mode=ceil_mode)
+            for extent, kernel, stride, dilation, pads in zip(
+                x.shape[2:],
+                self.kernel_shape,
+                self.strides,
+                self.dilations,
+                self.pad_pairs,
+                strict=True,
+            )
+        )
+
+    def _counts_on(self, x: Array, *, ceil_mode: bool = False) -> tuple[int, ...]:
+        """Number of windows along each spatial axis of an array."""
+        kind = TensorType(DType.from_numpy(x.dtype), x.shape)
+        return require_static(self._window_counts(kind, ceil_mode=ceil_mode), "the extents")
+
+    def _windows(self, x: Array, counts: Sequence[int], fill: float) -> Array:
+        """A view of shape ``[N, C, *counts, *kernel_shape]`` of the input padded with ``fill``."""
+        reaches = [(k - 1) * d + 1 for k, d in zip(self.kernel_shape, self.dilations, strict=True)]
+        ends = [
+            (count - 1) * stride + reach
+            for count, stride, reach in zip(counts, self.strides, reaches, strict=True)
+        ]
+        widths = [(0, 0), (0, 0)]
+        for extent, end, (before, after) in zip(x.shape[2:], ends, self.pad_pairs, strict=True):
+            widths.append((before, max(after, end - extent - before)))
+        padded = np.pad(x, widths, constant_values=fill) if any(map(any, widths)) else x
+        axes = tuple(range(2, x.ndim))
+        view = sliding_window_view(padded, reaches, axis=axes)
+        every = slice(None)
+        starts = [slice(0, (c - 1) * s + 1, s) for c, s in zip(counts, self.strides, strict=True)]
+        return view[(every, every, *starts, *(slice(None, None, d) for d in self.dilations))]
+
+    def _window_sizes(self, x: Array, counts: Sequence[int], *, padded: bool) -> Array:
+        """How many elements of each window lie inside the input, or inside the padded input."""
+        total = np.ones((), np.int64)
+        for axis, count in enumerate(counts):
+            before, after = self.pad_pairs[axis]
+            first = np.arange(count)[:, None] * self.strides[axis] - before
+            index = first + np.arange(self.kernel_shape[axis]) * self.dilations[axis]
+            low, high = (-before, x.shape[axis + 2] + after) if padded else (0, x.shape[axis + 2])
+            inside = np.count_nonzero((index >= low) & (index < high), axis=1)
+            total = np.multiply.outer(total, inside)
+        return total

@@ -1,0 +1,37 @@
+"""Abs: the magnitude."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from smelt.ops._shape import NUMBERS
+from smelt.ops._unary import Unary
+
+if TYPE_CHECKING:
+    from smelt.ir import Array
+    from smelt.types import DType
+
+
+@dataclass(frozen=True)
+class Abs(Unary):
+    """``|x|``.
+
+    Shapes: the input's.
+
+    Dtypes: numbers; the result's is the input's.
+
+    Raises ShapeError: when there is not one numeric input.
+
+    Source: ONNX Abs-13.
+    """
+
+    name: ClassVar[str] = "abs"
+    allowed: ClassVar[frozenset[DType]] = NUMBERS
+
+    @override
+    def _apply(self, x: Array, /) -> Any:
+        return np.abs(x)

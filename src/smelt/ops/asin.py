@@ -1,0 +1,35 @@
+"""Asin: the inverse sine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from smelt.ops._unary import Unary
+
+if TYPE_CHECKING:
+    from smelt.ir import Array
+
+
+@dataclass(frozen=True)
+class Asin(Unary):
+    """``asin(x)``; NaN outside the domain.
+
+    Shapes: the input's.
+
+    Dtypes: floating-point; the result's is the input's.
+
+    Raises ShapeError: when there is not one floating-point input.
+
+    Source: ONNX Asin-22.
+    """
+
+    name: ClassVar[str] = "asin"
+    domain: ClassVar[tuple[float, float]] = (-1.0, 1.0)
+
+    @override
+    def _apply(self, x: Array, /) -> Any:
+        return np.arcsin(x)

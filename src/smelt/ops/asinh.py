@@ -1,0 +1,34 @@
+"""Asinh: the inverse hyperbolic sine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from smelt.ops._unary import Unary
+
+if TYPE_CHECKING:
+    from smelt.ir import Array
+
+
+@dataclass(frozen=True)
+class Asinh(Unary):
+    """``asinh(x)``.
+
+    Shapes: the input's.
+
+    Dtypes: floating-point; the result's is the input's.
+
+    Raises ShapeError: when there is not one floating-point input.
+
+    Source: ONNX Asinh-22.
+    """
+
+    name: ClassVar[str] = "asinh"
+
+    @override
+    def _apply(self, x: Array, /) -> Any:
+        return np.arcsinh(x)

@@ -1,0 +1,35 @@
+"""Atanh: the inverse hyperbolic tangent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from smelt.ops._unary import Unary
+
+if TYPE_CHECKING:
+    from smelt.ir import Array
+
+
+@dataclass(frozen=True)
+class Atanh(Unary):
+    """``atanh(x)``; NaN outside the domain.
+
+    Shapes: the input's.
+
+    Dtypes: floating-point; the result's is the input's.
+
+    Raises ShapeError: when there is not one floating-point input.
+
+    Source: ONNX Atanh-22.
+    """
+
+    name: ClassVar[str] = "atanh"
+    domain: ClassVar[tuple[float, float]] = (-0.97, 0.97)
+
+    @override
+    def _apply(self, x: Array, /) -> Any:
+        return np.arctanh(x)

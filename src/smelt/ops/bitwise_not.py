@@ -1,0 +1,46 @@
+"""BitwiseNot: negation of every bit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from smelt.ir import Case
+from smelt.ops._examples import integers
+from smelt.ops._unary import Unary
+from smelt.types import DType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from smelt.ir import Array
+
+
+@dataclass(frozen=True)
+class BitwiseNot(Unary):
+    """``~x``.
+
+    Shapes: the input's.
+
+    Dtypes: integers; the result's is the input's.
+
+    Raises ShapeError: when there is not one integer input.
+
+    Source: ONNX BitwiseNot-18.
+    """
+
+    name: ClassVar[str] = "bitwise_not"
+    allowed: ClassVar[frozenset[DType]] = frozenset(d for d in DType if d.is_integer)
+
+    @override
+    def _apply(self, x: Array, /) -> Any:
+        return np.invert(x)
+
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        yield Case("uint8", cls(), (integers(17, 3, dtype=np.uint8, high=256),))
+        yield Case("int64", cls(), (integers(33, dtype=np.int64, low=-999, high=999),))

@@ -1,0 +1,35 @@
+"""Erf: the error function."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from smelt.ops._unary import Unary
+
+if TYPE_CHECKING:
+    from smelt.ir import Array
+
+
+@dataclass(frozen=True)
+class Erf(Unary):
+    """``erf(x)``.
+
+    Shapes: the input's.
+
+    Dtypes: floating-point; the result's is the input's.
+
+    Raises ShapeError: when there is not one floating-point input.
+
+    Source: ONNX Erf-13.
+    """
+
+    name: ClassVar[str] = "erf"
+
+    @override
+    def _apply(self, x: Array, /) -> Any:
+        return np.vectorize(math.erf, otypes=[np.float64])(x)

@@ -1,0 +1,85 @@
+"""InstanceNormalization: each channel of each image brought to mean 0 and variance 1."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from smelt.ir import Case, Op, Operand
+from smelt.ops._examples import HALF_TOLERANCE, floats
+from smelt.ops._numerics import narrow, present, widen
+from smelt.ops._shape import (
+    FLOATS,
+    input_type,
+    require_dtype,
+    require_inputs,
+    require_rank,
+    require_same_dtype,
+    require_shape,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from smelt.ir import Array
+    from smelt.types import ValueType
+
+
+@dataclass(frozen=True)
+class InstanceNormalization(Op):
+    """``(x - mean) / sqrt(variance + epsilon) * scale + bias``, statistics over the spatial axes.
+
+    Shapes: x ``[N, C, *spatial]``, scale and bias ``[C]``; the result's is x's.
+
+    Dtypes: floating-point, one for all; statistics are in float32 at least.
+
+    Raises ShapeError: when the channels do not fit.
+
+    Source: ONNX InstanceNormalization-22.
+    """
+
+    name: ClassVar[str] = "instance_normalization"
+
+    epsilon: float = 1e-5
+    """Added to the variance."""
+
+    @override
+    def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
+        require_inputs(self, inputs, 3)
+        x, scale, bias = (input_type(self, inputs, index) for index in range(3))
+        require_dtype(x, FLOATS, "the input of instance_normalization")
+        require_same_dtype(x, scale, bias)
+        require_rank(x, "the input of instance_normalization", 3, 99)
+        require_shape(scale, (x.shape[1],), "the scale of instance_normalization")
+        require_shape(bias, (x.shape[1],), "the bias of instance_normalization")
+        return (x,)
+
+    @override
+    def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
+        x, scale, bias = (widen(present(array)) for array in inputs)
+        shape = (-1, *[1] * (x.ndim - 2))
+        axes = tuple(range(2, x.ndim))
+        centred = x - x.mean(axis=axes, keepdims=True)
+        variance = np.square(centred).mean(axis=axes, keepdims=True)
+        y = centred / np.sqrt(variance + x.dtype.type(self.epsilon))
+        y = y * scale.reshape(shape) + bias.reshape(shape)
+        return (narrow(y, present(inputs[0]).dtype),)
+
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        def case(name: str, op: InstanceNormalization, *shape: int, half: bool = False) -> Case:
+            kind = np.float16 if half else np.float32
+            x = floats(*shape, dtype=kind, low=-1.0, high=3.0)
+            scale, bias = (floats(shape[1], dtype=kind, seed=seed) for seed in (1, 2))
+            tolerance = HALF_TOLERANCE if half else 1e-4
+            return Case(name, op, (x, scale, bias), tolerance, frozenset({1, 2}))
+
+        yield case("image", cls(), 2, 17, 5, 7)
+        yield case("one_channel", cls(), 1, 1, 9, 9)
+        yield case("large_epsilon", cls(epsilon=0.1), 1, 33, 4, 3)
+        yield case("series", cls(), 2, 3, 11)
+        yield case("float16", cls(), 1, 8, 5, 5, half=True)

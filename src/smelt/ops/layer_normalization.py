@@ -1,0 +1,99 @@
+"""LayerNormalization: each row brought to mean 0 and variance 1."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from smelt.ir import Case, Op, Operand
+from smelt.ops._examples import HALF_TOLERANCE, floats
+from smelt.ops._numerics import narrow, present, widen
+from smelt.ops._shape import (
+    FLOATS,
+    broadcast_shapes,
+    input_type,
+    normalize_axis,
+    optional_type,
+    require_dtype,
+    require_inputs,
+    require_same_dtype,
+    require_shape,
+)
+from smelt.types import TensorType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from smelt.ir import Array
+    from smelt.types import ValueType
+
+
+@dataclass(frozen=True)
+class LayerNormalization(Op):
+    """``(x - mean) / sqrt(variance + epsilon) * scale + bias`` over the axes from ``axis`` on.
+
+    Shapes: scale, and bias when present, broadcast to x; the result's is x's.
+
+    Dtypes: floating-point, one for all; statistics are in float32 at least.
+
+    Raises ShapeError: when the axis is outside x or scale or bias do not broadcast to x.
+
+    Source: ONNX LayerNormalization-17, first result.
+    """
+
+    name: ClassVar[str] = "layer_normalization"
+
+    axis: int = -1
+    """First of the axes over which statistics are taken."""
+    epsilon: float = 1e-5
+    """Added to the variance."""
+
+    @override
+    def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
+        require_inputs(self, inputs, 2, 3)
+        x, scale = input_type(self, inputs, 0), input_type(self, inputs, 1)
+        bias = optional_type(self, inputs, 2)
+        require_dtype(x, FLOATS, "the input of layer_normalization")
+        require_same_dtype(x, scale, bias)
+        normalize_axis(self.axis, x.rank)
+        for kind, what in ((scale, "scale"), (bias, "bias")):
+            if kind is not None:
+                whole = TensorType(x.dtype, broadcast_shapes(kind.shape, x.shape))
+                require_shape(whole, x.shape, f"the {what} of layer_normalization, broadcast,")
+        return (x,)
+
+    @override
+    def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
+        x, scale = widen(present(inputs[0])), widen(present(inputs[1]))
+        bias = inputs[2] if len(inputs) > 2 else None
+        axes = tuple(range(self.axis % x.ndim, x.ndim))
+        centred = x - x.mean(axis=axes, keepdims=True)
+        variance = np.square(centred).mean(axis=axes, keepdims=True)
+        y = centred / np.sqrt(variance + x.dtype.type(self.epsilon)) * scale
+        if bias is not None:
+            y = y + widen(bias)
+        return (narrow(y, present(inputs[0]).dtype),)
+
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        def case(name: str, op: LayerNormalization, *shape: int, half: bool = False) -> Case:
+            kind = np.float16 if half else np.float32
+            row = shape[op.axis :]
+            tensors = [
+                floats(*s, dtype=kind, high=3.0, seed=n) for n, s in enumerate((shape, row, row))
+            ]
+            tolerance = HALF_TOLERANCE if half else 1e-4
+            return Case(name, op, tuple(tensors), tolerance, frozenset({1, 2}))
+
+        yield case("rows", cls(), 2, 5, 33)
+        yield case("two_axes", cls(axis=-2), 3, 4, 17)
+        yield case("axis_from_front", cls(axis=1, epsilon=1e-3), 2, 3, 4, 5)
+        yield case("one_row", cls(), 129)
+        arrays = (floats(3, 17), floats(17, seed=1), None)
+        yield Case("no_bias", cls(), arrays, constants=frozenset({1}))
+        yield case("empty_batch", cls(), 0, 7)
+        yield case("float16", cls(), 5, 65, half=True)

@@ -1,0 +1,35 @@
+"""Log: the natural logarithm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from smelt.ops._unary import Unary
+
+if TYPE_CHECKING:
+    from smelt.ir import Array
+
+
+@dataclass(frozen=True)
+class Log(Unary):
+    """``log(x)``; NaN below zero.
+
+    Shapes: the input's.
+
+    Dtypes: floating-point; the result's is the input's.
+
+    Raises ShapeError: when there is not one floating-point input.
+
+    Source: ONNX Log-13.
+    """
+
+    name: ClassVar[str] = "log"
+    domain: ClassVar[tuple[float, float]] = (0.05, 9.0)
+
+    @override
+    def _apply(self, x: Array, /) -> Any:
+        return np.log(x)

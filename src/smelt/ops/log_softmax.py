@@ -1,0 +1,70 @@
+"""LogSoftmax: the logarithm of softmax."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from smelt.ir import Case, Op, Operand
+from smelt.ops._examples import HALF_TOLERANCE, floats
+from smelt.ops._numerics import narrow, present, widen
+from smelt.ops._shape import FLOATS, input_type, normalize_axis, require_dtype, require_inputs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from smelt.ir import Array
+    from smelt.types import ValueType
+
+
+@dataclass(frozen=True)
+class LogSoftmax(Op):
+    """``x - log(sum(exp(x)))`` along one axis, without overflow.
+
+    Shapes: the input's.
+
+    Dtypes: floating-point; the result's is the input's.
+
+    Raises ShapeError: when the axis is outside the input.
+
+    Source: ONNX LogSoftmax-13.
+    """
+
+    name: ClassVar[str] = "log_softmax"
+
+    axis: int = -1
+    """Axis along which elements compete."""
+
+    @override
+    def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
+        require_inputs(self, inputs, 1)
+        x = input_type(self, inputs, 0)
+        require_dtype(x, FLOATS, "the input of log_softmax")
+        normalize_axis(self.axis, x.rank)
+        return (x,)
+
+    @override
+    def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
+        array = present(inputs[0])
+        if not array.size:
+            return (array,)
+        x = widen(array)
+        shifted = x - x.max(axis=self.axis, keepdims=True)
+        total = np.log(np.exp(shifted).sum(axis=self.axis, keepdims=True))
+        return (narrow(shifted - total, array.dtype),)
+
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        yield Case("rows", cls(), (floats(5, 33, low=-9, high=9),))
+        yield Case("one_row", cls(), (floats(1000, low=-9, high=9),))
+        yield Case("channels", cls(axis=1), (floats(2, 17, 4, 5, low=-9, high=9),))
+        yield Case("first_axis", cls(axis=0), (floats(7, 3, low=-9, high=9),))
+        yield Case("one_element", cls(), (floats(4, 1),))
+        yield Case("large_values", cls(), (floats(3, 9, low=500, high=600),))
+        yield Case("empty_batch", cls(), (floats(0, 9),))
+        x = floats(5, 65, dtype=np.float16, low=-9, high=9)
+        yield Case("float16", cls(), (x,), HALF_TOLERANCE)

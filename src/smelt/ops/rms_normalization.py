@@ -1,0 +1,80 @@
+"""RMSNormalization: each row divided by its root mean square."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from smelt.ir import Case, Op, Operand
+from smelt.ops._examples import HALF_TOLERANCE, floats
+from smelt.ops._numerics import narrow, present, widen
+from smelt.ops._shape import (
+    FLOATS,
+    broadcast_shapes,
+    input_type,
+    normalize_axis,
+    require_dtype,
+    require_inputs,
+    require_same_dtype,
+    require_shape,
+)
+from smelt.types import TensorType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from smelt.ir import Array
+    from smelt.types import ValueType
+
+
+@dataclass(frozen=True)
+class RMSNormalization(Op):
+    """``x / sqrt(mean(x ** 2) + epsilon) * scale`` over the axes from ``axis`` on.
+
+    Shapes: scale broadcasts to x; the result's is x's.
+
+    Dtypes: floating-point, one for both; the mean is in float32 at least.
+
+    Raises ShapeError: when the axis is outside x or scale does not broadcast to x.
+
+    Source: ONNX RMSNormalization-23.
+    """
+
+    name: ClassVar[str] = "rms_normalization"
+
+    axis: int = -1
+    """First of the axes over which the mean is taken."""
+    epsilon: float = 1e-5
+    """Added to the mean square."""
+
+    @override
+    def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
+        require_inputs(self, inputs, 2)
+        x, scale = input_type(self, inputs, 0), input_type(self, inputs, 1)
+        require_dtype(x, FLOATS, "the input of rms_normalization")
+        require_same_dtype(x, scale)
+        normalize_axis(self.axis, x.rank)
+        whole = TensorType(x.dtype, broadcast_shapes(scale.shape, x.shape))
+        require_shape(whole, x.shape, "the scale of rms_normalization, broadcast,")
+        return (x,)
+
+    @override
+    def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
+        x, scale = widen(present(inputs[0])), widen(present(inputs[1]))
+        axes = tuple(range(self.axis % x.ndim, x.ndim))
+        energy = np.square(x).mean(axis=axes, keepdims=True)
+        y = x / np.sqrt(energy + x.dtype.type(self.epsilon)) * scale
+        return (narrow(y, present(inputs[0]).dtype),)
+
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        constants = frozenset({1})
+        yield Case("rows", cls(), (floats(2, 5, 33), floats(33, seed=1)), constants=constants)
+        arrays = (floats(3, 4, 17), floats(4, 17, seed=1))
+        yield Case("two_axes", cls(axis=1), arrays, constants=constants)
+        arrays = (floats(5, 65, dtype=np.float16), floats(65, dtype=np.float16, seed=1))
+        yield Case("float16", cls(epsilon=1e-3), arrays, HALF_TOLERANCE, constants)

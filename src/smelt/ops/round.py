@@ -1,0 +1,34 @@
+"""Round: rounding to nearest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from smelt.ops._unary import Unary
+
+if TYPE_CHECKING:
+    from smelt.ir import Array
+
+
+@dataclass(frozen=True)
+class Round(Unary):
+    """The nearest whole number; of two the even one.
+
+    Shapes: the input's.
+
+    Dtypes: floating-point; the result's is the input's.
+
+    Raises ShapeError: when there is not one floating-point input.
+
+    Source: ONNX Round-22.
+    """
+
+    name: ClassVar[str] = "round"
+
+    @override
+    def _apply(self, x: Array, /) -> Any:
+        return np.rint(x)

@@ -1,0 +1,34 @@
+"""Sinh: the hyperbolic sine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from smelt.ops._unary import Unary
+
+if TYPE_CHECKING:
+    from smelt.ir import Array
+
+
+@dataclass(frozen=True)
+class Sinh(Unary):
+    """``sinh(x)``.
+
+    Shapes: the input's.
+
+    Dtypes: floating-point; the result's is the input's.
+
+    Raises ShapeError: when there is not one floating-point input.
+
+    Source: ONNX Sinh-22.
+    """
+
+    name: ClassVar[str] = "sinh"
+
+    @override
+    def _apply(self, x: Array, /) -> Any:
+        return np.sinh(x)

@@ -1,0 +1,34 @@
+"""Softsign: a rational sigmoid."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from smelt.ops._unary import Unary
+
+if TYPE_CHECKING:
+    from smelt.ir import Array
+
+
+@dataclass(frozen=True)
+class Softsign(Unary):
+    """``x / (1 + |x|)``.
+
+    Shapes: the input's.
+
+    Dtypes: floating-point; the result's is the input's.
+
+    Raises ShapeError: when there is not one floating-point input.
+
+    Source: ONNX Softsign-22.
+    """
+
+    name: ClassVar[str] = "softsign"
+
+    @override
+    def _apply(self, x: Array, /) -> Any:
+        return x / (1 + np.abs(x))

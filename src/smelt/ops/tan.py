@@ -1,0 +1,35 @@
+"""Tan: the tangent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from smelt.ops._unary import Unary
+
+if TYPE_CHECKING:
+    from smelt.ir import Array
+
+
+@dataclass(frozen=True)
+class Tan(Unary):
+    """``tan(x)``.
+
+    Shapes: the input's.
+
+    Dtypes: floating-point; the result's is the input's.
+
+    Raises ShapeError: when there is not one floating-point input.
+
+    Source: ONNX Tan-22.
+    """
+
+    name: ClassVar[str] = "tan"
+    domain: ClassVar[tuple[float, float]] = (-1.2, 1.2)
+
+    @override
+    def _apply(self, x: Array, /) -> Any:
+        return np.tan(x)
