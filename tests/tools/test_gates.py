@@ -51,7 +51,7 @@ def test_blank_lines_do_not_make_a_file_long() -> None:
     [
         "# TO" + "DO write it",
         "raise NotImplemented" + "Error",
-        "x = 1  # pragma: no cover",  # gate: what the test is about
+        "x = 1  # pragma: no " + "cover",
         "def work():\n    pass",
         "def work():\n    ...",
     ],
