@@ -4,73 +4,142 @@ from smelt.ir import Array, Case, Op, Operand
 from smelt.ops.abs import Abs
 from smelt.ops.acos import Acos
 from smelt.ops.acosh import Acosh
+from smelt.ops.add import Add
+from smelt.ops.and_ import And
+from smelt.ops.arg_max import ArgMax
+from smelt.ops.arg_min import ArgMin
 from smelt.ops.asin import Asin
 from smelt.ops.asinh import Asinh
 from smelt.ops.atan import Atan
 from smelt.ops.atanh import Atanh
 from smelt.ops.average_pool import AveragePool
 from smelt.ops.batch_normalization import BatchNormalization
+from smelt.ops.bit_shift import BitShift
 from smelt.ops.bitwise_not import BitwiseNot
+from smelt.ops.cast import Cast
 from smelt.ops.ceil import Ceil
 from smelt.ops.celu import Celu
 from smelt.ops.clip import Clip
+from smelt.ops.compress import Compress
+from smelt.ops.concat import Concat
+from smelt.ops.constant_of_shape import ConstantOfShape
 from smelt.ops.conv import Conv
 from smelt.ops.conv_transpose import ConvTranspose
 from smelt.ops.cos import Cos
 from smelt.ops.cosh import Cosh
+from smelt.ops.cum_sum import CumSum
+from smelt.ops.depth_to_space import DepthToSpace
+from smelt.ops.div import Div
+from smelt.ops.einsum import Einsum
 from smelt.ops.elu import Elu
+from smelt.ops.equal import Equal
 from smelt.ops.erf import Erf
 from smelt.ops.exp import Exp
+from smelt.ops.expand import Expand
+from smelt.ops.flatten import Flatten
 from smelt.ops.floor import Floor
 from smelt.ops.fused import Fused, Stage
+from smelt.ops.gather import Gather
+from smelt.ops.gather_elements import GatherElements
+from smelt.ops.gather_nd import GatherND
 from smelt.ops.gelu import Gelu
 from smelt.ops.gemm import Gemm
 from smelt.ops.global_average_pool import GlobalAveragePool
 from smelt.ops.global_max_pool import GlobalMaxPool
+from smelt.ops.greater import Greater
+from smelt.ops.greater_or_equal import GreaterOrEqual
 from smelt.ops.group_normalization import GroupNormalization
 from smelt.ops.hard_sigmoid import HardSigmoid
 from smelt.ops.hard_swish import HardSwish
 from smelt.ops.hardmax import Hardmax
+from smelt.ops.identity import Identity
 from smelt.ops.instance_normalization import InstanceNormalization
 from smelt.ops.is_inf import IsInf
 from smelt.ops.is_nan import IsNaN
 from smelt.ops.layer_normalization import LayerNormalization
 from smelt.ops.leaky_relu import LeakyRelu
+from smelt.ops.less import Less
+from smelt.ops.less_or_equal import LessOrEqual
 from smelt.ops.log import Log
 from smelt.ops.log_softmax import LogSoftmax
 from smelt.ops.lp_normalization import LpNormalization
 from smelt.ops.lp_pool import LpPool
 from smelt.ops.lrn import LRN
 from smelt.ops.mat_mul import MatMul
+from smelt.ops.max import Max
 from smelt.ops.max_pool import MaxPool
+from smelt.ops.mean import Mean
+from smelt.ops.min import Min
 from smelt.ops.mish import Mish
+from smelt.ops.mod import Mod
+from smelt.ops.mul import Mul
 from smelt.ops.neg import Neg
+from smelt.ops.non_zero import NonZero
 from smelt.ops.not_ import Not
+from smelt.ops.one_hot import OneHot
+from smelt.ops.or_ import Or
+from smelt.ops.pad import Pad
+from smelt.ops.pow import Pow
 from smelt.ops.prelu import PRelu
+from smelt.ops.range import Range
 from smelt.ops.reciprocal import Reciprocal
+from smelt.ops.reduce_l1 import ReduceL1
+from smelt.ops.reduce_l2 import ReduceL2
+from smelt.ops.reduce_log_sum import ReduceLogSum
+from smelt.ops.reduce_log_sum_exp import ReduceLogSumExp
+from smelt.ops.reduce_max import ReduceMax
+from smelt.ops.reduce_mean import ReduceMean
+from smelt.ops.reduce_min import ReduceMin
+from smelt.ops.reduce_prod import ReduceProd
+from smelt.ops.reduce_sum import ReduceSum
+from smelt.ops.reduce_sum_square import ReduceSumSquare
 from smelt.ops.relu import Relu
+from smelt.ops.reshape import Reshape
+from smelt.ops.resize import Resize
 from smelt.ops.rms_normalization import RMSNormalization
 from smelt.ops.round import Round
+from smelt.ops.scatter_elements import ScatterElements
+from smelt.ops.scatter_nd import ScatterND
 from smelt.ops.selu import Selu
+from smelt.ops.shape import Shape
 from smelt.ops.shrink import Shrink
 from smelt.ops.sigmoid import Sigmoid
 from smelt.ops.sign import Sign
 from smelt.ops.sin import Sin
 from smelt.ops.sinh import Sinh
+from smelt.ops.size import Size
+from smelt.ops.slice import Slice
 from smelt.ops.softmax import Softmax
 from smelt.ops.softplus import Softplus
 from smelt.ops.softsign import Softsign
+from smelt.ops.space_to_depth import SpaceToDepth
+from smelt.ops.split import Split
 from smelt.ops.sqrt import Sqrt
+from smelt.ops.squeeze import Squeeze
+from smelt.ops.sub import Sub
+from smelt.ops.sum import Sum
 from smelt.ops.swish import Swish
 from smelt.ops.tan import Tan
 from smelt.ops.tanh import Tanh
 from smelt.ops.thresholded_relu import ThresholdedRelu
+from smelt.ops.tile import Tile
+from smelt.ops.top_k import TopK
+from smelt.ops.transpose import Transpose
+from smelt.ops.trilu import Trilu
+from smelt.ops.unsqueeze import Unsqueeze
+from smelt.ops.where import Where
+from smelt.ops.xor import Xor
 
 __all__ = [
     "ALL_OPS",
+    "LRN",
     "Abs",
     "Acos",
     "Acosh",
+    "Add",
+    "And",
+    "ArgMax",
+    "ArgMin",
     "Array",
     "Asin",
     "Asinh",
@@ -78,130 +147,253 @@ __all__ = [
     "Atanh",
     "AveragePool",
     "BatchNormalization",
+    "BitShift",
     "BitwiseNot",
     "Case",
+    "Cast",
     "Ceil",
     "Celu",
     "Clip",
+    "Compress",
+    "Concat",
+    "ConstantOfShape",
     "Conv",
     "ConvTranspose",
     "Cos",
     "Cosh",
+    "CumSum",
+    "DepthToSpace",
+    "Div",
+    "Einsum",
     "Elu",
+    "Equal",
     "Erf",
     "Exp",
+    "Expand",
+    "Flatten",
     "Floor",
     "Fused",
+    "Gather",
+    "GatherElements",
+    "GatherND",
     "Gelu",
     "Gemm",
     "GlobalAveragePool",
     "GlobalMaxPool",
+    "Greater",
+    "GreaterOrEqual",
     "GroupNormalization",
-    "Hardmax",
     "HardSigmoid",
     "HardSwish",
+    "Hardmax",
+    "Identity",
     "InstanceNormalization",
     "IsInf",
     "IsNaN",
     "LayerNormalization",
     "LeakyRelu",
+    "Less",
+    "LessOrEqual",
     "Log",
     "LogSoftmax",
     "LpNormalization",
     "LpPool",
-    "LRN",
     "MatMul",
+    "Max",
     "MaxPool",
+    "Mean",
+    "Min",
     "Mish",
+    "Mod",
+    "Mul",
     "Neg",
+    "NonZero",
     "Not",
+    "OneHot",
     "Op",
     "Operand",
+    "Or",
     "PRelu",
-    "Reciprocal",
-    "Relu",
+    "Pad",
+    "Pow",
     "RMSNormalization",
+    "Range",
+    "Reciprocal",
+    "ReduceL1",
+    "ReduceL2",
+    "ReduceLogSum",
+    "ReduceLogSumExp",
+    "ReduceMax",
+    "ReduceMean",
+    "ReduceMin",
+    "ReduceProd",
+    "ReduceSum",
+    "ReduceSumSquare",
+    "Relu",
+    "Reshape",
+    "Resize",
     "Round",
+    "ScatterElements",
+    "ScatterND",
     "Selu",
+    "Shape",
     "Shrink",
     "Sigmoid",
     "Sign",
     "Sin",
     "Sinh",
+    "Size",
+    "Slice",
     "Softmax",
     "Softplus",
     "Softsign",
+    "SpaceToDepth",
+    "Split",
     "Sqrt",
+    "Squeeze",
     "Stage",
+    "Sub",
+    "Sum",
     "Swish",
     "Tan",
     "Tanh",
     "ThresholdedRelu",
+    "Tile",
+    "TopK",
+    "Transpose",
+    "Trilu",
+    "Unsqueeze",
+    "Where",
+    "Xor",
 ]
 
 ALL_OPS: tuple[type[Op], ...] = (
     Abs,
     Acos,
     Acosh,
+    Add,
+    And,
+    ArgMax,
+    ArgMin,
     Asin,
     Asinh,
     Atan,
     Atanh,
     AveragePool,
     BatchNormalization,
+    BitShift,
     BitwiseNot,
+    Cast,
     Ceil,
     Celu,
     Clip,
+    Compress,
+    Concat,
+    ConstantOfShape,
     Conv,
     ConvTranspose,
     Cos,
     Cosh,
+    CumSum,
+    DepthToSpace,
+    Div,
+    Einsum,
     Elu,
+    Equal,
     Erf,
     Exp,
+    Expand,
+    Flatten,
     Floor,
     Fused,
+    Gather,
+    GatherElements,
+    GatherND,
     Gelu,
     Gemm,
     GlobalAveragePool,
     GlobalMaxPool,
+    Greater,
+    GreaterOrEqual,
     GroupNormalization,
-    Hardmax,
     HardSigmoid,
     HardSwish,
+    Hardmax,
+    Identity,
     InstanceNormalization,
     IsInf,
     IsNaN,
+    LRN,
     LayerNormalization,
     LeakyRelu,
+    Less,
+    LessOrEqual,
     Log,
     LogSoftmax,
     LpNormalization,
     LpPool,
-    LRN,
     MatMul,
+    Max,
     MaxPool,
+    Mean,
+    Min,
     Mish,
+    Mod,
+    Mul,
     Neg,
+    NonZero,
     Not,
+    OneHot,
+    Or,
     PRelu,
-    Reciprocal,
-    Relu,
+    Pad,
+    Pow,
     RMSNormalization,
+    Range,
+    Reciprocal,
+    ReduceL1,
+    ReduceL2,
+    ReduceLogSum,
+    ReduceLogSumExp,
+    ReduceMax,
+    ReduceMean,
+    ReduceMin,
+    ReduceProd,
+    ReduceSum,
+    ReduceSumSquare,
+    Relu,
+    Reshape,
+    Resize,
     Round,
+    ScatterElements,
+    ScatterND,
     Selu,
+    Shape,
     Shrink,
     Sigmoid,
     Sign,
     Sin,
     Sinh,
+    Size,
+    Slice,
     Softmax,
     Softplus,
     Softsign,
+    SpaceToDepth,
+    Split,
     Sqrt,
+    Squeeze,
+    Sub,
+    Sum,
     Swish,
     Tan,
     Tanh,
     ThresholdedRelu,
+    Tile,
+    TopK,
+    Transpose,
+    Trilu,
+    Unsqueeze,
+    Where,
+    Xor,
 )

@@ -1,0 +1,71 @@
+"""What ArgMax and ArgMin share."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from typing_extensions import override
+
+from smelt.errors import ShapeError
+from smelt.ir import Case, Op
+from smelt.ops._operands import present, sample
+from smelt.ops._shape import NUMBERS, input_type, normalize_axis, require_dtype, require_inputs
+from smelt.types import DType, TensorType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from smelt.ir import Array, Operand
+    from smelt.types import ValueType
+
+
+@dataclass(frozen=True)
+class ArgExtreme(Op):
+    """The index of the extreme element along an axis; subclasses say which one is extreme."""
+
+    axis: int = 0
+    keepdims: int = 1
+    select_last_index: int = 0
+
+    @override
+    def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
+        require_inputs(self, inputs, 1)
+        data = input_type(self, inputs, 0)
+        require_dtype(data, NUMBERS, f"input 0 of {self.name}")
+        axis = normalize_axis(self.axis, data.rank)
+        if data.shape[axis] == 0:
+            raise ShapeError(f"{self.name} along axis {axis} of {data}, which has no elements")
+        kept = (1,) if self.keepdims else ()
+        shape = (*data.shape[:axis], *kept, *data.shape[axis + 1 :])
+        return (TensorType(DType.INT64, shape),)
+
+    @abstractmethod
+    def pick(self, data: Array) -> Array:
+        """The index of the first extreme element along the axis."""
+
+    @override
+    def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
+        data = present(inputs, 0)
+        if self.select_last_index:
+            picked = data.shape[self.axis] - 1 - self.pick(np.flip(data, self.axis))
+        else:
+            picked = self.pick(data)
+        made = np.asarray(picked, np.int64)
+        return (np.expand_dims(made, self.axis) if self.keepdims else made,)
+
+
+def arg_cases(make: Callable[..., ArgExtreme]) -> Iterator[Case]:
+    """The cases of both ops."""
+    ties = np.array([[2, 5, 5, 1, 1], [3, 3, 3, 3, 3]], np.float32)
+    for last in (0, 1):
+        yield Case(f"ties, last {last}", make(axis=1, select_last_index=last), (ties,))
+    yield Case("first axis", make(), (sample(4, 3),))
+    yield Case("without the axis", make(axis=1, keepdims=0), (sample(2, 7, 3),))
+    yield Case("negative axis", make(axis=-2), (sample(2, 7, 3),))
+    yield Case("to a scalar", make(keepdims=0), (sample(9),))
+    yield Case("no rows", make(axis=1), (sample(0, 3),))
+    for dtype in ("float16", "int32", "int64", "int8"):
+        yield Case(dtype, make(axis=1), (sample(3, 11, dtype=dtype),))

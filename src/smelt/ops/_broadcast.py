@@ -1,0 +1,142 @@
+"""Elementwise ops of two or more broadcasting inputs: what they share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from smelt.errors import ShapeError
+from smelt.ir import Case, Op
+from smelt.ops._operands import MAXIMUM_TERMS, known_dims, present, sample
+from smelt.ops._shape import (
+    NUMBERS,
+    broadcast_shapes,
+    input_type,
+    require_dtype,
+    require_inputs,
+    require_same_dtype,
+)
+from smelt.types import DType, TensorType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from smelt.ir import Array, Operand
+    from smelt.types import Dim, ValueType
+
+
+@dataclass(frozen=True)
+class Broadcast(Op):
+    """An elementwise op whose inputs broadcast, with one element type; subclasses say what it computes."""
+
+    arity: ClassVar[tuple[int, int]] = (2, 2)
+    """Fewest and most inputs."""
+    dtypes: ClassVar[frozenset[DType]] = NUMBERS
+    result_dtype: ClassVar[DType | None] = None
+    """Element type of the result; None for that of the inputs."""
+
+    @property
+    @override
+    def elementwise(self) -> bool:
+        return True
+
+    @override
+    def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
+        require_inputs(self, inputs, *self.arity)
+        kinds = [input_type(self, inputs, i) for i in range(len(inputs))]
+        require_dtype(kinds[0], self.dtypes, f"input 0 of {self.name}")
+        require_same_dtype(*kinds)
+        shape = broadcast_shapes(*(k.shape for k in kinds))
+        return (TensorType(self.result_dtype or kinds[0].dtype, shape),)
+
+    @override
+    def infer_dims(self, inputs: Sequence[Operand | None], /) -> tuple[Dim, ...] | None:
+        vectors = [known_dims(inputs, i) for i in range(len(inputs))]
+        known = [v for v in vectors if v is not None]
+        if len(known) < len(vectors) or not known:
+            return None
+        length = max(map(len, known)) if all(known) else 0
+        if any(len(v) not in {1, length} for v in known):
+            return None
+        rows = [[v[i % len(v)] for v in known] for i in range(length)]
+        made = [reduce(self._combine_or_none, row) for row in rows]
+        return tuple(d for d in made if d is not None) if None not in made else None
+
+    def _combine_or_none(self, left: Dim | None, right: Dim | None) -> Dim | None:
+        if left is None or right is None:
+            return None
+        made = self.combine_dims(left, right)
+        too_large = (
+            made is not None and not isinstance(made, int) and len(made.terms) > MAXIMUM_TERMS
+        )
+        return None if too_large else made
+
+    def combine_dims(self, left: Dim, right: Dim) -> Dim | None:
+        """The op on two elements that are dimensions; None where the result is not one."""
+        del left, right
+        return None
+
+    def compute(self, left: Array, right: Array) -> Array:
+        """The op on two arrays."""
+        raise ShapeError(f"{self.name} is not made of pairs: {left.dtype}, {right.dtype}")
+
+    @override
+    def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
+        left, right = present(inputs, 0), present(inputs, 1)
+        made = np.asarray(self.compute(left, right))
+        return (made.astype(self.result_dtype.numpy if self.result_dtype else left.dtype),)
+
+
+@dataclass(frozen=True)
+class Variadic(Broadcast):
+    """A ``Broadcast`` of any number of inputs, which are combined from the left."""
+
+    arity: ClassVar[tuple[int, int]] = (1, 1 << 16)
+
+    @override
+    def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
+        arrays = [present(inputs, i) for i in range(len(inputs))]
+        made = np.asarray(reduce(self.compute, arrays), arrays[0].dtype)
+        return (made.copy() if len(arrays) == 1 else made,)
+
+
+def broadcast_cases(op: Op, *dtypes: str, low: int = -9, high: int = 10) -> Iterator[Case]:
+    """Shapes that tell apart the ways in which two inputs may broadcast, and each dtype once."""
+    shapes = {
+        "same shape": ((2, 3, 4), (2, 3, 4)),
+        "one for each channel": ((2, 3, 4, 5), (3, 1, 1)),
+        "both sides broadcast": ((3, 1, 5), (1, 4, 1)),
+        "scalar": ((2, 7), ()),
+        "more axes on the right": ((5,), (2, 3, 5)),
+        "no elements": ((0, 3), (1, 3)),
+    }
+    for label, (left, right) in shapes.items():
+        yield Case(
+            label,
+            op,
+            (
+                sample(*left, dtype=dtypes[0], low=low, high=high),
+                sample(*right, dtype=dtypes[0], low=low, high=high - 1),
+            ),
+        )
+    for dtype in dtypes[1:]:
+        pair = (
+            sample(3, 17, dtype=dtype, low=low, high=high),
+            sample(3, 1, dtype=dtype, low=low, high=high - 1),
+        )
+        tolerance = 3e-3 if dtype == "float16" else 1e-4
+        yield Case(dtype, op, pair, tolerance)
+
+
+def variadic_cases(op: Op, *dtypes: str) -> Iterator[Case]:
+    """The cases of two inputs, and of one, three and four."""
+    yield from broadcast_cases(op, *dtypes)
+    yield Case("one input", op, (sample(2, 3, dtype=dtypes[0]),))
+    three = ((2, 3, 4), (3, 1), (4,))
+    yield Case("three inputs", op, tuple(sample(*s, dtype=dtypes[0]) for s in three))
+    four = ((6,), (6,), (1,), ())
+    yield Case("four inputs", op, tuple(sample(*s, dtype=dtypes[0]) for s in four))

@@ -1,0 +1,41 @@
+"""Reading and writing elements by index: what the gathering and scattering ops share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from smelt.errors import ShapeError
+from smelt.types import DType
+
+if TYPE_CHECKING:
+    from smelt.ir import Array
+
+_COMBINE = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
+
+
+def positive_indices(indices: Array, extent: int) -> Array:
+    """Indices counted from the front. Raises ShapeError when one is outside an axis of ``extent``."""
+    outside = (indices < -extent) | (indices >= extent)
+    if bool(outside.any()):
+        raise ShapeError(f"index {indices[outside][0]} is outside an axis of {extent} elements")
+    return np.where(indices < 0, indices + extent, indices).astype(np.int64)
+
+
+def require_reduction(reduction: str, dtype: DType) -> None:
+    """Check how a scatter combines. Raises ShapeError."""
+    if reduction != "none" and reduction not in _COMBINE:
+        raise ShapeError(f"reduction {reduction!r}; it must be none, {', '.join(_COMBINE)}")
+    if reduction != "none" and dtype is DType.BOOL:
+        raise ShapeError(f"reduction {reduction} of bool elements")
+
+
+def scatter(data: Array, places: tuple[Array, ...], updates: Array, reduction: str) -> Array:
+    """A copy of data in which updates stand at places, or are combined with what is there."""
+    made = data.copy()
+    if reduction == "none":
+        made[places] = updates
+    else:
+        _COMBINE[reduction].at(made, places, updates)
+    return made

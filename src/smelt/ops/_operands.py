@@ -1,0 +1,138 @@
+"""What ops that compute with shapes share: reading operands, arithmetic of dimensions, sample data."""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from smelt.errors import InternalError, ShapeError, UnboundSymbolError
+from smelt.types import evaluate_dim, symbols_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from smelt.ir import Array, Op, Operand
+    from smelt.types import Dim, Shape
+
+MAXIMUM_TERMS = 256
+"""A dimension with more terms is refused: repeated squaring would fill the memory."""
+
+MAXIMUM_DIMS = 4096
+"""A vector with more elements is not followed as dimensions."""
+
+
+def given(inputs: Sequence[Operand | None], index: int) -> Operand | None:
+    """The operand at ``index``, None when it is absent or not named at all."""
+    return inputs[index] if index < len(inputs) else None
+
+
+def present(inputs: Sequence[Array | None], index: int) -> Array:
+    """An array that inference has made sure of. Raises InternalError when it is absent."""
+    array = optional_array(inputs, index)
+    if array is None:
+        raise InternalError(f"the reference of an op was called without its input {index}")
+    return array
+
+
+def optional_array(inputs: Sequence[Array | None], index: int) -> Array | None:
+    """The array at ``index``, None when it is absent or not named at all."""
+    return inputs[index] if index < len(inputs) else None
+
+
+def known_dims(inputs: Sequence[Operand | None], index: int) -> tuple[Dim, ...] | None:
+    """Elements of an integer input as far as they are known."""
+    operand = given(inputs, index)
+    return None if operand is None else operand.dims
+
+
+def dims_at(
+    op: Op, inputs: Sequence[Operand | None], index: int, what: str
+) -> tuple[Dim, ...] | None:
+    """Elements of an optional integer input, None when it is absent.
+
+    Raises ShapeError: when it is present but its elements are not known.
+    """
+    operand = given(inputs, index)
+    if operand is None:
+        return None
+    if operand.dims is None:
+        raise ShapeError(
+            f"{what} (input {index} of {op.name}) must be constant or follow from shapes"
+        )
+    return operand.dims
+
+
+def ints_at(
+    op: Op, inputs: Sequence[Operand | None], index: int, what: str
+) -> tuple[int, ...] | None:
+    """As ``dims_at``, but the elements must be plain numbers. Raises ShapeError."""
+    dims = dims_at(op, inputs, index, what)
+    if dims is None:
+        return None
+    for dim in dims:
+        if not isinstance(dim, int):
+            raise ShapeError(f"{what} (input {index} of {op.name}) must be constant, not {dim}")
+    return tuple(d for d in dims if isinstance(d, int))
+
+
+def bounded(dim: Dim) -> Dim:
+    """The dim itself. Raises ShapeError when it is too large a polynomial to compute with."""
+    if not isinstance(dim, int) and len(dim.terms) > MAXIMUM_TERMS:
+        raise ShapeError(f"a dimension has more than {MAXIMUM_TERMS} terms: fix some symbols")
+    return dim
+
+
+def count_elements(shape: Shape) -> Dim:
+    """Product of extents. Raises ShapeError when it is too large a polynomial."""
+    count: Dim = 1
+    for extent in shape:
+        count = bounded(count * extent)
+    return count
+
+
+def divide_dims(count: Dim, divisor: Dim) -> Dim | None:
+    """The exact quotient (floored where symbols decide whether it is exact); None where there is none."""
+    if isinstance(count, int) and isinstance(divisor, int):
+        return count // divisor if divisor and count % divisor == 0 else None
+    if isinstance(count, int):
+        return 0 if count == 0 else None
+    try:
+        return count // divisor
+    except (UnboundSymbolError, ZeroDivisionError):
+        return None
+
+
+def is_non_negative(dim: Dim) -> bool:
+    """Whether the dim is provably never negative while its symbols are at least one."""
+    if isinstance(dim, int):
+        return dim >= 0
+    return _grows(dim) and evaluate_dim(dim, dict.fromkeys(symbols_of(dim), 1)) >= 0
+
+
+def _grows(dim: Dim) -> bool:
+    """Whether no symbol that becomes larger makes the dim smaller, and no factor of a term is negative."""
+    if isinstance(dim, int):
+        return True
+    for monomial, coefficient in dim.terms:
+        if monomial and coefficient < 0:
+            return False
+        numerators = [a.numerator for a in monomial if hasattr(a, "numerator")]
+        if not all(is_non_negative(n) for n in numerators):
+            return False
+    return True
+
+
+def sample(*shape: int, dtype: str = "float32", low: int = -9, high: int = 10) -> Array:
+    """Fixed, well spread data for the cases of ops: the same on every machine and in every process."""
+    seed = zlib.crc32(repr((shape, dtype, low, high)).encode())
+    kind = np.dtype(dtype)
+    source = np.random.default_rng(seed)
+    if kind == np.bool_:
+        return np.asarray(source.integers(0, 2, shape), np.bool_)
+    if kind.kind == "u":
+        return np.asarray(source.integers(max(low, 0), high, shape), kind)
+    if kind.kind == "i":
+        return np.asarray(source.integers(low, high, shape), kind)
+    return np.asarray(source.uniform(low, high, shape) / 4, kind)

@@ -1,0 +1,43 @@
+"""And: whether both inputs are true, element by element."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from smelt.ops._broadcast import Broadcast, broadcast_cases
+from smelt.types import DType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from smelt.ir import Array, Case
+
+
+@dataclass(frozen=True)
+class And(Broadcast):
+    """Whether both inputs are true, element by element.
+
+    Shapes: the inputs broadcast onto the result.
+
+    Dtypes: bool.
+
+    Raises ShapeError: when the inputs do not broadcast or their element types differ.
+
+    Source: ONNX And-7.
+    """
+
+    name: ClassVar[str] = "and"
+    dtypes: ClassVar[frozenset[DType]] = frozenset({DType.BOOL})
+
+    @override
+    def compute(self, left: Array, right: Array) -> Array:
+        return np.logical_and(left, right)
+
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        yield from broadcast_cases(cls(), "bool")

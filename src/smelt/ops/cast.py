@@ -1,0 +1,78 @@
+"""Cast: the elements in another type."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from smelt.ir import Case, Op
+from smelt.ops._operands import known_dims, present
+from smelt.ops._shape import input_type, require_inputs
+from smelt.types import DType, TensorType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from smelt.ir import Array, Operand
+    from smelt.types import Dim, ValueType
+
+
+@dataclass(frozen=True)
+class Cast(Op):
+    """The elements in another type: floats towards zero when made integers, integers modulo their width.
+
+    Shapes: the input's.
+
+    Dtypes: any to any but bfloat16, which numpy lacks; anything but zero becomes True.
+
+    Raises ShapeError: when there is not exactly one input, or a type is bfloat16.
+
+    Source: ONNX Cast-21.
+    """
+
+    name: ClassVar[str] = "cast"
+
+    to: DType
+
+    @property
+    @override
+    def elementwise(self) -> bool:
+        return True
+
+    @override
+    def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
+        require_inputs(self, inputs, 1)
+        return (TensorType(self.to, input_type(self, inputs, 0).shape),)
+
+    @override
+    def infer_dims(self, inputs: Sequence[Operand | None], /) -> tuple[Dim, ...] | None:
+        dims = known_dims(inputs, 0)
+        wide = self.to in {DType.INT64, DType.INT32}
+        limit = 1 << 31 if self.to is DType.INT32 else 1 << 63
+        fits = dims is not None and all(not isinstance(d, int) or -limit <= d < limit for d in dims)
+        return dims if wide and fits else None
+
+    @override
+    def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
+        array = present(inputs, 0)
+        with np.errstate(invalid="ignore", over="ignore"):
+            return (array.astype(self.to.numpy),)
+
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        numbers = np.array([[-2.7, -0.5, 0.0], [0.5, 2.7, 100.4]])
+        names = ("float32", "float16", "float64", "int32", "int64", "int8", "uint8", "bool")
+        for target in names:
+            for source in ("float32", "int64"):
+                if source != target:
+                    array = np.abs(numbers) if target == "uint8" else numbers
+                    yield Case(f"{source} to {target}", cls(DType(target)), (array.astype(source),))
+        yield Case("bool to float32", cls(DType.FLOAT32), (np.array([True, False]),))
+        yield Case("int32 wraps to int8", cls(DType.INT8), (np.array([127, 128, -129], np.int32),))
+        special = np.array([np.nan, np.inf, -np.inf, 70000.0], np.float32)
+        yield Case("not a number to float16", cls(DType.FLOAT16), (special,))
+        yield Case("scalar", cls(DType.INT32), (np.array(3.9, np.float32),))

@@ -1,0 +1,82 @@
+"""Compress: the slices that a condition marks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from smelt.errors import ShapeError
+from smelt.ir import Case, Op
+from smelt.ops._operands import count_elements, given, present, sample
+from smelt.ops._shape import input_type, normalize_axis, require_dtype, require_inputs, require_rank
+from smelt.types import DType, SymbolicDim, TensorType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from smelt.ir import Array, Operand
+    from smelt.types import Dim, ValueType
+
+
+@dataclass(frozen=True)
+class Compress(Op):
+    """The slices of data along an axis that a condition marks; of the flat data without an axis.
+
+    How many there are depends on the condition: unless it is constant the extent is the symbol ``count_symbol``, which
+    a run determines and whose largest value the graph declares.
+
+    Shapes: (data, condition[k]) -> data's with ``axis`` made the number marked; k may be less than the axis.
+
+    Dtypes: any; the condition is bool.
+
+    Raises ShapeError: when the condition is no vector or longer than the axis.
+
+    Source: ONNX Compress-11.
+    """
+
+    name: ClassVar[str] = "compress"
+
+    axis: int | None = None
+    count_symbol: str = "compress_count"
+
+    @override
+    def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
+        require_inputs(self, inputs, 2)
+        data, condition = input_type(self, inputs, 0), input_type(self, inputs, 1)
+        require_dtype(condition, {DType.BOOL}, "the condition of compress")
+        require_rank(condition, "the condition of compress", 1)
+        count: Dim = SymbolicDim.symbol(self.count_symbol)
+        operand = given(inputs, 1)
+        if operand is not None and operand.value is not None:
+            count = int(np.count_nonzero(operand.value))
+        if self.axis is None:
+            self._check(condition.shape[0], count_elements(data.shape))
+            return (TensorType(data.dtype, (count,)),)
+        axis = normalize_axis(self.axis, data.rank)
+        self._check(condition.shape[0], data.shape[axis])
+        shape = (*data.shape[:axis], count, *data.shape[axis + 1 :])
+        return (TensorType(data.dtype, shape),)
+
+    @staticmethod
+    def _check(length: Dim, extent: Dim) -> None:
+        if isinstance(length, int) and isinstance(extent, int) and length > extent:
+            raise ShapeError(f"a condition of {length} elements for an axis of {extent}")
+
+    @override
+    def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
+        return (np.compress(present(inputs, 1), present(inputs, 0), self.axis),)
+
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        condition = np.array([False, True, True])
+        yield Case("rows", cls(0), (sample(3, 4), condition))
+        yield Case("columns, short condition", cls(1), (sample(2, 5), condition))
+        yield Case("flat", cls(), (sample(3, 2), np.array([True, False, False, False, True])))
+        constant = frozenset({1})
+        yield Case(
+            "constant", cls(-1), (sample(2, 3, dtype="int64"), condition), constants=constant
+        )

@@ -1,0 +1,74 @@
+"""Div: the quotient of two tensors; integers are divided towards zero."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from smelt.ir import Case
+from smelt.ops._broadcast import Broadcast, broadcast_cases
+from smelt.ops._operands import divide_dims, is_non_negative
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from smelt.ir import Array
+    from smelt.types import Dim
+
+
+@dataclass(frozen=True)
+class Div(Broadcast):
+    """The quotient of two tensors; integers are divided towards zero.
+
+    Shapes: the inputs broadcast onto the result.
+
+    Dtypes: any number; an integer divided by zero gives zero.
+
+    Raises ShapeError: when the inputs do not broadcast or their element types differ.
+
+    Source: ONNX Div-14.
+    """
+
+    name: ClassVar[str] = "div"
+
+    @override
+    def combine_dims(self, left: Dim, right: Dim) -> Dim | None:
+        if isinstance(left, int) and isinstance(right, int):
+            magnitude = abs(left) // abs(right) if right else 0
+            return magnitude if (left < 0) == (right < 0) else -magnitude
+        if isinstance(right, int):
+            return left // right if right > 0 and is_non_negative(left) else None
+        return divide_dims(left, right)
+
+    @override
+    def compute(self, left: Array, right: Array) -> Array:
+        if left.dtype.kind == "f":
+            with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+                return np.divide(left, right)
+        return _divide_towards_zero(left, right)
+
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        yield from broadcast_cases(cls(), "float32", "float16", "float64", low=2, high=12)
+        left = np.array([7, -7, 7, -7, 0, 6, -1], np.int32)
+        right = np.array([2, 2, -2, -2, 5, 3, 2], np.int32)
+        for dtype in ("int32", "int64", "int8"):
+            yield Case(f"{dtype} towards zero", cls(), (left.astype(dtype), right.astype(dtype)))
+        yield Case(
+            "uint8", cls(), (np.array([[255, 7], [9, 0]], np.uint8), np.array([2], np.uint8))
+        )
+        zeros = np.array([1.0, -1.0, 0.5], np.float32), np.array([0.0, 0.0, 2.0], np.float32)
+        yield Case("float by zero is infinite", cls(), zeros)
+
+
+def _divide_towards_zero(left: Array, right: Array) -> Array:
+    divisor = np.where(right == 0, np.ones_like(right), right)
+    with np.errstate(over="ignore"):
+        floored = np.floor_divide(left, divisor)
+        inexact = floored * divisor != left
+    rounded = floored + ((left < 0) != (divisor < 0)) * inexact
+    return np.asarray(np.where(right == 0, np.zeros_like(rounded), rounded))

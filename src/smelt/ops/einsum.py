@@ -1,0 +1,137 @@
+"""Einsum: sums of products, given by an equation of labels."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from smelt.errors import ShapeError
+from smelt.ir import Case, Op
+from smelt.ops._operands import present, sample
+from smelt.ops._shape import (
+    NUMBERS,
+    broadcast_shapes,
+    differ,
+    input_type,
+    known,
+    require_dtype,
+    require_inputs,
+    require_same_dtype,
+)
+from smelt.types import TensorType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from smelt.ir import Array, Operand
+    from smelt.types import Dim, Shape, ValueType
+
+
+@dataclass(frozen=True)
+class Einsum(Op):
+    """Sums of products, given by an equation: a label for each axis, repeated where axes go together.
+
+    Labels that the result lacks are summed over; without ``->`` the result has the labels that stand once, in
+    alphabetical order after the axes of an ellipsis.
+
+    Shapes: as the equation says; the axes of ellipses broadcast.
+
+    Dtypes: numbers, the same for all; half floats are summed in single precision.
+
+    Raises ShapeError: when the equation is malformed or does not fit the inputs.
+
+    Source: ONNX Einsum-12.
+    """
+
+    name: ClassVar[str] = "einsum"
+
+    equation: str
+
+    @override
+    def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
+        require_inputs(self, inputs, 1, 64)
+        kinds = [input_type(self, inputs, i) for i in range(len(inputs))]
+        require_dtype(kinds[0], NUMBERS, "input 0 of einsum")
+        require_same_dtype(*kinds)
+        terms, result = self._terms()
+        if len(terms) != len(kinds):
+            raise ShapeError(
+                f"einsum {self.equation!r} has {len(terms)} terms for {len(kinds)} inputs"
+            )
+        extents: dict[str, Dim] = {}
+        dots: Shape = ()
+        for term, kind in zip(terms, kinds, strict=True):
+            broadcast = self._assign(term, kind, extents)
+            dots = broadcast_shapes(dots, broadcast)
+        before, dot, after = result.partition(".")
+        if not all(label in extents for label in before + after):
+            raise ShapeError(f"einsum {self.equation!r} makes a label that no input has")
+        shape = (
+            tuple(extents[x] for x in before),
+            dots if dot else (),
+            tuple(extents[x] for x in after),
+        )
+        return (TensorType(kinds[0].dtype, (*shape[0], *shape[1], *shape[2])),)
+
+    def _terms(self) -> tuple[list[str], str]:
+        """The inputs' labels and the result's, an ellipsis being one dot. Raises ShapeError."""
+        text = self.equation.replace(" ", "").replace("...", ".")
+        left, arrow, result = text.partition("->")
+        terms = left.split(",")
+        labels = [c for c in "".join(terms) if c != "."]
+        if not arrow:
+            once = sorted(c for c, n in Counter(labels).items() if n == 1)
+            result = ("." if "." in left else "") + "".join(once)
+        letters = all(c.isascii() and c.isalpha() for c in (*labels, *result.replace(".", "")))
+        dots = max(t.count(".") for t in (*terms, result))
+        if not letters or dots > 1 or len(set(result)) < len(result):
+            raise ShapeError(f"einsum equation {self.equation!r} is malformed")
+        return terms, result
+
+    def _assign(self, term: str, kind: TensorType, extents: dict[str, Dim]) -> Shape:
+        before, dot, after = term.partition(".")
+        free = kind.rank - len(before) - len(after)
+        if free < 0 or (free and not dot):
+            raise ShapeError(f"term {term!r} of einsum {self.equation!r} does not fit {kind}")
+        shape = (*kind.shape[: len(before)], *kind.shape[len(before) + free :])
+        for label, extent in zip(before + after, shape, strict=True):
+            other = extents.get(label, extent)
+            if differ(other, extent) and 1 not in (other, extent):
+                raise ShapeError(
+                    f"label {label!r} of einsum {self.equation!r}: {other} and {extent}"
+                )
+            extents[label] = extent if other == 1 else known(other, extent)
+        return kind.shape[len(before) : len(before) + free]
+
+    @override
+    def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
+        arrays = [present(inputs, i) for i in range(len(inputs))]
+        dtype = arrays[0].dtype
+        if dtype == np.float16:
+            arrays = [a.astype(np.float32) for a in arrays]
+        return (np.asarray(np.einsum(self.equation, *arrays)).astype(dtype),)
+
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        rows: dict[str, tuple[tuple[int, ...], ...]] = {
+            "ij,jk->ik": ((3, 4), (4, 5)),
+            "bhid,bhjd->bhij": ((2, 2, 3, 4), (2, 2, 5, 4)),
+            "ij->ji": ((3, 4),),
+            "ii->i": ((4, 4),),
+            "ij->": ((3, 4),),
+            "i,j->ij": ((3,), (5,)),
+            "...ij,...jk->...ik": ((2, 5, 3, 4), (2, 5, 4, 2)),
+            "ij,jk": ((3, 4), (4, 2)),
+            "i,i": ((6,), (6,)),
+            "a,b,c->abc": ((2,), (3,), (4,)),
+        }
+        for equation, shapes in rows.items():
+            yield Case(equation, cls(equation), tuple(sample(*s) for s in shapes))
+        for dtype in ("float64", "int64"):
+            arrays = (sample(2, 3, dtype=dtype), sample(3, 2, dtype=dtype))
+            yield Case(dtype, cls("ij,jk->ik"), arrays)

@@ -1,0 +1,74 @@
+"""GatherElements: single elements along an axis, chosen by index."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from smelt.ir import Case, Op
+from smelt.ops._index import positive_indices
+from smelt.ops._operands import present, sample
+from smelt.ops._shape import (
+    INDICES,
+    input_type,
+    normalize_axis,
+    require_dtype,
+    require_inputs,
+    require_rank,
+)
+from smelt.types import TensorType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from smelt.ir import Array, Operand
+    from smelt.types import ValueType
+
+
+@dataclass(frozen=True)
+class GatherElements(Op):
+    """For each index, the element of data in the same place but for ``axis``, where the index stands.
+
+    Shapes: (data, indices) -> the indices'; both have one rank.
+
+    Dtypes: any; the indices are int32 or int64.
+
+    Raises ShapeError: when the ranks differ, ``axis`` is outside them, or an index is outside the axis.
+
+    Source: ONNX GatherElements-13.
+    """
+
+    name: ClassVar[str] = "gather_elements"
+
+    axis: int = 0
+
+    @override
+    def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
+        require_inputs(self, inputs, 2)
+        data, indices = input_type(self, inputs, 0), input_type(self, inputs, 1)
+        require_dtype(indices, INDICES, "indices of gather_elements")
+        require_rank(indices, "indices of gather_elements", data.rank)
+        normalize_axis(self.axis, data.rank)
+        return (TensorType(data.dtype, indices.shape),)
+
+    @override
+    def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
+        data, indices = present(inputs, 0), present(inputs, 1)
+        places = list(np.indices(indices.shape))
+        places[self.axis] = positive_indices(indices, data.shape[self.axis])
+        return (np.asarray(data[tuple(places)]),)
+
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        indices = np.array([[0, 1, 2], [2, -1, 0]], np.int64)
+        yield Case("rows", cls(0), (sample(3, 3), indices))
+        yield Case("columns", cls(1), (sample(2, 3), indices))
+        yield Case("negative axis", cls(-1), (sample(2, 4), indices.astype(np.int32)))
+        yield Case("fewer indices than data", cls(0), (sample(5, 6), indices))
+        yield Case("int64", cls(1), (sample(2, 3, dtype="int64"), indices))
+        yield Case("float16", cls(1), (sample(2, 3, dtype="float16"), indices))
+        yield Case("nothing", cls(0), (sample(2, 3), np.zeros((0, 3), np.int64)))

@@ -1,0 +1,83 @@
+"""GatherND: slices of a tensor, chosen by tuples of indices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from smelt.errors import ShapeError
+from smelt.ir import Case, Op
+from smelt.ops._index import positive_indices
+from smelt.ops._operands import present, sample
+from smelt.ops._shape import (
+    INDICES,
+    differ,
+    input_type,
+    require_dtype,
+    require_inputs,
+    require_static,
+)
+from smelt.types import TensorType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from smelt.ir import Array, Operand
+    from smelt.types import ValueType
+
+
+@dataclass(frozen=True)
+class GatherND(Op):
+    """For each vector of indices, the slice of data at which it points, within the same batch.
+
+    Shapes: (data[b…, d…], indices[b…, n…, k]) -> [b…, n…, d after the first k…], with ``batch_dims`` batch axes.
+
+    Dtypes: any; the indices are int64.
+
+    Raises ShapeError: when the vectors are longer than data's rank, the batches differ, or an index is outside.
+
+    Source: ONNX GatherND-13.
+    """
+
+    name: ClassVar[str] = "gather_nd"
+
+    batch_dims: int = 0
+
+    @override
+    def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
+        require_inputs(self, inputs, 2)
+        data, indices = input_type(self, inputs, 0), input_type(self, inputs, 1)
+        require_dtype(indices, INDICES, "indices of gather_nd")
+        batch = self.batch_dims
+        if not 0 <= batch < min(data.rank, indices.rank):
+            raise ShapeError(f"{batch} batch axes do not fit {data} and {indices}")
+        if any(map(differ, data.shape[:batch], indices.shape[:batch])):
+            raise ShapeError(f"the batch axes of {data} and {indices} differ")
+        (length,) = require_static(indices.shape[-1:], "the last extent of the indices")
+        if not 1 <= length <= data.rank - batch:
+            raise ShapeError(f"vectors of {length} indices do not fit {data}")
+        return (TensorType(data.dtype, (*indices.shape[:-1], *data.shape[batch + length :])),)
+
+    @override
+    def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
+        data, indices = present(inputs, 0), present(inputs, 1)
+        batch, length = self.batch_dims, indices.shape[-1]
+        outer = np.indices(indices.shape[:batch], sparse=True)
+        inner = (1,) * (indices.ndim - 1 - batch)
+        places = [place.reshape(*place.shape, *inner) for place in outer]
+        extents = data.shape[batch : batch + length]
+        places.extend(positive_indices(indices[..., k], e) for k, e in enumerate(extents))
+        return (np.asarray(data[tuple(places)]),)
+
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        yield Case("elements", cls(), (sample(3, 4), np.array([[0, 1], [-1, 3]])))
+        yield Case("slices", cls(), (sample(3, 4, 5), np.array([[[2, 1]], [[0, -1]]])))
+        yield Case("rows", cls(), (sample(3, 4), np.array([[2], [0], [2]])))
+        yield Case("in batches", cls(1), (sample(2, 3, 4), np.array([[[1]], [[-1]]])))
+        yield Case("int64", cls(), (sample(3, 4, dtype="int64"), np.array([2, 1])))
+        yield Case("float16", cls(), (sample(3, 4, dtype="float16"), np.array([[2, 1]])))

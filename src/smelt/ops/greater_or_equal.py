@@ -1,0 +1,52 @@
+"""GreaterOrEqual: whether the first input is at least the second, element by element."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from smelt.ir import Case
+from smelt.ops._broadcast import Broadcast, broadcast_cases
+from smelt.types import DType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from smelt.ir import Array
+
+
+@dataclass(frozen=True)
+class GreaterOrEqual(Broadcast):
+    """Whether the first input is at least the second, element by element.
+
+    Shapes: the inputs broadcast onto the result.
+
+    Dtypes: any number; the result is bool.
+
+    Raises ShapeError: when the inputs do not broadcast or their element types differ.
+
+    Source: ONNX GreaterOrEqual-16.
+    """
+
+    name: ClassVar[str] = "greater_or_equal"
+    result_dtype: ClassVar[DType | None] = DType.BOOL
+
+    @override
+    def compute(self, left: Array, right: Array) -> Array:
+        return np.asarray(np.greater_equal(left, right))
+
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        yield from broadcast_cases(
+            cls(), "float32", "float16", "float64", "int32", "int64", "uint8", low=-2, high=3
+        )
+        nan = np.array([np.nan, 1.0, np.inf, -0.0], np.float32)
+        yield Case(
+            "NaN, infinity and negative zero",
+            cls(),
+            (nan, np.array([np.nan, np.nan, np.inf, 0.0], np.float32)),
+        )

@@ -1,0 +1,49 @@
+"""Max: the largest of the inputs, element by element; NaN where one is NaN."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from smelt.ops._broadcast import Variadic, variadic_cases
+from smelt.ops._operands import is_non_negative
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from smelt.ir import Array, Case
+    from smelt.types import Dim
+
+
+@dataclass(frozen=True)
+class Max(Variadic):
+    """The largest of the inputs, element by element; NaN where one is NaN.
+
+    Shapes: the inputs broadcast onto the result.
+
+    Dtypes: any number.
+
+    Raises ShapeError: when the inputs do not broadcast or their element types differ.
+
+    Source: ONNX Max-13.
+    """
+
+    name: ClassVar[str] = "max"
+
+    @override
+    def combine_dims(self, left: Dim, right: Dim) -> Dim | None:
+        if is_non_negative(left - right):
+            return left
+        return right if is_non_negative(right - left) else None
+
+    @override
+    def compute(self, left: Array, right: Array) -> Array:
+        return np.maximum(left, right)
+
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        yield from variadic_cases(cls(), "float32", "float16", "float64", "int32", "int64", "uint8")

@@ -1,0 +1,48 @@
+"""Mean: the mean of the inputs, element by element."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from smelt.ops._broadcast import Variadic, variadic_cases
+from smelt.ops._operands import present
+from smelt.ops._shape import FLOATS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from smelt.ir import Array, Case
+    from smelt.types import DType
+
+
+@dataclass(frozen=True)
+class Mean(Variadic):
+    """The mean of the inputs, element by element.
+
+    Shapes: the inputs broadcast onto the result.
+
+    Dtypes: floats.
+
+    Raises ShapeError: when the inputs do not broadcast or their element types differ.
+
+    Source: ONNX Mean-13.
+    """
+
+    name: ClassVar[str] = "mean"
+    dtypes: ClassVar[frozenset[DType]] = FLOATS
+
+    @override
+    def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
+        arrays = [present(inputs, i) for i in range(len(inputs))]
+        total = reduce(np.add, arrays)
+        return (np.asarray(total / len(arrays), arrays[0].dtype),)
+
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        yield from variadic_cases(cls(), "float32", "float16", "float64")

@@ -1,0 +1,135 @@
+"""Pad: a tensor with elements added around it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from smelt.errors import ShapeError
+from smelt.ir import Case, Op
+from smelt.ops._operands import dims_at, ints_at, optional_array, present, sample
+from smelt.ops._shape import (
+    input_type,
+    normalize_axis,
+    optional_type,
+    require_inputs,
+    require_same_dtype,
+    require_static,
+    shape_text,
+)
+from smelt.types import TensorType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from smelt.ir import Array, Operand
+    from smelt.types import Dim, Shape, ValueType
+
+
+@dataclass(frozen=True)
+class Pad(Op):
+    """The tensor with elements before and after its axes; a negative pad removes elements.
+
+    ``mode``: ``constant`` adds the value of input 2 (0 when absent), ``edge`` the outermost element, ``reflect``
+    mirrors without the outermost element, ``wrap`` continues at the other end.
+
+    Shapes: (data, pads[2k], value scalar?, axes[k]?) -> data's extents plus pads, which are all the begins, then all
+    the ends; k is the rank when ``axes`` is absent.
+
+    Dtypes: any; the value has data's type, pads and axes are integers.
+
+    Raises ShapeError: when pads are not known or not two for each axis, a result would be negative, or an axis is too
+    short to be mirrored.
+
+    Source: ONNX Pad-24.
+    """
+
+    name: ClassVar[str] = "pad"
+
+    mode: str = "constant"
+
+    @override
+    def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
+        require_inputs(self, inputs, 2, 4)
+        data = input_type(self, inputs, 0)
+        if self.mode not in {"constant", "edge", "reflect", "wrap"}:
+            raise ShapeError(f"pad mode {self.mode!r}; it must be constant, edge, reflect or wrap")
+        value = optional_type(self, inputs, 2)
+        require_same_dtype(data, value)
+        pads = dims_at(self, inputs, 1, "the pads") or ()
+        axes = ints_at(self, inputs, 3, "the axes")
+        pairs = pair_pads(data.rank, pads, axes)
+        shape = [d + before + after for d, (before, after) in zip(data.shape, pairs, strict=True)]
+        for before, extent, (start, end) in zip(data.shape, shape, pairs, strict=True):
+            added = not (start == 0 and end == 0)
+            if isinstance(extent, int) and extent < 0:
+                raise ShapeError(f"pads {shape_text(pads)} remove more than {data} has")
+            if added and before == 0 and extent != 0 and self.mode != "constant":
+                raise ShapeError(f"pad mode {self.mode} has nothing to repeat in {data}")
+        return (TensorType(data.dtype, tuple(shape)),)
+
+    @override
+    def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
+        data, axes = present(inputs, 0), optional_array(inputs, 3)
+        pads = tuple(int(p) for p in present(inputs, 1))
+        listed = None if axes is None else tuple(int(a) for a in axes)
+        for axis, pair in enumerate(pair_pads(data.ndim, pads, listed)):
+            before, after = require_static(pair, "pads")
+            data = self._pad_axis(data, axis, before, after, optional_array(inputs, 2))
+        return (data.copy(),)
+
+    def _pad_axis(
+        self, data: Array, axis: int, before: int, after: int, value: Array | None
+    ) -> Array:
+        extent = data.shape[axis]
+        places = np.arange(-before, extent + after)
+        if self.mode == "constant":
+            inside = (places >= 0) & (places < extent)
+            shape = (*data.shape[:axis], len(places), *data.shape[axis + 1 :])
+            fill = data.dtype.type(0) if value is None else value.reshape(())
+            made = np.full(shape, fill, data.dtype)
+            kept = np.flatnonzero(inside)
+            index = (slice(None),) * axis
+            made[(*index, kept)] = data[(*index, places[kept])]
+            return made
+        if self.mode == "edge":
+            places = np.clip(places, 0, extent - 1)
+        elif self.mode == "wrap":
+            places = places % extent
+        else:
+            period = max(2 * (extent - 1), 1)
+            folded = places % period
+            places = np.minimum(folded, period - folded) if extent > 1 else folded * 0
+        return np.take(data, places, axis)
+
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        one = frozenset({1})
+        frame = np.array([0, 0, 1, 2, 0, 0, 3, 1], np.int64)
+        for mode in ("constant", "edge", "reflect", "wrap"):
+            yield Case(mode, cls(mode), (sample(1, 2, 4, 5), frame), constants=one)
+        value = np.array(-2.5, np.float32)
+        yield Case("value", cls(), (sample(2, 3), np.array([1, 0, 0, 2]), value), constants=one)
+        negative = np.array([-1, 2, 0, -2], np.int64)
+        yield Case("negative pads", cls(), (sample(3, 5), negative), constants=one)
+        listed = (sample(2, 3, 4), np.array([1, 2, 0, 1]), None, np.array([-1, 0]))
+        yield Case("axes", cls(), listed, constants=frozenset({1, 3}))
+        yield Case("from nothing", cls(), (sample(0, 2), np.array([2, 0, 1, 1])), constants=one)
+        for dtype in ("float16", "int64", "int8", "bool"):
+            array = sample(3, 4, dtype=dtype)
+            yield Case(dtype, cls(), (array, np.array([0, 1, 2, 0])), constants=one)
+
+
+def pair_pads(rank: int, pads: Shape, axes: tuple[int, ...] | None) -> list[tuple[Dim, Dim]]:
+    """The pads before and after each axis. Raises ShapeError."""
+    listed = tuple(range(rank)) if axes is None else tuple(normalize_axis(a, rank) for a in axes)
+    if len(pads) != 2 * len(listed) or len(set(listed)) < len(listed):
+        raise ShapeError(f"pads {shape_text(pads)} are not two for each of the axes {listed}")
+    pairs: list[tuple[Dim, Dim]] = [(0, 0)] * rank
+    for index, axis in enumerate(listed):
+        pairs[axis] = (pads[index], pads[index + len(listed)])
+    return pairs

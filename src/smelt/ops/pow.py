@@ -1,0 +1,74 @@
+"""Pow: the first tensor to the power of the second."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from smelt.ir import Case
+from smelt.ops._broadcast import Broadcast, broadcast_cases
+from smelt.ops._operands import sample
+from smelt.ops._shape import (
+    NUMBERS,
+    broadcast_shapes,
+    input_type,
+    require_dtype,
+    require_inputs,
+)
+from smelt.types import TensorType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from smelt.ir import Array, Operand
+    from smelt.types import ValueType
+
+
+@dataclass(frozen=True)
+class Pow(Broadcast):
+    """The first tensor to the power of the second.
+
+    Shapes: the inputs broadcast onto the result.
+
+    Dtypes: any number; the exponent may have another type than the base, whose type the result has.
+
+    Raises ShapeError: when the inputs do not broadcast or their element types differ.
+
+    Source: ONNX Pow-15.
+    """
+
+    name: ClassVar[str] = "pow"
+
+    @override
+    def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
+        require_inputs(self, inputs, 2)
+        base, exponent = input_type(self, inputs, 0), input_type(self, inputs, 1)
+        for kind, what in ((base, "the base"), (exponent, "the exponent")):
+            require_dtype(kind, NUMBERS, f"{what} of {self.name}")
+        return (TensorType(base.dtype, broadcast_shapes(base.shape, exponent.shape)),)
+
+    @override
+    def compute(self, left: Array, right: Array) -> Array:
+        with np.errstate(all="ignore"):
+            if left.dtype.kind != "f" and (right.dtype.kind == "f" or bool((right < 0).any())):
+                return np.power(left.astype(np.float64), right)
+            return np.power(left, right)
+
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        yield from broadcast_cases(cls(), "float32", "float16", "float64", low=1, high=12)
+        yield from (
+            Case(
+                f"{base} to the {exponent}",
+                cls(),
+                (sample(3, 5, dtype=base, low=1, high=9), sample(5, dtype=exponent, low=1, high=4)),
+            )
+            for base, exponent in (("int32", "int32"), ("float32", "int64"), ("int64", "float32"))
+        )
+        corners = np.array([0.0, 0.0, -2.0, -2.0, 1.0, 4.0], np.float32)
+        exponents = np.array([0.0, 3.0, 2.0, 3.0, -5.0, 0.5], np.float32)
+        yield Case("corners", cls(), (corners, exponents))

@@ -1,0 +1,106 @@
+"""Range: numbers at equal distances."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from smelt.errors import ShapeError
+from smelt.ir import Case, Op
+from smelt.ops._operands import MAXIMUM_DIMS, known_dims, present
+from smelt.ops._shape import (
+    NUMBERS,
+    input_type,
+    require_constant,
+    require_dtype,
+    require_inputs,
+    require_same_dtype,
+)
+from smelt.types import TensorType, ceil_div
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from smelt.ir import Array, Operand
+    from smelt.types import Dim, ValueType
+
+
+@dataclass(frozen=True)
+class Range(Op):
+    """Numbers from ``start`` up to but without ``limit``, ``delta`` apart.
+
+    Shapes: (start scalar, limit scalar, delta scalar) -> [count].
+
+    Dtypes: numbers, all the same.
+
+    Raises ShapeError: when a scalar is not known, ``delta`` is zero, or it is a symbol.
+
+    Source: ONNX Range-11.
+    """
+
+    name: ClassVar[str] = "range"
+
+    @override
+    def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
+        require_inputs(self, inputs, 3)
+        kinds = [input_type(self, inputs, i) for i in range(3)]
+        require_dtype(kinds[0], NUMBERS, "start of range")
+        require_same_dtype(*kinds)
+        return (TensorType(kinds[0].dtype, (self._count(inputs),)),)
+
+    def _count(self, inputs: Sequence[Operand | None]) -> Dim:
+        values = [o.value for o in inputs if o is not None]
+        arrays = [v for v in values if v is not None]
+        if len(arrays) == 3:
+            return _count_steps(*(a.item() for a in arrays))
+        start, limit, delta = (require_constant(self, inputs, i, "each bound")[0] for i in range(3))
+        if not isinstance(delta, int) or delta == 0:
+            raise ShapeError(f"the step of range must be a constant other than zero, not {delta}")
+        gap = limit - start if delta > 0 else start - limit
+        if isinstance(gap, int):
+            return max(ceil_div(gap, abs(delta)), 0)
+        return ceil_div(gap, abs(delta))
+
+    @override
+    def infer_dims(self, inputs: Sequence[Operand | None], /) -> tuple[Dim, ...] | None:
+        bounds = [known_dims(inputs, i) for i in range(3)]
+        count = self._count(inputs)
+        start, _, delta = (b[0] if b else None for b in bounds)
+        if start is None or delta is None or not isinstance(count, int) or count > MAXIMUM_DIMS:
+            return None
+        return tuple(start + delta * i for i in range(count))
+
+    @override
+    def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
+        start, limit, delta = (present(inputs, i) for i in range(3))
+        count = _count_steps(start.item(), limit.item(), delta.item())
+        steps = np.arange(count).astype(start.dtype)
+        return ((start + steps * delta).astype(start.dtype).reshape(count),)
+
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        rows = {
+            "int64": (0, 5, 1),
+            "int32": (10, 4, -2),
+            "float32": (1.0, 2.0, 0.25),
+            "float64": (0.0, -1.0, -0.3),
+            "int16": (3, 3, 1),
+        }
+        for dtype, row in rows.items():
+            arrays = tuple(np.array(x, dtype) for x in row)
+            yield Case(dtype, cls(), arrays, constants=frozenset({0, 1, 2}))
+        backwards = tuple(np.array(x, np.int64) for x in (5, 0, 1))
+        yield Case("nothing", cls(), backwards, constants=frozenset({0, 1, 2}))
+
+
+def _count_steps(start: float, limit: float, delta: float) -> int:
+    if not delta or not all(math.isfinite(x) for x in (start, limit, delta)):
+        raise ShapeError(f"range from {start} to {limit} by {delta} has no end")
+    if all(isinstance(x, int) for x in (start, limit, delta)):
+        return max(-int((start - limit) // delta), 0)
+    return max(math.ceil((limit - start) / delta), 0)

@@ -1,0 +1,54 @@
+"""ReduceMin: the smallest element along axes; NaN where one is NaN."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from smelt.ir import Case
+from smelt.ops._reduce import Reduction, reduce_cases
+from smelt.types import DType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from smelt.ir import Array
+
+
+@dataclass(frozen=True)
+class ReduceMin(Reduction):
+    """The smallest element along axes; NaN where one is NaN.
+
+    Shapes: (data, axes[k]?) -> data's with the axes made 1, or removed without ``keepdims``; no axes mean all, or none
+    with ``noop_with_empty_axes``.
+
+    Dtypes: any; of nothing it is the type's largest value.
+
+    Raises ShapeError: when the axes are not known or outside the rank.
+
+    Source: ONNX ReduceMin-20.
+    """
+
+    name: ClassVar[str] = "reduce_min"
+    dtypes: ClassVar[frozenset[DType]] = frozenset(DType)
+
+    @override
+    def compute(self, data: Array, axes: tuple[int, ...]) -> Array:
+        kind = data.dtype.kind
+        if kind == "f":
+            start: object = np.inf
+        else:
+            start = True if kind == "b" else np.iinfo(data.dtype).max
+        return np.asarray(np.min(data, axis=axes, keepdims=True, initial=start))
+
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        yield from reduce_cases(
+            cls, "float16", "float64", "int32", "int64", "int8", "uint8", "bool"
+        )
+        special = np.array([[np.nan, 1.0, np.inf], [-np.inf, 0.0, 2.0]], np.float32)
+        yield Case("not a number", cls(), (special, np.array([1])), constants=frozenset({1}))

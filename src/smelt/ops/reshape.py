@@ -1,0 +1,127 @@
+"""Reshape: the same elements in another shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from smelt.errors import ShapeError
+from smelt.ir import Case, Op
+from smelt.ops._operands import count_elements, dims_at, divide_dims, known_dims, present, sample
+from smelt.ops._shape import differ, input_type, require_inputs, require_static, shape_text
+from smelt.types import TensorType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from smelt.ir import Array, Operand
+    from smelt.types import Dim, Shape, ValueType
+
+
+@dataclass(frozen=True)
+class Reshape(Op):
+    """The same elements, in order, in another shape.
+
+    In the shape a -1 stands for what remains; a 0 copies data's extent of that axis, or means zero with ``allowzero``.
+
+    Shapes: (data, shape[rank]) -> shape.
+
+    Dtypes: any; the shape is int64.
+
+    Raises ShapeError: when the shape is not known, has two -1, or holds another number of elements.
+
+    Source: ONNX Reshape-21.
+    """
+
+    name: ClassVar[str] = "reshape"
+
+    allowzero: int = 0
+
+    @override
+    def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
+        require_inputs(self, inputs, 2)
+        data = input_type(self, inputs, 0)
+        wanted = dims_at(self, inputs, 1, "the shape") or ()
+        return (TensorType(data.dtype, self.resolve(data.shape, wanted)),)
+
+    def resolve(self, shape: Shape, wanted: Shape) -> Shape:
+        """The shape that ``wanted`` means for data of a shape. Raises ShapeError."""
+        made = list(wanted)
+        for axis, extent in enumerate(wanted):
+            if extent == 0 and not self.allowzero:
+                if axis >= len(shape):
+                    raise ShapeError(
+                        f"axis {axis} of {shape_text(wanted)} copies an axis that is not there"
+                    )
+                made[axis] = shape[axis]
+            if isinstance(extent, int) and extent < -1:
+                raise ShapeError(f"reshape to {shape_text(wanted)}: an extent below -1")
+        if wanted.count(-1) > 1:
+            raise ShapeError(f"reshape to {shape_text(wanted)}: more than one -1")
+        total = count_elements(shape)
+        if -1 in wanted:
+            unknown = wanted.index(-1)
+            made[unknown] = self._remainder(shape, made, unknown, total)
+        elif differ(count_elements(tuple(made)), total):
+            raise self._misfit(shape, wanted)
+        return tuple(made)
+
+    def _remainder(self, shape: Shape, made: list[Dim], unknown: int, total: Dim) -> Dim:
+        rest = count_elements((*made[:unknown], *made[unknown + 1 :]))
+        left = divide_dims(total, rest)
+        if left is None:
+            # Extents that both shapes have cancel, whatever their value.
+            kept = list(shape)
+            others: list[Dim] = []
+            for extent in (*made[:unknown], *made[unknown + 1 :]):
+                if extent in kept:
+                    kept.remove(extent)
+                else:
+                    others.append(extent)
+            left = divide_dims(count_elements(tuple(kept)), count_elements(tuple(others)))
+        if left is None:
+            raise self._misfit(shape, tuple(made))
+        return left
+
+    @staticmethod
+    def _misfit(shape: Shape, wanted: Shape) -> ShapeError:
+        return ShapeError(
+            f"{shape_text(shape)} holds another number of elements than {shape_text(wanted)}"
+        )
+
+    @override
+    def infer_dims(self, inputs: Sequence[Operand | None], /) -> tuple[Dim, ...] | None:
+        wanted = known_dims(inputs, 1)
+        return known_dims(inputs, 0) if wanted is not None and len(wanted) <= 1 else None
+
+    @override
+    def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
+        data = present(inputs, 0)
+        shape = self.resolve(data.shape, tuple(int(x) for x in present(inputs, 1)))
+        return (data.reshape(require_static(shape, "the shape")).copy(),)
+
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        shapes = {
+            "flat": [24],
+            "more axes": [2, 2, 3, 2],
+            "an unknown extent": [4, -1],
+            "a copied extent": [0, -1],
+            "copied extents": [0, 0, 2, 2],
+        }
+        one = frozenset({1})
+        for label, shape in shapes.items():
+            yield Case(label, cls(), (sample(2, 3, 4), np.array(shape, np.int64)), constants=one)
+        to_scalar = (sample(1, 1), np.array([], np.int64))
+        yield Case("to a scalar", cls(), to_scalar, constants=one)
+        yield Case("from a scalar", cls(), (sample(), np.array([1, 1])), constants=one)
+        empty = (sample(0, 3, 4), np.array([3, 4, 0]))
+        yield Case("zero is zero", cls(allowzero=1), empty, constants=one)
+        yield Case("no elements, copied", cls(), (sample(0, 3), np.array([0, 1, 3])), constants=one)
+        for dtype in ("float16", "int64", "bool"):
+            array = sample(2, 6, dtype=dtype)
+            yield Case(dtype, cls(), (array, np.array([3, -1])), constants=one)

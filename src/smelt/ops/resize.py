@@ -1,0 +1,170 @@
+"""Resize: a tensor sampled at other points of its axes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from smelt.errors import ShapeError
+from smelt.ir import Case, Op
+from smelt.ops._operands import dims_at, given, optional_array, present
+from smelt.ops._resampling import NEAREST, POINTS, Resampling, resize_cases
+from smelt.ops._shape import (
+    FLOATS,
+    input_type,
+    normalize_axis,
+    require_dtype,
+    require_inputs,
+    require_static,
+)
+from smelt.types import TensorType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from smelt.ir import Array, Operand
+    from smelt.types import Dim, ValueType
+
+
+@dataclass(frozen=True)
+class Resize(Op):
+    """The tensor sampled at other points of its axes, at the nearest element or between elements.
+
+    Each resized axis is independent: an element of the result is a weighted sum of elements along the axis. The
+    attributes say where the points lie, as in ONNX.
+
+    Shapes: (data, roi?, scales[k]?, sizes[k]?) -> data's, with floor(extent * scale) or the sizes; k is the number of
+    ``axes``, or the rank. Exactly one of scales and sizes is there.
+
+    Dtypes: floats, any with ``mode`` nearest; roi and scales are floats, sizes are int64.
+
+    Raises ShapeError: when scales or sizes are not known or do not fit, or an attribute has an unknown value.
+
+    Source: ONNX Resize-19.
+    """
+
+    name: ClassVar[str] = "resize"
+
+    antialias: int = 0
+    axes: tuple[int, ...] | None = None
+    coordinate_transformation_mode: str = "half_pixel"
+    cubic_coeff_a: float = -0.75
+    exclude_outside: int = 0
+    extrapolation_value: float = 0.0
+    keep_aspect_ratio_policy: str = "stretch"
+    mode: str = "nearest"
+    nearest_mode: str = "round_prefer_floor"
+
+    @override
+    def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
+        require_inputs(self, inputs, 1, 4)
+        data = input_type(self, inputs, 0)
+        self._check_attributes()
+        if self.mode != "nearest":
+            require_dtype(data, FLOATS, f"input 0 of resize with mode {self.mode}")
+        axes = self.resized_axes(data.rank)
+        if self.coordinate_transformation_mode == "tf_crop_and_resize" and given(inputs, 1) is None:
+            raise ShapeError("tf_crop_and_resize needs the region (input 1)")
+        shape = list(data.shape)
+        sizes, scales = dims_at(self, inputs, 3, "the sizes"), given(inputs, 2)
+        if sizes:
+            made = self._sized([data.shape[a] for a in axes], sizes)
+        else:
+            made = _scaled([data.shape[a] for a in axes], scales)
+        for axis, extent in zip(axes, made, strict=True):
+            if isinstance(extent, int) and (extent < 0 or (extent > 0 and data.shape[axis] == 0)):
+                raise ShapeError(f"resize of {data} to an extent of {extent}")
+            shape[axis] = extent
+        return (TensorType(data.dtype, tuple(shape)),)
+
+    def _check_attributes(self) -> None:
+        for value, allowed in (
+            (self.mode, ("nearest", "linear", "cubic")),
+            (self.coordinate_transformation_mode, POINTS),
+            (self.nearest_mode, tuple(NEAREST)),
+            (self.keep_aspect_ratio_policy, ("stretch", "not_larger", "not_smaller")),
+        ):
+            if value not in allowed:
+                raise ShapeError(f"resize with {value!r}; it must be {', '.join(allowed)}")
+
+    def resized_axes(self, rank: int) -> tuple[int, ...]:
+        """The axes to which scales and sizes belong, counted from the front. Raises ShapeError."""
+        if self.axes is None:
+            return tuple(range(rank))
+        return tuple(normalize_axis(a, rank) for a in self.axes)
+
+    def _sized(self, extents: Sequence[Dim], sizes: Sequence[Dim]) -> list[Dim]:
+        if len(sizes) != len(extents):
+            raise ShapeError(f"{len(sizes)} sizes for {len(extents)} axes")
+        if self.keep_aspect_ratio_policy == "stretch":
+            return list(sizes)
+        fixed, wanted = (
+            require_static(tuple(extents), "an extent"),
+            require_static(tuple(sizes), "a size"),
+        )
+        if 0 in fixed:
+            raise ShapeError("resize that keeps the aspect ratio of nothing")
+        scale = self._kept_scale(fixed, wanted)
+        return [math.floor(scale * extent + Fraction(1, 2)) for extent in fixed]
+
+    def _kept_scale(self, extents: Sequence[int], sizes: Sequence[int]) -> Fraction:
+        ratios = [Fraction(s, e) for s, e in zip(sizes, extents, strict=True)]
+        return min(ratios) if self.keep_aspect_ratio_policy == "not_larger" else max(ratios)
+
+    @override
+    def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
+        data, roi = present(inputs, 0), optional_array(inputs, 1)
+        sizes, scales = optional_array(inputs, 3), optional_array(inputs, 2)
+        axes = self.resized_axes(data.ndim)
+        extents = [data.shape[a] for a in axes]
+        if sizes is not None and sizes.size:
+            wanted = [int(s) for s in sizes]
+            made = require_static(tuple(self._sized(extents, wanted)), "a size")
+            ratios = [m / e if e else 1.0 for m, e in zip(made, extents, strict=True)]
+            if self.keep_aspect_ratio_policy != "stretch":
+                ratios = [float(self._kept_scale(extents, wanted))] * len(axes)
+        else:
+            ratios = [float(s) for s in present((scales,), 0)]
+            made = tuple(math.floor(e * r) for e, r in zip(extents, ratios, strict=True))
+        result = data if data.dtype.kind != "f" else data.astype(np.float64)
+        outside = np.zeros((1,) * data.ndim, np.bool_)
+        for k, axis in enumerate(axes):
+            window = (
+                (0.0, 1.0)
+                if roi is None or not roi.size
+                else (float(roi[k]), float(roi[k + len(axes)]))
+            )
+            resampling = Resampling(self, extents[k], made[k], ratios[k], window)
+            result = resampling.apply(result, axis)
+            line = resampling.outside().reshape(-1, *(1,) * (data.ndim - 1 - axis))
+            outside = outside | line
+        if outside.any():
+            result = np.where(outside, self.extrapolation_value, result)
+        return (np.ascontiguousarray(result).astype(data.dtype),)
+
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        yield from resize_cases(cls)
+
+
+def _scaled(extents: Sequence[Dim], scales: Operand | None) -> list[Dim]:
+    if scales is None or scales.value is None or scales.value.shape != (len(extents),):
+        raise ShapeError(f"resize needs {len(extents)} constant scales, or sizes")
+    made: list[Dim] = []
+    for extent, scale in zip(extents, (float(s) for s in scales.value), strict=True):
+        if not 0 < scale < 1 << 20:
+            raise ShapeError(f"resize by {scale}; a scale must be positive")
+        if isinstance(extent, int):
+            made.append(math.floor(extent * scale))
+            continue
+        ratio = Fraction(scale)
+        if ratio.denominator > 1 << 12:
+            raise ShapeError(f"resize of an extent of {extent} by {scale}: fix its symbols")
+        made.append(extent * ratio.numerator // ratio.denominator)
+    return made

@@ -1,0 +1,83 @@
+"""ScatterElements: a tensor with single elements replaced or combined."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from smelt.ir import Case, Op
+from smelt.ops._index import positive_indices, require_reduction, scatter
+from smelt.ops._operands import present, sample
+from smelt.ops._shape import (
+    INDICES,
+    input_type,
+    normalize_axis,
+    require_dtype,
+    require_inputs,
+    require_rank,
+    require_same_dtype,
+    require_shape,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from smelt.ir import Array, Operand
+    from smelt.types import ValueType
+
+
+@dataclass(frozen=True)
+class ScatterElements(Op):
+    """Data with each update put, along ``axis``, where its index points; or combined with what is there.
+
+    Shapes: (data, indices, updates) -> data's; all have one rank, indices and updates one shape.
+
+    Dtypes: any, bool without ``reduction``; the indices are int32 or int64.
+
+    Raises ShapeError: when shapes do not fit, the reduction is unknown, or an index is outside the axis.
+
+    Source: ONNX ScatterElements-18.
+    """
+
+    name: ClassVar[str] = "scatter_elements"
+
+    axis: int = 0
+    reduction: str = "none"
+    """none, add, mul, max or min."""
+
+    @override
+    def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
+        require_inputs(self, inputs, 3)
+        data, indices, updates = (input_type(self, inputs, i) for i in range(3))
+        require_dtype(indices, INDICES, "indices of scatter_elements")
+        require_same_dtype(data, updates)
+        require_rank(indices, "indices of scatter_elements", data.rank)
+        require_shape(updates, indices.shape, "updates of scatter_elements")
+        require_reduction(self.reduction, data.dtype)
+        normalize_axis(self.axis, data.rank)
+        return (data,)
+
+    @override
+    def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
+        data, indices, updates = (present(inputs, i) for i in range(3))
+        places = list(np.indices(indices.shape))
+        places[self.axis] = positive_indices(indices, data.shape[self.axis])
+        return (scatter(data, tuple(places), updates, self.reduction),)
+
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        indices = np.array([[0, 2, 1], [1, -3, 2]], np.int64)
+        updates = sample(2, 3)
+        yield Case("rows", cls(0), (sample(3, 3), indices, updates))
+        yield Case("columns", cls(1), (sample(2, 3), indices, updates))
+        repeated = np.array([[1, 1, 1]], np.int32)
+        for reduction in ("add", "mul", "max", "min"):
+            arrays = (sample(1, 5), repeated, sample(1, 3, low=-5))
+            yield Case(reduction, cls(1, reduction), arrays)
+        yield Case(
+            "int64", cls(1), (sample(2, 3, dtype="int64"), indices, sample(2, 3, dtype="int64"))
+        )

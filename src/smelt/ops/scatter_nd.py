@@ -1,0 +1,84 @@
+"""ScatterND: a tensor with slices replaced or combined."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from smelt.errors import ShapeError
+from smelt.ir import Case, Op
+from smelt.ops._index import positive_indices, require_reduction, scatter
+from smelt.ops._operands import present, sample
+from smelt.ops._shape import (
+    INDICES,
+    input_type,
+    require_dtype,
+    require_inputs,
+    require_rank,
+    require_same_dtype,
+    require_shape,
+    require_static,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from smelt.ir import Array, Operand
+    from smelt.types import ValueType
+
+
+@dataclass(frozen=True)
+class ScatterND(Op):
+    """Data with each update put at the slice to which its vector of indices points; or combined with what is there.
+
+    Shapes: (data, indices[n…, k], updates[n…, data's extents after k…]) -> data's.
+
+    Dtypes: any, bool without ``reduction``; the indices are int64.
+
+    Raises ShapeError: when shapes do not fit, the reduction is unknown, or an index is outside.
+
+    Source: ONNX ScatterND-18.
+    """
+
+    name: ClassVar[str] = "scatter_nd"
+
+    reduction: str = "none"
+    """none, add, mul, max or min."""
+
+    @override
+    def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
+        require_inputs(self, inputs, 3)
+        data, indices, updates = (input_type(self, inputs, i) for i in range(3))
+        require_dtype(indices, INDICES, "indices of scatter_nd")
+        require_same_dtype(data, updates)
+        require_reduction(self.reduction, data.dtype)
+        require_rank(indices, "indices of scatter_nd", 1, 64)
+        (length,) = require_static(indices.shape[-1:], "the last extent of the indices")
+        if length > data.rank:
+            raise ShapeError(f"vectors of {length} indices do not fit {data}")
+        shape = (*indices.shape[:-1], *data.shape[length:])
+        require_shape(updates, shape, "updates of scatter_nd")
+        return (data,)
+
+    @override
+    def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
+        data, indices, updates = (present(inputs, i) for i in range(3))
+        length = indices.shape[-1]
+        columns = [positive_indices(indices[..., k], data.shape[k]) for k in range(length)]
+        return (scatter(data, tuple(columns), updates, self.reduction),)
+
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        yield Case("elements", cls(), (sample(8), np.array([[4], [3], [-1]]), sample(3)))
+        yield Case("rows", cls(), (sample(4, 3), np.array([[2], [0]]), sample(2, 3)))
+        pairs = np.array([[[0, 1]], [[2, -1]]])
+        yield Case("slices", cls(), (sample(3, 4, 2), pairs, sample(2, 1, 2)))
+        repeated = np.array([[1], [1]])
+        for reduction in ("add", "mul", "max", "min"):
+            yield Case(reduction, cls(reduction), (sample(3, 2), repeated, sample(2, 2, low=-5)))
+        integers = sample(8, dtype="int64"), np.array([[4]]), sample(1, dtype="int64")
+        yield Case("int64", cls(), integers)

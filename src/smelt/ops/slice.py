@@ -1,0 +1,164 @@
+"""Slice: every k-th element between bounds, along some axes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from smelt.errors import ShapeError
+from smelt.ir import Case, Op
+from smelt.ops._operands import (
+    dims_at,
+    ints_at,
+    is_non_negative,
+    known_dims,
+    optional_array,
+    present,
+    sample,
+)
+from smelt.ops._shape import input_type, normalize_axis, require_inputs
+from smelt.types import TensorType, ceil_div, symbols_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from smelt.ir import Array, Operand
+    from smelt.types import Dim, ValueType
+
+
+@dataclass(frozen=True)
+class Slice(Op):
+    """Every ``steps``-th element from ``starts`` up to but without ``ends``, along ``axes``.
+
+    Bounds count from the end when negative and are clamped to the axis. On an axis whose extent is a symbol, a bound
+    must be inside for every extent (symbols being at least one), or the error says to fix the symbol.
+
+    Shapes: (data, starts[k], ends[k], axes[k]?, steps[k]?) -> data's with other extents; all axes when ``axes`` is
+    absent, steps of one when ``steps`` is.
+
+    Dtypes: any; the other inputs are int32 or int64.
+
+    Raises ShapeError: when a bound is not known, a step is zero, an axis is named twice, or clamping depends on a
+    symbol.
+
+    Source: ONNX Slice-13.
+    """
+
+    name: ClassVar[str] = "slice"
+
+    @override
+    def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
+        require_inputs(self, inputs, 3, 5)
+        data = input_type(self, inputs, 0)
+        shape = list(data.shape)
+        for axis, (start, end, step) in self.bounds(inputs).items():
+            extent = end - start if step > 0 else start - end
+            count = ceil_div(extent, abs(step))
+            shape[axis] = max(count, 0) if isinstance(count, int) else count
+        return (TensorType(data.dtype, tuple(shape)),)
+
+    def bounds(self, inputs: Sequence[Operand | None]) -> dict[int, tuple[Dim, Dim, int]]:
+        """First index, end and step of each sliced axis, all counted from the front. Raises ShapeError."""
+        data = input_type(self, inputs, 0)
+        starts = dims_at(self, inputs, 1, "starts") or ()
+        ends = dims_at(self, inputs, 2, "ends") or ()
+        axes = ints_at(self, inputs, 3, "axes")
+        axes = tuple(range(len(starts))) if axes is None else axes
+        steps = ints_at(self, inputs, 4, "steps")
+        steps = (1,) * len(starts) if steps is None else steps
+        if len({len(starts), len(ends), len(axes), len(steps)}) > 1:
+            raise ShapeError("starts, ends, axes and steps of slice have different lengths")
+        found: dict[int, tuple[Dim, Dim, int]] = {}
+        for start, end, given_axis, step in zip(starts, ends, axes, steps, strict=True):
+            axis = normalize_axis(given_axis, data.rank)
+            if axis in found or step == 0:
+                raise ShapeError(f"slice names axis {axis} twice or steps by zero")
+            found[axis] = (*_clamp(start, end, step, data.shape[axis]), step)
+        return found
+
+    @override
+    def infer_dims(self, inputs: Sequence[Operand | None], /) -> tuple[Dim, ...] | None:
+        dims = known_dims(inputs, 0)
+        kind = input_type(self, inputs, 0)
+        if dims is None or kind.rank != 1:
+            return None
+        start, end, step = self.bounds(inputs).get(0, (0, len(dims), 1))
+        if not isinstance(start, int) or not isinstance(end, int):
+            return None
+        return dims[slice(start, None if end < 0 else end, step)]
+
+    @override
+    def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
+        data, starts, ends = (present(inputs, i) for i in range(3))
+        axes, steps = optional_array(inputs, 3), optional_array(inputs, 4)
+        axes = np.arange(len(starts)) if axes is None else axes
+        steps = np.ones(len(starts), np.int64) if steps is None else steps
+        index = [slice(None)] * data.ndim
+        for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+            first, last = _clamp(int(start), int(end), int(step), data.shape[axis])
+            stop = None if isinstance(last, int) and last < 0 else last
+            index[axis] = slice(first, stop, int(step))
+        return (data[tuple(index)].copy(),)
+
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        rows: dict[str, tuple[list[int], list[int], list[int] | None, list[int] | None]] = {
+            "two axes": ([0, 1], [3, 4], [0, 1], [1, 2]),
+            "axes and steps absent": ([1, 0, 2], [4, 3, 5], None, None),
+            "negative bounds": ([-3], [-1], [-1], [1]),
+            "to the end": ([2], [2**63 - 1], [2], [1]),
+            "backwards": ([-1], [-(2**63)], [1], [-1]),
+            "backwards in steps": ([20, 3], [-9, 0], [2, 1], [-2, -3]),
+            "beyond the extents": ([-100], [100], [0], [3]),
+            "nothing": ([3], [1], [1], [1]),
+        }
+        for label, (starts, ends, axes, steps) in rows.items():
+            lists = (starts, ends, axes, steps)
+            arrays = tuple(None if x is None else np.array(x, np.int64) for x in lists)
+            while arrays[-1] is None:
+                arrays = arrays[:-1]
+            constants = frozenset(range(1, len(arrays) + 1))
+            yield Case(label, cls(), (sample(5, 4, 6), *arrays), constants=constants)
+        one = (np.array([1]), np.array([4]))
+        for dtype in ("float16", "int64", "bool"):
+            yield Case(dtype, cls(), (sample(5, dtype=dtype), *one), constants=frozenset({1, 2}))
+
+
+def _clamp(start: Dim, end: Dim, step: int, extent: Dim) -> tuple[Dim, Dim]:
+    """Both bounds counted from the front and clamped to the axis; an end of -1 is before its front."""
+    low, high = (0, extent) if step > 0 else (-1, extent - 1)
+    first = _clamp_bound(start, 0 if step > 0 else low, high, extent)
+    last = _clamp_bound(end, low, high, extent)
+    if step > 0 and isinstance(last, int) and not isinstance(first, int):
+        raise ShapeError(f"the slice from {first} to {last} depends on a symbol: fix its value")
+    return first, last
+
+
+def _clamp_bound(bound: Dim, low: int, high: Dim, extent: Dim) -> Dim:
+    if isinstance(bound, int) and isinstance(extent, int) and isinstance(high, int):
+        return min(max(bound + extent if bound < 0 else bound, low), high)
+    if isinstance(bound, int) and abs(bound) >= (1 << 31) - 1:
+        return high if bound > 0 else low
+    if not is_non_negative(bound):
+        if not is_non_negative(-bound - 1):
+            raise ShapeError(
+                f"whether the bound {bound} is negative depends on a symbol: fix its value"
+            )
+        bound = bound + extent
+    if not is_non_negative(bound - low):
+        raise _undecided(bound, low)
+    if not is_non_negative(high - bound):
+        # A bound beyond the end would be clamped; an extent of n - 1 is the one that every n >= 1 decides.
+        raise _undecided(bound, high)
+    return bound
+
+
+def _undecided(bound: Dim, limit: Dim) -> ShapeError:
+    symbols = ", ".join(sorted(symbols_of(bound, limit)))
+    return ShapeError(
+        f"whether the slice's bound {bound} passes {limit} depends on {symbols}: fix its value"
+    )

@@ -1,0 +1,107 @@
+"""Split: consecutive parts of a tensor along an axis."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from smelt.errors import ShapeError
+from smelt.ir import Case, Op
+from smelt.ops._operands import dims_at, known_dims, optional_array, present, sample
+from smelt.ops._shape import differ, input_type, normalize_axis, require_inputs, shape_text
+from smelt.types import TensorType, ceil_div
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from smelt.ir import Array, Operand
+    from smelt.types import Dim, ValueType
+
+
+@dataclass(frozen=True)
+class Split(Op):
+    """Consecutive parts of a tensor along an axis.
+
+    The parts' lengths are input 1; without it ``num_outputs`` says how many equal parts there are, of which the last
+    is shorter when the axis does not divide.
+
+    Shapes: (data, split[parts]?) -> one result for each part.
+
+    Dtypes: any; the lengths are int64.
+
+    Raises ShapeError: when the lengths are not known, or do not add up to the axis.
+
+    Source: ONNX Split-18.
+    """
+
+    name: ClassVar[str] = "split"
+
+    axis: int = 0
+    num_outputs: int = 0
+    """Number of equal parts; 0 where input 1 gives the lengths."""
+
+    @override
+    def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
+        require_inputs(self, inputs, 1, 2)
+        data = input_type(self, inputs, 0)
+        axis = normalize_axis(self.axis, data.rank)
+        lengths = dims_at(self, inputs, 1, "the lengths of the parts")
+        if lengths is None:
+            lengths = self._equal_lengths(data.shape[axis])
+        total: Dim = 0
+        for length in lengths:
+            if isinstance(length, int) and length < 0:
+                raise ShapeError(f"split into a part of {length} elements")
+            total = total + length
+        if differ(total, data.shape[axis]):
+            raise ShapeError(f"parts of {shape_text(lengths)} are not {data.shape[axis]} elements")
+        shapes = ((*data.shape[:axis], n, *data.shape[axis + 1 :]) for n in lengths)
+        return tuple(TensorType(data.dtype, s) for s in shapes)
+
+    def _equal_lengths(self, extent: Dim) -> tuple[Dim, ...]:
+        parts = self.num_outputs
+        if not 1 <= parts <= 1 << 16:
+            raise ShapeError(f"split needs the lengths of its parts or num_outputs, not {parts}")
+        length = ceil_div(extent, parts)
+        if isinstance(length, int) and isinstance(extent, int):
+            last = extent - length * (parts - 1)
+            if last < 0:
+                raise ShapeError(f"{extent} elements cannot be split into {parts} equal parts")
+            return (*(length,) * (parts - 1), last)
+        exact = extent // parts
+        if exact * parts == extent:
+            return (exact,) * parts
+        return (*(length,) * (parts - 1), extent - length * (parts - 1))
+
+    @override
+    def infer_dims(self, inputs: Sequence[Operand | None], /) -> tuple[Dim, ...] | None:
+        dims, lengths = known_dims(inputs, 0), known_dims(inputs, 1)
+        if dims is None:
+            return None
+        first = (lengths or self._equal_lengths(len(dims)))[0]
+        return dims[:first] if isinstance(first, int) else None
+
+    @override
+    def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
+        data, given_lengths = present(inputs, 0), optional_array(inputs, 1)
+        if given_lengths is None:
+            dims = self._equal_lengths(data.shape[self.axis])
+            given_lengths = np.array(dims, np.int64)
+        ends = np.cumsum(given_lengths)[:-1]
+        return tuple(p.copy() for p in np.split(data, ends, self.axis))
+
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        lengths = np.array([1, 4, 2], np.int64)
+        one = frozenset({1})
+        yield Case("lengths", cls(1), (sample(2, 7, 3), lengths), constants=one)
+        yield Case("lengths, last axis", cls(-1), (sample(3, 7), lengths), constants=one)
+        yield Case("equal parts", cls(1, 3), (sample(2, 6),))
+        yield Case("a shorter last part", cls(0, 3), (sample(7, 2),))
+        yield Case("an empty part", cls(0), (sample(3), np.array([3, 0])), constants=one)
+        yield Case("int64", cls(0, 2), (sample(4, dtype="int64"),))
+        yield Case("float16", cls(2, 2), (sample(1, 2, 4, dtype="float16"),))

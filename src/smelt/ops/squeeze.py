@@ -1,0 +1,73 @@
+"""Squeeze: axes of extent one removed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from smelt.errors import ShapeError
+from smelt.ir import Case, Op
+from smelt.ops._operands import ints_at, known_dims, optional_array, present, sample
+from smelt.ops._shape import differ, input_type, normalize_axis, require_inputs, shape_text
+from smelt.types import TensorType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from smelt.ir import Array, Operand
+    from smelt.types import Dim, ValueType
+
+
+@dataclass(frozen=True)
+class Squeeze(Op):
+    """The tensor without some axes of extent one.
+
+    Shapes: (data, axes[k]?) -> data's without those axes, or without every axis of extent one.
+
+    Dtypes: any; the axes are int64.
+
+    Raises ShapeError: when an axis is not of extent one, or the axes are not known.
+
+    Source: ONNX Squeeze-21.
+    """
+
+    name: ClassVar[str] = "squeeze"
+
+    @override
+    def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
+        require_inputs(self, inputs, 1, 2)
+        data = input_type(self, inputs, 0)
+        axes = ints_at(self, inputs, 1, "the axes")
+        if axes is None:
+            return (TensorType(data.dtype, tuple(d for d in data.shape if d != 1)),)
+        removed = {normalize_axis(a, data.rank) for a in axes}
+        for axis in removed:
+            if differ(data.shape[axis], 1):
+                raise ShapeError(f"axis {axis} of {shape_text(data.shape)} is not of extent one")
+        kept = tuple(d for i, d in enumerate(data.shape) if i not in removed)
+        return (TensorType(data.dtype, kept),)
+
+    @override
+    def infer_dims(self, inputs: Sequence[Operand | None], /) -> tuple[Dim, ...] | None:
+        return known_dims(inputs, 0)
+
+    @override
+    def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
+        data, axes = present(inputs, 0), optional_array(inputs, 1)
+        removed = None if axes is None else tuple(int(a) for a in axes)
+        return (np.squeeze(data, removed).copy(),)
+
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        one = frozenset({1})
+        yield Case("every axis of one", cls(), (sample(1, 3, 1, 2),))
+        yield Case("one axis", cls(), (sample(1, 3, 1), np.array([0])), constants=one)
+        yield Case("negative axis", cls(), (sample(1, 3, 1), np.array([-1])), constants=one)
+        yield Case("two axes", cls(), (sample(1, 3, 1), np.array([2, 0])), constants=one)
+        yield Case("to a scalar", cls(), (sample(1, dtype="int64"), np.array([0])), constants=one)
+        half = sample(2, 1, dtype="float16")
+        yield Case("float16", cls(), (half, np.array([1])), constants=one)
