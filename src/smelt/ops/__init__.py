@@ -27,9 +27,13 @@ from smelt.ops.conv import Conv
 from smelt.ops.conv_transpose import ConvTranspose
 from smelt.ops.cos import Cos
 from smelt.ops.cosh import Cosh
+from smelt.ops.crop import Crop
 from smelt.ops.cum_sum import CumSum
 from smelt.ops.depth_to_space import DepthToSpace
+from smelt.ops.dequantize_linear import DequantizeLinear
+from smelt.ops.detection_output import DetectionOutput
 from smelt.ops.div import Div
+from smelt.ops.dynamic_quantize_linear import DynamicQuantizeLinear
 from smelt.ops.einsum import Einsum
 from smelt.ops.elu import Elu
 from smelt.ops.equal import Equal
@@ -49,10 +53,12 @@ from smelt.ops.global_max_pool import GlobalMaxPool
 from smelt.ops.greater import Greater
 from smelt.ops.greater_or_equal import GreaterOrEqual
 from smelt.ops.group_normalization import GroupNormalization
+from smelt.ops.gru import GRU
 from smelt.ops.hard_sigmoid import HardSigmoid
 from smelt.ops.hard_swish import HardSwish
 from smelt.ops.hardmax import Hardmax
 from smelt.ops.identity import Identity
+from smelt.ops.if_ import If
 from smelt.ops.instance_normalization import InstanceNormalization
 from smelt.ops.is_inf import IsInf
 from smelt.ops.is_nan import IsNaN
@@ -62,9 +68,11 @@ from smelt.ops.less import Less
 from smelt.ops.less_or_equal import LessOrEqual
 from smelt.ops.log import Log
 from smelt.ops.log_softmax import LogSoftmax
+from smelt.ops.loop import Loop
 from smelt.ops.lp_normalization import LpNormalization
 from smelt.ops.lp_pool import LpPool
 from smelt.ops.lrn import LRN
+from smelt.ops.lstm import LSTM
 from smelt.ops.mat_mul import MatMul
 from smelt.ops.max import Max
 from smelt.ops.max_pool import MaxPool
@@ -74,13 +82,17 @@ from smelt.ops.mish import Mish
 from smelt.ops.mod import Mod
 from smelt.ops.mul import Mul
 from smelt.ops.neg import Neg
+from smelt.ops.non_max_suppression import NonMaxSuppression
 from smelt.ops.non_zero import NonZero
+from smelt.ops.normalize import Normalize
 from smelt.ops.not_ import Not
 from smelt.ops.one_hot import OneHot
 from smelt.ops.or_ import Or
 from smelt.ops.pad import Pad
 from smelt.ops.pow import Pow
 from smelt.ops.prelu import PRelu
+from smelt.ops.prior_box import PriorBox
+from smelt.ops.quantize_linear import QuantizeLinear
 from smelt.ops.range import Range
 from smelt.ops.reciprocal import Reciprocal
 from smelt.ops.reduce_l1 import ReduceL1
@@ -97,6 +109,7 @@ from smelt.ops.relu import Relu
 from smelt.ops.reshape import Reshape
 from smelt.ops.resize import Resize
 from smelt.ops.rms_normalization import RMSNormalization
+from smelt.ops.rnn import RNN
 from smelt.ops.round import Round
 from smelt.ops.scatter_elements import ScatterElements
 from smelt.ops.scatter_nd import ScatterND
@@ -132,7 +145,10 @@ from smelt.ops.xor import Xor
 
 __all__ = [
     "ALL_OPS",
+    "GRU",
     "LRN",
+    "LSTM",
+    "RNN",
     "Abs",
     "Acos",
     "Acosh",
@@ -161,9 +177,13 @@ __all__ = [
     "ConvTranspose",
     "Cos",
     "Cosh",
+    "Crop",
     "CumSum",
     "DepthToSpace",
+    "DequantizeLinear",
+    "DetectionOutput",
     "Div",
+    "DynamicQuantizeLinear",
     "Einsum",
     "Elu",
     "Equal",
@@ -187,6 +207,7 @@ __all__ = [
     "HardSwish",
     "Hardmax",
     "Identity",
+    "If",
     "InstanceNormalization",
     "IsInf",
     "IsNaN",
@@ -196,6 +217,7 @@ __all__ = [
     "LessOrEqual",
     "Log",
     "LogSoftmax",
+    "Loop",
     "LpNormalization",
     "LpPool",
     "MatMul",
@@ -207,7 +229,9 @@ __all__ = [
     "Mod",
     "Mul",
     "Neg",
+    "NonMaxSuppression",
     "NonZero",
+    "Normalize",
     "Not",
     "OneHot",
     "Op",
@@ -216,6 +240,8 @@ __all__ = [
     "PRelu",
     "Pad",
     "Pow",
+    "PriorBox",
+    "QuantizeLinear",
     "RMSNormalization",
     "Range",
     "Reciprocal",
@@ -294,9 +320,13 @@ ALL_OPS: tuple[type[Op], ...] = (
     ConvTranspose,
     Cos,
     Cosh,
+    Crop,
     CumSum,
     DepthToSpace,
+    DequantizeLinear,
+    DetectionOutput,
     Div,
+    DynamicQuantizeLinear,
     Einsum,
     Elu,
     Equal,
@@ -306,6 +336,7 @@ ALL_OPS: tuple[type[Op], ...] = (
     Flatten,
     Floor,
     Fused,
+    GRU,
     Gather,
     GatherElements,
     GatherND,
@@ -320,16 +351,19 @@ ALL_OPS: tuple[type[Op], ...] = (
     HardSwish,
     Hardmax,
     Identity,
+    If,
     InstanceNormalization,
     IsInf,
     IsNaN,
     LRN,
+    LSTM,
     LayerNormalization,
     LeakyRelu,
     Less,
     LessOrEqual,
     Log,
     LogSoftmax,
+    Loop,
     LpNormalization,
     LpPool,
     MatMul,
@@ -341,14 +375,19 @@ ALL_OPS: tuple[type[Op], ...] = (
     Mod,
     Mul,
     Neg,
+    NonMaxSuppression,
     NonZero,
+    Normalize,
     Not,
     OneHot,
     Or,
     PRelu,
     Pad,
     Pow,
+    PriorBox,
+    QuantizeLinear,
     RMSNormalization,
+    RNN,
     Range,
     Reciprocal,
     ReduceL1,

@@ -1,0 +1,234 @@
+"""What LSTM, GRU and RNN share: directions, layouts, sequence lengths, activations."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from smelt.errors import ShapeError
+from smelt.ir import Op, Operand
+from smelt.ops._numerics import narrow, present, widen
+from smelt.ops._shape import (
+    FLOATS,
+    input_type,
+    optional_type,
+    require_dtype,
+    require_inputs,
+    require_rank,
+    require_same_dtype,
+    require_shape,
+)
+from smelt.types import DType, TensorType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from smelt.ir import Array
+    from smelt.types import Dim, ValueType
+
+Activation = Callable[[Any], Any]
+
+_DEFAULTS: dict[str, tuple[float | None, float | None]] = {
+    "affine": (1.0, 0.0),
+    "elu": (1.0, None),
+    "hardsigmoid": (0.2, 0.5),
+    "leakyrelu": (0.01, None),
+    "relu": (None, None),
+    "scaledtanh": (1.0, 1.0),
+    "sigmoid": (None, None),
+    "softplus": (None, None),
+    "softsign": (None, None),
+    "tanh": (None, None),
+    "thresholdedrelu": (1.0, None),
+}
+"""Activations with the defaults of alpha and beta, None where they have none."""
+
+
+def _apply(name: str, alpha: float, beta: float, x: Array) -> Any:
+    zero, alpha, beta = x.dtype.type(0), x.dtype.type(alpha), x.dtype.type(beta)
+    functions: dict[str, Callable[[], Any]] = {
+        "affine": lambda: alpha * x + beta,
+        "elu": lambda: np.where(x > 0, x, alpha * np.expm1(np.minimum(x, zero))),
+        "hardsigmoid": lambda: np.clip(alpha * x + beta, 0, 1),
+        "leakyrelu": lambda: np.where(x < 0, alpha * x, x),
+        "relu": lambda: np.maximum(x, zero),
+        "scaledtanh": lambda: alpha * np.tanh(beta * x),
+        "sigmoid": lambda: (1 + np.tanh(x / 2)) / 2,
+        "softplus": lambda: np.maximum(x, zero) + np.log1p(np.exp(-np.abs(x))),
+        "softsign": lambda: x / (1 + np.abs(x)),
+        "tanh": lambda: np.tanh(x),
+        "thresholdedrelu": lambda: np.where(x > alpha, x, zero),
+    }
+    return functions[name]()
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Weights of one direction, and how its gates are activated."""
+
+    recurrence: Array
+    """``[gates * hidden, hidden]``"""
+    recurrence_bias: Array
+    """``[gates * hidden]``"""
+    peepholes: Array
+    """``[3 * hidden]``, zero where there are none"""
+    activations: Sequence[Activation]
+
+
+@dataclass(frozen=True)
+class Recurrent(Op):
+    """Attributes of a recurrent layer."""
+
+    gates: ClassVar[int]
+    """Number of gates."""
+    states: ClassVar[int] = 1
+    """Number of states that a step hands on: 1 (h) or 2 (h and c)."""
+    default_activations: ClassVar[tuple[str, ...]]
+    """Activations of one direction."""
+
+    hidden_size: int
+    """Extent of the hidden state."""
+    direction: str = "forward"
+    """"forward", "reverse" or "bidirectional"."""
+    layout: int = 0
+    """0: time is the first axis; 1: the batch is."""
+    clip: float | None = None
+    """Bound of the magnitude of what enters an activation."""
+    activations: tuple[str, ...] = ()
+    """Names, those of the second direction after those of the first; empty for the default."""
+    activation_alpha: tuple[float, ...] = ()
+    """Parameters of the activations that take an alpha, in order."""
+    activation_beta: tuple[float, ...] = ()
+    """Parameters of the activations that take a beta, in order."""
+
+    @abstractmethod
+    def _step(
+        self, projected: Array, states: Sequence[Array], parameters: Parameters, /
+    ) -> tuple[Array, ...]:
+        """The next states of ``[batch, hidden]`` from the projected input ``[batch, gates * hidden]``."""
+
+    @property
+    def directions(self) -> int:
+        """Number of directions."""
+        return 2 if self.direction == "bidirectional" else 1
+
+    @override
+    def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
+        most = 6 if self.states == 1 else 8
+        require_inputs(self, inputs, 3, most)
+        self._check_attributes()
+        x = input_type(self, inputs, 0)
+        require_dtype(x, FLOATS, f"the input of {self.name}")
+        require_rank(x, f"the input of {self.name}", 3)
+        time, batch = x.shape[:2] if self.layout == 0 else x.shape[1::-1]
+        ways, hidden, rows = self.directions, self.hidden_size, self.gates * self.hidden_size
+        state = self._state_shape(batch)
+        shapes = ((ways, rows, x.shape[2]), (ways, rows, hidden), (ways, 2 * rows), (batch,))
+        names = ("W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P")
+        wanted = (*shapes, state, state, (ways, 3 * hidden))
+        for index, (name, shape) in enumerate(zip(names, wanted, strict=True), 1):
+            kind = optional_type(self, inputs, index)
+            require_shape(kind, shape, f"{name} of {self.name}")
+            if kind is not None and name == "sequence_lens":
+                require_dtype(kind, {DType.INT32}, "sequence_lens")
+            else:
+                require_same_dtype(x, kind)
+        every = (time, ways, batch, hidden) if self.layout == 0 else (batch, time, ways, hidden)
+        return (TensorType(x.dtype, every), *[TensorType(x.dtype, state)] * self.states)
+
+    def _state_shape(self, batch: Dim) -> tuple[Dim, ...]:
+        ways, hidden = self.directions, self.hidden_size
+        return (ways, batch, hidden) if self.layout == 0 else (batch, ways, hidden)
+
+    def _check_attributes(self) -> None:
+        if self.direction not in {"forward", "reverse", "bidirectional"}:
+            raise ShapeError(
+                f"direction {self.direction!r} is not forward, reverse or bidirectional"
+            )
+        if self.hidden_size < 1 or self.layout not in {0, 1}:
+            raise ShapeError(
+                f"hidden_size {self.hidden_size} or layout {self.layout} is impossible"
+            )
+        count = self.directions * len(self.default_activations)
+        if self.activations and len(self.activations) != count:
+            raise ShapeError(
+                f"{len(self.activations)} activations are given where {count} are needed"
+            )
+        for name in self.activations:
+            if name.lower() not in _DEFAULTS:
+                raise ShapeError(f"activation {name!r} of {self.name} is unknown")
+
+    def _functions(self) -> list[Activation]:
+        """The activations of all directions."""
+        names = self.activations or self.default_activations * self.directions
+        alphas, betas = iter(self.activation_alpha), iter(self.activation_beta)
+        made: list[Activation] = []
+        for name in (n.lower() for n in names):
+            alpha, beta = _DEFAULTS[name]
+            alpha = 0.0 if alpha is None else next(alphas, alpha)
+            beta = 0.0 if beta is None else next(betas, beta)
+            made.append(self._clipped(name, alpha, beta))
+        return made
+
+    def _clipped(self, name: str, alpha: float, beta: float) -> Activation:
+        bound = self.clip
+
+        def run(x: Array) -> Any:
+            return _apply(name, alpha, beta, x if bound is None else np.clip(x, -bound, bound))
+
+        return run
+
+    @override
+    def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
+        given = (*inputs, *[None] * (8 - len(inputs)))
+        x, *_ = arrays = [a if i == 4 or a is None else widen(a) for i, a in enumerate(given)]
+        x = present(x) if self.layout == 0 else present(x).swapaxes(0, 1)
+        lengths = np.full(x.shape[1], x.shape[0]) if arrays[4] is None else arrays[4]
+        results = [self._run(x, way, lengths, arrays) for way in range(self.directions)]
+        dtype = present(inputs[0]).dtype
+        every, *last = (np.stack(r) for r in zip(*results, strict=True))
+        every = every.transpose(1, 0, 2, 3) if self.layout == 0 else every.transpose(2, 1, 0, 3)
+        if self.layout == 1:
+            last = [state.swapaxes(0, 1) for state in last]
+        return tuple(narrow(array, dtype) for array in (every, *last))
+
+    def _run(
+        self, x: Array, way: int, lengths: Array, arrays: Sequence[Array | None]
+    ) -> tuple[Array, ...]:
+        """All hidden states ``[time, batch, hidden]`` of one direction, and the last states."""
+        time, batch, _ = x.shape
+        rows, hidden = self.gates * self.hidden_size, self.hidden_size
+        bias = np.zeros(2 * rows, x.dtype) if arrays[3] is None else arrays[3][way]
+        peepholes = np.zeros(3 * hidden, x.dtype) if arrays[7] is None else arrays[7][way]
+        count = len(self.default_activations)
+        functions = self._functions()[way * count : (way + 1) * count]
+        parameters = Parameters(present(arrays[2])[way], bias[rows:], peepholes, functions)
+        steps = np.arange(time)[:, None]
+        order = np.broadcast_to(steps, (time, batch))
+        if self.direction == "reverse" or way == 1:
+            # Each sequence is reversed within its own length.
+            order = np.where(steps < lengths, lengths - 1 - steps, steps)
+        everyone = np.arange(batch)
+        projected = x[order, everyone] @ present(arrays[1])[way].T + bias[:rows]
+        states = list(self._initial_states(way, batch, arrays, x.dtype))
+        every = np.zeros((time, batch, hidden), x.dtype)
+        for step in range(time):
+            live = (step < lengths)[:, None]
+            made = self._step(projected[step], states, parameters)
+            states = [np.where(live, new, old) for new, old in zip(made, states, strict=True)]
+            every[order[step], everyone] = np.where(live, states[0], 0)
+        return (every, *states)
+
+    def _initial_states(
+        self, way: int, batch: int, arrays: Sequence[Array | None], dtype: np.dtype[Any]
+    ) -> Iterator[Array]:
+        for array in arrays[5 : 5 + self.states]:
+            if array is None:
+                yield np.zeros((batch, self.hidden_size), dtype)
+            else:
+                yield array[way] if self.layout == 0 else array[:, way]

@@ -1,0 +1,88 @@
+"""Crop: the part of a tensor that has the extents of another (Caffe)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from typing_extensions import override
+
+from smelt.errors import ShapeError
+from smelt.ir import Case, Op, Operand
+from smelt.ops._examples import floats
+from smelt.ops._numerics import present
+from smelt.ops._shape import input_type, normalize_axis, require_inputs, require_rank
+from smelt.types import TensorType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from smelt.ir import Array
+    from smelt.types import ValueType
+
+
+@dataclass(frozen=True)
+class Crop(Op):
+    """Cut the axes from ``axis`` on to the extents of a second tensor: x, like.
+
+    Shapes: two of one rank; the result has x's extents before the axis and like's from there on.
+
+    Dtypes: any; the result's is x's.
+
+    Raises ShapeError: when ranks differ, an offset is missing or the part reaches beyond x.
+
+    Source: Caffe CropLayer.
+    """
+
+    name: ClassVar[str] = "crop"
+
+    axis: int = 2
+    """First axis that is cut."""
+    offset: tuple[int, ...] = ()
+    """Where the part begins: nothing for 0, one for all axes, or one for each axis that is cut."""
+
+    def offsets(self, rank: int) -> tuple[int, ...]:
+        """Where the part begins on each axis of a tensor of ``rank``. Raises ShapeError."""
+        axis = normalize_axis(self.axis, rank)
+        cut = rank - axis
+        given = self.offset or (0,)
+        given = given * cut if len(given) == 1 else given
+        if len(given) != cut or min(given) < 0:
+            raise ShapeError(f"offset {self.offset} must be none, one or {cut} numbers from 0 up")
+        return (*[0] * axis, *given)
+
+    @override
+    def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
+        require_inputs(self, inputs, 2)
+        x, like = input_type(self, inputs, 0), input_type(self, inputs, 1)
+        require_rank(like, "the second input of crop", x.rank)
+        axis = normalize_axis(self.axis, x.rank)
+        for start, extent, whole in zip(self.offsets(x.rank), like.shape, x.shape, strict=True):
+            room = whole - extent - start
+            if axis <= 0 and isinstance(room, int) and room < 0:
+                raise ShapeError(
+                    f"{extent} elements from {start} on reach beyond an extent of {whole}"
+                )
+            axis -= 1
+        first = normalize_axis(self.axis, x.rank)
+        return (TensorType(x.dtype, (*x.shape[:first], *like.shape[first:])),)
+
+    @override
+    def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
+        x, like = present(inputs[0]), present(inputs[1])
+        first = self.axis % x.ndim
+        parts = [slice(None)] * first
+        for start, extent in zip(self.offsets(x.ndim)[first:], like.shape[first:], strict=True):
+            parts.append(slice(start, start + extent))
+        return (x[tuple(parts)].copy(),)
+
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        x = floats(2, 5, 9, 11)
+        yield Case("spatial", cls(), (x, floats(2, 3, 7, 6)))
+        yield Case("one_offset", cls(offset=(2,)), (x, floats(2, 3, 7, 6)))
+        yield Case("offsets", cls(offset=(1, 4)), (x, floats(2, 3, 7, 6)))
+        yield Case("channels_too", cls(axis=1, offset=(2, 0, 3)), (x, floats(2, 3, 9, 5)))
+        yield Case("last_axis", cls(axis=-1, offset=(3,)), (x, floats(1, 1, 1, 8)))
+        yield Case("everything", cls(axis=0), (x, x))

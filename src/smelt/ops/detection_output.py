@@ -1,0 +1,191 @@
+"""DetectionOutput: box regressions and class scores to detections (Caffe)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from smelt.errors import ShapeError
+from smelt.ir import Case, Op, Operand
+from smelt.ops._boxes import suppress
+from smelt.ops._examples import floats
+from smelt.ops._numerics import narrow, present, widen
+from smelt.ops._shape import (
+    FLOATS,
+    differ,
+    input_type,
+    known,
+    require_dtype,
+    require_inputs,
+    require_rank,
+    require_shape,
+)
+from smelt.types import SymbolicDim, TensorType, element_count
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from smelt.ir import Array
+    from smelt.types import Dim, ValueType
+
+_CODES = ("CORNER", "CENTER_SIZE", "CORNER_SIZE")
+
+
+@dataclass(frozen=True)
+class DetectionOutput(Op):
+    """Rows ``[image, label, score, xmin, ymin, xmax, ymax]`` of what is detected.
+
+    Inputs are locations, confidences and priors (what PriorBox makes). Boxes are decoded; for each class but the
+    background the ``top_k`` above the confidence threshold are suppressed greedily; of an image the ``keep_top_k``
+    best stay, by label, then falling score. How many rows there are is the symbol ``count_symbol``; who adds the node
+    bounds it in the graph's ``symbol_bounds`` (see ``count_bound``). No detection gives no row.
+
+    Shapes: locations ``[N, priors * L * 4]`` (L is 1 when shared, else num_classes), confidences
+    ``[N, priors * num_classes]``, priors ``[1, 2, priors * 4]``; trailing extents of 1 are allowed; result
+    ``[1, 1, count, 7]``.
+
+    Dtypes: floating-point; the result's is the confidences'.
+
+    Raises ShapeError: when the inputs do not fit each other or the code is unknown.
+
+    Source: Caffe (SSD) DetectionOutputLayer.
+    """
+
+    name: ClassVar[str] = "detection_output"
+
+    num_classes: int
+    """Number of classes, the background among them."""
+    share_location: bool = True
+    """Whether all classes have one box a prior."""
+    background_label_id: int = 0
+    """The class that is no detection, -1 for none."""
+    nms_threshold: float = 0.3
+    """Overlap above which the worse of two boxes goes."""
+    top_k: int = -1
+    """Boxes a class that enter suppression, -1 for all."""
+    eta: float = 1.0
+    """Factor of the threshold after each box that stays."""
+    code_type: str = "CORNER"
+    """How locations are coded: "CORNER", "CENTER_SIZE" or "CORNER_SIZE"."""
+    variance_encoded_in_target: bool = False
+    """Whether the locations are scaled by the variances already."""
+    keep_top_k: int = -1
+    """Detections an image, -1 for all."""
+    confidence_threshold: float = -np.inf
+    """Scores must be above it."""
+    count_symbol: str = "detection_count"
+    """Name of the number of rows."""
+
+    @override
+    def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
+        require_inputs(self, inputs, 3)
+        location, confidence, prior = (input_type(self, inputs, index) for index in range(3))
+        for kind, what in ((location, "locations"), (confidence, "confidences"), (prior, "priors")):
+            require_dtype(kind, FLOATS, f"the tensor of {what}")
+            require_rank(kind, f"the tensor of {what}", 2, 4)
+        if self.code_type not in _CODES:
+            raise ShapeError(f"code_type {self.code_type!r} is none of {', '.join(_CODES)}")
+        rows = 1 if self.variance_encoded_in_target and prior.shape[1] == 1 else 2
+        require_shape(prior, (1, rows, *prior.shape[2:]), "the prior tensor")
+        priors = element_count(prior.shape[2:]) // 4
+        shared = 1 if self.share_location else self.num_classes
+        self._check_extent(location, priors * (shared * 4), "locations")
+        self._check_extent(confidence, priors * self.num_classes, "confidences")
+        count = SymbolicDim.symbol(self.count_symbol)
+        return (TensorType(confidence.dtype, (1, 1, count, 7)),)
+
+    @staticmethod
+    def _check_extent(kind: TensorType, wanted: Dim, what: str) -> None:
+        given = element_count(kind.shape[1:])
+        if differ(given, wanted):
+            raise ShapeError(f"there are {given} {what} an image where the priors need {wanted}")
+
+    def count_bound(self, inputs: Sequence[Operand | None]) -> Dim:
+        """The largest number of rows that the inputs allow."""
+        location, confidence, prior = (input_type(self, inputs, index) for index in range(3))
+        images = known(location.shape[0], confidence.shape[0])
+        if self.keep_top_k >= 0:
+            return images * self.keep_top_k
+        each: Dim = element_count(prior.shape[2:]) // 4
+        if self.top_k >= 0:
+            each = min(each, self.top_k) if isinstance(each, int) else self.top_k
+        return images * self.num_classes * each
+
+    @override
+    def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
+        location, confidence, prior = (widen(present(array)) for array in inputs)
+        images, dtype = location.shape[0], present(inputs[1]).dtype
+        priors = prior.reshape(prior.shape[1], -1, 4)
+        boxes = self._decode(location.reshape(images, priors.shape[1], -1, 4), priors)
+        scores = confidence.reshape(images, priors.shape[1], self.num_classes)
+        rows = [
+            (image, label, scores[image, box, label], *self._boxes_of(boxes[image], label)[box])
+            for image in range(images)
+            for label, box in self._detect(boxes[image], scores[image])
+        ]
+        return (narrow(np.array(rows, np.float32).reshape(1, 1, -1, 7), dtype),)
+
+    def _decode(self, location: Array, priors: Array) -> Array:
+        """Corners of the boxes ``[images, priors, L, 4]``."""
+        prior = priors[0][None, :, None]
+        if not self.variance_encoded_in_target:
+            location = location * priors[1][None, :, None]
+        if self.code_type == "CORNER":
+            return prior + location
+        low, high = prior[..., :2], prior[..., 2:]
+        extent = high - low
+        if self.code_type == "CORNER_SIZE":
+            return prior + location * np.concatenate((extent, extent), axis=-1)
+        centre = (low + high) / 2 + location[..., :2] * extent
+        with np.errstate(over="ignore"):
+            half = extent * np.exp(location[..., 2:]) / 2
+        return np.concatenate((centre - half, centre + half), axis=-1)
+
+    def _boxes_of(self, boxes: Array, label: int) -> Array:
+        return boxes[:, 0 if self.share_location else label]
+
+    def _detect(self, boxes: Array, scores: Array) -> list[tuple[int, int]]:
+        """Label and box of the detections of an image."""
+        found: list[tuple[int, int]] = []
+        for label in range(self.num_classes):
+            if label == self.background_label_id:
+                continue
+            row = scores[:, label]
+            ranking = np.argsort(-row, kind="stable")
+            ranking = ranking[row[ranking] > self.confidence_threshold]
+            if self.top_k >= 0:
+                ranking = ranking[: self.top_k]
+            corners = self._boxes_of(boxes, label)
+            kept = suppress(corners, ranking, self.nms_threshold, ranking.size, self.eta)
+            found += [(label, box) for box in kept]
+        if 0 <= self.keep_top_k < len(found):
+            best = sorted(found, key=lambda pair: -float(scores[pair[1], pair[0]]))
+            found = sorted(best[: self.keep_top_k], key=lambda pair: pair[0])
+        return found
+
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        def case(name: str, op: DetectionOutput, images: int, count: int) -> Case:
+            shared = 1 if op.share_location else op.num_classes
+            location = floats(images, count * shared * 4)
+            confidence = floats(images, count * op.num_classes, low=0, seed=1)
+            corners = floats(count, 2, low=0.0, high=0.7, seed=2)
+            edges = floats(count, 2, low=0.1, high=0.3, seed=3)
+            boxes = np.concatenate((corners, corners + edges), axis=1).reshape(-1)
+            variances = np.tile(np.array([0.1, 0.1, 0.2, 0.2], np.float32), count)
+            return Case(name, op, (location, confidence, np.stack((boxes, variances))[None]))
+
+        op = cls(3, code_type="CENTER_SIZE", nms_threshold=0.45, confidence_threshold=0.1)
+        yield case("centre_size", op, 1, 33)
+        yield case("corner", cls(2, top_k=9, keep_top_k=4), 2, 17)
+        yield case("corner_size", cls(3, code_type="CORNER_SIZE", keep_top_k=5), 1, 17)
+        op = cls(4, share_location=False, code_type="CENTER_SIZE", keep_top_k=10, top_k=8)
+        yield case("box_for_each_class", op, 2, 17)
+        op = cls(2, variance_encoded_in_target=True, background_label_id=-1, nms_threshold=0.6)
+        yield case("variance_encoded", op, 1, 9)
+        yield case("adaptive_threshold", cls(2, eta=0.8, nms_threshold=0.9), 1, 33)
+        yield case("nothing_found", cls(2, confidence_threshold=2.0), 1, 9)

@@ -1,0 +1,72 @@
+"""DynamicQuantizeLinear: real numbers to uint8 by their own range."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from smelt.ir import Case, Op, Operand
+from smelt.ops._examples import floats
+from smelt.ops._numerics import present
+from smelt.ops._shape import input_type, require_dtype, require_inputs
+from smelt.types import DType, TensorType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from smelt.ir import Array
+    from smelt.types import ValueType
+
+
+@dataclass(frozen=True)
+class DynamicQuantizeLinear(Op):
+    """Quantise to uint8 so that zero and all elements are in range; scale and zero point are results.
+
+    Shapes: the quantised tensor has the input's, scale and zero point are scalars.
+
+    Dtypes: float32 gives uint8, float32 and uint8.
+
+    Raises ShapeError: when there is not one float32 input.
+
+    Source: ONNX DynamicQuantizeLinear-11; a tensor of zeros has scale 1.
+    """
+
+    name: ClassVar[str] = "dynamic_quantize_linear"
+
+    @override
+    def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
+        require_inputs(self, inputs, 1)
+        x = input_type(self, inputs, 0)
+        require_dtype(x, {DType.FLOAT32}, "the input of dynamic_quantize_linear")
+        return (
+            TensorType(DType.UINT8, x.shape),
+            TensorType(DType.FLOAT32, ()),
+            TensorType(DType.UINT8, ()),
+        )
+
+    @override
+    def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
+        x = present(inputs[0])
+        least = np.minimum(x.min(initial=0), np.float32(0))
+        largest = np.maximum(x.max(initial=0), np.float32(0))
+        scale = (
+            np.float32((largest - least) / np.float32(255)) if largest > least else np.float32(1)
+        )
+        zero_point = np.clip(np.rint(-least / scale), 0, 255)
+        steps = np.clip(np.rint(x / scale) + zero_point, 0, 255)
+        return (
+            np.asarray(steps).astype(np.uint8),
+            np.asarray(scale, np.float32),
+            np.asarray(zero_point).astype(np.uint8),
+        )
+
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        yield Case("both_signs", cls(), (floats(2, 17, 5, low=-3, high=5),))
+        yield Case("positive", cls(), (floats(33, low=1, high=5),))
+        yield Case("negative", cls(), (floats(9, 3, low=-5, high=-1),))
+        yield Case("zeros", cls(), (np.zeros((3, 3), np.float32),))

@@ -1,0 +1,141 @@
+"""PriorBox: the default boxes of a feature map (Caffe)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from smelt.errors import ShapeError
+from smelt.ir import Case, Op, Operand
+from smelt.ops._examples import floats
+from smelt.ops._numerics import present
+from smelt.ops._shape import input_type, require_inputs, require_rank
+from smelt.types import DType, TensorType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from smelt.ir import Array
+    from smelt.types import ValueType
+
+
+@dataclass(frozen=True)
+class PriorBox(Op):
+    """Boxes round the places of a feature map, as fractions of the image: feature map, image.
+
+    Only the shapes of the inputs count. At each place there is, for every min_size, its square, the square of the
+    geometric mean with its max_size, then one box for each further aspect ratio. The second row of the result holds
+    the variances. Sizes keep their fractions.
+
+    Shapes: two of ``[N, C, H, W]`` give ``[1, 2, H * W * boxes * 4]``.
+
+    Dtypes: any; the result is float32.
+
+    Raises ShapeError: when the sizes or variances do not fit each other.
+
+    Source: Caffe (SSD) PriorBoxLayer.
+    """
+
+    name: ClassVar[str] = "prior_box"
+
+    min_size: tuple[float, ...]
+    """Edges of the squares, in pixels."""
+    max_size: tuple[float, ...] = ()
+    """One for each min_size, or none."""
+    aspect_ratio: tuple[float, ...] = ()
+    """Further ratios of width to height; 1 is always there."""
+    flip: bool = True
+    """Whether the inverse of each ratio is there too."""
+    clip: bool = False
+    """Whether boxes end at the edges of the image."""
+    variance: tuple[float, ...] = (0.1,)
+    """One number, or one for each of the four coordinates."""
+    img_h: int = 0
+    """Height of the image, 0 for the second input's."""
+    img_w: int = 0
+    """Width of the image, 0 for the second input's."""
+    step_h: float = 0.0
+    """Distance of places in pixels, 0 for image by feature map."""
+    step_w: float = 0.0
+    """Distance of places in pixels, 0 for image by feature map."""
+    offset: float = 0.5
+    """Where in its cell a place lies."""
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """All aspect ratios, 1 first, each once."""
+        found = [1.0]
+        for ratio in self.aspect_ratio:
+            if all(abs(ratio - other) > 1e-6 for other in found):
+                found += [ratio, 1.0 / ratio] if self.flip else [ratio]
+        return tuple(found)
+
+    @property
+    def sizes(self) -> tuple[tuple[float, float], ...]:
+        """Width and height of each box of a place, in pixels."""
+        made: list[tuple[float, float]] = []
+        for index, edge in enumerate(self.min_size):
+            made.append((edge, edge))
+            if self.max_size:
+                mean = math.sqrt(edge * self.max_size[index])
+                made.append((mean, mean))
+            roots = [math.sqrt(ratio) for ratio in self.ratios[1:]]
+            made += [(edge * root, edge / root) for root in roots]
+        return tuple(made)
+
+    def _check_attributes(self) -> None:
+        if not self.min_size or min(self.min_size) <= 0:
+            raise ShapeError(f"min_size {self.min_size} of prior_box must be positive numbers")
+        if self.max_size and len(self.max_size) != len(self.min_size):
+            raise ShapeError(f"max_size {self.max_size} must be as long as min_size or absent")
+        if any(high <= low for low, high in zip(self.min_size, self.max_size, strict=False)):
+            raise ShapeError(f"max_size {self.max_size} must be above min_size {self.min_size}")
+        if min(self.aspect_ratio, default=1.0) <= 0:
+            raise ShapeError(f"aspect_ratio {self.aspect_ratio} must be positive")
+        if len(self.variance) not in {1, 4}:
+            raise ShapeError(f"variance {self.variance} must be one number or four")
+
+    @override
+    def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
+        require_inputs(self, inputs, 2)
+        self._check_attributes()
+        feature, image = input_type(self, inputs, 0), input_type(self, inputs, 1)
+        require_rank(feature, "the feature map of prior_box", 4)
+        require_rank(image, "the image of prior_box", 4)
+        height, width = feature.shape[2:]
+        count = height * width * (len(self.sizes) * 4)
+        return (TensorType(DType.FLOAT32, (1, 2, count)),)
+
+    @override
+    def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
+        height, width = present(inputs[0]).shape[2:]
+        image_h, image_w = present(inputs[1]).shape[2:]
+        image_h, image_w = self.img_h or image_h, self.img_w or image_w
+        step_h, step_w = self.step_h or image_h / height, self.step_w or image_w / width
+        y = (np.arange(height) + self.offset)[:, None, None] * step_h / image_h
+        x = (np.arange(width) + self.offset)[None, :, None] * step_w / image_w
+        halves = np.array(self.sizes).T / 2
+        half_w, half_h = halves[0] / image_w, halves[1] / image_h
+        edges = np.broadcast_arrays(x - half_w, y - half_h, x + half_w, y + half_h)
+        boxes = np.stack(edges, axis=-1).reshape(-1)
+        if self.clip:
+            boxes = np.clip(boxes, 0, 1)
+        variances = self.variance if len(self.variance) == 4 else self.variance * 4
+        rows = np.stack((boxes, np.tile(np.array(variances), boxes.size // 4)))
+        return (rows[None].astype(np.float32),)
+
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        arrays = (floats(1, 3, 3, 5), floats(1, 3, 32, 48))
+        yield Case("square", cls((10.0,)), arrays)
+        four = (0.1, 0.1, 0.2, 0.2)
+        yield Case("ssd", cls((30.0,), (60.0,), (2.0, 3.0), variance=four), arrays)
+        op = cls((8.0, 12.5), (16.0, 20.0), (2.0, 1.0), flip=False, clip=True)
+        yield Case("clipped", op, arrays)
+        op = cls((10.0, 16.0, 24.0), step_h=8.0, step_w=10.0, offset=0.25, img_h=100, img_w=80)
+        yield Case("given_image_and_steps", op, arrays)

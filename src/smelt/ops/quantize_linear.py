@@ -1,0 +1,97 @@
+"""QuantizeLinear: real numbers to integers by a scale and a zero point."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from smelt.errors import ShapeError
+from smelt.ir import Case, Op, Operand
+from smelt.ops._examples import floats, integers
+from smelt.ops._numerics import present, widen
+from smelt.ops._quantized import along_axis, check_scale
+from smelt.ops._shape import FLOATS, input_type, optional_type, require_dtype, require_inputs
+from smelt.types import DType, TensorType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from smelt.ir import Array
+    from smelt.types import ValueType
+
+_RESULTS = frozenset({DType.INT8, DType.UINT8, DType.INT16, DType.UINT16})
+
+
+@dataclass(frozen=True)
+class QuantizeLinear(Op):
+    """``saturate(round(x / scale) + zero_point)``: x, scale, optionally zero_point; halves go to even.
+
+    Shapes: scale and zero point are scalars, or ``[extent of the axis]``; the result's is x's.
+
+    Dtypes: x floating-point or int32, scale floating-point; the result's is the zero point's, else output_dtype.
+
+    Raises ShapeError: when scale and zero point do not fit the axis or the result's dtype is not quantised.
+
+    Source: ONNX QuantizeLinear-25, without blocks.
+    """
+
+    name: ClassVar[str] = "quantize_linear"
+
+    axis: int = 1
+    """Axis along which scales differ."""
+    output_dtype: DType | None = None
+    """Element type of the result where no zero point tells; uint8 when None."""
+
+    @override
+    def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
+        require_inputs(self, inputs, 2, 3)
+        x, scale = input_type(self, inputs, 0), input_type(self, inputs, 1)
+        zero_point = optional_type(self, inputs, 2)
+        require_dtype(x, FLOATS | {DType.INT32}, "the input of quantize_linear")
+        require_dtype(scale, FLOATS, "the scale of quantize_linear")
+        check_scale(x, scale, zero_point, self.axis)
+        dtype = self.output_dtype or DType.UINT8
+        if zero_point is not None:
+            if self.output_dtype not in {None, zero_point.dtype}:
+                raise ShapeError(f"output_dtype {dtype.value} is not the zero point's")
+            dtype = zero_point.dtype
+        if dtype not in _RESULTS:
+            raise ShapeError(f"the result of quantize_linear cannot be {dtype.value}")
+        return (TensorType(dtype, x.shape),)
+
+    @override
+    def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
+        x, scale = widen(present(inputs[0])), widen(present(inputs[1]))
+        zero = inputs[2] if len(inputs) > 2 else None
+        dtype = (self.output_dtype or DType.UINT8).numpy if zero is None else zero.dtype
+        limits = np.iinfo(dtype)
+        with np.errstate(all="ignore"):
+            steps = np.rint(x.astype(scale.dtype) / along_axis(scale, x.ndim, self.axis))
+        if zero is not None:
+            steps = steps + along_axis(zero, x.ndim, self.axis).astype(scale.dtype)
+        bounded = np.clip(np.nan_to_num(steps), limits.min, limits.max)
+        return (np.asarray(bounded).astype(dtype),)
+
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        constants = frozenset({1, 2})
+        x = floats(2, 17, 5, 7, low=-4, high=4)
+        scale = np.array(0.03, np.float32)
+        yield Case("uint8", cls(), (x, scale, np.array(128, np.uint8)), constants=constants)
+        yield Case("int8", cls(), (x, scale, np.array(-3, np.int8)), constants=constants)
+        yield Case("no_zero_point", cls(), (x, scale), constants=constants)
+        op = cls(output_dtype=DType.INT8)
+        yield Case("output_dtype", op, (x, scale), constants=constants)
+        scales = floats(17, low=0.01, high=0.05, seed=1)
+        zeros = integers(17, dtype=np.int8, low=-9, high=9, seed=2)
+        yield Case("channels", cls(), (x, scales, zeros), constants=constants)
+        arrays = (floats(9, 33), floats(33, low=0.001, high=0.01, seed=1), np.zeros(33, np.uint8))
+        yield Case("last_axis", cls(axis=-1), arrays, constants=constants)
+        halves = np.array([-2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 300, -300], np.float32)
+        arrays = (halves, np.array(1, np.float32), np.array(10, np.uint8))
+        yield Case("halves_to_even", cls(), arrays, constants=constants)
+        yield Case("int16", cls(), (x, scale / 99, np.array(5, np.int16)), constants=constants)

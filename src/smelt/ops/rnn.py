@@ -1,0 +1,56 @@
+"""RNN: a simple recurrent layer over a sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from typing_extensions import override
+
+from smelt.ops._recurrent import Parameters, Recurrent
+from smelt.ops._recurrent_cases import common_cases, recurrent_case
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from smelt.ir import Array, Case
+
+
+@dataclass(frozen=True)
+class RNN(Recurrent):
+    """Run ``h' = f(W x + R h + B)``: x, W, R, and optionally B, sequence_lens, initial_h.
+
+    A place beyond the length of its sequence is zero in the first result.
+
+    Shapes: x ``[time, batch, width]``, W ``[directions, hidden, width]``, R ``[directions, hidden, hidden]``, B
+    ``[directions, 2 * hidden]``, sequence_lens ``[batch]``, initial_h ``[directions, batch, hidden]``; results are all
+    hidden states ``[time, directions, batch, hidden]`` and the last ``[directions, batch, hidden]``. Layout 1 has the
+    batch first in x and in all states.
+
+    Dtypes: floating-point, one for all but sequence_lens, which is int32.
+
+    Raises ShapeError: when an input does not fit the sizes or an attribute is unknown.
+
+    Source: ONNX RNN-22.
+    """
+
+    name: ClassVar[str] = "rnn"
+    gates: ClassVar[int] = 1
+    default_activations: ClassVar[tuple[str, ...]] = ("Tanh",)
+
+    @override
+    def _step(
+        self, projected: Array, states: Sequence[Array], parameters: Parameters, /
+    ) -> tuple[Array, ...]:
+        (hidden,) = states
+        (squash,) = parameters.activations
+        entering = projected + hidden @ parameters.recurrence.T + parameters.recurrence_bias
+        return (squash(entering),)
+
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        yield from common_cases(cls)
+        yield recurrent_case("relu", cls(4, activations=("Relu",)), 4, 2, 3)
+        op = cls(4, activations=("Affine",), activation_alpha=(0.5,), activation_beta=(0.1,))
+        yield recurrent_case("affine", op, 4, 2, 3)
