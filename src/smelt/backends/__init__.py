@@ -1,9 +1,12 @@
 """Compile half of each backend: what it can run, with which tactics, and the code of its kernels."""
 
+from smelt.backends._assemble import Assembled, WeightStore, assemble
 from smelt.backends._base import Aliasing, Backend, CodeImage, Family, Operands, Refusal, Tactic, Target
+from smelt.backends._storage import Stored
 
 __all__ = [
     "Aliasing",
+    "Assembled",
     "Backend",
     "CodeImage",
     "Family",
@@ -11,4 +14,7 @@ __all__ = [
     "Refusal",
     "Tactic",
     "Target",
+    "Stored",
+    "WeightStore",
+    "assemble",
 ]

@@ -28,7 +28,9 @@ class Aliasing(Enum):
     NONE = "none"
     """The outputs have their own memory, written by the launches."""
     VIEW = "view"
-    """Each output is a window on input 0 (reshape, transpose between layouts, slice, split)."""
+    """Each output is a strided window on input 0 (transpose, slice, split)."""
+    RESHAPE = "reshape"
+    """The output has the bytes of input 0, which must lie contiguously (reshape, squeeze, identity)."""
     JOIN = "join"
     """Each input is a window on output 0, written in place by its producer (concatenation)."""
 
@@ -111,7 +113,7 @@ class Family(ABC, Generic[TargetT]):
         """The steps that compute the node's outputs from its inputs."""
 
     def views(self, node: Node, tactic: Tactic, view: View) -> tuple[View, ...]:
-        """For ``Aliasing.VIEW``: the outputs as windows on input 0. For ``JOIN``: the inputs on output 0."""
+        """For ``VIEW`` and ``RESHAPE``: the outputs as windows on input 0. For ``JOIN``: the inputs on output 0."""
         raise TypeError(f"{self.name} moves data: {tactic} of {node} on {view} is no view")
 
     @abstractmethod
@@ -134,6 +136,14 @@ class Backend(ABC, Generic[TargetT]):
     def family(self, name: str) -> Family[TargetT]:
         """The family called ``name``. Raises KeyError."""
         return {family.name: family for family in self.families}[name]
+
+    @abstractmethod
+    def reformat(self, source: View, destination: View) -> tuple[Step, ...]:
+        """Steps that copy a tensor between two windows of one shape and dtype, whatever their strides."""
+
+    @abstractmethod
+    def clear_halo(self, view: View) -> tuple[Step, ...]:
+        """Steps that write zeros into the halo around a window, and nowhere else."""
 
     @abstractmethod
     def compile(self, kernels: Sequence[KernelSpec], target: TargetT) -> CodeImage:

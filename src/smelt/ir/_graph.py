@@ -56,7 +56,7 @@ class Constant:
             if self.recipe is None:
                 raise InternalError(f"constant {self.name} has neither array nor recipe")
             arrays = (c and c.array for c in self.recipe.inputs)
-            self._array = np.ascontiguousarray(self.recipe.op.reference(*arrays)[self.recipe.output])
+            self._array = np.asarray(self.recipe.op.reference(*arrays)[self.recipe.output], order="C")
         return self._array
 
     @property

@@ -1,0 +1,245 @@
+"""From a graph with chosen tactics to a plan: storage, steps, lifetimes, arena."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from smelt.backends._arena import ALIGNMENT_BYTES, Life, assign_offsets, lower_bound
+from smelt.backends._base import Operands
+from smelt.backends._storage import Compute, StoragePlanner, size_bytes
+from smelt.engine import Buffer, Launch, LayerInfo, Plan, Space, View
+from smelt.ir import Constant
+from smelt.ops import Transpose
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from smelt.backends._base import Backend, Tactic, Target
+    from smelt.backends._storage import Action, Copy, StoragePlan, Stored
+    from smelt.engine import Step
+    from smelt.ir import Graph, Node
+
+
+@dataclass(slots=True)
+class WeightStore:
+    """Packed weights of an engine, each once however many plans and layers read it."""
+
+    entries: list[tuple[Constant, int]] = field(default_factory=list[tuple[Constant, int]])
+    """Each packed constant and its byte offset, in the order of first use."""
+    size_bytes: int = 0
+    _offsets: dict[object, int] = field(default_factory=dict[object, int])
+
+    def place(self, constant: Constant) -> int:
+        """Byte offset of the constant in the weights."""
+        array = constant.array
+        key = (array.dtype.str, array.shape, array.tobytes() if array.nbytes <= 256 else id(constant))
+        if key not in self._offsets:
+            self._offsets[key] = self.size_bytes
+            self.entries.append((constant, self.size_bytes))
+            self.size_bytes += -(-array.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        return self._offsets[key]
+
+    def data(self) -> bytearray:
+        """The weights' bytes."""
+        memory = bytearray(self.size_bytes)
+        for constant, offset in self.entries:
+            array = np.ascontiguousarray(constant.array)
+            memory[offset : offset + array.nbytes] = array.reshape(-1).view(np.uint8).data
+        return memory
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """A plan and what the inspector tells about it."""
+
+    plan: Plan
+    layers: tuple[LayerInfo, ...]
+    notes: tuple[str, ...]
+    lower_bound_bytes: int
+    """The largest live set: no arena can be smaller."""
+    lives: tuple[tuple[str, int, int, int, int], ...]
+    """(tensor, offset, bytes, first step, last step) of everything in the arena."""
+
+
+class _Assembler:
+    def __init__(
+        self,
+        storage: StoragePlan,
+        backend: Backend[Target],
+        weights: WeightStore,
+        symbols: tuple[tuple[str, int, int], ...],
+        first_layer: int,
+    ) -> None:
+        self.storage = storage
+        self.backend = backend
+        self.weights = weights
+        self.symbols = symbols
+        self.first_layer = first_layer
+        self.largest = {name: high for name, _, high in symbols}
+        self.buffers: list[Buffer] = []
+        self.owners: list[Stored | None] = []
+        self.steps: list[Step] = []
+        self.started: list[int] = []
+        self.layers: list[LayerInfo] = []
+        self.packed: dict[int, int] = {}
+
+    def run(self) -> Assembled:
+        for stored in self.storage.tensors:
+            if stored.parent is None:
+                self._number(stored)
+        for action in self.storage.actions:
+            self._emit(action)
+        arena = [i for i, owner in enumerate(self.owners) if owner is not None and self._alive(owner)]
+        lives = [self._life(i) for i in arena]
+        offsets, arena_bytes = assign_offsets(lives, self.started)
+        for index, offset in zip(arena, offsets, strict=True):
+            self.buffers[index] = replace(self.buffers[index], start=offset)
+        scratch = max((s.scratch_bytes for s in self.steps if isinstance(s, Launch)), default=0)
+        plan = Plan(self.symbols, tuple(self.buffers), tuple(self.steps), arena_bytes, scratch)
+        names = tuple(
+            (owner.name, offset, life.size_bytes, life.first_step, life.last_step)
+            for i, offset, life in zip(arena, offsets, lives, strict=True)
+            if (owner := self.owners[i]) is not None
+        )
+        bound = lower_bound(lives, len(self.steps))
+        return Assembled(plan, tuple(self.layers), tuple(self.storage.notes), bound, names)
+
+    # ---- buffers
+
+    def _number(self, stored: Stored) -> None:
+        size = size_bytes(stored, self.largest)
+        start = stored.binding
+        owner = None
+        if stored.space is Space.WEIGHTS and stored.constant is not None:
+            start = self.weights.place(_laid_out(stored))
+        elif stored.space is Space.ARENA:
+            start, owner = 0, stored
+        stored.buffer = self._buffer(Buffer(stored.space, start, size), owner)
+
+    def _buffer(self, buffer: Buffer, owner: Stored | None = None) -> int:
+        self.buffers.append(buffer)
+        self.owners.append(owner)
+        return len(self.buffers) - 1
+
+    @staticmethod
+    def _alive(stored: Stored) -> bool:
+        return stored.first_step >= 0
+
+    def _life(self, index: int) -> Life:
+        stored = self.owners[index]
+        assert stored is not None  # noqa: S101  (only owned buffers are asked for)
+        return Life(self.buffers[index].size_bytes, stored.first_step, stored.last_step)
+
+    # ---- steps
+
+    def _emit(self, action: Action) -> None:
+        first = len(self.steps)
+        if isinstance(action, Compute):
+            written, read = list(action.outputs), [s for s in action.inputs if s is not None]
+            if action.workspace is not None:
+                written.append(action.workspace)
+            self._clear(written)
+            steps, info = self._compute(action)
+        else:
+            written, read = [action.destination], [action.source]
+            self._clear(written)
+            steps, info = self._copy(action)
+        self._append(steps, info, after_clearing=len(self.steps) > first)
+        for stored in (*written, *read):
+            root = stored.root
+            root.first_step = first if root.first_step < 0 else root.first_step
+            root.last_step = max(root.last_step, len(self.steps) - 1, first)
+
+    def _clear(self, written: Iterable[Stored]) -> None:
+        """Zero the halo of what is written for the first time; the writer need not wait for that."""
+        for stored in written:
+            root = stored.root
+            if root.first_step < 0 and any(b or a for b, a in root.halo):
+                steps = self.backend.clear_halo(root.view())
+                self._append(steps, LayerInfo(f"halo of {root.name}", "halo", "clear"))
+
+    def _append(
+        self, steps: tuple[Step, ...], info: LayerInfo, *, after_clearing: bool = False
+    ) -> None:
+        layer = self.first_layer + len(self.layers)
+        self.layers.append(info)
+        for position, step in enumerate(steps):
+            complete = len(self.steps)
+            made = replace(step, layer=layer)
+            if after_clearing and position == 0 and isinstance(made, Launch):
+                made = replace(made, waits=False)
+                complete = self.started[-1]
+            self.steps.append(made)
+            self.started.append(complete)
+
+    def _copy(self, action: Copy) -> tuple[tuple[Step, ...], LayerInfo]:
+        source, destination = action.source, action.destination
+        name = f"{source.name} to {destination.format.layout.value}"
+        steps = self.backend.reformat(source.view(), destination.view())
+        return steps, LayerInfo(name, "reformat", str(destination.format))
+
+    def _compute(self, action: Compute) -> tuple[tuple[Step, ...], LayerInfo]:
+        node, tactic = action.node, action.tactic
+        family = self.backend.family(tactic.family)
+        packed = tuple(self._packed(c) for c in family.pack(node, tactic))
+        operands = Operands(
+            tuple(s and s.view() for s in action.inputs),
+            tuple(s.view() for s in action.outputs),
+            packed,
+            action.workspace and action.workspace.view(),
+        )
+        return family.lower(node, tactic, operands), _layer_info(node, tactic)
+
+    def _packed(self, constant: Constant) -> View:
+        kind = constant.type
+        offset = self.weights.place(constant)
+        if offset not in self.packed:
+            self.packed[offset] = self._buffer(Buffer(Space.WEIGHTS, offset, constant.array.nbytes))
+        strides: list[int] = []
+        step = 1
+        for extent in reversed(constant.array.shape):
+            strides.insert(0, step)
+            step *= extent
+        return View(self.packed[offset], 0, kind.dtype, kind.shape, tuple(strides))
+
+
+def assemble(
+    graph: Graph,
+    tactics: Mapping[int, Tactic],
+    backend: Backend[Target],
+    weights: WeightStore,
+    *,
+    symbols: tuple[tuple[str, int, int], ...] = (),
+    first_layer: int = 0,
+) -> Assembled:
+    """The plan of a graph.
+
+    Args:
+        graph: optimised, its types inferred.
+        tactics: the chosen tactic of each node, by ``id(node)``.
+        backend: who lowers.
+        weights: where packed constants go; shared by an engine's plans.
+        symbols: (name, smallest, largest) of every symbol left in the graph.
+        first_layer: index of the plan's first layer among the engine's layers.
+    """
+    storage = StoragePlanner(graph, tactics, backend).run()
+    return _Assembler(storage, backend, weights, symbols, first_layer).run()
+
+
+def _laid_out(stored: Stored) -> Constant:
+    constant = stored.constant
+    assert constant is not None  # noqa: S101  (asked only for constants)
+    order = stored.format.layout.axis_order(stored.type.rank)
+    if order == tuple(range(stored.type.rank)):
+        return constant
+    return Constant.derive(f"{constant.name} as {stored.format}", Transpose(order), constant)
+
+
+def _layer_info(node: Node, tactic: Tactic) -> LayerInfo:
+    shapes = tuple(str(v.type) for v in node.outputs)
+    inputs = tuple("-" if v is None else str(v.type) for v in node.inputs)
+    details = (("inputs", inputs), ("node", node.name), ("outputs", shapes))
+    return LayerInfo(" + ".join(node.layers) or node.name, node.op.name, str(tactic), details)

@@ -1,0 +1,68 @@
+"""The last tactic of every op: its numpy reference, run by the host. Always right, never fast."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from typing_extensions import override
+
+from smelt.backends._base import Family, Operands, Refusal, Tactic, TargetT
+from smelt.engine import HostCall
+from smelt.errors import InternalError
+from smelt.ops import op_to_json
+from smelt.types import Layout, Symbol, SymbolicDim, TensorFormat, TensorType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from smelt.engine import KernelSpec, Step
+    from smelt.ir import Node
+
+REFERENCE_SECONDS = 1e3
+"""Cost by which a reference never wins against a kernel that exists."""
+
+
+class ReferenceFamily(Family[TargetT]):
+    """Runs any op on linear tensors through its reference."""
+
+    name: ClassVar[str] = "reference"
+
+    @override
+    def tactics(self, node: Node, target: TargetT) -> Iterator[Tactic | Refusal]:
+        kinds = [v.type for v in (*node.inputs, *node.outputs) if v is not None]
+        if not all(isinstance(kind, TensorType) for kind in kinds):
+            yield Refusal(self.name, "only tensors lie in memory; a sequence or optional does not")
+            return
+        yield Tactic(
+            self.name,
+            (),
+            tuple(v and TensorFormat(v.tensor.dtype, Layout.LINEAR) for v in node.inputs),
+            tuple(TensorFormat(v.tensor.dtype, Layout.LINEAR) for v in node.outputs),
+            is_reference=True,
+            cost_hint=REFERENCE_SECONDS,
+        )
+
+    @override
+    def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
+        sizes = tuple(
+            (symbol, index, axis)
+            for index, value in enumerate(node.outputs)
+            for axis, extent in enumerate(value.tensor.shape)
+            if (symbol := _own_symbol(node, extent)) is not None
+        )
+        return (HostCall(op_to_json(node.op), operands.inputs, operands.outputs, sizes),)
+
+    @override
+    def generate(self, kernel: KernelSpec, target: TargetT) -> str:
+        raise InternalError("a reference has no kernel")
+
+
+def _own_symbol(node: Node, extent: object) -> str | None:
+    """The symbol that an extent is, if the node's inputs do not already have it."""
+    if not isinstance(extent, SymbolicDim) or len(extent.terms) != 1:
+        return None
+    monomial, coefficient = extent.terms[0]
+    if coefficient != 1 or len(monomial) != 1 or not isinstance(monomial[0], Symbol):
+        return None
+    known = {d for v in node.inputs if v is not None for d in v.tensor.shape}
+    return None if extent in known else monomial[0].name

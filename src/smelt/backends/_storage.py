@@ -1,0 +1,311 @@
+"""Where each tensor of a graph lies, in which format, and which copies that takes.
+
+Every value has a *home*: the tensor as its producer writes it. A home is its own stretch of memory, a window on the
+tensor that it is concatenated into, or (for a reshape or slice) a window on the tensor it was made from. A reader that
+wants another format, or zeros around a tensor that cannot have them, gets a copy, made once for all readers alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from smelt.backends._base import Aliasing, Tactic
+from smelt.engine import Space, View
+from smelt.errors import InternalError
+from smelt.types import DType, Layout, TensorFormat, TensorType, evaluate_dim
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from smelt.backends._base import Backend, Target
+    from smelt.engine import Halo
+    from smelt.ir import Constant, Graph, Node, Value
+    from smelt.types import Dim
+
+
+@dataclass(eq=False, slots=True)
+class Stored:
+    """One tensor in memory."""
+
+    name: str
+    type: TensorType
+    format: TensorFormat
+    space: Space
+    binding: int = -1
+    constant: Constant | None = None
+    halo: Halo = ()
+    parent: Stored | None = None
+    window: Callable[[View], View] | None = None
+    """With a parent: the tensor as a window on the parent's view."""
+    joined: bool = False
+    """Whether the parent is what this tensor is concatenated into (its producer then writes the parent)."""
+    pinned: bool = False
+    """Whether someone relies on the bytes lying contiguously."""
+    reshaped: bool = False
+    """Whether the window is all of a contiguous parent."""
+    buffer: int = -1
+    first_step: int = -1
+    last_step: int = -1
+
+    @property
+    def root(self) -> Stored:
+        """The tensor that owns the memory."""
+        return self if self.parent is None else self.parent.root
+
+    def view(self) -> View:
+        """The window, once buffers are numbered."""
+        if self.parent is not None and self.window is not None:
+            return self.window(self.parent.view())
+        if self.buffer < 0:
+            raise InternalError(f"{self.name} has no buffer yet")
+        strides, offset, _ = self.geometry()
+        return View(self.buffer, offset, self.type.dtype, self.type.shape, strides, self.halo)
+
+    def geometry(self) -> tuple[tuple[Dim, ...], Dim, Dim]:
+        """Strides (elements), offset of the first element (bytes), and whole size (bytes) of own memory."""
+        shape, rank = self.type.shape, self.type.rank
+        halo = self.halo or ((0, 0),) * rank
+        strides: list[Dim] = [0] * rank
+        step: Dim = 1
+        for axis in reversed(self.format.layout.axis_order(rank)):
+            strides[axis] = step
+            step = step * (shape[axis] + sum(halo[axis]))
+        size = self.type.dtype.size_bytes
+        offset: Dim = 0
+        for axis, (before, _) in enumerate(halo):
+            offset = offset + strides[axis] * before * size
+        return tuple(strides), offset, step * size
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Run a node."""
+
+    node: Node
+    tactic: Tactic
+    inputs: tuple[Stored | None, ...]
+    outputs: tuple[Stored, ...]
+    workspace: Stored | None
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Copy a tensor into another format or place."""
+
+    source: Stored
+    destination: Stored
+
+
+Action = Compute | Copy
+
+
+@dataclass(slots=True)
+class StoragePlan:
+    """What to do, in order, and every tensor there is."""
+
+    actions: list[Action] = field(default_factory=list[Action])
+    tensors: list[Stored] = field(default_factory=list[Stored])
+    notes: list[str] = field(default_factory=list[str])
+    """What was elided, and what could not be, for the build log."""
+
+
+class StoragePlanner:
+    """Decides homes and copies for a graph whose tactics are chosen."""
+
+    def __init__(
+        self, graph: Graph, tactics: Mapping[int, Tactic], backend: Backend[Target]
+    ) -> None:
+        self.graph = graph
+        self.tactics = tactics
+        self.backend = backend
+        self.plan = StoragePlan()
+        self.homes: dict[int, Stored] = {}
+        self.copies: dict[tuple[int, TensorFormat], Stored] = {}
+        self.constants: dict[tuple[int, TensorFormat], Stored] = {}
+        self.output_of = {id(v): i for i, v in reversed(list(enumerate(graph.outputs)))}
+
+    def run(self) -> StoragePlan:
+        """Plan the whole graph."""
+        for index, value in enumerate(self.graph.inputs):
+            self.homes[id(value)] = self._new(value, _linear(value), Space.INPUT, binding=index)
+        for node in self.graph.nodes:
+            self._place(node, self.tactics[id(node)])
+        for index, value in enumerate(self.graph.outputs):
+            self._finish_output(index, value)
+        self._spread_halos()
+        return self.plan
+
+    # ---- one node
+
+    def _place(self, node: Node, tactic: Tactic) -> None:
+        if tactic.aliasing in (Aliasing.VIEW, Aliasing.RESHAPE):
+            self._place_window(node, tactic)
+            return
+        halos = tactic.halos or ((),) * len(node.inputs)
+        inputs: list[Stored | None] = []
+        for value, wanted, halo in zip(node.inputs, tactic.inputs, halos, strict=True):
+            if tactic.aliasing is Aliasing.JOIN or value is None or wanted is None:
+                inputs.append(None)
+            else:
+                inputs.append(self._read(value, wanted, halo))
+        outputs = [
+            self._new_home(v, f) for v, f in zip(node.outputs, tactic.outputs, strict=True)
+        ]
+        if tactic.aliasing is Aliasing.JOIN:
+            self._join(node, tactic, outputs[0])
+            return
+        workspace = self._workspace(node, tactic)
+        self.plan.actions.append(Compute(node, tactic, tuple(inputs), tuple(outputs), workspace))
+
+    def _workspace(self, node: Node, tactic: Tactic) -> Stored | None:
+        if tactic.workspace_bytes == 0:
+            return None
+        kind = TensorType(DType.UINT8, (tactic.workspace_bytes,))
+        stored = Stored(f"{node.name} workspace", kind, TensorFormat(DType.UINT8), Space.ARENA)
+        self.plan.tensors.append(stored)
+        return stored
+
+    def _new_home(self, value: Value, wanted: TensorFormat) -> Stored:
+        index = self.output_of.get(id(value))
+        direct = index is not None and wanted == _linear(value)
+        if direct and index is not None:
+            home = self._new(value, wanted, Space.OUTPUT, binding=len(self.graph.inputs) + index)
+            home.pinned = True
+        else:
+            home = self._new(value, wanted, Space.ARENA)
+        self.homes[id(value)] = home
+        return home
+
+    def _place_window(self, node: Node, tactic: Tactic) -> None:
+        source_value, wanted = node.inputs[0], tactic.inputs[0]
+        if source_value is None or wanted is None:
+            raise InternalError(f"{node}: a window needs its first input")
+        contiguous = tactic.aliasing is Aliasing.RESHAPE
+        source = self._read(source_value, wanted, (), contiguous=contiguous)
+        family = self.backend.family(tactic.family)
+        for index, (value, fmt) in enumerate(zip(node.outputs, tactic.outputs, strict=True)):
+
+            def window(view: View, index: int = index) -> View:
+                return family.views(node, tactic, view)[index]
+
+            stored = self._new(value, fmt, source.space)
+            stored.parent, stored.window, stored.reshaped = source, window, contiguous
+            self.homes[id(value)] = stored
+
+    def _join(self, node: Node, tactic: Tactic, whole: Stored) -> None:
+        family = self.backend.family(tactic.family)
+        taken: set[int] = set()
+        for index, value in enumerate(node.inputs):
+            if value is None:
+                raise InternalError(f"{node}: input {index} is missing")
+
+            def window(view: View, index: int = index) -> View:
+                return family.views(node, tactic, view)[index]
+
+            home = self.homes.get(id(value))
+            if home is not None and id(value) not in taken and self._may_join(home, whole):
+                home.parent, home.window, home.joined = whole, window, True
+                taken.add(id(value))
+                self.plan.notes.append(f"{node.name}: {value.name} is written in place")
+                continue
+            part = self._new(value, whole.format, whole.space)
+            part.parent, part.window, part.joined = whole, window, True
+            self.plan.actions.append(Copy(self._read(value, whole.format, ()), part))
+            self.plan.notes.append(f"{node.name}: {value.name} is copied")
+
+    @staticmethod
+    def _may_join(home: Stored, whole: Stored) -> bool:
+        owned = home.parent is None and home.space is Space.ARENA and not home.pinned
+        return owned and home.format == whole.format and not (whole.pinned and home.halo)
+
+    # ---- reading
+
+    def _read(
+        self, value: Value, wanted: TensorFormat, halo: Halo, *, contiguous: bool = False
+    ) -> Stored:
+        home = self.homes.get(id(value)) or self._constant(value, wanted)
+        zeros = any(before or after for before, after in halo)
+        if home.format == wanted and (not zeros or self._may_have_halo(home)):
+            if not contiguous or self._is_contiguous(home):
+                home.halo = _widest(home.halo, halo if zeros else ())
+                home.pinned = home.pinned or contiguous
+                return home
+        key = (id(value), wanted)
+        if contiguous or key not in self.copies:
+            copy = self._new(value, wanted, Space.ARENA)
+            copy.name += f" as {wanted}"
+            copy.pinned = contiguous
+            self.plan.actions.append(Copy(home, copy))
+            if contiguous:
+                return copy
+            self.copies[key] = copy
+        copy = self.copies[key]
+        copy.halo = _widest(copy.halo, halo if zeros else ())
+        return copy
+
+    @staticmethod
+    def _may_have_halo(home: Stored) -> bool:
+        stored: Stored | None = home
+        while stored is not None:
+            if stored.space is not Space.ARENA or stored.pinned:
+                return False
+            if stored.parent is not None and not stored.joined:
+                return False
+            stored = stored.parent
+        return True
+
+    def _is_contiguous(self, home: Stored) -> bool:
+        if home.parent is not None:
+            return home.reshaped and self._is_contiguous(home.parent)
+        return not any(b or a for b, a in home.halo)
+
+    def _constant(self, value: Value, wanted: TensorFormat) -> Stored:
+        """The constant in the weights, laid out as wanted: packing it costs nothing at run time."""
+        if value.constant is None:
+            raise InternalError(f"{value.name} is read before it is made")
+        key = (id(value), wanted)
+        if key not in self.constants:
+            self.constants[key] = self._new(value, wanted, Space.WEIGHTS)
+            self.constants[key].constant = value.constant
+        return self.constants[key]
+
+    def _finish_output(self, index: int, value: Value) -> None:
+        home = self._read(value, _linear(value), ())
+        binding = len(self.graph.inputs) + index
+        if home.space is Space.OUTPUT and home.parent is None and home.binding == binding:
+            return
+        output = self._new(value, _linear(value), Space.OUTPUT, binding=binding)
+        self.plan.actions.append(Copy(home, output))
+
+    def _new(
+        self, value: Value, fmt: TensorFormat, space: Space, *, binding: int = -1
+    ) -> Stored:
+        stored = Stored(value.name, value.tensor, fmt, space, binding)
+        self.plan.tensors.append(stored)
+        return stored
+
+    def _spread_halos(self) -> None:
+        """A window that readers pad makes the whole tensor padded: they share strides."""
+        for stored in self.plan.tensors:  # a whole comes after its parts, so one sweep reaches the outermost
+            if stored.joined and stored.parent is not None:
+                stored.parent.halo = _widest(stored.parent.halo, stored.halo)
+
+
+def _linear(value: Value) -> TensorFormat:
+    return TensorFormat(value.tensor.dtype, Layout.LINEAR)
+
+
+def _widest(a: Halo, b: Halo) -> Halo:
+    if not a or not b:
+        return a or b
+    return tuple(
+        (max(x[0], y[0]), max(x[1], y[1])) for x, y in zip(a, b, strict=True)
+    )
+
+
+def size_bytes(stored: Stored, largest: Mapping[str, int]) -> int:
+    """Bytes of a tensor's own memory at the largest symbol values."""
+    return evaluate_dim(stored.geometry()[2], largest)
+
+

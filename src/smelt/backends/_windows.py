@@ -1,0 +1,210 @@
+"""Ops that move no data: their results are windows on their inputs, or their inputs windows on the result."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+from typing_extensions import override
+
+from smelt.backends._base import Aliasing, Family, Operands, Refusal, Tactic, TargetT
+from smelt.errors import InternalError
+from smelt.ops import Concat, Flatten, Identity, Reshape, Slice, Split, Squeeze, Transpose, Unsqueeze
+from smelt.types import Layout, TensorFormat, TensorType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from smelt.engine import KernelSpec, Step, View
+    from smelt.ir import Node, Value
+    from smelt.types import Dim
+
+_LAYOUTS = (Layout.LINEAR, Layout.CHANNELS_LAST)
+
+
+class WindowFamily(Family[TargetT]):
+    """Reshapes, transposes between layouts, slices, splits and concatenations that cost nothing."""
+
+    name: ClassVar[str] = "window"
+
+    @override
+    def tactics(self, node: Node, target: TargetT) -> Iterator[Tactic | Refusal]:
+        match node.op:
+            case Reshape() | Flatten() | Squeeze() | Unsqueeze() | Identity():
+                yield from self._reshapes(node)
+            case Transpose():
+                yield from self._transposes(node, node.op)
+            case Slice() | Split():
+                yield from self._slices(node)
+            case Concat():
+                yield from self._joins(node)
+            case _:
+                return
+
+    def _reshapes(self, node: Node) -> Iterator[Tactic | Refusal]:
+        source, result = _first(node).tensor, node.output.tensor
+        for before in _layouts(source):
+            for after in _layouts(result):
+                kept = isinstance(node.op, Identity) and before is after
+                if kept or (_keeps_order(source, before) and _keeps_order(result, after)):
+                    yield self._tactic(node, before, after, Aliasing.RESHAPE)
+
+    def _transposes(self, node: Node, op: Transpose) -> Iterator[Tactic | Refusal]:
+        source, result = _first(node).tensor, node.output.tensor
+        perm = _permutation(op, source.rank)
+        found = False
+        for before in _layouts(source):
+            in_memory = [perm.index(axis) for axis in before.axis_order(source.rank)]
+            for after in _layouts(result):
+                if _without_units(in_memory, result) == _without_units(
+                    after.axis_order(result.rank), result
+                ):
+                    found = True
+                    yield self._tactic(node, before, after, Aliasing.VIEW)
+        if not found:
+            yield Refusal(self.name, f"axes {perm} map neither layout onto another")
+
+    def _slices(self, node: Node) -> Iterator[Tactic | Refusal]:
+        if _starts(node) is None:
+            yield Refusal(self.name, "only constant starts and steps of 1 make a window")
+            return
+        for layout in _layouts(_first(node).tensor):
+            yield self._tactic(node, layout, layout, Aliasing.VIEW)
+
+    def _joins(self, node: Node) -> Iterator[Tactic | Refusal]:
+        for layout in _layouts(node.output.tensor):
+            yield self._tactic(node, layout, layout, Aliasing.JOIN)
+
+    def _tactic(self, node: Node, before: Layout, after: Layout, aliasing: Aliasing) -> Tactic:
+        reads = node.inputs if aliasing is Aliasing.JOIN else node.inputs[:1]
+        wanted = [TensorFormat(v.tensor.dtype, before) for v in reads if v is not None]
+        absent = [None] * (len(node.inputs) - len(wanted))
+        results = tuple(TensorFormat(v.tensor.dtype, after) for v in node.outputs)
+        return Tactic(self.name, (), (*wanted, *absent), results, aliasing=aliasing)
+
+    @override
+    def views(self, node: Node, tactic: Tactic, view: View) -> tuple[View, ...]:
+        match node.op:
+            case Transpose():
+                perm = _permutation(node.op, len(view.shape))
+                return (
+                    replace(
+                        view,
+                        shape=node.output.tensor.shape,
+                        strides=tuple(view.strides[axis] for axis in perm),
+                        halo=tuple(view.halo[axis] for axis in perm) if view.halo else (),
+                    ),
+                )
+            case Slice() | Split():
+                starts = _starts(node)
+                if starts is None:
+                    raise InternalError(f"{node} is no window")
+                shapes = [v.tensor.shape for v in node.outputs]
+                return tuple(
+                    _shifted(view, start, shape) for start, shape in zip(starts, shapes, strict=True)
+                )
+            case Concat():
+                return _parts(node, node.op.axis, view)
+            case _:
+                kind = node.output.tensor
+                strides = contiguous_strides(kind, tactic.outputs[0].layout)
+                return (replace(view, shape=kind.shape, strides=strides, halo=()),)
+
+    @override
+    def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
+        return ()
+
+    @override
+    def generate(self, kernel: KernelSpec, target: TargetT) -> str:
+        raise InternalError("a window has no kernel")
+
+
+def contiguous_strides(kind: TensorType, layout: Layout) -> tuple[Dim, ...]:
+    """Strides, in elements, of a tensor without holes."""
+    strides: list[Dim] = [0] * kind.rank
+    step: Dim = 1
+    for axis in reversed(layout.axis_order(kind.rank)):
+        strides[axis] = step
+        step = step * kind.shape[axis]
+    return tuple(strides)
+
+
+def _first(node: Node) -> Value:
+    value = node.inputs[0]
+    if value is None:
+        raise InternalError(f"{node} lacks its first input")
+    return value
+
+
+def _layouts(kind: TensorType) -> tuple[Layout, ...]:
+    return _LAYOUTS if kind.rank >= 3 else (Layout.LINEAR,)  # noqa: PLR2004  (fewer axes: one order)
+
+
+def _keeps_order(kind: TensorType, layout: Layout) -> bool:
+    """Whether the layout has the bytes of the linear one: only axes of extent 1 lie elsewhere."""
+    order = _without_units(layout.axis_order(kind.rank), kind)
+    return order == sorted(order)
+
+
+def _without_units(axes: Sequence[int], kind: TensorType) -> list[int]:
+    return [axis for axis in axes if kind.shape[axis] != 1]
+
+
+def _permutation(op: Transpose, rank: int) -> tuple[int, ...]:
+    return op.perm or tuple(reversed(range(rank)))
+
+
+def _starts(node: Node) -> list[tuple[Dim, ...]] | None:
+    """First index along each axis, for each result; None when they are not constant or the step is not 1."""
+    kind = _first(node).tensor
+    if isinstance(node.op, Split):
+        axis = node.op.axis % kind.rank
+        position: Dim = 0
+        starts: list[tuple[Dim, ...]] = []
+        for value in node.outputs:
+            starts.append(tuple(position if a == axis else 0 for a in range(kind.rank)))
+            position = position + value.tensor.shape[axis]
+        return starts
+    return _slice_starts(node, kind)
+
+
+def _slice_starts(node: Node, kind: TensorType) -> list[tuple[Dim, ...]] | None:
+    arrays = [None if v is None or v.constant is None else v.constant.array for v in node.inputs[1:]]
+    arrays += [None] * (4 - len(arrays))
+    begins, _, axes, steps = arrays
+    absent = [v is None for v in node.inputs[1:]] + [True] * (5 - len(node.inputs))
+    if begins is None or (axes is None and not absent[2]) or (steps is None and not absent[3]):
+        return None
+    if steps is not None and any(int(s) != 1 for s in steps):
+        return None
+    chosen = range(kind.rank) if axes is None else [int(a) % kind.rank for a in axes]
+    result: list[Dim] = [0] * kind.rank
+    for axis, begin in zip(chosen, begins, strict=False):
+        extent, start = kind.shape[axis], int(begin)
+        if isinstance(extent, int):
+            result[axis] = min(max(start + extent if start < 0 else start, 0), extent)
+        elif start >= 0:
+            result[axis] = start
+        else:
+            return None
+    return [tuple(result)]
+
+
+def _shifted(view: View, start: Sequence[Dim], shape: tuple[Dim, ...]) -> View:
+    offset = view.offset
+    for begin, stride in zip(start, view.strides, strict=True):
+        offset = offset + begin * stride * view.dtype.size_bytes
+    return replace(view, offset=offset, shape=shape)
+
+
+def _parts(node: Node, axis: int, view: View) -> tuple[View, ...]:
+    axis %= len(view.shape)
+    position: Dim = 0
+    parts: list[View] = []
+    for value in node.inputs:
+        if value is None:
+            raise InternalError(f"{node}: an input of a concatenation is missing")
+        start = [position if a == axis else 0 for a in range(len(view.shape))]
+        parts.append(_shifted(view, start, value.tensor.shape))
+        position = position + value.tensor.shape[axis]
+    return tuple(parts)

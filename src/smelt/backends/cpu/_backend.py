@@ -1,0 +1,79 @@
+"""The CPU backend: its families, its copies, and kernels to machine code."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, ClassVar
+
+from typing_extensions import override
+
+from smelt.backends._base import Backend, CodeImage, Family
+from smelt.backends._reference import ReferenceFamily
+from smelt.backends._windows import WindowFamily
+from smelt.backends.cpu._cache import CodeCache
+from smelt.backends.cpu._compile import compile_ir
+from smelt.backends.cpu._link import link
+from smelt.backends.cpu._target import CpuTarget
+from smelt.backends.cpu.families.copy import (
+    CLEAR,
+    COPY,
+    clear_launch,
+    copy_launch,
+    generate_clear,
+    generate_copy,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from smelt.engine import KernelSpec, Step, View
+
+
+class CpuBackend(Backend[CpuTarget]):
+    """Compiles for processors: NHWC or linear, float32, LLVM IR."""
+
+    name: ClassVar[str] = "cpu"
+
+    def __init__(self, cache: CodeCache | None = None, *, jobs: int = 2) -> None:
+        """A backend that keeps compiled kernels in ``cache`` and compiles ``jobs`` at a time."""
+        self.families: tuple[Family[CpuTarget], ...] = (WindowFamily(), ReferenceFamily())
+        self.cache = cache
+        self.jobs = jobs
+
+    @override
+    def reformat(self, source: View, destination: View) -> tuple[Step, ...]:
+        return (copy_launch(source, destination),)
+
+    @override
+    def clear_halo(self, view: View) -> tuple[Step, ...]:
+        return (clear_launch(view),)
+
+    def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
+        """The kernel's LLVM IR."""
+        special: dict[str, Callable[[KernelSpec, CpuTarget], str]] = {
+            COPY: generate_copy,
+            CLEAR: generate_clear,
+        }
+        if kernel.family in special:
+            return special[kernel.family](kernel, target)
+        return self.family(kernel.family).generate(kernel, target)
+
+    @override
+    def compile(self, kernels: Sequence[KernelSpec], target: CpuTarget) -> CodeImage:
+        unique = {kernel.symbol: kernel for kernel in kernels}
+
+        def build(kernel: KernelSpec) -> bytes:
+            return self._object(kernel, target)
+
+        with ThreadPoolExecutor(self.jobs) as pool:
+            objects = list(pool.map(build, unique.values()))
+        image, symbols = link(objects)
+        return CodeImage(image, tuple(sorted(symbols)))
+
+    def _object(self, kernel: KernelSpec, target: CpuTarget) -> bytes:
+        if self.cache is not None and (known := self.cache.get(kernel, target)) is not None:
+            return known
+        made = compile_ir(self.generate(kernel, target), target)
+        if self.cache is not None:
+            self.cache.put(kernel, target, made)
+        return made

@@ -1,0 +1,215 @@
+"""Copies between formats, and zeros around tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from smelt.backends.cpu._emit import Emitter, Int, emitter_for, vector_type
+from smelt.backends.cpu._scalars import Scalars
+from smelt.engine import KernelSpec, Launch, parameters
+from smelt.types import ceil_div, element_count
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from smelt.backends.cpu._target import CpuTarget
+    from smelt.engine import Json, View
+    from smelt.types import Dim
+
+COPY: Final = "copy"
+CLEAR: Final = "clear"
+_CHUNK_BYTES: Final = 16 << 10
+"""About what one worker takes at a time: large against the cost of taking it, small against a cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    extent: Dim
+    source: Dim
+    destination: Dim
+
+
+def copy_launch(source: View, destination: View) -> Launch:
+    """Copy ``source`` to ``destination``: one shape and dtype, any strides."""
+    axes = _merged(
+        [
+            _Axis(e, s, d)
+            for e, s, d in zip(
+                destination.shape, source.strides, destination.strides, strict=True
+            )
+            if e != 1
+        ]
+    )
+    inner = _inner_axes(axes)
+    outer = [axis for axis in axes if axis not in inner]
+    scalars = Scalars()
+    total = element_count(tuple(a.extent for a in outer))
+    moved = element_count(tuple(a.extent for a in inner))
+    size = destination.dtype.size_bytes
+    grain = max(1, _CHUNK_BYTES // (moved * size)) if isinstance(moved, int) else 1
+    spec = KernelSpec(
+        COPY,
+        parameters(
+            size=size,
+            outer=tuple(_json(a, scalars) for a in outer),
+            inner=tuple(_json(a, scalars) for a in inner),
+            grain=grain,
+        ),
+    )
+    chunks = ceil_div(total, grain)
+    return Launch(spec, (source, destination), (1,), scalars.values, chunks)
+
+
+def clear_launch(view: View) -> Launch:
+    """Write zeros into the halo of ``view`` and nowhere else."""
+    scalars = Scalars()
+    slabs: list[Json] = []
+    for axis, (before, after) in enumerate(view.halo):
+        for first, count in ((-before, before), (view.shape[axis], after)):
+            if count:
+                slabs.append(_slab(view, axis, first, count, scalars))
+    size = view.dtype.size_bytes
+    spec = KernelSpec(CLEAR, parameters(size=size, slabs=tuple(slabs)))
+    return Launch(spec, (view,), (0,), scalars.values, len(slabs))
+
+
+def _slab(view: View, axis: int, first: Dim, count: int, scalars: Scalars) -> Json:
+    """One side of the halo: whole along later axes, without what earlier axes' sides cover."""
+    start: Dim = first * view.strides[axis]
+    axes: list[_Axis] = []
+    for other, (extent, stride) in enumerate(zip(view.shape, view.strides, strict=True)):
+        length: Dim = count if other == axis else extent
+        if other > axis:
+            before, after = view.halo[other]
+            length = extent + before + after
+            start = start - before * stride
+        if length != 1:
+            axes.append(_Axis(length, stride, stride))
+    merged = _merged(axes)
+    return (scalars.json(start), tuple(_json(a, scalars) for a in merged))
+
+
+def generate_copy(kernel: KernelSpec, target: CpuTarget) -> str:
+    """The code of a ``copy`` kernel."""
+    e = emitter_for(kernel, 2)
+    size, grain = kernel["size"], kernel["grain"]
+    outer = [tuple(e.extent(x) for x in axis) for axis in kernel["outer"]]
+    inner = [tuple(e.extent(x) for x in axis) for axis in kernel["inner"]]
+    total: Int = 1
+    for extent, _, _ in outer:
+        total = e.mul(total, extent)
+    last = e.minimum(e.mul(e.end, grain), total)
+    with e.loop(e.mul(e.begin, grain), last) as rows:
+        places = e.unravel(rows.index, [extent for extent, _, _ in outer])
+        offsets: list[Int] = [0, 0]
+        for place, (_, source, destination) in zip(places, outer, strict=True):
+            offsets[0] = e.add(offsets[0], e.mul(place, e.mul(source, size)))
+            offsets[1] = e.add(offsets[1], e.mul(place, e.mul(destination, size)))
+        pointers = [e.at(e.pointer(k), offsets[k]) for k in (0, 1)]
+        _copy_inner(e, pointers, inner, size, target.vector_bits)
+    return e.module()
+
+
+def _copy_inner(
+    e: Emitter, pointers: list[Any], inner: list[tuple[Int, ...]], size: int, vector_bits: int
+) -> None:
+    if len(inner) == 2:  # noqa: PLR2004  (a pair of axes is a transposition: step along the destination's)
+        extent, source, destination = inner[0]
+        with e.loop(0, extent) as steps:
+            moved = [
+                e.at(p, e.mul(steps.index, e.mul(stride, size)))
+                for p, stride in zip(pointers, (source, destination), strict=True)
+            ]
+            _copy_inner(e, moved, inner[1:], size, vector_bits)
+        return
+    extent, source, destination = inner[0] if inner else (1, 1, 1)
+    element = f"i{8 * size}"
+    lanes = vector_bits // (8 * size)
+    whole: Int = 0
+    if source == 1:
+        whole = e.mul(e.div(extent, lanes), lanes)
+        with e.loop(0, whole, lanes) as steps:
+            kind = vector_type(element, lanes)
+            value = e.load(kind, e.at(pointers[0], e.mul(steps.index, size)))
+            to = e.at(pointers[1], e.mul(steps.index, e.mul(destination, size)))
+            if destination == 1:
+                e.store(value, to)
+            else:
+                for lane in range(lanes):
+                    one = e.emit(element, f"extractelement {value}, i64 {lane}")
+                    e.store(one, e.at(to, e.mul(destination, lane * size)))
+    with e.loop(whole, extent) as steps:
+        one = e.load(element, e.at(pointers[0], e.mul(steps.index, e.mul(source, size))))
+        e.store(one, e.at(pointers[1], e.mul(steps.index, e.mul(destination, size))))
+
+
+def generate_clear(kernel: KernelSpec, target: CpuTarget) -> str:
+    """The code of a ``clear`` kernel: chunk ``k`` is side ``k`` of the halo."""
+    e = emitter_for(kernel, 1)
+    size = kernel["size"]
+    for number, (start, axes) in enumerate(kernel["slabs"]):
+        first = e.compare("sle", e.begin, number)
+        mine = e.binary("and", first, e.compare("sgt", e.end, number))
+        with e.when(mine):
+            pointer = e.at(e.pointer(0), e.mul(e.extent(start), size))
+            extents = [(e.extent(a[0]), e.extent(a[2])) for a in axes]
+            _fill(e, pointer, extents, size, target.vector_bits)
+    return e.module()
+
+
+def _fill(
+    e: Emitter, pointer: Any, axes: list[tuple[Int, Int]], size: int, vector_bits: int  # noqa: ANN401
+) -> None:
+    if not axes:
+        e.store(e.constant(0, f"i{8 * size}"), pointer)
+        return
+    (extent, stride), *rest = axes
+    if rest:
+        with e.loop(0, extent) as steps:
+            _fill(e, e.at(pointer, e.mul(steps.index, e.mul(stride, size))), rest, size, vector_bits)
+        return
+    lanes = vector_bits // (8 * size)
+    whole: Int = 0
+    if stride == 1:
+        whole = e.mul(e.div(extent, lanes), lanes)
+        zeros = e.constant(0, vector_type(f"i{8 * size}", lanes))
+        with e.loop(0, whole, lanes) as steps:
+            e.store(zeros, e.at(pointer, e.mul(steps.index, size)))
+    with e.loop(whole, extent) as steps:
+        to = e.at(pointer, e.mul(steps.index, e.mul(stride, size)))
+        e.store(e.constant(0, f"i{8 * size}"), to)
+
+
+def _json(axis: _Axis, scalars: Scalars) -> Json:
+    return scalars.all_json((axis.extent, axis.source, axis.destination))
+
+
+def _merged(axes: Sequence[_Axis]) -> list[_Axis]:
+    """Axes in the destination's memory order, neighbours that run on joined."""
+    ordered = list(axes)
+    if all(isinstance(a.destination, int) for a in axes):
+        ordered.sort(key=lambda a: -abs(int(str(a.destination))))
+    merged: list[_Axis] = []
+    for axis in ordered:
+        if merged:
+            above = merged[-1]
+            runs_on = (
+                above.source == axis.extent * axis.source
+                and above.destination == axis.extent * axis.destination
+            )
+            if runs_on:
+                merged[-1] = _Axis(above.extent * axis.extent, axis.source, axis.destination)
+                continue
+        merged.append(axis)
+    return merged
+
+
+def _inner_axes(axes: Sequence[_Axis]) -> list[_Axis]:
+    """What one row of a chunk walks: the source's contiguous axis last, the destination's before it."""
+    if not axes:
+        return []
+    contiguous = [a for a in axes if a.source == 1]
+    if not contiguous or contiguous[-1] is axes[-1]:
+        return [axes[-1]]
+    return [axes[-1], contiguous[-1]]

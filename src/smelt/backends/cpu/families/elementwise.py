@@ -1,0 +1,222 @@
+"""Elementwise ops and chains of them, with broadcasting, in any layout."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from typing_extensions import override
+
+from smelt.backends import Family, Operands, Refusal, Tactic
+from smelt.backends.cpu._elementwise import (
+    ABSENT,
+    emit_op,
+    from_memory,
+    op_as_json,
+    to_memory,
+    why_not_emitted,
+)
+from smelt.backends.cpu._emit import LLVM_TYPES, Emitter, Reg, emitter_for, vector_type
+from smelt.backends.cpu._rows import Walk, broadcast_strides, common_axes, walk_rows
+from smelt.backends.cpu._scalars import Scalars
+from smelt.engine import KernelSpec, Launch, parameters
+from smelt.ir import Operand
+from smelt.ops import Fused
+from smelt.types import DType, Layout, TensorFormat, TensorType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from smelt.backends.cpu._emit import Int
+    from smelt.backends.cpu._target import CpuTarget
+    from smelt.engine import Json, Step
+    from smelt.ir import Node, Op
+    from smelt.types import Dim
+
+_BYTES_PER_SECOND = 8e9
+
+Program = list[tuple["Op", tuple[int, ...], tuple[DType, ...]]]
+"""(op, arguments, their dtypes): ``k >= 0`` is the node's input k, ``-1 - j`` the result of op j."""
+
+
+class ElementwiseFamily(Family["CpuTarget"]):
+    """One pass over the output; each register runs through the whole program."""
+
+    name: ClassVar[str] = "elementwise"
+
+    @override
+    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
+        if not node.op.elementwise:
+            return
+        if reason := _why_not(node):
+            yield Refusal(self.name, reason)
+            return
+        kind = node.output.tensor
+        layouts = (Layout.CHANNELS_LAST, Layout.LINEAR) if kind.rank >= 3 else (Layout.LINEAR,)  # noqa: PLR2004
+        for layout in layouts:
+            inputs = tuple(
+                v and TensorFormat(v.tensor.dtype, layout if v.tensor.rank == kind.rank else Layout.LINEAR)
+                for v in node.inputs
+            )
+            yield Tactic(
+                self.name,
+                (),
+                inputs,
+                (TensorFormat(kind.dtype, layout),),
+                cost_hint=_cost(node),
+            )
+
+    @override
+    def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
+        (output,) = operands.outputs
+        present = [v for v in operands.inputs if v is not None]
+        views = [*present, output]
+        strides = [broadcast_strides(v, output.shape) for v in views]
+        axes = common_axes(output.shape, strides, len(present))
+        walk = Walk.over(axes, len(views))
+        scalars = Scalars()
+        positions = {k: i for i, k in enumerate(k for k, v in enumerate(operands.inputs) if v is not None)}
+        stages = tuple(
+            (op_as_json(op), tuple(_position(a, positions) for a in args), tuple(d.value for d in dtypes))
+            for op, args, dtypes in program_of(node)
+        )
+        spec = KernelSpec(
+            self.name,
+            parameters(
+                dtypes=tuple(v.dtype.value for v in views),
+                stages=stages,
+                walk=walk.json(scalars),
+            ),
+        )
+        return (Launch(spec, tuple(views), (len(present),), scalars.values, walk.chunks),)
+
+    @override
+    def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
+        dtypes = [DType(d) for d in kernel["dtypes"]]
+        e = emitter_for(kernel, len(dtypes))
+        lanes = target.vector_bits // 32
+
+        def row(starts: Sequence[Reg], first: Int, last: Int, strides: tuple[Int, ...]) -> None:
+            whole = e.add(first, e.mul(e.div(e.sub(last, first), lanes), lanes))
+            if strides[-1] == 1:
+                with e.loop(first, whole, lanes) as steps:
+                    _emit_step(e, kernel["stages"], dtypes, starts, strides, steps.index, lanes)
+            else:
+                whole = first
+            with e.loop(whole, last) as steps:
+                _emit_step(e, kernel["stages"], dtypes, starts, strides, steps.index, 1)
+
+        pointers = [e.pointer(k) for k in range(len(dtypes))]
+        walk_rows(e, kernel["walk"], pointers, [d.size_bytes for d in dtypes], row)
+        return e.module()
+
+
+def program_of(node: Node) -> Program:
+    """The ops of an elementwise node in order, the root first."""
+    op = node.op
+    if not isinstance(op, Fused):
+        arguments = tuple(k if v is not None else ABSENT_INPUT for k, v in enumerate(node.inputs))
+        return [(op, arguments, tuple(v.tensor.dtype for v in node.inputs if v is not None))]
+    program: Program = []
+    kinds: list[DType] = []
+    steps = [(op.root, tuple(range(op.root_inputs))), *((s.op, s.arguments) for s in op.stages)]
+    for stage, arguments in steps:
+        present: list[DType] = []
+        operands: list[Operand | None] = []
+        resolved: list[int] = []
+        for a in arguments:
+            value = node.inputs[a] if a >= 0 else None
+            if a >= 0 and value is None:
+                operands.append(None)
+                resolved.append(ABSENT_INPUT)
+                continue
+            kind = value.tensor.dtype if value is not None else kinds[-a - 1]
+            present.append(kind)
+            operands.append(Operand(TensorType(kind, ())))
+            resolved.append(a)
+        program.append((stage, tuple(resolved), tuple(present)))
+        (made,) = stage.infer(operands)
+        kinds.append(made.dtype if isinstance(made, TensorType) else DType.FLOAT32)
+    return program
+
+
+ABSENT_INPUT = 1 << 20
+"""Stands for an optional input that is not there."""
+
+
+def _position(argument: int, positions: dict[int, int]) -> int:
+    """Inputs counted without the absent ones; results as they are."""
+    return positions[argument] if 0 <= argument < ABSENT_INPUT else argument
+
+
+def _why_not(node: Node) -> str | None:
+    shape = node.output.tensor.shape
+    for value in node.inputs:
+        if value is not None and not _broadcasts(value.tensor.shape, shape):
+            return f"{value.name} {value.tensor} may or may not repeat along {shape}"
+    for op, _, dtypes in program_of(node):
+        if reason := why_not_emitted(op, dtypes):
+            return reason
+    return None
+
+
+def _broadcasts(shape: tuple[Dim, ...], onto: tuple[Dim, ...]) -> bool:
+    tail = onto[len(onto) - len(shape) :]
+    return all(extent in (1, whole) for extent, whole in zip(shape, tail, strict=True))
+
+
+def _cost(node: Node) -> float:
+    values = [v for v in (*node.inputs, node.output) if v is not None]
+    total = 0
+    for value in values:
+        count = 1
+        for extent in value.tensor.shape:
+            count *= extent if isinstance(extent, int) else 8
+        total += count * value.tensor.dtype.size_bytes
+    return 1e-6 + total / _BYTES_PER_SECOND
+
+
+def _emit_step(
+    e: Emitter,
+    stages: Json,
+    dtypes: Sequence[DType],
+    starts: Sequence[Reg],
+    strides: tuple[Int, ...],
+    index: Reg,
+    lanes: int,
+) -> None:
+    """The program on one register: ``lanes`` elements of the row from ``index`` on."""
+    loaded: dict[int, Reg] = {}
+
+    def read(k: int) -> Reg:
+        if k not in loaded:
+            loaded[k] = load_along(e, starts[k], strides[k], index, dtypes[k], lanes)
+        return loaded[k]
+
+    values: list[Reg] = []
+    for op, arguments, kinds in stages:  # type: ignore[union-attr,misc]
+        args = [
+            ABSENT if a == ABSENT_INPUT else read(a) if a >= 0 else values[-a - 1]  # type: ignore[operator,index,arg-type]
+            for a in arguments  # type: ignore[union-attr]
+        ]
+        values.append(emit_op(e, op, args, [DType(d) for d in kinds]))  # type: ignore[arg-type,union-attr]
+    result = to_memory(e, values[-1], dtypes[-1])
+    to = e.at(starts[-1], e.mul(index, e.mul(strides[-1], dtypes[-1].size_bytes)))
+    e.store(result, to)
+
+
+def load_along(
+    e: Emitter, start: Reg, stride: Int, index: Reg, dtype: DType, lanes: int
+) -> Reg:
+    """``lanes`` elements from ``index`` on along a row: contiguous, repeated, or picked one by one."""
+    element, size = LLVM_TYPES[dtype], dtype.size_bytes
+    if stride == 0:
+        return e.splat(from_memory(e, e.load(element, start), dtype), lanes)
+    at = e.at(start, e.mul(index, e.mul(stride, size)))
+    if stride == 1 or lanes == 1:
+        return from_memory(e, e.load(vector_type(element, lanes), at), dtype)
+    kind = vector_type(element, lanes)
+    gathered = Reg("poison", kind)
+    for lane in range(lanes):
+        one = e.load(element, e.at(at, e.mul(e.mul(stride, size), lane)))
+        gathered = e.emit(kind, f"insertelement {gathered}, {one}, i64 {lane}")
+    return from_memory(e, gathered, dtype)

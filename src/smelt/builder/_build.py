@@ -1,0 +1,209 @@
+"""Network and options to engine: the one place that sees everything below it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from smelt.backends import WeightStore, assemble
+from smelt.backends.cpu import CpuBackend, CpuTarget, native_runtime, target_named
+from smelt.builder._options import BuildOptions, Progress, parse_device
+from smelt.builder._shapes import BATCH, Box, boxes_of
+from smelt.builder._write import EngineParts, make_engine
+from smelt.engine import Binding, Launch
+from smelt.errors import BuildError
+from smelt.ir import clone, verify
+from smelt.passes import pipeline, run_passes
+from smelt.tuner import Candidates, choose
+from smelt.types import substitute_dim
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from smelt.backends import Assembled
+    from smelt.builder._shapes import ShapeSpec
+    from smelt.engine import KernelSpec
+    from smelt.ir import Graph
+    from smelt.network import NetworkDefinition
+    from smelt.runtime import Engine
+    from smelt.tuner import Choice, Timer
+
+_LOG = logging.getLogger(__name__)
+
+
+def build(
+    network: NetworkDefinition | Graph,
+    device: str = "cpu",
+    precision: str = "float32",
+    max_batch_size: int = 1,
+    max_workspace_bytes: int = 1 << 30,
+    shapes: Mapping[str, ShapeSpec] | None = None,
+    timing_cache: str | Path | None = None,
+    progress: Progress | None = None,
+    tune: str | float = "fast",
+) -> Engine:
+    """Build an engine from a network.
+
+    Args:
+        network: what to run; it is not changed. Its weights are read now, by reference.
+        device: ``"cpu"``, ``"cpu:x86-64-v3"`` (a target to compile for) or ``"null"`` (computes nothing).
+        precision: dtype in which floating-point layers compute; bindings keep the model's dtype.
+        max_batch_size: largest implicit batch. Smaller ones run too.
+        max_workspace_bytes: bound of the scratch memory, in bytes, that a context may use beside its tensors.
+        shapes: for each input, a shape; a list of shapes (one plan each); or (smallest, best, largest).
+        timing_cache: file of measured times, read and extended.
+        progress: called with (stage, done, total).
+        tune: ``"none"``, ``"fast"``, ``"full"``, or seconds to spend on timing candidates.
+
+    Raises:
+        GraphError: the network is not valid. UnboundSymbolError: a symbolic extent has no value.
+        UnsupportedError: nothing can run a node; lists every reason.
+        BuildError: the options contradict each other or the workspace limit.
+    """
+    options = BuildOptions(
+        device, precision, max_batch_size, max_workspace_bytes, shapes, timing_cache, tune
+    )
+    graph = getattr(network, "graph", network)
+    return _Build(graph, options, progress or (lambda _stage, _done, _total: None)).run()
+
+
+@dataclass(slots=True)
+class _PlanParts:
+    """One plan on its way."""
+
+    box: Box
+    graph: Graph
+    report: dict[str, Any]
+    choice: Choice | None = None
+    assembled: Assembled | None = None
+
+
+@dataclass(slots=True)
+class _Build:
+    graph: Graph
+    options: BuildOptions
+    progress: Progress
+    weights: WeightStore = field(default_factory=WeightStore)
+
+    def run(self) -> Engine:
+        kind, detail = parse_device(self.options.device)
+        target = target_named(detail or "native")
+        if not self.graph.outputs:
+            raise BuildError(f"network {self.graph.name!r} has no output; mark one with mark_output")
+        verify(self.graph)
+        backend = CpuBackend.with_user_cache()
+        boxes = boxes_of(self.graph, self.options.shapes, self.options.max_batch_size)
+        plans = [self._optimise(box, number, len(boxes)) for number, box in enumerate(boxes)]
+        for plan in plans:
+            self._choose(plan, backend, target)
+        self.progress("pack", 0, len(plans))
+        first = 0
+        for number, plan in enumerate(plans):
+            plan.assembled = self._assemble(plan, backend, first)
+            first += len(plan.assembled.layers)
+            self.progress("pack", number + 1, len(plans))
+        self.progress("link", 0, 1)
+        kernels = _kernels(plans)
+        image = backend.compile(kernels, target)
+        self.progress("link", 1, 1)
+        return make_engine(
+            EngineParts(
+                name=self.graph.name,
+                device=kind,
+                target=target,
+                bindings=_bindings(self.graph, plans[0].graph),
+                max_batch_size=self.options.max_batch_size if _is_implicit(self.graph) else None,
+                plans=tuple(p.assembled.plan for p in plans if p.assembled),
+                layers=tuple(x for p in plans if p.assembled for x in p.assembled.layers),
+                weights=self.weights,
+                image=image,
+                runtime=native_runtime(target),
+                report=json.dumps([_report(p) for p in plans]),
+            )
+        )
+
+    def _optimise(self, box: Box, number: int, count: int) -> _PlanParts:
+        graph = clone(self.graph)
+        fixed = {name: b.low for name, b in box.items() if b.low == b.high}
+        specialise(graph, fixed)
+        passes = pipeline(precision=self.options.precision)
+        report = run_passes(
+            graph, passes, lambda _: self.progress("optimise", number, count)
+        )
+        for note in report.notes:
+            _LOG.info("%s", note)
+        self.progress("optimise", number + 1, count)
+        return _PlanParts({n: b for n, b in box.items() if n not in fixed}, graph, report.to_json())
+
+    def _choose(self, plan: _PlanParts, backend: CpuBackend, target: CpuTarget) -> None:
+        sizes = {name: b.best for name, b in plan.box.items()}
+        sizes |= plan.graph.symbol_bounds
+        candidates: dict[int, Candidates] = {}
+        for node in plan.graph.nodes:
+            tactics, refusals = backend.candidates(node, target)
+            candidates[id(node)] = Candidates(tuple(tactics), tuple(refusals))
+        plan.choice = choose(plan.graph, candidates, self._timer(), sizes)
+        self.progress("tune", len(plan.graph.nodes), len(plan.graph.nodes))
+
+    def _timer(self) -> Timer:
+        from smelt.tuner import HintTimer  # noqa: PLC0415
+
+        return HintTimer()
+
+    def _assemble(self, plan: _PlanParts, backend: CpuBackend, first_layer: int) -> Assembled:
+        assert plan.choice is not None  # noqa: S101  (chosen in the stage before)
+        symbols = [(name, b.low, b.high) for name, b in sorted(plan.box.items())]
+        symbols += [(name, 0, high) for name, high in sorted(plan.graph.symbol_bounds.items())]
+        return assemble(
+            plan.graph,
+            plan.choice.tactics,
+            backend,
+            self.weights,
+            symbols=tuple(symbols),
+            first_layer=first_layer,
+        )
+
+
+def specialise(graph: Graph, values: Mapping[str, int]) -> None:
+    """Replace symbols by their values throughout a graph."""
+    if not values:
+        return
+    for value in graph.inputs:
+        kind = value.tensor
+        value.type = type(kind)(
+            kind.dtype, tuple(substitute_dim(d, values) for d in kind.shape)
+        )
+    graph.infer()
+
+
+def _is_implicit(graph: Graph) -> bool:
+    return any(str(d) == BATCH for v in graph.inputs for d in v.tensor.shape)
+
+
+def _bindings(original: Graph, graph: Graph) -> tuple[Binding, ...]:
+    inputs = [Binding(v.name, True, v.tensor.dtype, v.tensor.shape) for v in graph.inputs]
+    outputs = [
+        Binding(named.name, False, v.tensor.dtype, v.tensor.shape)
+        for named, v in zip(original.outputs, graph.outputs, strict=True)
+    ]
+    return (*inputs, *outputs)
+
+
+def _kernels(plans: list[_PlanParts]) -> list[KernelSpec]:
+    steps = (s for p in plans if p.assembled for s in p.assembled.plan.steps)
+    return [step.kernel for step in steps if isinstance(step, Launch)]
+
+
+def _report(plan: _PlanParts) -> dict[str, Any]:
+    assert plan.assembled is not None  # noqa: S101
+    assert plan.choice is not None  # noqa: S101  (both made in earlier stages)
+    return {
+        **plan.report,
+        "candidates": plan.choice.times,
+        "storage": plan.assembled.notes,
+        "lower_bound_bytes": plan.assembled.lower_bound_bytes,
+        "memory": plan.assembled.lives,
+    }

@@ -1,0 +1,58 @@
+"""What a build may be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+from smelt.errors import BuildError, UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from smelt.builder._shapes import ShapeSpec
+
+PRECISIONS: Final = ("float32",)
+STAGES: Final = ("optimise", "tune", "pack", "link", "write")
+
+
+class Progress(Protocol):
+    """Told how far a build is."""
+
+    def __call__(self, stage: str, done: int, total: int, /) -> None:
+        """``done`` of ``total`` parts of ``stage`` are done."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BuildOptions:
+    """The options of ``build``; see there."""
+
+    device: str = "cpu"
+    precision: str = "float32"
+    max_batch_size: int = 1
+    max_workspace_bytes: int = 1 << 30
+    shapes: Mapping[str, ShapeSpec] | None = None
+    timing_cache: str | Path | None = None
+    tune: str | float = "fast"
+
+    def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS:
+            known = ", ".join(PRECISIONS)
+            raise UnsupportedError(f"precision {self.precision!r} is not one of: {known}")
+        if self.max_workspace_bytes < 0:
+            raise BuildError(f"max_workspace_bytes is {self.max_workspace_bytes}; it must not be negative")
+        if isinstance(self.tune, str) and self.tune not in ("none", "fast", "full"):
+            raise BuildError(f'tune is {self.tune!r}; give "none", "fast", "full" or seconds')
+
+
+def parse_device(text: str) -> tuple[str, str | None]:
+    """The kind of device and what stands after the colon: an index or a target.
+
+    Raises UnsupportedError: for a kind that does not exist.
+    """
+    kind, _, detail = text.partition(":")
+    if kind not in ("cpu", "null"):
+        raise UnsupportedError(f"device {text!r} is not one that this version builds for: cpu, cpu:TARGET, null")
+    return kind, detail or None

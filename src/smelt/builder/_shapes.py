@@ -1,0 +1,121 @@
+"""What the user says of shapes: one box of symbol values for each plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from smelt.errors import BuildError, ShapeError, UnboundSymbolError
+from smelt.types import Symbol, SymbolicDim, symbols_of
+
+if TYPE_CHECKING:
+    from smelt.ir import Graph, Value
+    from smelt.types import Dim
+
+BATCH = "batch"
+"""The symbol of an implicit batch."""
+
+Extents = Sequence[int]
+ShapeSpec = Extents | Sequence[Extents]
+"""A shape; a list of shapes, one plan each; or a tuple (smallest, best, largest) of shapes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The values that a symbol may take, and the one to tune for."""
+
+    low: int
+    best: int
+    high: int
+
+
+Box = dict[str, Bounds]
+
+
+def boxes_of(
+    graph: Graph, shapes: Mapping[str, ShapeSpec] | None, max_batch_size: int
+) -> list[Box]:
+    """The box of each plan.
+
+    Raises:
+        BuildError: shapes for unknown inputs, or of differing counts.
+        ShapeError: a shape that contradicts the network's.
+        UnboundSymbolError: a symbol of the network that nothing binds.
+    """
+    if max_batch_size < 1:
+        raise BuildError(f"max_batch_size is {max_batch_size}; it must be at least 1")
+    inputs = {value.name: value for value in graph.inputs}
+    for name in shapes or {}:
+        if name not in inputs:
+            raise BuildError(f"shapes names {name!r}; the inputs are: {', '.join(inputs)}")
+    ranges = {name: _ranges(name, spec) for name, spec in (shapes or {}).items()}
+    counts = {len(r) for r in ranges.values() if len(r) > 1}
+    if len(counts) > 1:
+        raise BuildError(f"shapes gives {sorted(counts)} shapes to different inputs; give each as many")
+    return [
+        _box(inputs, {n: r[min(i, len(r) - 1)] for n, r in ranges.items()}, graph, max_batch_size)
+        for i in range(max(counts, default=1))
+    ]
+
+
+def _ranges(name: str, spec: ShapeSpec) -> list[tuple[Extents, Extents, Extents]]:
+    if all(isinstance(x, int) for x in spec):
+        fixed = tuple(cast("Extents", spec))
+        return [(fixed, fixed, fixed)]
+    shapes = [tuple(cast("Extents", s)) for s in spec]
+    if any(len(s) != len(shapes[0]) for s in shapes):
+        raise BuildError(f"the shapes of {name!r} differ in rank: {shapes}")
+    if isinstance(spec, list):
+        return [(s, s, s) for s in shapes]
+    if len(shapes) != 3:  # noqa: PLR2004  (smallest, best, largest)
+        raise BuildError(
+            f"the shapes of {name!r} are {spec}: a tuple means (smallest, best, largest), a list one plan each"
+        )
+    low, best, high = shapes
+    if not all(a <= b <= c for a, b, c in zip(low, best, high, strict=True)):
+        raise BuildError(f"the shapes of {name!r} must be smallest <= best <= largest, not {spec}")
+    return [(low, best, high)]
+
+
+def _box(
+    inputs: Mapping[str, Value],
+    given: Mapping[str, tuple[Extents, Extents, Extents]],
+    graph: Graph,
+    max_batch_size: int,
+) -> Box:
+    box: Box = {}
+    for name, (low, best, high) in given.items():
+        shape = inputs[name].tensor.shape
+        if len(low) == len(shape) - 1 and shape[:1] == (SymbolicDim.symbol(BATCH),):
+            shape = shape[1:]
+        if len(low) != len(shape):
+            raise ShapeError(f"shapes gives {len(low)} extents; the network has {shape}", node=name)
+        for extent, *values in zip(shape, low, best, high, strict=True):
+            _bind(box, name, extent, Bounds(*values))
+    unbound = {s for v in inputs.values() for s in symbols_of(*v.tensor.shape)} - set(box)
+    if BATCH in unbound:
+        unbound.discard(BATCH)
+        box[BATCH] = Bounds(1, max_batch_size, max_batch_size)
+    if unbound - set(graph.symbol_bounds):
+        names = ", ".join(sorted(unbound))
+        raise UnboundSymbolError(
+            f"the network leaves {names} open; give shapes={{input: shape}}, for example "
+            + ", ".join(f"{n}: {v.tensor}" for n, v in inputs.items() if symbols_of(*v.tensor.shape))
+        )
+    return box
+
+
+def _bind(box: Box, name: str, extent: Dim, bounds: Bounds) -> None:
+    if bounds.low < 0:
+        raise ShapeError(f"an extent of {bounds.low} is given", node=name)
+    if isinstance(extent, int):
+        if (bounds.low, bounds.high) != (extent, extent):
+            raise ShapeError(f"shapes gives {bounds.low} where the network has {extent}", node=name)
+        return
+    monomial = extent.terms[0][0] if len(extent.terms) == 1 else ()
+    if len(monomial) != 1 or not isinstance(monomial[0], Symbol) or extent.terms[0][1] != 1:
+        raise ShapeError(f"the extent {extent} cannot be bound; bind its symbols", node=name)
+    symbol = monomial[0].name
+    if box.setdefault(symbol, bounds) != bounds:
+        raise ShapeError(f"{symbol} is given as {box[symbol]} and as {bounds}", node=name)

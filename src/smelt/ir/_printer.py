@@ -1,0 +1,248 @@
+"""A graph as text that ``parse_graph`` reads back.
+
+One line a node, in the order in which they run::
+
+    graph lenet {
+      input %data: float32[1, 1, 28, 28]
+      const %w: float32[20, 1, 5, 5] #8f0c5a31d2e4
+      %y: float32[1, 20, 24, 24] = Conv(strides=[1, 1]) %data, %w | Relu @conv1 of conv1, relu1
+      return %y
+    }
+
+``#`` and digits stand for the elements of a large constant; ``collect_constants`` finds them again. A constant with a
+recipe shows the recipe. After ``|`` comes a stage of an epilogue, which reads the result before it unless it names
+others (``$`` the result before, ``$0`` the root's, ``$2`` that of stage 2); after ``||`` a stage that reads none.
+``@`` is the node's name where it is not its result's, ``of`` the layers it stands for where they are not its name.
+
+Attributes are dataclass fields, whatever the op: nothing here knows one op from another, except that what has the
+fields of a fused op (root, root_inputs, stages) is written as a chain.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smelt.errors import InternalError
+from smelt.ir._graph import Constant, Graph
+from smelt.types import DType, SymbolicDim, TensorType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from smelt.ir._graph import Node, Value
+    from smelt.ir._op import Array
+
+INLINE_ELEMENTS = 16
+"""A constant of at most so many elements is written out."""
+
+FUSED_FIELDS = ("root", "root_inputs", "stages")
+BARE_NAME = re.compile(r"[\w./-]+")
+
+
+def print_graph(graph: Graph) -> str:
+    """The graph as text."""
+    return "\n".join(_Printer(graph).lines("")) + "\n"
+
+
+def collect_constants(graph: Graph) -> dict[str, Array]:
+    """The large constants of a graph and of its regions, by the digits that stand for them in its text."""
+    found: dict[str, Array] = {}
+    for constant in _with_sources(graph.constants()):
+        if constant.recipe is None and constant.array.size > INLINE_ELEMENTS:
+            found[hash_array(constant.array)] = constant.array
+    for node in graph.nodes:
+        for array in _arrays(node.op):
+            found[hash_array(array)] = array
+        for region in node.op.regions:
+            found |= collect_constants(region)
+    return found
+
+
+def hash_array(array: Array) -> str:
+    """Twelve hexadecimal digits that stand for the elements."""
+    kind = f"{array.dtype.name}{array.shape}".encode()
+    return hashlib.sha256(kind + np.ascontiguousarray(array).tobytes()).hexdigest()[:12]
+
+
+def _arrays(attribute: object) -> Iterator[Array]:
+    if isinstance(attribute, np.ndarray):
+        if attribute.size > INLINE_ELEMENTS:
+            yield attribute
+    elif isinstance(attribute, tuple):
+        for item in attribute:
+            yield from _arrays(item)
+    elif dataclasses.is_dataclass(attribute) and not isinstance(attribute, (Graph, type)):
+        for field in dataclasses.fields(attribute):
+            yield from _arrays(getattr(attribute, field.name))
+
+
+def _with_sources(constants: Iterable[Constant]) -> Iterator[Constant]:
+    """Every constant and all that it is derived from, sources first; each once."""
+    done: set[int] = set()
+    stack = [(constant, False) for constant in reversed(list(constants))]
+    while stack:
+        constant, expanded = stack.pop()
+        if id(constant) in done:
+            continue
+        if expanded or constant.recipe is None:
+            done.add(id(constant))
+            yield constant
+            continue
+        stack.append((constant, True))
+        stack.extend((c, False) for c in reversed(constant.recipe.inputs) if c is not None)
+
+
+class _Printer:
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        taken = {v.name for v in graph.values() if v.constant is None}
+        self._constants = list(_with_sources(graph.constants()))
+        self._names: dict[int, str] = {}
+        for constant in self._constants:
+            name, count = constant.name, 1
+            while name in taken:
+                count += 1
+                name = f"{constant.name}~{count}"
+            taken.add(name)
+            self._names[id(constant)] = name
+
+    def lines(self, indent: str) -> Iterator[str]:
+        inner = f"{indent}  "
+        graph = self._graph
+        yield f"graph {quote(graph.name)} {{"
+        for symbol, bound in graph.symbol_bounds.items():
+            yield f"{inner}bound {quote(symbol)} {bound}"
+        for value in graph.inputs:
+            yield f"{inner}input %{quote(value.name)}: {value.type}"
+        for constant in self._constants:
+            yield f"{inner}const %{quote(self._names[id(constant)])}{self._constant(constant, inner)}"
+        for node in graph.nodes:
+            yield inner + self._node(node, inner)
+        yield f"{inner}return {', '.join(map(self._value, graph.outputs))}".rstrip()
+        yield f"{indent}}}"
+
+    def _constant(self, constant: Constant, indent: str) -> str:
+        recipe = constant.recipe
+        if recipe is None:
+            return f": {_elements(constant.array)}"
+        inputs = ["_" if c is None else f"%{quote(self._names[id(c)])}" for c in recipe.inputs]
+        output = f"[{recipe.output}]" if recipe.output else ""
+        return f" = {format_attribute(recipe.op, indent)}{output} {', '.join(inputs)}".rstrip()
+
+    def _value(self, value: Value | None) -> str:
+        if value is None:
+            return "_"
+        name = value.name if value.constant is None else self._names[id(value.constant)]
+        return f"%{quote(name)}"
+
+    def _node(self, node: Node, indent: str) -> str:
+        results = ", ".join(f"{self._value(v)}: {v.type}" for v in node.outputs)
+        text = f"{results} = {self._application(node, indent)}"
+        if [v.name for v in node.outputs] != [node.name]:
+            text += f" @{quote(node.name)}"
+        if node.layers != (node.name,):
+            text += f" of {', '.join(map(quote, node.layers))}".rstrip()
+        return text
+
+    def _application(self, node: Node, indent: str) -> str:
+        inputs = [self._value(value) for value in node.inputs]
+        if _is_chain(node.op, len(inputs)):
+            return _chain(node.op, inputs, indent)
+        return f"{format_attribute(node.op, indent)} {', '.join(inputs)}".rstrip()
+
+
+def _is_chain(op: Any, count: int) -> bool:
+    """Whether the inputs of a fused op stand in the order in which its text names them."""
+    if tuple(f.name for f in dataclasses.fields(op)) != FUSED_FIELDS or not op.stages:
+        return False
+    expected = op.root_inputs
+    for number, stage in enumerate(op.stages, 1):
+        for argument in stage.arguments:
+            if argument == expected:
+                expected += 1
+            elif argument > expected or -argument > number:
+                return False
+    return expected == count
+
+
+def _chain(op: Any, inputs: Sequence[str], indent: str) -> str:
+    parts = [f"{format_attribute(op.root, indent)} {', '.join(inputs[: op.root_inputs])}".rstrip()]
+    for number, stage in enumerate(op.stages, 1):
+        results = [a for a in stage.arguments if a < 0]
+        names = [
+            inputs[a] if a >= 0 else ("$" if a == -number else f"${-a - 1}")
+            for a in stage.arguments
+        ]
+        if results == [-number] and stage.arguments[0] == -number:
+            names = names[1:]
+        bar = "|" if results else "||"
+        parts.append(f"{bar} {format_attribute(stage.op, indent)} {', '.join(names)}".rstrip())
+    return " ".join(parts)
+
+
+def quote(name: str) -> str:
+    """The name as it stands in the text: bare where it can be."""
+    return name if BARE_NAME.fullmatch(name) and name != "_" else json.dumps(name)
+
+
+def format_attribute(value: object, indent: str = "") -> str:
+    """An attribute as text."""
+    match value:
+        case None | bool():
+            return str(value).lower()
+        case Enum():
+            return f"{type(value).__name__}.{value.name}"
+        case int() | float():
+            return repr(value)
+        case str():
+            return json.dumps(value)
+        case np.ndarray() | np.generic():
+            return f"array({_elements(np.asarray(value))})"
+        case tuple() | list():
+            items: Sequence[object] = value  # pyright: ignore[reportUnknownVariableType]  (narrowed to list[Unknown])
+            return f"[{', '.join(format_attribute(item, indent) for item in items)}]"
+        case SymbolicDim():
+            return f"<{value}>"
+        case Graph():
+            return "\n".join(_Printer(value).lines(indent))
+        case _:
+            return _record(value, indent)
+
+
+def _record(value: Any, indent: str) -> str:
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        raise InternalError(f"an attribute of type {type(value).__name__} has no text")
+    shown: list[str] = []
+    for field in dataclasses.fields(value):
+        attribute = getattr(value, field.name)
+        if not is_default(field, attribute):
+            shown.append(f"{field.name}={format_attribute(attribute, indent)}")
+    name = type(value).__name__
+    return f"{name}({', '.join(shown)})" if shown else name
+
+
+def is_default(field: dataclasses.Field[Any], value: object) -> bool:
+    """Whether an attribute has the value it has when nobody gives one."""
+    default = field.default
+    if default is dataclasses.MISSING or type(default) is not type(value):
+        return False
+    return not isinstance(value, np.ndarray) and bool(default == value)
+
+
+def _elements(array: Array) -> str:
+    kind = TensorType(DType.from_numpy(array.dtype), array.shape)
+    if array.size > INLINE_ELEMENTS:
+        return f"{kind} #{hash_array(array)}"
+    return f"{kind} [{', '.join(_element(x) for x in array.ravel())}]"
+
+
+def _element(value: np.generic) -> str:
+    """Shortest digits that give the element back in its own type."""
+    return str(value).lower()

@@ -1,0 +1,135 @@
+"""The rules that every graph obeys, at every moment between passes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from smelt.errors import GraphError, InternalError, SmeltError
+from smelt.ir._graph import infer_node
+from smelt.types import TensorType
+
+if TYPE_CHECKING:
+    from smelt.ir._graph import Graph, Node, Value
+
+_MAX_REGION_DEPTH = 64
+
+
+def verify(graph: Graph, *, during: str | None = None) -> None:
+    """Check that a graph is well formed.
+
+    Args:
+        graph: the graph, and with it every region of its nodes.
+        during: what has just changed the graph ("pass fold-constants"); a fault is then smelt's own.
+
+    Raises:
+        GraphError: the graph is not well formed; names the node. When ``during`` is None.
+        InternalError: the same, when ``during`` is given; names it too.
+    """
+    try:
+        _verify(graph, depth=0)
+    except SmeltError as error:
+        if during is None:
+            raise
+        raise InternalError(f"after {during}, graph {graph.name!r}: {error}") from error
+
+
+def _verify(graph: Graph, depth: int) -> None:
+    if depth > _MAX_REGION_DEPTH:
+        raise GraphError(f"regions are nested more than {_MAX_REGION_DEPTH} deep")
+    _check_names(graph)
+    _check_order(graph)
+    _check_users(graph)
+    for node in graph.nodes:
+        _check_types(node)
+        for region in node.op.regions:
+            try:
+                _verify(region, depth + 1)
+            except GraphError as error:
+                raise GraphError(f"in region {region.name!r}: {error}", node=str(node)) from error
+    _check_bounds(graph)
+
+
+def _check_names(graph: Graph) -> None:
+    for name, count in Counter(node.name for node in graph.nodes).items():
+        if count > 1:
+            raise GraphError(f"{count} nodes have the name {name!r}; names are unique")
+    owners: dict[str, object] = {}
+    for value in graph.values():
+        owner = value.constant or value
+        if owners.setdefault(value.name, owner) is not owner:
+            raise GraphError(f"two values have the name {value.name!r}; names are unique")
+
+
+def _check_order(graph: Graph) -> None:
+    known = {id(value) for value in graph.inputs}
+    if len(known) != len(graph.inputs):
+        raise GraphError("a value is an input twice")
+    for value in graph.inputs:
+        if value.producer is not None or value.constant is not None:
+            raise GraphError(f"input {value.name!r} is also a constant or the result of a node")
+        if _is_negative(value):
+            raise GraphError(f"input {value.name!r} has a negative extent: {value.type}")
+    places = {id(node): place for place, node in enumerate(graph.nodes)}
+    if len(places) != len(graph.nodes):
+        raise GraphError("a node is in the graph twice")
+    for place, node in enumerate(graph.nodes):
+        for value in node.inputs:
+            if value is not None and value.constant is None and id(value) not in known:
+                raise GraphError(_explain_disorder(value, place, places), node=str(node))
+        for index, value in enumerate(node.outputs):
+            if value.producer is not node or value.constant is not None or id(value) in known:
+                raise GraphError(f"result {index}, {value.name!r}, is not its own", node=str(node))
+            known.add(id(value))
+    for value in graph.outputs:
+        if value.constant is None and id(value) not in known:
+            raise GraphError(f"output {value.name!r} is made by no node of the graph")
+
+
+def _explain_disorder(value: Value, place: int, places: dict[int, int]) -> str:
+    if value.producer is None:
+        return f"reads {value.name!r}, which is no input, constant or result of this graph"
+    made_at = places.get(id(value.producer))
+    if made_at is None:
+        return f"reads {value.name!r} of {value.producer}, which is not in the graph"
+    problem = "a cycle, or an order in which nodes cannot run" if made_at >= place else "disorder"
+    return f"reads {value.name!r} before {value.producer} makes it: {problem}"
+
+
+def _check_users(graph: Graph) -> None:
+    reads: dict[int, Counter[int]] = {}
+    for node in graph.nodes:
+        for value in node.inputs:
+            if value is not None:
+                reads.setdefault(id(value), Counter())[id(node)] += 1
+    for value in graph.values():
+        if Counter(map(id, value.users)) != reads.get(id(value), Counter()):
+            raise GraphError(f"the users recorded at {value.name!r} are not the nodes that read it")
+
+
+def _check_types(node: Node) -> None:
+    try:
+        types, _ = infer_node(node)
+    except (TypeError, IndexError, ValueError) as error:
+        raise GraphError(f"its inputs do not fit: {error}", node=str(node)) from error
+    if len(types) != len(node.outputs):
+        message = f"has {len(node.outputs)} results where its op makes {len(types)}"
+        raise GraphError(message, node=str(node))
+    for value, kind in zip(node.outputs, types, strict=True):
+        if value.type != kind:
+            message = f"{value.name!r} is declared {value.type} but inferred {kind}"
+            raise GraphError(message, node=str(node))
+        if _is_negative(value):
+            raise GraphError(f"{value.name!r} has a negative extent: {kind}", node=str(node))
+
+
+def _is_negative(value: Value) -> bool:
+    if not isinstance(value.type, TensorType):
+        return False
+    return any(isinstance(extent, int) and extent < 0 for extent in value.type.shape)
+
+
+def _check_bounds(graph: Graph) -> None:
+    for symbol, bound in graph.symbol_bounds.items():
+        if bound < 0:
+            raise GraphError(f"symbol {symbol!r} has the bound {bound}; a bound is at least 0")

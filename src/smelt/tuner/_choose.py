@@ -1,0 +1,118 @@
+"""One tactic for each node: the least total of measured times and of copies between formats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from smelt.errors import UnsupportedError
+from smelt.tuner._pbqp import Costs, solve
+from smelt.types import Layout, TensorFormat, element_count, evaluate_dim
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from smelt.backends import Refusal, Tactic
+    from smelt.ir import Graph, Node, Value
+
+_COPY_BYTES_PER_SECOND = 6e9
+_STEP_SECONDS = 1.5e-6
+
+
+class Timer(Protocol):
+    """Says what tactics cost."""
+
+    def seconds(self, node: Node, tactics: Sequence[Tactic]) -> list[float]:
+        """The time of each tactic, measured or estimated; infinity for one that gave wrong results."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """What a backend answered for a node."""
+
+    tactics: tuple[Tactic, ...]
+    refusals: tuple[Refusal, ...]
+
+
+@dataclass(slots=True)
+class Choice:
+    """The decision for a graph, and its grounds for the inspector."""
+
+    tactics: dict[int, Tactic] = field(default_factory=dict[int, "Tactic"])
+    """The tactic of each node, by ``id(node)``."""
+    times: dict[str, list[tuple[str, float]]] = field(default_factory=dict[str, "list[tuple[str, float]]"])
+    """For each node by name, every candidate and its seconds, fastest first."""
+
+
+def choose(
+    graph: Graph,
+    candidates: Mapping[int, Candidates],
+    timer: Timer,
+    sizes: Mapping[str, int],
+) -> Choice:
+    """Choose tactics, and with them formats, for the whole graph.
+
+    Args:
+        graph: optimised, its types inferred.
+        candidates: for each node by ``id(node)``; each must have a tactic.
+        timer: tells what each tactic costs.
+        sizes: symbol values at which copies are priced.
+    """
+    choice = Choice()
+    kept = [_best_by_format(n, candidates[id(n)], timer, choice) for n in graph.nodes]
+    index = {id(n): i for i, n in enumerate(graph.nodes)}
+    costs = [np.array([seconds for _, seconds in options]) for options in kept]
+    edges: dict[tuple[int, int], Costs] = {}
+    for number, node in enumerate(graph.nodes):
+        for position, value in enumerate(node.inputs):
+            if value is None or value.constant is not None:
+                continue
+            wanted = [tactic.inputs[position] for tactic, _ in kept[number]]
+            if value.producer is None:
+                costs[number] = costs[number] + [_price(value, _linear(value), w, sizes) for w in wanted]
+                continue
+            maker = index[id(value.producer)]
+            made = [t.outputs[value.producer.outputs.index(value)] for t, _ in kept[maker]]
+            matrix = np.array([[_price(value, m, w, sizes) for w in wanted] for m in made])
+            edges[maker, number] = edges.get((maker, number), 0.0) + matrix
+    for value in graph.outputs:
+        if value.producer is not None:
+            maker = index[id(value.producer)]
+            made = [t.outputs[value.producer.outputs.index(value)] for t, _ in kept[maker]]
+            costs[maker] = costs[maker] + [_price(value, m, _linear(value), sizes) for m in made]
+    for node, options, chosen in zip(graph.nodes, kept, solve(costs, edges), strict=True):
+        choice.tactics[id(node)] = options[chosen][0]
+    return choice
+
+
+def _best_by_format(
+    node: Node, candidates: Candidates, timer: Timer, choice: Choice
+) -> list[tuple[Tactic, float]]:
+    """The fastest tactic of each combination of formats: what remains to be decided together."""
+    if not candidates.tactics:
+        reasons = [str(refusal) for refusal in candidates.refusals] or ["no family knows the op"]
+        raise UnsupportedError(f"nothing can run {node}", reasons=reasons)
+    seconds = timer.seconds(node, candidates.tactics)
+    timed = sorted(zip(candidates.tactics, seconds, strict=True), key=lambda pair: pair[1])
+    choice.times[node.name] = [(str(tactic), time) for tactic, time in timed]
+    best: dict[object, tuple[Tactic, float]] = {}
+    for tactic, time in timed:
+        best.setdefault((tactic.inputs, tactic.outputs), (tactic, time))
+    return list(best.values())
+
+
+def _linear(value: Value) -> TensorFormat:
+    return TensorFormat(value.tensor.dtype, Layout.LINEAR)
+
+
+def _price(
+    value: Value, made: TensorFormat, wanted: TensorFormat | None, sizes: Mapping[str, int]
+) -> float:
+    """Seconds of the copy between two formats, if one is needed."""
+    if wanted is None or made == wanted:
+        return 0.0
+    count = evaluate_dim(element_count(value.tensor.shape), sizes)
+    return _STEP_SECONDS + 2 * count * value.tensor.dtype.size_bytes / _COPY_BYTES_PER_SECOND

@@ -1,0 +1,97 @@
+"""The timing cache: what was measured, in a file that people can read.
+
+One JSON object: for each key, which says what was measured and on what, the seconds. Files merge by union. A file that
+cannot be read or written is never an error: the worst is that something is measured again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_LOG = logging.getLogger(__name__)
+_FORMAT: Final = "smelt timing cache 1"
+_MAX_FILE_BYTES: Final = 64 << 20
+
+
+class TimingCache:
+    """Seconds by key. Only chooses among tactics that the backend itself lists, so it cannot do harm."""
+
+    def __init__(self, path: str | Path | None = None) -> None:
+        """An empty cache, or what ``path`` holds."""
+        self.path = None if path is None else Path(path)
+        self.entries: dict[str, float] = {}
+        self.changed = False
+        if self.path is not None:
+            self.entries.update(read_timings(self.path))
+
+    def get(self, key: str) -> float | None:
+        """The seconds measured for ``key``, if any."""
+        return self.entries.get(key)
+
+    def put(self, key: str, seconds: float) -> None:
+        """Note a measurement."""
+        self.entries[key] = seconds
+        self.changed = True
+
+    def merge(self, other: Mapping[str, float]) -> None:
+        """Add what another cache knows; what this one measured itself stays."""
+        for key, seconds in other.items():
+            self.entries.setdefault(key, seconds)
+
+    def save(self) -> None:
+        """Write the file, with what other processes have written meanwhile; without a path, nothing."""
+        if self.path is None or not self.changed:
+            return
+        self.merge(read_timings(self.path))
+        text = json.dumps({"format": _FORMAT, "seconds": dict(sorted(self.entries.items()))}, indent=1)
+        try:
+            _replace(self.path, text)
+        except OSError as error:
+            _LOG.warning("the timing cache %s cannot be written: %s", self.path, error)
+            return
+        self.changed = False
+
+
+def read_timings(path: Path) -> dict[str, float]:
+    """The entries of a file; those that are not sound are left out."""
+    try:
+        if path.stat().st_size > _MAX_FILE_BYTES:
+            raise ValueError(f"larger than {_MAX_FILE_BYTES} bytes")
+        document: object = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(document, dict):
+            raise TypeError("no JSON object")
+        fields = cast("dict[str, object]", document)
+        entries = fields.get("seconds")
+        if fields.get("format") != _FORMAT or not isinstance(entries, dict):
+            raise ValueError(f"not of format {_FORMAT!r}")
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        _LOG.warning("the timing cache %s is not used: %s", path, error)
+        return {}
+    return {
+        key: float(seconds)
+        for key, seconds in cast("dict[str, object]", entries).items()
+        if isinstance(seconds, int | float) and math.isfinite(seconds) and seconds >= 0
+    }
+
+
+def _replace(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

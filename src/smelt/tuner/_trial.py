@@ -1,0 +1,300 @@
+"""Trying tactics on this machine: right first, then how fast."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from smelt.backends import Operands, Stored
+from smelt.devices.cpu import CpuMemory, MappedCode, Row, RunList, worker_pool
+from smelt.engine import Launch, Space, View
+from smelt.errors import InternalError
+from smelt.types import DType, Layout, TensorFormat, TensorType, evaluate_dim
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from smelt.backends import Backend, Tactic
+    from smelt.backends.cpu import CpuTarget
+    from smelt.devices.cpu import CpuAllocation, NativeRuntime
+    from smelt.engine import Step
+    from smelt.ir import Array, Node, Value
+
+_LOG = logging.getLogger(__name__)
+_TOLERANCE: Final = 1e-4
+_REPEATS: Final = {"fast": 5, "full": 15}
+_SECONDS_A_CANDIDATE: Final = 0.02
+
+
+@dataclass(slots=True)
+class _Prepared:
+    """One tactic on memory of its own."""
+
+    tactic: Tactic
+    steps: tuple[Step, ...]
+    memories: list[CpuAllocation]
+    inputs: list[NDArray[Any] | None]
+    """The inputs as windows on their memory, in logical axis order."""
+    outputs: list[NDArray[Any]]
+
+
+class Laboratory:
+    """Compiles tactics of single nodes, checks them against the reference and times them."""
+
+    def __init__(
+        self,
+        backend: Backend[CpuTarget],
+        target: CpuTarget,
+        runtime: NativeRuntime,
+        *,
+        threads: int,
+        sizes: Mapping[str, int],
+    ) -> None:
+        self.backend, self.target, self.runtime = backend, target, runtime
+        self.threads = threads
+        self.sizes = sizes
+        self.memory = CpuMemory()
+
+    def seconds(self, node: Node, tactics: Sequence[Tactic], *, repeats: int) -> list[float]:
+        """The time of each tactic; infinity for one whose results are wrong or differ between runs."""
+        prepared = [self._prepare(node, tactic) for tactic in tactics]
+        launches = [s for p in prepared for s in p.steps if isinstance(s, Launch)]
+        image = self.backend.compile([launch.kernel for launch in launches], self.target)
+        code = MappedCode(image.code)
+        addresses = {name: code.address + offset for name, offset in image.symbols}
+        rng = np.random.default_rng(len(node.name))
+        trials = [_data(node, self.sizes, rng) for _ in range(2)]
+        return [self._time(node, p, addresses, trials, repeats) for p in prepared]
+
+    def _time(
+        self,
+        node: Node,
+        prepared: _Prepared,
+        addresses: Mapping[str, int],
+        trials: Sequence[tuple[list[Array | None], tuple[Array, ...]]],
+        repeats: int,
+    ) -> float:
+        run_list = self._run_list(prepared, addresses)
+        try:
+            for arrays, expected in trials:
+                if reason := _check(prepared, arrays, expected, run_list):
+                    _LOG.warning("%s: %s is out: %s", node, prepared.tactic, reason)
+                    return math.inf
+            best, deadline = math.inf, time.perf_counter() + _SECONDS_A_CANDIDATE
+            for count in range(repeats):
+                start = time.perf_counter()
+                run_list.run()
+                now = time.perf_counter()
+                best = min(best, now - start)
+                if count and now > deadline:
+                    break
+            return best
+        finally:
+            run_list.close()
+
+    def _run_list(self, prepared: _Prepared, addresses: Mapping[str, int]) -> RunList:
+        launches = [s for s in prepared.steps if isinstance(s, Launch)]
+        words, rows, waits = list[int](), list[Row](), 0
+        for index, launch in enumerate(launches):
+            own = [prepared.memories[v.buffer].address + self._value(v.offset) for v in launch.operands]
+            own += [self._value(s) for s in launch.scalars]
+            words += own
+            waits = index if launch.waits else waits
+            rows.append(Row(addresses[launch.kernel.symbol], len(own), waits))
+        run_list = RunList(
+            rows,
+            self.runtime,
+            worker_pool(),
+            self.memory,
+            threads=self.threads,
+            scratch_bytes=max((launch.scratch_bytes for launch in launches), default=0),
+        )
+        run_list.words[:] = words
+        run_list.set_chunks([self._value(launch.chunks) for launch in launches])
+        return run_list
+
+    def _value(self, dim: Any) -> int:  # noqa: ANN401  (a Dim)
+        return evaluate_dim(dim, self.sizes)
+
+    # ---- memory
+
+    def _prepare(self, node: Node, tactic: Tactic) -> _Prepared:
+        memories: list[CpuAllocation] = []
+        family = self.backend.family(tactic.family)
+        halos = tactic.halos or ((),) * len(node.inputs)
+        inputs = [
+            None if v is None or f is None else self._place(v, f, halo, memories)
+            for v, f, halo in zip(node.inputs, tactic.inputs, halos, strict=True)
+        ]
+        outputs = [
+            self._place(v, f, (), memories) for v, f in zip(node.outputs, tactic.outputs, strict=True)
+        ]
+        packed = tuple(self._pack(c.array, memories) for c in family.pack(node, tactic))
+        workspace = None
+        if tactic.workspace_bytes != 0:
+            workspace = self._pack(np.zeros(self._value(tactic.workspace_bytes), np.uint8), memories)
+        operands = Operands(tuple(inputs), tuple(outputs), packed, workspace)
+        steps = family.lower(node, tactic, operands)
+        windows = [None if v is None else self._window(v, memories) for v in inputs]
+        results = [self._window(v, memories) for v in outputs]
+        return _Prepared(tactic, steps, memories, windows, results)
+
+    def _place(
+        self, value: Value, fmt: TensorFormat, halo: Any, memories: list[CpuAllocation]  # noqa: ANN401
+    ) -> View:
+        stored = Stored(value.name, value.tensor, fmt, Space.ARENA, halo=halo)
+        memory = self.memory.allocate(self._value(stored.geometry()[2]), "trial")
+        memory.bytes[:] = 0
+        stored.buffer = len(memories)
+        memories.append(memory)
+        return stored.view()
+
+    def _pack(self, array: Array, memories: list[CpuAllocation]) -> View:
+        kind = TensorType(DType.from_numpy(array.dtype), array.shape)
+        stored = Stored("packed", kind, TensorFormat(kind.dtype, Layout.LINEAR), Space.ARENA)
+        memory = self.memory.allocate(array.nbytes, "trial")
+        memory.bytes[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        stored.buffer = len(memories)
+        memories.append(memory)
+        return stored.view()
+
+    def _window(self, view: View, memories: Sequence[CpuAllocation]) -> NDArray[Any]:
+        dtype = view.dtype.numpy
+        flat = memories[view.buffer].bytes[self._value(view.offset) :]
+        flat = flat[: flat.size // dtype.itemsize * dtype.itemsize].view(dtype)
+        shape = tuple(self._value(d) for d in view.shape)
+        strides = tuple(self._value(s) * dtype.itemsize for s in view.strides)
+        return np.lib.stride_tricks.as_strided(flat, shape, strides)
+
+
+def _data(
+    node: Node, sizes: Mapping[str, int], rng: np.random.Generator
+) -> tuple[list[Array | None], tuple[Array, ...]]:
+    """Random inputs of a node (its constants as they are), and what the reference makes of them."""
+    arrays: list[Array | None] = []
+    for value in node.inputs:
+        if value is None or value.constant is not None:
+            arrays.append(None if value is None or value.constant is None else value.constant.array)
+            continue
+        shape = tuple(evaluate_dim(d, sizes) for d in value.tensor.shape)
+        arrays.append(_random(value.tensor.dtype, shape, rng))
+    with np.errstate(all="ignore"):
+        return arrays, node.op.reference(*arrays)
+
+
+def _random(dtype: DType, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+    if dtype is DType.BOOL:
+        return rng.random(shape) < 0.5  # noqa: PLR2004  (an even chance)
+    if dtype.is_float:
+        return rng.standard_normal(shape, np.float32).astype(dtype.numpy)
+    return rng.integers(0, 2, shape).astype(dtype.numpy)
+
+
+def _check(
+    prepared: _Prepared,
+    arrays: Sequence[Array | None],
+    expected: Sequence[Array],
+    run_list: RunList,
+) -> str | None:
+    """Why the results of two runs are not the reference's."""
+    for window, array in zip(prepared.inputs, arrays, strict=True):
+        if window is not None:
+            if array is None:
+                raise InternalError(f"{prepared.tactic} reads an absent input")
+            window[...] = array
+    run_list.run()
+    first = [window.copy() for window in prepared.outputs]
+    run_list.run()
+    for window, before, wanted in zip(prepared.outputs, first, expected, strict=True):
+        if not np.array_equal(window, before, equal_nan=window.dtype.kind == "f"):
+            return "its results differ between runs"
+        if (error := relative_error(before, wanted)) > _TOLERANCE:
+            return f"its error is {error:.1e} of the largest magnitude"
+    return None
+
+
+def relative_error(got: Array, wanted: Array) -> float:
+    """Largest difference relative to the largest finite magnitude wanted; integers differ or do not."""
+    if got.shape != wanted.shape:
+        return math.inf
+    if got.size == 0:
+        return 0.0
+    if wanted.dtype.kind != "f":
+        return 0.0 if np.array_equal(got, wanted) else math.inf
+    a, b = got.astype(np.float64), wanted.astype(np.float64)
+    finite = np.isfinite(b)
+    if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
+        return math.inf
+    if not finite.any():
+        return 0.0
+    scale = float(np.abs(b[finite]).max())
+    return float(np.abs(a[finite] - b[finite]).max()) / (scale or 1.0)
+
+
+class MeasuringTimer:
+    """Measures the few best candidates by their estimates; believes the estimates of the others."""
+
+    def __init__(
+        self,
+        laboratory: Laboratory,
+        cache: Any,  # noqa: ANN401  (a TimingCache)
+        *,
+        keep: int,
+        repeats: int,
+        seconds: float = math.inf,
+    ) -> None:
+        self.laboratory, self.cache = laboratory, cache
+        self.keep, self.repeats = keep, repeats
+        self.deadline = time.perf_counter() + seconds
+
+    def seconds(self, node: Node, tactics: Sequence[Tactic]) -> list[float]:
+        """Measured seconds of the most promising tactics of each format, infinity for the others."""
+        times = [t.cost_hint if _is_free(t) else math.inf for t in tactics]
+        chosen = self._promising(tactics)
+        keys = {i: self._key(node, tactics[i]) for i in chosen}
+        for i in chosen:
+            times[i] = self.cache.get(keys[i]) or math.inf
+        unknown = [i for i in chosen if self.cache.get(keys[i]) is None]
+        if unknown and time.perf_counter() > self.deadline:
+            for i in unknown:
+                times[i] = tactics[i].cost_hint
+        elif unknown:
+            measured = self.laboratory.seconds(
+                node, [tactics[i] for i in unknown], repeats=self.repeats
+            )
+            for i, seconds in zip(unknown, measured, strict=True):
+                times[i] = seconds
+                if math.isfinite(seconds):
+                    self.cache.put(keys[i], seconds)
+        return times if any(map(math.isfinite, times)) else [t.cost_hint for t in tactics]
+
+    def _promising(self, tactics: Sequence[Tactic]) -> list[int]:
+        """The best by estimate among those of one format, for every format."""
+        groups: dict[object, list[int]] = {}
+        for i, tactic in enumerate(tactics):
+            if not _is_free(tactic):
+                groups.setdefault((tactic.inputs, tactic.outputs), []).append(i)
+        best = (sorted(g, key=lambda i: tactics[i].cost_hint)[: self.keep] for g in groups.values())
+        return sorted(i for group in best for i in group)
+
+    def _key(self, node: Node, tactic: Tactic) -> str:
+        lab = self.laboratory
+        inputs = ", ".join("-" if v is None else str(v.type) for v in node.inputs)
+        outputs = ", ".join(str(v.type) for v in node.outputs)
+        where = f"{lab.target.name}, {lab.threads} threads, {sorted(lab.sizes.items())}"
+        formats = " ".join("-" if f is None else str(f) for f in (*tactic.inputs, *tactic.outputs))
+        return f"{node.op} on {inputs} -> {outputs} | {tactic} | {formats} | {where}"
+
+
+def _is_free(tactic: Tactic) -> bool:
+    """Whether there is nothing to measure: windows cost nothing, references are the last resort."""
+    return tactic.is_reference or tactic.aliasing.value != "none"
+
+
