@@ -57,7 +57,7 @@ class Unsqueeze(Op):
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        axes = tuple(int(a) for a in present(inputs, 1))
+        axes = tuple(int(a) for a in np.ravel(present(inputs, 1)))
         return (np.expand_dims(present(inputs, 0), axes).copy(),)
 
     @override

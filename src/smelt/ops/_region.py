@@ -1,0 +1,71 @@
+"""Regions: graphs inside If and Loop, inferred from and run on what the node passes in.
+
+A region reads only its own inputs and constants: what the surrounding graph computes reaches it as captures, inputs of
+the node after the op's own and inputs of the region in the same order. Inferring the node infers the region again with
+what is known of those inputs, so a region's types always follow the node's; a region belongs to one node.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from smelt.errors import InternalError, ShapeError
+from smelt.types import DType, TensorType
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from smelt.ir import Array, Graph, Operand, Value
+
+
+def infer_region(op_name: str, region: Graph, operands: Sequence[Operand | None]) -> list[Operand]:
+    """What is known of a region's results, given its inputs. Raises ShapeError."""
+    if len(operands) != len(region.inputs):
+        raise ShapeError(
+            f"{op_name} passes {len(operands)} values to {region.name}, which has {len(region.inputs)} inputs"
+        )
+    for value, operand in zip(region.inputs, operands, strict=True):
+        if operand is None:
+            raise ShapeError(f"{op_name} passes nothing for input {value.name} of {region.name}")
+        value.type, value.dims = operand.type, operand.dims
+    region.infer()
+    return [value.operand for value in region.outputs]
+
+
+def run_region(region: Graph, arrays: Sequence[Array | None]) -> list[Array]:
+    """The region's results, node by node on the references."""
+    made: dict[int, Array] = {}
+    for value, array in zip(region.inputs, arrays, strict=True):
+        if array is not None:
+            made[id(value)] = array
+    for node in region.nodes:
+        inputs = [None if v is None else _read(v, made) for v in node.inputs]
+        for value, array in zip(node.outputs, node.op.reference(*inputs), strict=True):
+            made[id(value)] = array
+    return [_read(value, made) for value in region.outputs]
+
+
+def _read(value: Value, made: dict[int, Array]) -> Array:
+    if id(value) in made:
+        return made[id(value)]
+    if value.constant is None:
+        raise InternalError(f"a region reads {value.name} before it is computed")
+    return value.constant.array
+
+
+def require_condition(operand: Operand | None, what: str) -> bool | None:
+    """Check that a condition is one bool; its value where it is known. Raises ShapeError."""
+    kind = None if operand is None else operand.type
+    if not isinstance(kind, TensorType) or kind.dtype is not DType.BOOL:
+        raise ShapeError(f"the condition of {what} must be a bool tensor, not {kind}")
+    if any(d != 1 for d in kind.shape):
+        raise ShapeError(f"the condition of {what} must be one element, not {kind}")
+    known = operand.value if operand is not None else None
+    return None if known is None else bool(known.reshape(-1)[0])
+
+
+def truth(array: Array) -> bool:
+    """The one element of a condition."""
+    return bool(np.asarray(array).reshape(-1)[0])

@@ -1,0 +1,198 @@
+"""Loop: a region run again and again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from smelt.errors import ShapeError
+from smelt.ir import Case, Graph, Op, Operand
+from smelt.ops._operands import given, known_dims, optional_array
+from smelt.ops._region import infer_region, require_condition, run_region, truth
+from smelt.ops._shape import INDICES, differ, optional_type, require_dtype
+from smelt.ops.add import Add
+from smelt.ops.identity import Identity
+from smelt.ops.less import Less
+from smelt.types import DType, SymbolicDim, TensorType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from smelt.ir import Array
+    from smelt.types import Dim, ValueType
+
+MAXIMUM_TRIPS = 1 << 24
+"""A loop that runs longer is taken to have no end."""
+
+
+@dataclass(frozen=True)
+class Loop(Op):
+    """The body, run while its condition holds and at most a number of times, each on the states of the last.
+
+    The inputs are the largest number of trips or nothing, the first condition or nothing, ``state_count`` states, then
+    the captures. The body's inputs are the trip's number, the condition, the states and the captures; its results the
+    next condition, the next states, and the scans, of which the node's results stack one element for each trip. How
+    many trips there are is known when the number is constant and the condition stays true; else the extent of the
+    stacks is the symbol ``count_symbol``, which a run determines and whose largest value the graph declares.
+
+    Shapes: (trips?, condition?, states…, captures…) -> (states…, scans with the trips as a first axis…).
+
+    Dtypes: the trips are int64, conditions bool, the rest any.
+
+    Raises ShapeError: when the inputs do not fit the body, or a state changes its type from trip to trip; from the
+    reference when the loop has no end.
+
+    Source: ONNX Loop-21, with explicit captures.
+    """
+
+    name: ClassVar[str] = "loop"
+
+    body: Graph
+    state_count: int
+    count_symbol: str = "loop_count"
+
+    @property
+    @override
+    def regions(self) -> tuple[Graph, ...]:
+        return (self.body,)
+
+    @override
+    def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
+        start = True
+        if given(inputs, 1) is not None:
+            start = require_condition(given(inputs, 1), self.name)
+        trips = optional_type(self, inputs, 0)
+        if trips is not None:
+            require_dtype(trips, INDICES, "the number of trips of loop")
+        states = inputs[2 : 2 + self.state_count]
+        if self.state_count < 0 or len(states) < self.state_count:
+            raise ShapeError(f"loop has {len(states)} states, not {self.state_count}")
+        results = self._infer_body(inputs)
+        if len(results) < 1 + self.state_count:
+            raise ShapeError(
+                f"the body of loop has {len(results)} results for {self.state_count} states"
+            )
+        require_condition(results[0], f"{self.name}'s body")
+        made: list[ValueType] = []
+        for index, (before, after) in enumerate(zip(states, results[1:], strict=False)):
+            made.append(_same_state(index, before, after))
+        count = self._count(inputs, results[0], start)
+        for scan in results[1 + self.state_count :]:
+            kind = scan.type
+            if not isinstance(kind, TensorType):
+                raise ShapeError(f"loop stacks a {kind}; only tensors can be stacked")
+            made.append(TensorType(kind.dtype, (count, *kind.shape)))
+        return tuple(made)
+
+    def _infer_body(self, inputs: Sequence[Operand | None]) -> list[Operand]:
+        states = [o and Operand(o.type) for o in inputs[2 : 2 + self.state_count]]
+        counter = Operand(TensorType(DType.INT64, ()))
+        flag = Operand(TensorType(DType.BOOL, ()))
+        captures = inputs[2 + self.state_count :]
+        return infer_region(self.name, self.body, [counter, flag, *states, *captures])
+
+    def _count(
+        self, inputs: Sequence[Operand | None], next_condition: Operand, start: bool | None
+    ) -> Dim:
+        dims = known_dims(inputs, 0)
+        if start is False:
+            return 0
+        stays = next_condition.value is not None and truth(next_condition.value)
+        if dims and start and (stays or self._passes_condition()):
+            return max(dims[0], 0) if isinstance(dims[0], int) else dims[0]
+        return SymbolicDim.symbol(self.count_symbol)
+
+    def _passes_condition(self) -> bool:
+        value = self.body.outputs[0]
+        while value.producer is not None and isinstance(value.producer.op, Identity):
+            source = value.producer.inputs[0]
+            if source is None:
+                return False
+            value = source
+        return value is self.body.inputs[1]
+
+    @override
+    def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
+        trips, condition = optional_array(inputs, 0), optional_array(inputs, 1)
+        limit = None if trips is None else int(trips.reshape(-1)[0])
+        states = list(inputs[2 : 2 + self.state_count])
+        captures = inputs[2 + self.state_count :]
+        goes_on = condition is None or truth(condition)
+        rows: list[list[Array]] = []
+        while goes_on and (limit is None or len(rows) < limit):
+            if len(rows) >= MAXIMUM_TRIPS:
+                raise ShapeError(f"a loop has not ended after {MAXIMUM_TRIPS} trips")
+            flags = (np.asarray(len(rows), np.int64), np.asarray(goes_on))
+            results = run_region(self.body, [*flags, *states, *captures])
+            goes_on = truth(results[0])
+            states = list(results[1 : 1 + self.state_count])
+            rows.append(results[1 + self.state_count :])
+        kept = [s for s in states if s is not None]
+        return (*(s.copy() for s in kept), *self._stack(rows))
+
+    def _stack(self, rows: list[list[Array]]) -> list[Array]:
+        if rows:
+            return [np.stack(column) for column in zip(*rows, strict=True)]
+        kinds = (v.tensor for v in self.body.outputs[1 + self.state_count :])
+        # Without a trip nothing says what a symbolic extent is; a stack of nothing has none of it.
+        shapes = ((k.dtype.numpy, [d if isinstance(d, int) else 0 for d in k.shape]) for k in kinds)
+        return [np.zeros((0, *shape), dtype) for dtype, shape in shapes]
+
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        state, step = np.asarray([1, 2], np.float32), np.asarray([0.5, -1], np.float32)
+        yes = np.asarray(1, np.bool_)
+        for trips in (4, 0):
+            arrays = (np.asarray(trips, np.int64), yes, state, step)
+            yield Case(
+                f"{trips} trips", cls(_summing_body(), 1), arrays, constants=frozenset({0, 1})
+            )
+        counted = (np.asarray(3, np.int64), None, state, step)
+        yield Case("trips only known when run", cls(_summing_body(), 1), counted)
+        no = (np.asarray(3, np.int64), ~yes, state, step)
+        yield Case("a condition that is false at once", cls(_summing_body(), 1), no)
+        until = (None, yes, np.asarray(1, np.float32), np.asarray(10, np.float32))
+        yield Case("until the body says so", cls(_bounded_body(), 1), until)
+
+
+def _same_state(index: int, before: Operand | None, after: Operand) -> ValueType:
+    old, new = before and before.type, after.type
+    fits = old == new
+    if isinstance(old, TensorType) and isinstance(new, TensorType) and old.rank == new.rank:
+        fits = old.dtype is new.dtype and not any(map(differ, old.shape, new.shape))
+    if not fits:
+        raise ShapeError(f"state {index} of loop changes from {old} to {new}")
+    return new
+
+
+def _body(shape: tuple[int, ...]) -> Graph:
+    body = Graph("body")
+    body.add_input("trip", TensorType(DType.INT64, ()))
+    body.add_input("condition", TensorType(DType.BOOL, ()))
+    body.add_input("state", TensorType(DType.FLOAT32, shape))
+    body.add_input("step", TensorType(DType.FLOAT32, shape))
+    return body
+
+
+def _summing_body() -> Graph:
+    """Adds the capture to the state and keeps every sum."""
+    body = _body((2,))
+    _, condition, state, step = body.inputs
+    flag = body.add(Identity(), condition, name="same condition").output
+    total = body.add(Add(), state, step, name="sum").output
+    body.outputs = [flag, total, body.add(Identity(), total, name="kept").output]
+    return body
+
+
+def _bounded_body() -> Graph:
+    """Doubles the state while it is less than the capture."""
+    body = _body(())
+    _, _, state, bound = body.inputs
+    double = body.add(Add(), state, state, name="double").output
+    flag = body.add(Less(), double, bound, name="less").output
+    body.outputs = [flag, double, body.add(Identity(), state, name="kept").output]
+    return body
