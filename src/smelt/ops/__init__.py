@@ -1,6 +1,8 @@
 """One file per op: attributes, inference, numpy reference, cases."""
 
 from smelt.ir import Array, Case, Op, Operand
+from smelt.ops._codec import op_from_json, op_to_json, recipe_from_json, recipe_to_json
+from smelt.ops._registry import lookup_op, op_identity, register_op
 from smelt.ops.abs import Abs
 from smelt.ops.acos import Acos
 from smelt.ops.acosh import Acosh
@@ -291,6 +293,13 @@ __all__ = [
     "Unsqueeze",
     "Where",
     "Xor",
+    "lookup_op",
+    "op_from_json",
+    "op_identity",
+    "op_to_json",
+    "recipe_from_json",
+    "recipe_to_json",
+    "register_op",
 ]
 
 ALL_OPS: tuple[type[Op], ...] = (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smelt.errors import InternalError, ShapeError, UnboundSymbolError
-from smelt.types import evaluate_dim, symbols_of
+from smelt.types import Symbol, evaluate_dim, symbols_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -118,7 +118,7 @@ def _grows(dim: Dim) -> bool:
     for monomial, coefficient in dim.terms:
         if monomial and coefficient < 0:
             return False
-        numerators = [a.numerator for a in monomial if hasattr(a, "numerator")]
+        numerators = [a.numerator for a in monomial if not isinstance(a, Symbol)]
         if not all(is_non_negative(n) for n in numerators):
             return False
     return True
