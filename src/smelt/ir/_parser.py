@@ -214,7 +214,7 @@ class _Parser:
             self._expect("=")
             op = self._op()
             output = int(self._need(re.compile(r"(\d+)\]"), "a number")) if self._accept("[") else 0
-            inputs = [v and v.constant for v in self._operands(scope)]
+            inputs = [None if v is None else v.constant for v in self._operands(scope)]
             constant = Constant(name, recipe=Recipe(op, tuple(inputs), output))
         self._define(scope, scope.graph.add_constant(constant))
 
@@ -304,9 +304,9 @@ class _Parser:
     def _nested_type(self, kind: str, element: ValueType) -> ValueType:
         if kind == "sequence" and isinstance(element, TensorType):
             return SequenceType(element)
-        if kind == "optional" and not isinstance(element, OptionalType):
-            return OptionalType(element)
-        self._fail(f"a {kind} of {element} is no type")
+        if kind == "sequence" or isinstance(element, OptionalType):
+            self._fail(f"a {kind} of {element} is no type")
+        return OptionalType(element)
 
     def _tensor(self, dtype: str) -> TensorType:
         try:
@@ -351,12 +351,11 @@ class _Parser:
         candidates = [getattr(smelt_types, name, None)]
         if owner is not None:
             candidates.append(getattr(sys.modules.get(owner.__module__), name, None))
-        for found in candidates:
-            if isinstance(found, type) and (
-                dataclasses.is_dataclass(found) or issubclass(found, Enum)
-            ):
-                return found
-        self._fail(f"{name} is not the name of an op or of a type of attributes")
+        kinds = [k for k in candidates if isinstance(k, type)]
+        kinds = [k for k in kinds if dataclasses.is_dataclass(k) or issubclass(k, Enum)]
+        if not kinds:
+            self._fail(f"{name} is not the name of an op or of a type of attributes")
+        return kinds[0]
 
     def _record(self, name: str, owner: type | None) -> object:
         kind = self._class(name, owner)

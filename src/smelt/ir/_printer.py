@@ -9,13 +9,14 @@ One line a node, in the order in which they run::
       return %y
     }
 
-``#`` and digits stand for the elements of a large constant; ``collect_constants`` finds them again. A constant with a
-recipe shows the recipe. After ``|`` comes a stage of an epilogue, which reads the result before it unless it names
-others (``$`` the result before, ``$0`` the root's, ``$2`` that of stage 2); after ``||`` a stage that reads none.
-``@`` is the node's name where it is not its result's, ``of`` the layers it stands for where they are not its name.
+``#`` and digits stand for the elements of a large constant; ``collect_constants`` finds them again.
+A constant with a recipe shows the recipe. After ``|`` comes a stage of an epilogue, which reads the
+result before it unless it names others (``$`` the result before, ``$0`` the root's, ``$2`` that of
+stage 2); after ``||`` a stage that reads none. ``@`` is the node's name where it is not its
+result's, ``of`` the layers it stands for where they are not its name.
 
-Attributes are dataclass fields, whatever the op: nothing here knows one op from another, except that what has the
-fields of a fused op (root, root_inputs, stages) is written as a chain.
+Attributes are dataclass fields, whatever the op: nothing here knows one op from another, except
+that what has the fields of a fused op (root, root_inputs, stages) is written as a chain.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import hashlib
 import json
 import re
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -34,7 +35,7 @@ from smelt.ir._graph import Constant, Graph
 from smelt.types import DType, SymbolicDim, TensorType
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     from smelt.ir._graph import Node, Value
     from smelt.ir._op import Array
@@ -52,7 +53,7 @@ def print_graph(graph: Graph) -> str:
 
 
 def collect_constants(graph: Graph) -> dict[str, Array]:
-    """The large constants of a graph and of its regions, by the digits that stand for them in its text."""
+    """The large constants of a graph and its regions, by the digits that stand for them in text."""
     found: dict[str, Array] = {}
     for constant in _with_sources(graph.constants()):
         if constant.recipe is None and constant.array.size > INLINE_ELEMENTS:
@@ -76,7 +77,7 @@ def _arrays(attribute: object) -> Iterator[Array]:
         if attribute.size > INLINE_ELEMENTS:
             yield attribute
     elif isinstance(attribute, tuple):
-        for item in attribute:
+        for item in cast("tuple[object, ...]", attribute):
             yield from _arrays(item)
     elif dataclasses.is_dataclass(attribute) and not isinstance(attribute, (Graph, type)):
         for field in dataclasses.fields(attribute):
@@ -122,7 +123,8 @@ class _Printer:
         for value in graph.inputs:
             yield f"{inner}input %{quote(value.name)}: {value.type}"
         for constant in self._constants:
-            yield f"{inner}const %{quote(self._names[id(constant)])}{self._constant(constant, inner)}"
+            name = quote(self._names[id(constant)])
+            yield f"{inner}const %{name}{self._constant(constant, inner)}"
         for node in graph.nodes:
             yield inner + self._node(node, inner)
         yield f"{inner}return {', '.join(map(self._value, graph.outputs))}".rstrip()
@@ -169,14 +171,14 @@ def _is_chain(op: Any, count: int) -> bool:
                 expected += 1
             elif argument > expected or -argument > number:
                 return False
-    return expected == count
+    return bool(expected == count)
 
 
-def _chain(op: Any, inputs: Sequence[str], indent: str) -> str:
+def _chain(op: Any, inputs: list[str], indent: str) -> str:
     parts = [f"{format_attribute(op.root, indent)} {', '.join(inputs[: op.root_inputs])}".rstrip()]
     for number, stage in enumerate(op.stages, 1):
         results = [a for a in stage.arguments if a < 0]
-        names = [
+        names: list[str] = [
             inputs[a] if a >= 0 else ("$" if a == -number else f"${-a - 1}")
             for a in stage.arguments
         ]
@@ -203,10 +205,10 @@ def format_attribute(value: object, indent: str = "") -> str:
             return repr(value)
         case str():
             return json.dumps(value)
-        case np.ndarray() | np.generic():
-            return f"array({_elements(np.asarray(value))})"
+        case np.ndarray():
+            return f"array({_elements(value)})"
         case tuple() | list():
-            items: Sequence[object] = value  # pyright: ignore[reportUnknownVariableType]  (narrowed to list[Unknown])
+            items = cast("tuple[object, ...]", value)
             return f"[{', '.join(format_attribute(item, indent) for item in items)}]"
         case SymbolicDim():
             return f"<{value}>"

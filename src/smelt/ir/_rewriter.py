@@ -75,7 +75,8 @@ def can_substitute(graph: Graph, old: Value, new: Value) -> bool:
 def substitute(graph: Graph, old: Value, new: Value) -> bool:
     """Make every reader of ``old`` read ``new``, which keeps the name if it is now an output.
 
-    Returns whether it was possible: an input, a constant or another output cannot take an output's name.
+    Returns whether it was possible: an input, a constant or another output cannot take an output's
+    name.
     """
     if not can_substitute(graph, old, new):
         return False

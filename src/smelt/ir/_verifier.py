@@ -20,7 +20,8 @@ def verify(graph: Graph, *, during: str | None = None) -> None:
 
     Args:
         graph: the graph, and with it every region of its nodes.
-        during: what has just changed the graph ("pass fold-constants"); a fault is then smelt's own.
+        during: what has just changed the graph ("pass fold-constants"); a fault is then smelt's
+        own.
 
     Raises:
         GraphError: the graph is not well formed; names the node. When ``during`` is None.
@@ -62,14 +63,8 @@ def _check_names(graph: Graph) -> None:
 
 
 def _check_order(graph: Graph) -> None:
+    _check_inputs(graph)
     known = {id(value) for value in graph.inputs}
-    if len(known) != len(graph.inputs):
-        raise GraphError("a value is an input twice")
-    for value in graph.inputs:
-        if value.producer is not None or value.constant is not None:
-            raise GraphError(f"input {value.name!r} is also a constant or the result of a node")
-        if _is_negative(value):
-            raise GraphError(f"input {value.name!r} has a negative extent: {value.type}")
     places = {id(node): place for place, node in enumerate(graph.nodes)}
     if len(places) != len(graph.nodes):
         raise GraphError("a node is in the graph twice")
@@ -77,13 +72,23 @@ def _check_order(graph: Graph) -> None:
         for value in node.inputs:
             if value is not None and value.constant is None and id(value) not in known:
                 raise GraphError(_explain_disorder(value, place, places), node=str(node))
-        for index, value in enumerate(node.outputs):
-            if value.producer is not node or value.constant is not None or id(value) in known:
-                raise GraphError(f"result {index}, {value.name!r}, is not its own", node=str(node))
-            known.add(id(value))
-    for value in graph.outputs:
-        if value.constant is None and id(value) not in known:
-            raise GraphError(f"output {value.name!r} is made by no node of the graph")
+        for index, result in enumerate(node.outputs):
+            if result.producer is not node or result.constant is not None or id(result) in known:
+                raise GraphError(f"result {index}, {result.name!r}, is not its own", node=str(node))
+            known.add(id(result))
+    for output in graph.outputs:
+        if output.constant is None and id(output) not in known:
+            raise GraphError(f"output {output.name!r} is made by no node of the graph")
+
+
+def _check_inputs(graph: Graph) -> None:
+    if len({id(value) for value in graph.inputs}) != len(graph.inputs):
+        raise GraphError("a value is an input twice")
+    for value in graph.inputs:
+        if value.producer is not None or value.constant is not None:
+            raise GraphError(f"input {value.name!r} is also a constant or the result of a node")
+        if _is_negative(value):
+            raise GraphError(f"input {value.name!r} has a negative extent: {value.type}")
 
 
 def _explain_disorder(value: Value, place: int, places: dict[int, int]) -> str:

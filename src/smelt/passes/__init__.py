@@ -1,0 +1,53 @@
+"""Transformations of graphs that change no result, one a file, and the order in which they run."""
+
+from smelt.passes._base import Note, Pass, PassResult
+from smelt.passes._manager import PassRecord, PassReport, run_passes
+from smelt.passes.decompose import Decompose
+from smelt.passes.fold_constants import FoldConstants
+from smelt.passes.fold_scales import FoldScales
+from smelt.passes.fuse_epilogues import FuseEpilogues
+from smelt.passes.merge_siblings import MergeSiblings
+from smelt.passes.pipeline import DEFAULT_PIPELINE, pipeline
+from smelt.passes.promote_half import PromoteHalf
+from smelt.passes.recognize_activations import RecognizeActivations
+from smelt.passes.remove_noops import RemoveNoops
+from smelt.passes.remove_unused import RemoveUnused
+from smelt.passes.simplify_concats import SimplifyConcats
+from smelt.passes.sink_transposes import SinkTransposes
+
+__all__ = [
+    "ALL_PASSES",
+    "DEFAULT_PIPELINE",
+    "Decompose",
+    "FoldConstants",
+    "FoldScales",
+    "FuseEpilogues",
+    "MergeSiblings",
+    "Note",
+    "Pass",
+    "PassRecord",
+    "PassReport",
+    "PassResult",
+    "PromoteHalf",
+    "RecognizeActivations",
+    "RemoveNoops",
+    "RemoveUnused",
+    "SimplifyConcats",
+    "SinkTransposes",
+    "pipeline",
+    "run_passes",
+]
+
+ALL_PASSES: tuple[type[Pass], ...] = (
+    Decompose,
+    FoldConstants,
+    FoldScales,
+    FuseEpilogues,
+    MergeSiblings,
+    PromoteHalf,
+    RecognizeActivations,
+    RemoveNoops,
+    RemoveUnused,
+    SimplifyConcats,
+    SinkTransposes,
+)

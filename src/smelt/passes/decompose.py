@@ -1,0 +1,225 @@
+"""Ops that no backend runs, written in ops that every backend runs.
+
+Each rule here is exact up to rounding. Rounding of sums is the backend's affair: they are left as
+reductions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from smelt import ops
+from smelt.ir import FreshNames
+from smelt.passes._base import Note, Pass, PassResult
+from smelt.passes._emitter import Emitter
+from smelt.types import override
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from smelt.ir import Graph, Node, Op, Value
+
+    Rule = Callable[[Emitter, Node], Value | None]
+
+
+@dataclass(frozen=True)
+class Decompose(Pass):
+    """Replace normalisations, n-ary sums and rare reductions by elementwise ops and sums."""
+
+    name: ClassVar[str] = "decompose"
+
+    excluded: tuple[str, ...] = ()
+    """Names of ops that stay whole because a backend has its own code for them."""
+
+    @override
+    def apply(self, graph: Graph) -> PassResult:
+        notes: list[Note] = []
+        names = FreshNames(graph)
+        for node in list(graph.nodes):
+            rule = _RULES.get(type(node.op))
+            unused = all(not value.users for value in node.outputs[1:])
+            if rule is None or not unused or node.op.name in self.excluded:
+                continue
+            layers, kind = node.layers, type(node.op).__name__
+            emit = Emitter(graph, node, names)
+            result = rule(emit, node)
+            if result is not None and emit.finish(result) is not None:
+                notes.append(Note(layers, layers, f"{kind} in simpler ops"))
+        return PassResult.of(notes)
+
+
+def _input(node: Node, index: int) -> Value | None:
+    return node.inputs[index] if index < len(node.inputs) else None
+
+
+def _required(node: Node, index: int) -> Value:
+    value = node.inputs[index]
+    if value is None:
+        raise TypeError(f"{node} lacks input {index}")
+    return value
+
+
+def _spread(emit: Emitter, vector: Value, rank: int) -> Value:
+    """A vector with one element a channel, so that it broadcasts onto [N, C, ...]."""
+    return emit.op(ops.Reshape(), vector, emit.integers(-1, *[1] * (rank - 2)))
+
+
+def _batch_normalization(emit: Emitter, node: Node) -> Value | None:
+    if not isinstance(node.op, ops.BatchNormalization):
+        return None
+    x, gamma, beta, mean, variance = (_required(node, i) for i in range(5))
+    epsilon = emit.floats(node.op.epsilon, variance, "epsilon")
+    deviation = emit.op(ops.Sqrt(), emit.op(ops.Add(), variance, epsilon))
+    factor = emit.op(ops.Div(), gamma, deviation)
+    term = emit.op(ops.Sub(), beta, emit.op(ops.Mul(), mean, factor))
+    rank = x.tensor.rank
+    scaled = emit.op(ops.Mul(), x, _spread(emit, factor, rank), hint="scale")
+    return emit.op(ops.Add(), scaled, _spread(emit, term, rank), hint="shift")
+
+
+def _normalized(emit: Emitter, x: Value, axes: list[int], epsilon: float) -> Value:
+    """``(x - mean) / sqrt(variance + epsilon)`` over axes."""
+    over = emit.integers(*axes, hint="axes")
+    centred = emit.op(ops.Sub(), x, emit.op(ops.ReduceMean(), x, over, hint="mean"))
+    square = emit.op(ops.Mul(), centred, centred)
+    variance = emit.op(ops.ReduceMean(), square, over, hint="variance")
+    safe = emit.op(ops.Add(), variance, emit.floats(epsilon, x, "epsilon"))
+    return emit.op(ops.Div(), centred, emit.op(ops.Sqrt(), safe))
+
+
+def _affine(emit: Emitter, x: Value, scale: Value, bias: Value) -> Value:
+    rank = x.tensor.rank
+    scaled = emit.op(ops.Mul(), x, _spread(emit, scale, rank), hint="scale")
+    return emit.op(ops.Add(), scaled, _spread(emit, bias, rank), hint="shift")
+
+
+def _instance_normalization(emit: Emitter, node: Node) -> Value | None:
+    if not isinstance(node.op, ops.InstanceNormalization):
+        return None
+    x, scale, bias = (_required(node, i) for i in range(3))
+    made = _normalized(emit, x, list(range(2, x.tensor.rank)), node.op.epsilon)
+    return _affine(emit, made, scale, bias)
+
+
+def _group_normalization(emit: Emitter, node: Node) -> Value | None:
+    if not isinstance(node.op, ops.GroupNormalization):
+        return None
+    x, scale, bias = (_required(node, i) for i in range(3))
+    inner = [d for d in x.tensor.shape[1:] if isinstance(d, int)]
+    if len(inner) != x.tensor.rank - 1 or 0 in inner:
+        return None
+    groups = emit.integers(0, node.op.num_groups, -1)
+    grouped = emit.op(ops.Reshape(), x, groups)
+    made = _normalized(emit, grouped, [2], node.op.epsilon)
+    whole = emit.op(ops.Reshape(), made, emit.integers(0, *inner))
+    return _affine(emit, whole, scale, bias)
+
+
+def _lp_normalization(emit: Emitter, node: Node) -> Value | None:
+    if not isinstance(node.op, ops.LpNormalization):
+        return None
+    x = _required(node, 0)
+    axis = emit.integers(node.op.axis, hint="axis")
+    if node.op.p == 1:
+        norm = emit.op(ops.ReduceSum(), emit.op(ops.Abs(), x), axis)
+    else:
+        norm = emit.op(ops.Sqrt(), emit.op(ops.ReduceSum(), emit.op(ops.Mul(), x, x), axis))
+    # Where the norm is zero so is every element, and zero by anything else is zero.
+    tiny = float(np.finfo(x.tensor.dtype.numpy).tiny)
+    return emit.op(ops.Div(), x, emit.op(ops.Max(), norm, emit.floats(tiny, x, "tiny")))
+
+
+def _log_softmax(emit: Emitter, node: Node) -> Value | None:
+    if not isinstance(node.op, ops.LogSoftmax):
+        return None
+    x = _required(node, 0)
+    axis = emit.integers(node.op.axis, hint="axis")
+    below = emit.op(ops.Sub(), x, emit.op(ops.ReduceMax(), x, axis))
+    total = emit.op(ops.ReduceSum(), emit.op(ops.Exp(), below), axis)
+    return emit.op(ops.Sub(), below, emit.op(ops.Log(), total))
+
+
+def _gemm(emit: Emitter, node: Node) -> Value | None:
+    """Alpha and beta into the operands; what is transposed and constant is transposed now."""
+    op = node.op
+    if not isinstance(op, ops.Gemm):
+        return None
+    a, b, c = _required(node, 0), _required(node, 1), _input(node, 2)
+    if op.trans_b and b.constant is not None:
+        b, op = emit.op(ops.Transpose((1, 0)), b, hint="weights"), replace(op, trans_b=False)
+    if op.trans_a:
+        a, op = emit.op(ops.Transpose((1, 0)), a), replace(op, trans_a=False)
+    if op.alpha != 1:
+        factor = emit.floats(op.alpha, a, "alpha")
+        if b.constant is not None:
+            b = emit.op(ops.Mul(), b, factor, hint="weights")
+        else:
+            a = emit.op(ops.Mul(), a, factor)
+    if op.beta == 0:
+        c = None
+    if op.beta != 1 and c is not None:
+        c = emit.op(ops.Mul(), c, emit.floats(op.beta, c, "beta"), hint="bias")
+    op = replace(op, alpha=1.0, beta=1.0)
+    if op == node.op and c is _input(node, 2):
+        return None
+    return emit.op(op, a, b, c) if c is not None else emit.op(op, a, b)
+
+
+def _pairwise(pair: Op) -> Rule:
+    """An op of many inputs as a chain of ops of two."""
+
+    def rule(emit: Emitter, node: Node) -> Value | None:
+        if len(node.inputs) < 2 or (len(node.inputs) == 2 and type(node.op) is type(pair)):
+            return None
+        values = [_required(node, i) for i in range(len(node.inputs))]
+        return reduce(lambda left, right: emit.op(pair, left, right), values)
+
+    return rule
+
+
+def _mean(emit: Emitter, node: Node) -> Value | None:
+    total = _pairwise(ops.Add())(emit, node)
+    if total is None:
+        return None
+    return emit.op(ops.Mul(), total, emit.floats(1 / len(node.inputs), total, "share"))
+
+
+def _reduction(
+    *, before: tuple[Op, ...] = (), square: bool = False, after: tuple[Op, ...] = ()
+) -> Rule:
+    """A reduction as a sum of ``before`` applied to the elements, with ``after`` applied to it."""
+
+    def rule(emit: Emitter, node: Node) -> Value | None:
+        x = _required(node, 0)
+        for op in before:
+            x = emit.op(op, x)
+        if square:
+            x = emit.op(ops.Mul(), x, x)
+        attributes = {"keepdims": getattr(node.op, "keepdims", 1)}
+        attributes["noop_with_empty_axes"] = getattr(node.op, "noop_with_empty_axes", 0)
+        total = emit.op(ops.ReduceSum(**attributes), x, *node.inputs[1:])
+        return reduce(lambda value, op: emit.op(op, value), after, total)
+
+    return rule
+
+
+_RULES: dict[type, Rule] = {
+    ops.BatchNormalization: _batch_normalization,
+    ops.InstanceNormalization: _instance_normalization,
+    ops.GroupNormalization: _group_normalization,
+    ops.LpNormalization: _lp_normalization,
+    ops.LogSoftmax: _log_softmax,
+    ops.Gemm: _gemm,
+    ops.Sum: _pairwise(ops.Add()),
+    ops.Max: _pairwise(ops.Max()),
+    ops.Min: _pairwise(ops.Min()),
+    ops.Mean: _mean,
+    ops.ReduceL1: _reduction(before=(ops.Abs(),)),
+    ops.ReduceL2: _reduction(square=True, after=(ops.Sqrt(),)),
+    ops.ReduceSumSquare: _reduction(square=True),
+    ops.ReduceLogSum: _reduction(after=(ops.Log(),)),
+}

@@ -1,0 +1,163 @@
+"""Multiplications and additions for each channel go into the weights before them.
+
+Batch normalisation is one of each (``decompose``), so is Caffe's BatchNorm with Scale.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from smelt import ops
+from smelt.ir import FreshNames, sole_user, substitute
+from smelt.passes._base import Note, Pass, PassResult
+from smelt.passes._emitter import Emitter
+from smelt.types import override
+
+if TYPE_CHECKING:
+    from smelt.ir import Graph, Node, Value
+
+_ROOTS = (ops.Conv, ops.ConvTranspose, ops.Gemm, ops.MatMul)
+_FACTORS = (ops.Mul, ops.Div)
+_TERMS = (ops.Add, ops.Sub)
+
+
+@dataclass(frozen=True)
+class FoldScales(Pass):
+    """Fold per-channel Mul, Div, Add and Sub into the weights and bias of what is before them."""
+
+    name: ClassVar[str] = "fold-scales"
+
+    @override
+    def apply(self, graph: Graph) -> PassResult:
+        notes: list[Note] = []
+        names = FreshNames(graph)
+        for node in list(graph.nodes):
+            if isinstance(node.op, _ROOTS) and node.output.users:
+                notes.extend(_fold_all(graph, node, names))
+        return PassResult.of(notes)
+
+
+def _fold_all(graph: Graph, root: Node, names: FreshNames) -> list[Note]:
+    notes: list[Note] = []
+    while True:
+        user = root.output.users[0] if root.output.users else None
+        if user is None or _constant_side(root, user) is None:
+            return notes
+        before = (*root.layers, *user.layers)
+        reason = _refusal(graph, root, user)
+        if reason is not None:
+            notes.append(Note.refusal(before, reason))
+            return notes
+        if not _fold(graph, root, user, names):
+            return notes
+        notes.append(Note(before, root.layers, f"{user.op.name} went into the weights"))
+
+
+def _constant_side(root: Node, user: Node) -> Value | None:
+    """The constant that ``user`` applies to each channel of the root's result."""
+    if not isinstance(user.op, _FACTORS + _TERMS) or len(user.inputs) != 2:
+        return None
+    left, right = user.inputs
+    other = right if left is root.output else left
+    if isinstance(user.op, ops.Div | ops.Sub) and other is not right:
+        return None
+    if other is None or other.constant is None or user.output.type != root.output.type:
+        return None
+    shape, axis = other.tensor.shape, _channel_axis(root)
+    aligned = (1,) * (root.output.tensor.rank - len(shape)) + shape
+    channels = root.output.tensor.shape[axis]
+    if any(d != 1 for i, d in enumerate(aligned) if i != axis) or aligned[axis] not in {
+        1,
+        channels,
+    }:
+        return None
+    return other
+
+
+def _channel_axis(root: Node) -> int:
+    last = root.output.tensor.rank - 1
+    return last if isinstance(root.op, ops.Gemm | ops.MatMul) else 1
+
+
+def _refusal(graph: Graph, root: Node, user: Node) -> str | None:
+    if graph.is_output(root.output):
+        return f"{root.output.name!r} is an output of the network"
+    if sole_user(graph, root.output) is not user:
+        return f"{root.output.name!r} has several readers"
+    if not all(v is None or v.constant is not None for v in root.inputs[1:]):
+        return "the weights are not constant"
+    return None
+
+
+def _fold(graph: Graph, root: Node, user: Node, names: FreshNames) -> bool:
+    other = _constant_side(root, user)
+    channels = root.output.tensor.shape[_channel_axis(root)]
+    if other is None or not isinstance(channels, int):
+        return False
+    emit = Emitter(graph, root, names)
+    vector = emit.op(ops.Reshape(), other, emit.integers(-1))
+    if vector.tensor.shape != (channels,):
+        vector = emit.op(ops.Expand(), vector, emit.integers(channels))
+    if isinstance(user.op, _FACTORS):
+        changed = _scale(emit, graph, root, vector, divide=isinstance(user.op, ops.Div))
+    else:
+        changed = _shift(emit, graph, root, vector, subtract=isinstance(user.op, ops.Sub))
+    if not changed or not substitute(graph, user.output, root.output):
+        return False
+    root.layers = tuple(dict.fromkeys((*root.layers, *user.layers)))
+    graph.remove(user)
+    return True
+
+
+def _scale(emit: Emitter, graph: Graph, root: Node, vector: Value, *, divide: bool) -> bool:
+    op = ops.Div() if divide else ops.Mul()
+    weights = root.inputs[1]
+    if weights is None or weights.constant is None or weights.tensor.rank < 2:
+        return False
+    scaled = _scaled_weights(emit, root, weights, vector, op)
+    graph.set_input(root, 1, scaled)
+    bias = _bias(root)
+    if bias is not None:
+        graph.set_input(root, 2, emit.op(op, bias, vector, hint="bias"))
+    return True
+
+
+def _scaled_weights(
+    emit: Emitter, root: Node, weights: Value, vector: Value, op: ops.Mul | ops.Div
+) -> Value:
+    """The weights with each output channel's share multiplied."""
+    shape = [d for d in weights.tensor.shape if isinstance(d, int)]
+    match root.op:
+        case ops.Conv():
+            factors = emit.op(ops.Reshape(), vector, emit.integers(-1, *[1] * (len(shape) - 1)))
+        case ops.ConvTranspose(group=group):
+            kernel = shape[2:]
+            grouped = emit.integers(group, shape[0] // group, shape[1], *kernel)
+            parts = emit.op(ops.Reshape(), weights, grouped)
+            ones = [1] * len(kernel)
+            factors = emit.op(ops.Reshape(), vector, emit.integers(group, 1, shape[1], *ones))
+            scaled = emit.op(op, parts, factors)
+            return emit.op(ops.Reshape(), scaled, emit.integers(*shape), hint="weights")
+        case ops.Gemm(trans_b=True):
+            factors = emit.op(ops.Reshape(), vector, emit.integers(-1, 1))
+        case _:
+            factors = vector
+    return emit.op(op, weights, factors, hint="weights")
+
+
+def _shift(emit: Emitter, graph: Graph, root: Node, vector: Value, *, subtract: bool) -> bool:
+    if isinstance(root.op, ops.MatMul) or (isinstance(root.op, ops.Gemm) and root.op.beta != 1):
+        return False
+    bias = _bias(root)
+    if bias is None:
+        term = emit.op(ops.Neg(), vector, hint="bias") if subtract else vector
+    else:
+        term = emit.op(ops.Sub() if subtract else ops.Add(), bias, vector, hint="bias")
+    root.inputs.extend([None] * (3 - len(root.inputs)))
+    graph.set_input(root, 2, term)
+    return True
+
+
+def _bias(root: Node) -> Value | None:
+    return root.inputs[2] if len(root.inputs) > 2 else None

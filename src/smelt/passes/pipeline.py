@@ -1,0 +1,55 @@
+"""The order in which passes run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from smelt.passes.decompose import Decompose
+from smelt.passes.fold_constants import FoldConstants
+from smelt.passes.fold_scales import FoldScales
+from smelt.passes.fuse_epilogues import FuseEpilogues
+from smelt.passes.merge_siblings import MergeSiblings
+from smelt.passes.promote_half import PromoteHalf
+from smelt.passes.recognize_activations import RecognizeActivations
+from smelt.passes.remove_noops import RemoveNoops
+from smelt.passes.remove_unused import RemoveUnused
+from smelt.passes.simplify_concats import SimplifyConcats
+from smelt.passes.sink_transposes import SinkTransposes
+
+if TYPE_CHECKING:
+    from smelt.passes._base import Pass
+
+DEFAULT_PIPELINE: tuple[Pass, ...] = (
+    # First what makes the graph smaller, so that everything after has less to look at. Shapes
+    # become constants here, on which the patterns below rely.
+    RemoveUnused(),
+    FoldConstants(),
+    RemoveNoops(),
+    # Before any weight is folded, so that weights are multiplied in float32.
+    PromoteHalf(),
+    # Before decomposition, which could take the patterns of exporters apart.
+    RecognizeActivations(),
+    # Then one normal form: what is left is what the passes below and the backends know.
+    Decompose(),
+    FoldConstants(),
+    RemoveNoops(),
+    # Transposes stand between a convolution and its scale: they go first.
+    SinkTransposes(),
+    SimplifyConcats(),
+    # Scales go into weights before epilogues, where they would cost a stage.
+    FoldScales(),
+    RemoveNoops(),
+    RemoveUnused(),
+    # Epilogues before siblings: siblings are merged with their epilogues, when these are alike.
+    FuseEpilogues(),
+    MergeSiblings(),
+    RemoveUnused(),
+)
+"""What every build runs, for engines that compute in float32."""
+
+
+def pipeline(precision: str = "float32") -> tuple[Pass, ...]:
+    """The passes for engines that compute in ``precision``; all but float32 keep half as it is."""
+    if precision == "float32":
+        return DEFAULT_PIPELINE
+    return tuple(one for one in DEFAULT_PIPELINE if not isinstance(one, PromoteHalf))

@@ -1,0 +1,176 @@
+"""Nodes that hand on an input as it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from smelt import ops
+from smelt.ir import can_substitute, substitute
+from smelt.passes._base import Note, Pass, PassResult
+from smelt.types import override
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from smelt.ir import Graph, Node, Value
+
+
+@dataclass(frozen=True)
+class RemoveNoops(Pass):
+    """Remove the layers that compute nothing, and join a Reshape to the one before it."""
+
+    name: ClassVar[str] = "remove-noops"
+
+    @override
+    def apply(self, graph: Graph) -> PassResult:
+        notes: list[Note] = []
+        for node in list(graph.nodes):
+            note = _remove(graph, node) or _join_reshapes(graph, node)
+            if note is not None:
+                notes.append(note)
+        return PassResult.of(notes)
+
+
+def _remove(graph: Graph, node: Node) -> Note | None:
+    source = _passed_on(node)
+    if source is None or any(v.users or graph.is_output(v) for v in node.outputs[1:]):
+        return None
+    value = node.output
+    if source.type != value.type or not (value.users or graph.is_output(value)):
+        return None
+    if not can_substitute(graph, value, source):
+        return Note.refusal(node.layers, f"it gives the output {value.name!r} its name")
+    substitute(graph, value, source)
+    graph.remove(node)
+    return Note(node.layers, (), f"{node.op.name} changes nothing")
+
+
+def _passed_on(node: Node) -> Value | None:
+    """The input whose elements are the result's, in order, provided that the types are equal."""
+    rule = _RULES.get(type(node.op))
+    if rule is None or not node.inputs:
+        return None
+    index = rule(node)
+    return None if index is None else node.inputs[index]
+
+
+def _when(condition: bool) -> int | None:  # noqa: FBT001  (a claim about input 0)
+    return 0 if condition else None
+
+
+def _always(node: Node) -> int | None:
+    return _when(bool(node.inputs))
+
+
+def _is_alone(node: Node) -> int | None:
+    return _when(len(node.inputs) == 1)
+
+
+def _elements(node: Node, index: int) -> np.ndarray | None:
+    value = node.inputs[index] if index < len(node.inputs) else None
+    return None if value is None or value.constant is None else value.constant.array
+
+
+def _holds_only(node: Node, index: int, number: float) -> bool:
+    value = node.inputs[index]
+    if value is None or value.constant is None or not value.constant.array.size:
+        return False
+    return bool(np.all(value.constant.array == number))
+
+
+def _neutral_right(number: float) -> Callable[[Node], int | None]:
+    return lambda node: _when(_holds_only(node, 1, number))
+
+
+def _neutral_either(number: float) -> Callable[[Node], int | None]:
+    return lambda node: 1 if _holds_only(node, 0, number) else _neutral_right(number)(node)
+
+
+def _transposes_nothing(node: Node) -> int | None:
+    op = node.op
+    return _when(
+        isinstance(op, ops.Transpose)
+        and op.perm is not None
+        and op.perm == tuple(range(len(op.perm)))
+    )
+
+
+def _slices_all(node: Node) -> int | None:
+    if len(node.inputs) < 5 or node.inputs[4] is None:
+        return 0
+    steps = _elements(node, 4)
+    return _when(steps is not None and bool(np.all(steps > 0)))
+
+
+def _pads_nothing(node: Node) -> int | None:
+    pads = _elements(node, 1)
+    return _when(pads is not None and not np.any(pads))
+
+
+def _pools_points(node: Node) -> int | None:
+    op = node.op
+    return _when(
+        isinstance(op, ops.MaxPool | ops.AveragePool)
+        and set(op.kernel_shape) | set(op.strides) <= {1}
+        and not any(op.pads)
+    )
+
+
+def _resizes_nothing(node: Node) -> int | None:
+    scales = _elements(node, 2) if len(node.inputs) > 2 else None
+    exact = getattr(node.op, "coordinate_transformation_mode", "") != "tf_crop_and_resize"
+    return _when(exact and scales is not None and scales.size > 0 and bool(np.all(scales == 1)))
+
+
+_RULES: dict[type, Callable[[Node], int | None]] = {
+    # Where the type is unchanged, these keep the elements and their order.
+    ops.Identity: _always,
+    ops.Cast: _always,
+    ops.Reshape: _always,
+    ops.Flatten: _always,
+    ops.Squeeze: _always,
+    ops.Unsqueeze: _always,
+    ops.Expand: _always,
+    ops.Tile: _always,
+    ops.Split: _always,
+    # These only in special cases.
+    ops.Slice: _slices_all,
+    ops.Pad: _pads_nothing,
+    ops.Transpose: _transposes_nothing,
+    ops.Resize: _resizes_nothing,
+    ops.MaxPool: _pools_points,
+    ops.AveragePool: _pools_points,
+    ops.Concat: _is_alone,
+    ops.Sum: _is_alone,
+    ops.Mean: _is_alone,
+    ops.Max: _is_alone,
+    ops.Min: _is_alone,
+    ops.Add: _neutral_either(0),
+    ops.Sub: _neutral_right(0),
+    ops.Mul: _neutral_either(1),
+    ops.Div: _neutral_right(1),
+    ops.Pow: _neutral_right(1),
+}
+
+_RESHAPES = (ops.Reshape, ops.Flatten, ops.Squeeze, ops.Unsqueeze)
+
+
+def _join_reshapes(graph: Graph, node: Node) -> Note | None:
+    """Let a Reshape read what the reshape before it reads."""
+    if not isinstance(node.op, ops.Reshape) or node.inputs[0] is None:
+        return None
+    before = node.inputs[0].producer
+    shape = _elements(node, 1)
+    if before is None or not isinstance(before.op, _RESHAPES) or before.inputs[0] is None:
+        return None
+    if shape is None or (0 in shape and not node.op.allowzero):
+        return None
+    graph.set_input(node, 0, before.inputs[0])
+    if not before.output.users and not graph.is_output(before.output):
+        layers = before.layers
+        graph.remove(before)
+        node.layers = tuple(dict.fromkeys((*layers, *node.layers)))
+    return Note(before.layers, node.layers, "one reshape does the work of two")

@@ -1,0 +1,26 @@
+"""Dead layers: nodes that no output depends on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from smelt.passes._base import Note, Pass, PassResult
+from smelt.types import override
+
+if TYPE_CHECKING:
+    from smelt.ir import Graph
+
+
+@dataclass(frozen=True)
+class RemoveUnused(Pass):
+    """Remove the layers whose results nothing needs."""
+
+    name: ClassVar[str] = "remove-unused"
+
+    @override
+    def apply(self, graph: Graph) -> PassResult:
+        dead = graph.remove_unused()
+        return PassResult.of(
+            Note(node.layers, (), "no output depends on it") for node in reversed(dead)
+        )
