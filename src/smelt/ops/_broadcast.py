@@ -62,7 +62,7 @@ class Broadcast(Op):
         length = max(map(len, known)) if all(known) else 0
         if any(len(v) not in {1, length} for v in known):
             return None
-        rows = [[v[i % len(v)] for v in known] for i in range(length)]
+        rows: list[list[Dim | None]] = [[v[i % len(v)] for v in known] for i in range(length)]
         made = [reduce(self._combine_or_none, row) for row in rows]
         return tuple(d for d in made if d is not None) if None not in made else None
 

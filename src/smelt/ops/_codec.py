@@ -118,7 +118,8 @@ def _entry_from_json(
             ]
             sources = tuple(None if p is None else made[p] for p in places)
             return Constant(name, recipe=Recipe(reader.op(op, 0), sources, output))
-    raise EngineFormatError(f"a part of a weight's recipe is malformed: {_excerpt(data)}")
+        case _:
+            raise EngineFormatError(f"a part of a weight's recipe is malformed: {_excerpt(data)}")
 
 
 def _in_order(constant: Constant) -> Iterator[Constant]:
@@ -155,9 +156,9 @@ def _encode(value: object) -> Json:
             return _graph_to_json(value)
         case tuple():
             return ("tuple", *(_encode(v) for v in cast("tuple[object, ...]", value)))
-    raise EngineFormatError(
-        f"a {type(value).__name__} in an op's field cannot be written to an engine"
-    )
+        case _:
+            kind = type(value).__name__
+            raise EngineFormatError(f"a {kind} in an op's field cannot be written to an engine")
 
 
 def _array_to_json(array: Array) -> Json:
@@ -212,14 +213,14 @@ class _Reader:
 
     def items(self, data: object, count: int | None = None) -> tuple[object, ...]:
         """The parts of a list, as many as there must be."""
-        if not isinstance(data, list | tuple):
+        if not isinstance(data, (list, tuple)):
             raise EngineFormatError(f"a list is needed in an op, not {_excerpt(data)}")
         parts = tuple(cast("Sequence[object]", data))
         self.parts_left -= len(parts)
         if self.parts_left < 0:
             raise EngineFormatError(f"an op of more than {MAXIMUM_PARTS} parts")
         if count is not None and len(parts) != count:
-            raise EngineFormatError(f"{count} parts are needed in an op: {_excerpt(data)}")
+            raise EngineFormatError(f"{count} parts are needed in an op, not {len(parts)}")
         return parts
 
     def index(self, data: object, limit: int) -> int:
@@ -276,8 +277,8 @@ class _Reader:
 
     def _tagged(self, parts: tuple[object, ...], data: object, hint: object, depth: int) -> object:
         match parts:
-            case ("float", "nan" | "inf" | "-inf" as text):
-                return float(text)
+            case ("float", ("nan" | "inf" | "-inf") as text):
+                return float(str(text))
             case ("tuple", *items):
                 return tuple(self.value(i, hint, depth + 1) for i in items)
             case ("dtype", str(name)):
@@ -293,7 +294,8 @@ class _Reader:
                 return Stage(self.op(op, depth + 1), tuple(cast("list[int]", numbers)))
             case ("graph", *_):
                 return self.graph(data, depth + 1)
-        raise EngineFormatError(f"an op's field is malformed: {_excerpt(data)}")
+            case _:
+                raise EngineFormatError(f"an op's field is malformed: {_excerpt(data)}")
 
     def array(self, data: object) -> Array:
         """An array, whose bytes must be as many as its shape says."""
@@ -326,6 +328,8 @@ class _Reader:
                 kind = self.type(element, depth + 1)
                 if not isinstance(kind, OptionalType):
                     return OptionalType(kind)
+            case _:
+                pass
         raise EngineFormatError(f"a type in an op is malformed: {_excerpt(data)}")
 
     def dim(self, data: object) -> Dim:
@@ -382,12 +386,12 @@ def _find_op(name: str, identity: object) -> type[Op]:
     if is_builtin(cls):
         return cls
     here = op_identity(cls)
-    if list(here) != (
-        list(cast("list[object]", identity)) if isinstance(identity, list | tuple) else None
-    ):
+    parts = cast("Sequence[object]", identity) if isinstance(identity, list | tuple) else ()
+    if here != tuple(parts):
+        written = ", ".join(str(p)[:80] for p in parts[:4]) or "no identity"
         raise EngineMismatchError(
-            f"op {name!r} here is {here[0]} {here[2]} with source {here[3][:12]}, but the engine was made "
-            f"with {_excerpt(identity)}: install that version or build the engine again"
+            f"op {name!r} is {', '.join(here)} here, but {written} in the engine: "
+            "install what the engine was made with, or build it again"
         )
     return cls
 
@@ -427,10 +431,11 @@ def _flatten(hint: object) -> Iterator[object]:
 
 def _fits(value: object, hint: object) -> bool:
     """Whether a value is what an annotation says."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    origin: object = typing.get_origin(hint)
+    arguments = typing.get_args(hint)
     if hint is Any or hint is object:
         return True
-    if origin in {typing.Union, types.UnionType}:
+    if origin is typing.Union or origin is types.UnionType:
         return any(_fits(value, a) for a in arguments)
     if origin is typing.Literal:
         return value in arguments
@@ -440,7 +445,7 @@ def _fits(value: object, hint: object) -> bool:
         )
     if hint is None or hint is type(None):
         return value is None
-    if hint in {int, float}:
+    if hint is int or hint is float:
         numbers = int | float if hint is float else int
         return isinstance(value, numbers) and not isinstance(value, bool)
     return isinstance(value, hint) if isinstance(hint, type) else False

@@ -15,6 +15,17 @@ if TYPE_CHECKING:
 _COMBINE = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
 
 
+def integers(start: int, stop: int) -> Array:
+    """The integers from ``start`` up to but without ``stop``."""
+    return np.asarray(range(start, stop), np.int64)
+
+
+def places_of(shape: tuple[int, ...]) -> list[Array]:
+    """For each axis, the index of every element of a tensor of the shape."""
+    grids: Array = np.asarray(np.indices(shape))
+    return [grids[axis] for axis in range(len(shape))]
+
+
 def positive_indices(indices: Array, extent: int) -> Array:
     """Indices counted from the front. Raises ShapeError when one is outside an axis of ``extent``."""
     outside = (indices < -extent) | (indices >= extent)

@@ -7,7 +7,7 @@ import hashlib
 import inspect
 import re
 from importlib import metadata
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from smelt.errors import GraphError, UnsupportedError
 from smelt.ir import Op
@@ -27,7 +27,8 @@ def register_op(cls: type[Op]) -> type[Op]:
     Raises GraphError: when the class is no complete op, or the name is taken by another one.
     """
     where = getattr(cls, "__qualname__", repr(cls))
-    if not (inspect.isclass(cls) and issubclass(cls, Op)):
+    given = cast("object", cls)
+    if not (isinstance(given, type) and issubclass(given, Op)):
         raise GraphError(f"{where} is no subclass of Op")
     if inspect.isabstract(cls):
         missing = ", ".join(sorted(cls.__abstractmethods__))

@@ -114,11 +114,11 @@ class Resampling:
     def _kernel(self, distance: Array) -> Array:
         x = np.abs(distance)
         if self.op.mode == "linear":
-            return np.maximum(1 - x, 0)
+            return np.asarray(np.maximum(1 - x, 0))
         a = self.op.cubic_coeff_a
-        near = ((a + 2) * x - (a + 3)) * x * x + 1
+        near: Array = ((a + 2) * x - (a + 3)) * x * x + 1
         far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
-        return np.where(x <= 1, near, np.where(x < 2, far, 0.0))
+        return np.asarray(np.where(x <= 1, near, np.where(x < 2, far, 0.0)))
 
     def apply(self, data: Array, axis: int) -> Array:
         """Data resampled along the axis."""
@@ -163,8 +163,8 @@ def resize_cases(make: Callable[..., Resize]) -> Iterator[Case]:
         coordinate_transformation_mode="tf_crop_and_resize",
         extrapolation_value=10.0,
     )
-    inputs = (data, region, None, np.array([1, 2, 3, 6], np.int64))
-    yield Case("crop", crop, inputs, constants=three)
+    cropped = (data, region, None, np.array([1, 2, 3, 6], np.int64))
+    yield Case("crop", crop, cropped, constants=three)
     small = np.array([1, 1, 0.5, 0.6], np.float32)
     for mode in ("linear", "cubic"):
         op = make(mode=mode, antialias=1)

@@ -33,7 +33,7 @@ class ArgMax(ArgExtreme):
 
     @override
     def pick(self, data: Array) -> Array:
-        return np.argmax(data, self.axis)
+        return np.asarray(np.argmax(data, self.axis))
 
     @override
     @classmethod

@@ -33,7 +33,7 @@ class ArgMin(ArgExtreme):
 
     @override
     def pick(self, data: Array) -> Array:
-        return np.argmin(data, self.axis)
+        return np.asarray(np.argmin(data, self.axis))
 
     @override
     @classmethod

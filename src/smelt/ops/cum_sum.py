@@ -64,7 +64,7 @@ class CumSum(Op):
         if self.exclusive and data.shape[axis]:
             sums = np.roll(sums, 1, axis)
             sums[(slice(None),) * (axis % data.ndim) + (0,)] = 0
-        return (np.ascontiguousarray(np.flip(sums, axis) if self.reverse else sums),)
+        return (np.array(np.flip(sums, axis) if self.reverse else sums, order="C"),)
 
     @override
     @classmethod

@@ -70,5 +70,5 @@ def _divide_towards_zero(left: Array, right: Array) -> Array:
     with np.errstate(over="ignore"):
         floored = np.floor_divide(left, divisor)
         inexact = floored * divisor != left
-    rounded = floored + ((left < 0) != (divisor < 0)) * inexact
+    rounded: Array = floored + ((left < 0) != (divisor < 0)) * inexact
     return np.asarray(np.where(right == 0, np.zeros_like(rounded), rounded))

@@ -61,7 +61,7 @@ class Expand(Op):
         data = present(inputs, 0)
         wanted = tuple(int(x) for x in present(inputs, 1))
         shape = np.broadcast_shapes(data.shape, wanted)
-        return (np.ascontiguousarray(np.broadcast_to(data, shape)),)
+        return (np.array(np.broadcast_to(data, shape), order="C"),)
 
     @override
     @classmethod
@@ -71,6 +71,8 @@ class Expand(Op):
         yield Case("more axes", cls(), (sample(3, 1), np.array([2, 1, 6])), constants=one)
         yield Case("fewer axes", cls(), (sample(2, 1, 4), np.array([3, 1])), constants=one)
         yield Case("scalar", cls(), (sample(), np.array([2, 3])), constants=one)
+        none = np.array([], np.int64)
+        yield Case("scalar to a scalar", cls(), (sample(), none), constants=one)
         yield Case("to nothing", cls(), (sample(1, 3), np.array([0, 3])), constants=one)
         for dtype in ("float16", "int64", "bool"):
             array = sample(1, 5, dtype=dtype)

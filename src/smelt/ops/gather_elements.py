@@ -9,7 +9,7 @@ import numpy as np
 from typing_extensions import override
 
 from smelt.ir import Case, Op
-from smelt.ops._index import positive_indices
+from smelt.ops._index import places_of, positive_indices
 from smelt.ops._operands import present, sample
 from smelt.ops._shape import (
     INDICES,
@@ -57,7 +57,7 @@ class GatherElements(Op):
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         data, indices = present(inputs, 0), present(inputs, 1)
-        places = list(np.indices(indices.shape))
+        places = places_of(indices.shape)
         places[self.axis] = positive_indices(indices, data.shape[self.axis])
         return (np.asarray(data[tuple(places)]),)
 

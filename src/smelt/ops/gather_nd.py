@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op
-from smelt.ops._index import positive_indices
+from smelt.ops._index import integers, positive_indices
 from smelt.ops._operands import present, sample
 from smelt.ops._shape import (
     INDICES,
@@ -65,9 +65,11 @@ class GatherND(Op):
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         data, indices = present(inputs, 0), present(inputs, 1)
         batch, length = self.batch_dims, indices.shape[-1]
-        outer = np.indices(indices.shape[:batch], sparse=True)
-        inner = (1,) * (indices.ndim - 1 - batch)
-        places = [place.reshape(*place.shape, *inner) for place in outer]
+        rank = indices.ndim - 1
+        places: list[Array] = []
+        for axis, extent in enumerate(indices.shape[:batch]):
+            line = integers(0, extent)
+            places.append(line.reshape([extent if i == axis else 1 for i in range(rank)]))
         extents = data.shape[batch : batch + length]
         places.extend(positive_indices(indices[..., k], e) for k, e in enumerate(extents))
         return (np.asarray(data[tuple(places)]),)

@@ -61,7 +61,7 @@ class Loop(Op):
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        start = True
+        start: bool | None = True
         if given(inputs, 1) is not None:
             start = require_condition(given(inputs, 1), self.name)
         trips = optional_type(self, inputs, 0)
@@ -79,7 +79,7 @@ class Loop(Op):
         made: list[ValueType] = []
         for index, (before, after) in enumerate(zip(states, results[1:], strict=False)):
             made.append(_same_state(index, before, after))
-        count = self._count(inputs, results[0], start)
+        count = self._count(inputs, results[0], start=start)
         for scan in results[1 + self.state_count :]:
             kind = scan.type
             if not isinstance(kind, TensorType):
@@ -95,7 +95,7 @@ class Loop(Op):
         return infer_region(self.name, self.body, [counter, flag, *states, *captures])
 
     def _count(
-        self, inputs: Sequence[Operand | None], next_condition: Operand, start: bool | None
+        self, inputs: Sequence[Operand | None], next_condition: Operand, *, start: bool | None
     ) -> Dim:
         dims = known_dims(inputs, 0)
         if start is False:

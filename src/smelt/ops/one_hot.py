@@ -70,11 +70,11 @@ class OneHot(Op):
         indices, depth, values = (present(inputs, i) for i in range(3))
         count = int(depth.item())
         whole = indices.astype(np.int64)
-        positive = np.where(whole < 0, whole + count, whole)
+        positive: Array = np.where(whole < 0, whole + count, whole)
         axis = self.axis % (indices.ndim + 1)
         line = np.arange(count).reshape(count, *(1,) * (indices.ndim - axis))
-        chosen = np.expand_dims(positive, axis) == line
-        return (np.where(chosen, values[1], values[0]).astype(values.dtype),)
+        chosen: Array = np.expand_dims(positive, axis) == line
+        return (np.asarray(np.where(chosen, values[1], values[0]), values.dtype),)
 
     @override
     @classmethod

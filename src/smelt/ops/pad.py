@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op
+from smelt.ops._index import integers
 from smelt.ops._operands import dims_at, ints_at, optional_array, present, sample
 from smelt.ops._shape import (
     input_type,
@@ -85,15 +86,14 @@ class Pad(Op):
         self, data: Array, axis: int, before: int, after: int, value: Array | None
     ) -> Array:
         extent = data.shape[axis]
-        places = np.arange(-before, extent + after)
+        places = integers(-before, extent + after)
         if self.mode == "constant":
             inside = (places >= 0) & (places < extent)
             shape = (*data.shape[:axis], len(places), *data.shape[axis + 1 :])
             fill = data.dtype.type(0) if value is None else value.reshape(())
             made = np.full(shape, fill, data.dtype)
             kept = np.flatnonzero(inside)
-            index = (slice(None),) * axis
-            made[(*index, kept)] = data[(*index, places[kept])]
+            np.moveaxis(made, axis, 0)[kept] = np.moveaxis(data, axis, 0)[places[kept]]
             return made
         if self.mode == "edge":
             places = np.clip(places, 0, extent - 1)
@@ -101,7 +101,7 @@ class Pad(Op):
             places = places % extent
         else:
             period = max(2 * (extent - 1), 1)
-            folded = places % period
+            folded: Array = places % period
             places = np.minimum(folded, period - folded) if extent > 1 else folded * 0
         return np.take(data, places, axis)
 

@@ -61,9 +61,8 @@ class Range(Op):
         if not isinstance(delta, int) or delta == 0:
             raise ShapeError(f"the step of range must be a constant other than zero, not {delta}")
         gap = limit - start if delta > 0 else start - limit
-        if isinstance(gap, int):
-            return max(ceil_div(gap, abs(delta)), 0)
-        return ceil_div(gap, abs(delta))
+        count = ceil_div(gap, abs(delta))
+        return max(count, 0) if isinstance(count, int) else count
 
     @override
     def infer_dims(self, inputs: Sequence[Operand | None], /) -> tuple[Dim, ...] | None:

@@ -35,7 +35,7 @@ class ReduceL2(Reduction):
     @override
     def compute(self, data: Array, axes: tuple[int, ...]) -> Array:
         wide = data.astype(np.float64) if data.dtype.kind in "iu" else data
-        return np.sqrt(np.sum(wide * wide, axes, keepdims=True))
+        return np.asarray(np.sqrt(np.sum(wide * wide, axes, keepdims=True)))
 
     @override
     @classmethod

@@ -37,7 +37,7 @@ class ReduceLogSum(Reduction):
 
     @override
     def compute(self, data: Array, axes: tuple[int, ...]) -> Array:
-        return np.log(np.sum(data, axes, keepdims=True))
+        return np.asarray(np.log(np.sum(data, axes, keepdims=True)))
 
     @override
     @classmethod

@@ -40,7 +40,7 @@ class ReduceLogSumExp(Reduction):
     def compute(self, data: Array, axes: tuple[int, ...]) -> Array:
         peak = np.max(data, axis=axes, keepdims=True, initial=-np.inf)
         shift = np.where(np.isfinite(peak), peak, 0).astype(data.dtype)
-        return np.log(np.sum(np.exp(data - shift), axes, keepdims=True)) + shift
+        return np.asarray(np.log(np.sum(np.exp(data - shift), axes, keepdims=True)) + shift)
 
     @override
     @classmethod

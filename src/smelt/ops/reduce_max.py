@@ -39,7 +39,7 @@ class ReduceMax(Reduction):
     def compute(self, data: Array, axes: tuple[int, ...]) -> Array:
         kind = data.dtype.kind
         if kind == "f":
-            start: object = -np.inf
+            start: float = -np.inf
         else:
             start = False if kind == "b" else np.iinfo(data.dtype).min
         return np.asarray(np.max(data, axis=axes, keepdims=True, initial=start))

@@ -39,7 +39,7 @@ class ReduceMin(Reduction):
     def compute(self, data: Array, axes: tuple[int, ...]) -> Array:
         kind = data.dtype.kind
         if kind == "f":
-            start: object = np.inf
+            start: float = np.inf
         else:
             start = True if kind == "b" else np.iinfo(data.dtype).max
         return np.asarray(np.min(data, axis=axes, keepdims=True, initial=start))

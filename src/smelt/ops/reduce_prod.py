@@ -40,7 +40,7 @@ class ReduceProd(Reduction):
 
     @override
     def compute(self, data: Array, axes: tuple[int, ...]) -> Array:
-        return np.prod(data, axes, data.dtype, keepdims=True)
+        return np.asarray(np.prod(data, axes, data.dtype, keepdims=True))
 
     @override
     @classmethod

@@ -145,7 +145,7 @@ class Resize(Op):
             outside = outside | line
         if outside.any():
             result = np.where(outside, self.extrapolation_value, result)
-        return (np.ascontiguousarray(result).astype(data.dtype),)
+        return (np.array(result, data.dtype, order="C"),)
 
     @override
     @classmethod

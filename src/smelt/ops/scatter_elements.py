@@ -9,7 +9,7 @@ import numpy as np
 from typing_extensions import override
 
 from smelt.ir import Case, Op
-from smelt.ops._index import positive_indices, require_reduction, scatter
+from smelt.ops._index import places_of, positive_indices, require_reduction, scatter
 from smelt.ops._operands import present, sample
 from smelt.ops._shape import (
     INDICES,
@@ -63,7 +63,7 @@ class ScatterElements(Op):
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         data, indices, updates = (present(inputs, i) for i in range(3))
-        places = list(np.indices(indices.shape))
+        places = places_of(indices.shape)
         places[self.axis] = positive_indices(indices, data.shape[self.axis])
         return (scatter(data, tuple(places), updates, self.reduction),)
 

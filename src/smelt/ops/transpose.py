@@ -59,7 +59,7 @@ class Transpose(Op):
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        return (np.ascontiguousarray(np.transpose(present(inputs, 0), self.perm)),)
+        return (np.array(np.transpose(present(inputs, 0), self.perm), order="C"),)
 
     @override
     @classmethod
@@ -69,6 +69,7 @@ class Transpose(Op):
         yield Case("channels first", cls((0, 3, 1, 2)), (sample(1, 4, 5, 3),))
         yield Case("rotated", cls((1, 2, 0)), (sample(2, 3, 4),))
         yield Case("five axes", cls((0, 2, 1, 4, 3)), (sample(2, 3, 2, 4, 3),))
+        yield Case("scalar", cls(), (sample(),))
         yield Case("no elements", cls((1, 0)), (sample(0, 3),))
         for dtype in ("float16", "int64", "int8", "bool"):
             yield Case(dtype, cls((1, 0)), (sample(17, 5, dtype=dtype),))

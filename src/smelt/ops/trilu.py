@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op
+from smelt.ops._index import integers
 from smelt.ops._operands import optional_array, present, sample
 from smelt.ops._shape import input_type, optional_type, require_inputs, require_rank
 
@@ -50,9 +51,9 @@ class Trilu(Op):
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         data, offset = present(inputs, 0), optional_array(inputs, 1)
         k = 0 if offset is None else int(offset.item())
-        rows = np.arange(data.shape[-2])[:, None]
-        columns = np.arange(data.shape[-1])[None, :]
-        kept = columns - rows >= k if self.upper else columns - rows <= k
+        rows = integers(0, data.shape[-2])[:, None]
+        columns = integers(0, data.shape[-1])[None, :]
+        kept: Array = columns - rows >= k if self.upper else columns - rows <= k
         return (np.where(kept, data, np.zeros_like(data)),)
 
     @override
