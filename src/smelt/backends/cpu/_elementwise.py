@@ -228,7 +228,7 @@ def _leaky_relu(c: _Call) -> Reg:
     return c.where("olt", c.e.binary("fmul", c.x, c.attribute("alpha")), c.x)
 
 
-def _p_relu(c: _Call) -> Reg:
+def _prelu(c: _Call) -> Reg:
     op = "fmul" if c.is_float else "mul"
     return c.where("olt", c.e.binary(op, c.x, c.y), c.x)
 
@@ -483,7 +483,7 @@ EMITTERS: Final[dict[str, Callable[[_Call], Reg]]] = {
     "not": _invert,
     "or": _bitwise("or"),
     "pow": _power,
-    "p_relu": _p_relu,
+    "prelu": _prelu,
     "reciprocal": _reciprocal,
     "relu": _relu,
     "round": _unary(m.round_even),
@@ -514,7 +514,7 @@ _INTEGERS: Final = frozenset(d for d in DType if d.is_integer)
 _WIDE_FLOATS: Final = _FLOATS | {DType.FLOAT64}
 _ALLOWED: Final[dict[str, frozenset[DType]]] = {
     **dict.fromkeys(
-        ("add", "sub", "mul", "div", "abs", "neg", "sign", "relu", "p_relu", "max", "min",
+        ("add", "sub", "mul", "div", "abs", "neg", "sign", "relu", "prelu", "max", "min",
          "clip", "greater", "greater_or_equal", "less", "less_or_equal", "sum", "mod"),
         _NUMBERS,
     ),
@@ -551,6 +551,15 @@ class Epilogue:
         """What `as_json` wrote, also after a round trip through JSON's lists."""
         stages, extras = cast("tuple[Any, int]", as_json(value))
         return Epilogue(stages, extras)
+
+    def after(self, op: str, extra: int) -> Epilogue:
+        """The program with a binary op of the root's result and an extra operand before it."""
+        stages = tuple(
+            (stage, tuple(a if a >= 0 else a - 1 for a in arguments))
+            for stage, arguments in self.stages
+        )
+        first = ((op, ()), (-1, extra))
+        return Epilogue((first, *stages), max(self.extras, extra + 1))
 
     def emit(self, e: Emitter, root: Reg, read: Callable[[int], Reg]) -> Reg:
         """Emit the stages on one register; ``read(k)`` gives extra operand k at the same place."""

@@ -1,0 +1,213 @@
+"""What the families with an epilogue share: formats, packing and strides of what a node reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from smelt.backends.cpu._elementwise import Epilogue, plan_epilogue, root_of
+from smelt.ir import Constant
+from smelt.ops import Fused
+from smelt.ops.concat import Concat
+from smelt.ops.pad import Pad
+from smelt.ops.reshape import Reshape
+from smelt.ops.slice import Slice
+from smelt.ops.transpose import Transpose
+from smelt.types import DType, Layout, TensorFormat
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from smelt.backends import Operands
+    from smelt.engine import View
+    from smelt.ir import Node, Value
+    from smelt.types import Dim, Shape
+
+LINEAR = TensorFormat(DType.FLOAT32, Layout.LINEAR)
+CHANNELS_LAST = TensorFormat(DType.FLOAT32, Layout.CHANNELS_LAST)
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """The epilogue of a node and how its operands are to be stored."""
+
+    epilogue: Epilogue
+    formats: tuple[TensorFormat | None, ...]
+    """For each extra operand; None for one that is packed or absent."""
+
+
+def plan_extras(node: Node, channel_axis: int) -> Extras | str:
+    """The epilogue of a node whose vectors run along ``channel_axis``, or why it has none."""
+    epilogue = plan_epilogue(node)
+    if isinstance(epilogue, str):
+        return epilogue
+    shape = result_shape(node)
+    layout = LINEAR if channel_axis == len(shape) - 1 else CHANNELS_LAST
+    formats: list[TensorFormat | None] = []
+    for value in extra_values(node):
+        if value is None:
+            formats.append(None)
+            continue
+        reason = _why_not_read(value, shape, channel_axis)
+        if reason:
+            return reason
+        plain = value.tensor.rank < len(shape) or _varies_only_along(value, shape, channel_axis)
+        formats.append(None if value.constant is not None else LINEAR if plain else layout)
+    return Extras(epilogue, tuple(formats))
+
+
+def extra_values(node: Node) -> list[Value | None]:
+    """The inputs that the epilogue reads."""
+    return node.inputs[root_of(node)[1] :] if isinstance(node.op, Fused) else []
+
+
+def result_shape(node: Node) -> Shape:
+    """Shape of the root's result, which every stage keeps."""
+    return node.output.tensor.shape
+
+
+def _why_not_read(value: Value, shape: Shape, channel_axis: int) -> str | None:
+    found = value.tensor.shape
+    aligned = (1,) * (len(shape) - len(found)) + found
+    for extent, whole in zip(aligned, shape, strict=True):
+        if extent not in (1, whole):
+            return f"the epilogue's {value.name} of {value.tensor} does not broadcast to the result"
+    outer = [e for axis, e in enumerate(aligned) if axis != channel_axis and e != 1]
+    if outer and len(found) < len(shape) and aligned[channel_axis] != 1 and channel_axis == 1:
+        return f"the epilogue's {value.name} of {value.tensor} varies along channels and places"
+    return None
+
+
+def _varies_only_along(value: Value, shape: Shape, axis: int) -> bool:
+    return all(e == 1 for a, e in enumerate(value.tensor.shape) if a != axis % len(shape))
+
+
+def pack_extras(node: Node, channel_axis: int) -> tuple[Constant, ...]:
+    """The constant extra operands, channels innermost; in the order of the operands."""
+    packed: list[Constant] = []
+    for value in extra_values(node):
+        if value is not None and value.constant is not None:
+            packed.append(_channels_last(value.constant, channel_axis, len(result_shape(node))))
+    return tuple(packed)
+
+
+def _channels_last(constant: Constant, channel_axis: int, rank: int) -> Constant:
+    shape = constant.type.shape
+    if channel_axis == rank - 1 or len(shape) < 3 or len(shape) < rank:
+        return constant
+    order = (0, *range(2, rank), 1)
+    return Constant.derive(f"{constant.name}.channels_last", Transpose(order), constant)
+
+
+def extra_strides(
+    node: Node, operands: Operands, packed: Sequence[View], channel_axis: int
+) -> list[tuple[View, tuple[Dim, ...]]]:
+    """Each extra operand's memory and its strides along the axes of the result; 0 where it repeats."""
+    shape = result_shape(node)
+    first = root_of(node)[1]
+    constants = iter(packed)
+    found: list[tuple[View, tuple[Dim, ...]]] = []
+    for number, value in enumerate(extra_values(node)):
+        if value is None:
+            continue
+        view = operands.inputs[first + number]
+        extents = value.tensor.shape
+        if view is None:
+            view = next(constants)
+            strides = _packed_strides(extents, channel_axis, len(shape))
+        else:
+            strides = view.strides
+        padding = len(shape) - len(extents)
+        aligned = tuple(0 if e == 1 else s for e, s in zip(extents, strides, strict=True))
+        found.append((view, (0,) * padding + aligned))
+    return found
+
+
+def _packed_strides(extents: Shape, channel_axis: int, rank: int) -> tuple[Dim, ...]:
+    moved = not (channel_axis == rank - 1 or len(extents) < 3 or len(extents) < rank)
+    order = (0, *range(2, rank), 1) if moved else tuple(range(len(extents)))
+    strides: list[Dim] = [0] * len(extents)
+    step: Dim = 1
+    for axis in reversed(order):
+        strides[axis] = step
+        step = step * extents[axis]
+    return tuple(strides)
+
+
+# ---- recorded transforms
+
+
+def int_vector(*values: int) -> Constant:
+    """A constant vector of integers, for the transforms' own operands."""
+    return Constant("", np.array(values, np.int64))
+
+
+def reshape(source: Constant, *shape: int) -> Constant:
+    """The elements in another shape."""
+    return Constant.derive(source.name, Reshape(), source, int_vector(*shape))
+
+
+def transpose(source: Constant, *order: int) -> Constant:
+    """The axes in another order."""
+    return Constant.derive(source.name, Transpose(order), source)
+
+
+def cut(source: Constant, axis: int, first: int, last: int) -> Constant:
+    """Elements ``first`` to ``last`` along an axis."""
+    bounds = (int_vector(first), int_vector(last), int_vector(axis))
+    return Constant.derive(source.name, Slice(), source, *bounds)
+
+
+def pad_after(source: Constant, axis: int, count: int, rank: int) -> Constant:
+    """Zeros after the last element of an axis."""
+    if count == 0:
+        return source
+    pads = [0] * (2 * rank)
+    pads[rank + axis] = count
+    return Constant.derive(source.name, Pad(), source, int_vector(*pads))
+
+
+def join(axis: int, *sources: Constant) -> Constant:
+    """Constants one after the other."""
+    return Constant.derive(sources[0].name, Concat(axis), *sources)
+
+
+def named(name: str, source: Constant) -> Constant:
+    """The same derived constant under the name that reports show."""
+    source.name = name
+    return source
+
+
+def pack_panels(weights: Constant, groups: int, lanes: int, vectors: int) -> tuple[Constant, ...]:
+    """Weights ``[groups * filters, run, *taps]`` as full panels and the last, narrower panel.
+
+    Panels are ``[group][panel][*taps][run][channel]``; a kind that is empty is left out.
+    """
+    total, run, *taps = (int(e) for e in weights.type.shape if isinstance(e, int))
+    filters, width = total // groups, lanes * vectors
+    whole = filters // width * width
+    source = reshape(weights, groups, filters, run, *taps)
+    rank = 3 + len(taps)
+    made: list[Constant] = []
+    if whole:
+        part = cut(source, 1, 0, whole) if whole < filters else source
+        part = reshape(part, groups, whole // width, width, run, *taps)
+        order = (0, 1, *range(4, 4 + len(taps)), 3, 2)
+        made.append(named(f"{weights.name}.panels", transpose(part, *order)))
+    if whole < filters:
+        part = cut(source, 1, whole, filters) if whole else source
+        narrow = -(-(filters - whole) // lanes) * lanes
+        part = pad_after(part, 1, narrow - (filters - whole), rank)
+        order = (0, *range(3, 3 + len(taps)), 2, 1)
+        made.append(named(f"{weights.name}.last_panel", transpose(part, *order)))
+    return tuple(made)
+
+
+def pack_bias(bias: Constant, groups: int, lanes: int) -> Constant:
+    """A vector of ``groups * filters`` channels, each group padded to whole vectors."""
+    filters = bias.array.size // groups
+    shaped = reshape(bias, groups, filters)
+    padded = pad_after(shaped, 1, -filters % lanes, 2)
+    return named(f"{bias.name}.padded", padded)

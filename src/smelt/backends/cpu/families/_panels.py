@@ -1,0 +1,513 @@
+"""The kernel under convolution and matrix product: tiles of the result, summed over packed panels.
+
+The result is a stack of images of ``height x width`` pixels with ``filters`` channels. A tile is a few
+pixels (``tile``: rows x columns) by one *panel* of ``vectors * lanes`` channels, kept in registers while
+the kernel sums over the taps: rows of the window, columns of the window, and a contiguous *run* (the
+channels). Input elements are broadcast, so their strides are free; the second factor is packed as
+``[group][panel][tap row][tap column][run][channel of the panel]``, the last, narrower panel apart.
+
+A matrix product is the case of one row, a pixel for each row of A and a run as long as K. The last tile of
+a row overlaps the one before it rather than being smaller; only rows shorter than a tile, whose length is
+known at run time alone, are done pixel by pixel. Every element is summed in one fixed order, whatever the
+tile or chunk that it falls into.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from smelt.backends.cpu._elementwise import Epilogue
+from smelt.backends.cpu._emit import Emitter, Int, Reg
+from smelt.backends.cpu._math import multiply_add
+from smelt.engine import Json, KernelSpec, as_json, parameters
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_FLOAT_BYTES: Final = 4
+_LEAST_CHAINS: Final = 8
+"""Independent sums that hide the latency of multiply-add."""
+
+
+@dataclass(frozen=True, slots=True)
+class Strides:
+    """How one operand moves, in elements, with the coordinates of the result."""
+
+    images: tuple[Json, ...]
+    group: Json
+    row: Json
+    column: Json
+    channel: int = 1
+
+    def as_json(self) -> Json:
+        """What a spec holds."""
+        return (self.images, self.group, self.row, self.column, self.channel)
+
+    @staticmethod
+    def from_json(value: Any) -> Strides:  # noqa: ANN401  (what `as_json` wrote)
+        """What `as_json` wrote."""
+        return Strides(*value)
+
+
+@dataclass(frozen=True, slots=True)
+class Panels:
+    """Everything that decides the code of one kernel. Extents and strides may be ``("arg", k)``."""
+
+    images: tuple[Json, ...]
+    """Extents of the stack, which operands walk with strides of their own."""
+    groups: int
+    height: Json
+    width: Json
+    filters: int
+    """Channels of the result, of one group."""
+    lanes: int
+    vectors: int
+    """Vectors of a panel."""
+    tile: tuple[int, int]
+    """Rows and columns of a tile; one row unless height and width are known."""
+    taps: tuple[int, int, int]
+    """Rows, columns and run."""
+    blocks: tuple[int, int, int]
+    """Rows of tiles, columns of tiles and panels of one chunk."""
+    counts: tuple[Json, Json]
+    """Number of blocks down and across."""
+    across: Json
+    """Columns of tiles in all."""
+    parts: int
+    """Passes over the tiles of a chunk, each summing some rows of the window: for panels beyond the cache."""
+    unroll: int
+    a: Json
+    """Strides of the first factor."""
+    a_start: Json
+    """From its element (0, …, 0) to the first tap of the first pixel: negative where a halo is read."""
+    a_taps: tuple[Json, Json, Json]
+    """Its strides along tap rows, tap columns and the run."""
+    b_images: tuple[Json, ...]
+    """Strides of the panels along the images: zero for weights."""
+    out: Json
+    extras: tuple[Json, ...]
+    """Strides of the extra operands."""
+    bias: bool
+    """Whether a packed vector of channels is what sums start from."""
+    alpha: float
+    """Factor of the sum, before the epilogue."""
+    epilogue: Json
+    prefetch: int = 0
+    """Cache lines of the next panel that every step of the sum asks for."""
+
+    @property
+    def panel_width(self) -> int:
+        """Channels of a panel."""
+        return self.lanes * self.vectors
+
+    @property
+    def full_panels(self) -> int:
+        """Panels without padding."""
+        return self.filters // self.panel_width
+
+    @property
+    def tail_vectors(self) -> int:
+        """Vectors of the last, narrower panel; 0 when there is none."""
+        return -(-(self.filters % self.panel_width) // self.lanes)
+
+    @property
+    def depth(self) -> int:
+        """Elements that one sum adds."""
+        return self.taps[0] * self.taps[1] * self.taps[2]
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Memory for unfinished sums, when there is more than one pass."""
+        if self.parts == 1:
+            return 0
+        tiles = self.blocks[0] * self.blocks[1]
+        return tiles * self.tile[0] * self.tile[1] * self.panel_width * _FLOAT_BYTES
+
+    def spec(self, family: str) -> KernelSpec:
+        """The kernel as data."""
+        fields = {f.name: as_json(getattr(self, f.name)) for f in dataclasses.fields(self)}
+        return KernelSpec(family, parameters(kernel="panels", **fields))
+
+    @staticmethod
+    def from_spec(kernel: KernelSpec) -> Panels:
+        """What `spec` wrote."""
+        fields: dict[str, Any] = {n: as_json(v) for n, v in kernel.parameters if n != "kernel"}
+        return Panels(**fields)
+
+
+def write_panels(kernel: KernelSpec) -> str:
+    """The LLVM IR of a panel kernel.
+
+    Operands: first factor, full panels and last panel (each if there is one), bias (if any), extra
+    operands, result.
+    """
+    return _Writer(kernel.symbol, Panels.from_spec(kernel)).write()
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where the kernel is: pointers at the current image and group, and the tile being computed."""
+
+    a: Reg
+    out: Reg
+    extras: list[Reg]
+    group: Int
+    images: list[Int]
+    rows: tuple[Int, Int]
+    columns: tuple[Int, Int]
+    panel: Int = 0
+    panel_at: Reg = dataclasses.field(default_factory=lambda: Reg("", "ptr"))
+    next_panel: Reg = dataclasses.field(default_factory=lambda: Reg("", "ptr"))
+    vectors: int = 0
+    masks: list[Reg | None] = dataclasses.field(default_factory=list["Reg | None"])
+    part: int = 0
+    tile_index: Int = 0
+
+
+Sums = dict[tuple[int, int, int], Reg]
+"""(chain, pixel, vector) -> partial sum."""
+
+
+class _Writer:
+    def __init__(self, symbol: str, panels: Panels) -> None:
+        p = self.p = panels
+        self.kind = f"<{p.lanes} x float>"
+        self.a = Strides.from_json(p.a)
+        self.out = Strides.from_json(p.out)
+        self.extras = [Strides.from_json(x) for x in p.extras]
+        self.epilogue = Epilogue.from_json(p.epilogue)
+        positions = iter(range(99))
+        self.a_operand = next(positions)
+        self.full_operand = next(positions) if p.full_panels else -1
+        self.tail_operand = next(positions) if p.tail_vectors else -1
+        self.bias_operand = next(positions) if p.bias else -1
+        self.extra_operands = [next(positions) for _ in p.extras]
+        self.out_operand = next(positions)
+        self.e = Emitter(symbol, self.out_operand + 1)
+
+    def bytes_of(self, *terms: tuple[Int, Any]) -> Int:
+        """The byte offset of a sum of index * stride."""
+        e, total = self.e, 0
+        for index, stride in terms:
+            if index == 0 or stride == 0:
+                continue
+            total = e.add(total, e.mul(index, e.mul(e.extent(stride), _FLOAT_BYTES)))
+        return total
+
+    # ---- chunks, panels, rows, tiles
+
+    def write(self) -> str:
+        p, e = self.p, self.e
+        panels = p.full_panels + bool(p.tail_vectors)
+        extents = [-(-panels // p.blocks[2]), p.groups, *p.images, *p.counts]
+        with e.loop(e.begin, e.end) as chunk:
+            block, group, *images, down, across = unravel(e, chunk.index, extents)
+            place = self.place(group, images, down, across)
+            first = e.mul(block, p.blocks[2])
+            last = e.minimum(e.add(first, p.blocks[2]), panels)
+            if p.full_panels:
+                with e.loop(first, e.minimum(last, p.full_panels)) as panel:
+                    self.panel(place, panel.index)
+            if p.tail_vectors and isinstance(last, int):
+                self.tail_panel(place)
+            elif p.tail_vectors:
+                with e.when(e.compare("eq", last, panels)):
+                    self.tail_panel(place)
+        return e.module()
+
+    def place(self, group: Int, images: list[Int], down: Int, across: Int) -> _Place:
+        p, e = self.p, self.e
+
+        def start(operand: int, strides: Strides) -> Reg:
+            terms = [(group, strides.group), *zip(images, strides.images, strict=True)]
+            return e.at(e.pointer(operand), self.bytes_of(*terms))
+
+        rows = -(-p.height // p.tile[0]) if isinstance(p.height, int) else e.extent(p.height)
+        top, left = e.mul(down, p.blocks[0]), e.mul(across, p.blocks[1])
+        return _Place(
+            a=e.at(start(self.a_operand, self.a), self.bytes_of((1, p.a_start))),
+            out=start(self.out_operand, self.out),
+            extras=[
+                start(operand, strides)
+                for operand, strides in zip(self.extra_operands, self.extras, strict=True)
+            ],
+            group=group,
+            images=images,
+            rows=(top, e.minimum(e.add(top, p.blocks[0]), rows)),
+            columns=(left, e.minimum(e.add(left, p.blocks[1]), e.extent(p.across))),
+        )
+
+    def panel(self, place: _Place, index: Int) -> None:
+        p, e = self.p, self.e
+        size = p.depth * p.panel_width
+        number = e.add(e.mul(place.group, p.full_panels), index)
+        images = self.bytes_of(*zip(place.images, p.b_images, strict=True))
+        at = e.add(images, e.mul(number, size * _FLOAT_BYTES))
+        place.panel, place.vectors, place.masks = index, p.vectors, [None] * p.vectors
+        place.panel_at = e.at(e.pointer(self.full_operand), at)
+        place.next_panel = e.at(place.panel_at, size * _FLOAT_BYTES)
+        self.passes(place)
+
+    def tail_panel(self, place: _Place) -> None:
+        p, e = self.p, self.e
+        size = p.depth * p.tail_vectors * p.lanes
+        images = self.bytes_of(*zip(place.images, p.b_images, strict=True))
+        at = e.add(images, e.mul(place.group, size * _FLOAT_BYTES))
+        left = p.filters % p.panel_width
+        place.panel, place.vectors = p.full_panels, p.tail_vectors
+        place.masks = [None] * (left // p.lanes)
+        if left % p.lanes:
+            place.masks.append(e.tail_mask(left % p.lanes, p.lanes))
+        place.panel_at = e.at(e.pointer(self.tail_operand), at)
+        place.next_panel = e.at(place.panel_at, size * _FLOAT_BYTES)
+        self.passes(place)
+
+    def passes(self, place: _Place) -> None:
+        for part in range(self.p.parts):
+            place.part = part
+            with self.e.loop(*place.rows) as row:
+                self.row(place, row.index)
+
+    def row(self, place: _Place, index: Int) -> None:
+        p, e = self.p, self.e
+        top = self.overlapped(index, p.tile[0], p.height) if p.tile[0] > 1 else index
+        width = e.extent(p.width)
+        if isinstance(width, int):
+            self.tiles(place, index, top)
+            return
+        with e.when(e.compare("sge", width, p.tile[1])):
+            self.tiles(place, index, top)
+        with e.when(e.compare("slt", width, p.tile[1])), e.loop(0, width) as column:
+            self.tile(place, top, column.index, (1, 1))
+
+    def tiles(self, place: _Place, row: Int, top: Int) -> None:
+        p, e = self.p, self.e
+        with e.loop(*place.columns) as column:
+            left = self.overlapped(column.index, p.tile[1], p.width)
+            down = e.sub(row, place.rows[0])
+            across = e.sub(column.index, place.columns[0])
+            place.tile_index = e.add(e.mul(down, p.blocks[1]), across) if p.parts > 1 else 0
+            self.tile(place, top, left, p.tile)
+
+    def overlapped(self, index: Int, size: int, extent: Json) -> Int:
+        """Where tile ``index`` starts: the last one ends at the border."""
+        e, whole = self.e, self.e.extent(extent)
+        start = e.mul(index, size)
+        if isinstance(whole, int) and whole % size == 0:
+            return start
+        return e.minimum(start, e.sub(whole, size))
+
+    # ---- one tile
+
+    def tile(self, place: _Place, top: Int, left: Int, shape: tuple[int, int]) -> None:
+        e = self.e
+        pixels = [(r, c) for r in range(shape[0]) for c in range(shape[1])]
+        chains = max(1, _LEAST_CHAINS // (len(pixels) * place.vectors))
+        sums = self.first_sums(place, len(pixels), chains)
+        at = e.at(place.a, self.bytes_of((top, self.a.row), (left, self.a.column)))
+        offsets = [self.bytes_of((r, self.a.row), (c, self.a.column)) for r, c in pixels]
+        sums = self.sum_rows(place, at, offsets, sums, chains)
+        whole = self.add_chains(sums, len(pixels), place.vectors, chains)
+        if place.part < self.p.parts - 1:
+            for (i, j), value in whole.items():
+                e.store(value, self.scratch(place, i, j))
+            return
+        self.finish(place, whole, pixels, top, left)
+
+    def first_sums(self, place: _Place, pixels: int, chains: int) -> Sums:
+        p, e = self.p, self.e
+        zero = e.constant(0.0, self.kind)
+        sums = {
+            (s, i, j): zero
+            for s in range(chains)
+            for i in range(pixels)
+            for j in range(place.vectors)
+        }
+        if place.part:
+            for i in range(pixels):
+                for j in range(place.vectors):
+                    sums[0, i, j] = e.load(self.kind, self.scratch(place, i, j))
+        elif p.bias:
+            padded = p.full_panels * p.panel_width + p.tail_vectors * p.lanes
+            channel = e.add(e.mul(place.group, padded), e.mul(place.panel, p.panel_width))
+            at = e.at(e.pointer(self.bias_operand), e.mul(channel, _FLOAT_BYTES))
+            for j in range(place.vectors):
+                value = e.load(self.kind, e.at(at, j * p.lanes * _FLOAT_BYTES))
+                sums.update({(0, i, j): value for i in range(pixels)})
+        return sums
+
+    def scratch(self, place: _Place, pixel: int, vector: int) -> Reg:
+        p, e = self.p, self.e
+        size = p.tile[0] * p.tile[1] * p.panel_width * _FLOAT_BYTES
+        within = (pixel * p.panel_width + vector * p.lanes) * _FLOAT_BYTES
+        return e.at(e.scratch, e.add(e.mul(place.tile_index, size), within))
+
+    def sum_rows(
+        self, place: _Place, at: Reg, offsets: list[Int], sums: Sums, chains: int
+    ) -> Sums:
+        """Sum over the rows of the window that are this pass's."""
+        p, e = self.p, self.e
+        rows, columns, run = p.taps
+        width = place.vectors * p.lanes * _FLOAT_BYTES
+
+        def sum_row(row: Int, begun: Sums) -> Sums:
+            a_row = e.at(at, self.bytes_of((row, p.a_taps[0])))
+            b_row = e.at(place.panel_at, e.mul(row, columns * run * width))
+
+            def sum_column(column: Int, begun: Sums) -> Sums:
+                a_run = e.at(a_row, self.bytes_of((column, p.a_taps[1])))
+                b_run = e.at(b_row, e.mul(column, run * width))
+                return self.sum_run(place, a_run, b_run, offsets, begun, chains)
+
+            return self.over(0, columns, begun, sum_column)
+
+        first = rows * place.part // p.parts
+        last = rows * (place.part + 1) // p.parts
+        return self.over(first, last, sums, sum_row)
+
+    def over(
+        self, first: int, last: int, sums: Sums, body: Callable[[Int, Sums], Sums]
+    ) -> Sums:
+        """Loop over taps, carrying the sums; no loop for a single tap."""
+        if last - first == 1:
+            return body(first, sums)
+        keys = list(sums)
+        with self.e.loop(first, last, carried=[sums[k] for k in keys]) as loop:
+            made = body(loop.index, dict(zip(keys, loop.values, strict=True)))
+            loop.carry = [made[k] for k in keys]
+        return dict(zip(keys, loop.values, strict=True))
+
+    def sum_run(
+        self, place: _Place, a: Reg, b: Reg, offsets: list[Int], sums: Sums, chains: int
+    ) -> Sums:
+        """The sums with the products of one run added."""
+        e, run, sums = self.e, self.p.taps[2], dict(sums)
+        step = max(self.p.unroll, chains)
+        looped = run // step * step if run > 2 * step else 0
+        if looped:
+            keys = list(sums)
+            with e.loop(0, looped, step, [sums[k] for k in keys]) as loop:
+                inner = dict(zip(keys, loop.values, strict=True))
+                for u in range(step):
+                    self.products(place, a, b, (loop.index, u), offsets, inner, u % chains)
+                loop.carry = [inner[k] for k in keys]
+            sums.update(zip(keys, loop.values, strict=True))
+        for k in range(looped, run):
+            self.products(place, a, b, (0, k), offsets, sums, k % chains)
+        return sums
+
+    def products(  # noqa: PLR0913  (one multiply-add step has that many ingredients)
+        self,
+        place: _Place,
+        a: Reg,
+        b: Reg,
+        k: tuple[Int, int],
+        offsets: list[Int],
+        sums: Sums,
+        chain: int,
+    ) -> None:
+        """Add the products of one element of the run: ``k`` is a base and what it is ahead by."""
+        p, e = self.p, self.e
+        width = place.vectors * p.lanes * _FLOAT_BYTES
+        a_base = e.at(a, self.bytes_of((k[0], p.a_taps[2])))
+        b_base = e.at(b, e.mul(k[0], width))
+        factors = [
+            e.load(self.kind, e.at(b_base, k[1] * width + j * p.lanes * _FLOAT_BYTES))
+            for j in range(place.vectors)
+        ]
+        ahead = self.bytes_of((k[1], p.a_taps[2]))
+        for i, offset in enumerate(offsets):
+            scalar = e.load("float", e.at(a_base, e.add(offset, ahead)))
+            element = e.splat(scalar, p.lanes)
+            for j, factor in enumerate(factors):
+                sums[chain, i, j] = multiply_add(e, element, factor, sums[chain, i, j])
+
+    def add_chains(
+        self, sums: Sums, pixels: int, vectors: int, chains: int
+    ) -> dict[tuple[int, int], Reg]:
+        whole: dict[tuple[int, int], Reg] = {}
+        for i in range(pixels):
+            for j in range(vectors):
+                terms = [sums[s, i, j] for s in range(chains)]
+                while len(terms) > 1:
+                    pairs = zip(terms[::2], terms[1::2], strict=False)
+                    odd = terms[-1:] if len(terms) % 2 else []
+                    terms = [self.e.binary("fadd", x, y) for x, y in pairs] + odd
+                whole[i, j] = terms[0]
+        return whole
+
+    def finish(
+        self,
+        place: _Place,
+        sums: dict[tuple[int, int], Reg],
+        pixels: Sequence[tuple[int, int]],
+        top: Int,
+        left: Int,
+    ) -> None:
+        """Epilogue and stores."""
+        p, e = self.p, self.e
+        channel = e.mul(place.panel, p.panel_width * _FLOAT_BYTES)
+        at = e.at(place.out, self.bytes_of((top, self.out.row), (left, self.out.column)))
+        at = e.at(at, channel)
+        readers = [
+            _ExtraReader(self, place, number, top, left) for number in range(len(self.extras))
+        ]
+        for (i, j), total in sums.items():
+            row, column = pixels[i]
+            value = total
+            if p.alpha != 1.0:
+                value = e.binary("fmul", value, e.constant(p.alpha, self.kind))
+
+            def read(k: int, row: int = row, column: int = column, j: int = j) -> Reg:
+                return readers[k].read(row, column, j)
+
+            value = self.epilogue.emit(e, value, read)
+            offset = self.bytes_of((row, self.out.row), (column, self.out.column))
+            store(e, value, e.at(at, e.add(offset, j * p.lanes * _FLOAT_BYTES)), place.masks[j])
+
+
+class _ExtraReader:
+    """Reads one extra operand of the epilogue at the tile; what does not vary is loaded once."""
+
+    def __init__(self, writer: _Writer, place: _Place, number: int, top: Int, left: Int) -> None:
+        self.w, self.masks = writer, place.masks
+        e, self.strides = writer.e, writer.extras[number]
+        at = writer.bytes_of((top, self.strides.row), (left, self.strides.column))
+        channel = e.mul(place.panel, writer.p.panel_width * self.strides.channel * _FLOAT_BYTES)
+        self.at = e.at(place.extras[number], e.add(at, channel))
+        self.loaded: dict[tuple[int, int, int], Reg] = {}
+
+    def read(self, row: int, column: int, vector: int) -> Reg:
+        s, w = self.strides, self.w
+        key = (row if s.row != 0 else 0, column if s.column != 0 else 0, vector * s.channel)
+        if key not in self.loaded:
+            offset = w.bytes_of((row, s.row), (column, s.column))
+            at = w.e.at(self.at, w.e.add(offset, key[2] * w.p.lanes * _FLOAT_BYTES))
+            if s.channel == 0:
+                self.loaded[key] = w.e.splat(w.e.load("float", at), w.p.lanes)
+            else:
+                self.loaded[key] = load(w.e, w.kind, at, self.masks[vector])
+        return self.loaded[key]
+
+
+def load(e: Emitter, kind: str, at: Reg, mask: Reg | None) -> Reg:
+    """Load a vector, or the lanes that a mask names."""
+    return e.load(kind, at) if mask is None else e.load_masked(kind, at, mask)
+
+
+def store(e: Emitter, value: Reg, at: Reg, mask: Reg | None) -> None:
+    """Store a vector, or the lanes that a mask names."""
+    if mask is None:
+        e.store(value, at)
+    else:
+        e.store_masked(value, at, mask)
+
+
+def unravel(e: Emitter, index: Int, extents: Sequence[Json]) -> list[Int]:
+    """The coordinates of a flat index; those along extents of one are known to be 0."""
+    known = [e.extent(x) for x in extents]
+    coordinates = iter(e.unravel(index, [x for x in known if x != 1]))
+    return [0 if x == 1 else next(coordinates) for x in known]
+

@@ -1,0 +1,217 @@
+"""From views to the launch of a panel kernel: what convolution and matrix product share in lowering."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, cast
+
+from smelt.backends.cpu._scalars import Scalars
+from smelt.backends.cpu.families._panels import Panels, Strides
+from smelt.backends.cpu.families._tiling import (
+    Problem,
+    choose_blocks,
+    choose_tile,
+    known_or_none,
+)
+from smelt.engine import Launch
+from smelt.types import ceil_div
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from smelt.backends.cpu._elementwise import Epilogue
+    from smelt.engine import Parameters, View
+    from smelt.types import Dim
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """Strides of one operand, in elements, along the coordinates of the result."""
+
+    images: tuple[Dim, ...]
+    group: Dim
+    row: Dim
+    column: Dim
+    channel: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A sum over packed panels, with extents and strides that may be symbolic."""
+
+    images: tuple[Dim, ...]
+    groups: int
+    height: Dim
+    width: Dim
+    filters: int
+    taps: tuple[int, int, int]
+    a: Walk
+    a_start: Dim
+    """From the first factor's element (0, …, 0) to the first tap of the first pixel."""
+    a_taps: tuple[Dim, Dim, Dim]
+    b_images: tuple[Dim, ...]
+    out: Walk
+    extras: tuple[Walk, ...]
+    epilogue: Epilogue
+    bias: bool
+    alpha: float = 1.0
+
+    @property
+    def walks(self) -> tuple[Walk, ...]:
+        """The walks of everything that moves with the result."""
+        return (self.a, self.out, *self.extras)
+
+    def walking(self, change: Callable[[Walk], Walk]) -> Product:
+        """The product with every walk changed."""
+        return replace(
+            self,
+            a=change(self.a),
+            out=change(self.out),
+            extras=tuple(map(change, self.extras)),
+        )
+
+    def flattened(self) -> Product:
+        """The same product with axes merged that lie in memory like one."""
+        made = self._without_units()
+        if self.taps[0] == self.taps[1] == 1 and made.height != 1:
+            if all(w.row == made.width * w.column for w in made.walks):
+                made = replace(made, height=1, width=made.height * made.width)
+                made = made.walking(lambda w: replace(w, row=0))
+        while made._images_are_rows():
+            made = made._with_image_as_row()
+        return made
+
+    def _without_units(self) -> Product:
+        kept = [i for i, extent in enumerate(self.images) if extent != 1]
+
+        def change(w: Walk) -> Walk:
+            return replace(
+                w,
+                images=tuple(w.images[i] for i in kept),
+                row=0 if self.height == 1 else w.row,
+                column=0 if self.width == 1 else w.column,
+            )
+
+        made = replace(
+            self,
+            images=tuple(self.images[i] for i in kept),
+            b_images=tuple(self.b_images[i] for i in kept),
+        )
+        return made.walking(change)
+
+    def _images_are_rows(self) -> bool:
+        if not self.images or self.height != 1 or self.b_images[-1] != 0 or self.taps[:2] != (1, 1):
+            return False
+        if self.width == 1:
+            return True
+        known = isinstance(self.images[-1], int)
+        return known and all(w.images[-1] == self.width * w.column for w in self.walks)
+
+    def _with_image_as_row(self) -> Product:
+        single = self.width == 1
+        made = self.walking(
+            lambda w: replace(
+                w, images=w.images[:-1], column=w.images[-1] if single else w.column
+            )
+        )
+        return replace(
+            made,
+            images=self.images[:-1],
+            b_images=self.b_images[:-1],
+            width=self.width * self.images[-1],
+        )
+
+    @property
+    def problem(self) -> Problem:
+        """What the choice of tiles depends on."""
+        images: int | None = 1
+        for extent in self.images:
+            images = images * extent if images is not None and isinstance(extent, int) else None
+        return Problem(
+            images,
+            self.groups,
+            known_or_none(self.height),
+            known_or_none(self.width),
+            self.filters,
+            self.taps[0] * self.taps[1] * self.taps[2],
+        )
+
+    def launch(self, family: str, options: Parameters, views: tuple[View, ...]) -> Launch:
+        """The launch, for a tactic's options; ``views`` are the kernel's operands in order."""
+        product = self.flattened()
+        panels, scalars = product._panels(dict(options))
+        per_panel = -(-panels.filters // panels.panel_width)
+        chunks: Dim = -(-per_panel // panels.blocks[2]) * self.groups
+        for extent in (*product.images, *product._counts(panels.tile, panels.blocks)):
+            chunks = chunks * extent
+        return Launch(
+            panels.spec(family),
+            views,
+            (len(views) - 1,),
+            scalars.values,
+            chunks,
+            scratch_bytes=panels.scratch_bytes,
+        )
+
+    def _counts(self, tile: tuple[int, int], blocks: tuple[int, int, int]) -> tuple[Dim, Dim]:
+        return (
+            ceil_div(self.height, tile[0] * blocks[0]),
+            ceil_div(self.width, tile[1] * blocks[1]),
+        )
+
+    def _panels(self, options: dict[str, object]) -> tuple[Panels, Scalars]:
+        lanes, vectors = cast("int", options["lanes"]), cast("int", options["vectors"])
+        problem, scalars = self.problem, Scalars()
+        tile = choose_tile(problem, cast("int", options["pixels"]), vectors)
+        split = cast("str", options["split"])
+        blocks = _clamped(problem, tile, choose_blocks(problem, tile, vectors, lanes, split))
+        known = problem.height is not None and problem.width is not None
+        down, across = self._counts(tile, blocks)
+
+        def strides(w: Walk) -> Strides:
+            numbers = scalars.all_json((w.group, w.row, w.column))
+            return Strides(scalars.all_json(w.images), *numbers, channel=w.channel)
+
+        panels = Panels(
+            images=scalars.all_json(self.images),
+            groups=self.groups,
+            height=scalars.json(self.height),
+            width=scalars.json(self.width),
+            filters=self.filters,
+            lanes=lanes,
+            vectors=vectors,
+            tile=tile,
+            taps=self.taps,
+            blocks=blocks,
+            counts=(scalars.json(down), scalars.json(across)),
+            across=scalars.json(ceil_div(self.width, tile[1])),
+            parts=cast("int", options.get("parts", 1)) if known else 1,
+            unroll=_unroll(self.taps[2]),
+            a=strides(self.a).as_json(),
+            a_start=scalars.json(self.a_start),
+            a_taps=cast("tuple[int, int, int]", scalars.all_json(self.a_taps)),
+            b_images=scalars.all_json(self.b_images),
+            out=strides(self.out).as_json(),
+            extras=tuple(strides(w).as_json() for w in self.extras),
+            bias=self.bias,
+            alpha=self.alpha,
+            epilogue=self.epilogue.as_json(),
+        )
+        return panels, scalars
+
+
+def _clamped(
+    problem: Problem, tile: tuple[int, int], blocks: tuple[int, int, int]
+) -> tuple[int, int, int]:
+    """Blocks no larger than what there is, where that is known."""
+    rows, columns, panels = blocks
+    if problem.height is not None:
+        rows = max(1, min(rows, -(-problem.height // tile[0])))
+    if problem.width is not None:
+        columns = max(1, min(columns, -(-problem.width // tile[1])))
+    return rows, columns, panels
+
+
+def _unroll(run: int) -> int:
+    """Steps of the sum written out: such that none is left over, if that can be."""
+    return next((u for u in (4, 7, 5, 6, 3) if run % u == 0), 4)

@@ -1,0 +1,131 @@
+"""Choosing tiles and chunks: a model of the processor, good enough to rank candidates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from smelt.backends.cpu._target import CpuTarget
+    from smelt.types import Dim
+
+CYCLES_PER_SECOND: Final = 4.0e9
+MEMORY_BYTES_PER_SECOND: Final = 2.5e10
+_FIRST_LEVEL_BYTES: Final = 32 << 10
+_SECOND_LEVEL_BYTES: Final = 512 << 10
+"""What a kernel may keep in the second level: half of what processors have today."""
+_SECOND_LEVEL_BYTES_PER_CYCLE: Final = 24
+_CHUNK_FLOPS: Final = 4 << 20
+"""Work that is worth the hand-over to a worker: some 20 microseconds."""
+_TARGET_CHUNKS: Final = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A sum over panels, as far as it is known: None for extents known at run time."""
+
+    images: int | None
+    groups: int
+    height: int | None
+    width: int | None
+    filters: int
+    depth: int
+
+    @property
+    def pixels(self) -> int:
+        """Pixels of an image, guessed where unknown."""
+        return (self.height or 14) * (self.width or 56)
+
+
+def known_or_none(extent: Dim) -> int | None:
+    """The extent, when it is known."""
+    return extent if isinstance(extent, int) else None
+
+
+def budgets(target: CpuTarget) -> tuple[tuple[int, int], ...]:
+    """(pixels, vectors) of the tiles that the target's registers hold, best first."""
+    if target.vector_bits == 512:
+        return ((14, 2), (9, 3), (6, 4), (28, 1))
+    if target.architecture == "aarch64":
+        return ((8, 3), (6, 4), (14, 2))
+    return ((6, 2), (4, 3), (12, 1))
+
+
+def choose_tile(problem: Problem, budget: int, vectors: int) -> tuple[int, int]:
+    """Rows and columns of the tile of at most ``budget`` pixels that wastes least."""
+    height, width = problem.height, problem.width
+    if width is None:
+        return (1, budget)
+    if height is None or width > budget // 2:
+        return (1, _even(width, budget))
+    options = [(rows, width) for rows in range(1, budget // width + 1) if rows <= height]
+    return min(options, key=lambda t: _cycles_per_element(problem, t, vectors))
+
+
+def _even(extent: int, budget: int) -> int:
+    """Tiles of equal size overlap least."""
+    count = -(-extent // budget)
+    return max(1, -(-extent // count))
+
+
+def _tiles(problem: Problem, tile: tuple[int, int]) -> int:
+    height, width = problem.height or 14, problem.width or 56
+    return -(-height // tile[0]) * -(-width // tile[1])
+
+
+def _cycles_per_element(problem: Problem, tile: tuple[int, int], vectors: int) -> float:
+    """Cycles of one step of the sum, over all tiles of a panel."""
+    pixels = tile[0] * tile[1]
+    panel_bytes = problem.depth * vectors * 64
+    streamed = vectors * 64 / _SECOND_LEVEL_BYTES_PER_CYCLE
+    cycles = max(pixels * vectors / 2, (pixels + vectors) / 2, 4.0 if pixels * vectors < 8 else 0)
+    if panel_bytes > _FIRST_LEVEL_BYTES:
+        cycles = max(cycles, streamed) + 0.25 * streamed
+    return cycles * _tiles(problem, tile)
+
+
+def estimate_seconds(
+    problem: Problem, tile: tuple[int, int], vectors: int, target: CpuTarget
+) -> float:
+    """Time of the whole sum on one thread."""
+    lanes = target.vector_bits // 32
+    steps = -(-problem.filters // (vectors * lanes)) * problem.depth * problem.groups
+    images = problem.images or 1
+    compute = _cycles_per_element(problem, tile, vectors) * steps * images / CYCLES_PER_SECOND
+    weights = problem.filters * problem.depth * problem.groups * 4
+    outputs = problem.pixels * problem.filters * problem.groups * images * 4
+    return compute + (0.3 * weights + outputs) / MEMORY_BYTES_PER_SECOND
+
+
+def splits(problem: Problem, a_bytes: int) -> tuple[str, ...]:
+    """Ways to cut the work into chunks, best guess first: by rows, by panels, or both."""
+    weights = problem.filters * problem.depth * 4
+    if problem.width is None and problem.height is not None:
+        return ("both", "panels")
+    if weights <= _SECOND_LEVEL_BYTES:
+        return ("rows", "both")
+    return ("panels", "both") if a_bytes <= _SECOND_LEVEL_BYTES else ("both", "panels")
+
+
+def choose_blocks(
+    problem: Problem, tile: tuple[int, int], vectors: int, lanes: int, split: str
+) -> tuple[int, int, int]:
+    """Rows of tiles, columns of tiles and panels of a chunk."""
+    down = -(-(problem.height or 14) // tile[0])
+    across = -(-(problem.width or 56) // tile[1])
+    panels = -(-problem.filters // (vectors * lanes))
+    row_flops = across * tile[0] * tile[1] * 2 * problem.depth * vectors * lanes
+    panel_flops = down * row_flops
+    total = panel_flops * panels * problem.groups * (problem.images or 1)
+    wanted = max(_CHUNK_FLOPS, total // _TARGET_CHUNKS)
+    unlimited = 1 << 30
+    if split == "panels":
+        count = min(panels, max(1, wanted // panel_flops))
+        return (unlimited, unlimited, _even(panels, count))
+    kept = panels if split == "rows" else min(panels, max(1, 262144 // (problem.depth * vectors * 64)))
+    if down > 1 or problem.height is None:
+        rows = max(1, min(down, wanted // (row_flops * kept)))
+        return (_even(down, rows), unlimited, kept)
+    tile_flops = row_flops // across
+    columns = max(1, min(across, wanted // (tile_flops * kept)))
+    return (unlimited, _even(across, columns), kept)

@@ -1,0 +1,274 @@
+"""Convolution in one or two dimensions, summed directly over the window: nothing is unfolded.
+
+Inside, images are stored channels last. The planner lays zeros around the input (a halo), so that no tap
+needs a condition; a halo, a slice of a concatenation and a plain tensor differ in strides alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar, cast
+
+from typing_extensions import override
+
+from smelt.backends import Family, Refusal, Tactic
+from smelt.backends.cpu._elementwise import root_of
+from smelt.backends.cpu._target import CpuTarget
+from smelt.backends.cpu.families._operands import (
+    CHANNELS_LAST,
+    LINEAR,
+    extra_strides,
+    pack_bias,
+    pack_extras,
+    pack_panels,
+    plan_extras,
+)
+from smelt.backends.cpu.families._panels import write_panels
+from smelt.backends.cpu.families._product import Product, Walk
+from smelt.backends.cpu.families._tiling import (
+    Problem,
+    budgets,
+    choose_tile,
+    estimate_seconds,
+    known_or_none,
+    splits,
+)
+from smelt.engine import parameters
+from smelt.ops.conv import Conv
+from smelt.types import DType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from smelt.backends import Operands
+    from smelt.backends.cpu._elementwise import Epilogue
+    from smelt.engine import Halo, Json, KernelSpec, Step, View
+    from smelt.ir import Constant, Node, Value
+    from smelt.types import Dim
+
+_CHANNEL_AXIS = 1
+_PARTS_PANEL_BYTES = 400 << 10
+"""Panels from this size on are summed in passes, one for each row of the window."""
+
+
+class ConvFamily(Family[CpuTarget]):
+    """Direct convolution over packed panels of weights."""
+
+    name: ClassVar[str] = "conv"
+
+    @override
+    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
+        root, _ = root_of(node)
+        if not isinstance(root, Conv):
+            return
+        reason = _why_not(node, root)
+        if reason:
+            yield Refusal(self.name, reason)
+            return
+        extras = plan_extras(node, _CHANNEL_AXIS)
+        if isinstance(extras, str):
+            yield Refusal(self.name, extras)
+            return
+        bias = _bias(node)
+        first = (
+            CHANNELS_LAST,
+            None,
+            *([] if len(_root_inputs(node)) < 3 else [LINEAR if _varies(bias) else None]),
+        )
+        halo = _halo(node, root)
+        halos = (halo, *[()] * (len(node.inputs) - 1)) if halo else ()
+        for options, seconds in _candidates(node, root, target):
+            yield Tactic(
+                self.name,
+                options,
+                (*first, *extras.formats),
+                (CHANNELS_LAST,),
+                halos,
+                cost_hint=seconds,
+            )
+
+    @override
+    def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
+        root = cast("Conv", root_of(node)[0])
+        options = dict(tactic.parameters)
+        lanes, vectors = cast("int", options["lanes"]), cast("int", options["vectors"])
+        weights, bias = _constant(node.inputs[1]), _bias(node)
+        packed = pack_panels(weights, root.group, lanes, vectors)
+        if bias is not None and bias.constant is not None:
+            packed += (pack_bias(bias.constant, root.group, lanes),)
+        return packed + pack_extras(node, _CHANNEL_AXIS)
+
+    @override
+    def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
+        root = cast("Conv", root_of(node)[0])
+        count = len(self.pack(node, tactic)) - len(pack_extras(node, _CHANNEL_AXIS))
+        product, extras = _product(node, root, operands, count)
+        x = operands.inputs[0]
+        assert x is not None
+        views = (x, *operands.packed[:count], *extras, operands.outputs[0])
+        return (product.launch(self.name, tactic.parameters, views),)
+
+    @override
+    def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
+        del target
+        return write_panels(kernel)
+
+
+def _why_not(node: Node, root: Conv) -> str | None:
+    x, weights = node.inputs[0], node.inputs[1]
+    if x is None or weights is None:
+        return "the input or the weights are absent"
+    if x.tensor.dtype is not DType.FLOAT32:
+        return f"computes in float32, not {x.tensor.dtype.value}"
+    if node.output.tensor.dtype is not DType.FLOAT32:
+        return f"the result is {node.output.tensor.dtype.value}, not float32"
+    if len(root.kernel_shape) not in {1, 2}:
+        return f"a window of {len(root.kernel_shape)} dimensions; 1 and 2 are generated"
+    if weights.constant is None:
+        return f"the weights {weights.name} are not constant"
+    if weights.tensor.shape[0] == 0:
+        return "there are no filters"
+    return None
+
+
+def _root_inputs(node: Node) -> list[Value | None]:
+    return node.inputs[: root_of(node)[1]]
+
+
+def _bias(node: Node) -> Value | None:
+    inputs = _root_inputs(node)
+    return inputs[2] if len(inputs) > 2 else None
+
+
+def _varies(value: Value | None) -> bool:
+    return value is not None and value.constant is None
+
+
+def _constant(value: Value | None) -> Constant:
+    assert value is not None
+    assert value.constant is not None
+    return value.constant
+
+
+def _halo(node: Node, root: Conv) -> Halo:
+    """Zeros that taps read beyond the image; nothing that no window reaches."""
+    x = node.inputs[0]
+    assert x is not None
+    pairs: list[tuple[int, int]] = [(0, 0), (0, 0)]
+    for axis, (before, after) in enumerate(root.pad_pairs):
+        reach = (root.kernel_shape[axis] - 1) * root.dilations[axis] + 1
+        extent, count = x.tensor.shape[2 + axis], node.output.tensor.shape[2 + axis]
+        beyond = (count - 1) * root.strides[axis] + reach - before - extent
+        pairs.append((before, max(0, beyond) if isinstance(beyond, int) else after))
+    return tuple(pairs) if any(map(any, pairs)) else ()
+
+
+def _problem(node: Node, root: Conv) -> Problem:
+    shape = node.output.tensor.shape
+    weights = _constant(node.inputs[1]).type.shape
+    depth = 1
+    for extent in weights[1:]:
+        depth *= cast("int", extent)
+    height, width = shape[2:] if len(shape) == 4 else (1, shape[2])
+    return Problem(
+        known_or_none(shape[0]),
+        root.group,
+        known_or_none(height),
+        known_or_none(width),
+        cast("int", weights[0]) // root.group,
+        depth,
+    )
+
+
+def _flat(problem: Problem, root: Conv) -> Problem:
+    """A 1x1 convolution's image as one row, which it is unless its memory has gaps."""
+    plain = {*root.kernel_shape, *root.strides} == {1} and not any(root.pads)
+    if plain and problem.height is not None and problem.width is not None:
+        return replace(problem, height=1, width=problem.height * problem.width)
+    return problem
+
+
+def _candidates(
+    node: Node, root: Conv, target: CpuTarget
+) -> Iterator[tuple[tuple[tuple[str, Json], ...], float]]:
+    lanes = target.vector_bits // 32
+    problem = _flat(_problem(node, root), root)
+    a_bytes = problem.pixels * problem.depth * 4 // max(1, root.kernel_shape[-1] ** 2)
+    ranked: list[tuple[float, tuple[tuple[str, Json], ...]]] = []
+    for budget, vectors in budgets(target):
+        if (vectors - 1) * lanes >= problem.filters:
+            continue
+        tile = choose_tile(problem, budget, vectors)
+        seconds = estimate_seconds(problem, tile, vectors, target)
+        panel_bytes = problem.depth * vectors * lanes * 4
+        many = panel_bytes > _PARTS_PANEL_BYTES and root.kernel_shape[0] > 1
+        for penalty, split in enumerate(splits(problem, a_bytes)):
+            parts = root.kernel_shape[0] if many and split == "panels" else 1
+            options = parameters(
+                lanes=lanes, vectors=vectors, pixels=budget, split=split, parts=parts
+            )
+            ranked.append((seconds * (1 + 0.1 * penalty), options))
+    for seconds, options in sorted(ranked, key=lambda r: r[0])[:6]:
+        yield options, seconds
+
+
+def _product(node: Node, root: Conv, operands: Operands, packed: int) -> tuple[Product, list[View]]:
+    """The sum that the convolution is, on the memory of its operands."""
+    x, out = operands.inputs[0], operands.outputs[0]
+    assert x is not None
+    weights = _constant(node.inputs[1]).type.shape
+    filters, depth, *window = (cast("int", e) for e in weights)
+    window = [1, *window][-2:]
+    dilations, steps = (1, *root.dilations)[-2:], (1, *root.strides)[-2:]
+    before = (0, *(pair[0] for pair in root.pad_pairs))[-2:]
+    row, column = _places(x)
+    a_taps: tuple[Dim, Dim, Dim] = (row * dilations[0], column * dilations[1], x.strides[1])
+    taps = (window[0], window[1], depth)
+    if window[1] > 1 and a_taps[2] == 1 and a_taps[1] == depth:
+        taps, a_taps = (window[0], 1, window[1] * depth), (a_taps[0], 0, 1)
+    extras = extra_strides(node, operands, operands.packed[packed:], _CHANNEL_AXIS)
+    epilogue, bias = _epilogue(node), _bias(node)
+    walks = [_extra_walk(strides, filters // root.group) for _, strides in extras]
+    views = [view for view, _ in extras]
+    if bias is not None and bias.constant is None:
+        view = operands.inputs[2]
+        assert view is not None
+        walks.append(Walk((0,), filters // root.group, 0, 0))
+        views.append(view)
+        epilogue = epilogue.after("add", len(walks) - 1)
+    shape = node.output.tensor.shape
+    height, width = shape[2:] if len(shape) == 4 else (1, shape[2])
+    product = Product(
+        images=(shape[0],),
+        groups=root.group,
+        height=height,
+        width=width,
+        filters=filters // root.group,
+        taps=taps,
+        a=Walk((x.strides[0],), depth * x.strides[1], row * steps[0], column * steps[1]),
+        a_start=row * -before[0] + column * -before[1],
+        a_taps=a_taps,
+        b_images=(0,),
+        out=Walk((out.strides[0],), filters // root.group, *_places(out)),
+        extras=tuple(walks),
+        epilogue=epilogue,
+        bias=bias is not None and bias.constant is not None,
+    )
+    return product, views
+
+
+def _places(view: View) -> tuple[Dim, Dim]:
+    """Strides along rows and columns; one row where there is one dimension."""
+    return (view.strides[2], view.strides[3]) if len(view.strides) == 4 else (0, view.strides[2])
+
+
+def _extra_walk(strides: tuple[Dim, ...], filters: int) -> Walk:
+    image, channel, *places = strides
+    row, column = places if len(places) == 2 else (0, places[0])
+    return Walk((image,), filters * channel, row, column, cast("int", channel))
+
+
+def _epilogue(node: Node) -> Epilogue:
+    extras = plan_extras(node, _CHANNEL_AXIS)
+    assert not isinstance(extras, str)
+    return extras.epilogue
