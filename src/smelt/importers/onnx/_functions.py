@@ -1,0 +1,139 @@
+"""Ops that are defined by other ops: functions of the model, and those that ONNX itself defines."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import onnx
+from onnx import FunctionProto, NodeProto
+
+from smelt.errors import ModelFormatError, UnsupportedError
+from smelt.importers.onnx._load import opset_versions
+from smelt.importers.onnx._scope import Scope, UnknownResult
+from smelt.types import DType, TensorType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from onnx import AttributeProto
+
+    from smelt.importers.onnx._call import Call
+    from smelt.ir import Value
+
+
+def function_of_schema(
+    schema: onnx.defs.OpSchema,
+    version: int,
+    proto: NodeProto,
+    attributes: Sequence[AttributeProto],
+    inputs: Sequence[Value | None] | None,
+) -> FunctionProto | None:
+    """ONNX's definition of a node's op by other ops; None when there is none.
+
+    It may depend on the types of the inputs; where these are not known (None) it is left empty.
+    """
+    definitions = cast("Any", schema)  # the stubs of onnx do not know these
+    function = FunctionProto()
+    at = _newest(definitions.function_opset_versions, version)
+    if at:
+        function.ParseFromString(definitions.get_function_with_opset_version(at))
+        return function
+    at = _newest(definitions.context_dependent_function_opset_versions, version)
+    if not at:
+        return None
+    if inputs is None:
+        return function
+    node = NodeProto()
+    node.CopyFrom(proto)
+    del node.attribute[:]
+    node.attribute.extend(attributes)
+    types = [b"" if value is None else _type_bytes(value) for value in inputs]
+    function.ParseFromString(
+        definitions.get_context_dependent_function_with_opset_version(
+            at, node.SerializeToString(), types
+        )
+    )
+    return function if function.node else None
+
+
+def _newest(versions: Sequence[int], version: int) -> int:
+    return max((known for known in versions if known <= version), default=0)
+
+
+def _type_bytes(value: Value) -> bytes:
+    kind = value.type
+    if not isinstance(kind, TensorType):
+        raise UnsupportedError(f"its input {value.name!r} is {kind}; only tensors are supported")
+    name = {DType.FLOAT32: "FLOAT", DType.FLOAT64: "DOUBLE"}.get(kind.dtype, kind.dtype.name)
+    code = onnx.TensorProto.DataType.Value(name)
+    shape = [extent if isinstance(extent, int) else str(extent) for extent in kind.shape]
+    return onnx.helper.make_tensor_type_proto(code, shape).SerializeToString()
+
+
+def expand_function(
+    call: Call,
+    function: FunctionProto,
+    attributes: Sequence[AttributeProto],
+    add_nodes: Callable[[Scope, Sequence[NodeProto], str], None],
+) -> list[Value | None]:
+    """Add the nodes of a function's body with ``add_nodes``; returns its results."""
+    outer = call.scope
+    references = dict(_schema_defaults(function, call.version))
+    references |= {attribute.name: attribute for attribute in function.attribute_proto}
+    references |= {attribute.name: attribute for attribute in attributes}
+    opsets = dict(outer.opsets) | opset_versions(function)
+    scope = Scope(
+        outer.state,
+        outer.graph,
+        opsets,
+        prefix=f"{call.name}/",
+        references=references,
+        depth=outer.depth + 1,
+    )
+    if len(call.inputs) > len(function.input) or len(call.outputs) > len(function.output):
+        raise ModelFormatError(
+            f"{call.where} has more inputs or outputs than its function {function.name!r} defines"
+        )
+    padded = [*call.inputs, *[None] * (len(function.input) - len(call.inputs))]
+    for name, value in zip(function.input, padded, strict=True):
+        scope.values[name] = value
+    absent = {name for name, value in zip(function.input, padded, strict=True) if value is None}
+    nodes = [_without_absent(node, absent) for node in function.node]
+    before = len(outer.state.problems)
+    add_nodes(scope, nodes, f"function {function.name!r}")
+    if len(outer.state.problems) > before:
+        reasons = "; ".join(outer.state.problems[before:])
+        del outer.state.problems[before:]
+        raise UnsupportedError(f"of its definition by other ops: {reasons}")
+    results: list[Value | None] = []
+    for name, wanted in zip(function.output, call.outputs, strict=False):
+        value = scope.lookup(name, call.where) if wanted else None
+        if value is None and wanted:
+            raise UnknownResult
+        results.append(value)
+    return results
+
+
+def _without_absent(node: NodeProto, absent: set[str]) -> NodeProto:
+    """The node of a body with the inputs left out that the call leaves out."""
+    if absent.isdisjoint(node.input):
+        return node
+    copied = NodeProto()
+    copied.CopyFrom(node)
+    del copied.input[:]
+    copied.input.extend("" if name in absent else name for name in node.input)
+    return copied
+
+
+def _schema_defaults(function: FunctionProto, version: int) -> Mapping[str, AttributeProto]:
+    if function.domain not in {"", "ai.onnx"} or not function.name:
+        return {}
+    try:
+        schema = onnx.defs.get_schema(function.name, version, "")
+    except onnx.defs.SchemaError:
+        return {}
+    return {
+        name: attribute.default_value
+        for name, attribute in schema.attributes.items()
+        if attribute.default_value.name
+    }

@@ -1,0 +1,255 @@
+"""From the nodes of a message to nodes of a graph.
+
+A node that nothing here can run is noted and its results become unknown; what reads them is still
+checked, so that one error lists everything. With a declared type its results stand in, and the
+import goes on behind them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import onnx
+from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
+
+from smelt.errors import GraphError, ModelFormatError, UnsupportedError
+from smelt.importers.onnx._attributes import attribute_value, check_attributes
+from smelt.importers.onnx._call import Call
+from smelt.importers.onnx._functions import expand_function, function_of_schema
+from smelt.importers.onnx._order import describe, order_nodes
+from smelt.importers.onnx._scope import Scope, UnknownResult
+from smelt.importers.onnx._table import rule_for
+from smelt.importers.onnx._tensors import array_from_sparse, array_from_tensor
+from smelt.importers.onnx._types import tensor_type
+from smelt.ir import Value
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from smelt.importers.onnx._table import Converter
+
+
+def fill_scope(scope: Scope, proto: GraphProto) -> None:
+    """Add the weights and nodes of a graph to a scope whose inputs are there already."""
+    scope.hints = {entry.name: entry.type for entry in (*proto.value_info, *proto.output)}
+    where = f"graph {proto.name!r}"
+    _add_weights(scope, proto, where)
+    add_nodes(scope, proto.node, where)
+
+
+def add_nodes(scope: Scope, nodes: Sequence[NodeProto], where: str) -> None:
+    """Add nodes in an order in which they can run."""
+    for proto in order_nodes(nodes, [name for name in scope.values if name], where):
+        _add_node(scope, proto)
+
+
+def _add_weights(scope: Scope, proto: GraphProto, where: str) -> None:
+    entries: list[tuple[str, onnx.TensorProto | onnx.SparseTensorProto]] = []
+    entries += [(entry.name, entry) for entry in proto.initializer]
+    entries += [(entry.values.name, entry) for entry in proto.sparse_initializer]
+    seen: set[str] = set()
+    for name, entry in entries:
+        label = f"weight {name!r} of {where}"
+        if not name:
+            raise ModelFormatError(f"a weight of {where} has no name")
+        if name in seen:
+            raise GraphError(f"{label} stands there twice; rename one of them")
+        seen.add(name)
+        try:
+            if isinstance(entry, onnx.TensorProto):
+                array = array_from_tensor(entry, scope.state.folder, label)
+            else:
+                array = array_from_sparse(entry, scope.state.folder, label)
+        except UnsupportedError as error:
+            scope.state.problems.append(str(error))
+            scope.values[name] = None
+        else:
+            own = scope.state.reserve_name(name)
+            scope.values[name] = scope.graph.add_constant(array, own)
+
+
+def _add_node(scope: Scope, proto: NodeProto) -> None:
+    label = proto.name or next((name for name in proto.output if name), proto.op_type) or "node"
+    name = scope.state.reserve_node_name(scope.prefix + label)
+    try:
+        _convert(scope, proto, name)
+    except UnsupportedError as error:
+        version = scope.opsets.get(_domain(proto.domain), 0)
+        domain = f"{proto.domain}." if _domain(proto.domain) else ""
+        scope.state.problems.append(f"{domain}{proto.op_type}-{version} {name!r}: {error}")
+        _give_up_results(scope, proto)
+        _check_regions(scope, proto.attribute)
+    except UnknownResult:
+        _give_up_results(scope, proto)
+
+
+def _convert(scope: Scope, proto: NodeProto, name: str) -> None:
+    where = f"{proto.op_type} {name!r}"
+    protos = _resolve_references(scope, proto, where)
+    inputs = [scope.lookup(key, where) if key else None for key in proto.input]
+    known = all(
+        value is not None or not key for value, key in zip(inputs, proto.input, strict=True)
+    )
+    implementation = _find_implementation(scope, proto, protos, where, inputs if known else None)
+    if not known:
+        _check_regions(scope, protos)
+        raise UnknownResult
+    version = scope.opsets.get(_domain(proto.domain), 0)
+    attributes = {p.name: attribute_value(p, scope.state.folder, where) for p in protos}
+    call = Call(scope, name, proto.op_type, version, inputs, proto.output, attributes)
+    first = len(scope.graph.nodes)
+    if isinstance(implementation, FunctionProto):
+        results = expand_function(call, implementation, protos, add_nodes)
+    else:
+        results = list[Value | None](implementation(call))
+    _bind_results(call, results)
+    _name_nodes(call, first)
+
+
+def _domain(domain: str) -> str:
+    return "" if domain == "ai.onnx" else domain
+
+
+def _resolve_references(scope: Scope, proto: NodeProto, where: str) -> list[AttributeProto]:
+    """The attributes of a node, those of the function around it filled in."""
+    resolved: list[AttributeProto] = []
+    for attribute in proto.attribute:
+        if not attribute.ref_attr_name:
+            resolved.append(attribute)
+            continue
+        if scope.references is None:
+            raise ModelFormatError(
+                f"{where}: attribute {attribute.name!r} refers to a function's "
+                f"{attribute.ref_attr_name!r} and "
+                "stands in no function"
+            )
+        referred = scope.references.get(attribute.ref_attr_name)
+        if referred is not None:
+            copied = AttributeProto()
+            copied.CopyFrom(referred)
+            copied.name = attribute.name
+            resolved.append(copied)
+    return resolved
+
+
+def _find_implementation(
+    scope: Scope,
+    proto: NodeProto,
+    attributes: Sequence[AttributeProto],
+    where: str,
+    inputs: Sequence[Value | None] | None,
+) -> Converter | FunctionProto:
+    """How a node is brought to ops; ``inputs`` is None when they are not known.
+
+    Raises UnsupportedError: it cannot be.
+    """
+    domain = _domain(proto.domain)
+    function = scope.state.functions.get((domain, proto.op_type, proto.overload))
+    if function is not None:
+        return function
+    version = scope.opsets.get(domain)
+    if version is None:
+        raise ModelFormatError(
+            f"{where} is of domain {domain or 'ai.onnx'!r}, of which the model imports no version"
+        )
+    if domain:
+        raise UnsupportedError(
+            f"ops of domain {domain} are not supported; export with ONNX's own ops"
+        )
+    schema = _schema(proto.op_type, version)
+    check_attributes(attributes, schema, where)
+    _check_counts(proto, schema, where)
+    rule = rule_for(proto.op_type, version)
+    if rule is not None:
+        return rule
+    function = function_of_schema(schema, version, proto, attributes, inputs)
+    if function is None:
+        raise UnsupportedError(f"smelt has no op {proto.op_type}")
+    return function
+
+
+def _schema(op_type: str, version: int) -> onnx.defs.OpSchema:
+    try:
+        schema = onnx.defs.get_schema(op_type, version, "")
+    except onnx.defs.SchemaError as error:
+        raise UnsupportedError(f"ONNX has no op {op_type} in opset {version}") from error
+    if schema.deprecated:
+        raise UnsupportedError(f"ONNX withdrew {op_type} in opset {schema.since_version}")
+    return schema
+
+
+def _check_counts(proto: NodeProto, schema: onnx.defs.OpSchema, where: str) -> None:
+    for what, count, fewest, most in (
+        ("inputs", len(proto.input), schema.min_input, schema.max_input),
+        ("outputs", len(proto.output), schema.min_output, schema.max_output),
+    ):
+        if not fewest <= count <= most:
+            wanted = str(fewest) if fewest == most else f"{fewest} to {most}"
+            raise ModelFormatError(f"{where} has {count} {what}; {wanted} are defined")
+
+
+def _bind_results(call: Call, results: Sequence[Value | None]) -> None:
+    """Give the results of a node the model's names."""
+    emitted = {id(value) for node in call.emitted for value in node.outputs}
+    for index, name in enumerate(call.outputs):
+        if not name:
+            continue
+        value = results[index] if index < len(results) else None
+        if value is None:
+            raise UnsupportedError(f"its output {index}, {name!r}, is not computed")
+        shown = call.scope.state.reserve_name(call.scope.prefix + name)
+        if value.constant is not None:
+            if value.constant.name not in call.scope.values:
+                value.constant.name = shown
+            value = Value(shown, value.type, constant=value.constant)
+        elif id(value) in emitted:
+            emitted.discard(id(value))
+            value.name = shown
+        else:
+            value = call.emit("Identity", value)
+            value.name = shown
+        call.scope.values[name] = value
+
+
+def _name_nodes(call: Call, first: int) -> None:
+    """Name what a node of the model became; the last part has its name."""
+    state = call.scope.state
+    bound = {id(call.scope.values.get(name)) for name in call.outputs if name}
+    for node in call.graph.nodes[first:]:
+        node.layers = (call.name,)
+    for node in call.emitted:
+        if node is not call.emitted[-1]:
+            node.name = state.reserve_node_name(f"{call.name}/{node.op.name}")
+        for index, value in enumerate(node.outputs):
+            if id(value) not in bound:
+                suffix = "" if len(node.outputs) == 1 else f":{index}"
+                value.name = state.reserve_name(f"{node.name}{suffix}")
+
+
+def _give_up_results(scope: Scope, proto: NodeProto) -> None:
+    """Let the declared types stand in for the results of a node that nothing here can run."""
+    for name in proto.output:
+        value = None
+        if name in scope.hints:
+            try:
+                kind = tensor_type(scope.hints[name], name, scope.state.symbols, f"{name!r}")
+                value = Value(name, kind)
+            except (UnsupportedError, ModelFormatError):
+                value = None
+        if name:
+            scope.values[name] = value
+
+
+def _check_regions(scope: Scope, attributes: Sequence[AttributeProto]) -> None:
+    """Report what is unsupported within regions that cannot be built."""
+    for attribute in attributes:
+        if attribute.type != AttributeProto.GRAPH:
+            continue
+        for proto in attribute.g.node:
+            where = describe(proto)
+            try:
+                protos = _resolve_references(scope, proto, where)
+                _find_implementation(scope, proto, protos, where, None)
+            except UnsupportedError as error:
+                scope.state.problems.append(f"{where}: {error}")
+            _check_regions(scope, proto.attribute)

@@ -1,0 +1,129 @@
+"""From a path, bytes or message to a model whose envelope is sound."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import onnx
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import DecodeError
+
+from smelt.errors import ModelFormatError, UnsupportedError
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+ModelSource = str | os.PathLike[str] | bytes | bytearray | memoryview | onnx.ModelProto
+
+OLDEST_IR = 3
+OLDEST_OPSET = 7
+_LARGEST_MESSAGE_BYTES = (1 << 31) - 1
+_ONNX_NAMES = ("", "ai.onnx")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A decoded model and what its bytes do not say."""
+
+    proto: onnx.ModelProto
+    folder: Path | None
+    """Where external data may lie; None when the model did not come from a file."""
+    opsets: dict[str, int]
+    """Version in force for each domain; ONNX's own domain is the empty name."""
+
+
+def load_model(source: ModelSource) -> LoadedModel:
+    """Decode a model and check its envelope.
+
+    Raises ModelFormatError: what cannot be read, or is no model.
+    Raises UnsupportedError: a version that is too old or too new.
+    """
+    folder = None
+    if isinstance(source, onnx.ModelProto):
+        proto = source
+    elif isinstance(source, bytes | bytearray | memoryview):
+        proto = _decode(bytes(source), "the given bytes")
+    else:
+        path = Path(source)
+        proto = _decode(_read(path), str(path))
+        folder = path.absolute().parent
+    if not proto.HasField("graph"):
+        raise ModelFormatError(
+            "the ONNX model has no graph; is it another kind of file, or cut off?"
+        )
+    _require_text(proto)
+    if proto.ir_version < OLDEST_IR:
+        raise UnsupportedError(
+            f"the model has ONNX IR version {proto.ir_version}; {OLDEST_IR} or newer is needed: "
+            "save it "
+            "again with a current exporter"
+        )
+    return LoadedModel(proto, folder, opset_versions(proto))
+
+
+def opset_versions(holder: onnx.ModelProto | onnx.FunctionProto) -> dict[str, int]:
+    """Version in force for each domain that a model or function imports."""
+    versions: dict[str, int] = {}
+    for entry in holder.opset_import:
+        domain = "" if entry.domain in _ONNX_NAMES else entry.domain
+        versions[domain] = max(versions.get(domain, 0), entry.version)
+    version = versions.get("")
+    newest = onnx.defs.onnx_opset_version()
+    if version is not None and not OLDEST_OPSET <= version <= newest:
+        advice = (
+            "convert it with onnx.version_converter"
+            if version < OLDEST_OPSET
+            else "install a newer onnx package, or export for an older opset"
+        )
+        raise UnsupportedError(
+            f"the model uses ONNX opset {version}; {OLDEST_OPSET} to {newest} are read: {advice}"
+        )
+    if isinstance(holder, onnx.ModelProto) and not versions:
+        raise ModelFormatError("the ONNX model imports no opset; it must say which version it uses")
+    return versions
+
+
+def _read(path: Path) -> bytes:
+    try:
+        size = path.stat().st_size
+        if size > _LARGEST_MESSAGE_BYTES:
+            raise ModelFormatError(
+                f"{path} has {size} bytes and a protobuf message at most "
+                f"{_LARGEST_MESSAGE_BYTES}: save the "
+                "model with its weights as external data"
+            )
+        return path.read_bytes()
+    except (OSError, ValueError) as error:
+        raise ModelFormatError(f"cannot read the ONNX model {path}: {error}") from error
+
+
+def _decode(data: bytes, where: str) -> onnx.ModelProto:
+    if not data:
+        raise ModelFormatError(f"{where}: empty; an ONNX model was expected")
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(data)
+    except DecodeError as error:
+        raise ModelFormatError(
+            f"{where}: not an ONNX model, or cut off or damaged ({error}); fetch it again"
+        ) from error
+    return proto
+
+
+def _require_text(message: Message) -> None:
+    """Check that every string is text: protobuf hands out bytes where it is not UTF-8."""
+    stack = [message]
+    while stack:
+        for field, content in stack.pop().ListFields():
+            if field.type == FieldDescriptor.TYPE_MESSAGE:
+                stack.extend([content] if hasattr(content, "ListFields") else content)
+            elif field.type == FieldDescriptor.TYPE_STRING:
+                texts = [content] if isinstance(content, str | bytes) else content
+                if not all(isinstance(text, str) for text in texts):
+                    raise ModelFormatError(
+                        f"field {field.full_name} of the ONNX model is not UTF-8 text; the file "
+                        "is damaged"
+                    )

@@ -1,0 +1,154 @@
+"""Ops that run graphs: what a region reads from outside becomes an explicit input of the node."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from smelt.errors import GraphError, UnsupportedError
+from smelt.importers.onnx._scope import Scope, UnknownResult
+from smelt.ir import Graph, Value
+from smelt.types import DType, TensorType
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import onnx
+
+    from smelt.importers.onnx._call import Call
+    from smelt.types import ValueType
+
+
+_MOST_TRIPS = 4096
+"""Bound of a loop that stacks its results and does not say how long it runs."""
+
+
+def conditional(call: Call) -> list[Value]:
+    """If: a condition that is constant leaves only its branch."""
+    condition = call.input(0)
+    branches = [_branch(call, name) for name in ("then_branch", "else_branch")]
+    if condition.constant is not None and condition.constant.array.size == 1:
+        return _inline(call, branches[0 if condition.constant.array.item() else 1])
+    then_scope, else_scope = (_build_region(call, branch, ()) for branch in branches)
+    captured = _merge_captured(then_scope, else_scope)
+    results = call.emit_all(
+        "If",
+        condition,
+        *captured,
+        then_branch=then_scope.graph,
+        else_branch=else_scope.graph,
+        count_symbol=call.scope.state.symbols.reserve(f"{call.name}_count"),
+    )
+    pairs = zip(then_scope.graph.outputs, else_scope.graph.outputs, strict=True)
+    for result, (first, second) in zip(results, pairs, strict=True):
+        extents = zip(result.tensor.shape, first.tensor.shape, second.tensor.shape, strict=True)
+        for extent, one, other in extents:
+            if extent not in (one, other):
+                call.bound_symbols((extent,), one, other)
+    return results
+
+
+def loop(call: Call) -> list[Value]:
+    """Loop: its states keep their types from trip to trip."""
+    body = cast("onnx.GraphProto", call.attributes["body"])
+    states = [call.input(index) for index in range(2, len(call.inputs))]
+    if len(body.input) != 2 + len(states) or len(body.output) < 1 + len(states):
+        raise GraphError(
+            f"its body has {len(body.input)} inputs and {len(body.output)} outputs for "
+            f"{len(states)} carried "
+            "values; it needs two inputs and one output more than those",
+            node=call.where,
+        )
+    heads = (TensorType(DType.INT64, ()), TensorType(DType.BOOL, ()))
+    scope = _build_region(call, body, [*heads, *(value.type for value in states)])
+    symbol = call.scope.state.symbols.reserve(f"{call.name}_count")
+    results = call.emit_all(
+        "Loop",
+        call.optional(0),
+        call.optional(1),
+        *states,
+        *(value for value, _ in scope.captured),
+        body=scope.graph,
+        state_count=len(states),
+        count_symbol=symbol,
+    )
+    trips = call.elements(0)
+    most = _MOST_TRIPS if trips is None or trips.size != 1 else max(int(trips.item()), 0)
+    for result in results[len(states) :]:
+        call.bound_symbols(result.tensor.shape[:1], min(most, _MOST_TRIPS))
+    return results
+
+
+def scan(call: Call) -> list[Value]:
+    """Scan is not run. Raises UnsupportedError."""
+    raise UnsupportedError("Scan is not supported; export the recurrence as Loop, LSTM or GRU")
+
+
+def _branch(call: Call, name: str) -> onnx.GraphProto:
+    branch = cast("onnx.GraphProto", call.attributes[name])
+    if branch.input or len(branch.output) < len(call.outputs):
+        raise GraphError(
+            f"its {name} has {len(branch.input)} inputs and {len(branch.output)} outputs; it "
+            "needs none, and "
+            f"{len(call.outputs)}",
+            node=call.where,
+        )
+    return branch
+
+
+def _inline(call: Call, branch: onnx.GraphProto) -> list[Value]:
+    """Add a branch's nodes to the graph around it."""
+    outer = call.scope
+    scope = Scope(
+        outer.state,
+        outer.graph,
+        outer.opsets,
+        parent=outer,
+        prefix=f"{call.name}/",
+        references=outer.references,
+        inlined=True,
+        depth=outer.depth + 1,
+    )
+    outer.state.fill(scope, branch)
+    return _outputs(scope, branch, call.where)
+
+
+def _build_region(call: Call, proto: onnx.GraphProto, types: Sequence[ValueType]) -> Scope:
+    """The scope of a region whose inputs have ``types``; its graph is complete."""
+    outer = call.scope
+    scope = Scope(
+        outer.state,
+        Graph(proto.name or call.name),
+        outer.opsets,
+        parent=outer,
+        prefix=outer.prefix,
+        references=outer.references,
+        depth=outer.depth + 1,
+    )
+    for entry, kind in zip(proto.input, types, strict=True):
+        if entry.name in scope.values:
+            raise GraphError(
+                f"input {entry.name!r} of its region stands there twice", node=call.where
+            )
+        scope.values[entry.name] = scope.graph.add_input(entry.name, kind)
+    outer.state.fill(scope, proto)
+    scope.graph.outputs = _outputs(scope, proto, call.where)
+    return scope
+
+
+def _outputs(scope: Scope, proto: onnx.GraphProto, where: str) -> list[Value]:
+    values = [scope.lookup(entry.name, where) for entry in proto.output]
+    if any(value is None for value in values):
+        raise UnknownResult
+    return [value for value in values if value is not None]
+
+
+def _merge_captured(first: Scope, second: Scope) -> list[Value]:
+    """Give both regions the same inputs, in the same order; returns the values around them."""
+    outer = {id(value): value for scope in (first, second) for value, _ in scope.captured}
+    for scope in (first, second):
+        inner = {id(value): own for value, own in scope.captured}
+        scope.graph.inputs = [
+            inner.get(key) or Value(value.name, value.type, dims=value.dims)
+            for key, value in outer.items()
+        ]
+    return list(outer.values())

@@ -1,0 +1,94 @@
+"""Which op of ONNX, from which version on, is brought to smelt's ops in which way.
+
+An op that stands here under no version, but has a class of its name in ``smelt.ops``, means the
+same in every version that is read: it goes over as it is. What has no class either is expanded
+where ONNX defines it by other ops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from smelt.importers.onnx import _rules_control as control
+from smelt.importers.onnx import _rules_shapes as shapes
+from smelt.importers.onnx import _rules_values as values
+from smelt.importers.onnx import _rules_windows as windows
+from smelt.importers.onnx._call import Call, op_classes
+from smelt.ir import Value
+
+Converter = Callable[[Call], list[Value]]
+
+
+def direct(call: Call) -> list[Value]:
+    """The op of the same name, with the same inputs and attributes."""
+    return call.emit_all(call.op_type, *call.inputs, **call.attributes)
+
+
+_REDUCTIONS: Final = {
+    name: {1: shapes.reduction_of_attribute, 13 if name == "ReduceSum" else 18: direct}
+    for name in (
+        "ReduceL1",
+        "ReduceL2",
+        "ReduceLogSum",
+        "ReduceLogSumExp",
+        "ReduceMax",
+        "ReduceMean",
+        "ReduceMin",
+        "ReduceProd",
+        "ReduceSum",
+        "ReduceSumSquare",
+    )
+}
+
+RULES: Final[Mapping[str, Mapping[int, Converter]]] = {
+    **_REDUCTIONS,
+    "AveragePool": {1: windows.pooling},
+    "BatchNormalization": {1: values.batch_normalization},
+    "Cast": {1: shapes.cast_to},
+    "CastLike": {1: shapes.cast_like},
+    "Clip": {1: shapes.clip_of_attributes, 11: direct},
+    "Compress": {1: values.counted},
+    "Constant": {1: shapes.constant},
+    "ConstantOfShape": {1: shapes.constant_of_shape},
+    "Conv": {1: windows.convolution},
+    "ConvInteger": {1: values.integer_convolution},
+    "ConvTranspose": {1: windows.transposed_convolution},
+    "DequantizeLinear": {1: values.quantize},
+    "Dropout": {1: shapes.dropout},
+    "GRU": {1: values.recurrent},
+    "Hardmax": {1: shapes.flattened_softmax, 13: direct},
+    "If": {1: control.conditional},
+    "LSTM": {1: values.recurrent},
+    "LayerNormalization": {1: values.layer_normalization},
+    "LogSoftmax": {1: shapes.flattened_softmax, 13: direct},
+    "Loop": {1: control.loop},
+    "LpPool": {1: windows.pooling},
+    "MatMulInteger": {1: values.integer_matmul},
+    "MaxPool": {1: windows.pooling},
+    "NonMaxSuppression": {1: values.counted},
+    "NonZero": {1: values.counted},
+    "Pad": {1: shapes.pad_of_attributes, 11: direct},
+    "QLinearConv": {1: values.quantized_convolution},
+    "QLinearMatMul": {1: values.quantized_matmul},
+    "QuantizeLinear": {1: values.quantize},
+    "RNN": {1: values.recurrent},
+    "Resize": {1: shapes.upsample, 11: shapes.resize},
+    "Scan": {1: control.scan},
+    "Scatter": {1: shapes.scatter},
+    "Slice": {1: shapes.slice_of_attributes, 10: direct},
+    "Softmax": {1: shapes.flattened_softmax, 13: direct},
+    "Split": {1: shapes.split_of_attribute, 13: shapes.split_equally, 18: shapes.split},
+    "Squeeze": {1: shapes.axes_of_attribute, 13: direct},
+    "TopK": {1: shapes.top_k_of_attribute, 10: direct},
+    "Unsqueeze": {1: shapes.axes_of_attribute, 13: direct},
+    "Upsample": {1: shapes.upsample_of_attribute, 9: shapes.upsample},
+}
+
+
+def rule_for(op_type: str, version: int) -> Converter | None:
+    """How an op of an opset is brought to ours; None when there is neither rule nor class."""
+    versions = RULES.get(op_type)
+    if versions is not None:
+        return versions[max(since for since in versions if since <= version)]
+    return direct if op_type in op_classes() else None
