@@ -1,0 +1,153 @@
+"""Layers of detectors, and those that resize."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from smelt import ops
+from smelt.types import evaluate_dim, symbols_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from smelt.importers.caffe._prototxt import Layer
+    from smelt.importers.caffe._step import Step
+    from smelt.ir import Value
+
+MAXIMUM_EXTENT: Final = 1 << 16
+MAXIMUM_CLASSES: Final = 1 << 20
+_CODES: Final = {1: "CORNER", 2: "CENTER_SIZE", 3: "CORNER_SIZE"}
+
+
+def convert_interp(step: Step) -> list[Value]:
+    """Bilinear resizing that keeps the corners, to a size or by a factor."""
+    step.require_inputs(1)
+    p = step.parameters("interp_param")
+    if p.pad_beg or p.pad_end:
+        raise step.misfit("pad_beg and pad_end are not imported; pad before the layer")
+    height, width = _image(step)
+    if p.height > 0 and p.width > 0:
+        size = (p.height, p.width)
+    else:
+        shrunk = [(d - 1) // max(p.shrink_factor, 1) + 1 for d in (height, width)]
+        size = tuple(d + (d - 1) * (max(p.zoom_factor, 1) - 1) for d in shrunk)
+    return [_resize(step, size, "linear", "align_corners")]
+
+
+def convert_upsample(step: Step) -> list[Value]:
+    """Each element repeated along both spatial axes."""
+    step.require_inputs(1)
+    scale = int(step.parameters("upsample_param").scale)
+    height, width = _image(step)
+    return [_resize(step, (height * scale, width * scale), "nearest", "asymmetric")]
+
+
+def _image(step: Step) -> tuple[int, int]:
+    match step.shape:
+        case (_, _, int(height), int(width)):
+            return height, width
+        case _:
+            raise step.misfit(f"its input {step.x.tensor} must be an image of known size")
+
+
+def _resize(step: Step, size: Sequence[int], mode: str, corners: str) -> Value:
+    if any(not 1 <= extent <= MAXIMUM_EXTENT for extent in size):
+        raise step.misfit(f"a size of {list(size)} is outside 1 to {MAXIMUM_EXTENT}")
+    sizes = step.integers(size, "sizes")
+    op = ops.Resize(
+        mode=mode,
+        coordinate_transformation_mode=corners,
+        nearest_mode="floor",
+        axes=(2, 3),
+    )
+    return step.add(op, step.x, None, None, sizes)
+
+
+def convert_normalize(step: Step) -> list[Value]:
+    """Each place, or each image, divided by its Euclidean norm and scaled."""
+    step.require_inputs(1)
+    p = step.parameters("norm_param")
+    channels = 1 if p.channel_shared else step.shape[1]
+    if not isinstance(channels, int):
+        raise step.misfit(f"the number of its input's channels, {channels}, must be known")
+    op = ops.Normalize(bool(p.across_spatial), bool(p.channel_shared), float(p.eps))
+    return [step.add(op, step.x, step.weight(0, (channels,), "scale"))]
+
+
+def refuse_prior_box(layer: Layer) -> str | None:
+    """Why a PriorBox's parameters are refused, if they are."""
+    p = layer.parameters("prior_box_param")
+    if (p.step and (p.step_h or p.step_w)) or (p.img_size and (p.img_h or p.img_w)):
+        return "one number and two are given for step or img_size; keep one kind"
+    if not p.min_size or any(size <= 0 for size in p.min_size):
+        return f"min_size {list(p.min_size)} must be positive numbers"
+    return None
+
+
+def convert_prior_box(step: Step) -> list[Value]:
+    """The default boxes of a feature map."""
+    step.require_inputs(2)
+    p = step.parameters("prior_box_param")
+    op = ops.PriorBox(
+        min_size=tuple(p.min_size),
+        max_size=tuple(p.max_size),
+        aspect_ratio=tuple(p.aspect_ratio),
+        flip=bool(p.flip),
+        clip=bool(p.clip),
+        variance=tuple(p.variance) or (0.1,),
+        img_h=int(p.img_size or p.img_h),
+        img_w=int(p.img_size or p.img_w),
+        step_h=float(p.step or p.step_h),
+        step_w=float(p.step or p.step_w),
+        offset=float(p.offset),
+    )
+    return [step.add(op, *step.inputs)]
+
+
+def refuse_detection_output(layer: Layer) -> str | None:
+    """Why a DetectionOutput's parameters are refused, if they are."""
+    p = layer.parameters("detection_output_param")
+    if not p.normalized_bbox:
+        return "normalized_bbox: false (boxes in pixels) is not imported"
+    if not 1 <= p.num_classes <= MAXIMUM_CLASSES:
+        return f"num_classes {p.num_classes} is outside 1 to {MAXIMUM_CLASSES}"
+    return None
+
+
+def convert_detection_output(step: Step) -> list[Value]:
+    """Detections of all images; how many, a run tells."""
+    step.require_inputs(3, 4)
+    p = step.parameters("detection_output_param")
+    symbol = _count_symbol(step)
+    threshold: dict[str, float] = {}
+    if p.HasField("confidence_threshold"):
+        threshold["confidence_threshold"] = float(p.confidence_threshold)
+    op = ops.DetectionOutput(
+        num_classes=int(p.num_classes),
+        share_location=bool(p.share_location),
+        background_label_id=int(p.background_label_id),
+        nms_threshold=float(p.nms_param.nms_threshold),
+        top_k=int(p.nms_param.top_k) if p.nms_param.HasField("top_k") else -1,
+        eta=float(p.nms_param.eta),
+        code_type=_CODES[p.code_type],
+        variance_encoded_in_target=bool(p.variance_encoded_in_target),
+        keep_top_k=int(p.keep_top_k),
+        count_symbol=symbol,
+        **threshold,
+    )
+    inputs = step.inputs[:3]
+    result = step.add(op, *inputs)
+    bound = op.count_bound([value.operand for value in inputs])
+    step.graph.symbol_bounds[symbol] = evaluate_dim(
+        bound, {name: step.batches.get(name, 1) for name in symbols_of(bound)}
+    )
+    return [result]
+
+
+def _count_symbol(step: Step) -> str:
+    """A name for the number of rows that no other layer has and that a dimension can hold."""
+    name = re.sub(r"\W", "_", f"count_of_{step.layer.name}", flags=re.ASCII)
+    while name in step.graph.symbol_bounds:
+        name += "_"
+    return name

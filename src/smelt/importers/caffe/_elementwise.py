@@ -1,0 +1,297 @@
+"""Layers that map each element: activations, arithmetic with constants and between blobs."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from smelt import ops
+from smelt.errors import GraphError
+from smelt.importers.caffe._step import Refusal, Step
+from smelt.types import DType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from smelt.importers.caffe._prototxt import Layer
+    from smelt.ir import Constant, Op, Value
+    from smelt.types import Dim
+
+
+def unary(make: Callable[[], Op]) -> Callable[[Step], list[Value]]:
+    """The converter of a layer that is one op without parameters."""
+
+    def convert(step: Step) -> list[Value]:
+        step.require_inputs(1)
+        return [step.add(make(), step.x)]
+
+    return convert
+
+
+def convert_relu(step: Step) -> list[Value]:
+    """ReLU, leaky where the layer has a negative slope."""
+    step.require_inputs(1)
+    slope = float(step.parameters("relu_param").negative_slope)
+    return [step.add(ops.LeakyRelu(alpha=slope) if slope else ops.Relu(), step.x)]
+
+
+def convert_elu(step: Step) -> list[Value]:
+    """Exponential linear unit."""
+    step.require_inputs(1)
+    return [step.add(ops.Elu(alpha=float(step.parameters("elu_param").alpha)), step.x)]
+
+
+def convert_relu6(step: Step) -> list[Value]:
+    """ReLU that stops at six."""
+    step.require_inputs(1)
+    return [step.add(ops.Clip(), step.x, step.number(0, "minimum"), step.number(6, "maximum"))]
+
+
+def convert_prelu(step: Step) -> list[Value]:
+    """ReLU with a learned negative slope, one for each channel or one for all."""
+    step.require_inputs(1)
+    shared = bool(step.parameters("prelu_param").channel_shared)
+    channels = 1 if shared else _extent(step, 1)
+    slope = step.weight(0, (channels,), "slope")
+    if not shared:
+        slope = step.reshape_weight(slope, (channels, *[1] * (step.rank - 2)))
+    return [step.add(ops.PRelu(), step.x, slope)]
+
+
+def convert_power(step: Step) -> list[Value]:
+    """``(shift + scale * x) ** power``."""
+    step.require_inputs(1)
+    p = step.parameters("power_param")
+    chain = _affine(step, p.scale, p.shift)
+    if p.power != 1:
+        chain.append(("power", ops.Pow(), step.number(p.power, "power")))
+    return [_run(step, chain)]
+
+
+def convert_exp(step: Step) -> list[Value]:
+    """``base ** (shift + scale * x)``; a base of -1 is e."""
+    step.require_inputs(1)
+    p = step.parameters("exp_param")
+    factor = _logarithm(step, p.base)
+    chain = _affine(step, p.scale * factor, p.shift * factor)
+    return [_run(step, [*chain, ("exp", ops.Exp(), None)])]
+
+
+def convert_log(step: Step) -> list[Value]:
+    """The logarithm of ``shift + scale * x``; a base of -1 is e."""
+    step.require_inputs(1)
+    p = step.parameters("log_param")
+    factor = _logarithm(step, p.base)
+    chain = [*_affine(step, p.scale, p.shift), ("log", ops.Log(), None)]
+    if factor != 1:
+        chain.append(("base", ops.Div(), step.number(factor, "logarithm_of_base")))
+    return [_run(step, chain)]
+
+
+def _logarithm(step: Step, base: float) -> float:
+    if base == -1:
+        return 1.0
+    if base <= 0 or base == 1:
+        raise step.misfit(f"base {base} is not allowed: it must be positive and not 1, or -1 for e")
+    return math.log(base)
+
+
+def _affine(step: Step, scale: float, shift: float) -> list[tuple[str, Op, Constant | None]]:
+    chain: list[tuple[str, Op, Constant | None]] = []
+    if scale != 1:
+        chain.append(("scale", ops.Mul(), step.number(scale, "scale")))
+    if shift != 0:
+        chain.append(("shift", ops.Add(), step.number(shift, "shift")))
+    return chain
+
+
+def _run(step: Step, chain: Sequence[tuple[str, Op, Constant | None]]) -> Value:
+    """Apply ops one after the other; the last node has the layer's name."""
+    value = step.x
+    if not chain:
+        return step.add(ops.Identity(), value)
+    for number, (name, op, argument) in enumerate(chain, 1):
+        inputs = [value] if argument is None else [value, argument]
+        value = step.add(op, *inputs, name="" if number == len(chain) else name)
+    return value
+
+
+def convert_threshold(step: Step) -> list[Value]:
+    """One where the input is greater than the threshold, else zero."""
+    step.require_inputs(1)
+    limit = step.number(step.parameters("threshold_param").threshold, "threshold")
+    above = step.add(ops.Greater(), step.x, limit, name="above")
+    return [step.add(ops.Cast(DType.FLOAT32), above)]
+
+
+def refuse_batch_norm(layer: Layer) -> str | None:
+    """Why a batch normalisation is refused, if it is."""
+    p = layer.parameters("batch_norm_param")
+    if p.HasField("use_global_stats") and not p.use_global_stats:
+        return (
+            "use_global_stats: false normalises by the batch at hand; train with a moving average"
+        )
+    return None
+
+
+def convert_batch_norm(step: Step) -> list[Value]:
+    """``(x - mean) / sqrt(variance + eps)``; the stored sums are divided by their count here.
+
+    The constants ``layer.mean`` and ``layer.variance`` are the quotients. A fork stores scale and
+    bias as well.
+    """
+    step.require_inputs(1)
+    channels = _extent(step, 1)
+    count = step.blob(2).reshape(-1)
+    if count.size != 1:
+        raise step.misfit(f"blob 2, the count of its averages, has {count.size} elements, not one")
+    factor = np.float32(0 if count[0] == 0 else 1 / count[0])
+    stored = [step.blob(i) for i in range(2)]
+    if any(array.size != channels for array in stored):
+        raise step.misfit(
+            f"its averages have {[a.size for a in stored]} elements for {channels} channels"
+        )
+    mean, variance = (array.reshape(channels).astype(np.float32) * factor for array in stored)
+    affine = [
+        step.weight(3 + i, (channels,), ("weight", "bias")[i])
+        if step.blob_count() == 5
+        else step.store(np.full(channels, 1 - i, np.float32), ("scale", "shift")[i])
+        for i in range(2)
+    ]
+    op = ops.BatchNormalization(epsilon=float(step.parameters("batch_norm_param").eps))
+    return [
+        step.add(op, step.x, *affine, step.store(mean, "mean"), step.store(variance, "variance"))
+    ]
+
+
+def convert_scale(step: Step) -> list[Value]:
+    """Product with weights, or with a second bottom, along some axes; then perhaps a bias."""
+    step.require_inputs(1, 2)
+    p = step.parameters("scale_param")
+    factor: Value | Constant
+    shape: tuple[Dim, ...]
+    if len(step.inputs) == 2:
+        factor, shape = _second_bottom(step, p.axis)
+        bias_index = 0
+    else:
+        shape = _covered(step, p.axis, p.num_axes)
+        factor = _spread(step, step.weight(0, _known(step, shape)), p.axis)
+        bias_index = 1
+    if not p.bias_term:
+        return [step.add(ops.Mul(), step.x, factor)]
+    bias = _spread(step, step.weight(bias_index, _known(step, shape), "bias"), p.axis)
+    return [step.add(ops.Add(), step.add(ops.Mul(), step.x, factor, name="product"), bias)]
+
+
+def convert_bias(step: Step) -> list[Value]:
+    """Sum with weights, or with a second bottom, along some axes."""
+    step.require_inputs(1, 2)
+    p = step.parameters("bias_param")
+    if len(step.inputs) == 2:
+        return [step.add(ops.Add(), step.x, _second_bottom(step, p.axis)[0])]
+    weights = step.weight(0, _covered(step, p.axis, p.num_axes), "bias")
+    return [step.add(ops.Add(), step.x, _spread(step, weights, p.axis))]
+
+
+def _covered(step: Step, axis: int, count: int) -> tuple[int, ...]:
+    """Extents of the axes that weights cover: ``count`` of them, -1 for all from ``axis`` on."""
+    if count == 0:
+        return ()
+    start = step.axis(axis)
+    stop = step.rank if count == -1 else start + count
+    if not start < stop <= step.rank:
+        raise step.misfit(
+            f"num_axes {count} from axis {axis} is outside its input of {step.rank} axes"
+        )
+    return _known(step, step.shape[start:stop])
+
+
+def _known(step: Step, extents: Sequence[Dim]) -> tuple[int, ...]:
+    known = tuple(d for d in extents if isinstance(d, int))
+    if len(known) != len(extents):
+        raise step.misfit(f"its weights have a shape of {list(extents)}, which must be known")
+    return known
+
+
+def _spread(step: Step, weights: Constant, axis: int) -> Constant:
+    """Weights with axes of one after theirs, so that they meet the axes they cover."""
+    shape = tuple(int(d) for d in weights.type.shape if isinstance(d, int))
+    if not shape:
+        return weights
+    after = step.rank - step.axis(axis) - len(shape)
+    return step.reshape_weight(weights, (*shape, *[1] * after))
+
+
+def _second_bottom(step: Step, axis: int) -> tuple[Value, tuple[Dim, ...]]:
+    """The second bottom, made to meet the first's axes from ``axis``; and its own extents."""
+    second = step.inputs[1]
+    shape = second.tensor.shape
+    start = 0 if axis == 0 or not shape else step.axis(axis)
+    if tuple(step.shape[start : start + len(shape)]) != tuple(shape):
+        raise step.misfit(
+            f"its second bottom {second.tensor} does not match {step.x.tensor} from axis {start}"
+        )
+    if start + len(shape) == step.rank:
+        return second, shape
+    wanted = (*shape, *[1] * (step.rank - start - len(shape)))
+    return step.reshape(second, wanted, "spread"), shape
+
+
+_ELTWISE = {0: ("product", ops.Mul), 1: ("sum", ops.Add), 2: ("maximum", ops.Max)}
+
+
+def convert_eltwise(step: Step) -> list[Value]:
+    """Product, weighted sum or maximum of any number of blobs of one shape."""
+    p = step.parameters("eltwise_param")
+    if len(step.inputs) < 2:
+        raise GraphError("an Eltwise layer takes two bottoms or more", node=step.where)
+    for value in step.inputs[1:]:
+        if value.tensor.shape != step.shape:
+            raise step.misfit(f"its bottoms differ: {step.x.tensor} and {value.tensor}")
+    coefficients = list(p.coeff)
+    if coefficients and (p.operation != 1 or len(coefficients) != len(step.inputs)):
+        raise step.misfit(
+            f"{len(coefficients)} coefficients: a sum takes one for each of its "
+            f"{len(step.inputs)} bottoms, other operations none"
+        )
+    terms = [
+        value
+        if coefficient == 1
+        else step.add(
+            ops.Mul(), value, step.number(coefficient, f"coeff{number}"), name=f"scaled{number}"
+        )
+        for number, (value, coefficient) in enumerate(
+            zip(step.inputs, coefficients or [1.0] * len(step.inputs), strict=True)
+        )
+    ]
+    name, kind = _ELTWISE[p.operation]
+    result = terms[0]
+    for number, term in enumerate(terms[1:], 1):
+        result = step.add(
+            kind(), result, term, name="" if number == len(terms) - 1 else f"{name}{number}"
+        )
+    return [result]
+
+
+def convert_mvn(step: Step) -> list[Value]:
+    """Mean and variance of each channel, or of each image, brought to zero and one."""
+    step.require_inputs(1)
+    p = step.parameters("mvn_param")
+    axes = step.integers(range(1 if p.across_channels else 2, step.rank), "axes")
+    if step.rank < 3 and not p.across_channels:
+        raise Refusal("its input has no spatial axes to take a mean over")
+    mean = step.add(ops.ReduceMean(keepdims=True), step.x, axes, name="mean")
+    if not p.normalize_variance:
+        return [step.add(ops.Sub(), step.x, mean)]
+    centred = step.add(ops.Sub(), step.x, mean, name="centred")
+    squares = step.add(ops.Mul(), centred, centred, name="squares")
+    variance = step.add(ops.ReduceMean(keepdims=True), squares, axes, name="variance")
+    deviation = step.add(ops.Sqrt(), variance, name="deviation")
+    divisor = step.add(ops.Add(), deviation, step.number(p.eps, "eps"), name="divisor")
+    return [step.add(ops.Div(), centred, divisor)]
+
+
+def _extent(step: Step, axis: int) -> int:
+    return _known(step, (step.shape[step.axis(axis)],))[0]

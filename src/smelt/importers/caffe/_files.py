@@ -1,0 +1,104 @@
+"""What the user names: a path, bytes or text; and what is wrong with it when it cannot be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from smelt.errors import ModelFormatError
+from smelt.importers.caffe._wire import Reader
+
+if TYPE_CHECKING:
+    from smelt.importers.caffe._wire import StoredLayer
+    from smelt.ir import Array
+
+MAXIMUM_TEXT_BYTES: Final = 16 << 20
+_CONTROL: Final = frozenset(range(32)) - {9, 10, 11, 12, 13}
+
+
+def read_prototxt(source: Path | bytes | str) -> tuple[str, str]:
+    """The text of a prototxt and what to call it.
+
+    A string with a brace or a line end is the text itself, any other is a path.
+
+    Raises ModelFormatError: when it cannot be read, is too long, or is a binary file.
+    """
+    if isinstance(source, str) and ("{" in source or "\n" in source):
+        data, what = source.encode("utf-8", "surrogateescape"), "prototxt"
+    else:
+        data, what = _read(source, "prototxt")
+    if len(data) > MAXIMUM_TEXT_BYTES:
+        raise ModelFormatError(
+            f"{what}: {len(data)} bytes are too many for a prototxt (the limit is "
+            f"{MAXIMUM_TEXT_BYTES}); is it the caffemodel? The prototxt comes first"
+        )
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ModelFormatError(_binary_given(what, error.start)) from error
+    if _is_binary(data):
+        raise ModelFormatError(_binary_given(what, 0))
+    return text, what
+
+
+def read_caffemodel(source: Path | bytes | str) -> tuple[list[StoredLayer], str]:
+    """Layers of a caffemodel with their weights, and what to call it. Raises ModelFormatError."""
+    data, what = _read(source, "caffemodel")
+    if _is_prototxt(data):
+        raise ModelFormatError(
+            f"{what} is text, not a caffemodel: are prototxt and caffemodel swapped? "
+            "The prototxt comes first"
+        )
+    layers = Reader(data, what).read_layers()
+    if any(layer.is_v0 for layer in layers):
+        raise ModelFormatError(
+            f"{what} is in the V0 format of 2013; upgrade it with Caffe's upgrade_net_proto_binary"
+        )
+    if not layers:
+        raise ModelFormatError(
+            f"{what} holds no layers: it is empty or no caffemodel; give the file that training "
+            "wrote"
+        )
+    return layers, what
+
+
+def read_mean(source: Path | bytes | str) -> Array:
+    """Read a mean image, float32 ``(1, C, H, W)``, from a binaryproto's path or bytes.
+
+    Raises ModelFormatError: when the file cannot be read or is no binaryproto.
+    """
+    data, what = _read(source, "mean")
+    blob = Reader(data, what).read_blob(where="the mean image")
+    array = blob.array()
+    if array.size == 0:
+        raise ModelFormatError(
+            f"{what} holds no mean image: give a binaryproto as compute_image_mean writes it"
+        )
+    return array.astype("float32", copy=False)
+
+
+def _read(source: Path | bytes | str, what: str) -> tuple[bytes, str]:
+    if isinstance(source, bytes | bytearray | memoryview):
+        return bytes(source), what
+    path = Path(source)
+    try:
+        return path.read_bytes(), f"{what} {path}"
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ModelFormatError(f"{what} {path}: {reason}; check the path") from error
+
+
+def _is_binary(data: bytes) -> bool:
+    return any(byte in _CONTROL for byte in data[:4096])
+
+
+def _is_prototxt(data: bytes) -> bool:
+    head = data[:4096]
+    return bool(head) and not _is_binary(head) and head.isascii() and any(c in head for c in b":{")
+
+
+def _binary_given(what: str, position: int) -> str:
+    return (
+        f"{what} is not text (byte {position}): is it a caffemodel? The prototxt comes first, "
+        "then the caffemodel"
+    )

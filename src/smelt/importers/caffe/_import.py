@@ -1,0 +1,266 @@
+"""Layers into a graph, one after the other."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from smelt.errors import GraphError, ModelFormatError, ShapeError, UnsupportedError
+from smelt.importers.caffe._files import read_caffemodel, read_prototxt
+from smelt.importers.caffe._inputs import DATA_LAYERS, data_inputs
+from smelt.importers.caffe._layers import DROPPED, LAYERS
+from smelt.importers.caffe._prototxt import parse_prototxt
+from smelt.importers.caffe._step import Refusal, Step, Weights
+from smelt.ir import Graph
+from smelt.types import DType, SymbolicDim, TensorType
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from smelt.importers.caffe._prototxt import Layer, Prototxt
+    from smelt.importers.caffe._wire import Blob
+    from smelt.ir import Value
+    from smelt.types import Dim
+
+_log = logging.getLogger(__name__)
+
+BATCH: Final = "batch"
+MAXIMUM_EXTENT: Final = 1 << 31
+MAXIMUM_RANK: Final = 32  # Caffe's own limit
+
+
+def import_caffe(
+    prototxt: Path | bytes | str,
+    caffemodel: Path | bytes | str | None = None,
+    *,
+    dtype: str = "float32",
+    outputs: Sequence[str] | None = None,
+) -> tuple[Graph, dict[str, Value]]:
+    """Read a Caffe network as it runs in the TEST phase.
+
+    The first extent of the inputs is the implicit batch: whatever the prototxt declares there, it
+    becomes the symbol ``batch`` (an input whose first extent differs from the first input's keeps
+    its own). Data layers become inputs; losses, Accuracy and Silence vanish. Weights are constants
+    named ``layer.weight`` and ``layer.bias`` (``.slope`` of PReLU, ``.mean`` and ``.variance`` of
+    BatchNorm, already divided by their count), and keep the shapes that Caffe gives them.
+
+    Args:
+        prototxt: A path, the file's bytes, or its text (a string with a brace or a line end).
+        caffemodel: A path or the file's bytes; None for a network without weights.
+        dtype: How weights are stored: ``float32`` or ``float16``. Half precision weights are cast
+        to float32 where
+            they are used, so inputs, outputs and arithmetic stay float32 unless the builder is
+            asked for less.
+        outputs: Blobs to mark as outputs; None marks what no layer reads, an empty list nothing.
+
+    Returns:
+        The graph, and for each blob its value: after the last layer that writes it.
+
+    Raises:
+        ModelFormatError: A file is missing, malformed, truncated, or not what it should be.
+        GraphError: Layers do not fit together; ShapeError: their shapes do not.
+        UnsupportedError: Layers that cannot be imported, every one with its reason.
+    """
+    if dtype not in ("float32", "float16"):
+        raise UnsupportedError(f"weights of {dtype!r}; choose 'float32' or 'float16'")
+    net = parse_prototxt(*read_prototxt(prototxt))
+    weights = _weights_by_layer(caffemodel, DType(dtype))
+    _refuse_unknown(net)
+    importer = _Importer(net, weights)
+    importer.run()
+    return importer.graph, importer.finish(outputs)
+
+
+def _weights_by_layer(caffemodel: Path | bytes | str | None, dtype: DType) -> Weights:
+    if caffemodel is None:
+        return Weights({}, None, dtype)
+    layers, what = read_caffemodel(caffemodel)
+    blobs: dict[str, Sequence[Blob]] = {}
+    for layer in layers:
+        if layer.blobs:
+            blobs[layer.name] = layer.blobs
+    return Weights(blobs, what, dtype)
+
+
+def _refuse_unknown(net: Prototxt) -> None:
+    """Report every layer that needs no shapes to be refused, all at once."""
+    reasons: list[str] = []
+    for layer in net.layers:
+        if layer.type in DROPPED or layer.type in DATA_LAYERS:
+            continue
+        rule = LAYERS.get(layer.type)
+        if rule is None:
+            reasons.append(f"{layer}: no layer of this type is imported")
+        elif rule.refuse is not None and (reason := rule.refuse(layer)):
+            reasons.append(f"{layer}: {reason}")
+    _raise_reasons(reasons)
+
+
+def _raise_reasons(reasons: Sequence[str]) -> None:
+    if reasons:
+        count = f"{len(reasons)} layers" if len(reasons) > 1 else "a layer"
+        raise UnsupportedError(
+            f"the network has {count} that smelt cannot import; cut there, or run these yourself:",
+            reasons=reasons,
+        )
+
+
+class _Importer:
+    """The graph as far as it is made, and what each blob's name means at this point."""
+
+    def __init__(self, net: Prototxt, weights: Weights) -> None:
+        self.graph = Graph(net.name)
+        self._net = net
+        self._weights = weights
+        self._blobs: dict[str, Value] = {}
+        self._read: set[int] = set()
+        self._unknown: dict[str, str] = {}
+        """Blobs that have no value, and why."""
+        self._declared_batch: int | None = None
+        self._reasons: list[str] = []
+        self._writers: dict[str, str] = {}
+        for layer in net.layers:
+            for top in layer.tops:
+                self._writers.setdefault(top, layer.name)
+
+    def run(self) -> None:
+        """Add every layer. Raises UnsupportedError with every reason that came up."""
+        for name, dims in self._net.inputs:
+            self._add_input(name, dims, f"input {name!r}")
+        for layer in self._net.layers:
+            if layer.type in DATA_LAYERS:
+                self._add_data_layer(layer)
+            elif layer.type == "Silence":
+                self._take_bottoms(layer)
+            elif layer.type not in DROPPED:
+                self._convert(layer)
+        _raise_reasons(self._reasons)
+
+    def finish(self, outputs: Sequence[str] | None) -> dict[str, Value]:
+        """Name the values after their blobs and mark outputs.
+
+        Raises GraphError: when there is no blob of a name.
+        """
+        names = {value.name for value in self.graph.inputs}
+        for name, value in self._blobs.items():
+            if value.producer is not None and name not in names:
+                value.name = name
+        if outputs is None:
+            chosen = [
+                value
+                for value in self._blobs.values()
+                if id(value) not in self._read and value.producer is not None
+            ]
+        else:
+            chosen = [self._find_output(name) for name in outputs]
+        self.graph.outputs = list({id(value): value for value in chosen}.values())
+        return dict(self._blobs)
+
+    def _find_output(self, name: str) -> Value:
+        if name not in self._blobs:
+            known = ", ".join(list(self._blobs)[-8:])
+            raise GraphError(
+                f"there is no blob {name!r} to mark as output; the last ones are {known}"
+            )
+        return self._blobs[name]
+
+    def _add_input(self, name: str, dims: Sequence[int], where: str) -> None:
+        if not 1 <= len(dims) <= MAXIMUM_RANK or any(not 1 <= d < MAXIMUM_EXTENT for d in dims):
+            raise ShapeError(
+                f"its declared shape {list(dims[:MAXIMUM_RANK])} needs 1 to {MAXIMUM_RANK} extents "
+                "of at least 1",
+                node=where,
+            )
+        if name in self._blobs:
+            raise GraphError(f"two inputs have the name {name!r}; rename one", node=where)
+        batch: Dim = dims[0]
+        if self._declared_batch in (None, dims[0]):
+            self._declared_batch = dims[0]
+            batch = SymbolicDim.symbol(BATCH)
+            _log.info("%s: the declared batch of %d is left open", where, dims[0])
+        else:
+            _log.info("%s: keeps its first extent of %d, which is not the batch", where, dims[0])
+        kind = TensorType(DType.FLOAT32, (batch, *dims[1:]))
+        self._blobs[name] = self.graph.add_input(name, kind)
+
+    def _add_data_layer(self, layer: Layer) -> None:
+        shapes = data_inputs(layer, self._net, self._weights)
+        for top, shape in zip(layer.tops, shapes, strict=True):
+            if isinstance(shape, str):
+                self._unknown[top] = shape
+            elif self._is_needed(top):
+                self._add_input(top, shape, f"layer {layer.name!r}")
+
+    def _is_needed(self, blob: str) -> bool:
+        """Whether a layer that is kept reads the blob: labels go with the losses that read them."""
+        return any(blob in layer.bottoms for layer in self._net.layers if layer.type not in DROPPED)
+
+    def _convert(self, layer: Layer) -> None:
+        inputs = self._take_bottoms(layer)
+        if inputs is None:
+            self._unknown.update(dict.fromkeys(layer.tops, "the layer that makes it is refused"))
+            return
+        if not layer.tops:
+            raise GraphError("it has no top; name one", node=f"layer {layer.name!r}")
+        step = Step(layer, tuple(inputs), self.graph, self._weights, self._batches())
+        try:
+            results = LAYERS[layer.type].convert(step)
+        except Refusal as refusal:
+            self._reasons.append(f"{layer}: {refusal}")
+            self._unknown.update(dict.fromkeys(layer.tops, "the layer that makes it is refused"))
+            return
+        except ShapeError as error:
+            if error.node is not None:
+                raise
+            raise step.misfit(error.message) from error
+        self._put_tops(layer, results)
+
+    def _batches(self) -> Mapping[str, int]:
+        return {} if self._declared_batch is None else {BATCH: self._declared_batch}
+
+    def _take_bottoms(self, layer: Layer) -> list[Value] | None:
+        """Values of the bottoms; None when one depends on a refused layer. Raises GraphError."""
+        values: list[Value] = []
+        refused = False
+        for name in layer.bottoms:
+            if name in self._blobs:
+                self._read.add(id(self._blobs[name]))
+                values.append(self._blobs[name])
+            elif name in self._unknown:
+                refused = True
+                if not self._unknown[name].startswith("the layer"):
+                    raise ModelFormatError(f"{layer} reads {name!r}: {self._unknown[name]}")
+            else:
+                raise self._missing(layer, name)
+        return None if refused else values
+
+    def _missing(self, layer: Layer, bottom: str) -> GraphError:
+        writer = self._writers.get(bottom)
+        if writer is None:
+            problem = "which no layer and no input of the prototxt makes: mend the name"
+        elif writer == layer.name:
+            problem = "which it makes itself: a cycle"
+        else:
+            problem = f"which layer {writer!r} makes only later: a cycle, or layers out of order"
+        return GraphError(f"it reads the blob {bottom!r}, {problem}", node=f"layer {layer.name!r}")
+
+    def _put_tops(self, layer: Layer, results: Sequence[Value]) -> None:
+        where = f"layer {layer.name!r}"
+        if len(layer.tops) != len(results):
+            raise GraphError(
+                f"it has {len(layer.tops)} tops where {len(results)} are made", node=where
+            )
+        if len(set(layer.tops)) != len(layer.tops):
+            raise GraphError(f"two of its tops have one name: {list(layer.tops)}", node=where)
+        for top, value in zip(layer.tops, results, strict=True):
+            if top in self._blobs and top not in layer.bottoms:
+                raise GraphError(
+                    f"it writes the blob {top!r}, which exists, without reading it; rename the top",
+                    node=where,
+                )
+            if value is not self._blobs.get(top):
+                value.name = f"{top}@{layer.name}"
+            # The last write comes last, so that outputs are in the order in which they are made.
+            self._blobs.pop(top, None)
+            self._blobs[top] = value

@@ -1,0 +1,165 @@
+"""The text of a prototxt as a list of layers: one form for both formats, for the TEST phase."""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from google.protobuf import text_format
+
+from smelt.errors import GraphError, ModelFormatError
+from smelt.importers.caffe._schema import V1_TYPES, new_message
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+_log = logging.getLogger(__name__)
+
+MAXIMUM_LAYERS: Final = 100_000
+_TEST: Final = 1
+_V1_NAMES: Final = dict(V1_TYPES.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A layer as the prototxt describes it, the same for both formats."""
+
+    name: str
+    type: str
+    bottoms: tuple[str, ...]
+    tops: tuple[str, ...]
+    message: Any
+    """The message itself; ``parameters`` reads it."""
+
+    def parameters(self, field: str) -> Any:
+        """The parameters under ``field``, with their defaults where the layer has none."""
+        if field in self.message.DESCRIPTOR.fields_by_name:
+            return getattr(self.message, field)
+        return getattr(new_message("LayerParameter"), field)
+
+    def __str__(self) -> str:
+        return f"{self.type} layer {self.name!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class Prototxt:
+    """A parsed prototxt."""
+
+    name: str
+    inputs: tuple[tuple[str, tuple[int, ...]], ...]
+    """Inputs declared outside layers: name and declared extents, batch first."""
+    layers: tuple[Layer, ...]
+    """Layers that run in the TEST phase, in order."""
+
+
+def parse_prototxt(text: str, what: str) -> Prototxt:
+    """Read a prototxt in the current or in the V1 format.
+
+    Raises:
+        ModelFormatError: It is malformed (with line and column), or in the V0 format.
+        GraphError: Two layers have one name.
+    """
+    net = _parse(text, what)
+    if net.layer and net.layers:
+        raise ModelFormatError(
+            f"{what} mixes `layer` and `layers`, the current and the V1 format; upgrade it"
+        )
+    if not (net.layer or net.layers):
+        raise ModelFormatError(
+            f"{what} has no layers: is it a solver's prototxt? Give the network's"
+        )
+    if len(net.layer) + len(net.layers) > MAXIMUM_LAYERS:
+        raise ModelFormatError(f"{what} has more than {MAXIMUM_LAYERS} layers")
+    if any(layer.HasField("layer") for layer in net.layers):
+        raise ModelFormatError(
+            f"{what} is in the V0 format of 2013; upgrade it with Caffe's upgrade_net_proto_text"
+        )
+    layers = tuple(_kept_layers(net, what))
+    _refuse_duplicates(layers)
+    return Prototxt(str(net.name) or "network", tuple(_declared_inputs(net, what)), layers)
+
+
+def _parse(text: str, what: str) -> Any:
+    try:
+        try:
+            return text_format.Parse(text, new_message("NetParameter"))
+        except text_format.ParseError as error:
+            if "has no field named" not in str(error):
+                raise
+            net = text_format.Parse(text, new_message("NetParameter"), allow_unknown_field=True)
+            _log.warning("%s: %s It is ignored, as are others like it.", what, _clean(error))
+            return net
+    except text_format.ParseError as error:
+        raise ModelFormatError(
+            f"{what}, line:column {_clean(error)} Mend it, or give the network's prototxt"
+        ) from error
+    except (RecursionError, UnicodeError, ValueError) as error:
+        raise ModelFormatError(
+            f"{what} cannot be parsed ({type(error).__name__}): is it a network?"
+        ) from error
+
+
+def _clean(error: Exception) -> str:
+    """Protobuf's message, short and without our package's name."""
+    return re.sub(r"smelt\.caffe\.(\w+Scope\.)?", "", str(error))[:400]
+
+
+def _kept_layers(net: Any, what: str) -> Iterator[Layer]:
+    for index, message in enumerate(net.layer or net.layers):
+        kind = message.type if net.layer else _V1_NAMES.get(message.type, "")
+        name = message.name or f"layer{index}"
+        if not kind:
+            raise ModelFormatError(f"{what}: layer {name!r} has no type; every layer needs one")
+        layer = Layer(name, kind, tuple(message.bottom), tuple(message.top), message)
+        if _runs_in_test(layer, net.state):
+            yield layer
+
+
+def _runs_in_test(layer: Layer, state: Any) -> bool:
+    include, exclude = layer.message.include, layer.message.exclude
+    if include and exclude:
+        raise ModelFormatError(
+            f"{layer} has rules both to include and to exclude it; keep one kind"
+        )
+    if include:
+        return any(_rule_holds(rule, state) for rule in include)
+    return not any(_rule_holds(rule, state) for rule in exclude)
+
+
+def _rule_holds(rule: Any, state: Any) -> bool:
+    if rule.HasField("phase") and rule.phase != _TEST:
+        return False
+    if rule.HasField("min_level") and state.level < rule.min_level:
+        return False
+    if rule.HasField("max_level") and state.level > rule.max_level:
+        return False
+    stages = set(state.stage)
+    return stages.issuperset(rule.stage) and stages.isdisjoint(rule.not_stage)
+
+
+def _refuse_duplicates(layers: Iterable[Layer]) -> None:
+    seen: dict[str, Layer] = {}
+    for layer in layers:
+        if layer.name in seen:
+            raise GraphError(
+                f"the prototxt has two layers of this name, a {seen[layer.name].type} and a "
+                f"{layer.type}: weights are found by name; rename one of them",
+                node=f"layer {layer.name!r}",
+            )
+        seen[layer.name] = layer
+
+
+def _declared_inputs(net: Any, what: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+    names = list(net.input)
+    shapes = [tuple(shape.dim) for shape in net.input_shape]
+    dims = list(net.input_dim)
+    if not shapes and dims:
+        shapes = [tuple(dims[start : start + 4]) for start in range(0, len(dims), 4)]
+    if len(shapes) != len(names):
+        raise ModelFormatError(
+            f"{what} names {len(names)} inputs and gives {len(shapes)} shapes; each `input:` "
+            "needs four `input_dim:` or one `input_shape`"
+        )
+    yield from zip(names, shapes, strict=True)

@@ -1,0 +1,310 @@
+"""Layers that move elements, and those that reduce them."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from smelt import ops
+from smelt.errors import GraphError
+from smelt.importers.caffe._step import Refusal, Step
+from smelt.types import DType
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from smelt.importers.caffe._prototxt import Layer
+    from smelt.ir import Op, Value
+    from smelt.types import Dim
+
+MAXIMUM_TILES = 1 << 16
+
+
+def convert_identity(step: Step) -> list[Value]:
+    """Dropout and Split: every top is the bottom itself; written in place, no node is needed."""
+    step.require_inputs(1)
+    tops = step.layer.tops
+    if tops == step.layer.bottoms:
+        return [step.x]
+    return [
+        step.add(ops.Identity(), step.x, name=str(number) if number else "")
+        for number in range(len(tops))
+    ]
+
+
+def convert_softmax(step: Step) -> list[Value]:
+    """Softmax along one axis."""
+    step.require_inputs(1)
+    return [step.add(ops.Softmax(axis=step.axis(step.parameters("softmax_param").axis)), step.x)]
+
+
+def convert_concat(step: Step) -> list[Value]:
+    """Blobs end to end along one axis."""
+    if not step.inputs:
+        raise GraphError("a Concat layer takes bottoms", node=step.where)
+    p = step.parameters("concat_param")
+    if p.HasField("axis") and p.HasField("concat_dim"):
+        raise step.misfit("axis and concat_dim are both given; keep axis")
+    axis = step.axis(int(p.concat_dim) if p.HasField("concat_dim") else p.axis)
+    return [step.add(ops.Concat(axis=axis), *step.inputs)]
+
+
+def convert_slice(step: Step) -> list[Value]:
+    """One blob cut along an axis: at the points given, else into equal parts."""
+    step.require_inputs(1)
+    p = step.parameters("slice_param")
+    axis = step.axis(int(p.slice_dim) if p.HasField("slice_dim") else p.axis)
+    extent, count = step.shape[axis], len(step.layer.tops)
+    if not isinstance(extent, int):
+        raise step.misfit(f"the extent {extent} that it cuts must be known")
+    points = [0, *map(int, p.slice_point), extent]
+    if not p.slice_point:
+        if extent % count:
+            raise step.misfit(f"{extent} elements do not divide into {count} tops")
+        points = list(range(0, extent + 1, extent // count))
+    lengths = [stop - start for start, stop in pairwise(points)]
+    if len(lengths) != count or min(lengths) < 1:
+        raise step.misfit(
+            f"slice_point {points[1:-1]} does not cut {extent} elements into {count} tops"
+        )
+    if count == 1:
+        return [step.add(ops.Identity(), step.x)]
+    node = step.graph.add(
+        ops.Split(axis=axis),
+        step.x,
+        step.graph.add_constant(step.integers(lengths, "lengths")),
+        name=step.layer.name,
+    )
+    return list(node.outputs)
+
+
+def convert_flatten(step: Step) -> list[Value]:
+    """Some axes made into one."""
+    step.require_inputs(1)
+    p = step.parameters("flatten_param")
+    start, stop = step.axis(p.axis), step.axis(p.end_axis) + 1
+    if start == 1 and stop == step.rank and step.rank > 1:
+        return [step.add(ops.Flatten(axis=1), step.x)]
+    if stop <= start:
+        raise step.misfit(f"end_axis {p.end_axis} lies before axis {p.axis}")
+    joined: Dim = 1
+    for extent in step.shape[start:stop]:
+        joined = joined * extent
+    return [step.reshape(step.x, (*step.shape[:start], joined, *step.shape[stop:]))]
+
+
+def convert_reshape(step: Step) -> list[Value]:
+    """Axes from ``axis`` on take other extents: 0 copies one, -1 takes what is left.
+
+    A first extent that repeats the declared batch means the batch, whatever its size is when the
+    network runs.
+    """
+    step.require_inputs(1)
+    p = step.parameters("reshape_param")
+    start = p.axis if p.axis >= 0 else step.rank + p.axis + 1
+    stop = step.rank if p.num_axes == -1 else start + p.num_axes
+    if not 0 <= start <= stop <= step.rank:
+        raise step.misfit(
+            f"axis {p.axis} and num_axes {p.num_axes} are outside its input of {step.rank} axes"
+        )
+    made = list(step.shape[:start])
+    made += [_extent(step, axis, int(extent)) for axis, extent in enumerate(p.shape.dim, start)]
+    made += step.shape[stop:]
+    if made.count(-1) == 1:
+        made[made.index(-1)] = _left_over(step, made)
+    elif -1 not in made:
+        _check_count(step, made)
+    return [step.reshape(step.x, made)]
+
+
+def _extent(step: Step, axis: int, extent: int) -> Dim:
+    if extent < -1:
+        raise step.misfit(f"an extent of {extent}; only -1, 0 and positive ones are allowed")
+    source = step.shape[axis] if axis < step.rank else None
+    if extent == 0:
+        if source is None:
+            raise step.misfit(f"extent 0 copies axis {axis}, which its input does not have")
+        return source
+    if axis == 0 and source is not None and step.batches.get(str(source)) == extent:
+        return source
+    return extent
+
+
+def _left_over(step: Step, made: Sequence[Dim]) -> Dim:
+    """The extent that -1 stands for; left to the op where only a run can tell."""
+    count, others = _remaining(step.shape, made)
+    if count is None or others is None or others == 0:
+        return -1
+    if count % others:
+        raise step.misfit(f"{list(step.shape)} does not fit {list(made)}")
+    return count // others
+
+
+def _check_count(step: Step, made: Sequence[Dim]) -> None:
+    count, others = _remaining(step.shape, made)
+    if count is not None and others is not None and count != others:
+        raise step.misfit(f"{list(step.shape)} and {list(made)} differ in their number of elements")
+
+
+def _remaining(source: Sequence[Dim], made: Sequence[Dim]) -> tuple[int | None, int | None]:
+    """Elements of both shapes without the extents that they share; None where symbols remain."""
+    kept = list(source)
+    others: list[Dim] = []
+    for extent in made:
+        if extent in kept:
+            kept.remove(extent)
+        elif extent != -1:
+            others.append(extent)
+    return _product(kept), _product(others)
+
+
+def _product(extents: Sequence[Dim]) -> int | None:
+    known = [extent for extent in extents if isinstance(extent, int)]
+    return math.prod(known) if len(known) == len(extents) else None
+
+
+def convert_permute(step: Step) -> list[Value]:
+    """Axes in another order; those not named follow in theirs."""
+    step.require_inputs(1)
+    order = [int(axis) for axis in step.parameters("permute_param").order]
+    order += [axis for axis in range(step.rank) if axis not in order]
+    if sorted(order) != list(range(step.rank)):
+        raise step.misfit(f"order {order} is no order of its input's {step.rank} axes")
+    return [step.add(ops.Transpose(perm=tuple(order)), step.x)]
+
+
+def convert_crop(step: Step) -> list[Value]:
+    """The first bottom cut to the extents of the second, from ``axis`` on."""
+    step.require_inputs(2)
+    p = step.parameters("crop_param")
+    axis, target = step.axis(p.axis), step.inputs[1].tensor.shape
+    if len(target) != step.rank:
+        raise step.misfit(f"its bottoms {step.x.tensor} and {step.inputs[1].tensor} differ in rank")
+    offsets = [int(o) for o in p.offset] or [0]
+    axes = list(range(axis, step.rank))
+    if len(offsets) not in (1, len(axes)):
+        raise step.misfit(f"{len(offsets)} offsets for {len(axes)} cropped axes")
+    starts = offsets * len(axes) if len(offsets) == 1 else offsets
+    cut = [
+        (a, o, target[a]) for a, o in zip(axes, starts, strict=True) if target[a] != step.shape[a]
+    ]
+    ends: list[int] = []
+    for a, start, extent in cut:
+        source = step.shape[a]
+        if not (isinstance(extent, int) and isinstance(source, int)):
+            raise step.misfit(f"axis {a} is cut from {source} to {extent}, which must be known")
+        if start + extent > source:
+            raise step.misfit(
+                f"a cut of {extent} from {start} on does not fit axis {a} of {source}"
+            )
+        ends.append(start + extent)
+    if not cut:
+        return [step.add(ops.Identity(), step.x)]
+    return [
+        step.add(
+            ops.Slice(),
+            step.x,
+            step.integers([start for _, start, _ in cut], "starts"),
+            step.integers(ends, "ends"),
+            step.integers([a for a, _, _ in cut], "axes"),
+        )
+    ]
+
+
+def convert_tile(step: Step) -> list[Value]:
+    """Copies end to end along one axis."""
+    step.require_inputs(1)
+    p = step.parameters("tile_param")
+    if not 1 <= p.tiles <= MAXIMUM_TILES:
+        raise step.misfit(f"tiles {p.tiles} is outside 1 to {MAXIMUM_TILES}")
+    repeats = [1] * step.rank
+    repeats[step.axis(p.axis)] = int(p.tiles)
+    return [step.add(ops.Tile(), step.x, step.integers(repeats, "repeats"))]
+
+
+def convert_shuffle_channel(step: Step) -> list[Value]:
+    """Channels dealt out over groups."""
+    step.require_inputs(1)
+    group, channels = int(step.parameters("shuffle_channel_param").group), step.shape[1]
+    if not isinstance(channels, int) or group < 1 or channels % group:
+        raise step.misfit(f"{channels} channels do not divide into {group} groups")
+    batch, rest = step.shape[0], step.shape[2:]
+    parted = step.reshape(step.x, (batch, group, channels // group, *rest), "parted")
+    perm = (0, 2, 1, *range(3, step.rank + 1))
+    dealt = step.add(ops.Transpose(perm=perm), parted, name="dealt")
+    return [step.reshape(dealt, (batch, channels, *rest))]
+
+
+def refuse_arg_max(layer: Layer) -> str | None:
+    """Why an ArgMax's parameters are refused, if they are."""
+    return "top_k above 1 is not imported" if layer.parameters("argmax_param").top_k > 1 else None
+
+
+def convert_arg_max(step: Step) -> list[Value]:
+    """The position of the maximum as a float, or the maximum; with no axis, of each image."""
+    step.require_inputs(1)
+    p = step.parameters("argmax_param")
+    if p.HasField("axis"):
+        axis = step.axis(p.axis)
+        if p.out_max_val:
+            op = ops.ReduceMax(keepdims=True)
+            return [step.add(op, step.x, step.integers([axis], "axes"))]
+        return [_position(step, step.x, axis, "")]
+    flat = step.add(ops.Flatten(axis=1), step.x, name="flatten")
+    batch = step.shape[0]
+    if not p.out_max_val:
+        return [step.reshape(_position(step, flat, 1, "position"), (batch, 1, 1))]
+    maximum = step.add(
+        ops.ReduceMax(keepdims=True), flat, step.integers([1], "axes"), name="maximum"
+    )
+    both = step.add(ops.Concat(axis=1), _position(step, flat, 1, "position"), maximum, name="both")
+    return [step.reshape(both, (batch, 2, 1))]
+
+
+def _position(step: Step, value: Value, axis: int, name: str) -> Value:
+    # Among equal elements Caffe takes the last.
+    op = ops.ArgMax(axis=axis, keepdims=True, select_last_index=True)
+    index = step.add(op, value, name="index")
+    return step.add(ops.Cast(DType.FLOAT32), index, name=name)
+
+
+def convert_reduction(step: Step) -> list[Value]:
+    """Sum, sum of magnitudes or of squares, or mean of all axes from ``axis`` on."""
+    step.require_inputs(1)
+    p = step.parameters("reduction_param")
+    axis = step.axis(p.axis)
+    if axis == 0:
+        raise Refusal("axis 0 reduces over the batch, which is not fixed; reduce from axis 1 on")
+    axes = step.integers(range(axis, step.rank), "axes")
+    scaled = p.coeff != 1
+    op = _reduction(p.operation)
+    result = step.add(op, step.x, axes, name="reduced" if scaled else "")
+    if scaled:
+        result = step.add(ops.Mul(), result, step.number(p.coeff, "coeff"))
+    return [result]
+
+
+def _reduction(operation: int) -> Op:
+    match operation:
+        case 2:
+            return ops.ReduceL1(keepdims=False)
+        case 3:
+            return ops.ReduceSumSquare(keepdims=False)
+        case 4:
+            return ops.ReduceMean(keepdims=False)
+        case _:
+            return ops.ReduceSum(keepdims=False)
+
+
+def convert_embed(step: Step) -> list[Value]:
+    """Rows of the weights, chosen by index; then perhaps a bias."""
+    step.require_inputs(1)
+    p = step.parameters("embed_param")
+    weights = step.weight(0, (int(p.input_dim), int(p.num_output)))
+    index = step.add(ops.Cast(DType.INT64), step.x, name="index")
+    table = step.graph.add_constant(weights)
+    if not p.bias_term:
+        return [step.add(ops.Gather(axis=0), table, index)]
+    rows = step.add(ops.Gather(axis=0), table, index, name="rows")
+    return [step.add(ops.Add(), rows, step.weight(1, (int(p.num_output),)))]

@@ -1,0 +1,260 @@
+"""Reads weights from caffemodel and binaryproto files without a schema.
+
+Only the fields that every fork of Caffe numbers alike are read: names, types and blobs; all else is
+skipped by its length. So forks that give one number to different layers' parameters read well,
+protobuf's limit of 2 GB does not apply, elements become arrays at memory speed, and the work is
+bounded: each length is checked against what is there, and a file of more than ``MAXIMUM_FIELDS``
+fields is refused.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from smelt.errors import ModelFormatError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from smelt.ir import Array
+
+MAXIMUM_FIELDS: Final = 1_000_000
+MAXIMUM_RANK: Final = 32  # Caffe's own limit
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_UNPACKED: Final = (5, 9)
+"""Bytes of a float and of a double that is written with a tag of its own."""
+_RAW_TYPES: Final = {0: "<f8", 1: "<f4", 2: "<f2"}
+
+
+@dataclass(slots=True)
+class Blob:
+    """Elements as the file holds them; ``array`` makes an array of its own, so the file can go."""
+
+    where: str
+    dims: list[int] | None = None
+    legacy_dims: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
+    parts: list[Array] = field(default_factory=list[Any])
+    raw: memoryview | None = None
+    raw_type: int = 1
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Declared extents: ``shape``, else the four legacy numbers."""
+        return tuple(self.legacy_dims if self.dims is None else self.dims)
+
+    def array(self) -> Array:
+        """The elements as float32 (float16 where the file stores that). Raises ModelFormatError."""
+        shape, parts = self.shape, self._parts()
+        count = sum(part.size for part in parts)
+        if len(shape) > MAXIMUM_RANK or any(extent < 0 for extent in shape):
+            raise ModelFormatError(f"{self.where} has the impossible shape {list(shape[:40])}")
+        if math.prod(shape) != count:
+            raise ModelFormatError(
+                f"{self.where} declares {list(shape)}, {math.prod(shape)} elements, and holds "
+                f"{count}: the file is damaged; fetch it again"
+            )
+        half = bool(parts) and all(part.dtype.itemsize == 2 for part in parts)
+        kind = np.float16 if half else np.float32
+        result = np.empty(count, kind)
+        if parts:
+            # Doubles beyond float32 become infinite; the importer warns of what is not finite.
+            with np.errstate(over="ignore"):
+                np.concatenate(parts, out=result, casting="same_kind")
+        return result.reshape(shape)
+
+    def _parts(self) -> list[Array]:
+        if self.raw is None:
+            return self.parts
+        kind = _RAW_TYPES.get(self.raw_type)
+        if kind is None:
+            raise ModelFormatError(
+                f"{self.where} stores elements of raw type {self.raw_type}; only floats are read"
+            )
+        return [_elements(self.raw, kind, self.where)]
+
+
+@dataclass(slots=True)
+class StoredLayer:
+    """A layer of a caffemodel: what is needed to give its weights to the layer of a prototxt."""
+
+    name: str = ""
+    type: str = ""
+    blobs: list[Blob] = field(default_factory=list[Blob])
+    is_v0: bool = False
+
+
+class Reader:
+    """Walks one file; ``what`` names it in errors."""
+
+    def __init__(self, data: bytes, what: str) -> None:
+        self._data = memoryview(data)
+        self._what = what
+        self._fields = 0
+
+    def read_layers(self) -> list[StoredLayer]:
+        """Layers of a serialised network, in order. Raises ModelFormatError."""
+        layers: list[StoredLayer] = []
+        for number, value in self._walk(0, len(self._data)):
+            if number in (2, 100) and isinstance(value, range):
+                layers.append(self._read_layer(value, v1=number == 2))
+        return layers
+
+    def read_blob(self, span: range | None = None, where: str = "the blob") -> Blob:
+        """One blob, by default the whole file. Raises ModelFormatError."""
+        blob = Blob(f"{self._what}: {where}")
+        span = range(len(self._data)) if span is None else span
+        for number, value in self._walk(span.start, span.stop):
+            if isinstance(value, range):
+                self._read_blob_part(blob, number, value)
+            elif number in (1, 2, 3, 4):
+                blob.legacy_dims[number - 1] = _signed(value)
+            elif number == 10:
+                blob.raw_type = value
+            elif number in (5, 8):
+                raise self._error(span.start, "elements are written in a form that no float has")
+        return blob
+
+    def _read_layer(self, span: range, *, v1: bool) -> StoredLayer:
+        layer = StoredLayer()
+        name, kind, blobs = (4, 5, 6) if v1 else (1, 2, 7)
+        spans: list[range] = []
+        for number, value in self._walk(span.start, span.stop):
+            if isinstance(value, range):
+                if number == name:
+                    layer.name = self._text(value)
+                elif number == kind:
+                    layer.type = self._text(value)
+                elif number == blobs:
+                    spans.append(value)
+                elif v1 and number == 1:
+                    layer.is_v0 = True
+            elif number == kind:
+                layer.type = str(value)
+        layer.blobs = [
+            self.read_blob(part, f"blob {index} of layer {layer.name!r}")
+            for index, part in enumerate(spans)
+        ]
+        return layer
+
+    def _read_blob_part(self, blob: Blob, number: int, span: range) -> None:
+        if number in (5, 8):
+            kind = "<f4" if number == 5 else "<f8"
+            width = np.dtype(kind).itemsize
+            data = self._data[span.start : span.stop]
+            if span.step == 1:
+                blob.parts.append(_elements(data, kind, blob.where))
+            elif span.step == width + 1:
+                rows = np.frombuffer(data, np.uint8).reshape(-1, span.step)[:, 1:]
+                blob.parts.append(np.ascontiguousarray(rows).view(kind).reshape(-1))
+            else:
+                raise self._error(span.start, "elements of the wrong width")
+        elif number == 12:
+            blob.raw = self._data[span.start : span.stop]
+        elif number == 7:
+            blob.dims = self._dims(span)
+
+    def _dims(self, span: range) -> list[int]:
+        dims: list[int] = []
+        for number, value in self._walk(span.start, span.stop):
+            if number != 1:
+                continue
+            if isinstance(value, int):
+                dims.append(_signed(value))
+                continue
+            position = value.start
+            while position < value.stop:
+                extent, position = self._varint(position, value.stop)
+                dims.append(_signed(extent))
+                if len(dims) > MAXIMUM_RANK:
+                    break
+        return dims
+
+    def _text(self, span: range) -> str:
+        return bytes(self._data[span.start : min(span.stop, span.start + 4096)]).decode(
+            "utf-8", "replace"
+        )
+
+    def _walk(self, position: int, end: int) -> Iterator[tuple[int, int | range]]:
+        """Each field's number with its integer, or with where its bytes lie."""
+        while position < end:
+            self._fields += 1
+            if self._fields > MAXIMUM_FIELDS:
+                raise self._error(
+                    position, f"more than {MAXIMUM_FIELDS} fields: this is no network"
+                )
+            start = position
+            tag, position = self._varint(position, end)
+            number, wire = tag >> 3, tag & 7
+            if number == 0:
+                raise self._error(start, "field number 0")
+            if wire == _VARINT:
+                value, position = self._varint(position, end)
+                yield number, value
+            elif wire in (_FIXED32, _FIXED64):
+                span = self._run(start, position + (4 if wire == _FIXED32 else 8), end)
+                position = span.stop
+                yield number, span
+            elif wire == _BYTES:
+                length, position = self._varint(position, end)
+                if length > end - position:
+                    raise self._error(
+                        start, f"a field of {length} bytes with {end - position} left"
+                    )
+                yield number, range(position, position + length)
+                position += length
+            else:
+                raise self._error(start, f"wire type {wire}")
+
+    def _run(self, start: int, stop: int, end: int) -> range:
+        """Where equal fields of one width lie in a row (floats that were not packed)."""
+        step = stop - start
+        if stop > end:
+            raise self._error(start, f"a field of {step} bytes with {end - start} left")
+        if step not in _UNPACKED:
+            return range(start, stop, step)
+        tag, block = self._data[start], 1
+        # Blocks grow, so that the work is in proportion to the run and not to what follows it.
+        while (count := min(block, (end - stop) // step)) > 0:
+            tags = np.frombuffer(self._data[stop : stop + count * step], np.uint8)[::step]
+            equal = int(np.argmax(tags != tag)) if bool(np.any(tags != tag)) else count
+            stop += equal * step
+            if equal < count:
+                break
+            block *= 4
+        return range(start, stop, step)
+
+    def _varint(self, position: int, end: int) -> tuple[int, int]:
+        value = shift = 0
+        data = self._data
+        while position < end and shift < 70:
+            byte = data[position]
+            position += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value & 0xFFFF_FFFF_FFFF_FFFF, position
+            shift += 7
+        raise self._error(position, "a number that does not end")
+
+    def _error(self, position: int, problem: str) -> ModelFormatError:
+        return ModelFormatError(
+            f"{self._what}: {problem} at byte {position} of {len(self._data)}: "
+            "the file is truncated or damaged, or it is no Caffe file; fetch it again"
+        )
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def _elements(data: memoryview, kind: str, where: str) -> Array:
+    width = np.dtype(kind).itemsize
+    if len(data) % width:
+        raise ModelFormatError(
+            f"{where} holds {len(data)} bytes, which is no multiple of {width}: the file is "
+            "damaged; fetch it again"
+        )
+    return np.frombuffer(data, kind)
