@@ -15,7 +15,7 @@ import numpy as np
 
 from smelt import ops
 from smelt.errors import GraphError
-from smelt.ir import Constant, FreshNames, Operand
+from smelt.ir import Constant, FreshNames, Operand, remove_dead
 from smelt.passes._base import Note, Pass, PassResult
 from smelt.types import TensorType, element_count, override
 
@@ -68,9 +68,16 @@ class FoldConstants(Pass):
                 Constant.derive(names.make(v.name), node.op, *known, output=i)
                 for i, v in enumerate(node.outputs)
             ]
+        inputs = list(node.inputs)
+        stays = any(graph.is_output(value) for value in node.outputs)
         for value, constant in zip(node.outputs, constants, strict=False):
             if value.users:
+                if not stays:
+                    constant.name = value.name
                 _replace_reads(graph, value, graph.add_constant(constant))
+        if not stays:
+            graph.remove(node)
+            remove_dead(graph, inputs)
         return Note(node.layers, (), "computed at build time")
 
     def _inputs(self, node: Node) -> tuple[Constant | None, ...] | None:
@@ -151,6 +158,7 @@ def _settle_shape(graph: Graph, node: Node, names: FreshNames) -> Note | None:
         if same:
             node.op = op
             graph.set_input(node, 1, graph.add_constant(array, names.make(f"{node.name}/shape")))
+            remove_dead(graph, [shape])
             return Note(node.layers, node.layers, f"to the constant shape {list(dims)}")
     return None
 

@@ -98,6 +98,9 @@ def _sink(graph: Graph, node: Node, names: FreshNames) -> Note | None:
     remove_dead(graph, old)
     if made is None:
         return None
+    moved = made.inputs[0].producer if made.inputs[0] is not None else None
+    if moved is not None:  # the op keeps the name, the transpose gets a new one
+        moved.name, made.name = made.name, moved.name
     return Note(node.layers, made.layers, f"Transpose{list(perm)} moves below {type(op).__name__}")
 
 
