@@ -22,6 +22,12 @@ from smelt.backends.cpu.families.copy import (
     generate_clear,
     generate_copy,
 )
+from smelt.backends.cpu.families.elementwise import ElementwiseFamily
+from smelt.backends.cpu.families.gather import GatherFamily
+from smelt.backends.cpu.families.lstm import LstmFamily
+from smelt.backends.cpu.families.move import MoveFamily
+from smelt.backends.cpu.families.normalize import NormalizeFamily
+from smelt.backends.cpu.families.reduce import ReduceFamily
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,7 +42,16 @@ class CpuBackend(Backend[CpuTarget]):
 
     def __init__(self, cache: CodeCache | None = None, *, jobs: int = 2) -> None:
         """A backend that keeps compiled kernels in ``cache`` and compiles ``jobs`` at a time."""
-        self.families: tuple[Family[CpuTarget], ...] = (WindowFamily(), ReferenceFamily())
+        self.families: tuple[Family[CpuTarget], ...] = (
+            WindowFamily(),
+            ElementwiseFamily(),
+            GatherFamily(),
+            LstmFamily(),
+            MoveFamily(),
+            NormalizeFamily(),
+            ReduceFamily(),
+            ReferenceFamily(),
+        )
         self.cache = cache
         self.jobs = jobs
 

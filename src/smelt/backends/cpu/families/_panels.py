@@ -4,7 +4,9 @@ The result is a stack of images of ``height x width`` pixels with ``filters`` ch
 pixels (``tile``: rows x columns) by one *panel* of ``vectors * lanes`` channels, kept in registers while
 the kernel sums over the taps: rows of the window, columns of the window, and a contiguous *run* (the
 channels). Input elements are broadcast, so their strides are free; the second factor is packed as
-``[group][panel][tap row][tap column][run][channel of the panel]``, the last, narrower panel apart.
+``[matrix][group][panel][tap row][tap column][run][channel of the panel]``. Of packed weights the last,
+narrower panel lies apart, in as few vectors as hold it; what is packed at run time is *uniform*, its last
+panel as wide as the others.
 
 A matrix product is the case of one row, a pixel for each row of A and a run as long as K. The last tile of
 a row overlaps the one before it rather than being smaller; only rows shorter than a tile, whose length is
@@ -60,19 +62,19 @@ class Panels:
     groups: int
     height: Json
     width: Json
-    filters: int
-    """Channels of the result, of one group."""
+    filters: Json
+    """Channels of the result, of one group; known unless panels are uniform."""
     lanes: int
     vectors: int
     """Vectors of a panel."""
     tile: tuple[int, int]
     """Rows and columns of a tile; one row unless height and width are known."""
-    taps: tuple[int, int, int]
+    taps: tuple[int, int, Json]
     """Rows, columns and run."""
     blocks: tuple[int, int, int]
     """Rows of tiles, columns of tiles and panels of one chunk."""
-    counts: tuple[Json, Json]
-    """Number of blocks down and across."""
+    counts: tuple[Json, Json, Json]
+    """Number of blocks of panels, of rows and of columns of tiles."""
     across: Json
     """Columns of tiles in all."""
     parts: int
@@ -85,7 +87,7 @@ class Panels:
     a_taps: tuple[Json, Json, Json]
     """Its strides along tap rows, tap columns and the run."""
     b_images: tuple[Json, ...]
-    """Strides of the panels along the images: zero for weights."""
+    """Packed matrices from one image to the next: zero for weights."""
     out: Json
     extras: tuple[Json, ...]
     """Strides of the extra operands."""
@@ -94,8 +96,8 @@ class Panels:
     alpha: float
     """Factor of the sum, before the epilogue."""
     epilogue: Json
-    prefetch: int = 0
-    """Cache lines of the next panel that every step of the sum asks for."""
+    uniform: bool = False
+    """Whether the last panel is as wide as the others, and one operand holds them all."""
 
     @property
     def panel_width(self) -> int:
@@ -104,18 +106,15 @@ class Panels:
 
     @property
     def full_panels(self) -> int:
-        """Panels without padding."""
-        return self.filters // self.panel_width
+        """Panels without padding, where that is known; 1 where it is not."""
+        return self.filters // self.panel_width if isinstance(self.filters, int) else 1
 
     @property
     def tail_vectors(self) -> int:
         """Vectors of the last, narrower panel; 0 when there is none."""
+        if not isinstance(self.filters, int):
+            return self.vectors
         return -(-(self.filters % self.panel_width) // self.lanes)
-
-    @property
-    def depth(self) -> int:
-        """Elements that one sum adds."""
-        return self.taps[0] * self.taps[1] * self.taps[2]
 
     @property
     def scratch_bytes(self) -> int:
@@ -159,8 +158,9 @@ class _Place:
     columns: tuple[Int, Int]
     panel: Int = 0
     panel_at: Reg = dataclasses.field(default_factory=lambda: Reg("", "ptr"))
-    next_panel: Reg = dataclasses.field(default_factory=lambda: Reg("", "ptr"))
     vectors: int = 0
+    width: int = 0
+    """Channels of the panel as it is stored."""
     masks: list[Reg | None] = dataclasses.field(default_factory=list["Reg | None"])
     part: int = 0
     tile_index: Int = 0
@@ -180,8 +180,8 @@ class _Writer:
         self.epilogue = Epilogue.from_json(p.epilogue)
         positions = iter(range(99))
         self.a_operand = next(positions)
-        self.full_operand = next(positions) if p.full_panels else -1
-        self.tail_operand = next(positions) if p.tail_vectors else -1
+        self.full_operand = next(positions) if p.full_panels or p.uniform else -1
+        self.tail_operand = next(positions) if p.tail_vectors and not p.uniform else -1
         self.bias_operand = next(positions) if p.bias else -1
         self.extra_operands = [next(positions) for _ in p.extras]
         self.out_operand = next(positions)
@@ -200,20 +200,22 @@ class _Writer:
 
     def write(self) -> str:
         p, e = self.p, self.e
-        panels = p.full_panels + bool(p.tail_vectors)
-        extents = [-(-panels // p.blocks[2]), p.groups, *p.images, *p.counts]
+        filters = e.extent(p.filters)
+        self.filters, self.run = filters, e.extent(p.taps[2])
+        self.whole = e.div(filters, p.panel_width)
+        self.left = e.mod(filters, p.panel_width)
+        panels = self.panels = e.div(e.add(filters, p.panel_width - 1), p.panel_width)
+        extents = [p.counts[0], p.groups, *p.images, *p.counts[1:]]
         with e.loop(e.begin, e.end) as chunk:
             block, group, *images, down, across = unravel(e, chunk.index, extents)
             place = self.place(group, images, down, across)
             first = e.mul(block, p.blocks[2])
             last = e.minimum(e.add(first, p.blocks[2]), panels)
             if p.full_panels:
-                with e.loop(first, e.minimum(last, p.full_panels)) as panel:
+                with e.loop(first, e.minimum(last, self.whole)) as panel:
                     self.panel(place, panel.index)
-            if p.tail_vectors and isinstance(last, int):
-                self.tail_panel(place)
-            elif p.tail_vectors:
-                with e.when(e.compare("eq", last, panels)):
+            if p.tail_vectors:
+                with e.when(e.compare("sgt", last, self.whole)):
                     self.tail_panel(place)
         return e.module()
 
@@ -240,29 +242,47 @@ class _Writer:
         )
 
     def panel(self, place: _Place, index: Int) -> None:
+        """A panel without padding."""
         p, e = self.p, self.e
-        size = p.depth * p.panel_width
-        number = e.add(e.mul(place.group, p.full_panels), index)
-        images = self.bytes_of(*zip(place.images, p.b_images, strict=True))
-        at = e.add(images, e.mul(number, size * _FLOAT_BYTES))
-        place.panel, place.vectors, place.masks = index, p.vectors, [None] * p.vectors
-        place.panel_at = e.at(e.pointer(self.full_operand), at)
-        place.next_panel = e.at(place.panel_at, size * _FLOAT_BYTES)
+        count = self.panels if p.uniform else self.whole
+        number = e.add(e.mul(self.matrix(place), count), index)
+        self.use_panel(place, index, self.full_operand, number, p.vectors)
+        place.masks = [None] * p.vectors
         self.passes(place)
 
     def tail_panel(self, place: _Place) -> None:
+        """The last panel, some of whose channels are padding."""
         p, e = self.p, self.e
-        size = p.depth * p.tail_vectors * p.lanes
-        images = self.bytes_of(*zip(place.images, p.b_images, strict=True))
-        at = e.add(images, e.mul(place.group, size * _FLOAT_BYTES))
-        left = p.filters % p.panel_width
-        place.panel, place.vectors = p.full_panels, p.tail_vectors
-        place.masks = [None] * (left // p.lanes)
-        if left % p.lanes:
-            place.masks.append(e.tail_mask(left % p.lanes, p.lanes))
-        place.panel_at = e.at(e.pointer(self.tail_operand), at)
-        place.next_panel = e.at(place.panel_at, size * _FLOAT_BYTES)
+        matrix = self.matrix(place)
+        if p.uniform:
+            number = e.add(e.mul(matrix, self.panels), self.whole)
+            self.use_panel(place, self.whole, self.full_operand, number, p.tail_vectors)
+        else:
+            self.use_panel(place, self.whole, self.tail_operand, matrix, p.tail_vectors)
+        masks: list[Reg | None] = []
+        for j in range(p.tail_vectors):
+            count = e.sub(self.left, j * p.lanes)
+            full = isinstance(count, int) and count >= p.lanes
+            masks.append(None if full else e.tail_mask(count, p.lanes))
+        place.masks = masks
         self.passes(place)
+
+    def matrix(self, place: _Place) -> Int:
+        """Number of the packed matrix."""
+        e, index = self.e, 0
+        for image, stride in zip(place.images, self.p.b_images, strict=True):
+            index = e.add(index, e.mul(image, e.extent(stride)))
+        return e.add(e.mul(index, self.p.groups), place.group)
+
+    def use_panel(
+        self, place: _Place, index: Int, operand: int, number: Int, vectors: int
+    ) -> None:
+        p, e = self.p, self.e
+        narrow = operand == self.tail_operand
+        place.width = vectors * p.lanes if narrow else p.panel_width
+        size = e.mul(self.run, p.taps[0] * p.taps[1] * place.width * _FLOAT_BYTES)
+        place.panel, place.vectors = index, vectors
+        place.panel_at = e.at(e.pointer(operand), e.mul(number, size))
 
     def passes(self, place: _Place) -> None:
         for part in range(self.p.parts):
@@ -330,7 +350,8 @@ class _Writer:
                 for j in range(place.vectors):
                     sums[0, i, j] = e.load(self.kind, self.scratch(place, i, j))
         elif p.bias:
-            padded = p.full_panels * p.panel_width + p.tail_vectors * p.lanes
+            padded = self.e.div(e.add(self.filters, p.lanes - 1), p.lanes)
+            padded = e.mul(padded, p.lanes)
             channel = e.add(e.mul(place.group, padded), e.mul(place.panel, p.panel_width))
             at = e.at(e.pointer(self.bias_operand), e.mul(channel, _FLOAT_BYTES))
             for j in range(place.vectors):
@@ -349,16 +370,16 @@ class _Writer:
     ) -> Sums:
         """Sum over the rows of the window that are this pass's."""
         p, e = self.p, self.e
-        rows, columns, run = p.taps
-        width = place.vectors * p.lanes * _FLOAT_BYTES
+        rows, columns, _ = p.taps
+        line = e.mul(self.run, place.width * _FLOAT_BYTES)
 
         def sum_row(row: Int, begun: Sums) -> Sums:
             a_row = e.at(at, self.bytes_of((row, p.a_taps[0])))
-            b_row = e.at(place.panel_at, e.mul(row, columns * run * width))
+            b_row = e.at(place.panel_at, e.mul(row, e.mul(line, columns)))
 
             def sum_column(column: Int, begun: Sums) -> Sums:
                 a_run = e.at(a_row, self.bytes_of((column, p.a_taps[1])))
-                b_run = e.at(b_row, e.mul(column, run * width))
+                b_run = e.at(b_row, e.mul(column, line))
                 return self.sum_run(place, a_run, b_run, offsets, begun, chains)
 
             return self.over(0, columns, begun, sum_column)
@@ -383,20 +404,28 @@ class _Writer:
         self, place: _Place, a: Reg, b: Reg, offsets: list[Int], sums: Sums, chains: int
     ) -> Sums:
         """The sums with the products of one run added."""
-        e, run, sums = self.e, self.p.taps[2], dict(sums)
+        e, run, sums = self.e, self.run, dict(sums)
         step = max(self.p.unroll, chains)
-        looped = run // step * step if run > 2 * step else 0
-        if looped:
-            keys = list(sums)
-            with e.loop(0, looped, step, [sums[k] for k in keys]) as loop:
-                inner = dict(zip(keys, loop.values, strict=True))
-                for u in range(step):
-                    self.products(place, a, b, (loop.index, u), offsets, inner, u % chains)
-                loop.carry = [inner[k] for k in keys]
-            sums.update(zip(keys, loop.values, strict=True))
-        for k in range(looped, run):
-            self.products(place, a, b, (0, k), offsets, sums, k % chains)
-        return sums
+        if isinstance(run, int) and run <= 2 * step:
+            for k in range(run):
+                self.products(place, a, b, (0, k), offsets, sums, k % chains)
+            return sums
+        keys, looped = list(sums), e.mul(e.div(run, step), step)
+        with e.loop(0, looped, step, [sums[k] for k in keys]) as loop:
+            inner = dict(zip(keys, loop.values, strict=True))
+            for u in range(step):
+                self.products(place, a, b, (loop.index, u), offsets, inner, u % chains)
+            loop.carry = [inner[k] for k in keys]
+        sums = dict(zip(keys, loop.values, strict=True))
+        if isinstance(run, int) and isinstance(looped, int):
+            for k in range(looped, run):
+                self.products(place, a, b, (0, k), offsets, sums, (k - looped) % chains)
+            return sums
+        with e.loop(looped, run, 1, [sums[k] for k in keys]) as loop:
+            inner = dict(zip(keys, loop.values, strict=True))
+            self.products(place, a, b, (loop.index, 0), offsets, inner, 0)
+            loop.carry = [inner[k] for k in keys]
+        return dict(zip(keys, loop.values, strict=True))
 
     def products(  # noqa: PLR0913  (one multiply-add step has that many ingredients)
         self,
@@ -410,7 +439,7 @@ class _Writer:
     ) -> None:
         """Add the products of one element of the run: ``k`` is a base and what it is ahead by."""
         p, e = self.p, self.e
-        width = place.vectors * p.lanes * _FLOAT_BYTES
+        width = place.width * _FLOAT_BYTES
         a_base = e.at(a, self.bytes_of((k[0], p.a_taps[2])))
         b_base = e.at(b, e.mul(k[0], width))
         factors = [

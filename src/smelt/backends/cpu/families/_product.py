@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from smelt.backends.cpu._scalars import Scalars
 from smelt.backends.cpu.families._panels import Panels, Strides
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from smelt.backends.cpu._elementwise import Epilogue
     from smelt.engine import Parameters, View
     from smelt.types import Dim
+
+_GUESSED_EXTENT: Final = 128
+"""What an extent known only at run time is taken for when tiles are chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +46,21 @@ class Product:
     groups: int
     height: Dim
     width: Dim
-    filters: int
-    taps: tuple[int, int, int]
+    filters: Dim
+    taps: tuple[int, int, Dim]
     a: Walk
     a_start: Dim
     """From the first factor's element (0, …, 0) to the first tap of the first pixel."""
     a_taps: tuple[Dim, Dim, Dim]
     b_images: tuple[Dim, ...]
+    """Packed matrices from one image to the next."""
     out: Walk
     extras: tuple[Walk, ...]
     epilogue: Epilogue
     bias: bool
     alpha: float = 1.0
+    uniform: bool = False
+    """Whether panels are packed at run time, all of one width."""
 
     @property
     def walks(self) -> tuple[Walk, ...]:
@@ -132,17 +138,16 @@ class Product:
             self.groups,
             known_or_none(self.height),
             known_or_none(self.width),
-            self.filters,
-            self.taps[0] * self.taps[1] * self.taps[2],
+            known_or_none(self.filters) or _GUESSED_EXTENT,
+            self.taps[0] * self.taps[1] * (known_or_none(self.taps[2]) or _GUESSED_EXTENT),
         )
 
     def launch(self, family: str, options: Parameters, views: tuple[View, ...]) -> Launch:
         """The launch, for a tactic's options; ``views`` are the kernel's operands in order."""
         product = self.flattened()
         panels, scalars = product._panels(dict(options))
-        per_panel = -(-panels.filters // panels.panel_width)
-        chunks: Dim = -(-per_panel // panels.blocks[2]) * self.groups
-        for extent in (*product.images, *product._counts(panels.tile, panels.blocks)):
+        chunks: Dim = self.groups
+        for extent in (*product.images, *product._counts(panels)):
             chunks = chunks * extent
         return Launch(
             panels.spec(family),
@@ -153,8 +158,11 @@ class Product:
             scratch_bytes=panels.scratch_bytes,
         )
 
-    def _counts(self, tile: tuple[int, int], blocks: tuple[int, int, int]) -> tuple[Dim, Dim]:
+    def _counts(self, panels: Panels) -> tuple[Dim, Dim, Dim]:
+        """Blocks of panels, of rows and of columns of tiles."""
+        tile, blocks = panels.tile, panels.blocks
         return (
+            ceil_div(self.filters, panels.panel_width * blocks[2]),
             ceil_div(self.height, tile[0] * blocks[0]),
             ceil_div(self.width, tile[1] * blocks[1]),
         )
@@ -166,7 +174,6 @@ class Product:
         split = cast("str", options["split"])
         blocks = _clamped(problem, tile, choose_blocks(problem, tile, vectors, lanes, split))
         known = problem.height is not None and problem.width is not None
-        down, across = self._counts(tile, blocks)
 
         def strides(w: Walk) -> Strides:
             numbers = scalars.all_json((w.group, w.row, w.column))
@@ -177,13 +184,13 @@ class Product:
             groups=self.groups,
             height=scalars.json(self.height),
             width=scalars.json(self.width),
-            filters=self.filters,
+            filters=scalars.json(self.filters),
             lanes=lanes,
             vectors=vectors,
             tile=tile,
-            taps=self.taps,
+            taps=(*self.taps[:2], scalars.json(self.taps[2])),
             blocks=blocks,
-            counts=(scalars.json(down), scalars.json(across)),
+            counts=(0, 0, 0),
             across=scalars.json(ceil_div(self.width, tile[1])),
             parts=cast("int", options.get("parts", 1)) if known else 1,
             unroll=_unroll(self.taps[2]),
@@ -196,8 +203,10 @@ class Product:
             bias=self.bias,
             alpha=self.alpha,
             epilogue=self.epilogue.as_json(),
+            uniform=self.uniform,
         )
-        return panels, scalars
+        down, rows, columns = scalars.all_json(self._counts(panels))
+        return replace(panels, counts=(down, rows, columns)), scalars
 
 
 def _clamped(
@@ -212,6 +221,7 @@ def _clamped(
     return rows, columns, panels
 
 
-def _unroll(run: int) -> int:
+def _unroll(run: Dim) -> int:
     """Steps of the sum written out: such that none is left over, if that can be."""
-    return next((u for u in (4, 7, 5, 6, 3) if run % u == 0), 4)
+    known = run if isinstance(run, int) else 4
+    return next((u for u in (4, 7, 5, 6, 3) if known % u == 0), 4)

@@ -18,6 +18,8 @@ _SECOND_LEVEL_BYTES_PER_CYCLE: Final = 24
 _CHUNK_FLOPS: Final = 4 << 20
 """Work that is worth the hand-over to a worker: some 20 microseconds."""
 _TARGET_CHUNKS: Final = 24
+_FEW_FILTERS: Final = 512
+"""Filters that make too few panels to keep many workers busy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,8 @@ def splits(problem: Problem, a_bytes: int) -> tuple[str, ...]:
         return ("both", "panels")
     if weights <= _SECOND_LEVEL_BYTES:
         return ("rows", "both")
+    if problem.filters < _FEW_FILTERS:
+        return ("both", "panels")
     return ("panels", "both") if a_bytes <= _SECOND_LEVEL_BYTES else ("both", "panels")
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from smelt.backends.cpu._emit import Emitter, Int, emitter_for, vector_type
+from smelt.backends.cpu._emit import Emitter, Int, Reg, emitter_for, vector_type
 from smelt.backends.cpu._scalars import Scalars
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.types import ceil_div, element_count
@@ -47,7 +47,7 @@ def copy_launch(source: View, destination: View) -> Launch:
     total = element_count(tuple(a.extent for a in outer))
     moved = element_count(tuple(a.extent for a in inner))
     size = destination.dtype.size_bytes
-    grain = max(1, _CHUNK_BYTES // (moved * size)) if isinstance(moved, int) else 1
+    grain = max(1, _CHUNK_BYTES // max(1, moved * size)) if isinstance(moved, int) else 1
     spec = KernelSpec(
         COPY,
         parameters(
@@ -61,8 +61,8 @@ def copy_launch(source: View, destination: View) -> Launch:
     return Launch(spec, (source, destination), (1,), scalars.values, chunks)
 
 
-def clear_launch(view: View) -> Launch:
-    """Write zeros into the halo of ``view`` and nowhere else."""
+def clear_launch(view: View, value: int = 0) -> Launch:
+    """Write elements of the bits ``value`` into the halo of ``view`` and nowhere else."""
     scalars = Scalars()
     slabs: list[Json] = []
     for axis, (before, after) in enumerate(view.halo):
@@ -70,7 +70,7 @@ def clear_launch(view: View) -> Launch:
             if count:
                 slabs.append(_slab(view, axis, first, count, scalars))
     size = view.dtype.size_bytes
-    spec = KernelSpec(CLEAR, parameters(size=size, slabs=tuple(slabs)))
+    spec = KernelSpec(CLEAR, parameters(size=size, slabs=tuple(slabs), value=value))
     return Launch(spec, (view,), (0,), scalars.values, len(slabs))
 
 
@@ -112,7 +112,7 @@ def generate_copy(kernel: KernelSpec, target: CpuTarget) -> str:
 
 
 def _copy_inner(
-    e: Emitter, pointers: list[Any], inner: list[tuple[Int, ...]], size: int, vector_bits: int
+    e: Emitter, pointers: list[Reg], inner: list[tuple[Int, ...]], size: int, vector_bits: int
 ) -> None:
     if len(inner) == 2:  # noqa: PLR2004  (a pair of axes is a transposition: step along the destination's)
         extent, source, destination = inner[0]
@@ -154,31 +154,33 @@ def generate_clear(kernel: KernelSpec, target: CpuTarget) -> str:
         with e.when(mine):
             pointer = e.at(e.pointer(0), e.mul(e.extent(start), size))
             extents = [(e.extent(a[0]), e.extent(a[2])) for a in axes]
-            _fill(e, pointer, extents, size, target.vector_bits)
+            _fill(e, pointer, extents, (size, kernel["value"]), target.vector_bits)
     return e.module()
 
 
 def _fill(
-    e: Emitter, pointer: Any, axes: list[tuple[Int, Int]], size: int, vector_bits: int  # noqa: ANN401
+    e: Emitter, pointer: Reg, axes: list[tuple[Int, Int]], what: tuple[int, int], vector_bits: int
 ) -> None:
+    """Store elements of ``what`` = (bytes, bits) along all axes."""
+    size, value = what
     if not axes:
-        e.store(e.constant(0, f"i{8 * size}"), pointer)
+        e.store(e.constant(value, f"i{8 * size}"), pointer)
         return
     (extent, stride), *rest = axes
     if rest:
         with e.loop(0, extent) as steps:
-            _fill(e, e.at(pointer, e.mul(steps.index, e.mul(stride, size))), rest, size, vector_bits)
+            _fill(e, e.at(pointer, e.mul(steps.index, e.mul(stride, size))), rest, what, vector_bits)
         return
     lanes = vector_bits // (8 * size)
     whole: Int = 0
     if stride == 1:
         whole = e.mul(e.div(extent, lanes), lanes)
-        zeros = e.constant(0, vector_type(f"i{8 * size}", lanes))
+        zeros = e.constant(value, vector_type(f"i{8 * size}", lanes))
         with e.loop(0, whole, lanes) as steps:
             e.store(zeros, e.at(pointer, e.mul(steps.index, size)))
     with e.loop(whole, extent) as steps:
         to = e.at(pointer, e.mul(steps.index, e.mul(stride, size)))
-        e.store(e.constant(0, f"i{8 * size}"), to)
+        e.store(e.constant(value, f"i{8 * size}"), to)
 
 
 def _json(axis: _Axis, scalars: Scalars) -> Json:

@@ -1,0 +1,116 @@
+"""Gather along one axis: rows picked by run-time or constant indices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from typing_extensions import override
+
+from smelt.backends import Family, Operands, Refusal, Tactic
+from smelt.backends.cpu._emit import Emitter, Reg, emitter_for, vector_type
+from smelt.backends.cpu._rows import Axis, Walk, join_axes, sort_axes, walk_rows
+from smelt.backends.cpu._scalars import Scalars
+from smelt.engine import KernelSpec, Launch, parameters
+from smelt.errors import InternalError
+from smelt.ops import Gather
+from smelt.types import DType, Layout, TensorFormat
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from smelt.backends.cpu._emit import Int
+    from smelt.backends.cpu._target import CpuTarget
+    from smelt.engine import Step
+    from smelt.ir import Node
+
+
+class GatherFamily(Family["CpuTarget"]):
+    """Any element type; indices beyond the axis are held inside it, so memory is never left."""
+
+    name: ClassVar[str] = "gather"
+
+    @override
+    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
+        if not isinstance(node.op, Gather):
+            return
+        data, indices = node.inputs[:2]
+        if data is None or indices is None:
+            raise InternalError(f"{node} lacks an input")
+        if indices.tensor.dtype not in (DType.INT32, DType.INT64):
+            yield Refusal(self.name, f"indices of {indices.tensor.dtype.value} are not generated")
+            return
+        dtype = data.tensor.dtype
+        inputs = (TensorFormat(dtype, Layout.LINEAR), TensorFormat(indices.tensor.dtype, Layout.LINEAR))
+        yield Tactic(self.name, (), inputs, (TensorFormat(dtype, Layout.LINEAR),), cost_hint=5e-6)
+
+    @override
+    def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
+        data, indices = operands.inputs[:2]
+        (result,) = operands.outputs
+        if data is None or indices is None or not isinstance(node.op, Gather):
+            raise InternalError(f"{node} lacks an input")
+        axis = node.op.axis % len(data.shape)
+        picks = len(indices.shape)
+        axes: list[Axis] = []
+        for place, (extent, stride) in enumerate(zip(result.shape, result.strides, strict=True)):
+            if axis <= place < axis + picks:
+                axes.append(Axis(extent, (0, indices.strides[place - axis], stride)))
+            else:
+                own = place if place < axis else place - picks + 1
+                axes.append(Axis(extent, (data.strides[own], 0, stride)))
+        scalars = Scalars()
+        walk = Walk.over(join_axes(sort_axes([a for a in axes if a.extent != 1], 2)), 3)
+        spec = KernelSpec(
+            self.name,
+            parameters(
+                size=data.dtype.size_bytes,
+                index_size=indices.dtype.size_bytes,
+                extent=scalars.json(data.shape[axis]),
+                stride=scalars.json(data.strides[axis]),
+                walk=walk.json(scalars),
+            ),
+        )
+        return (Launch(spec, (data, indices, result), (2,), scalars.values, walk.chunks),)
+
+    @override
+    def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
+        e = emitter_for(kernel, 3)
+        size, index_size = kernel["size"], kernel["index_size"]
+        lanes = target.vector_bits // (8 * size)
+
+        def row(starts: Sequence[Reg], first: Int, last: Int, strides: tuple[Int, ...]) -> None:
+            data, indices, result = starts
+            one = f"i{8 * size}"
+            if strides[1] == 0:  # the whole row comes from one pick
+                picked = e.at(data, _picked(e, kernel, indices))
+                whole = first
+                if strides[0] == 1 and strides[2] == 1:
+                    whole = e.add(first, e.mul(e.div(e.sub(last, first), lanes), lanes))
+                    with e.loop(first, whole, lanes) as steps:
+                        at = e.mul(steps.index, size)
+                        e.store(e.load(vector_type(one, lanes), e.at(picked, at)), e.at(result, at))
+                with e.loop(whole, last) as steps:
+                    value = e.load(one, e.at(picked, e.mul(steps.index, e.mul(strides[0], size))))
+                    e.store(value, e.at(result, e.mul(steps.index, e.mul(strides[2], size))))
+                return
+            with e.loop(first, last) as steps:
+                place = e.at(indices, e.mul(steps.index, e.mul(strides[1], index_size)))
+                picked = e.at(data, _picked(e, kernel, place))
+                value = e.load(one, e.at(picked, e.mul(steps.index, e.mul(strides[0], size))))
+                e.store(value, e.at(result, e.mul(steps.index, e.mul(strides[2], size))))
+
+        pointers = [e.pointer(k) for k in range(3)]
+        walk_rows(e, kernel["walk"], pointers, [size, index_size, size], row)
+        return e.module()
+
+
+def _picked(e: Emitter, kernel: KernelSpec, place: Reg) -> Int:
+    """Byte offset of what the index at ``place`` picks; negative indices count from the end."""
+    extent = e.extent(kernel["extent"])
+    index = e.load(f"i{8 * kernel['index_size']}", place)
+    if index.type != "i64":
+        index = e.convert("sext", index, "i64")
+    below = e.compare("slt", index, 0)
+    index = e.select(below, e.i64(e.add(index, extent)), index)
+    index = e.i64(e.maximum(0, e.minimum(index, e.sub(extent, 1))))
+    return e.mul(index, e.mul(e.extent(kernel["stride"]), kernel["size"]))

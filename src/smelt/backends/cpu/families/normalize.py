@@ -1,0 +1,301 @@
+"""Softmax, LogSoftmax, LayerNormalization and RMSNormalization: passes along one axis, kept in cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from typing_extensions import override
+
+from smelt.backends import Family, Operands, Refusal, Tactic
+from smelt.backends.cpu import _math as m
+from smelt.backends.cpu._emit import Emitter, Reg, emitter_for, vector_type
+from smelt.backends.cpu._rows import Axis, Walk, join_axes, sort_axes, walk_rows
+from smelt.backends.cpu._scalars import Scalars
+from smelt.backends.cpu.families.reduce import combine, fold_lanes
+from smelt.engine import KernelSpec, Launch, parameters
+from smelt.ops import LayerNormalization, LogSoftmax, RMSNormalization, Softmax
+from smelt.types import DType, Layout, TensorFormat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from smelt.backends.cpu._emit import Int
+    from smelt.backends.cpu._target import CpuTarget
+    from smelt.engine import Step, View
+    from smelt.ir import Node
+
+_SIZE: Final = 4
+_SOFT: Final = (Softmax, LogSoftmax)
+_NORMS: Final = (LayerNormalization, RMSNormalization)
+_FLOAT: Final = TensorFormat(DType.FLOAT32, Layout.LINEAR)
+
+
+class NormalizeFamily(Family["CpuTarget"]):
+    """Float32, along one axis (softmax) or the trailing axes (layer normalisation)."""
+
+    name: ClassVar[str] = "normalize"
+
+    @override
+    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
+        if not isinstance(node.op, _SOFT + _NORMS):
+            return
+        if any(v is not None and v.tensor.dtype is not DType.FLOAT32 for v in node.inputs):
+            yield Refusal(self.name, "only float32 is generated")
+            return
+        rank = node.output.tensor.rank
+        if len(node.outputs) > 1 or rank == 0:
+            yield Refusal(self.name, "only the normalised tensor is generated, of rank 1 or more")
+            return
+        layouts = [Layout.LINEAR]
+        if isinstance(node.op, _SOFT) and rank >= 3:  # noqa: PLR2004  (fewer axes have one order)
+            layouts.append(Layout.CHANNELS_LAST)
+        for layout in layouts:
+            fmt = TensorFormat(DType.FLOAT32, layout)
+            inputs = (fmt, *(v and _FLOAT for v in node.inputs[1:]))
+            yield Tactic(self.name, (), inputs, (fmt,), cost_hint=5e-6)
+
+    @override
+    def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
+        views = [v for v in (*operands.inputs, *operands.outputs) if v is not None]
+        source, result = views[0], views[-1]
+        rank = len(source.shape)
+        first = node.op.axis % rank if isinstance(node.op, _SOFT + _NORMS) else 0
+        last = first + 1 if isinstance(node.op, _SOFT) else rank
+        along = _axes(source, result, range(first, last))
+        others = _axes(source, result, [a for a in range(rank) if not first <= a < last])
+        scalars = Scalars()
+        walk = Walk.over(others, 2)
+        epsilon = node.op.epsilon if isinstance(node.op, _NORMS) else 0.0
+        spec = KernelSpec(
+            self.name,
+            parameters(
+                op=node.op.name,
+                walk=walk.json(scalars),
+                along=tuple(a.json(scalars) for a in along),
+                vectors=len(views) - 2,
+                epsilon=epsilon,
+            ),
+        )
+        return (Launch(spec, tuple(views), (len(views) - 1,), scalars.values, walk.chunks),)
+
+    @override
+    def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
+        vectors = kernel["vectors"]
+        e = emitter_for(kernel, vectors + 2)
+        lanes = target.vector_bits // 32
+        along = [tuple(e.extent(x) for x in axis) for axis in kernel["along"]]
+        emit = _EMITTERS[kernel["op"]]
+        extras = tuple(e.pointer(1 + k) for k in range(vectors))
+
+        def row(starts: Sequence[Reg], first: Int, last: Int, strides: tuple[Int, ...]) -> None:
+            whole = first
+            flat = len(along) == 1 and along[0][1:] == (1, 1)
+            if strides == (1, 1) and not flat:
+                whole = e.add(first, e.mul(e.div(e.sub(last, first), lanes), lanes))
+                with e.loop(first, whole, lanes) as steps:
+                    at = _places(e, starts, strides, steps.index)
+                    emit(_Line(e, along, *at, lanes, 1, extras, kernel["epsilon"]))
+            with e.loop(whole, last) as steps:
+                at = _places(e, starts, strides, steps.index)
+                emit(_Line(e, along, *at, 1, lanes if flat else 1, extras, kernel["epsilon"]))
+
+        walk_rows(e, kernel["walk"], [e.pointer(0), e.pointer(vectors + 1)], [_SIZE, _SIZE], row)
+        return e.module()
+
+
+def _axes(source: View, result: View, chosen: Sequence[int] | range) -> list[Axis]:
+    axes = [Axis(source.shape[a], (source.strides[a], result.strides[a])) for a in chosen]
+    return join_axes(sort_axes([a for a in axes if a.extent != 1], 0))
+
+
+def _places(
+    e: Emitter, starts: Sequence[Reg], strides: tuple[Int, ...], index: Reg
+) -> tuple[Reg, Reg]:
+    source, result = (
+        e.at(start, e.mul(index, e.mul(stride, _SIZE)))
+        for start, stride in zip(starts, strides, strict=True)
+    )
+    return source, result
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """The elements that are normalised together: ``lanes`` lines side by side, or one with ``across`` lanes along it."""
+
+    e: Emitter
+    axes: Sequence[tuple[Int, ...]]
+    source: Reg
+    result: Reg
+    lanes: int
+    across: int
+    extras: tuple[Reg, ...]
+    epsilon: float
+
+    @property
+    def count(self) -> Int:
+        """Elements of the line."""
+        count: Int = 1
+        for extent, *_ in self.axes:
+            count = self.e.mul(count, extent)
+        return count
+
+    def constant(self, value: float) -> Reg:
+        """A literal for what is the same along the line."""
+        return self.e.constant(value, vector_type("float", self.lanes))
+
+    def fold(self, op: str, first: float, value: Callable[[Reg, Reg, int], Reg]) -> Reg:
+        """Reduce ``value(source, result, width)`` along the line."""
+        wide = self.e.constant(first, vector_type("float", max(self.lanes, self.across)))
+        narrow = self.e.constant(first, "float")
+
+        def step(total: Reg, source: Reg, result: Reg, _index: Int, width: int) -> Reg:
+            return combine(self.e, op, total, value(source, result, width))
+
+        total, rest = self._walk(step, wide, narrow)
+        return combine(self.e, op, fold_lanes(self.e, op, total), rest) if self.across > 1 else total
+
+    def each(self, store: Callable[[Reg, Reg, Int, int], None]) -> None:
+        """Call ``store(source, result, index, width)`` along the line."""
+
+        def step(total: Reg, source: Reg, result: Reg, index: Int, width: int) -> Reg:
+            store(source, result, index, width)
+            return total
+
+        zero = self.e.constant(0, "i64")
+        self._walk(step, zero, zero)
+
+    def _walk(
+        self, step: Callable[[Reg, Reg, Reg, Int, int], Reg], wide: Reg, narrow: Reg
+    ) -> tuple[Reg, Reg]:
+        e = self.e
+        if self.across == 1:
+            return self._nest(step, list(self.axes), (self.source, self.result), 0, wide), narrow
+        extent = self.count
+        whole = e.mul(e.div(extent, self.across), self.across)
+        totals: list[Reg] = []
+        for low, high, width, total in ((0, whole, self.across, wide), (whole, extent, 1, narrow)):
+            with e.loop(low, high, width, carried=(total,)) as steps:
+                at = e.mul(steps.index, _SIZE)
+                places = (e.at(self.source, at), e.at(self.result, at))
+                steps.carry = (step(steps.values[0], *places, steps.index, width),)
+            totals.append(steps.values[0])
+        return totals[0], totals[1]
+
+    def _nest(
+        self,
+        step: Callable[[Reg, Reg, Reg, Int, int], Reg],
+        axes: list[tuple[Int, ...]],
+        places: tuple[Reg, Reg],
+        index: Int,
+        total: Reg,
+    ) -> Reg:
+        e = self.e
+        if not axes:
+            return step(total, *places, index, self.lanes)
+        (extent, *strides), *inner = axes
+        with e.loop(0, extent, carried=(total,)) as steps:
+            source, result = _places(e, places, tuple(strides), steps.index)
+            at = e.add(e.mul(index, extent), steps.index)
+            steps.carry = (self._nest(step, inner, (source, result), at, steps.values[0]),)
+        return steps.values[0]
+
+    def spread(self, value: Reg, width: int) -> Reg:
+        """A value of the whole line beside ``width`` of its elements."""
+        return self.e.splat(value, width) if self.across > 1 else value
+
+
+def _softmax(line: _Line) -> None:
+    e = line.e
+    top = _line_maximum(line)
+
+    def grown(source: Reg, result: Reg, width: int) -> Reg:
+        x = e.load(vector_type("float", width), source)
+        power = m.exp(e, e.binary("fsub", x, line.spread(top, width)))
+        e.store(power, result)
+        return power
+
+    total = line.fold("reduce_sum", 0.0, grown)
+    scale = e.binary("fdiv", line.constant(1.0), total)
+
+    def store(_source: Reg, result: Reg, _index: Int, width: int) -> None:
+        y = e.load(vector_type("float", width), result)
+        e.store(e.binary("fmul", y, line.spread(scale, width)), result)
+
+    line.each(store)
+
+
+def _log_softmax(line: _Line) -> None:
+    e = line.e
+    top = _line_maximum(line)
+
+    def grown(source: Reg, _result: Reg, width: int) -> Reg:
+        x = e.load(vector_type("float", width), source)
+        return m.exp(e, e.binary("fsub", x, line.spread(top, width)))
+
+    shift = m.log(e, line.fold("reduce_sum", 0.0, grown))
+
+    def store(source: Reg, result: Reg, _index: Int, width: int) -> None:
+        x = e.load(vector_type("float", width), source)
+        low = e.binary("fsub", x, line.spread(top, width))
+        e.store(e.binary("fsub", low, line.spread(shift, width)), result)
+
+    line.each(store)
+
+
+def _line_maximum(line: _Line) -> Reg:
+    e = line.e
+
+    def load(source: Reg, _result: Reg, width: int) -> Reg:
+        return e.load(vector_type("float", width), source)
+
+    return line.fold("reduce_max", float("-inf"), load)
+
+
+def _normalization(*, centred: bool) -> Callable[[_Line], None]:
+    """``(x - mean) / sqrt(variance + epsilon) * scale + bias``, the mean left out where not centred."""
+
+    def emit(line: _Line) -> None:
+        e = line.e
+
+        def load(source: Reg, _result: Reg, width: int) -> Reg:
+            return e.load(vector_type("float", width), source)
+
+        number = e.emit("float", f"sitofp {e.i64(line.count)} to float")
+        count = e.splat(number, line.lanes)
+        mean = e.binary("fdiv", line.fold("reduce_sum", 0.0, load), count) if centred else None
+
+        def centre(x: Reg, width: int) -> Reg:
+            return x if mean is None else e.binary("fsub", x, line.spread(mean, width))
+
+        def square(source: Reg, _result: Reg, width: int) -> Reg:
+            low = centre(e.load(vector_type("float", width), source), width)
+            return e.binary("fmul", low, low)
+
+        spread = e.binary("fdiv", line.fold("reduce_sum", 0.0, square), count)
+        root = e.unary_intrinsic("sqrt", e.binary("fadd", spread, line.constant(line.epsilon)))
+        factor = e.binary("fdiv", line.constant(1.0), root)
+
+        def store(source: Reg, result: Reg, index: Int, width: int) -> None:
+            low = centre(e.load(vector_type("float", width), source), width)
+            y = e.binary("fmul", low, line.spread(factor, width))
+            for number, extra in enumerate(line.extras):
+                at = e.at(extra, e.mul(index, _SIZE))
+                if line.across > 1:
+                    own = e.load(vector_type("float", width), at)
+                else:
+                    own = e.splat(e.load("float", at), width)
+                y = e.binary("fadd" if number else "fmul", y, own)
+            e.store(y, result)
+
+        line.each(store)
+
+    return emit
+
+
+_EMITTERS: Final[dict[str, Callable[[_Line], None]]] = {
+    "softmax": _softmax,
+    "log_softmax": _log_softmax,
+    "layer_normalization": _normalization(centred=True),
+    "rms_normalization": _normalization(centred=False),
+}

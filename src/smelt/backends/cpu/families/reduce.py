@@ -1,0 +1,230 @@
+"""Reductions over any axes, in any layout, in a fixed order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from typing_extensions import override
+
+from smelt.backends import Family, Operands, Refusal, Tactic
+from smelt.backends.cpu import _math as m
+from smelt.backends.cpu._emit import Emitter, Reg, emitter_for, lane_count
+from smelt.backends.cpu._rows import Axis, Walk, join_axes, sort_axes, walk_rows
+from smelt.backends.cpu._scalars import Scalars
+from smelt.engine import KernelSpec, Launch, parameters
+from smelt.ops import ReduceMax, ReduceMean, ReduceMin, ReduceProd, ReduceSum
+from smelt.types import DType, Layout, TensorFormat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from smelt.backends.cpu._emit import Int
+    from smelt.backends.cpu._target import CpuTarget
+    from smelt.engine import Step, View
+    from smelt.ir import Node
+
+_OPS: Final = (ReduceSum, ReduceMean, ReduceMax, ReduceMin, ReduceProd)
+_FIRST: Final = {
+    "reduce_sum": 0.0,
+    "reduce_mean": 0.0,
+    "reduce_prod": 1.0,
+    "reduce_max": float("-inf"),
+    "reduce_min": float("inf"),
+}
+_SIZE: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Space:
+    """The axes of the input, parted: those that stay and those that go."""
+
+    kept: tuple[Axis, ...]
+    """Strides in input and output."""
+    gone: tuple[Axis, ...]
+    """Strides in the input alone."""
+
+
+class ReduceFamily(Family["CpuTarget"]):
+    """Sum, mean, maximum, minimum and product of float32."""
+
+    name: ClassVar[str] = "reduce"
+
+    @override
+    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
+        if not isinstance(node.op, _OPS):
+            return
+        source = node.inputs[0]
+        if source is None or source.tensor.dtype is not DType.FLOAT32:
+            yield Refusal(self.name, "only float32 is generated")
+            return
+        if reduced_axes(node) is None:
+            yield Refusal(self.name, "the axes are not constant")
+            return
+        absent = (None,) * (len(node.inputs) - 1)
+        layouts = (Layout.CHANNELS_LAST, Layout.LINEAR) if source.tensor.rank >= 3 else (Layout.LINEAR,)  # noqa: PLR2004
+        for layout in layouts:
+            for after in layouts if node.output.tensor.rank == source.tensor.rank else (Layout.LINEAR,):
+                if after in (layout, Layout.LINEAR):
+                    formats = (TensorFormat(DType.FLOAT32, layout), *absent)
+                    result = (TensorFormat(DType.FLOAT32, after),)
+                    yield Tactic(self.name, (), formats, result, cost_hint=5e-6)
+
+    @override
+    def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
+        source, result = operands.inputs[0], operands.outputs[0]
+        axes = reduced_axes(node)
+        assert source is not None  # noqa: S101
+        assert axes is not None  # noqa: S101  (the tactic was only given with both)
+        space = _part(source, result, axes)
+        scalars = Scalars()
+        walk = Walk.over(space.kept, 2)
+        spec = KernelSpec(
+            self.name,
+            parameters(
+                op=node.op.name,
+                walk=walk.json(scalars),
+                gone=tuple(a.json(scalars) for a in space.gone),
+            ),
+        )
+        return (Launch(spec, (source, result), (1,), scalars.values, walk.chunks),)
+
+    @override
+    def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
+        e = emitter_for(kernel, 2)
+        lanes = target.vector_bits // 32
+        gone = [tuple(e.extent(x) for x in axis) for axis in kernel["gone"]]
+        op = kernel["op"]
+
+        def row(starts: Sequence[Reg], first: Int, last: Int, strides: tuple[Int, ...]) -> None:
+            whole = first
+            if strides[0] == 1:
+                whole = e.add(first, e.mul(e.div(e.sub(last, first), lanes), lanes))
+                with e.loop(first, whole, lanes) as steps:
+                    _column(e, op, gone, starts, strides, steps.index, lanes, 1)
+            across = lanes if gone and gone[-1][1] == 1 and strides[0] != 1 else 1
+            with e.loop(whole, last) as steps:
+                _column(e, op, gone, starts, strides, steps.index, 1, across)
+
+        walk_rows(e, kernel["walk"], [e.pointer(0), e.pointer(1)], [_SIZE, _SIZE], row)
+        return e.module()
+
+
+def reduced_axes(node: Node) -> tuple[int, ...] | None:
+    """The axes that a reduction removes, counted from 0; None when they are not constant."""
+    source = node.inputs[0]
+    rank = 0 if source is None else source.tensor.rank
+    given = node.inputs[1] if len(node.inputs) > 1 else None
+    if given is None:
+        return () if getattr(node.op, "noop_with_empty_axes", 0) else tuple(range(rank))
+    if given.constant is None:
+        return None
+    axes = tuple(sorted({int(a) % rank for a in given.constant.array.reshape(-1)}))
+    if not axes and not getattr(node.op, "noop_with_empty_axes", 0):
+        return tuple(range(rank))
+    return axes
+
+
+def _part(source: View, result: View, axes: tuple[int, ...]) -> _Space:
+    keeps_rank = len(result.shape) == len(source.shape)
+    strides_out = iter(
+        s for a, s in enumerate(result.strides) if not (keeps_rank and a in axes)
+    )
+    kept: list[Axis] = []
+    gone: list[Axis] = []
+    for axis, (extent, stride) in enumerate(zip(source.shape, source.strides, strict=True)):
+        if axis in axes:
+            gone.append(Axis(extent, (stride,)))
+        else:
+            kept.append(Axis(extent, (stride, next(strides_out))))
+    some = [a for a in kept if a.extent != 1]
+    less = [a for a in gone if a.extent != 1]
+    return _Space(
+        tuple(join_axes(sort_axes(some, 0))), tuple(join_axes(sort_axes(less, 0)))
+    )
+
+
+def _column(
+    e: Emitter,
+    op: str,
+    gone: Sequence[tuple[Int, ...]],
+    starts: Sequence[Reg],
+    strides: tuple[Int, ...],
+    index: Reg,
+    lanes: int,
+    across: int,
+) -> None:
+    """Reduce ``lanes`` outputs side by side, or one with ``across`` lanes along the last reduced axis."""
+    pointer = e.at(starts[0], e.mul(index, e.mul(strides[0], _SIZE)))
+    kind = f"<{max(lanes, across)} x float>" if max(lanes, across) > 1 else "float"
+    start = e.constant(_FIRST[op], kind)
+    total, rest = _nest(e, op, gone, pointer, (start, e.constant(_FIRST[op], "float")), kind, across)
+    if across > 1:
+        total = combine(e, op, fold_lanes(e, op, total), rest)
+    if op == "reduce_mean":
+        count: Int = 1
+        for extent, _ in gone:
+            count = e.mul(count, extent)
+        number = e.emit("float", f"sitofp {e.i64(count)} to float")
+        total = e.binary("fdiv", total, e.splat(number, lanes))
+    e.store(total, e.at(starts[1], e.mul(index, e.mul(strides[1], _SIZE))))
+
+
+def _nest(
+    e: Emitter,
+    op: str,
+    gone: Sequence[tuple[Int, ...]],
+    pointer: Reg,
+    totals: tuple[Reg, Reg],
+    kind: str,
+    across: int,
+) -> tuple[Reg, Reg]:
+    """Loops over the reduced axes; the second total is that of the elements beyond whole vectors."""
+    if not gone:
+        return combine(e, op, totals[0], e.load(kind, pointer)), totals[1]
+    (extent, stride), *inner = gone
+    if inner or across == 1:
+        with e.loop(0, extent, carried=totals) as steps:
+            at = e.at(pointer, e.mul(steps.index, e.mul(stride, _SIZE)))
+            now = (steps.values[0], steps.values[1])
+            steps.carry = _nest(e, op, inner, at, now, kind, across)
+        return steps.values[0], steps.values[1]
+    whole = e.mul(e.div(extent, across), across)
+    with e.loop(0, whole, across, carried=totals[:1]) as steps:
+        at = e.at(pointer, e.mul(steps.index, _SIZE))
+        steps.carry = (combine(e, op, steps.values[0], e.load(kind, at)),)
+    with e.loop(whole, extent, carried=totals[1:]) as singles:
+        at = e.at(pointer, e.mul(singles.index, _SIZE))
+        singles.carry = (combine(e, op, singles.values[0], e.load("float", at)),)
+    return steps.values[0], singles.values[0]
+
+
+def combine(e: Emitter, op: str, a: Reg, b: Reg) -> Reg:
+    """One step of the reduction."""
+    pick: dict[str, Callable[[Emitter, Reg, Reg], Reg]] = {
+        "reduce_max": m.larger,
+        "reduce_min": m.smaller,
+    }
+    if op in pick:
+        return pick[op](e, a, b)
+    return e.binary("fmul" if op == "reduce_prod" else "fadd", a, b)
+
+
+def fold_lanes(e: Emitter, op: str, vector: Reg) -> Reg:
+    """Reduce a vector to a scalar as a balanced tree: the same order whoever runs it."""
+    lanes = lane_count(vector.type)
+    while lanes > 1:
+        lanes //= 2
+        low, high = (_half(e, vector, start, lanes) for start in (0, lanes))
+        vector = combine(e, op, low, high)
+    return vector
+
+
+def _half(e: Emitter, vector: Reg, start: int, lanes: int) -> Reg:
+    if lanes == 1:
+        return e.emit("float", f"extractelement {vector}, i64 {start}")
+    indices = ", ".join(f"i32 {start + i}" for i in range(lanes))
+    kind = f"<{lanes} x float>"
+    return e.emit(kind, f"shufflevector {vector}, {vector.type} poison, <{lanes} x i32> <{indices}>")
+
+
