@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def overlaps(box: Array, boxes: Array) -> Array:
-    """Intersection over union of one box ``[x0, y0, x1, y1]`` with each of many; 0 where nothing is covered."""
+    """Overlap of one box ``[x0, y0, x1, y1]`` with each of many: intersection over union."""
     low, high = np.maximum(box[:2], boxes[:, :2]), np.minimum(box[2:], boxes[:, 2:])
     shared = np.prod(np.maximum(high - low, 0), axis=1)
     area = np.prod(np.maximum(box[2:] - box[:2], 0))
@@ -25,8 +25,9 @@ def suppress(
 ) -> list[int]:
     """The boxes that stay, at most ``limit``, best first.
 
-    ``ranking`` holds indices of boxes, best first; a box goes when it overlaps a better one that stays by more than
-    the threshold. Below 1, ``eta`` shrinks a threshold above one half after every box that stays.
+    ``ranking`` holds indices of boxes, best first; a box goes when it overlaps a better one that
+    stays by more than the threshold. Below 1, ``eta`` shrinks a threshold above one half after
+    every box that stays.
     """
     kept: list[int] = []
     waiting = ranking

@@ -21,7 +21,7 @@ def narrow(array: Array, dtype: np.dtype[Any]) -> Array:
         return np.asarray(array).astype(dtype, copy=False)
 
 
-def present(array: Array | None) -> Array:
+def required(array: Array | None) -> Array:
     """An input that inference has found to be there."""
     if array is None:
         raise TypeError("a required input is absent")

@@ -12,7 +12,8 @@ from typing_extensions import override
 
 from smelt.errors import ShapeError
 from smelt.ir import Op, Operand
-from smelt.ops._numerics import narrow, present, widen
+from smelt.ops._numerics import narrow, required, widen
+from smelt.ops._operands import present
 from smelt.ops._shape import (
     FLOATS,
     input_type,
@@ -110,7 +111,7 @@ class Recurrent(Op):
     def _step(
         self, projected: Array, states: Sequence[Array], parameters: Parameters, /
     ) -> tuple[Array, ...]:
-        """The next states of ``[batch, hidden]`` from the projected input ``[batch, gates * hidden]``."""
+        """The next states ``[batch, hidden]`` from the projected input ``[batch, rows]``."""
 
     @property
     def directions(self) -> int:
@@ -187,10 +188,10 @@ class Recurrent(Op):
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         given = (*inputs, *[None] * (8 - len(inputs)))
         x, *_ = arrays = [a if i == 4 or a is None else widen(a) for i, a in enumerate(given)]
-        x = present(x) if self.layout == 0 else present(x).swapaxes(0, 1)
+        x = required(x) if self.layout == 0 else required(x).swapaxes(0, 1)
         lengths = np.full(x.shape[1], x.shape[0]) if arrays[4] is None else arrays[4]
         results = [self._run(x, way, lengths, arrays) for way in range(self.directions)]
-        dtype = present(inputs[0]).dtype
+        dtype = present(inputs, 0).dtype
         every, *last = (np.stack(r) for r in zip(*results, strict=True))
         every = every.transpose(1, 0, 2, 3) if self.layout == 0 else every.transpose(2, 1, 0, 3)
         if self.layout == 1:
@@ -207,14 +208,14 @@ class Recurrent(Op):
         peepholes = np.zeros(3 * hidden, x.dtype) if arrays[7] is None else arrays[7][way]
         count = len(self.default_activations)
         functions = self._functions()[way * count : (way + 1) * count]
-        parameters = Parameters(present(arrays[2])[way], bias[rows:], peepholes, functions)
-        steps = np.arange(time)[:, None]
-        order = np.broadcast_to(steps, (time, batch))
+        parameters = Parameters(required(arrays[2])[way], bias[rows:], peepholes, functions)
+        steps: Array = np.arange(int(time))[:, None]
+        order: Array = np.broadcast_to(steps, (time, batch))
         if self.direction == "reverse" or way == 1:
             # Each sequence is reversed within its own length.
             order = np.where(steps < lengths, lengths - 1 - steps, steps)
-        everyone = np.arange(batch)
-        projected = x[order, everyone] @ present(arrays[1])[way].T + bias[:rows]
+        everyone: Array = np.arange(int(batch))
+        projected = x[order, everyone] @ required(arrays[1])[way].T + bias[:rows]
         states = list(self._initial_states(way, batch, arrays, x.dtype))
         every = np.zeros((time, batch, hidden), x.dtype)
         for step in range(time):

@@ -1,6 +1,7 @@
-"""What the shape inference of many ops shares: checks with clear messages, broadcasting, window extents.
+"""What the inference of many ops shares: checks, broadcasting, window extents.
 
-Two extents are refused only when they are known to differ; what depends on symbols is checked once they are bound.
+Two extents are refused only when they are known to differ; what depends on symbols is checked once
+they are bound.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def shape_text(shape: Shape) -> str:
 
 
 def normalize_axis(axis: int, rank: int, what: str = "axis") -> int:
-    """The axis counted from the front. Raises ShapeError when a tensor of ``rank`` has no such axis."""
+    """The axis counted from the front. Raises ShapeError when the rank has no such axis."""
     if not -rank <= axis < rank:
         raise ShapeError(f"{what} {axis} is outside a tensor of rank {rank}")
     return axis % rank
@@ -79,7 +80,7 @@ def normalize_axis(axis: int, rank: int, what: str = "axis") -> int:
 def require_inputs(
     op: Op, inputs: Sequence[Operand | None], minimum: int, maximum: int | None = None
 ) -> None:
-    """Check the number of inputs (``maximum``: as ``minimum``), the first ``minimum`` being present."""
+    """Check the number of inputs, and that the first ``minimum`` are there. Raises ShapeError."""
     limit = minimum if maximum is None else maximum
     if not minimum <= len(inputs) <= limit:
         wanted = str(minimum) if limit == minimum else f"{minimum} to {limit}"
@@ -119,7 +120,7 @@ def require_same_dtype(first: TensorType, *others: TensorType | None) -> None:
     for other in others:
         if other is not None and other.dtype is not first.dtype:
             raise ShapeError(
-                f"element types differ: {first.dtype.value} and {other.dtype.value}; cast one of them"
+                f"element types differ: {first.dtype.value} and {other.dtype.value}; cast one"
             )
 
 
@@ -172,8 +173,9 @@ def window_extent(
 ) -> Dim:
     """Number of windows along an axis of ``extent`` elements padded by ``pads``.
 
-    With ``ceil_mode`` a last window may reach beyond the padding, but none starts beyond the elements and the padding
-    before them. Both forms stay closed when the extent is a symbol. Raises ShapeError when no window fits.
+    With ``ceil_mode`` a last window may reach beyond the padding, but none starts beyond the
+    elements and the padding before them. Both forms stay closed when the extent is a symbol. Raises
+    ShapeError when no window fits.
     """
     if kernel < 1 or stride < 1 or dilation < 1:
         raise ShapeError(
@@ -183,7 +185,7 @@ def window_extent(
     last = extent + pads[0] + pads[1] - reach
     if isinstance(last, int) and last < 0:
         raise ShapeError(
-            f"a window of {reach} does not fit into an extent of {extent} padded by {pads[0]} and {pads[1]}"
+            f"a window of {reach} does not fit into {extent} padded by {pads[0]} and {pads[1]}"
         )
     if not ceil_mode:
         return last // stride + 1

@@ -11,7 +11,8 @@ from typing_extensions import override
 
 from smelt.ir import Case, Op, Operand
 from smelt.ops._examples import HALF_TOLERANCE, floats, integers
-from smelt.ops._numerics import narrow, present, widen
+from smelt.ops._numerics import narrow, widen
+from smelt.ops._operands import present
 from smelt.ops._shape import FLOATS, input_type, require_dtype, require_inputs
 from smelt.types import DType, TensorType
 
@@ -57,7 +58,7 @@ class Unary(Op):
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        x = present(inputs[0])
+        x = present(inputs, 0)
         with np.errstate(all="ignore"):
             y = self._apply(widen(x))
         return (narrow(np.asarray(y), self.result.numpy if self.result else x.dtype),)

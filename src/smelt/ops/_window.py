@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Windowed(Op):
-    """Attributes of an op with windows. What is left empty is filled in: no padding, steps of one."""
+    """Attributes of an op with windows; empty ones become steps of one and no padding."""
 
     kernel_shape: tuple[int, ...]
     """Extents of the window, one for each spatial axis."""
@@ -43,7 +43,7 @@ class Windowed(Op):
             given = tuple(int(v) for v in getattr(self, field)) or (default,) * length
             if len(given) != length or min(given, default=default) < default:
                 raise ShapeError(
-                    f"{field} {given} of {self.name} must be {length} numbers, each at least {default}"
+                    f"{field} {given} of {self.name} must be {length} numbers from {default} up"
                 )
             object.__setattr__(self, field, given)
         if min(self.kernel_shape, default=1) < 1:

@@ -10,7 +10,8 @@ from typing_extensions import override
 
 from smelt.ir import Case, Operand
 from smelt.ops._examples import HALF_TOLERANCE, floats
-from smelt.ops._numerics import narrow, present, widen
+from smelt.ops._numerics import narrow, widen
+from smelt.ops._operands import present
 from smelt.ops._shape import FLOATS, input_type, require_dtype, require_inputs
 from smelt.ops._window import Windowed
 from smelt.types import TensorType
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
 class AveragePool(Windowed):
     """The sum of each window, divided by the number of its elements.
 
-    What counts are the elements inside the input or, with ``count_include_pad``, inside the padded input: the part of a
-    last window that ``ceil_mode`` pushes beyond the padding never counts. So Caffe's average is ``ceil_mode`` with
-    ``count_include_pad``.
+    What counts are the elements inside the input or, with ``count_include_pad``, inside the padded
+    input: the part of a last window that ``ceil_mode`` pushes beyond the padding never counts. So
+    Caffe's average is ``ceil_mode`` with ``count_include_pad``.
 
     Shapes: ``[N, C, *spatial]`` gives ``[N, C, *windows]``.
 
@@ -56,13 +57,13 @@ class AveragePool(Windowed):
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        x = widen(present(inputs[0]))
+        x = widen(present(inputs, 0))
         counts = self._counts_on(x, ceil_mode=self.ceil_mode)
         total = self._windows(x, counts, 0).sum(axis=tuple(range(-len(counts), 0)))
         sizes = self._window_sizes(x, counts, padded=self.count_include_pad)
         with np.errstate(invalid="ignore", divide="ignore"):
             mean = total / sizes.astype(x.dtype)
-        return (narrow(mean, present(inputs[0]).dtype),)
+        return (narrow(mean, present(inputs, 0).dtype),)
 
     @override
     @classmethod

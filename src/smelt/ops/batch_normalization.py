@@ -10,7 +10,8 @@ from typing_extensions import override
 
 from smelt.ir import Case, Op, Operand
 from smelt.ops._examples import HALF_TOLERANCE, floats
-from smelt.ops._numerics import narrow, present, widen
+from smelt.ops._numerics import narrow, required, widen
+from smelt.ops._operands import present
 from smelt.ops._shape import (
     FLOATS,
     input_type,
@@ -62,9 +63,9 @@ class BatchNormalization(Op):
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        x = present(inputs[0])
+        x = present(inputs, 0)
         shape = (-1, *[1] * (x.ndim - 2))
-        scale, bias, mean, variance = (widen(present(a)).reshape(shape) for a in inputs[1:])
+        scale, bias, mean, variance = (widen(required(a)).reshape(shape) for a in inputs[1:])
         factor = scale / np.sqrt(variance + variance.dtype.type(self.epsilon))
         return (narrow((widen(x) - mean) * factor + bias, x.dtype),)
 

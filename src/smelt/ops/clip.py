@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from typing_extensions import override
 
+from smelt.errors import ShapeError
 from smelt.ir import Case, Op, Operand
 from smelt.ops._examples import floats, integers
-from smelt.ops._numerics import present
+from smelt.ops._numerics import required
 from smelt.ops._shape import (
     NUMBERS,
     input_type,
@@ -18,7 +19,6 @@ from smelt.ops._shape import (
     require_dtype,
     require_inputs,
     require_same_dtype,
-    require_shape,
 )
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Clip(Op):
 
     Where low is above high the result is high.
 
-    Shapes: low and high are scalars; the result's is x's.
+    Shapes: low and high are scalars, or ``[1]``; the result's is x's.
 
     Dtypes: numbers, one for all.
 
@@ -57,16 +57,17 @@ class Clip(Op):
         low, high = optional_type(self, inputs, 1), optional_type(self, inputs, 2)
         require_dtype(x, NUMBERS, "the input of clip")
         require_same_dtype(x, low, high)
-        require_shape(low, (), "the lower limit of clip")
-        require_shape(high, (), "the upper limit of clip")
+        for limit, what in ((low, "lower"), (high, "upper")):
+            if limit is not None and limit.shape not in ((), (1,)):
+                raise ShapeError(f"the {what} limit of clip is {limit}, not one number")
         return (x,)
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         x, low, high = (*inputs, None, None)[:3]
-        y = present(x)
-        y = y if low is None else np.maximum(y, low)
-        y = y if high is None else np.minimum(y, high)
+        y = required(x)
+        y = y if low is None else np.maximum(y, low.reshape(()))
+        y = y if high is None else np.minimum(y, high.reshape(()))
         return (np.asarray(y),)
 
     @override

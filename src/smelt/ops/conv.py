@@ -12,7 +12,8 @@ from typing_extensions import override
 from smelt.errors import ShapeError
 from smelt.ir import Case, Operand
 from smelt.ops._examples import HALF_TOLERANCE, floats
-from smelt.ops._numerics import narrow, present, widen
+from smelt.ops._numerics import narrow, widen
+from smelt.ops._operands import optional_array, present
 from smelt.ops._shape import (
     FLOATS,
     differ,
@@ -37,8 +38,8 @@ if TYPE_CHECKING:
 class Conv(Windowed):
     """Correlate the input with filters: input, weights, and optionally a bias.
 
-    Shapes: input ``[N, C, *spatial]``, weights ``[M, C / group, *kernel_shape]``, bias ``[M]``; result
-    ``[N, M, *windows]``.
+    Shapes: input ``[N, C, *spatial]``, weights ``[M, C / group, *kernel_shape]``, bias ``[M]``;
+    result ``[N, M, *windows]``.
 
     Dtypes: floating-point, one for all.
 
@@ -68,15 +69,15 @@ class Conv(Windowed):
             raise ShapeError(f"{filters} filters do not divide into {self.group} groups")
         if differ(x.shape[1], depth * self.group):
             raise ShapeError(
-                f"the input has {x.shape[1]} channels, the weights are for {depth} x {self.group} groups"
+                f"the input has {x.shape[1]} channels, the weights are for {depth} x {self.group}"
             )
         require_shape(bias, (filters,), "the bias of conv")
         return (TensorType(x.dtype, (x.shape[0], filters, *counts)),)
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        x, w = widen(present(inputs[0])), widen(present(inputs[1]))
-        bias = inputs[2] if len(inputs) > 2 else None
+        x, w = widen(present(inputs, 0)), widen(present(inputs, 1))
+        bias = optional_array(inputs, 2)
         batch, groups, filters = x.shape[0], self.group, w.shape[0]
         counts = self._counts_on(x)
         view = self._windows(x, counts, 0)
@@ -92,7 +93,7 @@ class Conv(Windowed):
         y = y.transpose(1, 0, 2 + spatial, *range(2, 2 + spatial)).reshape(batch, filters, *counts)
         if bias is not None:
             y = y + widen(bias).reshape(-1, *[1] * spatial)
-        return (narrow(y, present(inputs[0]).dtype),)
+        return (narrow(y, present(inputs, 0).dtype),)
 
     @override
     @classmethod

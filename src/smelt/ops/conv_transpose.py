@@ -12,7 +12,8 @@ from typing_extensions import override
 from smelt.errors import ShapeError
 from smelt.ir import Case, Operand
 from smelt.ops._examples import HALF_TOLERANCE, floats
-from smelt.ops._numerics import narrow, present, widen
+from smelt.ops._numerics import narrow, widen
+from smelt.ops._operands import optional_array, present
 from smelt.ops._shape import (
     FLOATS,
     differ,
@@ -40,14 +41,16 @@ if TYPE_CHECKING:
 class ConvTranspose(Windowed):
     """Each input element adds its filters to a window of the output: input, weights, optional bias.
 
-    Shapes: input ``[N, C, *spatial]``, weights ``[C, M / group, *kernel_shape]``, bias ``[M]``; an output extent is
-    ``stride * (input - 1) + output_padding + (kernel - 1) * dilation + 1 - pads``.
+    Shapes: input ``[N, C, *spatial]``, weights ``[C, M / group, *kernel_shape]``, bias ``[M]``; an
+    output extent is ``stride * (input - 1) + output_padding + (kernel - 1) * dilation + 1 - pads``.
 
     Dtypes: floating-point, one for all.
 
-    Raises ShapeError: when channels, groups, kernel or ranks do not fit, or nothing is left of the output.
+    Raises ShapeError: when channels, groups, kernel or ranks do not fit, or nothing is left of the
+    output.
 
-    Source: ONNX ConvTranspose-22 (output_shape and auto_pad are resolved into pads by who makes the op).
+    Source: ONNX ConvTranspose-22 (output_shape and auto_pad are resolved into pads by who makes the
+    op).
     """
 
     name: ClassVar[str] = "conv_transpose"
@@ -100,8 +103,8 @@ class ConvTranspose(Windowed):
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        x, w = widen(present(inputs[0])), widen(present(inputs[1]))
-        bias = inputs[2] if len(inputs) > 2 else None
+        x, w = widen(present(inputs, 0)), widen(present(inputs, 1))
+        bias = optional_array(inputs, 2)
         batch, channels, *spatial = x.shape
         groups, filters, axes = self.group, w.shape[1] * self.group, len(spatial)
         grouped = np.moveaxis(x.reshape(batch, groups, channels // groups, -1), 1, 0)
@@ -121,7 +124,7 @@ class ConvTranspose(Windowed):
         y = full[(slice(None), slice(None), *kept)]
         if bias is not None:
             y = y + widen(bias).reshape(-1, *[1] * axes)
-        return (narrow(y, present(inputs[0]).dtype),)
+        return (narrow(y, present(inputs, 0).dtype),)
 
     @override
     @classmethod

@@ -10,7 +10,7 @@ from typing_extensions import override
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op, Operand
 from smelt.ops._examples import floats
-from smelt.ops._numerics import present
+from smelt.ops._operands import present
 from smelt.ops._shape import input_type, normalize_axis, require_inputs, require_rank
 from smelt.types import TensorType
 
@@ -69,7 +69,7 @@ class Crop(Op):
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        x, like = present(inputs[0]), present(inputs[1])
+        x, like = present(inputs, 0), present(inputs, 1)
         first = self.axis % x.ndim
         parts = [slice(None)] * first
         for start, extent in zip(self.offsets(x.ndim)[first:], like.shape[first:], strict=True):

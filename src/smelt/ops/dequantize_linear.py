@@ -10,7 +10,8 @@ from typing_extensions import override
 
 from smelt.ir import Case, Op, Operand
 from smelt.ops._examples import floats, integers
-from smelt.ops._numerics import narrow, present, widen
+from smelt.ops._numerics import narrow, widen
+from smelt.ops._operands import optional_array, present
 from smelt.ops._quantized import along_axis, check_scale
 from smelt.ops._shape import (
     FLOATS,
@@ -62,8 +63,8 @@ class DequantizeLinear(Op):
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        x, scale = present(inputs[0]), present(inputs[1])
-        zero = inputs[2] if len(inputs) > 2 else None
+        x, scale = present(inputs, 0), present(inputs, 1)
+        zero = optional_array(inputs, 2)
         steps = x.astype(np.int64)
         if zero is not None:
             steps = steps - along_axis(zero, x.ndim, self.axis)

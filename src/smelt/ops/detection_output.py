@@ -12,7 +12,8 @@ from smelt.errors import ShapeError
 from smelt.ir import Case, Op, Operand
 from smelt.ops._boxes import suppress
 from smelt.ops._examples import floats
-from smelt.ops._numerics import narrow, present, widen
+from smelt.ops._numerics import narrow, required, widen
+from smelt.ops._operands import present
 from smelt.ops._shape import (
     FLOATS,
     differ,
@@ -38,14 +39,15 @@ _CODES = ("CORNER", "CENTER_SIZE", "CORNER_SIZE")
 class DetectionOutput(Op):
     """Rows ``[image, label, score, xmin, ymin, xmax, ymax]`` of what is detected.
 
-    Inputs are locations, confidences and priors (what PriorBox makes). Boxes are decoded; for each class but the
-    background the ``top_k`` above the confidence threshold are suppressed greedily; of an image the ``keep_top_k``
-    best stay, by label, then falling score. How many rows there are is the symbol ``count_symbol``; who adds the node
-    bounds it in the graph's ``symbol_bounds`` (see ``count_bound``). No detection gives no row.
+    Inputs are locations, confidences and priors (what PriorBox makes). Boxes are decoded; for each
+    class but the background the ``top_k`` above the confidence threshold are suppressed greedily;
+    of an image the ``keep_top_k`` best stay, by label, then falling score. How many rows there are
+    is the symbol ``count_symbol``; who adds the node bounds it in the graph's ``symbol_bounds``
+    (see ``count_bound``). No detection gives no row.
 
     Shapes: locations ``[N, priors * L * 4]`` (L is 1 when shared, else num_classes), confidences
-    ``[N, priors * num_classes]``, priors ``[1, 2, priors * 4]``; trailing extents of 1 are allowed; result
-    ``[1, 1, count, 7]``.
+    ``[N, priors * num_classes]``, priors ``[1, 2, priors * 4]``; trailing extents of 1 are allowed;
+    result ``[1, 1, count, 7]``.
 
     Dtypes: floating-point; the result's is the confidences'.
 
@@ -116,8 +118,8 @@ class DetectionOutput(Op):
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        location, confidence, prior = (widen(present(array)) for array in inputs)
-        images, dtype = location.shape[0], present(inputs[1]).dtype
+        location, confidence, prior = (widen(required(array)) for array in inputs)
+        images, dtype = location.shape[0], present(inputs, 1).dtype
         priors = prior.reshape(prior.shape[1], -1, 4)
         boxes = self._decode(location.reshape(images, priors.shape[1], -1, 4), priors)
         scores = confidence.reshape(images, priors.shape[1], self.num_classes)
@@ -134,11 +136,11 @@ class DetectionOutput(Op):
         if not self.variance_encoded_in_target:
             location = location * priors[1][None, :, None]
         if self.code_type == "CORNER":
-            return prior + location
+            return np.asarray(prior + location)
         low, high = prior[..., :2], prior[..., 2:]
         extent = high - low
         if self.code_type == "CORNER_SIZE":
-            return prior + location * np.concatenate((extent, extent), axis=-1)
+            return np.asarray(prior + location * np.concatenate((extent, extent), axis=-1))
         centre = (low + high) / 2 + location[..., :2] * extent
         with np.errstate(over="ignore"):
             half = extent * np.exp(location[..., 2:]) / 2

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from smelt.ir import Case, Op, Operand
 from smelt.ops._examples import floats
-from smelt.ops._numerics import present
+from smelt.ops._operands import present
 from smelt.ops._shape import input_type, require_dtype, require_inputs
 from smelt.types import DType, TensorType
 
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DynamicQuantizeLinear(Op):
-    """Quantise to uint8 so that zero and all elements are in range; scale and zero point are results.
+    """Quantise to uint8 so that zero and all elements are in range.
+
+    Results are the quantised tensor, its scale and its zero point.
 
     Shapes: the quantised tensor has the input's, scale and zero point are scalars.
 
@@ -49,7 +51,7 @@ class DynamicQuantizeLinear(Op):
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        x = present(inputs[0])
+        x = present(inputs, 0)
         least = np.minimum(x.min(initial=0), np.float32(0))
         largest = np.maximum(x.max(initial=0), np.float32(0))
         scale = (

@@ -36,7 +36,7 @@ class Gelu(Unary):
     name: ClassVar[str] = "gelu"
 
     approximate: str = "none"
-    """"none" for the error function, "tanh" for ``tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3))``."""
+    """Either "none" or "tanh": ``tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3))`` for erf."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:

@@ -11,7 +11,8 @@ from typing_extensions import override
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op, Operand
 from smelt.ops._examples import HALF_TOLERANCE, floats
-from smelt.ops._numerics import narrow, present, widen
+from smelt.ops._numerics import narrow, widen
+from smelt.ops._operands import optional_array, present
 from smelt.ops._shape import (
     NUMBERS,
     broadcast_shapes,
@@ -81,14 +82,14 @@ class Gemm(Op):
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        a, b = widen(present(inputs[0])), widen(present(inputs[1]))
-        c = inputs[2] if len(inputs) > 2 else None
+        a, b = widen(present(inputs, 0)), widen(present(inputs, 1))
+        c = optional_array(inputs, 2)
         product = np.matmul(a.T if self.trans_a else a, b.T if self.trans_b else b)
         if self.alpha != 1.0:
             product = product * a.dtype.type(self.alpha)
         if c is not None:
             product = product + widen(c) * a.dtype.type(self.beta)
-        return (narrow(product, present(inputs[0]).dtype),)
+        return (narrow(product, present(inputs, 0).dtype),)
 
     @override
     @classmethod

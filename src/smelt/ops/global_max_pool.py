@@ -10,7 +10,8 @@ from typing_extensions import override
 
 from smelt.ir import Case, Op, Operand
 from smelt.ops._examples import HALF_TOLERANCE, floats
-from smelt.ops._numerics import narrow, present, widen
+from smelt.ops._numerics import narrow, widen
+from smelt.ops._operands import present
 from smelt.ops._shape import FLOATS, input_type, require_dtype, require_inputs, require_rank
 from smelt.types import TensorType
 
@@ -46,7 +47,7 @@ class GlobalMaxPool(Op):
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        x = present(inputs[0])
+        x = present(inputs, 0)
         y = widen(x).max(axis=tuple(range(2, x.ndim)), keepdims=True)
         return (narrow(np.asarray(y), x.dtype),)
 

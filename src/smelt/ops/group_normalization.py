@@ -11,7 +11,8 @@ from typing_extensions import override
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op, Operand
 from smelt.ops._examples import HALF_TOLERANCE, floats
-from smelt.ops._numerics import narrow, present, widen
+from smelt.ops._numerics import narrow, required, widen
+from smelt.ops._operands import present
 from smelt.ops._shape import (
     FLOATS,
     input_type,
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GroupNormalization(Op):
-    """``(x - mean) / sqrt(variance + epsilon) * scale + bias``, statistics over groups of channels and the spatial axes.
+    """``(x - mean) / sqrt(variance + epsilon) * scale + bias``.
+
+    Statistics are over groups of channels and the spatial axes.
 
     Shapes: x ``[N, C, *spatial]``, scale and bias ``[C]``; the result's is x's.
 
@@ -66,14 +69,14 @@ class GroupNormalization(Op):
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        x, scale, bias = (widen(present(array)) for array in inputs)
+        x, scale, bias = (widen(required(array)) for array in inputs)
         shape = (-1, *[1] * (x.ndim - 2))
         rows = x.reshape(x.shape[0], self.num_groups, -1)
         centred = rows - rows.mean(axis=2, keepdims=True)
         variance = np.square(centred).mean(axis=2, keepdims=True)
         y = centred / np.sqrt(variance + x.dtype.type(self.epsilon))
         y = y.reshape(x.shape) * scale.reshape(shape) + bias.reshape(shape)
-        return (narrow(y, present(inputs[0]).dtype),)
+        return (narrow(y, present(inputs, 0).dtype),)
 
     @override
     @classmethod

@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 class GRU(Recurrent):
     """Run gated recurrent units: x, W, R, and optionally B, sequence_lens, initial_h.
 
-    The gates lie in the order update, reset, hidden. A place beyond the length of its sequence is zero in the first
-    result.
+    The gates lie in the order update, reset, hidden. A place beyond the length of its sequence is
+    zero in the first result.
 
-    Shapes: x ``[time, batch, width]``, W ``[directions, 3 * hidden, width]``, R ``[directions, 3 * hidden, hidden]``, B
-    ``[directions, 6 * hidden]``, sequence_lens ``[batch]``, initial_h ``[directions, batch, hidden]``; results are all
-    hidden states ``[time, directions, batch, hidden]`` and the last ``[directions, batch, hidden]``. Layout 1 has the
-    batch first in x and in all states.
+    Shapes: x ``[time, batch, width]``, W ``[directions, 3 * hidden, width]``, R ``[directions, 3 *
+    hidden, hidden]``, B ``[directions, 6 * hidden]``, sequence_lens ``[batch]``, initial_h
+    ``[directions, batch, hidden]``; results are all hidden states ``[time, directions, batch,
+    hidden]`` and the last ``[directions, batch, hidden]``. Layout 1 has the batch first in x and in
+    all states.
 
     Dtypes: floating-point, one for all but sequence_lens, which is int32.
 

@@ -10,7 +10,8 @@ from typing_extensions import override
 
 from smelt.ir import Case, Op, Operand
 from smelt.ops._examples import HALF_TOLERANCE, floats
-from smelt.ops._numerics import narrow, present, widen
+from smelt.ops._numerics import narrow, required, widen
+from smelt.ops._operands import present
 from smelt.ops._shape import (
     FLOATS,
     input_type,
@@ -59,14 +60,14 @@ class InstanceNormalization(Op):
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        x, scale, bias = (widen(present(array)) for array in inputs)
+        x, scale, bias = (widen(required(array)) for array in inputs)
         shape = (-1, *[1] * (x.ndim - 2))
         axes = tuple(range(2, x.ndim))
         centred = x - x.mean(axis=axes, keepdims=True)
         variance = np.square(centred).mean(axis=axes, keepdims=True)
         y = centred / np.sqrt(variance + x.dtype.type(self.epsilon))
         y = y * scale.reshape(shape) + bias.reshape(shape)
-        return (narrow(y, present(inputs[0]).dtype),)
+        return (narrow(y, present(inputs, 0).dtype),)
 
     @override
     @classmethod

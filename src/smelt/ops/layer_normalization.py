@@ -10,7 +10,8 @@ from typing_extensions import override
 
 from smelt.ir import Case, Op, Operand
 from smelt.ops._examples import HALF_TOLERANCE, floats
-from smelt.ops._numerics import narrow, present, widen
+from smelt.ops._numerics import narrow, widen
+from smelt.ops._operands import optional_array, present
 from smelt.ops._shape import (
     FLOATS,
     broadcast_shapes,
@@ -67,15 +68,15 @@ class LayerNormalization(Op):
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        x, scale = widen(present(inputs[0])), widen(present(inputs[1]))
-        bias = inputs[2] if len(inputs) > 2 else None
+        x, scale = widen(present(inputs, 0)), widen(present(inputs, 1))
+        bias = optional_array(inputs, 2)
         axes = tuple(range(self.axis % x.ndim, x.ndim))
         centred = x - x.mean(axis=axes, keepdims=True)
         variance = np.square(centred).mean(axis=axes, keepdims=True)
         y = centred / np.sqrt(variance + x.dtype.type(self.epsilon)) * scale
         if bias is not None:
             y = y + widen(bias)
-        return (narrow(y, present(inputs[0]).dtype),)
+        return (narrow(y, present(inputs, 0).dtype),)
 
     @override
     @classmethod

@@ -10,7 +10,8 @@ from typing_extensions import override
 
 from smelt.ir import Case, Op, Operand
 from smelt.ops._examples import HALF_TOLERANCE, floats
-from smelt.ops._numerics import narrow, present, widen
+from smelt.ops._numerics import narrow, widen
+from smelt.ops._operands import present
 from smelt.ops._shape import FLOATS, input_type, normalize_axis, require_dtype, require_inputs
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class LogSoftmax(Op):
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        array = present(inputs[0])
+        array = present(inputs, 0)
         if not array.size:
             return (array,)
         x = widen(array)

@@ -11,7 +11,8 @@ from typing_extensions import override
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op, Operand
 from smelt.ops._examples import HALF_TOLERANCE, floats
-from smelt.ops._numerics import narrow, present, widen
+from smelt.ops._numerics import narrow, widen
+from smelt.ops._operands import present
 from smelt.ops._shape import FLOATS, input_type, normalize_axis, require_dtype, require_inputs
 
 if TYPE_CHECKING:
@@ -55,13 +56,13 @@ class LpNormalization(Op):
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        x = widen(present(inputs[0]))
+        x = widen(present(inputs, 0))
         powers = np.abs(x) if self.p == 1 else np.square(x)
         total = powers.sum(axis=self.axis, keepdims=True)
-        norm = total if self.p == 1 else np.sqrt(total)
-        zero = norm == 0
-        y = np.where(zero, x.dtype.type(0), x / np.where(zero, x.dtype.type(1), norm))
-        return (narrow(y, present(inputs[0]).dtype),)
+        norm: Array = total if self.p == 1 else np.sqrt(total)
+        # Where the norm is zero all elements are: any divisor gives zero.
+        y = x / (norm + (norm == 0))
+        return (narrow(y, present(inputs, 0).dtype),)
 
     @override
     @classmethod

@@ -10,7 +10,8 @@ from typing_extensions import override
 
 from smelt.ir import Case, Operand
 from smelt.ops._examples import HALF_TOLERANCE, floats
-from smelt.ops._numerics import narrow, present, widen
+from smelt.ops._numerics import narrow, widen
+from smelt.ops._operands import present
 from smelt.ops._shape import FLOATS, input_type, require_dtype, require_inputs
 from smelt.ops._window import Windowed
 from smelt.types import TensorType
@@ -52,11 +53,11 @@ class LpPool(Windowed):
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        x = widen(present(inputs[0]))
+        x = widen(present(inputs, 0))
         counts = self._counts_on(x, ceil_mode=self.ceil_mode)
         powers = self._windows(np.abs(x) ** self.p, counts, 0)
         total = powers.sum(axis=tuple(range(-len(counts), 0)))
-        return (narrow(total ** x.dtype.type(1 / self.p), present(inputs[0]).dtype),)
+        return (narrow(total ** x.dtype.type(1 / self.p), present(inputs, 0).dtype),)
 
     @override
     @classmethod

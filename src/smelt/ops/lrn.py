@@ -11,7 +11,8 @@ from typing_extensions import override
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op, Operand
 from smelt.ops._examples import HALF_TOLERANCE, floats
-from smelt.ops._numerics import narrow, present, widen
+from smelt.ops._numerics import narrow, widen
+from smelt.ops._operands import present
 from smelt.ops._shape import FLOATS, input_type, require_dtype, require_inputs, require_rank
 
 if TYPE_CHECKING:
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
 class LRN(Op):
     """``x / (bias + alpha / count * sum(neighbour ** 2)) ** beta``.
 
-    The neighbours are ``size`` channels at one place (region "across_channels", count ``size``) or, for Caffe, a
-    square of ``size`` by ``size`` places of one channel (region "within_channel", count ``size ** 2``). Outside the
-    input there is nothing.
+    The neighbours are ``size`` channels at one place (region "across_channels", count ``size``) or,
+    for Caffe, a square of ``size`` by ``size`` places of one channel (region "within_channel",
+    count ``size ** 2``). Outside the input there is nothing.
 
     Shapes: ``[N, C, *spatial]``, within a channel ``[N, C, H, W]``; the result's is the input's.
 
@@ -68,7 +69,7 @@ class LRN(Op):
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        array = present(inputs[0])
+        array = present(inputs, 0)
         x = widen(array)
         within = self.region == "within_channel"
         energy, count = np.square(x), self.size**2 if within else self.size

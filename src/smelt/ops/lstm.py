@@ -19,15 +19,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LSTM(Recurrent):
-    """Run a long short-term memory: x, W, R, and optionally B, sequence_lens, initial_h, initial_c, P.
+    """Run a long short-term memory.
 
-    The gates lie in the order input, output, forget, cell; the peepholes P in the order input, output, forget.
-    A place beyond the length of its sequence is zero in the first result.
+    Inputs are x, W, R, and optionally B, sequence_lens, initial_h, initial_c, P.
+    The gates lie in the order input, output, forget, cell; the peepholes P in the order input,
+    output, forget. A place beyond the length of its sequence is zero in the first result.
 
-    Shapes: x ``[time, batch, width]``, W ``[directions, 4 * hidden, width]``, R ``[directions, 4 * hidden, hidden]``, B
-    ``[directions, 8 * hidden]``, sequence_lens ``[batch]``, initial_h and initial_c ``[directions, batch, hidden]``, P
-    ``[directions, 3 * hidden]``; results are all hidden states ``[time, directions, batch, hidden]``, the last one and
-    the last cell ``[directions, batch, hidden]``. Layout 1 has the batch first in x and in all states.
+    Shapes: x ``[time, batch, width]``, W ``[directions, 4 * hidden, width]``, R ``[directions, 4 *
+    hidden, hidden]``, B ``[directions, 8 * hidden]``, sequence_lens ``[batch]``, initial_h and
+    initial_c ``[directions, batch, hidden]``, P ``[directions, 3 * hidden]``; results are all
+    hidden states ``[time, directions, batch, hidden]``, the last one and the last cell
+    ``[directions, batch, hidden]``. Layout 1 has the batch first in x and in all states.
 
     Dtypes: floating-point, one for all but sequence_lens, which is int32.
 

@@ -11,7 +11,8 @@ from typing_extensions import override
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op, Operand
 from smelt.ops._examples import HALF_TOLERANCE, floats, integers
-from smelt.ops._numerics import narrow, present, widen
+from smelt.ops._numerics import narrow, widen
+from smelt.ops._operands import present
 from smelt.ops._shape import (
     NUMBERS,
     broadcast_shapes,
@@ -34,12 +35,13 @@ if TYPE_CHECKING:
 class MatMul(Op):
     """``A @ B``: the last two axes are matrices, the axes before them broadcast.
 
-    Shapes: ``[*a, M, K]`` and ``[*b, K, N]`` give ``[*broadcast(a, b), M, N]``; a vector stands for a row on the left
-    and for a column on the right, and its extent of one leaves the result.
+    Shapes: ``[*a, M, K]`` and ``[*b, K, N]`` give ``[*broadcast(a, b), M, N]``; a vector stands for
+    a row on the left and for a column on the right, and its extent of one leaves the result.
 
     Dtypes: numbers, one for both.
 
-    Raises ShapeError: when an input is a scalar, the inner extents differ or the stacks do not broadcast.
+    Raises ShapeError: when an input is a scalar, the inner extents differ or the stacks do not
+    broadcast.
 
     Source: ONNX MatMul-13.
     """
@@ -64,7 +66,7 @@ class MatMul(Op):
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        a, b = present(inputs[0]), present(inputs[1])
+        a, b = present(inputs, 0), present(inputs, 1)
         return (narrow(np.asarray(np.matmul(widen(a), widen(b))), a.dtype),)
 
     @override

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from smelt.ir import Case, Operand
 from smelt.ops._examples import floats, integers
-from smelt.ops._numerics import present
+from smelt.ops._operands import present
 from smelt.ops._shape import FLOATS, input_type, require_dtype, require_inputs
 from smelt.ops._window import Windowed
 from smelt.types import DType, TensorType
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class MaxPool(Windowed):
     """The largest element of each window; padding never wins.
 
-    With ``ceil_mode`` a last, shorter window is kept unless it would start beyond the elements and the padding before
-    them, which is Caffe's rule too.
+    With ``ceil_mode`` a last, shorter window is kept unless it would start beyond the elements and
+    the padding before them, which is Caffe's rule too.
 
     Shapes: ``[N, C, *spatial]`` gives ``[N, C, *windows]``.
 
@@ -53,7 +53,7 @@ class MaxPool(Windowed):
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        x = present(inputs[0])
+        x = present(inputs, 0)
         counts = self._counts_on(x, ceil_mode=self.ceil_mode)
         least = np.iinfo(x.dtype).min if x.dtype.kind in "iu" else -np.inf
         view = self._windows(x, counts, least)

@@ -11,7 +11,8 @@ from typing_extensions import override
 from smelt.ir import Case, Op, Operand
 from smelt.ops._boxes import suppress
 from smelt.ops._examples import floats
-from smelt.ops._numerics import present
+from smelt.ops._numerics import required
+from smelt.ops._operands import given
 from smelt.ops._shape import (
     INDICES,
     differ,
@@ -34,13 +35,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NonMaxSuppression(Op):
-    """Rows ``[image, class, box]`` of the boxes that stay, by image, then class, then falling score.
+    """Rows ``[image, class, box]`` of the boxes that stay.
 
-    Inputs are boxes, scores, and optionally max_output_boxes_per_class (absent: none stays), iou_threshold and
-    score_threshold. How many rows there are is the symbol ``count_symbol``; who adds the node bounds it in the graph's
-    ``symbol_bounds`` (see ``count_bound``).
+    They are sorted by image, then class, then falling score.
 
-    Shapes: boxes ``[N, boxes, 4]``, scores ``[N, classes, boxes]``, the others one element; result ``[count, 3]``.
+    Inputs are boxes, scores, and optionally max_output_boxes_per_class (absent: none stays),
+    iou_threshold and score_threshold. How many rows there are is the symbol ``count_symbol``; who
+    adds the node bounds it in the graph's ``symbol_bounds`` (see ``count_bound``).
+
+    Shapes: boxes ``[N, boxes, 4]``, scores ``[N, classes, boxes]``, the others one element; result
+    ``[count, 3]``.
 
     Dtypes: boxes, scores and thresholds float32, the maximum int64; result int64.
 
@@ -78,7 +82,7 @@ class NonMaxSuppression(Op):
         """The largest number of rows that the inputs allow."""
         boxes, scores = input_type(self, inputs, 0), input_type(self, inputs, 1)
         best: Dim = known(boxes.shape[1], scores.shape[2])
-        limit = inputs[2] if len(inputs) > 2 else None
+        limit = given(inputs, 2)
         if limit is None:
             return 0
         if limit.dims is not None and isinstance(limit.dims[0], int):
@@ -89,11 +93,11 @@ class NonMaxSuppression(Op):
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         boxes, scores, limit, overlap, least = (*inputs, None, None, None)[:5]
-        corners = self._corners(present(boxes))
+        corners = self._corners(required(boxes))
         most = 0 if limit is None else int(limit.reshape(-1)[0])
         threshold = 0.0 if overlap is None else float(overlap.reshape(-1)[0])
         rows: list[tuple[int, int, int]] = []
-        for image, per_class in enumerate(present(scores)):
+        for image, per_class in enumerate(required(scores)):
             for label, row in enumerate(per_class):
                 ranking = np.argsort(-row, kind="stable")
                 if least is not None:

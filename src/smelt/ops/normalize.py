@@ -10,7 +10,8 @@ from typing_extensions import override
 
 from smelt.ir import Case, Op, Operand
 from smelt.ops._examples import HALF_TOLERANCE, floats
-from smelt.ops._numerics import narrow, present, widen
+from smelt.ops._numerics import narrow, widen
+from smelt.ops._operands import present
 from smelt.ops._shape import (
     FLOATS,
     input_type,
@@ -62,11 +63,11 @@ class Normalize(Op):
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        x, scale = widen(present(inputs[0])), widen(present(inputs[1]))
+        x, scale = widen(present(inputs, 0)), widen(present(inputs, 1))
         axes = tuple(range(1, x.ndim)) if self.across_spatial else (1,)
         total = np.square(x).sum(axis=axes, keepdims=True) + x.dtype.type(self.eps)
         y = x / np.sqrt(total) * scale.reshape(-1, *[1] * (x.ndim - 2))
-        return (narrow(y, present(inputs[0]).dtype),)
+        return (narrow(y, present(inputs, 0).dtype),)
 
     @override
     @classmethod

@@ -42,5 +42,5 @@ class Not(Unary):
     @classmethod
     def cases(cls) -> Iterator[Case]:
         yield Case("line", cls(), (np.arange(33) % 3 == 0,))
-        yield Case("scalar", cls(), (np.array(True),))
+        yield Case("scalar", cls(), (np.ones((), np.bool_),))
         yield Case("empty", cls(), (np.zeros((0, 3), np.bool_),))

@@ -10,7 +10,8 @@ from typing_extensions import override
 
 from smelt.ir import Case, Op, Operand
 from smelt.ops._examples import HALF_TOLERANCE, floats
-from smelt.ops._numerics import narrow, present, widen
+from smelt.ops._numerics import narrow, widen
+from smelt.ops._operands import present
 from smelt.ops._shape import (
     FLOATS,
     broadcast_shapes,
@@ -61,7 +62,7 @@ class PRelu(Op):
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        array, slope = present(inputs[0]), widen(present(inputs[1]))
+        array, slope = present(inputs, 0), widen(present(inputs, 1))
         x = widen(array)
         return (narrow(np.where(x < 0, x * slope, x), array.dtype),)
 

@@ -12,7 +12,7 @@ from typing_extensions import override
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op, Operand
 from smelt.ops._examples import floats
-from smelt.ops._numerics import present
+from smelt.ops._operands import present
 from smelt.ops._shape import input_type, require_inputs, require_rank
 from smelt.types import DType, TensorType
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 class PriorBox(Op):
     """Boxes round the places of a feature map, as fractions of the image: feature map, image.
 
-    Only the shapes of the inputs count. At each place there is, for every min_size, its square, the square of the
-    geometric mean with its max_size, then one box for each further aspect ratio. The second row of the result holds
-    the variances. Sizes keep their fractions.
+    Only the shapes of the inputs count. At each place there is, for every min_size, its square, the
+    square of the geometric mean with its max_size, then one box for each further aspect ratio. The
+    second row of the result holds the variances. Sizes keep their fractions.
 
     Shapes: two of ``[N, C, H, W]`` give ``[1, 2, H * W * boxes * 4]``.
 
@@ -112,12 +112,12 @@ class PriorBox(Op):
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        height, width = present(inputs[0]).shape[2:]
-        image_h, image_w = present(inputs[1]).shape[2:]
+        height, width = (int(e) for e in present(inputs, 0).shape[2:])
+        image_h, image_w = present(inputs, 1).shape[2:]
         image_h, image_w = self.img_h or image_h, self.img_w or image_w
         step_h, step_w = self.step_h or image_h / height, self.step_w or image_w / width
-        y = (np.arange(height) + self.offset)[:, None, None] * step_h / image_h
-        x = (np.arange(width) + self.offset)[None, :, None] * step_w / image_w
+        y: Array = (np.arange(height) + self.offset)[:, None, None] * step_h / image_h
+        x: Array = (np.arange(width) + self.offset)[None, :, None] * step_w / image_w
         halves = np.array(self.sizes).T / 2
         half_w, half_h = halves[0] / image_w, halves[1] / image_h
         edges = np.broadcast_arrays(x - half_w, y - half_h, x + half_w, y + half_h)

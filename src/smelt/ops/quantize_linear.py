@@ -11,7 +11,8 @@ from typing_extensions import override
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op, Operand
 from smelt.ops._examples import floats, integers
-from smelt.ops._numerics import present, widen
+from smelt.ops._numerics import widen
+from smelt.ops._operands import optional_array, present
 from smelt.ops._quantized import along_axis, check_scale
 from smelt.ops._shape import FLOATS, input_type, optional_type, require_dtype, require_inputs
 from smelt.types import DType, TensorType
@@ -27,13 +28,17 @@ _RESULTS = frozenset({DType.INT8, DType.UINT8, DType.INT16, DType.UINT16})
 
 @dataclass(frozen=True)
 class QuantizeLinear(Op):
-    """``saturate(round(x / scale) + zero_point)``: x, scale, optionally zero_point; halves go to even.
+    """``saturate(round(x / scale) + zero_point)``; halves go to even.
+
+    Inputs are x, scale, and optionally zero_point.
 
     Shapes: scale and zero point are scalars, or ``[extent of the axis]``; the result's is x's.
 
-    Dtypes: x floating-point or int32, scale floating-point; the result's is the zero point's, else output_dtype.
+    Dtypes: x floating-point or int32, scale floating-point; the result's is the zero point's, else
+    output_dtype.
 
-    Raises ShapeError: when scale and zero point do not fit the axis or the result's dtype is not quantised.
+    Raises ShapeError: when scale and zero point do not fit the axis or the result's dtype is not
+    quantised.
 
     Source: ONNX QuantizeLinear-25, without blocks.
     """
@@ -64,8 +69,8 @@ class QuantizeLinear(Op):
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        x, scale = widen(present(inputs[0])), widen(present(inputs[1]))
-        zero = inputs[2] if len(inputs) > 2 else None
+        x, scale = widen(present(inputs, 0)), widen(present(inputs, 1))
+        zero = optional_array(inputs, 2)
         dtype = (self.output_dtype or DType.UINT8).numpy if zero is None else zero.dtype
         limits = np.iinfo(dtype)
         with np.errstate(all="ignore"):

@@ -10,7 +10,8 @@ from typing_extensions import override
 
 from smelt.ir import Case, Op, Operand
 from smelt.ops._examples import HALF_TOLERANCE, floats
-from smelt.ops._numerics import narrow, present, widen
+from smelt.ops._numerics import narrow, widen
+from smelt.ops._operands import present
 from smelt.ops._shape import (
     FLOATS,
     broadcast_shapes,
@@ -63,11 +64,11 @@ class RMSNormalization(Op):
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        x, scale = widen(present(inputs[0])), widen(present(inputs[1]))
+        x, scale = widen(present(inputs, 0)), widen(present(inputs, 1))
         axes = tuple(range(self.axis % x.ndim, x.ndim))
         energy = np.square(x).mean(axis=axes, keepdims=True)
         y = x / np.sqrt(energy + x.dtype.type(self.epsilon)) * scale
-        return (narrow(y, present(inputs[0]).dtype),)
+        return (narrow(y, present(inputs, 0).dtype),)
 
     @override
     @classmethod

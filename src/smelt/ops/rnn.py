@@ -22,10 +22,10 @@ class RNN(Recurrent):
 
     A place beyond the length of its sequence is zero in the first result.
 
-    Shapes: x ``[time, batch, width]``, W ``[directions, hidden, width]``, R ``[directions, hidden, hidden]``, B
-    ``[directions, 2 * hidden]``, sequence_lens ``[batch]``, initial_h ``[directions, batch, hidden]``; results are all
-    hidden states ``[time, directions, batch, hidden]`` and the last ``[directions, batch, hidden]``. Layout 1 has the
-    batch first in x and in all states.
+    Shapes: x ``[time, batch, width]``, W ``[directions, hidden, width]``, R ``[directions, hidden,
+    hidden]``, B ``[directions, 2 * hidden]``, sequence_lens ``[batch]``, initial_h ``[directions,
+    batch, hidden]``; results are all hidden states ``[time, directions, batch, hidden]`` and the
+    last ``[directions, batch, hidden]``. Layout 1 has the batch first in x and in all states.
 
     Dtypes: floating-point, one for all but sequence_lens, which is int32.
 

@@ -40,8 +40,9 @@ class Shrink(Unary):
     @override
     def _apply(self, x: Array, /) -> Any:
         bias = x.dtype.type(self.bias)
-        below = np.where(x < -self.lambd, x + bias, x.dtype.type(0))
-        return np.where(x > self.lambd, x - bias, below)
+        below: Array = np.where(x < -self.lambd, x + bias, np.zeros_like(x))
+        above: Array = x - bias
+        return np.where(x > self.lambd, above, below)
 
     @override
     @classmethod

@@ -31,7 +31,7 @@ class Swish(Unary):
     """
 
     name: ClassVar[str] = "swish"
-    domain: ClassVar[tuple[float, float]] = (-12.0, 12.0)
+    domain: ClassVar[tuple[float, float]] = (-8.0, 8.0)
 
     alpha: float = 1.0
     """Steepness; 1 gives SiLU."""

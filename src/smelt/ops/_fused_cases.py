@@ -1,0 +1,104 @@
+"""Cases of fused ops: the epilogues and elementwise chains that networks have."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from smelt.ir import Case
+from smelt.ops._examples import HALF_TOLERANCE, floats
+from smelt.ops.add import Add
+from smelt.ops.average_pool import AveragePool
+from smelt.ops.clip import Clip
+from smelt.ops.conv import Conv
+from smelt.ops.fused import Fused, Stage
+from smelt.ops.gelu import Gelu
+from smelt.ops.gemm import Gemm
+from smelt.ops.hard_swish import HardSwish
+from smelt.ops.leaky_relu import LeakyRelu
+from smelt.ops.mat_mul import MatMul
+from smelt.ops.mul import Mul
+from smelt.ops.prelu import PRelu
+from smelt.ops.relu import Relu
+from smelt.ops.sigmoid import Sigmoid
+from smelt.ops.sub import Sub
+from smelt.ops.tanh import Tanh
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_SAME = Conv((3, 3), pads=(1, 1, 1, 1))
+
+
+def fused_cases() -> Iterator[Case]:
+    """All cases."""
+    yield from _convolutions()
+    yield from _products()
+    yield from _chains()
+
+
+def _convolutions() -> Iterator[Case]:
+    x, w = floats(2, 3, 9, 7), floats(17, 3, 3, 3, seed=1)
+    row, bias = floats(17, seed=2), floats(17, 1, 1, seed=3)
+    residual = floats(2, 17, 9, 7, seed=4)
+    constants = frozenset({1, 2})
+    bias_relu = (Stage(Add(), (-1, 2)), Stage(Relu(), (-2,)))
+    yield Case("conv_bias_relu", Fused(_SAME, 2, bias_relu), (x, w, bias), constants=constants)
+    op = Fused(_SAME, 3, (Stage(Add(), (-1, 3)), Stage(Relu(), (-2,))))
+    yield Case("conv_residual_relu", op, (x, w, row, residual), constants=constants)
+    op = Fused(_SAME, 3, (Stage(Relu(), (-1,)), Stage(Sub(), (3, -2))))
+    yield Case("conv_relu_from_residual", op, (x, w, row, residual), constants=constants)
+    stages = (Stage(Mul(), (-1, 2)), Stage(Add(), (-2, 3)), Stage(Clip(), (-3, 4, 5)))
+    zero, one = np.array(0, np.float32), np.array(1, np.float32)
+    arrays = (x, w, floats(17, 1, 1, seed=5), bias, zero, one)
+    constants = frozenset(range(1, 6))
+    yield Case("conv_scale_bias_clip", Fused(_SAME, 2, stages), arrays, constants=constants)
+    op = Fused(_SAME, 3, (Stage(PRelu(), (-1, 3)),))
+    slope = floats(17, 1, 1, seed=6)
+    yield Case("conv_prelu", op, (x, w, row, slope), constants=frozenset({1, 2, 3}))
+    op = Fused(_SAME, 3, (Stage(Sigmoid(), (-1,)), Stage(Mul(), (-1, -2))))
+    yield Case("conv_swish", op, (x, w, row), constants=frozenset({1, 2}))
+    yield from _small_convolutions()
+
+
+def _small_convolutions() -> Iterator[Case]:
+    depthwise = Conv((3, 3), (2, 2), (1, 1, 1, 1), group=33)
+    arrays = (floats(1, 33, 9, 9), floats(33, 1, 3, 3, seed=1), floats(33, seed=2))
+    op = Fused(depthwise, 3, (Stage(HardSwish(), (-1,)),))
+    yield Case("depthwise_hard_swish", op, arrays, constants=frozenset({1, 2}))
+    arrays = (floats(1, 1, 5, 5), floats(1, 1, 1, 1, seed=1), floats(1, seed=2))
+    op = Fused(Conv((1, 1)), 3, (Stage(LeakyRelu(0.1), (-1,)),))
+    yield Case("one_channel_leaky", op, arrays, constants=frozenset({1, 2}))
+    kind = np.float16
+    half = (floats(1, 9, 5, 5, dtype=kind), floats(7, 9, 3, 3, dtype=kind, seed=1))
+    bias = floats(7, 1, 1, dtype=kind, seed=2)
+    op = Fused(_SAME, 2, (Stage(Add(), (-1, 2)), Stage(Relu(), (-2,))))
+    yield Case("conv_bias_relu_float16", op, (*half, bias), HALF_TOLERANCE, frozenset({1, 2}))
+    op = Fused(AveragePool((2, 2), (2, 2)), 1, (Stage(Relu(), (-1,)), Stage(Mul(), (-2, 1))))
+    image, scale = floats(1, 17, 6, 6), floats(1, 17, 1, 1, seed=1)
+    yield Case("pool_relu_scale", op, (image, scale), constants=frozenset({1}))
+
+
+def _products() -> Iterator[Case]:
+    a, b, bias = floats(5, 33), floats(33, 17, seed=1), floats(17, seed=2)
+    constants = frozenset({1, 2})
+    op = Fused(Gemm(), 2, (Stage(Add(), (-1, 2)), Stage(Sigmoid(), (-2,))))
+    yield Case("gemm_bias_sigmoid", op, (a, b, bias), constants=constants)
+    op = Fused(Gemm(trans_b=True), 3, (Stage(Relu(), (-1,)),))
+    arrays = (a, floats(1, 33, seed=1), floats(1, seed=2))
+    yield Case("gemm_one_column_relu", op, arrays, constants=constants)
+    stages = (Stage(Add(), (-1, 2)), Stage(Gelu(), (-2,)), Stage(Add(), (-3, 3)))
+    stack = (floats(2, 5, 33), b, bias, floats(2, 5, 17, seed=3))
+    yield Case("mat_mul_gelu_residual", Fused(MatMul(), 2, stages), stack, constants=constants)
+
+
+def _chains() -> Iterator[Case]:
+    x, y, row = floats(3, 5, 33), floats(3, 5, 33, seed=1), floats(33, seed=2)
+    op = Fused(Add(), 2, (Stage(Mul(), (-1, 2)), Stage(Relu(), (-2,))))
+    yield Case("add_mul_relu", op, (x, y, row), constants=frozenset({2}))
+    op = Fused(Mul(), 2, (Stage(Tanh(), (-1,)), Stage(Mul(), (-2, 0)), Stage(Add(), (-3, -1))))
+    yield Case("inputs_and_results_read_again", op, (x, y))
+    op = Fused(Sigmoid(), 1, (Stage(Mul(), (0, -1)),))
+    yield Case("swish_of_a_scalar", op, (floats(seed=3),))
+    yield Case("empty", Fused(Add(), 2, (Stage(Relu(), (-1,)),)), (floats(0, 3), floats(3)))
