@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Broadcast(Op):
-    """An elementwise op whose inputs broadcast, with one element type; subclasses say what it computes."""
+    """An elementwise op of one element type whose inputs broadcast onto its result."""
 
     arity: ClassVar[tuple[int, int]] = (2, 2)
     """Fewest and most inputs."""

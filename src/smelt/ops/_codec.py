@@ -1,10 +1,11 @@
 """Ops, regions and recipes as JSON: written exactly, read with suspicion.
 
-A value is itself where JSON has it; anything else is a list that starts with a tag: ``["float", "nan"]``,
-``["tuple", …]``, ``["dtype", name]``, ``["enum", class, member]``, ``["op", name, fields, identity]``,
-``["stage", op, arguments]``, ``["graph", …]``, ``["array", dtype, shape, base64]``. Lists are tuples here, so that
-what is written is hashable. An op that is not smelt's own carries its identity, and is only read where the same source
-is installed. The reader builds nothing but what the tags name, never deeper or larger than its limits.
+A value is itself where JSON has it; anything else is a list that starts with a tag: ``["float",
+"nan"]``, ``["tuple", …]``, ``["dtype", name]``, ``["enum", class, member]``, ``["op", name, fields,
+identity]``, ``["stage", op, arguments]``, ``["graph", …]``, ``["array", dtype, shape, base64]``.
+Lists are tuples here, so that what is written is hashable. An op that is not smelt's own carries
+its identity, and is only read where the same source is installed. The reader builds nothing but
+what the tags name, never deeper or larger than its limits.
 """
 
 from __future__ import annotations
@@ -68,9 +69,10 @@ def op_from_json(data: object) -> Op:
 def recipe_to_json(constant: Constant, intern: Callable[[Constant], str | None]) -> Json:
     """The constant's recipe as JSON, every shared part once.
 
-    ``intern`` says under which name the engine knows a source; None writes its elements into the recipe. The form is
-    ``("recipe", entries)``: an entry is ``("source", name)``, ``("inline", name, array)`` or
-    ``("derived", name, op, inputs, output)``, its inputs being positions of earlier entries; the last is the constant.
+    ``intern`` says under which name the engine knows a source; None writes its elements into the
+    recipe. The form is ``("recipe", entries)``: an entry is ``("source", name)``, ``("inline",
+    name, array)`` or ``("derived", name, op, inputs, output)``, its inputs being positions of
+    earlier entries; the last is the constant.
     """
     positions: dict[int, int] = {}
     entries: list[Json] = []

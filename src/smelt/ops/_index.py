@@ -27,7 +27,7 @@ def places_of(shape: tuple[int, ...]) -> list[Array]:
 
 
 def positive_indices(indices: Array, extent: int) -> Array:
-    """Indices counted from the front. Raises ShapeError when one is outside an axis of ``extent``."""
+    """Indices counted from the front of an axis. Raises ShapeError when one is outside it."""
     outside = (indices < -extent) | (indices >= extent)
     if bool(outside.any()):
         raise ShapeError(f"index {indices[outside][0]} is outside an axis of {extent} elements")

@@ -1,4 +1,4 @@
-"""What ops that compute with shapes share: reading operands, arithmetic of dimensions, sample data."""
+"""What ops that compute with shapes share: operands, arithmetic of dimensions, sample data."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def count_elements(shape: Shape) -> Dim:
 
 
 def divide_dims(count: Dim, divisor: Dim) -> Dim | None:
-    """The exact quotient (floored where symbols decide whether it is exact); None where there is none."""
+    """The exact quotient, floored where symbols decide whether it is; None for no quotient."""
     if isinstance(count, int) and isinstance(divisor, int):
         return count // divisor if divisor and count % divisor == 0 else None
     if isinstance(count, int):
@@ -112,7 +112,7 @@ def is_non_negative(dim: Dim) -> bool:
 
 
 def _grows(dim: Dim) -> bool:
-    """Whether no symbol that becomes larger makes the dim smaller, and no factor of a term is negative."""
+    """Whether no symbol that grows makes the dim smaller, and no factor is negative."""
     if isinstance(dim, int):
         return True
     for monomial, coefficient in dim.terms:
@@ -125,7 +125,7 @@ def _grows(dim: Dim) -> bool:
 
 
 def sample(*shape: int, dtype: str = "float32", low: int = -9, high: int = 10) -> Array:
-    """Fixed, well spread data for the cases of ops: the same on every machine and in every process."""
+    """Fixed, well spread data for the cases of ops: the same everywhere."""
     seed = zlib.crc32(repr((shape, dtype, low, high)).encode())
     kind = np.dtype(dtype)
     source = np.random.default_rng(seed)

@@ -1,8 +1,9 @@
 """Regions: graphs inside If and Loop, inferred from and run on what the node passes in.
 
-A region reads only its own inputs and constants: what the surrounding graph computes reaches it as captures, inputs of
-the node after the op's own and inputs of the region in the same order. Inferring the node infers the region again with
-what is known of those inputs, so a region's types always follow the node's; a region belongs to one node.
+A region reads only its own inputs and constants: what the surrounding graph computes reaches it as
+captures, inputs of the node after the op's own and inputs of the region in the same order.
+Inferring the node infers the region again with what is known of those inputs, so a region's types
+always follow the node's; a region belongs to one node.
 """
 
 from __future__ import annotations
@@ -12,19 +13,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smelt.errors import InternalError, ShapeError
+from smelt.ir import Operand
 from smelt.types import DType, TensorType
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from smelt.ir import Array, Graph, Operand, Value
+    from smelt.ir import Array, Graph, Value
+    from smelt.types import ValueType
 
 
 def infer_region(op_name: str, region: Graph, operands: Sequence[Operand | None]) -> list[Operand]:
     """What is known of a region's results, given its inputs. Raises ShapeError."""
     if len(operands) != len(region.inputs):
         raise ShapeError(
-            f"{op_name} passes {len(operands)} values to {region.name}, which has {len(region.inputs)} inputs"
+            f"{op_name} passes {len(operands)} values to {region.name}, "
+            f"which has {len(region.inputs)} inputs"
         )
     for value, operand in zip(region.inputs, operands, strict=True):
         if operand is None:
@@ -32,6 +36,20 @@ def infer_region(op_name: str, region: Graph, operands: Sequence[Operand | None]
         value.type, value.dims = operand.type, operand.dims
     region.infer()
     return [value.operand for value in region.outputs]
+
+
+def types_for_arrays(region: Graph, arrays: Sequence[Array | None]) -> list[ValueType]:
+    """Types of a region's results on arrays, without running it or changing its own types."""
+    known: dict[int, Operand] = {}
+    for value, array in zip(region.inputs, arrays, strict=True):
+        if array is not None:
+            known[id(value)] = Operand.constant(array)
+    for node in region.nodes:
+        operands = [None if v is None else known.get(id(v), v.operand) for v in node.inputs]
+        dims = node.op.infer_dims(operands)
+        for index, kind in enumerate(node.op.infer(operands)):
+            known[id(node.outputs[index])] = Operand(kind, None, dims if index == 0 else None)
+    return [known.get(id(v), v.operand).type for v in region.outputs]
 
 
 def run_region(region: Graph, arrays: Sequence[Array | None]) -> list[Array]:

@@ -74,7 +74,7 @@ def is_builtin(cls: type[Op]) -> bool:
 
 
 def op_identity(cls: type[Op]) -> tuple[str, str, str, str]:
-    """Package, op name, package version ("" when it is not installed) and SHA-256 of the class's source."""
+    """Package, op name, version ("" when not installed), SHA-256 of the class's source."""
     package = cls.__module__.partition(".")[0]
     try:
         version = metadata.version(package)

@@ -1,4 +1,4 @@
-"""Resampling along one axis: where the points lie, and which elements with which weights make up one."""
+"""Resampling along one axis: where the points lie, and which elements make up each."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ class Resampling:
     def points(self) -> Array:
         """Where each element of the result lies on the input's axis.
 
-        In single precision, as ONNX Runtime computes them: which neighbour is nearest depends on it.
+        In single precision, as ONNX Runtime computes them: which neighbour is nearest depends on
+        it.
         """
         x = np.arange(self.size, dtype=np.float32)
         mode = self.op.coordinate_transformation_mode

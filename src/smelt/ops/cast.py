@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cast(Op):
-    """The elements in another type: floats towards zero when made integers, integers modulo their width.
+    """The elements in another type.
+
+    Floats are cut towards zero when made integers, integers taken modulo their width.
 
     Shapes: the input's.
 

@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 class Compress(Op):
     """The slices of data along an axis that a condition marks; of the flat data without an axis.
 
-    How many there are depends on the condition: unless it is constant the extent is the symbol ``count_symbol``, which
-    a run determines and whose largest value the graph declares.
+    How many there are depends on the condition: unless it is constant the extent is the symbol
+    ``count_symbol``, which a run determines and whose largest value the graph declares.
 
-    Shapes: (data, condition[k]) -> data's with ``axis`` made the number marked; k may be less than the axis.
+    Shapes: (data, condition[k]) -> data's with ``axis`` made the number marked; k may be less than
+    the axis.
 
     Dtypes: any; the condition is bool.
 

@@ -38,7 +38,8 @@ class Concat(Op):
 
     Dtypes: any, the same for all.
 
-    Raises ShapeError: when there is no input, an extent off the axis differs, or the axis is outside the rank.
+    Raises ShapeError: when there is no input, an extent off the axis differs, or the axis is
+    outside the rank.
 
     Source: ONNX Concat-13.
     """

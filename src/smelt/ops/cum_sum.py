@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CumSum(Op):
-    """Running sums along an axis, from its end with ``reverse``, without the element itself with ``exclusive``.
+    """Running sums along an axis.
+
+    They start at its end with ``reverse``, and lack the element itself with ``exclusive``.
 
     Shapes: (data, axis scalar) -> data's.
 

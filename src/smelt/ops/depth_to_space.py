@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 class DepthToSpace(Op):
     """Channels rearranged into blocks of pixels.
 
-    ``mode`` DCR takes the channels as (block row, block column, depth), CRD as (depth, block row, block column).
+    ``mode`` DCR takes the channels as (block row, block column, depth), CRD as (depth, block row,
+    block column).
 
     Shapes: [n, c * b * b, h, w] -> [n, c, h * b, w * b].
 

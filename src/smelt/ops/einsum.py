@@ -33,10 +33,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Einsum(Op):
-    """Sums of products, given by an equation: a label for each axis, repeated where axes go together.
+    """Sums of products, given by an equation of labels.
 
-    Labels that the result lacks are summed over; without ``->`` the result has the labels that stand once, in
-    alphabetical order after the axes of an ellipsis.
+    Each axis has a label, repeated where axes go together.
+
+    Labels that the result lacks are summed over; without ``->`` the result has the labels that
+    stand once, in alphabetical order after the axes of an ellipsis.
 
     Shapes: as the equation says; the axes of ellipses broadcast.
 

@@ -31,12 +31,13 @@ if TYPE_CHECKING:
 class Gather(Op):
     """Slices of data along an axis, chosen by index; an index counts from the end when negative.
 
-    Shapes: (data, indices) -> data's with the extent of ``axis`` replaced by the shape of the indices.
+    Shapes: (data, indices) -> data's with the extent of ``axis`` replaced by the shape of the
+    indices.
 
     Dtypes: any; the indices are int32 or int64.
 
-    Raises ShapeError: when ``axis`` is outside the rank or a known index outside the axis. The reference refuses an
-    index outside the axis with a ShapeError too.
+    Raises ShapeError: when ``axis`` is outside the rank or a known index outside the axis. The
+    reference refuses an index outside the axis with a ShapeError too.
 
     Source: ONNX Gather-13.
     """

@@ -30,13 +30,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GatherElements(Op):
-    """For each index, the element of data in the same place but for ``axis``, where the index stands.
+    """The elements of data at places that indices give.
+
+    The place is the index's own, but for ``axis``, where the index stands.
 
     Shapes: (data, indices) -> the indices'; both have one rank.
 
     Dtypes: any; the indices are int32 or int64.
 
-    Raises ShapeError: when the ranks differ, ``axis`` is outside them, or an index is outside the axis.
+    Raises ShapeError: when the ranks differ, ``axis`` is outside them, or an index is outside the
+    axis.
 
     Source: ONNX GatherElements-13.
     """

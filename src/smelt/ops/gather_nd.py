@@ -33,11 +33,13 @@ if TYPE_CHECKING:
 class GatherND(Op):
     """For each vector of indices, the slice of data at which it points, within the same batch.
 
-    Shapes: (data[b…, d…], indices[b…, n…, k]) -> [b…, n…, d after the first k…], with ``batch_dims`` batch axes.
+    Shapes: (data[b…, d…], indices[b…, n…, k]) -> [b…, n…, d after the first k…], with
+    ``batch_dims`` batch axes.
 
     Dtypes: any; the indices are int64.
 
-    Raises ShapeError: when the vectors are longer than data's rank, the batches differ, or an index is outside.
+    Raises ShapeError: when the vectors are longer than data's rank, the batches differ, or an index
+    is outside.
 
     Source: ONNX GatherND-13.
     """

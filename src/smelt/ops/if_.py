@@ -27,16 +27,17 @@ if TYPE_CHECKING:
 class If(Op):
     """The results of ``then_branch`` where the condition holds, of ``else_branch`` elsewhere.
 
-    The inputs are the condition, then the captures, which are the inputs of both branches in the same order. Where the
-    branches' results differ in an extent and the condition is not constant, the extent is the symbol
-    ``{count_symbol}_{result}_{axis}``, which a run determines and whose largest value the graph declares.
+    The inputs are the condition, then the captures, which are the inputs of both branches in the
+    same order. Where the branches' results differ in an extent and the condition is not constant,
+    the extent is the symbol ``{count_symbol}_{result}_{axis}``, which a run determines and whose
+    largest value the graph declares.
 
     Shapes: (condition of one element, captures…) -> the branches' results.
 
     Dtypes: the condition is bool; captures and results are any.
 
-    Raises ShapeError: when the captures do not fit the branches, the results differ in number, type or rank, or they
-    differ in an extent and ``count_symbol`` is empty.
+    Raises ShapeError: when the captures do not fit the branches, the results differ in number, type
+    or rank, or they differ in an extent and ``count_symbol`` is empty.
 
     Source: ONNX If-21, with explicit captures.
     """

@@ -11,7 +11,7 @@ from typing_extensions import override
 from smelt.errors import ShapeError
 from smelt.ir import Case, Graph, Op, Operand
 from smelt.ops._operands import given, known_dims, optional_array
-from smelt.ops._region import infer_region, require_condition, run_region, truth
+from smelt.ops._region import infer_region, require_condition, run_region, truth, types_for_arrays
 from smelt.ops._shape import INDICES, differ, optional_type, require_dtype
 from smelt.ops.add import Add
 from smelt.ops.identity import Identity
@@ -30,20 +30,24 @@ MAXIMUM_TRIPS = 1 << 24
 
 @dataclass(frozen=True)
 class Loop(Op):
-    """The body, run while its condition holds and at most a number of times, each on the states of the last.
+    """A region run again and again, each time on the states that the last run left.
 
-    The inputs are the largest number of trips or nothing, the first condition or nothing, ``state_count`` states, then
-    the captures. The body's inputs are the trip's number, the condition, the states and the captures; its results the
-    next condition, the next states, and the scans, of which the node's results stack one element for each trip. How
-    many trips there are is known when the number is constant and the condition stays true; else the extent of the
-    stacks is the symbol ``count_symbol``, which a run determines and whose largest value the graph declares.
+    It runs while its condition holds and at most a number of times.
 
-    Shapes: (trips?, condition?, states…, captures…) -> (states…, scans with the trips as a first axis…).
+    The inputs are the largest number of trips or nothing, the first condition or nothing,
+    ``state_count`` states, then the captures. The body's inputs are the trip's number, the
+    condition, the states and the captures; its results the next condition, the next states, and the
+    scans, of which the node's results stack one element for each trip. How many trips there are is
+    known when the number is constant and the condition stays true; else the extent of the stacks is
+    the symbol ``count_symbol``, which a run determines and whose largest value the graph declares.
+
+    Shapes: (trips?, condition?, states…, captures…) -> (states…, scans with the trips as a first
+    axis…).
 
     Dtypes: the trips are int64, conditions bool, the rest any.
 
-    Raises ShapeError: when the inputs do not fit the body, or a state changes its type from trip to trip; from the
-    reference when the loop has no end.
+    Raises ShapeError: when the inputs do not fit the body, or a state changes its type from trip to
+    trip; from the reference when the loop has no end.
 
     Source: ONNX Loop-21, with explicit captures.
     """
@@ -131,15 +135,24 @@ class Loop(Op):
             states = list(results[1 : 1 + self.state_count])
             rows.append(results[1 + self.state_count :])
         kept = [s for s in states if s is not None]
-        return (*(s.copy() for s in kept), *self._stack(rows))
-
-    def _stack(self, rows: list[list[Array]]) -> list[Array]:
         if rows:
-            return [np.stack(column) for column in zip(*rows, strict=True)]
-        kinds = (v.tensor for v in self.body.outputs[1 + self.state_count :])
-        # Without a trip nothing says what a symbolic extent is; a stack of nothing has none of it.
-        shapes = ((k.dtype.numpy, [d if isinstance(d, int) else 0 for d in k.shape]) for k in kinds)
-        return [np.zeros((0, *shape), dtype) for dtype, shape in shapes]
+            stacks = [np.stack(column) for column in zip(*rows, strict=True)]
+        else:
+            stacks = self._empty_stacks([*states, *captures])
+        return (*(s.copy() for s in kept), *stacks)
+
+    def _empty_stacks(self, arrays: list[Array | None]) -> list[Array]:
+        """What a loop without a trip stacks: nothing, of the shape that a trip would have made."""
+        flags = (np.asarray(0, np.int64), np.asarray(0, np.bool_))
+        kinds = types_for_arrays(self.body, [*flags, *arrays])[1 + self.state_count :]
+        made: list[Array] = []
+        for kind in kinds:
+            if not isinstance(kind, TensorType):
+                raise ShapeError(f"loop stacks a {kind}; only tensors can be stacked")
+            # An extent that only a trip could tell is zero: there was none.
+            shape = [d if isinstance(d, int) else 0 for d in kind.shape]
+            made.append(np.zeros((0, *shape), kind.dtype.numpy))
+        return made
 
     @override
     @classmethod

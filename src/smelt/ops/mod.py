@@ -1,4 +1,4 @@
-"""Mod: the remainder of a division: with the sign of the divisor, or with ``fmod`` of the dividend."""
+"""Mod: the remainder of a division."""
 
 from __future__ import annotations
 

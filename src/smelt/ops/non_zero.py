@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class NonZero(Op):
     """The indices of the elements other than zero, in row-major order, one column for each.
 
-    How many there are depends on the data: the extent is the symbol ``count_symbol``, which a run determines and whose
-    largest value the graph declares.
+    How many there are depends on the data: the extent is the symbol ``count_symbol``, which a run
+    determines and whose largest value the graph declares.
 
     Shapes: (data[rank axes]) -> [rank, count_symbol].
 

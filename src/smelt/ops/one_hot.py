@@ -31,13 +31,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OneHot(Op):
-    """For each index a vector of ``depth`` elements, all off but the one at the index; indices outside give none.
+    """For each index a vector of ``depth`` elements, all off but the one at the index.
 
-    Shapes: (indices, depth scalar, values[2] = off, on) -> the indices' with an axis of ``depth`` inserted at ``axis``.
+    An index outside the vector leaves it all off.
+
+    Shapes: (indices, depth scalar, values[2] = off, on) -> the indices' with an axis of ``depth``
+    inserted at ``axis``.
 
     Dtypes: numbers; the result has the type of the values.
 
-    Raises ShapeError: when the depth is not known or negative, or ``axis`` is outside the result's rank.
+    Raises ShapeError: when the depth is not known or negative, or ``axis`` is outside the result's
+    rank.
 
     Source: ONNX OneHot-11.
     """

@@ -34,16 +34,16 @@ if TYPE_CHECKING:
 class Pad(Op):
     """The tensor with elements before and after its axes; a negative pad removes elements.
 
-    ``mode``: ``constant`` adds the value of input 2 (0 when absent), ``edge`` the outermost element, ``reflect``
-    mirrors without the outermost element, ``wrap`` continues at the other end.
+    ``mode``: ``constant`` adds the value of input 2 (0 when absent), ``edge`` the outermost
+    element, ``reflect`` mirrors without the outermost element, ``wrap`` continues at the other end.
 
-    Shapes: (data, pads[2k], value scalar?, axes[k]?) -> data's extents plus pads, which are all the begins, then all
-    the ends; k is the rank when ``axes`` is absent.
+    Shapes: (data, pads[2k], value scalar?, axes[k]?) -> data's extents plus pads, which are all the
+    begins, then all the ends; k is the rank when ``axes`` is absent.
 
     Dtypes: any; the value has data's type, pads and axes are integers.
 
-    Raises ShapeError: when pads are not known or not two for each axis, a result would be negative, or an axis is too
-    short to be mirrored.
+    Raises ShapeError: when pads are not known or not two for each axis, a result would be negative,
+    or an axis is too short to be mirrored.
 
     Source: ONNX Pad-24.
     """

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class ReduceL1(Reduction):
     """The sum of magnitudes along axes.
 
-    Shapes: (data, axes[k]?) -> data's with the axes made 1, or removed without ``keepdims``; no axes mean all, or none
-    with ``noop_with_empty_axes``.
+    Shapes: (data, axes[k]?) -> data's with the axes made 1, or removed without ``keepdims``; no
+    axes mean all, or none with ``noop_with_empty_axes``.
 
     Dtypes: numbers; half floats are summed in single precision.
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class ReduceLogSumExp(Reduction):
     """The logarithm of the sum of exponentials along axes, without overflow.
 
-    Shapes: (data, axes[k]?) -> data's with the axes made 1, or removed without ``keepdims``; no axes mean all, or none
-    with ``noop_with_empty_axes``.
+    Shapes: (data, axes[k]?) -> data's with the axes made 1, or removed without ``keepdims``; no
+    axes mean all, or none with ``noop_with_empty_axes``.
 
     Dtypes: floats.
 

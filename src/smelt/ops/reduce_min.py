@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class ReduceMin(Reduction):
     """The smallest element along axes; NaN where one is NaN.
 
-    Shapes: (data, axes[k]?) -> data's with the axes made 1, or removed without ``keepdims``; no axes mean all, or none
-    with ``noop_with_empty_axes``.
+    Shapes: (data, axes[k]?) -> data's with the axes made 1, or removed without ``keepdims``; no
+    axes mean all, or none with ``noop_with_empty_axes``.
 
     Dtypes: any; of nothing it is the type's largest value.
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class ReduceProd(Reduction):
     """The product along axes.
 
-    Shapes: (data, axes[k]?) -> data's with the axes made 1, or removed without ``keepdims``; no axes mean all, or none
-    with ``noop_with_empty_axes``.
+    Shapes: (data, axes[k]?) -> data's with the axes made 1, or removed without ``keepdims``; no
+    axes mean all, or none with ``noop_with_empty_axes``.
 
     Dtypes: numbers; half floats are summed in single precision.
 

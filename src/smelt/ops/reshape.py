@@ -10,8 +10,16 @@ from typing_extensions import override
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op
-from smelt.ops._operands import count_elements, dims_at, divide_dims, known_dims, present, sample
-from smelt.ops._shape import differ, input_type, require_inputs, require_static, shape_text
+from smelt.ops._operands import (
+    count_elements,
+    dims_at,
+    divide_dims,
+    is_non_negative,
+    known_dims,
+    present,
+    sample,
+)
+from smelt.ops._shape import input_type, require_inputs, require_static, shape_text
 from smelt.types import TensorType
 
 if TYPE_CHECKING:
@@ -25,7 +33,8 @@ if TYPE_CHECKING:
 class Reshape(Op):
     """The same elements, in order, in another shape.
 
-    In the shape a -1 stands for what remains; a 0 copies data's extent of that axis, or means zero with ``allowzero``.
+    In the shape a -1 stands for what remains; a 0 copies data's extent of that axis, or means zero
+    with ``allowzero``.
 
     Shapes: (data, shape[rank]) -> shape.
 
@@ -65,7 +74,7 @@ class Reshape(Op):
         if -1 in wanted:
             unknown = wanted.index(-1)
             made[unknown] = self._remainder(shape, made, unknown, total)
-        elif differ(count_elements(tuple(made)), total):
+        elif self._never_equal(count_elements(tuple(made)), total):
             raise self._misfit(shape, wanted)
         return tuple(made)
 
@@ -85,6 +94,12 @@ class Reshape(Op):
         if left is None:
             raise self._misfit(shape, tuple(made))
         return left
+
+    @staticmethod
+    def _never_equal(a: Dim, b: Dim) -> bool:
+        """Whether two counts differ for all values of symbols that are at least one."""
+        gap = a - b
+        return is_non_negative(gap - 1) or is_non_negative(-gap - 1)
 
     @staticmethod
     def _misfit(shape: Shape, wanted: Shape) -> ShapeError:

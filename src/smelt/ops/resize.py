@@ -35,15 +35,16 @@ if TYPE_CHECKING:
 class Resize(Op):
     """The tensor sampled at other points of its axes, at the nearest element or between elements.
 
-    Each resized axis is independent: an element of the result is a weighted sum of elements along the axis. The
-    attributes say where the points lie, as in ONNX.
+    Each resized axis is independent: an element of the result is a weighted sum of elements along
+    the axis. The attributes say where the points lie, as in ONNX.
 
-    Shapes: (data, roi?, scales[k]?, sizes[k]?) -> data's, with floor(extent * scale) or the sizes; k is the number of
-    ``axes``, or the rank. Exactly one of scales and sizes is there.
+    Shapes: (data, roi?, scales[k]?, sizes[k]?) -> data's, with floor(extent * scale) or the sizes;
+    k is the number of ``axes``, or the rank. Exactly one of scales and sizes is there.
 
     Dtypes: floats, any with ``mode`` nearest; roi and scales are floats, sizes are int64.
 
-    Raises ShapeError: when scales or sizes are not known or do not fit, or an attribute has an unknown value.
+    Raises ShapeError: when scales or sizes are not known or do not fit, or an attribute has an
+    unknown value.
 
     Source: ONNX Resize-19.
     """

@@ -31,13 +31,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ScatterElements(Op):
-    """Data with each update put, along ``axis``, where its index points; or combined with what is there.
+    """Data with each update put, along ``axis``, where its index points.
+
+    With a ``reduction`` it is combined with what is there.
 
     Shapes: (data, indices, updates) -> data's; all have one rank, indices and updates one shape.
 
     Dtypes: any, bool without ``reduction``; the indices are int32 or int64.
 
-    Raises ShapeError: when shapes do not fit, the reduction is unknown, or an index is outside the axis.
+    Raises ShapeError: when shapes do not fit, the reduction is unknown, or an index is outside the
+    axis.
 
     Source: ONNX ScatterElements-18.
     """

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ScatterND(Op):
-    """Data with each update put at the slice to which its vector of indices points; or combined with what is there.
+    """Data with each update put at the slice to which its vector of indices points.
+
+    With a ``reduction`` it is combined with what is there.
 
     Shapes: (data, indices[n…, k], updates[n…, data's extents after k…]) -> data's.
 

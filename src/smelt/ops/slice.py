@@ -33,16 +33,17 @@ if TYPE_CHECKING:
 class Slice(Op):
     """Every ``steps``-th element from ``starts`` up to but without ``ends``, along ``axes``.
 
-    Bounds count from the end when negative and are clamped to the axis. On an axis whose extent is a symbol, a bound
-    must be inside for every extent (symbols being at least one), or the error says to fix the symbol.
+    Bounds count from the end when negative and are clamped to the axis. On an axis whose extent is
+    a symbol, a bound must be inside for every extent (symbols being at least one), or the error
+    says to fix the symbol.
 
-    Shapes: (data, starts[k], ends[k], axes[k]?, steps[k]?) -> data's with other extents; all axes when ``axes`` is
-    absent, steps of one when ``steps`` is.
+    Shapes: (data, starts[k], ends[k], axes[k]?, steps[k]?) -> data's with other extents; all axes
+    when ``axes`` is absent, steps of one when ``steps`` is.
 
     Dtypes: any; the other inputs are int32 or int64.
 
-    Raises ShapeError: when a bound is not known, a step is zero, an axis is named twice, or clamping depends on a
-    symbol.
+    Raises ShapeError: when a bound is not known, a step is zero, an axis is named twice, or
+    clamping depends on a symbol.
 
     Source: ONNX Slice-13.
     """
@@ -61,7 +62,7 @@ class Slice(Op):
         return (TensorType(data.dtype, tuple(shape)),)
 
     def bounds(self, inputs: Sequence[Operand | None]) -> dict[int, tuple[Dim, Dim, int]]:
-        """First index, end and step of each sliced axis, all counted from the front. Raises ShapeError."""
+        """First index, end and step of each sliced axis, from the front. Raises ShapeError."""
         data = input_type(self, inputs, 0)
         starts = dims_at(self, inputs, 1, "starts") or ()
         ends = dims_at(self, inputs, 2, "ends") or ()
@@ -114,6 +115,7 @@ class Slice(Op):
             "backwards": ([-1], [-(2**63)], [1], [-1]),
             "backwards in steps": ([20, 3], [-9, 0], [2, 1], [-2, -3]),
             "beyond the extents": ([-100], [100], [0], [3]),
+            "backwards from before the front": ([-9], [-(2**63)], [1], [-1]),
             "nothing": ([3], [1], [1], [1]),
         }
         for label, (starts, ends, axes, steps) in rows.items():
@@ -129,9 +131,9 @@ class Slice(Op):
 
 
 def _clamp(start: Dim, end: Dim, step: int, extent: Dim) -> tuple[Dim, Dim]:
-    """Both bounds counted from the front and clamped to the axis; an end of -1 is before its front."""
+    """Both bounds from the front, clamped to the axis; an end of -1 is before its front."""
     low, high = (0, extent) if step > 0 else (-1, extent - 1)
-    first = _clamp_bound(start, 0 if step > 0 else low, high, extent)
+    first = _clamp_bound(start, 0, high, extent)
     last = _clamp_bound(end, low, high, extent)
     if step > 0 and isinstance(last, int) and not isinstance(first, int):
         raise ShapeError(f"the slice from {first} to {last} depends on a symbol: fix its value")
@@ -152,7 +154,7 @@ def _clamp_bound(bound: Dim, low: int, high: Dim, extent: Dim) -> Dim:
     if not is_non_negative(bound - low):
         raise _undecided(bound, low)
     if not is_non_negative(high - bound):
-        # A bound beyond the end would be clamped; an extent of n - 1 is the one that every n >= 1 decides.
+        # A bound beyond the end would be clamped, for some values of the symbols only.
         raise _undecided(bound, high)
     return bound
 

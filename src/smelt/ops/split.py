@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class Split(Op):
     """Consecutive parts of a tensor along an axis.
 
-    The parts' lengths are input 1; without it ``num_outputs`` says how many equal parts there are, of which the last
-    is shorter when the axis does not divide.
+    The parts' lengths are input 1; without it ``num_outputs`` says how many equal parts there are,
+    of which the last is shorter when the axis does not divide.
 
     Shapes: (data, split[parts]?) -> one result for each part.
 

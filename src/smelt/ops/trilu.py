@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Trilu(Op):
-    """The upper (or lower) triangle of each matrix, the rest zero; ``k`` moves the diagonal to the right.
+    """The upper (or lower) triangle of each matrix, the rest zero.
+
+    ``k`` moves the diagonal to the right.
 
     Shapes: (data[…, rows, columns], k scalar?) -> data's.
 
