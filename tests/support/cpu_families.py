@@ -83,15 +83,15 @@ class _Memory:
         pairs = halo or ((0, 0),) * array.ndim
         order = layout.axis_order(array.ndim)
         outer = [array.shape[a] + sum(pairs[a]) for a in order]
-        if outer:
-            outer[-1] += gap
+        if not outer:
+            return self.hold(array)
+        outer[-1] += gap
         memory = np.full(outer, np.nan, array.dtype) if array.dtype.kind == "f" else np.zeros(outer)
         inside = memory.astype(array.dtype)
-        if array.ndim:
-            zero = tuple(slice(0, array.shape[a] + sum(pairs[a])) for a in order)
-            inside[zero] = 0
-            window = tuple(slice(pairs[a][0], pairs[a][0] + array.shape[a]) for a in order)
-            inside[window] = array.transpose(order)
+        zero = tuple(slice(0, array.shape[a] + sum(pairs[a])) for a in order)
+        inside[zero] = 0
+        window = tuple(slice(pairs[a][0], pairs[a][0] + array.shape[a]) for a in order)
+        inside[window] = array.transpose(order)
         flat = inside.reshape(-1)
         steps = _contiguous(tuple(outer))
         strides = [0] * array.ndim

@@ -373,6 +373,10 @@ def _extreme(predicate: str) -> Callable[[_Call], Reg]:
     return emit
 
 
+def _add_scaled(c: _Call) -> Reg:
+    return m.multiply_add(c.e, c.y, c.attribute("beta"), c.x)
+
+
 def _mean(c: _Call) -> Reg:
     return c.e.binary("fdiv", c.arithmetic("add"), c.constant(float(len(c.args))))
 
@@ -440,6 +444,7 @@ EMITTERS: Final[dict[str, Callable[[_Call], Reg]]] = {
     "acos": _unary(m.acos),
     "acosh": _unary(m.acosh),
     "add": lambda c: c.arithmetic("add"),
+    "add_scaled": _add_scaled,  # Gemm's addend: no op of its own
     "and": _bitwise("and"),
     "asin": _unary(m.asin),
     "asinh": _unary(m.asinh),
@@ -552,13 +557,13 @@ class Epilogue:
         stages, extras = cast("tuple[Any, int]", as_json(value))
         return Epilogue(stages, extras)
 
-    def after(self, op: str, extra: int) -> Epilogue:
+    def after(self, op: str, extra: int, **attributes: Json) -> Epilogue:
         """The program with a binary op of the root's result and an extra operand before it."""
         stages = tuple(
             (stage, tuple(a if a >= 0 else a - 1 for a in arguments))
             for stage, arguments in self.stages
         )
-        first = ((op, ()), (-1, extra))
+        first = ((op, parameters(**attributes)), (-1, extra))
         return Epilogue((first, *stages), max(self.extras, extra + 1))
 
     def emit(self, e: Emitter, root: Reg, read: Callable[[int], Reg]) -> Reg:

@@ -1,0 +1,432 @@
+"""Matrix products: Gemm, and MatMul of stacks of matrices.
+
+A constant second factor is packed into panels when the engine is built; any other is packed at run time into
+workspace by a first launch. Transposed factors are a matter of strides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+
+from typing_extensions import override
+
+from smelt.backends import Family, Refusal, Tactic
+from smelt.backends.cpu._elementwise import root_of
+from smelt.backends.cpu._emit import Emitter, Int, Reg
+from smelt.backends.cpu._scalars import Scalars
+from smelt.backends.cpu._target import CpuTarget
+from smelt.backends.cpu.families._operands import (
+    LINEAR,
+    extra_strides,
+    pack_bias,
+    pack_extras,
+    pack_panels,
+    plan_extras,
+    reshape,
+    result_shape,
+    transpose,
+)
+from smelt.backends.cpu.families._panels import unravel, write_panels
+from smelt.backends.cpu.families._product import Product, Walk
+from smelt.backends.cpu.families._tiling import (
+    Problem,
+    budgets,
+    choose_tile,
+    estimate_seconds,
+    known_or_none,
+    splits,
+)
+from smelt.engine import KernelSpec, Launch, as_json, parameters
+from smelt.ops.gemm import Gemm
+from smelt.ops.mat_mul import MatMul
+from smelt.types import DType, ceil_div, element_count
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from smelt.backends import Operands
+    from smelt.engine import Parameters, Step, View
+    from smelt.ir import Constant, Node, Op, Value
+    from smelt.types import Dim, Shape
+
+_FLOAT_BYTES: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Factor:
+    """A factor as a stack of matrices: which axes are what, whatever its rank and transposition."""
+
+    stack: Shape
+    rows: Dim
+    columns: Dim
+    row_axis: int | None
+    column_axis: int | None
+
+    def stride(self, view: View, axis: int | None) -> Dim:
+        """Stride along an axis that may not be there."""
+        return 0 if axis is None else view.strides[axis]
+
+
+def _factor(value: Value, *, transposed: bool, vector_is_column: bool) -> _Factor:
+    shape = value.tensor.shape
+    if len(shape) == 1:
+        return (
+            _Factor((), shape[0], 1, 0, None)
+            if vector_is_column
+            else _Factor((), 1, shape[0], None, 0)
+        )
+    row, column = len(shape) - 2, len(shape) - 1
+    if transposed:
+        row, column = column, row
+    return _Factor(shape[:-2], shape[row], shape[column], row, column)
+
+
+class GemmFamily(Family[CpuTarget]):
+    """Products of matrices over packed panels of the second factor."""
+
+    name: ClassVar[str] = "gemm"
+
+    @override
+    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
+        root, count = root_of(node)
+        if not isinstance(root, Gemm | MatMul):
+            return
+        reason = _why_not(node)
+        extras = plan_extras(node, _channel_axis(node))
+        if not reason and not isinstance(extras, str) and _right(node).column_axis is None:
+            reason = "an epilogue on a product with a vector" if extras.formats else None
+        if reason or isinstance(extras, str):
+            yield Refusal(self.name, reason or str(extras))
+            return
+        own = [LINEAR if _is_read(node, index) else None for index in range(count)]
+        for options, seconds in _candidates(node, target):
+            yield Tactic(
+                self.name,
+                options,
+                (*own, *extras.formats),
+                (LINEAR,),
+                workspace_bytes=_workspace_bytes(node, dict(options)),
+                cost_hint=seconds,
+            )
+
+    @override
+    def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
+        options = dict(tactic.parameters)
+        lanes, vectors = cast("int", options["lanes"]), cast("int", options["vectors"])
+        root, packed = root_of(node)[0], ()
+        b = _second(node)
+        if _is_packed(node):
+            assert b.constant is not None
+            turned = isinstance(root, Gemm) and root.trans_b
+            if b.tensor.rank == 1:
+                source = reshape(b.constant, 1, -1)
+            else:
+                source = b.constant if turned else transpose(b.constant, 1, 0)
+            packed = pack_panels(source, 1, lanes, vectors)
+        addend = _addend(node)
+        if addend is not None and addend.constant is not None:
+            bias = pack_bias(addend.constant, 1, lanes) if _is_bias(node) else addend.constant
+            packed += (bias,)
+        return packed + pack_extras(node, _channel_axis(node))
+
+    @override
+    def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
+        return _Lowering(node, tactic, operands).steps()
+
+    @override
+    def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
+        del target
+        return write_panels(kernel) if kernel["kernel"] == "panels" else _write_pack(kernel)
+
+
+# ---- the node
+
+
+def _why_not(node: Node) -> str | None:
+    for value in (*node.inputs[: root_of(node)[1]], node.output):
+        if value is not None and value.tensor.dtype is not DType.FLOAT32:
+            return f"computes in float32, and {value.name} is {value.tensor.dtype.value}"
+    b = _right(node)
+    if b.columns == 0 or b.rows == 0:
+        return "a factor is empty"
+    return None
+
+
+def _channel_axis(node: Node) -> int:
+    """Axis of the result along which its columns run; vectors times vectors have none."""
+    return len(result_shape(node)) - 1
+
+
+def _second(node: Node) -> Value:
+    value = node.inputs[1]
+    assert value is not None
+    return value
+
+
+def _left(node: Node) -> _Factor:
+    root, a = root_of(node)[0], node.inputs[0]
+    assert a is not None
+    return _factor(a, transposed=_flag(root, "trans_a"), vector_is_column=False)
+
+
+def _right(node: Node) -> _Factor:
+    root = root_of(node)[0]
+    return _factor(_second(node), transposed=_flag(root, "trans_b"), vector_is_column=True)
+
+
+def _flag(root: Op, name: str) -> bool:
+    return isinstance(root, Gemm) and bool(getattr(root, name))
+
+
+def _is_packed(node: Node) -> bool:
+    """Whether the second factor is one constant matrix."""
+    b = _second(node)
+    return b.constant is not None and b.tensor.rank <= 2
+
+
+def _addend(node: Node) -> Value | None:
+    root, count = root_of(node)
+    return node.inputs[2] if isinstance(root, Gemm) and count > 2 else None
+
+
+def _is_bias(node: Node) -> bool:
+    """Whether sums can start from the addend: a constant row, not scaled."""
+    root, addend = root_of(node)[0], _addend(node)
+    if addend is None or addend.constant is None or not isinstance(root, Gemm):
+        return False
+    shape, plain = addend.tensor.shape, root.alpha == root.beta == 1.0
+    columns = _right(node).columns
+    return plain and shape[-1:] == (columns,) and element_count(shape) == columns
+
+
+def _is_read(node: Node, index: int) -> bool:
+    value = node.inputs[index]
+    if value is None:
+        return False
+    if index == 1:
+        return not _is_packed(node)
+    return not (index == 2 and value.constant is not None)
+
+
+def _constants_after_panels(node: Node) -> int:
+    addend = _addend(node)
+    own = int(addend is not None and addend.constant is not None)
+    return own + len(pack_extras(node, _channel_axis(node)))
+
+
+def _workspace_bytes(node: Node, options: dict[str, object]) -> Dim:
+    if _is_packed(node):
+        return 0
+    b = _right(node)
+    width = cast("int", options["lanes"]) * cast("int", options["vectors"])
+    padded = ceil_div(b.columns, width) * width
+    return element_count(b.stack) * padded * b.rows * _FLOAT_BYTES
+
+
+def _problem(node: Node) -> Problem:
+    a, b = _left(node), _right(node)
+    stack = element_count(result_shape(node)[: max(len(a.stack), len(b.stack))])
+    rows, images = known_or_none(a.rows), known_or_none(stack)
+    if not b.stack and rows is not None and images is not None:
+        rows, images = rows * images, 1
+    elif not b.stack and rows == 1:
+        rows, images = None, 1
+    columns, depth = known_or_none(b.columns), known_or_none(b.rows)
+    return Problem(images, 1, 1, rows, columns or 128, depth or 128)
+
+
+def _candidates(
+    node: Node, target: CpuTarget
+) -> Iterator[tuple[Parameters, float]]:
+    lanes, problem = target.vector_bits // 32, _problem(node)
+    a_bytes = problem.pixels * problem.depth * _FLOAT_BYTES
+    ranked: list[tuple[float, Parameters]] = []
+    for budget, vectors in budgets(target):
+        if (vectors - 1) * lanes >= problem.filters or (vectors == 1 and problem.filters > lanes):
+            continue
+        tile = choose_tile(problem, budget, vectors)
+        seconds = estimate_seconds(problem, tile, vectors, target)
+        for penalty, split in enumerate(splits(problem, a_bytes)):
+            options = parameters(lanes=lanes, vectors=vectors, pixels=budget, split=split)
+            ranked.append((seconds * (1 + 0.1 * penalty), options))
+    for seconds, options in sorted(ranked, key=lambda r: r[0])[:5]:
+        yield options, seconds
+
+
+# ---- lowering
+
+
+@dataclass(slots=True)
+class _Lowering:
+    """The launches of one node."""
+
+    node: Node
+    tactic: Tactic
+    operands: Operands
+
+    def steps(self) -> tuple[Step, ...]:
+        node, packed = self.node, list(self.operands.packed)
+        steps: list[Step] = []
+        if _is_packed(node):
+            count = len(packed) - _constants_after_panels(node)
+            panels, packed = packed[:count], packed[count:]
+        else:
+            assert self.operands.workspace is not None
+            panels = [self.operands.workspace]
+            steps.append(self.pack_launch(panels[0]))
+        bias = [packed.pop(0)] if _is_bias(node) else []
+        product, extras = self.product(packed, bias=bool(bias))
+        a, out = self.operands.inputs[0], self.operands.outputs[0]
+        assert a is not None
+        views = (a, *panels, *bias, *extras, out)
+        steps.append(product.launch(GemmFamily.name, self.tactic.parameters, views))
+        return tuple(steps)
+
+    def product(self, packed: list[View], *, bias: bool) -> tuple[Product, list[View]]:
+        """The sum, and the views of its extra operands."""
+        node, root = self.node, root_of(self.node)[0]
+        a, b = _left(node), _right(node)
+        x, shape = self.operands.inputs[0], result_shape(node)
+        assert x is not None
+        depth = max(len(a.stack), len(b.stack))
+        extras = plan_extras(node, _channel_axis(node))
+        assert not isinstance(extras, str)
+        epilogue = extras.epilogue
+        walks: list[Walk] = []
+        views: list[View] = []
+        addend = _addend(node)
+        own = packed.pop(0) if addend is not None and addend.constant and not bias else None
+        for view, strides in extra_strides(node, self.operands, packed, _channel_axis(node)):
+            walks.append(self.walk(strides, depth))
+            views.append(view)
+        if addend is not None and not bias:
+            view = own or self.operands.inputs[2]
+            assert view is not None
+            assert isinstance(root, Gemm)
+            walks.append(self.walk(_aligned(addend, view), depth))
+            views.append(view)
+            epilogue = epilogue.after("add_scaled", len(walks) - 1, beta=root.beta)
+        return Product(
+            images=shape[:depth],
+            groups=1,
+            height=1,
+            width=a.rows,
+            filters=b.columns,
+            taps=(1, 1, b.rows),
+            a=Walk(_stack_strides(a, x.strides, depth), 0, 0, a.stride(x, a.row_axis)),
+            a_start=0,
+            a_taps=(0, 0, a.stride(x, a.column_axis)),
+            b_images=_stack_strides(b, _matrix_strides(b), depth),
+            out=self.walk(self.operands.outputs[0].strides, depth),
+            extras=tuple(walks),
+            epilogue=epilogue,
+            bias=bias,
+            alpha=root.alpha if isinstance(root, Gemm) else 1.0,
+            uniform=not _is_packed(node),
+        ), views
+
+    def walk(self, strides: tuple[Dim, ...], depth: int) -> Walk:
+        """Strides along the result's axes as a walk: stack, row, column."""
+        has_rows = _left(self.node).row_axis is not None
+        has_columns = _right(self.node).column_axis is not None
+        row = strides[depth] if has_rows else 0
+        channel = strides[-1] if has_columns else 0
+        return Walk(strides[:depth], 0, 0, row, 1 if channel != 0 else 0)
+
+    def pack_launch(self, workspace: View) -> Launch:
+        """The launch that packs the second factor."""
+        b, view = _right(self.node), self.operands.inputs[1]
+        assert view is not None
+        options, scalars = dict(self.tactic.parameters), Scalars()
+        lanes, vectors = cast("int", options["lanes"]), cast("int", options["vectors"])
+        panels = ceil_div(b.columns, lanes * vectors)
+        spec = KernelSpec(
+            GemmFamily.name,
+            parameters(
+                kernel="pack",
+                lanes=lanes,
+                vectors=vectors,
+                stack=scalars.all_json(b.stack),
+                strides=scalars.all_json(view.strides[: len(b.stack)]),
+                columns=scalars.json(b.columns),
+                rows=scalars.json(b.rows),
+                panels=scalars.json(panels),
+                column_stride=scalars.json(b.stride(view, b.column_axis)),
+                row_stride=scalars.json(b.stride(view, b.row_axis)),
+            ),
+        )
+        chunks = element_count(b.stack) * panels
+        return Launch(spec, (view, workspace), (1,), scalars.values, chunks)
+
+
+def _aligned(value: Value, view: View) -> tuple[Dim, ...]:
+    """Strides along the rows and columns of a result; 0 where the value repeats."""
+    shape = value.tensor.shape
+    strides = tuple(0 if e == 1 else s for e, s in zip(shape, view.strides, strict=True))
+    return (0,) * (2 - len(strides)) + strides
+
+
+def _stack_strides(factor: _Factor, strides: tuple[Dim, ...], depth: int) -> tuple[Dim, ...]:
+    """Strides along the result's stack; 0 where the factor repeats."""
+    found = tuple(
+        0 if extent == 1 else stride
+        for extent, stride in zip(factor.stack, strides, strict=False)
+    )
+    return (0,) * (depth - len(found)) + found
+
+
+def _matrix_strides(b: _Factor) -> tuple[Dim, ...]:
+    """Packed matrices from one to the next along each axis of the factor's own stack."""
+    strides: list[Dim] = []
+    step: Dim = 1
+    for extent in reversed(b.stack):
+        strides.insert(0, step)
+        step = step * extent
+    return tuple(strides)
+
+
+# ---- packing at run time
+
+
+def _write_pack(kernel: KernelSpec) -> str:
+    """Copy one panel of one matrix a chunk: ``[row][channel of the panel]``."""
+    e, lanes, vectors = Emitter(kernel.symbol, 2), kernel["lanes"], kernel["vectors"]
+    width = lanes * vectors
+    rows, columns = e.extent(kernel["rows"]), e.extent(kernel["columns"])
+    row_stride = e.mul(e.extent(kernel["row_stride"]), _FLOAT_BYTES)
+    column_stride = e.mul(e.extent(kernel["column_stride"]), _FLOAT_BYTES)
+    stack, strides = as_json(kernel["stack"]), as_json(kernel["strides"])
+    panels = as_json(kernel["panels"])
+    with e.loop(e.begin, e.end) as chunk:
+        *images, panel = unravel(e, chunk.index, (*cast("Any", stack), panels))
+        at = e.pointer(0)
+        for image, stride in zip(images, cast("Any", strides), strict=True):
+            at = e.at(at, e.mul(image, e.mul(e.extent(stride), _FLOAT_BYTES)))
+        made = e.at(e.pointer(1), e.mul(chunk.index, e.mul(rows, width * _FLOAT_BYTES)))
+        first = e.mul(panel, width)
+        at = e.at(at, e.mul(first, column_stride))
+        left = e.sub(columns, first)
+        with e.loop(0, rows) as row:
+            source = e.at(at, e.mul(row.index, row_stride))
+            target = e.at(made, e.mul(row.index, width * _FLOAT_BYTES))
+            for j in range(vectors):
+                count = e.sub(left, j * lanes)
+                offset = e.mul(column_stride, j * lanes)
+                value = _row_part(e, e.at(source, offset), count, column_stride, lanes)
+                e.store(value, e.at(target, j * lanes * _FLOAT_BYTES))
+    return e.module()
+
+
+def _row_part(e: Emitter, at: Reg, count: Int, stride: Int, lanes: int) -> Reg:
+    """Up to ``lanes`` elements of a row; the others are zero, or copies where they lie apart."""
+    kind = f"<{lanes} x float>"
+    if stride == _FLOAT_BYTES:
+        return e.load_masked(kind, at, e.tail_mask(count, lanes))
+    value = Reg("zeroinitializer", kind)
+    last = e.sub(count, 1)
+    for lane in range(lanes):
+        place = e.mul(e.minimum(lane, last), stride)
+        element = e.load("float", e.at(at, place))
+        value = e.emit(kind, f"insertelement {value}, {element}, i64 {lane}")
+    return value
