@@ -132,7 +132,7 @@ def test_a_users_op_is_only_read_where_the_same_source_is_installed() -> None:
 
 def test_an_op_that_nobody_knows_is_refused_by_name() -> None:
     with pytest.raises(EngineFormatError, match="no op is called 'secret'"):
-        ops.op_from_json(["op", "secret", [], None])
+        ops.op_from_json(("op", "secret", (), None))
 
 
 def test_ops_too_deep_inside_each_other_are_refused() -> None:
@@ -232,3 +232,18 @@ MALFORMED_RECIPES: list[object] = [
 def test_a_malformed_recipe_is_refused(data: object) -> None:
     with pytest.raises(EngineFormatError):
         ops.recipe_from_json(data, Constant)
+
+
+@pytest.mark.parametrize(
+    "dim", ["*".join(["(a+b+c+d+e+f)"] * 40), "-" * 1900 + "n", "n // 0", "n // m", "__import__"]
+)
+def test_a_hostile_dimension_in_a_region_is_refused_at_once(dim: str) -> None:
+    whole = json.loads(json.dumps(ops.op_to_json(next(iter(ops.If.cases())).op)))
+    region = whole[2][0][1]
+    assert region[0] == "graph"
+    region[2][0][1] = ["tensor", "float32", [dim, 3]]
+    if dim == "__import__":
+        assert ops.op_from_json(whole).regions  # a name like any other: it is never evaluated
+        return
+    with pytest.raises(EngineFormatError):
+        ops.op_from_json(whole)

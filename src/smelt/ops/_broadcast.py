@@ -7,7 +7,6 @@ from functools import reduce
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from typing_extensions import override
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op
@@ -20,7 +19,7 @@ from smelt.ops._shape import (
     require_inputs,
     require_same_dtype,
 )
-from smelt.types import DType, TensorType
+from smelt.types import DType, TensorType, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from typing_extensions import override
 
 from smelt.ir import Case, Op
 from smelt.ops._operands import (
@@ -19,7 +18,7 @@ from smelt.ops._operands import (
     sample,
 )
 from smelt.ops._shape import NUMBERS, input_type, normalize_axis, require_dtype, require_inputs
-from smelt.types import DType, TensorType
+from smelt.types import DType, TensorType, override
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -156,6 +156,11 @@ def resize_cases(make: Callable[..., Resize]) -> Iterator[Case]:
         op = make(axes=(2, 3), keep_aspect_ratio_policy=policy)
         inputs = (data, None, None, np.array([7, 8]))
         yield Case(f"aspect ratio {policy}", op, inputs, constants=three)
+    yield from _special_cases(make, data, up)
+
+
+def _special_cases(make: Callable[..., Resize], data: Array, up: Array) -> Iterator[Case]:
+    two, three = frozenset({2}), frozenset({1, 2, 3})
     excluding = make(mode="cubic", exclude_outside=1, cubic_coeff_a=-0.5)
     yield Case("cubic, outside excluded", excluding, (data, None, up), constants=two)
     region = np.array([0, 0, 0.4, -0.2, 1, 1, 0.8, 1.3], np.float32)

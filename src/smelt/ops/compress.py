@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from typing_extensions import override
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op
 from smelt.ops._operands import count_elements, given, present, sample
 from smelt.ops._shape import input_type, normalize_axis, require_dtype, require_inputs, require_rank
-from smelt.types import DType, SymbolicDim, TensorType
+from smelt.types import DType, SymbolicDim, TensorType, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from typing_extensions import override
-
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op
 from smelt.ops._operands import present, sample
 from smelt.ops._shape import input_type, require_inputs, require_rank
-from smelt.types import TensorType
+from smelt.types import TensorType, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

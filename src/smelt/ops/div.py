@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from typing_extensions import override
 
 from smelt.ir import Case
 from smelt.ops._broadcast import Broadcast, broadcast_cases
 from smelt.ops._operands import divide_dims, is_non_negative
+from smelt.types import override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from typing_extensions import override
 
 from smelt.ir import Case, Op
 from smelt.ops._index import positive_indices
@@ -18,7 +17,7 @@ from smelt.ops._shape import (
     require_dtype,
     require_inputs,
 )
-from smelt.types import TensorType
+from smelt.types import TensorType, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from typing_extensions import override
 
 from smelt.ir import Case, Op
 from smelt.ops._index import places_of, positive_indices
@@ -19,7 +18,7 @@ from smelt.ops._shape import (
     require_inputs,
     require_rank,
 )
-from smelt.types import TensorType
+from smelt.types import TensorType, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

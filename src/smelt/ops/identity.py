@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from typing_extensions import override
-
 from smelt.ir import Case, Op
 from smelt.ops._operands import given, known_dims, present, sample
 from smelt.ops._shape import input_type, require_inputs
+from smelt.types import override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from typing_extensions import override
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Graph, Op
@@ -14,7 +13,7 @@ from smelt.ops._operands import given, present, sample
 from smelt.ops._region import infer_region, require_condition, run_region, truth
 from smelt.ops.mul import Mul
 from smelt.ops.sub import Sub
-from smelt.types import DType, SymbolicDim, TensorType
+from smelt.types import DType, SymbolicDim, TensorType, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from typing_extensions import override
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Graph, Op, Operand
@@ -16,7 +15,7 @@ from smelt.ops._shape import INDICES, differ, optional_type, require_dtype
 from smelt.ops.add import Add
 from smelt.ops.identity import Identity
 from smelt.ops.less import Less
-from smelt.types import DType, SymbolicDim, TensorType
+from smelt.types import DType, SymbolicDim, TensorType, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -7,11 +7,11 @@ from functools import reduce
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from typing_extensions import override
 
 from smelt.ops._broadcast import Variadic, variadic_cases
 from smelt.ops._operands import present
 from smelt.ops._shape import FLOATS
+from smelt.types import override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from typing_extensions import override
 
 from smelt.ops._reduce import Reduction, reduce_cases
+from smelt.types import override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from typing_extensions import override
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op
 from smelt.ops._index import integers
 from smelt.ops._operands import optional_array, present, sample
 from smelt.ops._shape import input_type, optional_type, require_inputs, require_rank
+from smelt.types import override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from typing_extensions import override
 
 from smelt.ops._broadcast import Broadcast, broadcast_cases
-from smelt.types import DType
+from smelt.types import DType, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

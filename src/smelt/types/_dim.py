@@ -179,10 +179,17 @@ def _dim_from_ast(node: ast.expr) -> Dim:
             if isinstance(op, ast.Sub):
                 return a - b
             if isinstance(op, ast.Mult):
-                return a * b
-            if isinstance(op, ast.FloorDiv):
+                return _multiply(a, b)
+            if isinstance(op, ast.FloorDiv) and isinstance(b, int):
                 return a // b
     raise ValueError("not a dimension: only names, integers, + - * and // may stand in one")
+
+
+def _multiply(a: Dim, b: Dim) -> Dim:
+    """The product, unless it is so large that only a hostile text can mean it. Raises ValueError."""
+    if len(tuple(_terms(a))) * len(tuple(_terms(b))) > 1024:
+        raise ValueError("a dimension of more than 1024 terms")
+    return a * b
 
 
 def _terms(dim: Dim) -> Iterable[tuple[Monomial, int]]:
@@ -224,4 +231,6 @@ def _divide_exactly(numerator: SymbolicDim, divisor: SymbolicDim) -> Dim:
     for factor in sorted({c for _, c in numerator.terms}):
         if factor > 1 and divisor * factor == numerator:
             return factor
-    raise UnboundSymbolError(f"cannot divide {numerator} by {divisor} before their symbols are bound")
+    raise UnboundSymbolError(
+        f"cannot divide {numerator} by {divisor} before their symbols are bound"
+    )
