@@ -1,7 +1,7 @@
 """What each pass makes of small networks, as files to be read: tests/golden/passes.
 
-A file holds cases: a title after ``##``, the graph before, after ``-->`` the graph after and the notes. Give
-``--update-golden`` to write what follows ``-->`` anew.
+A file holds cases: a title after ``##``, the graph before, after ``-->`` the graph after and the
+notes. Give ``--update-golden`` to write what follows ``-->`` anew.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from smelt.passes._base import Note, Pass, PassResult
 from smelt.passes._manager import PassRecord, PassReport, run_passes
+from smelt.passes.combine_affines import CombineAffines
 from smelt.passes.decompose import Decompose
 from smelt.passes.fold_constants import FoldConstants
 from smelt.passes.fold_scales import FoldScales
@@ -17,6 +18,7 @@ from smelt.passes.sink_transposes import SinkTransposes
 
 __all__ = [
     "ALL_PASSES",
+    "CombineAffines",
     "DEFAULT_PIPELINE",
     "Decompose",
     "FoldConstants",
@@ -39,6 +41,7 @@ __all__ = [
 ]
 
 ALL_PASSES: tuple[type[Pass], ...] = (
+    CombineAffines,
     Decompose,
     FoldConstants,
     FoldScales,

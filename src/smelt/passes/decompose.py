@@ -207,11 +207,58 @@ def _reduction(
     return rule
 
 
+def _normalize(emit: Emitter, node: Node) -> Value | None:
+    """Caffe's Normalize: by the norm of a place, or of the whole image."""
+    if not isinstance(node.op, ops.Normalize):
+        return None
+    x, scale = _required(node, 0), _required(node, 1)
+    axes = range(1, x.tensor.rank) if node.op.across_spatial else [1]
+    over = emit.integers(*axes, hint="axes")
+    total = emit.op(ops.ReduceSum(), emit.op(ops.Mul(), x, x), over)
+    safe = emit.op(ops.Add(), total, emit.floats(node.op.eps, x, "epsilon"))
+    unit = emit.op(ops.Div(), x, emit.op(ops.Sqrt(), safe))
+    return emit.op(ops.Mul(), unit, _spread(emit, scale, x.tensor.rank), hint="scale")
+
+
+def _pow(emit: Emitter, node: Node) -> Value | None:
+    """The powers that have an op of their own."""
+    x, exponent = _required(node, 0), _required(node, 1)
+    if exponent.constant is None or exponent.constant.array.size != 1:
+        return None
+    if x.type != node.output.type or not x.tensor.dtype.is_float:
+        return None
+    number = float(exponent.constant.array.ravel()[0])
+    if number == 2:
+        return emit.op(ops.Mul(), x, x)
+    simple = {0.5: ops.Sqrt(), -1.0: ops.Reciprocal()}.get(number)
+    return None if simple is None else emit.op(simple, x)
+
+
+def _gather(emit: Emitter, node: Node) -> Value | None:
+    """Neighbouring indices, or one, are a slice, which is a view."""
+    x, indices = _required(node, 0), _required(node, 1)
+    if not isinstance(node.op, ops.Gather) or indices.constant is None or x.constant is not None:
+        return None
+    axis = node.op.axis % x.tensor.rank
+    extent, chosen = x.tensor.shape[axis], indices.constant.array
+    if not isinstance(extent, int) or chosen.ndim > 1 or not chosen.size or node.output.dims:
+        return None
+    first = int(chosen.ravel()[0]) % max(extent, 1)
+    if [int(i) % max(extent, 1) for i in chosen.ravel()] != [*range(first, first + chosen.size)]:
+        return None
+    bounds = [emit.integers(n) for n in (first, first + chosen.size, axis)]
+    part = emit.op(ops.Slice(), x, *bounds)
+    return part if chosen.ndim else emit.op(ops.Squeeze(), part, emit.integers(axis))
+
+
 _RULES: dict[type, Rule] = {
     ops.BatchNormalization: _batch_normalization,
     ops.InstanceNormalization: _instance_normalization,
     ops.GroupNormalization: _group_normalization,
     ops.LpNormalization: _lp_normalization,
+    ops.Normalize: _normalize,
+    ops.Pow: _pow,
+    ops.Gather: _gather,
     ops.LogSoftmax: _log_softmax,
     ops.Gemm: _gemm,
     ops.Sum: _pairwise(ops.Add()),

@@ -29,14 +29,21 @@ _RANDOM = ("random", "multinomial", "bernoulli")
 _OF_SHAPES_ALONE = ("shape", "size", "prior_box")
 
 
+@dataclass(slots=True)
+class _Budget:
+    """What constants may still grow by."""
+
+    left_bytes: int
+
+
 @dataclass(frozen=True)
 class FoldConstants(Pass):
     """Compute at build time what no input of the network changes."""
 
     name: ClassVar[str] = "fold-constants"
 
-    max_growth_bytes: int = 64 << 20
-    """A result may be larger than what it is computed from by so much."""
+    max_growth_bytes: int = 1 << 30
+    """All constants together may grow by so much: a small hostile model could ask for more."""
     dequantize: bool = True
     """Whether what DequantizeLinear makes of constants is folded; integer kernels want it not."""
 
@@ -44,13 +51,14 @@ class FoldConstants(Pass):
     def apply(self, graph: Graph) -> PassResult:
         notes: list[Note] = []
         names = FreshNames(graph)
+        budget = _Budget(self.max_growth_bytes)
         for node in list(graph.nodes):
-            note = self._fold(graph, node, names) or _settle_shape(graph, node, names)
+            note = self._fold(graph, node, names, budget) or _settle_shape(graph, node, names)
             if note is not None:
                 notes.append(note)
         return PassResult.of(notes)
 
-    def _fold(self, graph: Graph, node: Node, names: FreshNames) -> Note | None:
+    def _fold(self, graph: Graph, node: Node, names: FreshNames, budget: _Budget) -> Note | None:
         if not any(value.users for value in node.outputs) or not _is_pure(node):
             return None
         known = _vector(node, names) or self._inputs(node)
@@ -61,9 +69,10 @@ class FoldConstants(Pass):
         else:
             size = sum(_size_bytes(value) for value in node.outputs)
             growth = size - sum(c.array.nbytes for c in known if c is not None)
-            if growth > self.max_growth_bytes:
+            if growth > budget.left_bytes:
                 reason = f"the constant would be {growth >> 20} MiB larger than its inputs"
                 return Note.refusal(node.layers, reason)
+            budget.left_bytes -= max(growth, 0)
             constants = [
                 Constant.derive(names.make(v.name), node.op, *known, output=i)
                 for i, v in enumerate(node.outputs)

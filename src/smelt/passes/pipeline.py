@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from smelt.passes.combine_affines import CombineAffines
 from smelt.passes.decompose import Decompose
 from smelt.passes.fold_constants import FoldConstants
 from smelt.passes.fold_scales import FoldScales
@@ -36,6 +37,7 @@ DEFAULT_PIPELINE: tuple[Pass, ...] = (
     # Transposes stand between a convolution and its scale: they go first.
     SinkTransposes(),
     SimplifyConcats(),
+    CombineAffines(),
     # Scales go into weights before epilogues, where they would cost a stage.
     FoldScales(),
     RemoveNoops(),
