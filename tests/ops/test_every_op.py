@@ -90,7 +90,7 @@ def test_a_symbolic_batch_gives_the_same_types_once_it_is_bound(case: Case) -> N
         for index, a in enumerate(case.inputs)
         if a is not None and a.ndim > 1 and index not in case.constants
     }
-    if len(batches) != 1 or batches == {1}:
+    if len(batches) != 1 or batches <= {0, 1}:
         pytest.skip("the inputs have no batch in common")
     (batch,) = batches
     operands = [

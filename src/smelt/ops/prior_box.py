@@ -137,5 +137,6 @@ class PriorBox(Op):
         yield Case("ssd", cls((30.0,), (60.0,), (2.0, 3.0), variance=four), arrays)
         op = cls((8.0, 12.5), (16.0, 20.0), (2.0, 1.0), flip=False, clip=True)
         yield Case("clipped", op, arrays)
-        op = cls((10.0, 16.0, 24.0), step_h=8.0, step_w=10.0, offset=0.25, img_h=100, img_w=80)
-        yield Case("given_image_and_steps", op, arrays)
+        op = cls((10.0, 16.0, 24.0), step_h=8.0, step_w=10.0, offset=0.25)
+        yield Case("given_steps", op, arrays)
+        yield Case("given_image", cls((10.0,), img_h=100, img_w=80), arrays)
