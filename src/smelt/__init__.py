@@ -1,1 +1,111 @@
-"""smelt: trained networks in, fast engines out, on any CPU, on NVIDIA GPUs and on NVDLA accelerators."""
+"""Trained networks in, fast engines out: on any CPU, on NVIDIA GPUs and on NVDLA accelerators.
+
+The public names are loaded when they are first asked for, so that a program which only runs
+engines never loads what builds them.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from smelt import errors, importers, ops
+    from smelt.builder import build, load
+    from smelt.errors import (
+        BindingError,
+        BuildError,
+        ContextError,
+        DeviceError,
+        EngineFormatError,
+        EngineMismatchError,
+        GraphError,
+        InternalError,
+        MissingExtraError,
+        ModelFormatError,
+        ShapeError,
+        SmeltError,
+        TrustError,
+        UnboundSymbolError,
+        UnsupportedError,
+    )
+    from smelt.importers import network_from_caffe, network_from_onnx
+    from smelt.logger import Logger, LoggingLogger, Severity
+    from smelt.network import Layer, NetworkDefinition, Tensor
+    from smelt.ops import register_op
+    from smelt.runtime import Engine, Event, ExecutionContext, Stream
+
+    __version__: str
+
+__all__ = [
+    "BindingError",
+    "BuildError",
+    "ContextError",
+    "DeviceError",
+    "Engine",
+    "EngineFormatError",
+    "EngineMismatchError",
+    "Event",
+    "ExecutionContext",
+    "GraphError",
+    "InternalError",
+    "Layer",
+    "Logger",
+    "LoggingLogger",
+    "MissingExtraError",
+    "ModelFormatError",
+    "NetworkDefinition",
+    "Severity",
+    "ShapeError",
+    "SmeltError",
+    "Stream",
+    "Tensor",
+    "TrustError",
+    "UnboundSymbolError",
+    "UnsupportedError",
+    "__version__",
+    "build",
+    "errors",
+    "importers",
+    "load",
+    "network_from_caffe",
+    "network_from_onnx",
+    "ops",
+    "register_op",
+]
+
+_HOMES: Final = {
+    "builder": ("build", "load"),
+    "importers": ("network_from_caffe", "network_from_onnx"),
+    "logger": ("Logger", "LoggingLogger", "Severity"),
+    "network": ("Layer", "NetworkDefinition", "Tensor"),
+    "ops": ("register_op",),
+    "runtime": ("Engine", "Event", "ExecutionContext", "Stream"),
+    "errors": tuple(name for name in __all__ if name.endswith("Error")),
+}
+"""The room of each public name."""
+_ROOMS: Final = frozenset(
+    ("compare", "cudla", "errors", "gie", "importers", "inspect", "neural", "nvdla", "ops")
+)
+"""Rooms that are public themselves."""
+
+
+def __getattr__(name: str) -> object:
+    """Load what is asked for."""
+    if name in _ROOMS and find_spec(f"smelt.{name}") is not None:
+        return import_module(f"smelt.{name}")
+    home = next((room for room, names in _HOMES.items() if name in names), None)
+    if name == "__version__":
+        found: object = import_module("smelt.engine").VERSION
+    elif home is not None:
+        found = getattr(import_module(f"smelt.{home}"), name)
+    else:
+        raise AttributeError(f"module 'smelt' has no attribute {name!r}")
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    """The public names, loaded or not."""
+    return sorted({*globals(), *__all__, *_ROOMS})

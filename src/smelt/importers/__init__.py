@@ -1,7 +1,9 @@
-"""Model files into graphs: one room for each format, loaded when it is asked for.
+"""Files become networks: ``smelt.importers.caffe`` and ``smelt.importers.onnx``, each on demand.
 
-``smelt.importers.caffe`` reads prototxt and caffemodel, ``smelt.importers.onnx`` reads ONNX. This
-room imports neither, so that a program pays only for the format that it reads.
+``network_from_caffe`` and ``network_from_onnx`` give a `NetworkDefinition`; the rooms below give
+the graph itself. A program pays only for the format that it reads.
 """
 
-__all__: list[str] = []
+from smelt.importers._networks import network_from_caffe, network_from_onnx
+
+__all__ = ["network_from_caffe", "network_from_onnx"]

@@ -105,13 +105,15 @@ def expand_function(
         reasons = "; ".join(outer.state.problems[before:])
         del outer.state.problems[before:]
         raise UnsupportedError(f"of its definition by other ops: {reasons}")
-    results: list[Value | None] = []
-    for name, wanted in zip(function.output, call.outputs, strict=False):
-        value = scope.lookup(name, call.where) if wanted else None
-        if value is None and wanted:
-            raise UnknownResult
-        results.append(value)
-    return results
+    pairs = zip(function.output, call.outputs, strict=False)
+    return [_result(scope, name, call.where) if wanted else None for name, wanted in pairs]
+
+
+def _result(scope: Scope, name: str, reader: str) -> Value:
+    value = scope.lookup(name, reader)
+    if value is None:
+        raise UnknownResult
+    return value
 
 
 def _without_absent(node: NodeProto, absent: set[str]) -> NodeProto:

@@ -1,0 +1,78 @@
+"""What the importers read, as networks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from smelt.network import NetworkDefinition
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+    import onnx
+
+    from smelt.network import Tensor
+
+
+def network_from_caffe(
+    prototxt: str | os.PathLike[str] | bytes,
+    caffemodel: str | os.PathLike[str] | bytes | None = None,
+    dtype: str = "float32",
+    outputs: Sequence[str] | None = None,
+) -> tuple[NetworkDefinition, dict[str, Tensor]]:
+    """Read a Caffe network.
+
+    Args:
+        prototxt: the network: a path, the bytes of a file, or its text.
+        caffemodel: the weights: a path or the bytes of a file; None where there are none.
+        dtype: how weights are stored: ``float32`` or ``float16``.
+        outputs: blobs to mark as outputs; None marks what nothing consumes, [] marks nothing.
+
+    Returns:
+        The network, with an implicit batch, and the tensor of each blob: where layers work in
+        place, that of the last one.
+
+    Raises:
+        ModelFormatError: a file is missing, malformed or cut off.
+        GraphError: layers do not fit together.
+        UnsupportedError: naming every layer that cannot be imported, with the reason.
+    """
+    from smelt.importers.caffe import import_caffe
+
+    graph, values = import_caffe(
+        _source(prototxt),
+        None if caffemodel is None else _source(caffemodel),
+        dtype=dtype,
+        outputs=outputs,
+    )
+    network = NetworkDefinition.from_graph(graph)
+    return network, {name: network.tensor(value) for name, value in values.items()}
+
+
+def network_from_onnx(
+    model: str | os.PathLike[str] | bytes | bytearray | memoryview | onnx.ModelProto,
+    outputs: Sequence[str] | None = None,
+) -> NetworkDefinition:
+    """Read an ONNX model.
+
+    Args:
+        model: a path, the bytes of a file, or a message.
+        outputs: values to mark as outputs; None marks the model's own, [] marks nothing.
+
+    Returns:
+        The network, with an explicit batch.
+
+    Raises:
+        ModelFormatError: the model is malformed or cut off, or external data is missing.
+        GraphError: the network is wrong.
+        UnsupportedError: naming every node that cannot be imported, with the reason.
+    """
+    from smelt.importers.onnx import import_onnx
+
+    return NetworkDefinition.from_graph(import_onnx(model, outputs=outputs))
+
+
+def _source(given: str | os.PathLike[str] | bytes) -> str | bytes | Path:
+    return given if isinstance(given, str | bytes) else Path(given)

@@ -1,0 +1,386 @@
+"""A network: a graph, seen as layers and tensors."""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal, SupportsIndex
+
+import numpy as np
+
+from smelt.errors import GraphError, ShapeError
+from smelt.ir import Constant, Graph, Op, Value
+from smelt.network._caller import atomic, caller_location, located
+from smelt.network._layers import LayerMethods
+from smelt.network._tensor import Layer, Tensor
+from smelt.types import (
+    DType,
+    SymbolicDim,
+    TensorType,
+    dim_from_text,
+    element_count,
+    override,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Sequence
+
+    from smelt.ir import Array, Node
+    from smelt.types import Dim, Shape
+
+BATCH = "batch"
+"""The symbol of an implicit batch."""
+_LARGEST_VOLUME = 1 << 30
+
+
+class NetworkDefinition(LayerMethods):
+    """A network under construction.
+
+    With ``batch="implicit"`` shapes are those of one image, and an engine decides how many images
+    there are at a time; with ``batch="explicit"`` shapes are complete, and an extent may be a
+    symbol, given as its name.
+    """
+
+    def __init__(
+        self,
+        name: str = "network",
+        batch: Literal["implicit", "explicit"] = "implicit",
+        *,
+        tensor_names: str = "{layer}",
+    ) -> None:
+        """Start an empty network.
+
+        Args:
+            name: name of the network, and of its engines.
+            batch: whether shapes leave out the batch.
+            tensor_names: how a layer's only result is named; ``{layer}`` and ``{index}`` are
+                filled in. Of several results each is named ``layer:index`` by default.
+        """
+        if batch not in ("implicit", "explicit"):
+            raise GraphError(f"batch is {batch!r}; it must be 'implicit' or 'explicit'")
+        self._graph = Graph(name)
+        self._batch = batch
+        self._tensor_names = tensor_names
+        self._tensors: dict[int, Tensor] = {}
+        self._values: dict[str, Value] = {}
+        self._layer_names: set[str] = set()
+        self._numbers: dict[str, int] = {}
+        self._kinds: dict[str, str] = {}
+        self._locations: dict[str, str] = {}
+
+    @classmethod
+    def from_graph(cls, graph: Graph) -> NetworkDefinition:
+        """The network that a graph is; the graph is not copied."""
+        symbol = SymbolicDim.symbol(BATCH)
+        implicit = any(value.tensor.shape[:1] == (symbol,) for value in graph.inputs)
+        network = cls(graph.name, "implicit" if implicit else "explicit")
+        network._graph = graph
+        network._values = {value.name: value for value in graph.values()}
+        network._layer_names = {_layer_of(node) for node in graph.nodes}
+        return network
+
+    # ---- what it is made of
+
+    @property
+    def name(self) -> str:
+        """Name of the network."""
+        return self._graph.name
+
+    @property
+    def batch(self) -> str:
+        """``implicit`` or ``explicit``."""
+        return self._batch
+
+    @property
+    def graph(self) -> Graph:
+        """The graph of the network, of which this is a view."""
+        return self._graph
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        """The inputs, in the order in which they were added."""
+        return [self.tensor(value) for value in self._graph.inputs]
+
+    @property
+    def outputs(self) -> list[Tensor]:
+        """The outputs, in the order in which they were marked."""
+        return [self.tensor(value) for value in self._graph.outputs]
+
+    @property
+    def layers(self) -> list[Layer]:
+        """The layers, in the order in which they run."""
+        groups: dict[str, list[Node]] = {}
+        for node in self._graph.nodes:
+            groups.setdefault(_layer_of(node), []).append(node)
+        return [self._layer(name, nodes) for name, nodes in groups.items()]
+
+    def find(self, name: str) -> Tensor | None:
+        """The tensor of a name, or None."""
+        value = self._values.get(name)
+        return None if value is None or value.constant is not None else self.tensor(value)
+
+    def find_layer(self, name: str) -> Layer | None:
+        """The layer of a name, or None."""
+        return next((layer for layer in self.layers if layer.name == name), None)
+
+    def tensor(self, value: Value) -> Tensor:
+        """The tensor that a value of the graph is."""
+        return self._tensors.setdefault(id(value), Tensor(self, value))
+
+    def __repr__(self) -> str:
+        return (
+            f"NetworkDefinition({self.name!r}, {len(self._graph.nodes)} nodes, "
+            f"inputs={self.inputs}, outputs={self.outputs})"
+        )
+
+    # ---- inputs and outputs
+
+    @located
+    def add_input(
+        self, name: str, dtype: str | DType | np.dtype[np.generic], shape: Sequence[int | str]
+    ) -> Tensor:
+        """Add an input.
+
+        Args:
+            name: its name, which an engine keeps.
+            dtype: element type, ``"float32"`` for example.
+            shape: extents; without the batch where that is implicit, as (C, H, W).
+
+        Raises:
+            ShapeError: an extent is no extent, or the tensor would be too large.
+            GraphError: the name is taken.
+        """
+        value = Value(name, TensorType(_dtype(dtype), self._full_shape(shape)))
+        self._claim(name, value)
+        self._graph.inputs.append(value)
+        return self.tensor(value)
+
+    @located
+    def mark_output(self, tensor: Tensor) -> None:
+        """Let a tensor leave the network. Any number may; marking one twice changes nothing.
+
+        Raises GraphError: the tensor is an input, or of another network.
+        """
+        value = self.value_of(tensor)
+        if value.producer is None:
+            raise GraphError(
+                f"input {value.name!r} cannot be an output; put an identity between them"
+            )
+        if not self._graph.is_output(value):
+            self._graph.outputs.append(value)
+
+    # ---- layers
+
+    @atomic
+    def add(
+        self, op: Op, *inputs: Tensor | Array | None, name: str | None = None
+    ) -> Tensor | tuple[Tensor, ...]:
+        """Apply any op: ``network.add(ops.Elu(alpha=0.5), x)``.
+
+        Args:
+            op: what to compute.
+            inputs: tensors; arrays become constants; None leaves an optional input out.
+            name: name of the layer; made from the op's when absent.
+
+        Returns:
+            The result, or a tuple where the op has several.
+        """
+        label = self._layer_name(name, op.name)
+        values = [
+            array if array is None else self._operand(array, f"{label}.{index}")
+            for index, array in enumerate(inputs)
+        ]
+        results = self.apply(label, op.name, op, *values)
+        return results[0] if len(results) == 1 else tuple(results)
+
+    @override
+    def apply(
+        self, layer: str, kind: str, op: Op, *inputs: Value | None, part: str = ""
+    ) -> list[Tensor]:
+        node_name = f"{layer}/{part}" if part else layer
+        node = self._graph.add(op, *inputs, name=node_name, layers=(layer,))
+        if not part and len(node.outputs) == 1:
+            node.output.name = self._tensor_names.format(layer=layer, index=0)
+        for value in node.outputs:
+            self._claim(value.name, value)
+        self._locations[layer], self._kinds[layer] = caller_location(), kind
+        self._layer_names.add(layer)
+        return [self.tensor(value) for value in node.outputs]
+
+    @override
+    def mark(self) -> int:
+        return len(self._graph.nodes)
+
+    @override
+    def roll_back(self, mark: int) -> None:
+        for node in reversed(self._graph.nodes[mark:]):
+            for value in node.outputs:
+                self._disclaim(value)
+            self._layer_names.difference_update(node.layers)
+            self._graph.remove(node)
+        weights = [value for value in self._values.values() if value.constant is not None]
+        for value in weights:
+            if not value.users:
+                self._disclaim(value)
+
+    @override
+    def begin(self, name: str | None, kind: str) -> str:
+        return self._layer_name(name, kind)
+
+    @override
+    def value_of(self, tensor: object) -> Value:
+        if not isinstance(tensor, Tensor):
+            raise GraphError(f"a tensor of the network is needed, not {type(tensor).__name__}")
+        if tensor.network is not self:
+            raise GraphError(f"tensor {tensor.name!r} belongs to another network")
+        return tensor.value
+
+    @override
+    def weight(self, constant: Constant) -> Value:
+        value = self._graph.add_constant(constant)
+        self._claim(value.name, value)
+        return value
+
+    # ---- what tensors and layers ask for
+
+    def shape_of(self, value: Value) -> Shape:
+        """The shape that the network shows of a value."""
+        shape = value.tensor.shape
+        if self._batch == "implicit" and shape[:1] == (SymbolicDim.symbol(BATCH),):
+            return shape[1:]
+        return shape
+
+    def rename(self, value: Value, name: str) -> None:
+        """Give a value a name of its own. Raises GraphError."""
+        if name == value.name:
+            return
+        self._claim(name, value)
+        self._disclaim(value)
+        value.name = name
+
+    def reshape_input(self, value: Value, shape: Sequence[int | str]) -> None:
+        """Give an input another shape and infer the rest; undone on ShapeError."""
+        if not any(value is own for own in self._graph.inputs):
+            raise GraphError(
+                f"the shape of {value.name!r} follows from its layer; only that of an input can "
+                "be set"
+            )
+        kind = TensorType(value.tensor.dtype, self._full_shape(shape))
+        old = value.type
+        with self._undone_on_error(lambda: setattr(value, "type", old)):
+            value.type = kind
+
+    def replace_op(self, node: Node, op: Op) -> None:
+        """Give a node another op and infer the rest; undone on ShapeError."""
+        old = node.op
+        with self._undone_on_error(lambda: setattr(node, "op", old)):
+            node.op = op
+
+    @contextmanager
+    def _undone_on_error(self, undo: Callable[[], None]) -> Generator[None]:
+        yield
+        try:
+            self._graph.infer()
+        except GraphError as error:
+            undo()
+            self._graph.infer()
+            broken = [_layer_of(node) for node in self._graph.nodes if str(node) == error.node]
+            added = self._locations.get(broken[0], "") if broken else ""
+            origin = f" (the layer was added at {added})" if added else ""
+            raise type(error)(f"{error.message}{origin}", node=error.node) from error
+
+    def _layer(self, name: str, nodes: Sequence[Node]) -> Layer:
+        made = {id(value) for node in nodes for value in node.outputs}
+        own = {id(node) for node in nodes}
+        read = {
+            id(value): value
+            for node in nodes
+            for value in node.inputs
+            if value is not None and value.constant is None and id(value) not in made
+        }
+        results = [
+            value
+            for node in nodes
+            for value in node.outputs
+            if self._graph.is_output(value)
+            or not value.users
+            or any(id(user) not in own for user in value.users)
+        ]
+        return Layer(
+            name,
+            self._kinds.get(name, nodes[-1].op.name),
+            tuple(self.tensor(value) for value in read.values()),
+            tuple(self.tensor(value) for value in results),
+            tuple(nodes),
+            self._locations.get(name, ""),
+            self,
+        )
+
+    def _operand(self, given: Tensor | Array, name: str) -> Value:
+        if isinstance(given, Tensor):
+            return self.value_of(given)
+        return self.weight(Constant(name, _array(given, name)))
+
+    def _layer_name(self, name: str | None, kind: str) -> str:
+        if name is None:
+            number = self._numbers.get(kind, 0) + 1
+            while f"{kind}{number}" in self._layer_names:
+                number += 1
+            self._numbers[kind] = number
+            return f"{kind}{number}"
+        if not name or name in self._layer_names:
+            raise GraphError(f"the layer name {name!r} is empty or taken; give each layer its own")
+        return name
+
+    def _claim(self, name: str, value: Value) -> None:
+        """Note whose a name is. Raises GraphError: it is another's."""
+        if not name:
+            raise GraphError("a tensor needs a name")
+        if self._values.setdefault(name, value) is not value:
+            raise GraphError(f"the tensor name {name!r} is taken; give each tensor its own")
+
+    def _disclaim(self, value: Value) -> None:
+        if self._values.get(value.name) is value:
+            del self._values[value.name]
+
+    def _full_shape(self, shape: Sequence[int | str]) -> Shape:
+        dims = tuple(_extent(extent, shape) for extent in shape)
+        if self._batch == "implicit" and SymbolicDim.symbol(BATCH) in dims:
+            raise ShapeError(f"shape {list(shape)} names the implicit batch; leave it out")
+        volume = element_count(tuple(d for d in dims if isinstance(d, int)))
+        if not isinstance(volume, int) or volume >= _LARGEST_VOLUME:
+            raise ShapeError(f"shape {list(shape)} has {volume} elements; 2**30 are too many")
+        return (SymbolicDim.symbol(BATCH), *dims) if self._batch == "implicit" else dims
+
+
+def _layer_of(node: Node) -> str:
+    return node.layers[0] if node.layers else node.name
+
+
+def _extent(extent: object, shape: Sequence[int | str]) -> Dim:
+    if isinstance(extent, str):
+        if not re.fullmatch(r"[A-Za-z_]\w*", extent, re.ASCII):
+            raise ShapeError(f"extent {extent!r} in {list(shape)} is no identifier, as symbols are")
+        return dim_from_text(extent)
+    if isinstance(extent, SymbolicDim):
+        return extent
+    if isinstance(extent, bool) or not isinstance(extent, SupportsIndex) or int(extent) < 1:
+        raise ShapeError(f"extent {extent!r} in {list(shape)} is no positive number and no name")
+    return int(extent)
+
+
+def _dtype(dtype: str | DType | np.dtype[np.generic]) -> DType:
+    if isinstance(dtype, DType):
+        return dtype
+    try:
+        return DType.BFLOAT16 if dtype == "bfloat16" else DType.from_numpy(np.dtype(dtype))
+    except (TypeError, ValueError) as error:
+        known = ", ".join(d.value for d in DType)
+        raise GraphError(f"{dtype!r} is no element type; these are: {known}") from error
+
+
+def _array(given: Array, name: str) -> Array:
+    array: Array = np.asarray(given)
+    if array.dtype.hasobject or array.dtype.kind not in "fiub":
+        raise GraphError(f"{name} has element type {array.dtype}; numbers are needed")
+    return array
