@@ -136,6 +136,22 @@ def test_arithmetic_on_shapes_resolves_through_slices_casts_and_divisions() -> N
     assert made.type == TensorType(DType.FLOAT32, (1, 8, N, M))
 
 
+def test_the_chain_that_exporters_write_for_an_expansion_resolves() -> None:
+    graph = Graph()
+    x = graph.add_input("x", TensorType(DType.FLOAT32, (N, 1, 4)))
+    parts = [graph.add_constant(np.array([v], np.int64), f"c{v}") for v in (5, -1, 3, 0, 1)]
+    five, minus, three, zero, one = parts
+    shape = graph.add(ops.Shape(), x, name="shape").output
+    batch = graph.add(ops.Slice(), shape, zero, one, zero, name="batch").output
+    wanted = graph.add(ops.Concat(0), batch, five, minus, name="wanted").output
+    ones = graph.add(ops.ConstantOfShape(DType.INT64, 1), three, name="ones").output
+    unknown = graph.add(ops.Mul(), ones, minus, name="unknown").output
+    same = graph.add(ops.Equal(), wanted, unknown, name="same").output
+    sizes = graph.add(ops.Where(), same, ones, wanted, name="sizes").output
+    made = graph.add(ops.Expand(), x, sizes, name="expanded").output
+    assert made.type == TensorType(DType.FLOAT32, (N, 5, 4))
+
+
 def test_a_range_up_to_a_symbol_has_the_symbol_as_its_extent() -> None:
     scalar = TensorType(DType.INT64, ())
     numbers = [Operand.constant(np.array(v, np.int64)) for v in (0, 1)]

@@ -9,12 +9,14 @@ import numpy as np
 
 from smelt.ir import Case
 from smelt.ops._broadcast import Broadcast, broadcast_cases
+from smelt.ops._operands import is_non_negative
 from smelt.types import DType, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from smelt.ir import Array
+    from smelt.types import Dim
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,13 @@ class Equal(Broadcast):
     name: ClassVar[str] = "equal"
     dtypes: ClassVar[frozenset[DType]] = frozenset(DType)
     result_dtype: ClassVar[DType | None] = DType.BOOL
+
+    @override
+    def combine_dims(self, left: Dim, right: Dim) -> Dim | None:
+        gap = left - right
+        if gap == 0:
+            return 1
+        return 0 if is_non_negative(gap - 1) or is_non_negative(-gap - 1) else None
 
     @override
     def compute(self, left: Array, right: Array) -> Array:

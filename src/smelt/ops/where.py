@@ -55,12 +55,11 @@ class Where(Op):
 
     @override
     def infer_dims(self, inputs: Sequence[Operand | None], /) -> tuple[Dim, ...] | None:
-        condition, x, y = given(inputs, 0), known_dims(inputs, 1), known_dims(inputs, 2)
-        if x is None or y is None or condition is None or condition.value is None:
+        flags, x, y = _known_flags(given(inputs, 0)), known_dims(inputs, 1), known_dims(inputs, 2)
+        if not flags or not x or not y:
             return None
-        flags = [bool(v) for v in condition.value.reshape(-1)]
         length = max(len(flags), len(x), len(y))
-        if condition.value.ndim > 1 or {len(flags), len(x), len(y)} - {1, length}:
+        if {len(flags), len(x), len(y)} - {1, length}:
             return None
         return tuple(
             x[i % len(x)] if flags[i % len(flags)] else y[i % len(y)] for i in range(length)
@@ -80,3 +79,12 @@ class Where(Op):
         yield Case("all broadcast", cls(), (condition, sample(3, 1), sample()))
         yield Case("scalar condition", cls(), (np.asarray(1, np.bool_), sample(2, 2), sample(2, 1)))
         yield Case("no elements", cls(), (sample(0, 3, dtype="bool"), sample(3), sample(1)))
+
+
+def _known_flags(condition: Operand | None) -> list[bool] | None:
+    """The elements of a condition that is constant, or that compares dimensions."""
+    if condition is None:
+        return None
+    if condition.value is not None:
+        return [bool(v) for v in condition.value.reshape(-1)] if condition.value.ndim < 2 else None
+    return None if condition.dims is None else [d != 0 for d in condition.dims]
