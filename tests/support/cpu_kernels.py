@@ -53,7 +53,7 @@ class GuardedBuffer:
         buffer.bytes[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         return buffer
 
-    def array(self, dtype: Any, shape: tuple[int, ...], offset: int = 0) -> NDArray[Any]:  # noqa: ANN401  (what numpy takes)
+    def array(self, dtype: Any, shape: tuple[int, ...], offset: int = 0) -> NDArray[Any]:
         """The buffer's memory as an array, not copied."""
         count = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
         return self.bytes[offset : offset + count].view(dtype).reshape(shape)
@@ -77,7 +77,7 @@ class GuardedBuffer:
 
 
 @functools.lru_cache(maxsize=512)
-def load_function(ir_text: str, symbol: str, target: CpuTarget | None = None) -> Any:  # noqa: ANN401  (a ctypes function)
+def load_function(ir_text: str, symbol: str, target: CpuTarget | None = None) -> Any:
     """Compile, link and map ``ir_text``; return the kernel ``symbol`` as a callable."""
     image, symbols = link([compile_ir(ir_text, target or host_target())])
     code = MappedCode(image)
@@ -87,7 +87,7 @@ def load_function(ir_text: str, symbol: str, target: CpuTarget | None = None) ->
 
 
 def call_kernel(
-    function: Any,  # noqa: ANN401  (a ctypes function)
+    function: Any,
     words: Sequence[int],
     *,
     chunks: int,

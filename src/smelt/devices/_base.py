@@ -63,7 +63,7 @@ class CompletionQuery(Protocol):
 class DLPackArray(Protocol):
     """An array of any library that speaks DLPack."""
 
-    def __dlpack__(self, **options: Any) -> object:  # noqa: ANN401  (the protocol's own keywords)
+    def __dlpack__(self, **options: Any) -> object:
         """The array as a capsule."""
         ...
 

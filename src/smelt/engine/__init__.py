@@ -1,5 +1,16 @@
 """The serialised engine: plan schema, plan verifier, file reader and writer, signatures."""
 
+from smelt.engine._codec import header_from_data, header_to_data
+from smelt.engine._file import (
+    EngineFile,
+    Signature,
+    SignerLike,
+    read_engine,
+    serialize_engine,
+    write_atomically,
+    write_engine,
+)
+from smelt.engine._fingerprint import check_fingerprint
 from smelt.engine._host import Host, detect_host, known_features
 from smelt.engine._plan import (
     Binding,
@@ -21,10 +32,25 @@ from smelt.engine._plan import (
     as_json,
     parameters,
 )
+from smelt.engine._trust import (
+    Signer,
+    TrustedKey,
+    add_trusted_key,
+    check_signature,
+    key_id,
+    remove_trusted_key,
+    show_trusted_keys,
+    user_signer,
+    verify_signature,
+)
+from smelt.engine._verify import verify_plan, verify_plans
+from smelt.engine._version import VERSION
 
 __all__ = [
+    "VERSION",
     "Binding",
     "Buffer",
+    "EngineFile",
     "EngineHeader",
     "Fingerprint",
     "Halo",
@@ -36,12 +62,32 @@ __all__ = [
     "LayerInfo",
     "Parameters",
     "Plan",
+    "Signature",
+    "Signer",
+    "SignerLike",
     "Space",
     "Step",
+    "TrustedKey",
     "View",
     "Weight",
+    "add_trusted_key",
     "as_json",
+    "check_fingerprint",
+    "check_signature",
     "detect_host",
+    "header_from_data",
+    "header_to_data",
+    "key_id",
     "known_features",
     "parameters",
+    "read_engine",
+    "remove_trusted_key",
+    "serialize_engine",
+    "show_trusted_keys",
+    "user_signer",
+    "verify_plan",
+    "verify_plans",
+    "verify_signature",
+    "write_atomically",
+    "write_engine",
 ]

@@ -36,7 +36,7 @@ class KernelSpec:
     family: str
     parameters: Parameters
 
-    def __getitem__(self, name: str) -> Any:  # noqa: ANN401  (a parameter is any Json value)
+    def __getitem__(self, name: str) -> Any:
         """The parameter called ``name``. Raises KeyError."""
         return dict(self.parameters)[name]
 
@@ -220,6 +220,8 @@ class EngineHeader:
     weights: tuple[Weight, ...]
     symbols: tuple[tuple[str, int], ...] = ()
     """(kernel symbol, byte offset in the code image)."""
+    runtime_symbols: tuple[tuple[str, int], ...] = ()
+    """(function, byte offset in the native runtime's image)."""
     report: str = "{}"
     """JSON text of the build report (passes, candidates' times, formats): the inspector's, never the runtime's."""
     metadata: tuple[tuple[str, str], ...] = field(default=())

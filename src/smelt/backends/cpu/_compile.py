@@ -54,7 +54,7 @@ def assembly_of(ir_text: str, target: CpuTarget) -> str:
     return str(machine.emit_assembly(module))
 
 
-def _optimise(module: Any, machine: Any) -> None:  # noqa: ANN401  (llvmlite ships no types)
+def _optimise(module: Any, machine: Any) -> None:
     options = llvm.create_pipeline_tuning_options(speed_level=2)
     options.loop_vectorization = False
     options.slp_vectorization = False
@@ -69,7 +69,7 @@ def _initialize() -> None:
     llvm.initialize_native_asmparser()
 
 
-def _target_machine(target: CpuTarget) -> Any:  # noqa: ANN401  (llvmlite ships no types)
+def _target_machine(target: CpuTarget) -> Any:
     _initialize()
     machines: dict[CpuTarget, Any] = _LOCAL.__dict__.setdefault("machines", {})
     if target not in machines:

@@ -1,0 +1,78 @@
+"""The native runtime of an engine, mapped: functions of generated code that Python may call."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+from smelt.devices.cpu import _abi as abi
+from smelt.devices.cpu._code import MappedCode
+from smelt.errors import EngineFormatError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_POINTER: Final = ctypes.c_void_p
+_INT: Final = ctypes.c_int64
+_BEGIN: Final = ctypes.CFUNCTYPE(_INT, _POINTER)
+_CLOSE: Final = ctypes.CFUNCTYPE(None, _POINTER)
+_RUN: Final = ctypes.CFUNCTYPE(None, _POINTER, _INT, _INT)
+_EXECUTE: Final = ctypes.CFUNCTYPE(None, _POINTER, _POINTER, _INT)
+_WORKER: Final = ctypes.CFUNCTYPE(None, _POINTER)
+_POST: Final = ctypes.CFUNCTYPE(None, _POINTER, _POINTER, _INT, _INT)
+_CLOCK: Final = ctypes.CFUNCTYPE(_INT)
+_REQUIRED: Final = (abi.BEGIN, abi.CLOSE, abi.RUN, abi.CLOCK)
+_CALIBRATION_NS: Final = 5_000_000
+
+_lock = threading.Lock()
+_mapped: dict[bytes, NativeRuntime] = {}
+
+
+class NativeRuntime:
+    """Run loop, worker loop and clock. `native_runtime` maps it, for as long as the process lives."""
+
+    def __init__(self, image: bytes, symbols: Mapping[str, int]) -> None:
+        self._code = MappedCode(image)
+        at = {name: self._code.address + offset for name, offset in symbols.items()}
+        self.begin = _BEGIN(at[abi.BEGIN])
+        self.close = _CLOSE(at[abi.CLOSE])
+        self.run = _RUN(at[abi.RUN])
+        self.clock = _CLOCK(at[abi.CLOCK])
+        self.has_workers = {abi.EXECUTE, abi.WORKER, abi.POST} <= symbols.keys()
+        """Whether workers can sleep natively; else they wait in Python."""
+        if self.has_workers:
+            self.execute = _EXECUTE(at[abi.EXECUTE])
+            self.worker = _WORKER(at[abi.WORKER])
+            self.post = _POST(at[abi.POST])
+        self._clock_origin = (self.clock(), time.perf_counter_ns())
+
+    def milliseconds_per_tick(self) -> float:
+        """Measure the clock against Python's, over the time since it was mapped."""
+        ticks_before, ns_before = self._clock_origin
+        while (ns_now := time.perf_counter_ns()) - ns_before < _CALIBRATION_NS:
+            time.sleep(_CALIBRATION_NS / 1e9)
+        return (ns_now - ns_before) / 1e6 / max(1, self.clock() - ticks_before)
+
+
+def native_runtime(image: bytes, symbols: Mapping[str, int]) -> NativeRuntime:
+    """Return the runtime that ``image`` holds, mapped once in a process and never unmapped.
+
+    Workers sleep inside it, so nothing may ever take it from under them.
+
+    Raises:
+        EngineFormatError: it lacks a function, or one lies outside it.
+        DeviceError: the system refuses executable memory.
+    """
+    for name in _REQUIRED:
+        if name not in symbols:
+            raise EngineFormatError(f"the engine's native runtime has no function {name!r}")
+    if any(not 0 <= offset < len(image) for offset in symbols.values()):
+        raise EngineFormatError("a function of the native runtime lies outside its image")
+    key = hashlib.sha256(repr(sorted(symbols.items())).encode() + image).digest()
+    with _lock:
+        if key not in _mapped:
+            _mapped[key] = NativeRuntime(image, symbols)
+        return _mapped[key]

@@ -1,0 +1,193 @@
+"""Workers: threads that sleep in native code until a run leases them.
+
+A pool belongs to a set of processors, for threads inherit the set from the thread that starts them.
+A run takes the workers that are idle, and does without those that are not; so contexts that run at
+once share the processors instead of fighting for them. A worker that was kept from its processor
+may still be leaving an earlier list: it is not idle until it has said so.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Final
+
+from smelt.devices.cpu import _abi as abi
+from smelt.devices.cpu._memory import CpuAllocation, CpuMemory
+
+if TYPE_CHECKING:
+    from smelt.devices.cpu._native import NativeRuntime
+
+_MAX_WORKERS: Final = 1023
+_SPINS_BEFORE_SLEEP: Final = 400
+"""About ten microseconds: spares the next run of a tight loop the wake-up, and idles nobody."""
+_LEAVE_TIMEOUT_S: Final = 2.0
+_MASK: Final = 0xFFFFFFFF
+
+
+class Worker:
+    """One thread, and the mailbox at which it waits."""
+
+    __slots__ = ("_finished", "_memory", "_posted", "_runtime", "_wakes", "mailbox", "thread")
+
+    def __init__(self, runtime: NativeRuntime, memory: CpuMemory, *, native: bool) -> None:
+        self._runtime = runtime
+        self._memory: CpuAllocation = memory.allocate(abi.MAILBOX_BYTES, "worker mailbox")
+        self._memory.bytes[:] = 0
+        self.mailbox = self._memory.address
+        self._posted = ctypes.c_uint32.from_address(self.mailbox + abi.MAILBOX_POSTED)
+        self._finished = ctypes.c_uint32.from_address(self.mailbox + abi.MAILBOX_FINISHED)
+        ctypes.c_int64.from_address(self.mailbox + abi.MAILBOX_SPINS).value = _SPINS_BEFORE_SLEEP
+        self._wakes = None if native else threading.Semaphore(0)
+        self.thread = threading.Thread(target=self._work, name="smelt-worker", daemon=True)
+        self.thread.start()
+
+    @property
+    def is_native(self) -> bool:
+        """Whether it waits in native code, and native code may post to its mailbox."""
+        return self._wakes is None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether every list that was posted has been left."""
+        return self._finished.value == self._posted.value
+
+    def post(self, run_list: int, slot: int, epoch: int) -> None:
+        """Hand over a list; the worker must be idle. The list 0 tells it to leave."""
+        if self._wakes is None:
+            self._runtime.post(self.mailbox, run_list, slot, epoch)
+            return
+        for offset, value in (
+            (abi.MAILBOX_LIST, run_list),
+            (abi.MAILBOX_SLOT, slot),
+            (abi.MAILBOX_EPOCH, epoch),
+        ):
+            ctypes.c_int64.from_address(self.mailbox + offset).value = value
+        self._posted.value += 1
+        self._wakes.release()
+
+    def wait_until_left(self) -> None:
+        """Wait until all lists posted so far are left: then nothing of theirs is looked at."""
+        target = self._posted.value
+        while 0 < (target - self._finished.value) & _MASK < 1 << 31:
+            time.sleep(20e-6)
+
+    def _work(self) -> None:
+        if self._wakes is None:
+            self._runtime.worker(self.mailbox)
+            return
+        read = ctypes.c_int64.from_address
+        run_list = read(self.mailbox + abi.MAILBOX_LIST)
+        slot, epoch = read(self.mailbox + abi.MAILBOX_SLOT), read(self.mailbox + abi.MAILBOX_EPOCH)
+        while True:
+            self._wakes.acquire()
+            if run_list.value:
+                self._runtime.run(run_list.value, epoch.value, slot.value)
+            leaving = not run_list.value
+            self._finished.value += 1
+            if leaving:
+                return
+
+
+class WorkerPool:
+    """The workers of one set of processors."""
+
+    def __init__(self, *, native: bool = True) -> None:
+        self._native = native
+        self._memory = CpuMemory()
+        self._reset()
+        _pools.add(self)
+
+    def _reset(self) -> None:
+        """Start anew, as a forked child must: its parent's threads are not here."""
+        self._lock = threading.Lock()
+        self._free: list[Worker] = []
+        self._busy: set[Worker] = set()
+        self.generation = os.getpid()
+
+    @property
+    def size(self) -> int:
+        """How many workers there are."""
+        return len(self._free) + len(self._busy)
+
+    def lease(self, wanted: int, runtime: NativeRuntime) -> list[Worker]:
+        """Take up to ``wanted`` idle workers; the pool grows to that many in all, never beyond.
+
+        A pool that has ``wanted`` workers starts no more for a second lessee at the same time: they
+        would only take the processors from each other.
+        """
+        with self._lock:
+            free = self._free
+            leased: list[Worker] = []
+            for position in range(len(free) - 1, -1, -1):
+                if len(leased) == wanted:
+                    break
+                if free[position].is_idle:
+                    leased.append(free.pop(position))
+            room = min(wanted, _MAX_WORKERS) - len(free) - len(self._busy) - len(leased)
+            for _ in range(max(0, room)):
+                native = self._native and runtime.has_workers
+                leased.append(Worker(runtime, self._memory, native=native))
+            self._busy.update(leased)
+        return leased
+
+    def release(self, workers: list[Worker]) -> None:
+        """Give leased workers back."""
+        with self._lock:
+            self._busy.difference_update(workers)
+            self._free.extend(workers)
+
+    def dismiss(self) -> None:
+        """Tell the idle workers to leave, and wait for them."""
+        with self._lock:
+            leaving = [worker for worker in self._free if worker.is_idle]
+            self._free = [worker for worker in self._free if worker not in leaving]
+        for worker in leaving:
+            worker.post(0, 0, 0)
+        for worker in leaving:
+            worker.thread.join(_LEAVE_TIMEOUT_S)
+
+
+_pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
+_by_processors: dict[tuple[frozenset[int], bool], WorkerPool] = {}
+_table_lock = threading.Lock()
+
+
+def available_processors() -> frozenset[int]:
+    """Return the processors that this thread may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
+
+
+def worker_pool(*, native: bool = True) -> WorkerPool:
+    """Return the pool for the calling thread's processors.
+
+    ``native=False`` makes workers wait in Python, as they do where there is no futex.
+    """
+    key = (available_processors(), native)
+    with _table_lock:
+        if key not in _by_processors:
+            _by_processors[key] = WorkerPool(native=native)
+        return _by_processors[key]
+
+
+def _forget_parent() -> None:
+    global _table_lock
+    _table_lock = threading.Lock()
+    for pool in list(_pools):
+        pool._reset()
+
+
+@atexit.register
+def _dismiss_all() -> None:
+    for pool in list(_pools):
+        pool.dismiss()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_parent)

@@ -1,0 +1,188 @@
+"""Run lists: launches as a table that native workers go through."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from smelt.devices.cpu import _abi as abi
+from smelt.errors import ContextError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from smelt.devices.cpu._memory import CpuMemory
+    from smelt.devices.cpu._native import NativeRuntime
+    from smelt.devices.cpu._pool import Worker, WorkerPool
+
+_WORD_BYTES: Final = 8
+_ROW_WORDS: Final = abi.ROW_BYTES // _WORD_BYTES
+_CHUNKS: Final = abi.ROW_CHUNKS // _WORD_BYTES
+_FINISHED: Final = abi.ROW_FINISHED_TICKS // _WORD_BYTES
+_SHARES_PER_WORKER: Final = 4
+"""How finely the work that is left is cut: small enough that a preempted worker holds up little."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One launch: what of it never changes."""
+
+    function: int
+    """Address of the kernel."""
+    words: int
+    """Number of argument words."""
+    wait_for: int
+    """How many leading rows must be complete before it starts."""
+
+
+class Scratch:
+    """Memory that each worker has to itself in a launch; lists that never run at once share it."""
+
+    def __init__(self, memory: CpuMemory, scratch_bytes: int, threads: int) -> None:
+        self.stride = -(-scratch_bytes // abi.ALIGNMENT_BYTES) * abi.ALIGNMENT_BYTES
+        self._memory = memory.allocate(self.stride * threads, "scratch")
+        self.address = self._memory.address
+
+    def close(self) -> None:
+        """Give the memory back. Again is harmless."""
+        self._memory.close()
+
+
+class RunList:
+    """A list of launches with its argument words, run by one caller at a time.
+
+    ``words`` are the argument words of all rows, one after another, to be filled in between runs;
+    they start as zeros.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        runtime: NativeRuntime,
+        pool: WorkerPool,
+        memory: CpuMemory,
+        *,
+        threads: int,
+        scratch: Scratch,
+    ) -> None:
+        self._runtime, self._pool = runtime, pool
+        self._threads = threads
+        self._scratch = scratch
+        total = sum(row.words for row in rows)
+        self._memories = [
+            memory.allocate(abi.LIST_BYTES, "run list"),
+            memory.allocate(abi.ROW_BYTES * len(rows), "run list"),
+            memory.allocate(_WORD_BYTES * total, "arguments"),
+        ]
+        header, table, words = self._memories
+        for part in (header, table, words):
+            part.bytes[:] = 0
+        self._header: NDArray[np.int64] = header.bytes.view(np.int64)
+        self._table: NDArray[np.int64] = table.bytes.view(np.int64).reshape(-1, _ROW_WORDS)
+        self.words: NDArray[np.int64] = words.bytes.view(np.int64)
+        self._address = header.address
+        self._header[abi.LIST_ROWS // 8] = table.address
+        self._header[abi.LIST_COUNT // 8] = len(rows)
+        self._header[abi.LIST_SCRATCH // 8] = scratch.address
+        self._header[abi.LIST_SCRATCH_STRIDE // 8] = scratch.stride
+        self._fill(rows, words.address)
+        self._mailboxes = (ctypes.c_void_p * max(1, threads - 1))()
+        self._mailboxes_of: list[Worker] = []
+        self._seen: set[Worker] = set()
+        """Every worker that was ever given this list."""
+        self._generation = pool.generation
+
+    def _fill(self, rows: Sequence[Row], words: int) -> None:
+        shares = 1 if self._threads == 1 else _SHARES_PER_WORKER * self._threads
+        for record, row in zip(self._table, rows, strict=True):
+            record[abi.ROW_FUNCTION // 8] = row.function
+            record[abi.ROW_ARGUMENTS // 8] = words
+            record[abi.ROW_WAIT_FOR // 8] = row.wait_for
+            record[abi.ROW_SHARES // 8] = shares
+            words += row.words * _WORD_BYTES
+
+    def set_chunks(self, chunks: Sequence[int]) -> None:
+        """Set every row's number of chunks.
+
+        Raises:
+            ContextError: a number is negative, or more than a list can count.
+        """
+        for count in chunks:
+            if not 0 <= count <= abi.MAX_CHUNKS:
+                raise ContextError(f"a launch has {count} chunks; 0 to {abi.MAX_CHUNKS} may be")
+        # A worker that is late out of an earlier run may be looking at the old numbers.
+        self._runtime.close(self._address)
+        self._table[:, _CHUNKS] = chunks
+
+    def run(self, *, timed: bool = False) -> None:
+        """Run the list once, with as many workers as are idle, and return when it is complete.
+
+        Raises:
+            ContextError: the list is closed.
+        """
+        if not self._address:
+            raise ContextError("this run list is closed")
+        self._header[abi.LIST_TIMED // 8] = timed
+        if self._threads == 1:
+            self._run_alone()
+            return
+        pool = self._pool
+        if pool.generation != self._generation:  # forked: those workers stayed with the parent
+            self._seen.clear()
+            self._mailboxes_of = []
+            self._generation = pool.generation
+        workers = pool.lease(self._threads - 1, self._runtime)
+        try:
+            self._run_with(workers)
+        finally:
+            pool.release(workers)
+
+    def _run_alone(self) -> None:
+        if self._runtime.has_workers:
+            self._runtime.execute(self._address, None, 0)
+        else:
+            self._runtime.run(self._address, self._runtime.begin(self._address), 0)
+
+    def _run_with(self, workers: list[Worker]) -> None:
+        # Noted before anything is posted: close() must find them even after a KeyboardInterrupt.
+        self._seen.update(workers)
+        if not self._runtime.has_workers or not all(w.is_native for w in workers):
+            epoch = self._runtime.begin(self._address)
+            for slot, worker in enumerate(workers, 1):
+                worker.post(self._address, slot, epoch)
+            self._runtime.run(self._address, epoch, 0)
+            return
+        if workers != self._mailboxes_of:
+            for index, worker in enumerate(workers):
+                self._mailboxes[index] = worker.mailbox
+            self._mailboxes_of = list(workers)
+        self._runtime.execute(self._address, self._mailboxes, len(workers))
+
+    def row_ticks(self) -> list[int]:
+        """Return the clock's ticks that each row of the last timed run added to the run's time."""
+        ticks: list[int] = []
+        latest = int(self._header[abi.LIST_STARTED_TICKS // 8])
+        for finished in self._table[:, _FINISHED].tolist():
+            ticks.append(max(0, finished - latest))
+            latest = max(latest, finished)
+        return ticks
+
+    def close(self) -> None:
+        """Give the memory back, once no worker looks at the list any more. Again is harmless."""
+        if not self._memories:
+            return
+        if self._pool.generation == self._generation:
+            for worker in self._seen:
+                worker.wait_until_left()
+        self._seen.clear()
+        self._mailboxes_of = []
+        self._header = self._table = self.words = np.empty(0, np.int64)
+        for memory in self._memories:
+            memory.close()
+        self._memories = []
+        self._address = 0

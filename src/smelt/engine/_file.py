@@ -1,0 +1,299 @@
+"""The engine file: a prefix, a JSON header, a signature, and three sections.
+
+====================  ==========================================================================
+bytes                 content
+====================  ==========================================================================
+0 .. 64               magic, format version, length of the header, length of the file, zeros
+64 .. 64 + header     JSON: the engine's header, and each section's place and SHA-256
+128 more              signature: kind, public key, ed25519 signature of all bytes before it
+multiples of 4096     weights, code, native runtime; zeros between them
+====================  ==========================================================================
+
+The header holds the sections' checksums, so the signature covers the whole file. A reader checks
+every length and offset before it follows one, and maps a file's weights instead of reading them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import mmap
+import os
+import secrets
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Final, Protocol
+
+import numpy as np
+
+from smelt.engine._codec import header_from_data, header_to_data, parse_json
+from smelt.errors import EngineFormatError, SmeltError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+    from typing_extensions import Buffer
+
+    from smelt.engine._plan import EngineHeader
+
+MAGIC: Final = b"\x89SMELT\r\n"
+"""Not text, and broken by whatever translates line ends."""
+FORMAT_VERSION: Final = 1
+ALIGNMENT_BYTES: Final = 4096
+MAX_HEADER_BYTES: Final = 1 << 28
+
+_PREFIX: Final = struct.Struct("<8sIIQQ32x")
+_SIGNATURE: Final = struct.Struct("<I32s64s28x")
+_UNSIGNED: Final = 0
+_ED25519: Final = 1
+_SECTIONS: Final = ("weights", "code", "runtime")
+
+
+class SignerLike(Protocol):
+    """Whoever signs an engine."""
+
+    @property
+    def public_key(self) -> bytes:
+        """The 32 bytes that verify its signatures."""
+        ...
+
+    def sign(self, message: bytes) -> bytes:
+        """Return the ed25519 signature of ``message``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """Who signed an engine. It says nothing until `verify_signature` has checked it."""
+
+    public_key: bytes
+    signature: bytes
+    message: bytes
+    """What was signed."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EngineFile:
+    """An engine file whose structure and checksums are right."""
+
+    header: EngineHeader
+    weights: NDArray[np.uint8]
+    """Read-only; mapped when the file was given by its path."""
+    code: bytes
+    runtime_code: bytes
+    signature: Signature | None
+    source: str
+    """Where it came from, for messages."""
+
+
+def serialize_engine(
+    header: EngineHeader,
+    weights: Buffer,
+    code: bytes,
+    runtime_code: bytes,
+    signer: SignerLike | None,
+) -> bytes:
+    """Return an engine file's bytes; without a signer it is unsigned."""
+    return b"".join(_parts(header, weights, code, runtime_code, signer))
+
+
+def write_engine(
+    destination: str | os.PathLike[str] | BinaryIO,
+    header: EngineHeader,
+    weights: Buffer,
+    code: bytes,
+    runtime_code: bytes,
+    signer: SignerLike | None,
+) -> None:
+    """Write an engine to a path, whole or not at all, or to an open binary file.
+
+    Raises:
+        SmeltError: the path cannot be written; nothing of the engine is left there.
+    """
+    parts = _parts(header, weights, code, runtime_code, signer)
+    if not isinstance(destination, str | os.PathLike):
+        for part in parts:
+            destination.write(part)
+        return
+    write_atomically(destination, parts)
+
+
+def write_atomically(path: str | os.PathLike[str], parts: Iterator[Buffer]) -> None:
+    """Write a file that appears complete under its name, or not at all.
+
+    Raises:
+        SmeltError: it cannot be written.
+    """
+    target = Path(path)
+    draft = target.with_name(f".{target.name[:80]}.{secrets.token_hex(6)}.part")
+    try:
+        number = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    except OSError as error:
+        raise SmeltError(f"{target} cannot be written: {error.strerror}") from error
+    try:
+        with os.fdopen(number, "wb") as file:
+            for part in parts:
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(target)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise SmeltError(
+            f"{target} cannot be written: {error.strerror}; nothing of it was left there"
+        ) from error
+    except BaseException:
+        draft.unlink(missing_ok=True)  # Ctrl-C leaves no half-written file
+        raise
+
+
+def _parts(
+    header: EngineHeader,
+    weights: Buffer,
+    code: bytes,
+    runtime_code: bytes,
+    signer: SignerLike | None,
+) -> Iterator[Buffer]:
+    sections = [np.frombuffer(part, np.uint8) for part in (weights, code, runtime_code)]
+    text, total = _header_text(header, sections)
+    prefix = _PREFIX.pack(MAGIC, FORMAT_VERSION, 0, len(text), total)
+    yield prefix
+    yield text
+    yield _sign(prefix + text, signer)
+    at = _PREFIX.size + len(text) + _SIGNATURE.size
+    for section in sections:
+        yield bytes(-at % ALIGNMENT_BYTES)
+        yield section.data
+        at += -at % ALIGNMENT_BYTES + section.size
+
+
+def _header_text(header: EngineHeader, sections: list[NDArray[np.uint8]]) -> tuple[bytes, int]:
+    """The JSON, padded so that its own length does not depend on the offsets that it holds."""
+    engine = header_to_data(header)
+    digests = [hashlib.sha256(section).hexdigest() for section in sections]
+
+    def text_for(start: int) -> tuple[bytes, int]:
+        rows: list[object] = []
+        for name, section, digest in zip(_SECTIONS, sections, digests, strict=True):
+            start += -start % ALIGNMENT_BYTES
+            rows.append({"name": name, "offset": start, "size": section.size, "sha256": digest})
+            start += section.size
+        text = json.dumps({"engine": engine, "sections": rows}, separators=(",", ":"))
+        return text.encode(), start
+
+    room = len(text_for(1 << 62)[0])
+    text, total = text_for(_PREFIX.size + room + _SIGNATURE.size)
+    if room > MAX_HEADER_BYTES:
+        raise SmeltError(f"the engine's header has {room} bytes; {MAX_HEADER_BYTES} are allowed")
+    return text.ljust(room), total
+
+
+def _sign(message: bytes, signer: SignerLike | None) -> bytes:
+    if signer is None:
+        return _SIGNATURE.pack(_UNSIGNED, bytes(32), bytes(64))
+    return _SIGNATURE.pack(_ED25519, signer.public_key, signer.sign(message))
+
+
+def read_engine(source: str | os.PathLike[str] | Buffer | BinaryIO) -> EngineFile:
+    """Read an engine from a path (its weights stay mapped), from bytes or from an open file.
+
+    Raises:
+        EngineFormatError: it is truncated, damaged or no engine.
+    """
+    if isinstance(source, str | os.PathLike):
+        return _read(_map_file(source), os.fspath(source))
+    if isinstance(source, io.IOBase) or hasattr(source, "read"):
+        return _read(np.frombuffer(source.read(), np.uint8), "the engine")  # type: ignore[union-attr]
+    try:
+        data = np.frombuffer(source, np.uint8)
+    except (TypeError, ValueError, BufferError) as error:
+        raise EngineFormatError(
+            f"an engine is a path, bytes or an open binary file, not {type(source).__name__}"
+        ) from error
+    return _read(data, "the engine")
+
+
+def _map_file(path: str | os.PathLike[str]) -> NDArray[np.uint8]:
+    try:
+        with Path(path).open("rb") as file:
+            if os.fstat(file.fileno()).st_size == 0:
+                raise EngineFormatError(f"{os.fspath(path)} is empty")
+            # The mapping lives as long as an array looks into it.
+            return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise EngineFormatError(f"{os.fspath(path)} cannot be read: {reason}") from error
+
+
+def _read(data: NDArray[np.uint8], source: str) -> EngineFile:
+    data = data.view()
+    data.flags.writeable = False
+    text_end = _check_prefix(data, source)
+    message = data[:text_end].tobytes()
+    content = parse_json(message[_PREFIX.size :])
+    match content:
+        case {"engine": engine, "sections": [weights, code, runtime], **rest} if not rest:
+            header = header_from_data(engine)
+        case _:
+            raise EngineFormatError(f"{source}: the header lacks the engine or its sections")
+    end = text_end + _SIGNATURE.size
+    parts: list[NDArray[np.uint8]] = []
+    for name, row in zip(_SECTIONS, (weights, code, runtime), strict=True):
+        part, end = _section(data, row, name, end)
+        # Code is copied before it is checked: a file may change under its mapping.
+        parts.append(part if name == "weights" else part.copy())
+        if hashlib.sha256(parts[-1]).hexdigest() != row["sha256"]:
+            raise EngineFormatError(
+                f"{source}: the checksum of its {name} is wrong; the file is damaged, copy it again"
+            )
+    if end != data.size:
+        raise EngineFormatError(f"{source}: {data.size - end} bytes follow the engine")
+    signature = _signature(data[text_end : text_end + _SIGNATURE.size].tobytes(), message)
+    return EngineFile(header, parts[0], parts[1].tobytes(), parts[2].tobytes(), signature, source)
+
+
+def _check_prefix(data: NDArray[np.uint8], source: str) -> int:
+    """Check the fixed part; return where the header ends."""
+    if data.size < _PREFIX.size or data[: len(MAGIC)].tobytes() != MAGIC:
+        raise EngineFormatError(f"{source} is no smelt engine; make one with `smelt build`")
+    _, version, reserved, length, total = _PREFIX.unpack(data[: _PREFIX.size].tobytes())
+    if version != FORMAT_VERSION:
+        raise EngineFormatError(
+            f"{source} has format {version}, and this smelt reads {FORMAT_VERSION}; "
+            "build the engine again with this smelt"
+        )
+    if total != data.size:
+        raise EngineFormatError(
+            f"{source} has {data.size} bytes where {total} are declared; copy it again"
+        )
+    padding = data[_PREFIX.size - 32 : _PREFIX.size]
+    end = _PREFIX.size + length
+    if reserved or padding.any() or length > MAX_HEADER_BYTES or end > total - _SIGNATURE.size:
+        raise EngineFormatError(f"{source}: the length of its header is wrong")
+    return int(end)
+
+
+def _section(
+    data: NDArray[np.uint8], row: object, name: str, end: int
+) -> tuple[NDArray[np.uint8], int]:
+    """The section that a table row names; it must follow what ended at ``end``."""
+    match row:
+        case {"name": str(n), "offset": int(offset), "size": int(size), "sha256": str(), **rest}:
+            fits = end <= offset < end + ALIGNMENT_BYTES and 0 <= size <= data.size - offset
+            if not rest and n == name and offset % ALIGNMENT_BYTES == 0 and fits:
+                if data[end:offset].any():
+                    raise EngineFormatError(f"the bytes before the section {name!r} are not zero")
+                return data[offset : offset + size], offset + size
+    raise EngineFormatError(f"the header's entry for the section {name!r} is wrong")
+
+
+def _signature(block: bytes, message: bytes) -> Signature | None:
+    kind, public_key, signature = _SIGNATURE.unpack(block)
+    if kind == _ED25519 and not any(block[-28:]):
+        return Signature(public_key, signature, message)
+    if kind == _UNSIGNED and not any(block):
+        return None
+    raise EngineFormatError("the engine's signature block is malformed")

@@ -1,0 +1,118 @@
+"""Arrays in and out: whatever speaks DLPack or numpy's protocols, and nothing is ever cast."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from smelt.errors import BindingError
+from smelt.types import DType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from smelt.engine import Binding
+
+_HOST_KINDS: Final = frozenset({1, 3})
+"""DLPack's device kinds whose memory a processor reads: its own, and CUDA's pinned."""
+
+
+def array_from_value(value: object, binding: Binding) -> NDArray[Any]:
+    """Return ``value`` as an array of the binding's dtype: its own memory where that will do.
+
+    The result is contiguous and aligned; a strided, reversed or misaligned value is copied.
+
+    Raises:
+        BindingError: it is no array, lies on another device, or has another dtype.
+    """
+    array = value if isinstance(value, np.ndarray) else _import(value, binding)
+    wanted = binding.dtype.numpy
+    if array.dtype != wanted:
+        array = _same_bits(array, binding)
+    if not array.flags.c_contiguous or not array.flags.aligned:
+        return np.ascontiguousarray(array)
+    return array
+
+
+def writable_array(value: object, binding: Binding) -> NDArray[Any]:
+    """Return ``value`` as an array whose elements are its own memory, to be written.
+
+    Raises:
+        BindingError: it is no such array, or not contiguous, or must not be written.
+    """
+    array = value if isinstance(value, np.ndarray) else _import(value, binding)
+    if array.dtype != binding.dtype.numpy:
+        array = _same_bits(array, binding)
+    flags = array.flags
+    if not (flags.c_contiguous and flags.aligned and flags.writeable):
+        raise BindingError(
+            f"{binding.name}: an output is written in place, so its array must be contiguous, "
+            "aligned and writable"
+        )
+    return array
+
+
+def _import(value: object, binding: Binding) -> NDArray[Any]:
+    where = getattr(value, "__dlpack_device__", None)
+    if where is None:
+        return np.asarray(value)
+    kind, number = where()
+    if kind not in _HOST_KINDS:
+        raise BindingError(
+            f"{binding.name}: the array lies on device {number} of DLPack's kind {int(kind)}; "
+            "copy it to the host first"
+        )
+    try:
+        return np.from_dlpack(_plain(value, binding))
+    except (BufferError, RuntimeError, TypeError) as error:
+        raise BindingError(f"{binding.name}: the array cannot be read: {error}") from error
+
+
+def _plain(value: Any, binding: Binding) -> Any:  # an array of any library
+    """A torch bfloat16 tensor as its bits: numpy has no such type."""
+    torch = sys.modules.get("torch")
+    if binding.dtype is DType.BFLOAT16 and torch is not None and isinstance(value, torch.Tensor):
+        return value.view(torch.int16) if value.dtype == torch.bfloat16 else value
+    return value
+
+
+def _same_bits(array: NDArray[Any], binding: Binding) -> NDArray[Any]:
+    wanted = binding.dtype.numpy
+    if binding.dtype is DType.BFLOAT16 and array.dtype.name in {"bfloat16", "int16"}:
+        return array.view(np.uint16)
+    if array.dtype.newbyteorder("=") == wanted:
+        raise BindingError(
+            f"{binding.name}: the array has foreign byte order; "
+            "convert it with array.astype(array.dtype.newbyteorder('='))"
+        )
+    raise BindingError(
+        f"{binding.name}: the array has dtype {array.dtype}, and {binding.dtype.value} is needed; "
+        f"convert it with array.astype({str(wanted)!r}) if that is what you want"
+    )
+
+
+def address_of(array: NDArray[Any]) -> int:
+    """Return where the array's first element lies."""
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def exporter_for(values: object) -> Callable[[NDArray[Any], DType], Any] | None:
+    """Return what makes a result an array of the same library as ``values``; None for numpy."""
+    root = type(values).__module__.partition(".")[0]
+    if root == "numpy" or not hasattr(values, "__dlpack__"):
+        return None
+    library = sys.modules.get(root)
+    if library is None or not hasattr(library, "from_dlpack"):
+        return None
+
+    def export(array: NDArray[Any], dtype: DType) -> Any:  # an array of that library
+        if dtype is DType.BFLOAT16 and root == "torch":
+            return library.from_dlpack(array.view(np.int16)).view(library.bfloat16)
+        return library.from_dlpack(array)
+
+    return export

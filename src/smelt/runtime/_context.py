@@ -1,0 +1,400 @@
+"""The execution context: one inference at a time, on memory of its own."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+
+import numpy as np
+
+from smelt import config
+from smelt.devices.cpu import CpuMemory, Mark, Scratch, available_processors, worker_pool
+from smelt.errors import BindingError, ContextError
+from smelt.runtime._arrays import address_of, array_from_value, exporter_for, writable_array
+from smelt.runtime._segments import Machinery, Memories, cut_plan
+from smelt.runtime._shapes import BATCH, find_plan, values_from_shapes
+from smelt.types import evaluate_dim, symbols_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from types import TracebackType
+
+    from numpy.typing import NDArray
+
+    from smelt.devices import AllocationTracker
+    from smelt.devices.cpu import CpuEvent, CpuStream
+    from smelt.engine import Binding
+    from smelt.runtime._engine import Engine, LoadedCode
+    from smelt.runtime._segments import Segment
+
+_MAX_THREADS: Final = 1024
+_KEPT_SHAPES: Final = 64
+
+
+class Profiler(Protocol):
+    """Hears how long each layer took, after every execution."""
+
+    def report_layer_time(self, name: str, milliseconds: float, /) -> None:
+        """Take the time of one layer of the optimised network."""
+        ...
+
+
+class ExecutionContext:
+    """Runs an engine, one inference at a time; get one from `Engine.create_context`.
+
+    It keeps its engine alive. A second thread that comes while it is busy gets a `ContextError`:
+    give each thread its own context.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        code: LoadedCode,
+        threads: int | None,
+        tracker: AllocationTracker | None,
+    ) -> None:
+        self._engine, self._code = engine, code
+        self._header = code.header
+        self.threads = _thread_count(threads)
+        self.profiler: Profiler | None = None
+        """Hears of every layer after each execution, synchronous or not."""
+        memory = CpuMemory(tracker)
+        plans = self._header.plans
+        self._arena = memory.allocate(max(plan.arena_bytes for plan in plans), "arena")
+        self._arena.bytes[:] = 0
+        scratch_bytes = max(plan.scratch_bytes for plan in plans)
+        self._scratch = Scratch(memory, scratch_bytes, self.threads)
+        self._machinery = Machinery(
+            code.functions, code.runtime, worker_pool(), memory, self.threads, self._scratch
+        )
+        self._segments: dict[int, list[Segment]] = {}
+        self._weights = code.weights
+        self._memories = Memories(self._arena.address, int(self._weights.ctypes.data))
+        self._inputs = [(i, b) for i, b in enumerate(self._header.bindings) if b.is_input]
+        self._outputs = [(i, b) for i, b in enumerate(self._header.bindings) if not b.is_input]
+        self._names = {binding.name for _, binding in self._inputs}
+        self._shapes: dict[tuple[tuple[int, ...], ...], tuple[int, dict[str, int]]] = {}
+        self._is_closed = False
+        self._reset_locks()
+        _contexts.add(self)
+
+    def _reset_locks(self) -> None:
+        self._lock = threading.Lock()
+        self._pending: Mark | None = None
+        """The end of the latest `enqueue`."""
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that the context runs."""
+        return self._engine
+
+    # ---- by name
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Run once and return the outputs, by name.
+
+        Args:
+            inputs: an array for each input, by name: numpy's, or any that speaks DLPack. Strided
+                and read-only arrays are fine; nothing is cast.
+
+        Returns:
+            New arrays; of the inputs' library where that takes DLPack, else numpy's.
+
+        Raises:
+            BindingError: a name is missing or unknown, or an array does not fit.
+            ContextError: the context is closed or busy, or the batch too large.
+        """
+        self._enter()
+        try:
+            arrays = self._arrays_from(inputs)
+            number, known = self._resolve(tuple([array.shape for array in arrays]))
+            values = known.copy()
+            results = [
+                np.empty([evaluate_dim(d, values) for d in b.shape], b.dtype.numpy)
+                for _, b in self._outputs
+            ]
+            addresses = [0] * len(self._header.bindings)
+            for (index, _), array in zip(self._inputs, arrays, strict=True):
+                addresses[index] = address_of(array)
+            for (index, _), array in zip(self._outputs, results, strict=True):
+                addresses[index] = address_of(array)
+            self._execute(number, values, addresses, None)
+        finally:
+            self._lock.release()
+        if values != known:
+            results = [
+                self._trim(b, r, values) for (_, b), r in zip(self._outputs, results, strict=True)
+            ]
+        export = next((e for v in inputs.values() if (e := exporter_for(v))), None)
+        if export is not None:
+            rows = zip(self._outputs, results, strict=True)
+            return {b.name: export(result, b.dtype) for (_, b), result in rows}
+        return {b.name: result for (_, b), result in zip(self._outputs, results, strict=True)}
+
+    def _arrays_from(self, inputs: Mapping[str, Any]) -> list[NDArray[Any]]:
+        if inputs.keys() != self._names:
+            missing = sorted(self._names - inputs.keys())
+            unknown = sorted(set(map(str, inputs)) - self._names)
+            parts = [f"missing: {', '.join(missing)}"] if missing else []
+            parts += [f"unknown: {', '.join(unknown)}"] if unknown else []
+            raise BindingError(
+                f"the engine's inputs are {', '.join(sorted(self._names))}; {'; '.join(parts)}"
+            )
+        return [array_from_value(inputs[binding.name], binding) for _, binding in self._inputs]
+
+    def _resolve(self, shapes: tuple[tuple[int, ...], ...]) -> tuple[int, dict[str, int]]:
+        """The plan for inputs of these shapes, and its symbols' values."""
+        found = self._shapes.get(shapes)
+        if found is None:
+            values = values_from_shapes([binding for _, binding in self._inputs], shapes)
+            found = (find_plan(self._header, values), values)
+            if len(self._shapes) >= _KEPT_SHAPES:
+                self._shapes.clear()
+            self._shapes[shapes] = found
+        return found
+
+    @staticmethod
+    def _trim(binding: Binding, array: NDArray[Any], values: Mapping[str, int]) -> NDArray[Any]:
+        """The part of an output that a run with data-dependent sizes has filled."""
+        shape = [evaluate_dim(dim, values) for dim in binding.shape]
+        if tuple(shape) == array.shape:
+            return array
+        return array.reshape(-1)[: int(np.prod(shape, dtype=np.int64))].reshape(shape)
+
+    # ---- by index
+
+    def execute(self, batch_size: int, bindings: Sequence[Any]) -> None:
+        """Run once on the application's memory, and return when the outputs are there.
+
+        Args:
+            batch_size: the implicit batch, or the extent of the symbol ``batch``.
+            bindings: for each binding index an array, or an address that is taken on trust.
+
+        Raises:
+            BindingError: an array does not fit, or there are too few or too many.
+            ContextError: the batch is larger than the engine's maximum, or the context is closed
+                or busy.
+        """
+        number, values, addresses, kept = self._bind(batch_size, bindings)
+        self._enter()
+        try:
+            self._execute(number, values, addresses, None)
+        finally:
+            self._lock.release()
+        del kept
+
+    def enqueue(
+        self,
+        batch_size: int,
+        bindings: Sequence[Any],
+        stream: CpuStream,
+        input_consumed: CpuEvent | None = None,
+    ) -> None:
+        """Queue one run on a stream and return at once.
+
+        Arguments are checked here; a failure of the run itself is raised by the stream's
+        ``synchronize``. A second run waits for the first, whatever its stream.
+
+        Args:
+            batch_size: as for `execute`.
+            bindings: as for `execute`; the arrays are kept until the run is complete.
+            stream: does the work, in order.
+            input_consumed: recorded when the inputs may be changed again.
+
+        Raises:
+            BindingError: as for `execute`.
+            ContextError: the batch is too large, or the context is closed.
+        """
+        number, values, addresses, kept = self._bind(batch_size, bindings)
+        before, done, consumed = self._pending, Mark(), Mark()
+
+        def work() -> None:
+            try:
+                if before is not None:
+                    before.wait()
+                with self._lock:
+                    self._check_open()
+                    self._execute(number, values, addresses, consumed)
+            finally:
+                consumed.reach()
+                kept.clear()
+
+        if input_consumed is not None:
+            input_consumed.mark = consumed
+        self._pending = done
+        try:
+            stream.submit(work, done)
+        except BaseException:
+            consumed.reach()
+            done.reach()
+            raise
+
+    def _bind(
+        self, batch_size: int, bindings: Sequence[Any]
+    ) -> tuple[int, dict[str, int], list[int], list[Any]]:
+        """Plan, values and addresses for bindings by index, and what must stay alive meanwhile."""
+        self._check_open()
+        declared = self._header.bindings
+        if len(bindings) != len(declared):
+            names = ", ".join(binding.name for binding in declared)
+            raise BindingError(f"{len(bindings)} bindings for {len(declared)}: {names}")
+        if type(batch_size) is not int or batch_size < 1:
+            raise ContextError(f"the batch size is a positive number, not {batch_size!r}")
+        values = self._values_of_bindings(batch_size, bindings)
+        number = find_plan(self._header, values)
+        kept: list[Any] = []
+        addresses: list[int] = []
+        for binding, value in zip(declared, bindings, strict=True):
+            if isinstance(value, int | np.integer):
+                addresses.append(int(value))
+                continue
+            array = _bound_array(binding, value, values)
+            kept.append(array)
+            addresses.append(address_of(array))
+        return number, values, addresses, kept
+
+    def _values_of_bindings(self, batch_size: int, bindings: Sequence[Any]) -> dict[str, int]:
+        values: dict[str, int] = {}
+        for _, binding in self._inputs:
+            if BATCH in symbols_of(*binding.shape):
+                values[BATCH] = batch_size
+        if not values and batch_size != 1:
+            raise ContextError(f"this engine's batch is part of its shapes; {batch_size} is not 1")
+        for index, binding in self._inputs:
+            free = symbols_of(*binding.shape) - {BATCH}
+            shape = getattr(bindings[index], "shape", None)
+            if not free or shape is None or len(shape) != len(binding.shape):
+                continue
+            for extent, dim in zip(shape, binding.shape, strict=True):
+                if str(dim) in free:
+                    values.setdefault(str(dim), int(extent))
+        return values
+
+    # ---- one run
+
+    def _enter(self) -> None:
+        """Take the context for a synchronous run."""
+        pending = self._pending
+        if pending is not None:
+            pending.wait()
+        if not self._lock.acquire(blocking=False):
+            raise ContextError(
+                "this context is busy in another thread; create one context for each thread"
+            )
+        if self._is_closed:
+            self._lock.release()
+            self._check_open()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ContextError("this context is closed; create another from its engine")
+
+    def _execute(
+        self, number: int, values: dict[str, int], addresses: list[int], consumed: Mark | None
+    ) -> None:
+        if self._weights is not self._code.weights:
+            self._use_new_weights()
+        segments = self._segments.get(number)
+        if segments is None:
+            segments = cut_plan(self._header.plans[number], self._machinery)
+            self._segments[number] = segments
+        profiler = self.profiler
+        timed = profiler is not None
+        if consumed is None and not timed and len(segments) == 1:
+            segments[0].run(values, self._memories, addresses, timed=False)
+            return
+        times: dict[int, float] = {}
+        last = max((i for i, s in enumerate(segments) if s.reads_input), default=-1)
+        for position, segment in enumerate(segments):
+            segment.run(values, self._memories, addresses, timed=timed)
+            if timed:
+                for layer, milliseconds in segment.milliseconds():
+                    times[layer] = times.get(layer, 0.0) + milliseconds
+            if consumed is not None and position == last:
+                consumed.reach()
+        if profiler is not None:
+            self._report(profiler, number, times)
+
+    def _report(self, profiler: Profiler, number: int, times: Mapping[int, float]) -> None:
+        """Report each layer of the plan once; one that was optimised into nothing takes no time."""
+        layers = self._header.layers
+        if len(self._header.plans) == 1:
+            chosen: Sequence[int] = range(len(layers))
+        else:
+            steps = self._header.plans[number].steps
+            chosen = list(dict.fromkeys(step.layer for step in steps))
+        for layer in chosen:
+            profiler.report_layer_time(layers[layer].name, times.get(layer, 0.0))
+
+    def _use_new_weights(self) -> None:
+        self._weights = self._code.weights
+        self._memories.weights = int(self._weights.ctypes.data)
+        for segments in self._segments.values():
+            for segment in segments:
+                segment.forget()
+
+    # ---- the end
+
+    def close(self) -> None:
+        """Give back the context's memory, once what was enqueued is done. Again is harmless."""
+        if self._is_closed:
+            return
+        pending = self._pending
+        if pending is not None:
+            pending.wait()
+        with self._lock:
+            self._is_closed = True
+            for segments in self._segments.values():
+                for segment in segments:
+                    segment.close()
+            self._segments.clear()
+            self._scratch.close()
+            self._arena.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _thread_count(threads: int | None) -> int:
+    if threads is None:
+        return config.thread_count() or len(available_processors())
+    if type(threads) is not int or not 1 <= threads <= _MAX_THREADS:
+        raise ContextError(f"threads is a number from 1 to {_MAX_THREADS}, not {threads!r}")
+    return threads
+
+
+def _bound_array(binding: Binding, value: Any, values: Mapping[str, int]) -> NDArray[Any]:
+    """The application's array for a binding, which may be larger than this run needs."""
+    convert = array_from_value if binding.is_input else writable_array
+    array = convert(value, binding)
+    shape = [evaluate_dim(dim, values) for dim in binding.shape]
+    fits = array.size >= int(np.prod(shape, dtype=np.int64))
+    if array.ndim == len(shape):
+        fits = fits and list(array.shape[1:]) == shape[1:]
+    if not fits:
+        raise BindingError(
+            f"{binding.name}: an array of {list(array.shape)} where {shape} is needed"
+        )
+    return array
+
+
+def _forget_parent() -> None:
+    """In a forked child: runs of the parent's other threads are not going on here."""
+    for context in list(_contexts):
+        context._reset_locks()
+
+
+_contexts: weakref.WeakSet[ExecutionContext] = weakref.WeakSet()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_parent)

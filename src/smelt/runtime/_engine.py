@@ -1,0 +1,282 @@
+"""The engine: code and weights in memory, and what they need to run."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, BinaryIO, Literal, Self
+
+import numpy as np
+
+from smelt.devices.cpu import CpuMemory, MappedCode, abi, native_runtime
+from smelt.engine import (
+    VERSION,
+    EngineFile,
+    check_fingerprint,
+    check_signature,
+    read_engine,
+    serialize_engine,
+    user_signer,
+    verify_plans,
+    verify_signature,
+    write_engine,
+)
+from smelt.errors import ContextError, EngineMismatchError, InternalError, SmeltError
+from smelt.runtime._context import ExecutionContext
+from smelt.runtime._refit import refitted_weights
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping
+    from types import TracebackType
+
+    from numpy.typing import NDArray
+    from typing_extensions import Buffer
+
+    from smelt.devices import AllocationTracker
+    from smelt.engine import Binding, EngineHeader, LayerInfo
+
+_LOG = logging.getLogger(__name__)
+_DEVICES = frozenset({"cpu", "null"})
+
+Trust = Literal["signed", "always"]
+
+
+@dataclass(frozen=True, slots=True)
+class _KeptSignature:
+    """Gives an unchanged engine the signature that it came with."""
+
+    public_key: bytes
+    signature: bytes
+    message: bytes
+
+    def sign(self, message: bytes) -> bytes:
+        if message != self.message:
+            raise InternalError("an engine that was read is not written as it was")
+        return self.signature
+
+
+class LoadedCode:
+    """Mapped code and weights, shared by an engine and its contexts; alive while any of them is."""
+
+    def __init__(
+        self, header: EngineHeader, weights: NDArray[np.uint8], code: bytes, runtime_code: bytes
+    ) -> None:
+        self.header = header
+        self.runtime = native_runtime(runtime_code, dict(header.runtime_symbols))
+        self._code = MappedCode(code)
+        base = self._code.address
+        self.functions = {name: base + offset for name, offset in header.symbols}
+        self.weights = _aligned(weights)
+        """Read-only. Replaced as a whole by a refit; contexts notice."""
+
+
+def _aligned(weights: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The weights where kernels may read them: mapped files are aligned, bytes often are not."""
+    if weights.ctypes.data % abi.ALIGNMENT_BYTES == 0:
+        return weights
+    copy = CpuMemory().allocate(weights.size, "weights").bytes
+    copy[:] = weights
+    copy.flags.writeable = False
+    return copy
+
+
+class Engine:
+    """A network, optimised and compiled, ready to run.
+
+    Any number of contexts may run it at once; they share its weights.
+    """
+
+    def __init__(self, file: EngineFile) -> None:
+        """Take a file whose origin is known to be good. Use `load` for any other.
+
+        Raises:
+            EngineMismatchError: it was built for another machine or another smelt.
+            EngineFormatError: its plans are not sound.
+        """
+        self._file = file
+        header = file.header
+        if header.fingerprint.device not in _DEVICES:
+            raise EngineMismatchError(
+                f"this engine is for the device {header.fingerprint.device!r}, "
+                "and this smelt runs cpu and null"
+            )
+        check_fingerprint(header.fingerprint, abi=abi.ABI_VERSION, version=VERSION)
+        verify_plans(header, weights_bytes=file.weights.size, code_bytes=len(file.code))
+        self._code: LoadedCode | None = LoadedCode(
+            header, file.weights, file.code, file.runtime_code
+        )
+        self._serialized: bytes | None = None
+        self._lock = threading.Lock()
+
+    @classmethod
+    def load(
+        cls, source: str | os.PathLike[str] | Buffer | BinaryIO, *, trust: Trust = "signed"
+    ) -> Engine:
+        """Load an engine from a path, from bytes or from an open binary file.
+
+        An engine is machine code. ``trust="signed"`` runs it only if a key that this user trusts
+        signed it; ``"always"`` runs anything, and is for files that nobody else can have written.
+
+        Raises:
+            EngineFormatError: the file is damaged or no engine.
+            TrustError: it is unsigned, or signed by nobody whom this user trusts.
+            EngineMismatchError: it was built for another machine or another smelt.
+        """
+        if trust not in ("signed", "always"):
+            raise SmeltError(f"trust is 'signed' or 'always', not {trust!r}")
+        file = read_engine(source)
+        if trust == "signed":
+            _LOG.debug("%s is signed by %s", file.source, verify_signature(file).label)
+        elif file.signature is not None:
+            check_signature(file.signature, file.source)
+        return cls(file)
+
+    @classmethod
+    def create(
+        cls, header: EngineHeader, weights: Buffer, code: bytes, runtime_code: bytes
+    ) -> Engine:
+        """Make an engine of parts that this process has generated itself."""
+        data = np.frombuffer(weights, np.uint8).view()
+        data.flags.writeable = False
+        return cls(EngineFile(header, data, code, runtime_code, None, "the engine"))
+
+    @property
+    def header(self) -> EngineHeader:
+        """The engine's description: plans, layers, weights, fingerprint and build report."""
+        return self._file.header
+
+    @property
+    def name(self) -> str:
+        """The network's name."""
+        return self.header.name
+
+    @property
+    def device(self) -> str:
+        """The kind of device that the engine runs on."""
+        return self.header.fingerprint.device
+
+    @property
+    def bindings(self) -> tuple[Binding, ...]:
+        """Inputs and outputs, by binding index."""
+        return self.header.bindings
+
+    @property
+    def inputs(self) -> tuple[Binding, ...]:
+        """What a run is given: each has name, dtype and shape."""
+        return tuple(binding for binding in self.bindings if binding.is_input)
+
+    @property
+    def outputs(self) -> tuple[Binding, ...]:
+        """What a run gives: each has name, dtype and shape."""
+        return tuple(binding for binding in self.bindings if not binding.is_input)
+
+    @property
+    def layers(self) -> tuple[LayerInfo, ...]:
+        """The layers of the optimised network, as the profiler reports them."""
+        return self.header.layers
+
+    @property
+    def max_batch_size(self) -> int | None:
+        """Largest implicit batch; None where shapes are explicit."""
+        return self.header.max_batch_size
+
+    def binding_index(self, name: str) -> int:
+        """Return the index of the input or output called ``name``.
+
+        Raises:
+            ContextError: there is none; the message lists all.
+        """
+        for index, binding in enumerate(self.bindings):
+            if binding.name == name:
+                return index
+        names = ", ".join(binding.name for binding in self.bindings)
+        raise ContextError(f"the engine has no binding {name!r}; it has: {names}")
+
+    def create_context(
+        self, *, threads: int | None = None, tracker: AllocationTracker | None = None
+    ) -> ExecutionContext:
+        """Create a context, in which one inference runs at a time.
+
+        Args:
+            threads: how many threads a run uses at most; None for `SMELT_THREADS`, or else as many
+                as this process may use processors. Results do not depend on it.
+            tracker: hears of the context's allocations.
+
+        Raises:
+            ContextError: the engine is closed, or ``threads`` is no positive number.
+        """
+        return ExecutionContext(self, self.loaded_code, threads, tracker)
+
+    @property
+    def loaded_code(self) -> LoadedCode:
+        """What contexts share. Raises ContextError: when the engine is closed."""
+        if self._code is None:
+            raise ContextError("this engine is closed; load it again")
+        return self._code
+
+    def refit(self, weights: Mapping[str, NDArray[np.generic]]) -> None:
+        """Replace weights of the model by new ones of the same shape, packed as the old ones were.
+
+        Contexts use them from their next run on.
+
+        Raises:
+            BindingError: a name is unknown, an array does not fit, or another weight that was
+                folded together with one of these is not given.
+        """
+        with self._lock:
+            code = self.loaded_code
+            code.weights = refitted_weights(self.header, code.weights, weights)
+            self._serialized = None
+            file = self._file
+            self._file = EngineFile(
+                file.header, code.weights, file.code, file.runtime_code, None, file.source
+            )
+
+    def serialize(self) -> bytes:
+        """Return the engine as bytes, signed with this user's key if there is one."""
+        with self._lock:
+            if self._serialized is None:
+                file = self._file
+                self._serialized = serialize_engine(
+                    file.header, file.weights, file.code, file.runtime_code, self._signer()
+                )
+            return self._serialized
+
+    def save(self, destination: str | os.PathLike[str] | BinaryIO) -> None:
+        """Write the engine to a path, whole or not at all, or to an open binary file.
+
+        Raises:
+            SmeltError: it cannot be written.
+        """
+        file = self._file
+        write_engine(
+            destination, file.header, file.weights, file.code, file.runtime_code, self._signer()
+        )
+
+    def _signer(self) -> _KeptSignature | None:
+        """The signature that the engine came with, else this user's key."""
+        signature = self._file.signature
+        if signature is not None:
+            return _KeptSignature(signature.public_key, signature.signature, signature.message)
+        return user_signer()
+
+    def close(self) -> None:
+        """Let go of code and weights. Contexts that exist go on; again is harmless."""
+        self._code = None
+        self._serialized = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Engine {self.name!r} for {self.device}, {len(self.layers)} layers>"

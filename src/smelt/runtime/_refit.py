@@ -1,0 +1,83 @@
+"""Refitting: new weights through the transforms that the build recorded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smelt.devices.cpu import CpuMemory
+from smelt.errors import BindingError
+from smelt.ir import Constant
+from smelt.ops import recipe_from_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from smelt.engine import EngineHeader, Weight
+
+
+class _Sources:
+    """The new arrays, by name, and which of a recipe's sources are among them."""
+
+    def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        self.arrays = arrays
+        self.wanted: list[str] = []
+
+    def resolve(self, name: str) -> Constant:
+        self.wanted.append(name)
+        array = self.arrays.get(name)
+        return Constant(name, np.zeros(0, np.float32) if array is None else np.asarray(array))
+
+
+def refitted_weights(
+    header: EngineHeader, old: NDArray[np.uint8], arrays: Mapping[str, NDArray[Any]]
+) -> NDArray[np.uint8]:
+    """Return a copy of the packed weights in which all that follows from ``arrays`` is new.
+
+    Raises:
+        BindingError: a name is unknown, a shape does not fit, or arrays that belong together are
+            not all given.
+    """
+    fresh = CpuMemory().allocate(old.size, "weights").bytes
+    fresh[:] = old
+    used: set[str] = set()
+    for weight in header.weights:
+        if weight.recipe is None:
+            continue
+        sources = _Sources(arrays)
+        constant = recipe_from_json(weight.recipe, sources.resolve)
+        given = [name for name in sources.wanted if name in arrays]
+        if not given:
+            continue
+        missing = sorted(set(sources.wanted) - set(given))
+        if missing:
+            raise BindingError(
+                f"{given[0]} was folded together with {', '.join(missing)}; give them as well"
+            )
+        used.update(given)
+        _store(weight, _computed(weight, constant), fresh)
+    unknown = sorted(set(arrays) - used)
+    if unknown:
+        raise BindingError(f"the engine has no weight {', '.join(unknown)} that can be refitted")
+    fresh.flags.writeable = False
+    return fresh
+
+
+def _computed(weight: Weight, constant: Constant) -> NDArray[Any]:
+    try:
+        return constant.array
+    except (ValueError, TypeError, IndexError) as error:
+        raise BindingError(f"{weight.name}: the new arrays do not fit: {error}") from error
+
+
+def _store(weight: Weight, array: NDArray[Any], memory: NDArray[np.uint8]) -> None:
+    if array.shape != weight.shape or array.dtype != weight.dtype.numpy:
+        raise BindingError(
+            f"{weight.name}: {array.dtype}{list(array.shape)} comes of the new arrays where "
+            f"{weight.dtype.value}{list(weight.shape)} is needed"
+        )
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    memory[weight.offset : weight.offset + data.size] = data
