@@ -1,8 +1,17 @@
 """Compile half of each backend: what it can run, with which tactics, and the code of its kernels."""
 
 from smelt.backends._assemble import Assembled, WeightStore, assemble
-from smelt.backends._base import Aliasing, Backend, CodeImage, Family, Operands, Refusal, Tactic, Target
-from smelt.backends._storage import Stored
+from smelt.backends._base import (
+    Aliasing,
+    Backend,
+    CodeImage,
+    Family,
+    Operands,
+    Refusal,
+    Tactic,
+    Target,
+)
+from smelt.backends._storage import Stored, linear_format
 
 __all__ = [
     "Aliasing",
@@ -17,4 +26,5 @@ __all__ = [
     "Stored",
     "WeightStore",
     "assemble",
+    "linear_format",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from smelt.ops import Transpose
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from smelt.backends._base import Backend, Tactic, Target
+    from smelt.backends._base import Backend, Tactic
     from smelt.backends._storage import Action, Copy, StoragePlan, Stored
     from smelt.engine import Step
     from smelt.ir import Graph, Node
@@ -35,7 +35,11 @@ class WeightStore:
     def place(self, constant: Constant) -> int:
         """Byte offset of the constant in the weights."""
         array = constant.array
-        key = (array.dtype.str, array.shape, array.tobytes() if array.nbytes <= 256 else id(constant))
+        key = (
+            array.dtype.str,
+            array.shape,
+            array.tobytes() if array.nbytes <= 256 else id(constant),
+        )
         if key not in self._offsets:
             self._offsets[key] = self.size_bytes
             self.entries.append((constant, self.size_bytes))
@@ -68,7 +72,7 @@ class _Assembler:
     def __init__(
         self,
         storage: StoragePlan,
-        backend: Backend[Target],
+        backend: Backend[Any],
         weights: WeightStore,
         symbols: tuple[tuple[str, int, int], ...],
         first_layer: int,
@@ -92,7 +96,9 @@ class _Assembler:
                 self._number(stored)
         for action in self.storage.actions:
             self._emit(action)
-        arena = [i for i, owner in enumerate(self.owners) if owner is not None and self._alive(owner)]
+        arena = [
+            i for i, owner in enumerate(self.owners) if owner is not None and self._alive(owner)
+        ]
         lives = [self._life(i) for i in arena]
         offsets, arena_bytes = assign_offsets(lives, self.started)
         for index, offset in zip(arena, offsets, strict=True):
@@ -186,10 +192,10 @@ class _Assembler:
         family = self.backend.family(tactic.family)
         packed = tuple(self._packed(c) for c in family.pack(node, tactic))
         operands = Operands(
-            tuple(s and s.view() for s in action.inputs),
+            tuple(None if s is None else s.view() for s in action.inputs),
             tuple(s.view() for s in action.outputs),
             packed,
-            action.workspace and action.workspace.view(),
+            None if action.workspace is None else action.workspace.view(),
         )
         return family.lower(node, tactic, operands), _layer_info(node, tactic)
 
@@ -209,7 +215,7 @@ class _Assembler:
 def assemble(
     graph: Graph,
     tactics: Mapping[int, Tactic],
-    backend: Backend[Target],
+    backend: Backend[Any],
     weights: WeightStore,
     *,
     symbols: tuple[tuple[str, int, int], ...] = (),

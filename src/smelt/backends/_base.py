@@ -12,14 +12,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
 
-from smelt.engine import Parameters
-from smelt.types import Dim, TensorFormat
-
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from smelt.engine import Halo, KernelSpec, Step, View
+    from smelt.engine import Halo, KernelSpec, Parameters, Step, View
     from smelt.ir import Constant, Node
+    from smelt.types import Dim, TensorFormat
 
 
 class Aliasing(Enum):
@@ -156,4 +154,3 @@ class CodeImage:
 
     code: bytes
     symbols: tuple[tuple[str, int], ...]
-

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from typing_extensions import override
-
 from smelt.backends._base import Family, Operands, Refusal, Tactic, TargetT
+from smelt.backends._storage import linear_format
 from smelt.engine import HostCall
 from smelt.errors import InternalError
 from smelt.ops import op_to_json
-from smelt.types import Layout, Symbol, SymbolicDim, TensorFormat, TensorType
+from smelt.types import Symbol, SymbolicDim, TensorType, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,8 +35,8 @@ class ReferenceFamily(Family[TargetT]):
         yield Tactic(
             self.name,
             (),
-            tuple(v and TensorFormat(v.tensor.dtype, Layout.LINEAR) for v in node.inputs),
-            tuple(TensorFormat(v.tensor.dtype, Layout.LINEAR) for v in node.outputs),
+            tuple(None if v is None else linear_format(v) for v in node.inputs),
+            tuple(linear_format(v) for v in node.outputs),
             is_reference=True,
             cost_hint=REFERENCE_SECONDS,
         )

@@ -8,7 +8,7 @@ wants another format, or zeros around a tensor that cannot have them, gets a cop
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from smelt.backends._base import Aliasing, Tactic
 from smelt.engine import Space, View
@@ -18,7 +18,7 @@ from smelt.types import DType, Layout, TensorFormat, TensorType, evaluate_dim
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from smelt.backends._base import Backend, Target
+    from smelt.backends._base import Backend
     from smelt.engine import Halo
     from smelt.ir import Constant, Graph, Node, Value
     from smelt.types import Dim
@@ -114,7 +114,7 @@ class StoragePlanner:
     """Decides homes and copies for a graph whose tactics are chosen."""
 
     def __init__(
-        self, graph: Graph, tactics: Mapping[int, Tactic], backend: Backend[Target]
+        self, graph: Graph, tactics: Mapping[int, Tactic], backend: Backend[Any]
     ) -> None:
         self.graph = graph
         self.tactics = tactics
@@ -128,7 +128,9 @@ class StoragePlanner:
     def run(self) -> StoragePlan:
         """Plan the whole graph."""
         for index, value in enumerate(self.graph.inputs):
-            self.homes[id(value)] = self._new(value, _linear(value), Space.INPUT, binding=index)
+            self.homes[id(value)] = self._new(
+                value, linear_format(value), Space.INPUT, binding=index
+            )
         for node in self.graph.nodes:
             self._place(node, self.tactics[id(node)])
         for index, value in enumerate(self.graph.outputs):
@@ -149,9 +151,7 @@ class StoragePlanner:
                 inputs.append(None)
             else:
                 inputs.append(self._read(value, wanted, halo))
-        outputs = [
-            self._new_home(v, f) for v, f in zip(node.outputs, tactic.outputs, strict=True)
-        ]
+        outputs = [self._new_home(v, f) for v, f in zip(node.outputs, tactic.outputs, strict=True)]
         if tactic.aliasing is Aliasing.JOIN:
             self._join(node, tactic, outputs[0])
             return
@@ -168,7 +168,7 @@ class StoragePlanner:
 
     def _new_home(self, value: Value, wanted: TensorFormat) -> Stored:
         index = self.output_of.get(id(value))
-        direct = index is not None and wanted == _linear(value)
+        direct = index is not None and wanted == linear_format(value)
         if direct and index is not None:
             home = self._new(value, wanted, Space.OUTPUT, binding=len(self.graph.inputs) + index)
             home.pinned = True
@@ -271,41 +271,38 @@ class StoragePlanner:
         return self.constants[key]
 
     def _finish_output(self, index: int, value: Value) -> None:
-        home = self._read(value, _linear(value), ())
+        home = self._read(value, linear_format(value), ())
         binding = len(self.graph.inputs) + index
         if home.space is Space.OUTPUT and home.parent is None and home.binding == binding:
             return
-        output = self._new(value, _linear(value), Space.OUTPUT, binding=binding)
+        output = self._new(value, linear_format(value), Space.OUTPUT, binding=binding)
         self.plan.actions.append(Copy(home, output))
 
-    def _new(
-        self, value: Value, fmt: TensorFormat, space: Space, *, binding: int = -1
-    ) -> Stored:
+    def _new(self, value: Value, fmt: TensorFormat, space: Space, *, binding: int = -1) -> Stored:
         stored = Stored(value.name, value.tensor, fmt, space, binding)
         self.plan.tensors.append(stored)
         return stored
 
     def _spread_halos(self) -> None:
         """A window that readers pad makes the whole tensor padded: they share strides."""
-        for stored in self.plan.tensors:  # a whole comes after its parts, so one sweep reaches the outermost
+        for (
+            stored
+        ) in self.plan.tensors:  # a whole comes after its parts, so one sweep reaches the outermost
             if stored.joined and stored.parent is not None:
                 stored.parent.halo = _widest(stored.parent.halo, stored.halo)
 
 
-def _linear(value: Value) -> TensorFormat:
+def linear_format(value: Value) -> TensorFormat:
+    """The format that bindings have: the model's dtype and axis order."""
     return TensorFormat(value.tensor.dtype, Layout.LINEAR)
 
 
 def _widest(a: Halo, b: Halo) -> Halo:
     if not a or not b:
         return a or b
-    return tuple(
-        (max(x[0], y[0]), max(x[1], y[1])) for x, y in zip(a, b, strict=True)
-    )
+    return tuple((max(x[0], y[0]), max(x[1], y[1])) for x, y in zip(a, b, strict=True))
 
 
 def size_bytes(stored: Stored, largest: Mapping[str, int]) -> int:
     """Bytes of a tensor's own memory at the largest symbol values."""
     return evaluate_dim(stored.geometry()[2], largest)
-
-

@@ -5,12 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from typing_extensions import override
-
 from smelt.backends._base import Aliasing, Family, Operands, Refusal, Tactic, TargetT
 from smelt.errors import InternalError
-from smelt.ops import Concat, Flatten, Identity, Reshape, Slice, Split, Squeeze, Transpose, Unsqueeze
-from smelt.types import Layout, TensorFormat, TensorType
+from smelt.ops import (
+    Concat,
+    Flatten,
+    Identity,
+    Reshape,
+    Slice,
+    Split,
+    Squeeze,
+    Transpose,
+    Unsqueeze,
+)
+from smelt.types import Layout, TensorFormat, TensorType, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -101,7 +109,8 @@ class WindowFamily(Family[TargetT]):
                     raise InternalError(f"{node} is no window")
                 shapes = [v.tensor.shape for v in node.outputs]
                 return tuple(
-                    _shifted(view, start, shape) for start, shape in zip(starts, shapes, strict=True)
+                    _shifted(view, start, shape)
+                    for start, shape in zip(starts, shapes, strict=True)
                 )
             case Concat():
                 return _parts(node, node.op.axis, view)
@@ -137,7 +146,7 @@ def _first(node: Node) -> Value:
 
 
 def _layouts(kind: TensorType) -> tuple[Layout, ...]:
-    return _LAYOUTS if kind.rank >= 3 else (Layout.LINEAR,)  # noqa: PLR2004  (fewer axes: one order)
+    return _LAYOUTS if kind.rank >= 3 else (Layout.LINEAR,)
 
 
 def _keeps_order(kind: TensorType, layout: Layout) -> bool:
@@ -169,7 +178,9 @@ def _starts(node: Node) -> list[tuple[Dim, ...]] | None:
 
 
 def _slice_starts(node: Node, kind: TensorType) -> list[tuple[Dim, ...]] | None:
-    arrays = [None if v is None or v.constant is None else v.constant.array for v in node.inputs[1:]]
+    arrays = [
+        None if v is None or v.constant is None else v.constant.array for v in node.inputs[1:]
+    ]
     arrays += [None] * (4 - len(arrays))
     begins, _, axes, steps = arrays
     absent = [v is None for v in node.inputs[1:]] + [True] * (5 - len(node.inputs))

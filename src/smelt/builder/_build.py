@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from smelt.backends import WeightStore, assemble
-from smelt.backends.cpu import CpuBackend, CpuTarget, native_runtime, target_named
+from smelt.backends.cpu import (
+    CpuBackend,
+    CpuTarget,
+    compile_runtime,
+    target_named,
+)
 from smelt.builder._options import BuildOptions, Progress, parse_device
 from smelt.builder._shapes import BATCH, Box, boxes_of
 from smelt.builder._write import EngineParts, make_engine
-from smelt.engine import Binding, Launch
+from smelt.config import cache_directory, thread_count
+from smelt.devices.cpu import available_processors, native_runtime
+from smelt.engine import Binding, Launch, detect_host
 from smelt.errors import BuildError
-from smelt.ir import clone, verify
+from smelt.ir import Graph, clone, verify
 from smelt.passes import pipeline, run_passes
-from smelt.tuner import Candidates, choose
+from smelt.tuner import Candidates, HintTimer, Laboratory, MeasuringTimer, TimingCache, choose
 from smelt.types import substitute_dim
 
 if TYPE_CHECKING:
@@ -26,12 +34,16 @@ if TYPE_CHECKING:
     from smelt.backends import Assembled
     from smelt.builder._shapes import ShapeSpec
     from smelt.engine import KernelSpec
-    from smelt.ir import Graph
     from smelt.network import NetworkDefinition
     from smelt.runtime import Engine
     from smelt.tuner import Choice, Timer
 
 _LOG = logging.getLogger(__name__)
+_EFFORTS: Final[dict[str, tuple[int, int, float]]] = {
+    "fast": (3, 5, math.inf),
+    "full": (8, 15, math.inf),
+}
+"""Candidates measured for each format, repetitions, and seconds at most."""
 
 
 def build(
@@ -66,7 +78,7 @@ def build(
     options = BuildOptions(
         device, precision, max_batch_size, max_workspace_bytes, shapes, timing_cache, tune
     )
-    graph = getattr(network, "graph", network)
+    graph = network if isinstance(network, Graph) else network.graph
     return _Build(graph, options, progress or (lambda _stage, _done, _total: None)).run()
 
 
@@ -75,10 +87,18 @@ class _PlanParts:
     """One plan on its way."""
 
     box: Box
+    """The symbols that stay open."""
+    fixed: dict[str, int]
+    """The symbols that the plan fixes."""
     graph: Graph
     report: dict[str, Any]
     choice: Choice | None = None
     assembled: Assembled | None = None
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The symbol values to tune for."""
+        return {n: b.best for n, b in self.box.items()} | self.graph.symbol_bounds
 
 
 @dataclass(slots=True)
@@ -87,18 +107,29 @@ class _Build:
     options: BuildOptions
     progress: Progress
     weights: WeightStore = field(default_factory=WeightStore)
+    timings: TimingCache = field(init=False)
+
+    def __post_init__(self) -> None:
+        path = self.options.timing_cache
+        folder = cache_directory()
+        if path is None and folder is not None:
+            path = folder / "timings.json"
+        self.timings = TimingCache(path)
 
     def run(self) -> Engine:
         kind, detail = parse_device(self.options.device)
         target = target_named(detail or "native")
         if not self.graph.outputs:
-            raise BuildError(f"network {self.graph.name!r} has no output; mark one with mark_output")
+            raise BuildError(
+                f"network {self.graph.name!r} has no output; mark one with mark_output"
+            )
         verify(self.graph)
-        backend = CpuBackend.with_user_cache()
+        backend = CpuBackend()
         boxes = boxes_of(self.graph, self.options.shapes, self.options.max_batch_size)
         plans = [self._optimise(box, number, len(boxes)) for number, box in enumerate(boxes)]
         for plan in plans:
             self._choose(plan, backend, target)
+        self.timings.save()
         self.progress("pack", 0, len(plans))
         first = 0
         for number, plan in enumerate(plans):
@@ -114,13 +145,14 @@ class _Build:
                 name=self.graph.name,
                 device=kind,
                 target=target,
-                bindings=_bindings(self.graph, plans[0].graph),
+                bindings=_bindings(self.graph, plans),
                 max_batch_size=self.options.max_batch_size if _is_implicit(self.graph) else None,
                 plans=tuple(p.assembled.plan for p in plans if p.assembled),
                 layers=tuple(x for p in plans if p.assembled for x in p.assembled.layers),
                 weights=self.weights,
+                model=self.graph,
                 image=image,
-                runtime=native_runtime(target),
+                runtime=compile_runtime(target),
                 report=json.dumps([_report(p) for p in plans]),
             )
         )
@@ -130,32 +162,41 @@ class _Build:
         fixed = {name: b.low for name, b in box.items() if b.low == b.high}
         specialise(graph, fixed)
         passes = pipeline(precision=self.options.precision)
-        report = run_passes(
-            graph, passes, lambda _: self.progress("optimise", number, count)
-        )
+        report = run_passes(graph, passes, lambda _: self.progress("optimise", number, count))
         for note in report.notes:
             _LOG.info("%s", note)
         self.progress("optimise", number + 1, count)
-        return _PlanParts({n: b for n, b in box.items() if n not in fixed}, graph, report.to_json())
+        open_box = {n: b for n, b in box.items() if n not in fixed}
+        return _PlanParts(open_box, fixed, graph, report.to_json())
 
     def _choose(self, plan: _PlanParts, backend: CpuBackend, target: CpuTarget) -> None:
-        sizes = {name: b.best for name, b in plan.box.items()}
-        sizes |= plan.graph.symbol_bounds
         candidates: dict[int, Candidates] = {}
         for node in plan.graph.nodes:
             tactics, refusals = backend.candidates(node, target)
             candidates[id(node)] = Candidates(tuple(tactics), tuple(refusals))
-        plan.choice = choose(plan.graph, candidates, self._timer(), sizes)
+        plan.choice = choose(plan.graph, candidates, self._timer(plan, backend, target), plan.sizes)
         self.progress("tune", len(plan.graph.nodes), len(plan.graph.nodes))
 
-    def _timer(self) -> Timer:
-        from smelt.tuner import HintTimer  # noqa: PLC0415
-
-        return HintTimer()
+    def _timer(self, plan: _PlanParts, backend: CpuBackend, target: CpuTarget) -> Timer:
+        tune = self.options.tune
+        if tune == "none" or not _runs_here(target):
+            return HintTimer()
+        image = compile_runtime(target)
+        laboratory = Laboratory(
+            backend,
+            target,
+            native_runtime(image.code, dict(image.symbols)),
+            threads=thread_count() or len(available_processors()),
+            sizes=plan.sizes,
+        )
+        given = (8, 15, tune) if not isinstance(tune, str) else _EFFORTS[tune]
+        keep, repeats, seconds = given
+        return MeasuringTimer(laboratory, self.timings, keep=keep, repeats=repeats, seconds=seconds)
 
     def _assemble(self, plan: _PlanParts, backend: CpuBackend, first_layer: int) -> Assembled:
         assert plan.choice is not None  # noqa: S101  (chosen in the stage before)
         symbols = [(name, b.low, b.high) for name, b in sorted(plan.box.items())]
+        symbols += [(name, value, value) for name, value in sorted(plan.fixed.items())]
         symbols += [(name, 0, high) for name, high in sorted(plan.graph.symbol_bounds.items())]
         return assemble(
             plan.graph,
@@ -173,9 +214,7 @@ def specialise(graph: Graph, values: Mapping[str, int]) -> None:
         return
     for value in graph.inputs:
         kind = value.tensor
-        value.type = type(kind)(
-            kind.dtype, tuple(substitute_dim(d, values) for d in kind.shape)
-        )
+        value.type = type(kind)(kind.dtype, tuple(substitute_dim(d, values) for d in kind.shape))
     graph.infer()
 
 
@@ -183,13 +222,22 @@ def _is_implicit(graph: Graph) -> bool:
     return any(str(d) == BATCH for v in graph.inputs for d in v.tensor.shape)
 
 
-def _bindings(original: Graph, graph: Graph) -> tuple[Binding, ...]:
-    inputs = [Binding(v.name, True, v.tensor.dtype, v.tensor.shape) for v in graph.inputs]
-    outputs = [
-        Binding(named.name, False, v.tensor.dtype, v.tensor.shape)
-        for named, v in zip(original.outputs, graph.outputs, strict=True)
-    ]
-    return (*inputs, *outputs)
+def _bindings(original: Graph, plans: list[_PlanParts]) -> tuple[Binding, ...]:
+    """Inputs and outputs; what every plan fixes alike is an int, the rest stays symbolic."""
+    fixed = dict(plans[0].fixed)
+    for plan in plans[1:]:
+        fixed = {n: v for n, v in fixed.items() if plan.fixed.get(n) == v}
+    # One plan knows its own shapes best: what depends on data may be settled there.
+    graph = plans[0].graph if len(plans) == 1 else original
+    bindings: list[Binding] = []
+    for is_input, named, typed in (
+        (True, original.inputs, graph.inputs),
+        (False, original.outputs, graph.outputs),
+    ):
+        for name, value in zip(named, typed, strict=True):
+            shape = tuple(substitute_dim(d, fixed) for d in value.tensor.shape)
+            bindings.append(Binding(name.name, is_input, value.tensor.dtype, shape))
+    return tuple(bindings)
 
 
 def _kernels(plans: list[_PlanParts]) -> list[KernelSpec]:
@@ -207,3 +255,8 @@ def _report(plan: _PlanParts) -> dict[str, Any]:
         "lower_bound_bytes": plan.assembled.lower_bound_bytes,
         "memory": plan.assembled.lives,
     }
+
+
+def _runs_here(target: CpuTarget) -> bool:
+    host = detect_host()
+    return target.architecture == host.architecture and set(target.features) <= set(host.features)

@@ -42,7 +42,9 @@ class BuildOptions:
             known = ", ".join(PRECISIONS)
             raise UnsupportedError(f"precision {self.precision!r} is not one of: {known}")
         if self.max_workspace_bytes < 0:
-            raise BuildError(f"max_workspace_bytes is {self.max_workspace_bytes}; it must not be negative")
+            raise BuildError(
+                f"max_workspace_bytes is {self.max_workspace_bytes}; it must not be negative"
+            )
         if isinstance(self.tune, str) and self.tune not in ("none", "fast", "full"):
             raise BuildError(f'tune is {self.tune!r}; give "none", "fast", "full" or seconds')
 
@@ -54,5 +56,7 @@ def parse_device(text: str) -> tuple[str, str | None]:
     """
     kind, _, detail = text.partition(":")
     if kind not in ("cpu", "null"):
-        raise UnsupportedError(f"device {text!r} is not one that this version builds for: cpu, cpu:TARGET, null")
+        raise UnsupportedError(
+            f"device {text!r} is not one that this version builds for: cpu, cpu:TARGET, null"
+        )
     return kind, detail or None

@@ -52,7 +52,9 @@ def boxes_of(
     ranges = {name: _ranges(name, spec) for name, spec in (shapes or {}).items()}
     counts = {len(r) for r in ranges.values() if len(r) > 1}
     if len(counts) > 1:
-        raise BuildError(f"shapes gives {sorted(counts)} shapes to different inputs; give each as many")
+        raise BuildError(
+            f"shapes gives {sorted(counts)} shapes to different inputs; give each as many"
+        )
     return [
         _box(inputs, {n: r[min(i, len(r) - 1)] for n, r in ranges.items()}, graph, max_batch_size)
         for i in range(max(counts, default=1))
@@ -68,7 +70,7 @@ def _ranges(name: str, spec: ShapeSpec) -> list[tuple[Extents, Extents, Extents]
         raise BuildError(f"the shapes of {name!r} differ in rank: {shapes}")
     if isinstance(spec, list):
         return [(s, s, s) for s in shapes]
-    if len(shapes) != 3:  # noqa: PLR2004  (smallest, best, largest)
+    if len(shapes) != 3:
         raise BuildError(
             f"the shapes of {name!r} are {spec}: a tuple means (smallest, best, largest), a list one plan each"
         )
@@ -101,7 +103,9 @@ def _box(
         names = ", ".join(sorted(unbound))
         raise UnboundSymbolError(
             f"the network leaves {names} open; give shapes={{input: shape}}, for example "
-            + ", ".join(f"{n}: {v.tensor}" for n, v in inputs.items() if symbols_of(*v.tensor.shape))
+            + ", ".join(
+                f"{n}: {v.tensor}" for n, v in inputs.items() if symbols_of(*v.tensor.shape)
+            )
         )
     return box
 

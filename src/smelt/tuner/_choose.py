@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from smelt.backends import linear_format
 from smelt.errors import UnsupportedError
 from smelt.tuner._pbqp import Costs, solve
-from smelt.types import Layout, TensorFormat, element_count, evaluate_dim
+from smelt.types import element_count, evaluate_dim
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from smelt.backends import Refusal, Tactic
     from smelt.ir import Graph, Node, Value
+    from smelt.types import TensorFormat
 
 _COPY_BYTES_PER_SECOND = 6e9
 _STEP_SECONDS = 1.5e-6
@@ -43,7 +45,9 @@ class Choice:
 
     tactics: dict[int, Tactic] = field(default_factory=dict[int, "Tactic"])
     """The tactic of each node, by ``id(node)``."""
-    times: dict[str, list[tuple[str, float]]] = field(default_factory=dict[str, "list[tuple[str, float]]"])
+    times: dict[str, list[tuple[str, float]]] = field(
+        default_factory=dict[str, "list[tuple[str, float]]"]
+    )
     """For each node by name, every candidate and its seconds, fastest first."""
 
 
@@ -72,7 +76,9 @@ def choose(
                 continue
             wanted = [tactic.inputs[position] for tactic, _ in kept[number]]
             if value.producer is None:
-                costs[number] = costs[number] + [_price(value, _linear(value), w, sizes) for w in wanted]
+                costs[number] = costs[number] + [
+                    _price(value, linear_format(value), w, sizes) for w in wanted
+                ]
                 continue
             maker = index[id(value.producer)]
             made = [t.outputs[value.producer.outputs.index(value)] for t, _ in kept[maker]]
@@ -82,7 +88,9 @@ def choose(
         if value.producer is not None:
             maker = index[id(value.producer)]
             made = [t.outputs[value.producer.outputs.index(value)] for t, _ in kept[maker]]
-            costs[maker] = costs[maker] + [_price(value, m, _linear(value), sizes) for m in made]
+            costs[maker] = costs[maker] + [
+                _price(value, m, linear_format(value), sizes) for m in made
+            ]
     for node, options, chosen in zip(graph.nodes, kept, solve(costs, edges), strict=True):
         choice.tactics[id(node)] = options[chosen][0]
     return choice
@@ -102,10 +110,6 @@ def _best_by_format(
     for tactic, time in timed:
         best.setdefault((tactic.inputs, tactic.outputs), (tactic, time))
     return list(best.values())
-
-
-def _linear(value: Value) -> TensorFormat:
-    return TensorFormat(value.tensor.dtype, Layout.LINEAR)
 
 
 def _price(

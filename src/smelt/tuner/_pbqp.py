@@ -53,7 +53,7 @@ class _Problem:
         if len(links) == 1:
             other, matrix = links[0]
             self.nodes[other] = self.nodes[other] + (own[:, None] + matrix).min(axis=0)
-        elif len(links) == 2:  # noqa: PLR2004  (the degree that still folds exactly)
+        elif len(links) == 2:
             (a, left), (b, right) = links
             both = own[:, None, None] + left[:, :, None] + right[:, None, :]
             self.connect(a, b, both.min(axis=0))
@@ -82,12 +82,14 @@ def solve(nodes: Sequence[Costs], edges: Mapping[tuple[int, int], Costs]) -> lis
     problem = _Problem(nodes, edges)
     while problem.alive:
         node = min(problem.alive, key=lambda n: (len(problem.edges[n]), n))
-        if len(problem.edges[node]) <= 2:  # noqa: PLR2004  (degrees that fold exactly)
+        if len(problem.edges[node]) <= 2:
             problem.fold(node)
         else:
             problem.fix(max(problem.alive, key=lambda n: (len(problem.edges[n]), -n)))
     choice = [0] * len(nodes)
     for node, links, own in reversed(problem.undo):
-        costs = own + sum((matrix[:, choice[other]] for other, matrix in links.items()), np.zeros(1))
+        costs = own + sum(
+            (matrix[:, choice[other]] for other, matrix in links.items()), np.zeros(1)
+        )
         choice[node] = int(np.argmin(costs))
     return choice

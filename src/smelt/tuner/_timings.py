@@ -52,7 +52,9 @@ class TimingCache:
         if self.path is None or not self.changed:
             return
         self.merge(read_timings(self.path))
-        text = json.dumps({"format": _FORMAT, "seconds": dict(sorted(self.entries.items()))}, indent=1)
+        text = json.dumps(
+            {"format": _FORMAT, "seconds": dict(sorted(self.entries.items()))}, indent=1
+        )
         try:
             _replace(self.path, text)
         except OSError as error:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from smelt.backends import Operands, Stored
-from smelt.devices.cpu import CpuMemory, MappedCode, Row, RunList, worker_pool
+from smelt.devices.cpu import CpuMemory, MappedCode, Row, RunList, Scratch, worker_pool
 from smelt.engine import Launch, Space, View
 from smelt.errors import InternalError
 from smelt.types import DType, Layout, TensorFormat, TensorType, evaluate_dim
@@ -81,7 +81,9 @@ class Laboratory:
         trials: Sequence[tuple[list[Array | None], tuple[Array, ...]]],
         repeats: int,
     ) -> float:
-        run_list = self._run_list(prepared, addresses)
+        most = max((s.scratch_bytes for s in prepared.steps if isinstance(s, Launch)), default=0)
+        scratch = Scratch(self.memory, most, self.threads)
+        run_list = self._run_list(prepared, addresses, scratch)
         try:
             for arrays, expected in trials:
                 if reason := _check(prepared, arrays, expected, run_list):
@@ -98,12 +100,17 @@ class Laboratory:
             return best
         finally:
             run_list.close()
+            scratch.close()
 
-    def _run_list(self, prepared: _Prepared, addresses: Mapping[str, int]) -> RunList:
+    def _run_list(
+        self, prepared: _Prepared, addresses: Mapping[str, int], scratch: Scratch
+    ) -> RunList:
         launches = [s for s in prepared.steps if isinstance(s, Launch)]
         words, rows, waits = list[int](), list[Row](), 0
         for index, launch in enumerate(launches):
-            own = [prepared.memories[v.buffer].address + self._value(v.offset) for v in launch.operands]
+            own = [
+                prepared.memories[v.buffer].address + self._value(v.offset) for v in launch.operands
+            ]
             own += [self._value(s) for s in launch.scalars]
             words += own
             waits = index if launch.waits else waits
@@ -114,13 +121,13 @@ class Laboratory:
             worker_pool(),
             self.memory,
             threads=self.threads,
-            scratch_bytes=max((launch.scratch_bytes for launch in launches), default=0),
+            scratch=scratch,
         )
         run_list.words[:] = words
         run_list.set_chunks([self._value(launch.chunks) for launch in launches])
         return run_list
 
-    def _value(self, dim: Any) -> int:  # noqa: ANN401  (a Dim)
+    def _value(self, dim: Any) -> int:
         return evaluate_dim(dim, self.sizes)
 
     # ---- memory
@@ -134,12 +141,15 @@ class Laboratory:
             for v, f, halo in zip(node.inputs, tactic.inputs, halos, strict=True)
         ]
         outputs = [
-            self._place(v, f, (), memories) for v, f in zip(node.outputs, tactic.outputs, strict=True)
+            self._place(v, f, (), memories)
+            for v, f in zip(node.outputs, tactic.outputs, strict=True)
         ]
         packed = tuple(self._pack(c.array, memories) for c in family.pack(node, tactic))
         workspace = None
         if tactic.workspace_bytes != 0:
-            workspace = self._pack(np.zeros(self._value(tactic.workspace_bytes), np.uint8), memories)
+            workspace = self._pack(
+                np.zeros(self._value(tactic.workspace_bytes), np.uint8), memories
+            )
         operands = Operands(tuple(inputs), tuple(outputs), packed, workspace)
         steps = family.lower(node, tactic, operands)
         windows = [None if v is None else self._window(v, memories) for v in inputs]
@@ -147,7 +157,11 @@ class Laboratory:
         return _Prepared(tactic, steps, memories, windows, results)
 
     def _place(
-        self, value: Value, fmt: TensorFormat, halo: Any, memories: list[CpuAllocation]  # noqa: ANN401
+        self,
+        value: Value,
+        fmt: TensorFormat,
+        halo: Any,
+        memories: list[CpuAllocation],
     ) -> View:
         stored = Stored(value.name, value.tensor, fmt, Space.ARENA, halo=halo)
         memory = self.memory.allocate(self._value(stored.geometry()[2]), "trial")
@@ -191,7 +205,7 @@ def _data(
 
 def _random(dtype: DType, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
     if dtype is DType.BOOL:
-        return rng.random(shape) < 0.5  # noqa: PLR2004  (an even chance)
+        return rng.random(shape) < 0.5
     if dtype.is_float:
         return rng.standard_normal(shape, np.float32).astype(dtype.numpy)
     return rng.integers(0, 2, shape).astype(dtype.numpy)
@@ -244,7 +258,7 @@ class MeasuringTimer:
     def __init__(
         self,
         laboratory: Laboratory,
-        cache: Any,  # noqa: ANN401  (a TimingCache)
+        cache: Any,
         *,
         keep: int,
         repeats: int,
@@ -296,5 +310,3 @@ class MeasuringTimer:
 def _is_free(tactic: Tactic) -> bool:
     """Whether there is nothing to measure: windows cost nothing, references are the last resort."""
     return tactic.is_reference or tactic.aliasing.value != "none"
-
-

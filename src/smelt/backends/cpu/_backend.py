@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, ClassVar
-
-from typing_extensions import override
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from smelt.backends._base import Backend, CodeImage, Family
 from smelt.backends._reference import ReferenceFamily
 from smelt.backends._windows import WindowFamily
-from smelt.backends.cpu._cache import CodeCache
 from smelt.backends.cpu._compile import compile_ir
 from smelt.backends.cpu._link import link
+from smelt.backends.cpu._native_runtime import runtime_ir
 from smelt.backends.cpu._target import CpuTarget
 from smelt.backends.cpu.families.copy import (
     CLEAR,
@@ -22,12 +21,15 @@ from smelt.backends.cpu.families.copy import (
     generate_clear,
     generate_copy,
 )
+from smelt.backends.cpu.families.conv import ConvFamily
 from smelt.backends.cpu.families.elementwise import ElementwiseFamily
 from smelt.backends.cpu.families.gather import GatherFamily
+from smelt.backends.cpu.families.gemm import GemmFamily
 from smelt.backends.cpu.families.lstm import LstmFamily
 from smelt.backends.cpu.families.move import MoveFamily
 from smelt.backends.cpu.families.normalize import NormalizeFamily
 from smelt.backends.cpu.families.reduce import ReduceFamily
+from smelt.types import override
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,17 +37,31 @@ if TYPE_CHECKING:
     from smelt.engine import KernelSpec, Step, View
 
 
+class ObjectCache(Protocol):
+    """Keeps compiled kernels between builds."""
+
+    def get(self, kernel: KernelSpec, target: CpuTarget, /) -> bytes | None:
+        """The kernel's object, if it is known and unharmed."""
+        ...
+
+    def put(self, kernel: KernelSpec, target: CpuTarget, content: bytes, /) -> None:
+        """Keep a kernel's object."""
+        ...
+
+
 class CpuBackend(Backend[CpuTarget]):
     """Compiles for processors: NHWC or linear, float32, LLVM IR."""
 
     name: ClassVar[str] = "cpu"
 
-    def __init__(self, cache: CodeCache | None = None, *, jobs: int = 2) -> None:
+    def __init__(self, cache: ObjectCache | None = None, *, jobs: int = 2) -> None:
         """A backend that keeps compiled kernels in ``cache`` and compiles ``jobs`` at a time."""
         self.families: tuple[Family[CpuTarget], ...] = (
             WindowFamily(),
+            ConvFamily(),
             ElementwiseFamily(),
             GatherFamily(),
+            GemmFamily(),
             LstmFamily(),
             MoveFamily(),
             NormalizeFamily(),
@@ -92,3 +108,10 @@ class CpuBackend(Backend[CpuTarget]):
         if self.cache is not None:
             self.cache.put(kernel, target, made)
         return made
+
+
+@functools.cache
+def compile_runtime(target: CpuTarget) -> CodeImage:
+    """The run loop and worker loop that every engine for the target carries."""
+    image, symbols = link([compile_ir(runtime_ir(target), target)])
+    return CodeImage(image, tuple(sorted(symbols)))

@@ -7,7 +7,7 @@ and the last axis becomes the *row*, which is walked by vectors. A chunk is a fe
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from smelt.backends.cpu._emit import Reg
 from smelt.types import Dim, ceil_div, element_count
@@ -45,7 +45,9 @@ def broadcast_strides(view: View, shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
     return (*([0] * missing), *own)
 
 
-def common_axes(shape: tuple[Dim, ...], strides: Sequence[tuple[Dim, ...]], lead: int) -> list[Axis]:
+def common_axes(
+    shape: tuple[Dim, ...], strides: Sequence[tuple[Dim, ...]], lead: int
+) -> list[Axis]:
     """The axes of an iteration space, in the memory order of operand ``lead``, joined where they run on."""
     axes = [
         Axis(extent, tuple(s[i] for s in strides)) for i, extent in enumerate(shape) if extent != 1
@@ -55,11 +57,12 @@ def common_axes(shape: tuple[Dim, ...], strides: Sequence[tuple[Dim, ...]], lead
 
 def sort_axes(axes: Sequence[Axis], lead: int) -> list[Axis]:
     """The axes, outermost in the memory of operand ``lead`` first."""
-    known = [a.strides[lead] for a in axes]
-    if not all(isinstance(stride, int) for stride in known):
+    known = [abs(s) for a in axes if isinstance(s := a.strides[lead], int)]
+    if len(known) < len(axes):
         # A symbolic stride is a product of inner extents: the unit stride alone is surely innermost.
         return sorted(axes, key=lambda a: a.strides[lead] == 1)
-    return sorted(axes, key=lambda a: -abs(a.strides[lead] if isinstance(a.strides[lead], int) else 0))  # type: ignore[operator,arg-type]
+    order = sorted(range(len(axes)), key=lambda i: -known[i])
+    return [axes[i] for i in order]
 
 
 def join_axes(axes: Sequence[Axis]) -> list[Axis]:
@@ -108,7 +111,7 @@ class Walk:
 
 def walk_rows(
     e: Emitter,
-    walk: Json,
+    walk: Any,
     pointers: Sequence[Reg],
     sizes: Sequence[int],
     body: Callable[[Sequence[Reg], Int, Int, tuple[Int, ...]], None],
@@ -120,19 +123,19 @@ def walk_rows(
         walk: ``Walk.json``.
         pointers: address of each operand's first element.
         sizes: bytes of each operand's element.
-        body: called with each operand's address at the start of the row, the first and last index to do in the row, and
-            the row's strides in elements.
+        body: called with each operand's address at the start of the row, the first and last index
+            to do in the row, and the row's strides in elements.
     """
-    outer_json, row_json, grain = walk  # type: ignore[misc]
-    outer = [[e.extent(x) for x in axis] for axis in outer_json]  # type: ignore[union-attr]
-    length, *strides = [e.extent(x) for x in row_json]  # type: ignore[union-attr]
+    outer_json, row_json, grain = walk
+    outer = [[e.extent(x) for x in axis] for axis in outer_json]
+    length, *strides = [e.extent(x) for x in row_json]
     rows: Int = 1
     for extent, *_ in outer:
         rows = e.mul(rows, extent)
     segments = e.div(e.add(length, SEGMENT - 1), SEGMENT)
     total = e.mul(rows, segments)
-    last = e.minimum(e.mul(e.end, grain), total)  # type: ignore[arg-type]
-    with e.loop(e.mul(e.begin, grain), last) as items:  # type: ignore[arg-type]
+    last = e.minimum(e.mul(e.end, grain), total)
+    with e.loop(e.mul(e.begin, grain), last) as items:
         row = e.div(items.index, segments)
         first = e.mul(e.mod(items.index, segments), SEGMENT)
         places = e.unravel(row, [extent for extent, *_ in outer])

@@ -35,9 +35,7 @@ def copy_launch(source: View, destination: View) -> Launch:
     axes = _merged(
         [
             _Axis(e, s, d)
-            for e, s, d in zip(
-                destination.shape, source.strides, destination.strides, strict=True
-            )
+            for e, s, d in zip(destination.shape, source.strides, destination.strides, strict=True)
             if e != 1
         ]
     )
@@ -114,7 +112,7 @@ def generate_copy(kernel: KernelSpec, target: CpuTarget) -> str:
 def _copy_inner(
     e: Emitter, pointers: list[Reg], inner: list[tuple[Int, ...]], size: int, vector_bits: int
 ) -> None:
-    if len(inner) == 2:  # noqa: PLR2004  (a pair of axes is a transposition: step along the destination's)
+    if len(inner) == 2:
         extent, source, destination = inner[0]
         with e.loop(0, extent) as steps:
             moved = [
@@ -169,7 +167,9 @@ def _fill(
     (extent, stride), *rest = axes
     if rest:
         with e.loop(0, extent) as steps:
-            _fill(e, e.at(pointer, e.mul(steps.index, e.mul(stride, size))), rest, what, vector_bits)
+            _fill(
+                e, e.at(pointer, e.mul(steps.index, e.mul(stride, size))), rest, what, vector_bits
+            )
         return
     lanes = vector_bits // (8 * size)
     whole: Int = 0

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
-
-from typing_extensions import override
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from smelt.backends import Family, Operands, Refusal, Tactic
 from smelt.backends.cpu._elementwise import (
@@ -21,7 +19,7 @@ from smelt.backends.cpu._scalars import Scalars
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.ir import Operand
 from smelt.ops import Fused
-from smelt.types import DType, Layout, TensorFormat, TensorType
+from smelt.types import DType, Layout, TensorFormat, TensorType, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
     from smelt.backends.cpu._emit import Int
     from smelt.backends.cpu._target import CpuTarget
     from smelt.engine import Json, Step
-    from smelt.ir import Node, Op
+    from smelt.ir import Node, Op, Value
     from smelt.types import Dim
 
 _BYTES_PER_SECOND = 8e9
@@ -51,11 +49,10 @@ class ElementwiseFamily(Family["CpuTarget"]):
             yield Refusal(self.name, reason)
             return
         kind = node.output.tensor
-        layouts = (Layout.CHANNELS_LAST, Layout.LINEAR) if kind.rank >= 3 else (Layout.LINEAR,)  # noqa: PLR2004
+        layouts = (Layout.CHANNELS_LAST, Layout.LINEAR) if kind.rank >= 3 else (Layout.LINEAR,)
         for layout in layouts:
             inputs = tuple(
-                v and TensorFormat(v.tensor.dtype, layout if v.tensor.rank == kind.rank else Layout.LINEAR)
-                for v in node.inputs
+                None if v is None else _format(v, layout, kind.rank) for v in node.inputs
             )
             yield Tactic(
                 self.name,
@@ -74,9 +71,15 @@ class ElementwiseFamily(Family["CpuTarget"]):
         axes = common_axes(output.shape, strides, len(present))
         walk = Walk.over(axes, len(views))
         scalars = Scalars()
-        positions = {k: i for i, k in enumerate(k for k, v in enumerate(operands.inputs) if v is not None)}
+        positions = {
+            k: i for i, k in enumerate(k for k, v in enumerate(operands.inputs) if v is not None)
+        }
         stages = tuple(
-            (op_as_json(op), tuple(_position(a, positions) for a in args), tuple(d.value for d in dtypes))
+            (
+                op_as_json(op),
+                tuple(_position(a, positions) for a in args),
+                tuple(d.value for d in dtypes),
+            )
             for op, args, dtypes in program_of(node)
         )
         spec = KernelSpec(
@@ -108,6 +111,12 @@ class ElementwiseFamily(Family["CpuTarget"]):
         pointers = [e.pointer(k) for k in range(len(dtypes))]
         walk_rows(e, kernel["walk"], pointers, [d.size_bytes for d in dtypes], row)
         return e.module()
+
+
+def _format(value: Value, layout: Layout, rank: int) -> TensorFormat:
+    """The layout where the axes are the result's; fewer axes, as of a bias, lie in their own order."""
+    own = layout if value.tensor.rank == rank else Layout.LINEAR
+    return TensorFormat(value.tensor.dtype, own)
 
 
 def program_of(node: Node) -> Program:
@@ -177,7 +186,7 @@ def _cost(node: Node) -> float:
 
 def _emit_step(
     e: Emitter,
-    stages: Json,
+    stages: Any,
     dtypes: Sequence[DType],
     starts: Sequence[Reg],
     strides: tuple[Int, ...],
@@ -193,20 +202,18 @@ def _emit_step(
         return loaded[k]
 
     values: list[Reg] = []
-    for op, arguments, kinds in stages:  # type: ignore[union-attr,misc]
+    for op, arguments, kinds in stages:
         args = [
-            ABSENT if a == ABSENT_INPUT else read(a) if a >= 0 else values[-a - 1]  # type: ignore[operator,index,arg-type]
-            for a in arguments  # type: ignore[union-attr]
+            ABSENT if a == ABSENT_INPUT else read(a) if a >= 0 else values[-a - 1]
+            for a in arguments
         ]
-        values.append(emit_op(e, op, args, [DType(d) for d in kinds]))  # type: ignore[arg-type,union-attr]
+        values.append(emit_op(e, op, args, [DType(d) for d in kinds]))
     result = to_memory(e, values[-1], dtypes[-1])
     to = e.at(starts[-1], e.mul(index, e.mul(strides[-1], dtypes[-1].size_bytes)))
     e.store(result, to)
 
 
-def load_along(
-    e: Emitter, start: Reg, stride: Int, index: Reg, dtype: DType, lanes: int
-) -> Reg:
+def load_along(e: Emitter, start: Reg, stride: Int, index: Reg, dtype: DType, lanes: int) -> Reg:
     """``lanes`` elements from ``index`` on along a row: contiguous, repeated, or picked one by one."""
     element, size = LLVM_TYPES[dtype], dtype.size_bytes
     if stride == 0:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from typing_extensions import override
-
 from smelt.backends import Family, Operands, Refusal, Tactic
 from smelt.backends.cpu._emit import Emitter, Reg, emitter_for, vector_type
 from smelt.backends.cpu._rows import Axis, Walk, join_axes, sort_axes, walk_rows
@@ -13,7 +11,7 @@ from smelt.backends.cpu._scalars import Scalars
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.errors import InternalError
 from smelt.ops import Gather
-from smelt.types import DType, Layout, TensorFormat
+from smelt.types import DType, Layout, TensorFormat, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -40,7 +38,10 @@ class GatherFamily(Family["CpuTarget"]):
             yield Refusal(self.name, f"indices of {indices.tensor.dtype.value} are not generated")
             return
         dtype = data.tensor.dtype
-        inputs = (TensorFormat(dtype, Layout.LINEAR), TensorFormat(indices.tensor.dtype, Layout.LINEAR))
+        inputs = (
+            TensorFormat(dtype, Layout.LINEAR),
+            TensorFormat(indices.tensor.dtype, Layout.LINEAR),
+        )
         yield Tactic(self.name, (), inputs, (TensorFormat(dtype, Layout.LINEAR),), cost_hint=5e-6)
 
     @override

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
-from typing_extensions import override
 
 from smelt.backends import Family, Operands, Refusal, Tactic
 from smelt.backends.cpu import _math as m
-from smelt.backends.cpu._emit import Emitter, Reg, emitter_for, vector_type
+from smelt.backends.cpu._emit import Reg, emitter_for, vector_type
 from smelt.backends.cpu._scalars import Scalars
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.errors import InternalError
 from smelt.ir import Constant
 from smelt.ops import LSTM, Add, Pad, Reshape, Slice, Transpose
-from smelt.types import DType, Layout, TensorFormat
+from smelt.types import DType, Layout, TensorFormat, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from smelt.backends.cpu._target import CpuTarget
     from smelt.engine import Step, View
     from smelt.ir import Node
+    from smelt.types import Dim
 
 _GATES: Final = 4
 _SIZE: Final = 4
@@ -87,7 +87,7 @@ class LstmFamily(Family["CpuTarget"]):
                 time=scalars.json(x.shape[time]),
                 batch=scalars.json(x.shape[batch]),
                 reverse=op.direction == "reverse",
-                bias=len(operands.packed) > 2,  # noqa: PLR2004  (W and R are always there)
+                bias=len(operands.packed) > 2,
                 initial=tuple(v is not None for v in states),
                 x=scalars.all_json((x.strides[time], 0, x.strides[batch])),
                 y=scalars.all_json(_strides(everything, op.layout)),
@@ -99,9 +99,7 @@ class LstmFamily(Family["CpuTarget"]):
         )
         count = len(views)
         chunks = directions * x.shape[batch]
-        return (
-            Launch(spec, tuple(views), tuple(range(count - 3, count)), scalars.values, chunks),
-        )
+        return (Launch(spec, tuple(views), tuple(range(count - 3, count)), scalars.values, chunks),)
 
     @override
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
@@ -115,7 +113,7 @@ def _why_not(node: Node, op: LSTM) -> str | None:
         return "peepholes are not generated"
     if op.activations or op.clip or op.input_forget:
         return "only the default activations, without clipping, are generated"
-    if len(node.outputs) != 3:  # noqa: PLR2004  (all states, last state, last cell)
+    if len(node.outputs) != 3:
         return "all three results are needed"
     for index in (_W, _R, _B):
         value = node.inputs[index] if index < len(node.inputs) else None
@@ -149,12 +147,12 @@ def _gate_panels(source: Constant, hidden: int, lanes: int) -> Constant:
     return Constant.derive(f"{source.name} in gate panels", Transpose((0, 3, 1, 2)), wide)
 
 
-def _strides(view: View, layout: int) -> tuple[object, ...]:
+def _strides(view: View, layout: int) -> tuple[Dim, ...]:
     """(time, direction, batch) strides of all hidden states."""
     return (view.strides[1], view.strides[2], view.strides[0]) if layout else view.strides[:3]
 
 
-def _state_strides(view: View, layout: int) -> tuple[object, ...]:
+def _state_strides(view: View, layout: int) -> tuple[Dim, ...]:
     return (view.strides[1], view.strides[0]) if layout else view.strides[:2]
 
 
@@ -208,7 +206,9 @@ class _Lstm:
                 self._unit(sums, y, last_c, block.index)
             self._copy(y, last_h)
 
-    def _at(self, operand: int, strides: Sequence[object], moment: Int, direction: Reg, item: Reg) -> Reg:
+    def _at(
+        self, operand: int, strides: Sequence[Any], moment: Int, direction: Reg, item: Reg
+    ) -> Reg:
         e = self.e
         offset: Int = 0
         for place, stride in zip((moment, direction, item), strides, strict=True):

@@ -6,14 +6,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from typing_extensions import override
 
 from smelt.backends import Family, Operands, Refusal, Tactic
 from smelt.backends.cpu._rows import broadcast_strides
 from smelt.backends.cpu.families.copy import clear_launch, copy_launch
 from smelt.errors import InternalError
 from smelt.ops import DepthToSpace, Expand, Pad, Resize, Slice, SpaceToDepth, Tile, Transpose
-from smelt.types import Layout, TensorFormat
+from smelt.types import Layout, TensorFormat, override
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -64,7 +63,7 @@ class MoveFamily(Family["CpuTarget"]):
 
 
 def _layouts(rank: int) -> tuple[Layout, ...]:
-    return (Layout.LINEAR, Layout.CHANNELS_LAST) if rank >= 3 else (Layout.LINEAR,)  # noqa: PLR2004
+    return (Layout.LINEAR, Layout.CHANNELS_LAST) if rank >= 3 else (Layout.LINEAR,)
 
 
 def constant_input(node: Node, index: int) -> Array | None:
@@ -81,7 +80,9 @@ def _why_not(node: Node) -> str | None:
     checks: dict[type, Callable[[Node], str | None]] = {
         Slice: _slice_refusal,
         Pad: _pad_refusal,
-        Tile: lambda n: None if constant_input(n, 1) is not None else "the repeats are not constant",
+        Tile: lambda n: (
+            None if constant_input(n, 1) is not None else "the repeats are not constant"
+        ),
         Resize: _resize_refusal,
     }
     check = checks.get(type(node.op))
@@ -172,7 +173,11 @@ def _pad_refusal(node: Node) -> str | None:
         return "negative pads are not generated"
     mode = getattr(node.op, "mode", "constant")
     if mode == "constant":
-        return None if _is_absent(node, 2) or constant_input(node, 2) is not None else "the padding value is not constant"
+        return (
+            None
+            if _is_absent(node, 2) or constant_input(node, 2) is not None
+            else "the padding value is not constant"
+        )
     wide = [a for a, pair in enumerate(pads) if any(pair)]
     if not all(isinstance(source.tensor.shape[a], int) for a in wide):
         return "padded extents are symbolic"
@@ -229,7 +234,9 @@ def _slab_copy(view: View, axis: int, count: int, mode: str, *, at_end: bool) ->
     shape = tuple(count if a == axis else e for a, e in enumerate(view.shape))
     strides = tuple(s * step if a == axis else s for a, s in enumerate(view.strides))
     target = extent if at_end else -count
-    source = replace(view, offset=view.offset + view.strides[axis] * first * size, shape=shape, strides=strides)
+    source = replace(
+        view, offset=view.offset + view.strides[axis] * first * size, shape=shape, strides=strides
+    )
     place = replace(view, offset=view.offset + view.strides[axis] * target * size, shape=shape)
     return copy_launch(source, place)
 
@@ -283,7 +290,9 @@ def _space_to_depth(node: Node, source: View, result: View) -> Iterator[Launch]:
 
 
 def _resize_refusal(node: Node) -> str | None:
-    return None if _resize_factors(node) else "only whole-number enlargement by repetition is a copy"
+    return (
+        None if _resize_factors(node) else "only whole-number enlargement by repetition is a copy"
+    )
 
 
 def _resize_factors(node: Node) -> tuple[int, ...] | None:

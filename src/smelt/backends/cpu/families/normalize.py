@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from typing_extensions import override
-
 from smelt.backends import Family, Operands, Refusal, Tactic
 from smelt.backends.cpu import _math as m
 from smelt.backends.cpu._emit import Emitter, Reg, emitter_for, vector_type
@@ -15,7 +13,7 @@ from smelt.backends.cpu._scalars import Scalars
 from smelt.backends.cpu.families.reduce import combine, fold_lanes
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.ops import LayerNormalization, LogSoftmax, RMSNormalization, Softmax
-from smelt.types import DType, Layout, TensorFormat
+from smelt.types import DType, Layout, TensorFormat, override
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -48,11 +46,11 @@ class NormalizeFamily(Family["CpuTarget"]):
             yield Refusal(self.name, "only the normalised tensor is generated, of rank 1 or more")
             return
         layouts = [Layout.LINEAR]
-        if isinstance(node.op, _SOFT) and rank >= 3:  # noqa: PLR2004  (fewer axes have one order)
+        if isinstance(node.op, _SOFT) and rank >= 3:
             layouts.append(Layout.CHANNELS_LAST)
         for layout in layouts:
             fmt = TensorFormat(DType.FLOAT32, layout)
-            inputs = (fmt, *(v and _FLOAT for v in node.inputs[1:]))
+            inputs = (fmt, *(None if v is None else _FLOAT for v in node.inputs[1:]))
             yield Tactic(self.name, (), inputs, (fmt,), cost_hint=5e-6)
 
     @override
@@ -153,7 +151,9 @@ class _Line:
             return combine(self.e, op, total, value(source, result, width))
 
         total, rest = self._walk(step, wide, narrow)
-        return combine(self.e, op, fold_lanes(self.e, op, total), rest) if self.across > 1 else total
+        return (
+            combine(self.e, op, fold_lanes(self.e, op, total), rest) if self.across > 1 else total
+        )
 
     def each(self, store: Callable[[Reg, Reg, Int, int], None]) -> None:
         """Call ``store(source, result, index, width)`` along the line."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from typing_extensions import override
-
 from smelt.backends import Family, Operands, Refusal, Tactic
 from smelt.backends.cpu import _math as m
 from smelt.backends.cpu._emit import Emitter, Reg, emitter_for, lane_count
@@ -14,7 +12,7 @@ from smelt.backends.cpu._rows import Axis, Walk, join_axes, sort_axes, walk_rows
 from smelt.backends.cpu._scalars import Scalars
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.ops import ReduceMax, ReduceMean, ReduceMin, ReduceProd, ReduceSum
-from smelt.types import DType, Layout, TensorFormat
+from smelt.types import DType, Layout, TensorFormat, override
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -62,9 +60,13 @@ class ReduceFamily(Family["CpuTarget"]):
             yield Refusal(self.name, "the axes are not constant")
             return
         absent = (None,) * (len(node.inputs) - 1)
-        layouts = (Layout.CHANNELS_LAST, Layout.LINEAR) if source.tensor.rank >= 3 else (Layout.LINEAR,)  # noqa: PLR2004
+        layouts = (
+            (Layout.CHANNELS_LAST, Layout.LINEAR) if source.tensor.rank >= 3 else (Layout.LINEAR,)
+        )
         for layout in layouts:
-            for after in layouts if node.output.tensor.rank == source.tensor.rank else (Layout.LINEAR,):
+            for after in (
+                layouts if node.output.tensor.rank == source.tensor.rank else (Layout.LINEAR,)
+            ):
                 if after in (layout, Layout.LINEAR):
                     formats = (TensorFormat(DType.FLOAT32, layout), *absent)
                     result = (TensorFormat(DType.FLOAT32, after),)
@@ -127,9 +129,7 @@ def reduced_axes(node: Node) -> tuple[int, ...] | None:
 
 def _part(source: View, result: View, axes: tuple[int, ...]) -> _Space:
     keeps_rank = len(result.shape) == len(source.shape)
-    strides_out = iter(
-        s for a, s in enumerate(result.strides) if not (keeps_rank and a in axes)
-    )
+    strides_out = iter(s for a, s in enumerate(result.strides) if not (keeps_rank and a in axes))
     kept: list[Axis] = []
     gone: list[Axis] = []
     for axis, (extent, stride) in enumerate(zip(source.shape, source.strides, strict=True)):
@@ -139,9 +139,7 @@ def _part(source: View, result: View, axes: tuple[int, ...]) -> _Space:
             kept.append(Axis(extent, (stride, next(strides_out))))
     some = [a for a in kept if a.extent != 1]
     less = [a for a in gone if a.extent != 1]
-    return _Space(
-        tuple(join_axes(sort_axes(some, 0))), tuple(join_axes(sort_axes(less, 0)))
-    )
+    return _Space(tuple(join_axes(sort_axes(some, 0))), tuple(join_axes(sort_axes(less, 0))))
 
 
 def _column(
@@ -158,7 +156,9 @@ def _column(
     pointer = e.at(starts[0], e.mul(index, e.mul(strides[0], _SIZE)))
     kind = f"<{max(lanes, across)} x float>" if max(lanes, across) > 1 else "float"
     start = e.constant(_FIRST[op], kind)
-    total, rest = _nest(e, op, gone, pointer, (start, e.constant(_FIRST[op], "float")), kind, across)
+    total, rest = _nest(
+        e, op, gone, pointer, (start, e.constant(_FIRST[op], "float")), kind, across
+    )
     if across > 1:
         total = combine(e, op, fold_lanes(e, op, total), rest)
     if op == "reduce_mean":
@@ -225,6 +225,6 @@ def _half(e: Emitter, vector: Reg, start: int, lanes: int) -> Reg:
         return e.emit("float", f"extractelement {vector}, i64 {start}")
     indices = ", ".join(f"i32 {start + i}" for i in range(lanes))
     kind = f"<{lanes} x float>"
-    return e.emit(kind, f"shufflevector {vector}, {vector.type} poison, <{lanes} x i32> <{indices}>")
-
-
+    return e.emit(
+        kind, f"shufflevector {vector}, {vector.type} poison, <{lanes} x i32> <{indices}>"
+    )

@@ -1,0 +1,8 @@
+"""Network and options to engine: the one room that sees everything below it."""
+
+from smelt.builder._build import build
+from smelt.builder._load import load
+from smelt.builder._options import BuildOptions, Progress
+from smelt.builder._shapes import Bounds, boxes_of
+
+__all__ = ["Bounds", "BuildOptions", "Progress", "boxes_of", "build", "load"]

@@ -1,0 +1,94 @@
+"""Loading engines where the compiler is at hand: what is not trusted is generated anew."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import TYPE_CHECKING, BinaryIO, cast
+
+from smelt.backends.cpu import CpuBackend, compile_runtime, target_named
+from smelt.devices.cpu import abi
+from smelt.engine import (
+    VERSION,
+    HostCall,
+    Launch,
+    check_fingerprint,
+    detect_host,
+    read_engine,
+    verify_signature,
+)
+from smelt.errors import EngineFormatError, EngineMismatchError, SmeltError, TrustError
+from smelt.ops import op_from_json
+from smelt.runtime import Engine
+
+if TYPE_CHECKING:
+    import os
+
+    from typing_extensions import Buffer
+
+    from smelt.engine import EngineFile
+    from smelt.runtime import Trust
+
+_LOG = logging.getLogger(__name__)
+
+
+def load(
+    source: str | os.PathLike[str] | Buffer | BinaryIO,
+    device: str | None = None,
+    trust: Trust = "signed",
+) -> Engine:
+    """Load an engine from a path, from bytes or from an open binary file.
+
+    Args:
+        source: the engine.
+        device: the device that it must be for; None for whatever it was built for.
+        trust: ``"signed"`` runs the code of an engine only when a key that this user trusts has
+            signed it; the code of any other engine is generated anew from its plan, which is
+            data. ``"always"`` runs whatever code it holds.
+
+    Raises:
+        EngineFormatError: the file is damaged or no engine.
+        EngineMismatchError: it was built for another machine, smelt or device.
+    """
+    file = read_engine(source)
+    built_for = file.header.fingerprint.device
+    if device is not None and device.partition(":")[0] != built_for:
+        raise EngineMismatchError(
+            f"{file.source} was built for {built_for!r}, not {device!r}; build it again for that"
+        )
+    if trust not in ("signed", "always"):
+        raise SmeltError(f"trust is 'signed' or 'always', not {trust!r}")
+    if trust == "always":
+        return Engine(file)
+    try:
+        verify_signature(file)
+    except TrustError as error:
+        _LOG.info("%s; its code is generated anew from its plan", error)
+        return _regenerate(file)
+    return Engine(file)
+
+
+def _regenerate(file: EngineFile) -> Engine:
+    """The engine with code of our own making: only data of the file is believed."""
+    header = file.header
+    check_fingerprint(header.fingerprint, abi=abi.ABI_VERSION, version=VERSION)
+    target = target_named("native")
+    if header.fingerprint.features != target.features:
+        target = dataclasses.replace(
+            target,
+            features=tuple(f for f in header.fingerprint.features if f in detect_host().features),
+        )
+    steps = [step for plan in header.plans for step in plan.steps]
+    for step in steps:
+        if isinstance(step, HostCall):
+            op_from_json(step.op)
+    kernels = [step.kernel for step in steps if isinstance(step, Launch)]
+    try:
+        image = CpuBackend().compile(kernels, target)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise EngineFormatError(
+            f"{file.source}: a kernel of its plan cannot be generated: {error}"
+        ) from error
+    runtime = compile_runtime(target)
+    fresh = dataclasses.replace(header, symbols=image.symbols, runtime_symbols=runtime.symbols)
+    return Engine.create(fresh, cast("Buffer", file.weights), image.code, runtime.code)

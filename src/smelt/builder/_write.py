@@ -1,0 +1,68 @@
+"""The last stage: plans, code and weights become an engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from smelt.devices.cpu import abi
+from smelt.engine import VERSION, EngineHeader, Fingerprint, Weight, detect_host
+from smelt.ops import recipe_to_json
+from smelt.runtime import Engine
+from smelt.types import DType
+
+if TYPE_CHECKING:
+    from smelt.backends import CodeImage, WeightStore
+    from smelt.backends.cpu import CpuTarget
+    from smelt.engine import Binding, LayerInfo, Plan
+    from smelt.ir import Constant, Graph
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """Everything that an engine is made of."""
+
+    name: str
+    device: str
+    target: CpuTarget
+    bindings: tuple[Binding, ...]
+    max_batch_size: int | None
+    plans: tuple[Plan, ...]
+    layers: tuple[LayerInfo, ...]
+    weights: WeightStore
+    model: Graph
+    """The network as it was given: its constants are what a refit may replace."""
+    image: CodeImage
+    runtime: CodeImage
+    report: str
+
+
+def make_engine(parts: EngineParts) -> Engine:
+    """The engine, ready to run."""
+    named = {id(s): s.name for c in parts.model.constants() for s in c.sources()}
+    header = EngineHeader(
+        name=parts.name,
+        fingerprint=Fingerprint(
+            device=parts.device,
+            architecture=parts.target.architecture,
+            features=parts.target.features,
+            system=detect_host().system,
+            abi=abi.ABI_VERSION,
+            version=VERSION,
+        ),
+        bindings=parts.bindings,
+        max_batch_size=parts.max_batch_size,
+        plans=parts.plans,
+        layers=parts.layers,
+        weights=tuple(_weight(c, offset, named) for c, offset in parts.weights.entries),
+        symbols=parts.image.symbols,
+        runtime_symbols=parts.runtime.symbols,
+        report=parts.report,
+    )
+    return Engine.create(header, parts.weights.data(), parts.image.code, parts.runtime.code)
+
+
+def _weight(constant: Constant, offset: int, named: dict[int, str]) -> Weight:
+    array = constant.array
+    recipe = recipe_to_json(constant, lambda source: named.get(id(source)))
+    return Weight(constant.name, DType.from_numpy(array.dtype), array.shape, offset, recipe)
