@@ -95,7 +95,9 @@ def _array_of(value: Value, values: Mapping[int, Array]) -> Array:
 
 def _run(node: Node, arrays: Sequence[Array | None]) -> tuple[Array, ...]:
     try:
-        results = node.op.reference(*arrays)
+        # What is not a number, or infinite, is an answer here, not a reason to warn.
+        with np.errstate(all="ignore"):
+            results = node.op.reference(*arrays)
     except GraphError as error:
         where = f"{error.node} in {node}" if error.node else str(node)
         kind = ShapeError if isinstance(error, ShapeError) else GraphError

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from typing_extensions import override
 
 from smelt.errors import ShapeError
 from smelt.ir import Op, Operand
@@ -24,7 +23,7 @@ from smelt.ops._shape import (
     require_same_dtype,
     require_shape,
 )
-from smelt.types import DType, TensorType
+from smelt.types import DType, TensorType, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from typing_extensions import override
 
 from smelt.ops._unary import Unary
+from smelt.types import override
 
 if TYPE_CHECKING:
     from smelt.ir import Array

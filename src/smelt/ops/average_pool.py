@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from typing_extensions import override
 
 from smelt.ir import Case, Operand
 from smelt.ops._examples import HALF_TOLERANCE, floats
@@ -14,7 +13,7 @@ from smelt.ops._numerics import narrow, widen
 from smelt.ops._operands import present
 from smelt.ops._shape import FLOATS, input_type, require_dtype, require_inputs
 from smelt.ops._window import Windowed
-from smelt.types import TensorType
+from smelt.types import TensorType, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

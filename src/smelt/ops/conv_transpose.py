@@ -7,7 +7,6 @@ from itertools import product
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from typing_extensions import override
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Operand
@@ -28,7 +27,7 @@ from smelt.ops._shape import (
     require_static,
 )
 from smelt.ops._window import Windowed
-from smelt.types import TensorType
+from smelt.types import TensorType, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

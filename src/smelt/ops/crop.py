@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from typing_extensions import override
-
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op, Operand
 from smelt.ops._examples import floats
 from smelt.ops._operands import present
 from smelt.ops._shape import input_type, normalize_axis, require_inputs, require_rank
-from smelt.types import TensorType
+from smelt.types import TensorType, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

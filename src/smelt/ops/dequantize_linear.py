@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from typing_extensions import override
 
 from smelt.ir import Case, Op, Operand
 from smelt.ops._examples import floats, integers
@@ -21,7 +20,7 @@ from smelt.ops._shape import (
     require_inputs,
     require_same_dtype,
 )
-from smelt.types import DType, TensorType
+from smelt.types import DType, TensorType, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

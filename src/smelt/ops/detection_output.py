@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from typing_extensions import override
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op, Operand
@@ -24,7 +23,7 @@ from smelt.ops._shape import (
     require_rank,
     require_shape,
 )
-from smelt.types import SymbolicDim, TensorType, element_count
+from smelt.types import SymbolicDim, TensorType, element_count, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

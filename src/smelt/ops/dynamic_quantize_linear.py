@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from typing_extensions import override
 
 from smelt.ir import Case, Op, Operand
 from smelt.ops._examples import floats
 from smelt.ops._operands import present
 from smelt.ops._shape import input_type, require_dtype, require_inputs
-from smelt.types import DType, TensorType
+from smelt.types import DType, TensorType, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from typing_extensions import override
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op, Operand
@@ -23,6 +22,7 @@ from smelt.ops._shape import (
     require_same_dtype,
     require_shape,
 )
+from smelt.types import override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from typing_extensions import override
 
 from smelt.ir import Case, Op, Operand
 from smelt.ops._examples import HALF_TOLERANCE, floats
 from smelt.ops._numerics import widen
 from smelt.ops._operands import present
 from smelt.ops._shape import FLOATS, input_type, normalize_axis, require_dtype, require_inputs
+from smelt.types import override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from typing_extensions import override
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op, Operand
@@ -14,6 +13,7 @@ from smelt.ops._examples import HALF_TOLERANCE, floats
 from smelt.ops._numerics import narrow, widen
 from smelt.ops._operands import present
 from smelt.ops._shape import FLOATS, input_type, normalize_axis, require_dtype, require_inputs
+from smelt.types import override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

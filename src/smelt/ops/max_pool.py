@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from typing_extensions import override
 
 from smelt.ir import Case, Operand
 from smelt.ops._examples import floats, integers
 from smelt.ops._operands import present
 from smelt.ops._shape import FLOATS, input_type, require_dtype, require_inputs
 from smelt.ops._window import Windowed
-from smelt.types import DType, TensorType
+from smelt.types import DType, TensorType, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from typing_extensions import override
 
 from smelt.ir import Case, Op, Operand
 from smelt.ops._boxes import suppress
@@ -24,7 +23,7 @@ from smelt.ops._shape import (
     require_rank,
     require_shape,
 )
-from smelt.types import DType, SymbolicDim, TensorType
+from smelt.types import DType, SymbolicDim, TensorType, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from typing_extensions import override
 
 from smelt.ir import Case
 from smelt.ops._unary import Unary
-from smelt.types import DType
+from smelt.types import DType, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

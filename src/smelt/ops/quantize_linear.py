@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from typing_extensions import override
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op, Operand
@@ -15,7 +14,7 @@ from smelt.ops._numerics import widen
 from smelt.ops._operands import optional_array, present
 from smelt.ops._quantized import along_axis, check_scale
 from smelt.ops._shape import FLOATS, input_type, optional_type, require_dtype, require_inputs
-from smelt.types import DType, TensorType
+from smelt.types import DType, TensorType, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

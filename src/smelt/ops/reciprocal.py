@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from typing_extensions import override
-
 from smelt.ops._unary import Unary
+from smelt.types import override
 
 if TYPE_CHECKING:
     from smelt.ir import Array

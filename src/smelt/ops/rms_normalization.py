@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from typing_extensions import override
 
 from smelt.ir import Case, Op, Operand
 from smelt.ops._examples import HALF_TOLERANCE, floats
@@ -22,7 +21,7 @@ from smelt.ops._shape import (
     require_same_dtype,
     require_shape,
 )
-from smelt.types import TensorType
+from smelt.types import TensorType, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from typing_extensions import override
-
 from smelt.ops._recurrent import Parameters, Recurrent
 from smelt.ops._recurrent_cases import common_cases, recurrent_case
+from smelt.types import override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
