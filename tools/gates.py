@@ -39,7 +39,11 @@ Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
 def breaches_of_file(path: Path, text: str) -> Iterator[tuple[int, str]]:
     """Yield line and complaint for everything wrong with one file."""
-    tree = ast.parse(text, filename=str(path))
+    try:
+        tree = ast.parse(text, filename=str(path))
+    except SyntaxError as error:
+        yield error.lineno or 1, f"this is not Python: {error.msg}"
+        return
     lines = text.splitlines()
     yield from _length_breaches(tree, lines, text)
     for number, line in enumerate(lines, 1):
