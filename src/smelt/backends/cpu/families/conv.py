@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, cast
 
-from typing_extensions import override
+from smelt.types import override
 
 from smelt.backends import Family, Refusal, Tactic
 from smelt.backends.cpu._elementwise import root_of
@@ -69,13 +69,13 @@ class ConvFamily(Family[CpuTarget]):
         if isinstance(extras, str):
             yield Refusal(self.name, extras)
             return
-        bias = _bias(node)
+        bias = bias_of(node)
         first = (
             CHANNELS_LAST,
             None,
             *([] if len(_root_inputs(node)) < 3 else [LINEAR if _varies(bias) else None]),
         )
-        halo = _halo(node, root)
+        halo = halo_of(node, root)
         halos = (halo, *[()] * (len(node.inputs) - 1)) if halo else ()
         for options, seconds in _candidates(node, root, target):
             yield Tactic(
@@ -92,7 +92,7 @@ class ConvFamily(Family[CpuTarget]):
         root = cast("Conv", root_of(node)[0])
         options = dict(tactic.parameters)
         lanes, vectors = cast("int", options["lanes"]), cast("int", options["vectors"])
-        weights, bias = _constant(node.inputs[1]), _bias(node)
+        weights, bias = constant_of(node.inputs[1]), bias_of(node)
         packed = pack_panels(weights, root.group, lanes, vectors)
         if bias is not None and bias.constant is not None:
             packed += (pack_bias(bias.constant, root.group, lanes),)
@@ -135,7 +135,7 @@ def _root_inputs(node: Node) -> list[Value | None]:
     return node.inputs[: root_of(node)[1]]
 
 
-def _bias(node: Node) -> Value | None:
+def bias_of(node: Node) -> Value | None:
     inputs = _root_inputs(node)
     return inputs[2] if len(inputs) > 2 else None
 
@@ -144,13 +144,13 @@ def _varies(value: Value | None) -> bool:
     return value is not None and value.constant is None
 
 
-def _constant(value: Value | None) -> Constant:
+def constant_of(value: Value | None) -> Constant:
     assert value is not None
     assert value.constant is not None
     return value.constant
 
 
-def _halo(node: Node, root: Conv) -> Halo:
+def halo_of(node: Node, root: Conv) -> Halo:
     """Zeros that taps read beyond the image; nothing that no window reaches."""
     x = node.inputs[0]
     assert x is not None
@@ -165,7 +165,7 @@ def _halo(node: Node, root: Conv) -> Halo:
 
 def _problem(node: Node, root: Conv) -> Problem:
     shape = node.output.tensor.shape
-    weights = _constant(node.inputs[1]).type.shape
+    weights = constant_of(node.inputs[1]).type.shape
     depth = 1
     for extent in weights[1:]:
         depth *= cast("int", extent)
@@ -216,7 +216,7 @@ def _product(node: Node, root: Conv, operands: Operands, packed: int) -> tuple[P
     """The sum that the convolution is, on the memory of its operands."""
     x, out = operands.inputs[0], operands.outputs[0]
     assert x is not None
-    weights = _constant(node.inputs[1]).type.shape
+    weights = constant_of(node.inputs[1]).type.shape
     filters, depth, *window = (cast("int", e) for e in weights)
     window = [1, *window][-2:]
     dilations, steps = (1, *root.dilations)[-2:], (1, *root.strides)[-2:]
@@ -227,7 +227,7 @@ def _product(node: Node, root: Conv, operands: Operands, packed: int) -> tuple[P
     if window[1] > 1 and a_taps[2] == 1 and a_taps[1] == depth:
         taps, a_taps = (window[0], 1, window[1] * depth), (a_taps[0], 0, 1)
     extras = extra_strides(node, operands, operands.packed[packed:], _CHANNEL_AXIS)
-    epilogue, bias = _epilogue(node), _bias(node)
+    epilogue, bias = _epilogue(node), bias_of(node)
     walks = [_extra_walk(strides, filters // root.group) for _, strides in extras]
     views = [view for view, _ in extras]
     if bias is not None and bias.constant is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
-from typing_extensions import override
+from smelt.types import override
 
 from smelt.backends import Family, Refusal, Tactic
 from smelt.backends.cpu._elementwise import root_of

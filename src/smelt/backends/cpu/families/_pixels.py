@@ -1,0 +1,223 @@
+"""What kernels share that compute one pixel after another with vectors along the channels.
+
+Depthwise convolution, pooling and normalisation read channels-last images. The work is cut into chunks of
+some rows of one image; inside, a kernel walks pixels and then channels: vectors, several at a time, and a
+masked rest.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from smelt.backends.cpu._elementwise import Epilogue
+from smelt.backends.cpu.families._operands import (
+    extra_strides,
+    plan_extras,
+)
+from smelt.backends.cpu.families._panels import load, store, unravel
+from smelt.engine import Launch, as_json
+from smelt.types import DType, ceil_div
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from smelt.backends import Operands
+    from smelt.backends.cpu._emit import Emitter, Int, Reg
+    from smelt.backends.cpu._scalars import Scalars
+    from smelt.engine import Json, KernelSpec, View
+    from smelt.ir import Node
+    from smelt.types import Dim, TensorFormat
+
+CHANNEL_AXIS = 1
+_FLOAT_BYTES = 4
+_CHUNK_ELEMENTS = 1 << 15
+"""Multiply-adds, comparisons… that are worth the hand-over to a worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """Strides of an operand, in elements, along the result's coordinates."""
+
+    image: Json
+    row: Json
+    column: Json
+    channel: Json
+
+
+@dataclass(frozen=True, slots=True)
+class Pixels:
+    """The result of a kernel: its extents, and how operands walk over it."""
+
+    images: Json
+    height: Json
+    width: Json
+    channels: int
+    lanes: int
+    rows: int
+    """Rows of a chunk."""
+    blocks: Json
+    """Chunks of an image."""
+    out: Walk
+    extras: tuple[Walk, ...]
+    epilogue: Json
+
+    def as_json(self) -> Json:
+        """What a spec holds."""
+        return as_json(astuple(self))
+
+    @staticmethod
+    def from_spec(kernel: KernelSpec) -> Pixels:
+        """The parameter ``pixels`` of a spec."""
+        *plain, out, extras, epilogue = cast("tuple[Any, ...]", as_json(kernel["pixels"]))
+        return Pixels(*plain, Walk(*out), tuple(Walk(*x) for x in extras), epilogue)
+
+
+def walk_of(strides: Sequence[Dim], scalars: Scalars) -> Walk:
+    """A walk from strides along (N, C, H, W) or (N, C, W)."""
+    image, channel, *places = strides
+    row, column = places if len(places) == 2 else (0, places[0])
+    return Walk(*scalars.all_json((image, row, column, channel)))
+
+
+def places(extents: Sequence[Dim], missing: Dim) -> tuple[Dim, Dim]:
+    """Rows and columns of (H, W) or (W,)."""
+    return (extents[0], extents[1]) if len(extents) == 2 else (missing, extents[0])
+
+
+def why_no_pixels(node: Node, dimensions: tuple[int, ...] = (1, 2)) -> str | None:
+    """Why a node's input and result are not images of floats with a known number of channels."""
+    x, shape = node.inputs[0], node.output.tensor.shape
+    if x is None:
+        return "the input is absent"
+    if x.tensor.dtype is not DType.FLOAT32 or node.output.tensor.dtype is not DType.FLOAT32:
+        return f"computes in float32, not {x.tensor.dtype.value}"
+    if len(shape) - 2 not in dimensions:
+        return f"{len(shape) - 2} spatial dimensions; {dimensions} are generated"
+    if not isinstance(shape[1], int):
+        return f"the number of channels, {shape[1]}, is not known"
+    if shape[1] == 0:
+        return "there are no channels"
+    return None
+
+
+def formats(node: Node) -> tuple[tuple[TensorFormat | None, ...], str | None]:
+    """Formats of the extra operands, or why the epilogue cannot be run."""
+    extras = plan_extras(node, CHANNEL_AXIS)
+    return ((), extras) if isinstance(extras, str) else (extras.formats, None)
+
+
+def pixels_of(
+    node: Node, operands: Operands, packed: Sequence[View], scalars: Scalars, lanes: int, work: int
+) -> tuple[Pixels, list[View]]:
+    """The result's pixels and the views of the extra operands; ``work`` is what one element costs."""
+    shape = node.output.tensor.shape
+    height, width = places(shape[2:], 1)
+    channels = cast("int", shape[1])
+    found = extra_strides(node, operands, packed, CHANNEL_AXIS)
+    extras = plan_extras(node, CHANNEL_AXIS)
+    assert not isinstance(extras, str)
+    row_work = (width if isinstance(width, int) else 56) * channels * work
+    rows = max(1, _CHUNK_ELEMENTS * 8 // max(1, row_work))
+    if isinstance(height, int):
+        rows = max(1, min(rows, -(-height // 4)))
+    pixels = Pixels(
+        images=scalars.json(shape[0]),
+        height=scalars.json(height),
+        width=scalars.json(width),
+        channels=channels,
+        lanes=lanes,
+        rows=rows,
+        blocks=scalars.json(ceil_div(height, rows)),
+        out=walk_of(operands.outputs[0].strides, scalars),
+        extras=tuple(walk_of(strides, scalars) for _, strides in found),
+        epilogue=extras.epilogue.as_json(),
+    )
+    return pixels, [view for view, _ in found]
+
+
+def pixel_launch(
+    kernel: KernelSpec, pixels: Pixels, node: Node, views: tuple[View, ...], scalars: Scalars
+) -> Launch:
+    """The launch of a kernel whose last operand is the result."""
+    shape = node.output.tensor.shape
+    height = places(shape[2:], 1)[0]
+    chunks = shape[0] * ceil_div(height, pixels.rows)
+    return Launch(kernel, views, (len(views) - 1,), scalars.values, chunks)
+
+
+@dataclass(slots=True)
+class PixelWriter:
+    """Writes the loops of a pixel kernel. Operands: ``first`` of the kernel's own, extras, result."""
+
+    e: Emitter
+    p: Pixels
+    first: int
+
+    @property
+    def kind(self) -> str:
+        """The vectors' type."""
+        return f"<{self.p.lanes} x float>" if self.p.lanes > 1 else "float"
+
+    @contextmanager
+    def rows(self) -> Iterator[tuple[Int, Int]]:
+        """Write the loops over chunks and rows: inside, the image and the row."""
+        e, p = self.e, self.p
+        with e.loop(e.begin, e.end) as chunk:
+            image, block = unravel(e, chunk.index, (p.images, p.blocks))
+            top = e.mul(block, p.rows)
+            bottom = e.minimum(e.add(top, p.rows), e.extent(p.height))
+            with e.loop(top, bottom) as row:
+                yield image, row.index
+
+    def offset(self, walk: Walk, image: Int, row: Int, column: Int) -> Int:
+        """Byte offset of a pixel."""
+        e, total = self.e, 0
+        pairs = ((image, walk.image), (row, walk.row), (column, walk.column))
+        for index, stride in pairs:
+            total = e.add(total, e.mul(index, e.mul(e.extent(stride), _FLOAT_BYTES)))
+        return total
+
+    def channels(self, most: int, body: Callable[[Int, list[Reg | None]], None]) -> None:
+        """Write ``body(first channel, masks)`` for all channels, at most ``most`` vectors at a time."""
+        e, lanes, count = self.e, self.p.lanes, self.p.channels
+        whole = count // (most * lanes) * most * lanes
+        if whole:
+            with e.loop(0, whole, most * lanes) as loop:
+                body(loop.index, [None] * most)
+        left = count - whole
+        if left:
+            masks: list[Reg | None] = [None] * (left // lanes)
+            if left % lanes:
+                masks.append(e.tail_mask(left % lanes, lanes))
+            body(whole, masks)
+
+    def finish(
+        self, value: Reg, place: tuple[Int, Int, Int], channel: Int, mask: Reg | None
+    ) -> None:
+        """Epilogue and store of one vector."""
+        e, p = self.e, self.p
+
+        def read(k: int) -> Reg:
+            walk = p.extras[k]
+            at = e.at(e.pointer(self.first + k), self.offset(walk, *place))
+            if walk.channel == 0:
+                return e.splat(e.load("float", at), p.lanes)
+            return load(e, self.kind, e.at(at, e.mul(channel, _FLOAT_BYTES)), mask)
+
+        value = Epilogue.from_json(p.epilogue).emit(e, value, read)
+        at = e.at(e.pointer(self.first + len(p.extras)), self.offset(p.out, *place))
+        store(e, value, e.at(at, e.mul(channel, _FLOAT_BYTES)), mask)
+
+
+def clipped(e: Emitter, start: Int, window: int, dilation: int, extent: Int) -> tuple[Int, Int]:
+    """First and end of the taps of a window starting at ``start`` that lie in ``[0, extent)``."""
+
+    def taps_before(bound: Int) -> Int:
+        """Taps in front of ``bound``, which is counted from the window's start."""
+        ahead = e.add(e.maximum(bound, 0), dilation - 1)
+        return e.minimum(e.div(ahead, dilation), window)
+
+    return taps_before(e.sub(0, start)), taps_before(e.sub(extent, start))
+

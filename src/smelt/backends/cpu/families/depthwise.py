@@ -1,0 +1,267 @@
+"""Depthwise convolution: each channel with its own window, on channels-last images with a halo.
+
+A tile is some pixels of one row by one vector of channels, in registers; an element that is loaded serves
+every pixel of the tile whose window it lies in.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Final, cast
+
+from smelt.backends import Family, Refusal, Tactic
+from smelt.backends.cpu._elementwise import root_of
+from smelt.backends.cpu._emit import Emitter, Int, Reg
+from smelt.backends.cpu._math import multiply_add
+from smelt.backends.cpu._scalars import Scalars
+from smelt.backends.cpu._target import CpuTarget
+from smelt.backends.cpu.families._operands import (
+    CHANNELS_LAST,
+    named,
+    pack_bias,
+    pack_extras,
+    pad_after,
+    reshape,
+    transpose,
+)
+from smelt.backends.cpu.families._panels import load
+from smelt.backends.cpu.families._pixels import (
+    CHANNEL_AXIS,
+    Pixels,
+    PixelWriter,
+    Walk,
+    formats,
+    pixel_launch,
+    pixels_of,
+    places,
+    walk_of,
+    why_no_pixels,
+)
+from smelt.backends.cpu.families._tiling import CYCLES_PER_SECOND, MEMORY_BYTES_PER_SECOND
+from smelt.backends.cpu.families.conv import bias_of, constant_of, halo_of
+from smelt.engine import KernelSpec, as_json, parameters
+from smelt.ops.conv import Conv
+from smelt.types import override
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from smelt.backends import Operands
+    from smelt.engine import Json, Step
+    from smelt.ir import Constant, Node
+    from smelt.types import Dim
+
+_FLOAT_BYTES: Final = 4
+_WRITTEN_OUT_TAPS: Final = 49
+"""Windows up to this size are written out; rows of larger ones are looped over."""
+
+
+class DepthwiseFamily(Family[CpuTarget]):
+    """One filter for each channel."""
+
+    name: ClassVar[str] = "depthwise"
+
+    @override
+    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
+        root, _ = root_of(node)
+        if not isinstance(root, Conv) or root.group == 1:
+            return
+        found, reason = formats(node)
+        reason = _why_not(node, root) or reason
+        if reason:
+            yield Refusal(self.name, reason)
+            return
+        halo = halo_of(node, root)
+        halos = (halo, *[()] * (len(node.inputs) - 1)) if halo else ()
+        own = (CHANNELS_LAST, *[None] * (root_of(node)[1] - 1))
+        width = node.output.tensor.shape[-1]
+        sizes = (6, 10, 3) if target.vector_bits == 512 else (4, 6, 2)
+        for rank, size in enumerate(dict.fromkeys(_even(width, s) for s in sizes)):
+            options = parameters(lanes=target.vector_bits // 32, columns=size)
+            seconds = _estimate_seconds(node, root, target) * (1 + 0.02 * rank)
+            yield Tactic(
+                self.name, options, (*own, *found), (CHANNELS_LAST,), halos, cost_hint=seconds
+            )
+
+    @override
+    def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
+        lanes = cast("int", dict(tactic.parameters)["lanes"])
+        weights, bias = constant_of(node.inputs[1]), bias_of(node)
+        channels, _, *window = (cast("int", e) for e in weights.type.shape)
+        taps = 1
+        for extent in window:
+            taps *= extent
+        turned = transpose(reshape(weights, channels, taps), 1, 0)
+        packed = (named(f"{weights.name}.taps", pad_after(turned, 1, -channels % lanes, 2)),)
+        if bias is not None:
+            packed += (pack_bias(constant_of(bias), 1, lanes),)
+        return packed + pack_extras(node, CHANNEL_AXIS)
+
+    @override
+    def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
+        root = cast("Conv", root_of(node)[0])
+        options, scalars = dict(tactic.parameters), Scalars()
+        lanes = cast("int", options["lanes"])
+        has_bias = bias_of(node) is not None
+        own = 1 + has_bias
+        window = _pair(root.kernel_shape)
+        pixels, extras = pixels_of(
+            node, operands, operands.packed[own:], scalars, lanes, window[0] * window[1]
+        )
+        x = operands.inputs[0]
+        assert x is not None
+        row, column = places(x.strides[2:], 0)
+        before = _pair(tuple(p[0] for p in root.pad_pairs), 0)
+        start: Dim = row * -before[0] + column * -before[1]
+        kernel = KernelSpec(
+            self.name,
+            parameters(
+                pixels=pixels.as_json(),
+                window=window,
+                steps=_pair(root.strides),
+                dilations=_pair(root.dilations),
+                a=_walk_json(walk_of(x.strides, scalars)),
+                a_start=scalars.json(start),
+                bias=has_bias,
+                columns=options["columns"],
+            ),
+        )
+        views = (x, *operands.packed[:own], *extras, operands.outputs[0])
+        return (pixel_launch(kernel, pixels, node, views, scalars),)
+
+    @override
+    def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
+        del target
+        return _Writer(kernel).write()
+
+
+def _why_not(node: Node, root: Conv) -> str | None:
+    reason = why_no_pixels(node)
+    if reason:
+        return reason
+    weights, bias = node.inputs[1], bias_of(node)
+    if weights is None or weights.constant is None:
+        return "the weights are not constant"
+    if bias is not None and bias.constant is None:
+        return f"the bias {bias.name} is not constant"
+    if weights.tensor.shape[1] != 1 or weights.tensor.shape[0] != root.group:
+        return f"{root.group} groups of {weights.tensor}: not one filter for each channel"
+    return None
+
+
+def _pair(values: tuple[int, ...], missing: int = 1) -> tuple[int, int]:
+    """Two dimensions of one or two."""
+    return (values[0], values[1]) if len(values) == 2 else (missing, values[0])
+
+
+def _even(extent: Dim, size: int) -> int:
+    """Tiles of equal width overlap least."""
+    if not isinstance(extent, int):
+        return size
+    return max(1, -(-extent // -(-extent // size)))
+
+
+def _walk_json(walk: Walk) -> Json:
+    return (walk.image, walk.row, walk.column, walk.channel)
+
+
+def _estimate_seconds(node: Node, root: Conv, target: CpuTarget) -> float:
+    shape = [e if isinstance(e, int) else 14 for e in node.output.tensor.shape]
+    elements = 1
+    for extent in shape:
+        elements *= extent
+    taps = 1
+    for extent in root.kernel_shape:
+        taps *= extent
+    cycles = elements / (target.vector_bits // 32) * taps * 0.75
+    return cycles / CYCLES_PER_SECOND + elements * 8 / MEMORY_BYTES_PER_SECOND
+
+
+class _Writer:
+    """Writes one kernel. Operands: image, taps, bias if any, extras, result."""
+
+    def __init__(self, kernel: KernelSpec) -> None:
+        self.k = kernel
+        self.p = Pixels.from_spec(kernel)
+        first = 2 + kernel["bias"]
+        self.e = Emitter(kernel.symbol, first + len(self.p.extras) + 1)
+        self.w = PixelWriter(self.e, self.p, first)
+        self.a = Walk(*as_json(kernel["a"]))  # type: ignore[misc]
+        self.padded = -(-self.p.channels // self.p.lanes) * self.p.lanes
+
+    def write(self) -> str:
+        e, columns = self.e, self.k["columns"]
+        width = e.extent(self.p.width)
+        with self.w.rows() as (image, row):
+            if isinstance(width, int):
+                self.row(image, row, min(columns, width), width)
+            else:
+                with e.when(e.compare("sge", width, columns)):
+                    self.row(image, row, columns, width)
+                with e.when(e.compare("slt", width, columns)):
+                    self.row(image, row, 1, width)
+        return e.module()
+
+    def row(self, image: Int, row: Int, columns: int, width: Int) -> None:
+        """Tiles of one row; the last ends at the border."""
+        e = self.e
+        count = e.div(e.add(width, columns - 1), columns)
+        with e.loop(0, count) as tile:
+            left = e.minimum(e.mul(tile.index, columns), e.sub(width, columns))
+
+            def tile_channels(
+                channel: Int, masks: list[Reg | None], left: Int = left
+            ) -> None:
+                for mask in masks:
+                    self.tile((image, row, left), columns, channel, mask)
+
+            self.w.channels(1, tile_channels)
+
+    def tile(
+        self, place: tuple[Int, Int, Int], columns: int, channel: Int, mask: Reg | None
+    ) -> None:
+        e, (image, row, left) = self.e, place
+        steps = as_json(self.k["steps"])
+        at = e.at(e.pointer(0), e.mul(e.extent(self.k["a_start"]), _FLOAT_BYTES))
+        down, across = e.mul(row, steps[0]), e.mul(left, steps[1])  # type: ignore[index, arg-type]
+        at = e.at(at, self.w.offset(self.a, image, down, across))
+        lane = e.mul(channel, _FLOAT_BYTES)
+        sums = [e.constant(0.0, self.w.kind)] * columns
+        if self.k["bias"]:
+            sums = [e.load(self.w.kind, e.at(e.pointer(2), lane))] * columns
+        sums = self.sum_window(e.at(at, lane), e.at(e.pointer(1), lane), sums, mask)
+        for i, value in enumerate(sums):
+            self.w.finish(value, (image, row, e.add(left, i)), channel, mask)
+
+    def sum_window(self, a: Reg, taps: Reg, sums: list[Reg], mask: Reg | None) -> list[Reg]:
+        height, width = self.k["window"]
+        if height * width <= _WRITTEN_OUT_TAPS:
+            for row in range(height):
+                sums = self.sum_row(a, taps, row, sums, mask)
+            return sums
+        with self.e.loop(0, height, carried=sums) as loop:
+            loop.carry = self.sum_row(a, taps, loop.index, list(loop.values), mask)
+        return list(loop.values)
+
+    def sum_row(
+        self, a: Reg, taps: Reg, row: Int, sums: list[Reg], mask: Reg | None
+    ) -> list[Reg]:
+        """Add one row of the window to the sums; each element is loaded once."""
+        e, width, sums = self.e, self.k["window"][1], list(sums)
+        step, dilation = self.k["steps"][1], self.k["dilations"]
+        line = e.mul(e.mul(row, dilation[0]), e.mul(e.extent(self.a.row), _FLOAT_BYTES))
+        at = e.at(a, line)
+        first = e.mul(row, width * self.padded * _FLOAT_BYTES)
+        factors = [
+            e.load(self.w.kind, e.at(taps, e.add(first, t * self.padded * _FLOAT_BYTES)))
+            for t in range(width)
+        ]
+        users: dict[int, list[tuple[int, int]]] = {}
+        for i in range(len(sums)):
+            for t in range(width):
+                users.setdefault(i * step + t * dilation[1], []).append((i, t))
+        stride = e.mul(e.extent(self.a.column), _FLOAT_BYTES)
+        for place in sorted(users):
+            element = load(e, self.w.kind, e.at(at, e.mul(stride, place)), mask)
+            for i, t in users[place]:
+                sums[i] = multiply_add(e, element, factors[t], sums[i])
+        return sums
