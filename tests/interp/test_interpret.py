@@ -187,6 +187,19 @@ def test_a_failing_node_is_named(fails: bool, message: str) -> None:
     assert caught.value.node == "broken 'bad'"
 
 
+def test_what_is_not_finite_is_computed_without_a_warning() -> None:
+    x = _floats(1, 3, 8, 8)
+    x[0, 0, 0, :2] = np.nan, np.inf
+    assert np.isnan(interpret(_small_network(), {"x": x})["pool"]).any()
+
+
+def test_a_nested_list_is_an_array_too() -> None:
+    graph = Graph()
+    x = graph.add_input("x", TensorType(DType.INT64, (2,)))
+    graph.outputs = [graph.add(Relu(), x, name="relu").output]
+    np.testing.assert_array_equal(interpret(graph, {"x": [-3, 4]})["relu"], [0, 4])
+
+
 def test_a_value_that_two_nodes_read_lives_until_the_second() -> None:
     graph = Graph()
     x = graph.add_input("x", TensorType(DType.FLOAT32, (N,)))

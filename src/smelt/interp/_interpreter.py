@@ -13,6 +13,8 @@ from smelt.interp._symbols import bind_symbols, check_result
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from numpy.typing import ArrayLike
+
     from smelt.ir import Array, Graph, Node, Value
 
 
@@ -28,7 +30,7 @@ class Listener(Protocol):
 
 def interpret(
     graph: Graph,
-    inputs: Mapping[str, Array],
+    inputs: Mapping[str, ArrayLike],
     *,
     outputs: Iterable[str] | None = None,
     listeners: Sequence[Listener] = (),
@@ -44,8 +46,9 @@ def interpret(
     Raises BindingError when an array does not fit an input, GraphError naming the node that fails.
     """
     wanted = _wanted_values(graph, outputs)
-    symbols = bind_symbols(graph, inputs)
-    values: dict[int, Array] = {id(v): np.asarray(inputs[v.name]) for v in graph.inputs}
+    given: dict[str, Array] = {name: np.asarray(array) for name, array in inputs.items()}
+    symbols = bind_symbols(graph, given)
+    values: dict[int, Array] = {id(v): given[v.name] for v in graph.inputs}
     needed = _needed_nodes(graph, wanted)
     uses = Counter(id(v) for node in needed for v in node.inputs if v is not None)
     uses.update(id(v) for v in wanted)
