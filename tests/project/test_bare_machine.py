@@ -91,7 +91,7 @@ def test_an_engine_runs_on_a_bare_machine(bare: Path, tmp_path: Path) -> None:
     code = """
 import numpy, smelt
 folder = sys.argv[1]
-with smelt.load(folder + "/small.engine").create_context() as context:
+with smelt.Engine.load(folder + "/small.engine").create_context() as context:
     (result,) = context.run({"data": numpy.load(folder + "/data.npy")}).values()
 numpy.save(folder + "/result.npy", result)
 """

@@ -7,6 +7,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+import tomllib
 from typing import TYPE_CHECKING
 
 import smelt
@@ -47,8 +48,8 @@ def test_the_layout_page_names_every_room() -> None:
 
 def test_the_files_that_the_layout_page_names_exist() -> None:
     text = (ROOT / "docs" / "layout.md").read_text(encoding="utf-8")
-    for name in set(re.findall(r"`(_\w+\.py)`", text)):
-        assert list(SOURCE.rglob(name)), name
+    for name in set(re.findall(r"`(?:\w+/)*(\w+\.py)`", text)):
+        assert list(SOURCE.rglob(name)) or list(ROOT.glob(f"*/{name}")), name
 
 
 def test_the_start_page_names_every_flag() -> None:
@@ -56,3 +57,8 @@ def test_the_start_page_names_every_flag() -> None:
     assert {flag.variable for flag in config.FLAGS} == set(
         re.findall(r"^\| `(SMELT_\w+)`", text, re.M)
     )
+
+
+def test_the_package_and_its_engines_have_one_version() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert smelt.__version__ == project["version"]
