@@ -1,4 +1,4 @@
-"""Random small networks, and their meaning: each node by its op's reference."""
+"""Random small networks, and inputs for them."""
 
 from __future__ import annotations
 
@@ -15,23 +15,6 @@ if TYPE_CHECKING:
     from smelt.ir import Array, Op, Value
 
 Draw = Any
-
-
-def run_graph(graph: Graph, inputs: dict[str, Array]) -> dict[str, Array]:
-    """Every output of a graph, computed node by node."""
-    arrays: dict[int, Array] = {id(v): inputs[v.name] for v in graph.inputs}
-
-    def array(value: Value | None) -> Array | None:
-        if value is None:
-            return None
-        return arrays[id(value)] if value.constant is None else value.constant.array
-
-    for node in graph.nodes:
-        results = node.op.reference(*map(array, node.inputs))
-        for value, result in zip(node.outputs, results, strict=True):
-            arrays[id(value)] = result
-    found = {v.name: array(v) for v in graph.outputs}
-    return {name: a for name, a in found.items() if a is not None}
 
 
 def random_inputs(graph: Graph, seed: int = 0) -> dict[str, Array]:

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from smelt.interp import interpret
 from smelt.ir import clone, collect_constants, parse_graph, print_graph, verify
 from smelt.ops import ALL_OPS
 from smelt.passes import ALL_PASSES, DEFAULT_PIPELINE, run_passes
 from smelt.types import DType
-from tests.property.graphs import graphs, random_inputs, run_graph
+from tests.property.graphs import graphs, random_inputs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +31,7 @@ def check(graph: Graph, passes: Sequence[Pass], tolerance: float = 1e-4) -> None
     before, after = ([(v.name, v.type) for v in g.outputs] for g in (graph, rewritten))
     assert after == before
     inputs = random_inputs(graph)
-    expected, found = run_graph(graph, inputs), run_graph(rewritten, inputs)
+    expected, found = interpret(graph, inputs), interpret(rewritten, inputs)
     for name, array in expected.items():
         scale = max(float(np.abs(array).max(initial=0)), 1e-3)
         np.testing.assert_allclose(

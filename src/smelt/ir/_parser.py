@@ -168,7 +168,8 @@ class _Parser:
             scope.graph.outputs = [v for v in self._operands(scope) if v is not None]
             return True
         if self._accept_word("bound"):
-            scope.graph.symbol_bounds[self._name()] = int(self._need(_NUMBER, "a number"))
+            symbol = self._name()
+            scope.graph.symbol_bounds[symbol] = int(self._need(_NUMBER, "a number"))
         elif self._accept_word("input"):
             name = self._value_name()
             self._expect(":")

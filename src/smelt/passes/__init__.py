@@ -7,6 +7,7 @@ from smelt.passes.decompose import Decompose
 from smelt.passes.fold_constants import FoldConstants
 from smelt.passes.fold_scales import FoldScales
 from smelt.passes.fuse_epilogues import FuseEpilogues
+from smelt.passes.inline_branches import InlineBranches
 from smelt.passes.merge_siblings import MergeSiblings
 from smelt.passes.pipeline import DEFAULT_PIPELINE, pipeline
 from smelt.passes.promote_half import PromoteHalf
@@ -24,6 +25,7 @@ __all__ = [
     "FoldConstants",
     "FoldScales",
     "FuseEpilogues",
+    "InlineBranches",
     "MergeSiblings",
     "Note",
     "Pass",
@@ -46,6 +48,7 @@ ALL_PASSES: tuple[type[Pass], ...] = (
     FoldConstants,
     FoldScales,
     FuseEpilogues,
+    InlineBranches,
     MergeSiblings,
     PromoteHalf,
     RecognizeActivations,

@@ -9,6 +9,7 @@ from smelt.passes.decompose import Decompose
 from smelt.passes.fold_constants import FoldConstants
 from smelt.passes.fold_scales import FoldScales
 from smelt.passes.fuse_epilogues import FuseEpilogues
+from smelt.passes.inline_branches import InlineBranches
 from smelt.passes.merge_siblings import MergeSiblings
 from smelt.passes.promote_half import PromoteHalf
 from smelt.passes.recognize_activations import RecognizeActivations
@@ -25,6 +26,7 @@ DEFAULT_PIPELINE: tuple[Pass, ...] = (
     # become constants here, on which the patterns below rely.
     RemoveUnused(),
     FoldConstants(),
+    InlineBranches(),
     RemoveNoops(),
     # Before any weight is folded, so that weights are multiplied in float32.
     PromoteHalf(),

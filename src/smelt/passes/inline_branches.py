@@ -1,0 +1,74 @@
+"""An If whose condition is known is the branch that it takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from smelt import ops
+from smelt.ir import FreshNames, clone, remove_dead, substitute
+from smelt.passes._base import Note, Pass, PassResult
+from smelt.types import override
+
+if TYPE_CHECKING:
+    from smelt.ir import Graph, Node, Value
+
+
+@dataclass(frozen=True)
+class InlineBranches(Pass):
+    """Put the nodes of the branch that an If always takes in its place."""
+
+    name: ClassVar[str] = "inline-branches"
+
+    @override
+    def apply(self, graph: Graph) -> PassResult:
+        notes: list[Note] = []
+        for node in list(graph.nodes):
+            condition = node.inputs[0] if isinstance(node.op, ops.If) else None
+            if condition is None or condition.constant is None:
+                continue
+            truth = bool(condition.constant.array.any())
+            inputs = list(node.inputs)
+            if _inline(graph, node, node.op.regions[0 if truth else 1]):
+                remove_dead(graph, inputs)
+                branch = "then_branch" if truth else "else_branch"
+                notes.append(Note(node.layers, node.layers, f"always its {branch}"))
+            else:
+                reason = "its branch returns what cannot have an output's name"
+                notes.append(Note.refusal(node.layers, reason))
+        return PassResult.of(notes)
+
+
+def _inline(graph: Graph, node: Node, branch: Graph) -> bool:
+    """Whether the branch took the node's place."""
+    pairs = list(zip(node.outputs, branch.outputs, strict=True))
+    made = {id(inner) for outer, inner in pairs if graph.is_output(outer)}
+    named = [inner for outer, inner in pairs if graph.is_output(outer)]
+    if len(made) < len(named) or any(inner.producer is None for inner in named):
+        return False
+    names = FreshNames(graph)
+    region = clone(branch)
+    known: dict[int, Value | None] = {
+        id(inner): outer for inner, outer in zip(region.inputs, node.inputs[1:], strict=True)
+    }
+    for value in region.values():
+        if value.constant is not None:  # the constant keeps its name, by which it is refitted
+            value.name = names.make(value.name)
+    for one in region.nodes:
+        inputs = [known.get(id(v), v) if v is not None else None for v in one.inputs]
+        label = names.make(f"{node.name}/{one.name}")
+        copy = graph.add(
+            one.op,
+            *inputs,
+            name=label,
+            output_names=[label, *(names.make(f"{label}:{i}") for i in range(1, len(one.outputs)))],
+            before=node,
+            layers=node.layers,
+        )
+        known.update((id(a), b) for a, b in zip(one.outputs, copy.outputs, strict=True))
+    for outer, inner in zip(list(node.outputs), region.outputs, strict=True):
+        source = known.get(id(inner), inner)
+        if source is not None:
+            substitute(graph, outer, source)
+    graph.remove(node)
+    return True
