@@ -1,4 +1,4 @@
-"""Compile half of each backend: what it can run, with which tactics, and the code of its kernels."""
+"""Compile half of each backend: what it can run, by which tactics, and its kernels' code."""
 
 from smelt.backends._assemble import Assembled, WeightStore, assemble
 from smelt.backends._base import (

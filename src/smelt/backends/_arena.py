@@ -25,11 +25,12 @@ def assign_offsets(lives: Sequence[Life], started: Sequence[int]) -> tuple[list[
 
     Args:
         lives: the buffers.
-        started: for each step, how many of the earliest steps are surely complete when it starts. Two buffers may share
+        started: for each step, how many of the earliest steps are surely complete when it
+            starts. Two buffers may share
             bytes only if one's last use is complete when the other's first write starts.
 
-    Largest first, each at the lowest place where it meets no living neighbour (greedy by size: Pisarchyk and Lee,
-    "Efficient memory management for deep neural net inference", 2020).
+    Largest first, each at the lowest place where it meets no living neighbour (greedy by size:
+    Pisarchyk and Lee, "Efficient memory management for deep neural net inference", 2020).
     """
     offsets = [0] * len(lives)
     placed: list[int] = []

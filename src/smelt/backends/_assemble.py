@@ -160,7 +160,7 @@ class _Assembler:
             root.last_step = max(root.last_step, len(self.steps) - 1, first)
 
     def _clear(self, written: Iterable[Stored]) -> None:
-        """Zero the halo of what is written for the first time; the writer need not wait for that."""
+        """Zero the halo of what is written for the first time; the writer need not wait."""
         for stored in written:
             root = stored.root
             if root.first_step < 0 and any(b or a for b, a in root.halo):

@@ -1,8 +1,9 @@
 """What a backend is: families of kernels that answer for nodes with tactics.
 
-A *family* is one generator of kernels. For a node it yields tactics (frozen data) or refuses with a reason. Once the
-tuner has chosen, the builder plans memory and asks the family to *lower* the node: to turn the tactic and the views of
-the node's tensors into launches. The code of a launch's kernel is generated from its spec alone.
+A *family* is one generator of kernels. For a node it yields tactics (frozen data) or refuses with a
+reason. Once the tuner has chosen, the builder plans memory and asks the family to *lower* the node:
+to turn the tactic and the views of the node's tensors into launches. The code of a launch's kernel
+is generated from its spec alone.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class Aliasing(Enum):
     VIEW = "view"
     """Each output is a strided window on input 0 (transpose, slice, split)."""
     RESHAPE = "reshape"
-    """The output has the bytes of input 0, which must lie contiguously (reshape, squeeze, identity)."""
+    """The output has the bytes of input 0, which must lie contiguously (reshape, squeeze,
+    identity)."""
     JOIN = "join"
     """Each input is a window on output 0, written in place by its producer (concatenation)."""
 
@@ -40,7 +42,8 @@ class Tactic:
     family: str
     parameters: Parameters
     inputs: tuple[TensorFormat | None, ...]
-    """Format in which each input must be stored; None for a constant that the family packs, or an absent input."""
+    """Format in which each input must be stored; None for a constant that the family packs, or an
+    absent input."""
     outputs: tuple[TensorFormat, ...]
     halos: tuple[Halo, ...] = ()
     """For each input, the zeros that must lie around it; () when none wants any."""
@@ -73,7 +76,8 @@ class Operands:
     """The memory of one node: what its tactic is lowered onto."""
 
     inputs: tuple[View | None, ...]
-    """A view for each input that the tactic gives a format; None for packed constants and absent inputs."""
+    """A view for each input that the tactic gives a format; None for packed constants and absent
+    inputs."""
     outputs: tuple[View, ...]
     packed: tuple[View, ...]
     """The constants of ``Family.pack``, in its order, contiguous in the weights."""
@@ -99,7 +103,7 @@ class Family(ABC, Generic[TargetT]):
 
     @abstractmethod
     def tactics(self, node: Node, target: TargetT) -> Iterator[Tactic | Refusal]:
-        """The ways to run the node, best guess first; or why not. Yields nothing for foreign ops."""
+        """The ways to run the node, best guess first, or why not; nothing for foreign ops."""
 
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
         """The constants that the launches read, derived (and so recorded) from the node's own."""
@@ -111,7 +115,7 @@ class Family(ABC, Generic[TargetT]):
         """The steps that compute the node's outputs from its inputs."""
 
     def views(self, node: Node, tactic: Tactic, view: View) -> tuple[View, ...]:
-        """For ``VIEW`` and ``RESHAPE``: the outputs as windows on input 0. For ``JOIN``: the inputs on output 0."""
+        """The outputs as windows on input 0; for ``JOIN``, the inputs as windows on output 0."""
         raise TypeError(f"{self.name} moves data: {tactic} of {node} on {view} is no view")
 
     @abstractmethod
@@ -137,7 +141,7 @@ class Backend(ABC, Generic[TargetT]):
 
     @abstractmethod
     def reformat(self, source: View, destination: View) -> tuple[Step, ...]:
-        """Steps that copy a tensor between two windows of one shape and dtype, whatever their strides."""
+        """Steps that copy a tensor between windows of one shape and dtype, of any strides."""
 
     @abstractmethod
     def clear_halo(self, view: View) -> tuple[Step, ...]:

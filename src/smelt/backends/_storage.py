@@ -1,8 +1,9 @@
 """Where each tensor of a graph lies, in which format, and which copies that takes.
 
-Every value has a *home*: the tensor as its producer writes it. A home is its own stretch of memory, a window on the
-tensor that it is concatenated into, or (for a reshape or slice) a window on the tensor it was made from. A reader that
-wants another format, or zeros around a tensor that cannot have them, gets a copy, made once for all readers alike.
+Every value has a *home*: the tensor as its producer writes it. A home is its own stretch of memory,
+a window on the tensor that it is concatenated into, or (for a reshape or slice) a window on the
+tensor it was made from. A reader that wants another format, or zeros around a tensor that cannot
+have them, gets a copy, made once for all readers alike.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class Stored:
     window: Callable[[View], View] | None = None
     """With a parent: the tensor as a window on the parent's view."""
     joined: bool = False
-    """Whether the parent is what this tensor is concatenated into (its producer then writes the parent)."""
+    """Whether the parent is what this tensor is concatenated into (its producer then writes the
+    parent)."""
     pinned: bool = False
     """Whether someone relies on the bytes lying contiguously."""
     reshaped: bool = False
@@ -63,7 +65,7 @@ class Stored:
         return View(self.buffer, offset, self.type.dtype, self.type.shape, strides, self.halo)
 
     def geometry(self) -> tuple[tuple[Dim, ...], Dim, Dim]:
-        """Strides (elements), offset of the first element (bytes), and whole size (bytes) of own memory."""
+        """Strides in elements, then offset of the first element and whole size in bytes."""
         shape, rank = self.type.shape, self.type.rank
         halo = self.halo or ((0, 0),) * rank
         strides: list[Dim] = [0] * rank
@@ -113,9 +115,7 @@ class StoragePlan:
 class StoragePlanner:
     """Decides homes and copies for a graph whose tactics are chosen."""
 
-    def __init__(
-        self, graph: Graph, tactics: Mapping[int, Tactic], backend: Backend[Any]
-    ) -> None:
+    def __init__(self, graph: Graph, tactics: Mapping[int, Tactic], backend: Backend[Any]) -> None:
         self.graph = graph
         self.tactics = tactics
         self.backend = backend
@@ -226,11 +226,11 @@ class StoragePlanner:
     ) -> Stored:
         home = self.homes.get(id(value)) or self._constant(value, wanted)
         zeros = any(before or after for before, after in halo)
-        if home.format == wanted and (not zeros or self._may_have_halo(home)):
-            if not contiguous or self._is_contiguous(home):
-                home.halo = _widest(home.halo, halo if zeros else ())
-                home.pinned = home.pinned or contiguous
-                return home
+        suits = home.format == wanted and (not zeros or self._may_have_halo(home))
+        if suits and (not contiguous or self._is_contiguous(home)):
+            home.halo = _widest(home.halo, halo if zeros else ())
+            home.pinned = home.pinned or contiguous
+            return home
         key = (id(value), wanted)
         if contiguous or key not in self.copies:
             copy = self._new(value, wanted, Space.ARENA)

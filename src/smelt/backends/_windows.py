@@ -1,4 +1,4 @@
-"""Ops that move no data: their results are windows on their inputs, or their inputs windows on the result."""
+"""Ops that move no data: results are windows on inputs, or inputs windows on the result."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def _permutation(op: Transpose, rank: int) -> tuple[int, ...]:
 
 
 def _starts(node: Node) -> list[tuple[Dim, ...]] | None:
-    """First index along each axis, for each result; None when they are not constant or the step is not 1."""
+    """First index along each axis, for each result; None where this is no window."""
     kind = _first(node).tensor
     if isinstance(node.op, Split):
         axis = node.op.axis % kind.rank

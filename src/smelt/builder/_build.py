@@ -8,14 +8,14 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from smelt.backends import WeightStore, assemble
+from smelt.backends import Refusal, WeightStore, assemble
 from smelt.backends.cpu import (
     CpuBackend,
     CpuTarget,
     compile_runtime,
     target_named,
 )
-from smelt.builder._options import BuildOptions, Progress, parse_device
+from smelt.builder._options import BuildOptions, Progress, first_known, parse_device
 from smelt.builder._shapes import BATCH, Box, boxes_of
 from smelt.builder._write import EngineParts, make_engine
 from smelt.config import cache_directory, thread_count
@@ -25,13 +25,13 @@ from smelt.errors import BuildError
 from smelt.ir import Graph, clone, verify
 from smelt.passes import pipeline, run_passes
 from smelt.tuner import Candidates, HintTimer, Laboratory, MeasuringTimer, TimingCache, choose
-from smelt.types import substitute_dim
+from smelt.types import evaluate_dim, substitute_dim
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from smelt.backends import Assembled
+    from smelt.backends import Assembled, Tactic
     from smelt.builder._shapes import ShapeSpec
     from smelt.engine import KernelSpec
     from smelt.network import NetworkDefinition
@@ -48,7 +48,7 @@ _EFFORTS: Final[dict[str, tuple[int, int, float]]] = {
 
 def build(
     network: NetworkDefinition | Graph,
-    device: str = "cpu",
+    device: str | Sequence[str] = "cpu",
     precision: str = "float32",
     max_batch_size: int = 1,
     max_workspace_bytes: int = 1 << 30,
@@ -61,11 +61,14 @@ def build(
 
     Args:
         network: what to run; it is not changed. Its weights are read now, by reference.
-        device: ``"cpu"``, ``"cpu:x86-64-v3"`` (a target to compile for) or ``"null"`` (computes nothing).
+        device: ``"cpu"``, ``"cpu:x86-64-v3"`` (a target to compile for) or ``"null"`` (computes
+            nothing); a list of them is an order of preference.
         precision: dtype in which floating-point layers compute; bindings keep the model's dtype.
         max_batch_size: largest implicit batch. Smaller ones run too.
-        max_workspace_bytes: bound of the scratch memory, in bytes, that a context may use beside its tensors.
-        shapes: for each input, a shape; a list of shapes (one plan each); or (smallest, best, largest).
+        max_workspace_bytes: bound of the scratch memory, in bytes, that one step may use beside
+            its tensors.
+        shapes: for each input, a shape; a list of shapes (one plan each); or a tuple (smallest,
+            best, largest) of shapes.
         timing_cache: file of measured times, read and extended.
         progress: called with (stage, done, total).
         tune: ``"none"``, ``"fast"``, ``"full"``, or seconds to spend on timing candidates.
@@ -76,7 +79,13 @@ def build(
         BuildError: the options contradict each other or the workspace limit.
     """
     options = BuildOptions(
-        device, precision, max_batch_size, max_workspace_bytes, shapes, timing_cache, tune
+        first_known(device),
+        precision,
+        max_batch_size,
+        max_workspace_bytes,
+        shapes,
+        timing_cache,
+        tune,
     )
     graph = network if isinstance(network, Graph) else network.graph
     return _Build(graph, options, progress or (lambda _stage, _done, _total: None)).run()
@@ -173,9 +182,24 @@ class _Build:
         candidates: dict[int, Candidates] = {}
         for node in plan.graph.nodes:
             tactics, refusals = backend.candidates(node, target)
-            candidates[id(node)] = Candidates(tuple(tactics), tuple(refusals))
-        plan.choice = choose(plan.graph, candidates, self._timer(plan, backend, target), plan.sizes)
-        self.progress("tune", len(plan.graph.nodes), len(plan.graph.nodes))
+            small = [t for t in tactics if self._fits(t, plan)]
+            refusals += [
+                Refusal(t.family, f"{t} needs {t.workspace_bytes} bytes of workspace")
+                for t in tactics
+                if t not in small
+            ]
+            candidates[id(node)] = Candidates(tuple(small), tuple(refusals))
+        plan.choice = choose(
+            plan.graph,
+            candidates,
+            self._timer(plan, backend, target),
+            plan.sizes,
+            lambda done, total: self.progress("tune", done, total),
+        )
+
+    def _fits(self, tactic: Tactic, plan: _PlanParts) -> bool:
+        largest = {n: b.high for n, b in plan.box.items()} | plan.graph.symbol_bounds
+        return evaluate_dim(tactic.workspace_bytes, largest) <= self.options.max_workspace_bytes
 
     def _timer(self, plan: _PlanParts, backend: CpuBackend, target: CpuTarget) -> Timer:
         tune = self.options.tune

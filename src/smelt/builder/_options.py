@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from smelt.errors import BuildError, UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from smelt.builder._shapes import ShapeSpec
@@ -47,6 +47,23 @@ class BuildOptions:
             )
         if isinstance(self.tune, str) and self.tune not in ("none", "fast", "full"):
             raise BuildError(f'tune is {self.tune!r}; give "none", "fast", "full" or seconds')
+
+
+def first_known(device: str | Sequence[str]) -> str:
+    """The first device of an order of preference that this version builds for.
+
+    Raises UnsupportedError: when there is none; says why each one is not.
+    """
+    names = [device] if isinstance(device, str) else list(device)
+    reasons: list[str] = []
+    for name in names:
+        try:
+            parse_device(name)
+        except UnsupportedError as error:
+            reasons.append(str(error))
+        else:
+            return name
+    raise UnsupportedError(f"no device of {names} can be built for", reasons=reasons)
 
 
 def parse_device(text: str) -> tuple[str, str | None]:

@@ -72,7 +72,8 @@ def _ranges(name: str, spec: ShapeSpec) -> list[tuple[Extents, Extents, Extents]
         return [(s, s, s) for s in shapes]
     if len(shapes) != 3:
         raise BuildError(
-            f"the shapes of {name!r} are {spec}: a tuple means (smallest, best, largest), a list one plan each"
+            f"the shapes of {name!r} are {spec}: "
+            "a tuple means (smallest, best, largest), a list one plan each"
         )
     low, best, high = shapes
     if not all(a <= b <= c for a, b, c in zip(low, best, high, strict=True)):

@@ -1,7 +1,8 @@
-"""The plan: what a context does, as data. Compilers write it, the verifier checks it, contexts run it.
+"""The plan: what a context does, as data. Compilers write it, contexts run it.
 
-Addresses are (buffer, byte offset); extents, offsets and strides may be polynomials in the plan's symbols, evaluated
-once for each new set of symbol values. A plan holds no pointer and no code, only the names of kernels.
+Addresses are (buffer, byte offset); extents, offsets and strides may be polynomials in the plan's
+symbols, evaluated once for each new set of symbol values. A plan holds no pointer and no code, only
+the names of kernels.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 Json = None | bool | int | float | str | tuple["Json", ...]
-"""What may stand in the parameters of a kernel or tactic: hashable, and exact in JSON (tuples are lists there)."""
+"""What may stand in the parameters of a kernel or tactic: hashable, and exact in JSON (tuples are
+lists there)."""
 
 Parameters = tuple[tuple[str, Json], ...]
 """Named parameters, sorted by name."""
@@ -31,7 +33,7 @@ def parameters(**values: Json) -> Parameters:
 
 @dataclass(frozen=True, slots=True)
 class KernelSpec:
-    """One launchable piece of native code, as data: its code is a pure function of this and a target."""
+    """One launchable piece of native code, as data: its code follows from this and a target."""
 
     family: str
     parameters: Parameters
@@ -88,7 +90,7 @@ class View:
     """Zeros around the window that a reader may read as padding."""
 
     def footprint(self, values: Mapping[str, int]) -> tuple[int, int]:
-        """First byte and one past the last byte that the window and its halo touch, from the buffer's start."""
+        """First and one past last byte that window and halo touch, from the buffer's start."""
         shape = [evaluate_dim(d, values) for d in self.shape]
         strides = [evaluate_dim(d, values) for d in self.strides]
         low = high = evaluate_dim(self.offset, values)
@@ -104,7 +106,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Run one kernel. Its argument words are the operands' addresses, then the scalars (64-bit each)."""
+    """Run one kernel; its 64-bit argument words are the operands' addresses, then the scalars."""
 
     kernel: KernelSpec
     operands: tuple[View, ...]
@@ -157,7 +159,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """An input or output of the engine. The array is contiguous, in the model's dtype and axis order."""
+    """An input or output: a contiguous array in the model's dtype and axis order."""
 
     name: str
     is_input: bool
@@ -186,7 +188,8 @@ class Weight:
     shape: tuple[int, ...]
     offset: int
     recipe: Json = None
-    """The transform from named sources, in the recipe codec's form; None when it cannot be refitted."""
+    """The transform from named sources, in the recipe codec's form; None when it cannot be
+    refitted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +226,8 @@ class EngineHeader:
     runtime_symbols: tuple[tuple[str, int], ...] = ()
     """(function, byte offset in the native runtime's image)."""
     report: str = "{}"
-    """JSON text of the build report (passes, candidates' times, formats): the inspector's, never the runtime's."""
+    """JSON text of the build report (passes, candidates' times, formats): the inspector's, never
+    the runtime's."""
     metadata: tuple[tuple[str, str], ...] = field(default=())
 
 

@@ -1,8 +1,9 @@
 """The graph: mutable, compared by identity.
 
-A ``Graph`` is a list of nodes in an order in which they can run. Values know their producer and their users, so a
-rewrite is local. A constant is a value with a ``Constant``: an array, or a recorded pure transform of other constants
-(its *recipe*), so that new weights can be pushed through whatever the passes folded.
+A ``Graph`` is a list of nodes in an order in which they can run. Values know their producer and
+their users, so a rewrite is local. A constant is a value with a ``Constant``: an array, or a
+recorded pure transform of other constants (its *recipe*), so that new weights can be pushed through
+whatever the passes folded.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Recipe:
 class Constant:
     """Elements known at build time: a named source, or derived from sources by a recipe.
 
-    ``name`` is the name under which a source can be refitted. Derived arrays are computed when first asked for.
+    ``name`` is the name under which a source can be refitted. Derived arrays are computed when
+    first asked for.
     """
 
     __slots__ = ("_array", "name", "recipe")
@@ -55,8 +57,9 @@ class Constant:
         if self._array is None:
             if self.recipe is None:
                 raise InternalError(f"constant {self.name} has neither array nor recipe")
-            arrays = (c and c.array for c in self.recipe.inputs)
-            self._array = np.asarray(self.recipe.op.reference(*arrays)[self.recipe.output], order="C")
+            arrays = [None if c is None else c.array for c in self.recipe.inputs]
+            made = self.recipe.op.reference(*arrays)[self.recipe.output]
+            self._array = np.asarray(made, None, "C")
         return self._array
 
     @property
@@ -114,7 +117,7 @@ class Value:
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One application of an op. Change ``inputs`` only through the graph: it keeps the users right."""
+    """One application of an op; its inputs change only through the graph."""
 
     name: str
     op: Op
@@ -141,7 +144,8 @@ class Graph:
     outputs: list[Value] = field(default_factory=list[Value])
     nodes: list[Node] = field(default_factory=list[Node])
     symbol_bounds: dict[str, int] = field(default_factory=dict[str, int])
-    """Declared maximum of the symbols that a run itself determines (the count of NonMaxSuppression)."""
+    """Declared maximum of the symbols that a run itself determines (the count of
+    NonMaxSuppression)."""
 
     def add_input(self, name: str, kind: ValueType) -> Value:
         """Append an input."""

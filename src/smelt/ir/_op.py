@@ -28,7 +28,8 @@ class Operand:
     value: Array | None = None
     """The elements, when they are constant."""
     dims: tuple[Dim, ...] | None = None
-    """The elements of an integer scalar or vector, when they are known as dimensions (constants too)."""
+    """The elements of an integer scalar or vector, when they are known as dimensions (constants
+    too)."""
 
     @property
     def tensor(self) -> TensorType:
@@ -48,10 +49,11 @@ class Operand:
 
 @dataclass(frozen=True)
 class Op(ABC):
-    """An operation; its dataclass fields are its attributes, with ONNX's names and newest semantics."""
+    """An operation; its fields are its attributes, with ONNX's names and newest semantics."""
 
     name: ClassVar[str]
     """The ONNX name in snake_case; the class has the ONNX name itself."""
+
     @abstractmethod
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
         """Types of the results; an absent optional input is None. Raises ShapeError."""
@@ -89,6 +91,7 @@ class Case:
     op: Op
     inputs: tuple[Array | None, ...]
     tolerance: float = 1e-4
-    """Largest error allowed, relative to the output's largest magnitude; integers are always equal."""
+    """Largest error allowed, relative to the output's largest magnitude; integers are always
+    equal."""
     constants: frozenset[int] = frozenset()
     """Positions of the inputs that are constants of the graph (weights, axes, shapes)."""

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, cast
 
-from typing_extensions import override
-
 from smelt.errors import ShapeError
 from smelt.ir import Op, Operand
-from smelt.types import TensorType
+from smelt.types import TensorType, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -22,8 +20,8 @@ if TYPE_CHECKING:
 class Stage:
     """One elementwise op of an epilogue.
 
-    An argument ``k >= 0`` is the node's input ``k``; ``-1`` is the root's result and ``-1 - j`` that of stage ``j``
-    (counted from 1).
+    An argument ``k >= 0`` is the node's input ``k``; ``-1`` is the root's result and ``-1 - j``
+    that of stage ``j`` (counted from 1).
     """
 
     op: Op
@@ -34,15 +32,16 @@ class Stage:
 class Fused(Op):
     """A root op followed by an elementwise program, the *epilogue*, on its first result.
 
-    The first ``root_inputs`` inputs of the node are the root's; the rest are what the stages read (bias, scale,
-    residual). A stage never changes the shape of the root's result. A chain of elementwise ops is a ``Fused`` whose
-    root is elementwise itself.
+    The first ``root_inputs`` inputs of the node are the root's; the rest are what the stages read
+    (bias, scale, residual). A stage never changes the shape of the root's result. A chain of
+    elementwise ops is a ``Fused`` whose root is elementwise itself.
 
     Shapes: the root's, every stage has the shape of the root's result.
 
     Dtypes: the last stage's.
 
-    Raises ShapeError: when a stage is not elementwise, reads what is not yet computed or changes the shape.
+    Raises ShapeError: when a stage is not elementwise, reads what is not yet computed or changes
+    the shape.
 
     Source: design, "Fused ops".
     """
@@ -62,7 +61,9 @@ class Fused(Op):
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
         result = self.root.infer(inputs[: self.root_inputs])
         if len(result) != 1 or not isinstance(result[0], TensorType):
-            raise ShapeError(f"{self.root.name} has not one tensor as its result and takes no epilogue")
+            raise ShapeError(
+                f"{self.root.name} has not one tensor as its result and takes no epilogue"
+            )
         values: list[TensorType] = [result[0]]
         for number, stage in enumerate(self.stages, 1):
             if not stage.op.elementwise:
@@ -97,6 +98,6 @@ class Fused(Op):
     @override
     @classmethod
     def cases(cls) -> Iterator[Case]:
-        from smelt.ops._fused_cases import fused_cases  # noqa: PLC0415  (its ops import this file's room)
+        from smelt.ops._fused_cases import fused_cases
 
         yield from fused_cases()

@@ -13,7 +13,7 @@ from smelt.tuner._pbqp import Costs, solve
 from smelt.types import element_count, evaluate_dim
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from smelt.backends import Refusal, Tactic
     from smelt.ir import Graph, Node, Value
@@ -27,7 +27,7 @@ class Timer(Protocol):
     """Says what tactics cost."""
 
     def seconds(self, node: Node, tactics: Sequence[Tactic]) -> list[float]:
-        """The time of each tactic, measured or estimated; infinity for one that gave wrong results."""
+        """The time of each tactic, measured or estimated; infinity for one that is wrong."""
         ...
 
 
@@ -56,6 +56,7 @@ def choose(
     candidates: Mapping[int, Candidates],
     timer: Timer,
     sizes: Mapping[str, int],
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Choice:
     """Choose tactics, and with them formats, for the whole graph.
 
@@ -64,9 +65,14 @@ def choose(
         candidates: for each node by ``id(node)``; each must have a tactic.
         timer: tells what each tactic costs.
         sizes: symbol values at which copies are priced.
+        progress: told how many nodes are done, and of how many.
     """
     choice = Choice()
-    kept = [_best_by_format(n, candidates[id(n)], timer, choice) for n in graph.nodes]
+    kept: list[list[tuple[Tactic, float]]] = []
+    for node in graph.nodes:
+        progress(len(kept), len(graph.nodes))
+        kept.append(_best_by_format(node, candidates[id(node)], timer, choice))
+    progress(len(kept), len(graph.nodes))
     index = {id(n): i for i, n in enumerate(graph.nodes)}
     costs = [np.array([seconds for _, seconds in options]) for options in kept]
     edges: dict[tuple[int, int], Costs] = {}

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class HintTimer:
-    """Believes the families' own estimates: for machines that are not at hand, and for ``tune="none"``."""
+    """Believes the families' estimates: for absent machines, and for ``tune="none"``."""
 
     def seconds(self, node: Node, tactics: Sequence[Tactic]) -> list[float]:
         """The cost hints."""

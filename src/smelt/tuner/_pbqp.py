@@ -1,9 +1,9 @@
 """Choosing one alternative for each node so that node costs plus edge costs are least.
 
-The partitioned boolean quadratic problem, solved by the reductions of Scholz and Eckstein ("Register allocation for
-irregular architectures", 2002): nodes of degree 0, 1 and 2 are folded into their neighbours without loss; where none is
-left, the node of highest degree takes its locally best alternative. Chains, trees and series-parallel graphs (most
-networks) are therefore solved exactly.
+The partitioned boolean quadratic problem, solved by the reductions of Scholz and Eckstein
+("Register allocation for irregular architectures", 2002): nodes of degree 0, 1 and 2 are folded
+into their neighbours without loss; where none is left, the node of highest degree takes its locally
+best alternative. Chains, trees and series-parallel graphs (most networks) are thus solved exactly.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class _Problem:
             self.connect(a, b, both.min(axis=0))
 
     def fix(self, node: int) -> None:
-        """Decide a node of high degree now, as if every neighbour suited it; the neighbours then suit it."""
+        """Decide a node of high degree now, as if every neighbour suited it; then they must."""
         links = self.edges[node]
         best = self.nodes[node] + sum(
             (self.nodes[other][None, :] + matrix).min(axis=1) for other, matrix in links.items()

@@ -1,7 +1,8 @@
 """The timing cache: what was measured, in a file that people can read.
 
-One JSON object: for each key, which says what was measured and on what, the seconds. Files merge by union. A file that
-cannot be read or written is never an error: the worst is that something is measured again.
+One JSON object: for each key, which says what was measured and on what, the seconds. Files merge by
+union. A file that cannot be read or written is never an error: the worst is that something is
+measured again.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _MAX_FILE_BYTES: Final = 64 << 20
 
 
 class TimingCache:
-    """Seconds by key. Only chooses among tactics that the backend itself lists, so it cannot do harm."""
+    """Seconds by key. It only chooses among tactics that the backend lists: it does no harm."""
 
     def __init__(self, path: str | Path | None = None) -> None:
         """An empty cache, or what ``path`` holds."""
@@ -48,7 +49,7 @@ class TimingCache:
             self.entries.setdefault(key, seconds)
 
     def save(self) -> None:
-        """Write the file, with what other processes have written meanwhile; without a path, nothing."""
+        """Write the file, with what other processes wrote meanwhile; nothing without a path."""
         if self.path is None or not self.changed:
             return
         self.merge(read_timings(self.path))
@@ -66,25 +67,28 @@ class TimingCache:
 def read_timings(path: Path) -> dict[str, float]:
     """The entries of a file; those that are not sound are left out."""
     try:
-        if path.stat().st_size > _MAX_FILE_BYTES:
-            raise ValueError(f"larger than {_MAX_FILE_BYTES} bytes")
-        document: object = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(document, dict):
-            raise TypeError("no JSON object")
-        fields = cast("dict[str, object]", document)
-        entries = fields.get("seconds")
-        if fields.get("format") != _FORMAT or not isinstance(entries, dict):
-            raise ValueError(f"not of format {_FORMAT!r}")
+        entries = _entries(path)
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         _LOG.warning("the timing cache %s is not used: %s", path, error)
         return {}
     return {
         key: float(seconds)
-        for key, seconds in cast("dict[str, object]", entries).items()
+        for key, seconds in entries.items()
         if isinstance(seconds, int | float) and math.isfinite(seconds) and seconds >= 0
     }
+
+
+def _entries(path: Path) -> dict[str, object]:
+    if path.stat().st_size > _MAX_FILE_BYTES:
+        raise ValueError(f"larger than {_MAX_FILE_BYTES} bytes")
+    document: object = json.loads(path.read_text(encoding="utf-8"))
+    fields = cast("dict[str, object]", document) if isinstance(document, dict) else {}
+    entries = fields.get("seconds")
+    if fields.get("format") != _FORMAT or not isinstance(entries, dict):
+        raise ValueError(f"not of format {_FORMAT!r}")
+    return cast("dict[str, object]", entries)
 
 
 def _replace(path: Path, text: str) -> None:

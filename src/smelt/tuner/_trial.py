@@ -63,7 +63,7 @@ class Laboratory:
         self.memory = CpuMemory()
 
     def seconds(self, node: Node, tactics: Sequence[Tactic], *, repeats: int) -> list[float]:
-        """The time of each tactic; infinity for one whose results are wrong or differ between runs."""
+        """The time of each tactic; infinity for one whose results are wrong or move."""
         prepared = [self._prepare(node, tactic) for tactic in tactics]
         launches = [s for p in prepared for s in p.steps if isinstance(s, Launch)]
         image = self.backend.compile([launch.kernel for launch in launches], self.target)
@@ -235,7 +235,7 @@ def _check(
 
 
 def relative_error(got: Array, wanted: Array) -> float:
-    """Largest difference relative to the largest finite magnitude wanted; integers differ or do not."""
+    """Largest difference, relative to the largest finite magnitude wanted; 0 or inf for ints."""
     if got.shape != wanted.shape:
         return math.inf
     if got.size == 0:
@@ -269,7 +269,7 @@ class MeasuringTimer:
         self.deadline = time.perf_counter() + seconds
 
     def seconds(self, node: Node, tactics: Sequence[Tactic]) -> list[float]:
-        """Measured seconds of the most promising tactics of each format, infinity for the others."""
+        """Seconds of the most promising tactics of each format, infinity for the others."""
         times = [t.cost_hint if _is_free(t) else math.inf for t in tactics]
         chosen = self._promising(tactics)
         keys = {i: self._key(node, tactics[i]) for i in chosen}

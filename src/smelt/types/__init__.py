@@ -1,13 +1,22 @@
-"""Element types, dimensions, layouts and value types: immutable, with no behaviour beyond themselves."""
+"""Element types, dimensions, layouts and value types: immutable values."""
 
-from smelt.types._dim import Dim, Symbol, SymbolicDim, ceil_div, dim_from_text, evaluate_dim, substitute_dim, symbols_of
+from smelt.types._dim import (
+    Dim,
+    Symbol,
+    SymbolicDim,
+    ceil_div,
+    dim_from_text,
+    evaluate_dim,
+    substitute_dim,
+    symbols_of,
+)
 from smelt.types._dtype import DType
 from smelt.types._override import override
 from smelt.types._value import (
     Layout,
     OptionalType,
-    Shape,
     SequenceType,
+    Shape,
     TensorFormat,
     TensorType,
     ValueType,

@@ -1,7 +1,7 @@
 """Dimensions: an int, or a polynomial in symbols.
 
-A ``SymbolicDim`` is kept in one canonical form, a sum of integer multiples of products of atoms, so that
-equal dimensions compare equal. An atom is a symbol or an exact floor division ``(p) // k``.
+A ``SymbolicDim`` is kept in one canonical form, a sum of integer multiples of products of atoms, so
+that equal dimensions compare equal. An atom is a symbol or an exact floor division ``(p) // k``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class FloorDiv:
 
 @dataclass(frozen=True, slots=True)
 class SymbolicDim:
-    """A polynomial with integer coefficients; build one with ``SymbolicDim.symbol`` and arithmetic."""
+    """A polynomial with integer coefficients: ``SymbolicDim.symbol`` and arithmetic make it."""
 
     terms: tuple[tuple[Monomial, int], ...]
 
@@ -186,7 +186,7 @@ def _dim_from_ast(node: ast.expr) -> Dim:
 
 
 def _multiply(a: Dim, b: Dim) -> Dim:
-    """The product, unless it is so large that only a hostile text can mean it. Raises ValueError."""
+    """The product, unless only a hostile text can mean one so large. Raises ValueError."""
     if len(tuple(_terms(a))) * len(tuple(_terms(b))) > 1024:
         raise ValueError("a dimension of more than 1024 terms")
     return a * b

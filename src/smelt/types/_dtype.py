@@ -9,7 +9,7 @@ import numpy as np
 
 
 class DType(Enum):
-    """Element type. The value is its numpy name (bfloat16, which numpy lacks, is held as its bits)."""
+    """Element type. The value is its numpy name; bfloat16, which numpy lacks, is held as bits."""
 
     FLOAT64 = "float64"
     FLOAT32 = "float32"

@@ -13,6 +13,7 @@ from smelt.backends.cpu._compile import compile_ir
 from smelt.backends.cpu._link import link
 from smelt.backends.cpu._native_runtime import runtime_ir
 from smelt.backends.cpu._target import CpuTarget
+from smelt.backends.cpu.families.conv import ConvFamily
 from smelt.backends.cpu.families.copy import (
     CLEAR,
     COPY,
@@ -21,7 +22,6 @@ from smelt.backends.cpu.families.copy import (
     generate_clear,
     generate_copy,
 )
-from smelt.backends.cpu.families.conv import ConvFamily
 from smelt.backends.cpu.families.elementwise import ElementwiseFamily
 from smelt.backends.cpu.families.gather import GatherFamily
 from smelt.backends.cpu.families.gemm import GemmFamily

@@ -1,10 +1,12 @@
 """Writing LLVM IR: one ``Emitter`` writes one kernel's function.
 
-A kernel is ``void kernel(ptr args, i64 begin, i64 end, ptr scratch)``: it does chunks ``begin`` to ``end`` of its work.
-``args`` holds 64-bit words: the operands' addresses, then the launch's scalars. What a plan fixes is baked in as a
-constant; what it leaves open is ``("arg", k)`` in the kernel's parameters and read from scalar ``k``.
+A kernel is ``void kernel(ptr args, i64 begin, i64 end, ptr scratch)``: it does chunks ``begin`` to
+``end`` of its work. ``args`` holds 64-bit words: the operands' addresses, then the launch's
+scalars. What a plan fixes is baked in as a constant; what it leaves open is ``("arg", k)`` in the
+kernel's parameters and read from scalar ``k``.
 
-Integers that are known stay Python ints through ``add``, ``mul`` and the like, so generators need not tell them apart.
+Integers that are known stay Python ints through ``add``, ``mul`` and the like, so generators need
+not tell them apart.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ LLVM_TYPES = {
 
 
 def vector_type(element: str, lanes: int) -> str:
-    """The LLVM type of ``lanes`` elements; a scalar for one lane (lane count 0 also means scalar)."""
+    """The LLVM type of ``lanes`` elements; a scalar's for one lane."""
     return f"<{lanes} x {element}>" if lanes > 1 else element
 
 
@@ -72,7 +74,7 @@ def lane_count(kind: str) -> int:
 
 @dataclass(slots=True)
 class Loop:
-    """A counted loop being written. Set ``carry`` to the carried values' next values inside the body."""
+    """A counted loop being written; the body sets ``carry`` to the next carried values."""
 
     index: Reg
     values: tuple[Reg, ...]
@@ -130,7 +132,9 @@ class Emitter:
 
     def module(self) -> str:
         """The whole LLVM module."""
-        head = f"define void @{self.symbol}(ptr %args, i64 %begin, i64 %end, ptr %scratch) nounwind {{"
+        head = (
+            f"define void @{self.symbol}(ptr %args, i64 %begin, i64 %end, ptr %scratch) nounwind {{"
+        )
         body = [head, "entry:", *self._words, *self.lines, "  ret void", "}"]
         return "\n".join([*sorted(self.declarations.values()), *body, ""])
 
@@ -140,8 +144,8 @@ class Emitter:
         """The address of an operand's element (0, …, 0)."""
         return self._word(operand, "ptr")
 
-    def extent(self, parameter: Any) -> Int:  # noqa: ANN401  (a Json parameter: int, or ("arg", k))
-        """An extent or stride of the spec: an int, or scalar ``k`` of the launch for ``("arg", k)``."""
+    def extent(self, parameter: Any) -> Int:
+        """An extent or stride of the spec: an int, or scalar ``k`` for ``("arg", k)``."""
         if isinstance(parameter, int):
             return parameter
         marker, index = parameter
@@ -273,7 +277,7 @@ class Emitter:
 
     # ---- values
 
-    def constant(self, value: float | bool, kind: str) -> Reg:  # noqa: FBT001  (a bool is one of the values)
+    def constant(self, value: float | bool, kind: str) -> Reg:  # noqa: FBT001  (a bool is a value)
         """A literal; for a vector type, in every lane."""
         element, lanes = element_type(kind), lane_count(kind)
         text = _literal(value, element)
@@ -291,7 +295,7 @@ class Emitter:
         return self.emit(kind, f"shufflevector {one}, {kind} poison, {zeros}")
 
     def binary(self, op: str, a: Reg, b: Reg) -> Reg:
-        """``op a, b`` on equal types: fadd, fmul, and, shl…"""
+        """Apply ``op`` (fadd, fmul, and, shl…) to two registers of one type."""
         return self.emit(a.type, f"{op} {a.type} {a.text}, {b.text}")
 
     def fma(self, a: Reg, b: Reg, c: Reg) -> Reg:
@@ -299,11 +303,13 @@ class Emitter:
         return self.call(a.type, f"llvm.fma.{type_suffix(a.type)}", a, b, c)
 
     def unary_intrinsic(self, name: str, a: Reg) -> Reg:
-        """``llvm.name`` of one value (sqrt, fabs, floor, ceil, roundeven…): one machine instruction."""
+        """Call ``llvm.name`` on one value: sqrt, fabs, floor and others that are one
+        instruction.
+        """
         return self.call(a.type, f"llvm.{name}.{type_suffix(a.type)}", a)
 
     def compare_float(self, predicate: str, a: Reg, b: Reg) -> Reg:
-        """``fcmp predicate``: an i1, or a vector of them."""
+        """Compare as ``fcmp predicate`` does: an i1, or a vector of them."""
         kind = vector_type("i1", lane_count(a.type))
         return self.emit(kind, f"fcmp {predicate} {a.type} {a.text}, {b.text}")
 
@@ -319,11 +325,13 @@ class Emitter:
     # ---- control
 
     @contextmanager
-    def loop(self, start: Int, stop: Int, step: int = 1, carried: Sequence[Reg] = ()) -> Iterator[Loop]:
+    def loop(
+        self, start: Int, stop: Int, step: int = 1, carried: Sequence[Reg] = ()
+    ) -> Iterator[Loop]:
         """Write ``for index in range(start, stop, step)``; no iteration when ``start >= stop``.
 
-        Values that change from one iteration to the next are ``carried``: inside, read ``loop.values`` and set
-        ``loop.carry``; after the loop ``loop.values`` are the last ones.
+        Values that change from one iteration to the next are ``carried``: inside, read
+        ``loop.values`` and set ``loop.carry``; after the loop ``loop.values`` are the last ones.
         """
         self.counter += 1
         n = self.counter
@@ -339,7 +347,9 @@ class Emitter:
         self.label(body)
         yield loop
         if len(loop.carry) != len(carried):
-            raise InternalError(f"{self.symbol}: a loop carries {len(carried)} values, not {len(loop.carry)}")
+            raise InternalError(
+                f"{self.symbol}: a loop carries {len(carried)} values, not {len(loop.carry)}"
+            )
         following = self.emit("i64", f"add nsw i64 {index.text}, {step}")
         back = self.block
         self.do(f"br label %{head}")
@@ -369,7 +379,7 @@ def emitter_for(kernel: KernelSpec, operand_count: int) -> Emitter:
 
 
 def type_suffix(kind: str) -> str:
-    """The name of a type in intrinsics: v16f32, f32, v8i32…"""
+    """The name of a type in intrinsics: for example v16f32."""
     lanes = lane_count(kind)
     return (f"v{lanes}" if lanes > 1 else "") + _suffix(element_type(kind))
 

@@ -1,7 +1,8 @@
 """Strided loops: how a kernel walks several operands of one iteration space together.
 
-Axes are put in the memory order of the operand that matters most, neighbours that run on in every operand are joined,
-and the last axis becomes the *row*, which is walked by vectors. A chunk is a few rows, or a segment of a long one.
+Axes are put in the memory order of the operand that matters most, neighbours that run on in every
+operand are joined, and the last axis becomes the *row*, which is walked by vectors. A chunk is a
+few rows, or a segment of a long one.
 """
 
 from __future__ import annotations
@@ -9,13 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from smelt.backends.cpu._emit import Reg
 from smelt.types import Dim, ceil_div, element_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from smelt.backends.cpu._emit import Emitter, Int
+    from smelt.backends.cpu._emit import Emitter, Int, Reg
     from smelt.backends.cpu._scalars import Scalars
     from smelt.engine import Json, View
 
@@ -25,7 +25,7 @@ SEGMENT: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One axis of an iteration space: its extent, and each operand's stride along it in elements."""
+    """One axis of an iteration space: its extent, and each operand's stride in elements."""
 
     extent: Dim
     strides: tuple[Dim, ...]
@@ -48,7 +48,7 @@ def broadcast_strides(view: View, shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
 def common_axes(
     shape: tuple[Dim, ...], strides: Sequence[tuple[Dim, ...]], lead: int
 ) -> list[Axis]:
-    """The axes of an iteration space, in the memory order of operand ``lead``, joined where they run on."""
+    """The axes of an iteration space, in operand ``lead``'s memory order, as few as possible."""
     axes = [
         Axis(extent, tuple(s[i] for s in strides)) for i, extent in enumerate(shape) if extent != 1
     ]
@@ -59,14 +59,15 @@ def sort_axes(axes: Sequence[Axis], lead: int) -> list[Axis]:
     """The axes, outermost in the memory of operand ``lead`` first."""
     known = [abs(s) for a in axes if isinstance(s := a.strides[lead], int)]
     if len(known) < len(axes):
-        # A symbolic stride is a product of inner extents: the unit stride alone is surely innermost.
+        # A symbolic stride is a product of inner extents: the unit stride alone is surely
+        # innermost.
         return sorted(axes, key=lambda a: a.strides[lead] == 1)
     order = sorted(range(len(axes)), key=lambda i: -known[i])
     return [axes[i] for i in order]
 
 
 def join_axes(axes: Sequence[Axis]) -> list[Axis]:
-    """Neighbours become one axis where, in every operand, the outer one steps over the whole inner one."""
+    """Neighbours become one axis where, in every operand, the outer steps over all the inner."""
     joined: list[Axis] = []
     for axis in axes:
         if joined:

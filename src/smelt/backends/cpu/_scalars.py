@@ -1,4 +1,4 @@
-"""Extents of views in kernel specs: known ones are baked in, the others become scalars of the launch."""
+"""Extents of views in kernel specs: known ones are baked in, others become scalars."""
 
 from __future__ import annotations
 

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 COPY: Final = "copy"
 CLEAR: Final = "clear"
 _CHUNK_BYTES: Final = 16 << 10
-"""About what one worker takes at a time: large against the cost of taking it, small against a cache."""
+"""About what one worker takes at a time: large against the cost of taking it, small against a
+cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +209,7 @@ def _merged(axes: Sequence[_Axis]) -> list[_Axis]:
 
 
 def _inner_axes(axes: Sequence[_Axis]) -> list[_Axis]:
-    """What one row of a chunk walks: the source's contiguous axis last, the destination's before it."""
+    """What a row of a chunk walks: the source's contiguous axis last, the destination's before."""
     if not axes:
         return []
     contiguous = [a for a in axes if a.source == 1]

@@ -26,14 +26,15 @@ if TYPE_CHECKING:
 
     from smelt.backends.cpu._emit import Int
     from smelt.backends.cpu._target import CpuTarget
-    from smelt.engine import Json, Step
+    from smelt.engine import Step
     from smelt.ir import Node, Op, Value
     from smelt.types import Dim
 
 _BYTES_PER_SECOND = 8e9
 
 Program = list[tuple["Op", tuple[int, ...], tuple[DType, ...]]]
-"""(op, arguments, their dtypes): ``k >= 0`` is the node's input k, ``-1 - j`` the result of op j."""
+"""(op, arguments, their dtypes): ``k >= 0`` is the node's input k, ``-1 - j`` the result of op
+j."""
 
 
 class ElementwiseFamily(Family["CpuTarget"]):
@@ -114,7 +115,7 @@ class ElementwiseFamily(Family["CpuTarget"]):
 
 
 def _format(value: Value, layout: Layout, rank: int) -> TensorFormat:
-    """The layout where the axes are the result's; fewer axes, as of a bias, lie in their own order."""
+    """The layout where the axes are the result's; fewer, as of a bias, lie in their own order."""
     own = layout if value.tensor.rank == rank else Layout.LINEAR
     return TensorFormat(value.tensor.dtype, own)
 
@@ -214,7 +215,7 @@ def _emit_step(
 
 
 def load_along(e: Emitter, start: Reg, stride: Int, index: Reg, dtype: DType, lanes: int) -> Reg:
-    """``lanes`` elements from ``index`` on along a row: contiguous, repeated, or picked one by one."""
+    """Load ``lanes`` elements of a row from ``index`` on: contiguous, repeated or scattered."""
     element, size = LLVM_TYPES[dtype], dtype.size_bytes
     if stride == 0:
         return e.splat(from_memory(e, e.load(element, start), dtype), lanes)

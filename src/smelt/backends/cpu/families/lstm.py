@@ -1,4 +1,4 @@
-"""LSTM: one kernel for the whole sequence; gates, cell and hidden state stay in registers and first-level cache."""
+"""LSTM: one kernel for the whole sequence; the states stay in first-level cache."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _rows(source: Constant, first: int, last: int) -> Constant:
 
 
 def _gate_panels(source: Constant, hidden: int, lanes: int) -> Constant:
-    """``[directions, gates * hidden, ...]`` as ``[directions, ..., gates, hidden padded to lanes]``."""
+    """``[directions, gates * hidden, ...]`` as ``[directions, ..., gates, padded hidden]``."""
     directions, _, *inner = source.type.shape
     padded = -hidden % lanes
     shape = _ints(int(str(directions)), _GATES, hidden, *(int(str(d)) for d in inner or (1,)))

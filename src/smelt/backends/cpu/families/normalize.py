@@ -1,4 +1,4 @@
-"""Softmax, LogSoftmax, LayerNormalization and RMSNormalization: passes along one axis, kept in cache."""
+"""Softmax and layer normalisation: a few passes along one axis, kept in cache."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _places(
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """The elements that are normalised together: ``lanes`` lines side by side, or one with ``across`` lanes along it."""
+    """Elements normalised together: ``lanes`` lines abreast, or one, ``across`` lanes at a time."""
 
     e: Emitter
     axes: Sequence[tuple[Int, ...]]
@@ -253,7 +253,7 @@ def _line_maximum(line: _Line) -> Reg:
 
 
 def _normalization(*, centred: bool) -> Callable[[_Line], None]:
-    """``(x - mean) / sqrt(variance + epsilon) * scale + bias``, the mean left out where not centred."""
+    """``(x - mean) / sqrt(variance + epsilon) * scale + bias``; no mean where not centred."""
 
     def emit(line: _Line) -> None:
         e = line.e

@@ -152,7 +152,7 @@ def _column(
     lanes: int,
     across: int,
 ) -> None:
-    """Reduce ``lanes`` outputs side by side, or one with ``across`` lanes along the last reduced axis."""
+    """Reduce ``lanes`` outputs abreast, or one, ``across`` lanes along the last reduced axis."""
     pointer = e.at(starts[0], e.mul(index, e.mul(strides[0], _SIZE)))
     kind = f"<{max(lanes, across)} x float>" if max(lanes, across) > 1 else "float"
     start = e.constant(_FIRST[op], kind)
@@ -179,7 +179,7 @@ def _nest(
     kind: str,
     across: int,
 ) -> tuple[Reg, Reg]:
-    """Loops over the reduced axes; the second total is that of the elements beyond whole vectors."""
+    """Loop over the reduced axes; the second total is of the elements beyond whole vectors."""
     if not gone:
         return combine(e, op, totals[0], e.load(kind, pointer)), totals[1]
     (extent, stride), *inner = gone
