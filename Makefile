@@ -30,10 +30,10 @@ check: layout lint gates floors mypy pyright  ## every gate: format, lint, sizes
 layout lint gates floors mypy pyright: $(VENV)/.stamp-dev
 
 layout:
-	@$(BIN)/ruff format --check --quiet $(CODE) || { echo "run make format" >&2; exit 1; }
+	@$(BIN)/ruff format --check --quiet --output-format concise $(CODE) || { echo "run make format" >&2; exit 1; }
 
 lint:
-	@$(BIN)/ruff check --quiet $(CODE)
+	@$(BIN)/ruff check --quiet --output-format concise $(CODE)
 
 gates:
 	@$(BIN)/python tools/gates.py
