@@ -89,9 +89,10 @@ def _read_dim(data: object, where: str) -> Dim:
     if len(data) > _MAX_DIM_TEXT:
         raise _fail(where, f"a dimension of more than {_MAX_DIM_TEXT} characters")
     try:
-        return _dim_from_node(ast.parse(data, mode="eval").body)
+        dim = _dim_from_node(ast.parse(data, mode="eval").body)
     except (SyntaxError, ValueError, RecursionError, MemoryError, ZeroDivisionError) as error:
         raise _fail(where, f"{_describe(data)} is no dimension ({error})") from error
+    return _read_int(dim, where) if isinstance(dim, int) else dim
 
 
 def _dim_from_node(node: ast.expr) -> Dim:
@@ -133,8 +134,8 @@ def _write_dim(dim: Dim) -> object:
 def _read_json(data: object, where: str, depth: int = 0) -> Json:
     if depth > _MAX_DEPTH:
         raise _fail(where, f"parameters are nested more than {_MAX_DEPTH} deep")
-    if isinstance(data, list):
-        items = cast("list[object]", data)
+    if isinstance(data, list | tuple):
+        items = cast("Sequence[object]", data)
         return tuple(_read_json(item, where, depth + 1) for item in items)
     if type(data) is int:
         return _read_int(data, where)

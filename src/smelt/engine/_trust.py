@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 _KIND: Final = "smelt-ed25519"
 _SECRET_NAME: Final = "signing.key"  # noqa: S105  (a file's name)
+_CACHE_NAME: Final = "cache.key"
 _PUBLIC_SUFFIX: Final = ".pub"
 _TRUSTED_FOLDER: Final = "trusted"
 _KEY_BYTES: Final = 32
@@ -94,16 +95,37 @@ def user_signer() -> Signer | None:
             "signed; the bare runtime will refuse it. Set SMELT_HOME to a directory of your own"
         )
         return None
-    path = folder / _SECRET_NAME
     try:
-        _create_private(path, secrets.token_bytes(_KEY_BYTES).hex())
-        _LOG.info("made a signing key: %s", path)
-    except FileExistsError:
-        pass  # the usual case, or another process was faster
+        return Signer(_user_secret(folder / _SECRET_NAME))
     except OSError as error:
         _LOG.warning("no signing key can be kept in %s (%s); not signing", folder, error.strerror)
         return None
-    return Signer(_read_secret(path))
+
+
+def cache_secret() -> bytes | None:
+    """Return the key of the user's code cache, made at the first call; None without a home.
+
+    Raises:
+        TrustError: the key's file is damaged, or others may read it.
+    """
+    folder = config.keys_directory()
+    if folder is None:
+        return None
+    try:
+        return _user_secret(folder / _CACHE_NAME)
+    except OSError as error:
+        _LOG.debug("no key can be kept in %s: %s", folder, error.strerror)
+        return None
+
+
+def _user_secret(path: Path) -> bytes:
+    """Thirty-two secret bytes, made when they are first asked for."""
+    try:
+        _create_private(path, secrets.token_bytes(_KEY_BYTES).hex())
+        _LOG.info("made a key: %s", path)
+    except FileExistsError:
+        pass  # the usual case, or another process was faster
+    return _read_secret(path)
 
 
 def _create_private(path: Path, text: str) -> None:
@@ -122,6 +144,7 @@ def _create_private(path: Path, text: str) -> None:
 
 
 def _read_secret(path: Path) -> bytes:
+    """The bytes of a key's file. Raises FileNotFoundError."""
     if os.name == "posix" and path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise TrustError(
             f"{path} can be read by others, who could sign engines in your name; "
@@ -129,7 +152,7 @@ def _read_secret(path: Path) -> bytes:
         )
     try:
         secret = bytes.fromhex(path.read_text())
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         raise TrustError(f"{path} is damaged; delete it, and a new key is made") from error
     if len(secret) != _KEY_BYTES:
         raise TrustError(f"{path} is damaged; delete it, and a new key is made")

@@ -1,0 +1,103 @@
+"""Compiled kernels kept between builds, in a folder that is the user's alone.
+
+What is in the cache is run, so each entry carries a MAC under a key of the user's. An entry that is
+damaged, cut short or made by somebody else is not there; it is compiled and written again. Entries
+appear whole or not at all, so processes may share the folder.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import hmac
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import llvmlite
+
+from smelt import config
+from smelt.devices.cpu import abi
+from smelt.engine import VERSION, cache_secret, write_atomically
+from smelt.errors import SmeltError
+
+if TYPE_CHECKING:
+    from smelt.backends.cpu._target import CpuTarget
+    from smelt.engine import KernelSpec
+
+_LOG = logging.getLogger(__name__)
+_MAGIC: Final = b"smeltobj"
+_MAC_BYTES: Final = 32
+_MAX_BYTES: Final = 1 << 26
+
+
+class CodeCache:
+    """A folder of objects, by kernel and target."""
+
+    def __init__(self, folder: Path, secret: bytes) -> None:
+        """Keep entries in ``folder``, sealed with ``secret``."""
+        self._folder = folder
+        self._secret = secret
+
+    @classmethod
+    def open(cls) -> CodeCache | None:
+        """Return the user's cache; None where there is none, or the user wants none."""
+        if not config.code_cache_enabled():
+            return None
+        folder = config.cache_directory()
+        secret = cache_secret()
+        if folder is None or secret is None:
+            _LOG.debug("kernels are not kept: there is no private, writable home directory")
+            return None
+        try:
+            (folder / "code").mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            _LOG.debug("kernels are not kept: %s", error)
+            return None
+        return cls(folder / "code", secret)
+
+    def get(self, kernel: KernelSpec, target: CpuTarget, /) -> bytes | None:
+        """Return the kernel's object, if it is known and unharmed."""
+        path = self._path(kernel, target)
+        try:
+            with path.open("rb") as file:
+                data = file.read(_MAX_BYTES + 1)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            _LOG.debug("%s cannot be read: %s", path, error.strerror)
+            return None
+        seal, content = data[: len(_MAGIC) + _MAC_BYTES], data[len(_MAGIC) + _MAC_BYTES :]
+        if len(data) > _MAX_BYTES or not hmac.compare_digest(seal, self._seal(path.name, content)):
+            _LOG.debug("%s is damaged or not ours; it is made again", path)
+            return None
+        return content
+
+    def put(self, kernel: KernelSpec, target: CpuTarget, content: bytes, /) -> None:
+        """Keep a kernel's object. That it cannot be kept is no error."""
+        path = self._path(kernel, target)
+        try:
+            write_atomically(path, iter((self._seal(path.name, content), content)))
+        except SmeltError as error:
+            _LOG.debug("%s", error)
+
+    def _path(self, kernel: KernelSpec, target: CpuTarget) -> Path:
+        made_for = (kernel.symbol, repr(target), VERSION, abi.ABI_VERSION, _generator())
+        digest = hashlib.sha256(repr(made_for).encode()).hexdigest()
+        return self._folder / f"{kernel.symbol[:60]}-{digest[:32]}.o"
+
+    def _seal(self, name: str, content: bytes) -> bytes:
+        """What stands before an entry. The name is sealed too: entries cannot be exchanged."""
+        message = len(name).to_bytes(4, "little") + name.encode() + content
+        return _MAGIC + hmac.digest(self._secret, message, "sha256")
+
+
+@functools.cache
+def _generator() -> str:
+    """What made the code: LLVM's version, and the sources of our generators."""
+    digest = hashlib.sha256(repr(llvmlite.__version__).encode())
+    root = Path(__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

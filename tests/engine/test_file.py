@@ -1,0 +1,307 @@
+"""The engine file: the same after reading, refused when anything in it is wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import textwrap
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smelt.engine import (
+    EngineHeader,
+    HostCall,
+    Signer,
+    header_from_data,
+    header_to_data,
+    read_engine,
+    serialize_engine,
+    write_engine,
+)
+from smelt.errors import EngineFormatError, SmeltError
+from smelt.types import DType, SymbolicDim
+from tests.support.engines import BATCH, affine_data, affine_header, view
+
+SIGNER = Signer(bytes(range(32)))
+CODE, RUNTIME = b"code" * 10, b"runtime" * 1000
+
+
+def rich_header() -> EngineHeader:
+    """A header that uses every field."""
+    header = affine_header(max_batch_size=None, report='{"a": [1, "ü"]}', metadata=(("k", "v"),))
+    inner = BATCH * 3 + SymbolicDim.symbol("n") // 2 - 7
+    host = HostCall(
+        ("op", "flatten", (("axis", 1), ("x", 0.5), ("y", None), ("z", (True, "s")))),
+        (None, view(3, BATCH, inner)),
+        (replace(view(4, BATCH), halo=((1, 2),), dtype=DType.BFLOAT16),),
+        sizes=(("n", 0, 0),),
+        layer=1,
+    )
+    (plan,) = header.plans
+    return replace(header, plans=(replace(plan, steps=(*plan.steps, host)),))
+
+
+def data(**parts: Any) -> bytes:
+    chosen = {
+        "header": rich_header(),
+        "weights": affine_data(),
+        "code": CODE,
+        "runtime_code": RUNTIME,
+        "signer": SIGNER,
+        **parts,
+    }
+    return serialize_engine(**chosen)
+
+
+def test_an_engine_reads_back_as_it_was_written() -> None:
+    engine = read_engine(data())
+    assert engine.header == rich_header()
+    assert engine.weights.tobytes() == affine_data()
+    assert (engine.code, engine.runtime_code) == (CODE, RUNTIME)
+    assert engine.signature is not None
+    assert engine.signature.public_key == SIGNER.public_key
+
+
+def test_an_engine_reads_from_a_path_bytes_views_and_files(tmp_path: Path) -> None:
+    path = tmp_path / "m.engine"
+    write_engine(path, rich_header(), affine_data(), CODE, RUNTIME, None)
+    for source in (path, str(path), path.read_bytes(), memoryview(path.read_bytes())):
+        assert read_engine(source).header == rich_header()
+    with path.open("rb") as file:
+        assert read_engine(file).weights.tobytes() == affine_data()
+    written = io.BytesIO()
+    write_engine(written, rich_header(), affine_data(), CODE, RUNTIME, None)
+    assert written.getvalue() == path.read_bytes()
+
+
+def test_weights_of_a_path_stay_mapped_aligned_and_read_only(tmp_path: Path) -> None:
+    path = tmp_path / "m.engine"
+    write_engine(path, rich_header(), affine_data(), CODE, RUNTIME, None)
+    weights = read_engine(path).weights
+    assert weights.ctypes.data % 4096 == 0
+    assert not weights.flags.writeable
+    assert not weights.flags.owndata
+
+
+def test_equal_engines_have_equal_bytes() -> None:
+    assert data() == data()
+
+
+def test_every_field_of_the_header_is_written() -> None:
+    written = header_to_data(rich_header())
+    assert isinstance(written, dict)
+    assert set(written) == {field.name for field in fields(EngineHeader)}
+
+
+@given(st.data())
+def test_no_flipped_bit_goes_unnoticed(draw: st.DataObject) -> None:
+    whole = bytearray(data())
+    position = draw.draw(st.integers(0, len(whole) - 1))
+    whole[position] ^= 1 << draw.draw(st.integers(0, 7))
+    try:
+        engine = read_engine(bytes(whole))
+    except EngineFormatError:
+        return
+    # Only the signature's own bytes are not covered by a checksum; the signature then is wrong.
+    assert engine.signature is not None
+    original = read_engine(data()).signature
+    assert original is not None
+    changed = (engine.signature.public_key, engine.signature.signature, engine.signature.message)
+    assert changed != (original.public_key, original.signature, original.message)
+
+
+@given(st.integers(0, len(data()) - 1))
+def test_every_truncation_is_refused(length: int) -> None:
+    with pytest.raises(EngineFormatError):
+        read_engine(data()[:length])
+
+
+@given(st.binary(max_size=400))
+def test_noise_is_refused(noise: bytes) -> None:
+    with pytest.raises(EngineFormatError):
+        read_engine(noise)
+    with pytest.raises(EngineFormatError):
+        read_engine(data()[:64] + noise)
+
+
+def rebuilt(text: bytes, tail: bytes | None = None) -> bytes:
+    """A file around another header, whose lengths are right."""
+    rest = data()[64 + struct.unpack_from("<Q", data(), 16)[0] :] if tail is None else tail
+    prefix = bytearray(data()[:64])
+    struct.pack_into("<QQ", prefix, 16, len(text), 64 + len(text) + len(rest))
+    return bytes(prefix) + text + rest
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
+    ),
+    max_leaves=20,
+)
+
+
+@given(JSON)
+def test_any_json_as_a_header_is_refused(content: object) -> None:
+    with pytest.raises(EngineFormatError):
+        read_engine(rebuilt(json.dumps(content).encode()))
+    with pytest.raises(EngineFormatError):
+        header_from_data(content)
+
+
+@given(st.data())
+def test_a_header_with_anything_in_one_place_is_refused_or_read(draw: st.DataObject) -> None:
+    content: Any = json.loads(json.dumps(header_to_data(rich_header())))
+    parent, key = None, None
+    node = content
+    while isinstance(node, dict | list) and node and (parent is None or draw.draw(st.booleans())):
+        keys = list(node) if isinstance(node, dict) else list(range(len(node)))
+        parent, key = node, draw.draw(st.sampled_from(keys))
+        node = node[key]
+    assert parent is not None
+    parent[key] = draw.draw(JSON)
+    try:
+        header = header_from_data(content)
+    except EngineFormatError:
+        return
+    assert isinstance(header, EngineHeader)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"[" * 100_000,
+        b'{"engine": 1' + b"1" * 10_000 + b"}",
+        b'{"a": 1, "a": 2}',
+        b"\xff\xfe",
+        b'{"engine": {}, "sections": []}',
+    ],
+)
+def test_hostile_json_is_refused(text: bytes) -> None:
+    with pytest.raises(EngineFormatError):
+        read_engine(rebuilt(text))
+
+
+@pytest.mark.parametrize(
+    "dim",
+    ["(a + b)*(a + b)", "a" * 3000, "a // 0", "a // b", "a ** 9", "f(a)", "1.5", "a +", "", True]
+    + ["(" * 150 + "a" + ")" * 150 + " //", "9" * 30],
+)
+def test_a_hostile_dimension_is_refused(dim: object) -> None:
+    content: Any = header_to_data(rich_header())
+    content["plans"][0]["steps"][0][1]["chunks"] = dim
+    with pytest.raises(EngineFormatError, match="chunks"):
+        header_from_data(content)
+
+
+def test_a_product_that_would_not_end_is_refused_at_once() -> None:
+    content: Any = header_to_data(rich_header())
+    terms = "+".join("abcdefgh")
+    content["plans"][0]["steps"][0][1]["chunks"] = "*".join([f"(({terms}) // 1)"] * 80)
+    with pytest.raises(EngineFormatError, match="product of sums"):
+        header_from_data(content)
+
+
+@pytest.mark.parametrize("change", ["offset", "size", "name", "sha256", "extra"])
+def test_a_wrong_section_table_is_refused(change: str) -> None:
+    length = struct.unpack_from("<Q", data(), 16)[0]
+    content = json.loads(data()[64 : 64 + length])
+    rows = content["sections"]
+    values = {"offset": rows[1]["offset"] + 4096, "size": 1 << 40, "name": "x", "extra": 1}
+    rows[1][change] = values.get(change, hashlib.sha256(b"").hexdigest())
+    text = json.dumps(content, separators=(",", ":")).encode().ljust(length)
+    with pytest.raises(EngineFormatError):
+        read_engine(rebuilt(text))
+
+
+def test_bytes_between_sections_must_be_zero() -> None:
+    whole = bytearray(data())
+    end = whole.index(CODE) + len(CODE)
+    assert whole[end] == 0
+    whole[end + 3] = 1
+    with pytest.raises(EngineFormatError, match="not zero"):
+        read_engine(bytes(whole))
+
+
+def test_another_format_version_says_so() -> None:
+    whole = bytearray(data())
+    whole[8] = 9
+    with pytest.raises(EngineFormatError, match=r"format 9.*build the engine again"):
+        read_engine(bytes(whole))
+
+
+def test_what_cannot_be_read_says_why(tmp_path: Path) -> None:
+    with pytest.raises(EngineFormatError, match="No such file"):
+        read_engine(tmp_path / "none.engine")
+    with pytest.raises(EngineFormatError, match="directory"):
+        read_engine(tmp_path)
+    (tmp_path / "empty").touch()
+    with pytest.raises(EngineFormatError, match="empty"):
+        read_engine(tmp_path / "empty")
+    with pytest.raises(EngineFormatError, match="not int"):
+        read_engine(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def test_a_full_disc_leaves_nothing_and_says_so(tmp_path: Path) -> None:
+    program = textwrap.dedent("""
+        import resource, signal, sys
+        from smelt.engine import write_engine
+        from smelt.errors import SmeltError
+        from tests.support.engines import affine_header
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))
+        try:
+            write_engine(sys.argv[1], affine_header(), bytes(1 << 20), b"", b"", None)
+        except SmeltError as error:
+            print(error)
+    """)
+    path = tmp_path / "m.engine"
+    path.write_bytes(b"old")
+    found = subprocess.run(
+        [sys.executable, "-c", program, str(path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "PYTHONPATH": "src"},
+    )
+    assert "cannot be written" in found.stdout
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_interrupt_while_writing_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "m.engine"
+    path.write_bytes(b"old")
+
+    class Interrupting(Signer):
+        def sign(self, message: bytes) -> bytes:
+            signal.raise_signal(signal.SIGINT)
+            return super().sign(message)
+
+    with pytest.raises(KeyboardInterrupt):
+        write_engine(path, rich_header(), b"", b"", b"", Interrupting(bytes(32)))
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SmeltError, match="cannot be written"):
+        write_engine(tmp_path / "none" / "m.engine", rich_header(), b"", b"", b"", None)
+
+
+def test_weights_may_be_any_buffer() -> None:
+    array = np.arange(100, dtype=np.float32)
+    assert read_engine(data(weights=array.view(np.uint8))).weights.tobytes() == array.tobytes()

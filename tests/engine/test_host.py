@@ -1,0 +1,63 @@
+"""What this machine is, and whether an engine was made for it."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import llvmlite.binding as llvm
+import pytest
+
+from smelt.engine import VERSION, Fingerprint, Host, check_fingerprint, detect_host, known_features
+from smelt.errors import EngineMismatchError
+
+HERE = Host("x86_64", ("avx", "avx2", "fma", "sse2"), "linux")
+MADE = Fingerprint("cpu", "x86_64", ("avx2", "fma"), "linux", 1, "0.1.0")
+
+
+def check(made: Fingerprint) -> None:
+    check_fingerprint(made, abi=1, version="0.1.0", host=HERE)
+
+
+def test_an_equal_or_wider_machine_runs_an_engine() -> None:
+    check(MADE)
+    check(replace(MADE, features=()))
+
+
+@pytest.mark.requirement("G-45")
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"architecture": "aarch64"}, "processor architecture: the engine was built for aarch64"),
+        ({"features": ("avx512f", "avx512vl", "fma")}, "lacks avx512f, avx512vl"),
+        ({"system": "darwin"}, "operating system"),
+        ({"abi": 2}, "kernel interface"),
+        ({"version": "0.0.9"}, "smelt version: the engine was built for 0.0.9, this is 0.1.0"),
+    ],
+)
+def test_an_engine_made_elsewhere_is_refused_with_what_differs(
+    change: dict[str, object], words: str
+) -> None:
+    with pytest.raises(EngineMismatchError, match=f"{words}(.|\n)*Build it again"):
+        check(replace(MADE, **change))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def test_every_difference_is_listed_at_once() -> None:
+    with pytest.raises(EngineMismatchError) as caught:
+        check(replace(MADE, system="darwin", abi=7, features=("amx-tile",)))
+    assert str(caught.value).count("\n  - ") == 3
+
+
+def test_what_is_found_here_agrees_with_llvm() -> None:
+    found = llvm.get_host_cpu_features()
+    here = detect_host()
+    assert here.architecture == llvm.get_default_triple().split("-")[0].replace("arm64", "aarch64")
+    for feature in known_features(here.architecture):
+        if feature in found:
+            assert found[feature] == (feature in here.features), feature
+
+
+def test_the_version_is_the_packages() -> None:
+    path = Path(__file__).parents[2] / "pyproject.toml"
+    assert tomllib.loads(path.read_text())["project"]["version"] == VERSION
