@@ -278,6 +278,14 @@ def test_half_precision_stays_where_it_is_wanted() -> None:
     assert "promote-half" in [one.name for one in pipeline("float32")]
 
 
+def test_a_backend_says_what_it_has_no_code_to_fuse_and_what_it_wants_whole() -> None:
+    b = Builder()
+    relu = b.add(ops.Relu(), b.conv("a"), name="r")
+    b.graph.outputs = [b.add(ops.LogSoftmax(), relu, name="s").output]
+    run_passes(b.graph, pipeline(never_fused={"relu"}, kept_whole={"log_softmax"}))
+    assert layers(b.graph) == [("a",), ("r",), ("s",)]
+
+
 def test_options_of_a_pass_are_its_fields() -> None:
     b = Builder()
     heads = [b.conv(name, filters=64) for name in ("a", "b")]

@@ -58,7 +58,8 @@ class Constant:
             if self.recipe is None:
                 raise InternalError(f"constant {self.name} has neither array nor recipe")
             arrays = [None if c is None else c.array for c in self.recipe.inputs]
-            made = self.recipe.op.reference(*arrays)[self.recipe.output]
+            with np.errstate(all="ignore"):  # weights may be infinite; that is not ours to report
+                made = self.recipe.op.reference(*arrays)[self.recipe.output]
             self._array = np.asarray(made, None, "C")
         return self._array
 

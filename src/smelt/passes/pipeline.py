@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from smelt.passes.combine_affines import CombineAffines
@@ -19,6 +20,8 @@ from smelt.passes.simplify_concats import SimplifyConcats
 from smelt.passes.sink_transposes import SinkTransposes
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from smelt.passes._base import Pass
 
 DEFAULT_PIPELINE: tuple[Pass, ...] = (
@@ -52,8 +55,28 @@ DEFAULT_PIPELINE: tuple[Pass, ...] = (
 """What every build runs, for engines that compute in float32."""
 
 
-def pipeline(precision: str = "float32") -> tuple[Pass, ...]:
-    """The passes for engines that compute in ``precision``; all but float32 keep half as it is."""
-    if precision == "float32":
-        return DEFAULT_PIPELINE
-    return tuple(one for one in DEFAULT_PIPELINE if not isinstance(one, PromoteHalf))
+def pipeline(
+    precision: str = "float32",
+    *,
+    never_fused: Collection[str] = (),
+    kept_whole: Collection[str] = (),
+) -> tuple[Pass, ...]:
+    """The passes for one build.
+
+    Args:
+        precision: what the engine computes in; all but float32 keep half precision as it is.
+        never_fused: names of elementwise ops for which a backend has no generated code.
+        kept_whole: names of ops for which a backend has code that is better than their parts.
+    """
+    passes: list[Pass] = []
+    for one in DEFAULT_PIPELINE:
+        match one:
+            case PromoteHalf() if precision != "float32":
+                continue
+            case FuseEpilogues():
+                passes.append(replace(one, excluded=tuple(sorted(never_fused))))
+            case Decompose():
+                passes.append(replace(one, excluded=tuple(sorted(kept_whole))))
+            case _:
+                passes.append(one)
+    return tuple(passes)
