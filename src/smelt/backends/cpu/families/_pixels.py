@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 CHANNEL_AXIS = 1
 _FLOAT_BYTES = 4
-_CHUNK_ELEMENTS = 1 << 15
+_CHUNK_OPERATIONS = 1 << 20
 """Multiply-adds, comparisons… that are worth the hand-over to a worker."""
 
 
@@ -119,7 +119,7 @@ def pixels_of(
     extras = plan_extras(node, CHANNEL_AXIS)
     assert not isinstance(extras, str)
     row_work = (width if isinstance(width, int) else 56) * channels * work
-    rows = max(1, _CHUNK_ELEMENTS * 8 // max(1, row_work))
+    rows = max(1, _CHUNK_OPERATIONS // max(1, row_work))
     if isinstance(height, int):
         rows = max(1, min(rows, -(-height // 4)))
     pixels = Pixels(
@@ -161,15 +161,28 @@ class PixelWriter:
         return f"<{self.p.lanes} x float>" if self.p.lanes > 1 else "float"
 
     @contextmanager
-    def rows(self) -> Iterator[tuple[Int, Int]]:
-        """Write the loops over chunks and rows: inside, the image and the row."""
+    def chunks(self) -> Iterator[tuple[Int, Int, Int]]:
+        """Write the loop over chunks: inside, the image, the first row and the end of the rows."""
         e, p = self.e, self.p
         with e.loop(e.begin, e.end) as chunk:
             image, block = unravel(e, chunk.index, (p.images, p.blocks))
             top = e.mul(block, p.rows)
-            bottom = e.minimum(e.add(top, p.rows), e.extent(p.height))
-            with e.loop(top, bottom) as row:
-                yield image, row.index
+            yield image, top, e.minimum(e.add(top, p.rows), e.extent(p.height))
+
+    @contextmanager
+    def rows(self) -> Iterator[tuple[Int, Int]]:
+        """Write the loops over chunks and rows: inside, the image and the row."""
+        with self.chunks() as (image, top, bottom), self.e.loop(top, bottom) as row:
+            yield image, row.index
+
+    def channel_blocks(self, vectors: int, body: Callable[[Int, Int, Reg | None], None]) -> None:
+        """Write ``body(first, end, mask)`` for blocks of ``vectors`` vectors, and for a masked rest."""
+        e, lanes, count = self.e, self.p.lanes, self.p.channels
+        whole = count // lanes * lanes
+        with e.loop(0, whole, vectors * lanes) as block:
+            body(block.index, e.minimum(e.add(block.index, vectors * lanes), whole), None)
+        if count > whole:
+            body(whole, count, e.tail_mask(count - whole, lanes))
 
     def offset(self, walk: Walk, image: Int, row: Int, column: Int) -> Int:
         """Byte offset of a pixel."""

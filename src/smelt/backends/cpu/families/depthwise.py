@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from smelt.types import Dim
 
 _FLOAT_BYTES: Final = 4
+_FIRST_LEVEL_BYTES: Final = 20 << 10
 _WRITTEN_OUT_TAPS: Final = 49
 """Windows up to this size are written out; rows of larger ones are looped over."""
 
@@ -74,9 +75,11 @@ class DepthwiseFamily(Family[CpuTarget]):
         halos = (halo, *[()] * (len(node.inputs) - 1)) if halo else ()
         own = (CHANNELS_LAST, *[None] * (root_of(node)[1] - 1))
         width = node.output.tensor.shape[-1]
-        sizes = (6, 10, 3) if target.vector_bits == 512 else (4, 6, 2)
-        for rank, size in enumerate(dict.fromkeys(_even(width, s) for s in sizes)):
-            options = parameters(lanes=target.vector_bits // 32, columns=size)
+        sizes = (8, 14) if target.vector_bits == 512 else (4, 6)
+        lanes, block = target.vector_bits // 32, _block(node, root, target)
+        choices = [(_even(width, size), b) for size in sizes for b in (block, max(1, block // 2))]
+        for rank, (size, vectors) in enumerate(dict.fromkeys(choices)):
+            options = parameters(lanes=lanes, columns=size, block=vectors)
             seconds = _estimate_seconds(node, root, target) * (1 + 0.02 * rank)
             yield Tactic(
                 self.name, options, (*own, *found), (CHANNELS_LAST,), halos, cost_hint=seconds
@@ -123,6 +126,7 @@ class DepthwiseFamily(Family[CpuTarget]):
                 a_start=scalars.json(start),
                 bias=has_bias,
                 columns=options["columns"],
+                block=options["block"],
             ),
         )
         views = (x, *operands.packed[:own], *extras, operands.outputs[0])
@@ -160,6 +164,14 @@ def _even(extent: Dim, size: int) -> int:
     return max(1, -(-extent // -(-extent // size)))
 
 
+def _block(node: Node, root: Conv, target: CpuTarget) -> int:
+    """Vectors of channels whose rows under a window stay in the first level of cache."""
+    width = node.output.tensor.shape[-1]
+    columns = (width if isinstance(width, int) else 56) * root.strides[-1]
+    rows = _pair(root.kernel_shape)[0]
+    return max(1, _FIRST_LEVEL_BYTES // (rows * columns * target.vector_bits // 8))
+
+
 def _walk_json(walk: Walk) -> Json:
     return (walk.image, walk.row, walk.column, walk.channel)
 
@@ -189,32 +201,36 @@ class _Writer:
         self.padded = -(-self.p.channels // self.p.lanes) * self.p.lanes
 
     def write(self) -> str:
+        with self.w.chunks() as (image, top, bottom):
+
+            def block(first: Int, end: Int, mask: Reg | None) -> None:
+                with self.e.loop(top, bottom) as row:
+                    self.row((image, row.index), (first, end), mask)
+
+            self.w.channel_blocks(self.k["block"], block)
+        return self.e.module()
+
+    def row(self, line: tuple[Int, Int], channels: tuple[Int, Int], mask: Reg | None) -> None:
         e, columns = self.e, self.k["columns"]
         width = e.extent(self.p.width)
-        with self.w.rows() as (image, row):
-            if isinstance(width, int):
-                self.row(image, row, min(columns, width), width)
-            else:
-                with e.when(e.compare("sge", width, columns)):
-                    self.row(image, row, columns, width)
-                with e.when(e.compare("slt", width, columns)):
-                    self.row(image, row, 1, width)
-        return e.module()
+        if isinstance(width, int):
+            self.tiles(line, channels, mask, min(columns, width))
+            return
+        with e.when(e.compare("sge", width, columns)):
+            self.tiles(line, channels, mask, columns)
+        with e.when(e.compare("slt", width, columns)):
+            self.tiles(line, channels, mask, 1)
 
-    def row(self, image: Int, row: Int, columns: int, width: Int) -> None:
+    def tiles(
+        self, line: tuple[Int, Int], channels: tuple[Int, Int], mask: Reg | None, columns: int
+    ) -> None:
         """Tiles of one row; the last ends at the border."""
-        e = self.e
+        e, width = self.e, self.e.extent(self.p.width)
         count = e.div(e.add(width, columns - 1), columns)
         with e.loop(0, count) as tile:
             left = e.minimum(e.mul(tile.index, columns), e.sub(width, columns))
-
-            def tile_channels(
-                channel: Int, masks: list[Reg | None], left: Int = left
-            ) -> None:
-                for mask in masks:
-                    self.tile((image, row, left), columns, channel, mask)
-
-            self.w.channels(1, tile_channels)
+            with e.loop(*channels, self.p.lanes) as channel:
+                self.tile((*line, left), columns, channel.index, mask)
 
     def tile(
         self, place: tuple[Int, Int, Int], columns: int, channel: Int, mask: Reg | None

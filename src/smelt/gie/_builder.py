@@ -1,0 +1,117 @@
+"""The builder in the documented vocabulary."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from smelt.builder import build
+from smelt.errors import BuildError, SmeltError
+from smelt.gie._network import InferNetwork
+from smelt.gie._runtime import CudaEngine
+from smelt.ir import Graph, clone
+from smelt.logger import Severity, forward_to
+from smelt.ops import Cast
+from smelt.types import DType, TensorType
+
+if TYPE_CHECKING:
+    from smelt.logger import Logger
+
+_DEFAULT_WORKSPACE_BYTES = 1 << 20
+
+
+class InferBuilder:
+    """Builds engines from networks; options are attributes and have the documented setters."""
+
+    def __init__(self, logger: Logger) -> None:
+        self.logger = logger
+        self.device = "cpu"
+        """What engines are built for."""
+        self.max_batch_size = 1
+        self.max_workspace_size = _DEFAULT_WORKSPACE_BYTES
+        """Bytes of scratch that a step may use at run time."""
+        self.half2_mode = False
+        self.debug_sync = False
+
+    def set_max_batch_size(self, batch_size: int) -> None:
+        """Set the batch to tune for: smaller ones run, larger ones are refused."""
+        self.max_batch_size = batch_size
+
+    def set_max_workspace_size(self, size_bytes: int) -> None:
+        """Set the upper bound of the scratch memory of a step, in bytes."""
+        self.max_workspace_size = size_bytes
+
+    def set_half2_mode(self, mode: bool) -> None:  # noqa: FBT001  (the documented signature)
+        """Ask for pairs of images in 16 bits, where the device has that."""
+        self.half2_mode = mode
+
+    @property
+    def platform_has_fast_fp16(self) -> bool:
+        """Whether 16-bit arithmetic is faster than 32-bit on the device: on no processor yet."""
+        return False
+
+    def create_network(self) -> InferNetwork:
+        """Return an empty network."""
+        return InferNetwork()
+
+    def build_cuda_engine(self, network: InferNetwork) -> CudaEngine:
+        """Optimise a network and compile it; all bindings are float32, contiguous NCHW.
+
+        Raises SmeltError: what stands against it; the logger hears it as an error as well.
+        """
+        with forward_to(self.logger):
+            try:
+                return self._build(network)
+            except SmeltError as error:
+                self.logger.log(Severity.ERROR, str(error))
+                raise
+
+    def _build(self, network: InferNetwork) -> CudaEngine:
+        if self.max_batch_size < 1:
+            raise BuildError(f"max_batch_size is {self.max_batch_size}; it must be at least 1")
+        if self.half2_mode:
+            message = f"half2 mode is for GPUs; on {self.device!r} layers compute in float32"
+            self.logger.log(Severity.WARNING, message)
+        engine = build(
+            float32_bindings(network.graph),
+            device=self.device,
+            max_batch_size=self.max_batch_size,
+            max_workspace_bytes=self.max_workspace_size,
+        )
+        names = ", ".join(layer.name for layer in engine.layers)
+        message = f"{engine.name}: {len(engine.layers)} layers: {names}"
+        self.logger.log(Severity.INFO, message)
+        return CudaEngine(engine)
+
+    def destroy(self) -> None:
+        """End the builder's life; networks and engines go on."""
+
+
+def float32_bindings(graph: Graph) -> Graph:
+    """A copy of the graph whose inputs and outputs are float32 where they were float16."""
+    copy = clone(graph)
+    for value in copy.inputs:
+        kind = value.tensor
+        if kind.dtype is DType.FLOAT16:
+            value.type = TensorType(DType.FLOAT32, kind.shape)
+            users = list(dict.fromkeys(value.users))
+            first = next((n for n in copy.nodes if n in users), None)
+            made = copy.add(
+                Cast(DType.FLOAT16), value, name=f"{value.name} to float16", before=first
+            )
+            for user in users:
+                for index, read in enumerate(user.inputs):
+                    if read is value:
+                        copy.set_input(user, index, made.output)
+    for index, value in enumerate(copy.outputs):
+        if value.tensor.dtype is DType.FLOAT16:
+            name, value.name = value.name, f"{value.name} in float16"
+            node = copy.add(
+                Cast(DType.FLOAT32), value, name=f"{name} to float32", output_names=(name,)
+            )
+            copy.outputs[index] = node.output
+    return copy
+
+
+def create_infer_builder(logger: Logger) -> InferBuilder:
+    """Return a builder that reports to ``logger``, which has ``log(severity, message)``."""
+    return InferBuilder(logger)

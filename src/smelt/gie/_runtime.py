@@ -1,0 +1,167 @@
+"""Engines and contexts in the documented vocabulary."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from smelt.builder import load
+from smelt.errors import ContextError, SmeltError
+from smelt.logger import Severity, forward_to
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+    from smelt.logger import Logger
+    from smelt.runtime import Engine, Event, ExecutionContext, Profiler, Stream
+
+
+class InferContext:
+    """Runs an engine on the application's buffers: contiguous float32 NCHW, indexed by binding."""
+
+    def __init__(self, engine: CudaEngine, context: ExecutionContext) -> None:
+        self.engine = engine
+        self.context = context
+        self.debug_sync = False
+        """Whether each layer is waited for; layers of this device are in any case."""
+
+    def execute(self, batch_size: int, bindings: Sequence[Any]) -> bool:
+        """Run once and return when the outputs are there: always True, failures are raised.
+
+        Raises:
+            ContextError: the batch is larger than the engine's, or the context is in use.
+            BindingError: a buffer does not fit.
+        """
+        self.context.execute(batch_size, bindings)
+        return True
+
+    def enqueue(
+        self,
+        batch_size: int,
+        bindings: Sequence[Any],
+        stream: Stream,
+        event: Event | None = None,
+    ) -> bool:
+        """Queue one run on a stream; ``event`` is signalled when the inputs may be refilled."""
+        self.context.enqueue(batch_size, bindings, stream, input_consumed=event)
+        return True
+
+    @property
+    def profiler(self) -> Profiler | None:
+        """Told the time of every layer after each execution, synchronous or not."""
+        return self.context.profiler
+
+    @profiler.setter
+    def profiler(self, profiler: Profiler | None) -> None:
+        self.context.profiler = profiler
+
+    def destroy(self) -> None:
+        """Give back the context's memory; again is harmless."""
+        self.context.close()
+
+
+class CudaEngine:
+    """A built engine. The name is the guide's; the device is whatever it was built for."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    @property
+    def nb_bindings(self) -> int:
+        """Number of inputs and outputs."""
+        return len(self.engine.bindings)
+
+    def get_binding_index(self, name: str) -> int:
+        """Return the index of a tensor by its name, or -1."""
+        names = [binding.name for binding in self.engine.bindings]
+        return names.index(name) if name in names else -1
+
+    def get_binding_name(self, index: int) -> str | None:
+        """Return the name of a binding, or None when there is none."""
+        return self.engine.bindings[index].name if 0 <= index < self.nb_bindings else None
+
+    def binding_is_input(self, index: int) -> bool:
+        """Return whether a binding is an input."""
+        return 0 <= index < self.nb_bindings and self.engine.bindings[index].is_input
+
+    def get_binding_dimensions(self, index: int) -> tuple[int, ...]:
+        """Return the dims (C, H, W) of a binding, less the batch; (0, 0, 0) when there is none."""
+        if not 0 <= index < self.nb_bindings:
+            return (0, 0, 0)
+        dims = [int(str(extent)) for extent in self.engine.bindings[index].shape[1:]]
+        return (*dims, *(1,) * (3 - len(dims)))
+
+    @property
+    def max_batch_size(self) -> int:
+        """The largest batch; smaller ones run too."""
+        return self.engine.max_batch_size or 1
+
+    @property
+    def nb_layers(self) -> int:
+        """Number of layers after optimisation."""
+        return len(self.engine.layers)
+
+    @property
+    def workspace_size(self) -> int:
+        """Bytes of scratch that a context allocates for each of its threads."""
+        return max(plan.scratch_bytes for plan in self.engine.header.plans)
+
+    def serialize(self, stream: BinaryIO | None = None) -> bytes:
+        """Return the engine's bytes; write them to ``stream`` as well, if there is one."""
+        data = self.engine.serialize()
+        if stream is not None:
+            stream.write(data)
+        return data
+
+    def create_execution_context(self) -> InferContext:
+        """Return a context; several may be at work at once and share the weights."""
+        return InferContext(self, self.engine.create_context())
+
+    def execute(self, context: InferContext, bindings: Sequence[Any]) -> bool:
+        """Run a context of this engine on its largest batch: the guide's other spelling.
+
+        Raises ContextError: the context belongs to another engine.
+        """
+        if context.engine is not self:
+            raise ContextError("the context belongs to another engine")
+        return context.execute(self.max_batch_size, bindings)
+
+    def optimisations(self) -> list[dict[str, Any]]:
+        """Return what the build did to the graph, one entry a plan."""
+        return list(json.loads(self.engine.header.report))
+
+    def destroy(self) -> None:
+        """Let go of code and weights; contexts go on. Again is harmless."""
+        self.engine.close()
+
+
+class InferRuntime:
+    """Brings serialised engines back."""
+
+    def __init__(self, logger: Logger) -> None:
+        self.logger = logger
+
+    def deserialize_cuda_engine(
+        self, source: bytes | bytearray | memoryview | BinaryIO | str | os.PathLike[str]
+    ) -> CudaEngine:
+        """Return the engine that was serialised; it behaves as the one that was built.
+
+        Raises:
+            EngineMismatchError: it was built on another platform or by another version.
+            EngineFormatError: the bytes are no engine.
+        """
+        with forward_to(self.logger):
+            try:
+                return CudaEngine(load(source))
+            except SmeltError as error:
+                self.logger.log(Severity.ERROR, str(error))
+                raise
+
+    def destroy(self) -> None:
+        """End the runtime's life; its engines go on."""
+
+
+def create_infer_runtime(logger: Logger) -> InferRuntime:
+    """Return a runtime that reports to ``logger``."""
+    return InferRuntime(logger)
