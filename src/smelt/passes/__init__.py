@@ -12,6 +12,7 @@ from smelt.passes.merge_siblings import MergeSiblings
 from smelt.passes.pipeline import DEFAULT_PIPELINE, pipeline
 from smelt.passes.promote_half import PromoteHalf
 from smelt.passes.recognize_activations import RecognizeActivations
+from smelt.passes.recognize_norms import RecognizeNorms
 from smelt.passes.remove_noops import RemoveNoops
 from smelt.passes.remove_unused import RemoveUnused
 from smelt.passes.simplify_concats import SimplifyConcats
@@ -34,6 +35,7 @@ __all__ = [
     "PassResult",
     "PromoteHalf",
     "RecognizeActivations",
+    "RecognizeNorms",
     "RemoveNoops",
     "RemoveUnused",
     "SimplifyConcats",
@@ -52,6 +54,7 @@ ALL_PASSES: tuple[type[Pass], ...] = (
     MergeSiblings,
     PromoteHalf,
     RecognizeActivations,
+    RecognizeNorms,
     RemoveNoops,
     RemoveUnused,
     SimplifyConcats,

@@ -14,6 +14,7 @@ from smelt.passes.inline_branches import InlineBranches
 from smelt.passes.merge_siblings import MergeSiblings
 from smelt.passes.promote_half import PromoteHalf
 from smelt.passes.recognize_activations import RecognizeActivations
+from smelt.passes.recognize_norms import RecognizeNorms
 from smelt.passes.remove_noops import RemoveNoops
 from smelt.passes.remove_unused import RemoveUnused
 from smelt.passes.simplify_concats import SimplifyConcats
@@ -35,6 +36,7 @@ DEFAULT_PIPELINE: tuple[Pass, ...] = (
     PromoteHalf(),
     # Before decomposition, which could take the patterns of exporters apart.
     RecognizeActivations(),
+    RecognizeNorms(),
     # Then one normal form: what is left is what the passes below and the backends know.
     Decompose(),
     FoldConstants(),

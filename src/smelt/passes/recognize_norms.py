@@ -1,0 +1,151 @@
+"""Layer normalisation that exporters spell out becomes one op: one pass over memory, not six."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from smelt import ops
+from smelt.ir import FreshNames, remove_dead, sole_user
+from smelt.passes._base import Note, Pass, PassResult
+from smelt.passes._emitter import Emitter
+from smelt.types import override
+
+if TYPE_CHECKING:
+    from smelt.ir import Graph, Node, Op, Value
+
+
+@dataclass(frozen=True)
+class RecognizeNorms(Pass):
+    """Recognise ``(x - mean) / sqrt(variance + epsilon) * scale + bias`` over the last axis."""
+
+    name: ClassVar[str] = "recognize-norms"
+
+    @override
+    def apply(self, graph: Graph) -> PassResult:
+        notes: list[Note] = []
+        names = FreshNames(graph)
+        for node in list(graph.nodes):
+            note = _recognize(graph, node, names)
+            if note is not None:
+                notes.append(note)
+        return PassResult.of(notes)
+
+
+def _recognize(graph: Graph, node: Node, names: FreshNames) -> Note | None:
+    divided, scale = _with_vector(node, ops.Mul)
+    quotient = _made_by(divided, ops.Div)
+    found = None if quotient is None else _statistics(quotient)
+    if divided is None or scale is None or found is None or sole_user(graph, divided) is not node:
+        return None
+    x, epsilon, inside = found
+    last, bias = node, None
+    after = sole_user(graph, node.output)
+    if after is not None and _with_vector(after, ops.Add)[0] is node.output:
+        last, bias = after, _with_vector(after, ops.Add)[1]
+    extent = x.tensor.shape[-1]
+    if not isinstance(extent, int) or last.output.type != x.type:
+        return None
+    chain = sorted({id(n): n for n in (*inside, node, last)}.values(), key=graph.nodes.index)
+    layers = tuple(dict.fromkeys(layer for n in chain for layer in n.layers))
+    emit = Emitter(graph, last, names)
+    vectors = [
+        v if v.tensor.rank == 1 else emit.op(ops.Reshape(), v, emit.integers(extent))
+        for v in (scale, bias)
+        if v is not None
+    ]
+    read = list(last.inputs)
+    made = emit.finish(emit.op(ops.LayerNormalization(axis=-1, epsilon=epsilon), x, *vectors))
+    if made is None:
+        return None
+    made.layers = layers
+    remove_dead(graph, read)
+    return Note(layers, layers, "one LayerNormalization")
+
+
+def _made_by(value: Value | None, kind: type[Op]) -> Node | None:
+    node = None if value is None else value.producer
+    return node if node is not None and isinstance(node.op, kind) else None
+
+
+def _with_vector(node: Node, kind: type[Op]) -> tuple[Value | None, Value | None]:
+    """The operand that varies and the constant along the last axis, of a node of a kind."""
+    if not isinstance(node.op, kind) or len(node.inputs) != 2:
+        return None, None
+    left, right = node.inputs
+    x, vector = (left, right) if right is not None and right.constant is not None else (right, left)
+    if x is None or vector is None or vector.constant is None or x.constant is not None:
+        return None, None
+    rank, shape = x.tensor.rank, vector.tensor.shape
+    if rank == 0 or x.type != node.output.type or shape[-1:] != x.tensor.shape[-1:]:
+        return None, None
+    return (x, vector) if all(d == 1 for d in shape[:-1]) else (None, None)
+
+
+def _statistics(quotient: Node) -> tuple[Value, float, list[Node]] | None:
+    """What is normalised, with which epsilon, and the nodes that do it."""
+    centred, deviation = quotient.inputs
+    root = _made_by(deviation, ops.Sqrt)
+    total = None if root is None else _made_by(root.inputs[0], ops.Add)
+    centre = _made_by(centred, ops.Sub)
+    if root is None or total is None or centre is None:
+        return None
+    variance, epsilon = _with_number(total)
+    averaged = _mean_of_last_axis(variance)
+    square = None if averaged is None else averaged.inputs[0]
+    source = _square_root_of(square)
+    x = centre.inputs[0]
+    mean = _mean_of_last_axis(centre.inputs[1])
+    if x is None or mean is None or averaged is None or mean.inputs[0] is not x:
+        return None
+    if source is not centred and not _is_same_difference(source, centre):
+        return None
+    inside = [quotient, root, total, centre, averaged, mean]
+    if square is not None and square.producer is not None:
+        inside.append(square.producer)
+    return x, epsilon, inside
+
+
+def _with_number(total: Node) -> tuple[Value | None, float]:
+    left, right = total.inputs
+    value, number = (
+        (left, right) if right is not None and right.constant is not None else (right, left)
+    )
+    if number is None or number.constant is None or number.constant.array.size != 1:
+        return None, math.nan
+    return value, float(number.constant.array.ravel()[0])
+
+
+def _mean_of_last_axis(value: Value | None) -> Node | None:
+    node = _made_by(value, ops.ReduceMean)
+    if node is None or not isinstance(node.op, ops.ReduceMean) or not node.op.keepdims:
+        return None
+    axes = node.inputs[1] if len(node.inputs) > 1 else None
+    if axes is None or axes.constant is None or node.inputs[0] is None:
+        return None
+    last = node.inputs[0].tensor.rank - 1
+    return node if axes.constant.array.tolist() in ([-1], [last]) else None
+
+
+def _square_root_of(square: Value | None) -> Value | None:
+    """``d`` where the value is ``d * d`` or ``d ** 2``."""
+    product = _made_by(square, ops.Mul)
+    if product is not None and product.inputs[0] is product.inputs[1]:
+        return product.inputs[0]
+    power = _made_by(square, ops.Pow)
+    if power is None:
+        return None
+    base, exponent = power.inputs
+    if exponent is None or exponent.constant is None or exponent.constant.array.size != 1:
+        return None
+    return base if float(exponent.constant.array.ravel()[0]) == 2 else None
+
+
+def _is_same_difference(value: Value | None, centre: Node) -> bool:
+    """Whether the value is made as ``centre`` makes its own: some exporters subtract twice."""
+    other = _made_by(value, ops.Sub)
+    if other is None or other.inputs[0] is not centre.inputs[0]:
+        return False
+    mean = _mean_of_last_axis(other.inputs[1])
+    return mean is not None and mean.inputs[0] is centre.inputs[0]
