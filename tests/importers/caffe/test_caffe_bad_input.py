@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from smelt.errors import GraphError, ModelFormatError, ShapeError, SmeltError, UnsupportedError
 from smelt.importers.caffe import import_caffe, new_message, read_mean
 from tests.importers.caffe.builders import caffemodel, f32, input_text, layer_text, random_array
+from tests.importers.caffe.random_networks import random_network
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -131,6 +133,93 @@ BAD_NETWORKS: list[tuple[str, type[SmeltError], str]] = [
         layers(layer_text("Permute", "permute_param { order: 9 }", name="p")),
         ShapeError,
         "'p'.*order",
+    ),
+    (
+        layers(
+            layer_text("Eltwise", "eltwise_param { coeff: 1 }", name="e", bottoms=("data", "data"))
+        ),
+        ShapeError,
+        "'e'.*1 coefficients",
+    ),
+    (
+        layers(layer_text("Scale", "scale_param { num_axes: 9 }", name="s")),
+        ShapeError,
+        "'s'.*num_axes 9",
+    ),
+    (layers(layer_text("Exp", "exp_param { base: -3 }", name="e")), ShapeError, "'e'.*base"),
+    (layers(layer_text("Tile", "tile_param { tiles: 0 }", name="t")), ShapeError, "'t'.*tiles"),
+    (
+        layers(layer_text("ShuffleChannel", "shuffle_channel_param { group: 2 }", name="s")),
+        ShapeError,
+        "'s'.*2 groups",
+    ),
+    (
+        layers(layer_text("Crop", "crop_param { offset: 9 }", name="c", bottoms=("data", "data"))),
+        ShapeError,
+        "'c'.*does not fit",
+    ),
+    (
+        layers(layer_text("Flatten", "flatten_param { axis: 2 end_axis: 1 }", name="f")),
+        ShapeError,
+        "'f'.*end_axis",
+    ),
+    (
+        layers(layer_text("Concat", "concat_param { axis: 1 concat_dim: 1 }", name="c")),
+        ShapeError,
+        "'c'.*keep axis",
+    ),
+    (
+        layers(layer_text("Interp", "interp_param { pad_beg: 1 }", name="i")),
+        ShapeError,
+        "'i'.*pad_beg",
+    ),
+    (
+        layers(layer_text("Upsample", "upsample_param { scale: 65536 }", name="u")),
+        ShapeError,
+        "'u'.*size",
+    ),
+    (
+        layers(
+            layer_text("InnerProduct", "inner_product_param { num_output: 2 axis: 0 }", name="i")
+        ),
+        ShapeError,
+        "'i'",
+    ),
+    (
+        layers(layer_text("PriorBox", "", name="p", bottoms=("data", "data"))),
+        UnsupportedError,
+        "'p'.*min_size",
+    ),
+    (
+        layers(layer_text("ArgMax", "argmax_param { top_k: 2 }", name="a")),
+        UnsupportedError,
+        "'a'.*top_k",
+    ),
+    (
+        layers(layer_text("Convolution", "convolution_param { axis: 2 }", name="c")),
+        UnsupportedError,
+        "'c'.*axis 2",
+    ),
+    (
+        layers(layer_text("Pooling", "pooling_param { kernel_size: 2 kernel_h: 2 }", name="p")),
+        ShapeError,
+        "'p'.*both given",
+    ),
+    (
+        layers(
+            layer_text(
+                "Pooling",
+                "pooling_param { kernel_size: 1 kernel_size: 1 kernel_size: 1 }",
+                name="p",
+            )
+        ),
+        ShapeError,
+        "'p'.*2 spatial",
+    ),
+    (
+        layers('layer { name: "i" type: "Input" top: "i" }'),
+        ModelFormatError,
+        "'i' has 1 tops and 0 shapes",
     ),
     (
         layers(layer_text("ReLU", "include { phase: TEST } exclude { phase: TRAIN }", name="r")),
@@ -329,6 +418,17 @@ def test_prototxt_with_other_numbers_is_read_or_refused(data: st.DataObject) -> 
         words[place] = data.draw(st.sampled_from(NUMBERS))
     with contextlib.suppress(SmeltError):
         import_caffe(" ".join(words), NET_MODEL)
+
+
+def test_networks_of_random_layers_are_read_or_refused() -> None:
+    source, read = random.Random(7), 0  # noqa: S311  (no secret)
+    for _ in range(1500):
+        text, model = random_network(source)
+        with contextlib.suppress(SmeltError):
+            import_caffe(text, model)
+            read += 1
+    # Enough of them are sound for the rest to fail late as well as early.
+    assert read > 50
 
 
 @given(st.binary(max_size=200))

@@ -68,7 +68,7 @@ def convert_normalize(step: Step) -> list[Value]:
     """Each place, or each image, divided by its Euclidean norm and scaled."""
     step.require_inputs(1)
     p = step.parameters("norm_param")
-    channels = 1 if p.channel_shared else step.shape[1]
+    channels = 1 if p.channel_shared else step.shape[step.axis(1)]
     if not isinstance(channels, int):
         raise step.misfit(f"the number of its input's channels, {channels}, must be known")
     op = ops.Normalize(bool(p.across_spatial), bool(p.channel_shared), float(p.eps))

@@ -45,6 +45,12 @@ def spatial(step: Step, p: Any, name: str, axes: int, default: int | None) -> tu
     return tuple(values)
 
 
+def _spatial_axes(step: Step, x: Value) -> int:
+    if x.tensor.rank < 3:
+        raise step.misfit(f"its input {x.tensor} has no spatial axes")
+    return x.tensor.rank - 2
+
+
 def refuse_convolution(layer: Layer) -> str | None:
     """Why a convolution's parameters are refused, if they are."""
     axis = layer.parameters("convolution_param").axis
@@ -59,9 +65,7 @@ def convert_convolution(step: Step) -> list[Value]:
 def _convolve(step: Step, x: Value, number: int) -> Value:
     p = step.parameters("convolution_param")
     transposed = step.layer.type == "Deconvolution"
-    axes = x.tensor.rank - 2
-    if axes < 1:
-        raise step.misfit(f"its input {x.tensor} has no spatial axes")
+    axes = _spatial_axes(step, x)
     kernel = spatial(step, p, "kernel_size", axes, None)
     strides = spatial(step, p, "stride", axes, 1)
     pads = spatial(step, p, "pad", axes, 0)
@@ -131,7 +135,7 @@ def convert_pooling(step: Step) -> list[Value]:
         raise Refusal("a second top (the positions of the maxima) is not imported")
     if p.global_pooling:
         return [step.add(ops.GlobalAveragePool() if average else ops.GlobalMaxPool(), step.x)]
-    axes = step.rank - 2
+    axes = _spatial_axes(step, step.x)
     kernel = spatial(step, p, "kernel_size", axes, None)
     strides = spatial(step, p, "stride", axes, 1)
     pads = spatial(step, p, "pad", axes, 0)

@@ -187,7 +187,9 @@ def convert_crop(step: Step) -> list[Value]:
         raise step.misfit(f"{len(offsets)} offsets for {len(axes)} cropped axes")
     starts = offsets * len(axes) if len(offsets) == 1 else offsets
     cut = [
-        (a, o, target[a]) for a, o in zip(axes, starts, strict=True) if target[a] != step.shape[a]
+        (a, o, target[a])
+        for a, o in zip(axes, starts, strict=True)
+        if o or target[a] != step.shape[a]
     ]
     ends: list[int] = []
     for a, start, extent in cut:
@@ -226,7 +228,7 @@ def convert_tile(step: Step) -> list[Value]:
 def convert_shuffle_channel(step: Step) -> list[Value]:
     """Channels dealt out over groups."""
     step.require_inputs(1)
-    group, channels = int(step.parameters("shuffle_channel_param").group), step.shape[1]
+    group, channels = int(step.parameters("shuffle_channel_param").group), step.shape[step.axis(1)]
     if not isinstance(channels, int) or group < 1 or channels % group:
         raise step.misfit(f"{channels} channels do not divide into {group} groups")
     batch, rest = step.shape[0], step.shape[2:]
