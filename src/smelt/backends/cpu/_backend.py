@@ -22,12 +22,16 @@ from smelt.backends.cpu.families.copy import (
     generate_clear,
     generate_copy,
 )
+from smelt.backends.cpu.families.deconv import DeconvFamily
+from smelt.backends.cpu.families.depthwise import DepthwiseFamily
 from smelt.backends.cpu.families.elementwise import ElementwiseFamily
 from smelt.backends.cpu.families.gather import GatherFamily
 from smelt.backends.cpu.families.gemm import GemmFamily
+from smelt.backends.cpu.families.lrn import LrnFamily
 from smelt.backends.cpu.families.lstm import LstmFamily
 from smelt.backends.cpu.families.move import MoveFamily
 from smelt.backends.cpu.families.normalize import NormalizeFamily
+from smelt.backends.cpu.families.pool import PoolFamily
 from smelt.backends.cpu.families.reduce import ReduceFamily
 from smelt.types import override
 
@@ -59,12 +63,16 @@ class CpuBackend(Backend[CpuTarget]):
         self.families: tuple[Family[CpuTarget], ...] = (
             WindowFamily(),
             ConvFamily(),
+            DeconvFamily(),
+            DepthwiseFamily(),
             ElementwiseFamily(),
             GatherFamily(),
             GemmFamily(),
+            LrnFamily(),
             LstmFamily(),
             MoveFamily(),
             NormalizeFamily(),
+            PoolFamily(),
             ReduceFamily(),
             ReferenceFamily(),
         )

@@ -139,7 +139,7 @@ class Product:
             known_or_none(self.height),
             known_or_none(self.width),
             known_or_none(self.filters) or _GUESSED_EXTENT,
-            self.taps[0] * self.taps[1] * (known_or_none(self.taps[2]) or _GUESSED_EXTENT),
+            max(1, self.taps[0] * self.taps[1]) * (known_or_none(self.taps[2]) or _GUESSED_EXTENT),
         )
 
     def launch(self, family: str, options: Parameters, views: tuple[View, ...]) -> Launch:

@@ -1,0 +1,313 @@
+"""Transposed convolution, gathered: each phase of the output is a plain convolution of the input.
+
+Along an axis with stride s, the outputs p, p + s, p + 2 s … are reached by the same taps: those whose place in
+the window agrees with p modulo s. So a phase is a sum over packed panels of its own taps, mirrored, and the
+phases are launches that write interleaved pixels.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import TYPE_CHECKING, ClassVar, Final, cast
+
+from smelt.backends import Family, Refusal, Tactic
+from smelt.backends.cpu._elementwise import root_of
+from smelt.backends.cpu._target import CpuTarget
+from smelt.backends.cpu.families._operands import (
+    CHANNELS_LAST,
+    cut,
+    extra_strides,
+    int_vector,
+    named,
+    pack_bias,
+    pack_extras,
+    pack_panels,
+    plan_extras,
+    reshape,
+    transpose,
+)
+from smelt.backends.cpu.families._panels import write_panels
+from smelt.backends.cpu.families._product import Product, Walk
+from smelt.backends.cpu.families._tiling import (
+    Problem,
+    budgets,
+    choose_tile,
+    estimate_seconds,
+    known_or_none,
+    splits,
+)
+from smelt.backends.cpu.families.conv import bias_of, constant_of
+from smelt.engine import parameters
+from smelt.ir import Constant
+from smelt.ops.conv_transpose import ConvTranspose
+from smelt.ops.slice import Slice
+from smelt.types import DType, ceil_div, override
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from smelt.backends import Operands
+    from smelt.engine import Halo, KernelSpec, Launch, Step, View
+    from smelt.ir import Node
+    from smelt.types import Dim
+
+_CHANNEL_AXIS: Final = 1
+_FLOAT_BYTES: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Phase:
+    """The taps of one phase along one axis, such that the input is walked forwards."""
+
+    first: int
+    """Output index of the phase's first element."""
+    taps: tuple[int, ...]
+    start: int
+    """Input index of the first tap for the phase's first element."""
+    step: int
+    """Input elements from one tap to the next."""
+
+
+class DeconvFamily(Family[CpuTarget]):
+    """Transposed convolution as one convolution for each phase."""
+
+    name: ClassVar[str] = "deconv"
+
+    @override
+    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
+        root, count = root_of(node)
+        if not isinstance(root, ConvTranspose):
+            return
+        extras = plan_extras(node, _CHANNEL_AXIS)
+        reason = _why_not(node, root) or (extras if isinstance(extras, str) else None)
+        if reason or isinstance(extras, str):
+            yield Refusal(self.name, str(reason))
+            return
+        halo = _halo(node, root)
+        halos = (halo, *[()] * (len(node.inputs) - 1)) if halo else ()
+        inputs = (CHANNELS_LAST, *[None] * (count - 1), *extras.formats)
+        lanes, problem = target.vector_bits // 32, _problem(node, root)
+        for budget, vectors in budgets(target):
+            if (vectors - 1) * lanes >= problem.filters:
+                continue
+            tile = choose_tile(problem, budget, vectors)
+            phases = math.prod(root.strides)
+            seconds = estimate_seconds(problem, tile, vectors, target) * phases
+            split = splits(problem, problem.pixels * problem.depth * _FLOAT_BYTES)[0]
+            options = parameters(lanes=lanes, vectors=vectors, pixels=budget, split=split)
+            yield Tactic(
+                self.name, options, inputs, (CHANNELS_LAST,), halos, cost_hint=seconds
+            )
+
+    @override
+    def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
+        root, options = cast("ConvTranspose", root_of(node)[0]), dict(tactic.parameters)
+        lanes, vectors = cast("int", options["lanes"]), cast("int", options["vectors"])
+        weights, bias = constant_of(node.inputs[1]), bias_of(node)
+        source = _as_filters(weights, root.group)
+        packed: tuple[Constant, ...] = ()
+        for number, phases in enumerate(product(*_phases(root))):
+            part = source
+            for axis, phase in enumerate(phases):
+                part = _taps(part, 2 + axis, phase.taps or (0,))  # none: packed, never read
+            part = named(f"{weights.name}.phase{number}", part)
+            packed += pack_panels(part, root.group, lanes, vectors)
+        if bias is not None:
+            packed += (pack_bias(constant_of(bias), root.group, lanes),)
+        return packed + pack_extras(node, _CHANNEL_AXIS)
+
+    @override
+    def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
+        root = cast("ConvTranspose", root_of(node)[0])
+        options = dict(tactic.parameters)
+        filters = _filters(node, root)
+        width = cast("int", options["lanes"]) * cast("int", options["vectors"])
+        each = int(filters >= width) + int(filters % width > 0)
+        phases = list(product(*_phases(root)))
+        after = each * len(phases)
+        bias = operands.packed[after : after + 1] if bias_of(node) is not None else ()
+        constants = operands.packed[after + len(bias) :]
+        extras = extra_strides(node, operands, constants, _CHANNEL_AXIS)
+        steps: list[Launch] = []
+        for number, phase in enumerate(phases):
+            panels = operands.packed[each * number : each * (number + 1)]
+            made, views = _product(node, root, operands, phase, extras)
+            made = replace(made, bias=bool(bias))
+            x = operands.inputs[0]
+            assert x is not None
+            launch = made.launch(self.name, tactic.parameters, (x, *panels, *bias, *views))
+            # The phases write different pixels: only the first waits for what came before.
+            steps.append(replace(launch, waits=not steps))
+        return tuple(steps)
+
+    @override
+    def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
+        del target
+        return write_panels(kernel)
+
+
+def _why_not(node: Node, root: ConvTranspose) -> str | None:
+    x, weights, bias = node.inputs[0], node.inputs[1], bias_of(node)
+    if x is None or weights is None:
+        return "the input or the weights are absent"
+    if x.tensor.dtype is not DType.FLOAT32 or node.output.tensor.dtype is not DType.FLOAT32:
+        return f"computes in float32, not {x.tensor.dtype.value}"
+    if len(root.kernel_shape) not in {1, 2}:
+        return f"a window of {len(root.kernel_shape)} dimensions; 1 and 2 are generated"
+    if weights.constant is None or (bias is not None and bias.constant is None):
+        return "the weights or the bias are not constant"
+    if 0 in weights.tensor.shape:
+        return "there are no filters"
+    return None
+
+
+def _phases(root: ConvTranspose) -> list[list[_Phase]]:
+    """For each axis, the phases of the output."""
+    found: list[list[_Phase]] = []
+    for axis, stride in enumerate(root.strides):
+        window, dilation = root.kernel_shape[axis], root.dilations[axis]
+        before = root.pad_pairs[axis][0]
+        phases: list[_Phase] = []
+        for first in range(stride):
+            taps = [k for k in range(window) if (first + before - k * dilation) % stride == 0]
+            taps.reverse()
+            start = (first + before - taps[0] * dilation) // stride if taps else 0
+            step = dilation // math.gcd(stride, dilation)
+            phases.append(_Phase(first, tuple(taps), start, step))
+        found.append(phases)
+    return found
+
+
+def _counts(node: Node, root: ConvTranspose, axis: int) -> list[Dim]:
+    """Outputs of each phase along an axis."""
+    extent, stride = node.output.tensor.shape[2 + axis], root.strides[axis]
+    return [ceil_div(extent - first, stride) for first in range(stride)]
+
+
+def _halo(node: Node, root: ConvTranspose) -> Halo:
+    """Zeros that taps read beyond the image."""
+    x = node.inputs[0]
+    assert x is not None
+    pairs: list[tuple[int, int]] = [(0, 0), (0, 0)]
+    for axis, phases in enumerate(_phases(root)):
+        before = max(0, *(-phase.start for phase in phases))
+        after = 0
+        for phase, count in zip(phases, _counts(node, root, axis), strict=True):
+            last = count - 1 + phase.start + (len(phase.taps) - 1) * phase.step
+            beyond = last - (x.tensor.shape[2 + axis] - 1)
+            # What remains of symbols cancels but for rounding; the window bounds it.
+            bound = (root.kernel_shape[axis] - 1) * root.dilations[axis] + 1
+            after = max(after, beyond if isinstance(beyond, int) else bound)
+        pairs.append((before, after))
+    return tuple(pairs) if any(map(any, pairs)) else ()
+
+
+def _filters(node: Node, root: ConvTranspose) -> int:
+    """Filters of one group."""
+    del root
+    return cast("int", constant_of(node.inputs[1]).type.shape[1])
+
+
+def _problem(node: Node, root: ConvTranspose) -> Problem:
+    """One phase."""
+    shape = node.output.tensor.shape
+    weights = constant_of(node.inputs[1]).type.shape
+    taps = math.prod(-(-k // s) for k, s in zip(root.kernel_shape, root.strides, strict=True))
+    extents = [ceil_div(e, s) for e, s in zip(shape[2:], root.strides, strict=True)]
+    height, width = extents if len(extents) == 2 else (1, extents[0])
+    depth = cast("int", weights[0]) // root.group * taps
+    return Problem(
+        known_or_none(shape[0]),
+        root.group,
+        known_or_none(height),
+        known_or_none(width),
+        _filters(node, root),
+        depth,
+    )
+
+
+def _as_filters(weights: Constant, groups: int) -> Constant:
+    """Weights ``[channels, filters / group, *window]`` as a convolution's ``[filters, channels / group, …]``."""
+    channels, filters, *window = (cast("int", e) for e in weights.type.shape)
+    split = reshape(weights, groups, channels // groups, filters, *window)
+    turned = transpose(split, 0, 2, 1, *range(3, 3 + len(window)))
+    return reshape(turned, groups * filters, channels // groups, *window)
+
+
+def _taps(source: Constant, axis: int, taps: tuple[int, ...]) -> Constant:
+    """Some taps along an axis, evenly spaced and descending."""
+    if len(taps) == 1:
+        return cut(source, axis, taps[0], taps[0] + 1)
+    step = taps[1] - taps[0]
+    last = taps[-1] + step
+    bounds = (taps[0], last if last >= 0 else -(1 << 31), axis, step)
+    return Constant.derive(source.name, Slice(), source, *map(int_vector, bounds))
+
+
+def _product(
+    node: Node,
+    root: ConvTranspose,
+    operands: Operands,
+    phase: tuple[_Phase, ...],
+    extras: list[tuple[View, tuple[Dim, ...]]],
+) -> tuple[Product, list[View]]:
+    """The sum of one phase; the views are the extra operands' and the result's, from its first pixel."""
+    x, out = operands.inputs[0], operands.outputs[0]
+    assert x is not None
+    channels, filters, *_ = (cast("int", e) for e in constant_of(node.inputs[1]).type.shape)
+    counts = [_counts(node, root, axis)[p.first] for axis, p in enumerate(phase)]
+    down, across = (None, *phase)[-2:]
+    row, column = (x.strides[2], x.strides[3]) if down else (0, x.strides[2])
+    start = across.start * column + (down.start * row if down else 0)
+    plan = plan_extras(node, _CHANNEL_AXIS)
+    assert not isinstance(plan, str)
+    made = Product(
+        images=(out.shape[0],),
+        groups=root.group,
+        height=counts[0] if down else 1,
+        width=counts[-1],
+        filters=filters,
+        # Outputs that no tap reaches are an empty sum.
+        taps=(len(down.taps) if down else 1, len(across.taps), channels // root.group)
+        if all(p.taps for p in phase)
+        else (0, 1, channels // root.group),
+        a=Walk((x.strides[0],), channels // root.group * x.strides[1], row, column),
+        a_start=start,
+        a_taps=(row * down.step if down else 0, column * across.step, x.strides[1]),
+        b_images=(0,),
+        out=_walk(out.strides, root, filters),
+        extras=tuple(_walk(strides, root, filters) for _, strides in extras),
+        epilogue=plan.epilogue,
+        bias=False,
+    )
+    moving = [*extras, (out, out.strides)]
+    return made, [_from(view, strides, phase, counts, root) for view, strides in moving]
+
+
+def _walk(strides: tuple[Dim, ...], root: ConvTranspose, filters: int) -> Walk:
+    image, channel, *rest = strides
+    steps = [s * stride for s, stride in zip(rest, root.strides, strict=True)]
+    row, column = (steps[0], steps[1]) if len(steps) == 2 else (0, steps[0])
+    return Walk((image,), filters * channel, row, column, 1 if channel != 0 else 0)
+
+
+def _from(
+    view: View,
+    strides: tuple[Dim, ...],
+    phase: tuple[_Phase, ...],
+    counts: list[Dim],
+    root: ConvTranspose,
+) -> View:
+    """The window on an operand that a phase touches."""
+    if len(view.shape) != len(strides):
+        return view
+    offset, shape, steps = view.offset, list(view.shape), list(view.strides)
+    for axis, (p, count) in enumerate(zip(phase, counts, strict=True), 2):
+        if strides[axis] == 0:
+            continue
+        offset = offset + p.first * view.strides[axis] * _FLOAT_BYTES
+        shape[axis] = count
+        steps[axis] = view.strides[axis] * root.strides[axis - 2]
+    return replace(view, offset=offset, shape=tuple(shape), strides=tuple(steps), halo=())

@@ -1,0 +1,214 @@
+"""Local response normalisation on channels-last images, across channels or within one.
+
+Across channels the energy is a banded sum: shifted, masked loads of the same pixel. Within a channel it is a
+clipped window, as in pooling.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+
+from smelt.backends import Family, Refusal, Tactic
+from smelt.backends.cpu._elementwise import root_of
+from smelt.backends.cpu._emit import Emitter, Int, Reg
+from smelt.backends.cpu._math import multiply_add, power
+from smelt.backends.cpu._scalars import Scalars
+from smelt.backends.cpu._target import CpuTarget
+from smelt.backends.cpu.families._operands import CHANNELS_LAST, pack_extras
+from smelt.backends.cpu.families._panels import load
+from smelt.backends.cpu.families._pixels import (
+    CHANNEL_AXIS,
+    Pixels,
+    PixelWriter,
+    Walk,
+    clipped,
+    formats,
+    pixel_launch,
+    pixels_of,
+    places,
+    walk_of,
+    why_no_pixels,
+)
+from smelt.backends.cpu.families._tiling import MEMORY_BYTES_PER_SECOND
+from smelt.engine import KernelSpec, as_json, parameters
+from smelt.ops.lrn import LRN
+from smelt.types import element_count, override
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from smelt.backends import Operands
+    from smelt.engine import Step
+    from smelt.ir import Constant, Node
+
+_FLOAT_BYTES: Final = 4
+_MOST_NEIGHBOURS: Final = 63
+
+
+class LrnFamily(Family[CpuTarget]):
+    """``x / (bias + alpha / count * energy) ** beta``."""
+
+    name: ClassVar[str] = "lrn"
+
+    @override
+    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
+        root, _ = root_of(node)
+        if not isinstance(root, LRN):
+            return
+        found, reason = formats(node)
+        reason = why_no_pixels(node) or reason
+        if root.size > _MOST_NEIGHBOURS:
+            reason = f"{root.size} neighbours; at most {_MOST_NEIGHBOURS} are generated"
+        if reason:
+            yield Refusal(self.name, reason)
+            return
+        count = element_count(node.output.tensor.shape)
+        seconds = (count if isinstance(count, int) else 1e5) * 8 / MEMORY_BYTES_PER_SECOND
+        yield Tactic(
+            self.name,
+            parameters(lanes=target.vector_bits // 32),
+            (CHANNELS_LAST, *found),
+            (CHANNELS_LAST,),
+            cost_hint=seconds,
+        )
+
+    @override
+    def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
+        return pack_extras(node, CHANNEL_AXIS)
+
+    @override
+    def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
+        root, scalars = cast("LRN", root_of(node)[0]), Scalars()
+        lanes = cast("int", dict(tactic.parameters)["lanes"])
+        pixels, extras = pixels_of(
+            node, operands, operands.packed, scalars, lanes, 2 * root.size + 20
+        )
+        x = operands.inputs[0]
+        assert x is not None
+        a = walk_of(x.strides, scalars)
+        kernel = KernelSpec(
+            self.name,
+            parameters(
+                pixels=pixels.as_json(),
+                a=(a.image, a.row, a.column, a.channel),
+                extents=scalars.all_json(places(x.shape[2:], 1)),
+                size=root.size,
+                alpha=root.alpha,
+                beta=root.beta,
+                bias=root.bias,
+                within=root.region == "within_channel",
+            ),
+        )
+        views = (x, *extras, operands.outputs[0])
+        return (pixel_launch(kernel, pixels, node, views, scalars),)
+
+    @override
+    def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
+        del target
+        return _Writer(kernel).write()
+
+
+class _Writer:
+    def __init__(self, kernel: KernelSpec) -> None:
+        self.k = kernel
+        self.p = Pixels.from_spec(kernel)
+        self.e = Emitter(kernel.symbol, 1 + len(self.p.extras) + 1)
+        self.w = PixelWriter(self.e, self.p, 1)
+        self.a = Walk(*cast("tuple[Any, ...]", as_json(kernel["a"])))
+        self.before = (kernel["size"] - 1) // 2
+
+    def write(self) -> str:
+        e = self.e
+        with self.w.rows() as (image, row), e.loop(0, e.extent(self.p.width)) as column:
+            place = (image, row, column.index)
+            at = e.at(e.pointer(0), self.w.offset(self.a, *place))
+            if self.k["within"]:
+                self.within(place, at)
+            else:
+                self.across(place, at)
+        return e.module()
+
+    def normalise(
+        self, place: tuple[Int, Int, Int], at: Reg, energy: Reg, channel: Int, mask: Reg | None
+    ) -> None:
+        """Divide the element by the power of its energy."""
+        e, k, kind = self.e, self.k, energy.type
+        count = k["size"] ** 2 if k["within"] else k["size"]
+        factor = e.constant(k["alpha"] / count, kind)
+        base = multiply_add(e, energy, factor, e.constant(k["bias"], kind))
+        x = load(e, kind, e.at(at, e.mul(channel, _FLOAT_BYTES)), mask)
+        self.w.finish(self.divided(x, base), place, channel, mask)
+
+    def divided(self, x: Reg, base: Reg) -> Reg:
+        """``x / base ** beta``; the usual exponents are square roots."""
+        e, beta = self.e, self.k["beta"]
+        if beta in {0.5, 0.75}:
+            root = e.unary_intrinsic("sqrt", base)
+            if beta == 0.75:
+                root = e.binary("fmul", root, e.unary_intrinsic("sqrt", root))
+            return e.binary("fdiv", x, root)
+        if beta == 1.0:
+            return e.binary("fdiv", x, base)
+        return e.binary("fmul", x, power(e, base, e.constant(-beta, base.type)))
+
+    # ---- across channels
+
+    def across(self, place: tuple[Int, Int, Int], at: Reg) -> None:
+        """Vectors whose neighbours all exist in a loop, those at the ends with masks of their own."""
+        e, lanes, count = self.e, self.p.lanes, self.p.channels
+        after = self.k["size"] - 1 - self.before
+        first = -(-self.before // lanes) * lanes
+        last = max(first, (count - after) // lanes * lanes)
+        with e.loop(first, last, lanes) as loop:
+            self.vector(place, at, loop.index, None)
+        for channel in (*range(0, min(first, count), lanes), *range(last, count, lanes)):
+            self.vector(place, at, channel, channel)
+
+    def vector(
+        self, place: tuple[Int, Int, Int], at: Reg, channel: Int, known: int | None
+    ) -> None:
+        """One vector of channels; ``known`` is its first channel where neighbours may not exist."""
+        e, kind = self.e, self.w.kind
+        energy = e.constant(0.0, kind)
+        for shift in range(-self.before, self.k["size"] - self.before):
+            here = e.at(at, e.mul(e.add(channel, shift), _FLOAT_BYTES))
+            mask = None if known is None else self.mask(known + shift)
+            x = load(e, kind, here, mask)
+            energy = multiply_add(e, x, x, energy)
+        left = self.p.channels - (known or 0)
+        own = None if known is None or left >= self.p.lanes else e.tail_mask(left, self.p.lanes)
+        self.normalise(place, at, energy, channel, own)
+
+    def mask(self, first: int) -> Reg | None:
+        """Lanes whose channel, from ``first`` on, exists."""
+        lanes = self.p.lanes
+        exist = [0 <= first + lane < self.p.channels for lane in range(lanes)]
+        if all(exist):
+            return None
+        return Reg("<" + ", ".join(f"i1 {int(x)}" for x in exist) + ">", f"<{lanes} x i1>")
+
+    # ---- within a channel
+
+    def within(self, place: tuple[Int, Int, Int], at: Reg) -> None:
+        e = self.e
+        extents = cast("tuple[Any, Any]", as_json(self.k["extents"]))
+        bounds = [
+            clipped(e, e.sub(index, self.before), self.k["size"], 1, e.extent(extent))
+            for index, extent in zip(place[1:], extents, strict=True)
+        ]
+        corner = self.w.offset(self.a, 0, -self.before, -self.before)
+        strides = [e.mul(e.extent(s), _FLOAT_BYTES) for s in (self.a.row, self.a.column)]
+
+        def block(channel: Int, masks: list[Reg | None]) -> None:
+            (mask,) = masks
+            start = e.at(e.at(at, corner), e.mul(channel, _FLOAT_BYTES))
+            zero = e.constant(0.0, self.w.kind)
+            with e.loop(*bounds[0], 1, [zero]) as row:
+                line = e.at(start, e.mul(row.index, strides[0]))
+                with e.loop(*bounds[1], 1, row.values) as column:
+                    x = load(e, self.w.kind, e.at(line, e.mul(column.index, strides[1])), mask)
+                    column.carry = [multiply_add(e, x, x, column.values[0])]
+                row.carry = column.values
+            self.normalise(place, at, row.values[0], channel, mask)
+
+        self.w.channels(1, block)

@@ -1,0 +1,363 @@
+"""Pooling on channels-last images: windows that reach beyond the image are clipped, not padded.
+
+A vector of channels of one pixel at a time. Where a whole window lies inside the image its taps are written
+out; at the borders they are looped over. Global pooling sums a channel's places in a fixed order.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+
+from smelt.backends import Family, Refusal, Tactic
+from smelt.backends.cpu._elementwise import root_of
+from smelt.backends.cpu._emit import Emitter, Int, Reg
+from smelt.backends.cpu._math import absolute, larger, power
+from smelt.backends.cpu._scalars import Scalars
+from smelt.backends.cpu._target import CpuTarget
+from smelt.backends.cpu.families._operands import CHANNELS_LAST, pack_extras
+from smelt.backends.cpu.families._panels import load, unravel
+from smelt.backends.cpu.families._pixels import (
+    CHANNEL_AXIS,
+    Pixels,
+    PixelWriter,
+    Walk,
+    clipped,
+    formats,
+    pixel_launch,
+    pixels_of,
+    places,
+    walk_of,
+    why_no_pixels,
+)
+from smelt.backends.cpu.families._tiling import MEMORY_BYTES_PER_SECOND
+from smelt.engine import KernelSpec, Launch, as_json, parameters
+from smelt.ops.average_pool import AveragePool
+from smelt.ops.global_average_pool import GlobalAveragePool
+from smelt.ops.global_max_pool import GlobalMaxPool
+from smelt.ops.lp_pool import LpPool
+from smelt.ops.max_pool import MaxPool
+from smelt.types import element_count, override
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from smelt.backends import Operands
+    from smelt.engine import Step, View
+    from smelt.ir import Constant, Node
+    from smelt.types import Dim
+
+_FLOAT_BYTES: Final = 4
+_WRITTEN_OUT_TAPS: Final = 16
+_VECTORS: Final = 4
+"""Vectors of channels that are pooled side by side."""
+
+
+class PoolFamily(Family[CpuTarget]):
+    """Largest, mean and norm of windows and of whole images."""
+
+    name: ClassVar[str] = "pool"
+
+    @override
+    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
+        root, _ = root_of(node)
+        if not isinstance(
+            root, MaxPool | AveragePool | LpPool | GlobalAveragePool | GlobalMaxPool
+        ):
+            return
+        found, reason = formats(node)
+        reason = why_no_pixels(node) or reason
+        if reason:
+            yield Refusal(self.name, reason)
+            return
+        options = parameters(lanes=target.vector_bits // 32)
+        x = node.inputs[0]
+        assert x is not None
+        count = element_count(x.tensor.shape)
+        seconds = (count if isinstance(count, int) else 1e5) * 8 / MEMORY_BYTES_PER_SECOND
+        yield Tactic(
+            self.name, options, (CHANNELS_LAST, *found), (CHANNELS_LAST,), cost_hint=seconds
+        )
+
+    @override
+    def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
+        return pack_extras(node, CHANNEL_AXIS)
+
+    @override
+    def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
+        root, scalars = root_of(node)[0], Scalars()
+        lanes = cast("int", dict(tactic.parameters)["lanes"])
+        window = getattr(root, "kernel_shape", (1, 1))
+        work = math.prod(window)
+        pixels, extras = pixels_of(node, operands, operands.packed, scalars, lanes, work)
+        x = operands.inputs[0]
+        assert x is not None
+        views = (x, *extras, operands.outputs[0])
+        height, width = places(x.shape[2:], 1)
+        shared: dict[str, Any] = {
+            "pixels": pixels.as_json(),
+            "a": as_json(_walk_tuple(walk_of(x.strides, scalars))),
+            "extents": scalars.all_json((height, width)),
+            "reduction": root.name.removeprefix("global_"),
+        }
+        if isinstance(root, GlobalAveragePool | GlobalMaxPool):
+            return (self._global(node, pixels, views, shared, scalars),)
+        assert isinstance(root, MaxPool | AveragePool | LpPool)
+        pairs = root.pad_pairs if len(root.pad_pairs) == 2 else ((0, 0), *root.pad_pairs)
+        kernel = KernelSpec(
+            self.name,
+            parameters(
+                **shared,
+                window=_pair(root.kernel_shape, 1),
+                steps=_pair(root.strides, 1),
+                dilations=_pair(root.dilations, 1),
+                before=(pairs[0][0], pairs[1][0]),
+                after=(pairs[0][1], pairs[1][1]),
+                include_pad=isinstance(root, AveragePool) and root.count_include_pad,
+                exponent=root.p if isinstance(root, LpPool) else 0,
+            ),
+        )
+        return (pixel_launch(kernel, pixels, node, views, scalars),)
+
+    def _global(
+        self,
+        node: Node,
+        pixels: Pixels,
+        views: tuple[View, ...],
+        shared: dict[str, Any],
+        scalars: Scalars,
+    ) -> Launch:
+        blocks = -(-pixels.channels // (pixels.lanes * _VECTORS))
+        kernel = KernelSpec(self.name, parameters(**shared, whole=True))
+        chunks: Dim = node.output.tensor.shape[0] * blocks
+        return Launch(kernel, views, (len(views) - 1,), scalars.values, chunks)
+
+    @override
+    def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
+        del target
+        whole = dict(kernel.parameters).get("whole", False)
+        return _WholeWriter(kernel).write() if whole else _WindowWriter(kernel).write()
+
+
+def _pair(values: tuple[int, ...], missing: int) -> tuple[int, int]:
+    """Two dimensions of one or two."""
+    return (values[0], values[1]) if len(values) == 2 else (missing, values[0])
+
+
+def _walk_tuple(walk: Walk) -> tuple[Any, ...]:
+    return (walk.image, walk.row, walk.column, walk.channel)
+
+
+class _Reducer:
+    """What is accumulated: the largest, the sum, or the sum of powers."""
+
+    def __init__(self, kernel: KernelSpec) -> None:
+        self.k = kernel
+        self.p = Pixels.from_spec(kernel)
+        self.e = Emitter(kernel.symbol, 1 + len(self.p.extras) + 1)
+        self.w = PixelWriter(self.e, self.p, 1)
+        self.a = Walk(*cast("tuple[Any, ...]", as_json(kernel["a"])))
+        self.kind = self.w.kind
+        self.is_max = kernel["reduction"] == "max_pool"
+
+    def first(self) -> Reg:
+        return self.e.constant(-math.inf if self.is_max else 0.0, self.kind)
+
+    def add(self, total: Reg, element: Reg) -> Reg:
+        """One more element."""
+        if self.is_max:
+            return larger(self.e, total, element)
+        if self.k["reduction"] == "lp_pool":
+            element = self.raised(element)
+        return self.e.binary("fadd", total, element)
+
+    def raised(self, element: Reg) -> Reg:
+        """``|x| ** p``."""
+        e, exponent = self.e, self.k["exponent"]
+        if exponent == 2:
+            return e.binary("fmul", element, element)
+        magnitude = absolute(e, element)
+        if exponent == 1:
+            return magnitude
+        return power(e, magnitude, e.constant(float(exponent), self.kind))
+
+    def root(self, total: Reg) -> Reg:
+        """``x ** (1 / p)``."""
+        e, exponent = self.e, self.k["exponent"]
+        if exponent == 2:
+            return e.unary_intrinsic("sqrt", total)
+        return total if exponent == 1 else power(e, total, e.constant(1 / exponent, self.kind))
+
+    def divided(self, total: Reg, count: Int) -> Reg:
+        """The sum over a number of elements."""
+        e = self.e
+        if isinstance(count, int):
+            return e.binary("fdiv", total, e.constant(float(count), self.kind))
+        number = e.convert("sitofp", count, "float")
+        return e.binary("fdiv", total, e.splat(number, self.p.lanes))
+
+    def step(self, stride: Any, times: Int) -> Int:  # noqa: ANN401  (a Json extent)
+        """Bytes of a number of strides."""
+        return self.e.mul(times, self.e.mul(self.e.extent(stride), _FLOAT_BYTES))
+
+
+class _WindowWriter(_Reducer):
+    """Writes pooling over windows."""
+
+    def __init__(self, kernel: KernelSpec) -> None:
+        super().__init__(kernel)
+        fields = ("window", "steps", "dilations", "before", "after")
+        values = [cast("tuple[int, int]", as_json(kernel[f])) for f in fields]
+        self.window, self.steps, self.dilations, self.before, self.after = values
+        height, width = cast("tuple[Any, Any]", as_json(kernel["extents"]))
+        self.extents = (self.e.extent(height), self.e.extent(width))
+
+    def write(self) -> str:
+        e = self.e
+        with self.w.rows() as (image, row):
+            top = e.sub(e.mul(row, self.steps[0]), self.before[0])
+            rows = clipped(e, top, self.window[0], self.dilations[0], self.extents[0])
+            with e.loop(0, e.extent(self.p.width)) as column:
+                left = e.sub(e.mul(column.index, self.steps[1]), self.before[1])
+                columns = clipped(e, left, self.window[1], self.dilations[1], self.extents[1])
+                self.pixel((image, row, column.index), (top, left), rows, columns)
+        return e.module()
+
+    def pixel(
+        self,
+        place: tuple[Int, Int, Int],
+        corner: tuple[Int, Int],
+        rows: tuple[Int, Int],
+        columns: tuple[Int, Int],
+    ) -> None:
+        e = self.e
+        at = e.at(e.pointer(0), self.w.offset(self.a, place[0], *corner))
+        divisor = self.divisor(corner, rows, columns)
+        taps = self.window[0] * self.window[1]
+        if taps > _WRITTEN_OUT_TAPS:
+            self.channels(place, at, rows, columns, divisor)
+            return
+        area = e.mul(e.sub(rows[1], rows[0]), e.sub(columns[1], columns[0]))
+        with e.when(e.compare("eq", area, taps)):
+            self.channels(place, at, None, None, divisor)
+        with e.when(e.compare("ne", area, taps)):
+            self.channels(place, at, rows, columns, divisor)
+
+    def divisor(
+        self, corner: tuple[Int, Int], rows: tuple[Int, Int], columns: tuple[Int, Int]
+    ) -> Int:
+        """Elements of the window that count."""
+        e = self.e
+        if not self.k["include_pad"]:
+            return e.mul(e.sub(rows[1], rows[0]), e.sub(columns[1], columns[0]))
+        counts: list[Int] = []
+        for axis in range(2):
+            # Counted from the start of the padding, so that no window begins before it.
+            padded = e.add(self.extents[axis], self.before[axis] + self.after[axis])
+            start = e.add(corner[axis], self.before[axis])
+            bounds = clipped(e, start, self.window[axis], self.dilations[axis], padded)
+            counts.append(e.sub(bounds[1], bounds[0]))
+        return e.mul(counts[0], counts[1])
+
+    def channels(
+        self,
+        place: tuple[Int, Int, Int],
+        at: Reg,
+        rows: tuple[Int, Int] | None,
+        columns: tuple[Int, Int] | None,
+        divisor: Int,
+    ) -> None:
+        e = self.e
+
+        def block(channel: Int, masks: list[Reg | None]) -> None:
+            here = e.at(at, e.mul(channel, _FLOAT_BYTES))
+            totals = [self.first()] * len(masks)
+            if rows is None or columns is None:
+                totals = self.written_out(here, totals, masks)
+            else:
+                totals = self.looped(here, totals, masks, rows, columns)
+            for j, (total, mask) in enumerate(zip(totals, masks, strict=True)):
+                value = total
+                if self.k["reduction"] == "average_pool":
+                    value = self.divided(total, divisor)
+                elif self.k["reduction"] == "lp_pool":
+                    value = self.root(total)
+                self.w.finish(value, place, e.add(channel, j * self.p.lanes), mask)
+
+        self.w.channels(_VECTORS, block)
+
+    def written_out(self, at: Reg, totals: list[Reg], masks: list[Reg | None]) -> list[Reg]:
+        for row in range(self.window[0]):
+            down = self.step(self.a.row, row * self.dilations[0])
+            for column in range(self.window[1]):
+                across = self.step(self.a.column, column * self.dilations[1])
+                totals = self.add_all(self.e.at(self.e.at(at, down), across), totals, masks)
+        return totals
+
+    def looped(
+        self,
+        at: Reg,
+        totals: list[Reg],
+        masks: list[Reg | None],
+        rows: tuple[Int, Int],
+        columns: tuple[Int, Int],
+    ) -> list[Reg]:
+        e = self.e
+        with e.loop(*rows, 1, totals) as row:
+            down = e.at(at, self.step(self.a.row, e.mul(row.index, self.dilations[0])))
+            with e.loop(*columns, 1, row.values) as column:
+                across = self.step(self.a.column, e.mul(column.index, self.dilations[1]))
+                column.carry = self.add_all(e.at(down, across), list(column.values), masks)
+            row.carry = column.values
+        return list(row.values)
+
+    def add_all(self, at: Reg, totals: list[Reg], masks: list[Reg | None]) -> list[Reg]:
+        """One tap, for vectors side by side."""
+        e, made = self.e, list[Reg]()
+        for j, (total, mask) in enumerate(zip(totals, masks, strict=True)):
+            element = load(e, self.kind, e.at(at, j * self.p.lanes * _FLOAT_BYTES), mask)
+            made.append(self.add(total, element))
+        return made
+
+
+class _WholeWriter(_Reducer):
+    """Writes pooling over whole images: a chunk is some channels of one image."""
+
+    def write(self) -> str:
+        e, p = self.e, self.p
+        width = p.lanes * _VECTORS
+        blocks = -(-p.channels // width)
+        with e.loop(e.begin, e.end) as chunk:
+            image, block = unravel(e, chunk.index, (p.images, blocks))
+            whole = p.channels // width
+            if whole:
+                with e.when(e.compare("slt", block, whole)):
+                    self.block(image, e.mul(block, width), [None] * _VECTORS)
+            left = p.channels % width
+            if left:
+                masks: list[Reg | None] = [None] * (left // p.lanes)
+                if left % p.lanes:
+                    masks.append(e.tail_mask(left % p.lanes, p.lanes))
+                with e.when(e.compare("eq", block, whole)):
+                    self.block(image, whole * width, masks)
+        return e.module()
+
+    def block(self, image: Int, channel: Int, masks: list[Reg | None]) -> None:
+        e = self.e
+        height, width = (e.extent(x) for x in cast("tuple[Any, Any]", as_json(self.k["extents"])))
+        at = e.at(e.pointer(0), self.w.offset(self.a, image, 0, 0))
+        at = e.at(at, e.mul(channel, _FLOAT_BYTES))
+        with e.loop(0, height, 1, [self.first()] * len(masks)) as row:
+            line = e.at(at, self.step(self.a.row, row.index))
+            # One sum a row, then their sum: rounding grows with a side, not with the area.
+            with e.loop(0, width, 1, [self.first()] * len(masks)) as column:
+                here = e.at(line, self.step(self.a.column, column.index))
+                column.carry = [
+                    self.add(total, load(e, self.kind, e.at(here, self.step(1, j * self.p.lanes)), m))
+                    for j, (total, m) in enumerate(zip(column.values, masks, strict=True))
+                ]
+            pairs = zip(row.values, column.values, strict=True)
+            row.carry = [self.add(total, part) for total, part in pairs]
+        for j, (total, mask) in enumerate(zip(row.values, masks, strict=True)):
+            value = total if self.is_max else self.divided(total, e.mul(height, width))
+            self.w.finish(value, (image, 0, 0), e.add(channel, j * self.p.lanes), mask)
