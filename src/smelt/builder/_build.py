@@ -155,7 +155,7 @@ class _Build:
                 device=kind,
                 target=target,
                 bindings=_bindings(self.graph, plans),
-                max_batch_size=self.options.max_batch_size if _is_implicit(self.graph) else None,
+                max_batch_size=max((box[BATCH].high for box in boxes if BATCH in box), default=None),
                 plans=tuple(p.assembled.plan for p in plans if p.assembled),
                 layers=tuple(x for p in plans if p.assembled for x in p.assembled.layers),
                 weights=self.weights,
@@ -167,6 +167,9 @@ class _Build:
         )
 
     def _optimise(self, box: Box, number: int, count: int) -> _PlanParts:
+        if any(b.low != b.high for b in box.values()):
+            # What fits as symbols fits at their largest values too, or is refused by name here.
+            specialise(clone(self.graph), {name: b.high for name, b in box.items()})
         graph = clone(self.graph)
         fixed = {name: b.low for name, b in box.items() if b.low == b.high}
         specialise(graph, fixed)
@@ -240,10 +243,6 @@ def specialise(graph: Graph, values: Mapping[str, int]) -> None:
         kind = value.tensor
         value.type = type(kind)(kind.dtype, tuple(substitute_dim(d, values) for d in kind.shape))
     graph.infer()
-
-
-def _is_implicit(graph: Graph) -> bool:
-    return any(str(d) == BATCH for v in graph.inputs for d in v.tensor.shape)
 
 
 def _bindings(original: Graph, plans: list[_PlanParts]) -> tuple[Binding, ...]:

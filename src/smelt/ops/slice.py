@@ -34,7 +34,9 @@ class Slice(Op):
 
     Bounds count from the end when negative and are clamped to the axis. On an axis whose extent is
     a symbol, a bound must be inside for every extent (symbols being at least one), or the error
-    says to fix the symbol.
+    says to fix the symbol. On an axis of known extent a bound that is a symbol's is taken to be
+    inside (a table of positions is as long as the longest text): a build or run with a larger value
+    is refused.
 
     Shapes: (data, starts[k], ends[k], axes[k]?, steps[k]?) -> data's with other extents; all axes
     when ``axes`` is absent, steps of one when ``steps`` is.
@@ -152,7 +154,7 @@ def _clamp_bound(bound: Dim, low: int, high: Dim, extent: Dim) -> Dim:
         bound = bound + extent
     if not is_non_negative(bound - low):
         raise _undecided(bound, low)
-    if not is_non_negative(high - bound):
+    if not is_non_negative(high - bound) and not isinstance(extent, int):
         # A bound beyond the end would be clamped, for some values of the symbols only.
         raise _undecided(bound, high)
     return bound
