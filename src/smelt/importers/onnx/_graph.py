@@ -74,9 +74,7 @@ def _add_node(scope: Scope, proto: NodeProto) -> None:
     try:
         _convert(scope, proto, name)
     except UnsupportedError as error:
-        version = scope.opsets.get(_domain(proto.domain), 0)
-        domain = f"{proto.domain}." if _domain(proto.domain) else ""
-        scope.state.problems.append(f"{domain}{proto.op_type}-{version} {name!r}: {error}")
+        _note_problem(scope, proto, name, error)
         _give_up_results(scope, proto)
         _check_regions(scope, proto.attribute)
     except UnknownResult:
@@ -102,7 +100,7 @@ def _convert(scope: Scope, proto: NodeProto, name: str) -> None:
         results = expand_function(call, implementation, protos, add_nodes)
     else:
         results = list[Value | None](implementation(call))
-    _bind_results(call, results)
+    _bind_results(call, results, first)
     _name_nodes(call, first)
 
 
@@ -188,9 +186,9 @@ def _check_counts(proto: NodeProto, schema: onnx.defs.OpSchema, where: str) -> N
             raise ModelFormatError(f"{where} has {count} {what}; {wanted} are defined")
 
 
-def _bind_results(call: Call, results: Sequence[Value | None]) -> None:
+def _bind_results(call: Call, results: Sequence[Value | None], first: int) -> None:
     """Give the results of a node the model's names."""
-    emitted = {id(value) for node in call.emitted for value in node.outputs}
+    emitted = {id(value) for node in call.graph.nodes[first:] for value in node.outputs}
     for index, name in enumerate(call.outputs):
         if not name:
             continue
@@ -226,6 +224,12 @@ def _name_nodes(call: Call, first: int) -> None:
                 value.name = state.reserve_name(f"{node.name}{suffix}")
 
 
+def _note_problem(scope: Scope, proto: NodeProto, name: str, error: UnsupportedError) -> None:
+    domain = _domain(proto.domain)
+    op = f"{domain}.{proto.op_type}" if domain else proto.op_type
+    scope.state.problems.append(f"{op}-{scope.opsets.get(domain, 0)} {name!r}: {error}")
+
+
 def _give_up_results(scope: Scope, proto: NodeProto) -> None:
     """Let the declared types stand in for the results of a node that nothing here can run."""
     for name in proto.output:
@@ -247,9 +251,10 @@ def _check_regions(scope: Scope, attributes: Sequence[AttributeProto]) -> None:
             continue
         for proto in attribute.g.node:
             where = describe(proto)
+            label = proto.name or next((name for name in proto.output if name), "")
             try:
                 protos = _resolve_references(scope, proto, where)
                 _find_implementation(scope, proto, protos, where, None)
             except UnsupportedError as error:
-                scope.state.problems.append(f"{where}: {error}")
+                _note_problem(scope, proto, label, error)
             _check_regions(scope, proto.attribute)

@@ -1,0 +1,352 @@
+"""Damaged, hostile and wrong models: each is refused with an error that says what and where."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+
+from smelt.errors import GraphError, ModelFormatError, ShapeError, SmeltError, UnsupportedError
+from smelt.importers.onnx import import_onnx
+from smelt.interp import interpret
+from tests.importers.onnx.one_node import compare, float_info
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from onnx import ModelProto, NodeProto
+
+
+def _model(
+    nodes: Sequence[NodeProto],
+    weights: Sequence[TensorProto] = (),
+    *,
+    inputs: Sequence[onnx.ValueInfoProto] = (),
+    outputs: Sequence[str] = ("y",),
+    opset: int = 17,
+    functions: Sequence[onnx.FunctionProto] = (),
+) -> ModelProto:
+    graph = helper.make_graph(
+        list(nodes),
+        "hostile",
+        list(inputs) or [float_info("x", [2, 3])],
+        [helper.make_empty_tensor_value_info(name) for name in outputs],
+        list(weights),
+    )
+    return helper.make_model(
+        graph,
+        opset_imports=[helper.make_opsetid("", opset), helper.make_opsetid("my", 1)],
+        functions=list(functions),
+        ir_version=8,
+    )
+
+
+def _add(weight: TensorProto) -> ModelProto:
+    return _model([helper.make_node("Add", ["x", "w"], ["y"], name="sum")], [weight])
+
+
+def _weight(**fields: Any) -> TensorProto:
+    weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[2, 3])
+    weight.raw_data = np.ones(6, np.float32).tobytes()
+    for name, value in fields.items():
+        if name == "dims":
+            del weight.dims[:]
+            weight.dims.extend(value)
+        else:
+            setattr(weight, name, value)
+    return weight
+
+
+RELU = helper.make_node("Relu", ["x"], ["y"], name="relu")
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "empty"),
+        (b"\xff\xff\xff\xff", "not an ONNX model"),
+        (b"name: 'lenet'", "not an ONNX model"),
+        (_model([RELU]).SerializeToString()[:-7], "cut off"),
+        (b"\x08\x08", "no graph"),
+    ],
+)
+def test_bytes_that_are_no_model_are_refused(data: bytes, words: str) -> None:
+    with pytest.raises(ModelFormatError, match=words):
+        import_onnx(data)
+
+
+def test_a_missing_file_is_named() -> None:
+    with pytest.raises(ModelFormatError, match=r"no_such\.onnx"):
+        import_onnx("no_such.onnx")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"raw_data": b"\0" * 20}, "24 bytes and it holds 20"),
+        ({"dims": [2, -3]}, "negative extent"),
+        ({"dims": [1 << 40, 1 << 40]}, "bytes and it holds 24"),
+        ({"dims": [0, 1 << 62, 1 << 62], "raw_data": b""}, "too large"),
+        ({"data_type": 99}, "99 is no element type"),
+        ({"data_type": TensorProto.DOUBLE}, "48 bytes and it holds 24"),
+    ],
+)
+def test_a_weight_whose_sizes_contradict_each_other_is_named(
+    fields: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ModelFormatError, match=words) as caught:
+        import_onnx(_add(_weight(**fields)))
+    assert "'w'" in str(caught.value)
+
+
+def test_a_weight_with_too_few_typed_elements_is_named() -> None:
+    weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[2, 3], float_data=[1, 2])
+    with pytest.raises(ModelFormatError, match="needs 6 elements and float_data holds 2"):
+        import_onnx(_add(weight))
+
+
+def test_strings_in_damaged_bytes_are_refused() -> None:
+    data = _model([RELU]).SerializeToString().replace(b"relu", b"\xff\xfe\xfd\xfc")
+    with pytest.raises(ModelFormatError, match="UTF-8"):
+        import_onnx(data)
+
+
+@pytest.mark.parametrize(
+    ("build", "kind", "words"),
+    [
+        (
+            lambda: _model(
+                [
+                    helper.make_node("Add", ["x", "b"], ["a"], name="first"),
+                    helper.make_node("Relu", ["a"], ["b"], name="second"),
+                ],
+                outputs=["b"],
+            ),
+            GraphError,
+            "cycle.*'first'.*'second'",
+        ),
+        (
+            lambda: _model([RELU, helper.make_node("Abs", ["x"], ["y"])]),
+            GraphError,
+            "makes 'y' twice",
+        ),
+        (
+            lambda: _model([helper.make_node("Relu", ["nothing"], ["y"], name="relu")]),
+            GraphError,
+            "Relu 'relu': it reads 'nothing'",
+        ),
+        (lambda: _model([RELU], outputs=["z"]), GraphError, "output 'z' is no value"),
+        (lambda: _model([RELU], outputs=[]), GraphError, "no output"),
+        (
+            lambda: _model([RELU], [_weight(), _weight()]),
+            GraphError,
+            "weight 'w'.*twice",
+        ),
+        (
+            lambda: _model([RELU], inputs=[float_info("x", [2]), float_info("x", [2])]),
+            GraphError,
+            "input 'x' stands there twice",
+        ),
+        (
+            lambda: _model([RELU], inputs=[float_info("x", [2, -7])]),
+            ModelFormatError,
+            "extent -7",
+        ),
+        (
+            lambda: _model([RELU], inputs=[float_info("x", [1 << 30, 1 << 30])]),
+            ModelFormatError,
+            "more than any machine holds",
+        ),
+        (
+            lambda: _model([helper.make_node("Relu", ["x", "x"], ["y"], name="relu")]),
+            ModelFormatError,
+            "2 inputs; 1 are defined",
+        ),
+        (
+            lambda: _model([helper.make_node("Concat", ["x", "x"], ["y"], axis="one")]),
+            ModelFormatError,
+            "'axis' is string and must be int",
+        ),
+        (
+            lambda: _model([helper.make_node("Concat", ["x", "x"], ["y"])]),
+            ModelFormatError,
+            "'axis' is required",
+        ),
+        (
+            lambda: _model([helper.make_node("MatMul", ["x", "x"], ["y"], name="product")]),
+            ShapeError,
+            "product",
+        ),
+    ],
+)
+def test_a_wrong_network_is_refused_with_the_place(
+    build: Callable[[], ModelProto], kind: type[SmeltError], words: str
+) -> None:
+    with pytest.raises(kind, match=words):
+        import_onnx(build())
+
+
+def test_every_unsupported_node_is_reported_at_once() -> None:
+    branch = helper.make_graph(
+        [helper.make_node("Unheard", ["x"], ["t"], name="inner")],
+        "branch",
+        [],
+        [helper.make_empty_tensor_value_info("t")],
+    )
+    other = helper.make_graph(
+        [helper.make_node("Relu", ["x"], ["e"])],
+        "other",
+        [],
+        [helper.make_empty_tensor_value_info("e")],
+    )
+    nodes = [
+        helper.make_node("Det", ["x"], ["d"], name="determinant"),
+        helper.make_node("Relu", ["d"], ["r"]),
+        helper.make_node("Special", ["r"], ["s"], name="custom", domain="my"),
+        helper.make_node("If", ["c"], ["i"], then_branch=branch, else_branch=other),
+        helper.make_node("Elu", ["i"], ["y"], name="misspelt", alfa=1.0),
+    ]
+    flag = helper.make_tensor_value_info("c", TensorProto.BOOL, [])
+    model = _model(nodes, inputs=[float_info("x", [2, 2]), flag])
+    with pytest.raises(UnsupportedError) as caught:
+        import_onnx(model)
+    reasons = "\n".join(caught.value.reasons)
+    assert len(caught.value.reasons) == 4
+    for words in (
+        "Det-17 'determinant': smelt has no op Det",
+        "my.Special-1 'custom': ops of domain my are not supported",
+        "Unheard-17 'inner'",
+        "attribute 'alfa' is unknown; defined are: alpha",
+    ):
+        assert words in reasons
+
+
+@pytest.mark.parametrize(("opset", "words"), [(6, "7 to"), (999, "install a newer onnx")])
+def test_an_opset_that_is_not_read_is_refused(opset: int, words: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"opset {opset}.*{words}"):
+        import_onnx(_model([RELU], opset=opset))
+
+
+def test_a_function_that_calls_itself_is_refused() -> None:
+    body = [helper.make_node("F", ["a"], ["b"], domain="my")]
+    function = helper.make_function("my", "F", ["a"], ["b"], body, [helper.make_opsetid("my", 1)])
+    node = helper.make_node("F", ["x"], ["y"], domain="my")
+    with pytest.raises(ModelFormatError, match="call itself"):
+        import_onnx(_model([node], functions=[function]))
+
+
+def test_wrong_declared_shapes_are_warned_about_and_inferred(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = _model([RELU])
+    model.graph.output[0].CopyFrom(float_info("y", [7, 7]))
+    with caplog.at_level(logging.WARNING, "smelt"):
+        graph = import_onnx(model)
+    assert graph.outputs[0].tensor.shape == (2, 3)
+    assert "'y' is declared [7, 7] and is float32[2, 3]" in caplog.text
+
+
+def _external(tmp_path: Path, **entries: object) -> Path:
+    weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[2, 3])
+    weight.data_location = TensorProto.EXTERNAL
+    for key, value in entries.items():
+        weight.external_data.add(key=key, value=str(value))
+    path = tmp_path / "model.onnx"
+    path.write_bytes(_add(weight).SerializeToString())
+    return path
+
+
+def test_external_data_is_mapped_from_the_models_folder(tmp_path: Path) -> None:
+    data = np.arange(8, dtype=np.float32)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "w.bin").write_bytes(data.tobytes())
+    path = _external(tmp_path, location="sub/w.bin", offset=8, length=24)
+    (value,) = interpret(import_onnx(path), {"x": np.zeros((2, 3), np.float32)}).values()
+    assert np.array_equal(value.ravel(), data[2:])
+    compare(str(path), {"x": np.ones((2, 3), np.float32)})
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        ({"location": "absent.bin"}, "put that file beside the model"),
+        ({"location": "../w.bin"}, "plain path inside"),
+        ({"location": "a/../../w.bin"}, "plain path inside"),
+        ({"location": "/etc/passwd"}, "plain path inside"),
+        ({"location": "C:\\w.bin"}, "plain path inside"),
+        ({"location": ""}, "plain path inside"),
+        ({"location": "link.bin"}, "goes through the link"),
+        ({"location": "folder/w.bin"}, "goes through the link"),
+        ({"location": "w.bin", "offset": 8}, "cut off"),
+        ({"location": "w.bin", "offset": "1e3"}, "no count of bytes"),
+        ({"location": "w.bin", "offset": "9" * 30}, "no count of bytes"),
+        ({"location": "w.bin", "length": 4}, "need 24 bytes"),
+        ({"location": "pipe"}, "no regular file"),
+    ],
+)
+def test_external_data_that_is_elsewhere_or_too_short_is_refused(
+    tmp_path: Path, entries: dict[str, object], words: str
+) -> None:
+    (tmp_path / "w.bin").write_bytes(bytes(24))
+    (tmp_path / "link.bin").symlink_to(tmp_path / "w.bin")
+    (tmp_path / "folder").symlink_to(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ModelFormatError, match=words):
+        import_onnx(_external(tmp_path, **entries))
+
+
+def test_external_data_of_a_model_without_a_path_is_refused(tmp_path: Path) -> None:
+    path = _external(tmp_path, location="w.bin")
+    with pytest.raises(ModelFormatError, match="import it by its path"):
+        import_onnx(path.read_bytes())
+
+
+def test_a_model_with_more_than_two_gigabytes_of_weights_imports(tmp_path: Path) -> None:
+    rows = 1 << 15
+    with (tmp_path / "big.bin").open("wb") as file:
+        file.truncate(rows * rows * 4)  # a hole: nothing is stored
+    weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[rows, rows])
+    weight.data_location = TensorProto.EXTERNAL
+    weight.external_data.add(key="location", value="big.bin")
+    model = _model(
+        [helper.make_node("Gather", ["w", "i"], ["y"])],
+        [weight],
+        inputs=[helper.make_tensor_value_info("i", TensorProto.INT64, [1])],
+    )
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    graph = import_onnx(path)
+    (row,) = interpret(graph, {"i": np.array([7])}).values()
+    assert row.shape == (1, rows)
+
+
+_SEED = _model(
+    [
+        helper.make_node("Conv", ["x", "w"], ["c"], name="conv", pads=[1, 1, 1, 1]),
+        helper.make_node("Constant", [], ["shape"], value_ints=[0, -1]),
+        helper.make_node("Reshape", ["c", "shape"], ["r"]),
+        helper.make_node("Softmax", ["r"], ["y"], axis=-1),
+    ],
+    [numpy_helper.from_array(np.ones((2, 3, 3, 3), np.float32), "w")],
+    inputs=[float_info("x", ["N", 3, 8, 8])],
+).SerializeToString()
+
+
+@given(st.data())
+def test_damaged_bytes_end_in_an_error_of_ours_or_in_a_graph(data: st.DataObject) -> None:
+    damaged = bytearray(_SEED)
+    for _ in range(data.draw(st.integers(1, 6))):
+        place = data.draw(st.integers(0, len(damaged) - 1))
+        damaged[place] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, 40))
+    with contextlib.suppress(SmeltError):
+        import_onnx(bytes(damaged[: len(damaged) - cut]))
