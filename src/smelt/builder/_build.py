@@ -16,6 +16,8 @@ from smelt.backends.cpu import (
     target_named,
 )
 from smelt.builder._options import BuildOptions, Progress, first_known, parse_device
+from smelt.builder._report import describe_plan
+from smelt.builder._program import Symbols, program_of
 from smelt.builder._shapes import BATCH, Box, boxes_of
 from smelt.builder._write import EngineParts, make_engine
 from smelt.config import cache_directory, thread_count
@@ -32,7 +34,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from smelt.backends import Assembled, Tactic
-    from smelt.builder._shapes import ShapeSpec
+    from smelt.builder._program import Symbols, program_of
+from smelt.builder._shapes import ShapeSpec
     from smelt.engine import KernelSpec
     from smelt.network import NetworkDefinition
     from smelt.runtime import Engine
@@ -103,6 +106,22 @@ class _PlanParts:
     report: dict[str, Any]
     choice: Choice | None = None
     assembled: Assembled | None = None
+    refusals: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    """For each node by name, which families cannot run it and why; for the inspector."""
+
+    @property
+    def symbols(self) -> Symbols:
+        """Every symbol with its smallest and largest value: open, fixed, and found by the run."""
+        symbols = [(name, b.low, b.high) for name, b in sorted(self.box.items())]
+        symbols += [(name, value, value) for name, value in sorted(self.fixed.items())]
+        symbols += [(name, 0, high) for name, high in sorted(self.graph.symbol_bounds.items())]
+        return tuple(symbols)
+
+    @property
+    def program(self) -> tuple[Graph, Mapping[int, Tactic], Symbols]:
+        """What the plan is assembled from."""
+        assert self.choice is not None  # noqa: S101  (chosen before anything is assembled)
+        return self.graph, self.choice.tactics, self.symbols
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -162,7 +181,8 @@ class _Build:
                 model=self.graph,
                 image=image,
                 runtime=compile_runtime(target),
-                report=json.dumps([_report(p) for p in plans]),
+                report=json.dumps([_report(p, self.graph) for p in plans]),
+                program=program_of([p.program for p in plans], self.weights),
             )
         )
 
@@ -192,6 +212,7 @@ class _Build:
                 if t not in small
             ]
             candidates[id(node)] = Candidates(tuple(small), tuple(refusals))
+            plan.refusals[node.name] = [str(refusal) for refusal in refusals]
         plan.choice = choose(
             plan.graph,
             candidates,
@@ -222,15 +243,12 @@ class _Build:
 
     def _assemble(self, plan: _PlanParts, backend: CpuBackend, first_layer: int) -> Assembled:
         assert plan.choice is not None  # noqa: S101  (chosen in the stage before)
-        symbols = [(name, b.low, b.high) for name, b in sorted(plan.box.items())]
-        symbols += [(name, value, value) for name, value in sorted(plan.fixed.items())]
-        symbols += [(name, 0, high) for name, high in sorted(plan.graph.symbol_bounds.items())]
         return assemble(
             plan.graph,
             plan.choice.tactics,
             backend,
             self.weights,
-            symbols=tuple(symbols),
+            symbols=plan.symbols,
             first_layer=first_layer,
         )
 
@@ -268,16 +286,12 @@ def _kernels(plans: list[_PlanParts]) -> list[KernelSpec]:
     return [step.kernel for step in steps if isinstance(step, Launch)]
 
 
-def _report(plan: _PlanParts) -> dict[str, Any]:
+def _report(plan: _PlanParts, source: Graph) -> dict[str, Any]:
     assert plan.assembled is not None  # noqa: S101
     assert plan.choice is not None  # noqa: S101  (both made in earlier stages)
-    return {
-        **plan.report,
-        "candidates": plan.choice.times,
-        "storage": plan.assembled.notes,
-        "lower_bound_bytes": plan.assembled.lower_bound_bytes,
-        "memory": plan.assembled.lives,
-    }
+    return describe_plan(
+        source, plan.graph, plan.report, plan.choice, plan.refusals, plan.assembled
+    )
 
 
 def _runs_here(target: CpuTarget) -> bool:

@@ -1,0 +1,59 @@
+"""What the inspector is told of a plan: the graph before and after, formats, candidates, memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from smelt.backends import Assembled, Tactic
+    from smelt.ir import Graph, Node
+    from smelt.tuner import Choice
+
+
+def describe_plan(
+    source: Graph,
+    graph: Graph,
+    passes: Mapping[str, Any],
+    choice: Choice,
+    refusals: Mapping[str, Sequence[str]],
+    assembled: Assembled,
+) -> dict[str, Any]:
+    """The build report of one plan, as values that JSON has.
+
+    Args:
+        source: the network as it was given.
+        graph: the optimised one.
+        passes: what the passes report.
+        choice: tactics and times.
+        refusals: for each node by name, the families that cannot run it, and why.
+        assembled: the plan.
+    """
+    return {
+        **passes,
+        "source": [{"name": n.name, "op": n.op.name} for n in source.nodes],
+        "nodes": [_describe_node(n, choice.tactics[id(n)]) for n in graph.nodes],
+        "candidates": choice.times,
+        "refusals": {name: list(reasons) for name, reasons in refusals.items() if reasons},
+        "storage": assembled.notes,
+        "lower_bound_bytes": assembled.lower_bound_bytes,
+        "memory": assembled.lives,
+    }
+
+
+def _describe_node(node: Node, tactic: Tactic) -> dict[str, Any]:
+    names = [None if v is None or v.constant is not None else v.name for v in node.inputs]
+    return {
+        "name": node.name,
+        "op": node.op.name,
+        "layers": list(node.layers),
+        "inputs": names,
+        "outputs": [v.name for v in node.outputs],
+        "types": [str(v.type) for v in node.outputs],
+        "input_formats": [None if f is None else str(f) for f in tactic.inputs],
+        "output_formats": [str(f) for f in tactic.outputs],
+        "tactic": str(tactic),
+        "is_reference": tactic.is_reference,
+        "aliasing": tactic.aliasing.value,
+    }
