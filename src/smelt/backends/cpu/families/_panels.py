@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from smelt.backends.cpu._elementwise import Epilogue
-from smelt.backends.cpu._emit import Emitter, Int, Reg
+from smelt.backends.cpu._emit import Emitter, Int, Reg, lane_count
 from smelt.backends.cpu._math import multiply_add
 from smelt.engine import Json, KernelSpec, as_json, parameters
 
@@ -41,7 +41,7 @@ class Strides:
     group: Json
     row: Json
     column: Json
-    channel: int = 1
+    channel: Json = 1
 
     def as_json(self) -> Json:
         """What a spec holds."""
@@ -274,9 +274,7 @@ class _Writer:
             index = e.add(index, e.mul(image, e.extent(stride)))
         return e.add(e.mul(index, self.p.groups), place.group)
 
-    def use_panel(
-        self, place: _Place, index: Int, operand: int, number: Int, vectors: int
-    ) -> None:
+    def use_panel(self, place: _Place, index: Int, operand: int, number: Int, vectors: int) -> None:
         p, e = self.p, self.e
         narrow = operand == self.tail_operand
         place.width = vectors * p.lanes if narrow else p.panel_width
@@ -365,9 +363,7 @@ class _Writer:
         within = (pixel * p.panel_width + vector * p.lanes) * _FLOAT_BYTES
         return e.at(e.scratch, e.add(e.mul(place.tile_index, size), within))
 
-    def sum_rows(
-        self, place: _Place, at: Reg, offsets: list[Int], sums: Sums, chains: int
-    ) -> Sums:
+    def sum_rows(self, place: _Place, at: Reg, offsets: list[Int], sums: Sums, chains: int) -> Sums:
         """Sum over the rows of the window that are this pass's."""
         p, e = self.p, self.e
         rows, columns, _ = p.taps
@@ -388,9 +384,7 @@ class _Writer:
         last = rows * (place.part + 1) // p.parts
         return self.over(first, last, sums, sum_row)
 
-    def over(
-        self, first: int, last: int, sums: Sums, body: Callable[[Int, Sums], Sums]
-    ) -> Sums:
+    def over(self, first: int, last: int, sums: Sums, body: Callable[[Int, Sums], Sums]) -> Sums:
         """Loop over taps, carrying the sums; no loop for a single tap."""
         if last - first == 1:
             return body(first, sums)
@@ -504,26 +498,43 @@ class _ExtraReader:
         self.w, self.masks = writer, place.masks
         e, self.strides = writer.e, writer.extras[number]
         at = writer.bytes_of((top, self.strides.row), (left, self.strides.column))
-        channel = e.mul(place.panel, writer.p.panel_width * self.strides.channel * _FLOAT_BYTES)
-        self.at = e.at(place.extras[number], e.add(at, channel))
+        self.channel = e.extent(self.strides.channel)
+        first = e.mul(place.panel, writer.p.panel_width * _FLOAT_BYTES)
+        self.at = e.at(place.extras[number], e.add(at, e.mul(first, self.channel)))
         self.loaded: dict[tuple[int, int, int], Reg] = {}
 
     def read(self, row: int, column: int, vector: int) -> Reg:
         s, w = self.strides, self.w
-        key = (row if s.row != 0 else 0, column if s.column != 0 else 0, vector * s.channel)
+        vector = vector if self.channel != 0 else 0
+        key = (row if s.row != 0 else 0, column if s.column != 0 else 0, vector)
         if key not in self.loaded:
             offset = w.bytes_of((row, s.row), (column, s.column))
-            at = w.e.at(self.at, w.e.add(offset, key[2] * w.p.lanes * _FLOAT_BYTES))
-            if s.channel == 0:
-                self.loaded[key] = w.e.splat(w.e.load("float", at), w.p.lanes)
-            else:
-                self.loaded[key] = load(w.e, w.kind, at, self.masks[vector])
+            ahead = w.e.mul(self.channel, vector * w.p.lanes * _FLOAT_BYTES)
+            at = w.e.at(self.at, w.e.add(offset, ahead))
+            self.loaded[key] = load_channels(w.e, w.kind, at, self.channel, self.masks[vector])
         return self.loaded[key]
 
 
 def load(e: Emitter, kind: str, at: Reg, mask: Reg | None) -> Reg:
     """Load a vector, or the lanes that a mask names."""
     return e.load(kind, at) if mask is None else e.load_masked(kind, at, mask)
+
+
+def load_channels(e: Emitter, kind: str, at: Reg, stride: Int, mask: Reg | None) -> Reg:
+    """Load a vector whose elements lie ``stride`` apart: 0 for one in every lane."""
+    lanes = lane_count(kind)
+    if stride == 0:
+        return e.splat(e.load("float", at), lanes)
+    if stride == 1:
+        return load(e, kind, at, mask)
+    numbers = ", ".join(f"i64 {i}" for i in range(lanes))
+    step = e.splat(e.i64(stride), lanes)
+    offsets = e.emit(step.type, f"mul {step}, <{numbers}>")
+    places = e.emit(f"<{lanes} x ptr>", f"getelementptr float, {at}, {offsets}")
+    whole = mask or e.constant(1, f"<{lanes} x i1>")
+    function = f"llvm.masked.gather.v{lanes}f32.v{lanes}p0"
+    align, rest = Reg("4", "i32"), Reg("zeroinitializer", kind)
+    return e.call(kind, function, places, align, whole, rest)
 
 
 def store(e: Emitter, value: Reg, at: Reg, mask: Reg | None) -> None:
@@ -539,4 +550,3 @@ def unravel(e: Emitter, index: Int, extents: Sequence[Json]) -> list[Int]:
     known = [e.extent(x) for x in extents]
     coordinates = iter(e.unravel(index, [x for x in known if x != 1]))
     return [0 if x == 1 else next(coordinates) for x in known]
-

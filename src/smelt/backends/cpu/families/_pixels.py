@@ -16,7 +16,7 @@ from smelt.backends.cpu.families._operands import (
     extra_strides,
     plan_extras,
 )
-from smelt.backends.cpu.families._panels import load, store, unravel
+from smelt.backends.cpu.families._panels import load_channels, store, unravel
 from smelt.engine import Launch, as_json
 from smelt.types import DType, ceil_div
 
@@ -215,9 +215,9 @@ class PixelWriter:
         def read(k: int) -> Reg:
             walk = p.extras[k]
             at = e.at(e.pointer(self.first + k), self.offset(walk, *place))
-            if walk.channel == 0:
-                return e.splat(e.load("float", at), p.lanes)
-            return load(e, self.kind, e.at(at, e.mul(channel, _FLOAT_BYTES)), mask)
+            stride = e.extent(walk.channel)
+            at = e.at(at, e.mul(channel, e.mul(stride, _FLOAT_BYTES)))
+            return load_channels(e, self.kind, at, stride, mask)
 
         value = Epilogue.from_json(p.epilogue).emit(e, value, read)
         at = e.at(e.pointer(self.first + len(p.extras)), self.offset(p.out, *place))
@@ -233,4 +233,3 @@ def clipped(e: Emitter, start: Int, window: int, dilation: int, extent: Int) -> 
         return e.minimum(e.div(ahead, dilation), window)
 
     return taps_before(e.sub(0, start)), taps_before(e.sub(extent, start))
-

@@ -35,7 +35,7 @@ class Walk:
     group: Dim
     row: Dim
     column: Dim
-    channel: int = 1
+    channel: Dim = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +116,7 @@ class Product:
     def _with_image_as_row(self) -> Product:
         single = self.width == 1
         made = self.walking(
-            lambda w: replace(
-                w, images=w.images[:-1], column=w.images[-1] if single else w.column
-            )
+            lambda w: replace(w, images=w.images[:-1], column=w.images[-1] if single else w.column)
         )
         return replace(
             made,
@@ -176,8 +174,8 @@ class Product:
         known = problem.height is not None and problem.width is not None
 
         def strides(w: Walk) -> Strides:
-            numbers = scalars.all_json((w.group, w.row, w.column))
-            return Strides(scalars.all_json(w.images), *numbers, channel=w.channel)
+            numbers = scalars.all_json((w.group, w.row, w.column, w.channel))
+            return Strides(scalars.all_json(w.images), *numbers)
 
         panels = Panels(
             images=scalars.all_json(self.images),

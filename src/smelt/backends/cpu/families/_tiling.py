@@ -40,8 +40,8 @@ class Problem:
 
 
 def known_or_none(extent: Dim) -> int | None:
-    """The extent, when it is known."""
-    return extent if isinstance(extent, int) else None
+    """The extent, when it is known; an empty one is planned like one of 1, and has no chunk."""
+    return max(1, extent) if isinstance(extent, int) else None
 
 
 def budgets(target: CpuTarget) -> tuple[tuple[int, int], ...]:
@@ -126,7 +126,9 @@ def choose_blocks(
     if split == "panels":
         count = min(panels, max(1, wanted // panel_flops))
         return (unlimited, unlimited, _even(panels, count))
-    kept = panels if split == "rows" else min(panels, max(1, 262144 // (problem.depth * vectors * 64)))
+    kept = (
+        panels if split == "rows" else min(panels, max(1, 262144 // (problem.depth * vectors * 64)))
+    )
     if down > 1 or problem.height is None:
         rows = max(1, min(down, wanted // (row_flops * kept)))
         return (_even(down, rows), unlimited, kept)

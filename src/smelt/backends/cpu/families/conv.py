@@ -233,7 +233,8 @@ def _product(node: Node, root: Conv, operands: Operands, packed: int) -> tuple[P
     if bias is not None and bias.constant is None:
         view = operands.inputs[2]
         assert view is not None
-        walks.append(Walk((0,), filters // root.group, 0, 0))
+        step = view.strides[0]
+        walks.append(Walk((0,), filters // root.group * step, 0, 0, step))
         views.append(view)
         epilogue = epilogue.after("add", len(walks) - 1)
     shape = node.output.tensor.shape
@@ -265,7 +266,7 @@ def _places(view: View) -> tuple[Dim, Dim]:
 def _extra_walk(strides: tuple[Dim, ...], filters: int) -> Walk:
     image, channel, *places = strides
     row, column = places if len(places) == 2 else (0, places[0])
-    return Walk((image,), filters * channel, row, column, cast("int", channel))
+    return Walk((image,), filters * channel, row, column, channel)
 
 
 def _epilogue(node: Node) -> Epilogue:

@@ -97,9 +97,7 @@ class DeconvFamily(Family[CpuTarget]):
             seconds = estimate_seconds(problem, tile, vectors, target) * phases
             split = splits(problem, problem.pixels * problem.depth * _FLOAT_BYTES)[0]
             options = parameters(lanes=lanes, vectors=vectors, pixels=budget, split=split)
-            yield Tactic(
-                self.name, options, inputs, (CHANNELS_LAST,), halos, cost_hint=seconds
-            )
+            yield Tactic(self.name, options, inputs, (CHANNELS_LAST,), halos, cost_hint=seconds)
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
@@ -277,7 +275,7 @@ def _product(
         a_start=start,
         a_taps=(row * down.step if down else 0, column * across.step, x.strides[1]),
         b_images=(0,),
-        out=_walk(out.strides, root, filters),
+        out=replace(_walk(out.strides, root, filters), channel=1),
         extras=tuple(_walk(strides, root, filters) for _, strides in extras),
         epilogue=plan.epilogue,
         bias=False,
@@ -290,7 +288,7 @@ def _walk(strides: tuple[Dim, ...], root: ConvTranspose, filters: int) -> Walk:
     image, channel, *rest = strides
     steps = [s * stride for s, stride in zip(rest, root.strides, strict=True)]
     row, column = (steps[0], steps[1]) if len(steps) == 2 else (0, steps[0])
-    return Walk((image,), filters * channel, row, column, 1 if channel != 0 else 0)
+    return Walk((image,), filters * channel, row, column, channel)
 
 
 def _from(

@@ -258,9 +258,7 @@ class _Writer:
             loop.carry = self.sum_row(a, taps, loop.index, list(loop.values), mask)
         return list(loop.values)
 
-    def sum_row(
-        self, a: Reg, taps: Reg, row: Int, sums: list[Reg], mask: Reg | None
-    ) -> list[Reg]:
+    def sum_row(self, a: Reg, taps: Reg, row: Int, sums: list[Reg], mask: Reg | None) -> list[Reg]:
         """Add one row of the window to the sums; each element is loaded once."""
         e, width, sums = self.e, self.k["window"][1], list(sums)
         step, dilation = self.k["steps"][1], self.k["dilations"]

@@ -6,7 +6,7 @@ workspace by a first launch. Transposed factors are a matter of strides.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 from smelt.types import override
@@ -236,9 +236,7 @@ def _problem(node: Node) -> Problem:
     return Problem(images, 1, 1, rows, columns or 128, depth or 128)
 
 
-def _candidates(
-    node: Node, target: CpuTarget
-) -> Iterator[tuple[Parameters, float]]:
+def _candidates(node: Node, target: CpuTarget) -> Iterator[tuple[Parameters, float]]:
     lanes, problem = target.vector_bits // 32, _problem(node)
     a_bytes = problem.pixels * problem.depth * _FLOAT_BYTES
     ranked: list[tuple[float, Parameters]] = []
@@ -318,7 +316,7 @@ class _Lowering:
             a_start=0,
             a_taps=(0, 0, a.stride(x, a.column_axis)),
             b_images=_stack_strides(b, _matrix_strides(b), depth),
-            out=self.walk(self.operands.outputs[0].strides, depth),
+            out=replace(self.walk(self.operands.outputs[0].strides, depth), channel=1),
             extras=tuple(walks),
             epilogue=epilogue,
             bias=bias,
@@ -332,7 +330,7 @@ class _Lowering:
         has_columns = _right(self.node).column_axis is not None
         row = strides[depth] if has_rows else 0
         channel = strides[-1] if has_columns else 0
-        return Walk(strides[:depth], 0, 0, row, 1 if channel != 0 else 0)
+        return Walk(strides[:depth], 0, 0, row, channel)
 
     def pack_launch(self, workspace: View) -> Launch:
         """The launch that packs the second factor."""
@@ -370,8 +368,7 @@ def _aligned(value: Value, view: View) -> tuple[Dim, ...]:
 def _stack_strides(factor: _Factor, strides: tuple[Dim, ...], depth: int) -> tuple[Dim, ...]:
     """Strides along the result's stack; 0 where the factor repeats."""
     found = tuple(
-        0 if extent == 1 else stride
-        for extent, stride in zip(factor.stack, strides, strict=False)
+        0 if extent == 1 else stride for extent, stride in zip(factor.stack, strides, strict=False)
     )
     return (0,) * (depth - len(found)) + found
 

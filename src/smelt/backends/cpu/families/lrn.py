@@ -164,9 +164,7 @@ class _Writer:
         for channel in (*range(0, min(first, count), lanes), *range(last, count, lanes)):
             self.vector(place, at, channel, channel)
 
-    def vector(
-        self, place: tuple[Int, Int, Int], at: Reg, channel: Int, known: int | None
-    ) -> None:
+    def vector(self, place: tuple[Int, Int, Int], at: Reg, channel: Int, known: int | None) -> None:
         """One vector of channels; ``known`` is its first channel where neighbours may not exist."""
         e, kind = self.e, self.w.kind
         energy = e.constant(0.0, kind)

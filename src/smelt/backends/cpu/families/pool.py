@@ -61,9 +61,7 @@ class PoolFamily(Family[CpuTarget]):
     @override
     def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
         root, _ = root_of(node)
-        if not isinstance(
-            root, MaxPool | AveragePool | LpPool | GlobalAveragePool | GlobalMaxPool
-        ):
+        if not isinstance(root, MaxPool | AveragePool | LpPool | GlobalAveragePool | GlobalMaxPool):
             return
         found, reason = formats(node)
         reason = why_no_pixels(node) or reason
@@ -353,7 +351,9 @@ class _WholeWriter(_Reducer):
             with e.loop(0, width, 1, [self.first()] * len(masks)) as column:
                 here = e.at(line, self.step(self.a.column, column.index))
                 column.carry = [
-                    self.add(total, load(e, self.kind, e.at(here, self.step(1, j * self.p.lanes)), m))
+                    self.add(
+                        total, load(e, self.kind, e.at(here, self.step(1, j * self.p.lanes)), m)
+                    )
                     for j, (total, m) in enumerate(zip(column.values, masks, strict=True))
                 ]
             pairs = zip(row.values, column.values, strict=True)
