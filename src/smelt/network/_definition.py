@@ -218,6 +218,7 @@ class NetworkDefinition(LayerMethods):
                 self._disclaim(value)
             self._layer_names.difference_update(node.layers)
             self._graph.remove(node)
+        self._numbers.clear()
         weights = [value for value in self._values.values() if value.constant is not None]
         for value in weights:
             if not value.users:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import onnx
@@ -12,20 +13,22 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import smelt
-from smelt.errors import GraphError
+from smelt.errors import GraphError, UnsupportedError
 from smelt.importers.onnx import import_onnx
 from smelt.interp import interpret
-from smelt.ir import verify
-from smelt.types import symbols_of
+from smelt.ir import Case, Op, Operand, verify
+from smelt.ops import register_op
+from smelt.types import override, symbols_of
 from tests.importers.onnx.one_node import compare, float_info, node_model
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from onnx import GraphProto, ModelProto, NodeProto
 
     from smelt.ir import Array
+    from smelt.types import ValueType
 
 
 def _graph(
@@ -244,6 +247,41 @@ def test_functions_of_the_model_are_expanded_with_their_attributes() -> None:
     assert [item.layers for item in graph.nodes] == [("bend",), ("bend",)]
     assert graph.outputs[0].name == "y"
     compare(model, {"x": _rand(2, 3)})
+
+
+@dataclass(frozen=True)
+class Multiplied(Op):
+    """The input, so many times."""
+
+    name: ClassVar[str] = "my.Multiplied"
+
+    times: int = 2
+
+    @override
+    def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
+        return tuple(operand.type for operand in inputs if operand is not None)
+
+    @override
+    def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
+        return tuple(array * self.times for array in inputs if array is not None)
+
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        yield Case("numbers", cls(), (np.arange(3),))
+
+
+def test_a_registered_op_of_another_domain_is_found_by_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("smelt.ops._registry._registered", {})
+    node = helper.make_node("Multiplied", ["x"], ["y"], domain="my", times=3)
+    model = _model(_graph([node], ["y"], [float_info("x", [2])]))
+    with pytest.raises(UnsupportedError, match=r"register an op named 'my\.Multiplied'"):
+        import_onnx(model)
+    register_op(Multiplied)
+    (result,) = interpret(import_onnx(model), {"x": np.array([1, 2], np.float32)}).values()
+    assert np.array_equal(result, np.array([3, 6], np.float32))
 
 
 def test_the_number_of_boxes_that_stay_has_a_declared_maximum() -> None:

@@ -215,6 +215,11 @@ def make_op(name: str, attributes: Mapping[str, object], where: str) -> Op:
     cls = op_classes().get(name)
     if cls is None:
         raise UnsupportedError(f"smelt has no op {name}")
+    return make_op_of(cls, name, attributes, where)
+
+
+def make_op_of(cls: type[Op], name: str, attributes: Mapping[str, object], where: str) -> Op:
+    """An op of a class with attributes. Raises UnsupportedError: it has no such attribute."""
     fields = {entry.name: entry for entry in dataclasses.fields(cls) if entry.init}
     attributes = {
         key if key in fields else _snake_case(key): value for key, value in attributes.items()

@@ -18,7 +18,7 @@ from smelt.importers.onnx._call import Call
 from smelt.importers.onnx._functions import expand_function, function_of_schema
 from smelt.importers.onnx._order import describe, order_nodes
 from smelt.importers.onnx._scope import Scope, UnknownResult
-from smelt.importers.onnx._table import rule_for
+from smelt.importers.onnx._table import custom_rule, rule_for
 from smelt.importers.onnx._tensors import array_from_sparse, array_from_tensor
 from smelt.importers.onnx._types import tensor_type
 from smelt.ir import Value
@@ -151,9 +151,13 @@ def _find_implementation(
             f"{where} is of domain {domain or 'ai.onnx'!r}, of which the model imports no version"
         )
     if domain:
-        raise UnsupportedError(
-            f"ops of domain {domain} are not supported; export with ONNX's own ops"
-        )
+        rule = custom_rule(domain, proto.op_type)
+        if rule is None:
+            raise UnsupportedError(
+                f"ops of domain {domain} are not supported; export with ONNX's own ops, or "
+                f"register an op named '{domain}.{proto.op_type}'"
+            )
+        return rule
     schema = _schema(proto.op_type, version)
     check_attributes(attributes, schema, where)
     _check_counts(proto, schema, where)

@@ -8,14 +8,17 @@ where ONNX defines it by other ops.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
+from smelt.errors import UnsupportedError
 from smelt.importers.onnx import _rules_control as control
 from smelt.importers.onnx import _rules_shapes as shapes
 from smelt.importers.onnx import _rules_values as values
 from smelt.importers.onnx import _rules_windows as windows
-from smelt.importers.onnx._call import Call, op_classes
-from smelt.ir import Value
+from smelt.importers.onnx._call import Call, make_op_of, op_classes
+from smelt.ir import Op, Value
+from smelt.ops import ALL_OPS, lookup_op
 
 Converter = Callable[[Call], list[Value]]
 
@@ -84,6 +87,22 @@ RULES: Final[Mapping[str, Mapping[int, Converter]]] = {
     "Unsqueeze": {1: shapes.axes_of_attribute, 13: direct},
     "Upsample": {1: shapes.upsample_of_attribute, 9: shapes.upsample},
 }
+
+
+def custom_rule(domain: str, op_type: str) -> Converter | None:
+    """How an op of another domain becomes a registered one, named ``domain.OpType`` or ``OpType``."""
+    for name in (f"{domain}.{op_type}", op_type):
+        try:
+            cls = lookup_op(name)
+        except UnsupportedError:
+            continue
+        if cls not in ALL_OPS:
+            return partial(_registered, cls)
+    return None
+
+
+def _registered(cls: type[Op], call: Call) -> list[Value]:
+    return call.apply(make_op_of(cls, call.op_type, call.attributes, call.where), *call.inputs)
 
 
 def rule_for(op_type: str, version: int) -> Converter | None:
