@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -114,12 +113,8 @@ def reference_steps(engine: Engine) -> list[str]:
 
 
 def _op_name(op: Any) -> str:
-    if isinstance(op, str):
-        return op
-    if isinstance(op, tuple):
-        pairs = {p[0]: p[1] for p in op if isinstance(p, tuple) and len(p) == 2}
-        return str(pairs.get("op", pairs.get("name", op[0])))
-    return json.dumps(op)
+    """The name in the op codec's form: ``("op", name, ...)``, or another kind of entry."""
+    return str(op[1] if isinstance(op, tuple) and op[0] == "op" else op)
 
 
 # ---- inputs

@@ -1,0 +1,88 @@
+"""Every real model against ONNX Runtime or OpenCV, on one example, as built without timing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from tests.support.real_models import (
+    ALL_MODELS,
+    CAFFE_MODELS,
+    RealModel,
+    model_named,
+    reference_steps,
+    relative_error,
+    run_engine,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from smelt import Engine
+
+pytestmark = pytest.mark.shared
+
+
+@dataclass(frozen=True, slots=True)
+class _Built:
+    model: RealModel
+    engine: Engine
+
+
+@pytest.fixture(scope="module", params=ALL_MODELS, ids=lambda model: model.name)
+def built(request: pytest.FixtureRequest, shared: Path) -> _Built:
+    model: RealModel = request.param
+    return _Built(model, model.build(shared))
+
+
+def test_an_engine_computes_what_the_other_engine_computes(built: _Built, shared: Path) -> None:
+    mine = run_engine(built.engine, built.model.inputs(shared))
+    theirs = built.model.peer(shared)
+    assert mine.keys() == theirs.keys()
+    for name, array in theirs.items():
+        wanted = _without_empty_rows(array) if name == "detection_out" else array
+        assert relative_error(mine[name], wanted) <= built.model.tolerance, name
+
+
+def test_a_model_gives_the_same_bits_on_one_thread_and_on_three(
+    built: _Built, shared: Path
+) -> None:
+    given = built.model.inputs(shared)
+    one, three = (run_engine(built.engine, given, threads) for threads in (1, 3))
+    for name, array in one.items():
+        np.testing.assert_array_equal(array, three[name], err_msg=name)
+
+
+def test_an_engine_runs_nothing_as_a_reference_but_what_depends_on_data(built: _Built) -> None:
+    assert reference_steps(built.engine) == []
+
+
+@pytest.mark.parametrize("name", ["lenet", "ppocr_cls", "silero"])
+def test_a_model_tuned_by_timing_agrees_too(name: str, shared: Path) -> None:
+    model = model_named(name)
+    mine = run_engine(model.build(shared, tune="fast"), model.inputs(shared))
+    for output, array in model.peer(shared).items():
+        assert relative_error(mine[output], array) <= model.tolerance, output
+
+
+@pytest.mark.requirement("G-14", "G-23")
+@pytest.mark.parametrize("model", CAFFE_MODELS, ids=lambda model: model.name)
+def test_a_caffe_model_is_built_once_and_run_from_its_serialised_form(
+    model: RealModel, shared: Path, tmp_path: Path
+) -> None:
+    import smelt  # noqa: PLC0415
+
+    engine = model.build(shared)
+    engine.save(tmp_path / "model.engine")
+    with smelt.Engine.load(tmp_path / "model.engine") as loaded:
+        again = run_engine(loaded, model.inputs(shared))
+    for name, array in run_engine(engine, model.inputs(shared)).items():
+        np.testing.assert_array_equal(again[name], array, err_msg=name)
+
+
+def _without_empty_rows(rows: np.ndarray) -> np.ndarray:
+    """OpenCV fills up with zeros to the largest number of detections."""
+    return rows[:, :, rows[0, 0, :, 2] > 0]
