@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -23,27 +23,53 @@ if TYPE_CHECKING:
     from smelt.ir import Graph, Node
 
 
-@dataclass(slots=True)
-class WeightStore:
-    """Packed weights of an engine, each once however many plans and layers read it."""
+_INLINE_BYTES: Final = 256
+"""Constants up to this size are the same when their elements are."""
 
-    entries: list[tuple[Constant, int]] = field(default_factory=list[tuple[Constant, int]])
-    """Each packed constant and its byte offset, in the order of first use."""
-    size_bytes: int = 0
-    _offsets: dict[object, int] = field(default_factory=dict[object, int])
+
+class WeightStore:
+    """Packed weights of an engine, each once however many plans and layers read it.
+
+    Two constants are one when they follow from the same sources by the same transforms: nothing is
+    compared that would have to be computed first.
+    """
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[Constant, int]] = []
+        """Each packed constant and its byte offset, in the order of first use."""
+        self.size_bytes = 0
+        self._offsets: dict[object, int] = {}
+        self._keys: dict[int, tuple[Constant, object]] = {}
+
+    def declare_distinct(self, constant: Constant) -> None:
+        """Never take the constant for another: its elements stand for unknown ones."""
+        self._keys[id(constant)] = (constant, ("source", id(constant)))
+
+    def key(self, constant: Constant) -> object:
+        """What two equal constants have in common."""
+        if id(constant) not in self._keys:
+            # The constant is kept beside its key: an identity is only good while its owner lives.
+            self._keys[id(constant)] = (constant, self._new_key(constant))
+        return self._keys[id(constant)][1]
+
+    def _new_key(self, constant: Constant) -> object:
+        recipe = constant.recipe
+        if recipe is not None:
+            inputs = tuple(None if c is None else self.key(c) for c in recipe.inputs)
+            return (recipe.op, recipe.output, inputs)
+        array = constant.array
+        if array.nbytes <= _INLINE_BYTES:
+            return (array.dtype.str, array.shape, array.tobytes())
+        return ("source", id(constant))
 
     def place(self, constant: Constant) -> int:
         """Byte offset of the constant in the weights."""
-        array = constant.array
-        key = (
-            array.dtype.str,
-            array.shape,
-            array.tobytes() if array.nbytes <= 256 else id(constant),
-        )
+        key = self.key(constant)
         if key not in self._offsets:
             self._offsets[key] = self.size_bytes
             self.entries.append((constant, self.size_bytes))
-            self.size_bytes += -(-array.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+            nbytes = constant.array.nbytes
+            self.size_bytes += -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         return self._offsets[key]
 
     def data(self) -> bytearray:

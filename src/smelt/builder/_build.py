@@ -16,8 +16,8 @@ from smelt.backends.cpu import (
     target_named,
 )
 from smelt.builder._options import BuildOptions, Progress, first_known, parse_device
-from smelt.builder._report import describe_plan
 from smelt.builder._program import Symbols, program_of
+from smelt.builder._report import describe_plan
 from smelt.builder._shapes import BATCH, Box, boxes_of
 from smelt.builder._write import EngineParts, make_engine
 from smelt.config import cache_directory, thread_count
@@ -25,6 +25,7 @@ from smelt.devices.cpu import available_processors, native_runtime
 from smelt.engine import Binding, Launch, detect_host
 from smelt.errors import BuildError
 from smelt.ir import Graph, clone, verify
+from smelt.ops import DetectionOutput, NonMaxSuppression
 from smelt.passes import pipeline, run_passes
 from smelt.tuner import Candidates, HintTimer, Laboratory, MeasuringTimer, TimingCache, choose
 from smelt.types import evaluate_dim, substitute_dim
@@ -34,8 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from smelt.backends import Assembled, Tactic
-    from smelt.builder._program import Symbols, program_of
-from smelt.builder._shapes import ShapeSpec
+    from smelt.builder._shapes import ShapeSpec
     from smelt.engine import KernelSpec
     from smelt.network import NetworkDefinition
     from smelt.runtime import Engine
@@ -174,7 +174,9 @@ class _Build:
                 device=kind,
                 target=target,
                 bindings=_bindings(self.graph, plans),
-                max_batch_size=max((box[BATCH].high for box in boxes if BATCH in box), default=None),
+                max_batch_size=max(
+                    (box[BATCH].high for box in boxes if BATCH in box), default=None
+                ),
                 plans=tuple(p.assembled.plan for p in plans if p.assembled),
                 layers=tuple(x for p in plans if p.assembled for x in p.assembled.layers),
                 weights=self.weights,
@@ -193,6 +195,7 @@ class _Build:
         graph = clone(self.graph)
         fixed = {name: b.low for name, b in box.items() if b.low == b.high}
         specialise(graph, fixed)
+        bound_counts(graph, {name: b.high for name, b in box.items()})
         passes = pipeline(precision=self.options.precision)
         report = run_passes(graph, passes, lambda _: self.progress("optimise", number, count))
         for note in report.notes:
@@ -261,6 +264,16 @@ def specialise(graph: Graph, values: Mapping[str, int]) -> None:
         kind = value.tensor
         value.type = type(kind)(kind.dtype, tuple(substitute_dim(d, values) for d in kind.shape))
     graph.infer()
+
+
+def bound_counts(graph: Graph, largest: Mapping[str, int]) -> None:
+    """Bound what a run itself determines by the largest inputs that the plan allows."""
+    for node in graph.nodes:
+        if isinstance(node.op, DetectionOutput | NonMaxSuppression):
+            operands = [None if v is None else v.operand for v in node.inputs]
+            sizes = {**largest, **graph.symbol_bounds}
+            bound = evaluate_dim(node.op.count_bound(operands), sizes)
+            graph.symbol_bounds[node.op.count_symbol] = bound
 
 
 def _bindings(original: Graph, plans: list[_PlanParts]) -> tuple[Binding, ...]:

@@ -7,18 +7,17 @@ import logging
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 from smelt.backends.cpu import CpuBackend, compile_runtime, target_named
+from smelt.builder._program import reassembled_plans
 from smelt.devices.cpu import abi
 from smelt.engine import (
     VERSION,
-    HostCall,
     Launch,
     check_fingerprint,
     detect_host,
     read_engine,
     verify_signature,
 )
-from smelt.errors import EngineFormatError, EngineMismatchError, SmeltError, TrustError
-from smelt.ops import op_from_json
+from smelt.errors import EngineMismatchError, SmeltError, TrustError
 from smelt.runtime import Engine
 
 if TYPE_CHECKING:
@@ -78,17 +77,10 @@ def _regenerate(file: EngineFile) -> Engine:
             target,
             features=tuple(f for f in header.fingerprint.features if f in detect_host().features),
         )
-    steps = [step for plan in header.plans for step in plan.steps]
-    for step in steps:
-        if isinstance(step, HostCall):
-            op_from_json(step.op)
-    kernels = [step.kernel for step in steps if isinstance(step, Launch)]
-    try:
-        image = CpuBackend().compile(kernels, target)
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise EngineFormatError(
-            f"{file.source}: a kernel of its plan cannot be generated: {error}"
-        ) from error
+    backend = CpuBackend()
+    plans = reassembled_plans(header, backend, target, file.source)
+    steps = (step for plan in plans for step in plan.steps)
+    image = backend.compile([s.kernel for s in steps if isinstance(s, Launch)], target)
     runtime = compile_runtime(target)
     fresh = dataclasses.replace(header, symbols=image.symbols, runtime_symbols=runtime.symbols)
     return Engine.create(fresh, cast("Buffer", file.weights), image.code, runtime.code)

@@ -35,6 +35,7 @@ class EngineParts:
     image: CodeImage
     runtime: CodeImage
     report: str
+    program: str
 
 
 def make_engine(parts: EngineParts) -> Engine:
@@ -58,6 +59,7 @@ def make_engine(parts: EngineParts) -> Engine:
         symbols=parts.image.symbols,
         runtime_symbols=parts.runtime.symbols,
         report=parts.report,
+        program=parts.program,
     )
     return Engine.create(header, parts.weights.data(), parts.image.code, parts.runtime.code)
 

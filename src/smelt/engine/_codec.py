@@ -297,6 +297,7 @@ _HEADER: Final = _record(
     symbols=_NAMED_INTS,
     runtime_symbols=_NAMED_INTS,
     report=_TEXT,
+    program=_TEXT,
     metadata=_tuple_of(_row(_TEXT, _TEXT)),
 )
 

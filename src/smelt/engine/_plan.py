@@ -228,6 +228,8 @@ class EngineHeader:
     report: str = "{}"
     """JSON text of the build report (passes, candidates' times, formats): the inspector's, never
     the runtime's."""
+    program: str = "{}"
+    """JSON text of the optimised graphs and the tactics that the plans were assembled from."""
     metadata: tuple[tuple[str, str], ...] = field(default=())
 
 

@@ -1,0 +1,263 @@
+"""What an engine's plans were made of: optimised graphs and chosen tactics, as data.
+
+From it, and from nothing else of an engine that nobody vouches for, the plans are assembled anew.
+An engine is believed only if that gives the very plans that it holds; then every stride that is
+baked into a kernel is one that our own code has derived.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from smelt.backends import Aliasing, Tactic, WeightStore, assemble
+from smelt.engine import as_json
+from smelt.errors import EngineFormatError, InternalError, SmeltError
+from smelt.ir import Constant, Graph, verify
+from smelt.ops import op_from_json, op_to_json
+from smelt.types import DType, Layout, TensorFormat, TensorType, dim_from_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from smelt.backends import Backend, Target
+    from smelt.engine import EngineHeader, Halo, Plan
+    from smelt.ir import Node, Value
+
+_KNOWN_ELEMENTS: Final = 4096
+"""Constants up to this size keep their elements: shapes and axes decide what is generated."""
+_MAX_CONSTANT_BYTES: Final = 1 << 34
+
+Symbols = tuple[tuple[str, int, int], ...]
+
+
+def program_of(
+    plans: Sequence[tuple[Graph, Mapping[int, Tactic], Symbols]], weights: WeightStore
+) -> str:
+    """The program of an engine as JSON text: for each plan its graph, tactics and symbols."""
+    writer = _Writer(weights)
+    written = [writer.plan(*plan) for plan in plans]
+    document = {"constants": writer.constants, "plans": written}
+    return json.dumps(document, separators=(",", ":"))
+
+
+class _Writer:
+    def __init__(self, weights: WeightStore) -> None:
+        self.weights = weights
+        self.constants: list[Any] = []
+        self.positions: dict[object, int] = {}
+
+    def plan(self, graph: Graph, tactics: Mapping[int, Tactic], symbols: Symbols) -> Any:
+        places: dict[int, list[Any]] = {id(v): ["input", k] for k, v in enumerate(graph.inputs)}
+        nodes: list[Any] = []
+        for number, node in enumerate(graph.nodes):
+            nodes.append(
+                {
+                    "name": node.name,
+                    "layers": list(node.layers),
+                    "op": op_to_json(node.op),
+                    "inputs": [self._reference(v, places) for v in node.inputs],
+                    "outputs": [v.name for v in node.outputs],
+                    "tactic": _tactic_to_data(tactics[id(node)]),
+                }
+            )
+            places |= {id(v): ["node", number, k] for k, v in enumerate(node.outputs)}
+        return {
+            "name": graph.name,
+            "symbols": [list(symbol) for symbol in symbols],
+            "bounds": graph.symbol_bounds,
+            "inputs": [[v.name, *_type_to_data(v)] for v in graph.inputs],
+            "nodes": nodes,
+            "outputs": [self._reference(v, places) for v in graph.outputs],
+        }
+
+    def _reference(self, value: Value | None, places: dict[int, list[Any]]) -> Any:
+        if value is None:
+            return None
+        if value.constant is None:
+            return places[id(value)]
+        key = self.weights.key(value.constant)
+        if key not in self.positions:
+            self.positions[key] = len(self.constants)
+            self.constants.append(_constant_to_data(value.constant))
+        # Two values of one constant are two tensors in a plan: the value counts as well.
+        return places.setdefault(id(value), ["constant", self.positions[key], len(places)])
+
+
+def _constant_to_data(constant: Constant) -> Any:
+    array = np.ascontiguousarray(constant.array)
+    content = None
+    if array.size <= _KNOWN_ELEMENTS:
+        content = base64.b64encode(array.tobytes()).decode()
+    dtype = DType.from_numpy(array.dtype).value
+    return [constant.name, dtype, list(constant.array.shape), content]
+
+
+def _type_to_data(value: Value) -> tuple[str, list[str]]:
+    return value.tensor.dtype.value, [str(d) for d in value.tensor.shape]
+
+
+def _tactic_to_data(tactic: Tactic) -> Any:
+    return [
+        tactic.family,
+        tactic.parameters,
+        [_format_to_data(f) for f in tactic.inputs],
+        [_format_to_data(f) for f in tactic.outputs],
+        tactic.halos,
+        str(tactic.workspace_bytes),
+        tactic.aliasing.value,
+        tactic.is_reference,
+    ]
+
+
+def _format_to_data(fmt: TensorFormat | None) -> list[str] | None:
+    return None if fmt is None else [fmt.dtype.value, fmt.layout.value]
+
+
+# ---- reading
+
+
+def reassembled_plans(
+    header: EngineHeader, backend: Backend[Any], target: Target, source: str
+) -> tuple[Plan, ...]:
+    """The plans that the engine's program gives, which are the engine's own plans.
+
+    Raises EngineFormatError: the program is malformed, or gives other plans or weights.
+    """
+    try:
+        plans = _assemble(json.loads(header.program), header, backend, target)
+    except (SmeltError, InternalError, KeyError, TypeError, ValueError, IndexError) as error:
+        raise EngineFormatError(f"{source}: its program is not sound: {error}") from error
+    if plans != header.plans:
+        raise EngineFormatError(
+            f"{source}: its plans are not those that its own program gives; it was altered"
+        )
+    return plans
+
+
+def _assemble(
+    document: Any, header: EngineHeader, backend: Backend[Any], target: Target
+) -> tuple[Plan, ...]:
+    weights = WeightStore()
+    constants = [_constant_from_data(data) for data in document["constants"]]
+    for constant in constants:
+        weights.declare_distinct(constant)
+    plans: list[Plan] = []
+    layers = 0
+    for data in document["plans"]:
+        graph, tactics = _graph_from_data(data, constants, backend, target)
+        symbols = tuple((str(n), int(low), int(high)) for n, low, high in data["symbols"])
+        made = assemble(graph, tactics, backend, weights, symbols=symbols, first_layer=layers)
+        layers += len(made.layers)
+        plans.append(made.plan)
+    packed = [(w.offset, w.dtype.numpy, w.shape) for w in header.weights]
+    if packed != [(offset, c.array.dtype, c.array.shape) for c, offset in weights.entries]:
+        raise EngineFormatError("its weights are not those that its program packs")
+    return tuple(plans)
+
+
+def _constant_from_data(data: Any) -> Constant:
+    name, dtype, shape, content = data
+    kind = DType(dtype).numpy
+    extents = tuple(int(d) for d in shape)
+    count = int(np.prod(extents, dtype=object))
+    if any(d < 0 for d in extents) or count * kind.itemsize > _MAX_CONSTANT_BYTES:
+        raise EngineFormatError(f"the constant {name!r} has the extents {extents}")
+    if content is None:
+        # The elements are in the packed weights; here one zero stands for all of them.
+        return Constant(str(name), np.broadcast_to(np.zeros((), kind), extents))
+    try:
+        raw = base64.b64decode(content, validate=True)
+    except binascii.Error as error:
+        raise EngineFormatError(f"the constant {name!r} is no base64") from error
+    return Constant(str(name), np.frombuffer(raw, kind).reshape(extents))
+
+
+def _graph_from_data(
+    data: Any, constants: Sequence[Constant], backend: Backend[Any], target: Target
+) -> tuple[Graph, dict[int, Tactic]]:
+    graph = Graph(
+        str(data["name"]), symbol_bounds={str(k): int(v) for k, v in data["bounds"].items()}
+    )
+    for name, dtype, shape in data["inputs"]:
+        kind = TensorType(DType(dtype), tuple(dim_from_text(d) for d in shape))
+        graph.add_input(str(name), kind)
+    values: dict[int, Value] = {}
+    tactics: dict[int, Tactic] = {}
+    for entry in data["nodes"]:
+        node = _node_from_data(entry, graph, constants, values)
+        tactics[id(node)] = _checked(_tactic_from_data(entry["tactic"]), node, backend, target)
+    graph.outputs = [_required(_resolve(r, graph, constants, values)) for r in data["outputs"]]
+    verify(graph)
+    return graph, tactics
+
+
+def _node_from_data(
+    entry: Any, graph: Graph, constants: Sequence[Constant], values: dict[int, Value]
+) -> Node:
+    return graph.add(
+        op_from_json(as_json(entry["op"])),
+        *(_resolve(r, graph, constants, values) for r in entry["inputs"]),
+        name=str(entry["name"]),
+        output_names=[str(n) for n in entry["outputs"]],
+        layers=tuple(str(x) for x in entry["layers"]),
+    )
+
+
+def _resolve(
+    reference: Any, graph: Graph, constants: Sequence[Constant], values: dict[int, Value]
+) -> Value | None:
+    match reference:
+        case None:
+            return None
+        case ["input", int(k)] if 0 <= k < len(graph.inputs):
+            return graph.inputs[k]
+        case ["constant", int(k), int(which)] if 0 <= k < len(constants):
+            if which not in values:
+                values[which] = graph.add_constant(constants[k])
+            return values[which]
+        case ["node", int(n), int(k)] if 0 <= n < len(graph.nodes) and k >= 0:
+            return graph.nodes[n].outputs[k]
+        case _:
+            raise EngineFormatError(f"{reference!r} refers to nothing")
+
+
+def _required(value: Value | None) -> Value:
+    if value is None:
+        raise EngineFormatError("an output is absent")
+    return value
+
+
+def _tactic_from_data(data: Any) -> Tactic:
+    family, parameters, inputs, outputs, halos, workspace, aliasing, is_reference = data
+    results = [_format_from_data(f) for f in outputs]
+    return Tactic(
+        str(family),
+        as_json(parameters),  # type: ignore[arg-type]  # compared with the family's own below
+        tuple(_format_from_data(f) for f in inputs),
+        tuple(f for f in results if f is not None),
+        _halos(halos),
+        dim_from_text(workspace),
+        Aliasing(aliasing),
+        bool(is_reference),
+    )
+
+
+def _format_from_data(data: Any) -> TensorFormat | None:
+    return None if data is None else TensorFormat(DType(data[0]), Layout(data[1]))
+
+
+def _halos(data: Any) -> tuple[Halo, ...]:
+    return tuple(tuple((int(b), int(a)) for b, a in halo) for halo in data)
+
+
+def _checked(tactic: Tactic, node: Node, backend: Backend[Any], target: Target) -> Tactic:
+    """The tactic, if it is one that the backend itself lists for the node."""
+    tactics, _ = backend.candidates(node, target)
+    if tactic not in tactics:
+        raise EngineFormatError(f"{tactic} is no tactic for {node}")
+    return tactic
