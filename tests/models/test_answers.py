@@ -270,5 +270,3 @@ def _engine(name: str, shared: Path) -> Engine:
     if name not in _ENGINES:
         _ENGINES[name] = model_named(name).build(shared)
     return _ENGINES[name]
-
-

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]
 
-DATA_DEPENDENT = frozenset(
-    {"non_max_suppression", "prior_box", "detection_output", "if", "loop"}
-)
+DATA_DEPENDENT = frozenset({"non_max_suppression", "prior_box", "detection_output", "if", "loop"})
 """The ops that may run as references: sorting, boxes and branches are no kernels."""
 
 
@@ -233,9 +231,7 @@ CAFFE_MODELS = (
     ),
     RealModel(
         "cifar10_quick",
-        _caffe(
-            "cifar10_quick", "cifar10_quick.prototxt", "cifar10_quick_iter_5000.caffemodel"
-        ),
+        _caffe("cifar10_quick", "cifar10_quick.prototxt", "cifar10_quick_iter_5000.caffemodel"),
         _cifar,
     ),
     RealModel(

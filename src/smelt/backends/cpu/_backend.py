@@ -25,6 +25,7 @@ from smelt.backends.cpu.families.copy import (
 from smelt.backends.cpu.families.deconv import DeconvFamily
 from smelt.backends.cpu.families.depthwise import DepthwiseFamily
 from smelt.backends.cpu.families.elementwise import ElementwiseFamily
+from smelt.backends.cpu.families.extents import ExtentsFamily
 from smelt.backends.cpu.families.gather import GatherFamily
 from smelt.backends.cpu.families.gemm import GemmFamily
 from smelt.backends.cpu.families.lrn import LrnFamily
@@ -66,6 +67,7 @@ class CpuBackend(Backend[CpuTarget]):
             DeconvFamily(),
             DepthwiseFamily(),
             ElementwiseFamily(),
+            ExtentsFamily(),
             GatherFamily(),
             GemmFamily(),
             LrnFamily(),
