@@ -11,7 +11,7 @@ from smelt.backends._base import (
     Tactic,
     Target,
 )
-from smelt.backends._storage import Stored, linear_format
+from smelt.backends._storage import Stored, linear_format, same_order
 
 __all__ = [
     "Aliasing",
@@ -27,4 +27,5 @@ __all__ = [
     "WeightStore",
     "assemble",
     "linear_format",
+    "same_order",
 ]

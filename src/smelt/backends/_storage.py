@@ -8,7 +8,7 @@ have them, gets a copy, made once for all readers alike.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from smelt.backends._base import Aliasing, Tactic
@@ -231,6 +231,12 @@ class StoragePlanner:
             home.halo = _widest(home.halo, halo if zeros else ())
             home.pinned = home.pinned or contiguous
             return home
+        if (
+            not zeros
+            and self._is_contiguous(home)
+            and same_order(value.tensor, home.format, wanted)
+        ):
+            return self._renamed(value, home, wanted)
         key = (id(value), wanted)
         if contiguous or key not in self.copies:
             copy = self._new(value, wanted, Space.ARENA)
@@ -243,6 +249,15 @@ class StoragePlanner:
         copy = self.copies[key]
         copy.halo = _widest(copy.halo, halo if zeros else ())
         return copy
+
+    def _renamed(self, value: Value, home: Stored, wanted: TensorFormat) -> Stored:
+        """The home in a format that has the same bytes: one channel, or one pixel."""
+        strides = contiguous_strides(value.tensor, wanted.layout)
+        renamed = self._new(value, wanted, home.space)
+        renamed.parent, renamed.reshaped = home, True
+        renamed.window = lambda view: replace(view, strides=strides)
+        home.pinned = True
+        return renamed
 
     @staticmethod
     def _may_have_halo(home: Stored) -> bool:
@@ -290,6 +305,23 @@ class StoragePlanner:
         ) in self.plan.tensors:  # a whole comes after its parts, so one sweep reaches the outermost
             if stored.joined and stored.parent is not None:
                 stored.parent.halo = _widest(stored.parent.halo, stored.halo)
+
+
+def same_order(kind: TensorType, a: TensorFormat, b: TensorFormat) -> bool:
+    """Whether two formats of a tensor have the same bytes: only axes of extent 1 lie elsewhere."""
+    orders = (fmt.layout.axis_order(kind.rank) for fmt in (a, b))
+    first, second = ([x for x in order if kind.shape[x] != 1] for order in orders)
+    return a.dtype is b.dtype and first == second
+
+
+def contiguous_strides(kind: TensorType, layout: Layout) -> tuple[Dim, ...]:
+    """Strides, in elements, of a tensor without holes."""
+    strides: list[Dim] = [0] * kind.rank
+    step: Dim = 1
+    for axis in reversed(layout.axis_order(kind.rank)):
+        strides[axis] = step
+        step = step * kind.shape[axis]
+    return tuple(strides)
 
 
 def linear_format(value: Value) -> TensorFormat:

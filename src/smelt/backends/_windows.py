@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from smelt.backends._base import Aliasing, Family, Operands, Refusal, Tactic, TargetT
+from smelt.backends._storage import contiguous_strides
 from smelt.errors import InternalError
 from smelt.ops import (
     Concat,
@@ -126,16 +127,6 @@ class WindowFamily(Family[TargetT]):
     @override
     def generate(self, kernel: KernelSpec, target: TargetT) -> str:
         raise InternalError("a window has no kernel")
-
-
-def contiguous_strides(kind: TensorType, layout: Layout) -> tuple[Dim, ...]:
-    """Strides, in elements, of a tensor without holes."""
-    strides: list[Dim] = [0] * kind.rank
-    step: Dim = 1
-    for axis in reversed(layout.axis_order(kind.rank)):
-        strides[axis] = step
-        step = step * kind.shape[axis]
-    return tuple(strides)
 
 
 def _first(node: Node) -> Value:

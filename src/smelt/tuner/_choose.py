@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from smelt.backends import linear_format
+from smelt.backends import linear_format, same_order
 from smelt.errors import UnsupportedError
 from smelt.tuner._pbqp import Costs, solve
 from smelt.types import element_count, evaluate_dim
@@ -122,7 +122,7 @@ def _price(
     value: Value, made: TensorFormat, wanted: TensorFormat | None, sizes: Mapping[str, int]
 ) -> float:
     """Seconds of the copy between two formats, if one is needed."""
-    if wanted is None or made == wanted:
+    if wanted is None or same_order(value.tensor, made, wanted):
         return 0.0
     count = evaluate_dim(element_count(value.tensor.shape), sizes)
     return _STEP_SECONDS + 2 * count * value.tensor.dtype.size_bytes / _COPY_BYTES_PER_SECOND
