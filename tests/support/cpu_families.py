@@ -1,4 +1,4 @@
-"""Run one node by a family's tactics, on buffers with halos and gaps, and compare with the reference."""
+"""Run one node by a family's tactics, on buffers with halos and gaps, against the reference."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from smelt.backends import Aliasing, Operands, Refusal, Tactic
 from smelt.backends.cpu import host_target
 from smelt.engine import Launch, View
 from smelt.ir import Graph
-from smelt.types import DType, Layout, SymbolicDim, TensorType
+from smelt.types import DType, Layout, SymbolicDim, TensorType, evaluate_dim
 from tests.support.cpu_kernels import GuardedBuffer, run_launches
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from smelt.backends import Family
     from smelt.backends.cpu import CpuTarget
     from smelt.engine import Halo
-    from smelt.ir import Node, Op
+    from smelt.ir import Node, Op, Value
     from smelt.types import Dim, TensorFormat
 
 Array = np.ndarray[Any, Any]
@@ -35,7 +35,7 @@ def make_node(
 ) -> Node:
     """A graph of one node; ``symbols`` names the (input, axis) extents that are symbolic."""
     graph = Graph()
-    values = []
+    values: list[Value | None] = []
     for position, array in enumerate(arrays):
         if array is None:
             values.append(None)
@@ -182,8 +182,6 @@ def _outputs(
 
 
 def _known(dim: Dim, values: dict[str, int]) -> int:
-    from smelt.types import evaluate_dim
-
     return evaluate_dim(dim, values)
 
 

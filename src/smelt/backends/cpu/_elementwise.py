@@ -1,11 +1,11 @@
 """Elementwise ops on registers, and the epilogues that every family of kernels ends with.
 
-A register holds one scalar or one vector of any length. Booleans are i1 in registers (a byte that is
-0 or 1 in memory); float16 and bfloat16 are computed in float32. In a kernel's spec an op is
-``(name, attributes)`` (`op_as_json`), so that specs stay data.
+A register holds one scalar or one vector of any length. Booleans are i1 in registers (a byte
+that is 0 or 1 in memory); float16 and bfloat16 are computed in float32. In a kernel's spec an
+op is ``(name, attributes)`` (`op_as_json`), so that specs stay data.
 
-An *epilogue* is the elementwise program of a `Fused` op. `plan_epilogue` turns a node into what a spec
-holds: the stages, and for each extra operand with which strides it is read.
+An *epilogue* is the elementwise program of a `Fused` op. `plan_epilogue` turns a node into what
+a spec holds: the stages, and for each extra operand with which strides it is read.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def op_as_json(op: Op) -> Json:
     return (op.name, as_json(parameters(**fields)))
 
 
-def _plain(value: Any) -> Json:  # noqa: ANN401  (an attribute is anything; only plain ones are kept)
+def _plain(value: Any) -> Json:
     if isinstance(value, DType):
         return value.value
     if isinstance(value, float) and not math.isfinite(value):
@@ -543,7 +543,7 @@ class Epilogue:
     """An elementwise program on a root's result, as a kernel's spec holds it."""
 
     stages: tuple[tuple[Json, tuple[int, ...]], ...] = ()
-    """(op, arguments); ``k >= 0`` is extra operand k, ``-1`` the root's result, ``-1 - j`` stage j's."""
+    """(op, arguments): ``k >= 0`` is extra operand k, -1 the root's result, -1 - j stage j's."""
     extras: int = 0
     """Number of extra operands."""
 

@@ -1,9 +1,9 @@
 """Mathematics in LLVM IR, on vectors of any length: our own, because an image has no C library.
 
-Every function takes and returns float32 (scalar or vector). Errors are about two units in the last
-place or better; NaN stays NaN, infinities and signed zeros give what IEEE 754 asks for. Coefficients
-are minimax fits of our own. Where a target has no fused multiply-add the same text rounds twice, so
-the reductions below are split such that this costs no accuracy.
+Every function takes and returns float32 (scalar or vector). Errors are about two units in the
+last place or better; NaN stays NaN, infinities and signed zeros give what IEEE 754 asks for.
+Coefficients are minimax fits of our own. Where a target has no fused multiply-add the same text
+rounds twice, so the reductions below are split such that this costs no accuracy.
 """
 
 from __future__ import annotations
@@ -396,7 +396,7 @@ def acos(e: Emitter, x: Reg) -> Reg:
 
 
 def _asin_parts(e: Emitter, magnitude: Reg) -> tuple[Reg, Reg]:
-    """asin of m, or where ``far`` (m > 1/2) of sqrt((1 - m) / 2)."""
+    """The inverse sine of m, or where ``far`` (m > 1/2) of sqrt((1 - m) / 2)."""
     half, one = e.constant(0.5, magnitude.type), e.constant(1.0, magnitude.type)
     far = e.compare_float("ogt", magnitude, half)
     turned = e.binary("fmul", e.binary("fsub", one, magnitude), half)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smelt.backends.cpu._elementwise import Epilogue, plan_epilogue, root_of
+from smelt.errors import InternalError
 from smelt.ir import Constant
 from smelt.ops import Fused
 from smelt.ops.concat import Concat
@@ -58,6 +59,37 @@ def plan_extras(node: Node, channel_axis: int) -> Extras | str:
     return Extras(epilogue, tuple(formats))
 
 
+def epilogue_of(node: Node, channel_axis: int) -> Epilogue:
+    """The epilogue of a node that has tactics."""
+    extras = plan_extras(node, channel_axis)
+    if isinstance(extras, str):
+        raise InternalError(f"{node} has tactics, but {extras}")
+    return extras.epilogue
+
+
+def view_of(operands: Operands, index: int) -> View:
+    """The memory of an input that the tactic reads."""
+    view = operands.inputs[index]
+    if view is None:
+        raise InternalError(f"input {index} of a kernel has no memory")
+    return view
+
+
+def value_of(node: Node, index: int) -> Value:
+    """An input that the node must have."""
+    value = node.inputs[index]
+    if value is None:
+        raise InternalError(f"input {index} of {node} is absent")
+    return value
+
+
+def constant_of(value: Value | None) -> Constant:
+    """The constant that an input was found to be."""
+    if value is None or value.constant is None:
+        raise InternalError(f"{value.name if value else 'an absent input'} is no constant")
+    return value.constant
+
+
 def extra_values(node: Node) -> list[Value | None]:
     """The inputs that the epilogue reads."""
     return node.inputs[root_of(node)[1] :] if isinstance(node.op, Fused) else []
@@ -86,11 +118,10 @@ def _varies_only_along(value: Value, shape: Shape, axis: int) -> bool:
 
 def pack_extras(node: Node, channel_axis: int) -> tuple[Constant, ...]:
     """The constant extra operands, channels innermost; in the order of the operands."""
-    packed: list[Constant] = []
-    for value in extra_values(node):
-        if value is not None and value.constant is not None:
-            packed.append(_channels_last(value.constant, channel_axis, len(result_shape(node))))
-    return tuple(packed)
+    rank = len(result_shape(node))
+    values = [value for value in extra_values(node) if value is not None]
+    constants = [value.constant for value in values if value.constant is not None]
+    return tuple(_channels_last(constant, channel_axis, rank) for constant in constants)
 
 
 def _channels_last(constant: Constant, channel_axis: int, rank: int) -> Constant:
@@ -104,7 +135,7 @@ def _channels_last(constant: Constant, channel_axis: int, rank: int) -> Constant
 def extra_strides(
     node: Node, operands: Operands, packed: Sequence[View], channel_axis: int
 ) -> list[tuple[View, tuple[Dim, ...]]]:
-    """Each extra operand's memory and its strides along the axes of the result; 0 where it repeats."""
+    """Each extra operand's memory and its strides along the result's axes; 0 where it repeats."""
     shape = result_shape(node)
     first = root_of(node)[1]
     constants = iter(packed)

@@ -1,17 +1,17 @@
 """The kernel under convolution and matrix product: tiles of the result, summed over packed panels.
 
-The result is a stack of images of ``height x width`` pixels with ``filters`` channels. A tile is a few
-pixels (``tile``: rows x columns) by one *panel* of ``vectors * lanes`` channels, kept in registers while
-the kernel sums over the taps: rows of the window, columns of the window, and a contiguous *run* (the
-channels). Input elements are broadcast, so their strides are free; the second factor is packed as
-``[matrix][group][panel][tap row][tap column][run][channel of the panel]``. Of packed weights the last,
-narrower panel lies apart, in as few vectors as hold it; what is packed at run time is *uniform*, its last
-panel as wide as the others.
+The result is a stack of images of ``height x width`` pixels with ``filters`` channels. A tile
+is a few pixels (``tile``: rows x columns) by one *panel* of ``vectors * lanes`` channels, kept
+in registers while the kernel sums over the taps: rows of the window, columns of the window, and
+a contiguous *run* (the channels). Input elements are broadcast, so their strides are free; the
+second factor is packed as ``[matrix][group][panel][tap row][tap column][run][channel of the
+panel]``. Of packed weights the last, narrower panel lies apart, in as few vectors as hold it;
+what is packed at run time is *uniform*, its last panel as wide as the others.
 
-A matrix product is the case of one row, a pixel for each row of A and a run as long as K. The last tile of
-a row overlaps the one before it rather than being smaller; only rows shorter than a tile, whose length is
-known at run time alone, are done pixel by pixel. Every element is summed in one fixed order, whatever the
-tile or chunk that it falls into.
+A matrix product is the case of one row, a pixel for each row of A and a run as long as K. The
+last tile of a row overlaps the one before it rather than being smaller; only rows shorter than
+a tile, whose length is known at run time alone, are done pixel by pixel. Every element is
+summed in one fixed order, whatever the tile or chunk that it falls into.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Strides:
         return (self.images, self.group, self.row, self.column, self.channel)
 
     @staticmethod
-    def from_json(value: Any) -> Strides:  # noqa: ANN401  (what `as_json` wrote)
+    def from_json(value: Any) -> Strides:
         """What `as_json` wrote."""
         return Strides(*value)
 
@@ -78,12 +78,12 @@ class Panels:
     across: Json
     """Columns of tiles in all."""
     parts: int
-    """Passes over the tiles of a chunk, each summing some rows of the window: for panels beyond the cache."""
+    """Passes over the tiles of a chunk, each summing some rows of the window."""
     unroll: int
     a: Json
     """Strides of the first factor."""
     a_start: Json
-    """From its element (0, …, 0) to the first tap of the first pixel: negative where a halo is read."""
+    """From its element (0, …, 0) to the first pixel's first tap: negative where a halo is read."""
     a_taps: tuple[Json, Json, Json]
     """Its strides along tap rows, tap columns and the run."""
     b_images: tuple[Json, ...]
@@ -189,7 +189,8 @@ class _Writer:
 
     def bytes_of(self, *terms: tuple[Int, Any]) -> Int:
         """The byte offset of a sum of index * stride."""
-        e, total = self.e, 0
+        e = self.e
+        total: Int = 0
         for index, stride in terms:
             if index == 0 or stride == 0:
                 continue
@@ -269,7 +270,8 @@ class _Writer:
 
     def matrix(self, place: _Place) -> Int:
         """Number of the packed matrix."""
-        e, index = self.e, 0
+        e = self.e
+        index: Int = 0
         for image, stride in zip(place.images, self.p.b_images, strict=True):
             index = e.add(index, e.mul(image, e.extent(stride)))
         return e.add(e.mul(index, self.p.groups), place.group)
@@ -421,7 +423,7 @@ class _Writer:
             loop.carry = [inner[k] for k in keys]
         return dict(zip(keys, loop.values, strict=True))
 
-    def products(  # noqa: PLR0913  (one multiply-add step has that many ingredients)
+    def products(
         self,
         place: _Place,
         a: Reg,

@@ -1,18 +1,20 @@
 """What kernels share that compute one pixel after another with vectors along the channels.
 
-Depthwise convolution, pooling and normalisation read channels-last images. The work is cut into chunks of
-some rows of one image; inside, a kernel walks pixels and then channels: vectors, several at a time, and a
-masked rest.
+Depthwise convolution, pooling and normalisation read channels-last images. The work is cut into
+chunks of some rows of one image; inside, a kernel walks pixels and then channels: vectors,
+several at a time, and a masked rest.
 """
 
 from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
+from dataclasses import fields as dataclass_fields
 from typing import TYPE_CHECKING, Any, cast
 
 from smelt.backends.cpu._elementwise import Epilogue
 from smelt.backends.cpu.families._operands import (
+    epilogue_of,
     extra_strides,
     plan_extras,
 )
@@ -21,7 +23,7 @@ from smelt.engine import Launch, as_json
 from smelt.types import DType, ceil_div
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
     from smelt.backends import Operands
     from smelt.backends.cpu._emit import Emitter, Int, Reg
@@ -70,8 +72,11 @@ class Pixels:
     @staticmethod
     def from_spec(kernel: KernelSpec) -> Pixels:
         """The parameter ``pixels`` of a spec."""
-        *plain, out, extras, epilogue = cast("tuple[Any, ...]", as_json(kernel["pixels"]))
-        return Pixels(*plain, Walk(*out), tuple(Walk(*x) for x in extras), epilogue)
+        values: Any = as_json(kernel["pixels"])
+        fields = dict(zip([f.name for f in dataclass_fields(Pixels)], values, strict=True))
+        fields["out"] = Walk(*fields["out"])
+        fields["extras"] = tuple(Walk(*x) for x in fields["extras"])
+        return Pixels(**fields)
 
 
 def walk_of(strides: Sequence[Dim], scalars: Scalars) -> Walk:
@@ -111,13 +116,11 @@ def formats(node: Node) -> tuple[tuple[TensorFormat | None, ...], str | None]:
 def pixels_of(
     node: Node, operands: Operands, packed: Sequence[View], scalars: Scalars, lanes: int, work: int
 ) -> tuple[Pixels, list[View]]:
-    """The result's pixels and the views of the extra operands; ``work`` is what one element costs."""
+    """The result's pixels and the extra operands' views; ``work`` is what one element costs."""
     shape = node.output.tensor.shape
     height, width = places(shape[2:], 1)
     channels = cast("int", shape[1])
     found = extra_strides(node, operands, packed, CHANNEL_AXIS)
-    extras = plan_extras(node, CHANNEL_AXIS)
-    assert not isinstance(extras, str)
     row_work = (width if isinstance(width, int) else 56) * channels * work
     rows = max(1, _CHUNK_OPERATIONS // max(1, row_work))
     if isinstance(height, int):
@@ -132,7 +135,7 @@ def pixels_of(
         blocks=scalars.json(ceil_div(height, rows)),
         out=walk_of(operands.outputs[0].strides, scalars),
         extras=tuple(walk_of(strides, scalars) for _, strides in found),
-        epilogue=extras.epilogue.as_json(),
+        epilogue=epilogue_of(node, CHANNEL_AXIS).as_json(),
     )
     return pixels, [view for view, _ in found]
 
@@ -149,7 +152,7 @@ def pixel_launch(
 
 @dataclass(slots=True)
 class PixelWriter:
-    """Writes the loops of a pixel kernel. Operands: ``first`` of the kernel's own, extras, result."""
+    """Writes the loops of a pixel kernel, whose operands are ``first`` own, extras, result."""
 
     e: Emitter
     p: Pixels
@@ -161,7 +164,7 @@ class PixelWriter:
         return f"<{self.p.lanes} x float>" if self.p.lanes > 1 else "float"
 
     @contextmanager
-    def chunks(self) -> Iterator[tuple[Int, Int, Int]]:
+    def chunks(self) -> Generator[tuple[Int, Int, Int]]:
         """Write the loop over chunks: inside, the image, the first row and the end of the rows."""
         e, p = self.e, self.p
         with e.loop(e.begin, e.end) as chunk:
@@ -170,13 +173,13 @@ class PixelWriter:
             yield image, top, e.minimum(e.add(top, p.rows), e.extent(p.height))
 
     @contextmanager
-    def rows(self) -> Iterator[tuple[Int, Int]]:
+    def rows(self) -> Generator[tuple[Int, Int]]:
         """Write the loops over chunks and rows: inside, the image and the row."""
         with self.chunks() as (image, top, bottom), self.e.loop(top, bottom) as row:
             yield image, row.index
 
     def channel_blocks(self, vectors: int, body: Callable[[Int, Int, Reg | None], None]) -> None:
-        """Write ``body(first, end, mask)`` for blocks of ``vectors`` vectors, and for a masked rest."""
+        """Write ``body(first, end, mask)`` for blocks of vectors, and for a masked rest."""
         e, lanes, count = self.e, self.p.lanes, self.p.channels
         whole = count // lanes * lanes
         with e.loop(0, whole, vectors * lanes) as block:
@@ -186,14 +189,15 @@ class PixelWriter:
 
     def offset(self, walk: Walk, image: Int, row: Int, column: Int) -> Int:
         """Byte offset of a pixel."""
-        e, total = self.e, 0
+        e = self.e
+        total: Int = 0
         pairs = ((image, walk.image), (row, walk.row), (column, walk.column))
         for index, stride in pairs:
             total = e.add(total, e.mul(index, e.mul(e.extent(stride), _FLOAT_BYTES)))
         return total
 
     def channels(self, most: int, body: Callable[[Int, list[Reg | None]], None]) -> None:
-        """Write ``body(first channel, masks)`` for all channels, at most ``most`` vectors at a time."""
+        """Write ``body(first channel, masks)`` for all channels, ``most`` vectors at a time."""
         e, lanes, count = self.e, self.p.lanes, self.p.channels
         whole = count // (most * lanes) * most * lanes
         if whole:

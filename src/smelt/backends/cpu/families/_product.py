@@ -1,4 +1,4 @@
-"""From views to the launch of a panel kernel: what convolution and matrix product share in lowering."""
+"""From views to the launch of a panel kernel: the lowering of convolution and matrix product."""
 
 from __future__ import annotations
 
@@ -79,10 +79,10 @@ class Product:
     def flattened(self) -> Product:
         """The same product with axes merged that lie in memory like one."""
         made = self._without_units()
-        if self.taps[0] == self.taps[1] == 1 and made.height != 1:
-            if all(w.row == made.width * w.column for w in made.walks):
-                made = replace(made, height=1, width=made.height * made.width)
-                made = made.walking(lambda w: replace(w, row=0))
+        one_tap = self.taps[:2] == (1, 1) and made.height != 1
+        if one_tap and all(w.row == made.width * w.column for w in made.walks):
+            made = replace(made, height=1, width=made.height * made.width)
+            made = made.walking(lambda w: replace(w, row=0))
         while made._images_are_rows():
             made = made._with_image_as_row()
         return made

@@ -1,7 +1,8 @@
 """Convolution in one or two dimensions, summed directly over the window: nothing is unfolded.
 
-Inside, images are stored channels last. The planner lays zeros around the input (a halo), so that no tap
-needs a condition; a halo, a slice of a concatenation and a plain tensor differ in strides alone.
+Inside, images are stored channels last. The planner lays zeros around the input (a halo), so
+that no tap needs a condition; a halo, a slice of a concatenation and a plain tensor differ in
+strides alone.
 """
 
 from __future__ import annotations
@@ -9,19 +10,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, cast
 
-from smelt.types import override
-
 from smelt.backends import Family, Refusal, Tactic
 from smelt.backends.cpu._elementwise import root_of
 from smelt.backends.cpu._target import CpuTarget
 from smelt.backends.cpu.families._operands import (
     CHANNELS_LAST,
     LINEAR,
+    constant_of,
+    epilogue_of,
     extra_strides,
     pack_bias,
     pack_extras,
     pack_panels,
     plan_extras,
+    value_of,
+    view_of,
 )
 from smelt.backends.cpu.families._panels import write_panels
 from smelt.backends.cpu.families._product import Product, Walk
@@ -35,7 +38,7 @@ from smelt.backends.cpu.families._tiling import (
 )
 from smelt.engine import parameters
 from smelt.ops.conv import Conv
-from smelt.types import DType
+from smelt.types import DType, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -103,9 +106,7 @@ class ConvFamily(Family[CpuTarget]):
         root = cast("Conv", root_of(node)[0])
         count = len(self.pack(node, tactic)) - len(pack_extras(node, _CHANNEL_AXIS))
         product, extras = _product(node, root, operands, count)
-        x = operands.inputs[0]
-        assert x is not None
-        views = (x, *operands.packed[:count], *extras, operands.outputs[0])
+        views = (view_of(operands, 0), *operands.packed[:count], *extras, operands.outputs[0])
         return (product.launch(self.name, tactic.parameters, views),)
 
     @override
@@ -136,6 +137,7 @@ def _root_inputs(node: Node) -> list[Value | None]:
 
 
 def bias_of(node: Node) -> Value | None:
+    """The bias of a (transposed) convolution, if it has one."""
     inputs = _root_inputs(node)
     return inputs[2] if len(inputs) > 2 else None
 
@@ -144,16 +146,9 @@ def _varies(value: Value | None) -> bool:
     return value is not None and value.constant is None
 
 
-def constant_of(value: Value | None) -> Constant:
-    assert value is not None
-    assert value.constant is not None
-    return value.constant
-
-
 def halo_of(node: Node, root: Conv) -> Halo:
     """Zeros that taps read beyond the image; nothing that no window reaches."""
-    x = node.inputs[0]
-    assert x is not None
+    x = value_of(node, 0)
     pairs: list[tuple[int, int]] = [(0, 0), (0, 0)]
     for axis, (before, after) in enumerate(root.pad_pairs):
         reach = (root.kernel_shape[axis] - 1) * root.dilations[axis] + 1
@@ -214,11 +209,9 @@ def _candidates(
 
 def _product(node: Node, root: Conv, operands: Operands, packed: int) -> tuple[Product, list[View]]:
     """The sum that the convolution is, on the memory of its operands."""
-    x, out = operands.inputs[0], operands.outputs[0]
-    assert x is not None
-    weights = constant_of(node.inputs[1]).type.shape
-    filters, depth, *window = (cast("int", e) for e in weights)
-    window = [1, *window][-2:]
+    x, out = view_of(operands, 0), operands.outputs[0]
+    filters, depth, *_ = (cast("int", e) for e in constant_of(node.inputs[1]).type.shape)
+    window = (1, *root.kernel_shape)[-2:]
     dilations, steps = (1, *root.dilations)[-2:], (1, *root.strides)[-2:]
     before = (0, *(pair[0] for pair in root.pad_pairs))[-2:]
     row, column = _places(x)
@@ -226,17 +219,7 @@ def _product(node: Node, root: Conv, operands: Operands, packed: int) -> tuple[P
     taps = (window[0], window[1], depth)
     if window[1] > 1 and a_taps[2] == 1 and a_taps[1] == depth:
         taps, a_taps = (window[0], 1, window[1] * depth), (a_taps[0], 0, 1)
-    extras = extra_strides(node, operands, operands.packed[packed:], _CHANNEL_AXIS)
-    epilogue, bias = _epilogue(node), bias_of(node)
-    walks = [_extra_walk(strides, filters // root.group) for _, strides in extras]
-    views = [view for view, _ in extras]
-    if bias is not None and bias.constant is None:
-        view = operands.inputs[2]
-        assert view is not None
-        step = view.strides[0]
-        walks.append(Walk((0,), filters // root.group * step, 0, 0, step))
-        views.append(view)
-        epilogue = epilogue.after("add", len(walks) - 1)
+    epilogue, walks, views = _reads(node, operands, packed, filters // root.group)
     shape = node.output.tensor.shape
     height, width = shape[2:] if len(shape) == 4 else (1, shape[2])
     product = Product(
@@ -253,9 +236,26 @@ def _product(node: Node, root: Conv, operands: Operands, packed: int) -> tuple[P
         out=Walk((out.strides[0],), filters // root.group, *_places(out)),
         extras=tuple(walks),
         epilogue=epilogue,
-        bias=bias is not None and bias.constant is not None,
+        bias=bias_of(node) is not None and not _varies(bias_of(node)),
     )
     return product, views
+
+
+def _reads(
+    node: Node, operands: Operands, packed: int, filters: int
+) -> tuple[Epilogue, list[Walk], list[View]]:
+    """The epilogue and what it reads, a bias that is no constant among it."""
+    extras = extra_strides(node, operands, operands.packed[packed:], _CHANNEL_AXIS)
+    walks = [_extra_walk(strides, filters) for _, strides in extras]
+    views = [view for view, _ in extras]
+    epilogue = epilogue_of(node, _CHANNEL_AXIS)
+    if _varies(bias_of(node)):
+        view = view_of(operands, 2)
+        step = view.strides[0]
+        walks.append(Walk((0,), filters * step, 0, 0, step))
+        views.append(view)
+        epilogue = epilogue.after("add", len(walks) - 1)
+    return epilogue, walks, views
 
 
 def _places(view: View) -> tuple[Dim, Dim]:
@@ -267,9 +267,3 @@ def _extra_walk(strides: tuple[Dim, ...], filters: int) -> Walk:
     image, channel, *places = strides
     row, column = places if len(places) == 2 else (0, places[0])
     return Walk((image,), filters * channel, row, column, channel)
-
-
-def _epilogue(node: Node) -> Epilogue:
-    extras = plan_extras(node, _CHANNEL_AXIS)
-    assert not isinstance(extras, str)
-    return extras.epilogue

@@ -1,8 +1,8 @@
 """Transposed convolution, gathered: each phase of the output is a plain convolution of the input.
 
-Along an axis with stride s, the outputs p, p + s, p + 2 s … are reached by the same taps: those whose place in
-the window agrees with p modulo s. So a phase is a sum over packed panels of its own taps, mirrored, and the
-phases are launches that write interleaved pixels.
+Along an axis with stride s, the outputs p, p + s, p + 2 s … are reached by the same taps: those
+whose place in the window agrees with p modulo s. So a phase is a sum over packed panels of its
+own taps, mirrored, and the phases are launches that write interleaved pixels.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from smelt.backends.cpu._elementwise import root_of
 from smelt.backends.cpu._target import CpuTarget
 from smelt.backends.cpu.families._operands import (
     CHANNELS_LAST,
+    constant_of,
     cut,
+    epilogue_of,
     extra_strides,
     int_vector,
     named,
@@ -27,6 +29,8 @@ from smelt.backends.cpu.families._operands import (
     plan_extras,
     reshape,
     transpose,
+    value_of,
+    view_of,
 )
 from smelt.backends.cpu.families._panels import write_panels
 from smelt.backends.cpu.families._product import Product, Walk
@@ -38,7 +42,7 @@ from smelt.backends.cpu.families._tiling import (
     known_or_none,
     splits,
 )
-from smelt.backends.cpu.families.conv import bias_of, constant_of
+from smelt.backends.cpu.families.conv import bias_of
 from smelt.engine import parameters
 from smelt.ir import Constant
 from smelt.ops.conv_transpose import ConvTranspose
@@ -133,9 +137,8 @@ class DeconvFamily(Family[CpuTarget]):
             panels = operands.packed[each * number : each * (number + 1)]
             made, views = _product(node, root, operands, phase, extras)
             made = replace(made, bias=bool(bias))
-            x = operands.inputs[0]
-            assert x is not None
-            launch = made.launch(self.name, tactic.parameters, (x, *panels, *bias, *views))
+            operand_views = (view_of(operands, 0), *panels, *bias, *views)
+            launch = made.launch(self.name, tactic.parameters, operand_views)
             # The phases write different pixels: only the first waits for what came before.
             steps.append(replace(launch, waits=not steps))
         return tuple(steps)
@@ -186,8 +189,7 @@ def _counts(node: Node, root: ConvTranspose, axis: int) -> list[Dim]:
 
 def _halo(node: Node, root: ConvTranspose) -> Halo:
     """Zeros that taps read beyond the image."""
-    x = node.inputs[0]
-    assert x is not None
+    x = value_of(node, 0)
     pairs: list[tuple[int, int]] = [(0, 0), (0, 0)]
     for axis, phases in enumerate(_phases(root)):
         before = max(0, *(-phase.start for phase in phases))
@@ -227,7 +229,7 @@ def _problem(node: Node, root: ConvTranspose) -> Problem:
 
 
 def _as_filters(weights: Constant, groups: int) -> Constant:
-    """Weights ``[channels, filters / group, *window]`` as a convolution's ``[filters, channels / group, …]``."""
+    """Weights ``[channels, filters / group, *window]`` in the order of a convolution's."""
     channels, filters, *window = (cast("int", e) for e in weights.type.shape)
     split = reshape(weights, groups, channels // groups, filters, *window)
     turned = transpose(split, 0, 2, 1, *range(3, 3 + len(window)))
@@ -251,33 +253,31 @@ def _product(
     phase: tuple[_Phase, ...],
     extras: list[tuple[View, tuple[Dim, ...]]],
 ) -> tuple[Product, list[View]]:
-    """The sum of one phase; the views are the extra operands' and the result's, from its first pixel."""
-    x, out = operands.inputs[0], operands.outputs[0]
-    assert x is not None
+    """The sum of one phase; views of the extra operands and the result, from its first pixel."""
+    x, out = view_of(operands, 0), operands.outputs[0]
     channels, filters, *_ = (cast("int", e) for e in constant_of(node.inputs[1]).type.shape)
     counts = [_counts(node, root, axis)[p.first] for axis, p in enumerate(phase)]
-    down, across = (None, *phase)[-2:]
-    row, column = (x.strides[2], x.strides[3]) if down else (0, x.strides[2])
-    start = across.start * column + (down.start * row if down else 0)
-    plan = plan_extras(node, _CHANNEL_AXIS)
-    assert not isinstance(plan, str)
+    # One dimension is one row, reached by one tap.
+    down, across = (_Phase(0, (0,), 0, 0), *phase)[-2:]
+    row, column = (x.strides[2], x.strides[3]) if len(phase) == 2 else (0, x.strides[2])
+    start = across.start * column + down.start * row
     made = Product(
         images=(out.shape[0],),
         groups=root.group,
-        height=counts[0] if down else 1,
+        height=counts[0] if len(phase) == 2 else 1,
         width=counts[-1],
         filters=filters,
         # Outputs that no tap reaches are an empty sum.
-        taps=(len(down.taps) if down else 1, len(across.taps), channels // root.group)
+        taps=(len(down.taps), len(across.taps), channels // root.group)
         if all(p.taps for p in phase)
         else (0, 1, channels // root.group),
         a=Walk((x.strides[0],), channels // root.group * x.strides[1], row, column),
         a_start=start,
-        a_taps=(row * down.step if down else 0, column * across.step, x.strides[1]),
+        a_taps=(row * down.step, column * across.step, x.strides[1]),
         b_images=(0,),
         out=replace(_walk(out.strides, root, filters), channel=1),
         extras=tuple(_walk(strides, root, filters) for _, strides in extras),
-        epilogue=plan.epilogue,
+        epilogue=epilogue_of(node, _CHANNEL_AXIS),
         bias=False,
     )
     moving = [*extras, (out, out.strides)]

@@ -1,7 +1,7 @@
 """Depthwise convolution: each channel with its own window, on channels-last images with a halo.
 
-A tile is some pixels of one row by one vector of channels, in registers; an element that is loaded serves
-every pixel of the tile whose window it lies in.
+A tile is some pixels of one row by one vector of channels, in registers; an element that is
+loaded serves every pixel of the tile whose window it lies in.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from smelt.backends.cpu._scalars import Scalars
 from smelt.backends.cpu._target import CpuTarget
 from smelt.backends.cpu.families._operands import (
     CHANNELS_LAST,
+    constant_of,
     named,
     pack_bias,
     pack_extras,
     pad_after,
     reshape,
     transpose,
+    view_of,
 )
 from smelt.backends.cpu.families._panels import load
 from smelt.backends.cpu.families._pixels import (
@@ -37,7 +39,7 @@ from smelt.backends.cpu.families._pixels import (
     why_no_pixels,
 )
 from smelt.backends.cpu.families._tiling import CYCLES_PER_SECOND, MEMORY_BYTES_PER_SECOND
-from smelt.backends.cpu.families.conv import bias_of, constant_of, halo_of
+from smelt.backends.cpu.families.conv import bias_of, halo_of
 from smelt.engine import KernelSpec, as_json, parameters
 from smelt.ops.conv import Conv
 from smelt.types import override
@@ -94,10 +96,10 @@ class DepthwiseFamily(Family[CpuTarget]):
         for extent in window:
             taps *= extent
         turned = transpose(reshape(weights, channels, taps), 1, 0)
-        packed = (named(f"{weights.name}.taps", pad_after(turned, 1, -channels % lanes, 2)),)
+        packed = [named(f"{weights.name}.taps", pad_after(turned, 1, -channels % lanes, 2))]
         if bias is not None:
-            packed += (pack_bias(constant_of(bias), 1, lanes),)
-        return packed + pack_extras(node, CHANNEL_AXIS)
+            packed.append(pack_bias(constant_of(bias), 1, lanes))
+        return (*packed, *pack_extras(node, CHANNEL_AXIS))
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
@@ -110,8 +112,7 @@ class DepthwiseFamily(Family[CpuTarget]):
         pixels, extras = pixels_of(
             node, operands, operands.packed[own:], scalars, lanes, window[0] * window[1]
         )
-        x = operands.inputs[0]
-        assert x is not None
+        x = view_of(operands, 0)
         row, column = places(x.strides[2:], 0)
         before = _pair(tuple(p[0] for p in root.pad_pairs), 0)
         start: Dim = row * -before[0] + column * -before[1]

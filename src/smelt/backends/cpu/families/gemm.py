@@ -1,15 +1,13 @@
 """Matrix products: Gemm, and MatMul of stacks of matrices.
 
-A constant second factor is packed into panels when the engine is built; any other is packed at run time into
-workspace by a first launch. Transposed factors are a matter of strides.
+A constant second factor is packed into panels when the engine is built; any other is packed at
+run time into workspace by a first launch. Transposed factors are a matter of strides.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
-
-from smelt.types import override
 
 from smelt.backends import Family, Refusal, Tactic
 from smelt.backends.cpu._elementwise import root_of
@@ -18,6 +16,8 @@ from smelt.backends.cpu._scalars import Scalars
 from smelt.backends.cpu._target import CpuTarget
 from smelt.backends.cpu.families._operands import (
     LINEAR,
+    constant_of,
+    epilogue_of,
     extra_strides,
     pack_bias,
     pack_extras,
@@ -26,6 +26,8 @@ from smelt.backends.cpu.families._operands import (
     reshape,
     result_shape,
     transpose,
+    value_of,
+    view_of,
 )
 from smelt.backends.cpu.families._panels import unravel, write_panels
 from smelt.backends.cpu.families._product import Product, Walk
@@ -38,9 +40,10 @@ from smelt.backends.cpu.families._tiling import (
     splits,
 )
 from smelt.engine import KernelSpec, Launch, as_json, parameters
+from smelt.errors import InternalError
 from smelt.ops.gemm import Gemm
 from smelt.ops.mat_mul import MatMul
-from smelt.types import DType, ceil_div, element_count
+from smelt.types import DType, ceil_div, element_count, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -114,15 +117,15 @@ class GemmFamily(Family[CpuTarget]):
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
         options = dict(tactic.parameters)
         lanes, vectors = cast("int", options["lanes"]), cast("int", options["vectors"])
-        root, packed = root_of(node)[0], ()
+        root = root_of(node)[0]
+        packed: tuple[Constant, ...] = ()
         b = _second(node)
         if _is_packed(node):
-            assert b.constant is not None
             turned = isinstance(root, Gemm) and root.trans_b
             if b.tensor.rank == 1:
-                source = reshape(b.constant, 1, -1)
+                source = reshape(constant_of(b), 1, -1)
             else:
-                source = b.constant if turned else transpose(b.constant, 1, 0)
+                source = constant_of(b) if turned else transpose(constant_of(b), 1, 0)
             packed = pack_panels(source, 1, lanes, vectors)
         addend = _addend(node)
         if addend is not None and addend.constant is not None:
@@ -159,14 +162,11 @@ def _channel_axis(node: Node) -> int:
 
 
 def _second(node: Node) -> Value:
-    value = node.inputs[1]
-    assert value is not None
-    return value
+    return value_of(node, 1)
 
 
 def _left(node: Node) -> _Factor:
-    root, a = root_of(node)[0], node.inputs[0]
-    assert a is not None
+    root, a = root_of(node)[0], value_of(node, 0)
     return _factor(a, transposed=_flag(root, "trans_a"), vector_is_column=False)
 
 
@@ -270,13 +270,13 @@ class _Lowering:
             count = len(packed) - _constants_after_panels(node)
             panels, packed = packed[:count], packed[count:]
         else:
-            assert self.operands.workspace is not None
+            if self.operands.workspace is None:
+                raise InternalError(f"{node} has no workspace to pack into")
             panels = [self.operands.workspace]
             steps.append(self.pack_launch(panels[0]))
         bias = [packed.pop(0)] if _is_bias(node) else []
         product, extras = self.product(packed, bias=bool(bias))
-        a, out = self.operands.inputs[0], self.operands.outputs[0]
-        assert a is not None
+        a, out = view_of(self.operands, 0), self.operands.outputs[0]
         views = (a, *panels, *bias, *extras, out)
         steps.append(product.launch(GemmFamily.name, self.tactic.parameters, views))
         return tuple(steps)
@@ -285,12 +285,9 @@ class _Lowering:
         """The sum, and the views of its extra operands."""
         node, root = self.node, root_of(self.node)[0]
         a, b = _left(node), _right(node)
-        x, shape = self.operands.inputs[0], result_shape(node)
-        assert x is not None
+        x, shape = view_of(self.operands, 0), result_shape(node)
         depth = max(len(a.stack), len(b.stack))
-        extras = plan_extras(node, _channel_axis(node))
-        assert not isinstance(extras, str)
-        epilogue = extras.epilogue
+        epilogue = epilogue_of(node, _channel_axis(node))
         walks: list[Walk] = []
         views: list[View] = []
         addend = _addend(node)
@@ -298,12 +295,10 @@ class _Lowering:
         for view, strides in extra_strides(node, self.operands, packed, _channel_axis(node)):
             walks.append(self.walk(strides, depth))
             views.append(view)
-        if addend is not None and not bias:
-            view = own or self.operands.inputs[2]
-            assert view is not None
-            assert isinstance(root, Gemm)
-            walks.append(self.walk(_aligned(addend, view), depth))
-            views.append(view)
+        if addend is not None and not bias and isinstance(root, Gemm):
+            read = own or view_of(self.operands, 2)
+            walks.append(self.walk(_aligned(addend, read), depth))
+            views.append(read)
             epilogue = epilogue.after("add_scaled", len(walks) - 1, beta=root.beta)
         return Product(
             images=shape[:depth],
@@ -334,8 +329,7 @@ class _Lowering:
 
     def pack_launch(self, workspace: View) -> Launch:
         """The launch that packs the second factor."""
-        b, view = _right(self.node), self.operands.inputs[1]
-        assert view is not None
+        b, view = _right(self.node), view_of(self.operands, 1)
         options, scalars = dict(self.tactic.parameters), Scalars()
         lanes, vectors = cast("int", options["lanes"]), cast("int", options["vectors"])
         panels = ceil_div(b.columns, lanes * vectors)

@@ -1,7 +1,7 @@
 """Local response normalisation on channels-last images, across channels or within one.
 
-Across channels the energy is a banded sum: shifted, masked loads of the same pixel. Within a channel it is a
-clipped window, as in pooling.
+Across channels the energy is a banded sum: shifted, masked loads of the same pixel. Within a
+channel it is a clipped window, as in pooling.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from smelt.backends.cpu._emit import Emitter, Int, Reg
 from smelt.backends.cpu._math import multiply_add, power
 from smelt.backends.cpu._scalars import Scalars
 from smelt.backends.cpu._target import CpuTarget
-from smelt.backends.cpu.families._operands import CHANNELS_LAST, pack_extras
+from smelt.backends.cpu.families._operands import CHANNELS_LAST, pack_extras, view_of
 from smelt.backends.cpu.families._panels import load
 from smelt.backends.cpu.families._pixels import (
     CHANNEL_AXIS,
@@ -83,8 +83,7 @@ class LrnFamily(Family[CpuTarget]):
         pixels, extras = pixels_of(
             node, operands, operands.packed, scalars, lanes, 2 * root.size + 20
         )
-        x = operands.inputs[0]
-        assert x is not None
+        x = view_of(operands, 0)
         a = walk_of(x.strides, scalars)
         kernel = KernelSpec(
             self.name,
@@ -154,7 +153,7 @@ class _Writer:
     # ---- across channels
 
     def across(self, place: tuple[Int, Int, Int], at: Reg) -> None:
-        """Vectors whose neighbours all exist in a loop, those at the ends with masks of their own."""
+        """Loop over vectors whose neighbours all exist; those at the ends have masks."""
         e, lanes, count = self.e, self.p.lanes, self.p.channels
         after = self.k["size"] - 1 - self.before
         first = -(-self.before // lanes) * lanes

@@ -1,7 +1,8 @@
 """Pooling on channels-last images: windows that reach beyond the image are clipped, not padded.
 
-A vector of channels of one pixel at a time. Where a whole window lies inside the image its taps are written
-out; at the borders they are looped over. Global pooling sums a channel's places in a fixed order.
+A vector of channels of one pixel at a time. Where a whole window lies inside the image its taps
+are written out; at the borders they are looped over. Global pooling sums a channel's places in
+a fixed order.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from smelt.backends.cpu._emit import Emitter, Int, Reg
 from smelt.backends.cpu._math import absolute, larger, power
 from smelt.backends.cpu._scalars import Scalars
 from smelt.backends.cpu._target import CpuTarget
-from smelt.backends.cpu.families._operands import CHANNELS_LAST, pack_extras
+from smelt.backends.cpu.families._operands import CHANNELS_LAST, pack_extras, value_of, view_of
 from smelt.backends.cpu.families._panels import load, unravel
 from smelt.backends.cpu.families._pixels import (
     CHANNEL_AXIS,
@@ -69,9 +70,7 @@ class PoolFamily(Family[CpuTarget]):
             yield Refusal(self.name, reason)
             return
         options = parameters(lanes=target.vector_bits // 32)
-        x = node.inputs[0]
-        assert x is not None
-        count = element_count(x.tensor.shape)
+        count = element_count(value_of(node, 0).tensor.shape)
         seconds = (count if isinstance(count, int) else 1e5) * 8 / MEMORY_BYTES_PER_SECOND
         yield Tactic(
             self.name, options, (CHANNELS_LAST, *found), (CHANNELS_LAST,), cost_hint=seconds
@@ -88,8 +87,7 @@ class PoolFamily(Family[CpuTarget]):
         window = getattr(root, "kernel_shape", (1, 1))
         work = math.prod(window)
         pixels, extras = pixels_of(node, operands, operands.packed, scalars, lanes, work)
-        x = operands.inputs[0]
-        assert x is not None
+        x = view_of(operands, 0)
         views = (x, *extras, operands.outputs[0])
         height, width = places(x.shape[2:], 1)
         shared: dict[str, Any] = {
@@ -100,15 +98,15 @@ class PoolFamily(Family[CpuTarget]):
         }
         if isinstance(root, GlobalAveragePool | GlobalMaxPool):
             return (self._global(node, pixels, views, shared, scalars),)
-        assert isinstance(root, MaxPool | AveragePool | LpPool)
-        pairs = root.pad_pairs if len(root.pad_pairs) == 2 else ((0, 0), *root.pad_pairs)
+        windowed = cast("MaxPool | AveragePool | LpPool", root)
+        pairs = ((0, 0), *windowed.pad_pairs)[-2:]
         kernel = KernelSpec(
             self.name,
             parameters(
                 **shared,
-                window=_pair(root.kernel_shape, 1),
-                steps=_pair(root.strides, 1),
-                dilations=_pair(root.dilations, 1),
+                window=_pair(windowed.kernel_shape, 1),
+                steps=_pair(windowed.strides, 1),
+                dilations=_pair(windowed.dilations, 1),
                 before=(pairs[0][0], pairs[1][0]),
                 after=(pairs[0][1], pairs[1][1]),
                 include_pad=isinstance(root, AveragePool) and root.count_include_pad,
@@ -194,7 +192,7 @@ class _Reducer:
         number = e.convert("sitofp", count, "float")
         return e.binary("fdiv", total, e.splat(number, self.p.lanes))
 
-    def step(self, stride: Any, times: Int) -> Int:  # noqa: ANN401  (a Json extent)
+    def step(self, stride: Any, times: Int) -> Int:
         """Bytes of a number of strides."""
         return self.e.mul(times, self.e.mul(self.e.extent(stride), _FLOAT_BYTES))
 
