@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from smelt.errors import GraphError, ModelFormatError, ShapeError, SmeltError, UnsupportedError
 from smelt.importers.onnx import import_onnx
 from smelt.interp import interpret
-from tests.importers.onnx.one_node import compare, float_info
+from tests.importers.onnx.one_node import compare, float_info, node_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -350,3 +350,30 @@ def test_damaged_bytes_end_in_an_error_of_ours_or_in_a_graph(data: st.DataObject
     cut = data.draw(st.integers(0, 40))
     with contextlib.suppress(SmeltError):
         import_onnx(bytes(damaged[: len(damaged) - cut]))
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        # An output_shape with an extent too few for the axes, on weights of another rank.
+        lambda: node_model(
+            "ConvTranspose",
+            17,
+            [np.ones((1, 1, 3, 3), np.float32), np.ones((1, 1, 3), np.float32)],
+            output_shape=[9, 9],
+        ),
+        # Shapes beyond any memory that follow from constants.
+        lambda: node_model(
+            "Resize",
+            17,
+            [np.ones((1, 0, 2), np.float32), None, None, np.array([1, 0, 1 << 31])],
+            weights=[0, 3],
+        ),
+        lambda: node_model("Mul", 17, [np.array([1 << 62]), np.array([1 << 62])], weights=[0, 1]),
+    ],
+)
+def test_numbers_that_fuzzing_found_end_quickly_and_in_no_foreign_error(
+    build: Callable[[], ModelProto],
+) -> None:
+    with contextlib.suppress(SmeltError):
+        import_onnx(build())

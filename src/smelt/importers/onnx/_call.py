@@ -38,7 +38,10 @@ _ASSUMED_EXTENT = 1024
 """Taken for an open extent where the size of a result that a run determines must be bounded now."""
 _ASSUMED_MOST = 1 << 20
 """Largest bound that follows from assumptions."""
-_REFUSALS = (ArithmeticError, LookupError, TypeError, ValueError)
+_LARGEST_DIM = 1 << 31
+"""Above it an element is no extent, and need not be followed."""
+REFUSALS = (ArithmeticError, LookupError, TypeError, ValueError)
+"""What numbers that mean nothing end in, where no check has met them before."""
 
 
 @cache
@@ -193,7 +196,7 @@ class Call:
             if error.node is not None:
                 raise
             raise type(error)(error.message, node=self.where) from error
-        except _REFUSALS as error:
+        except REFUSALS as error:
             raise ShapeError(f"{op.name} refuses its inputs: {error}", node=self.where) from error
 
     def _shown(self, value: Value | None) -> Value | None:
@@ -240,7 +243,7 @@ def make_op_of(cls: type[Op], name: str, attributes: Mapping[str, object], where
         return cls(**values)
     except GraphError as error:
         raise type(error)(error.message, node=where) from error
-    except _REFUSALS as error:
+    except REFUSALS as error:
         raise ShapeError(f"{name} refuses its attributes: {error}", node=where) from error
 
 
@@ -288,6 +291,9 @@ def _evaluate(scope: Scope, node: Node) -> Sequence[Array] | None:
     counts = [element_count(tensor.shape) for tensor in tensors]
     if any(not isinstance(count, int) or count > _MOST_FOLDED for count in counts):
         return None
+    extents = [extent for tensor in tensors for extent in tensor.shape]
+    if any(not isinstance(extent, int) or extent > _MOST_FOLDED for extent in extents):
+        return None  # a tensor without elements may still have a huge extent
     if len(tensors) == 1:
         array = _from_dims(node.output.dims, tensors[0])
         if array is not None:
@@ -304,7 +310,7 @@ def _evaluate(scope: Scope, node: Node) -> Sequence[Array] | None:
 def _from_dims(dims: Sequence[Dim] | None, kind: TensorType) -> Array | None:
     if dims is None or kind.rank > 1 or len(dims) != element_count(kind.shape):
         return None
-    if not all(isinstance(dim, int) for dim in dims):
+    if not all(isinstance(dim, int) and abs(dim) < _LARGEST_DIM for dim in dims):
         return None
     return np.array(dims, kind.dtype.numpy).reshape(cast("tuple[int, ...]", kind.shape))
 
@@ -315,7 +321,7 @@ def _run_reference(
     try:
         with np.errstate(all="ignore"):
             arrays = op.reference(*inputs)
-    except _REFUSALS:
+    except REFUSALS:
         return None  # what cannot be computed now fails where it is run, with its node's name
     fits = len(arrays) == len(kinds) and all(
         array.shape == kind.shape and array.dtype == kind.dtype.numpy

@@ -48,11 +48,13 @@ def function_of_schema(
     del node.attribute[:]
     node.attribute.extend(attributes)
     types = [b"" if value is None else _type_bytes(value) for value in inputs]
-    function.ParseFromString(
-        definitions.get_context_dependent_function_with_opset_version(
+    try:
+        data = definitions.get_context_dependent_function_with_opset_version(
             at, node.SerializeToString(), types
         )
-    )
+    except (RuntimeError, ValueError) as error:
+        raise ModelFormatError(f"{proto.op_type} {proto.name!r}: {error}") from error
+    function.ParseFromString(data)
     return function if function.node else None
 
 

@@ -14,7 +14,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
 
 from smelt.errors import GraphError, ModelFormatError, UnsupportedError
 from smelt.importers.onnx._attributes import attribute_value, check_attributes
-from smelt.importers.onnx._call import Call
+from smelt.importers.onnx._call import REFUSALS, Call
 from smelt.importers.onnx._functions import expand_function, function_of_schema
 from smelt.importers.onnx._order import describe, order_nodes
 from smelt.importers.onnx._scope import Scope, UnknownResult
@@ -96,10 +96,13 @@ def _convert(scope: Scope, proto: NodeProto, name: str) -> None:
     attributes = {p.name: attribute_value(p, scope.state.folder, where) for p in protos}
     call = Call(scope, name, proto.op_type, version, inputs, proto.output, attributes)
     first = len(scope.graph.nodes)
-    if isinstance(implementation, FunctionProto):
-        results = expand_function(call, implementation, protos, add_nodes)
-    else:
-        results = list[Value | None](implementation(call))
+    try:
+        if isinstance(implementation, FunctionProto):
+            results = expand_function(call, implementation, protos, add_nodes)
+        else:
+            results = list[Value | None](implementation(call))
+    except REFUSALS as error:
+        raise ModelFormatError(f"{where}: its attributes or inputs do not fit: {error}") from error
     _bind_results(call, results, first)
     _name_nodes(call, first)
 

@@ -90,7 +90,7 @@ RULES: Final[Mapping[str, Mapping[int, Converter]]] = {
 
 
 def custom_rule(domain: str, op_type: str) -> Converter | None:
-    """How an op of another domain becomes a registered one, named ``domain.OpType`` or ``OpType``."""
+    """How an op of another domain becomes a registered one: ``domain.OpType`` or ``OpType``."""
     for name in (f"{domain}.{op_type}", op_type):
         try:
             cls = lookup_op(name)
