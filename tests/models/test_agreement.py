@@ -73,7 +73,7 @@ def test_a_model_tuned_by_timing_agrees_too(name: str, shared: Path) -> None:
 def test_a_caffe_model_is_built_once_and_run_from_its_serialised_form(
     model: RealModel, shared: Path, tmp_path: Path
 ) -> None:
-    import smelt  # noqa: PLC0415
+    import smelt
 
     engine = model.build(shared)
     engine.save(tmp_path / "model.engine")

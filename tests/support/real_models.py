@@ -137,7 +137,7 @@ def astronaut(
 
 def mnist(shared: Path) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
     """The 10,000 test digits, ``[10000, 1, 28, 28]`` from 0 to 255, and their labels."""
-    import gzip  # noqa: PLC0415
+    import gzip
 
     folder = shared / "data/mnist"
     pixels = gzip.decompress((folder / "t10k-images-idx3-ubyte.gz").read_bytes())[16:]
@@ -165,7 +165,7 @@ def imagenet_picture(
 
 def wave(path: Path) -> NDArray[np.float32]:
     """Sound as one channel of 16,000 samples a second, from -1 to 1."""
-    import wave as waves  # noqa: PLC0415
+    import wave as waves
 
     with waves.open(str(path)) as file:
         rate, channels = file.getframerate(), file.getnchannels()
@@ -335,10 +335,9 @@ ONNX_MODELS = (
         "minilm",
         lambda shared: (downloads.minilm(shared),),
         lambda _: tokens(2, 12),
-        shapes={
-            name: ((1, 1), (2, 12), (4, 64))
-            for name in ("input_ids", "attention_mask", "token_type_ids")
-        },
+        shapes=dict.fromkeys(
+            ("input_ids", "attention_mask", "token_type_ids"), ((1, 1), (2, 12), (4, 64))
+        ),
     ),
 )
 

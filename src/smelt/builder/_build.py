@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
-import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from smelt.backends import Refusal, WeightStore, assemble
 from smelt.backends.cpu import (
@@ -15,7 +15,14 @@ from smelt.backends.cpu import (
     compile_runtime,
     target_named,
 )
-from smelt.builder._options import BuildOptions, Progress, first_known, parse_device
+from smelt.builder._options import (
+    EFFORTS,
+    BuildOptions,
+    Progress,
+    TuningEffort,
+    first_known,
+    parse_device,
+)
 from smelt.builder._program import Symbols, program_of
 from smelt.builder._report import describe_plan
 from smelt.builder._shapes import BATCH, Box, boxes_of
@@ -42,11 +49,6 @@ if TYPE_CHECKING:
     from smelt.tuner import Choice, Timer
 
 _LOG = logging.getLogger(__name__)
-_EFFORTS: Final[dict[str, tuple[int, int, float]]] = {
-    "fast": (3, 5, math.inf),
-    "full": (8, 15, math.inf),
-}
-"""Candidates measured for each format, repetitions, and seconds at most."""
 
 
 def build(
@@ -58,7 +60,7 @@ def build(
     shapes: Mapping[str, ShapeSpec] | None = None,
     timing_cache: str | Path | None = None,
     progress: Progress | None = None,
-    tune: str | float = "fast",
+    tune: str | float | TuningEffort = "fast",
 ) -> Engine:
     """Build an engine from a network.
 
@@ -74,7 +76,8 @@ def build(
             best, largest) of shapes.
         timing_cache: file of measured times, read and extended.
         progress: called with (stage, done, total).
-        tune: ``"none"``, ``"fast"``, ``"full"``, or seconds to spend on timing candidates.
+        tune: ``"none"``, ``"fast"``, ``"full"``, seconds to spend on timing candidates, or a
+            `TuningEffort`.
 
     Raises:
         GraphError: the network is not valid. UnboundSymbolError: a symbolic extent has no value.
@@ -190,8 +193,9 @@ class _Build:
 
     def _optimise(self, box: Box, number: int, count: int) -> _PlanParts:
         if any(b.low != b.high for b in box.values()):
-            # What fits as symbols fits at their largest values too, or is refused by name here.
-            specialise(clone(self.graph), {name: b.high for name, b in box.items()})
+            # What fits as symbols fits at both ends of their ranges, or is refused by name here.
+            for end in ("low", "high"):
+                specialise(clone(self.graph), {n: getattr(b, end) for n, b in box.items()})
         graph = clone(self.graph)
         fixed = {name: b.low for name, b in box.items() if b.low == b.high}
         specialise(graph, fixed)
@@ -240,9 +244,19 @@ class _Build:
             threads=thread_count() or len(available_processors()),
             sizes=plan.sizes,
         )
-        given = (8, 15, tune) if not isinstance(tune, str) else _EFFORTS[tune]
-        keep, repeats, seconds = given
-        return MeasuringTimer(laboratory, self.timings, keep=keep, repeats=repeats, seconds=seconds)
+        if isinstance(tune, str):
+            tune = EFFORTS[tune]
+        elif not isinstance(tune, TuningEffort):
+            tune = dataclasses.replace(EFFORTS["full"], seconds=tune)
+        return MeasuringTimer(
+            laboratory,
+            self.timings,
+            keep=tune.candidates,
+            repeats=tune.repeats,
+            averaged=tune.averaged,
+            seconds=tune.seconds,
+            seconds_each=tune.seconds_each,
+        )
 
     def _assemble(self, plan: _PlanParts, backend: CpuBackend, first_layer: int) -> Assembled:
         assert plan.choice is not None  # noqa: S101  (chosen in the stage before)

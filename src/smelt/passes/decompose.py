@@ -195,6 +195,8 @@ def _reduction(
 
     def rule(emit: Emitter, node: Node) -> Value | None:
         x = _required(node, 0)
+        if after and not x.tensor.dtype.is_float:
+            return None
         for op in before:
             x = emit.op(op, x)
         if square:

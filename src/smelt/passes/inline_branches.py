@@ -54,6 +54,7 @@ def _inline(graph: Graph, node: Node, branch: Graph) -> bool:
     for value in region.values():
         if value.constant is not None:  # the constant keeps its name, by which it is refitted
             value.name = names.make(value.name)
+            value.users.clear()  # the copies below are its users
     for one in region.nodes:
         inputs = [known.get(id(v), v) if v is not None else None for v in one.inputs]
         label = names.make(f"{node.name}/{one.name}")

@@ -95,7 +95,8 @@ def _axis(node: Node) -> int:
 
 
 def _channels(node: Node) -> int:
-    extent = node.output.tensor.shape[_axis(node)]
+    shape = node.output.tensor.shape
+    extent = shape[_axis(node)] if shape else 0
     return extent if isinstance(extent, int) else 0
 
 

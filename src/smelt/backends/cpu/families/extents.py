@@ -1,7 +1,7 @@
 """Integers that are known as dimensions: shapes, and what is computed from them.
 
-Such a tensor's elements are polynomials in the plan's symbols, which every run evaluates anyway; the
-kernel writes them down, whatever op made them, and reads none of the op's inputs.
+Such a tensor's elements are polynomials in the plan's symbols, which every run evaluates anyway;
+the kernel writes them down, whatever op made them, and reads none of the op's inputs.
 """
 
 from __future__ import annotations

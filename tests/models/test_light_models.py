@@ -1,0 +1,45 @@
+"""The onnx package's networks without trained weights: the outputs that come with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx.backend.test
+import pytest
+from onnx import TensorProto, numpy_helper
+
+import smelt
+from tests.support.real_models import reference_steps
+
+_FOLDER = Path(onnx.backend.test.__file__).parent / "data" / "light"
+_NAMES = (
+    "bvlc_alexnet",
+    "densenet121",
+    "inception_v1",
+    "inception_v2",
+    "resnet50",
+    "shufflenet",
+    "squeezenet",
+    "vgg19",
+    "zfnet512",
+)
+
+
+def test_the_package_has_these_networks_and_no_others() -> None:
+    assert {path.stem for path in _FOLDER.glob("*.onnx")} == {f"light_{name}" for name in _NAMES}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", _NAMES)
+def test_a_light_model_gives_the_expected_output_and_runs_in_kernels_alone(name: str) -> None:
+    engine = smelt.build(smelt.network_from_onnx(_FOLDER / f"light_{name}.onnx"), tune="none")
+    assert reference_steps(engine) == []
+    (binding,) = engine.inputs
+    shape = tuple(int(str(extent)) for extent in binding.shape)
+    count = int(np.prod(shape))
+    given = (np.arange(count) / count).reshape(shape).astype(np.float32)
+    with engine.create_context() as context:
+        (mine,) = context.run({binding.name: given}).values()
+    message = TensorProto.FromString((_FOLDER / f"light_{name}_output_0.pb").read_bytes())
+    np.testing.assert_allclose(mine, numpy_helper.to_array(message), rtol=1e-3, atol=1e-5)

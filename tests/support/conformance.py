@@ -1,0 +1,335 @@
+"""Every tactic of a backend for one op's cases, assembled, compiled once and run two ways.
+
+A *trial* is one case by one tactic, as a network of one node. It goes the way that a real network
+goes (assemble, compile, run list, contexts of one and of three threads), and is run once more with
+every buffer of the plan between guard pages.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smelt.backends import WeightStore, assemble
+from smelt.backends.cpu import CpuBackend, compile_runtime
+from smelt.devices.cpu import MappedCode, abi
+from smelt.engine import (
+    VERSION,
+    Binding,
+    EngineHeader,
+    Fingerprint,
+    HostCall,
+    Launch,
+    Space,
+    detect_host,
+)
+from smelt.errors import ShapeError
+from smelt.ir import Graph, clone
+from smelt.runtime import Engine
+from smelt.types import DType, SymbolicDim, TensorType, evaluate_dim, substitute_dim, symbols_of
+from tests.support.cpu_kernels import GuardedBuffer, call_kernel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from smelt.backends import Assembled, Tactic
+    from smelt.backends.cpu import CpuTarget
+    from smelt.engine import Plan, View
+    from smelt.ir import Case, Node, Op
+
+Array = np.ndarray[Any, Any]
+Symbols = tuple[tuple[str, int, int], ...]
+
+_KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
+_MOST_EXACT = 40
+"""Of so many tactics of one case all are tried; of more, so many evenly spread ones."""
+
+
+@dataclass(slots=True)
+class Trial:
+    """One case by one tactic."""
+
+    case: Case
+    tactic: Tactic
+    graph: Graph
+    symbols: Symbols
+    assembled: Assembled
+    weights: WeightStore
+    wanted: tuple[Array, ...]
+
+    def __str__(self) -> str:
+        layouts = [*self.tactic.inputs, *self.tactic.outputs]
+        formats = " ".join("-" if f is None else f.layout.value for f in layouts)
+        batch = " with a symbolic batch" if self.symbols else ""
+        return f"{self.case.name} by {self.tactic} on {formats}{batch}"
+
+    @property
+    def plan(self) -> Plan:
+        """The plan."""
+        return self.assembled.plan
+
+    @property
+    def arrays(self) -> dict[str, Array]:
+        """The inputs that are not constants, by name."""
+        named = {f"x{index}": array for index, array in enumerate(self.case.inputs)}
+        return {v.name: array for v in self.graph.inputs if (array := named[v.name]) is not None}
+
+    @property
+    def values(self) -> dict[str, int]:
+        """The symbols' values in a run on the case's inputs."""
+        known = {name: high for name, _, high in self.symbols}
+        for value in self.graph.inputs:
+            for dim, extent in zip(value.tensor.shape, self.arrays[value.name].shape, strict=True):
+                known |= dict.fromkeys(symbols_of(dim), extent)
+        return known
+
+
+def graph_of(case: Case, *, symbolic: bool = False) -> Graph:
+    """The case's node alone: its inputs are x0, x1, …; its outputs are the graph's.
+
+    Raises ShapeError when the op's results do not follow from symbolic extents.
+    """
+    graph = Graph("case")
+    batch = _batch(case)
+    if symbolic and batch is None:
+        raise ShapeError("the inputs have no batch in common")
+    values: list[Any] = []
+    for index, array in enumerate(case.inputs):
+        if array is None:
+            values.append(None)
+        elif index in case.constants:
+            values.append(graph.add_constant(array, f"x{index}"))
+        else:
+            shape: tuple[Any, ...] = array.shape
+            if symbolic and array.ndim > 1:
+                shape = (SymbolicDim.symbol("batch"), *shape[1:])
+            kind = TensorType(DType.from_numpy(array.dtype), shape)
+            values.append(graph.add_input(f"x{index}", kind))
+    graph.outputs += graph.add(case.op, *values, name="node").outputs
+    return graph
+
+
+def check_range(graph: Graph, symbols: Symbols) -> None:
+    """Refuse, as a build does, what fits as symbols but not at both ends of their ranges.
+
+    Raises ShapeError.
+    """
+    for end in (1, 2):
+        values = {symbol[0]: symbol[end] for symbol in symbols}
+        fixed = clone(graph)
+        for value in fixed.inputs:
+            shape = tuple(substitute_dim(d, values) for d in value.tensor.shape)
+            value.type = TensorType(value.tensor.dtype, shape)
+        fixed.infer()
+
+
+def _batch(case: Case) -> int | None:
+    """The first extent of all inputs that vary and have axes, if it is one and more than one."""
+    found = {
+        array.shape[0]
+        for index, array in enumerate(case.inputs)
+        if array is not None and array.ndim > 1 and index not in case.constants
+    }
+    (batch,) = found if len(found) == 1 else (0,)
+    return batch if batch > 1 else None
+
+
+def bound_symbols(graph: Graph, wanted: Sequence[Array]) -> Symbols:
+    """Bounds of what a run itself decides: what the reference gave, and a little more."""
+    known = {s for v in graph.inputs for s in symbols_of(*v.tensor.shape)}
+    found: dict[str, int] = {}
+    for value, array in zip(graph.outputs, wanted, strict=True):
+        for dim, extent in zip(value.tensor.shape, array.shape, strict=True):
+            for name in symbols_of(dim) - known:
+                found[name] = max(found.get(name, 0), extent + 3)
+    return tuple((name, 0, high) for name, high in sorted(found.items()))
+
+
+def trials_of(op: type[Op], backend: CpuBackend, target: CpuTarget) -> Iterator[Trial]:
+    """Every case of the op by every tactic; with a symbolic batch by one tactic of each family."""
+    for case in op.cases():
+        with np.errstate(all="ignore"):
+            wanted = case.op.reference(*case.inputs)
+        graph = graph_of(case)
+        for tactic in _spread(backend.candidates(graph.nodes[0], target)[0]):
+            yield _trial(case, graph, tactic, backend, wanted, ())
+        open_symbols = (("batch", 1, (_batch(case) or 1) + 2),)
+        try:
+            graph = graph_of(case, symbolic=True)
+            check_range(graph, open_symbols)
+        except ShapeError:
+            continue
+        seen: set[str] = set()
+        for tactic in backend.candidates(graph.nodes[0], target)[0]:
+            if tactic.family not in seen:
+                seen.add(tactic.family)
+                yield _trial(case, graph, tactic, backend, wanted, open_symbols)
+
+
+def _spread(tactics: list[Tactic]) -> list[Tactic]:
+    if len(tactics) <= _MOST_EXACT:
+        return tactics
+    return [tactics[i * len(tactics) // _MOST_EXACT] for i in range(_MOST_EXACT)]
+
+
+def _trial(
+    case: Case,
+    graph: Graph,
+    tactic: Tactic,
+    backend: CpuBackend,
+    wanted: tuple[Array, ...],
+    symbols: Symbols,
+) -> Trial:
+    symbols = (*symbols, *bound_symbols(graph, wanted))
+    weights = WeightStore()
+    node: Node = graph.nodes[0]
+    assembled = assemble(graph, {id(node): tactic}, backend, weights, symbols=symbols)
+    return Trial(case, tactic, graph, symbols, assembled, weights, wanted)
+
+
+class Bench:
+    """The trials of one op, their kernels compiled into one image."""
+
+    def __init__(self, trials: Sequence[Trial], backend: CpuBackend, target: CpuTarget) -> None:
+        """Compile every kernel of the trials, each once."""
+        steps = [step for trial in trials for step in trial.plan.steps]
+        kernels = [step.kernel for step in steps if isinstance(step, Launch)]
+        self.target = target
+        self.image = backend.compile(kernels, target)
+        self.runtime = compile_runtime(target)
+        self.code = MappedCode(self.image.code)
+        base = self.code.address
+        self.functions = {name: _KERNEL(base + at) for name, at in self.image.symbols}
+
+    def engine(self, trial: Trial) -> Engine:
+        """The trial as an engine."""
+        host = detect_host()
+        graph = trial.graph
+        bindings = [(v, True) for v in graph.inputs] + [(v, False) for v in graph.outputs]
+        used = {s.kernel.symbol for s in trial.plan.steps if isinstance(s, Launch)}
+        header = EngineHeader(
+            name="case",
+            fingerprint=Fingerprint(
+                "cpu",
+                self.target.architecture,
+                self.target.features,
+                host.system,
+                abi.ABI_VERSION,
+                VERSION,
+            ),
+            bindings=tuple(
+                Binding(v.name, given, v.tensor.dtype, v.tensor.shape) for v, given in bindings
+            ),
+            max_batch_size=None,
+            plans=(trial.plan,),
+            layers=trial.assembled.layers,
+            weights=(),
+            symbols=tuple(s for s in self.image.symbols if s[0] in used),
+            runtime_symbols=self.runtime.symbols,
+        )
+        return Engine.create(header, trial.weights.data(), self.image.code, self.runtime.code)
+
+    def run_guarded(self, trial: Trial, *, at_end: bool) -> tuple[Array, ...] | None:
+        """The outputs, every buffer between guard pages; None for plans with Python steps."""
+        launches = [s for s in trial.plan.steps if isinstance(s, Launch)]
+        if len(launches) < len(trial.plan.steps):
+            return None
+        values = trial.values
+        data = np.frombuffer(bytes(trial.weights.data()), np.uint8)
+        inputs = list(trial.arrays.values())
+        buffers: list[GuardedBuffer] = []
+        for buffer in trial.plan.buffers:
+            # Kernels may rely on the alignment of what the engine allocates, not of bindings.
+            ours = buffer.space in (Space.ARENA, Space.WEIGHTS)
+            made = GuardedBuffer(buffer.size_bytes, at_end=at_end, align=64 if ours else 1)
+            if buffer.space is Space.WEIGHTS:
+                made.bytes[:] = data[buffer.start : buffer.start + buffer.size_bytes]
+            elif buffer.space is Space.INPUT:
+                flat = np.ascontiguousarray(inputs[buffer.start]).reshape(-1).view(np.uint8)
+                made.bytes[: flat.size] = flat
+            buffers.append(made)
+        self._launch(launches, buffers, values)
+        outputs = [None] * (len(inputs) + len(trial.graph.outputs))
+        for index, buffer in enumerate(trial.plan.buffers):
+            if buffer.space is Space.OUTPUT:
+                outputs[buffer.start] = index  # type: ignore[call-overload]
+        return tuple(
+            _bound(buffers[index], value.tensor, values)  # type: ignore[index]
+            for index, value in zip(outputs[len(inputs) :], trial.graph.outputs, strict=True)
+        )
+
+    def _launch(
+        self, launches: list[Launch], buffers: list[GuardedBuffer], values: Mapping[str, int]
+    ) -> None:
+        written = {launch.operands[i].buffer for launch in launches for i in launch.writes}
+        for number, buffer in enumerate(buffers):
+            buffer.seal(sealed=number not in written)
+        for launch in launches:
+            words = [_address(view, buffers, values) for view in launch.operands]
+            call_kernel(
+                self.functions[launch.kernel.symbol],
+                [*words, *(evaluate_dim(scalar, values) for scalar in launch.scalars)],
+                chunks=evaluate_dim(launch.chunks, values),
+                scratch_bytes=launch.scratch_bytes,
+            )
+        for buffer in buffers:
+            buffer.seal(sealed=False)
+
+
+def _address(view: View, buffers: list[GuardedBuffer], values: Mapping[str, int]) -> int:
+    return buffers[view.buffer].address + evaluate_dim(view.offset, values)
+
+
+def _bound(buffer: GuardedBuffer, kind: TensorType, values: Mapping[str, int]) -> Array:
+    shape = tuple(evaluate_dim(d, values) for d in kind.shape)
+    return buffer.array(kind.dtype.numpy, shape)
+
+
+def difference(mine: Array, wanted: Array, tolerance: float) -> str | None:
+    """Why an output is not the reference's; None when it is, to the tolerance."""
+    if mine.shape != wanted.shape or mine.dtype != wanted.dtype:
+        return f"{mine.dtype}{list(mine.shape)}, not {wanted.dtype}{list(wanted.shape)}"
+    if wanted.dtype.kind != "f":
+        return None if np.array_equal(mine, wanted) else "elements differ"
+    a, b = mine.astype(np.float64), wanted.astype(np.float64)
+    finite = np.isfinite(b)
+    if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
+        return "what is infinite or no number differs"
+    scale = float(np.abs(b[finite]).max(initial=0.0))
+    error = float(np.abs(a[finite] - b[finite]).max(initial=0.0))
+    if not error <= tolerance * scale:
+        return f"an error of {error:.2g} where the largest magnitude is {scale:.2g}"
+    return None
+
+
+def failures(trial: Trial, bench: Bench, *, at_end: bool) -> list[str]:
+    """What is wrong with a trial, in words."""
+    found: list[str] = []
+    engine = bench.engine(trial)
+    runs: list[list[Array]] = []
+    for threads in (1, 3):
+        with engine.create_context(threads=threads) as context:
+            made = context.run(trial.arrays)
+        runs.append([made[v.name] for v in trial.graph.outputs])
+    for one, three, wanted in zip(*runs, trial.wanted, strict=True):
+        if reason := difference(one, wanted, trial.case.tolerance):
+            found.append(f"{trial}: {reason}")
+        if (
+            not np.array_equal(one.view(np.uint8), three.view(np.uint8))
+            if one.ndim
+            else (one.tobytes() != three.tobytes())
+        ):
+            found.append(f"{trial}: three threads give other bits than one")
+    guarded = bench.run_guarded(trial, at_end=at_end)
+    for mine, wanted in zip(guarded or (), trial.wanted if guarded else (), strict=True):
+        if reason := difference(mine, wanted, trial.case.tolerance):
+            found.append(f"{trial}, between guard pages: {reason}")
+    return found
+
+
+def has_python_step(trial: Trial) -> bool:
+    """Whether the trial runs a reference."""
+    return any(isinstance(step, HostCall) for step in trial.plan.steps)
