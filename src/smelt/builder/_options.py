@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -26,6 +27,29 @@ class Progress(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class TuningEffort:
+    """How thoroughly candidates are timed: the best of ``repeats`` means of ``averaged`` runs."""
+
+    candidates: int = 3
+    """Candidates of each format that are timed, the most promising first."""
+    repeats: int = 5
+    averaged: int = 1
+    seconds: float = math.inf
+    """Time for all of the tuning; after it estimates are believed."""
+    seconds_each: float = 0.02
+    """Time for a candidate, after two repeats."""
+
+    def __post_init__(self) -> None:
+        for name in ("candidates", "repeats", "averaged"):
+            if getattr(self, name) < 1:
+                raise BuildError(f"{name} of a tuning effort is {getattr(self, name)}; 1 is least")
+
+
+EFFORTS: Final = {"fast": TuningEffort(), "full": TuningEffort(8, 15)}
+"""The efforts that have a name."""
+
+
+@dataclass(frozen=True, slots=True)
 class BuildOptions:
     """The options of ``build``; see there."""
 
@@ -35,7 +59,7 @@ class BuildOptions:
     max_workspace_bytes: int = 1 << 30
     shapes: Mapping[str, ShapeSpec] | None = None
     timing_cache: str | Path | None = None
-    tune: str | float = "fast"
+    tune: str | float | TuningEffort = "fast"
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:

@@ -13,6 +13,7 @@ from smelt.gie._enums import (
     PoolingType,
     ScaleMode,
 )
+from smelt.gie._formulas import OutputDimensionsFormula
 from smelt.gie._network import InferLayer, InferNetwork
 from smelt.gie._parser import (
     BinaryProtoBlob,
@@ -39,6 +40,7 @@ __all__ = [
     "InferRuntime",
     "LayerType",
     "Logger",
+    "OutputDimensionsFormula",
     "PoolingType",
     "ScaleMode",
     "Severity",

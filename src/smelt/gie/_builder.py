@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
-from smelt.builder import build
-from smelt.errors import BuildError, SmeltError
+from smelt.builder import EFFORTS, TuningEffort, build
+from smelt.errors import BuildError, ContextError, SmeltError
+from smelt.gie._logging import DocumentedSeverities, adopt, release
 from smelt.gie._network import InferNetwork
 from smelt.gie._runtime import CudaEngine
 from smelt.ir import Graph, clone
@@ -23,7 +25,7 @@ class InferBuilder:
     """Builds engines from networks; options are attributes and have the documented setters."""
 
     def __init__(self, logger: Logger) -> None:
-        self.logger = logger
+        self.logger = adopt(self, logger)
         self.device = "cpu"
         """What engines are built for."""
         self.max_batch_size = 1
@@ -31,6 +33,12 @@ class InferBuilder:
         """Bytes of scratch that a step may use at run time."""
         self.half2_mode = False
         self.debug_sync = False
+        """Whether the logger hears of each layer as soon as its candidates are timed."""
+        self.min_find_iterations = EFFORTS["fast"].repeats
+        """Means of which the least is a candidate's time."""
+        self.average_find_iterations = EFFORTS["fast"].averaged
+        """Runs of which each mean is taken."""
+        self._is_open = True
 
     def set_max_batch_size(self, batch_size: int) -> None:
         """Set the batch to tune for: smaller ones run, larger ones are refused."""
@@ -43,6 +51,18 @@ class InferBuilder:
     def set_half2_mode(self, mode: bool) -> None:  # noqa: FBT001  (the documented signature)
         """Ask for pairs of images in 16 bits, where the device has that."""
         self.half2_mode = mode
+
+    def set_debug_sync(self, sync: bool) -> None:  # noqa: FBT001  (the documented signature)
+        """Let the logger hear of each layer as soon as its candidates are timed."""
+        self.debug_sync = sync
+
+    def set_min_find_iterations(self, count: int) -> None:
+        """Set of how many means the least is a candidate's time. Known times are not taken anew."""
+        self.min_find_iterations = count
+
+    def set_average_find_iterations(self, count: int) -> None:
+        """Set of how many runs each mean is taken while candidates are timed."""
+        self.average_find_iterations = count
 
     @property
     def platform_has_fast_fp16(self) -> bool:
@@ -58,7 +78,8 @@ class InferBuilder:
 
         Raises SmeltError: what stands against it; the logger hears it as an error as well.
         """
-        with forward_to(self.logger):
+        least = Severity.VERBOSE if self.debug_sync else Severity.INFO
+        with forward_to(DocumentedSeverities(self.logger), minimum=least):
             try:
                 return self._build(network)
             except SmeltError as error:
@@ -66,8 +87,11 @@ class InferBuilder:
                 raise
 
     def _build(self, network: InferNetwork) -> CudaEngine:
+        if not self._is_open:
+            raise ContextError("this builder is destroyed; create another")
         if self.max_batch_size < 1:
             raise BuildError(f"max_batch_size is {self.max_batch_size}; it must be at least 1")
+        network.check(self.max_batch_size)
         if self.half2_mode:
             message = f"half2 mode is for GPUs; on {self.device!r} layers compute in float32"
             self.logger.log(Severity.WARNING, message)
@@ -76,14 +100,21 @@ class InferBuilder:
             device=self.device,
             max_batch_size=self.max_batch_size,
             max_workspace_bytes=self.max_workspace_size,
+            tune=TuningEffort(
+                repeats=self.min_find_iterations,
+                averaged=self.average_find_iterations,
+                seconds_each=math.inf,
+            ),
         )
         names = ", ".join(layer.name for layer in engine.layers)
         message = f"{engine.name}: {len(engine.layers)} layers: {names}"
         self.logger.log(Severity.INFO, message)
-        return CudaEngine(engine)
+        return CudaEngine(engine, self.logger)
 
     def destroy(self) -> None:
-        """End the builder's life; networks and engines go on."""
+        """End the builder's life; networks and engines go on. Again is harmless."""
+        self._is_open = False
+        release(self)
 
 
 def float32_bindings(graph: Graph) -> Graph:
@@ -113,5 +144,11 @@ def float32_bindings(graph: Graph) -> Graph:
 
 
 def create_infer_builder(logger: Logger) -> InferBuilder:
-    """Return a builder that reports to ``logger``, which has ``log(severity, message)``."""
+    """Return a builder that reports to ``logger``, which has ``log(severity, message)``.
+
+    One logger serves all: while another builder or runtime is alive, its logger is used here too,
+    and both are warned.
+
+    Raises SmeltError: it is no logger.
+    """
     return InferBuilder(logger)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final, TypeVar
+
+import numpy as np
 
 from smelt.errors import GraphError, ShapeError
 from smelt.gie._enums import (
@@ -13,6 +16,7 @@ from smelt.gie._enums import (
     PoolingType,
     ScaleMode,
 )
+from smelt.gie._formulas import attributes_for
 from smelt.network import Layer, NetworkDefinition, Tensor
 
 if TYPE_CHECKING:
@@ -20,7 +24,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike
 
-    from smelt.ir import Graph
+    from smelt.gie._formulas import OutputDimensionsFormula
+    from smelt.ir import Graph, Node
 
 ItemT = TypeVar("ItemT")
 
@@ -49,13 +54,34 @@ _LAYER_TYPES: Final = {kind: layer for layer, kinds in _KINDS.items() for kind i
 class InferLayer:
     """A layer of a network, in the documented vocabulary."""
 
-    def __init__(self, layer: Layer) -> None:
-        self.layer = layer
+    def __init__(self, network: InferNetwork, nodes: tuple[Node, ...]) -> None:
+        self._network = network
+        self._nodes = nodes
+
+    @property
+    def layer(self) -> Layer:
+        """The layer as the network definition shows it."""
+        found = self._network.definition.find_layer(self.name)
+        if found is None:
+            raise GraphError(f"the layer {self.name!r} is no longer part of its network")
+        return found
 
     @property
     def name(self) -> str:
         """The layer's name, as profiler and build log show it."""
-        return self.layer.name
+        node = self._nodes[-1]
+        return node.layers[0] if node.layers else node.name
+
+    @name.setter
+    def name(self, name: str) -> None:
+        self._network.definition.rename_layer(self.name, name)
+
+    def set_name(self, name: str) -> None:
+        """Give the layer a name; a result that bears the layer's name by default follows.
+
+        Raises GraphError: the name is empty or taken.
+        """
+        self.name = name
 
     @property
     def type(self) -> LayerType | None:
@@ -80,17 +106,54 @@ class InferLayer:
         """Return an output, or None when there is none."""
         return _at(self.layer.outputs, index)
 
+    # ---- windows
+
+    @property
+    def kernel_size(self) -> tuple[int, int]:
+        """Rows and columns of a window of a convolution, deconvolution or pooling."""
+        return self._windowed("kernel_shape")
+
+    @property
+    def stride(self) -> tuple[int, int]:
+        """Steps between windows: (1, 1) unless set."""
+        return self._windowed("strides")
+
     def set_stride(self, stride: tuple[int, int]) -> None:
-        """Set the steps between windows of a convolution, deconvolution or pooling."""
+        """Set the steps between windows; what depends on them is inferred anew."""
+        self._windowed("strides")
         self.layer.update(strides=tuple(stride))
+        self._network.apply_formula(self)
+
+    @property
+    def padding(self) -> tuple[int, int]:
+        """Zeros above and left of the input, and as many below and right: (0, 0) unless set."""
+        return self._windowed("pads")
 
     def set_padding(self, padding: tuple[int, int]) -> None:
-        """Set the zeros on either side of a convolution, deconvolution or pooling."""
+        """Set the zeros on either side; what depends on them is inferred anew."""
+        self._windowed("pads")
         self.layer.update(pads=(*padding, *padding))
+        self._network.apply_formula(self)
+
+    @property
+    def nb_groups(self) -> int:
+        """Parts into which channels and filters are divided: 1 unless set."""
+        return self._network.groups_of(self.layer)
 
     def set_nb_groups(self, groups: int) -> None:
-        """Set the parts into which channels and filters are divided."""
-        self.layer.update(group=groups)
+        """Set the parts into which channels and filters are divided.
+
+        The number of weights says for how many groups they are; the build compares the two.
+
+        Raises ShapeError: the weights are for another number of groups.
+        """
+        self._network.set_groups(self.layer, groups)
+
+    def _windowed(self, attribute: str) -> tuple[int, int]:
+        numbers = getattr(self.layer.op, attribute, None)
+        if numbers is None:
+            raise GraphError(f"a layer of type {self.type!r} has no windows", node=self.name)
+        return (int(numbers[0]), int(numbers[1]))
 
     def __repr__(self) -> str:
         kind = self.layer.kind if self.type is None else self.type.name
@@ -100,12 +163,18 @@ class InferLayer:
 class InferNetwork:
     """A network with an implicit batch: a sequence of layers and a set of tensors.
 
-    Tensors have dims (C, H, W). Weights are held by reference until the build, and kept alive.
+    A tensor has a ``name``, a ``dtype`` and a ``shape``, its dims (C, H, W); the shape may be set
+    where the tensor is an input. By default a result is called "layer [index]". Weights, arrays of
+    any real type, are held by reference until the build, and kept alive.
+
     Source: GIE User Guide, "The network definition"; TensorRT 3.0.4 header, INetworkDefinition.
     """
 
     def __init__(self, name: str = "network") -> None:
-        self.definition = NetworkDefinition(name)
+        self.definition = NetworkDefinition(name, tensor_names="{layer} [{index}]")
+        self._formulas: dict[LayerType, OutputDimensionsFormula] = {}
+        self._unstated_groups: set[int] = set()
+        """Layers, by their node, whose weights are for groups that nobody has set yet."""
 
     @property
     def graph(self) -> Graph:
@@ -117,6 +186,31 @@ class InferNetwork:
         if self.definition.layers or self.definition.inputs:
             raise GraphError("the network has layers already; parse into a new one")
         self.definition = definition
+
+    def check(self, max_batch_size: int) -> None:
+        """Check what is documented of a network as a whole; called when the build begins.
+
+        Raises ShapeError: an input has too many elements, or groups of weights were not set.
+        """
+        for tensor in self.definition.inputs:
+            count = max_batch_size * math.prod(int(str(extent)) for extent in tensor.shape)
+            if count >= MAX_INPUT_ELEMENTS:
+                raise ShapeError(
+                    f"{max_batch_size} x {list(tensor.shape)} are {count} elements; with its "
+                    "batch an input must have fewer than 2^30",
+                    node=tensor.name,
+                )
+        for layer in self.definition.layers:
+            if id(layer.nodes[-1]) in self._unstated_groups:
+                groups = getattr(layer.op, "group", 1)
+                raise ShapeError(
+                    f"the weights are for {groups} groups; call set_nb_groups({groups}), or give "
+                    "weights for all channels",
+                    node=layer.name,
+                )
+        for index in range(self.nb_layers if self._formulas else 0):
+            if (made := self.get_layer(index)) is not None:
+                self.apply_formula(made)
 
     # ---- tensors
 
@@ -164,7 +258,69 @@ class InferNetwork:
     def get_layer(self, index: int) -> InferLayer | None:
         """Return a layer, or None when there is none."""
         layer = _at(self.definition.layers, index)
-        return None if layer is None else InferLayer(layer)
+        return None if layer is None else InferLayer(self, layer.nodes)
+
+    # ---- groups and formulas
+
+    def groups_of(self, layer: Layer) -> int:
+        """The groups of a layer as they were set."""
+        if id(layer.nodes[-1]) in self._unstated_groups:
+            return 1
+        return int(getattr(layer.op, "group", 1))
+
+    def set_groups(self, layer: Layer, groups: int) -> None:
+        """Set the groups of a layer; see `InferLayer.set_nb_groups`."""
+        made = getattr(layer.op, "group", None)
+        if made is None:
+            raise GraphError("only convolutions and deconvolutions have groups", node=layer.name)
+        if made != groups:
+            raise ShapeError(
+                f"its weights are for {made} groups, not {groups}: they are K x C / groups x R x S "
+                "for a convolution and C x K / groups x R x S for a deconvolution",
+                node=layer.name,
+            )
+        self._unstated_groups.discard(id(layer.nodes[-1]))
+
+    def set_convolution_output_dimensions_formula(
+        self, formula: OutputDimensionsFormula | None
+    ) -> None:
+        """Let a formula say how large convolutions' results are; None for the documented one."""
+        self._set_formula(LayerType.CONVOLUTION, formula)
+
+    def set_deconvolution_output_dimensions_formula(
+        self, formula: OutputDimensionsFormula | None
+    ) -> None:
+        """Let a formula say how large deconvolutions' results are; None for the documented one."""
+        self._set_formula(LayerType.DECONVOLUTION, formula)
+
+    def set_pooling_output_dimensions_formula(
+        self, formula: OutputDimensionsFormula | None
+    ) -> None:
+        """Let a formula say how large poolings' results are; None for the documented one."""
+        self._set_formula(LayerType.POOLING, formula)
+
+    def _set_formula(self, kind: LayerType, formula: OutputDimensionsFormula | None) -> None:
+        before = self._formulas.pop(kind, None)
+        if formula is not None:
+            self._formulas[kind] = formula
+        for index in range(self.nb_layers):
+            layer = self.get_layer(index)
+            if layer is None or layer.type is not kind:
+                continue
+            if formula is not None:
+                self.apply_formula(layer)
+            elif before is not None:
+                layer.set_padding(layer.padding)
+
+    def apply_formula(self, layer: InferLayer) -> None:
+        """Give a layer the extents that its formula asks for, if there is one."""
+        formula = None if layer.type is None else self._formulas.get(layer.type)
+        source = layer.get_input(0)
+        if formula is None or source is None:
+            return
+        dims = (int(str(source.shape[1])), int(str(source.shape[2])))
+        wanted = formula(dims, layer.kernel_size, layer.stride, layer.padding, layer.name)
+        layer.layer.update(**attributes_for(layer.layer.op, dims, wanted, layer.name))
 
     # ---- layers
 
@@ -175,12 +331,19 @@ class InferNetwork:
         kernel_size: tuple[int, int],
         weights: ArrayLike,
         bias: ArrayLike | None = None,
+        *,
+        padding: tuple[int, int] = (0, 0),
     ) -> InferLayer:
-        """Add a 2-D correlation; weights are K x C x R x S, a bias of no numbers is none."""
+        """Add a 2-D correlation; weights are K x C x R x S, a bias of no numbers is none.
+
+        Set stride, padding and groups on the layer. A window that is larger than the input needs
+        its ``padding`` here already.
+        """
+        groups = _groups_of(weights, nb_output_maps, x, kernel_size)
         made = self.definition.add_convolution(
-            x, nb_output_maps, kernel_size, weights, _optional(bias)
+            x, nb_output_maps, kernel_size, weights, _optional(bias), padding=padding, groups=groups
         )
-        return self._layer_of(made)
+        return self._windowed(made, groups)
 
     def add_deconvolution(
         self,
@@ -189,12 +352,15 @@ class InferNetwork:
         kernel_size: tuple[int, int],
         weights: ArrayLike,
         bias: ArrayLike | None = None,
+        *,
+        padding: tuple[int, int] = (0, 0),
     ) -> InferLayer:
         """Add a deconvolution; weights are C x K x R x S."""
+        groups = _groups_of(weights, nb_output_maps, x, kernel_size)
         made = self.definition.add_deconvolution(
-            x, nb_output_maps, kernel_size, weights, _optional(bias)
+            x, nb_output_maps, kernel_size, weights, _optional(bias), padding=padding, groups=groups
         )
-        return self._layer_of(made)
+        return self._windowed(made, groups)
 
     def add_fully_connected(
         self,
@@ -216,7 +382,7 @@ class InferNetwork:
         """Add a pooling with stride 1; set another with `InferLayer.set_stride`."""
         name = PoolingType(kind).name.lower()
         made = self.definition.add_pooling(x, name, window_size, stride=1)
-        return self._layer_of(made)
+        return self._windowed(made, 1)
 
     def add_lrn(self, x: Tensor, window: int, alpha: float, beta: float, k: float) -> InferLayer:
         """Add a normalisation across channels.
@@ -270,8 +436,15 @@ class InferNetwork:
     def _layer_of(self, made: Tensor) -> InferLayer:
         for layer in reversed(self.definition.layers):
             if any(output.value is made.value for output in layer.outputs):
-                return InferLayer(layer)
+                return InferLayer(self, layer.nodes)
         raise GraphError(f"no layer makes {made.name}")
+
+    def _windowed(self, made: Tensor, groups: int) -> InferLayer:
+        layer = self._layer_of(made)
+        if groups != 1:
+            self._unstated_groups.add(id(layer.layer.nodes[-1]))
+        self.apply_formula(layer)
+        return layer
 
 
 def _at(items: Sequence[ItemT], index: int) -> ItemT | None:
@@ -283,3 +456,12 @@ def _optional(numbers: ArrayLike | None) -> ArrayLike | None:
     size = getattr(numbers, "size", None)
     empty = size == 0 if size is not None else numbers in ((), [])
     return None if numbers is None or empty else numbers
+
+
+def _groups_of(weights: ArrayLike, count: int, x: Tensor, kernel_size: tuple[int, int]) -> int:
+    """The groups for which there are so many weights; 1 if for none."""
+    channels = int(str(x.shape[0]))
+    every = count * channels * math.prod(kernel_size)
+    groups = every // (np.size(weights) or 1)
+    fits = groups * np.size(weights) == every
+    return groups if fits and groups and not (count % groups or channels % groups) else 1

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from smelt.builder import load
 from smelt.errors import ContextError, SmeltError
+from smelt.gie._logging import DocumentedSeverities, adopt, release
 from smelt.logger import Severity, forward_to
 
 if TYPE_CHECKING:
@@ -24,7 +25,11 @@ class InferContext:
         self.engine = engine
         self.context = context
         self.debug_sync = False
-        """Whether each layer is waited for; layers of this device are in any case."""
+        """Whether the logger hears of each layer that `execute` has run; `enqueue` says nothing."""
+
+    def set_debug_sync(self, sync: bool) -> None:  # noqa: FBT001  (the documented signature)
+        """Let the logger hear of each layer that `execute` has run."""
+        self.debug_sync = sync
 
     def execute(self, batch_size: int, bindings: Sequence[Any]) -> bool:
         """Run once and return when the outputs are there: always True, failures are raised.
@@ -33,7 +38,15 @@ class InferContext:
             ContextError: the batch is larger than the engine's, or the context is in use.
             BindingError: a buffer does not fit.
         """
-        self.context.execute(batch_size, bindings)
+        if not self.debug_sync:
+            self.context.execute(batch_size, bindings)
+            return True
+        before = self.profiler
+        self.profiler = _LayerLog(self.engine.logger, before)
+        try:
+            self.context.execute(batch_size, bindings)
+        finally:
+            self.profiler = before
         return True
 
     def enqueue(
@@ -56,16 +69,34 @@ class InferContext:
     def profiler(self, profiler: Profiler | None) -> None:
         self.context.profiler = profiler
 
+    def set_profiler(self, profiler: Profiler | None) -> None:
+        """Set what is told the times; None for nothing."""
+        self.profiler = profiler
+
     def destroy(self) -> None:
         """Give back the context's memory; again is harmless."""
         self.context.close()
 
 
+class _LayerLog:
+    """Tells a logger of each layer, and the application's profiler if there is one."""
+
+    def __init__(self, logger: Logger, profiler: Profiler | None) -> None:
+        self._logger, self._profiler = logger, profiler
+
+    def report_layer_time(self, name: str, milliseconds: float, /) -> None:
+        message = f"{name}: done in {milliseconds:.3f} ms"
+        self._logger.log(Severity.INFO, message)
+        if self._profiler is not None:
+            self._profiler.report_layer_time(name, milliseconds)
+
+
 class CudaEngine:
     """A built engine. The name is the guide's; the device is whatever it was built for."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, logger: Logger) -> None:
         self.engine = engine
+        self.logger = logger
 
     @property
     def nb_bindings(self) -> int:
@@ -140,7 +171,8 @@ class InferRuntime:
     """Brings serialised engines back."""
 
     def __init__(self, logger: Logger) -> None:
-        self.logger = logger
+        self.logger = adopt(self, logger)
+        self._is_open = True
 
     def deserialize_cuda_engine(
         self, source: bytes | bytearray | memoryview | BinaryIO | str | os.PathLike[str]
@@ -151,17 +183,21 @@ class InferRuntime:
             EngineMismatchError: it was built on another platform or by another version.
             EngineFormatError: the bytes are no engine.
         """
-        with forward_to(self.logger):
+        if not self._is_open:
+            raise ContextError("this runtime is destroyed; create another")
+        with forward_to(DocumentedSeverities(self.logger)):
             try:
-                return CudaEngine(load(source))
+                return CudaEngine(load(source), self.logger)
             except SmeltError as error:
                 self.logger.log(Severity.ERROR, str(error))
                 raise
 
     def destroy(self) -> None:
-        """End the runtime's life; its engines go on."""
+        """End the runtime's life; its engines go on. Again is harmless."""
+        self._is_open = False
+        release(self)
 
 
 def create_infer_runtime(logger: Logger) -> InferRuntime:
-    """Return a runtime that reports to ``logger``."""
+    """Return a runtime that reports to ``logger``; as for builders, one logger serves all."""
     return InferRuntime(logger)

@@ -67,6 +67,8 @@ class NetworkDefinition(LayerMethods):
         self._numbers: dict[str, int] = {}
         self._kinds: dict[str, str] = {}
         self._locations: dict[str, str] = {}
+        self._default_names: set[int] = set()
+        """Values, by id, that bear the name of their layer."""
 
     @classmethod
     def from_graph(cls, graph: Graph) -> NetworkDefinition:
@@ -201,6 +203,7 @@ class NetworkDefinition(LayerMethods):
         node = self._graph.add(op, *inputs, name=node_name, layers=(layer,))
         if not part and len(node.outputs) == 1:
             node.output.name = self._tensor_names.format(layer=layer, index=0)
+            self._default_names.add(id(node.output))
         for value in node.outputs:
             self._claim(value.name, value)
         self._locations[layer], self._kinds[layer] = caller_location(), kind
@@ -257,7 +260,33 @@ class NetworkDefinition(LayerMethods):
             return
         self._claim(name, value)
         self._disclaim(value)
+        self._default_names.discard(id(value))
         value.name = name
+
+    @located
+    def rename_layer(self, old: str, new: str) -> None:
+        """Give a layer another name; a result that bears the layer's name by default follows.
+
+        Raises GraphError: there is no such layer, or the new name is empty or taken.
+        """
+        nodes = [node for node in self._graph.nodes if _layer_of(node) == old]
+        if not nodes:
+            raise GraphError(f"there is no layer {old!r}")
+        if old == new:
+            return
+        self._layer_name(new, "")
+        for node in nodes:
+            node.layers = (new, *node.layers[1:]) if node.layers else ()
+            node.name = new + node.name.removeprefix(old)
+        for table in (self._kinds, self._locations):
+            if old in table:
+                table[new] = table.pop(old)
+        self._layer_names.remove(old)
+        self._layer_names.add(new)
+        for value in nodes[-1].outputs:
+            if id(value) in self._default_names:
+                self.rename(value, self._tensor_names.format(layer=new, index=0))
+                self._default_names.add(id(value))
 
     def reshape_input(self, value: Value, shape: Sequence[int | str]) -> None:
         """Give an input another shape and infer the rest; undone on ShapeError."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from smelt.ir import Graph, Node, Value
     from smelt.types import TensorFormat
 
+_LOG = logging.getLogger(__name__)
 _COPY_BYTES_PER_SECOND = 6e9
 _STEP_SECONDS = 1.5e-6
 
@@ -112,6 +114,8 @@ def _best_by_format(
     seconds = timer.seconds(node, candidates.tactics)
     timed = sorted(zip(candidates.tactics, seconds, strict=True), key=lambda pair: pair[1])
     choice.times[node.name] = [(str(tactic), time) for tactic, time in timed]
+    best_tactic, best_time = choice.times[node.name][0]
+    _LOG.debug("%s: best of %d is %s, %.1e s", node.name, len(timed), best_tactic, best_time)
     best: dict[object, tuple[Tactic, float]] = {}
     for tactic, time in timed:
         best.setdefault((tactic.inputs, tactic.outputs), (tactic, time))

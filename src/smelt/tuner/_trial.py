@@ -29,8 +29,16 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _TOLERANCE: Final = 1e-4
-_REPEATS: Final = {"fast": 5, "full": 15}
-_SECONDS_A_CANDIDATE: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Repeats:
+    """How a candidate is timed: the best of ``count`` means of ``averaged`` runs each."""
+
+    count: int
+    averaged: int = 1
+    seconds: float = 0.02
+    """Time for it, after two means."""
 
 
 @dataclass(slots=True)
@@ -62,7 +70,7 @@ class Laboratory:
         self.sizes = sizes
         self.memory = CpuMemory()
 
-    def seconds(self, node: Node, tactics: Sequence[Tactic], *, repeats: int) -> list[float]:
+    def seconds(self, node: Node, tactics: Sequence[Tactic], *, repeats: Repeats) -> list[float]:
         """The time of each tactic; infinity for one whose results are wrong or move."""
         prepared = [self._prepare(node, tactic) for tactic in tactics]
         launches = [s for p in prepared for s in p.steps if isinstance(s, Launch)]
@@ -79,7 +87,7 @@ class Laboratory:
         prepared: _Prepared,
         addresses: Mapping[str, int],
         trials: Sequence[tuple[list[Array | None], tuple[Array, ...]]],
-        repeats: int,
+        repeats: Repeats,
     ) -> float:
         most = max((s.scratch_bytes for s in prepared.steps if isinstance(s, Launch)), default=0)
         scratch = Scratch(self.memory, most, self.threads)
@@ -89,15 +97,7 @@ class Laboratory:
                 if reason := _check(prepared, arrays, expected, run_list):
                     _LOG.warning("%s: %s is out: %s", node, prepared.tactic, reason)
                     return math.inf
-            best, deadline = math.inf, time.perf_counter() + _SECONDS_A_CANDIDATE
-            for count in range(repeats):
-                start = time.perf_counter()
-                run_list.run()
-                now = time.perf_counter()
-                best = min(best, now - start)
-                if count and now > deadline:
-                    break
-            return best
+            return _best_mean(run_list, repeats)
         finally:
             run_list.close()
             scratch.close()
@@ -234,6 +234,20 @@ def _check(
     return None
 
 
+def _best_mean(run_list: RunList, repeats: Repeats) -> float:
+    """Seconds of a run."""
+    best, deadline = math.inf, time.perf_counter() + repeats.seconds
+    for count in range(repeats.count):
+        start = time.perf_counter()
+        for _ in range(repeats.averaged):
+            run_list.run()
+        now = time.perf_counter()
+        best = min(best, (now - start) / repeats.averaged)
+        if count and now > deadline:
+            break
+    return best
+
+
 def relative_error(got: Array, wanted: Array) -> float:
     """Largest difference, relative to the largest finite magnitude wanted; 0 or inf for ints."""
     if got.shape != wanted.shape:
@@ -262,10 +276,12 @@ class MeasuringTimer:
         *,
         keep: int,
         repeats: int,
+        averaged: int = 1,
         seconds: float = math.inf,
+        seconds_each: float = 0.02,
     ) -> None:
         self.laboratory, self.cache = laboratory, cache
-        self.keep, self.repeats = keep, repeats
+        self.keep, self.repeats = keep, Repeats(repeats, averaged, seconds_each)
         self.deadline = time.perf_counter() + seconds
 
     def seconds(self, node: Node, tactics: Sequence[Tactic]) -> list[float]:
