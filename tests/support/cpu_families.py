@@ -8,6 +8,7 @@ import numpy as np
 
 from smelt.backends import Aliasing, Operands, Refusal, Tactic
 from smelt.backends.cpu import host_target
+from smelt.backends.cpu.families.copy import CLEAR, COPY, generate_clear, generate_copy
 from smelt.engine import Launch, View
 from smelt.ir import Graph
 from smelt.types import DType, Layout, SymbolicDim, TensorType, evaluate_dim
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from smelt.types import Dim, TensorFormat
 
 Array = np.ndarray[Any, Any]
+
+_COPIES = {COPY: generate_copy, CLEAR: generate_clear}
+"""What no family generates: it is the backend's."""
 
 
 def make_node(
@@ -156,7 +160,7 @@ def run_tactic(
     launches = [s for s in family.lower(node, tactic, operands) if isinstance(s, Launch)]
     chosen = target or host_target()
     run_launches(
-        lambda spec: family.generate(spec, chosen),
+        lambda spec: _COPIES.get(spec.family, family.generate)(spec, chosen),
         launches,
         memory.buffers,
         values=values,
@@ -220,10 +224,20 @@ def assert_tactics_agree(
         )
         for mine, theirs in zip(made, wanted, strict=True):
             assert mine.shape == theirs.shape
-            scale = float(np.max(np.abs(theirs), initial=0.0))
-            error = float(np.max(np.abs(mine - theirs), initial=0.0))
+            assert mine.dtype == theirs.dtype
+            error, scale = _difference(mine, theirs)
             assert error <= tolerance * max(scale, 1e-30), (str(tactic), error, scale)
     return tactics
+
+
+def _difference(mine: Array, theirs: Array) -> tuple[float, float]:
+    """Largest difference and magnitude; integers and what is not finite must be equal."""
+    if mine.dtype.kind not in "fc":
+        return float(not np.array_equal(mine, theirs)), 0.0
+    finite = np.isfinite(theirs)
+    assert np.array_equal(mine[~finite], theirs[~finite], equal_nan=True)
+    a, b = mine[finite].astype(np.float64), theirs[finite].astype(np.float64)
+    return float(np.max(np.abs(a - b), initial=0.0)), float(np.max(np.abs(b), initial=0.0))
 
 
 def random(shape: Sequence[int], seed: int = 0) -> NDArray[np.float32]:

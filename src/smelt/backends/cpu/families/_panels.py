@@ -21,14 +21,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from smelt.backends.cpu._elementwise import Epilogue
-from smelt.backends.cpu._emit import Emitter, Int, Reg, lane_count
+from smelt.backends.cpu._emit import Emitter, Int, Reg
 from smelt.backends.cpu._math import multiply_add
+from smelt.backends.cpu.families._vectors import load_channels, store, unravel
 from smelt.engine import Json, KernelSpec, as_json, parameters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 _FLOAT_BYTES: Final = 4
+_LINE_BYTES: Final = 64
 _LEAST_CHAINS: Final = 8
 """Independent sums that hide the latency of multiply-add."""
 
@@ -96,6 +98,8 @@ class Panels:
     alpha: float
     """Factor of the sum, before the epilogue."""
     epilogue: Json
+    prefetch: int = 0
+    """Bytes of the next panel that each step of a tile's sum asks for, so that it comes in time."""
     uniform: bool = False
     """Whether the last panel is as wide as the others, and one operand holds them all."""
 
@@ -164,6 +168,8 @@ class _Place:
     masks: list[Reg | None] = dataclasses.field(default_factory=list["Reg | None"])
     part: int = 0
     tile_index: Int = 0
+    ahead: Reg = dataclasses.field(default_factory=lambda: Reg("", "ptr"))
+    """What the tile asks for of the next panel."""
 
 
 Sums = dict[tuple[int, int, int], Reg]
@@ -283,6 +289,7 @@ class _Writer:
         size = e.mul(self.run, p.taps[0] * p.taps[1] * place.width * _FLOAT_BYTES)
         place.panel, place.vectors = index, vectors
         place.panel_at = e.at(e.pointer(operand), e.mul(number, size))
+        place.ahead = e.at(place.panel_at, size)
 
     def passes(self, place: _Place) -> None:
         for part in range(self.p.parts):
@@ -309,7 +316,42 @@ class _Writer:
             down = e.sub(row, place.rows[0])
             across = e.sub(column.index, place.columns[0])
             place.tile_index = e.add(e.mul(down, p.blocks[1]), across) if p.parts > 1 else 0
+            panel_ahead = place.ahead
+            if p.prefetch:
+                place.ahead = self.share_of_next_panel(place, row, column.index)
             self.tile(place, top, left, p.tile)
+            place.ahead = panel_ahead
+
+    def share_of_next_panel(self, place: _Place, row: Int, column: Int) -> Reg:
+        """Where the part of the next panel starts that one tile asks for.
+
+        The tiles share it: those of the chunk if it does every panel, else those of the image.
+        """
+        p, e = self.p, self.e
+        steps = p.taps[0] * p.taps[1] * (self.known_run // self.step(1))
+        across = p.across
+        if p.counts[0] == 1:
+            row, column = e.sub(row, place.rows[0]), e.sub(column, place.columns[0])
+            across = p.blocks[1]
+        number = e.add(e.mul(row, e.extent(across)), column)
+        return e.at(place.ahead, e.mul(number, steps * p.prefetch))
+
+    @property
+    def known_run(self) -> int:
+        """Length of the run where it is known, else 0."""
+        return self.run if isinstance(self.run, int) else 0
+
+    def step(self, chains: int) -> int:
+        """Elements of the run that the loop takes at a time."""
+        return max(self.p.unroll, chains)
+
+    def prefetch(self, place: _Place, taps: Int, index: Int, step: int) -> None:
+        """Ask for the part of the next panel that belongs to one step."""
+        p, e = self.p, self.e
+        done = e.add(e.mul(taps, self.known_run // step), e.div(index, step))
+        at = e.at(place.ahead, e.mul(done, p.prefetch))
+        for line in range(0, p.prefetch, _LINE_BYTES):
+            e.prefetch(e.at(at, line))
 
     def overlapped(self, index: Int, size: int, extent: Json) -> Int:
         """Where tile ``index`` starts: the last one ends at the border."""
@@ -378,7 +420,8 @@ class _Writer:
             def sum_column(column: Int, begun: Sums) -> Sums:
                 a_run = e.at(a_row, self.bytes_of((column, p.a_taps[1])))
                 b_run = e.at(b_row, e.mul(column, line))
-                return self.sum_run(place, a_run, b_run, offsets, begun, chains)
+                taps = e.add(e.mul(row, columns), column)
+                return self.sum_run(place, (a_run, b_run, taps), offsets, begun, chains)
 
             return self.over(0, columns, begun, sum_column)
 
@@ -397,11 +440,17 @@ class _Writer:
         return dict(zip(keys, loop.values, strict=True))
 
     def sum_run(
-        self, place: _Place, a: Reg, b: Reg, offsets: list[Int], sums: Sums, chains: int
+        self,
+        place: _Place,
+        at: tuple[Reg, Reg, Int],
+        offsets: list[Int],
+        sums: Sums,
+        chains: int,
     ) -> Sums:
-        """The sums with the products of one run added."""
+        """The sums with the products of one run added; ``at``: both factors, and the taps done."""
         e, run, sums = self.e, self.run, dict(sums)
-        step = max(self.p.unroll, chains)
+        a, b, taps = at
+        step = self.step(chains)
         if isinstance(run, int) and run <= 2 * step:
             for k in range(run):
                 self.products(place, a, b, (0, k), offsets, sums, k % chains)
@@ -411,6 +460,8 @@ class _Writer:
             inner = dict(zip(keys, loop.values, strict=True))
             for u in range(step):
                 self.products(place, a, b, (loop.index, u), offsets, inner, u % chains)
+            if self.p.prefetch and self.known_run:
+                self.prefetch(place, taps, loop.index, step)
             loop.carry = [inner[k] for k in keys]
         sums = dict(zip(keys, loop.values, strict=True))
         if isinstance(run, int) and isinstance(looped, int):
@@ -515,40 +566,3 @@ class _ExtraReader:
             at = w.e.at(self.at, w.e.add(offset, ahead))
             self.loaded[key] = load_channels(w.e, w.kind, at, self.channel, self.masks[vector])
         return self.loaded[key]
-
-
-def load(e: Emitter, kind: str, at: Reg, mask: Reg | None) -> Reg:
-    """Load a vector, or the lanes that a mask names."""
-    return e.load(kind, at) if mask is None else e.load_masked(kind, at, mask)
-
-
-def load_channels(e: Emitter, kind: str, at: Reg, stride: Int, mask: Reg | None) -> Reg:
-    """Load a vector whose elements lie ``stride`` apart: 0 for one in every lane."""
-    lanes = lane_count(kind)
-    if stride == 0:
-        return e.splat(e.load("float", at), lanes)
-    if stride == 1:
-        return load(e, kind, at, mask)
-    numbers = ", ".join(f"i64 {i}" for i in range(lanes))
-    step = e.splat(e.i64(stride), lanes)
-    offsets = e.emit(step.type, f"mul {step}, <{numbers}>")
-    places = e.emit(f"<{lanes} x ptr>", f"getelementptr float, {at}, {offsets}")
-    whole = mask or e.constant(1, f"<{lanes} x i1>")
-    function = f"llvm.masked.gather.v{lanes}f32.v{lanes}p0"
-    align, rest = Reg("4", "i32"), Reg("zeroinitializer", kind)
-    return e.call(kind, function, places, align, whole, rest)
-
-
-def store(e: Emitter, value: Reg, at: Reg, mask: Reg | None) -> None:
-    """Store a vector, or the lanes that a mask names."""
-    if mask is None:
-        e.store(value, at)
-    else:
-        e.store_masked(value, at, mask)
-
-
-def unravel(e: Emitter, index: Int, extents: Sequence[Json]) -> list[Int]:
-    """The coordinates of a flat index; those along extents of one are known to be 0."""
-    known = [e.extent(x) for x in extents]
-    coordinates = iter(e.unravel(index, [x for x in known if x != 1]))
-    return [0 if x == 1 else next(coordinates) for x in known]

@@ -18,7 +18,7 @@ from smelt.backends.cpu.families._operands import (
     extra_strides,
     plan_extras,
 )
-from smelt.backends.cpu.families._panels import load_channels, store, unravel
+from smelt.backends.cpu.families._vectors import load_channels, store, unravel
 from smelt.engine import Launch, as_json
 from smelt.types import DType, ceil_div
 

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from smelt.engine import Parameters, View
     from smelt.types import Dim
 
+_FLOAT_BYTES: Final = 4
+_COLD_WEIGHTS_BYTES: Final = 192 << 10
+"""Weights from this size on are asked for ahead of time."""
 _GUESSED_EXTENT: Final = 128
 """What an extent known only at run time is taken for when tiles are chosen."""
 
@@ -204,7 +207,8 @@ class Product:
             uniform=self.uniform,
         )
         down, rows, columns = scalars.all_json(self._counts(panels))
-        return replace(panels, counts=(down, rows, columns)), scalars
+        counted = replace(panels, counts=(down, rows, columns))
+        return replace(counted, prefetch=_prefetch_bytes(counted)), scalars
 
 
 def _clamped(
@@ -223,3 +227,24 @@ def _unroll(run: Dim) -> int:
     """Steps of the sum written out: such that none is left over, if that can be."""
     known = run if isinstance(run, int) else 4
     return next((u for u in (4, 7, 5, 6, 3) if known % u == 0), 4)
+
+
+def _prefetch_bytes(panels: Panels) -> int:
+    """What each step of the sum asks for of the next panel, such that the tiles ask for all of it.
+
+    Weights are cold: a network streams more of them than the caches hold. Small ones are not
+    worth it.
+    """
+    run, height, width = panels.taps[2], panels.height, panels.width
+    if not isinstance(run, int) or not isinstance(height, int) or not isinstance(width, int):
+        return 0
+    if not isinstance(panels.filters, int) or panels.uniform or run <= 2 * panels.unroll:
+        return 0
+    depth = panels.taps[0] * panels.taps[1] * run
+    if depth * panels.filters * _FLOAT_BYTES < _COLD_WEIGHTS_BYTES:
+        return 0
+    rows, columns = -(-height // panels.tile[0]), -(-width // panels.tile[1])
+    if panels.counts[0] == 1:
+        rows, columns = min(rows, panels.blocks[0]), min(columns, panels.blocks[1])
+    steps = rows * columns * (depth // panels.unroll)
+    return -(-depth * panels.panel_width * _FLOAT_BYTES // steps)

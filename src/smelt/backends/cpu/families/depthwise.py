@@ -25,7 +25,6 @@ from smelt.backends.cpu.families._operands import (
     transpose,
     view_of,
 )
-from smelt.backends.cpu.families._panels import load
 from smelt.backends.cpu.families._pixels import (
     CHANNEL_AXIS,
     Pixels,
@@ -39,6 +38,7 @@ from smelt.backends.cpu.families._pixels import (
     why_no_pixels,
 )
 from smelt.backends.cpu.families._tiling import CYCLES_PER_SECOND, MEMORY_BYTES_PER_SECOND
+from smelt.backends.cpu.families._vectors import load
 from smelt.backends.cpu.families.conv import bias_of, halo_of
 from smelt.engine import KernelSpec, as_json, parameters
 from smelt.ops.conv import Conv

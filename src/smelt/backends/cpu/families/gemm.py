@@ -29,7 +29,7 @@ from smelt.backends.cpu.families._operands import (
     value_of,
     view_of,
 )
-from smelt.backends.cpu.families._panels import unravel, write_panels
+from smelt.backends.cpu.families._panels import write_panels
 from smelt.backends.cpu.families._product import Product, Walk
 from smelt.backends.cpu.families._tiling import (
     Problem,
@@ -39,6 +39,7 @@ from smelt.backends.cpu.families._tiling import (
     known_or_none,
     splits,
 )
+from smelt.backends.cpu.families._vectors import unravel
 from smelt.engine import KernelSpec, Launch, as_json, parameters
 from smelt.errors import InternalError
 from smelt.ops.gemm import Gemm

@@ -15,7 +15,6 @@ from smelt.backends.cpu._math import multiply_add, power
 from smelt.backends.cpu._scalars import Scalars
 from smelt.backends.cpu._target import CpuTarget
 from smelt.backends.cpu.families._operands import CHANNELS_LAST, pack_extras, view_of
-from smelt.backends.cpu.families._panels import load
 from smelt.backends.cpu.families._pixels import (
     CHANNEL_AXIS,
     Pixels,
@@ -30,6 +29,7 @@ from smelt.backends.cpu.families._pixels import (
     why_no_pixels,
 )
 from smelt.backends.cpu.families._tiling import MEMORY_BYTES_PER_SECOND
+from smelt.backends.cpu.families._vectors import load
 from smelt.engine import KernelSpec, as_json, parameters
 from smelt.ops.lrn import LRN
 from smelt.types import element_count, override

@@ -17,7 +17,6 @@ from smelt.backends.cpu._math import absolute, larger, power
 from smelt.backends.cpu._scalars import Scalars
 from smelt.backends.cpu._target import CpuTarget
 from smelt.backends.cpu.families._operands import CHANNELS_LAST, pack_extras, value_of, view_of
-from smelt.backends.cpu.families._panels import load, unravel
 from smelt.backends.cpu.families._pixels import (
     CHANNEL_AXIS,
     Pixels,
@@ -32,6 +31,7 @@ from smelt.backends.cpu.families._pixels import (
     why_no_pixels,
 )
 from smelt.backends.cpu.families._tiling import MEMORY_BYTES_PER_SECOND
+from smelt.backends.cpu.families._vectors import load, unravel
 from smelt.engine import KernelSpec, Launch, as_json, parameters
 from smelt.ops.average_pool import AveragePool
 from smelt.ops.global_average_pool import GlobalAveragePool
