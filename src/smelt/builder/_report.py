@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from smelt.ops import Fused
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from smelt.backends import Assembled, Tactic
-    from smelt.ir import Graph, Node
+    from smelt.ir import Graph, Node, Op
     from smelt.tuner import Choice
 
 
@@ -42,11 +44,17 @@ def describe_plan(
     }
 
 
+def _op_text(op: Op) -> str:
+    if isinstance(op, Fused):
+        return " | ".join((op.root.name, *(stage.op.name for stage in op.stages)))
+    return op.name
+
+
 def _describe_node(node: Node, tactic: Tactic) -> dict[str, Any]:
     names = [None if v is None or v.constant is not None else v.name for v in node.inputs]
     return {
         "name": node.name,
-        "op": node.op.name,
+        "op": _op_text(node.op),
         "layers": list(node.layers),
         "inputs": names,
         "outputs": [v.name for v in node.outputs],

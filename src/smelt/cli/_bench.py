@@ -1,0 +1,224 @@
+"""``smelt bench``: how fast an engine is on this machine."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from smelt.cli._console import answers, print_json, print_table
+from smelt.cli._models import BuildArguments, build_options, is_model, open_engine
+from smelt.cli._parse import pairs_from_texts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from smelt.runtime import Engine, ExecutionContext
+
+_PROFILED_SECONDS: Final = 3.0
+_PROFILED_RUNS: Final = 50
+
+
+@dataclass(slots=True)
+class _LayerTimes:
+    """A profiler that adds up."""
+
+    milliseconds: dict[str, float] = field(default_factory=dict[str, float])
+    order: list[str] = field(default_factory=list[str])
+
+    def report_layer_time(self, name: str, milliseconds: float) -> None:
+        """Take the time of one layer."""
+        self.milliseconds[name] = self.milliseconds.get(name, 0.0) + milliseconds
+
+
+@click.command(short_help="Measure latency and throughput; with --profile, each layer's time.")
+@click.argument("engine_path", metavar="ENGINE")
+@click.option("--threads", type=click.IntRange(1, 1024), help="Threads.  [default: every core]")
+@click.option("--batch", type=click.IntRange(1), help="Batch.  [default: the largest]")
+@click.option("--iterations", type=click.IntRange(1), help="Runs to measure.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0, min_open=True),
+    help="Measure for so long.  [default: 3]",
+)
+@click.option("--warmup", default=5, show_default=True, type=click.IntRange(0), help="Runs before.")
+@click.option(
+    "--input",
+    "inputs",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="An input: a .npy file, random or zeros.  [default: random]",
+)
+@click.option("--output", multiple=True, hidden=True)
+@click.option("--profile", is_flag=True, help="Then time each layer, in runs of their own.")
+@click.option("--json", "as_json", is_flag=True, help="Answer as JSON on stdout.")
+@build_options
+def bench(
+    *,
+    engine_path: str,
+    threads: int | None,
+    batch: int | None,
+    iterations: int | None,
+    seconds: float | None,
+    warmup: int,
+    inputs: tuple[str, ...],
+    output: tuple[str, ...],
+    profile: bool,
+    as_json: bool,
+    build_arguments: BuildArguments,
+) -> None:
+    r"""Measure ENGINE on random inputs; a model instead of an engine is built first.
+
+    One run is an inference of the whole batch on arrays that exist already. Layer times come from
+    further runs with a profiler, and their sum is a little more than an unprofiled run.
+
+    \b
+    Examples:
+      smelt bench model.engine
+      smelt bench model.engine --threads 1 --batch 4 --iterations 200 --json
+      smelt bench model.onnx --shape input=1x3x224x224 --profile
+    """
+    del output
+    if (
+        is_model(engine_path)
+        and batch is not None
+        and "max_batch_size" not in build_arguments.given
+    ):
+        build_arguments = build_arguments.with_batch(batch)
+    engine = open_engine(engine_path, build_arguments, quiet=as_json)
+    with engine.create_context(threads=threads) as context:
+        work = _Work.prepare(engine, context, batch, pairs_from_texts(inputs, "--input"))
+        for _ in range(warmup):
+            work.run()
+        times = _measure(work, iterations, seconds)
+        report = _report(engine_path, engine, context, work, times)
+        if profile:
+            report["layers"] = _profile(engine, context, work)
+    if as_json:
+        print_json(report)
+    else:
+        _show(report)
+
+
+@dataclass(slots=True)
+class _Work:
+    """One run, on arrays that stay."""
+
+    context: ExecutionContext
+    batch: int
+    """What `execute` is told."""
+    items: int
+    """Items that one run computes."""
+    bindings: list[NDArray[Any]]
+
+    @classmethod
+    def prepare(
+        cls,
+        engine: Engine,
+        context: ExecutionContext,
+        batch: int | None,
+        given: Mapping[str, str],
+    ) -> _Work:
+        from smelt.cli._inputs import given_array, symbol_values
+        from smelt.errors import SmeltError
+
+        values = symbol_values(engine, batch=batch)
+        unknown = sorted(set(given) - {b.name for b in engine.inputs})
+        if unknown:
+            raise SmeltError(f"the engine has no input {unknown[0]!r}")
+        arrays = {
+            b.name: given_array(given.get(b.name, "random"), b, values) for b in engine.inputs
+        }
+        results = context.run(arrays)
+        if any(b.name in arrays for b in engine.outputs):
+            raise SmeltError("an input and an output have one name, and cannot be measured")
+        every = arrays | results
+        first = engine.inputs[0] if engine.inputs else None
+        extents = arrays[first.name].shape if first is not None else ()
+        items = extents[0] if len(extents) > 1 else 1
+        named = {str(d) for b in engine.inputs for d in b.shape if not isinstance(d, int)}
+        told = items if "batch" in named else 1
+        return cls(context, told, items, [every[b.name] for b in engine.bindings])
+
+    def run(self) -> None:
+        self.context.execute(self.batch, self.bindings)
+
+
+def _measure(work: _Work, iterations: int | None, seconds: float | None) -> list[float]:
+    """Seconds of each run; both bounds hold where both are given."""
+    limit = seconds if seconds is not None else (float("inf") if iterations else 3.0)
+    times: list[float] = []
+    clock = time.perf_counter
+    end = clock() + limit
+    while not times or (clock() < end and (iterations is None or len(times) < iterations)):
+        start = clock()
+        work.run()
+        times.append(clock() - start)
+    return times
+
+
+def _report(
+    path: str, engine: Engine, context: ExecutionContext, work: _Work, times: Sequence[float]
+) -> dict[str, Any]:
+    import numpy as np
+
+    milliseconds = np.array(times) * 1e3
+    return {
+        "engine": path,
+        "network": engine.name,
+        "device": engine.device,
+        "threads": context.threads,
+        "batch": work.items,
+        "iterations": len(times),
+        "best_ms": float(milliseconds.min()),
+        "median_ms": float(np.median(milliseconds)),
+        "mean_ms": float(milliseconds.mean()),
+        "p95_ms": float(np.percentile(milliseconds, 95)),
+        "items_per_second": float(work.items * len(times) / (milliseconds.sum() / 1e3)),
+    }
+
+
+def _profile(engine: Engine, context: ExecutionContext, work: _Work) -> list[dict[str, Any]]:
+    times = _LayerTimes()
+    context.profiler = times
+    count, end = 0, time.perf_counter() + _PROFILED_SECONDS
+    while count < _PROFILED_RUNS and (not count or time.perf_counter() < end):
+        work.run()
+        count += 1
+    context.profiler = None
+    total = sum(times.milliseconds.values()) or 1.0
+    layers = {layer.name: layer for layer in engine.layers}
+    return [
+        {
+            "name": name,
+            "kind": layers[name].kind,
+            "tactic": layers[name].tactic,
+            "milliseconds": milliseconds / count,
+            "share": milliseconds / total,
+        }
+        for name, milliseconds in times.milliseconds.items()
+    ]
+
+
+def _show(report: Mapping[str, Any]) -> None:
+    out = answers()
+    out.print(
+        f"{report['network']} on {report['device']}, {report['threads']} threads, "
+        f"batch {report['batch']}, {report['iterations']} runs",
+        markup=False,
+    )
+    out.print(
+        f"best {report['best_ms']:.3f} ms, median {report['median_ms']:.3f} ms, "
+        f"95 % within {report['p95_ms']:.3f} ms, {report['items_per_second']:.1f} items/s",
+        markup=False,
+    )
+    if "layers" in report:
+        rows = [
+            (x["name"], x["kind"], x["tactic"], f"{x['milliseconds']:.4f}", f"{x['share']:.1%}")
+            for x in report["layers"]
+        ]
+        print_table(rows, ("layer", "kind", "tactic", "ms", "share"))

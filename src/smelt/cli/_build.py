@@ -1,0 +1,103 @@
+"""``smelt build``: a model becomes an engine file."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from smelt.cli._console import format_bytes, print_json, say
+from smelt.cli._models import BuildArguments, build_engine, build_options
+from smelt.cli._progress import ProgressLine
+
+if TYPE_CHECKING:
+    from smelt.runtime import Engine
+
+
+@click.command()
+@click.argument("model", metavar="MODEL")
+@click.option(
+    "-o",
+    "--engine",
+    "destination",
+    metavar="FILE",
+    help="Where the engine goes.  [default: the model's name with .engine, in this folder]",
+)
+@build_options
+@click.option(
+    "--output",
+    multiple=True,
+    metavar="NAME",
+    help="A tensor to mark as output, instead of the model's own; repeat for several.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Describe the engine as JSON on stdout.")
+@click.option("--quiet", is_flag=True, help="Show no progress and no summary.")
+def build(
+    *,
+    model: str,
+    destination: str | None,
+    build_arguments: BuildArguments,
+    output: tuple[str, ...],
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    r"""Build an engine from MODEL, an .onnx file or Caffe's deploy.prototxt.
+
+    The engine is one file: optimised plan, packed weights and machine code for this processor (or
+    for --device cpu:TARGET). It is signed with your key; `smelt trust` lets others run it. An
+    interrupted or failed build leaves no file.
+
+    \b
+    Examples:
+      smelt build model.onnx -o model.engine
+      smelt build deploy.prototxt --weights net.caffemodel -o net.engine --max-batch-size 8
+      smelt build model.onnx --shape input=1..8x3x224x224 --tune full
+      smelt build model.onnx --shape 1x3x224x224 --shape 1x3x320x320     (a plan for each)
+      smelt build model.onnx --output features --device cpu:x86-64-v3
+    """
+    del output  # part of the build's arguments
+    start = time.perf_counter()
+    path = Path(destination or f"{Path(model).stem}.engine")
+    with ProgressLine(quiet=quiet) as progress:
+        engine = build_engine(model, build_arguments, progress)
+        progress("write", 0, 1)
+        engine.save(path)
+        progress("write", 1, 1)
+    seconds = time.perf_counter() - start
+    if as_json:
+        print_json(_summary(engine, path, seconds))
+    elif not quiet:
+        _say_summary(engine, path, seconds)
+
+
+def _summary(engine: Engine, path: Path, seconds: float) -> dict[str, Any]:
+    header = engine.header
+    return {
+        "engine": str(path),
+        "network": engine.name,
+        "device": engine.device,
+        "seconds": round(seconds, 3),
+        "size_bytes": path.stat().st_size,
+        "layers": len(engine.layers),
+        "plans": len(header.plans),
+        "inputs": [binding_to_json(b) for b in engine.inputs],
+        "outputs": [binding_to_json(b) for b in engine.outputs],
+    }
+
+
+def binding_to_json(binding: Any) -> dict[str, Any]:
+    """Name, dtype and shape; an extent that a run decides is its symbol."""
+    shape = [d if isinstance(d, int) else str(d) for d in binding.shape]
+    return {"name": binding.name, "dtype": binding.dtype.value, "shape": shape}
+
+
+def _say_summary(engine: Engine, path: Path, seconds: float) -> None:
+    say(
+        f"{path}: {engine.name}, {len(engine.layers)} layers for {engine.device}, "
+        f"{format_bytes(path.stat().st_size)}, built in {seconds:.1f} s"
+    )
+    for what, bindings in (("in ", engine.inputs), ("out", engine.outputs)):
+        for b in bindings:
+            say(f"  {what} {b.name}: {b.dtype.value}[{', '.join(map(str, b.shape))}]")

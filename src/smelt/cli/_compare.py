@@ -1,0 +1,181 @@
+"""``smelt compare``: is the engine right, and if not, where?"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from smelt.cli._console import print_json, print_table, say
+from smelt.cli._models import BuildArguments, build_options, open_network
+from smelt.cli._parse import pairs_from_texts, shapes_from_texts
+
+if TYPE_CHECKING:
+    from smelt.compare import Comparison
+    from smelt.network import NetworkDefinition
+
+
+@click.command(short_help="Check an engine against the references or ONNX Runtime.")
+@click.argument("model", metavar="MODEL")
+@click.option(
+    "--against",
+    type=click.Choice(["reference", "onnxruntime"]),
+    default="reference",
+    show_default=True,
+    help="Who knows the right answer.",
+)
+@click.option("--layers", is_flag=True, help="Compare every layer; name the first that differs.")
+@click.option(
+    "--reduce",
+    metavar="OUT.onnx",
+    help="Save the smallest failing part of the network, and its inputs beside it (.npz).",
+)
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(0),
+    help="Largest error allowed, relative to an output's largest magnitude.  "
+    "[default: 1e-4; float16 3e-3]",
+)
+@click.option(
+    "--input",
+    "inputs",
+    multiple=True,
+    metavar="NAME=FILE.npy",
+    help="An input; the others are random.",
+)
+@click.option("--inputs", "archive", metavar="FILE.npz", help="Inputs by name, as --reduce saves.")
+@click.option("--seed", default=0, show_default=True, help="Of the random inputs.")
+@click.option("--threads", type=click.IntRange(1, 1024), help="Threads.  [default: every core]")
+@click.option("--output", multiple=True, metavar="NAME", help="Compare this tensor; repeatable.")
+@click.option("--json", "as_json", is_flag=True, help="Answer as JSON on stdout.")
+@build_options
+def compare(
+    *,
+    model: str,
+    against: str,
+    inputs: tuple[str, ...],
+    archive: str | None,
+    output: tuple[str, ...],
+    as_json: bool,
+    build_arguments: BuildArguments,
+    **how: Any,
+) -> None:
+    r"""Build MODEL and compare its outputs with the right ones; exit with 1 when they differ.
+
+    The error of an output is its largest absolute error, by the largest magnitude of the output.
+    Results that are not the same in two runs are wrong whatever their error.
+
+    \b
+    Examples:
+      smelt compare model.onnx
+      smelt compare model.onnx --against onnxruntime --layers
+      smelt compare deploy.prototxt --weights net.caffemodel --json
+      smelt compare model.onnx --shape input=1x3x224x224 --reduce smallest.onnx
+      smelt compare smallest.onnx --inputs smallest.npz
+    """
+    from smelt.cli._progress import ProgressLine
+
+    del output
+    with ProgressLine(quiet=as_json) as progress:
+        network = open_network(model, build_arguments)
+        found = _compare(
+            model,
+            network,
+            build_arguments,
+            against=against,
+            inputs=_load_inputs(inputs, archive),
+            progress=progress,
+            **how,
+        )
+    if as_json:
+        print_json(_to_json(found))
+    else:
+        _show(found)
+    if not found.passed:
+        raise SystemExit(1)
+
+
+def _load_inputs(texts: tuple[str, ...], archive: str | None) -> dict[str, Any]:
+    from smelt.cli._images import load_array
+    from smelt.compare import load_inputs
+
+    arrays = load_inputs(archive) if archive is not None else {}
+    return arrays | {n: load_array(path) for n, path in pairs_from_texts(texts, "--input").items()}
+
+
+def _compare(
+    path: str, network: NetworkDefinition, arguments: BuildArguments, **how: Any
+) -> Comparison:
+    from smelt.compare import compare as compare_model
+
+    is_onnx = arguments.weights is None and path.endswith(".onnx")
+    return compare_model(
+        path if is_onnx else network,
+        outputs=list(arguments.output) or None,
+        shapes=shapes_from_texts(arguments.shape, [tensor.name for tensor in network.inputs]),
+        max_batch_size=arguments.max_batch_size,
+        device=list(arguments.device) or "cpu",
+        precision=arguments.precision,
+        max_workspace_bytes=arguments.max_workspace_bytes,
+        timing_cache=arguments.timing_cache,
+        tune=arguments.tune,
+        **how,
+    )
+
+
+def _to_json(found: Comparison) -> dict[str, Any]:
+    first = found.first_difference
+    return {
+        "network": found.network,
+        "against": found.against,
+        "passed": found.passed,
+        "outputs": [_error(error) for error in found.outputs],
+        "layers": [{"layer": layer, **_error(error)} for layer, error in found.layers],
+        "first_difference": None
+        if first is None
+        else {**asdict(first), "error": _error(first.error)},
+        "reduction": None if found.reduction is None else asdict(found.reduction),
+    }
+
+
+def _error(error: Any) -> dict[str, Any]:
+    return {**asdict(error), "passed": error.passed}
+
+
+def _show(found: Comparison) -> None:
+    rows = [
+        (
+            error.name,
+            f"{error.dtype}{list(error.shape)}",
+            f"{error.max_abs_error:.3g}",
+            f"{error.relative_error:.2e}",
+            f"{error.tolerance:.0e}",
+            "ok" if error.passed else "moves between runs" if error.moves else "DIFFERS",
+        )
+        for error in found.outputs
+    ]
+    heads = ("output", "type", "max error", "relative", "allowed", "")
+    print_table(rows, heads, title=f"{found.network} against {found.against}")
+    if found.layers:
+        right = sum(error.passed for _, error in found.layers)
+        click.echo(f"{right} of {len(found.layers)} intermediate results agree")
+    first = found.first_difference
+    if first is not None:
+        where = "only where layers are fused" if first.fused_only else "also when it stands alone"
+        click.echo(
+            f"first difference: layer {first.layer} ({first.op}), tensor {first.tensor}, "
+            f"relative error {first.error.relative_error:.2e}, {where}"
+        )
+    _show_reduction(found)
+
+
+def _show_reduction(found: Comparison) -> None:
+    reduction = found.reduction
+    if reduction is None:
+        return
+    click.echo(f"smallest failing part: {', '.join(reduction.nodes) or 'none'}")
+    if reduction.model_path is None:
+        say(f"not saved: {reduction.reason}")
+    else:
+        say(f"wrote {reduction.model_path} and {reduction.inputs_path}")

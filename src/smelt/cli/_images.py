@@ -1,0 +1,230 @@
+"""A picture becomes an input, step by step, as `smelt run --help` says."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from smelt.errors import MissingExtraError, SmeltError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from PIL.Image import Image
+
+_RESIZE: Final = re.compile(r"exact|none|shorter:(\d+)|(\d+)x(\d+)")
+_CROP: Final = re.compile(r"auto|none|(\d+)(?:x(\d+))?")
+_LARGEST_PIXELS: Final = 1 << 28
+
+FloatArray = "NDArray[np.float32]"
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """How pixels become numbers."""
+
+    resize: str = "exact"
+    crop: str = "auto"
+    filter: str = "area"
+    channel_order: str = "bgr"
+    mean: str | None = None
+    """Numbers for channels, or the path of a mean image."""
+    scale: tuple[float, ...] = (1.0,)
+    layout: str = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What the input wants: channels, and extents where they are fixed."""
+
+    channels: int
+    height: int | None
+    width: int | None
+    channels_last: bool
+    batched: bool
+
+
+def image_to_array(
+    path: str, shape: tuple[int | None, ...], dtype: np.dtype[Any], preparation: Preparation
+) -> NDArray[Any]:
+    """The array for an input of this shape (None where an extent is open).
+
+    Raises SmeltError: the file is no picture, or it does not fit.
+    """
+    frame = frame_of(shape, preparation.layout)
+    picture = _decode(path, frame.channels)
+    picture = _crop(_resize(picture, frame, preparation), frame, preparation)
+    pixels = np.asarray(picture, np.float32).reshape(picture.height, picture.width, -1)
+    if frame.channels == 3 and preparation.channel_order == "bgr":
+        pixels = pixels[:, :, ::-1]
+    if preparation.mean is not None:
+        pixels = pixels - _mean(preparation.mean, pixels.shape)
+    pixels = pixels * _channel_values(preparation.scale, frame.channels, "--scale")
+    if not frame.channels_last:
+        pixels = pixels.transpose(2, 0, 1)
+    array = np.ascontiguousarray(pixels[None] if frame.batched else pixels)
+    return _to_dtype(array, dtype)
+
+
+def frame_of(shape: tuple[int | None, ...], layout: str) -> Frame:
+    """Where channels, height and width stand in a shape.
+
+    Raises SmeltError: it is no picture's.
+    """
+    if len(shape) not in (3, 4):
+        raise SmeltError(
+            f"an input of {len(shape)} axes takes no picture; give it with --input NAME=file.npy"
+        )
+    *_, first, second, third = shape
+    last = layout == "nhwc" or (layout == "auto" and third in (1, 3) and first not in (1, 3))
+    height, width, channels = (first, second, third) if last else (second, third, first)
+    if channels not in (1, 3):
+        raise SmeltError(
+            f"the input has {channels} channels, and pictures 1 or 3; "
+            "give it with --input NAME=file.npy, or say --layout nchw or nhwc"
+        )
+    return Frame(channels, height, width, last, len(shape) == 4)
+
+
+def _decode(path: str, channels: int) -> Image:
+    try:
+        from PIL import Image, ImageOps, UnidentifiedImageError
+    except ImportError as error:
+        raise MissingExtraError("pillow", "test") from error
+    try:
+        with Image.open(path) as file:
+            if file.width * file.height > _LARGEST_PIXELS:
+                raise SmeltError(f"{path} has {file.width}x{file.height} pixels; that is too large")
+            upright = ImageOps.exif_transpose(file)
+            return upright.convert("L" if channels == 1 else "RGB")
+    except UnidentifiedImageError as error:
+        raise SmeltError(f"{path} is no picture that pillow can read") from error
+    except OSError as error:
+        raise SmeltError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise SmeltError(f"{path} is a damaged picture: {error}") from error
+
+
+def _resize(picture: Image, frame: Frame, preparation: Preparation) -> Image:
+    match = _RESIZE.fullmatch(preparation.resize)
+    if match is None:
+        raise SmeltError(
+            f"--resize {preparation.resize!r} is not exact, none, shorter:256 or WIDTHxHEIGHT"
+        )
+    width, height = picture.size
+    if match[1]:
+        factor = int(match[1]) / min(width, height)
+        size = (max(1, round(width * factor)), max(1, round(height * factor)))
+    elif match[2]:
+        size = (int(match[2]), int(match[3]))
+    elif preparation.resize == "exact":
+        size = (frame.width or width, frame.height or height)
+    else:
+        size = picture.size
+    if 0 in size or size[0] * size[1] > _LARGEST_PIXELS:
+        raise SmeltError(f"--resize {preparation.resize} makes a picture of {size[0]}x{size[1]}")
+    return picture if size == picture.size else picture.resize(size, _filter(preparation.filter))
+
+
+def _filter(name: str) -> Any:
+    from PIL.Image import Resampling
+
+    return {
+        "area": Resampling.BOX,
+        "bilinear": Resampling.BILINEAR,
+        "bicubic": Resampling.BICUBIC,
+        "nearest": Resampling.NEAREST,
+    }[name]
+
+
+def _crop(picture: Image, frame: Frame, preparation: Preparation) -> Image:
+    match = _CROP.fullmatch(preparation.crop)
+    if match is None:
+        raise SmeltError(f"--crop {preparation.crop!r} is not auto, none, 224 or WIDTHxHEIGHT")
+    width, height = frame.width or picture.width, frame.height or picture.height
+    if match[1]:
+        width, height = int(match[1]), int(match[2] or match[1])
+    if preparation.crop != "none" and width <= picture.width and height <= picture.height:
+        left, top = (picture.width - width) // 2, (picture.height - height) // 2
+        picture = picture.crop((left, top, left + width, top + height))
+    wanted = (frame.width or picture.width, frame.height or picture.height)
+    if picture.size != wanted:
+        raise SmeltError(
+            f"the picture is {picture.width}x{picture.height} after --resize {preparation.resize} "
+            f"--crop {preparation.crop}, and the input takes {wanted[0]}x{wanted[1]}; "
+            "use --resize exact, or a larger --resize shorter:N"
+        )
+    return picture
+
+
+def _mean(text: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """The mean, ready to be subtracted from pixels of shape (height, width, channel)."""
+    from smelt.cli._parse import number_from_text
+
+    try:
+        numbers = tuple(number_from_text(part) for part in text.split(","))
+    except (ValueError, ZeroDivisionError):
+        return _mean_image(text, shape)
+    return _channel_values(numbers, shape[2], "--mean")
+
+
+def _channel_values(numbers: tuple[float, ...], channels: int, option: str) -> NDArray[np.float32]:
+    if len(numbers) not in (1, channels):
+        raise SmeltError(
+            f"{option} has {len(numbers)} numbers; the input has {channels} channels: "
+            "give one number, or one for each"
+        )
+    return np.array(numbers, np.float32)
+
+
+def _mean_image(path: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    height, width, channels = shape
+    mean = load_array(path) if path.endswith(".npy") else _read_binaryproto(path)
+    if mean.ndim == 4 and mean.shape[0] == 1:
+        mean = mean[0]
+    if mean.ndim == 3 and mean.shape[0] == channels:
+        mean = mean.transpose(1, 2, 0)
+    if mean.ndim == 1:
+        return _channel_values(tuple(float(x) for x in mean), channels, "--mean")
+    top, left = (mean.shape[0] - height) // 2, (mean.shape[1] - width) // 2
+    if mean.ndim != 3 or mean.shape[2] != channels or top < 0 or left < 0:
+        raise SmeltError(
+            f"the mean {path} has shape {list(mean.shape)} and does not cover "
+            f"a picture of {height}x{width}x{channels}"
+        )
+    return mean[top : top + height, left : left + width].astype(np.float32)
+
+
+def _read_binaryproto(path: str) -> NDArray[Any]:
+    if not Path(path).exists():
+        raise SmeltError(
+            f"--mean {path!r}: no numbers (104,117,123), and no file of that name (.npy, or "
+            "Caffe's binaryproto)"
+        )
+    from smelt.importers.caffe import read_mean
+
+    mean: NDArray[Any] = read_mean(Path(path))
+    return mean
+
+
+def load_array(path: str) -> NDArray[Any]:
+    """The array of a ``.npy`` file. Raises SmeltError: it is none; objects are not read."""
+    try:
+        found: Any = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise SmeltError(f"{path} cannot be read as a .npy array: {reason}") from error
+    if not isinstance(found, np.ndarray):
+        raise SmeltError(f"{path} is an archive of several arrays; give one array as .npy")
+    array: NDArray[Any] = found
+    return array
+
+
+def _to_dtype(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        return np.clip(np.rint(array), limits.min, limits.max).astype(dtype)
+    return array.astype(dtype)

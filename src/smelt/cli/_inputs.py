@@ -1,0 +1,68 @@
+"""Arrays for an engine's inputs: random ones, files, or a picture; and the shapes they take."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from smelt.cli._images import load_array
+from smelt.errors import SmeltError
+from smelt.types import evaluate_dim, symbols_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from smelt.engine import Binding
+    from smelt.runtime import Engine
+
+_SEED: Final = 0
+
+
+def symbol_values(engine: Engine, *, batch: int | None = None) -> dict[str, int]:
+    """Sizes to run at: the largest that the first plan takes, and the batch that is asked for."""
+    values = engine.header.plans[0].largest
+    if batch is None:
+        return values
+    used = {s for b in engine.inputs for s in symbols_of(*b.shape)}
+    if "batch" in used:
+        return values | {"batch": batch}
+    leading = {b.shape[0] for b in engine.inputs if b.shape}
+    if all(extent == batch for extent in leading):
+        return values
+    named = [str(extent) for extent in leading if not isinstance(extent, int)]
+    if len(named) == 1 and len(leading) == 1:
+        return values | {named[0]: batch}
+    raise SmeltError(
+        f"the engine's batch is fixed at {', '.join(map(str, leading))}; to run {batch}, build it "
+        f"with --shape NAME=1..{batch}x…"
+    )
+
+
+def shape_at(binding: Binding, values: Mapping[str, int]) -> tuple[int, ...]:
+    """The binding's extents at these symbol values."""
+    return tuple(evaluate_dim(dim, values) for dim in binding.shape)
+
+
+def random_array(shape: tuple[int, ...], dtype: np.dtype[Any], seed: int = _SEED) -> NDArray[Any]:
+    """Normal floats, or zeros and ones: indices and masks of those are in range everywhere."""
+    rng = np.random.default_rng(seed)
+    if dtype.kind == "f":
+        return rng.standard_normal(shape, np.float32).astype(dtype)
+    return rng.integers(0, 2, shape).astype(dtype)
+
+
+def given_array(text: str, binding: Binding, values: Mapping[str, int]) -> NDArray[Any]:
+    """The array that ``random``, ``zeros`` or the name of a .npy file stands for."""
+    dtype = binding.dtype.numpy
+    if text == "random":
+        return random_array(shape_at(binding, values), dtype)
+    if text == "zeros":
+        return np.zeros(shape_at(binding, values), dtype)
+    array = load_array(text)
+    # A file says what it holds; only what a model could not tell apart is changed.
+    if array.dtype != dtype and array.dtype.kind == dtype.kind == "f":
+        return array.astype(dtype)
+    return array

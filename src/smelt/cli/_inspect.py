@@ -1,0 +1,111 @@
+"""``smelt inspect``: what an engine is made of, and why."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from smelt.cli._console import print_json, say
+from smelt.cli._models import BuildArguments, build_options, is_model, open_engine
+
+if TYPE_CHECKING:
+    from smelt.inspect import EngineReport
+
+_WIDTH_WITHOUT_TERMINAL = 160
+
+
+@click.command(short_help="Show layers, fusions, tactics with their times, memory over time.")
+@click.argument("engine_path", metavar="ENGINE")
+@click.option("--layers", is_flag=True, help="Layers with formats and tactics (the default).")
+@click.option("--passes", is_flag=True, help="What was fused and folded, and why the rest was not.")
+@click.option(
+    "--tactics", is_flag=True, help="Every candidate's time; who refused a layer and why."
+)
+@click.option("--memory", is_flag=True, help="Each tensor's place in the arena, and its life.")
+@click.option("--graph", is_flag=True, help="The graph before and after the passes.")
+@click.option("--kernels", is_flag=True, help="The pieces of machine code.")
+@click.option("--weights-list", "weights_", is_flag=True, help="The packed weights.")
+@click.option("--all", "everything", is_flag=True, help="All of these.")
+@click.option("--html", metavar="FILE", help="Write the whole report as a page for a browser.")
+@click.option("--svg", metavar="FILE", help="Write a picture: --graph's, else memory over time.")
+@click.option("--output", multiple=True, hidden=True)
+@click.option("--json", "as_json", is_flag=True, help="The whole report as JSON on stdout.")
+@build_options
+def inspect(
+    *,
+    engine_path: str,
+    html: str | None,
+    svg: str | None,
+    output: tuple[str, ...],
+    as_json: bool,
+    everything: bool,
+    build_arguments: BuildArguments,
+    **sections: bool,
+) -> None:
+    r"""Show what ENGINE is made of; a model instead of an engine is built first.
+
+    Nothing of the engine runs, so one from anywhere, for any machine, can be inspected. A reference
+    step runs an op's numpy reference: right, but slow; --tactics says why there was nothing better.
+
+    \b
+    Examples:
+      smelt inspect model.engine
+      smelt inspect model.engine --passes --tactics
+      smelt inspect model.engine --html report.html --svg memory.svg
+      smelt inspect model.engine --json | python -m json.tool
+      smelt inspect model.onnx --shape input=1x3x224x224 --tune none --graph
+    """
+    from smelt.inspect import SECTIONS, report_to_json
+
+    del output
+    report = _report(engine_path, build_arguments, quiet=as_json)
+    if html is not None:
+        _write_html(html, report)
+    if svg is not None:
+        _write_svg(svg, report, graph=sections["graph"])
+    if as_json:
+        print_json(report_to_json(report))
+        return
+    wanted = {name.rstrip("_") for name, given in sections.items() if given or everything}
+    if html is not None or svg is not None:
+        for path in filter(None, (html, svg)):
+            say(f"wrote {path}")
+        if not wanted:
+            return
+    _show(report, [name for name in SECTIONS if name in (wanted or {"layers"})])
+
+
+def _report(path: str, arguments: BuildArguments, *, quiet: bool) -> EngineReport:
+    from smelt.engine import read_engine
+    from smelt.inspect import report_of
+
+    if is_model(path) or arguments.given - {"output"}:
+        return report_of(open_engine(path, arguments, quiet=quiet))
+    return report_of(read_engine(path))
+
+
+def _show(report: EngineReport, sections: list[str]) -> None:
+    import shutil
+    import sys
+
+    from smelt.inspect import report_to_text
+
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL
+    click.echo(report_to_text(report, sections, width=width), nl=False)
+
+
+def _write_html(path: str, report: EngineReport) -> None:
+    from smelt.engine import write_atomically
+    from smelt.inspect import report_to_html
+
+    write_atomically(path, iter([report_to_html(report).encode()]))
+
+
+def _write_svg(path: str, report: EngineReport, *, graph: bool) -> None:
+    from smelt.engine import write_atomically
+    from smelt.inspect import graph_to_svg, memory_to_svg
+
+    plan = report.plans[0]
+    text = graph_to_svg(plan, report.bindings) if graph else memory_to_svg(plan)
+    write_atomically(path, iter([text.encode()]))

@@ -1,0 +1,170 @@
+"""The group of commands, and what becomes of an error."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import click
+
+from smelt.cli._bench import bench
+from smelt.cli._build import build
+from smelt.cli._compare import compare
+from smelt.cli._console import say
+from smelt.cli._inspect import inspect
+from smelt.cli._run import run
+from smelt.cli._trust import trust
+from smelt.errors import InternalError, SmeltError
+from smelt.types import override
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ISSUES_URL: Final = "https://github.com/smelt-sdk/smelt/issues"
+_PACKAGES: Final = {"google": "protobuf", "PIL": "pillow"}
+"""Modules whose package has another name."""
+
+
+class _Commands(click.Group):
+    """The commands in the order in which a user meets them; errors end as one line."""
+
+    @override
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    @override
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,  # noqa: FBT001, FBT002  (click's signature)
+        windows_expand_args: bool = True,  # noqa: FBT001, FBT002  (click's signature)
+        **extra: Any,
+    ) -> Any:
+        del standalone_mode
+        try:
+            result = super().main(
+                args,
+                prog_name,
+                complete_var,
+                standalone_mode=False,
+                windows_expand_args=windows_expand_args,
+                **extra,
+            )
+            sys.stdout.flush()
+        except BaseException as error:  # noqa: BLE001  (every one ends the process or goes on)
+            _end(error)
+        raise SystemExit(result if isinstance(result, int) else 0)
+
+
+def _end(error: BaseException) -> NoReturn:
+    """End the process as the error asks; what is not ours goes on."""
+    if isinstance(error, click.ClickException):
+        error.show()
+        raise SystemExit(error.exit_code) from error
+    if isinstance(error, KeyboardInterrupt | click.Abort):
+        say("interrupted; nothing half-made is left behind")
+        raise SystemExit(130) from error
+    if isinstance(error, BrokenPipeError):
+        # Whoever read our output has enough; Python would complain once more at exit.
+        sys.stdout = None
+        raise SystemExit(1) from error
+    line = _line(error)
+    if line is None:
+        raise error
+    if _is_debugging():
+        traceback.print_exception(error)
+    say(line)
+    raise SystemExit(1) from error
+
+
+def _line(error: BaseException) -> str | None:
+    """What to say of an error; None when it is a bug that nobody foresaw."""
+    if isinstance(error, SmeltError):
+        return f"error: {error}"
+    if isinstance(error, InternalError):
+        return (
+            f"internal error: {error}\nThis is a bug in smelt. Please report it at {ISSUES_URL}, "
+            "with the command, and what it says under SMELT_LOG=debug."
+        )
+    if isinstance(error, ModuleNotFoundError):
+        module = (error.name or "a module").partition(".")[0]
+        package = _PACKAGES.get(module, module)
+        return f"error: {package} is not installed; run: pip install smelt (or {package} alone)"
+    if isinstance(error, MemoryError):
+        return "error: there is not enough memory for this"
+    if isinstance(error, OSError):
+        return f"error: {error.filename or 'the system'}: {error.strerror or error}"
+    return None
+
+
+def _is_debugging() -> bool:
+    from smelt.config import log_level
+
+    try:
+        return log_level() == "verbose"
+    except SmeltError:
+        return False
+
+
+def _show_version(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:  # noqa: FBT001  (click's signature)
+    if value and not ctx.resilient_parsing:
+        from smelt.engine import VERSION
+
+        click.echo(f"smelt {VERSION}")
+        ctx.exit()
+
+
+@click.group(
+    cls=_Commands,
+    name="smelt",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="`smelt COMMAND --help` explains a command, with examples.",
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the version and exit.",
+)
+def commands() -> None:
+    r"""Turn trained networks into engines, and run them.
+
+    \b
+      smelt build model.onnx -o model.engine
+      smelt run model.engine --image cat.jpg --mean 104,117,123 --top 5
+      smelt bench model.engine --profile
+      smelt inspect model.engine
+      smelt compare model.onnx --against onnxruntime
+
+    Settings come from the environment: SMELT_HOME, SMELT_THREADS, SMELT_LOG (error, warning, info,
+    verbose) and others; the documentation lists them.
+    """
+    from smelt.config import log_level
+    from smelt.logger import Severity, show_on_console
+
+    level = log_level()
+    if level is not None:
+        show_on_console(Severity[level.upper()])
+
+
+def _keep_lines(command: click.Command) -> click.Command:
+    """Let click see the mark before lines that are not to be filled: docstrings are raw here."""
+    command.help = (command.help or "").replace("\\b\n", "\b\n")
+    for part in getattr(command, "commands", {}).values():
+        _keep_lines(part)
+    return command
+
+
+for _command in (build, run, bench, inspect, compare, trust):
+    commands.add_command(_keep_lines(_command))
+_keep_lines(commands)
+
+
+def main() -> None:
+    """Run the command line of this process, and exit."""
+    commands(prog_name="smelt")

@@ -1,0 +1,188 @@
+"""From what the command line names to a network or an engine."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from smelt.cli._parse import ByteCount, Effort, shapes_from_texts
+from smelt.errors import SmeltError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from smelt.builder import Progress
+    from smelt.network import NetworkDefinition
+    from smelt.runtime import Engine
+
+F = TypeVar("F", bound="Callable[..., Any]")
+_MODELS: Final = frozenset((".onnx", ".prototxt", ".pbtxt", ".txt"))
+
+
+@dataclass(frozen=True, slots=True)
+class BuildArguments:
+    """What a command line says about building."""
+
+    weights: str | None = None
+    device: tuple[str, ...] = ()
+    precision: str = "float32"
+    max_batch_size: int = 1
+    max_workspace_bytes: int = 1 << 30
+    shape: tuple[str, ...] = ()
+    output: tuple[str, ...] = ()
+    tune: str | float = "fast"
+    timing_cache: str | None = None
+    given: frozenset[str] = frozenset()
+    """Names of the options that stand on the command line."""
+
+    def with_batch(self, batch: int) -> BuildArguments:
+        """The same for another largest batch."""
+        return replace(self, max_batch_size=batch)
+
+
+_OPTIONS: Final = (
+    click.option("--weights", metavar="FILE", help="Caffe's weights (.caffemodel) of a prototxt."),
+    click.option(
+        "--device",
+        multiple=True,
+        metavar="DEVICE",
+        help="cpu, cpu:TARGET (cpu:x86-64-v3 runs on most machines) or null; repeat for an order "
+        "of preference.  [default: cpu]",
+    ),
+    click.option(
+        "--precision",
+        default="float32",
+        show_default=True,
+        metavar="DTYPE",
+        help="Element type in which layers compute.",
+    ),
+    click.option(
+        "--max-batch-size",
+        default=1,
+        show_default=True,
+        type=click.IntRange(1),
+        help="Largest batch, where the network leaves the batch out of its shapes.",
+    ),
+    click.option(
+        "--max-workspace-bytes",
+        default=1 << 30,
+        show_default="1GiB",
+        type=ByteCount(),
+        help="Scratch memory that one step may use: 64MiB, 1GiB, 1048576.",
+    ),
+    click.option(
+        "--shape",
+        multiple=True,
+        metavar="NAME=1x3x224x224",
+        help="Shape of an input. A range has two or three numbers (smallest..best..largest): "
+        "NAME=1..8x3x224x224. Repeated for one input, each shape gets a plan of its own.",
+    ),
+    click.option(
+        "--tune",
+        default="fast",
+        show_default=True,
+        type=Effort(),
+        help="How long candidates are timed.",
+    ),
+    click.option(
+        "--timing-cache",
+        metavar="FILE",
+        help="File of measured times, read and extended.  [default: timings.json in the cache]",
+    ),
+)
+
+
+def build_options(function: F) -> F:
+    """Give a command the options of a build, as one argument ``build_arguments``."""
+
+    @functools.wraps(function)
+    def collect(**values: Any) -> Any:
+        context = click.get_current_context()
+        source = context.get_parameter_source
+        names = [name for name in BuildArguments.__dataclass_fields__ if name in values]
+        given = frozenset(
+            name for name in names if source(name) is click.core.ParameterSource.COMMANDLINE
+        )
+        shared = {"output"}  # what the command reads, too
+        chosen = {name: values[name] if name in shared else values.pop(name) for name in names}
+        return function(build_arguments=BuildArguments(**chosen, given=given), **values)
+
+    wrapped: Any = collect
+    for option in reversed(_OPTIONS):
+        wrapped = option(wrapped)
+    return wrapped  # type: ignore[no-any-return]
+
+
+def is_model(path: str) -> bool:
+    """Whether the path names a model rather than an engine."""
+    return Path(path).suffix.lower() in _MODELS
+
+
+def open_network(path: str, arguments: BuildArguments) -> NetworkDefinition:
+    """Read a model: ONNX, or Caffe's prototxt with its weights.
+
+    Raises SmeltError: it is no model, or cannot be read.
+    """
+    from smelt.importers import network_from_caffe, network_from_onnx
+
+    suffix = Path(path).suffix.lower()
+    outputs = list(arguments.output) or None
+    if suffix == ".caffemodel":
+        raise SmeltError(
+            f"{path} holds only weights; name the network first: "
+            f"smelt build deploy.prototxt --weights {path}"
+        )
+    if not Path(path).exists():
+        raise SmeltError(f"{path} does not exist")
+    if suffix in {".prototxt", ".pbtxt", ".txt"} or arguments.weights is not None:
+        return network_from_caffe(Path(path), _weights(arguments), outputs=outputs)[0]
+    return network_from_onnx(Path(path), outputs=outputs)
+
+
+def _weights(arguments: BuildArguments) -> Path | None:
+    return None if arguments.weights is None else Path(arguments.weights)
+
+
+def build_engine(path: str, arguments: BuildArguments, progress: Progress | None = None) -> Engine:
+    """Build an engine from a model file."""
+    from smelt.builder import build
+
+    if progress is not None:
+        progress("parse", 0, 1)
+    network = open_network(path, arguments)
+    if progress is not None:
+        progress("parse", 1, 1)
+    return build(
+        network,
+        device=list(arguments.device) or "cpu",
+        precision=arguments.precision,
+        max_batch_size=arguments.max_batch_size,
+        max_workspace_bytes=arguments.max_workspace_bytes,
+        shapes=shapes_from_texts(arguments.shape, [tensor.name for tensor in network.inputs]),
+        timing_cache=arguments.timing_cache,
+        progress=progress,
+        tune=arguments.tune,
+    )
+
+
+def open_engine(path: str, arguments: BuildArguments, *, quiet: bool = False) -> Engine:
+    """Load an engine, or build one from a model on the fly.
+
+    Raises click.UsageError: options of a build are given for an engine.
+    """
+    if is_model(path) or "weights" in arguments.given:
+        from smelt.cli._progress import ProgressLine
+
+        with ProgressLine(quiet=quiet) as progress:
+            return build_engine(path, arguments, progress)
+    useless = sorted(arguments.given - {"output"})
+    if useless:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in useless)
+        raise click.UsageError(f"{path} is an engine, already built: {names} cannot change it")
+    from smelt.builder import load
+
+    return load(path)

@@ -1,0 +1,142 @@
+"""What the command line's texts mean: sizes in bytes, shapes, numbers for each channel."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from smelt.types import override
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from smelt.builder import ShapeSpec
+
+_UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt]?)(?:i?b)?)", re.IGNORECASE)
+_EXTENT: Final = re.compile(r"(\d+)(?:\.\.(\d+))?(?:\.\.(\d+))?")
+
+Range = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+
+
+class ByteCount(click.ParamType[int]):
+    """A number of bytes: ``1048576``, ``64MiB``, ``1.5g``; units are powers of 1024."""
+
+    name = "size"
+
+    @override
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        found = _SIZE.fullmatch(str(value).strip())
+        if found is None:
+            self.fail(f"{value!r} is no size; write it as 64MiB, 1GiB or 1048576", param, ctx)
+        return int(float(found[1]) * _UNITS[found[2].lower()])
+
+
+class Effort(click.ParamType["str | float"]):
+    """How long to tune: a word, or seconds."""
+
+    name = "none|fast|full|SECONDS"
+
+    @override
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str | float:
+        if value in ("none", "fast", "full"):
+            return str(value)
+        try:
+            seconds = float(value)
+        except ValueError:
+            self.fail(f"{value!r} is not none, fast, full or a number of seconds", param, ctx)
+        if not 0 <= seconds < 1e9:
+            self.fail(f"{value!r} seconds are no time to tune", param, ctx)
+        return seconds
+
+
+class Numbers(click.ParamType["tuple[float, ...]"]):
+    """One number, or one for each channel, separated by commas; ``1/255`` is a number too."""
+
+    name = "numbers"
+
+    @override
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[float, ...]:
+        if isinstance(value, tuple):
+            return value  # pyright: ignore[reportUnknownVariableType]  (click passes a default through)
+        try:
+            return tuple(number_from_text(part) for part in str(value).split(","))
+        except (ValueError, ZeroDivisionError):
+            self.fail(f"{value!r} is no number and no list of numbers like 104,117,123", param, ctx)
+
+
+def number_from_text(text: str) -> float:
+    """A number, or a fraction of two. Raises ValueError, ZeroDivisionError."""
+    above, slash, below = text.partition("/")
+    return float(above) / float(below) if slash else float(above)
+
+
+def shapes_from_texts(texts: Iterable[str], inputs: Iterable[str]) -> dict[str, ShapeSpec] | None:
+    """The shapes of ``NAME=1x3x224x224``, ``NAME=1..8x3x224x224`` and ``NAME=1..4..8x…``.
+
+    A name given several times gets one plan for each shape. A network with one input needs no name.
+
+    Raises click.BadParameter: a text is no shape.
+    """
+    names = list(inputs)
+    found: dict[str, list[Range]] = {}
+    for text in texts:
+        name, equals, extents = text.rpartition("=")
+        if not equals:
+            if len(names) != 1:
+                raise click.BadParameter(
+                    f"{text!r} must say for which input: NAME={text}; they are {', '.join(names)}",
+                    param_hint="--shape",
+                )
+            name = names[0]
+        found.setdefault(name, []).append(_range(extents, text))
+    return {name: _spec(name, ranges) for name, ranges in found.items()} or None
+
+
+def _range(extents: str, text: str) -> Range:
+    low: list[int] = []
+    best: list[int] = []
+    high: list[int] = []
+    for part in extents.split("x") if extents else []:
+        match = _EXTENT.fullmatch(part)
+        if match is None:
+            raise click.BadParameter(
+                f"{text!r} is no shape; write NAME=1x3x224x224, or NAME=1..8x3x224x224 for a range",
+                param_hint="--shape",
+            )
+        numbers = [int(number) for number in match.groups() if number is not None]
+        low.append(numbers[0])
+        high.append(numbers[-1])
+        best.append(numbers[1] if len(numbers) > 1 else numbers[0])
+    return tuple(low), tuple(best), tuple(high)
+
+
+def _spec(name: str, ranges: list[Range]) -> ShapeSpec:
+    if len(ranges) == 1:
+        low, best, high = ranges[0]
+        return low if low == high else (low, best, high)
+    if any(low != high for low, _, high in ranges):
+        raise click.BadParameter(
+            f"{name} is given several shapes, one of them a range; give shapes or one range",
+            param_hint="--shape",
+        )
+    return [low for low, _, _ in ranges]
+
+
+def pairs_from_texts(texts: Iterable[str], hint: str) -> Mapping[str, str]:
+    """The pairs of ``NAME=VALUE``. Raises click.BadParameter."""
+    pairs: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name or not value:
+            raise click.BadParameter(f"{text!r} is not NAME=VALUE", param_hint=hint)
+        pairs[name] = value
+    return pairs

@@ -1,0 +1,79 @@
+"""How far a build is: nothing for the first second, then a bar, or lines where no one watches."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Final, Self
+
+from smelt.cli._console import say
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from rich.progress import Progress, TaskID
+
+_PATIENCE_SECONDS: Final = 1.0
+
+
+class ProgressLine:
+    """A listener of builds; a context manager, because a terminal is to be left tidy."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        """Show nothing when ``quiet``."""
+        self._quiet = quiet
+        self._start = time.perf_counter()
+        self._stages: dict[str, tuple[int, int]] = {}
+        self._bar: Progress | None = None
+        self._tasks: dict[str, TaskID] = {}
+        self._told: set[str] = set()
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        """Hear that ``done`` of ``total`` parts of ``stage`` are done."""
+        self._stages[stage] = (done, total)
+        if self._quiet or time.perf_counter() - self._start < _PATIENCE_SECONDS:
+            return
+        if sys.stderr.isatty():
+            self._draw()
+        else:
+            self._tell()
+
+    def _draw(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+        from rich.progress import TimeElapsedColumn as Elapsed
+
+        if self._bar is None:
+            self._bar = Progress(
+                TextColumn("{task.description:<8}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                Elapsed(),
+                console=Console(stderr=True),
+                transient=True,
+            )
+            self._bar.start()
+        for stage, (done, total) in self._stages.items():
+            if stage not in self._tasks:
+                self._tasks[stage] = self._bar.add_task(stage, total=total)
+            self._bar.update(self._tasks[stage], completed=done, total=total)
+
+    def _tell(self) -> None:
+        """Write a line for each stage that is complete and not yet told."""
+        for stage, (done, total) in self._stages.items():
+            if done == total and stage not in self._told:
+                self._told.add(stage)
+                seconds = time.perf_counter() - self._start
+                say(f"{stage} {done}/{total} ({seconds:.1f} s)")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()

@@ -1,0 +1,284 @@
+"""``smelt run``: an engine answers for a picture or for arrays."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from smelt.cli._console import answers, print_json, print_table
+from smelt.cli._models import BuildArguments, build_options, open_engine
+from smelt.cli._parse import Numbers, pairs_from_texts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from smelt.cli._images import Preparation
+    from smelt.engine import Binding
+    from smelt.runtime import Engine
+
+_MOST_VALUES_IN_JSON: Final = 4096
+_MOST_LABELS: Final = 1 << 20
+_NUMBERED: Final = re.compile(r"""\{?\s*(\d+)\s*:\s*(['"])(.*)\2\s*,?\s*\}?""")
+"""A line of a printed dictionary, as some lists of labels are."""
+
+
+@click.command(short_help="Run an engine on a picture or on arrays.")
+@click.argument("engine_path", metavar="ENGINE")
+@click.option("--image", metavar="FILE", help="Picture for the input that takes one.")
+@click.option(
+    "--input",
+    "inputs",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Another input: a .npy file, random or zeros; repeat for several.",
+)
+@click.option(
+    "--resize",
+    default="exact",
+    show_default=True,
+    help="exact (to the input's size), shorter:256 (keeps the proportions), WIDTHxHEIGHT or none.",
+)
+@click.option(
+    "--crop",
+    default="auto",
+    is_flag=False,
+    flag_value="auto",
+    show_default=True,
+    help="auto (the centre, of the input's size), none, 224 or WIDTHxHEIGHT.",
+)
+@click.option(
+    "--filter",
+    "resize_filter",
+    type=click.Choice(["area", "bilinear", "bicubic", "nearest"]),
+    default="area",
+    show_default=True,
+    help="How pixels are resized.",
+)
+@click.option(
+    "--channel-order",
+    type=click.Choice(["bgr", "rgb"], case_sensitive=False),
+    default="bgr",
+    show_default=True,
+    help="Order of the channels that the network was trained with: bgr for Caffe's and OpenCV's, "
+    "rgb for most others.",
+)
+@click.option("--mean", help="Number(s) subtracted from 0..255, or a .npy or binaryproto file.")
+@click.option(
+    "--scale", type=Numbers(), default="1", show_default=True, help="Factor(s), after the mean."
+)
+@click.option(
+    "--layout",
+    type=click.Choice(["auto", "nchw", "nhwc"]),
+    default="auto",
+    show_default=True,
+    help="Where the channels stand in the input's shape.",
+)
+@click.option("--top", default=5, show_default=True, type=click.IntRange(1), help="Best classes.")
+@click.option("--labels", metavar="FILE", help="Names of the classes, one a line; or 0: 'name', …")
+@click.option("--output", multiple=True, metavar="NAME", help="Only this output; repeatable.")
+@click.option("--save", metavar="FILE.npz", help="Write the outputs to a numpy archive.")
+@click.option("--threads", type=click.IntRange(1, 1024), help="Threads.  [default: every core]")
+@click.option("--json", "as_json", is_flag=True, help="Answer as JSON on stdout.")
+@build_options
+def run(
+    *,
+    engine_path: str,
+    image: str | None,
+    inputs: tuple[str, ...],
+    top: int,
+    labels: str | None,
+    output: tuple[str, ...],
+    save: str | None,
+    threads: int | None,
+    as_json: bool,
+    build_arguments: BuildArguments,
+    **preparation: Any,
+) -> None:
+    r"""Run ENGINE once and show its outputs; a model instead of an engine is built first.
+
+    A picture is decoded to 8-bit RGB, or to grey where the input has one channel, turned upright as
+    its EXIF data says, then: (1) --resize; (2) --crop, around the centre; (3) --channel-order;
+    (4) minus --mean; (5) times --scale; (6) put into the input's axis order and element type.
+    Numbers for channels stand in the network's channel order; pixels count from 0 to 255. A mean
+    image that is larger than the input is cropped around its centre.
+
+    \b
+    Examples:
+      smelt run net.engine --image cat.jpg --resize shorter:256 --mean 104,117,123 --labels l.txt
+      smelt run net.engine --image cat.jpg --channel-order rgb --mean 127 --scale 1/128
+      smelt run net.engine --image cat.jpg --channel-order rgb --mean 123.675,116.28,103.53 \
+          --scale 1/58.395,1/57.12,1/57.375
+      smelt run net.engine --input tokens=tokens.npy --input mask=zeros --save out.npz --json
+      smelt run deploy.prototxt --weights net.caffemodel --image digit.png --scale 1/256
+    """
+    names = _read_labels(labels)
+    engine = open_engine(engine_path, build_arguments, quiet=as_json)
+    chosen = _chosen_outputs(engine, output)
+    arrays = _arrays(engine, image, inputs, _preparation(preparation))
+    with engine.create_context(threads=threads) as context:
+        start = time.perf_counter()
+        results = context.run(arrays)
+        milliseconds = (time.perf_counter() - start) * 1e3
+    results = {name: results[name] for name in chosen}
+    if save is not None:
+        _save(save, results)
+    report = {
+        "engine": engine_path,
+        "network": engine.name,
+        "image": image,
+        "milliseconds": milliseconds,
+        "outputs": {name: _describe(array, top, names) for name, array in results.items()},
+    }
+    if as_json:
+        print_json(report)
+    else:
+        _show(report)
+
+
+def _preparation(options: Mapping[str, Any]) -> Preparation:
+    from smelt.cli._images import Preparation
+
+    return Preparation(
+        options["resize"],
+        options["crop"],
+        options["resize_filter"],
+        options["channel_order"].lower(),
+        options["mean"],
+        options["scale"],
+        options["layout"],
+    )
+
+
+def _read_labels(path: str | None) -> list[str]:
+    from smelt.errors import SmeltError
+
+    if path is None:
+        return []
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SmeltError(f"--labels {path} cannot be read: {error}") from error
+    numbered = [match for line in lines if (match := _NUMBERED.fullmatch(line.strip()))]
+    if not numbered or len(numbered) != len([line for line in lines if line.strip()]):
+        return lines
+    names = {int(match[1]): match[3] for match in numbered}
+    return [names.get(i, "") for i in range(min(max(names) + 1, _MOST_LABELS))]
+
+
+def _chosen_outputs(engine: Engine, names: tuple[str, ...]) -> list[str]:
+    from smelt.errors import SmeltError
+
+    known = [binding.name for binding in engine.outputs]
+    for name in names:
+        if name not in known:
+            raise SmeltError(
+                f"the engine has no output {name!r}; it has: {', '.join(known)}. "
+                "Others can be marked when it is built: smelt build --output NAME"
+            )
+    return list(names) or known
+
+
+def _arrays(
+    engine: Engine, image: str | None, inputs: tuple[str, ...], preparation: Preparation
+) -> dict[str, NDArray[Any]]:
+    from smelt.cli._inputs import given_array, symbol_values
+    from smelt.errors import SmeltError
+
+    given = pairs_from_texts(inputs, "--input")
+    bindings = {binding.name: binding for binding in engine.inputs}
+    unknown = [name for name in given if name not in bindings]
+    if unknown:
+        raise SmeltError(f"the engine has no input {unknown[0]!r}; it has: {', '.join(bindings)}")
+    values = {name: 1 if name == "batch" else n for name, n in symbol_values(engine).items()}
+    arrays = {name: given_array(text, bindings[name], values) for name, text in given.items()}
+    left = [binding for name, binding in bindings.items() if name not in arrays]
+    if image is not None:
+        target = _picture_input(left)
+        arrays[target.name] = _picture(image, target, preparation)
+        left = [binding for binding in left if binding is not target]
+    if left:
+        names = ", ".join(f"--input {b.name}=FILE.npy" for b in left)
+        raise SmeltError(f"give every input: --image FILE, or {names} (random and zeros work too)")
+    return arrays
+
+
+def _picture_input(left: list[Binding]) -> Binding:
+    from smelt.errors import SmeltError
+
+    pictures = [b for b in left if len(b.shape) == 4] or [b for b in left if len(b.shape) == 3]
+    if len(pictures) != 1:
+        names = ", ".join(b.name for b in pictures) or "none"
+        raise SmeltError(
+            f"inputs that could take the picture: {names}; exactly one is needed. "
+            "Give the others with --input NAME=…"
+        )
+    return pictures[0]
+
+
+def _picture(path: str, binding: Binding, preparation: Preparation) -> NDArray[Any]:
+    from smelt.cli._images import image_to_array
+
+    shape = tuple(extent if isinstance(extent, int) else None for extent in binding.shape)
+    return image_to_array(path, shape, binding.dtype.numpy, preparation)
+
+
+def _save(path: str, results: Mapping[str, NDArray[Any]]) -> None:
+    import io
+
+    import numpy as np
+
+    from smelt.engine import write_atomically
+
+    buffer = io.BytesIO()
+    np.savez(buffer, **results)  # type: ignore[arg-type]
+    write_atomically(path, iter([buffer.getvalue()]))
+
+
+def _describe(array: NDArray[Any], top: int, labels: list[str]) -> dict[str, Any]:
+    import numpy as np
+
+    flat = array.reshape(-1).astype(np.float64)
+    described: dict[str, Any] = {"dtype": str(array.dtype), "shape": list(array.shape)}
+    if flat.size:
+        described |= {
+            "min": float(flat.min()),
+            "max": float(flat.max()),
+            "mean": float(flat.mean()),
+        }
+    # A vector of scores: every axis but one is 1.
+    if flat.size > 1 and max(array.shape) == flat.size:
+        order = np.argsort(-flat, kind="stable")[:top]
+        described["top"] = [
+            {
+                "index": int(i),
+                "label": labels[i] if i < len(labels) else None,
+                "score": float(flat[i]),
+            }
+            for i in order
+        ]
+    if array.size <= _MOST_VALUES_IN_JSON:
+        described["values"] = array.tolist()
+    return described
+
+
+def _show(report: Mapping[str, Any]) -> None:
+    answers().print(f"{report['network']}: {report['milliseconds']:.2f} ms", markup=False)
+    for name, output in report["outputs"].items():
+        title = f"{name}  {output['dtype']}{output['shape']}"
+        if "top" in output:
+            rows = [
+                (place, row["index"], f"{row['score']:.6g}", row["label"] or "")
+                for place, row in enumerate(output["top"], 1)
+            ]
+            print_table(rows, ("", "class", "score", "label"), title=title)
+        elif "min" in output:
+            text = f"min {output['min']:.6g}, mean {output['mean']:.6g}, max {output['max']:.6g}"
+            answers().print(f"{title}: {text}", markup=False)
+        else:
+            answers().print(f"{title}: empty", markup=False)

@@ -1,0 +1,86 @@
+"""``smelt trust``: whose engines this user runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from smelt.cli._console import print_json, print_table
+
+if TYPE_CHECKING:
+    from smelt.engine import TrustedKey
+
+_JSON = click.option("--json", "as_json", is_flag=True, help="Answer as JSON on stdout.")
+
+
+@click.group(short_help="Show, add or remove the keys whose engines run here.")
+def trust() -> None:
+    r"""Show, add or remove the keys whose engines run here.
+
+    An engine is machine code. It runs only if it is signed by a key that you trust: your own, made
+    when you first build an engine, and those that you add. Engines of anyone else still load where
+    smelt's compiler is installed: their code is then generated anew from their plan.
+
+    \b
+    Examples, to run here what a colleague builds:
+      there:  smelt trust show
+      here:   smelt trust add "smelt-ed25519 AAAA… colleague"
+      here:   smelt trust remove colleague
+
+    SMELT_TRUSTED_KEYS names further files and folders of keys.
+    """
+
+
+@trust.command()
+@_JSON
+def show(*, as_json: bool) -> None:
+    """List the trusted keys, each as the line that `smelt trust add` takes elsewhere."""
+    from smelt.engine import show_trusted_keys
+
+    keys = show_trusted_keys()
+    if as_json:
+        print_json({"keys": [_to_json(key) for key in keys]})
+    elif keys:
+        rows = [(key.key_id, key.label, key.origin, key.text) for key in keys]
+        print_table(rows, ("id", "label", "from", "key"))
+    else:
+        click.echo("No key is trusted yet; your own is made when you first build an engine.")
+
+
+@trust.command()
+@click.argument("key", metavar="KEY")
+@click.option("--label", default="", help="A name for it.  [default: the key's own]")
+@_JSON
+def add(*, key: str, label: str, as_json: bool) -> None:
+    r"""Trust KEY: a line of `smelt trust show`, or a file that holds one.
+
+    \b
+    Examples:
+      smelt trust add "smelt-ed25519 AAAA… colleague"
+      smelt trust add colleague.pub --label colleague
+    """
+    from smelt.engine import add_trusted_key
+
+    _tell("trusted", add_trusted_key(key, label), as_json=as_json)
+
+
+@trust.command()
+@click.argument("name", metavar="ID|LABEL")
+@_JSON
+def remove(*, name: str, as_json: bool) -> None:
+    """Trust the key called ID or LABEL no more."""
+    from smelt.engine import remove_trusted_key
+
+    _tell("removed", remove_trusted_key(name), as_json=as_json)
+
+
+def _tell(done: str, key: TrustedKey, *, as_json: bool) -> None:
+    if as_json:
+        print_json({done: _to_json(key)})
+    else:
+        click.echo(f"{done} {key.key_id} {key.label}".rstrip())
+
+
+def _to_json(key: TrustedKey) -> dict[str, Any]:
+    return {"id": key.key_id, "label": key.label, "origin": key.origin, "text": key.text}

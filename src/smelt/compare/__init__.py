@@ -1,0 +1,22 @@
+"""The same inputs through several engines: errors, the first layer that differs, its cause."""
+
+from smelt.compare._compare import Comparison, Reduction, compare
+from smelt.compare._export import model_from_graph
+from smelt.compare._inputs import load_inputs
+from smelt.compare._layers import LayerDifference
+from smelt.compare._measure import OutputError, measure_error
+from smelt.compare._oracle import ORACLES
+from smelt.compare._reduce import reduce_graph
+
+__all__ = [
+    "ORACLES",
+    "Comparison",
+    "LayerDifference",
+    "OutputError",
+    "Reduction",
+    "compare",
+    "load_inputs",
+    "measure_error",
+    "model_from_graph",
+    "reduce_graph",
+]

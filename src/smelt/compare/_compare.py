@@ -1,0 +1,263 @@
+"""An engine against an oracle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smelt.builder import build
+from smelt.compare._export import model_from_graph
+from smelt.compare._inputs import fix_shapes, input_sets, shapes_of_inputs
+from smelt.compare._layers import LayerDifference, find_first_difference, layer_errors
+from smelt.compare._measure import OutputError, measure_error
+from smelt.compare._oracle import make_oracle
+from smelt.compare._reduce import reduce_graph
+from smelt.engine import write_atomically
+from smelt.errors import SmeltError, UnsupportedError
+from smelt.importers import network_from_caffe, network_from_onnx
+from smelt.ir import Graph
+from smelt.network import NetworkDefinition
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping, Sequence
+
+    import onnx
+
+    from smelt.builder import Progress, ShapeSpec
+    from smelt.ir import Array
+
+    Model = str | os.PathLike[str] | bytes | onnx.ModelProto | NetworkDefinition | Graph
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """The smallest part of the network that fails."""
+
+    nodes: tuple[str, ...]
+    """Its nodes, as ``op name``."""
+    model_path: str | None
+    """Where it was saved as ONNX; None where ONNX has no op for one of them."""
+    inputs_path: str | None
+    """Where the inputs on which it fails were saved (.npz)."""
+    reason: str = ""
+    """Why it was not saved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What came out."""
+
+    network: str
+    against: str
+    outputs: tuple[OutputError, ...]
+    """The worst error of each output, over all plans."""
+    layers: tuple[tuple[str, OutputError], ...] = ()
+    """(layer, error) of the intermediate results, where they were asked for."""
+    first_difference: LayerDifference | None = None
+    reduction: Reduction | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Whether every output is within its tolerance, and no layer differs."""
+        return all(error.passed for error in self.outputs) and self.first_difference is None
+
+
+def compare(  # gate: options of one question, each with its default
+    model: Model,
+    against: str = "reference",
+    inputs: Mapping[str, Array] | None = None,
+    *,
+    weights: str | os.PathLike[str] | bytes | None = None,
+    layers: bool = False,
+    reduce: str | os.PathLike[str] | None = None,
+    tolerance: float | None = None,
+    shapes: Mapping[str, ShapeSpec] | None = None,
+    outputs: Sequence[str] | None = None,
+    max_batch_size: int = 1,
+    threads: int | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Comparison:
+    """Compare the engine that is built from a model with the reference, or with another engine.
+
+    Args:
+        model: an ONNX model (path, bytes or message), the path of a prototxt, or a network.
+        against: ``"reference"`` (our ops' numpy references) or ``"onnxruntime"``.
+        inputs: arrays by input name; missing ones are random.
+        weights: the caffemodel of a prototxt.
+        layers: whether to compare every intermediate result, and find the first that differs.
+        reduce: where to save the smallest failing part as ONNX, if there is a failure; its inputs
+            go beside it.
+        tolerance: largest error allowed, relative to an output's largest magnitude; None for
+            1e-4 (float16 3e-3).
+        shapes: as for `build`; the inputs' own where they are given.
+        outputs: values to compare instead of the model's outputs.
+        max_batch_size: batch, where the network leaves it open.
+        threads: threads of the engine.
+        seed: of the random inputs.
+        progress: told of each build.
+        options: further options of `build`.
+
+    Raises:
+        SmeltError: the model cannot be read or built, or the oracle cannot run it.
+        MissingExtraError: the oracle is not installed.
+    """
+    graph, message = _open(model, weights, outputs)
+    given = dict(inputs or {})
+    shapes = shapes_of_inputs(graph, given, shapes)
+    sets = input_sets(graph, given, shapes, max_batch_size, seed)
+    oracle = make_oracle(against, graph, message)
+    engine_options = options | {"progress": progress, "max_batch_size": max_batch_size}
+    worst: dict[str, OutputError] = {}
+    failing = 0
+    with (
+        build(graph, shapes=shapes, **engine_options) as engine,
+        engine.create_context(threads=threads) as context,
+    ):
+        for number, arrays in enumerate(sets):
+            wanted = oracle.values(arrays, [value.name for value in graph.outputs])
+            results = [context.run(arrays) for _ in range(2)]
+            for error in _output_errors(results, wanted, tolerance):
+                before = worst.get(error.name)
+                if before is None or _badness(error) > _badness(before):
+                    worst[error.name] = error
+                    failing = failing if error.passed else number
+    trial = _Trial(against, tolerance, threads, engine_options)
+    found: Comparison = Comparison(graph.name, against, tuple(worst.values()))
+    if not layers and (reduce is None or found.passed):
+        return found
+    return trial.explain(found, graph, sets[failing], message, layers=layers, reduce=reduce)
+
+
+def _badness(error: OutputError) -> tuple[bool, float]:
+    return not error.passed, error.relative_error
+
+
+def _open(
+    model: Model,
+    weights: str | os.PathLike[str] | bytes | None,
+    outputs: Sequence[str] | None,
+) -> tuple[Graph, onnx.ModelProto | None]:
+    """The graph, and the ONNX model that it comes from, if any."""
+    if isinstance(model, Graph):
+        return model, None
+    if isinstance(model, NetworkDefinition):
+        return model.graph, None
+    is_text = isinstance(model, str) or hasattr(model, "__fspath__")
+    if weights is not None or (is_text and Path(str(model)).suffix in {".prototxt", ".pbtxt"}):
+        network, _ = network_from_caffe(model, weights, outputs=outputs)  # type: ignore[arg-type]
+        return network.graph, None
+    import onnx
+
+    graph = network_from_onnx(model, outputs=outputs).graph
+    if isinstance(model, onnx.ModelProto):
+        return graph, model
+    if isinstance(model, bytes):
+        return graph, onnx.load_model_from_string(model)
+    return graph, onnx.load(model)
+
+
+def _output_errors(
+    results: Sequence[Mapping[str, Array]],
+    wanted: Mapping[str, Array],
+    tolerance: float | None,
+) -> list[OutputError]:
+    first, second = results
+    return [
+        measure_error(
+            name,
+            np.asarray(first[name]),
+            array,
+            tolerance,
+            moves=np.asarray(first[name]).tobytes() != np.asarray(second[name]).tobytes(),
+        )
+        for name, array in wanted.items()
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """How parts of the network are tried."""
+
+    against: str
+    tolerance: float | None
+    threads: int | None
+    options: dict[str, Any]
+
+    def explain(
+        self,
+        found: Comparison,
+        graph: Graph,
+        inputs: Mapping[str, Array],
+        message: onnx.ModelProto | None,
+        *,
+        layers: bool,
+        reduce: str | os.PathLike[str] | None,
+    ) -> Comparison:
+        """The comparison with the first layer that differs, and the smallest part that fails."""
+        fixed = fix_shapes(graph, inputs)
+        rows: tuple[tuple[str, OutputError], ...] = ()
+        first: LayerDifference | None = None
+        if layers:
+            oracle = make_oracle(self.against, fixed, message)
+            errors = layer_errors(fixed, inputs, oracle, self.tolerance, self.run)
+            rows = tuple((" + ".join(node.layers) or node.name, error) for node, error in errors)
+            if not (found.passed and all(error.passed for _, error in errors)):
+                first = find_first_difference(
+                    fixed, inputs, oracle, self.tolerance, self.run, errors
+                )
+        reduction = None
+        if reduce is not None and (first is not None or not found.passed):
+            reduction = self.reduce(fixed, inputs, Path(reduce))
+        return Comparison(found.network, found.against, found.outputs, rows, first, reduction)
+
+    def run(self, graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Build an engine and run it."""
+        needed = {value.name: inputs[value.name] for value in graph.inputs}
+        with (
+            build(graph, **self.options) as engine,
+            engine.create_context(threads=self.threads) as context,
+        ):
+            return context.run(needed)
+
+    def fails(self, graph: Graph, inputs: Mapping[str, Array]) -> bool:
+        """Whether the engine of a network differs from the oracle."""
+        try:
+            oracle = make_oracle(self.against, graph)
+            wanted = oracle.values(inputs, [value.name for value in graph.outputs])
+            got = self.run(graph, inputs)
+        except SmeltError:
+            return False  # this part is no network by itself
+        return any(
+            not measure_error(name, got[name], array, self.tolerance).passed
+            for name, array in wanted.items()
+        )
+
+    def reduce(self, graph: Graph, inputs: Mapping[str, Array], path: Path) -> Reduction:
+        """Find the smallest part that fails, and save it."""
+        part = reduce_graph(graph, inputs, self.fails)
+        if part is None:
+            return Reduction((), None, None, "the failure is gone when shapes are fixed")
+        smallest, arrays = part
+        nodes = tuple(str(node) for node in smallest.nodes)
+        try:
+            data = model_from_graph(smallest).SerializeToString()
+        except UnsupportedError as error:
+            return Reduction(nodes, None, None, str(error))
+        beside = path.with_suffix(".npz")
+        write_atomically(path, iter([data]))
+        write_atomically(beside, iter([_archive(arrays)]))
+        return Reduction(nodes, str(path), str(beside))
+
+
+def _archive(arrays: Mapping[str, Array]) -> bytes:
+    import io
+
+    buffer = io.BytesIO()
+    np.savez(buffer, **dict(arrays))  # type: ignore[arg-type]
+    return buffer.getvalue()

@@ -1,0 +1,166 @@
+"""A graph as an ONNX model, for the ops that ONNX has, too.
+
+Our ops have ONNX's names, attributes and newest semantics, so almost all of this follows from
+ONNX's own schemas; the table says where it does not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from smelt.errors import UnsupportedError
+from smelt.ops import ConstantOfShape, Fused
+from smelt.types import DType, TensorType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import onnx
+
+    from smelt.ir import Graph, Node, Op, Value
+
+_RENAMED: Final = {"trans_a": "transA", "trans_b": "transB"}
+_OURS_ALONE: Final = frozenset(("count_symbol",))
+"""Fields that say how we name a result's extent."""
+_OLDEST_OPSET: Final = 21
+
+
+def model_from_graph(graph: Graph) -> onnx.ModelProto:
+    """The graph as an ONNX model.
+
+    Raises UnsupportedError: naming every node that ONNX has no op for, with the reason.
+    """
+    return _Exporter(graph).run()
+
+
+class _Exporter:
+    def __init__(self, graph: Graph) -> None:
+        # onnx is loaded only by who writes a model.
+        import onnx
+
+        self.onnx: Any = onnx
+        self.graph = graph
+        self.names: dict[int, str] = {}
+        self.taken: set[str] = set()
+        self.initialisers: list[onnx.TensorProto] = []
+        self.nodes: list[onnx.NodeProto] = []
+        self.opset = _OLDEST_OPSET
+
+    def run(self) -> onnx.ModelProto:
+        helper = self.onnx.helper
+        inputs = [self._value_info(value) for value in self.graph.inputs]
+        # Outputs keep their names, whatever else is called so.
+        for value in self.graph.outputs:
+            self._name(value)
+        reasons: list[str] = []
+        for node in self.graph.nodes:
+            try:
+                self._export(node)
+            except UnsupportedError as error:
+                reasons.append(f"{node}: {error}")
+        if reasons:
+            raise UnsupportedError(f"{self.graph.name} cannot be written as ONNX", reasons=reasons)
+        outputs = [self._value_info(value) for value in self.graph.outputs]
+        made = helper.make_graph(self.nodes, self.graph.name, inputs, outputs, self.initialisers)
+        opsets = [helper.make_opsetid("", self.opset)]
+        version = helper.find_min_ir_version_for(opsets)
+        model: onnx.ModelProto = helper.make_model(made, opset_imports=opsets, ir_version=version)
+        return model
+
+    # ---- values
+
+    def _name(self, value: Value) -> str:
+        """The value's name, made unique; a constant becomes an initialiser."""
+        if id(value) in self.names:
+            return self.names[id(value)]
+        name, number = value.name or "value", 1
+        while name in self.taken:
+            number += 1
+            name = f"{value.name}_{number}"
+        self.taken.add(name)
+        self.names[id(value)] = name
+        if value.constant is not None:
+            array = np.ascontiguousarray(value.constant.array)
+            self.initialisers.append(self.onnx.numpy_helper.from_array(array, name))
+        return name
+
+    def _value_info(self, value: Value) -> onnx.ValueInfoProto:
+        if not isinstance(value.type, TensorType):
+            raise UnsupportedError(f"{value.name} is a {value.type}, and only tensors are written")
+        shape = [d if isinstance(d, int) else str(d) for d in value.type.shape]
+        kind = self._element_type(value.type.dtype)
+        make: Any = self.onnx.helper.make_tensor_value_info
+        info: onnx.ValueInfoProto = make(self._name(value), kind, shape)
+        return info
+
+    def _element_type(self, dtype: DType) -> int:
+        name = "FLOAT" if dtype is DType.FLOAT32 else dtype.value.upper()
+        return int(self.onnx.TensorProto.DataType.Value("DOUBLE" if name == "FLOAT64" else name))
+
+    # ---- nodes
+
+    def _export(self, node: Node) -> None:
+        inputs = ["" if v is None else self._name(v) for v in node.inputs]
+        outputs = [self._name(v) for v in node.outputs]
+        if not isinstance(node.op, Fused):
+            self._add(node.op, inputs, outputs, node.name)
+            return
+        fused = node.op
+        results = [self._fresh(f"{node.name}/{i}") for i in range(len(fused.stages))]
+        results.append(outputs[0])
+        self._add(fused.root, inputs[: fused.root_inputs], results[:1], node.name)
+        for number, stage in enumerate(fused.stages, 1):
+            reads = [inputs[a] if a >= 0 else results[-a - 1] for a in stage.arguments]
+            self._add(stage.op, reads, [results[number]], f"{node.name}/{stage.op.name}_{number}")
+
+    def _fresh(self, name: str) -> str:
+        while name in self.taken:
+            name += "_"
+        self.taken.add(name)
+        return name
+
+    def _add(self, op: Op, inputs: Sequence[str], outputs: Sequence[str], name: str) -> None:
+        kind = type(op).__name__
+        schema = self._schema(kind)
+        if op.regions:
+            raise UnsupportedError(f"{kind} has graphs of its own, which are not written")
+        attributes = dict(self._attributes(op, set(schema.attributes)))
+        self.opset = max(self.opset, int(schema.since_version))
+        used = list(inputs)
+        while used and not used[-1]:
+            used.pop()
+        self.nodes.append(self.onnx.helper.make_node(kind, used, outputs, name=name, **attributes))
+
+    def _schema(self, kind: str) -> Any:
+        try:
+            return self.onnx.defs.get_schema(kind)
+        except self.onnx.defs.SchemaError as error:
+            raise UnsupportedError(f"ONNX has no op {kind}") from error
+
+    def _attributes(self, op: Op, known: set[str]) -> Iterator[tuple[str, object]]:
+        if isinstance(op, ConstantOfShape):
+            array = np.array([op.value], op.dtype.numpy)
+            yield "value", self.onnx.numpy_helper.from_array(array)
+            return
+        for field in dataclasses.fields(op):
+            value = getattr(op, field.name)
+            name = _RENAMED.get(field.name, field.name)
+            if name in known:
+                if value is not None and value != ():
+                    yield name, self._attribute(value)
+            elif field.name not in _OURS_ALONE and value != field.default:
+                raise UnsupportedError(
+                    f"ONNX's {type(op).__name__} has no attribute {field.name}, here {value!r}"
+                )
+
+    def _attribute(self, value: object) -> object:
+        if isinstance(value, DType):
+            return self._element_type(value)
+        if isinstance(value, bool):
+            return int(value)
+        if isinstance(value, np.ndarray):
+            return self.onnx.numpy_helper.from_array(value)
+        return list(value) if isinstance(value, tuple) else value  # pyright: ignore[reportUnknownArgumentType]

@@ -1,0 +1,113 @@
+"""The first layer whose result differs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from smelt.compare._measure import OutputError, measure_error
+from smelt.ir import clone
+from smelt.types import DType, TensorType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from smelt.compare._oracle import Oracle
+    from smelt.ir import Array, Graph, Node, Value
+
+    Run = Callable[[Graph, Mapping[str, Array]], dict[str, Array]]
+    """Builds an engine of a graph and runs it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerDifference:
+    """A layer whose result is wrong while what it reads is right."""
+
+    layer: str
+    node: str
+    op: str
+    tensor: str
+    error: OutputError
+    fused_only: bool
+    """Whether the result is right in an engine that shows every intermediate one: then it is what
+    the optimiser makes of the layers around here that is wrong."""
+
+
+def shown_values(graph: Graph) -> list[tuple[Node, Value]]:
+    """The results that can be compared, in the order in which they are computed."""
+    return [
+        (node, value)
+        for node in graph.nodes
+        for value in node.outputs
+        if isinstance(value.type, TensorType) and value.type.dtype is not DType.BFLOAT16
+    ]
+
+
+def layer_errors(
+    graph: Graph,
+    inputs: Mapping[str, Array],
+    oracle: Oracle,
+    tolerance: float | None,
+    run: Run,
+) -> list[tuple[Node, OutputError]]:
+    """The error of each intermediate result, in an engine that shows them all."""
+    shown = shown_values(graph)
+    names = [value.name for _, value in shown]
+    wanted = oracle.values(inputs, names)
+    got = run(with_outputs(graph, names), inputs)
+    return [
+        (node, measure_error(value.name, got[value.name], wanted[value.name], tolerance))
+        for node, value in shown
+        if value.name in wanted
+    ]
+
+
+def find_first_difference(
+    graph: Graph,
+    inputs: Mapping[str, Array],
+    oracle: Oracle,
+    tolerance: float | None,
+    run: Run,
+    errors: Sequence[tuple[Node, OutputError]],
+) -> LayerDifference | None:
+    """The first layer that differs; None when none does.
+
+    An engine that shows every intermediate result fuses less. Where all of its results are right
+    and the network's are not, single results are asked for, by bisection.
+    """
+    for node, error in errors:
+        if not error.passed:
+            return _difference(node, error, fused_only=False)
+    candidates = [(node, error.name) for node, error in errors]
+    wanted = oracle.values(inputs, [name for _, name in candidates])
+
+    def error_at(index: int) -> OutputError:
+        name = candidates[index][1]
+        got = run(with_outputs(graph, [name]), inputs)[name]
+        return measure_error(name, got, wanted[name], tolerance)
+
+    low, high, worst = -1, len(candidates) - 1, None
+    while high - low > 1 or worst is None:
+        middle = high if worst is None else (low + high) // 2
+        error = error_at(middle)
+        if error.passed:
+            if worst is None:
+                return None
+            low = middle
+        else:
+            high, worst = middle, error
+    return _difference(candidates[high][0], worst, fused_only=True)
+
+
+def _difference(node: Node, error: OutputError, *, fused_only: bool) -> LayerDifference:
+    layer = " + ".join(node.layers) or node.name
+    return LayerDifference(layer, node.name, node.op.name, error.name, error, fused_only)
+
+
+def with_outputs(graph: Graph, names: Sequence[str]) -> Graph:
+    """A copy of the graph whose outputs are the values of these names."""
+    copy = clone(graph)
+    by_name = {value.name: value for value in copy.values()}
+    copy.outputs = [by_name[name] for name in names]
+    copy.remove_unused()
+    return copy

@@ -1,0 +1,79 @@
+"""How far an array is from what is wanted."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from smelt.ir import Array
+
+TOLERANCES: Final = {"float16": 3e-3, "bfloat16": 2e-2}
+"""Errors allowed where nothing is said, relative to the output's largest magnitude."""
+DEFAULT_TOLERANCE: Final = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class OutputError:
+    """The error of one tensor."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    largest_magnitude: float
+    """Largest finite magnitude that is wanted."""
+    max_abs_error: float
+    """Infinite where shapes differ, or one has no number where the other has one."""
+    relative_error: float
+    """The largest absolute error by the largest magnitude; infinite for unequal integers."""
+    tolerance: float
+    moves: bool = False
+    """Whether two runs on the same inputs gave different bits: a race, wrong whatever its size."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the error is allowed."""
+        return self.relative_error <= self.tolerance and not self.moves
+
+
+def measure_error(
+    name: str, got: Array, wanted: Array, tolerance: float | None = None, *, moves: bool = False
+) -> OutputError:
+    """The error of ``got``.
+
+    Args:
+        name: name of the tensor.
+        got: what an engine gave.
+        wanted: what it should be.
+        tolerance: largest relative error allowed; None for what suits the dtype.
+        moves: whether another run gave something else.
+    """
+    limit = TOLERANCES.get(str(wanted.dtype), DEFAULT_TOLERANCE) if tolerance is None else tolerance
+    magnitude, absolute, relative = _errors(got, wanted)
+    return OutputError(
+        name, str(wanted.dtype), tuple(wanted.shape), magnitude, absolute, relative, limit, moves
+    )
+
+
+def _errors(got: Array, wanted: Array) -> tuple[float, float, float]:
+    """Largest magnitude wanted, largest absolute error, and that relative to the magnitude."""
+    if got.shape != wanted.shape or got.dtype != wanted.dtype:
+        return 0.0, math.inf, math.inf
+    if wanted.size == 0:
+        return 0.0, 0.0, 0.0
+    a, b = got.astype(np.float64), wanted.astype(np.float64)
+    finite = np.isfinite(b)
+    if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
+        return 0.0, math.inf, math.inf
+    if not finite.any():
+        return 0.0, 0.0, 0.0
+    magnitude = float(np.abs(b[finite]).max())
+    absolute = float(np.abs(a[finite] - b[finite]).max())
+    if math.isnan(absolute):
+        return magnitude, math.inf, math.inf
+    if wanted.dtype.kind != "f":
+        return magnitude, absolute, 0.0 if absolute == 0 else math.inf
+    return magnitude, absolute, absolute / (magnitude or 1.0)

@@ -1,0 +1,149 @@
+"""The smallest part of a network that still fails: delta debugging over its nodes.
+
+A part is run on the values that its surroundings compute in the references, so any set of nodes is
+a network of its own. (Zeller and Hildebrandt, "Simplifying and isolating failure-inducing input",
+2002.)
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from smelt.interp import interpret
+from smelt.ir import Constant, Graph, Value
+from smelt.types import DType, TensorType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from smelt.interp import Listener
+    from smelt.ir import Array, Node
+
+_MOST_TRIALS: Final = 200
+_SHAPE_ELEMENTS: Final = 64
+"""An integer vector of at most so many elements is a shape or a list of axes: it stays constant."""
+
+Part = tuple[Graph, dict[str, "Array"]]
+"""A network, and inputs for it."""
+
+
+def reduce_graph(
+    graph: Graph, inputs: Mapping[str, Array], fails: Callable[[Graph, Mapping[str, Array]], bool]
+) -> Part | None:
+    """The smallest part that fails, with its inputs; None when the whole does not.
+
+    Args:
+        graph: the network, of fixed shapes.
+        inputs: on which it fails.
+        fails: whether a network fails on inputs.
+    """
+    recorder = _Recorder()
+    listeners: Sequence[Listener] = [recorder]
+    interpret(graph, inputs, listeners=listeners)
+    values = recorder.arrays | {id(v): np.asarray(inputs[v.name]) for v in graph.inputs}
+    nodes = [node for node in graph.nodes if id(node.output) in values]
+    trials = 0
+
+    def part_fails(chosen: Sequence[Node]) -> bool:
+        nonlocal trials
+        trials += 1
+        if trials > _MOST_TRIALS or not chosen:
+            return False
+        return fails(*cut_part(graph, chosen, values))
+
+    if not part_fails(nodes):
+        return None
+    return cut_part(graph, _smallest(nodes, part_fails), values)
+
+
+class _Recorder:
+    """Keeps every result."""
+
+    def __init__(self) -> None:
+        self.arrays: dict[int, Array] = {}
+
+    def will_run(self, node: Node, inputs: Sequence[Array | None], /) -> None:
+        """Nothing is known yet."""
+        del node, inputs
+
+    def did_run(self, node: Node, outputs: Sequence[Array], /) -> None:
+        """Keep the results."""
+        self.arrays.update(
+            (id(value), array) for value, array in zip(node.outputs, outputs, strict=False)
+        )
+
+
+def _smallest(nodes: list[Node], fails: Callable[[Sequence[Node]], bool]) -> list[Node]:
+    """A list from which nothing more can be taken away (as far as the trials go)."""
+    pieces = 2
+    while len(nodes) > 1:
+        chunks = _cut(nodes, pieces)
+        failing = next((chunk for chunk in chunks if fails(chunk)), None)
+        if failing is not None:
+            nodes, pieces = failing, 2
+            continue
+        rests = [[n for n in nodes if n not in chunk] for chunk in chunks] if pieces > 2 else []
+        failing = next((rest for rest in rests if fails(rest)), None)
+        if failing is not None:
+            nodes, pieces = failing, max(pieces - 1, 2)
+        elif pieces >= len(nodes):
+            break
+        else:
+            pieces = min(2 * pieces, len(nodes))
+    return nodes
+
+
+def _cut(nodes: Sequence[Node], pieces: int) -> list[list[Node]]:
+    bounds = [len(nodes) * i // pieces for i in range(pieces + 1)]
+    return [list(nodes[a:b]) for a, b in pairwise(bounds) if a < b]
+
+
+def cut_part(graph: Graph, nodes: Sequence[Node], values: Mapping[int, Array]) -> Part:
+    """Nodes of a graph as a network of their own, and the inputs that it had in the whole."""
+    part = Graph(f"part of {graph.name}")
+    own = {id(node) for node in nodes}
+    made: dict[int, Value] = {}
+    inputs: dict[str, Array] = {}
+
+    def take(value: Value | None) -> Value | None:
+        if value is None:
+            return None
+        if id(value) not in made:
+            made[id(value)] = _enter(part, value, values, inputs)
+        return made[id(value)]
+
+    for node in nodes:
+        copy = part.add(
+            node.op,
+            *[take(value) for value in node.inputs],
+            name=node.name,
+            output_names=[value.name for value in node.outputs],
+            layers=node.layers,
+        )
+        made.update((id(a), b) for a, b in zip(node.outputs, copy.outputs, strict=True))
+    part.symbol_bounds = dict(graph.symbol_bounds)
+    part.outputs = [
+        made[id(value)]
+        for node in nodes
+        for value in node.outputs
+        if not value.users
+        or graph.is_output(value)
+        or any(id(user) not in own for user in value.users)
+    ]
+    return part, inputs
+
+
+def _enter(
+    part: Graph, value: Value, values: Mapping[int, Array], inputs: dict[str, Array]
+) -> Value:
+    """A value that the part reads: a constant, or a new input with what it had in the whole."""
+    if value.constant is not None:
+        return part.add_constant(value.constant)
+    array = values[id(value)]
+    if array.dtype.kind == "i" and array.ndim <= 1 and array.size <= _SHAPE_ELEMENTS:
+        return part.add_constant(Constant(value.name, array))
+    inputs[value.name] = array
+    return part.add_input(value.name, TensorType(DType.from_numpy(array.dtype), array.shape))

@@ -1,0 +1,42 @@
+"""What an engine is made of and why: as values, text, JSON, HTML and SVG."""
+
+from smelt.inspect._collect import report_of
+from smelt.inspect._html import report_to_html
+from smelt.inspect._json import report_to_json
+from smelt.inspect._report import (
+    BindingReport,
+    CandidateReport,
+    EngineReport,
+    KernelReport,
+    LayerReport,
+    NodeReport,
+    PassNote,
+    PassSummary,
+    PlanReport,
+    TensorLife,
+    WeightReport,
+)
+from smelt.inspect._svg_graph import graph_to_svg
+from smelt.inspect._svg_memory import memory_to_svg
+from smelt.inspect._text import SECTIONS, report_to_text
+
+__all__ = [
+    "SECTIONS",
+    "BindingReport",
+    "CandidateReport",
+    "EngineReport",
+    "KernelReport",
+    "LayerReport",
+    "NodeReport",
+    "PassNote",
+    "PassSummary",
+    "PlanReport",
+    "TensorLife",
+    "WeightReport",
+    "graph_to_svg",
+    "memory_to_svg",
+    "report_of",
+    "report_to_html",
+    "report_to_json",
+    "report_to_text",
+]

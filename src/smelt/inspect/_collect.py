@@ -1,0 +1,291 @@
+"""From an engine's header to the report. Nothing of the engine runs.
+
+The header's ``report`` is text that the builder wrote; an engine may come from anywhere, so what is
+not as expected there is left out, never believed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from smelt.engine import HostCall, Launch, Space
+from smelt.inspect._report import (
+    BindingReport,
+    CandidateReport,
+    EngineReport,
+    KernelReport,
+    LayerReport,
+    NodeReport,
+    PassNote,
+    PassSummary,
+    PlanReport,
+    TensorLife,
+    WeightReport,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from smelt.engine import EngineHeader, LayerInfo, Plan, Step
+
+
+class HasHeader(Protocol):
+    """An engine, loaded or only read."""
+
+    @property
+    def header(self) -> EngineHeader:
+        """The engine's description."""
+        ...
+
+
+def report_of(engine: HasHeader) -> EngineReport:
+    """Everything that an engine says about itself.
+
+    Args:
+        engine: an engine, or a file that was read and not loaded: one for another machine will do.
+    """
+    header = engine.header
+    print_ = header.fingerprint
+    told = _told_of_plans(header.report)
+    ranges = list(_layer_ranges(header))
+    plans = [
+        _plan(header, number, told[number] if number < len(told) else {}, ranges[number])
+        for number in range(len(header.plans))
+    ]
+    return EngineReport(
+        network=header.name,
+        device=print_.device,
+        architecture=print_.architecture,
+        features=print_.features,
+        system=print_.system,
+        version=print_.version,
+        max_batch_size=header.max_batch_size,
+        bindings=tuple(
+            BindingReport(b.name, b.is_input, b.dtype.value, tuple(_extent(d) for d in b.shape))
+            for b in header.bindings
+        ),
+        plans=tuple(plans),
+        weights=tuple(
+            WeightReport(
+                w.name,
+                w.dtype.value,
+                w.shape,
+                math.prod(w.shape) * w.dtype.size_bytes,
+                w.recipe is not None,
+            )
+            for w in header.weights
+        ),
+        kernels=tuple(_kernels(header)),
+    )
+
+
+def _extent(dim: object) -> int | str:
+    return dim if isinstance(dim, int) else str(dim)
+
+
+def _kernels(header: EngineHeader) -> Iterator[KernelReport]:
+    launches = [s for p in header.plans for s in p.steps if isinstance(s, Launch)]
+    uses = Counter(launch.kernel for launch in launches)
+    for kernel, count in uses.items():
+        texts = tuple((name, str(value)) for name, value in kernel.parameters)
+        yield KernelReport(kernel.symbol, kernel.family, count, texts)
+
+
+def _layer_ranges(header: EngineHeader) -> Iterator[range]:
+    """The layers of each plan: they follow one another."""
+    starts = [min((s.layer for s in plan.steps), default=0) for plan in header.plans]
+    starts[:1] = [0]
+    for start, end in zip(starts, [*starts[1:], len(header.layers)], strict=True):
+        yield range(start, end)
+
+
+# ---- one plan
+
+
+def _plan(header: EngineHeader, number: int, told: Mapping[str, Any], layers: range) -> PlanReport:
+    plan = header.plans[number]
+    kinds = [is_host for is_host, _ in groupby(isinstance(s, HostCall) for s in plan.steps)]
+    references = tuple(_op_name(s) for s in plan.steps if isinstance(s, HostCall))
+    memory = tuple(_memory(told)) or tuple(_memory_of_plan(plan))
+    bound = told.get("lower_bound_bytes")
+    return PlanReport(
+        symbols=plan.symbols,
+        steps=len(plan.steps),
+        segments=len(kinds),
+        native_segments=kinds.count(False),
+        host_segments=kinds.count(True),
+        reference_steps=len(references),
+        reference_ops=references,
+        arena_bytes=plan.arena_bytes,
+        arena_lower_bound_bytes=bound if isinstance(bound, int) else _most_alive(memory),
+        scratch_bytes=plan.scratch_bytes,
+        layers=tuple(_layer(i, header.layers[i], plan.steps, told) for i in layers),
+        passes=tuple(_passes(told)),
+        storage=_texts(told.get("storage")),
+        memory=memory,
+        source_nodes=tuple(
+            (_text(n.get("name")), _text(n.get("op"))) for n in _records(told.get("source"))
+        ),
+        nodes=tuple(map(_node, _records(told.get("nodes")))),
+    )
+
+
+def _op_name(step: HostCall) -> str:
+    op = step.op
+    return str(op[1]) if isinstance(op, tuple) and len(op) > 1 else "?"
+
+
+def _layer(
+    index: int, info: LayerInfo, steps: Sequence[Step], told: Mapping[str, Any]
+) -> LayerReport:
+    details = dict(info.details)
+    own = [step for step in steps if step.layer == index]
+    node = _text(details.get("node"))
+    known = next((n for n in _records(told.get("nodes")) if n.get("name") == node), {})
+    return LayerReport(
+        index=index,
+        name=info.name,
+        kind=info.kind,
+        tactic=info.tactic,
+        node=node,
+        inputs=_texts(details.get("inputs")),
+        outputs=_texts(details.get("outputs")),
+        input_formats=tuple(
+            format_ if isinstance(format_, str) else None
+            for format_ in _items(known.get("input_formats"))
+        ),
+        output_formats=_texts(known.get("output_formats")),
+        steps=len(own),
+        is_reference=any(isinstance(step, HostCall) for step in own),
+        candidates=tuple(_candidates(_field(told, "candidates", node), info.tactic)),
+        refusals=_texts(_field(told, "refusals", node)),
+    )
+
+
+def _candidates(told: object, chosen: str) -> Iterator[CandidateReport]:
+    is_free = True
+    for entry in _items(told):
+        match entry:
+            case [str(tactic), float() | int() as seconds]:
+                # The reference is never timed: what stands there is only larger than anything.
+                timed = math.isfinite(seconds) and not tactic.startswith("reference(")
+                yield CandidateReport(
+                    tactic, float(seconds) if timed else None, is_free and tactic == chosen
+                )
+                is_free = is_free and tactic != chosen
+            case _:
+                continue
+
+
+def _passes(told: Mapping[str, Any]) -> Iterator[PassSummary]:
+    for record in _records(told.get("passes")):
+        yield PassSummary(
+            _text(record.get("name")),
+            int(_number(record.get("nodes_before"))),
+            int(_number(record.get("nodes_after"))),
+            _number(record.get("seconds")),
+            tuple(
+                PassNote(
+                    _texts(note.get("before")),
+                    _texts(note.get("after")),
+                    _text(note.get("detail")),
+                    note.get("applied") is True,
+                )
+                for note in _records(record.get("notes"))
+            ),
+        )
+
+
+def _node(told: Mapping[str, Any]) -> NodeReport:
+    return NodeReport(
+        name=_text(told.get("name")),
+        op=_text(told.get("op")),
+        layers=_texts(told.get("layers")),
+        inputs=_texts(told.get("inputs")),
+        outputs=_texts(told.get("outputs")),
+        types=_texts(told.get("types")),
+        tactic=_text(told.get("tactic")),
+        is_reference=told.get("is_reference") is True,
+        is_view=told.get("aliasing") not in ("none", None),
+    )
+
+
+# ---- memory
+
+
+def _memory(told: Mapping[str, Any]) -> Iterator[TensorLife]:
+    for entry in _items(told.get("memory")):
+        match entry:
+            case [str(name), int(offset), int(size), int(first), int(last)] if (
+                0 <= first <= last and size >= 0 and offset >= 0
+            ):
+                yield TensorLife(name, offset, size, first, last)
+            case _:
+                continue
+
+
+def _memory_of_plan(plan: Plan) -> Iterator[TensorLife]:
+    """Lives as the steps themselves show them, where the report does not tell."""
+    lives: dict[int, tuple[int, int]] = {}
+    for number, step in enumerate(plan.steps):
+        views = step.operands if isinstance(step, Launch) else (*step.inputs, *step.outputs)
+        for view in views:
+            if view is not None and plan.buffers[view.buffer].space is Space.ARENA:
+                first, _ = lives.get(view.buffer, (number, number))
+                lives[view.buffer] = (first, number)
+    for index, (first, last) in lives.items():
+        buffer = plan.buffers[index]
+        yield TensorLife(f"buffer {index}", buffer.start, buffer.size_bytes, first, last)
+
+
+def _most_alive(memory: Sequence[TensorLife]) -> int:
+    ends = sorted(
+        [(life.first_step, life.size_bytes) for life in memory]
+        + [(life.last_step + 1, -life.size_bytes) for life in memory]
+    )
+    total = most = 0
+    for _, change in ends:
+        total += change
+        most = max(most, total)
+    return most
+
+
+# ---- what was told, read with suspicion
+
+
+def _told_of_plans(text: str) -> list[Mapping[str, Any]]:
+    try:
+        told: object = json.loads(text)
+    except (ValueError, RecursionError):
+        return []
+    return [cast("Mapping[str, Any]", plan) for plan in _items(told) if isinstance(plan, dict)]
+
+
+def _items(value: object) -> Sequence[object]:
+    return cast("Sequence[object]", value) if isinstance(value, list | tuple) else ()
+
+
+def _records(value: object) -> list[Mapping[str, Any]]:
+    return [cast("Mapping[str, Any]", part) for part in _items(value) if isinstance(part, dict)]
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    return tuple(part for part in _items(value) if isinstance(part, str))
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _number(value: object) -> float:
+    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(cast("float", value)) if good else 0.0
+
+
+def _field(told: Mapping[str, Any], name: str, key: str) -> object:
+    found = told.get(name)
+    return cast("Mapping[str, object]", found).get(key) if isinstance(found, dict) else None

@@ -1,0 +1,200 @@
+"""The report as one HTML page that needs nothing else."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING, Final
+
+from smelt.inspect._svg_graph import graph_to_svg
+from smelt.inspect._svg_memory import memory_to_svg
+from smelt.inspect._text import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from smelt.inspect._report import EngineReport, LayerReport, PlanReport
+
+_STYLE: Final = """
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 76rem; padding: 0 1.2rem;
+  color: #1a202c; background: #fff; }
+h1 { font-size: 1.7rem; margin-bottom: .2rem; } h2 { margin-top: 2.4rem; }
+h3 { margin: 1.8rem 0 .5rem; } code, .mono { font: 12.5px/1.45 ui-monospace, monospace; }
+.facts { display: flex; flex-wrap: wrap; gap: .8rem; margin: 1.2rem 0; padding: 0;
+  list-style: none; }
+.facts li { background: #f4f4f1; border-radius: 8px; padding: .55rem .9rem; }
+.facts b { display: block; font-size: 1.15rem; }
+.facts span { color: #555; font-size: .85rem; }
+table { border-collapse: collapse; width: 100%; font-size: 13.5px; }
+th { text-align: left; border-bottom: 2px solid #cbd5e0; padding: .35rem .6rem; }
+td { border-bottom: 1px solid #e8e8e4; padding: .32rem .6rem; vertical-align: top; }
+td.number { text-align: right; font-variant-numeric: tabular-nums; }
+tr.slow td { background: #fdeeed; } .no { color: #7a5c00; }
+.scroll { overflow: auto; max-height: 46rem; border: 1px solid #e3e3df; border-radius: 8px; }
+svg { display: block; max-width: 100%; height: auto; }
+.scroll svg { max-width: none; margin: 0 auto; }
+summary { cursor: pointer; } details table { margin: .4rem 0 .8rem; width: auto; }
+"""
+
+
+def report_to_html(report: EngineReport) -> str:
+    """The report as a complete HTML document: no script, and nothing fetched."""
+    parts = [
+        "<!doctype html>",
+        f'<html lang="en"><head><meta charset="utf-8"><title>{escape(report.network)}</title>',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<style>{_STYLE}</style></head><body>",
+        *_head(report),
+    ]
+    for number, plan in enumerate(report.plans):
+        parts += _plan(report, plan, number)
+    parts += _kernels_and_weights(report)
+    return "\n".join([*parts, "</body></html>"]) + "\n"
+
+
+def _head(report: EngineReport) -> Iterator[str]:
+    yield f"<h1>{escape(report.network)}</h1>"
+    features = f" with {', '.join(report.features)}" if report.features else ""
+    yield (
+        f"<p>An engine for {escape(report.device)}: {escape(report.architecture)}"
+        f"{escape(features)}, {escape(report.system)}; built by smelt {escape(report.version)}.</p>"
+    )
+    facts = [
+        ("weights", format_bytes(report.weight_bytes)),
+        ("kernels", str(len(report.kernels))),
+        ("plans", str(len(report.plans))),
+        ("reference steps", str(report.reference_steps)),
+    ]
+    if report.max_batch_size is not None:
+        facts.append(("largest batch", str(report.max_batch_size)))
+    yield from _facts(facts)
+    if report.reference_ops:
+        ops = ", ".join(report.reference_ops)
+        yield f'<p class="no">These run in Python, and are slow: {escape(ops)}.</p>'
+    rows = [
+        (
+            "in" if b.is_input else "out",
+            _code(b.name),
+            f"{b.dtype}[{escape(', '.join(map(str, b.shape)))}]",
+        )
+        for b in report.bindings
+    ]
+    yield _table(("", "binding", "type"), rows)
+
+
+def _facts(facts: Iterable[tuple[str, str]]) -> Iterator[str]:
+    items = "".join(f"<li><b>{escape(v)}</b><span>{escape(n)}</span></li>" for n, v in facts)
+    yield f'<ul class="facts">{items}</ul>'
+
+
+def _plan(report: EngineReport, plan: PlanReport, number: int) -> Iterator[str]:
+    ranges = ", ".join(
+        f"{name} = {low}" if low == high else f"{name} from {low} to {high}"
+        for name, low, high in plan.symbols
+    )
+    title = "Plan" if len(report.plans) == 1 else f"Plan {number + 1}"
+    yield f"<h2>{title}{escape(f' for {ranges}' if ranges else '')}</h2>"
+    yield from _facts(
+        [
+            ("nodes before the passes", str(len(plan.source_nodes))),
+            ("nodes after", str(len(plan.nodes))),
+            ("layers", str(len(plan.layers))),
+            ("steps", str(plan.steps)),
+            ("native + host segments", f"{plan.native_segments} + {plan.host_segments}"),
+            ("arena", format_bytes(plan.arena_bytes)),
+            ("least possible arena", format_bytes(plan.arena_lower_bound_bytes)),
+        ]
+    )
+    yield "<h3>Memory over time</h3>"
+    yield "<p>A box is a tensor: its bytes in the arena upwards, the steps of its life across."
+    yield " Point at one for its name. The dashed line is the least that any arena could be.</p>"
+    yield memory_to_svg(plan)
+    if plan.nodes:
+        yield "<h3>Graph after the passes</h3>"
+        yield "<p>Grey nodes only look differently at memory; red ones run in Python.</p>"
+        yield f'<div class="scroll">{graph_to_svg(plan, report.bindings)}</div>'
+    yield "<h3>Layers</h3>"
+    yield from _layers(plan.layers)
+    yield "<h3>What the passes did</h3>"
+    yield from _passes(plan)
+
+
+def _layers(layers: Sequence[LayerReport]) -> Iterator[str]:
+    yield "<table><tr><th>layer</th><th>kind</th><th>output</th><th>format</th><th>tactic</th></tr>"
+    for layer in layers:
+        slow = ' class="slow"' if layer.is_reference else ""
+        yield (
+            f"<tr{slow}><td>{escape(layer.name)}</td><td>{escape(layer.kind)}</td>"
+            f"<td class=mono>{escape(', '.join(layer.outputs))}</td>"
+            f"<td class=mono>{escape(' '.join(layer.output_formats))}</td>"
+            f"<td>{''.join(_tactic(layer))}</td></tr>"
+        )
+    yield "</table>"
+
+
+def _tactic(layer: LayerReport) -> Iterator[str]:
+    chosen = _code(layer.tactic)
+    if not layer.candidates and not layer.refusals:
+        yield chosen
+        return
+    yield f"<details><summary>{chosen}</summary>"
+    rows = [
+        (
+            "<b>chosen</b>" if candidate.chosen else "",
+            escape(format_seconds(candidate.seconds)),
+            _code(candidate.tactic),
+        )
+        for candidate in layer.candidates
+    ]
+    rows += [('<span class="no">no</span>', "", escape(reason)) for reason in layer.refusals]
+    yield _table(("", "time", "candidate"), rows) + "</details>"
+
+
+def _passes(plan: PlanReport) -> Iterator[str]:
+    rows: list[tuple[str, str, str]] = []
+    for one in plan.passes:
+        for note in one.notes:
+            before = escape(" + ".join(note.before))
+            if note.applied:
+                after = escape(" + ".join(note.after) or "(nothing)")
+                rows.append((_code(one.name), f"{before} → {after}", escape(note.detail)))
+            else:
+                detail = f'<span class="no">kept: {escape(note.detail)}</span>'
+                rows.append((_code(one.name), before, detail))
+    yield _table(("pass", "layers", "what, or why not"), rows) if rows else "<p>Nothing.</p>"
+    if plan.storage:
+        yield f"<details><summary>{len(plan.storage)} notes on storage</summary><ul>"
+        yield from (f"<li>{escape(note)}</li>" for note in plan.storage)
+        yield "</ul></details>"
+
+
+def _kernels_and_weights(report: EngineReport) -> Iterator[str]:
+    yield "<h2>Kernels</h2>"
+    rows = [(_code(k.symbol), escape(k.family), str(k.uses)) for k in report.kernels]
+    yield _folded(f"{len(rows)} kernels", _table(("kernel", "family", "uses"), rows))
+    yield "<h2>Weights</h2>"
+    rows_ = [
+        (
+            escape(w.name),
+            _code(f"{w.dtype}{list(w.shape)}"),
+            format_bytes(w.size_bytes),
+            "yes" if w.refittable else "no",
+        )
+        for w in report.weights
+    ]
+    table = _table(("weight", "packed as", "size", "refittable"), rows_)
+    yield _folded(f"{len(rows_)} weights, {format_bytes(report.weight_bytes)}", table)
+
+
+def _folded(summary: str, content: str) -> str:
+    return f"<details><summary>{escape(summary)}</summary>{content}</details>"
+
+
+def _code(text: str) -> str:
+    return f"<code>{escape(text)}</code>"
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of cells that are HTML already."""
+    head = "".join(f"<th>{escape(text)}</th>" for text in heads)
+    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
+    return f"<table><tr>{head}</tr>{body}</table>"

@@ -1,0 +1,34 @@
+"""The report as JSON values. The keys are stable: scripts rely on them.
+
+Top level: ``network``, ``device``, ``architecture``, ``features``, ``system``, ``version``,
+``max_batch_size``, ``reference_steps`` (an integer), ``reference_ops`` (a list of op names),
+``weight_bytes``, ``bindings``, ``plans``, ``weights``, ``kernels``. What lies below has the names
+of the fields of `smelt.inspect`'s values; a plan's ``layers`` carry tactics, formats, candidates
+and refusals, ``passes`` what was fused and why not, ``memory`` the life of each tensor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from smelt.inspect._report import EngineReport
+
+
+def report_to_json(report: EngineReport) -> dict[str, Any]:
+    """The report as values that JSON has."""
+    fields = asdict(report)
+    parts = {name: fields.pop(name) for name in ("bindings", "plans", "weights", "kernels")}
+    for kernel in parts["kernels"]:
+        kernel["parameters"] = dict(kernel["parameters"])
+    for plan in parts["plans"]:
+        plan["source_nodes"] = [{"name": n, "op": op} for n, op in plan["source_nodes"]]
+        plan["symbols"] = {name: [low, high] for name, low, high in plan["symbols"]}
+    return {
+        **fields,
+        "reference_steps": report.reference_steps,
+        "reference_ops": list(report.reference_ops),
+        "weight_bytes": report.weight_bytes,
+        **parts,
+    }

@@ -1,0 +1,190 @@
+"""The report on an engine, as values. Sizes are in bytes, at each plan's largest shapes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class BindingReport:
+    """An input or output."""
+
+    name: str
+    is_input: bool
+    dtype: str
+    shape: tuple[int | str, ...]
+    """Extents; a symbol's name where a run decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateReport:
+    """A way to run a layer that was considered."""
+
+    tactic: str
+    seconds: float | None
+    """Measured, or estimated where nothing was timed; None for what was not promising enough to be
+    timed, and for what gave wrong or moving results and was disqualified."""
+    chosen: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LayerReport:
+    """A layer of the optimised engine, as the profiler names it."""
+
+    index: int
+    name: str
+    """The layers of the model that it stands for, joined by " + "."""
+    kind: str
+    tactic: str
+    node: str
+    """Name of the graph's node; empty for what the planner added (formats, halos)."""
+    inputs: tuple[str, ...]
+    """Types of what it reads, weights included."""
+    outputs: tuple[str, ...]
+    input_formats: tuple[str | None, ...]
+    output_formats: tuple[str, ...]
+    steps: int
+    """Steps of the plan that it takes; 0 for a layer that was optimised into nothing."""
+    is_reference: bool
+    """Whether its reference runs in Python: right, but slow."""
+    candidates: tuple[CandidateReport, ...]
+    """Fastest first."""
+    refusals: tuple[str, ...]
+    """Families of kernels that cannot run it, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassNote:
+    """One thing that a pass did, or did not do."""
+
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+    detail: str
+    """What was done; for what was not, why not."""
+    applied: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PassSummary:
+    """What one pass of the optimiser did."""
+
+    name: str
+    nodes_before: int
+    nodes_after: int
+    seconds: float
+    notes: tuple[PassNote, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReport:
+    """A node of the optimised graph."""
+
+    name: str
+    op: str
+    layers: tuple[str, ...]
+    inputs: tuple[str, ...]
+    """Names of the tensors that it reads, without weights."""
+    outputs: tuple[str, ...]
+    types: tuple[str, ...]
+    """Type of each output."""
+    tactic: str
+    is_reference: bool
+    is_view: bool
+    """Whether it only looks differently at memory, and takes no time."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLife:
+    """Where a tensor lies in the arena, and how long."""
+
+    name: str
+    offset: int
+    size_bytes: int
+    first_step: int
+    last_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanReport:
+    """One way to run the engine."""
+
+    symbols: tuple[tuple[str, int, int], ...]
+    """(name, smallest, largest) value for which the plan runs."""
+    steps: int
+    segments: int
+    """Stretches of steps of one kind: one, where no Python runs in between."""
+    native_segments: int
+    host_segments: int
+    reference_steps: int
+    """Steps that run an op's reference in Python."""
+    reference_ops: tuple[str, ...]
+    """The op of each such step."""
+    arena_bytes: int
+    arena_lower_bound_bytes: int
+    """The largest sum of tensors alive at once; no arena can be smaller."""
+    scratch_bytes: int
+    """For each worker."""
+    layers: tuple[LayerReport, ...]
+    passes: tuple[PassSummary, ...]
+    storage: tuple[str, ...]
+    """Which concatenations are written in place, and which are copied."""
+    memory: tuple[TensorLife, ...]
+    source_nodes: tuple[tuple[str, str], ...]
+    """(name, op) of the nodes of the model, before the passes."""
+    nodes: tuple[NodeReport, ...]
+    """The graph after the passes, in the order in which it runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightReport:
+    """A packed weight."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    size_bytes: int
+    refittable: bool
+    """Whether new values of the model's weights can be pushed through what was folded into it."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelReport:
+    """A piece of machine code."""
+
+    symbol: str
+    family: str
+    uses: int
+    """Steps that launch it."""
+    parameters: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReport:
+    """Everything that an engine says about itself."""
+
+    network: str
+    device: str
+    architecture: str
+    features: tuple[str, ...]
+    system: str
+    version: str
+    max_batch_size: int | None
+    bindings: tuple[BindingReport, ...]
+    plans: tuple[PlanReport, ...]
+    weights: tuple[WeightReport, ...]
+    kernels: tuple[KernelReport, ...]
+
+    @property
+    def reference_steps(self) -> int:
+        """Steps of an inference that run an op's reference in Python: those of the worst plan."""
+        return max((plan.reference_steps for plan in self.plans), default=0)
+
+    @property
+    def reference_ops(self) -> tuple[str, ...]:
+        """The ops of those steps, each once."""
+        return tuple(dict.fromkeys(op for plan in self.plans for op in plan.reference_ops))
+
+    @property
+    def weight_bytes(self) -> int:
+        """Size of all packed weights."""
+        return sum(weight.size_bytes for weight in self.weights)

@@ -1,0 +1,97 @@
+"""Memory over time as a picture: steps to the right, the arena upwards, a box for each tensor."""
+
+from __future__ import annotations
+
+import hashlib
+from html import escape
+from typing import TYPE_CHECKING, Final
+
+from smelt.inspect._text import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from smelt.inspect._report import PlanReport, TensorLife
+
+_WIDTH: Final = 1000
+_HEIGHT: Final = 380
+_LEFT: Final = 76
+_BOTTOM: Final = 34
+_TOP: Final = 12
+_LETTER: Final = 6.2
+"""Width of a letter, about."""
+
+
+def memory_to_svg(plan: PlanReport) -> str:
+    """The arena of a plan over its steps, as a complete SVG document."""
+    steps, top = max(plan.steps, 1), max(plan.arena_bytes, 1)
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}"',
+        'font-family="system-ui, sans-serif" font-size="11">',
+        "<title>Memory over time</title>",
+        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="#fbfbfa"/>',
+    ]
+    lines += _axes(steps, top)
+    for life in sorted(plan.memory, key=lambda one: -one.size_bytes):
+        lines += _box(life, steps, top)
+    if plan.arena_lower_bound_bytes:
+        y = _y(plan.arena_lower_bound_bytes, top)
+        text = f"least possible {format_bytes(plan.arena_lower_bound_bytes)}"
+        lines.append(
+            f'<line x1="{_LEFT}" x2="{_WIDTH - 8}" y1="{y:.1f}" y2="{y:.1f}" stroke="#b3261e" '
+            f'stroke-dasharray="5 4"><title>{text}</title></line>'
+        )
+    return "\n".join([*lines, "</svg>"]) + "\n"
+
+
+def _x(step: float, steps: int) -> float:
+    return _LEFT + (_WIDTH - _LEFT - 8) * step / steps
+
+
+def _y(offset: float, top: int) -> float:
+    return _HEIGHT - _BOTTOM - (_HEIGHT - _BOTTOM - _TOP) * offset / top
+
+
+def _axes(steps: int, top: int) -> Iterator[str]:
+    for part in range(5):
+        offset = top * part / 4
+        y = _y(offset, top)
+        yield f'<line x1="{_LEFT}" x2="{_WIDTH - 8}" y1="{y:.1f}" y2="{y:.1f}" stroke="#e3e3df"/>'
+        text = format_bytes(round(offset))
+        yield f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end" fill="#555">{text}</text>'
+    count = min(steps, 10)
+    for part in range(count + 1):
+        step = round(steps * part / count)
+        yield (
+            f'<text x="{_x(step, steps):.1f}" y="{_HEIGHT - _BOTTOM + 15}" text-anchor="middle" '
+            f'fill="#555">{step}</text>'
+        )
+    middle = (_LEFT + _WIDTH) / 2
+    yield f'<text x="{middle}" y="{_HEIGHT - 4}" text-anchor="middle" fill="#555">step</text>'
+
+
+def _box(life: TensorLife, steps: int, top: int) -> Iterator[str]:
+    x, right = _x(life.first_step, steps), _x(life.last_step + 1, steps)
+    y, bottom = _y(life.offset + life.size_bytes, top), _y(life.offset, top)
+    width, height = max(right - x - 0.6, 0.6), max(bottom - y - 0.6, 0.6)
+    title = escape(
+        f"{life.name}: {format_bytes(life.size_bytes)} at {life.offset}, "
+        f"steps {life.first_step} to {life.last_step}"
+    )
+    yield (
+        f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="1.5" '
+        f'fill="{_color(life.name)}" stroke="#4a5568" stroke-width="0.4">'
+        f"<title>{title}</title></rect>"
+    )
+    letters = int(width / _LETTER) - 1
+    if height >= 13 and letters >= 4:
+        name = life.name if len(life.name) <= letters else f"{life.name[: letters - 1]}…"
+        yield (
+            f'<text x="{x + 4:.1f}" y="{y + height / 2 + 4:.1f}" fill="#1a202c" '
+            f'pointer-events="none">{escape(name)}</text>'
+        )
+
+
+def _color(name: str) -> str:
+    hue = int(hashlib.sha256(name.encode()).hexdigest()[:6], 16) % 360
+    return f"hsl({hue} 55% 78%)"

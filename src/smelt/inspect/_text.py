@@ -1,0 +1,194 @@
+"""The report as text, in sections."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from rich.console import RenderableType
+    from rich.table import Table
+
+    from smelt.inspect._report import EngineReport, LayerReport, PlanReport
+
+Rows = "Sequence[Sequence[object]]"
+
+
+def report_to_text(
+    report: EngineReport, sections: Sequence[str] = ("layers",), *, width: int = 120
+) -> str:
+    """The report as text: a summary, then the sections, each of `SECTIONS`.
+
+    Raises KeyError: a section that does not exist.
+    """
+    from rich.console import Console
+
+    console = Console(file=io.StringIO(), width=width, highlight=False, color_system=None)
+    for line in _summary(report):
+        console.print(line, markup=False)
+    for number, plan in enumerate(report.plans):
+        console.print()
+        for line in _plan_summary(plan, number, len(report.plans)):
+            console.print(line, markup=False)
+        for section in sections:
+            console.print()
+            for part in _WRITERS[section](report, plan):
+                console.print(part, markup=False)
+    assert isinstance(console.file, io.StringIO)  # noqa: S101  (made above)
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()) + "\n"
+
+
+def format_bytes(size_bytes: int) -> str:
+    """A size in the unit that suits it."""
+    size = float(size_bytes)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.2f} GiB"
+
+
+def format_seconds(seconds: float | None) -> str:
+    """A time in microseconds; a dash for none."""
+    return "-" if seconds is None else f"{seconds * 1e6:,.1f} us"
+
+
+def _summary(report: EngineReport) -> Iterator[str]:
+    where = f"{report.device}, {report.architecture} {report.system}, smelt {report.version}"
+    yield f"{report.network}: an engine for {where}"
+    for b in report.bindings:
+        shape = ", ".join(map(str, b.shape))
+        yield f"  {'in ' if b.is_input else 'out'} {b.name}: {b.dtype}[{shape}]"
+    yield f"  weights {format_bytes(report.weight_bytes)}, {len(report.kernels)} kernels"
+    ops = f" ({', '.join(report.reference_ops)})" if report.reference_ops else ""
+    yield f"  reference steps: {report.reference_steps}{ops}"
+
+
+def _plan_summary(plan: PlanReport, number: int, count: int) -> Iterator[str]:
+    ranges = ", ".join(
+        f"{name} = {low}" if low == high else f"{name} from {low} to {high}"
+        for name, low, high in plan.symbols
+    )
+    yield f"plan {number + 1} of {count}" + (f" for {ranges}" if ranges else "")
+    before, after = len(plan.source_nodes), len(plan.nodes)
+    yield (
+        f"  {before} nodes before the passes, {after} after; {len(plan.layers)} layers, "
+        f"{plan.steps} steps in {plan.segments} segments "
+        f"({plan.native_segments} native, {plan.host_segments} host)"
+    )
+    ratio = plan.arena_bytes / plan.arena_lower_bound_bytes if plan.arena_lower_bound_bytes else 1
+    yield (
+        f"  arena {format_bytes(plan.arena_bytes)}, {ratio:.2f} times the least possible; "
+        f"scratch {format_bytes(plan.scratch_bytes)} a worker"
+    )
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[object]], numbers: str = "") -> Table:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    for head in heads:
+        if head in numbers.split():
+            table.add_column(Text(head), justify="right", overflow="fold")
+        else:
+            table.add_column(Text(head), overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(str(cell)) for cell in row))
+    return table
+
+
+def _layers(_report: EngineReport, plan: PlanReport) -> Iterator[RenderableType]:
+    rows = [
+        (
+            layer.index,
+            layer.name,
+            layer.kind,
+            ", ".join(layer.outputs),
+            " ".join(layer.output_formats),
+            "reference (slow)" if layer.is_reference else layer.tactic,
+        )
+        for layer in plan.layers
+    ]
+    heads = ("layer", "name", "kind", "output", "format", "tactic")
+    yield _table(heads, rows, "layer")
+
+
+def _tactics(_report: EngineReport, plan: PlanReport) -> Iterator[RenderableType]:
+    yield "tactics: candidates' times; - was not promising, or was disqualified by its results"
+    for layer in plan.layers:
+        if layer.node:
+            yield from _tactics_of(layer)
+
+
+def _tactics_of(layer: LayerReport) -> Iterator[str]:
+    yield f"{layer.name} ({layer.kind})"
+    for candidate in layer.candidates:
+        mark = "*" if candidate.chosen else " "
+        yield f"  {mark} {format_seconds(candidate.seconds):>12}  {candidate.tactic}"
+    for refusal in layer.refusals:
+        yield f"    {'no':>12}  {refusal}"
+
+
+def _passes(_report: EngineReport, plan: PlanReport) -> Iterator[RenderableType]:
+    yield "passes: what became of the layers"
+    for one in plan.passes:
+        yield f"{one.name}: {one.nodes_before} -> {one.nodes_after} nodes"
+        for note in one.notes:
+            before = " + ".join(note.before)
+            if note.applied:
+                after = " + ".join(note.after) or "(nothing)"
+                yield f"    {before} -> {after}" + (f": {note.detail}" if note.detail else "")
+            else:
+                yield f"    {before}: kept, {note.detail}"
+    if plan.storage:
+        yield "storage: where concatenated tensors are written"
+        yield from (f"    {note}" for note in plan.storage)
+
+
+def _memory(_report: EngineReport, plan: PlanReport) -> Iterator[RenderableType]:
+    lives = sorted(plan.memory, key=lambda life: (life.first_step, life.offset))
+    rows = [(x.name, x.offset, x.size_bytes, x.first_step, x.last_step) for x in lives]
+    yield f"memory: {len(rows)} tensors share {format_bytes(plan.arena_bytes)}"
+    heads = ("tensor", "offset", "bytes", "first", "last")
+    yield _table(heads, rows, "offset bytes first last")
+
+
+def _graph(_report: EngineReport, plan: PlanReport) -> Iterator[RenderableType]:
+    yield f"graph before: {len(plan.source_nodes)} nodes"
+    yield from (f"    {op} {name}" for name, op in plan.source_nodes)
+    yield f"graph after: {len(plan.nodes)} nodes"
+    for node in plan.nodes:
+        made = ", ".join(f"%{n}: {t}" for n, t in zip(node.outputs, node.types, strict=False))
+        read = ", ".join(f"%{name}" for name in node.inputs)
+        view = " (a view)" if node.is_view else ""
+        yield f"    {made} = {node.op}({read}){view} of {', '.join(node.layers)}"
+
+
+def _kernels(report: EngineReport, _plan: PlanReport) -> Iterator[RenderableType]:
+    rows = [(k.symbol, k.family, k.uses) for k in report.kernels]
+    yield _table(("kernel", "family", "uses"), rows, "uses")
+
+
+def _weights(report: EngineReport, _plan: PlanReport) -> Iterator[RenderableType]:
+    rows = [
+        (w.name, f"{w.dtype}{list(w.shape)}", w.size_bytes, "yes" if w.refittable else "no")
+        for w in report.weights
+    ]
+    yield _table(("weight", "packed", "bytes", "refittable"), rows, "bytes")
+
+
+_WRITERS: Final[dict[str, Callable[[EngineReport, PlanReport], Iterator[RenderableType]]]] = {
+    "layers": _layers,
+    "passes": _passes,
+    "tactics": _tactics,
+    "memory": _memory,
+    "graph": _graph,
+    "kernels": _kernels,
+    "weights": _weights,
+}
+SECTIONS: Final = tuple(_WRITERS)
+"""What `report_to_text` can add to the summary."""
