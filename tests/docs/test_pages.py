@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import doctest
 import io
+import os
 import re
 import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -18,10 +20,9 @@ from tests.conftest import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 PAGES: Final = ("tutorial.md",)
-SMELT: Final = (sys.executable, "-c", "from smelt.cli import main; main()")
+SMELT: Final = (sys.executable, "-m", "smelt")
 FENCE: Final = re.compile(r"^```(\w+)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 
 
@@ -79,6 +80,8 @@ def test_every_block_of_the_page_works(
 ) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
+    scripts = Path(sys.executable).parent  # a reader has activated the environment
+    monkeypatch.setenv("PATH", str(scripts), prepend=os.pathsep)
     names: dict[str, Any] = {"__name__": "tutorial"}
     for block in blocks_of((ROOT / "docs" / page).read_text(encoding="utf-8")):
         if block.language == "python":

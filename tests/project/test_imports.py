@@ -10,8 +10,11 @@ import sys
 import tomllib
 from typing import TYPE_CHECKING
 
+import pytest
+
 import smelt
 from smelt import config
+from smelt.engine import detect_host
 from tests.conftest import ROOT
 
 if TYPE_CHECKING:
@@ -62,3 +65,11 @@ def test_the_start_page_names_every_flag() -> None:
 def test_the_package_and_its_engines_have_one_version() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert smelt.__version__ == project["version"]
+
+
+@pytest.mark.requirement("G-75")
+def test_version_and_platform_can_be_asked_for() -> None:
+    host = detect_host()
+    assert re.fullmatch(r"\d+\.\d+\.\d+", smelt.__version__)
+    assert host.system in {"linux", "darwin", "windows"}
+    assert host.architecture
