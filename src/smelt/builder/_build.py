@@ -26,6 +26,7 @@ from smelt.builder._options import (
 from smelt.builder._program import Symbols, program_of
 from smelt.builder._report import describe_plan
 from smelt.builder._shapes import BATCH, Box, boxes_of
+from smelt.builder._workspace import workspace_bytes
 from smelt.builder._write import EngineParts, make_engine
 from smelt.config import cache_directory, thread_count
 from smelt.devices.cpu import available_processors, native_runtime
@@ -111,6 +112,8 @@ class _PlanParts:
     assembled: Assembled | None = None
     refusals: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     """For each node by name, which families cannot run it and why; for the inspector."""
+    workspace_bytes: int = 0
+    """Scratch memory of the step that needs most."""
 
     @property
     def symbols(self) -> Symbols:
@@ -125,6 +128,11 @@ class _PlanParts:
         """What the plan is assembled from."""
         assert self.choice is not None  # noqa: S101  (chosen before anything is assembled)
         return self.graph, self.choice.tactics, self.symbols
+
+    @property
+    def largest(self) -> dict[str, int]:
+        """The largest symbol values."""
+        return {n: b.high for n, b in self.box.items()} | self.graph.symbol_bounds
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -219,18 +227,41 @@ class _Build:
                 if t not in small
             ]
             candidates[id(node)] = Candidates(tuple(small), tuple(refusals))
-            plan.refusals[node.name] = [str(refusal) for refusal in refusals]
-        plan.choice = choose(
-            plan.graph,
-            candidates,
-            self._timer(plan, backend, target),
-            plan.sizes,
-            lambda done, total: self.progress("tune", done, total),
-        )
+        timer = self._timer(plan, backend, target)
+        while plan.choice is None or self._drop_large(plan, candidates, backend):
+            plan.choice = choose(
+                plan.graph,
+                candidates,
+                timer,
+                plan.sizes,
+                lambda done, total: self.progress("tune", done, total),
+            )
+        for node in plan.graph.nodes:
+            plan.refusals[node.name] = [str(r) for r in candidates[id(node)].refusals]
+
+    def _drop_large(
+        self, plan: _PlanParts, candidates: dict[int, Candidates], backend: CpuBackend
+    ) -> bool:
+        """Drop what was chosen and needs too much with its workers' memory; say if anything did."""
+        assert plan.choice is not None  # noqa: S101  (there is something chosen)
+        found = False
+        plan.workspace_bytes = 0
+        for node in plan.graph.nodes:
+            tactic, known = plan.choice.tactics[id(node)], candidates[id(node)]
+            size = workspace_bytes(backend, node, tactic, plan.largest, _workers())
+            plan.workspace_bytes = max(plan.workspace_bytes, size)
+            if size > self.options.max_workspace_bytes:
+                found = True
+                reason = f"{tactic} needs {size} bytes of workspace with its workers' memory"
+                candidates[id(node)] = Candidates(
+                    tuple(t for t in known.tactics if t != tactic),
+                    (*known.refusals, Refusal(tactic.family, reason)),
+                )
+        return found
 
     def _fits(self, tactic: Tactic, plan: _PlanParts) -> bool:
-        largest = {n: b.high for n, b in plan.box.items()} | plan.graph.symbol_bounds
-        return evaluate_dim(tactic.workspace_bytes, largest) <= self.options.max_workspace_bytes
+        needed = evaluate_dim(tactic.workspace_bytes, plan.largest)
+        return needed <= self.options.max_workspace_bytes
 
     def _timer(self, plan: _PlanParts, backend: CpuBackend, target: CpuTarget) -> Timer:
         tune = self.options.tune
@@ -241,7 +272,7 @@ class _Build:
             backend,
             target,
             native_runtime(image.code, dict(image.symbols)),
-            threads=thread_count() or len(available_processors()),
+            threads=_workers(),
             sizes=plan.sizes,
         )
         if isinstance(tune, str):
@@ -316,9 +347,15 @@ def _kernels(plans: list[_PlanParts]) -> list[KernelSpec]:
 def _report(plan: _PlanParts, source: Graph) -> dict[str, Any]:
     assert plan.assembled is not None  # noqa: S101
     assert plan.choice is not None  # noqa: S101  (both made in earlier stages)
-    return describe_plan(
+    described = describe_plan(
         source, plan.graph, plan.report, plan.choice, plan.refusals, plan.assembled
     )
+    return {**described, "workspace_bytes": plan.workspace_bytes}
+
+
+def _workers() -> int:
+    """Threads that a context has unless it is told otherwise."""
+    return thread_count() or len(available_processors())
 
 
 def _runs_here(target: CpuTarget) -> bool:

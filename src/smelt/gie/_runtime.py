@@ -135,8 +135,8 @@ class CudaEngine:
 
     @property
     def workspace_size(self) -> int:
-        """Bytes of scratch that a context allocates for each of its threads."""
-        return max(plan.scratch_bytes for plan in self.engine.header.plans)
+        """Bytes of scratch that a step needs at most; each context has its own."""
+        return max(int(plan["workspace_bytes"]) for plan in self.optimisations())
 
     def serialize(self, stream: BinaryIO | None = None) -> bytes:
         """Return the engine's bytes; write them to ``stream`` as well, if there is one."""
