@@ -1,4 +1,4 @@
-"""Generated: every op × case × tactic of the CPU backend gives what the op's reference gives."""
+"""Generated: every op, case and tactic of the CPU backend gives what the op's reference gives."""
 
 from __future__ import annotations
 

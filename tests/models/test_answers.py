@@ -136,7 +136,7 @@ def _cells(output: Array) -> list[tuple[int, int]]:
 
 
 def test_pp_ocr_tells_a_text_from_a_text_upside_down(shared: Path) -> None:
-    image = picture(shared / "data/images/text.png")
+    image: Array = picture(shared / "data/images/text.png")
     height, width = image.shape[:2]
     image = cv2.resize(image, (min(192, round(48 * width / height)), 48))
     values = np.zeros((2, 3, 48, 192), np.float32)

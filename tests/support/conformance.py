@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from smelt.backends.cpu import CpuTarget
     from smelt.engine import Plan, View
     from smelt.ir import Case, Node, Op
+    from smelt.types import Dim
 
 Array = np.ndarray[Any, Any]
 Symbols = tuple[tuple[str, int, int], ...]
@@ -80,9 +81,10 @@ class Trial:
     @property
     def values(self) -> dict[str, int]:
         """The symbols' values in a run on the case's inputs."""
-        known = {name: high for name, _, high in self.symbols}
+        known: dict[str, int] = {name: high for name, _, high in self.symbols}
         for value in self.graph.inputs:
-            for dim, extent in zip(value.tensor.shape, self.arrays[value.name].shape, strict=True):
+            shape: tuple[int, ...] = self.arrays[value.name].shape
+            for dim, extent in zip(value.tensor.shape, shape, strict=True):
                 known |= dict.fromkeys(symbols_of(dim), extent)
         return known
 
@@ -117,8 +119,8 @@ def check_range(graph: Graph, symbols: Symbols) -> None:
 
     Raises ShapeError.
     """
-    for end in (1, 2):
-        values = {symbol[0]: symbol[end] for symbol in symbols}
+    for end in (0, 1):
+        values: dict[str, Dim] = {name: (low, high)[end] for name, low, high in symbols}
         fixed = clone(graph)
         for value in fixed.inputs:
             shape = tuple(substitute_dim(d, values) for d in value.tensor.shape)
@@ -252,13 +254,10 @@ class Bench:
                 made.bytes[: flat.size] = flat
             buffers.append(made)
         self._launch(launches, buffers, values)
-        outputs = [None] * (len(inputs) + len(trial.graph.outputs))
-        for index, buffer in enumerate(trial.plan.buffers):
-            if buffer.space is Space.OUTPUT:
-                outputs[buffer.start] = index  # type: ignore[call-overload]
+        places = {b.start: k for k, b in enumerate(trial.plan.buffers) if b.space is Space.OUTPUT}
         return tuple(
-            _bound(buffers[index], value.tensor, values)  # type: ignore[index]
-            for index, value in zip(outputs[len(inputs) :], trial.graph.outputs, strict=True)
+            _bound(buffers[places[len(inputs) + number]], value.tensor, values)
+            for number, value in enumerate(trial.graph.outputs)
         )
 
     def _launch(

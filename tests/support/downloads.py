@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
 KEPT = Path(__file__).resolve().parents[2] / "build" / "models"
 """Where packages and what is made of them are kept between sessions; git ignores it."""
@@ -127,7 +127,7 @@ def _run_script(script: Path, source: Path, made: Path) -> None:
 
 
 @contextlib.contextmanager
-def _readable_safetensors() -> Iterator[None]:
+def _readable_safetensors() -> Generator[None]:
     """Lend the scripts a reader of the safetensors format, which no dependency of ours brings."""
     module: Any = types.ModuleType("safetensors.numpy")
     module.load_file = _load_safetensors
@@ -141,7 +141,7 @@ def _load_safetensors(path: str) -> dict[str, Any]:
     start = 8 + int.from_bytes(content[:8], "little")
     header: dict[str, Any] = json.loads(content[8:start])
     header.pop("__metadata__", None)
-    kinds = {"F32": np.dtype(np.float32), "I64": np.dtype(np.int64)}
+    kinds: dict[str, np.dtype[Any]] = {"F32": np.dtype(np.float32), "I64": np.dtype(np.int64)}
     made: dict[str, Any] = {}
     for name, entry in header.items():
         first, last = entry["data_offsets"]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from smelt import Engine, NetworkDefinition
+    from smelt.engine import Json
 
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]
@@ -67,7 +68,7 @@ class RealModel:
 @functools.lru_cache(maxsize=1)
 def onnxruntime_session(path: str) -> Any:
     """ONNX Runtime's session for a model."""
-    options = onnxruntime.SessionOptions()
+    options: Any = onnxruntime.SessionOptions()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     options.log_severity_level = 3
     options.intra_op_num_threads = 2
     return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
@@ -110,7 +111,7 @@ def reference_steps(engine: Engine) -> list[str]:
     return [name for name in names if name not in DATA_DEPENDENT]
 
 
-def _op_name(op: Any) -> str:
+def _op_name(op: Json) -> str:
     """The name in the op codec's form: ``("op", name, ...)``, or another kind of entry."""
     return str(op[1] if isinstance(op, tuple) and op[0] == "op" else op)
 
@@ -150,7 +151,7 @@ def imagenet_picture(
     path: Path, crop: int, *, area: bool, mean: Any, scale: float = 1.0, rgb: bool = False
 ) -> NDArray[np.float32]:
     """A picture with its shorter side 256, cut out of the middle."""
-    image = picture(path)
+    image: Array = picture(path)
     height, width = image.shape[:2]
     factor = 256 / min(height, width)
     size = (round(width * factor), round(height * factor))
@@ -170,9 +171,10 @@ def wave(path: Path) -> NDArray[np.float32]:
     with waves.open(str(path)) as file:
         rate, channels = file.getframerate(), file.getnchannels()
         raw = np.frombuffer(file.readframes(file.getnframes()), np.int16)
-    mono = raw.reshape(-1, channels).mean(axis=1).astype(np.float32) / 32768
+    mono: Array = raw.reshape(-1, channels).mean(axis=1).astype(np.float32) / 32768
     count = int(mono.size * 16000 / rate)
-    return np.interp(np.arange(count) * rate / 16000, np.arange(mono.size), mono).astype(np.float32)
+    places: Array = np.arange(count) * rate / 16000
+    return np.asarray(np.interp(places, np.arange(mono.size), mono), np.float32)
 
 
 def speech_windows(path: Path) -> NDArray[np.float32]:
