@@ -191,7 +191,7 @@ def _candidates(
     a_bytes = problem.pixels * problem.depth * 4 // max(1, root.kernel_shape[-1] ** 2)
     ranked: list[tuple[float, tuple[tuple[str, Json], ...]]] = []
     for budget, vectors in budgets(target):
-        if (vectors - 1) * lanes >= problem.filters:
+        if (vectors - 1) * lanes >= problem.filters or (vectors == 1 and problem.filters > lanes):
             continue
         tile = choose_tile(problem, budget, vectors)
         seconds = estimate_seconds(problem, tile, vectors, target)

@@ -94,7 +94,8 @@ class DeconvFamily(Family[CpuTarget]):
         inputs = (CHANNELS_LAST, *[None] * (count - 1), *extras.formats)
         lanes, problem = target.vector_bits // 32, _problem(node, root)
         for budget, vectors in budgets(target):
-            if (vectors - 1) * lanes >= problem.filters:
+            narrow = vectors == 1 and problem.filters > lanes
+            if narrow or (vectors - 1) * lanes >= problem.filters:
                 continue
             tile = choose_tile(problem, budget, vectors)
             phases = math.prod(root.strides)
