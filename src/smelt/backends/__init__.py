@@ -12,6 +12,7 @@ from smelt.backends._base import (
     Target,
 )
 from smelt.backends._storage import Stored, linear_format, same_order
+from smelt.backends._windows import contiguous_strides
 
 __all__ = [
     "Aliasing",
@@ -26,6 +27,7 @@ __all__ = [
     "Stored",
     "WeightStore",
     "assemble",
+    "contiguous_strides",
     "linear_format",
     "same_order",
 ]

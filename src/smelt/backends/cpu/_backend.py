@@ -13,6 +13,7 @@ from smelt.backends.cpu._compile import compile_ir
 from smelt.backends.cpu._link import link
 from smelt.backends.cpu._native_runtime import runtime_ir
 from smelt.backends.cpu._target import CpuTarget
+from smelt.backends.cpu.families.axis import AxisFamily
 from smelt.backends.cpu.families.conv import ConvFamily
 from smelt.backends.cpu.families.copy import (
     CLEAR,
@@ -26,14 +27,19 @@ from smelt.backends.cpu.families.deconv import DeconvFamily
 from smelt.backends.cpu.families.depthwise import DepthwiseFamily
 from smelt.backends.cpu.families.elementwise import ElementwiseFamily
 from smelt.backends.cpu.families.extents import ExtentsFamily
+from smelt.backends.cpu.families.fill import FillFamily
 from smelt.backends.cpu.families.gather import GatherFamily
 from smelt.backends.cpu.families.gemm import GemmFamily
+from smelt.backends.cpu.families.gru import GruFamily
 from smelt.backends.cpu.families.lrn import LrnFamily
 from smelt.backends.cpu.families.lstm import LstmFamily
 from smelt.backends.cpu.families.move import MoveFamily
 from smelt.backends.cpu.families.normalize import NormalizeFamily
+from smelt.backends.cpu.families.place import PlaceFamily
 from smelt.backends.cpu.families.pool import PoolFamily
+from smelt.backends.cpu.families.quantize import QuantizeFamily
 from smelt.backends.cpu.families.reduce import ReduceFamily
+from smelt.backends.cpu.families.resample import ResampleFamily
 from smelt.types import override
 
 if TYPE_CHECKING:
@@ -63,19 +69,25 @@ class CpuBackend(Backend[CpuTarget]):
         """A backend that keeps compiled kernels in ``cache`` and compiles ``jobs`` at a time."""
         self.families: tuple[Family[CpuTarget], ...] = (
             WindowFamily(),
+            AxisFamily(),
             ConvFamily(),
             DeconvFamily(),
             DepthwiseFamily(),
             ElementwiseFamily(),
             ExtentsFamily(),
+            FillFamily(),
             GatherFamily(),
             GemmFamily(),
+            GruFamily(),
             LrnFamily(),
             LstmFamily(),
             MoveFamily(),
             NormalizeFamily(),
+            PlaceFamily(),
             PoolFamily(),
+            QuantizeFamily(),
             ReduceFamily(),
+            ResampleFamily(),
             ReferenceFamily(),
         )
         self.cache = cache

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from smelt.backends.cpu._emit import Emitter, Int, Reg, emitter_for, vector_type
 from smelt.backends.cpu._scalars import Scalars
+from smelt.backends.cpu.families._transpose import LEAST_TILE, Span, Turn
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.types import ceil_div, element_count
 
@@ -22,6 +23,8 @@ CLEAR: Final = "clear"
 _CHUNK_BYTES: Final = 16 << 10
 """About what one worker takes at a time: large against the cost of taking it, small against a
 cache."""
+_TILE: Final = 16
+_BLOCK: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +45,13 @@ def copy_launch(source: View, destination: View) -> Launch:
     )
     inner = _inner_axes(axes)
     outer = [axis for axis in axes if axis not in inner]
+    size = destination.dtype.size_bytes
+    blocks = _blocks(inner, size)
     scalars = Scalars()
     total = element_count(tuple(a.extent for a in outer))
-    moved = element_count(tuple(a.extent for a in inner))
-    size = destination.dtype.size_bytes
+    moved = element_count(blocks or tuple(a.extent for a in inner))
+    for axis, block in zip(inner, blocks, strict=False):
+        total = total * ceil_div(axis.extent, block)
     grain = max(1, _CHUNK_BYTES // max(1, moved * size)) if isinstance(moved, int) else 1
     spec = KernelSpec(
         COPY,
@@ -53,11 +59,33 @@ def copy_launch(source: View, destination: View) -> Launch:
             size=size,
             outer=tuple(_json(a, scalars) for a in outer),
             inner=tuple(_json(a, scalars) for a in inner),
+            blocks=blocks,
             grain=grain,
         ),
     )
     chunks = ceil_div(total, grain)
     return Launch(spec, (source, destination), (1,), scalars.values, chunks)
+
+
+def _blocks(inner: Sequence[_Axis], size: int) -> tuple[int, ...]:
+    """How much of the inner axes is copied at a time: parts of a line, or of what is turned over;
+    () for all of them.
+    """
+    if len(inner) == 1:
+        line, most = inner[0].extent, _CHUNK_BYTES // size
+        return () if isinstance(line, int) and line <= 2 * most else (most,)
+    if len(inner) < 2 or inner[0].destination != 1 or inner[1].source != 1:
+        return ()
+    extents = [a.extent if isinstance(a.extent, int) else _BLOCK for a in inner]
+    if min(extents) < LEAST_TILE:
+        return ()
+    # Whole lines of a short axis, so that there is enough to do at a time.
+    first = min(_BLOCK, -(-extents[0] // _TILE) * _TILE)
+    second = min(_BLOCK, -(-extents[1] // _TILE) * _TILE)
+    room = max(1, _CHUNK_BYTES // (first * second * size))
+    if extents[0] <= extents[1]:
+        return (first, second * room)
+    return (first * room, second)
 
 
 def clear_launch(view: View, value: int = 0) -> Launch:
@@ -92,22 +120,65 @@ def _slab(view: View, axis: int, first: Dim, count: int, scalars: Scalars) -> Js
 def generate_copy(kernel: KernelSpec, target: CpuTarget) -> str:
     """The code of a ``copy`` kernel."""
     e = emitter_for(kernel, 2)
-    size, grain = kernel["size"], kernel["grain"]
+    size, grain, blocks = kernel["size"], kernel["grain"], kernel["blocks"]
     outer = [tuple(e.extent(x) for x in axis) for axis in kernel["outer"]]
     inner = [tuple(e.extent(x) for x in axis) for axis in kernel["inner"]]
+    extents = [extent for extent, _, _ in outer]
+    for (extent, _, _), block in zip(inner, blocks, strict=False):
+        extents.append(e.div(e.add(extent, block - 1), block))
     total: Int = 1
-    for extent, _, _ in outer:
+    for extent in extents:
         total = e.mul(total, extent)
     last = e.minimum(e.mul(e.end, grain), total)
     with e.loop(e.mul(e.begin, grain), last) as rows:
-        places = e.unravel(rows.index, [extent for extent, _, _ in outer])
+        places = e.unravel(rows.index, extents)
         offsets: list[Int] = [0, 0]
-        for place, (_, source, destination) in zip(places, outer, strict=True):
+        for place, (_, source, destination) in zip(places, outer, strict=False):
             offsets[0] = e.add(offsets[0], e.mul(place, e.mul(source, size)))
             offsets[1] = e.add(offsets[1], e.mul(place, e.mul(destination, size)))
         pointers = [e.at(e.pointer(k), offsets[k]) for k in (0, 1)]
-        _copy_inner(e, pointers, inner, size, target.vector_bits)
+        if len(blocks) == 2:
+            spans = [
+                _span(e, place, block, extent)
+                for place, block, (extent, _, _) in zip(places[-2:], blocks, inner, strict=True)
+            ]
+            steps = (e.mul(inner[0][1], size), e.mul(inner[1][2], size))
+            tile = _tile_lanes([extent for extent, _, _ in inner], size, target.vector_bits)
+            Turn(e, pointers[0], pointers[1], *steps, size).rectangle(*spans, tile)
+        else:
+            if blocks:
+                pointers, inner = _part(
+                    e, pointers, inner[0], size, e.mul(places[-1], blocks[0]), blocks[0]
+                )
+            _copy_inner(e, pointers, inner, size, target.vector_bits)
     return e.module()
+
+
+def _part(
+    e: Emitter, pointers: list[Reg], line: tuple[Int, ...], size: int, begin: Int, most: int
+) -> tuple[list[Reg], list[tuple[Int, ...]]]:
+    """``most`` elements of a line from ``begin`` on."""
+    extent, *strides = line
+    starts = [
+        e.at(p, e.mul(begin, e.mul(stride, size)))
+        for p, stride in zip(pointers, strides, strict=True)
+    ]
+    return starts, [(e.minimum(e.sub(extent, begin), most), *strides)]
+
+
+def _span(e: Emitter, place: Int, block: int, extent: Int) -> Span:
+    """Block number ``place`` of an axis."""
+    begin = e.mul(place, block)
+    left = extent if isinstance(extent, int) else None
+    return Span(begin, e.minimum(e.add(begin, block), extent), left)
+
+
+def _tile_lanes(extents: Sequence[Int], size: int, vector_bits: int) -> int:
+    """Lanes of the largest tile that fits registers and both axes."""
+    tile = min(_TILE, vector_bits // (8 * size))
+    while tile > LEAST_TILE and any(isinstance(x, int) and x < tile for x in extents):
+        tile //= 2
+    return tile
 
 
 def _copy_inner(

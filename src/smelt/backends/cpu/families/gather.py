@@ -10,7 +10,7 @@ from smelt.backends.cpu._rows import Axis, Walk, join_axes, sort_axes, walk_rows
 from smelt.backends.cpu._scalars import Scalars
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.errors import InternalError
-from smelt.ops import Gather
+from smelt.ops import Gather, GatherElements
 from smelt.types import DType, Layout, TensorFormat, override
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from smelt.backends.cpu._emit import Int
     from smelt.backends.cpu._target import CpuTarget
-    from smelt.engine import Step
+    from smelt.engine import Step, View
     from smelt.ir import Node
 
 
@@ -29,7 +29,7 @@ class GatherFamily(Family["CpuTarget"]):
 
     @override
     def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
-        if not isinstance(node.op, Gather):
+        if not isinstance(node.op, Gather | GatherElements):
             return
         data, indices = node.inputs[:2]
         if data is None or indices is None:
@@ -48,17 +48,11 @@ class GatherFamily(Family["CpuTarget"]):
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
         data, indices = operands.inputs[:2]
         (result,) = operands.outputs
-        if data is None or indices is None or not isinstance(node.op, Gather):
+        if data is None or indices is None or not isinstance(node.op, Gather | GatherElements):
             raise InternalError(f"{node} lacks an input")
         axis = node.op.axis % len(data.shape)
-        picks = len(indices.shape)
-        axes: list[Axis] = []
-        for place, (extent, stride) in enumerate(zip(result.shape, result.strides, strict=True)):
-            if axis <= place < axis + picks:
-                axes.append(Axis(extent, (0, indices.strides[place - axis], stride)))
-            else:
-                own = place if place < axis else place - picks + 1
-                axes.append(Axis(extent, (data.strides[own], 0, stride)))
+        make = _element_axes if isinstance(node.op, GatherElements) else _row_axes
+        axes = make(data, indices, result, axis)
         scalars = Scalars()
         walk = Walk.over(join_axes(sort_axes([a for a in axes if a.extent != 1], 2)), 3)
         spec = KernelSpec(
@@ -103,6 +97,27 @@ class GatherFamily(Family["CpuTarget"]):
         pointers = [e.pointer(k) for k in range(3)]
         walk_rows(e, kernel["walk"], pointers, [size, index_size, size], row)
         return e.module()
+
+
+def _row_axes(data: View, indices: View, result: View, axis: int) -> list[Axis]:
+    """The indices' axes stand where the gathered axis stood."""
+    picks = len(indices.shape)
+    axes: list[Axis] = []
+    for place, (extent, stride) in enumerate(zip(result.shape, result.strides, strict=True)):
+        if axis <= place < axis + picks:
+            axes.append(Axis(extent, (0, indices.strides[place - axis], stride)))
+        else:
+            own = place if place < axis else place - picks + 1
+            axes.append(Axis(extent, (data.strides[own], 0, stride)))
+    return axes
+
+
+def _element_axes(data: View, indices: View, result: View, axis: int) -> list[Axis]:
+    """Every element has an index of its own."""
+    return [
+        Axis(extent, (0 if a == axis else data.strides[a], indices.strides[a], stride))
+        for a, (extent, stride) in enumerate(zip(result.shape, result.strides, strict=True))
+    ]
 
 
 def _picked(e: Emitter, kernel: KernelSpec, place: Reg) -> Int:

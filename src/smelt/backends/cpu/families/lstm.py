@@ -4,16 +4,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-import numpy as np
-
 from smelt.backends import Family, Operands, Refusal, Tactic
 from smelt.backends.cpu import _math as m
 from smelt.backends.cpu._emit import Reg, emitter_for, vector_type
 from smelt.backends.cpu._scalars import Scalars
+from smelt.backends.cpu.families._recurrent import (
+    FLOAT_BYTES,
+    PEEPHOLES,
+    B,
+    C,
+    H,
+    R,
+    W,
+    X,
+    constant_of,
+    gate_panels,
+    rows_of,
+    sequence_strides,
+    state_strides,
+    why_not_recurrent,
+)
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.errors import InternalError
 from smelt.ir import Constant
-from smelt.ops import LSTM, Add, Pad, Reshape, Slice, Transpose
+from smelt.ops import LSTM, Add
 from smelt.types import DType, Layout, TensorFormat, override
 
 if TYPE_CHECKING:
@@ -21,14 +35,11 @@ if TYPE_CHECKING:
 
     from smelt.backends.cpu._emit import Int
     from smelt.backends.cpu._target import CpuTarget
-    from smelt.engine import Step, View
+    from smelt.engine import Step
     from smelt.ir import Node
-    from smelt.types import Dim
 
 _GATES: Final = 4
-_SIZE: Final = 4
 _FLOAT: Final = TensorFormat(DType.FLOAT32, Layout.LINEAR)
-_X, _W, _R, _B, _LENGTHS, _H, _C, _PEEPHOLES = range(8)
 
 
 class LstmFamily(Family["CpuTarget"]):
@@ -43,7 +54,7 @@ class LstmFamily(Family["CpuTarget"]):
         if reason := _why_not(node, node.op):
             yield Refusal(self.name, reason)
             return
-        packed = (_W, _R, _B)
+        packed = (W, R, B)
         inputs = tuple(
             None if v is None or i in packed else _FLOAT for i, v in enumerate(node.inputs)
         )
@@ -57,23 +68,23 @@ class LstmFamily(Family["CpuTarget"]):
         if not isinstance(op, LSTM) or not isinstance(lanes, int):
             raise InternalError(f"{node} is no LSTM")
         hidden = int(op.hidden_size)
-        weights = [_gate_panels(_constant(node, i), hidden, lanes) for i in (_W, _R)]
-        if len(node.inputs) <= _B or node.inputs[_B] is None:
+        weights = [gate_panels(constant_of(node, i), _GATES, hidden, lanes) for i in (W, R)]
+        if len(node.inputs) <= B or node.inputs[B] is None:
             return tuple(weights)
-        both = _constant(node, _B)
-        halves = [_rows(both, k * _GATES * hidden, (k + 1) * _GATES * hidden) for k in (0, 1)]
+        both = constant_of(node, B)
+        halves = [rows_of(both, k * _GATES * hidden, (k + 1) * _GATES * hidden) for k in (0, 1)]
         bias = Constant.derive(f"{both.name} summed", Add(), *halves)
-        return (*weights, _gate_panels(bias, hidden, lanes))
+        return (*weights, gate_panels(bias, _GATES, hidden, lanes))
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
         op = node.op
         if not isinstance(op, LSTM):
             raise InternalError(f"{node} is no LSTM")
-        x = operands.inputs[_X]
+        x = operands.inputs[X]
         if x is None:
             raise InternalError(f"{node} has no sequence")
-        states = [operands.inputs[i] if len(operands.inputs) > i else None for i in (_H, _C)]
+        states = [operands.inputs[i] if len(operands.inputs) > i else None for i in (H, C)]
         views = [x, *operands.packed, *(v for v in states if v is not None), *operands.outputs]
         time, batch = (1, 0) if op.layout else (0, 1)
         scalars = Scalars()
@@ -90,9 +101,9 @@ class LstmFamily(Family["CpuTarget"]):
                 bias=len(operands.packed) > 2,
                 initial=tuple(v is not None for v in states),
                 x=scalars.all_json((x.strides[time], 0, x.strides[batch])),
-                y=scalars.all_json(_strides(everything, op.layout)),
+                y=scalars.all_json(sequence_strides(everything, op.layout)),
                 states=tuple(
-                    scalars.all_json((0, *_state_strides(v, op.layout)))
+                    scalars.all_json(state_strides(v, op.layout))
                     for v in (*(s for s in states if s is not None), hidden, cell)
                 ),
             ),
@@ -107,53 +118,13 @@ class LstmFamily(Family["CpuTarget"]):
 
 
 def _why_not(node: Node, op: LSTM) -> str | None:
-    if any(v is not None and v.tensor.dtype is not DType.FLOAT32 for v in node.inputs):
-        return "only float32 without sequence lengths is generated"
-    if len(node.inputs) > _PEEPHOLES and node.inputs[_PEEPHOLES] is not None:
+    if len(node.inputs) > PEEPHOLES and node.inputs[PEEPHOLES] is not None:
         return "peepholes are not generated"
-    if op.activations or op.clip or op.input_forget:
-        return "only the default activations, without clipping, are generated"
+    if op.input_forget:
+        return "coupled gates are not generated"
     if len(node.outputs) != 3:
         return "all three results are needed"
-    for index in (_W, _R, _B):
-        value = node.inputs[index] if index < len(node.inputs) else None
-        if value is not None and value.constant is None:
-            return "the weights are not constant"
-    return None
-
-
-def _constant(node: Node, index: int) -> Constant:
-    value = node.inputs[index]
-    if value is None or value.constant is None:
-        raise InternalError(f"{node}: input {index} is not constant")
-    return value.constant
-
-
-def _ints(*values: int) -> Constant:
-    return Constant("extents", np.array(values, np.int64))
-
-
-def _rows(source: Constant, first: int, last: int) -> Constant:
-    return Constant.derive(source.name, Slice(), source, _ints(first), _ints(last), _ints(1))
-
-
-def _gate_panels(source: Constant, hidden: int, lanes: int) -> Constant:
-    """``[directions, gates * hidden, ...]`` as ``[directions, ..., gates, padded hidden]``."""
-    directions, _, *inner = source.type.shape
-    padded = -hidden % lanes
-    shape = _ints(int(str(directions)), _GATES, hidden, *(int(str(d)) for d in inner or (1,)))
-    parted = Constant.derive(source.name, Reshape(), source, shape)
-    wide = Constant.derive(source.name, Pad(), parted, _ints(0, 0, 0, 0, 0, 0, padded, 0))
-    return Constant.derive(f"{source.name} in gate panels", Transpose((0, 3, 1, 2)), wide)
-
-
-def _strides(view: View, layout: int) -> tuple[Dim, ...]:
-    """(time, direction, batch) strides of all hidden states."""
-    return (view.strides[1], view.strides[2], view.strides[0]) if layout else view.strides[:3]
-
-
-def _state_strides(view: View, layout: int) -> tuple[Dim, ...]:
-    return (view.strides[1], view.strides[0]) if layout else view.strides[:2]
+    return why_not_recurrent(node, op)
 
 
 class _Lstm:
@@ -167,7 +138,7 @@ class _Lstm:
         self.e = emitter_for(kernel, 3 + bool(kernel["bias"]) + given + 3)
         self.hidden: int = kernel["hidden"]
         self.padded = -(-self.hidden // lanes) * lanes
-        self.panel = _GATES * self.padded * _SIZE
+        self.panel = _GATES * self.padded * FLOAT_BYTES
         self.first_state = 3 + bool(kernel["bias"])
 
     def module(self) -> str:
@@ -201,7 +172,7 @@ class _Lstm:
             x = self._at(0, k["x"], moment, direction, item)
             y = self._at(first + count, k["y"], moment, direction, item)
             with e.loop(0, self.padded, self.lanes) as block:
-                column = e.mul(block.index, _SIZE)
+                column = e.mul(block.index, FLOAT_BYTES)
                 sums = self._gates(x, width, last_h, (weights, recurrent, bias), column)
                 self._unit(sums, y, last_c, block.index)
             self._copy(y, last_h)
@@ -212,21 +183,21 @@ class _Lstm:
         e = self.e
         offset: Int = 0
         for place, stride in zip((moment, direction, item), strides, strict=True):
-            offset = e.add(offset, e.mul(place, e.mul(e.extent(stride), _SIZE)))
+            offset = e.add(offset, e.mul(place, e.mul(e.extent(stride), FLOAT_BYTES)))
         return e.at(e.pointer(operand), offset)
 
     def _start(self, state: Reg, given: Reg | None) -> None:
         """Begin with the given state, or zeros."""
         e = self.e
         with e.loop(0, self.hidden) as units:
-            at = e.mul(units.index, _SIZE)
+            at = e.mul(units.index, FLOAT_BYTES)
             value = e.constant(0.0, "float") if given is None else e.load("float", e.at(given, at))
             e.store(value, e.at(state, at))
 
     def _copy(self, source: Reg, destination: Reg) -> None:
         e = self.e
         with e.loop(0, self.hidden) as units:
-            at = e.mul(units.index, _SIZE)
+            at = e.mul(units.index, FLOAT_BYTES)
             e.store(e.load("float", e.at(source, at)), e.at(destination, at))
 
     def _gates(
@@ -240,7 +211,7 @@ class _Lstm:
             sums = self._panel(e.at(bias, column))
         for source, extent, panel in ((x, width, entering), (hidden, self.hidden, recurrent)):
             with e.loop(0, extent, carried=sums) as steps:
-                one = e.load("float", e.at(source, e.mul(steps.index, _SIZE)))
+                one = e.load("float", e.at(source, e.mul(steps.index, FLOAT_BYTES)))
                 wide = e.splat(one, self.lanes)
                 row = e.at(panel, e.add(e.mul(steps.index, self.panel), column))
                 steps.carry = tuple(
@@ -251,14 +222,16 @@ class _Lstm:
 
     def _panel(self, row: Reg) -> tuple[Reg, ...]:
         e = self.e
-        return tuple(e.load(self.vector, e.at(row, g * self.padded * _SIZE)) for g in range(_GATES))
+        return tuple(
+            e.load(self.vector, e.at(row, g * self.padded * FLOAT_BYTES)) for g in range(_GATES)
+        )
 
     def _unit(self, sums: Sequence[Reg], y: Reg, cell: Reg, unit: Reg) -> None:
         e = self.e
         gate_i, gate_o, gate_f = (m.sigmoid(e, s) for s in sums[:3])
         candidate = m.tanh(e, sums[3])
         mask = e.tail_mask(e.i64(e.sub(self.hidden, unit)), self.lanes)
-        at = e.mul(unit, _SIZE)
+        at = e.mul(unit, FLOAT_BYTES)
         before = e.load_masked(self.vector, e.at(cell, at), mask)
         kept = e.binary("fmul", gate_f, before)
         after = e.fma(gate_i, candidate, kept)

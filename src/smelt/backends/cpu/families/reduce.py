@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from smelt.backends import Family, Operands, Refusal, Tactic
 from smelt.backends.cpu import _math as m
-from smelt.backends.cpu._emit import Emitter, Reg, emitter_for, lane_count
+from smelt.backends.cpu._elementwise import from_memory, to_memory
+from smelt.backends.cpu._emit import (
+    LLVM_TYPES,
+    Emitter,
+    Reg,
+    element_type,
+    emitter_for,
+    lane_count,
+    type_suffix,
+    vector_type,
+)
 from smelt.backends.cpu._rows import Axis, Walk, join_axes, sort_axes, walk_rows
 from smelt.backends.cpu._scalars import Scalars
 from smelt.engine import KernelSpec, Launch, parameters
@@ -30,7 +40,15 @@ _FIRST: Final = {
     "reduce_max": float("-inf"),
     "reduce_min": float("inf"),
 }
-_SIZE: Final = 4
+_TYPES: Final = {
+    DType.FLOAT32: "float",
+    DType.FLOAT64: "double",
+    DType.FLOAT16: "float",
+    DType.INT32: "i32",
+    DType.INT64: "i64",
+}
+"""The types in which elements are accumulated."""
+_BOUNDED: Final = ("reduce_max", "reduce_min")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +62,7 @@ class _Space:
 
 
 class ReduceFamily(Family["CpuTarget"]):
-    """Sum, mean, maximum, minimum and product of float32."""
+    """Sum, mean, maximum, minimum and product; half floats are accumulated in float32."""
 
     name: ClassVar[str] = "reduce"
 
@@ -53,9 +71,10 @@ class ReduceFamily(Family["CpuTarget"]):
         if not isinstance(node.op, _OPS):
             return
         source = node.inputs[0]
-        if source is None or source.tensor.dtype is not DType.FLOAT32:
-            yield Refusal(self.name, "only float32 is generated")
+        if source is None or source.tensor.dtype not in _TYPES:
+            yield Refusal(self.name, "only floats, int32 and int64 are generated")
             return
+        dtype = source.tensor.dtype
         if reduced_axes(node) is None:
             yield Refusal(self.name, "the axes are not constant")
             return
@@ -68,8 +87,8 @@ class ReduceFamily(Family["CpuTarget"]):
                 layouts if node.output.tensor.rank == source.tensor.rank else (Layout.LINEAR,)
             ):
                 if after in (layout, Layout.LINEAR):
-                    formats = (TensorFormat(DType.FLOAT32, layout), *absent)
-                    result = (TensorFormat(DType.FLOAT32, after),)
+                    formats = (TensorFormat(dtype, layout), *absent)
+                    result = (TensorFormat(dtype, after),)
                     yield Tactic(self.name, (), formats, result, cost_hint=5e-6)
 
     @override
@@ -85,6 +104,7 @@ class ReduceFamily(Family["CpuTarget"]):
             self.name,
             parameters(
                 op=node.op.name,
+                dtype=source.dtype.value,
                 walk=walk.json(scalars),
                 gone=tuple(a.json(scalars) for a in space.gone),
             ),
@@ -94,21 +114,22 @@ class ReduceFamily(Family["CpuTarget"]):
     @override
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
         e = emitter_for(kernel, 2)
-        lanes = target.vector_bits // 32
+        dtype = DType(kernel["dtype"])
+        lanes = target.vector_bits // 8 // max(4, dtype.size_bytes)
         gone = [tuple(e.extent(x) for x in axis) for axis in kernel["gone"]]
-        op = kernel["op"]
+        fold = _Fold(e, kernel["op"], dtype, gone)
 
         def row(starts: Sequence[Reg], first: Int, last: Int, strides: tuple[Int, ...]) -> None:
             whole = first
             if strides[0] == 1:
                 whole = e.add(first, e.mul(e.div(e.sub(last, first), lanes), lanes))
                 with e.loop(first, whole, lanes) as steps:
-                    _column(e, op, gone, starts, strides, steps.index, lanes, 1)
+                    fold.column(starts, strides, steps.index, lanes, 1)
             across = lanes if gone and gone[-1][1] == 1 and strides[0] != 1 else 1
             with e.loop(whole, last) as steps:
-                _column(e, op, gone, starts, strides, steps.index, 1, across)
+                fold.column(starts, strides, steps.index, 1, across)
 
-        walk_rows(e, kernel["walk"], [e.pointer(0), e.pointer(1)], [_SIZE, _SIZE], row)
+        walk_rows(e, kernel["walk"], [e.pointer(0), e.pointer(1)], [dtype.size_bytes] * 2, row)
         return e.module()
 
 
@@ -142,65 +163,89 @@ def _part(source: View, result: View, axes: tuple[int, ...]) -> _Space:
     return _Space(tuple(join_axes(sort_axes(some, 0))), tuple(join_axes(sort_axes(less, 0))))
 
 
-def _column(
-    e: Emitter,
-    op: str,
-    gone: Sequence[tuple[Int, ...]],
-    starts: Sequence[Reg],
-    strides: tuple[Int, ...],
-    index: Reg,
-    lanes: int,
-    across: int,
-) -> None:
-    """Reduce ``lanes`` outputs abreast, or one, ``across`` lanes along the last reduced axis."""
-    pointer = e.at(starts[0], e.mul(index, e.mul(strides[0], _SIZE)))
-    kind = f"<{max(lanes, across)} x float>" if max(lanes, across) > 1 else "float"
-    start = e.constant(_FIRST[op], kind)
-    total, rest = _nest(
-        e, op, gone, pointer, (start, e.constant(_FIRST[op], "float")), kind, across
-    )
-    if across > 1:
-        total = combine(e, op, fold_lanes(e, op, total), rest)
-    if op == "reduce_mean":
+@dataclass(frozen=True, slots=True)
+class _Fold:
+    """Writes the reduction of one output, or of several abreast."""
+
+    e: Emitter
+    op: str
+    dtype: DType
+    gone: Sequence[tuple[Int, ...]]
+
+    def column(
+        self, starts: Sequence[Reg], strides: tuple[Int, ...], index: Reg, lanes: int, across: int
+    ) -> None:
+        """Reduce ``lanes`` outputs abreast, or one, ``across`` lanes along the last axis."""
+        e, size = self.e, self.dtype.size_bytes
+        pointer = e.at(starts[0], e.mul(index, e.mul(strides[0], size)))
+        width = max(lanes, across)
+        start, single = (self.first(w) for w in (width, 1))
+        total, rest = self._nest(self.gone, pointer, (start, single), width, across)
+        if across > 1:
+            total = combine(e, self.op, fold_lanes(e, self.op, total), rest)
+        if self.op == "reduce_mean":
+            total = self._divided(total, lanes)
+        result = to_memory(e, total, self.dtype)
+        e.store(result, e.at(starts[1], e.mul(index, e.mul(strides[1], size))))
+
+    def first(self, lanes: int) -> Reg:
+        """What changes nothing."""
+        kind = _TYPES[self.dtype]
+        value = _FIRST[self.op]
+        if kind.startswith("i") and self.op in _BOUNDED:
+            bits = 8 * self.dtype.size_bytes - 1
+            value = -(1 << bits) if self.op == "reduce_max" else (1 << bits) - 1
+        return self.e.constant(value, vector_type(kind, lanes))
+
+    def _load(self, at: Reg, lanes: int) -> Reg:
+        kind = vector_type(LLVM_TYPES[self.dtype], lanes)
+        return from_memory(self.e, self.e.load(kind, at), self.dtype)
+
+    def _divided(self, total: Reg, lanes: int) -> Reg:
+        e, kind = self.e, _TYPES[self.dtype]
         count: Int = 1
-        for extent, _ in gone:
+        for extent, _ in self.gone:
             count = e.mul(count, extent)
-        number = e.emit("float", f"sitofp {e.i64(count)} to float")
-        total = e.binary("fdiv", total, e.splat(number, lanes))
-    e.store(total, e.at(starts[1], e.mul(index, e.mul(strides[1], _SIZE))))
+        if kind.startswith("i"):
+            count = e.maximum(count, 1)  # a machine's division by zero kills the process
+            number = e.i64(count) if kind == "i64" else e.convert("trunc", e.i64(count), kind)
+            return e.binary("sdiv", total, e.splat(number, lanes))
+        number = e.emit(kind, f"sitofp {e.i64(count)} to {kind}")
+        return e.binary("fdiv", total, e.splat(number, lanes))
 
-
-def _nest(
-    e: Emitter,
-    op: str,
-    gone: Sequence[tuple[Int, ...]],
-    pointer: Reg,
-    totals: tuple[Reg, Reg],
-    kind: str,
-    across: int,
-) -> tuple[Reg, Reg]:
-    """Loop over the reduced axes; the second total is of the elements beyond whole vectors."""
-    if not gone:
-        return combine(e, op, totals[0], e.load(kind, pointer)), totals[1]
-    (extent, stride), *inner = gone
-    if inner or across == 1:
-        with e.loop(0, extent, carried=totals) as steps:
-            at = e.at(pointer, e.mul(steps.index, e.mul(stride, _SIZE)))
-            now = (steps.values[0], steps.values[1])
-            steps.carry = _nest(e, op, inner, at, now, kind, across)
-        return steps.values[0], steps.values[1]
-    whole = e.mul(e.div(extent, across), across)
-    with e.loop(0, whole, across, carried=totals[:1]) as steps:
-        at = e.at(pointer, e.mul(steps.index, _SIZE))
-        steps.carry = (combine(e, op, steps.values[0], e.load(kind, at)),)
-    with e.loop(whole, extent, carried=totals[1:]) as singles:
-        at = e.at(pointer, e.mul(singles.index, _SIZE))
-        singles.carry = (combine(e, op, singles.values[0], e.load("float", at)),)
-    return steps.values[0], singles.values[0]
+    def _nest(
+        self,
+        gone: Sequence[tuple[Int, ...]],
+        pointer: Reg,
+        totals: tuple[Reg, Reg],
+        lanes: int,
+        across: int,
+    ) -> tuple[Reg, Reg]:
+        """Loop over the reduced axes; the second total is of the elements beyond whole vectors."""
+        e, op, size = self.e, self.op, self.dtype.size_bytes
+        if not gone:
+            return combine(e, op, totals[0], self._load(pointer, lanes)), totals[1]
+        (extent, stride), *inner = gone
+        if inner or across == 1:
+            with e.loop(0, extent, carried=totals) as steps:
+                at = e.at(pointer, e.mul(steps.index, e.mul(stride, size)))
+                now = (steps.values[0], steps.values[1])
+                steps.carry = self._nest(inner, at, now, lanes, across)
+            return steps.values[0], steps.values[1]
+        whole = e.mul(e.div(extent, across), across)
+        with e.loop(0, whole, across, carried=totals[:1]) as steps:
+            at = e.at(pointer, e.mul(steps.index, size))
+            steps.carry = (combine(e, op, steps.values[0], self._load(at, lanes)),)
+        with e.loop(whole, extent, carried=totals[1:]) as singles:
+            at = e.at(pointer, e.mul(singles.index, size))
+            singles.carry = (combine(e, op, singles.values[0], self._load(at, 1)),)
+        return steps.values[0], singles.values[0]
 
 
 def combine(e: Emitter, op: str, a: Reg, b: Reg) -> Reg:
     """One step of the reduction."""
+    if element_type(a.type).startswith("i"):
+        return _combine_integers(e, op, a, b)
     pick: dict[str, Callable[[Emitter, Reg, Reg], Reg]] = {
         "reduce_max": m.larger,
         "reduce_min": m.smaller,
@@ -208,6 +253,13 @@ def combine(e: Emitter, op: str, a: Reg, b: Reg) -> Reg:
     if op in pick:
         return pick[op](e, a, b)
     return e.binary("fmul" if op == "reduce_prod" else "fadd", a, b)
+
+
+def _combine_integers(e: Emitter, op: str, a: Reg, b: Reg) -> Reg:
+    if op in ("reduce_max", "reduce_min"):
+        name = "smax" if op == "reduce_max" else "smin"
+        return e.call(a.type, f"llvm.{name}.{type_suffix(a.type)}", a, b)
+    return e.binary("mul" if op == "reduce_prod" else "add", a, b)
 
 
 def fold_lanes(e: Emitter, op: str, vector: Reg) -> Reg:
@@ -221,10 +273,10 @@ def fold_lanes(e: Emitter, op: str, vector: Reg) -> Reg:
 
 
 def _half(e: Emitter, vector: Reg, start: int, lanes: int) -> Reg:
+    kind = vector_type(element_type(vector.type), lanes)
     if lanes == 1:
-        return e.emit("float", f"extractelement {vector}, i64 {start}")
+        return e.emit(kind, f"extractelement {vector}, i64 {start}")
     indices = ", ".join(f"i32 {start + i}" for i in range(lanes))
-    kind = f"<{lanes} x float>"
     return e.emit(
         kind, f"shufflevector {vector}, {vector.type} poison, <{lanes} x i32> <{indices}>"
     )

@@ -1,0 +1,113 @@
+"""Transposing copies: square tiles are turned over inside registers, so both sides move vectors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from smelt.backends.cpu._emit import Emitter, Int, Reg, vector_type
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+LEAST_TILE: Final = 4
+"""Narrower tiles gain nothing over single elements."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Part of an axis: where it begins and ends, and its length's remainder where that is known."""
+
+    begin: Int
+    end: Int
+    left: int | None
+    """Elements beyond whole tiles of any power of two up to the block; None when not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Writes the copy of a rectangle whose one axis runs on in the source, the other in the
+    destination.
+    """
+
+    e: Emitter
+    source: Reg
+    destination: Reg
+    source_step: Int
+    """Bytes from one place to the next in the source, along the axis that runs on in the
+    destination."""
+    destination_step: Int
+    """Bytes from one place to the next in the destination, along the axis that runs on in the
+    source."""
+    size: int
+
+    def rectangle(self, rows: Span, columns: Span, tile: int) -> None:
+        """Copy ``rows`` (contiguous in the destination) by ``columns`` (in the source)."""
+        e = self.e
+        if tile < LEAST_TILE:
+            self._singles(rows, columns)
+            return
+        inner_rows, outer_rows = self._cut(rows, tile)
+        inner_columns, outer_columns = self._cut(columns, tile)
+        with e.loop(rows.begin, inner_rows.end, tile) as down:
+            with e.loop(columns.begin, inner_columns.end, tile) as along:
+                self._tile(down.index, along.index, tile)
+        if outer_columns is not None:
+            self.rectangle(inner_rows, outer_columns, tile // 2)
+        if outer_rows is not None:
+            self.rectangle(outer_rows, columns, tile // 2)
+
+    def _cut(self, span: Span, tile: int) -> tuple[Span, Span | None]:
+        """What whole tiles cover, and the rest if there may be any."""
+        e = self.e
+        whole = e.mul(e.div(e.sub(span.end, span.begin), tile), tile)
+        end = e.add(span.begin, whole)
+        rest = None if span.left is None else span.left % tile
+        inner = Span(span.begin, end, 0)
+        return inner, None if rest == 0 else Span(end, span.end, rest)
+
+    def _singles(self, rows: Span, columns: Span) -> None:
+        e = self.e
+        with e.loop(rows.begin, rows.end) as down, e.loop(columns.begin, columns.end) as along:
+            place = self._places(down.index, along.index)
+            e.store(e.load(f"i{8 * self.size}", place[0]), place[1])
+
+    def _places(self, row: Reg, column: Reg) -> tuple[Reg, Reg]:
+        e = self.e
+        read = e.add(e.mul(row, self.source_step), e.mul(column, self.size))
+        write = e.add(e.mul(row, self.size), e.mul(column, self.destination_step))
+        return e.at(self.source, read), e.at(self.destination, write)
+
+    def _tile(self, row: Reg, column: Reg, tile: int) -> None:
+        e = self.e
+        kind = vector_type(f"i{8 * self.size}", tile)
+        read, write = self._places(row, column)
+        lines = [e.load(kind, e.at(read, e.mul(self.source_step, k))) for k in range(tile)]
+        for k, line in enumerate(turned(e, lines)):
+            e.store(line, e.at(write, e.mul(self.destination_step, k)))
+
+
+def turned(e: Emitter, lines: Sequence[Reg]) -> list[Reg]:
+    """The columns of as many vectors as each has lanes.
+
+    Each stage exchanges, between vectors whose numbers differ in one bit, the lanes in which that
+    bit differs from the vector's own.
+    """
+    tile = len(lines)
+    made = list(lines)
+    bit = 1
+    while bit < tile:
+        for low in (k for k in range(tile) if not k & bit):
+            high = low | bit
+            first = [lane if not lane & bit else tile + lane - bit for lane in range(tile)]
+            second = [lane + bit if not lane & bit else tile + lane for lane in range(tile)]
+            pair = made[low], made[high]
+            made[low], made[high] = (_shuffled(e, pair, order) for order in (first, second))
+        bit *= 2
+    return made
+
+
+def _shuffled(e: Emitter, pair: tuple[Reg, Reg], order: Sequence[int]) -> Reg:
+    indices = ", ".join(f"i32 {lane}" for lane in order)
+    mask = f"<{len(order)} x i32> <{indices}>"
+    return e.emit(pair[0].type, f"shufflevector {pair[0]}, {pair[1]}, {mask}")

@@ -1,0 +1,245 @@
+"""Quantisation: real numbers to integers and back, by one scale or one for each place of an axis."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from smelt.backends import Family, Operands, Refusal, Tactic
+from smelt.backends.cpu import _math as m
+from smelt.backends.cpu._elementwise import from_memory, to_memory
+from smelt.backends.cpu._emit import LLVM_TYPES, Emitter, Reg, emitter_for, vector_type
+from smelt.backends.cpu._rows import Walk, common_axes, walk_rows
+from smelt.backends.cpu._scalars import Scalars
+from smelt.backends.cpu.families.elementwise import load_along
+from smelt.backends.cpu.families.reduce import combine, fold_lanes
+from smelt.engine import KernelSpec, Launch, parameters
+from smelt.errors import InternalError
+from smelt.ops import DequantizeLinear, DynamicQuantizeLinear, QuantizeLinear
+from smelt.types import DType, Layout, TensorFormat, override
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from smelt.backends.cpu._emit import Int
+    from smelt.backends.cpu._target import CpuTarget
+    from smelt.engine import Json, Step, View
+    from smelt.ir import Node
+    from smelt.types import Dim
+
+_FLOATS: Final = frozenset({DType.FLOAT32, DType.FLOAT16})
+_LIMITS: Final = {
+    DType.UINT8: (0, 255),
+    DType.INT8: (-128, 127),
+    DType.UINT16: (0, 65535),
+    DType.INT16: (-32768, 32767),
+}
+
+
+class QuantizeFamily(Family["CpuTarget"]):
+    """Quantise, dequantise, and quantise by the tensor's own range; computed in float32."""
+
+    name: ClassVar[str] = "quantize"
+
+    @override
+    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
+        if not isinstance(node.op, QuantizeLinear | DequantizeLinear | DynamicQuantizeLinear):
+            return
+        if reason := _why_not(node):
+            yield Refusal(self.name, reason)
+            return
+        rank = node.outputs[0].tensor.rank
+        for layout in (Layout.CHANNELS_LAST, Layout.LINEAR) if rank >= 3 else (Layout.LINEAR,):
+            inputs = tuple(
+                None
+                if v is None
+                else TensorFormat(v.tensor.dtype, layout if i == 0 else Layout.LINEAR)
+                for i, v in enumerate(node.inputs)
+            )
+            results = tuple(
+                TensorFormat(v.tensor.dtype, layout if i == 0 else Layout.LINEAR)
+                for i, v in enumerate(node.outputs)
+            )
+            yield Tactic(self.name, (), inputs, results, cost_hint=5e-6)
+
+    @override
+    def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
+        x = operands.inputs[0]
+        if x is None:
+            raise InternalError(f"{node} has no input")
+        if isinstance(node.op, DynamicQuantizeLinear):
+            result, scale, zero = operands.outputs
+            return (_measure(x, scale, zero), _scale(x, scale, zero, result, 0, to_real=False))
+        if not isinstance(node.op, QuantizeLinear | DequantizeLinear):
+            raise InternalError(f"{node} is not quantised")
+        scale, zero = (*operands.inputs[1:], None)[:2]
+        if scale is None:
+            raise InternalError(f"{node} has no scale")
+        real = isinstance(node.op, DequantizeLinear)
+        return (_scale(x, scale, zero, operands.outputs[0], node.op.axis, to_real=real),)
+
+    @override
+    def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
+        lanes = target.vector_bits // 32
+        if kernel["what"] == "measure":
+            return _generate_measure(kernel, lanes)
+        return _generate_scale(kernel, lanes)
+
+
+def _why_not(node: Node) -> str | None:
+    x, scale = node.inputs[0], (*node.inputs[1:], None)[0]
+    if scale is not None and scale.tensor.dtype is not DType.FLOAT32:
+        return f"scales of {scale.tensor.dtype.value} are not generated"
+    if isinstance(node.op, QuantizeLinear) and x is not None:
+        if x.tensor.dtype not in _FLOATS | {DType.INT32}:
+            return f"{x.tensor.dtype.value} is not quantised by generated code"
+        if node.output.tensor.dtype not in _LIMITS:
+            return f"a result of {node.output.tensor.dtype.value} is not generated"
+    return None
+
+
+def _measure(x: View, scale: View, zero: View) -> Launch:
+    scalars = Scalars()
+    walk = Walk.over(common_axes(x.shape, [x.strides], 0), 1)
+    spec = KernelSpec(
+        QuantizeFamily.name,
+        parameters(what="measure", axes=_axes_json(walk, scalars)),
+    )
+    return Launch(spec, (x, scale, zero), (1, 2), scalars.values, 1)
+
+
+def _axes_json(walk: Walk, scalars: Scalars) -> Json:
+    return tuple(a.json(scalars) for a in (*walk.outer, walk.row))
+
+
+def _scale(
+    x: View, scale: View, zero: View | None, result: View, axis: int, *, to_real: bool
+) -> Launch:
+    views = [x, scale, *([] if zero is None else [zero]), result]
+    strides = [x.strides, *(_along(v, axis, len(x.shape)) for v in views[1:-1]), result.strides]
+    walk = Walk.over(common_axes(x.shape, strides, len(views) - 1), len(views))
+    scalars = Scalars()
+    spec = KernelSpec(
+        QuantizeFamily.name,
+        parameters(
+            what="dequantize" if to_real else "quantize",
+            dtypes=tuple(v.dtype.value for v in views),
+            walk=walk.json(scalars),
+        ),
+    )
+    writes = (len(views) - 1,)
+    return Launch(spec, tuple(views), writes, scalars.values, walk.chunks)
+
+
+def _along(view: View, axis: int, rank: int) -> tuple[Dim, ...]:
+    """Strides of a vector along one axis, or of a scalar, beside a tensor."""
+    if not view.shape or view.shape == (1,):
+        return (0,) * rank
+    return tuple(view.strides[0] if a == axis % rank else 0 for a in range(rank))
+
+
+def _generate_scale(kernel: KernelSpec, lanes: int) -> str:
+    dtypes = [DType(d) for d in kernel["dtypes"]]
+    e = emitter_for(kernel, len(dtypes))
+    convert = _dequantized if kernel["what"] == "dequantize" else _quantized
+
+    def step(starts: Sequence[Reg], strides: tuple[Int, ...], index: Reg, width: int) -> None:
+        values = [
+            load_along(e, start, stride, index, dtype, width)
+            for start, stride, dtype in zip(starts[:-1], strides, dtypes[:-1], strict=False)
+        ]
+        result = convert(e, values, dtypes)
+        e.store(result, e.at(starts[-1], e.mul(index, e.mul(strides[-1], dtypes[-1].size_bytes))))
+
+    def row(starts: Sequence[Reg], first: Int, last: Int, strides: tuple[Int, ...]) -> None:
+        whole = first
+        if strides[-1] == 1:
+            whole = e.add(first, e.mul(e.div(e.sub(last, first), lanes), lanes))
+            with e.loop(first, whole, lanes) as steps:
+                step(starts, strides, steps.index, lanes)
+        with e.loop(whole, last) as steps:
+            step(starts, strides, steps.index, 1)
+
+    pointers = [e.pointer(k) for k in range(len(dtypes))]
+    walk_rows(e, kernel["walk"], pointers, [d.size_bytes for d in dtypes], row)
+    return e.module()
+
+
+def _as_float(e: Emitter, value: Reg, dtype: DType) -> Reg:
+    if dtype.is_float:
+        return value
+    return e.convert("uitofp" if dtype.value.startswith("u") else "sitofp", value, "float")
+
+
+def _quantized(e: Emitter, values: Sequence[Reg], dtypes: Sequence[DType]) -> Reg:
+    x = _as_float(e, values[0], dtypes[0])
+    steps = m.round_even(e, e.binary("fdiv", x, values[1]))
+    if len(values) > 2:
+        steps = e.binary("fadd", steps, _as_float(e, values[2], dtypes[2]))
+    low, high = _LIMITS[dtypes[-1]]
+    number = e.compare_float("ord", steps, steps)
+    steps = e.select(number, steps, e.constant(0.0, steps.type))
+    bounded = m.at_most(e, m.at_least(e, steps, float(low)), float(high))
+    whole = e.convert("fptosi", bounded, "i32")
+    return e.convert("trunc", whole, LLVM_TYPES[dtypes[-1]])
+
+
+def _dequantized(e: Emitter, values: Sequence[Reg], dtypes: Sequence[DType]) -> Reg:
+    wide = [
+        e.convert(_widening(d), v, "i64") for v, d in zip(values[::2], dtypes[::2], strict=False)
+    ]
+    steps = wide[0] if len(wide) < 2 else e.binary("sub", wide[0], wide[1])
+    real = e.convert("sitofp", steps, "float")
+    return to_memory(e, e.binary("fmul", real, values[1]), dtypes[-1])
+
+
+def _widening(dtype: DType) -> str:
+    return "zext" if dtype.value.startswith("u") else "sext"
+
+
+def _generate_measure(kernel: KernelSpec, lanes: int) -> str:
+    """One worker: the range of all elements, then the scale and the zero point."""
+    e = emitter_for(kernel, 3)
+    axes = [tuple(e.extent(x) for x in axis) for axis in kernel["axes"]]
+    width = lanes if axes[-1][1] == 1 else 1
+    zero = e.constant(0.0, vector_type("float", width))
+    one = e.constant(0.0, "float")
+    low, high, low_rest, high_rest = _extremes(e, axes, e.pointer(0), (zero, zero, one, one), width)
+    if width > 1:
+        low = combine(e, "reduce_min", fold_lanes(e, "reduce_min", low), low_rest)
+        high = combine(e, "reduce_max", fold_lanes(e, "reduce_max", high), high_rest)
+    gap = e.binary("fdiv", e.binary("fsub", high, low), e.constant(255.0, "float"))
+    some = e.compare_float("ogt", high, low)
+    scale = e.select(some, gap, e.constant(1.0, "float"))
+    place = m.round_even(e, e.binary("fdiv", m.negative(e, low), scale))
+    bounded = m.at_most(e, m.at_least(e, place, 0.0), 255.0)
+    e.store(scale, e.pointer(1))
+    e.store(e.convert("trunc", e.convert("fptosi", bounded, "i32"), "i8"), e.pointer(2))
+    return e.module()
+
+
+def _extremes(
+    e: Emitter, axes: Sequence[tuple[Int, ...]], start: Reg, found: Sequence[Reg], width: int
+) -> Sequence[Reg]:
+    """Smallest and largest elements: of whole vectors, then of what lies beyond them."""
+    (extent, stride), *inner = axes
+    if inner:
+        with e.loop(0, extent, carried=found) as steps:
+            at = e.at(start, e.mul(steps.index, e.mul(stride, 4)))
+            steps.carry = _extremes(e, inner, at, steps.values, width)
+        return steps.values
+    whole = e.mul(e.div(extent, width), width) if width > 1 else extent
+    with e.loop(0, whole, width, carried=found[:2]) as steps:
+        at = e.at(start, e.mul(steps.index, e.mul(stride, 4)))
+        value = from_memory(e, e.load(vector_type("float", width), at), DType.FLOAT32)
+        steps.carry = _wider(e, steps.values, value)
+    with e.loop(whole, extent, carried=found[2:]) as singles:
+        value = e.load("float", e.at(start, e.mul(singles.index, e.mul(stride, 4))))
+        singles.carry = _wider(e, singles.values, value)
+    return (*steps.values, *singles.values)
+
+
+def _wider(e: Emitter, found: Sequence[Reg], value: Reg) -> tuple[Reg, Reg]:
+    return (
+        combine(e, "reduce_min", found[0], value),
+        combine(e, "reduce_max", found[1], value),
+    )
