@@ -6,7 +6,7 @@ import logging
 import os
 import subprocess
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -24,6 +24,9 @@ from smelt.engine import (
 )
 from smelt.errors import EngineFormatError, TrustError
 from tests.support.engines import affine_data, affine_header
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 STRANGER = Signer(b"stranger".ljust(32, b"."))
 

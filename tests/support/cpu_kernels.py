@@ -44,7 +44,8 @@ class GuardedBuffer:
 
     @property
     def bytes(self) -> NDArray[np.uint8]:
-        return self._memory.bytes
+        memory: NDArray[np.uint8] = self._memory.bytes
+        return memory
 
     @classmethod
     def holding(cls, array: NDArray[Any], *, at_end: bool = True, align: int = 64) -> GuardedBuffer:

@@ -88,6 +88,11 @@ def code_image(target: CpuTarget | None = None) -> tuple[bytes, tuple[tuple[str,
     return link([compile_ir(text, chosen) for text in texts])
 
 
+def runtime_bytes() -> bytes:
+    """The native runtime for this machine."""
+    return runtime_image(detect_host().architecture)[0]
+
+
 def view(buffer: int, *shape: Dim, offset: int = 0) -> View:
     """A contiguous float32 view."""
     strides: list[Dim] = []

@@ -2,6 +2,7 @@
 
 from smelt.engine._codec import header_from_data, header_to_data
 from smelt.engine._file import (
+    BytesLike,
     EngineFile,
     Signature,
     SignerLike,
@@ -51,6 +52,7 @@ __all__ = [
     "VERSION",
     "Binding",
     "Buffer",
+    "BytesLike",
     "EngineFile",
     "EngineHeader",
     "Fingerprint",

@@ -24,18 +24,16 @@ import secrets
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from smelt.engine._codec import header_from_data, header_to_data, parse_json
 from smelt.errors import EngineFormatError, SmeltError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-    from typing_extensions import Buffer
 
     from smelt.engine._plan import EngineHeader
 
@@ -50,6 +48,10 @@ _SIGNATURE: Final = struct.Struct("<I32s64s28x")
 _UNSIGNED: Final = 0
 _ED25519: Final = 1
 _SECTIONS: Final = ("weights", "code", "runtime")
+
+
+BytesLike = bytes | bytearray | memoryview | mmap.mmap | NDArray[Any]
+"""Bytes that are not copied."""
 
 
 class SignerLike(Protocol):
@@ -91,7 +93,7 @@ class EngineFile:
 
 def serialize_engine(
     header: EngineHeader,
-    weights: Buffer,
+    weights: BytesLike,
     code: bytes,
     runtime_code: bytes,
     signer: SignerLike | None,
@@ -103,7 +105,7 @@ def serialize_engine(
 def write_engine(
     destination: str | os.PathLike[str] | BinaryIO,
     header: EngineHeader,
-    weights: Buffer,
+    weights: BytesLike,
     code: bytes,
     runtime_code: bytes,
     signer: SignerLike | None,
@@ -121,7 +123,7 @@ def write_engine(
     write_atomically(destination, parts)
 
 
-def write_atomically(path: str | os.PathLike[str], parts: Iterator[Buffer]) -> None:
+def write_atomically(path: str | os.PathLike[str], parts: Iterator[bytes | memoryview]) -> None:
     """Write a file that appears complete under its name, or not at all.
 
     Raises:
@@ -152,11 +154,11 @@ def write_atomically(path: str | os.PathLike[str], parts: Iterator[Buffer]) -> N
 
 def _parts(
     header: EngineHeader,
-    weights: Buffer,
+    weights: BytesLike,
     code: bytes,
     runtime_code: bytes,
     signer: SignerLike | None,
-) -> Iterator[Buffer]:
+) -> Iterator[bytes | memoryview]:
     sections = [np.frombuffer(part, np.uint8) for part in (weights, code, runtime_code)]
     text, total = _header_text(header, sections)
     prefix = _PREFIX.pack(MAGIC, FORMAT_VERSION, 0, len(text), total)
@@ -173,7 +175,7 @@ def _parts(
 def _header_text(header: EngineHeader, sections: list[NDArray[np.uint8]]) -> tuple[bytes, int]:
     """The JSON, padded so that its own length does not depend on the offsets that it holds."""
     engine = header_to_data(header)
-    digests = [hashlib.sha256(section).hexdigest() for section in sections]
+    digests = [hashlib.sha256(section.data).hexdigest() for section in sections]
 
     def text_for(start: int) -> tuple[bytes, int]:
         rows: list[object] = []
@@ -197,7 +199,7 @@ def _sign(message: bytes, signer: SignerLike | None) -> bytes:
     return _SIGNATURE.pack(_ED25519, signer.public_key, signer.sign(message))
 
 
-def read_engine(source: str | os.PathLike[str] | Buffer | BinaryIO) -> EngineFile:
+def read_engine(source: str | os.PathLike[str] | BytesLike | BinaryIO) -> EngineFile:
     """Read an engine from a path (its weights stay mapped), from bytes or from an open file.
 
     Raises:
@@ -206,7 +208,7 @@ def read_engine(source: str | os.PathLike[str] | Buffer | BinaryIO) -> EngineFil
     if isinstance(source, str | os.PathLike):
         return _read(_map_file(source), os.fspath(source))
     if isinstance(source, io.IOBase) or hasattr(source, "read"):
-        return _read(np.frombuffer(source.read(), np.uint8), "the engine")  # type: ignore[union-attr]
+        return _read(np.frombuffer(source.read(), np.uint8), "the engine")
     try:
         data = np.frombuffer(source, np.uint8)
     except (TypeError, ValueError, BufferError) as error:
@@ -245,7 +247,7 @@ def _read(data: NDArray[np.uint8], source: str) -> EngineFile:
         part, end = _section(data, row, name, end)
         # Code is copied before it is checked: a file may change under its mapping.
         parts.append(part if name == "weights" else part.copy())
-        if hashlib.sha256(parts[-1]).hexdigest() != row["sha256"]:
+        if hashlib.sha256(parts[-1].data).hexdigest() != row["sha256"]:
             raise EngineFormatError(
                 f"{source}: the checksum of its {name} is wrong; the file is damaged, copy it again"
             )

@@ -251,10 +251,12 @@ class _Verifier:
         if is_written and buffer.space in {Space.WEIGHTS, Space.INPUT}:
             raise EngineFormatError(f"it writes to the {buffer.space.value}")
         if buffer.space in {Space.ARENA, Space.WEIGHTS}:
-            place, base = (buffer.space, 0), buffer.start
+            base, number = buffer.start, 0
         else:
-            place, base = (buffer.space, buffer.start), 0
-        return _Touch(view.buffer, place, base + low, base + high, is_written, base)
+            base, number = 0, buffer.start
+        return _Touch(
+            view.buffer, (buffer.space, number), base + low, base + high, is_written, base
+        )
 
     def _check_operands(self, views: Sequence[View], touches: Sequence[_Touch]) -> None:
         for (i, a), (j, b) in itertools.combinations(enumerate(touches), 2):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
@@ -11,9 +12,10 @@ import numpy as np
 
 from smelt import config
 from smelt.devices.cpu import CpuMemory, Mark, Scratch, available_processors, worker_pool
+from smelt.devices.null import NullMemory
 from smelt.errors import BindingError, ContextError
 from smelt.runtime._arrays import address_of, array_from_value, exporter_for, writable_array
-from smelt.runtime._segments import Machinery, Memories, cut_plan
+from smelt.runtime._segments import CpuMachinery, Memories, NullMachinery, cut_plan
 from smelt.runtime._shapes import BATCH, find_plan, values_from_shapes
 from smelt.types import evaluate_dim, symbols_of
 
@@ -24,13 +26,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from smelt.devices import AllocationTracker
-    from smelt.devices.cpu import CpuEvent, CpuStream
+    from smelt.devices.cpu import CpuAllocation, CpuEvent, CpuStream
+    from smelt.devices.null import NullAllocation
     from smelt.engine import Binding
     from smelt.runtime._engine import Engine, LoadedCode
-    from smelt.runtime._segments import Segment
+    from smelt.runtime._segments import Machinery, Segment
 
 _MAX_THREADS: Final = 1024
 _KEPT_SHAPES: Final = 64
+_POLL_S: Final = 2e-4
 
 
 class Profiler(Protocol):
@@ -60,28 +64,38 @@ class ExecutionContext:
         self.threads = _thread_count(threads)
         self.profiler: Profiler | None = None
         """Hears of every layer after each execution, synchronous or not."""
-        memory = CpuMemory(tracker)
         plans = self._header.plans
-        self._arena = memory.allocate(max(plan.arena_bytes for plan in plans), "arena")
-        self._arena.bytes[:] = 0
-        scratch_bytes = max(plan.scratch_bytes for plan in plans)
-        self._scratch = Scratch(memory, scratch_bytes, self.threads)
-        self._machinery = Machinery(
-            code.functions, code.runtime, worker_pool(), memory, self.threads, self._scratch
-        )
+        arena_bytes = max(plan.arena_bytes for plan in plans)
+        self._allocations: list[CpuAllocation | NullAllocation | Scratch] = []
+        self._machinery: Machinery
+        if code.runtime is None:
+            self._allocations = [NullMemory(tracker).allocate(arena_bytes, "arena")]
+            self._machinery = NullMachinery()
+        else:
+            memory = CpuMemory(tracker)
+            arena = memory.allocate(arena_bytes, "arena")
+            arena.bytes[:] = 0
+            scratch = Scratch(memory, max(plan.scratch_bytes for plan in plans), self.threads)
+            self._allocations = [arena, scratch]
+            self._machinery = CpuMachinery(
+                code.functions, code.runtime, worker_pool(), memory, self.threads, scratch
+            )
         self._segments: dict[int, list[Segment]] = {}
         self._weights = code.weights
-        self._memories = Memories(self._arena.address, int(self._weights.ctypes.data))
+        self._memories = Memories(self._allocations[0].address, int(self._weights.ctypes.data))
         self._inputs = [(i, b) for i, b in enumerate(self._header.bindings) if b.is_input]
         self._outputs = [(i, b) for i, b in enumerate(self._header.bindings) if not b.is_input]
         self._names = {binding.name for _, binding in self._inputs}
         self._shapes: dict[tuple[tuple[int, ...], ...], tuple[int, dict[str, int]]] = {}
+        self._new = np.zeros if code.runtime is None else np.empty
         self._is_closed = False
         self._reset_locks()
         _contexts.add(self)
 
     def _reset_locks(self) -> None:
-        self._lock = threading.Lock()
+        self._guard = threading.Lock()
+        self._owner: object | None = None
+        """Stands for the run that is going on."""
         self._pending: Mark | None = None
         """The end of the latest `enqueue`."""
 
@@ -106,13 +120,14 @@ class ExecutionContext:
             BindingError: a name is missing or unknown, or an array does not fit.
             ContextError: the context is closed or busy, or the batch too large.
         """
-        self._enter()
+        token = object()
         try:
+            self._enter(token)
             arrays = self._arrays_from(inputs)
             number, known = self._resolve(tuple([array.shape for array in arrays]))
             values = known.copy()
             results = [
-                np.empty([evaluate_dim(d, values) for d in b.shape], b.dtype.numpy)
+                self._new([evaluate_dim(d, values) for d in b.shape], b.dtype.numpy)
                 for _, b in self._outputs
             ]
             addresses = [0] * len(self._header.bindings)
@@ -122,7 +137,9 @@ class ExecutionContext:
                 addresses[index] = address_of(array)
             self._execute(number, values, addresses, None)
         finally:
-            self._lock.release()
+            # No call stands here: at a call an interrupt could come before the context is free.
+            if self._owner is token:
+                self._owner = None
         if values != known:
             results = [
                 self._trim(b, r, values) for (_, b), r in zip(self._outputs, results, strict=True)
@@ -178,11 +195,13 @@ class ExecutionContext:
                 or busy.
         """
         number, values, addresses, kept = self._bind(batch_size, bindings)
-        self._enter()
+        token = object()
         try:
+            self._enter(token)
             self._execute(number, values, addresses, None)
         finally:
-            self._lock.release()
+            if self._owner is token:
+                self._owner = None
         del kept
 
     def enqueue(
@@ -211,21 +230,23 @@ class ExecutionContext:
         before, done, consumed = self._pending, Mark(), Mark()
 
         def work() -> None:
+            if before is not None:
+                before.wait()
+            token = object()
             try:
-                if before is not None:
-                    before.wait()
-                with self._lock:
-                    self._check_open()
-                    self._execute(number, values, addresses, consumed)
+                self._wait_for(token)
+                self._check_open()
+                self._execute(number, values, addresses, consumed)
             finally:
-                consumed.reach()
-                kept.clear()
+                if self._owner is token:
+                    self._owner = None
+            kept.clear()
 
         if input_consumed is not None:
             input_consumed.mark = consumed
         self._pending = done
         try:
-            stream.submit(work, done)
+            stream.submit(work, consumed, done)
         except BaseException:
             consumed.reach()
             done.reach()
@@ -274,18 +295,28 @@ class ExecutionContext:
 
     # ---- one run
 
-    def _enter(self) -> None:
-        """Take the context for a synchronous run."""
+    def _enter(self, token: object) -> None:
+        """Take the context for a synchronous run. Whoever calls gives it back if it is his."""
         pending = self._pending
         if pending is not None:
             pending.wait()
-        if not self._lock.acquire(blocking=False):
+        if not self._take(token):
             raise ContextError(
                 "this context is busy in another thread; create one context for each thread"
             )
-        if self._is_closed:
-            self._lock.release()
-            self._check_open()
+        self._check_open()
+
+    def _take(self, token: object) -> bool:
+        """Make ``token`` the owner of the context if it has none."""
+        with self._guard:
+            if self._owner is None:
+                self._owner = token
+        return self._owner is token
+
+    def _wait_for(self, token: object) -> None:
+        """Make ``token`` the owner of the context when a run that is going on is complete."""
+        while not self._take(token):
+            time.sleep(_POLL_S)  # rare: a synchronous run in another thread
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -344,14 +375,19 @@ class ExecutionContext:
         pending = self._pending
         if pending is not None:
             pending.wait()
-        with self._lock:
+        token = object()
+        try:
+            self._wait_for(token)
             self._is_closed = True
             for segments in self._segments.values():
                 for segment in segments:
                     segment.close()
             self._segments.clear()
-            self._scratch.close()
-            self._arena.close()
+            for allocation in self._allocations:
+                allocation.close()
+        finally:
+            if self._owner is token:
+                self._owner = None
 
     def __enter__(self) -> Self:
         return self

@@ -13,8 +13,10 @@ from smelt.devices.cpu import CpuMemory, MappedCode, abi, native_runtime
 from smelt.engine import (
     VERSION,
     EngineFile,
+    Host,
     check_fingerprint,
     check_signature,
+    detect_host,
     read_engine,
     serialize_engine,
     user_signer,
@@ -32,10 +34,10 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from numpy.typing import NDArray
-    from typing_extensions import Buffer
 
     from smelt.devices import AllocationTracker
-    from smelt.engine import Binding, EngineHeader, LayerInfo
+    from smelt.devices.cpu import NativeRuntime
+    from smelt.engine import Binding, BytesLike, EngineHeader, LayerInfo, SignerLike
 
 _LOG = logging.getLogger(__name__)
 _DEVICES = frozenset({"cpu", "null"})
@@ -64,10 +66,13 @@ class LoadedCode:
         self, header: EngineHeader, weights: NDArray[np.uint8], code: bytes, runtime_code: bytes
     ) -> None:
         self.header = header
-        self.runtime = native_runtime(runtime_code, dict(header.runtime_symbols))
-        self._code = MappedCode(code)
-        base = self._code.address
-        self.functions = {name: base + offset for name, offset in header.symbols}
+        self.runtime: NativeRuntime | None = None
+        self.functions: dict[str, int] = {}
+        if header.fingerprint.device != "null":
+            self.runtime = native_runtime(runtime_code, dict(header.runtime_symbols))
+            self._code = MappedCode(code)
+            base = self._code.address
+            self.functions = {name: base + offset for name, offset in header.symbols}
         self.weights = _aligned(weights)
         """Read-only. Replaced as a whole by a refit; contexts notice."""
 
@@ -102,7 +107,15 @@ class Engine:
                 f"this engine is for the device {header.fingerprint.device!r}, "
                 "and this smelt runs cpu and null"
             )
-        check_fingerprint(header.fingerprint, abi=abi.ABI_VERSION, version=VERSION)
+        if header.fingerprint.device == "null":
+            host = Host(
+                header.fingerprint.architecture,
+                header.fingerprint.features,
+                header.fingerprint.system,
+            )
+        else:
+            host = detect_host()
+        check_fingerprint(header.fingerprint, abi=abi.ABI_VERSION, version=VERSION, host=host)
         verify_plans(header, weights_bytes=file.weights.size, code_bytes=len(file.code))
         self._code: LoadedCode | None = LoadedCode(
             header, file.weights, file.code, file.runtime_code
@@ -112,7 +125,7 @@ class Engine:
 
     @classmethod
     def load(
-        cls, source: str | os.PathLike[str] | Buffer | BinaryIO, *, trust: Trust = "signed"
+        cls, source: str | os.PathLike[str] | BytesLike | BinaryIO, *, trust: Trust = "signed"
     ) -> Engine:
         """Load an engine from a path, from bytes or from an open binary file.
 
@@ -135,7 +148,7 @@ class Engine:
 
     @classmethod
     def create(
-        cls, header: EngineHeader, weights: Buffer, code: bytes, runtime_code: bytes
+        cls, header: EngineHeader, weights: BytesLike, code: bytes, runtime_code: bytes
     ) -> Engine:
         """Make an engine of parts that this process has generated itself."""
         data = np.frombuffer(weights, np.uint8).view()
@@ -255,7 +268,7 @@ class Engine:
             destination, file.header, file.weights, file.code, file.runtime_code, self._signer()
         )
 
-    def _signer(self) -> _KeptSignature | None:
+    def _signer(self) -> SignerLike | None:
         """The signature that the engine came with, else this user's key."""
         signature = self._file.signature
         if signature is not None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from smelt.devices.cpu import Row, RunList
+from smelt.devices.null import NullRunList
 from smelt.engine import Launch, Space
 from smelt.errors import ContextError, InternalError
 from smelt.ops import op_from_json
@@ -41,8 +42,8 @@ class Memories:
 
 
 @dataclass(frozen=True, slots=True)
-class Machinery:
-    """What native segments are made with."""
+class CpuMachinery:
+    """What native segments for a processor are made with."""
 
     functions: Mapping[str, int]
     """Address of each kernel."""
@@ -52,6 +53,41 @@ class Machinery:
     threads: int
     scratch: Scratch
 
+    @property
+    def milliseconds_per_tick(self) -> float:
+        """Length of the ticks in which rows are timed."""
+        return self.runtime.milliseconds_per_tick()
+
+    def run_list(self, steps: Sequence[Launch]) -> RunList:
+        """The launches as a list for workers."""
+        rows: list[Row] = []
+        wait_for = 0
+        for number, step in enumerate(steps):
+            wait_for = number if step.waits else wait_for
+            words = len(step.operands) + len(step.scalars)
+            rows.append(Row(self.functions[step.kernel.symbol], words, wait_for))
+        return RunList(
+            rows,
+            self.runtime,
+            self.pool,
+            self.memory,
+            threads=self.threads,
+            scratch=self.scratch,
+        )
+
+
+class NullMachinery:
+    """What native segments that compute nothing are made with."""
+
+    milliseconds_per_tick = 0.0
+
+    def run_list(self, steps: Sequence[Launch]) -> NullRunList:
+        """The launches as a list for nobody."""
+        return NullRunList(sum(len(s.operands) + len(s.scalars) for s in steps), len(steps))
+
+
+Machinery = CpuMachinery | NullMachinery
+
 
 class NativeSegment:
     """Launches that one foreign call runs."""
@@ -59,15 +95,10 @@ class NativeSegment:
     def __init__(self, steps: Sequence[Launch], plan: Plan, machinery: Machinery) -> None:
         self.layers = [step.layer for step in steps]
         self._plan = plan
-        self._runtime = machinery.runtime
+        self._machinery = machinery
         self._words: list[tuple[int, Dim]] = []
         """Buffer, or -1 for a scalar, and offset or value, of each argument word."""
-        rows: list[Row] = []
-        wait_for = 0
-        for number, step in enumerate(steps):
-            wait_for = number if step.waits else wait_for
-            words = len(step.operands) + len(step.scalars)
-            rows.append(Row(machinery.functions[step.kernel.symbol], words, wait_for))
+        for step in steps:
             self._words += [(view.buffer, view.offset) for view in step.operands]
             self._words += [(-1, scalar) for scalar in step.scalars]
         self._chunks: list[Dim] = [step.chunks for step in steps]
@@ -76,14 +107,7 @@ class NativeSegment:
         )
         used = symbols_of(*(dim for _, dim in self._words), *self._chunks)
         self._symbols = sorted(used)
-        self._list = RunList(
-            rows,
-            machinery.runtime,
-            machinery.pool,
-            machinery.memory,
-            threads=machinery.threads,
-            scratch=machinery.scratch,
-        )
+        self._list = machinery.run_list(steps)
         self._find_bindings()
         self._kept: dict[tuple[int, ...], tuple[NDArray[np.int64], list[int]]] = {}
         self._values: tuple[int, ...] | None = None
@@ -118,6 +142,7 @@ class NativeSegment:
         if key != self._values:
             self._use(key, values, memories)
         if addresses != self._addresses:
+            self._addresses = []  # whatever interrupts the writing: they are not these
             words = self._list.words
             rows = zip(self._positions, self._bindings, self._offsets, strict=True)
             for position, binding, offset in rows:
@@ -153,7 +178,7 @@ class NativeSegment:
 
     def milliseconds(self) -> list[tuple[int, float]]:
         """Return the layer and time of each launch of the last timed run."""
-        scale = self._runtime.milliseconds_per_tick()
+        scale = self._machinery.milliseconds_per_tick
         return [
             (layer, ticks * scale)
             for layer, ticks in zip(self.layers, self._list.row_ticks(), strict=True)
@@ -238,7 +263,7 @@ class HostSegment:
             return np.empty(shape, dtype)
         low, high = view.footprint(values)
         strides = [evaluate_dim(stride, values) * dtype.itemsize for stride in view.strides]
-        memory = (ctypes.c_uint8 * (high - low)).from_address(start + low)
+        memory = memoryview((ctypes.c_uint8 * (high - low)).from_address(start + low))
         offset = evaluate_dim(view.offset, values) - low
         return np.ndarray(shape, dtype, memory, offset, strides)
 
@@ -265,6 +290,7 @@ def cut_plan(plan: Plan, machinery: Machinery) -> list[Segment]:
             launches.append(step)
             continue
         finish()
-        segments.append(HostSegment(step, plan))
+        if not isinstance(machinery, NullMachinery):
+            segments.append(HostSegment(step, plan))
     finish()
     return segments

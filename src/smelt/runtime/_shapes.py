@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from smelt.engine import HostCall
 from smelt.errors import BindingError, ContextError, UnboundSymbolError
 from smelt.types import Symbol, SymbolicDim, evaluate_dim
 
@@ -79,13 +80,26 @@ def find_plan(header: EngineHeader, values: dict[str, int]) -> int:
         )
     for number, plan in enumerate(header.plans):
         if all(low <= values.get(name, high) <= high for name, low, high in plan.symbols):
-            for name, _, high in plan.symbols:
-                values.setdefault(name, high)
+            _complete(plan, values)
             return number
     raise BindingError(
         f"the engine has no plan for {_text(values)}; it has: "
         + "; or ".join(_ranges(plan) for plan in header.plans)
     )
+
+
+def _complete(plan: Plan, values: dict[str, int]) -> None:
+    """Give symbols that a run itself decides their largest values."""
+    decided = {
+        name for step in plan.steps if isinstance(step, HostCall) for name, _, _ in step.sizes
+    }
+    for name, low, high in plan.symbols:
+        if name not in values and name not in decided and low != high:
+            raise BindingError(
+                f"{name} has no value; it is from {low} to {high}, and an address has no shape: "
+                "pass an array for the input that has it"
+            )
+        values.setdefault(name, high)
 
 
 def _ranges(plan: Plan) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,7 +14,7 @@ from smelt.backends.cpu._code_cache import CodeCache
 from smelt.engine import KernelSpec, parameters
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from pathlib import Path
 
 TARGET = target_named("x86-64-v3")
 KERNEL = KernelSpec("nothing", parameters(size=1))
@@ -23,9 +22,9 @@ OTHER = KernelSpec("nothing", parameters(size=2))
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SMELT_HOME", str(tmp_path / "home"))
-    yield tmp_path / "home"
+    return tmp_path / "home"
 
 
 def opened() -> CodeCache:

@@ -4,7 +4,7 @@ from smelt.devices.cpu import _abi as abi
 from smelt.devices.cpu._code import MappedCode
 from smelt.devices.cpu._memory import CpuAllocation, CpuMemory, GuardedMemory, protect
 from smelt.devices.cpu._native import NativeRuntime, native_runtime
-from smelt.devices.cpu._pool import WorkerPool, available_processors, worker_pool
+from smelt.devices.cpu._pool import Lease, WorkerPool, available_processors, worker_pool
 from smelt.devices.cpu._run_list import Row, RunList, Scratch
 from smelt.devices.cpu._stream import CpuEvent, CpuStream, Mark
 
@@ -14,6 +14,7 @@ __all__ = [
     "CpuMemory",
     "CpuStream",
     "GuardedMemory",
+    "Lease",
     "MappedCode",
     "Mark",
     "NativeRuntime",

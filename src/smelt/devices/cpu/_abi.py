@@ -7,8 +7,8 @@ worker's own and 64-byte aligned. It may be called by any thread, keeps no state
 non-temporal stores.
 
 A *run list* is a header and rows, one row a launch. Workers go through the rows in order, wait
-until ``WAIT_FOR`` leading rows are complete, and take chunks by compare-and-swap until none is left.
- Nobody counts workers: one that comes late finds nothing to do, and one that comes from an
+until ``WAIT_FOR`` leading rows are complete, and take chunks by compare-and-swap until none is
+left. Nobody counts workers: one that comes late finds nothing to do, and one that comes from an
 earlier run finds another epoch and leaves.
 
 A *mailbox* is where a worker sleeps and finds the next list.

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import mmap
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from smelt.devices.cpu._memory import protect
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
+from smelt.devices.cpu._memory import map_pages, protect
 
 
 class MappedCode:
@@ -21,7 +17,7 @@ class MappedCode:
 
     __slots__ = ("_memory", "address", "size_bytes")
 
-    def __init__(self, image: Buffer) -> None:
+    def __init__(self, image: bytes) -> None:
         """Map ``image``.
 
         Raises:
@@ -30,7 +26,7 @@ class MappedCode:
         source = np.frombuffer(image, np.uint8)
         self.size_bytes = source.size
         room = -(-max(source.size, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
-        self._memory = np.frombuffer(mmap.mmap(-1, room), np.uint8)
+        self._memory = map_pages(room)
         self._memory[: source.size] = source
         self.address = int(self._memory.ctypes.data)
         protect(self.address, room, executable=True)

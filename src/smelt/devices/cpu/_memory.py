@@ -30,11 +30,16 @@ class CpuAllocation:
     __slots__ = ("__weakref__", "_finalizer", "address", "bytes", "size_bytes", "tag")
 
     def __init__(
-        self, memory: NDArray[np.uint8], tag: str, tracker: AllocationTracker | None
+        self,
+        whole: NDArray[np.uint8],
+        start: int,
+        size_bytes: int,
+        tag: str,
+        tracker: AllocationTracker | None,
     ) -> None:
-        self.bytes = memory
-        self.address = int(memory.ctypes.data)
-        self.size_bytes = memory.size
+        self.bytes = whole[start : start + size_bytes]
+        self.address = int(whole.ctypes.data) + start  # numpy gives an empty slice no address
+        self.size_bytes = size_bytes
         self.tag = tag
         self._finalizer: weakref.finalize[..., CpuAllocation] | None = None
         if tracker is not None:
@@ -72,7 +77,7 @@ class CpuMemory:
                 "use a smaller batch or fewer contexts at a time"
             ) from error
         start = -int(raw.ctypes.data) % ALIGNMENT_BYTES
-        return CpuAllocation(raw[start : start + size_bytes], tag, self.tracker)
+        return CpuAllocation(raw, start, size_bytes, tag, self.tracker)
 
 
 class GuardedMemory(CpuMemory):
@@ -93,13 +98,27 @@ class GuardedMemory(CpuMemory):
         """Return ``size_bytes`` of memory with an inaccessible page on either side."""
         page = mmap.PAGESIZE
         room = -(-max(size_bytes, 1) // page) * page
-        # The mapping lives as long as an array looks into it.
-        whole = np.frombuffer(mmap.mmap(-1, room + 2 * page), np.uint8)
+        whole = map_pages(room + 2 * page)
         base = int(whole.ctypes.data)
         protect(base, page, readable=False)
         protect(base + page + room, page, readable=False)
         slack = (room - size_bytes) // self.align * self.align if self.at_end else 0
-        return CpuAllocation(whole[page + slack : page + slack + size_bytes], tag, None)
+        return CpuAllocation(whole, page + slack, size_bytes, tag, None)
+
+
+def map_pages(size_bytes: int) -> NDArray[np.uint8]:
+    """Return whole pages of zeros, this process's alone; they live as long as an array does.
+
+    Raises:
+        DeviceError: there is not so much memory.
+    """
+    try:
+        if sys.platform == "win32":
+            return np.frombuffer(mmap.mmap(-1, size_bytes), np.uint8)
+        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        return np.frombuffer(mmap.mmap(-1, size_bytes, flags=private), np.uint8)
+    except (OSError, ValueError, OverflowError) as error:
+        raise DeviceError(f"{size_bytes} bytes of memory cannot be mapped: {error}") from error
 
 
 def protect(

@@ -32,7 +32,7 @@ _mapped: dict[bytes, NativeRuntime] = {}
 
 
 class NativeRuntime:
-    """Run loop, worker loop and clock. `native_runtime` maps it, for as long as the process lives."""
+    """Run loop, worker loop and clock. `native_runtime` maps it, until the process ends."""
 
     def __init__(self, image: bytes, symbols: Mapping[str, int]) -> None:
         self._code = MappedCode(image)
@@ -47,14 +47,14 @@ class NativeRuntime:
             self.execute = _EXECUTE(at[abi.EXECUTE])
             self.worker = _WORKER(at[abi.WORKER])
             self.post = _POST(at[abi.POST])
-        self._clock_origin = (self.clock(), time.perf_counter_ns())
+        self._clock_origin = (int(self.clock()), time.perf_counter_ns())
 
     def milliseconds_per_tick(self) -> float:
         """Measure the clock against Python's, over the time since it was mapped."""
         ticks_before, ns_before = self._clock_origin
         while (ns_now := time.perf_counter_ns()) - ns_before < _CALIBRATION_NS:
             time.sleep(_CALIBRATION_NS / 1e9)
-        return (ns_now - ns_before) / 1e6 / max(1, self.clock() - ticks_before)
+        return (ns_now - ns_before) / 1e6 / max(1, int(self.clock()) - ticks_before)
 
 
 def native_runtime(image: bytes, symbols: Mapping[str, int]) -> NativeRuntime:

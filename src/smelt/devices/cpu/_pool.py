@@ -93,6 +93,15 @@ class Worker:
                 return
 
 
+class Lease:
+    """The workers that one run has. While it exists they are its."""
+
+    __slots__ = ("__weakref__", "workers")
+
+    def __init__(self) -> None:
+        self.workers: list[Worker] = []
+
+
 class WorkerPool:
     """The workers of one set of processors."""
 
@@ -106,7 +115,7 @@ class WorkerPool:
         """Start anew, as a forked child must: its parent's threads are not here."""
         self._lock = threading.Lock()
         self._free: list[Worker] = []
-        self._busy: set[Worker] = set()
+        self._busy: dict[Worker, weakref.ref[Lease]] = {}
         self.generation = os.getpid()
 
     @property
@@ -114,32 +123,41 @@ class WorkerPool:
         """How many workers there are."""
         return len(self._free) + len(self._busy)
 
-    def lease(self, wanted: int, runtime: NativeRuntime) -> list[Worker]:
-        """Take up to ``wanted`` idle workers; the pool grows to that many in all, never beyond.
+    def lease(self, lease: Lease, wanted: int, runtime: NativeRuntime) -> None:
+        """Put up to ``wanted`` idle workers into ``lease``; the pool grows to that many in all.
 
         A pool that has ``wanted`` workers starts no more for a second lessee at the same time: they
         would only take the processors from each other.
         """
         with self._lock:
+            if len(self._free) < wanted and self._busy:
+                self._reclaim()
             free = self._free
-            leased: list[Worker] = []
             for position in range(len(free) - 1, -1, -1):
-                if len(leased) == wanted:
+                if len(lease.workers) == wanted:
                     break
                 if free[position].is_idle:
-                    leased.append(free.pop(position))
-            room = min(wanted, _MAX_WORKERS) - len(free) - len(self._busy) - len(leased)
-            for _ in range(max(0, room)):
-                native = self._native and runtime.has_workers
-                leased.append(Worker(runtime, self._memory, native=native))
-            self._busy.update(leased)
-        return leased
+                    self._busy[free[position]] = weakref.ref(lease)
+                    lease.workers.append(free.pop(position))
+            room = min(wanted, _MAX_WORKERS) - len(free) - len(self._busy)
+            for _ in range(room):
+                worker = Worker(runtime, self._memory, native=self._native and runtime.has_workers)
+                self._busy[worker] = weakref.ref(lease)
+                lease.workers.append(worker)
 
-    def release(self, workers: list[Worker]) -> None:
+    def release(self, lease: Lease) -> None:
         """Give leased workers back."""
         with self._lock:
-            self._busy.difference_update(workers)
-            self._free.extend(workers)
+            for worker in lease.workers:
+                if self._busy.pop(worker, None) is not None:
+                    self._free.append(worker)
+            lease.workers.clear()
+
+    def _reclaim(self) -> None:
+        """Free the workers of lessees that are gone: an interrupt kept them from releasing."""
+        for worker in [worker for worker, lease in self._busy.items() if lease() is None]:
+            del self._busy[worker]
+            self._free.append(worker)
 
     def dismiss(self) -> None:
         """Tell the idle workers to leave, and wait for them."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from smelt.devices.cpu import _abi as abi
+from smelt.devices.cpu._pool import Lease
 from smelt.errors import ContextError
 
 if TYPE_CHECKING:
@@ -136,11 +137,12 @@ class RunList:
             self._seen.clear()
             self._mailboxes_of = []
             self._generation = pool.generation
-        workers = pool.lease(self._threads - 1, self._runtime)
+        lease = Lease()
         try:
-            self._run_with(workers)
+            pool.lease(lease, self._threads - 1, self._runtime)
+            self._run_with(lease.workers)
         finally:
-            pool.release(workers)
+            pool.release(lease)
 
     def _run_alone(self) -> None:
         if self._runtime.has_workers:
@@ -153,11 +155,14 @@ class RunList:
         self._seen.update(workers)
         if not self._runtime.has_workers or not all(w.is_native for w in workers):
             epoch = self._runtime.begin(self._address)
-            for slot, worker in enumerate(workers, 1):
-                worker.post(self._address, slot, epoch)
-            self._runtime.run(self._address, epoch, 0)
+            try:
+                for slot, worker in enumerate(workers, 1):
+                    worker.post(self._address, slot, epoch)
+            finally:  # what is posted runs, so it must be complete before anything is freed
+                self._runtime.run(self._address, epoch, 0)
             return
         if workers != self._mailboxes_of:
+            self._mailboxes_of = []
             for index, worker in enumerate(workers):
                 self._mailboxes[index] = worker.mailbox
             self._mailboxes_of = list(workers)

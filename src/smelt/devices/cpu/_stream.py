@@ -36,7 +36,9 @@ class Mark:
         return self._reached.is_set()
 
     def reach(self) -> None:
-        """Let the moment come."""
+        """Let the moment come; once it has, this changes nothing."""
+        if self._reached.is_set():
+            return
         self.time_ns = time.perf_counter_ns()
         self._reached.set()
 
@@ -57,15 +59,15 @@ class CpuStream:
 
     def _reset(self) -> None:
         self._condition = threading.Condition()
-        self._tasks: deque[tuple[Callable[[], None], Mark | None]] = deque()
+        self._tasks: deque[tuple[Callable[[], object], tuple[Mark, ...]]] = deque()
         self._is_working = False
         self._is_closed = False
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
 
-    def submit(self, task: Callable[[], None], mark: Mark | None = None) -> None:
-        """Queue ``task``; ``mark`` is reached after it, also when it fails or is dropped.
+    def submit(self, task: Callable[[], object], *marks: Mark) -> None:
+        """Queue ``task``; ``marks`` are reached after it, also when it fails or is dropped.
 
         Raises:
             DeviceError: the stream is closed.
@@ -78,7 +80,7 @@ class CpuStream:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="smelt-stream", daemon=True)
                 self._thread.start()
-            self._tasks.append((task, mark))
+            self._tasks.append((task, marks))
             self._condition.notify_all()
 
     def query(self) -> bool:
@@ -136,19 +138,19 @@ class CpuStream:
                     self._condition.wait()
                 if not self._tasks:
                     return
-                task, mark = self._tasks.popleft()
+                task, marks = self._tasks.popleft()
                 self._is_working = True
                 failed = self._error is not None
             if not failed:
                 self._do(task)
-            if mark is not None:
+            for mark in marks:
                 mark.reach()
             del task
             with self._condition:
                 self._is_working = False
                 self._condition.notify_all()
 
-    def _do(self, task: Callable[[], None]) -> None:
+    def _do(self, task: Callable[[], object]) -> None:
         try:
             task()
         except BaseException as error:  # noqa: BLE001  (raised again by synchronize)
@@ -163,8 +165,8 @@ class CpuStream:
             self._tasks.clear()
             self._condition.notify_all()
             thread = self._thread
-        for _, mark in dropped:
-            if mark is not None:
+        for _, marks in dropped:
+            for mark in marks:
                 mark.reach()
         if thread is not None and self._process == os.getpid():
             thread.join(_EXIT_TIMEOUT_S)

@@ -1,0 +1,126 @@
+"""Streams do their work in order, and events mark places in it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import time
+
+import pytest
+
+from smelt.devices.cpu import CpuEvent, CpuStream
+from smelt.errors import DeviceError
+
+NOTHING: list[int] = []
+
+
+def test_work_is_done_in_order_beside_the_caller() -> None:
+    done: list[int] = []
+    gate = threading.Event()
+    with CpuStream() as stream:
+        stream.submit(gate.wait)
+        stream.submit(lambda: done.append(0))
+        for number in range(1, 20):
+            stream.submit(functools.partial(done.append, number))
+        assert done == []
+        assert not stream.query()
+        gate.set()
+        stream.synchronize()
+        assert done == list(range(20))
+        assert stream.query()
+
+
+def test_an_event_is_reached_when_all_before_it_is_done() -> None:
+    gate = threading.Event()
+    event = CpuEvent()
+    assert event.query()
+    with CpuStream() as stream:
+        stream.submit(gate.wait)
+        event.record(stream)
+        assert not event.query()
+        gate.set()
+        event.synchronize()
+        assert event.query()
+
+
+def test_a_stream_waits_for_another_streams_event_as_it_was() -> None:
+    order: list[str] = []
+    gate = threading.Event()
+    with CpuStream() as first, CpuStream() as second:
+        first.submit(gate.wait)
+        first.submit(lambda: order.append("first"))
+        event = CpuEvent()
+        event.record(first)
+        event.wait(second)
+        second.submit(lambda: order.append("second"))
+        event.record(second)
+        assert order == []
+        gate.set()
+        event.synchronize()
+        assert order == ["first", "second"]
+
+
+def test_events_measure_the_time_between_them() -> None:
+    start, end = CpuEvent(), CpuEvent()
+    with CpuStream() as stream:
+        start.record(stream)
+        stream.submit(lambda: time.sleep(0.02))
+        end.record(stream)
+        with pytest.raises(DeviceError, match="recorded and reached"):
+            CpuEvent().elapsed(end)
+        stream.synchronize()
+    assert 19 < start.elapsed(end) < 2000
+
+
+def test_a_failure_is_raised_once_and_drops_what_was_behind_it() -> None:
+    done: list[int] = []
+    event = CpuEvent()
+    with CpuStream() as stream:
+        gate = threading.Event()
+        stream.submit(gate.wait)
+        stream.submit(lambda: NOTHING[1])
+        stream.submit(lambda: done.append(1))
+        event.record(stream)
+        gate.set()
+        with pytest.raises(IndexError):
+            stream.synchronize()
+        assert event.query()
+        stream.synchronize()
+        stream.submit(lambda: done.append(2))
+        stream.synchronize()
+    assert done == [2]
+
+
+def test_a_closed_stream_finishes_its_work_and_takes_no_more() -> None:
+    done: list[int] = []
+    stream = CpuStream()
+    for number in range(5):
+        stream.submit(functools.partial(done.append, number))
+    stream.close()
+    stream.close()
+    assert done == list(range(5))
+    with pytest.raises(DeviceError, match="closed"):
+        stream.submit(lambda: None)
+
+
+def test_a_stream_does_not_wait_for_itself() -> None:
+    with CpuStream() as stream:
+        stream.submit(stream.synchronize)
+        with pytest.raises(DeviceError, match="itself"):
+            stream.synchronize()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_child_may_go_on_using_a_stream() -> None:
+    stream = CpuStream()
+    stream.submit(lambda: None)
+    stream.synchronize()
+    child = os.fork()
+    if child == 0:
+        done: list[int] = []
+        stream.submit(lambda: done.append(1))
+        stream.synchronize()
+        os._exit(0 if done == [1] else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    stream.close()

@@ -1,0 +1,357 @@
+"""Engines: written, read, trusted or not, refitted, shared, closed."""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+import subprocess
+import sys
+import textwrap
+import weakref
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from smelt.engine import (
+    Binding,
+    Buffer,
+    EngineHeader,
+    HostCall,
+    Launch,
+    Plan,
+    Signer,
+    Space,
+    read_engine,
+    serialize_engine,
+)
+from smelt.errors import (
+    BindingError,
+    ContextError,
+    EngineFormatError,
+    EngineMismatchError,
+    SmeltError,
+    TrustError,
+)
+from smelt.ops import NonZero, Relu, op_to_json
+from smelt.runtime import Engine
+from smelt.types import DType, SymbolicDim
+from tests.support.engines import (
+    BATCH,
+    COLUMNS,
+    MAX_BATCH,
+    affine,
+    affine_data,
+    affine_engine,
+    affine_header,
+    affine_weights,
+    batch_of,
+    code_image,
+    runtime_bytes,
+    view,
+)
+
+X = batch_of(3)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SMELT_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def result_of(engine: Engine, x: Any = X) -> Any:
+    with engine.create_context(threads=2) as context:
+        return context.run({"x": x})["y"]
+
+
+@pytest.mark.requirement("G-43", "G-44")
+def test_an_engine_runs_the_same_after_serialisation(tmp_path: Path) -> None:
+    engine = affine_engine()
+    path = tmp_path / "m.engine"
+    engine.save(path)
+    stream = io.BytesIO()
+    engine.save(stream)
+    for source in (path, str(path), path.read_bytes(), engine.serialize(), stream.getvalue()):
+        loaded = Engine.load(source)
+        np.testing.assert_array_equal(result_of(loaded), result_of(engine))
+        np.testing.assert_array_equal(result_of(loaded), affine(X))
+        assert loaded.header == engine.header
+        assert loaded.serialize() == engine.serialize()
+    with path.open("rb") as file:
+        np.testing.assert_array_equal(result_of(Engine.load(file)), affine(X))
+
+
+def test_weights_of_a_file_are_used_where_they_are_mapped(tmp_path: Path) -> None:
+    path = tmp_path / "m.engine"
+    affine_engine().save(path)
+    with Path("/proc/self/maps").open() as file:
+        assert str(path) not in file.read()
+    engine = Engine.load(path)
+    address = int(engine.loaded_code.weights.ctypes.data)
+    with Path("/proc/self/maps").open() as file:
+        rows = [row for row in file if str(path) in row]
+    spans = [tuple(int(end, 16) for end in row.split()[0].split("-")) for row in rows]
+    assert any(low <= address < high for low, high in spans)
+
+
+def test_an_unsigned_engine_is_refused_by_the_bare_runtime() -> None:
+    header, data = affine_header(), affine_data()
+    unsigned = serialize_engine(header, data, code_image()[0], runtime_bytes(), None)
+    with pytest.raises(TrustError, match=r"smelt\.load"):
+        Engine.load(unsigned)
+
+
+def test_a_strangers_engine_is_refused_until_he_is_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = affine_engine().serialize()
+    public = Engine.load(engine)
+    np.testing.assert_array_equal(result_of(public), affine(X))
+    from smelt.engine import show_trusted_keys
+
+    line = show_trusted_keys()[0].text
+    monkeypatch.setenv("SMELT_HOME", str(tmp_path / "other"))
+    with pytest.raises(TrustError, match="you do not trust"):
+        Engine.load(engine)
+    (tmp_path / "his.pub").write_text(line)
+    monkeypatch.setenv("SMELT_TRUSTED_KEYS", str(tmp_path / "his.pub"))
+    loaded = Engine.load(engine)
+    np.testing.assert_array_equal(result_of(loaded), affine(X))
+    assert loaded.serialize() == engine, "his signature stays on what is unchanged"
+
+
+def test_a_changed_engine_is_refused_even_if_all_are_trusted() -> None:
+    data = bytearray(affine_engine().serialize())
+    data[-20] ^= 1
+    with pytest.raises(EngineFormatError, match="checksum"):
+        Engine.load(bytes(data))
+
+
+def test_trust_is_one_of_two_words() -> None:
+    with pytest.raises(SmeltError, match="'signed' or 'always'"):
+        Engine.load(b"", trust="sure")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.requirement("G-45")
+def test_an_engine_for_another_machine_or_version_is_refused() -> None:
+    fingerprint = affine_header().fingerprint
+    for changed in (
+        replace(fingerprint, version="0.0.1"),
+        replace(fingerprint, architecture="sparc"),
+        replace(fingerprint, device="cuda"),
+    ):
+        other = affine_header(fingerprint=changed)
+        signed = serialize_engine(
+            other, affine_data(), code_image()[0], runtime_bytes(), Signer(bytes(32))
+        )
+        file = read_engine(signed)
+        with pytest.raises(EngineMismatchError):
+            Engine(file)
+
+
+def test_an_unsound_plan_is_refused_whoever_signed_it() -> None:
+    (plan,) = affine_header().plans
+    with pytest.raises(EngineFormatError, match="beyond the arena"):
+        affine_engine(plans=(replace(plan, arena_bytes=100),))
+
+
+@pytest.mark.requirement("G-48")
+def test_an_engine_tells_its_bindings() -> None:
+    engine = affine_engine()
+    assert [tensor.name for tensor in engine.inputs] == ["x"]
+    assert [tensor.name for tensor in engine.outputs] == ["y"]
+    assert engine.inputs[0].dtype is DType.FLOAT32
+    assert engine.inputs[0].shape == (BATCH, COLUMNS)
+    assert [engine.binding_index(name) for name in ("x", "y")] == [0, 1]
+    assert (engine.name, engine.device, engine.max_batch_size) == ("affine", "cpu", MAX_BATCH)
+    assert [layer.name for layer in engine.layers] == ["scale1 + relu1", "shift1"]
+    with pytest.raises(ContextError, match="no binding 'z'; it has: x, y"):
+        engine.binding_index("z")
+
+
+def test_a_closed_engine_makes_no_context_and_lets_others_finish() -> None:
+    with affine_engine() as engine:
+        context = engine.create_context()
+    engine.close()
+    np.testing.assert_array_equal(context.run({"x": X})["y"], affine(X))
+    with pytest.raises(ContextError, match="closed"):
+        engine.create_context()
+    context.close()
+
+
+def test_an_engine_goes_when_nobody_holds_it() -> None:
+    engine = affine_engine()
+    context = engine.create_context()
+    code = weakref.ref(engine.loaded_code)
+    del engine
+    gc.collect()
+    assert code() is not None
+    np.testing.assert_array_equal(context.run({"x": X})["y"], affine(X))
+    context.close()
+    del context
+    gc.collect()
+    assert code() is None
+
+
+def test_refitted_weights_are_used_by_old_and_new_contexts() -> None:
+    engine = affine_engine()
+    a, b = affine_weights()
+    with engine.create_context() as context:
+        np.testing.assert_array_equal(context.run({"x": X})["y"], X * a + b)
+        engine.refit({"a": 2 * a})
+        np.testing.assert_array_equal(context.run({"x": X})["y"], X * (2 * a) + b)
+        engine.refit({"a": a, "b": b + 1})
+        np.testing.assert_array_equal(context.run({"x": X})["y"], X * a + (b + 1))
+        np.testing.assert_array_equal(result_of(Engine.load(engine.serialize())), X * a + (b + 1))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"c": np.zeros(COLUMNS, np.float32)}, "no weight c"),
+        ({"a": np.zeros(3, np.float32)}, r"a: float32\[3\] comes of.*float32\[24\] is needed"),
+        ({"a": np.zeros(COLUMNS, np.float64)}, "a: float64"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(arrays: dict[str, Any], words: str) -> None:
+    engine = affine_engine()
+    with pytest.raises(BindingError, match=words):
+        engine.refit(arrays)
+    np.testing.assert_array_equal(result_of(engine), affine(X))
+
+
+# ---- host steps, several plans
+
+
+def host_header() -> EngineHeader:
+    """T = x * a; u = relu(t), by its reference; y = u + b."""
+    header = affine_header()
+    (plan,) = header.plans
+    relu = HostCall(
+        op_to_json(Relu()), (view(3, BATCH, COLUMNS),), (view(5, BATCH, COLUMNS),), layer=1
+    )
+    first, second = plan.steps
+    assert isinstance(second, Launch)
+    second = replace(second, operands=(view(5, BATCH, COLUMNS), *second.operands[1:]))
+    buffers = (*plan.buffers, Buffer(Space.ARENA, 1024, MAX_BATCH * COLUMNS * 4))
+    steps = (first, relu, second)
+    return replace(header, plans=(replace(plan, buffers=buffers, steps=steps, arena_bytes=2048),))
+
+
+def test_host_steps_run_between_native_ones() -> None:
+    a, b = affine_weights()
+    profile: dict[str, float] = {}
+
+    class Profiler:
+        def report_layer_time(self, name: str, milliseconds: float, /) -> None:
+            profile[name] = milliseconds
+
+    engine = Engine.create(host_header(), affine_data(), code_image()[0], runtime_bytes())
+    with engine.create_context(threads=2) as context:
+        context.profiler = Profiler()
+        for rows in (6, 1, 4):
+            x = batch_of(rows, rows)
+            np.testing.assert_array_equal(context.run({"x": x})["y"], np.maximum(x * a, 0) + b)
+    assert profile["scale1 + relu1"] > 0
+    assert profile["shift1"] > 0
+
+
+def counting_header() -> EngineHeader:
+    """Y = the indices of x's non-zero elements: as many columns as there are."""
+    count = SymbolicDim.symbol("count")
+    call = HostCall(
+        op_to_json(NonZero()),
+        (replace(view(0, BATCH, 4), dtype=DType.FLOAT32),),
+        (replace(view(1, 2, count), dtype=DType.INT64),),
+        sizes=(("count", 0, 1),),
+    )
+    plan = Plan(
+        (("batch", 1, 6), ("count", 0, 20)),
+        (Buffer(Space.INPUT, 0, 96), Buffer(Space.OUTPUT, 1, 320)),
+        (call,),
+        0,
+        0,
+    )
+    bindings = (
+        Binding("x", is_input=True, dtype=DType.FLOAT32, shape=(BATCH, 4)),
+        Binding("y", is_input=False, dtype=DType.INT64, shape=(2, count)),
+    )
+    return replace(affine_header(), plans=(plan,), bindings=bindings, weights=())
+
+
+def test_sizes_that_a_run_decides_trim_the_outputs() -> None:
+    engine = Engine.create(counting_header(), b"", code_image()[0], runtime_bytes())
+    with engine.create_context() as context:
+        for seed in range(5):
+            x = (batch_of(5, seed)[:, :4] > 0.5).astype(np.float32)
+            np.testing.assert_array_equal(context.run({"x": x})["y"], np.array(np.nonzero(x)))
+        assert context.run({"x": np.zeros((1, 4), np.float32)})["y"].shape == (2, 0)
+        with pytest.raises(ContextError, match=r"count = 24.*at most 20"):
+            context.run({"x": np.ones((6, 4), np.float32)})
+
+
+def test_the_plan_is_chosen_by_the_inputs_shapes() -> None:
+    header = affine_header(max_batch_size=None)
+    (plan,) = header.plans
+    plans = tuple(replace(plan, symbols=(("batch", n, n),)) for n in (2, 5))
+    engine = affine_engine(plans=plans, max_batch_size=None)
+    with engine.create_context() as context:
+        for rows in (2, 5, 2):
+            x = batch_of(rows)
+            np.testing.assert_array_equal(context.run({"x": x})["y"], affine(x))
+        with pytest.raises(BindingError, match="batch = 3; it has: batch 2 to 2; or batch 5 to 5"):
+            context.run({"x": batch_of(3)})
+
+
+def test_addresses_do_not_bind_a_dynamic_extent() -> None:
+    header = affine_header()
+    (plan,) = header.plans
+    rows = SymbolicDim.symbol("rows")
+    bindings = tuple(replace(b, shape=(rows, COLUMNS)) for b in header.bindings)
+    from smelt.types import substitute_dim
+
+    def renamed(step: Any) -> Any:
+        operands = tuple(
+            replace(v, shape=tuple(substitute_dim(d, {"batch": rows}) for d in v.shape))
+            for v in step.operands
+        )
+        return replace(step, operands=operands, chunks=rows)
+
+    plan = replace(plan, symbols=(("rows", 1, 6),), steps=tuple(map(renamed, plan.steps)))
+    engine = affine_engine(plans=(plan,), bindings=bindings, max_batch_size=None)
+    x, y = batch_of(3), np.zeros((3, COLUMNS), np.float32)
+    with engine.create_context() as context:
+        context.execute(1, [x, y])
+        np.testing.assert_array_equal(y, affine(x))
+        with pytest.raises(BindingError, match="rows has no value"):
+            context.execute(1, [x.ctypes.data, y.ctypes.data])
+        with pytest.raises(ContextError, match="batch is part of its shapes"):
+            context.execute(3, [x, y])
+
+
+@pytest.mark.requirement("G-23")
+def test_an_engine_runs_in_a_process_without_the_compiler(tmp_path: Path, home: Path) -> None:
+    path = tmp_path / "m.engine"
+    affine_engine().save(path)
+    np.save(tmp_path / "x.npy", X)
+    program = textwrap.dedent("""
+        import sys
+        for name in ("llvmlite", "onnx", "google", "google.protobuf", "rich", "click"):
+            sys.modules[name] = None
+        import numpy as np
+        from smelt.runtime import Engine
+        with Engine.load(sys.argv[1]).create_context() as context:
+            y = context.run({"x": np.load(sys.argv[2])})["y"]
+        np.save(sys.argv[3], y)
+    """)
+    subprocess.run(
+        [sys.executable, "-c", program, path, tmp_path / "x.npy", tmp_path / "y.npy"],
+        check=True,
+        env={**os.environ, "SMELT_HOME": str(home), "PYTHONPATH": "src"},
+        cwd=Path(__file__).parents[2],
+    )
+    np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), affine(X))
