@@ -378,10 +378,17 @@ class InferNetwork:
         name = ActivationType(kind).name.lower()
         return self._layer_of(self.definition.add_activation(x, name))
 
-    def add_pooling(self, x: Tensor, kind: PoolingType, window_size: tuple[int, int]) -> InferLayer:
-        """Add a pooling with stride 1; set another with `InferLayer.set_stride`."""
+    def add_pooling(
+        self,
+        x: Tensor,
+        kind: PoolingType,
+        window_size: tuple[int, int],
+        *,
+        padding: tuple[int, int] = (0, 0),
+    ) -> InferLayer:
+        """Add a pooling with stride 1; set another on the layer. A mean leaves the padding out."""
         name = PoolingType(kind).name.lower()
-        made = self.definition.add_pooling(x, name, window_size, stride=1)
+        made = self.definition.add_pooling(x, name, window_size, stride=1, padding=padding)
         return self._windowed(made, 1)
 
     def add_lrn(self, x: Tensor, window: int, alpha: float, beta: float, k: float) -> InferLayer:
