@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from smelt.backends import Refusal, WeightStore, assemble
 from smelt.backends.cpu import (
+    CodeCache,
     CpuBackend,
     CpuTarget,
     compile_runtime,
@@ -28,7 +29,7 @@ from smelt.builder._report import describe_plan
 from smelt.builder._shapes import BATCH, Box, boxes_of
 from smelt.builder._workspace import workspace_bytes
 from smelt.builder._write import EngineParts, make_engine
-from smelt.config import cache_directory, thread_count
+from smelt.config import cache_directory, target_name, thread_count
 from smelt.devices.cpu import available_processors, native_runtime
 from smelt.engine import Binding, Launch, detect_host
 from smelt.errors import BuildError
@@ -157,13 +158,13 @@ class _Build:
 
     def run(self) -> Engine:
         kind, detail = parse_device(self.options.device)
-        target = target_named(detail or "native")
+        target = target_named(detail or target_name() or "native")
         if not self.graph.outputs:
             raise BuildError(
                 f"network {self.graph.name!r} has no output; mark one with mark_output"
             )
         verify(self.graph)
-        backend = CpuBackend()
+        backend = CpuBackend(CodeCache.open())
         boxes = boxes_of(self.graph, self.options.shapes, self.options.max_batch_size)
         plans = [self._optimise(box, number, len(boxes)) for number, box in enumerate(boxes)]
         for plan in plans:

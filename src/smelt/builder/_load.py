@@ -6,7 +6,7 @@ import dataclasses
 import logging
 from typing import TYPE_CHECKING, BinaryIO, cast
 
-from smelt.backends.cpu import CpuBackend, compile_runtime, target_named
+from smelt.backends.cpu import CodeCache, CpuBackend, compile_runtime, target_named
 from smelt.builder._program import reassembled_plans
 from smelt.devices.cpu import abi
 from smelt.engine import (
@@ -77,7 +77,7 @@ def _regenerate(file: EngineFile) -> Engine:
             target,
             features=tuple(f for f in header.fingerprint.features if f in detect_host().features),
         )
-    backend = CpuBackend()
+    backend = CpuBackend(CodeCache.open())
     plans = reassembled_plans(header, backend, target, file.source)
     steps = (step for plan in plans for step in plan.steps)
     image = backend.compile([s.kernel for s in steps if isinstance(s, Launch)], target)
