@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
@@ -206,8 +206,7 @@ def _read_binaryproto(path: str) -> NDArray[Any]:
         )
     from smelt.importers.caffe import read_mean
 
-    mean: NDArray[Any] = read_mean(Path(path))
-    return mean
+    return read_mean(Path(path))
 
 
 def load_array(path: str) -> NDArray[Any]:
@@ -219,12 +218,11 @@ def load_array(path: str) -> NDArray[Any]:
         raise SmeltError(f"{path} cannot be read as a .npy array: {reason}") from error
     if not isinstance(found, np.ndarray):
         raise SmeltError(f"{path} is an archive of several arrays; give one array as .npy")
-    array: NDArray[Any] = found
-    return array
+    return cast("NDArray[Any]", found)
 
 
 def _to_dtype(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     if dtype.kind in "iu":
         limits = np.iinfo(dtype)
-        return np.clip(np.rint(array), limits.min, limits.max).astype(dtype)
+        array = np.clip(np.rint(array), limits.min, limits.max)
     return array.astype(dtype)

@@ -15,8 +15,7 @@ from smelt.cli._console import say
 from smelt.cli._inspect import inspect
 from smelt.cli._run import run
 from smelt.cli._trust import trust
-from smelt.errors import InternalError, SmeltError
-from smelt.types import override
+from smelt.errors import InternalError, SmeltError, UnboundSymbolError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,14 +25,25 @@ _PACKAGES: Final = {"google": "protobuf", "PIL": "pillow"}
 """Modules whose package has another name."""
 
 
+class _Interrupted(Exception):
+    """Ctrl-C, past click, which would write an empty line."""
+
+
 class _Commands(click.Group):
     """The commands in the order in which a user meets them; errors end as one line."""
 
-    @override
     def list_commands(self, ctx: click.Context) -> list[str]:
+        """The commands, as they were added."""
+        del ctx
         return list(self.commands)
 
-    @override
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command that is asked for."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise _Interrupted from error
+
     def main(
         self,
         args: Sequence[str] | None = None,
@@ -43,6 +53,7 @@ class _Commands(click.Group):
         windows_expand_args: bool = True,  # noqa: FBT001, FBT002  (click's signature)
         **extra: Any,
     ) -> Any:
+        """Run the command line, and end the process."""
         del standalone_mode
         try:
             result = super().main(
@@ -64,7 +75,7 @@ def _end(error: BaseException) -> NoReturn:
     if isinstance(error, click.ClickException):
         error.show()
         raise SystemExit(error.exit_code) from error
-    if isinstance(error, KeyboardInterrupt | click.Abort):
+    if isinstance(error, _Interrupted | KeyboardInterrupt | click.Abort):
         say("interrupted; nothing half-made is left behind")
         raise SystemExit(130) from error
     if isinstance(error, BrokenPipeError):
@@ -82,6 +93,8 @@ def _end(error: BaseException) -> NoReturn:
 
 def _line(error: BaseException) -> str | None:
     """What to say of an error; None when it is a bug that nobody foresaw."""
+    if isinstance(error, UnboundSymbolError):
+        return f"error: {error}\nOn the command line: --shape NAME=1x3x224x224, or NAME=1..8x3x224x224"
     if isinstance(error, SmeltError):
         return f"error: {error}"
     if isinstance(error, InternalError):

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from smelt.types import override
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -26,8 +24,8 @@ class ByteCount(click.ParamType[int]):
 
     name = "size"
 
-    @override
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The value of a text."""
         if isinstance(value, int):
             return value
         found = _SIZE.fullmatch(str(value).strip())
@@ -41,10 +39,10 @@ class Effort(click.ParamType["str | float"]):
 
     name = "none|fast|full|SECONDS"
 
-    @override
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> str | float:
+        """The value of a text."""
         if value in ("none", "fast", "full"):
             return str(value)
         try:
@@ -61,10 +59,10 @@ class Numbers(click.ParamType["tuple[float, ...]"]):
 
     name = "numbers"
 
-    @override
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[float, ...]:
+        """The value of a text."""
         if isinstance(value, tuple):
             return value  # pyright: ignore[reportUnknownVariableType]  (click passes a default through)
         try:

@@ -112,7 +112,10 @@ def compare(  # gate: options of one question, each with its default
     shapes = shapes_of_inputs(graph, given, shapes)
     sets = input_sets(graph, given, shapes, max_batch_size, seed)
     oracle = make_oracle(against, graph, message)
-    engine_options = options | {"progress": progress, "max_batch_size": max_batch_size}
+    engine_options: dict[str, Any] = options | {
+        "progress": progress,
+        "max_batch_size": max_batch_size,
+    }
     worst: dict[str, OutputError] = {}
     failing = 0
     with (
@@ -159,7 +162,8 @@ def _open(
         return graph, model
     if isinstance(model, bytes):
         return graph, onnx.load_model_from_string(model)
-    return graph, onnx.load(model)
+    untyped: Any = onnx
+    return graph, untyped.load(str(model))
 
 
 def _output_errors(

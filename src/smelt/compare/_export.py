@@ -7,7 +7,7 @@ ONNX's own schemas; the table says where it does not.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
@@ -163,4 +163,4 @@ class _Exporter:
             return int(value)
         if isinstance(value, np.ndarray):
             return self.onnx.numpy_helper.from_array(value)
-        return list(value) if isinstance(value, tuple) else value  # pyright: ignore[reportUnknownArgumentType]
+        return list(cast("tuple[object, ...]", value)) if isinstance(value, tuple) else value

@@ -145,7 +145,8 @@ def _layer(
     details = dict(info.details)
     own = [step for step in steps if step.layer == index]
     node = _text(details.get("node"))
-    known = next((n for n in _records(told.get("nodes")) if n.get("name") == node), {})
+    nothing: Mapping[str, Any] = {}
+    known = next((n for n in _records(told.get("nodes")) if n.get("name") == node), nothing)
     return LayerReport(
         index=index,
         name=info.name,

@@ -75,8 +75,7 @@ def _plan_summary(plan: PlanReport, number: int, count: int) -> Iterator[str]:
     before, after = len(plan.source_nodes), len(plan.nodes)
     yield (
         f"  {before} nodes before the passes, {after} after; {len(plan.layers)} layers, "
-        f"{plan.steps} steps in {plan.segments} segments "
-        f"({plan.native_segments} native, {plan.host_segments} host)"
+        f"{plan.steps} steps, segments: {plan.native_segments} native, {plan.host_segments} host"
     )
     ratio = plan.arena_bytes / plan.arena_lower_bound_bytes if plan.arena_lower_bound_bytes else 1
     yield (
@@ -135,7 +134,8 @@ def _tactics_of(layer: LayerReport) -> Iterator[str]:
 
 def _passes(_report: EngineReport, plan: PlanReport) -> Iterator[RenderableType]:
     yield "passes: what became of the layers"
-    for one in plan.passes:
+    busy = [one for one in plan.passes if one.notes or one.nodes_before != one.nodes_after]
+    for one in busy:
         yield f"{one.name}: {one.nodes_before} -> {one.nodes_after} nodes"
         for note in one.notes:
             before = " + ".join(note.before)
@@ -144,6 +144,7 @@ def _passes(_report: EngineReport, plan: PlanReport) -> Iterator[RenderableType]
                 yield f"    {before} -> {after}" + (f": {note.detail}" if note.detail else "")
             else:
                 yield f"    {before}: kept, {note.detail}"
+    yield f"({len(plan.passes) - len(busy)} further passes found nothing to do)"
     if plan.storage:
         yield "storage: where concatenated tensors are written"
         yield from (f"    {note}" for note in plan.storage)

@@ -1,0 +1,257 @@
+"""What an engine's report says."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smelt.builder import build
+from smelt.importers import network_from_onnx
+from smelt.inspect import (
+    SECTIONS,
+    EngineReport,
+    PlanReport,
+    report_of,
+    report_to_json,
+    report_to_text,
+)
+from smelt.interp import interpret
+from tests.support.engines import affine_header
+from tests.support.small_models import boxes_model, inception_model
+
+if TYPE_CHECKING:
+    from smelt.engine import EngineHeader
+    from smelt.runtime import Engine
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return build(network_from_onnx(inception_model()), tune=0.5)
+
+
+@pytest.fixture(scope="module")
+def report(engine: Engine) -> EngineReport:
+    return report_of(engine)
+
+
+@pytest.fixture(scope="module")
+def plan(report: EngineReport) -> PlanReport:
+    return report.plans[0]
+
+
+def _notes(plan: PlanReport, name: str) -> list[tuple[tuple[str, ...], tuple[str, ...], bool]]:
+    return [
+        (note.before, note.after, note.applied)
+        for one in plan.passes
+        if one.name == name
+        for note in one.notes
+    ]
+
+
+@pytest.mark.requirement("G-24")
+def test_a_layer_that_nobody_reads_is_reported_as_removed_and_is_gone(plan: PlanReport) -> None:
+    assert (("dead",), (), True) in _notes(plan, "remove-unused")
+    assert ("dead", "sigmoid") in plan.source_nodes
+    assert not any("dead" in layer.name for layer in plan.layers)
+
+
+@pytest.mark.requirement("G-24", "G-59")
+def test_a_convolution_with_its_bias_and_relu_is_one_layer_named_after_both(
+    plan: PlanReport,
+) -> None:
+    fused = next(layer for layer in plan.layers if layer.name == "conv1 + relu1")
+    assert fused.steps == 1
+    node = next(node for node in plan.nodes if node.name == fused.node)
+    assert node.op == "conv | relu"
+    assert node.layers == ("conv1", "relu1")
+
+
+@pytest.mark.requirement("G-24")
+def test_siblings_become_one_layer_and_a_refused_one_says_why(plan: PlanReport) -> None:
+    assert any("middle + middle_relu + right" in layer.name for layer in plan.layers)
+    refused = [note for one in plan.passes for note in one.notes if not note.applied]
+    assert [(n.before[0], "concatenation" in n.detail) for n in refused] == [("left", True)]
+
+
+@pytest.mark.requirement("G-24")
+def test_a_concatenation_is_no_layer_because_its_inputs_are_written_in_place(
+    plan: PlanReport,
+) -> None:
+    assert not any(layer.kind == "concat" for layer in plan.layers)
+    written = [f"concat: {name} is written in place" for name in ("left_relu", "wide_relu")]
+    assert [note for note in plan.storage if note in written] == written
+
+
+@pytest.mark.requirement("G-24")
+def test_all_these_optimisations_together_change_no_result(engine: Engine) -> None:
+    model = inception_model()
+    image = np.random.default_rng(3).standard_normal((1, 3, 16, 16)).astype(np.float32)
+    wanted = interpret(network_from_onnx(model).graph, {"image": image})["prob"]
+    with engine.create_context() as context:
+        got = context.run({"image": image})["prob"]
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.requirement("G-33")
+def test_every_layer_and_every_tensor_of_the_graph_has_a_name(report: EngineReport) -> None:
+    for plan in report.plans:
+        assert all(layer.name for layer in plan.layers)
+        assert all(node.name and all(node.outputs) for node in plan.nodes)
+        assert all(life.name for life in plan.memory)
+    assert [b.name for b in report.bindings] == ["image", "prob"]
+
+
+def test_the_counts_of_layers_are_those_before_and_after_the_passes(plan: PlanReport) -> None:
+    assert len(plan.source_nodes) == 18
+    assert len(plan.nodes) < 13
+    names = [layer.name for layer in plan.layers]
+    assert len(names) == len(set(names)) == plan.steps
+
+
+def test_an_engine_without_references_is_one_native_segment(report: EngineReport) -> None:
+    (plan,) = report.plans
+    assert (plan.segments, plan.native_segments, plan.host_segments) == (1, 1, 0)
+    assert report.reference_steps == 0
+    assert report.reference_ops == ()
+
+
+def test_reference_steps_are_counted_and_named() -> None:
+    report = report_of(build(network_from_onnx(boxes_model()), tune="none"))
+    assert report.reference_steps == 1
+    assert report.reference_ops == ("non_max_suppression",)
+    (layer,) = report.plans[0].layers
+    assert layer.is_reference
+    assert report_to_json(report)["reference_steps"] == 1
+
+
+def test_a_layer_shows_its_candidates_fastest_first_and_which_was_chosen(plan: PlanReport) -> None:
+    layer = next(layer for layer in plan.layers if layer.name == "conv1 + relu1")
+    assert [c.tactic for c in layer.candidates if c.chosen] == [layer.tactic]
+    seconds = [c.seconds for c in layer.candidates if c.seconds is not None]
+    assert seconds == sorted(seconds)
+    assert len(layer.candidates) > 1
+    assert layer.output_formats == ("float32/channels_last",)
+
+
+def test_tensors_that_live_at_once_never_share_bytes(plan: PlanReport) -> None:
+    lives = plan.memory
+    for index, a in enumerate(lives):
+        for b in lives[:index]:
+            apart_in_time = a.last_step < b.first_step or b.last_step < a.first_step
+            apart = a.offset + a.size_bytes <= b.offset or b.offset + b.size_bytes <= a.offset
+            assert apart_in_time or apart, (a, b)
+    assert max(life.offset + life.size_bytes for life in lives) <= plan.arena_bytes
+    assert plan.arena_lower_bound_bytes <= plan.arena_bytes
+
+
+def test_the_json_report_has_its_documented_keys_and_is_standard_json(
+    report: EngineReport,
+) -> None:
+    data = json.loads(json.dumps(report_to_json(report), allow_nan=False))
+    assert set(data) == {
+        "network",
+        "device",
+        "architecture",
+        "features",
+        "system",
+        "version",
+        "max_batch_size",
+        "reference_steps",
+        "reference_ops",
+        "weight_bytes",
+        "bindings",
+        "plans",
+        "weights",
+        "kernels",
+    }
+    assert {f.name for f in dataclasses.fields(PlanReport)} == set(data["plans"][0])
+    assert data["bindings"][0] == {
+        "name": "image",
+        "is_input": True,
+        "dtype": "float32",
+        "shape": [1, 3, 16, 16],
+    }
+
+
+def test_each_plan_of_an_engine_has_layers_of_its_own() -> None:
+    network = network_from_onnx(inception_model("n"))
+    shapes = {"image": [(1, 3, 16, 16), (4, 3, 16, 16)]}
+    report = report_of(build(network, shapes=shapes, tune="none"))
+    first, second = report.plans
+    assert {layer.index for layer in first.layers}.isdisjoint(x.index for x in second.layers)
+    assert all(layer.outputs == () or "[1, " in layer.outputs[0] for layer in first.layers)
+    assert all(layer.outputs == () or "[4, " in layer.outputs[0] for layer in second.layers)
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_each_section_of_the_text_stands_alone(report: EngineReport, section: str) -> None:
+    text = report_to_text(report, [section])
+    assert "reference steps: 0" in text
+    assert len(text.splitlines()) > len(report_to_text(report, []).splitlines())
+
+
+def test_the_text_says_what_became_of_layers_and_why_not(report: EngineReport) -> None:
+    text = report_to_text(report, ["passes", "tactics"], width=200)
+    assert "dead -> (nothing): no output depends on it" in text
+    assert "left + left_relu: kept, not merged" in text
+    assert "us  conv(" in text
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(
+                [
+                    "passes",
+                    "nodes",
+                    "memory",
+                    "candidates",
+                    "notes",
+                    "storage",
+                    "source",
+                    "before",
+                    "conv",
+                ]
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=20,
+)
+
+
+@given(st.one_of(st.text(max_size=20), JSON.map(json.dumps)))
+def test_a_hostile_build_report_is_left_out_and_never_believed(text: str) -> None:
+    class Source:
+        header: EngineHeader = affine_header(report=text)
+
+    report = report_of(Source())
+    json.dumps(report_to_json(report), allow_nan=False)
+    assert [layer.name for layer in report.plans[0].layers] == ["scale1 + relu1", "shift1"]
+    report_to_text(report, SECTIONS)
+
+
+def test_an_engine_without_a_report_still_shows_its_memory() -> None:
+    class Source:
+        header: EngineHeader = affine_header()
+
+    plan = report_of(Source()).plans[0]
+    assert [(life.offset, life.first_step, life.last_step) for life in plan.memory] == [(64, 0, 1)]
+    assert plan.arena_lower_bound_bytes == plan.memory[0].size_bytes
+
+
+@pytest.mark.shared
+def test_a_trained_network_shows_its_fusions_and_no_reference(shared: Any) -> None:
+    path = shared / "models" / "mnist_cntk_onnx" / "mnist.onnx"
+    report = report_of(build(network_from_onnx(path), tune="none"))
+    assert report.reference_steps == 0
+    assert any(" + " in layer.name for layer in report.plans[0].layers)
