@@ -262,7 +262,7 @@ def test_names_of_a_parsed_network_are_the_prototxts_whatever_its_layers_are_cal
     network = gie.InferNetwork()
     blobs = parse_mnist(network)
     assert [found_layer(network, n).name for n in range(network.nb_layers)] == (
-        "conv1 pool1 conv2 pool2 ip1 relu1 ip2 prob".split()
+        ["conv1", "pool1", "conv2", "pool2", "ip1", "relu1", "ip2", "prob"]
     )
     layer = found_layer(network, 5)
     assert found(blobs, "ip1") is output_of(layer)  # in place: the last write

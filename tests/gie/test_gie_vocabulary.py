@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 NUMBERS: list[tuple[type[IntEnum], str]] = [
     (
         gie.LayerType,
-        "CONVOLUTION FULLY_CONNECTED ACTIVATION POOLING LRN SCALE SOFTMAX DECONVOLUTION "
-        "CONCATENATION ELEMENTWISE",
+        (
+            "CONVOLUTION FULLY_CONNECTED ACTIVATION POOLING LRN SCALE SOFTMAX DECONVOLUTION "
+            "CONCATENATION ELEMENTWISE"
+        ),
     ),
     (gie.ActivationType, "RELU SIGMOID TANH"),
     (gie.PoolingType, "MAX AVERAGE"),
