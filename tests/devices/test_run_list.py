@@ -205,6 +205,7 @@ def test_late_and_stale_workers_never_touch_a_later_run(bench: Bench) -> None:
     def drive(seed: int) -> None:
         chance = random.Random(seed)  # noqa: S311  (a test's choice)
         run_list, arrays = bench.chain([16] * 5, 6, pool)
+        now = [16] * 5
         for round_number in range(1500):
             chunks = [chance.choice((0, 1, 7, 16))] * 5
             if round_number % 3 == 0:

@@ -54,7 +54,7 @@ def rich_header() -> EngineHeader:
 
 
 def data(**parts: Any) -> bytes:
-    chosen = {
+    chosen: dict[str, Any] = {
         "header": rich_header(),
         "weights": affine_data(),
         "code": CODE,
@@ -100,8 +100,7 @@ def test_equal_engines_have_equal_bytes() -> None:
 
 
 def test_every_field_of_the_header_is_written() -> None:
-    written = header_to_data(rich_header())
-    assert isinstance(written, dict)
+    written: Any = header_to_data(rich_header())
     assert set(written) == {field.name for field in fields(EngineHeader)}
 
 
@@ -166,11 +165,12 @@ def test_a_header_with_anything_in_one_place_is_refused_or_read(draw: st.DataObj
     content: Any = json.loads(json.dumps(header_to_data(rich_header())))
     parent: Any = None
     key: Any = None
-    node = content
-    while isinstance(node, dict | list) and node and (parent is None or draw.draw(st.booleans())):
-        keys = list(node) if isinstance(node, dict) else list(range(len(node)))
-        parent, key = node, draw.draw(st.sampled_from(keys))
-        node = node[key]
+    node: Any = content
+    while type(node) in {dict, list} and node and (parent is None or draw.draw(st.booleans())):
+        parent = node
+        keys: list[Any] = [*(node if hasattr(node, "keys") else range(len(node)))]
+        key = draw.draw(st.sampled_from(keys))
+        node = parent[key]
     assert parent is not None
     parent[key] = draw.draw(JSON)
     try:

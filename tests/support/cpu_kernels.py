@@ -57,7 +57,8 @@ class GuardedBuffer:
     def array(self, dtype: Any, shape: tuple[int, ...], offset: int = 0) -> NDArray[Any]:
         """The buffer's memory as an array, not copied."""
         count = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-        return self.bytes[offset : offset + count].view(dtype).reshape(shape)
+        array: NDArray[Any] = self.bytes[offset : offset + count].view(dtype).reshape(shape)
+        return array
 
     def view(self, view: View, values: Mapping[str, int] | None = None) -> NDArray[Any]:
         """The elements that a plan's view on this buffer names, not copied."""
@@ -82,8 +83,8 @@ def load_function(ir_text: str, symbol: str, target: CpuTarget | None = None) ->
     """Compile, link and map ``ir_text``; return the kernel ``symbol`` as a callable."""
     image, symbols = link([compile_ir(ir_text, target or host_target())])
     code = MappedCode(image)
-    function = _KERNEL(code.address + dict(symbols)[symbol])
-    function.__dict__["code"] = code  # mapped as long as it can be called
+    function: Any = _KERNEL(code.address + dict(symbols)[symbol])
+    function.code = code  # mapped as long as it can be called
     return function
 
 

@@ -67,7 +67,9 @@ def _exactly(kind: type[T], name: str) -> Codec[T]:
 
 
 def _describe(data: object) -> str:
-    text = repr(data) if not isinstance(data, dict | list) else f"a {type(data).__name__}"
+    if isinstance(data, dict | list):
+        return "an object" if isinstance(data, dict) else "a list"
+    text = repr(data)
     return text if len(text) <= 40 else text[:37] + "..."
 
 
@@ -109,7 +111,8 @@ def _dim_from_node(node: ast.expr) -> Dim:
             return -_dim_from_node(operand)
         case ast.BinOp(left=left, op=op, right=right):
             return _combine(_dim_from_node(left), op, _dim_from_node(right))
-    raise ValueError("only names, integers, + - * and // may stand in one")
+        case _:
+            raise ValueError("only names, integers, + - * and // may stand in one")
 
 
 def _combine(left: Dim, op: ast.operator, right: Dim) -> Dim:
@@ -124,7 +127,8 @@ def _combine(left: Dim, op: ast.operator, right: Dim) -> Dim:
             return left * right
         case ast.FloorDiv() if type(right) is int and right > 0:
             return left // right
-    raise ValueError("only names, integers, + - * and // may stand in one")
+        case _:
+            raise ValueError("only names, integers, + - * and // may stand in one")
 
 
 def _write_dim(dim: Dim) -> object:
@@ -215,9 +219,9 @@ def _tagged(**kinds: tuple[type, Codec[Any]]) -> Codec[Any]:
         return [tag, kinds[tag][1].write(value)]
 
     def read(data: object, where: str) -> Any:  # one of the dataclasses
-        match data:
-            case [str(tag), content] if tag in kinds:
-                return kinds[tag][1].read(content, where)
+        pair = _list(data, where)
+        if len(pair) == 2 and isinstance(pair[0], str) and pair[0] in kinds:
+            return kinds[pair[0]][1].read(pair[1], where)
         raise _fail(where, f"one of {', '.join(kinds)} is needed, not {_describe(data)}")
 
     return Codec(write, read)

@@ -16,7 +16,6 @@ every length and offset before it follows one, and maps a file's weights instead
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import mmap
 import os
@@ -24,7 +23,7 @@ import secrets
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +32,7 @@ from smelt.engine._codec import header_from_data, header_to_data, parse_json
 from smelt.errors import EngineFormatError, SmeltError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from smelt.engine._plan import EngineHeader
 
@@ -207,10 +206,12 @@ def read_engine(source: str | os.PathLike[str] | BytesLike | BinaryIO) -> Engine
     """
     if isinstance(source, str | os.PathLike):
         return _read(_map_file(source), os.fspath(source))
-    if isinstance(source, io.IOBase) or hasattr(source, "read"):
-        return _read(np.frombuffer(source.read(), np.uint8), "the engine")
+    read: Callable[[], bytes] | None = getattr(source, "read", None)
+    content: Any = source
+    if read is not None and not isinstance(source, mmap.mmap):
+        content = read()
     try:
-        data = np.frombuffer(source, np.uint8)
+        data = np.frombuffer(content, np.uint8)
     except (TypeError, ValueError, BufferError) as error:
         raise EngineFormatError(
             f"an engine is a path, bytes or an open binary file, not {type(source).__name__}"
@@ -236,25 +237,34 @@ def _read(data: NDArray[np.uint8], source: str) -> EngineFile:
     text_end = _check_prefix(data, source)
     message = data[:text_end].tobytes()
     content = parse_json(message[_PREFIX.size :])
-    match content:
-        case {"engine": engine, "sections": [weights, code, runtime], **rest} if not rest:
-            header = header_from_data(engine)
-        case _:
-            raise EngineFormatError(f"{source}: the header lacks the engine or its sections")
-    end = text_end + _SIGNATURE.size
+    if not isinstance(content, dict) or content.keys() != {"engine", "sections"}:
+        raise EngineFormatError(f"{source}: the header lacks the engine or its sections")
+    entries = cast("dict[str, Any]", content)
+    header = header_from_data(entries["engine"])
+    parts = _read_sections(data, entries["sections"], text_end + _SIGNATURE.size, source)
+    signature = _signature(data[text_end : text_end + _SIGNATURE.size].tobytes(), message)
+    return EngineFile(header, parts[0], parts[1].tobytes(), parts[2].tobytes(), signature, source)
+
+
+def _read_sections(
+    data: NDArray[np.uint8], table: object, end: int, source: str
+) -> list[NDArray[np.uint8]]:
+    """The sections that a table names, which follow each other from ``end`` to the file's."""
+    rows = cast("list[object]", table) if isinstance(table, list) else []
+    if len(rows) != len(_SECTIONS):
+        raise EngineFormatError(f"{source}: the header lacks the engine or its sections")
     parts: list[NDArray[np.uint8]] = []
-    for name, row in zip(_SECTIONS, (weights, code, runtime), strict=True):
-        part, end = _section(data, row, name, end)
+    for name, row in zip(_SECTIONS, rows, strict=True):
+        part, end, checksum = _section(data, row, name, end)
         # Code is copied before it is checked: a file may change under its mapping.
         parts.append(part if name == "weights" else part.copy())
-        if hashlib.sha256(parts[-1].data).hexdigest() != row["sha256"]:
+        if hashlib.sha256(parts[-1].data).hexdigest() != checksum:
             raise EngineFormatError(
                 f"{source}: the checksum of its {name} is wrong; the file is damaged, copy it again"
             )
     if end != data.size:
         raise EngineFormatError(f"{source}: {data.size - end} bytes follow the engine")
-    signature = _signature(data[text_end : text_end + _SIGNATURE.size].tobytes(), message)
-    return EngineFile(header, parts[0], parts[1].tobytes(), parts[2].tobytes(), signature, source)
+    return parts
 
 
 def _check_prefix(data: NDArray[np.uint8], source: str) -> int:
@@ -280,16 +290,18 @@ def _check_prefix(data: NDArray[np.uint8], source: str) -> int:
 
 def _section(
     data: NDArray[np.uint8], row: object, name: str, end: int
-) -> tuple[NDArray[np.uint8], int]:
-    """The section that a table row names; it must follow what ended at ``end``."""
-    match row:
-        case {"name": str(n), "offset": int(offset), "size": int(size), "sha256": str(), **rest}:
-            fits = end <= offset < end + ALIGNMENT_BYTES and 0 <= size <= data.size - offset
-            if not rest and n == name and offset % ALIGNMENT_BYTES == 0 and fits:
-                if data[end:offset].any():
-                    raise EngineFormatError(f"the bytes before the section {name!r} are not zero")
-                return data[offset : offset + size], offset + size
-    raise EngineFormatError(f"the header's entry for the section {name!r} is wrong")
+) -> tuple[NDArray[np.uint8], int, str]:
+    """The section that a table row names, its end and checksum; it must follow ``end``."""
+    entry = cast("dict[str, object]", row) if isinstance(row, dict) else {}
+    offset, size, checksum = entry.get("offset"), entry.get("size"), entry.get("sha256")
+    sound = entry.keys() == {"name", "offset", "size", "sha256"} and entry["name"] == name
+    if not (sound and type(offset) is int and type(size) is int and type(checksum) is str):
+        raise EngineFormatError(f"the header's entry for the section {name!r} is wrong")
+    if offset != end + -end % ALIGNMENT_BYTES or not 0 <= size <= data.size - offset:
+        raise EngineFormatError(f"the section {name!r} is not where it must be")
+    if data[end:offset].any():
+        raise EngineFormatError(f"the bytes before the section {name!r} are not zero")
+    return data[offset : offset + size], offset + size, checksum
 
 
 def _signature(block: bytes, message: bytes) -> Signature | None:

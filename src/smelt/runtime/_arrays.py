@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
@@ -29,7 +29,7 @@ def array_from_value(value: object, binding: Binding) -> NDArray[Any]:
     Raises:
         BindingError: it is no array, lies on another device, or has another dtype.
     """
-    array = value if isinstance(value, np.ndarray) else _import(value, binding)
+    array = _as_numpy(value, binding)
     wanted = binding.dtype.numpy
     if array.dtype != wanted:
         array = _same_bits(array, binding)
@@ -44,7 +44,7 @@ def writable_array(value: object, binding: Binding) -> NDArray[Any]:
     Raises:
         BindingError: it is no such array, or not contiguous, or must not be written.
     """
-    array = value if isinstance(value, np.ndarray) else _import(value, binding)
+    array = _as_numpy(value, binding)
     if array.dtype != binding.dtype.numpy:
         array = _same_bits(array, binding)
     flags = array.flags
@@ -54,6 +54,10 @@ def writable_array(value: object, binding: Binding) -> NDArray[Any]:
             "aligned and writable"
         )
     return array
+
+
+def _as_numpy(value: object, binding: Binding) -> NDArray[Any]:
+    return cast("NDArray[Any]", value) if isinstance(value, np.ndarray) else _import(value, binding)
 
 
 def _import(value: object, binding: Binding) -> NDArray[Any]:

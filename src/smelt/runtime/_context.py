@@ -6,7 +6,7 @@ import os
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, cast
 
 import numpy as np
 
@@ -89,10 +89,11 @@ class ExecutionContext:
         self._shapes: dict[tuple[tuple[int, ...], ...], tuple[int, dict[str, int]]] = {}
         self._new = np.zeros if code.runtime is None else np.empty
         self._is_closed = False
-        self._reset_locks()
+        self.reset()
         _contexts.add(self)
 
-    def _reset_locks(self) -> None:
+    def reset(self) -> None:
+        """Forget runs of other threads, as a forked child must: they are not going on here."""
         self._guard = threading.Lock()
         self._owner: object | None = None
         """Stands for the run that is going on."""
@@ -151,7 +152,7 @@ class ExecutionContext:
         return {b.name: result for (_, b), result in zip(self._outputs, results, strict=True)}
 
     def _arrays_from(self, inputs: Mapping[str, Any]) -> list[NDArray[Any]]:
-        if inputs.keys() != self._names:
+        if set(inputs) != self._names:
             missing = sorted(self._names - inputs.keys())
             unknown = sorted(set(map(str, inputs)) - self._names)
             parts = [f"missing: {', '.join(missing)}"] if missing else []
@@ -269,7 +270,7 @@ class ExecutionContext:
         addresses: list[int] = []
         for binding, value in zip(declared, bindings, strict=True):
             if isinstance(value, int | np.integer):
-                addresses.append(int(value))
+                addresses.append(int(cast("int", value)))
                 continue
             array = _bound_array(binding, value, values)
             kept.append(array)
@@ -427,7 +428,7 @@ def _bound_array(binding: Binding, value: Any, values: Mapping[str, int]) -> NDA
 def _forget_parent() -> None:
     """In a forked child: runs of the parent's other threads are not going on here."""
     for context in list(_contexts):
-        context._reset_locks()
+        context.reset()
 
 
 _contexts: weakref.WeakSet[ExecutionContext] = weakref.WeakSet()

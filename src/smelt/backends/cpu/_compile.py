@@ -7,13 +7,14 @@ import re
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
-import llvmlite.binding as llvm
+import llvmlite.binding
 
 from smelt.errors import BuildError
 
 if TYPE_CHECKING:
     from smelt.backends.cpu._target import CpuTarget
 
+llvm: Any = llvmlite.binding  # it ships no types
 _DEFINITION: Final = re.compile(r"^(define\b.*?)(\{\s*)$", re.MULTILINE)
 _ATTRIBUTES: Final = '"no-builtins" '
 _LOCAL: Final = threading.local()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from smelt.errors import InternalError
 
@@ -79,12 +79,15 @@ def parse_object(data: bytes) -> ElfObject:
 
 
 def _parse(data: bytes) -> ElfObject:
-    magic, bits, order, *_ = header = _HEADER.unpack_from(data)
+    header: tuple[Any, ...] = _HEADER.unpack_from(data)
+    magic, bits, order = header[:3]
     kind, machine, table, count, names = header[5], header[6], header[10], header[16], header[17]
     if (magic, bits, order, kind) != (b"\x7fELF", 2, 1, 1) or machine not in MACHINES:
         raise InternalError("LLVM emitted something else than an ELF64 object")
-    rows = [_SECTION.unpack_from(data, table + index * _SECTION.size) for index in range(count)]
-    texts = _content(data, rows[names])
+    rows: list[tuple[int, ...]] = [
+        _SECTION.unpack_from(data, table + index * _SECTION.size) for index in range(count)
+    ]
+    texts = _content(data, rows[int(names)])
     relocations: dict[int, tuple[Relocation, ...]] = {}
     symbols: tuple[ElfSymbol, ...] = ()
     for row in rows:

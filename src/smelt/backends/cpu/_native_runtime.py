@@ -307,7 +307,7 @@ wait.again:
  br label %wait.head"""
 
 
-def _run_take() -> str:
+def _run_take() -> str:  # gate: one loop of the run, which reads best unbroken
     """Take chunks of the row until none is left."""
     return f"""
 take.first:
@@ -400,7 +400,7 @@ done:
 }}"""
 
 
-def _worker(machine: _Architecture) -> str:
+def _worker(machine: _Architecture) -> str:  # gate: one loop, which reads best unbroken
     """Announce sleep, then look once more: a post either sees the sleeper or is seen by it."""
     sleep = f"i64 {machine.futex}, i64 %address, i64 {_FUTEX_WAIT_PRIVATE}, i64 %seen.wide, i64 0"
     return f"""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-import llvmlite.binding as llvm
+import llvmlite.binding
 
 from smelt.engine import Host, detect_host, known_features
 from smelt.errors import UnsupportedError
 
+llvm: Any = llvmlite.binding  # it ships no types
 _V2: Final = ("cx16", "popcnt", "sahf", "sse", "sse2", "sse3", "sse4.1", "sse4.2", "ssse3")
 _V3: Final = tuple(sorted((*_V2, "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")))
 _V4: Final = tuple(

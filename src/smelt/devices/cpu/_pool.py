@@ -108,11 +108,11 @@ class WorkerPool:
     def __init__(self, *, native: bool = True) -> None:
         self._native = native
         self._memory = CpuMemory()
-        self._reset()
+        self.reset()
         _pools.add(self)
 
-    def _reset(self) -> None:
-        """Start anew, as a forked child must: its parent's threads are not here."""
+    def reset(self) -> None:
+        """Forget every worker, as a forked child must: its parent's threads are not here."""
         self._lock = threading.Lock()
         self._free: list[Worker] = []
         self._busy: dict[Worker, weakref.ref[Lease]] = {}
@@ -198,7 +198,7 @@ def _forget_parent() -> None:
     global _table_lock
     _table_lock = threading.Lock()
     for pool in list(_pools):
-        pool._reset()
+        pool.reset()
 
 
 @atexit.register

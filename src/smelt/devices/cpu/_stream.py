@@ -158,7 +158,8 @@ class CpuStream:
             with self._condition:
                 self._error = error
 
-    def _drop_queued(self) -> None:
+    def abandon(self) -> None:
+        """Drop what is queued, finish what is being done, and close."""
         with self._condition:
             self._is_closed = True
             dropped = list(self._tasks)
@@ -221,4 +222,4 @@ _streams: weakref.WeakSet[CpuStream] = weakref.WeakSet()
 @atexit.register
 def _stop_streams() -> None:
     for stream in list(_streams):
-        stream._drop_queued()
+        stream.abandon()
