@@ -114,6 +114,12 @@ def _finished(graph: onnx.GraphProto) -> onnx.ModelProto:
     return model
 
 
+def check_model(model: onnx.ModelProto) -> None:
+    """Let ONNX's own checker look at a model."""
+    untyped: Any = onnx
+    untyped.checker.check_model(model, full_check=True)
+
+
 def save_model(model: onnx.ModelProto, path: Path) -> Path:
     """Write a model to a file."""
     path.write_bytes(model.SerializeToString())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from smelt.compare._measure import OutputError, measure_error
 from smelt.ir import clone
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
     Run = Callable[[Graph, Mapping[str, Array]], dict[str, Array]]
     """Builds an engine of a graph and runs it."""
+
+
+_NEAREST: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,30 +76,58 @@ def find_first_difference(
     """The first layer that differs; None when none does.
 
     An engine that shows every intermediate result fuses less. Where all of its results are right
-    and the network's are not, single results are asked for, by bisection.
+    and the network's are not, single results are asked for, from a wrong output towards the inputs.
     """
     for node, error in errors:
         if not error.passed:
             return _difference(node, error, fused_only=False)
-    candidates = [(node, error.name) for node, error in errors]
-    wanted = oracle.values(inputs, [name for _, name in candidates])
+    producers = {error.name: node for node, error in errors}
+    wanted = oracle.values(inputs, list(producers))
 
-    def error_at(index: int) -> OutputError:
-        name = candidates[index][1]
+    def error_at(name: str) -> OutputError:
         got = run(with_outputs(graph, [name]), inputs)[name]
         return measure_error(name, got, wanted[name], tolerance)
 
-    low, high, worst = -1, len(candidates) - 1, None
-    while high - low > 1 or worst is None:
-        middle = high if worst is None else (low + high) // 2
-        error = error_at(middle)
+    found: OutputError | None = None
+    suspects = [value.name for value in graph.outputs if value.name in producers]
+    while (wrong := _first_wrong(suspects, error_at)) is not None:
+        found = wrong
+        suspects = _ancestors(producers[found.name], producers)
+    return None if found is None else _difference(producers[found.name], found, fused_only=True)
+
+
+def _first_wrong(
+    names: Sequence[str], error_at: Callable[[str], OutputError]
+) -> OutputError | None:
+    """A wrong one: by bisection, as if all after the first wrong one were wrong; else by trying.
+
+    Branches that do not meet break that rule, so the ones nearest to the end, which lead to what is
+    wrong, are tried as well.
+    """
+    found: OutputError | None = None
+    low, high = 0, len(names)
+    while low < high:
+        middle = (low + high) // 2
+        error = error_at(names[middle])
         if error.passed:
-            if worst is None:
-                return None
-            low = middle
+            low = middle + 1
         else:
-            high, worst = middle, error
-    return _difference(candidates[high][0], worst, fused_only=True)
+            found, high = error, middle
+    if found is not None:
+        return found
+    errors = (error_at(name) for name in reversed(names[-_NEAREST:]))
+    return next((error for error in errors if not error.passed), None)
+
+
+def _ancestors(node: Node, producers: Mapping[str, Node]) -> list[str]:
+    """Names of the values on which a node depends, in the order in which they are computed."""
+    wanted = {id(value) for value in node.inputs}
+    names: list[str] = []
+    for name, maker in reversed(list(producers.items())):
+        if any(id(value) in wanted for value in maker.outputs):
+            names.append(name)
+            wanted.update(id(value) for value in maker.inputs)
+    return names[::-1]
 
 
 def _difference(node: Node, error: OutputError, *, fused_only: bool) -> LayerDifference:

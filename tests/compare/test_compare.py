@@ -1,0 +1,243 @@
+"""Engines against oracles, right ones and wrong ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import onnx
+import pytest
+
+from smelt.builder import build
+from smelt.compare import _compare as room
+from smelt.compare import compare, load_inputs
+from smelt.errors import BindingError, MissingExtraError, SmeltError
+from smelt.importers import network_from_onnx
+from smelt.interp import interpret
+from smelt.ir import clone
+from smelt.ops import Conv, LeakyRelu, Relu
+from tests.support.small_models import (
+    boxes_model,
+    check_model,
+    inception_model,
+    save_model,
+    two_inputs_model,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from smelt.ir import Graph, Node
+
+    Culprit = Callable[[Graph, Node], bool]
+
+
+def _plant(monkeypatch: pytest.MonkeyPatch, is_wrong: Culprit) -> None:
+    """Let builds run a leaky Relu for each Relu that is wrong, as a broken kernel would."""
+
+    def build_wrongly(network: Any, **options: Any) -> Any:
+        graph = clone(getattr(network, "graph", network))
+        for node in graph.nodes:
+            if isinstance(node.op, Relu) and is_wrong(graph, node):
+                node.op = LeakyRelu(alpha=0.5)
+        return build(graph, **options)
+
+    monkeypatch.setattr(room, "build", build_wrongly)
+
+
+def _is_deep_relu(_graph: Graph, node: Node) -> bool:
+    return node.output.name == "deep_relu"
+
+
+def _is_fused_deep_relu(graph: Graph, node: Node) -> bool:
+    """The Relu is wrong only where it is fused with its convolution."""
+    read = node.inputs[0]
+    assert read is not None
+    alone = read.producer is None or graph.is_output(read)
+    return (
+        not alone
+        and isinstance(read.producer.op if read.producer else None, Conv)
+        and (node.output.name == "deep_relu")
+    )
+
+
+def test_a_right_engine_passes_against_the_references() -> None:
+    found = compare(inception_model(), tune="none")
+    assert found.passed
+    (error,) = found.outputs
+    assert (error.name, error.shape, error.tolerance) == ("prob", (1, 10), 1e-4)
+    assert 0 <= error.relative_error < 1e-5
+
+
+def test_a_right_engine_passes_against_onnxruntime_in_every_layer(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    path = save_model(inception_model(), tmp_path / "m.onnx")
+    found = compare(path, "onnxruntime", layers=True, tune="none")
+    assert found.passed
+    assert found.first_difference is None
+    assert len(found.layers) == 18
+    assert all(error.passed for _, error in found.layers)
+
+
+def test_a_network_that_is_no_onnx_file_is_exported_for_onnxruntime() -> None:
+    pytest.importorskip("onnxruntime")
+    network = network_from_onnx(inception_model())
+    assert compare(network, "onnxruntime", tune="none").passed
+
+
+def test_open_extents_are_bound_by_shapes_or_by_the_given_inputs() -> None:
+    model = two_inputs_model()
+    shapes = {"a": (3, 6), "b": (3, 4)}
+    assert compare(model, shapes=shapes, tune="none").outputs[0].shape == (3, 4)
+    a, b = np.ones((5, 6), np.float32), np.ones((5, 4), np.float32)
+    found = compare(model, inputs={"a": a, "b": b}, tune="none", layers=True)
+    assert found.outputs[0].shape == (5, 4)
+    assert found.passed
+
+
+def test_several_plans_are_all_compared() -> None:
+    shapes = {"image": [(1, 3, 16, 16), (2, 3, 16, 16)]}
+    assert compare(inception_model("n"), shapes=shapes, tune="none").passed
+
+
+def test_results_whose_size_depends_on_data_are_compared() -> None:
+    rng = np.random.default_rng(0)
+    corners = np.sort(rng.random((1, 8, 2, 2)), axis=2).reshape(1, 8, 4).astype(np.float32)
+    scores = rng.random((1, 1, 8)).astype(np.float32)
+    found = compare(boxes_model(), inputs={"boxes": corners, "scores": scores}, tune="none")
+    assert found.passed
+    assert found.outputs[0].dtype == "int64"
+
+
+def test_a_wrong_kernel_fails_and_its_layer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    _plant(monkeypatch, _is_deep_relu)
+    found = compare(inception_model(), layers=True, tune="none")
+    assert not found.passed
+    first = found.first_difference
+    assert first is not None
+    assert (first.layer, first.op, first.tensor) == ("deep_relu", "relu", "deep_relu")
+    assert not first.fused_only
+    wrong = [layer for layer, error in found.layers if not error.passed]
+    assert "deep_relu" in wrong
+    assert "wide_relu" not in wrong
+
+
+def test_a_kernel_that_is_wrong_only_when_fused_is_found_by_bisection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _plant(monkeypatch, _is_fused_deep_relu)
+    found = compare(inception_model(), layers=True, tune="none")
+    assert all(error.passed for _, error in found.layers)
+    assert not found.passed
+    first = found.first_difference
+    assert first is not None
+    assert (first.tensor, first.fused_only) == ("deep_relu", True)
+
+
+def test_the_smallest_failing_part_is_saved_with_inputs_on_which_it_fails(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _plant(monkeypatch, _is_deep_relu)
+    path = tmp_path / "part.onnx"
+    reduction = compare(inception_model(), reduce=path, tune="none").reduction
+    assert reduction is not None
+    assert reduction.nodes == ("relu 'deep_relu'",)
+    model = onnx.load_model_from_string(path.read_bytes())
+    check_model(model)
+    assert [node.op_type for node in model.graph.node] == ["Relu"]
+    assert reduction.inputs_path is not None
+    again = compare(path, inputs=load_inputs(reduction.inputs_path), tune="none")
+    assert not again.passed
+    monkeypatch.undo()
+    assert compare(path, inputs=load_inputs(reduction.inputs_path), tune="none").passed
+
+
+def test_a_part_that_fails_only_as_a_whole_is_kept_whole(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _plant(monkeypatch, _is_fused_deep_relu)
+    path = tmp_path / "part.onnx"
+    reduction = compare(inception_model(), reduce=path, tune="none").reduction
+    assert reduction is not None
+    assert reduction.nodes == ("conv 'deep'", "relu 'deep_relu'")
+    graph = network_from_onnx(path).graph
+    inputs = load_inputs(str(path.with_suffix(".npz")))
+    assert interpret(graph, inputs)["deep_relu"].shape == (1, 8, 16, 16)
+
+
+def test_nothing_is_reduced_where_nothing_fails(tmp_path: Path) -> None:
+    found = compare(inception_model(), reduce=tmp_path / "part.onnx", tune="none")
+    assert found.reduction is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_results_that_move_between_runs_fail_however_small_the_difference(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[int] = []
+
+    def build_racing(network: Any, **options: Any) -> Any:
+        engine = build(network, **options)
+
+        class Context:
+            def __init__(self, context: Any) -> None:
+                self.context = context
+
+            def __enter__(self) -> Self:
+                return self
+
+            def __exit__(self, *reasons: object) -> None:
+                self.context.close()
+
+            def run(self, inputs: Any) -> dict[str, Any]:
+                calls.append(1)
+                results = self.context.run(inputs)
+                results["prob"][0, 0] += np.float32(1e-6) * len(calls)
+                return dict(results)
+
+        class Racing:
+            def __enter__(self) -> Self:
+                return self
+
+            def __exit__(self, *reasons: object) -> None:
+                engine.close()
+
+            def create_context(self, **given: Any) -> Context:
+                return Context(engine.create_context(**given))
+
+        return Racing()
+
+    monkeypatch.setattr(room, "build", build_racing)
+    found = compare(inception_model(), tune="none")
+    assert found.outputs[0].moves
+    assert found.outputs[0].relative_error < 1e-4
+    assert not found.passed
+
+
+def test_an_unknown_oracle_or_input_is_refused_by_name() -> None:
+    with pytest.raises(SmeltError, match="'caffe'; it must be one of reference, onnxruntime"):
+        compare(inception_model(), "caffe")
+    with pytest.raises(BindingError, match="'picture'; there are image"):
+        compare(inception_model(), inputs={"picture": np.zeros(3)})
+
+
+def test_a_missing_onnxruntime_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(MissingExtraError, match=r"onnxruntime is not installed.*smelt"):
+        compare(inception_model(), "onnxruntime")
+
+
+def test_comparing_leaves_the_network_as_it_was() -> None:
+    network = network_from_onnx(inception_model())
+    before = [(node.name, node.op) for node in network.graph.nodes]
+    compare(network, layers=True, tune="none")
+    assert [(node.name, node.op) for node in network.graph.nodes] == before
+    assert [tensor.name for tensor in network.outputs] == ["prob"]
+
+
+def test_a_comparison_is_a_value() -> None:
+    found = compare(inception_model(), tune="none")
+    assert dataclasses.asdict(found)["outputs"][0]["name"] == "prob"
