@@ -17,6 +17,7 @@ from smelt.backends.cpu.families.depthwise import DepthwiseFamily
 from smelt.backends.cpu.families.gemm import GemmFamily
 from smelt.backends.cpu.families.lrn import LrnFamily
 from smelt.backends.cpu.families.pool import PoolFamily
+from smelt.backends.cpu.families.winograd import WinogradFamily
 from smelt.ops import Fused, Stage
 from smelt.ops.add import Add
 from smelt.ops.average_pool import AveragePool
@@ -370,3 +371,43 @@ def test_weights_too_deep_for_the_cache_are_summed_in_passes() -> None:
     op = Conv((3, 3), (1, 1), (1, 1, 1, 1))
     made = assert_tactics_agree(ConvFamily(), op, arrays, frozenset({1, 2}), tolerance=1e-5)
     assert any(dict(t.parameters)["parts"] == 3 for t in made)
+
+
+@every_target
+@pytest.mark.parametrize(
+    ("shape", "filters", "pads"),
+    [
+        ((1, 32, 8, 8), 32, (1, 1, 1, 1)),
+        ((2, 33, 7, 9), 40, (1, 1, 1, 1)),
+        ((1, 48, 14, 13), 70, (0, 1, 2, 0)),
+        ((3, 64, 4, 5), 37, (0, 0, 0, 0)),
+    ],
+)
+def test_winograd_agrees_with_its_reference(
+    target: CpuTarget, shape: tuple[int, ...], filters: int, pads: tuple[int, ...]
+) -> None:
+    arrays = [random(shape), random((filters, shape[1], 3, 3), 1), random((filters,), 2)]
+    root = Conv((3, 3), (1, 1), pads)
+    for symbols in (None, {(0, 0): "batch"}):
+        for gap in (0, 3):
+            assert_tactics_agree(
+                WinogradFamily(),
+                root,
+                arrays,
+                frozenset({1, 2}),
+                symbols=symbols,
+                target=target,
+                gap=gap,
+            )
+    residual = random(root.reference(*arrays)[0].shape, 3)
+    fused = Fused(root, 3, (Stage(Add(), (-1, 3)), Stage(Relu(), (-2,))))
+    assert_tactics_agree(WinogradFamily(), fused, [*arrays, residual], frozenset({1, 2}), gap=2)
+
+
+def test_winograd_refuses_weights_that_are_not_finite() -> None:
+    weights = random((32, 32, 3, 3))
+    weights[3, 2, 1, 0] = np.inf
+    node = make_node(Conv((3, 3)), [random((1, 32, 9, 9)), weights], frozenset({1}))
+    (answer,) = WinogradFamily().tactics(node, host_target())
+    assert isinstance(answer, Refusal)
+    assert "not finite" in answer.reason

@@ -40,6 +40,7 @@ from smelt.backends.cpu.families.pool import PoolFamily
 from smelt.backends.cpu.families.quantize import QuantizeFamily
 from smelt.backends.cpu.families.reduce import ReduceFamily
 from smelt.backends.cpu.families.resample import ResampleFamily
+from smelt.backends.cpu.families.winograd import WinogradFamily
 from smelt.types import override
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ class CpuBackend(Backend[CpuTarget]):
             PoolFamily(),
             QuantizeFamily(),
             ReduceFamily(),
+            WinogradFamily(),
             ResampleFamily(),
             ReferenceFamily(),
         )

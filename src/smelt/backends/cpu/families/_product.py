@@ -172,8 +172,7 @@ class Product:
         lanes, vectors = cast("int", options["lanes"]), cast("int", options["vectors"])
         problem, scalars = self.problem, Scalars()
         tile = choose_tile(problem, cast("int", options["pixels"]), vectors)
-        split = cast("str", options["split"])
-        blocks = _clamped(problem, tile, choose_blocks(problem, tile, vectors, lanes, split))
+        cut = choose_blocks(problem, tile, vectors, lanes, cast("str", options["split"]))
         known = problem.height is not None and problem.width is not None
 
         def strides(w: Walk) -> Strides:
@@ -190,7 +189,7 @@ class Product:
             vectors=vectors,
             tile=tile,
             taps=(*self.taps[:2], scalars.json(self.taps[2])),
-            blocks=blocks,
+            blocks=_clamped(problem, tile, cut),
             counts=(0, 0, 0),
             across=scalars.json(ceil_div(self.width, tile[1])),
             parts=cast("int", options.get("parts", 1)) if known else 1,
