@@ -205,7 +205,7 @@ def test_bindings_are_contiguous_float32_even_where_the_network_is_in_halves() -
     assert result.dtype == np.float32
     wanted = _wanted(small_network(), x)
     assert np.abs(result - wanted).max() < 1e-2 * np.abs(wanted).max()
-    assert np.array_equal(tensor.shape, (4, 10, 9))
+    assert tensor.shape == (4, 10, 9)
     assert tensor.dtype == "float16"  # the network itself is as it was
     context = engine.create_execution_context()
     with pytest.raises(BindingError, match="float16"):
@@ -327,7 +327,7 @@ def test_parser_and_its_files_may_be_gone_before_the_build(tmp_path: Path) -> No
     kept = gie.InferNetwork()
     kept.mark_output(found(parse_mnist(kept), "prob"))
     results = [execute(build(made), {"data": x})["prob"] for made in (network, kept)]
-    assert np.array_equal(*results)
+    assert np.array_equal(results[0], results[1])
 
 
 @pytest.mark.requirement("G-41", "G-23")

@@ -168,7 +168,7 @@ def test_groups_are_set_after_weights_that_are_for_groups(kind: str) -> None:
 def test_absent_weights_of_a_scale_change_nothing_and_counts_follow_the_mode() -> None:
     data = np.abs(numbers(2, 4, 9, 8)) + 1
     for mode, count in zip(gie.ScaleMode, (1, 4, 4 * 9 * 8), strict=True):
-        for absent in (None, []):
+        for absent in (None, np.zeros(0, np.float32)):
             network, x = _network()
             layer = network.add_scale(x, mode, absent, absent, absent)
             assert np.array_equal(_run(network, layer, data), data)

@@ -181,13 +181,13 @@ def test_builder_makes_networks_and_engines_and_shows_its_options() -> None:
 @pytest.mark.parametrize(("option", "value"), [("max_batch_size", 0), ("max_workspace_size", -1)])
 def test_options_that_make_no_sense_are_refused_at_the_build(option: str, value: int) -> None:
     with pytest.raises(BuildError, match=str(value)):
-        build(small_network(), **{option: value})
+        build(small_network(), None, **{option: value})
 
 
 def test_iterations_that_are_not_positive_are_refused_at_the_build() -> None:
     for option in ("min_find_iterations", "average_find_iterations"):
         with pytest.raises(BuildError, match="1 is least"):
-            build(small_network(), **{option: 0})
+            build(small_network(), None, **{option: 0})
 
 
 def test_parsing_into_a_network_with_layers_is_refused() -> None:

@@ -108,7 +108,7 @@ def test_engine_that_was_deserialised_gives_the_bits_of_the_one_that_was_built()
     read = runtime.deserialize_cuda_engine(built.serialize())
     images = _pictures()
     results = [_infer(engine.create_execution_context(), images)[0] for engine in (built, read)]
-    assert np.array_equal(*results)
+    assert np.array_equal(results[0], results[1])
     assert (read.nb_bindings, read.nb_layers) == (built.nb_bindings, built.nb_layers)
     assert (read.max_batch_size, read.workspace_size) == (
         built.max_batch_size,
