@@ -72,6 +72,7 @@ if TYPE_CHECKING:
 
 _FLOAT_BYTES: Final = 4
 _FEW_CHANNELS: Final = 32
+_SMALL_EXTENT: Final = 11
 _GAP: Final = 16
 """Elements between planes: without them planes 4 KiB apart fight for the same cache lines."""
 
@@ -122,8 +123,8 @@ class WinogradFamily(Family[CpuTarget]):
             return
         lanes = target.vector_bits // 32
         inputs = (CHANNELS_LAST, *[None] * (count - 1), *found)
-        for size in (4, 2):
-            for budget, vectors in budgets(target)[:2]:
+        for size, most in _choices(node):
+            for budget, vectors in budgets(target)[:most]:
                 options = parameters(lanes=lanes, vectors=vectors, pixels=budget, size=size)
                 yield Tactic(
                     self.name,
@@ -243,6 +244,12 @@ def _why_not(node: Node, root: Conv) -> str | None:
     if not all(isinstance(e, int) and e > 0 for e in node.output.tensor.shape[2:]):
         return "the image's extents are known only at run time"
     return None
+
+
+def _choices(node: Node) -> tuple[tuple[int, int], ...]:
+    """(tile size, register tiles to try): small images leave much of large tiles empty."""
+    extents = [cast("int", e) for e in node.output.tensor.shape[2:]]
+    return ((4, 1),) if min(extents) > _SMALL_EXTENT else ((2, 2), (4, 1))
 
 
 def _halo(node: Node, root: Conv, size: int) -> Halo:
