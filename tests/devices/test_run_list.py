@@ -290,6 +290,55 @@ def test_a_closed_list_refuses_to_run_and_closes_again(bench: Bench) -> None:
         run_list.run()
 
 
+def test_a_list_may_be_forgotten_while_workers_are_late(bench: Bench) -> None:
+    for _ in range(300):
+        run_list, arrays = bench.chain([3] * 4, 6)
+        run_list.run()
+        assert arrays[-1][:3].tolist() == expected([3] * 4)
+        del run_list
+
+
+SPIN = """
+define void @spin(ptr %args, i64 %begin, i64 %end, ptr %scratch) {
+entry:
+ %at = getelementptr i64, ptr %args, i64 2
+ %n = load i64, ptr %at
+ br label %head
+head:
+ %i = phi i64 [0, %entry], [%next, %head]
+ %next = add i64 %i, 1
+ store volatile i64 %next, ptr %scratch
+ %more = icmp slt i64 %next, %n
+ br i1 %more, label %head, label %done
+done:
+ ret void
+}
+"""
+"""Takes as long as its scalar says."""
+
+
+def test_a_long_wait_sleeps(bench: Bench) -> None:
+    """Of three threads one has work; the others must not use up processors meanwhile."""
+    image, symbols = link([compile_ir(SPIN, host_target())])
+    code = MappedCode(image)
+    run_list = RunList(
+        [Row(code.address + dict(symbols)["spin"], 3, r) for r in range(2)],
+        bench.runtime,
+        worker_pool(),
+        bench.memory,
+        threads=3,
+        scratch=Scratch(bench.memory, 8, 3),
+    )
+    run_list.words[:] = [0, 0, 300_000_000] * 2
+    run_list.set_chunks([1, 1])
+    used, passed = time.process_time(), time.perf_counter()
+    run_list.run()
+    used, passed = time.process_time() - used, time.perf_counter() - passed
+    run_list.close()
+    assert passed > 0.1
+    assert used < 1.5 * passed
+
+
 def test_times_add_up_to_the_run(bench: Bench) -> None:
     run_list, _ = bench.chain([200_000] * 3, 2)
     before = time.perf_counter()

@@ -189,8 +189,9 @@ def _read_public(path: Path) -> TrustedKey:
     try:
         with path.open("rb") as file:
             text = file.read(_MAX_KEY_FILE_BYTES).decode("utf-8", "replace")
-    except OSError as error:
-        raise TrustError(f"the trusted key {path} cannot be read: {error.strerror}") from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise TrustError(f"the trusted key {path} cannot be read: {reason}") from error
     return parse_public_key(text, str(path))
 
 

@@ -21,7 +21,7 @@ _HOST_KINDS: Final = frozenset({1, 3})
 """DLPack's device kinds whose memory a processor reads: its own, and CUDA's pinned."""
 
 
-def array_from_value(value: object, binding: Binding) -> NDArray[Any]:
+def array_from_value(value: object, binding: Binding, wanted: np.dtype[Any]) -> NDArray[Any]:
     """Return ``value`` as an array of the binding's dtype: its own memory where that will do.
 
     The result is contiguous and aligned; a strided, reversed or misaligned value is copied.
@@ -30,7 +30,6 @@ def array_from_value(value: object, binding: Binding) -> NDArray[Any]:
         BindingError: it is no array, lies on another device, or has another dtype.
     """
     array = _as_numpy(value, binding)
-    wanted = binding.dtype.numpy
     if array.dtype != wanted:
         array = _same_bits(array, binding)
     if not array.flags.c_contiguous or not array.flags.aligned:
@@ -38,14 +37,14 @@ def array_from_value(value: object, binding: Binding) -> NDArray[Any]:
     return array
 
 
-def writable_array(value: object, binding: Binding) -> NDArray[Any]:
+def writable_array(value: object, binding: Binding, wanted: np.dtype[Any]) -> NDArray[Any]:
     """Return ``value`` as an array whose elements are its own memory, to be written.
 
     Raises:
         BindingError: it is no such array, or not contiguous, or must not be written.
     """
     array = _as_numpy(value, binding)
-    if array.dtype != binding.dtype.numpy:
+    if array.dtype != wanted:
         array = _same_bits(array, binding)
     flags = array.flags
     if not (flags.c_contiguous and flags.aligned and flags.writeable):
@@ -107,6 +106,8 @@ def address_of(array: NDArray[Any]) -> int:
 
 def exporter_for(values: object) -> Callable[[NDArray[Any], DType], Any] | None:
     """Return what makes a result an array of the same library as ``values``; None for numpy."""
+    if isinstance(values, np.ndarray):
+        return None
     root = type(values).__module__.partition(".")[0]
     if root == "numpy" or not hasattr(values, "__dlpack__"):
         return None

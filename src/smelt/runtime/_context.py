@@ -16,8 +16,13 @@ from smelt.devices.null import NullMemory
 from smelt.errors import BindingError, ContextError
 from smelt.runtime._arrays import address_of, array_from_value, exporter_for, writable_array
 from smelt.runtime._segments import CpuMachinery, Memories, NullMachinery, cut_plan
-from smelt.runtime._shapes import BATCH, find_plan, values_from_shapes
-from smelt.types import evaluate_dim, symbols_of
+from smelt.runtime._shapes import (
+    call_from_values,
+    check_room,
+    values_from_batch,
+    values_from_shapes,
+)
+from smelt.types import evaluate_dim
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,6 +36,7 @@ if TYPE_CHECKING:
     from smelt.engine import Binding
     from smelt.runtime._engine import Engine, LoadedCode
     from smelt.runtime._segments import Machinery, Segment
+    from smelt.runtime._shapes import Call
 
 _MAX_THREADS: Final = 1024
 _KEPT_SHAPES: Final = 64
@@ -83,10 +89,11 @@ class ExecutionContext:
         self._segments: dict[int, list[Segment]] = {}
         self._weights = code.weights
         self._memories = Memories(self._allocations[0].address, int(self._weights.ctypes.data))
-        self._inputs = [(i, b) for i, b in enumerate(self._header.bindings) if b.is_input]
-        self._outputs = [(i, b) for i, b in enumerate(self._header.bindings) if not b.is_input]
-        self._names = {binding.name for _, binding in self._inputs}
-        self._shapes: dict[tuple[tuple[int, ...], ...], tuple[int, dict[str, int]]] = {}
+        self._ports = [(i, b, b.dtype.numpy) for i, b in enumerate(self._header.bindings)]
+        self._inputs = [port for port in self._ports if port[1].is_input]
+        self._outputs = [port for port in self._ports if not port[1].is_input]
+        self._names = {binding.name for _, binding, _ in self._inputs}
+        self._calls: dict[object, Call] = {}
         self._new = np.zeros if code.runtime is None else np.empty
         self._is_closed = False
         self.reset()
@@ -125,31 +132,28 @@ class ExecutionContext:
         try:
             self._enter(token)
             arrays = self._arrays_from(inputs)
-            number, known = self._resolve(tuple([array.shape for array in arrays]))
-            values = known.copy()
-            results = [
-                self._new([evaluate_dim(d, values) for d in b.shape], b.dtype.numpy)
-                for _, b in self._outputs
-            ]
-            addresses = [0] * len(self._header.bindings)
-            for (index, _), array in zip(self._inputs, arrays, strict=True):
+            call = self._call_for(tuple([array.shape for array in arrays]))
+            values = call.values.copy()
+            results = [self._new(call.shapes[i], dtype) for i, _, dtype in self._outputs]
+            addresses = [0] * len(call.shapes)
+            for (index, _, _), array in zip(self._inputs, arrays, strict=True):
                 addresses[index] = address_of(array)
-            for (index, _), array in zip(self._outputs, results, strict=True):
+            for (index, _, _), array in zip(self._outputs, results, strict=True):
                 addresses[index] = address_of(array)
-            self._execute(number, values, addresses, None)
+            self._execute(call.plan, values, addresses, None)
         finally:
             # No call stands here: at a call an interrupt could come before the context is free.
             if self._owner is token:
                 self._owner = None
-        if values != known:
-            results = [
-                self._trim(b, r, values) for (_, b), r in zip(self._outputs, results, strict=True)
-            ]
+        bindings = [binding for _, binding, _ in self._outputs]
+        if values != call.values:
+            pairs = zip(bindings, results, strict=True)
+            results = [self._trim(binding, result, values) for binding, result in pairs]
         export = next((e for v in inputs.values() if (e := exporter_for(v))), None)
         if export is not None:
-            rows = zip(self._outputs, results, strict=True)
-            return {b.name: export(result, b.dtype) for (_, b), result in rows}
-        return {b.name: result for (_, b), result in zip(self._outputs, results, strict=True)}
+            pairs = zip(bindings, results, strict=True)
+            return {binding.name: export(result, binding.dtype) for binding, result in pairs}
+        return {binding.name: r for binding, r in zip(bindings, results, strict=True)}
 
     def _arrays_from(self, inputs: Mapping[str, Any]) -> list[NDArray[Any]]:
         if set(inputs) != self._names:
@@ -160,18 +164,24 @@ class ExecutionContext:
             raise BindingError(
                 f"the engine's inputs are {', '.join(sorted(self._names))}; {'; '.join(parts)}"
             )
-        return [array_from_value(inputs[binding.name], binding) for _, binding in self._inputs]
+        return [
+            array_from_value(inputs[binding.name], binding, dtype)
+            for _, binding, dtype in self._inputs
+        ]
 
-    def _resolve(self, shapes: tuple[tuple[int, ...], ...]) -> tuple[int, dict[str, int]]:
-        """The plan for inputs of these shapes, and its symbols' values."""
-        found = self._shapes.get(shapes)
-        if found is None:
-            values = values_from_shapes([binding for _, binding in self._inputs], shapes)
-            found = (find_plan(self._header, values), values)
-            if len(self._shapes) >= _KEPT_SHAPES:
-                self._shapes.clear()
-            self._shapes[shapes] = found
-        return found
+    def _call_for(self, shapes: tuple[tuple[int, ...], ...]) -> Call:
+        """The call for inputs of these shapes."""
+        call = self._calls.get(shapes)
+        if call is None:
+            values = values_from_shapes([binding for _, binding, _ in self._inputs], shapes)
+            call = self._keep(shapes, call_from_values(self._header, values))
+        return call
+
+    def _keep(self, key: object, call: Call) -> Call:
+        if len(self._calls) >= _KEPT_SHAPES:
+            self._calls.clear()
+        self._calls[key] = call
+        return call
 
     @staticmethod
     def _trim(binding: Binding, array: NDArray[Any], values: Mapping[str, int]) -> NDArray[Any]:
@@ -195,11 +205,11 @@ class ExecutionContext:
             ContextError: the batch is larger than the engine's maximum, or the context is closed
                 or busy.
         """
-        number, values, addresses, kept = self._bind(batch_size, bindings)
+        call, addresses, kept = self._bind(batch_size, bindings)
         token = object()
         try:
             self._enter(token)
-            self._execute(number, values, addresses, None)
+            self._execute(call.plan, call.values.copy(), addresses, None)
         finally:
             if self._owner is token:
                 self._owner = None
@@ -227,7 +237,7 @@ class ExecutionContext:
             BindingError: as for `execute`.
             ContextError: the batch is too large, or the context is closed.
         """
-        number, values, addresses, kept = self._bind(batch_size, bindings)
+        call, addresses, kept = self._bind(batch_size, bindings)
         before, done, consumed = self._pending, Mark(), Mark()
 
         def work() -> None:
@@ -237,7 +247,7 @@ class ExecutionContext:
             try:
                 self._wait_for(token)
                 self._check_open()
-                self._execute(number, values, addresses, consumed)
+                self._execute(call.plan, call.values.copy(), addresses, consumed)
             finally:
                 if self._owner is token:
                     self._owner = None
@@ -255,44 +265,37 @@ class ExecutionContext:
 
     def _bind(
         self, batch_size: int, bindings: Sequence[Any]
-    ) -> tuple[int, dict[str, int], list[int], list[Any]]:
-        """Plan, values and addresses for bindings by index, and what must stay alive meanwhile."""
+    ) -> tuple[Call, list[int], list[NDArray[Any]]]:
+        """The call and the addresses for bindings by index, and what must stay alive meanwhile."""
         self._check_open()
-        declared = self._header.bindings
-        if len(bindings) != len(declared):
-            names = ", ".join(binding.name for binding in declared)
-            raise BindingError(f"{len(bindings)} bindings for {len(declared)}: {names}")
-        if type(batch_size) is not int or batch_size < 1:
-            raise ContextError(f"the batch size is a positive number, not {batch_size!r}")
-        values = self._values_of_bindings(batch_size, bindings)
-        number = find_plan(self._header, values)
-        kept: list[Any] = []
+        if len(bindings) != len(self._ports):
+            names = ", ".join(binding.name for _, binding, _ in self._ports)
+            raise BindingError(f"{len(bindings)} bindings for {len(self._ports)}: {names}")
+        arrays: list[NDArray[Any] | None] = []
         addresses: list[int] = []
-        for binding, value in zip(declared, bindings, strict=True):
+        for (_, binding, dtype), value in zip(self._ports, bindings, strict=True):
             if isinstance(value, int | np.integer):
+                arrays.append(None)
                 addresses.append(int(cast("int", value)))
                 continue
-            array = _bound_array(binding, value, values)
-            kept.append(array)
+            convert = array_from_value if binding.is_input else writable_array
+            array = convert(value, binding, dtype)
+            arrays.append(array)
             addresses.append(address_of(array))
-        return number, values, addresses, kept
+        shapes = tuple([None if array is None else array.shape for array in arrays])
+        call = self._calls.get((batch_size, shapes))
+        if call is None:
+            call = self._call_for_batch(batch_size, shapes)
+        return call, addresses, [array for array in arrays if array is not None]
 
-    def _values_of_bindings(self, batch_size: int, bindings: Sequence[Any]) -> dict[str, int]:
-        values: dict[str, int] = {}
-        for _, binding in self._inputs:
-            if BATCH in symbols_of(*binding.shape):
-                values[BATCH] = batch_size
-        if not values and batch_size != 1:
-            raise ContextError(f"this engine's batch is part of its shapes; {batch_size} is not 1")
-        for index, binding in self._inputs:
-            free = symbols_of(*binding.shape) - {BATCH}
-            shape = getattr(bindings[index], "shape", None)
-            if not free or shape is None or len(shape) != len(binding.shape):
-                continue
-            for extent, dim in zip(shape, binding.shape, strict=True):
-                if str(dim) in free:
-                    values.setdefault(str(dim), int(extent))
-        return values
+    def _call_for_batch(self, batch_size: int, shapes: tuple[tuple[int, ...] | None, ...]) -> Call:
+        """The call for a batch size, and arrays of these shapes (None for an address)."""
+        values = values_from_batch(self._header, batch_size, shapes)
+        call = call_from_values(self._header, values)
+        for (_, binding, _), shape, needed in zip(self._ports, shapes, call.shapes, strict=True):
+            if shape is not None:
+                check_room(binding, shape, needed)
+        return self._keep((batch_size, shapes), call)
 
     # ---- one run
 
@@ -408,21 +411,6 @@ def _thread_count(threads: int | None) -> int:
     if type(threads) is not int or not 1 <= threads <= _MAX_THREADS:
         raise ContextError(f"threads is a number from 1 to {_MAX_THREADS}, not {threads!r}")
     return threads
-
-
-def _bound_array(binding: Binding, value: Any, values: Mapping[str, int]) -> NDArray[Any]:
-    """The application's array for a binding, which may be larger than this run needs."""
-    convert = array_from_value if binding.is_input else writable_array
-    array = convert(value, binding)
-    shape = [evaluate_dim(dim, values) for dim in binding.shape]
-    fits = array.size >= int(np.prod(shape, dtype=np.int64))
-    if array.ndim == len(shape):
-        fits = fits and list(array.shape[1:]) == shape[1:]
-    if not fits:
-        raise BindingError(
-            f"{binding.name}: an array of {list(array.shape)} where {shape} is needed"
-        )
-    return array
 
 
 def _forget_parent() -> None:

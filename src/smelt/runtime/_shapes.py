@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Final
 
 from smelt.engine import HostCall
 from smelt.errors import BindingError, ContextError, UnboundSymbolError
-from smelt.types import Symbol, SymbolicDim, evaluate_dim
+from smelt.types import Symbol, SymbolicDim, evaluate_dim, symbols_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -63,6 +65,77 @@ def _evaluate(dim: Dim, values: Mapping[str, int], binding: Binding) -> int:
 def _misfit(binding: Binding, shape: tuple[int, ...], why: str) -> BindingError:
     wanted = ", ".join(map(str, binding.shape))
     return BindingError(f"{binding.name}: the array's shape {list(shape)} is not [{wanted}]: {why}")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What follows from the shapes of one run's inputs."""
+
+    plan: int
+    """The plan's number."""
+    values: dict[str, int]
+    """Every symbol's value; those that the run itself decides have their largest."""
+    shapes: tuple[tuple[int, ...], ...]
+    """Of each binding."""
+
+
+def call_from_values(header: EngineHeader, values: dict[str, int]) -> Call:
+    """Return the call for symbol values.
+
+    Raises:
+        ContextError: the batch is larger than the engine's maximum.
+        BindingError: no plan is for these values.
+    """
+    number = find_plan(header, values)
+    shapes = tuple(
+        tuple([evaluate_dim(dim, values) for dim in binding.shape]) for binding in header.bindings
+    )
+    return Call(number, values, shapes)
+
+
+def values_from_batch(
+    header: EngineHeader, batch_size: int, shapes: Sequence[tuple[int, ...] | None]
+) -> dict[str, int]:
+    """Return the symbol values for a batch size, and for the inputs' shapes where they are known.
+
+    Raises:
+        ContextError: the batch is no positive number, or the engine has none.
+    """
+    if type(batch_size) is not int or batch_size < 1:
+        raise ContextError(f"the batch size is a positive number, not {batch_size!r}")
+    inputs = [(b, s) for b, s in zip(header.bindings, shapes, strict=True) if b.is_input]
+    values: dict[str, int] = {}
+    if any(BATCH in symbols_of(*binding.shape) for binding, _ in inputs):
+        values[BATCH] = batch_size
+    elif batch_size != 1:
+        raise ContextError(f"this engine's batch is part of its shapes; {batch_size} is not 1")
+    for binding, shape in inputs:
+        if shape is None or len(shape) != len(binding.shape):
+            continue
+        for extent, dim in zip(shape, binding.shape, strict=True):
+            name = _symbol_name(dim)
+            if name is not None and name != BATCH:
+                values.setdefault(name, extent)
+    return values
+
+
+def check_room(binding: Binding, array_shape: tuple[int, ...], needed: tuple[int, ...]) -> None:
+    """Check that an application's array has room for a binding of a certain shape.
+
+    An array for the largest batch serves smaller ones, and may be flat.
+
+    Raises:
+        BindingError: it has not.
+    """
+    if array_shape == needed:
+        return
+    fits = prod(array_shape) >= prod(needed)
+    if len(array_shape) == len(needed):
+        fits = fits and array_shape[1:] == needed[1:] and not isinstance(binding.shape[0], int)
+    if not fits:
+        raise BindingError(
+            f"{binding.name}: an array of {list(array_shape)} where {list(needed)} is needed"
+        )
 
 
 def find_plan(header: EngineHeader, values: dict[str, int]) -> int:

@@ -32,7 +32,16 @@ _MASK: Final = 0xFFFFFFFF
 class Worker:
     """One thread, and the mailbox at which it waits."""
 
-    __slots__ = ("_finished", "_memory", "_posted", "_runtime", "_wakes", "mailbox", "thread")
+    __slots__ = (
+        "_finished",
+        "_memory",
+        "_posted",
+        "_runtime",
+        "_wakes",
+        "holds",
+        "mailbox",
+        "thread",
+    )
 
     def __init__(self, runtime: NativeRuntime, memory: CpuMemory, *, native: bool) -> None:
         self._runtime = runtime
@@ -42,6 +51,8 @@ class Worker:
         self._posted = ctypes.c_uint32.from_address(self.mailbox + abi.MAILBOX_POSTED)
         self._finished = ctypes.c_uint32.from_address(self.mailbox + abi.MAILBOX_FINISHED)
         ctypes.c_int64.from_address(self.mailbox + abi.MAILBOX_SPINS).value = _SPINS_BEFORE_SLEEP
+        self.holds: object = None
+        """The latest list's memory: a late worker looks at it even when nobody else has it."""
         self._wakes = None if native else threading.Semaphore(0)
         self.thread = threading.Thread(target=self._work, name="smelt-worker", daemon=True)
         self.thread.start()

@@ -153,6 +153,8 @@ class RunList:
     def _run_with(self, workers: list[Worker]) -> None:
         # Noted before anything is posted: close() must find them even after a KeyboardInterrupt.
         self._seen.update(workers)
+        for worker in workers:
+            worker.holds = self._memories
         if not self._runtime.has_workers or not all(w.is_native for w in workers):
             epoch = self._runtime.begin(self._address)
             try:
