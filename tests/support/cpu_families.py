@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smelt.backends import Aliasing, Operands, Refusal, Tactic
+from smelt.backends import Aliasing, Operands, Refusal, Tactic, contiguous_strides
 from smelt.backends.cpu import host_target
 from smelt.backends.cpu.families.copy import CLEAR, COPY, generate_clear, generate_copy
 from smelt.engine import Launch, View
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from smelt.backends import Family
     from smelt.backends.cpu import CpuTarget
-    from smelt.engine import Halo
+    from smelt.engine import Halo, KernelSpec
     from smelt.ir import Node, Op, Value
     from smelt.types import Dim, TensorFormat
 
@@ -81,10 +81,20 @@ class _Memory:
         return self._view(buffer, (size_bytes,), (1,), np.dtype(np.uint8), (), 0)
 
     def place(
-        self, array: Array, layout: Layout, halo: Halo, shape: tuple[Dim, ...], gap: int
+        self,
+        array: Array,
+        layout: Layout,
+        halo: Halo,
+        shape: tuple[Dim, ...],
+        gap: int,
+        margin: int = 0,
     ) -> View:
-        """An array in a layout, zeros around it, ``gap`` channels (or columns) between lines."""
-        pairs = halo or ((0, 0),) * array.ndim
+        """An array in a layout, zeros around it, ``gap`` channels (or columns) between lines.
+
+        With a ``margin`` it is a window on a larger tensor, as the part of a concatenation is.
+        """
+        own = halo or ((0, 0),) * array.ndim
+        pairs = tuple((before + margin, after + margin) for before, after in own)
         order = layout.axis_order(array.ndim)
         outer = [array.shape[a] + sum(pairs[a]) for a in order]
         if not outer:
@@ -92,7 +102,7 @@ class _Memory:
         outer[-1] += gap
         memory = np.full(outer, np.nan, array.dtype) if array.dtype.kind == "f" else np.zeros(outer)
         inside = memory.astype(array.dtype)
-        zero = tuple(slice(0, array.shape[a] + sum(pairs[a])) for a in order)
+        zero = tuple(slice(margin, margin + array.shape[a] + sum(own[a])) for a in order)
         inside[zero] = 0
         window = tuple(slice(pairs[a][0], pairs[a][0] + array.shape[a]) for a in order)
         inside[window] = array.transpose(order)
@@ -104,13 +114,18 @@ class _Memory:
         start = sum(pairs[a][0] * strides[a] for a in range(array.ndim))
         kept = flat[: flat.size - gap] if gap and flat.size else flat
         buffer = GuardedBuffer.holding(kept, at_end=self.at_end, align=4)
-        return self._view(buffer, shape, tuple(strides), array.dtype, halo, start * array.itemsize)
+        places: tuple[Dim, ...] = tuple(strides)
+        if not (gap or margin or halo):
+            # A tensor of its own: its strides are as symbolic as its extents.
+            kind = TensorType(DType.from_numpy(array.dtype), shape)
+            places = contiguous_strides(kind, layout)
+        return self._view(buffer, shape, places, array.dtype, halo, start * array.itemsize)
 
     def _view(
         self,
         buffer: GuardedBuffer,
         shape: tuple[Dim, ...],
-        strides: tuple[int, ...],
+        strides: tuple[Dim, ...],
         dtype: np.dtype[Any],
         halo: Halo,
         offset: int,
@@ -129,6 +144,42 @@ def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(strides)
 
 
+def kernels_of(
+    family: Family[CpuTarget], node: Node, tactic: Tactic, arrays: Sequence[Array | None]
+) -> list[KernelSpec]:
+    """The kernels that a tactic launches."""
+    launches, _ = _lower(_Memory(at_end=False), family, node, tactic, arrays, {}, (0, 0))
+    return [launch.kernel for launch in launches]
+
+
+def _lower(
+    memory: _Memory,
+    family: Family[CpuTarget],
+    node: Node,
+    tactic: Tactic,
+    arrays: Sequence[Array | None],
+    values: dict[str, int],
+    spare: tuple[int, int],
+) -> tuple[list[Launch], tuple[View, ...]]:
+    """The launches of a tactic on memory of its own, and the outputs' views."""
+    halos = tactic.halos or ((),) * len(arrays)
+    inputs: list[View | None] = []
+    for value, array, form, halo in zip(node.inputs, arrays, tactic.inputs, halos, strict=True):
+        if form is None or array is None or value is None:
+            inputs.append(None)
+        else:
+            shape = value.tensor.shape
+            inputs.append(memory.place(array, form.layout, halo, shape, *spare))
+    packed = tuple(memory.hold(c.array) for c in family.pack(node, tactic))
+    outputs = _outputs(memory, node, tactic.outputs, values, spare)
+    workspace = None
+    if tactic.workspace_bytes != 0:
+        workspace = memory.reserve(_known(tactic.workspace_bytes, values))
+    operands = Operands(tuple(inputs), outputs, packed, workspace)
+    steps = family.lower(node, tactic, operands)
+    return [s for s in steps if isinstance(s, Launch)], outputs
+
+
 def run_tactic(
     family: Family[CpuTarget],
     node: Node,
@@ -137,6 +188,7 @@ def run_tactic(
     *,
     values: dict[str, int] | None = None,
     gap: int = 0,
+    margin: int = 0,
     at_end: bool = True,
     workers: int = 1,
     target: CpuTarget | None = None,
@@ -144,21 +196,9 @@ def run_tactic(
     """The node's results by one tactic."""
     assert tactic.aliasing is Aliasing.NONE
     memory = _Memory(at_end=at_end)
-    halos = tactic.halos or ((),) * len(arrays)
-    inputs: list[View | None] = []
-    for value, array, form, halo in zip(node.inputs, arrays, tactic.inputs, halos, strict=True):
-        if form is None or array is None or value is None:
-            inputs.append(None)
-        else:
-            inputs.append(memory.place(array, form.layout, halo, value.tensor.shape, gap))
-    packed = tuple(memory.hold(c.array) for c in family.pack(node, tactic))
-    outputs = _outputs(memory, node, tactic.outputs, values or {}, gap)
-    workspace = None
-    if tactic.workspace_bytes != 0:
-        workspace = memory.reserve(_known(tactic.workspace_bytes, values or {}))
-    operands = Operands(tuple(inputs), outputs, packed, workspace)
-    launches = [s for s in family.lower(node, tactic, operands) if isinstance(s, Launch)]
+    launches, outputs = _lower(memory, family, node, tactic, arrays, values or {}, (gap, margin))
     chosen = target or host_target()
+    before = [memory.buffers[v.buffer].bytes.copy() for v in outputs]
     run_launches(
         lambda spec: _COPIES.get(spec.family, family.generate)(spec, chosen),
         launches,
@@ -167,7 +207,12 @@ def run_tactic(
         workers=workers,
         target=chosen,
     )
-    return [memory.buffers[v.buffer].view(v, values).copy() for v in outputs]
+    results = [memory.buffers[v.buffer].view(v, values).copy() for v in outputs]
+    for view, old in zip(outputs, before, strict=True):
+        buffer = memory.buffers[view.buffer]
+        buffer.view(view, values)[...] = 0
+        assert np.array_equal(buffer.bytes, old), f"{tactic} writes beside its result"
+    return results
 
 
 def _outputs(
@@ -175,13 +220,13 @@ def _outputs(
     node: Node,
     formats: tuple[TensorFormat, ...],
     values: dict[str, int],
-    gap: int,
+    gaps: tuple[int, int],
 ) -> tuple[View, ...]:
     views: list[View] = []
     for value, form in zip(node.outputs, formats, strict=True):
         shape = tuple(_known(d, values) for d in value.tensor.shape)
         blank = np.zeros(shape, value.tensor.dtype.numpy)
-        views.append(memory.place(blank, form.layout, (), value.tensor.shape, gap))
+        views.append(memory.place(blank, form.layout, (), value.tensor.shape, *gaps))
     return tuple(views)
 
 
@@ -200,6 +245,7 @@ def assert_tactics_agree(
     limit: int | None = None,
     tolerance: float = 2e-5,
     gap: int = 0,
+    margin: int = 0,
     at_end: bool = True,
     workers: int = 1,
 ) -> list[Tactic]:
@@ -218,6 +264,7 @@ def assert_tactics_agree(
             arrays,
             values=values,
             gap=gap,
+            margin=margin,
             at_end=at_end,
             workers=workers,
             target=chosen,

@@ -28,6 +28,9 @@ class Aliasing(Enum):
     """The outputs have their own memory, written by the launches."""
     VIEW = "view"
     """Each output is a strided window on input 0 (transpose, slice, split)."""
+    UNIT = "unit"
+    """The output is input 0 with other axes of extent 1 (squeeze, unsqueeze): a strided window that
+    lies contiguously where input 0 does."""
     RESHAPE = "reshape"
     """The output has the bytes of input 0, which must lie contiguously (reshape, squeeze,
     identity)."""

@@ -45,7 +45,7 @@ class Stored:
     pinned: bool = False
     """Whether someone relies on the bytes lying contiguously."""
     reshaped: bool = False
-    """Whether the window is all of a contiguous parent."""
+    """Whether the window is all of the parent, and contiguous where that is."""
     buffer: int = -1
     first_step: int = -1
     last_step: int = -1
@@ -141,7 +141,7 @@ class StoragePlanner:
     # ---- one node
 
     def _place(self, node: Node, tactic: Tactic) -> None:
-        if tactic.aliasing in (Aliasing.VIEW, Aliasing.RESHAPE):
+        if tactic.aliasing in (Aliasing.VIEW, Aliasing.UNIT, Aliasing.RESHAPE):
             self._place_window(node, tactic)
             return
         halos = tactic.halos or ((),) * len(node.inputs)
@@ -190,7 +190,8 @@ class StoragePlanner:
                 return family.views(node, tactic, view)[index]
 
             stored = self._new(value, fmt, source.space)
-            stored.parent, stored.window, stored.reshaped = source, window, contiguous
+            stored.parent, stored.window = source, window
+            stored.reshaped = tactic.aliasing is not Aliasing.VIEW
             self.homes[id(value)] = stored
 
     def _join(self, node: Node, tactic: Tactic, whole: Stored) -> None:
@@ -229,7 +230,8 @@ class StoragePlanner:
         suits = home.format == wanted and (not zeros or self._may_have_halo(home))
         if suits and (not contiguous or self._is_contiguous(home)):
             home.halo = _widest(home.halo, halo if zeros else ())
-            home.pinned = home.pinned or contiguous
+            if contiguous:
+                _pin(home)
             return home
         if (
             not zeros
@@ -256,7 +258,7 @@ class StoragePlanner:
         renamed = self._new(value, wanted, home.space)
         renamed.parent, renamed.reshaped = home, True
         renamed.window = lambda view: replace(view, strides=strides)
-        home.pinned = True
+        _pin(home)
         return renamed
 
     @staticmethod
@@ -305,6 +307,14 @@ class StoragePlanner:
         ) in self.plan.tensors:  # a whole comes after its parts, so one sweep reaches the outermost
             if stored.joined and stored.parent is not None:
                 stored.parent.halo = _widest(stored.parent.halo, stored.halo)
+
+
+def _pin(home: Stored) -> None:
+    """Let the bytes lie contiguously for good: those of all that the home is a window on, too."""
+    stored: Stored | None = home
+    while stored is not None:
+        stored.pinned = True
+        stored = stored.parent
 
 
 def same_order(kind: TensorType, a: TensorFormat, b: TensorFormat) -> bool:

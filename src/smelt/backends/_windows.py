@@ -11,6 +11,7 @@ from smelt.errors import InternalError
 from smelt.ops import (
     Concat,
     Flatten,
+    Gather,
     Identity,
     Reshape,
     Slice,
@@ -45,6 +46,8 @@ class WindowFamily(Family[TargetT]):
                 yield from self._transposes(node, node.op)
             case Slice() | Split():
                 yield from self._slices(node)
+            case Gather():
+                yield from self._picks(node, node.op)
             case Concat():
                 yield from self._joins(node)
             case _:
@@ -54,8 +57,9 @@ class WindowFamily(Family[TargetT]):
         source, result = _first(node).tensor, node.output.tensor
         for before in _layouts(source):
             for after in _layouts(result):
-                kept = isinstance(node.op, Identity) and before is after
-                if kept or (_keeps_order(source, before) and _keeps_order(result, after)):
+                if _keeps_strides(source, before, result, after):
+                    yield self._tactic(node, before, after, Aliasing.UNIT)
+                elif _keeps_order(source, before) and _keeps_order(result, after):
                     yield self._tactic(node, before, after, Aliasing.RESHAPE)
 
     def _transposes(self, node: Node, op: Transpose) -> Iterator[Tactic | Refusal]:
@@ -79,6 +83,21 @@ class WindowFamily(Family[TargetT]):
             return
         for layout in _layouts(_first(node).tensor):
             yield self._tactic(node, layout, layout, Aliasing.VIEW)
+
+    def _picks(self, node: Node, op: Gather) -> Iterator[Tactic | Refusal]:
+        kind = _first(node).tensor
+        if _picked(node, op) is None:
+            yield Refusal(self.name, "only one constant place of a known axis makes a window")
+            return
+        rest = [a for a in range(kind.rank) if a != op.axis % kind.rank]
+        for before in _layouts(kind):
+            order = before.axis_order(kind.rank)
+            if order[-1] == op.axis % kind.rank:
+                continue  # no axis of the result would run on in memory
+            in_memory = [rest.index(a) for a in order if a in rest]
+            for after in _layouts(node.output.tensor):
+                if in_memory == list(after.axis_order(len(rest))):
+                    yield self._tactic(node, before, after, Aliasing.VIEW)
 
     def _joins(self, node: Node) -> Iterator[Tactic | Refusal]:
         for layout in _layouts(node.output.tensor):
@@ -115,6 +134,10 @@ class WindowFamily(Family[TargetT]):
                 )
             case Concat():
                 return _parts(node, node.op.axis, view)
+            case Gather():
+                return (_without_axis(node, node.op, view),)
+            case _ if tactic.aliasing is Aliasing.UNIT:
+                return (_with_units(node.output.tensor, tactic.outputs[0].layout, view),)
             case _:
                 kind = node.output.tensor
                 strides = contiguous_strides(kind, tactic.outputs[0].layout)
@@ -148,6 +171,62 @@ def _keeps_order(kind: TensorType, layout: Layout) -> bool:
 
 def _without_units(axes: Sequence[int], kind: TensorType) -> list[int]:
     return [axis for axis in axes if kind.shape[axis] != 1]
+
+
+def _unit_axes(source: TensorType, result: TensorType) -> list[int | None] | None:
+    """For each axis of the result the source's (None for a unit); None where more differs."""
+    mine = _without_units(range(result.rank), result)
+    theirs = _without_units(range(source.rank), source)
+    if [result.shape[a] for a in mine] != [source.shape[a] for a in theirs]:
+        return None
+    pairs = dict(zip(mine, theirs, strict=True))
+    return [pairs.get(axis) for axis in range(result.rank)]
+
+
+def _keeps_strides(source: TensorType, before: Layout, result: TensorType, after: Layout) -> bool:
+    """Whether any window of the source, in memory order, is one of the result but for unit axes."""
+    axes = _unit_axes(source, result)
+    if axes is None or not source.rank:
+        return False
+    order = list(before.axis_order(source.rank))
+    if order[-1] not in axes and source.shape != result.shape:
+        return False  # the axis that runs on in memory would be lost
+    mine = [axes[a] for a in after.axis_order(result.rank) if axes[a] is not None]
+    return mine == _without_units(order, source)
+
+
+def _with_units(kind: TensorType, layout: Layout, view: View) -> View:
+    source = TensorType(view.dtype, view.shape)
+    axes = _unit_axes(source, kind) or []
+    own = contiguous_strides(kind, layout)
+    strides = tuple(s if a is None else view.strides[a] for a, s in zip(axes, own, strict=True))
+    return replace(view, shape=kind.shape, strides=strides, halo=())
+
+
+def _picked(node: Node, op: Gather) -> int | None:
+    """The one place that a gather takes from its axis, counted from the front."""
+    indices = node.inputs[1]
+    extent = _first(node).tensor.shape[op.axis]
+    if indices is None or indices.constant is None or indices.tensor.rank:
+        return None
+    if not isinstance(extent, int):
+        return None
+    place = int(indices.constant.array.item())
+    return place % extent if -extent <= place < extent else None
+
+
+def _without_axis(node: Node, op: Gather, view: View) -> View:
+    axis, place = op.axis % len(view.shape), _picked(node, op)
+    if place is None:
+        raise InternalError(f"{node} is no window")
+    rest = [a for a in range(len(view.shape)) if a != axis]
+    return replace(
+        view,
+        offset=view.offset + view.strides[axis] * place * view.dtype.size_bytes,
+        shape=tuple(view.shape[a] for a in rest),
+        strides=tuple(view.strides[a] for a in rest),
+        halo=(),
+    )
 
 
 def _permutation(op: Transpose, rank: int) -> tuple[int, ...]:

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from smelt.backends import Family, Operands, Refusal, Tactic
 from smelt.backends.cpu import _math as m
 from smelt.backends.cpu._emit import Emitter, Reg, emitter_for, vector_type
-from smelt.backends.cpu._rows import Axis, Walk, join_axes, sort_axes, walk_rows
+from smelt.backends.cpu._rows import (
+    Axis,
+    Walk,
+    broadcast_strides,
+    join_axes,
+    sort_axes,
+    walk_rows,
+)
 from smelt.backends.cpu._scalars import Scalars
 from smelt.backends.cpu.families.reduce import combine, fold_lanes
 from smelt.engine import KernelSpec, Launch, parameters
@@ -20,8 +27,9 @@ if TYPE_CHECKING:
 
     from smelt.backends.cpu._emit import Int
     from smelt.backends.cpu._target import CpuTarget
-    from smelt.engine import Step, View
+    from smelt.engine import Step
     from smelt.ir import Node
+    from smelt.types import Dim
 
 _SIZE: Final = 4
 _SOFT: Final = (Softmax, LogSoftmax)
@@ -60,8 +68,12 @@ class NormalizeFamily(Family["CpuTarget"]):
         rank = len(source.shape)
         first = node.op.axis % rank if isinstance(node.op, _SOFT + _NORMS) else 0
         last = first + 1 if isinstance(node.op, _SOFT) else rank
-        along = _axes(source, result, range(first, last))
-        others = _axes(source, result, [a for a in range(rank) if not first <= a < last])
+        # Scale and bias are walked beside the line: they may be windows, too.
+        strides = [source.strides, result.strides]
+        strides += [broadcast_strides(v, source.shape) for v in views[1:-1]]
+        along = _axes(source.shape, strides, range(first, last))
+        outside = [a for a in range(rank) if not first <= a < last]
+        others = _axes(source.shape, strides[:2], outside)
         scalars = Scalars()
         walk = Walk.over(others, 2)
         epsilon = node.op.epsilon if isinstance(node.op, _NORMS) else 0.0
@@ -88,33 +100,34 @@ class NormalizeFamily(Family["CpuTarget"]):
 
         def row(starts: Sequence[Reg], first: Int, last: Int, strides: tuple[Int, ...]) -> None:
             whole = first
-            flat = len(along) == 1 and along[0][1:] == (1, 1)
+            flat = len(along) == 1 and all(s == 1 for s in along[0][1:])
             if strides == (1, 1) and not flat:
                 whole = e.add(first, e.mul(e.div(e.sub(last, first), lanes), lanes))
                 with e.loop(first, whole, lanes) as steps:
-                    at = _places(e, starts, strides, steps.index)
-                    emit(_Line(e, along, *at, lanes, 1, extras, kernel["epsilon"]))
+                    at = (*_places(e, starts, strides, steps.index), *extras)
+                    emit(_Line(e, along, at, lanes, 1, kernel["epsilon"]))
             with e.loop(whole, last) as steps:
-                at = _places(e, starts, strides, steps.index)
-                emit(_Line(e, along, *at, 1, lanes if flat else 1, extras, kernel["epsilon"]))
+                at = (*_places(e, starts, strides, steps.index), *extras)
+                emit(_Line(e, along, at, 1, lanes if flat else 1, kernel["epsilon"]))
 
         walk_rows(e, kernel["walk"], [e.pointer(0), e.pointer(vectors + 1)], [_SIZE, _SIZE], row)
         return e.module()
 
 
-def _axes(source: View, result: View, chosen: Sequence[int] | range) -> list[Axis]:
-    axes = [Axis(source.shape[a], (source.strides[a], result.strides[a])) for a in chosen]
+def _axes(
+    shape: tuple[Dim, ...], strides: Sequence[tuple[Dim, ...]], chosen: Sequence[int]
+) -> list[Axis]:
+    axes = [Axis(shape[a], tuple(s[a] for s in strides)) for a in chosen]
     return join_axes(sort_axes([a for a in axes if a.extent != 1], 0))
 
 
 def _places(
-    e: Emitter, starts: Sequence[Reg], strides: tuple[Int, ...], index: Reg
-) -> tuple[Reg, Reg]:
-    source, result = (
+    e: Emitter, starts: Sequence[Reg], strides: Sequence[Int], index: Reg
+) -> tuple[Reg, ...]:
+    return tuple(
         e.at(start, e.mul(index, e.mul(stride, _SIZE)))
         for start, stride in zip(starts, strides, strict=True)
     )
-    return source, result
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +136,10 @@ class _Line:
 
     e: Emitter
     axes: Sequence[tuple[Int, ...]]
-    source: Reg
-    result: Reg
+    places: tuple[Reg, ...]
+    """Where the line begins: in the source, the result, and what else is walked beside it."""
     lanes: int
     across: int
-    extras: tuple[Reg, ...]
     epsilon: float
 
     @property
@@ -147,57 +159,54 @@ class _Line:
         wide = self.e.constant(first, vector_type("float", max(self.lanes, self.across)))
         narrow = self.e.constant(first, "float")
 
-        def step(total: Reg, source: Reg, result: Reg, _index: Int, width: int) -> Reg:
-            return combine(self.e, op, total, value(source, result, width))
+        def step(total: Reg, places: Sequence[Reg], width: int) -> Reg:
+            return combine(self.e, op, total, value(places[0], places[1], width))
 
         total, rest = self._walk(step, wide, narrow)
         return (
             combine(self.e, op, fold_lanes(self.e, op, total), rest) if self.across > 1 else total
         )
 
-    def each(self, store: Callable[[Reg, Reg, Int, int], None]) -> None:
-        """Call ``store(source, result, index, width)`` along the line."""
+    def each(self, store: Callable[[Sequence[Reg], int], None]) -> None:
+        """Call ``store(places, width)`` along the line."""
 
-        def step(total: Reg, source: Reg, result: Reg, index: Int, width: int) -> Reg:
-            store(source, result, index, width)
+        def step(total: Reg, places: Sequence[Reg], width: int) -> Reg:
+            store(places, width)
             return total
 
         zero = self.e.constant(0, "i64")
         self._walk(step, zero, zero)
 
     def _walk(
-        self, step: Callable[[Reg, Reg, Reg, Int, int], Reg], wide: Reg, narrow: Reg
+        self, step: Callable[[Reg, Sequence[Reg], int], Reg], wide: Reg, narrow: Reg
     ) -> tuple[Reg, Reg]:
         e = self.e
         if self.across == 1:
-            return self._nest(step, list(self.axes), (self.source, self.result), 0, wide), narrow
+            return self._nest(step, list(self.axes), self.places, wide), narrow
         extent = self.count
         whole = e.mul(e.div(extent, self.across), self.across)
         totals: list[Reg] = []
         for low, high, width, total in ((0, whole, self.across, wide), (whole, extent, 1, narrow)):
             with e.loop(low, high, width, carried=(total,)) as steps:
                 at = e.mul(steps.index, _SIZE)
-                places = (e.at(self.source, at), e.at(self.result, at))
-                steps.carry = (step(steps.values[0], *places, steps.index, width),)
+                places = [e.at(place, at) for place in self.places]
+                steps.carry = (step(steps.values[0], places, width),)
             totals.append(steps.values[0])
         return totals[0], totals[1]
 
     def _nest(
         self,
-        step: Callable[[Reg, Reg, Reg, Int, int], Reg],
+        step: Callable[[Reg, Sequence[Reg], int], Reg],
         axes: list[tuple[Int, ...]],
-        places: tuple[Reg, Reg],
-        index: Int,
+        places: tuple[Reg, ...],
         total: Reg,
     ) -> Reg:
-        e = self.e
         if not axes:
-            return step(total, *places, index, self.lanes)
+            return step(total, places, self.lanes)
         (extent, *strides), *inner = axes
-        with e.loop(0, extent, carried=(total,)) as steps:
-            source, result = _places(e, places, tuple(strides), steps.index)
-            at = e.add(e.mul(index, extent), steps.index)
-            steps.carry = (self._nest(step, inner, (source, result), at, steps.values[0]),)
+        with self.e.loop(0, extent, carried=(total,)) as steps:
+            here = _places(self.e, places, strides, steps.index)
+            steps.carry = (self._nest(step, inner, here, steps.values[0]),)
         return steps.values[0]
 
     def spread(self, value: Reg, width: int) -> Reg:
@@ -218,9 +227,9 @@ def _softmax(line: _Line) -> None:
     total = line.fold("reduce_sum", 0.0, grown)
     scale = e.binary("fdiv", line.constant(1.0), total)
 
-    def store(_source: Reg, result: Reg, _index: Int, width: int) -> None:
-        y = e.load(vector_type("float", width), result)
-        e.store(e.binary("fmul", y, line.spread(scale, width)), result)
+    def store(places: Sequence[Reg], width: int) -> None:
+        y = e.load(vector_type("float", width), places[1])
+        e.store(e.binary("fmul", y, line.spread(scale, width)), places[1])
 
     line.each(store)
 
@@ -235,10 +244,10 @@ def _log_softmax(line: _Line) -> None:
 
     shift = m.log(e, line.fold("reduce_sum", 0.0, grown))
 
-    def store(source: Reg, result: Reg, _index: Int, width: int) -> None:
-        x = e.load(vector_type("float", width), source)
+    def store(places: Sequence[Reg], width: int) -> None:
+        x = e.load(vector_type("float", width), places[0])
         low = e.binary("fsub", x, line.spread(top, width))
-        e.store(e.binary("fsub", low, line.spread(shift, width)), result)
+        e.store(e.binary("fsub", low, line.spread(shift, width)), places[1])
 
     line.each(store)
 
@@ -276,15 +285,15 @@ def _normalization(*, centred: bool) -> Callable[[_Line], None]:
         root = e.unary_intrinsic("sqrt", e.binary("fadd", spread, line.constant(line.epsilon)))
         factor = e.binary("fdiv", line.constant(1.0), root)
 
-        def store(source: Reg, result: Reg, index: Int, width: int) -> None:
+        def store(places: Sequence[Reg], width: int) -> None:
+            source, result, *extras = places
             low = centre(e.load(vector_type("float", width), source), width)
             y = e.binary("fmul", low, line.spread(factor, width))
-            for number, extra in enumerate(line.extras):
-                at = e.at(extra, e.mul(index, _SIZE))
+            for number, extra in enumerate(extras):
                 if line.across > 1:
-                    own = e.load(vector_type("float", width), at)
+                    own = e.load(vector_type("float", width), extra)
                 else:
-                    own = e.splat(e.load("float", at), width)
+                    own = e.splat(e.load("float", extra), width)
                 y = e.binary("fadd" if number else "fmul", y, own)
             e.store(y, result)
 

@@ -121,7 +121,7 @@ class ReduceFamily(Family["CpuTarget"]):
 
         def row(starts: Sequence[Reg], first: Int, last: Int, strides: tuple[Int, ...]) -> None:
             whole = first
-            if strides[0] == 1:
+            if strides[0] == 1 and strides[1] == 1:
                 whole = e.add(first, e.mul(e.div(e.sub(last, first), lanes), lanes))
                 with e.loop(first, whole, lanes) as steps:
                     fold.column(starts, strides, steps.index, lanes, 1)

@@ -1,0 +1,87 @@
+"""Kernels that pick elements: gathers, one-hot vectors, triangles."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smelt import ops
+from smelt.backends.cpu.families.gather import GatherFamily
+from smelt.backends.cpu.families.place import PlaceFamily
+from tests.support.cpu_families import assert_tactics_agree, make_node, random, run_tactic
+from tests.support.random_operands import (
+    TARGETS,
+    assert_agrees_somehow,
+    every_target,
+    extents,
+    few_examples,
+    supported_cases,
+)
+
+if TYPE_CHECKING:
+    from smelt.backends import Family
+    from smelt.backends.cpu import CpuTarget
+    from smelt.ir import Case
+
+FAMILIES: list[tuple[Family[CpuTarget], tuple[type, ...]]] = [
+    (GatherFamily(), (ops.Gather, ops.GatherElements)),
+    (PlaceFamily(), (ops.OneHot, ops.Trilu)),
+]
+CASES = [(f, c.values[0], c.id) for f, kinds in FAMILIES for c in supported_cases(f, kinds)]
+
+
+@every_target
+@pytest.mark.parametrize(("family", "case"), [pytest.param(f, c, id=name) for f, c, name in CASES])
+def test_cases_agree_with_their_reference(
+    family: Family[CpuTarget], case: Case, target: CpuTarget
+) -> None:
+    assert_tactics_agree(family, case.op, case.inputs, case.constants, target=target, gap=2)
+
+
+@given(st.data())
+@few_examples
+def test_any_gather_agrees(data: st.DataObject) -> None:
+    draw = data.draw
+    shape = tuple(draw(extents) for _ in range(draw(st.integers(1, 3))))
+    axis = draw(st.integers(-len(shape), len(shape) - 1))
+    picks = tuple(draw(st.sampled_from([0, 1, 2, 7])) for _ in range(draw(st.integers(0, 2))))
+    limit = shape[axis]
+    indices = np.random.default_rng(0).integers(-limit, limit, picks)
+    kind = draw(st.sampled_from([np.int32, np.int64]))
+    array = (random(shape) * 50).astype(draw(st.sampled_from(["float32", "int8", "float64"])))
+    arrays = [array, np.asarray(indices, kind)]
+    assert_agrees_somehow(FAMILIES[0][0], ops.Gather(axis), arrays, data)
+
+
+@given(st.data())
+@few_examples
+def test_any_gather_of_single_elements_agrees(data: st.DataObject) -> None:
+    draw = data.draw
+    shape = tuple(draw(extents) for _ in range(draw(st.integers(1, 3))))
+    axis = draw(st.integers(0, len(shape) - 1))
+    indices = np.random.default_rng(0).integers(-shape[axis], shape[axis], shape)
+    assert_agrees_somehow(FAMILIES[0][0], ops.GatherElements(axis), [random(shape), indices], data)
+
+
+def test_an_index_beyond_the_axis_stays_inside_the_memory() -> None:
+    arrays = [random((3, 5)), np.array([99, -99, 1 << 60, -(1 << 60)])]
+    node = make_node(ops.Gather(), arrays, frozenset())
+    for target in TARGETS:
+        (tactic,) = FAMILIES[0][0].tactics(node, target)
+        (made,) = run_tactic(FAMILIES[0][0], node, tactic, arrays, target=target)  # type: ignore[arg-type]
+        assert np.isfinite(made).all()
+
+
+@given(st.data())
+@few_examples
+def test_any_triangle_of_any_window_agrees(data: st.DataObject) -> None:
+    draw = data.draw
+    shape = (draw(st.sampled_from([0, 1, 3])), draw(extents), draw(extents))
+    op = ops.Trilu(draw(st.sampled_from([0, 1])))
+    arrays = [random(shape), np.array(draw(st.integers(-9, 9)))]
+    axes = [(0, 0), (0, 1), (0, 2)]
+    assert_agrees_somehow(FAMILIES[1][0], op, arrays, data, frozenset({1}), open_axes=axes)
