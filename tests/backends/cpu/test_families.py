@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from smelt.backends import Refusal
-from smelt.backends.cpu import CpuTarget, host_target, target_named
+from smelt.backends.cpu import CpuTarget, compile_ir, host_target, link, target_named
 from smelt.backends.cpu.families.conv import ConvFamily
 from smelt.backends.cpu.families.deconv import DeconvFamily
 from smelt.backends.cpu.families.depthwise import DepthwiseFamily
@@ -37,6 +37,7 @@ from smelt.ops.relu import Relu
 from smelt.ops.sigmoid import Sigmoid
 from tests.support.cpu_families import (
     assert_tactics_agree,
+    kernels_of,
     make_node,
     random,
     run_tactic,
@@ -115,7 +116,7 @@ def test_convolution_handles_every_remainder_of_channels_and_filters(
         assert_tactics_agree(ConvFamily(), op, arrays, frozenset({1, 2}), target=target, limit=3)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_any_convolution_agrees_with_its_reference(data: st.DataObject) -> None:
     draw = data.draw
@@ -148,7 +149,7 @@ def test_any_convolution_agrees_with_its_reference(data: st.DataObject) -> None:
     )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_any_matrix_product_agrees_with_its_reference(data: st.DataObject) -> None:
     draw = data.draw
@@ -201,7 +202,7 @@ def test_any_depthwise_convolution_agrees_with_its_reference(data: st.DataObject
     )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_any_pooling_agrees_with_its_reference(data: st.DataObject) -> None:
     draw = data.draw
@@ -229,7 +230,7 @@ def test_any_pooling_agrees_with_its_reference(data: st.DataObject) -> None:
     )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_any_transposed_convolution_agrees_with_its_reference(data: st.DataObject) -> None:
     draw = data.draw
@@ -290,6 +291,12 @@ def _fused(root: Op, count: int) -> Fused:
     return Fused(root, count, stages)
 
 
+def _extras(shape: tuple[int, ...] = (1, 37, 14, 14)) -> list[Any]:
+    """What `_fused` reads."""
+    bounds = [np.float32(v).reshape(()) for v in (-0.5, 1.5)]
+    return [random((1, 37, 1, 1), 5), random(shape, 6), random((37, 1, 1), 7), *bounds]
+
+
 @every_target
 @pytest.mark.parametrize("held", [frozenset[int](), frozenset({0, 2, 3, 4}), frozenset(range(5))])
 def test_epilogues_read_channels_scalars_and_whole_tensors(
@@ -303,13 +310,7 @@ def test_epilogues_read_channels_scalars_and_whole_tensors(
     ]
     for family, root, weights in roots:
         own = 1 + len(weights)
-        extras: list[Any] = [
-            random((1, 37, 1, 1), 5),
-            random(shape, 6),
-            random((37, 1, 1), 7),
-            np.float32(-0.5).reshape(()),
-            np.float32(1.5).reshape(()),
-        ]
+        extras = _extras(shape)
         constants = frozenset(range(1, own)) | {own + k for k in held}
         arrays = [x, *weights, *extras]
         assert_tactics_agree(
@@ -333,7 +334,6 @@ def test_epilogues_follow_products_and_pools(target: CpuTarget) -> None:
     assert_tactics_agree(PoolFamily(), fused, arrays, frozenset({1, 3}), target=target, gap=2)
 
 
-@pytest.mark.requirement("G-24")
 def test_residual_and_activation_are_fused_into_a_depthwise_convolution() -> None:
     x = random((1, 20, 7, 7))
     root = Conv((3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 20)
@@ -411,3 +411,26 @@ def test_winograd_refuses_weights_that_are_not_finite() -> None:
     (answer,) = WinogradFamily().tactics(node, host_target())
     assert isinstance(answer, Refusal)
     assert "not finite" in answer.reason
+
+
+@pytest.mark.parametrize("name", ["aarch64", "x86-64", "x86-64-v2"])
+def test_kernels_for_other_processors_compile_and_need_no_library(name: str) -> None:
+    target = target_named(name)
+    x, weights = random((1, 40, 14, 14)), random((37, 40, 3, 3), 1)
+    nodes: list[tuple[Family[CpuTarget], Op, list[Any]]] = [
+        (ConvFamily(), _fused(Conv((3, 3), (1, 1), (1,) * 4), 2), [x, weights, *_extras()]),
+        (WinogradFamily(), Conv((3, 3), (1, 1), (1,) * 4), [x, weights]),
+        (DepthwiseFamily(), Conv((3, 3), (1, 1), (1,) * 4, (), 40), [x, weights[:40, :1]]),
+        (PoolFamily(), LpPool((3, 3), (2, 2), p=3), [x]),
+        (LrnFamily(), LRN(5, beta=0.6), [x]),
+        (GemmFamily(), MatMul(), [x, random((14, 9))]),
+    ]
+    nodes[2][2][1] = random((40, 1, 3, 3))
+    for family, op, arrays in nodes:
+        constants = frozenset({1}) if not isinstance(op, MatMul) else frozenset[int]()
+        node = make_node(op, arrays, constants & frozenset(range(len(arrays))))
+        (tactic, *_) = tactics_of(family, node, target)
+        for kernel in kernels_of(family, node, tactic, arrays):
+            image, symbols = link([compile_ir(family.generate(kernel, target), target)])
+            assert image
+            assert dict(symbols)[kernel.symbol] >= 0
