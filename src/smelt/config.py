@@ -102,7 +102,9 @@ def _threads(text: str) -> int:
 
 
 def _level(text: str) -> str:
-    if (level := text.lower().replace("-", "_")) not in _LOG_LEVELS:
+    level = text.lower().replace("-", "_")
+    level = "verbose" if level == "debug" else level  # its name in logging
+    if level not in _LOG_LEVELS:
         raise ValueError("this is not a severity")
     return level
 

@@ -114,10 +114,10 @@ def _finished(graph: onnx.GraphProto) -> onnx.ModelProto:
     return model
 
 
-def check_model(model: onnx.ModelProto) -> None:
-    """Let ONNX's own checker look at a model."""
+def check_model(model: onnx.ModelProto, *, full: bool = False) -> None:
+    """Let ONNX's own checker look at a model; in full, at its shapes too."""
     untyped: Any = onnx
-    untyped.checker.check_model(model, full_check=True)
+    untyped.checker.check_model(model, full_check=full)
 
 
 def save_model(model: onnx.ModelProto, path: Path) -> Path:

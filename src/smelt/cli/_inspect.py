@@ -25,7 +25,7 @@ _WIDTH_WITHOUT_TERMINAL = 160
 @click.option("--memory", is_flag=True, help="Each tensor's place in the arena, and its life.")
 @click.option("--graph", is_flag=True, help="The graph before and after the passes.")
 @click.option("--kernels", is_flag=True, help="The pieces of machine code.")
-@click.option("--weights-list", "weights_", is_flag=True, help="The packed weights.")
+@click.option("--packed-weights", "weights_", is_flag=True, help="The packed weights.")
 @click.option("--all", "everything", is_flag=True, help="All of these.")
 @click.option("--html", metavar="FILE", help="Write the whole report as a page for a browser.")
 @click.option("--svg", metavar="FILE", help="Write a picture: --graph's, else memory over time.")

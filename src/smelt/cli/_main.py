@@ -94,7 +94,9 @@ def _end(error: BaseException) -> NoReturn:
 def _line(error: BaseException) -> str | None:
     """What to say of an error; None when it is a bug that nobody foresaw."""
     if isinstance(error, UnboundSymbolError):
-        return f"error: {error}\nOn the command line: --shape NAME=1x3x224x224, or NAME=1..8x3x224x224"
+        return (
+            f"error: {error}\nOn the command line: --shape NAME=1x3x224x224, or NAME=1..8x3x224x224"
+        )
     if isinstance(error, SmeltError):
         return f"error: {error}"
     if isinstance(error, InternalError):

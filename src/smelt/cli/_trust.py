@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from smelt.cli._console import print_json, print_table
+from smelt.cli._console import print_json
 
 if TYPE_CHECKING:
     from smelt.engine import TrustedKey
@@ -42,8 +42,8 @@ def show(*, as_json: bool) -> None:
     if as_json:
         print_json({"keys": [_to_json(key) for key in keys]})
     elif keys:
-        rows = [(key.key_id, key.label, key.origin, key.text) for key in keys]
-        print_table(rows, ("id", "label", "from", "key"))
+        for key in keys:  # no table: a key's line is there to be copied
+            click.echo(f"{key.key_id}  {key.label}  (from {key.origin})\n    {key.text}")
     else:
         click.echo("No key is trusted yet; your own is made when you first build an engine.")
 

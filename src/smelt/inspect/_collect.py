@@ -235,7 +235,10 @@ def _memory_of_plan(plan: Plan) -> Iterator[TensorLife]:
     for number, step in enumerate(plan.steps):
         views = step.operands if isinstance(step, Launch) else (*step.inputs, *step.outputs)
         for view in views:
-            if view is not None and plan.buffers[view.buffer].space is Space.ARENA:
+            # A file that was only read has not met the plan verifier yet.
+            if view is None or not 0 <= view.buffer < len(plan.buffers):
+                continue
+            if plan.buffers[view.buffer].space is Space.ARENA:
                 first, _ = lives.get(view.buffer, (number, number))
                 lives[view.buffer] = (first, number)
     for index, (first, last) in lives.items():

@@ -1,0 +1,69 @@
+"""``smelt bench``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.cli.conftest import Smelt
+
+
+def test_the_answer_has_its_documented_keys_and_sane_numbers(smelt: Smelt, engine: Path) -> None:
+    told = smelt("bench", engine, "--iterations", "20", "--threads", "1", "--json").json
+    assert set(told) == {
+        "engine", "network", "device", "threads", "batch", "iterations",
+        "best_ms", "median_ms", "mean_ms", "p95_ms", "items_per_second",
+    }  # fmt: skip
+    assert (told["iterations"], told["threads"], told["batch"]) == (20, 1, 1)
+    assert 0 < told["best_ms"] <= told["median_ms"] <= told["p95_ms"]
+    assert told["items_per_second"] == pytest.approx(1000 / told["mean_ms"])
+
+
+def test_a_time_limit_ends_the_measurement(smelt: Smelt, engine: Path) -> None:
+    told = smelt("bench", engine, "--seconds", "0.05", "--warmup", "0", "--json").json
+    assert told["iterations"] * told["mean_ms"] < 1000
+
+
+@pytest.mark.requirement("G-57", "G-58", "G-59")
+def test_a_profile_averages_every_layer_of_the_optimised_engine_under_its_fused_name(
+    smelt: Smelt, engine: Path
+) -> None:
+    layers = smelt("bench", engine, "--iterations", "3", "--profile", "--json").json["layers"]
+    names = [layer["name"] for layer in layers]
+    inspected = smelt("inspect", engine, "--json").json["plans"][0]["layers"]
+    assert names == [layer["name"] for layer in inspected]
+    assert "conv1 + relu1" in names
+    assert all(layer["milliseconds"] >= 0 for layer in layers)
+    assert sum(layer["share"] for layer in layers) == pytest.approx(1.0)
+
+
+@pytest.mark.requirement("G-33")
+def test_the_profile_is_a_table_of_names_and_times(smelt: Smelt, engine: Path) -> None:
+    text = smelt("bench", engine, "--iterations", "3", "--profile").out
+    assert "best " in text
+    for name in ("conv1 + relu1", "pool", "scores", "prob"):
+        assert any(line.strip().startswith(name) for line in text.splitlines())
+
+
+def test_a_model_is_built_for_the_batch_that_is_asked_for(smelt: Smelt, open_model: Path) -> None:
+    options = ("--tune", "none", "--iterations", "3", "--json")
+    told = smelt("bench", open_model, "--shape", "image=1..4x3x16x16", "--batch", 2, *options)
+    assert told.json["batch"] == 2
+    largest = smelt("bench", open_model, "--shape", "image=1..4x3x16x16", *options)
+    assert largest.json["batch"] == 4
+
+
+def test_a_batch_that_the_engine_does_not_have_is_refused(smelt: Smelt, engine: Path) -> None:
+    answer = smelt("bench", engine, "--batch", "3")
+    assert answer.code == 1
+    assert "the engine's batch is fixed at 1; to run 3, build it with --shape" in answer.err
+
+
+def test_an_unknown_input_is_refused(smelt: Smelt, engine: Path) -> None:
+    answer = smelt("bench", engine, "--input", "picture=random")
+    assert answer.code == 1
+    assert "no input 'picture'" in answer.err

@@ -1,0 +1,285 @@
+"""``smelt build``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from smelt.builder import load
+from smelt.cli import _progress
+from smelt.cli._parse import ByteCount
+from smelt.logger import Severity, forward_to
+from tests.support.small_models import save_model, two_inputs_model
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from tests.cli.conftest import Smelt
+
+
+def test_a_model_becomes_an_engine_that_runs(smelt: Smelt, model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "m.engine"
+    answer = smelt("build", model, "-o", path, "--tune", "none")
+    assert answer.code == 0
+    assert answer.out == ""
+    assert f"{path}: inception, " in answer.err
+    assert "in  image: float32[1, 3, 16, 16]" in answer.err
+    with load(path) as engine, engine.create_context() as context:
+        result = context.run({"image": np.zeros((1, 3, 16, 16), np.float32)})
+    assert result["prob"].sum() == pytest.approx(1.0, abs=1e-5)
+
+
+def test_without_a_destination_the_engine_has_the_models_name_and_lies_here(
+    smelt: Smelt, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert smelt("build", model, "--tune", "none").code == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["inception.engine"]
+
+
+def test_the_json_answer_describes_the_engine(smelt: Smelt, model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "m.engine"
+    told = smelt("build", model, "-o", path, "--tune", "none", "--json").json
+    assert told["engine"] == str(path)
+    assert told["size_bytes"] == path.stat().st_size
+    assert told["plans"] == 1
+    assert told["inputs"] == [{"name": "image", "dtype": "float32", "shape": [1, 3, 16, 16]}]
+    assert set(told) == {
+        "engine",
+        "network",
+        "device",
+        "seconds",
+        "size_bytes",
+        "layers",
+        "plans",
+        "inputs",
+        "outputs",
+    }
+
+
+def test_quiet_means_not_a_word(smelt: Smelt, model: Path, tmp_path: Path) -> None:
+    answer = smelt("build", model, "-o", tmp_path / "m.engine", "--tune", "none", "--quiet")
+    assert (answer.code, answer.out, answer.err) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("shapes", "plans", "batch"),
+    [
+        (["image=2x3x16x16"], 1, 2),
+        (["2x3x16x16"], 1, 2),
+        (["image=1..4x3x16x16"], 1, "n"),
+        (["image=1..2..4x3x16x16"], 1, "n"),
+        (["image=1x3x16x16", "image=4x3x16x16"], 2, "n"),
+    ],
+)
+def test_shapes_may_be_fixed_ranges_or_several(
+    smelt: Smelt,
+    open_model: Path,
+    tmp_path: Path,
+    shapes: list[str],
+    plans: int,
+    batch: int | str,
+) -> None:
+    options = [text for shape in shapes for text in ("--shape", shape)]
+    answer = smelt("build", open_model, "-o", tmp_path / "e", "--tune", "none", "--json", *options)
+    assert answer.code == 0, answer.err
+    assert answer.json["plans"] == plans
+    assert answer.json["inputs"][0]["shape"][0] == batch
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--shape", "image=1x3xbig"], "is no shape"),
+        (["--shape", "image=1..2x3x16x16", "--shape", "image=4x3x16x16"], "one of them a range"),
+        (["--max-workspace-bytes", "much"], "is no size"),
+        (["--tune", "thoroughly"], "none, fast, full or a number of seconds"),
+        (["--max-batch-size", "0"], "0 is not in the range"),
+    ],
+)
+def test_a_value_that_means_nothing_is_a_wrong_command_line(
+    smelt: Smelt, open_model: Path, options: list[str], told: str
+) -> None:
+    answer = smelt("build", open_model, *options)
+    assert answer.code == 2
+    assert told in answer.err
+
+
+def test_a_shape_without_a_name_is_refused_where_there_are_several_inputs(
+    smelt: Smelt, tmp_path: Path
+) -> None:
+    path = save_model(two_inputs_model(), tmp_path / "two.onnx")
+    answer = smelt("build", path, "--shape", "2x6")
+    assert answer.code == 2
+    assert "they are a, b" in answer.err
+
+
+def test_an_open_extent_is_an_error_that_names_it_and_the_option(
+    smelt: Smelt, open_model: Path
+) -> None:
+    answer = smelt("build", open_model, "--tune", "none")
+    assert answer.code == 1
+    assert "leaves n open" in answer.err
+    assert "--shape NAME=" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1048576", 1 << 20), ("64MiB", 64 << 20), ("1.5g", 3 << 29), ("2 KB", 2048), ("7b", 7)],
+)
+def test_sizes_may_have_units(text: str, size: int) -> None:
+    assert ByteCount().convert(text, None, None) == size
+
+
+def test_a_tensor_inside_the_network_can_be_made_the_output(
+    smelt: Smelt, model: Path, tmp_path: Path
+) -> None:
+    told = smelt(
+        "build", model, "-o", tmp_path / "e", "--tune", "none", "--output", "relu1", "--json"
+    ).json
+    assert [(o["name"], o["shape"]) for o in told["outputs"]] == [("relu1", [1, 8, 16, 16])]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("gone.onnx", None, "does not exist"),
+        ("cut.onnx", b"\x08\x07\x12", "not an ONNX model, or cut off"),
+        ("net.caffemodel", b"", "holds only weights; name the network first"),
+        ("bad.prototxt", b"layer {", "prototxt"),
+    ],
+)
+def test_a_model_that_cannot_be_read_leaves_no_file(
+    smelt: Smelt, tmp_path: Path, name: str, content: bytes | None, told: str
+) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    answer = smelt("build", path, "-o", tmp_path / "m.engine")
+    assert answer.code == 1
+    assert told in answer.err
+    assert not (tmp_path / "m.engine").exists()
+
+
+def test_a_destination_that_cannot_be_written_is_an_error(
+    smelt: Smelt, model: Path, tmp_path: Path
+) -> None:
+    answer = smelt("build", model, "-o", tmp_path / "no" / "m.engine", "--tune", "none")
+    assert answer.code == 1
+    assert "cannot be written: No such file or directory" in answer.err
+
+
+def test_a_build_of_over_a_second_tells_every_stage_with_its_count(
+    smelt: Smelt, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_progress, "_PATIENCE_SECONDS", 0.0)
+    answer = smelt("build", model, "-o", tmp_path / "e", "--tune", "none", "--json")
+    stages = [line.split()[0] for line in answer.err.splitlines()]
+    assert stages == ["parse", "optimise", "tune", "pack", "link", "write"]
+    assert "tune 11/11 (" in answer.err
+    assert answer.json["network"] == "inception"
+
+
+@pytest.mark.requirement("G-33")
+def test_the_build_log_tells_what_became_of_layers_by_name(
+    smelt: Smelt, model: Path, tmp_path: Path
+) -> None:
+    class Listener:
+        def __init__(self) -> None:
+            self.heard: list[tuple[Severity, str]] = []
+
+        def log(self, severity: Severity, message: str) -> None:
+            self.heard.append((severity, message))
+
+    listener = Listener()
+    with forward_to(listener):
+        smelt("build", model, "-o", tmp_path / "e", "--tune", "none")
+    informed = [message for severity, message in listener.heard if severity is Severity.INFO]
+    assert "conv1 + relu1 -> conv1 + relu1: Conv | Relu" in informed
+    assert any(message.startswith("dead -> (nothing)") for message in informed)
+
+
+def _slow_build(folder: Path, model: Path) -> subprocess.Popen[str]:
+    """A build that stays in its tuning for a minute."""
+    code = (
+        "import time, sys, smelt.tuner._choose as c\n"
+        "best = c._best_by_format\n"
+        "def slow(*a):\n    print('tuning', flush=True); time.sleep(60); return best(*a)\n"
+        "c._best_by_format = slow\n"
+        "sys.argv = ['smelt', 'build', sys.argv[1], '-o', sys.argv[2]]\n"
+        "from smelt.cli import main; main()\n"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", code, str(model), str(folder / "m.engine")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | environment_without_cache(folder),
+    )
+
+
+def environment_without_cache(folder: Path) -> Mapping[str, str]:
+    """Caches and keys beside the folder, not in it."""
+    return {"SMELT_HOME": str(folder.parent / "home")}
+
+
+def test_ctrl_c_leaves_nothing_and_says_so_in_one_line(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    process = _slow_build(folder, model)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "tuning\n"
+    time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert told.splitlines()[-1] == "interrupted; nothing half-made is left behind"
+    assert "Traceback" not in told
+    assert list(folder.iterdir()) == []
+
+
+def test_ctrl_c_while_the_file_is_written_leaves_the_old_one(
+    smelt: Smelt, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "m.engine"
+    path.write_bytes(b"old")
+
+    def interrupted(_number: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupted)
+    answer = smelt("build", model, "-o", path, "--tune", "none", "--quiet")
+    assert answer.code == 130
+    assert answer.err == "interrupted; nothing half-made is left behind\n"
+    assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("m.engine", b"old")]
+
+
+@pytest.mark.shared
+def test_a_caffe_network_is_built_from_its_prototxt_and_weights(
+    smelt: Smelt, shared: Path, tmp_path: Path
+) -> None:
+    folder = shared / "models" / "lenet_bvlc"
+    answer = smelt(
+        "build",
+        folder / "lenet.prototxt",
+        "--weights",
+        folder / "lenet_iter_10000.caffemodel",
+        "-o",
+        tmp_path / "lenet.engine",
+        "--max-batch-size",
+        "4",
+        "--tune",
+        "none",
+        "--json",
+    )
+    assert answer.json["inputs"] == [
+        {"name": "data", "dtype": "float32", "shape": ["batch", 1, 28, 28]}
+    ]

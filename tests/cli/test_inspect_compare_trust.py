@@ -1,0 +1,189 @@
+"""``smelt inspect``, ``smelt compare`` and ``smelt trust``."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from smelt.builder import build
+from smelt.compare import _compare as room
+from smelt.engine import Signer, TrustedKey, key_id, read_engine, write_engine
+from smelt.ops import LeakyRelu, Relu
+from tests.support.small_models import save_model, two_inputs_model
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.cli.conftest import Smelt
+
+
+def test_inspecting_shows_layers_and_reference_steps(smelt: Smelt, engine: Path) -> None:
+    text = smelt("inspect", engine).out
+    assert "reference steps: 0" in text
+    assert "conv1 + relu1" in text
+    assert "float32/channels_last" in text
+
+
+def test_the_json_of_an_engine_starts_with_its_reference_steps(smelt: Smelt, engine: Path) -> None:
+    told = smelt("inspect", engine, "--json").json
+    assert told["reference_steps"] == 0
+    assert told["reference_ops"] == []
+    assert told["plans"][0]["layers"][0]["name"]
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("--passes", "dead -> (nothing)"),
+        ("--tactics", "us  conv("),
+        ("--memory", "tensors share"),
+        ("--graph", "graph before: 18 nodes"),
+        ("--kernels", "kernel"),
+        ("--packed-weights", "refittable"),
+    ],
+)
+def test_each_option_shows_its_part(smelt: Smelt, engine: Path, option: str, told: str) -> None:
+    assert told in smelt("inspect", engine, option).out
+    assert told in smelt("inspect", engine, "--all").out
+
+
+def test_pages_and_pictures_are_written_to_files(
+    smelt: Smelt, engine: Path, tmp_path: Path
+) -> None:
+    page, memory, graph = (tmp_path / name for name in ("r.html", "m.svg", "g.svg"))
+    answer = smelt("inspect", engine, "--html", page, "--svg", memory)
+    assert answer.out == ""
+    smelt("inspect", engine, "--svg", graph, "--graph")
+    assert page.read_text().startswith("<!doctype html>")
+    titles = [ElementTree.parse(path).getroot()[0].text for path in (memory, graph)]  # noqa: S314
+    assert titles == ["Memory over time", "The graph after the passes"]
+
+
+def test_a_model_is_built_to_be_inspected(smelt: Smelt, model: Path) -> None:
+    assert smelt("inspect", model, "--tune", "none", "--json").json["network"] == "inception"
+
+
+def test_an_engine_for_another_machine_can_be_inspected(
+    smelt: Smelt, engine: Path, tmp_path: Path
+) -> None:
+    file = read_engine(engine)
+    foreign = dataclasses.replace(file.header.fingerprint, architecture="vax")
+    header = dataclasses.replace(file.header, fingerprint=foreign)
+    path = tmp_path / "foreign.engine"
+    write_engine(path, header, file.weights, file.code, file.runtime_code, None)
+    assert smelt("inspect", path, "--json").json["architecture"] == "vax"
+    assert smelt("run", path, "--input", "image=zeros").code == 1
+
+
+def test_a_damaged_engine_is_an_error(smelt: Smelt, engine: Path, tmp_path: Path) -> None:
+    path = tmp_path / "cut.engine"
+    path.write_bytes(engine.read_bytes()[:-100])
+    answer = smelt("inspect", path)
+    assert answer.code == 1
+    assert "copy it again" in answer.err
+
+
+# ---- compare
+
+
+def test_a_right_engine_passes_with_exit_code_0(smelt: Smelt, model: Path) -> None:
+    answer = smelt("compare", model, "--tune", "none", "--layers")
+    assert answer.code == 0
+    assert "ok" in answer.out
+    assert "18 of 18 intermediate results agree" in answer.out
+
+
+def test_the_json_of_a_comparison_has_its_documented_keys(smelt: Smelt, model: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    told = smelt("compare", model, "--tune", "none", "--against", "onnxruntime", "--json").json
+    assert set(told) == {
+        "network", "against", "passed", "outputs", "layers", "first_difference", "reduction",
+    }  # fmt: skip
+    assert told["passed"] is True
+    assert set(told["outputs"][0]) == {
+        "name", "dtype", "shape", "largest_magnitude", "max_abs_error", "relative_error",
+        "tolerance", "moves", "passed",
+    }  # fmt: skip
+
+
+def test_a_wrong_engine_exits_with_1_and_names_layer_and_smallest_part(
+    smelt: Smelt, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(network: Any, **options: Any) -> Any:
+        for node in network.nodes:
+            if isinstance(node.op, Relu) and node.output.name == "wide_relu":
+                node.op = LeakyRelu(alpha=0.5)
+        made = build(network, **options)
+        for node in network.nodes:
+            if isinstance(node.op, LeakyRelu):
+                node.op = Relu()
+        return made
+
+    monkeypatch.setattr(room, "build", wrong)
+    part = tmp_path / "part.onnx"
+    answer = smelt("compare", model, "--tune", "none", "--layers", "--reduce", part)
+    assert answer.code == 1
+    assert "DIFFERS" in answer.out
+    assert "first difference: layer wide_relu (relu)" in answer.out
+    assert "smallest failing part: relu 'wide_relu'" in answer.out
+    again = smelt("compare", part, "--tune", "none", "--inputs", part.with_suffix(".npz"), "--json")
+    assert again.code == 1
+    assert again.json["passed"] is False
+
+
+def test_given_inputs_bind_open_extents(smelt: Smelt, tmp_path: Path) -> None:
+    path = save_model(two_inputs_model(), tmp_path / "two.onnx")
+    np.save(tmp_path / "a.npy", np.ones((3, 6), np.float32))
+    np.save(tmp_path / "b.npy", np.ones((3, 4), np.float32))
+    given = [f"{name}={tmp_path / name}.npy" for name in "ab"]
+    answer = smelt(
+        "compare", path, "--tune", "none", "--input", given[0], "--input", given[1], "--json"
+    )
+    assert answer.json["outputs"][0]["shape"] == [3, 4]
+
+
+# ---- trust
+
+
+def _colleague() -> TrustedKey:
+    return TrustedKey(Signer(bytes(range(32))).public_key, "colleague", "")
+
+
+def test_keys_are_added_shown_and_removed(smelt: Smelt, engine: Path) -> None:
+    assert engine.exists()  # a build has made the user's own key
+    key = _colleague()
+    added = smelt("trust", "add", key.text)
+    assert added.out == f"trusted {key.key_id} colleague\n"
+    shown = smelt("trust", "show", "--json").json["keys"]
+    assert [k["label"] for k in shown] == ["this user", "colleague"]
+    assert key.text in [line.strip() for line in smelt("trust", "show").out.splitlines()]
+    assert smelt("trust", "remove", "colleague").out == f"removed {key.key_id} colleague\n"
+    left = smelt("trust", "show", "--json").json["keys"]
+    assert [k["origin"] for k in left] == ["own"]
+
+
+def test_a_key_may_come_from_a_file_and_get_a_label(smelt: Smelt, tmp_path: Path) -> None:
+    key = _colleague()
+    path = tmp_path / "colleague.pub"
+    path.write_text(key.text)
+    told = smelt("trust", "add", path, "--label", "the colleague", "--json").json
+    assert told["trusted"]["label"] == "the colleague"
+    assert smelt("trust", "remove", key_id(key.public_key)).code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("add", "smelt-ed25519 nonsense"), "holds no public key"),
+        (("add", "none.pub"), "cannot be read"),
+        (("remove", "nobody"), "no trusted key is called 'nobody'"),
+    ],
+)
+def test_keys_that_are_none_are_told(smelt: Smelt, arguments: tuple[str, ...], told: str) -> None:
+    answer = smelt("trust", *arguments)
+    assert answer.code == 1
+    assert told in answer.err

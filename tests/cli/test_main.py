@@ -1,0 +1,144 @@
+"""The group of commands: help, version, and how errors are told."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import click
+import pytest
+
+from smelt.cli import _trust
+from smelt.cli._main import commands
+from smelt.engine import VERSION
+from smelt.errors import InternalError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.cli.conftest import Smelt
+
+COMMANDS = ("build", "run", "bench", "inspect", "compare", "trust")
+
+
+def _python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | environment,
+        timeout=60,
+    )
+
+
+def test_the_help_lists_every_command_with_what_it_does(smelt: Smelt) -> None:
+    answer = smelt("--help")
+    assert answer.code == 0
+    lines = {line.split()[0]: line for line in answer.out.splitlines() if line.startswith("  ")}
+    for name in COMMANDS:
+        assert len(lines[name].split()) > 4, f"{name} does not say what it does"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_each_command_teaches_with_examples_of_its_own(smelt: Smelt, name: str) -> None:
+    text = smelt(name, "--help").out
+    assert "Example" in text
+    assert f"  smelt {name} " in text
+    assert "\\b" not in text
+    assert "\x08" not in text
+
+
+def _options(command: click.Command) -> list[click.Option]:
+    parts = getattr(command, "commands", {}).values()
+    own = [p for p in command.params if isinstance(p, click.Option) and not p.hidden]
+    return own + [option for part in parts for option in _options(part)]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_says_what_it_does(name: str) -> None:
+    options = _options(commands.commands[name])
+    assert [o.opts for o in options if not o.help] == []
+    assert any("--json" in o.opts for o in options)
+
+
+def test_the_version_is_shown(smelt: Smelt) -> None:
+    assert smelt("--version").out == f"smelt {VERSION}\n"
+
+
+def test_the_package_runs_as_a_module() -> None:
+    assert _python("-m", "smelt", "--version").stdout == f"smelt {VERSION}\n"
+
+
+def test_the_command_line_starts_without_loading_what_builds_or_computes() -> None:
+    code = (
+        "import sys, smelt.cli; "
+        "print([m for m in ('numpy', 'onnx', 'llvmlite', 'google.protobuf', 'rich', 'PIL') "
+        "if m in sys.modules])"
+    )
+    assert _python("-c", code).stdout == "[]\n"
+
+
+def test_an_unknown_option_is_a_wrong_command_line(smelt: Smelt) -> None:
+    answer = smelt("build", "--fast")
+    assert answer.code == 2
+    assert "No such option" in answer.err
+    assert answer.out == ""
+
+
+def test_an_error_is_one_line_on_standard_error(smelt: Smelt, tmp_path: Path) -> None:
+    answer = smelt("run", tmp_path / "none.engine")
+    assert (answer.code, answer.out) == (1, "")
+    assert answer.err.count("\n") == 1
+    assert answer.err.startswith(f"error: {tmp_path / 'none.engine'} cannot be read: ")
+
+
+def test_debugging_shows_where_an_error_came_from(tmp_path: Path) -> None:
+    missing = str(tmp_path / "none.engine")
+    plain = _python("-m", "smelt", "run", missing)
+    assert "Traceback" not in plain.stderr
+    for level in ("debug", "verbose"):
+        told = _python("-m", "smelt", "run", missing, SMELT_LOG=level)
+        assert "Traceback" in told.stderr
+        assert told.stderr.splitlines()[-1] == plain.stderr.splitlines()[-1]
+        assert told.returncode == 1
+
+
+def test_a_wrong_setting_is_an_error_too(tmp_path: Path) -> None:
+    answer = _python("-m", "smelt", "run", str(tmp_path / "x"), SMELT_LOG="loud")
+    assert answer.returncode == 1
+    assert answer.stderr.startswith("error: SMELT_LOG='loud'")
+
+
+def test_a_bug_says_that_it_is_one_and_where_to_report_it(
+    smelt: Smelt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(**_options: object) -> None:
+        raise InternalError("the plan has no steps")
+
+    monkeypatch.setattr(_trust.show, "callback", fail)
+    answer = smelt("trust", "show")
+    assert answer.code == 1
+    assert answer.err.startswith("internal error: the plan has no steps\n")
+    assert "report it at https://" in answer.err
+
+
+def test_a_missing_package_is_named_with_how_to_get_it(
+    smelt: Smelt, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [n for n in sys.modules if n.split(".")[0] == "onnx" or "importers.onnx." in n]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    answer = smelt("build", model)
+    assert answer.code == 1
+    assert answer.err.startswith("error: onnx is not installed; run: pip install smelt")
+
+
+def test_whoever_stops_reading_hears_no_complaint(engine: Path) -> None:
+    command = f"{sys.executable} -m smelt inspect {engine} --json | head -c 20"
+    done = subprocess.run(  # noqa: S602  (a pipe is what is tested)
+        command, shell=True, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.stderr == ""

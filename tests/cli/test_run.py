@@ -1,0 +1,277 @@
+"""``smelt run``: arrays in, and pictures made into arrays as the help says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from smelt.builder import load
+from smelt.cli._images import Preparation, image_to_array
+from smelt.errors import SmeltError
+from smelt.importers.caffe import new_message
+from tests.support.small_models import save_model, two_inputs_model
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from tests.cli.conftest import Smelt
+
+FLOAT = np.dtype(np.float32)
+OPEN = (1, 3, None, None)
+
+
+def _pixels(path: Path) -> NDArray[np.float32]:
+    with Image.open(path) as image:
+        return np.asarray(image.convert("RGB"), np.float32)
+
+
+def _prepared(path: Path, shape: tuple[int | None, ...], **options: Any) -> NDArray[Any]:
+    return image_to_array(str(path), shape, FLOAT, Preparation(**options))
+
+
+def test_an_engine_answers_with_its_best_classes_and_their_labels(
+    smelt: Smelt, engine: Path, picture: Path, tmp_path: Path
+) -> None:
+    labels = tmp_path / "labels.txt"
+    labels.write_text("\n".join(f"class {i}" for i in range(10)))
+    answer = smelt(
+        "run", engine, "--image", picture, "--labels", labels, "--top", 3, "--scale", "1/255",
+        "--json",
+    )  # fmt: skip
+    told = answer.json["outputs"]["prob"]
+    assert [row["label"] for row in told["top"]] == [f"class {r['index']}" for r in told["top"]]
+    scores = [row["score"] for row in told["top"]]
+    assert scores == sorted(scores, reverse=True)
+    assert len(scores) == 3
+
+    image = _prepared(picture, (1, 3, 16, 16), scale=(1 / 255,))
+    with load(engine) as loaded, loaded.create_context() as context:
+        wanted = context.run({"image": image})["prob"][0]
+    assert told["top"][0]["index"] == int(wanted.argmax())
+    np.testing.assert_allclose(told["values"][0], wanted, rtol=1e-6)
+
+
+def test_the_json_answer_has_its_documented_keys(smelt: Smelt, engine: Path, picture: Path) -> None:
+    told = smelt("run", engine, "--image", picture, "--json").json
+    assert set(told) == {"engine", "network", "image", "milliseconds", "outputs"}
+    assert set(told["outputs"]["prob"]) == {
+        "dtype", "shape", "min", "max", "mean", "top", "values",
+    }  # fmt: skip
+
+
+def test_the_text_answer_is_a_table_of_classes(smelt: Smelt, engine: Path, picture: Path) -> None:
+    text = smelt("run", engine, "--image", picture, "--top", "2").out
+    assert "prob  float32[1, 10]" in text
+    assert "score" in text
+
+
+def test_a_model_instead_of_an_engine_is_built_first(
+    smelt: Smelt, model: Path, picture: Path
+) -> None:
+    answer = smelt(
+        "run", model, "--tune", "none", "--image", picture, "--output", "relu1", "--json"
+    )
+    assert list(answer.json["outputs"]) == ["relu1"]
+
+
+def test_inputs_may_be_files_zeros_or_random_and_outputs_saved(
+    smelt: Smelt, tmp_path: Path
+) -> None:
+    path = save_model(two_inputs_model(), tmp_path / "two.onnx")
+    a = np.random.default_rng(1).standard_normal((2, 6)).astype(np.float32)
+    np.save(tmp_path / "a.npy", a.astype(np.float64))
+    saved = tmp_path / "out.npz"
+    options = ("--tune", "none", "--shape", "a=2x6", "--shape", "b=2x4")
+    answer = smelt(
+        "run", path, *options, "--input", f"a={tmp_path / 'a.npy'}", "--input", "b=zeros",
+        "--save", saved, "--json",
+    )  # fmt: skip
+    assert answer.code == 0, answer.err
+    with np.load(saved) as archive:
+        np.testing.assert_allclose(archive["y"], answer.json["outputs"]["y"]["values"])
+        assert (archive["y"] >= 0).all()
+    assert "top" not in answer.json["outputs"]["y"]
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "told"),
+    [
+        ([], 1, "give every input: --image FILE, or --input image=FILE.npy"),
+        (["--input", "picture=random"], 1, "no input 'picture'; it has: image"),
+        (["--input", "image"], 2, "is not NAME=VALUE"),
+        (["--input", "image=none.npy"], 1, "none.npy cannot be read as a .npy array"),
+        (["--output", "scores", "--input", "image=zeros"], 1, "it has: prob. Others can be marked"),
+        (["--image", "none.jpg"], 1, "none.jpg cannot be read: No such file"),
+        (["--labels", "none.txt", "--input", "image=zeros"], 1, "--labels none.txt cannot be read"),
+        (["--precision", "float16"], 2, "already built: --precision cannot change it"),
+        (["--mean", "a,b"], 1, "no numbers"),
+        (["--mean", "1,2"], 1, "--mean has 2 numbers; the input has 3 channels"),
+        (["--scale", "1/0"], 2, "is no number"),
+        (["--resize", "large"], 1, "--resize 'large' is not exact"),
+        (["--resize", "none", "--crop", "40"], 1, "40x32"),
+        (["--crop", "round"], 1, "--crop 'round' is not auto"),
+    ],
+)
+def test_what_cannot_be_run_is_told_in_one_line(
+    smelt: Smelt, engine: Path, picture: Path, options: list[str], code: int, told: str
+) -> None:
+    if any(option in ("--mean", "--resize", "--crop", "--scale") for option in options):
+        options = ["--image", str(picture), *options]
+    answer = smelt("run", engine, *options)
+    assert answer.code == code
+    assert answer.out == ""
+    if told != "40x32":
+        assert told in answer.err
+    assert code == 2 or answer.err.count("\n") == 1
+
+
+def test_a_text_is_no_picture(smelt: Smelt, engine: Path, tmp_path: Path) -> None:
+    path = tmp_path / "cat.jpg"
+    path.write_text("a cat")
+    answer = smelt("run", engine, "--image", path)
+    assert answer.code == 1
+    assert "is no picture that pillow can read" in answer.err
+
+
+def test_a_picture_cut_off_is_an_error(smelt: Smelt, engine: Path, picture: Path) -> None:
+    path = picture.with_name("cut.png")
+    path.write_bytes(picture.read_bytes()[:-40])
+    answer = smelt("run", engine, "--image", path)
+    assert answer.code == 1
+    assert answer.err.count("\n") == 1
+
+
+# ---- preparation, step by step
+
+
+def test_without_resizing_pixels_stand_in_bgr_planes(picture: Path) -> None:
+    array = _prepared(picture, OPEN, resize="none")
+    np.testing.assert_array_equal(array[0], _pixels(picture)[:, :, ::-1].transpose(2, 0, 1))
+
+
+def test_the_channel_order_may_be_rgb(picture: Path) -> None:
+    array = _prepared(picture, OPEN, resize="none", channel_order="rgb")
+    np.testing.assert_array_equal(array[0, 0], _pixels(picture)[:, :, 0])
+
+
+def test_the_mean_in_the_networks_order_is_subtracted_before_the_scale(picture: Path) -> None:
+    array = _prepared(picture, OPEN, resize="none", mean="104,117,123", scale=(0.5, 1.0, 2.0))
+    bgr = _pixels(picture)[:, :, ::-1]
+    wanted = (bgr - [104, 117, 123]) * [0.5, 1, 2]
+    np.testing.assert_allclose(array[0], wanted.transpose(2, 0, 1))
+
+
+def test_the_shorter_side_is_resized_and_the_centre_cropped(picture: Path) -> None:
+    array = _prepared(picture, (1, 3, 12, 12), resize="shorter:16", channel_order="rgb")
+    half = _pixels(picture).reshape(16, 2, 24, 2, 3).mean((1, 3))
+    np.testing.assert_allclose(array[0], half[2:14, 6:18].transpose(2, 0, 1), atol=1.0)
+
+
+def test_exactly_the_inputs_size_is_the_default_and_areas_are_averaged(picture: Path) -> None:
+    array = _prepared(picture, (1, 3, 16, 24), channel_order="rgb")
+    half = _pixels(picture).reshape(16, 2, 24, 2, 3).mean((1, 3))
+    np.testing.assert_allclose(array[0], half.transpose(2, 0, 1), atol=1.0)
+
+
+def test_a_size_may_be_given_as_width_by_height(picture: Path) -> None:
+    assert _prepared(picture, OPEN, resize="24x8").shape == (1, 3, 8, 24)
+    assert _prepared(picture, OPEN, resize="none", crop="10x6").shape == (1, 3, 6, 10)
+    assert _prepared(picture, OPEN, resize="none", crop="10").shape == (1, 3, 10, 10)
+
+
+def test_channels_may_stand_last(picture: Path) -> None:
+    array = _prepared(picture, (1, 32, 48, 3), channel_order="rgb")
+    np.testing.assert_array_equal(array[0], _pixels(picture))
+    again = _prepared(picture, (1, 32, 48, 3), channel_order="rgb", layout="nhwc")
+    np.testing.assert_array_equal(array, again)
+
+
+def test_an_input_of_one_channel_gets_a_grey_picture(picture: Path) -> None:
+    array = _prepared(picture, (1, 1, 32, 48))
+    with Image.open(picture) as image:
+        np.testing.assert_array_equal(array[0, 0], np.asarray(image.convert("L")))
+
+
+def test_integers_are_rounded_and_kept_in_range(picture: Path) -> None:
+    options = Preparation(resize="none", mean="100", scale=(2.0,), channel_order="rgb")
+    array = image_to_array(str(picture), OPEN, np.dtype(np.uint8), options)
+    wanted = np.clip((_pixels(picture) - 100) * 2, 0, 255).astype(np.uint8)
+    np.testing.assert_array_equal(array[0], wanted.transpose(2, 0, 1))
+
+
+def test_a_picture_that_lies_on_its_side_is_turned_as_its_exif_says(
+    picture: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "turned.png"
+    with Image.open(picture) as image:
+        exif = image.getexif()
+        exif[0x0112] = 6  # to be turned by a quarter
+        image.save(path, exif=exif)
+    assert _prepared(path, OPEN, resize="none").shape == (1, 3, 48, 32)
+
+
+@pytest.mark.parametrize("shape", [(3, 40, 50), (1, 3, 40, 50), (40, 50, 3)])
+def test_a_mean_image_is_cropped_around_its_centre(
+    picture: Path, tmp_path: Path, shape: tuple[int, ...]
+) -> None:
+    planes = np.arange(3 * 40 * 50, dtype=np.float32).reshape(3, 40, 50) / 60
+    mean = planes.transpose(1, 2, 0) if shape[-1] == 3 else planes.reshape(shape)
+    np.save(tmp_path / "mean.npy", mean)
+    array = _prepared(picture, OPEN, resize="none", mean=str(tmp_path / "mean.npy"))
+    bgr = _pixels(picture)[:, :, ::-1].transpose(2, 0, 1)
+    np.testing.assert_allclose(array[0], bgr - planes[:, 4:36, 1:49])
+
+
+def test_a_mean_may_be_caffes_binaryproto(picture: Path, tmp_path: Path) -> None:
+    blob: Any = new_message("BlobProto")
+    blob.num, blob.channels, blob.height, blob.width = 1, 3, 32, 48
+    blob.data.extend([7.0] * (3 * 32 * 48))
+    (tmp_path / "mean.binaryproto").write_bytes(blob.SerializeToString())
+    array = _prepared(picture, OPEN, resize="none", mean=str(tmp_path / "mean.binaryproto"))
+    np.testing.assert_array_equal(array[0, 2], _pixels(picture)[:, :, 0] - 7)
+
+
+def test_a_mean_image_that_is_too_small_is_refused(picture: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "mean.npy", np.zeros((3, 8, 8), np.float32))
+    with pytest.raises(SmeltError, match="does not cover a picture of 32x48x3"):
+        _prepared(picture, OPEN, resize="none", mean=str(tmp_path / "mean.npy"))
+
+
+def test_a_pickle_in_place_of_an_array_is_not_read(picture: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "mean.npy", np.array([{"evil": 1}], dtype=object), allow_pickle=True)
+    with pytest.raises(SmeltError, match=r"cannot be read as a \.npy array"):
+        _prepared(picture, OPEN, resize="none", mean=str(tmp_path / "mean.npy"))
+
+
+@pytest.mark.parametrize("shape", [(1, 10), (1, 5, 16, 16), (1, 2, 3, 4, 5)])
+def test_an_input_that_is_no_picture_refuses_one(picture: Path, shape: tuple[int, ...]) -> None:
+    with pytest.raises(SmeltError, match=r"--input NAME=file\.npy"):
+        _prepared(picture, shape)
+
+
+def test_labels_may_be_a_printed_dictionary(smelt: Smelt, engine: Path, tmp_path: Path) -> None:
+    path = tmp_path / "labels.txt"
+    path.write_text("\n".join(f" {i}: 'class {i}'," for i in range(10)) + "}")
+    told = smelt("run", engine, "--input", "image=random", "--labels", path, "--json").json
+    best = told["outputs"]["prob"]["top"][0]
+    assert best["label"] == f"class {best['index']}"
+
+
+@pytest.mark.shared
+def test_a_photograph_is_recognised_with_caffes_preparation(smelt: Smelt, shared: Path) -> None:
+    folder = shared / "models" / "squeezenet_v1.0"
+    answer = smelt(
+        "run", folder / "SqueezeNet_deploy.prototxt",
+        "--weights", next(folder.glob("*.caffemodel")), "--tune", "none",
+        "--image", shared / "data" / "imagenet" / "images" / "n01820546_lorikeet.JPEG",
+        "--resize", "shorter:256", "--mean", "104,117,123", "--top", "5",
+        "--labels", shared / "data" / "imagenet" / "imagenet1000_clsidx_to_labels.txt",
+        "--json",
+    )  # fmt: skip
+    (output,) = answer.json["outputs"].values()
+    assert output["top"][0]["label"] == "lorikeet"
