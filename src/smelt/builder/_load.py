@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import TYPE_CHECKING, BinaryIO
 
 from smelt.backends.cpu import CodeCache, CpuBackend, compile_runtime, target_named
 from smelt.builder._program import reassembled_plans
@@ -23,16 +23,14 @@ from smelt.runtime import Engine
 if TYPE_CHECKING:
     import os
 
-    from typing_extensions import Buffer
-
-    from smelt.engine import EngineFile
+    from smelt.engine import BytesLike, EngineFile
     from smelt.runtime import Trust
 
 _LOG = logging.getLogger(__name__)
 
 
 def load(
-    source: str | os.PathLike[str] | Buffer | BinaryIO,
+    source: str | os.PathLike[str] | BytesLike | BinaryIO,
     device: str | None = None,
     trust: Trust = "signed",
 ) -> Engine:
@@ -83,4 +81,4 @@ def _regenerate(file: EngineFile) -> Engine:
     image = backend.compile([s.kernel for s in steps if isinstance(s, Launch)], target)
     runtime = compile_runtime(target)
     fresh = dataclasses.replace(header, symbols=image.symbols, runtime_symbols=runtime.symbols)
-    return Engine.create(fresh, cast("Buffer", file.weights), image.code, runtime.code)
+    return Engine.create(fresh, file.weights, image.code, runtime.code)

@@ -120,6 +120,12 @@ def _format_to_data(fmt: TensorFormat | None) -> list[str] | None:
 
 # ---- reading
 
+_TRIPPED: Final = (
+    SmeltError, InternalError, LookupError, TypeError, ValueError, AttributeError,
+    ArithmeticError, RecursionError,
+)  # fmt: skip
+"""What our own code may raise over a program that no builder wrote: the program is at fault."""
+
 
 def reassembled_plans(
     header: EngineHeader, backend: Backend[Any], target: Target, source: str
@@ -130,8 +136,11 @@ def reassembled_plans(
     """
     try:
         plans = _assemble(json.loads(header.program), header, backend, target)
-    except (SmeltError, InternalError, KeyError, TypeError, ValueError, IndexError) as error:
-        raise EngineFormatError(f"{source}: its program is not sound: {error}") from error
+    except _TRIPPED as error:
+        problem = error if isinstance(error, SmeltError) else f"{type(error).__name__}, {error}"
+        raise EngineFormatError(
+            f"{source}: its program is not sound ({problem}); fetch the engine again, or build it"
+        ) from error
     if plans != header.plans:
         raise EngineFormatError(
             f"{source}: its plans are not those that its own program gives; it was altered"

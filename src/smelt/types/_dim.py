@@ -182,6 +182,8 @@ def _dim_from_ast(node: ast.expr) -> Dim:
                 return _multiply(a, b)
             if isinstance(op, ast.FloorDiv) and isinstance(b, int):
                 return a // b
+        case _:
+            pass
     raise ValueError("not a dimension: only names, integers, + - * and // may stand in one")
 
 
@@ -210,24 +212,28 @@ def _canonical(terms: Iterable[tuple[Monomial, int]]) -> Dim:
     return SymbolicDim(tuple(kept))
 
 
+def _divide_term(
+    numerator: tuple[Monomial, int], divisor: tuple[Monomial, int]
+) -> tuple[Monomial, int] | None:
+    """The exact quotient of two terms, if there is one."""
+    left = list(numerator[0])
+    for atom in divisor[0]:
+        if atom not in left:
+            return None
+        left.remove(atom)
+    whole, rest = divmod(numerator[1], divisor[1])
+    return None if rest else (tuple(left), whole)
+
+
 def _divide_exactly(numerator: SymbolicDim, divisor: SymbolicDim) -> Dim:
     if numerator == divisor:
         return 1
     if len(divisor.terms) == 1:
-        (monomial, coefficient), quotient = divisor.terms[0], []
-        for m, c in numerator.terms:
-            left = list(m)
-            for atom in monomial:
-                if atom not in left:
-                    break
-                left.remove(atom)
-            else:
-                if c % coefficient == 0:
-                    quotient.append((tuple(left), c // coefficient))
-                    continue
-            break
-        else:
-            return _canonical(quotient)
+        quotient = [_divide_term(term, divisor.terms[0]) for term in numerator.terms]
+        if (exact := [term for term in quotient if term is not None]) and len(exact) == len(
+            quotient
+        ):
+            return _canonical(exact)
     for factor in sorted({c for _, c in numerator.terms}):
         if factor > 1 and divisor * factor == numerator:
             return factor

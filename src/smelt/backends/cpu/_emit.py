@@ -20,7 +20,7 @@ from smelt.errors import InternalError
 from smelt.types import DType
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Sequence
 
     from smelt.engine import KernelSpec
 
@@ -303,9 +303,7 @@ class Emitter:
         return self.call(a.type, f"llvm.fma.{type_suffix(a.type)}", a, b, c)
 
     def unary_intrinsic(self, name: str, a: Reg) -> Reg:
-        """Call ``llvm.name`` on one value: sqrt, fabs, floor and others that are one
-        instruction.
-        """
+        """Call ``llvm.name`` (sqrt, fabs, floor …) on one value: a single instruction."""
         return self.call(a.type, f"llvm.{name}.{type_suffix(a.type)}", a)
 
     def compare_float(self, predicate: str, a: Reg, b: Reg) -> Reg:
@@ -318,7 +316,7 @@ class Emitter:
         return self.emit(yes.type, f"select {condition}, {yes}, {no}")
 
     def convert(self, op: str, value: Reg, element: str) -> Reg:
-        """``op value to element``, lane by lane: fpext, fptrunc, sitofp, zext, bitcast…"""
+        """Convert each lane by ``op``: fpext, fptrunc, sitofp, zext, bitcast …."""
         kind = vector_type(element, lane_count(value.type))
         return self.emit(kind, f"{op} {value} to {kind}")
 
@@ -327,7 +325,7 @@ class Emitter:
     @contextmanager
     def loop(
         self, start: Int, stop: Int, step: int = 1, carried: Sequence[Reg] = ()
-    ) -> Iterator[Loop]:
+    ) -> Generator[Loop]:
         """Write ``for index in range(start, stop, step)``; no iteration when ``start >= stop``.
 
         Values that change from one iteration to the next are ``carried``: inside, read
@@ -362,7 +360,7 @@ class Emitter:
         self.label(done)
 
     @contextmanager
-    def when(self, condition: Reg) -> Iterator[None]:
+    def when(self, condition: Reg) -> Generator[None]:
         """Write ``if condition:``."""
         self.counter += 1
         yes, after = f"yes{self.counter}", f"after{self.counter}"
