@@ -2,5 +2,6 @@
 
 from smelt.nvdla._protocols import DmaMemory, MemorySpace, RegisterBus
 from smelt.nvdla._status import NvdlaError, NvError
+from smelt.nvdla.loadable import Loadable
 
-__all__ = ["DmaMemory", "MemorySpace", "NvError", "NvdlaError", "RegisterBus"]
+__all__ = ["DmaMemory", "Loadable", "MemorySpace", "NvError", "NvdlaError", "RegisterBus"]

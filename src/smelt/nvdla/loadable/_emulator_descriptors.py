@@ -1,0 +1,182 @@
+"""What the emulator of the user-mode driver reads: layers that the accelerator lacks.
+
+Two generations carry the same version number, 0.0.1; the size of an operation tells them apart.
+Source: nvdla/sw, emu_interface.h.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import ClassVar, Final
+
+from smelt.nvdla._status import NvdlaError, NvError
+from smelt.nvdla.loadable._codec import Descriptor, DescriptorLayout, at
+
+EMU_OPERATION_BYTES: Final = {
+    DescriptorLayout.WITHOUT_OFFSETS: 16,
+    DescriptorLayout.WITH_OFFSETS: 24,
+}
+EMU_BUFFERS_BYTES: Final = 512
+"""The source's and the destination's buffer of one operation."""
+
+
+class EmuOperationType(IntEnum):
+    """A layer that runs on the CPU."""
+
+    POWER = 0
+    SOFTMAX = 1
+
+
+class EmuFormat(IntEnum):
+    """How the elements of an emulated layer lie in memory."""
+
+    INT8 = 0
+    """Atoms of 32 channels."""
+    INT8_8 = 1
+    """Atoms of 8 channels."""
+    INT16 = 2
+    FF16 = 3
+    """Half precision, atoms of 16 channels."""
+    UINT8 = 4
+    UINT16 = 5
+
+
+@dataclass(frozen=True, slots=True)
+class EmuNetworkDescriptor(Descriptor):
+    """The head of an emulated task."""
+
+    padded_bytes: ClassVar[int] = 256
+
+    operation_desc_index: int = at(0, "i16", default=-1)
+    operation_buffer_desc_index: int = at(2, "i16", default=-1)
+    num_operations: int = at(4, "u16")
+
+
+@dataclass(frozen=True, slots=True)
+class EmuPowerOperation(Descriptor):
+    """y = (shift + scale * x) ** power."""
+
+    padded_bytes: ClassVar[int] = 24
+
+    op_type: int = at(0, "u8", default=EmuOperationType.POWER)
+    input_scale_factor: float = at(4, "f32", default=1.0)
+    output_scale_factor: float = at(8, "f32", default=1.0)
+    power: float = at(12, "f32", default=1.0)
+    scale: float = at(16, "f32", default=1.0)
+    shift: float = at(20, "f32", default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class EmuSoftmaxOperation(Descriptor):
+    """Softmax over channels."""
+
+    padded_bytes: ClassVar[int] = 24
+
+    op_type: int = at(0, "u8", default=EmuOperationType.SOFTMAX)
+    input_scale_factor: float = at(4, "f32", default=1.0)
+    output_scale_factor: float = at(8, "f32", default=1.0)
+    axis: int = at(12, "u8")
+
+
+@dataclass(frozen=True, slots=True)
+class _OldPowerOperation(Descriptor):
+    padded_bytes: ClassVar[int] = 16
+
+    op_type: int = at(0, "u8", default=EmuOperationType.POWER)
+    power: float = at(1, "f32", default=1.0)
+    scale: float = at(5, "f32", default=1.0)
+    shift: float = at(9, "f32", default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _OldSoftmaxOperation(Descriptor):
+    padded_bytes: ClassVar[int] = 16
+
+    op_type: int = at(0, "u8", default=EmuOperationType.SOFTMAX)
+    axis: int = at(1, "u8")
+
+
+EmuOperation = EmuPowerOperation | EmuSoftmaxOperation
+
+
+@dataclass(frozen=True, slots=True)
+class EmuBuffer(Descriptor):
+    """A tensor of an emulated layer."""
+
+    address_index: int = at(0, "i16", default=-1)
+    address_index_offset: int = at(2, "u32", new=True)
+    size: int = at(6, "u32")
+    format: int = at(10, "u16")
+    width: int = at(12, "u16")
+    height: int = at(14, "u16")
+    channel: int = at(16, "u16")
+    line_stride: int = at(18, "u32")
+    surf_stride: int = at(22, "u32")
+
+    padded_bytes: ClassVar[int] = 256
+
+
+@dataclass(frozen=True, slots=True)
+class EmuBuffers(Descriptor):
+    """Both tensors of an emulated layer."""
+
+    src_data: EmuBuffer = at(0, EmuBuffer)
+    dst_data: EmuBuffer = at(256, EmuBuffer)
+
+
+def find_emu_layout(operation_list_bytes: int, num_operations: int) -> DescriptorLayout:
+    """Tell the generation of an emulated task from the size of its list of operations."""
+    for layout, size in EMU_OPERATION_BYTES.items():
+        if num_operations * size == operation_list_bytes:
+            return layout
+    if num_operations * EMU_OPERATION_BYTES[DescriptorLayout.WITH_OFFSETS] <= operation_list_bytes:
+        return DescriptorLayout.WITH_OFFSETS
+    if (
+        num_operations * EMU_OPERATION_BYTES[DescriptorLayout.WITHOUT_OFFSETS]
+        > operation_list_bytes
+    ):
+        raise NvdlaError(
+            NvError.INVALID_SIZE,
+            f"an emulated task of {num_operations} operations has a list of "
+            f"{operation_list_bytes} bytes: at least 16 each are needed",
+        )
+    return DescriptorLayout.WITHOUT_OFFSETS
+
+
+def read_emu_operation(data: bytes, index: int, layout: DescriptorLayout) -> EmuOperation:
+    """Read one operation of an emulated task.
+
+    Raises:
+        NvdlaError: INVALID_SIZE, it lies outside ``data``; NOT_SUPPORTED, its type is unknown.
+    """
+    offset = index * EMU_OPERATION_BYTES[layout]
+    if not 0 <= offset < len(data):
+        raise NvdlaError(NvError.INVALID_SIZE, f"emulated operation {index} lies outside its list")
+    is_new = layout is DescriptorLayout.WITH_OFFSETS
+    match data[offset]:
+        case EmuOperationType.POWER if is_new:
+            return EmuPowerOperation.from_bytes(data, offset)
+        case EmuOperationType.POWER:
+            power = _OldPowerOperation.from_bytes(data, offset)
+            return EmuPowerOperation(power=power.power, scale=power.scale, shift=power.shift)
+        case EmuOperationType.SOFTMAX if is_new:
+            return EmuSoftmaxOperation.from_bytes(data, offset)
+        case EmuOperationType.SOFTMAX:
+            return EmuSoftmaxOperation(axis=_OldSoftmaxOperation.from_bytes(data, offset).axis)
+        case kind:
+            raise NvdlaError(
+                NvError.NOT_SUPPORTED,
+                f"emulated operation {index} has type {kind}: power is 0, softmax is 1",
+            )
+
+
+def write_emu_operation(operation: EmuOperation, layout: DescriptorLayout) -> bytes:
+    """Write one operation of an emulated task; an old one has no scale factors."""
+    if layout is DescriptorLayout.WITH_OFFSETS:
+        return operation.to_bytes()
+    if isinstance(operation, EmuSoftmaxOperation):
+        return _OldSoftmaxOperation(axis=operation.axis).to_bytes()
+    return _OldPowerOperation(
+        power=operation.power, scale=operation.scale, shift=operation.shift
+    ).to_bytes()

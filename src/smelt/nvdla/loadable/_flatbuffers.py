@@ -1,0 +1,248 @@
+"""Tables of a FlatBuffers file, read without trust and written, by the slots of `_model`.
+
+Every offset, size and count is checked before use, no two parts may overlap, and a string is read
+once: so a file never makes us read more than it holds.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Final
+
+from smelt.errors import MissingExtraError, ModelFormatError
+from smelt.nvdla.loadable._model import Slot, Version
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_SCALARS: Final = {
+    "u8": ("Uint8", 1),
+    "u16": ("Uint16", 2),
+    "i16": ("Int16", 2),
+    "u32": ("Uint32", 4),
+    "i32": ("Int32", 4),
+    "u64": ("Uint64", 8),
+}
+_VERSION_BYTES: Final = 3
+_MOST_BYTES: Final = 1 << 31
+"""A FlatBuffers file's offsets are 32 bits, some of them signed."""
+
+
+def import_flatbuffers() -> Any:
+    """The package that knows the format. Raises MissingExtraError: it is not installed."""
+    try:
+        return importlib.import_module("flatbuffers")
+    except ImportError as error:
+        raise MissingExtraError("flatbuffers", "nvdla") from error
+
+
+def _slots_of(cls: type[Any]) -> tuple[tuple[str, Slot], ...]:
+    key: Any = cls  # to mypy a class may have no hash
+    return _find_slots(key)
+
+
+@functools.cache
+def _find_slots(cls: Any) -> tuple[tuple[str, Slot], ...]:
+    found = ((item.name, item.metadata.get("slot")) for item in fields(cls))
+    return tuple((name, slot) for name, slot in found if slot is not None)
+
+
+class TableReader:
+    """Reads one file. Everything it refuses is a ModelFormatError that says what and where."""
+
+    def __init__(self, data: bytes) -> None:
+        if len(data) >= _MOST_BYTES:
+            raise ModelFormatError(f"a loadable has less than 2 GiB; this one has {len(data)}")
+        package = import_flatbuffers()
+        self._table: Callable[[bytes, int], Any] = package.table.Table
+        self._flags = package.number_types
+        self._data = data
+        self._taken: list[tuple[int, int, str]] = []
+        self._room = len(data)
+        self._strings: dict[int, str] = {}
+
+    def read_root(self, cls: type[Any]) -> dict[str, Any]:
+        """Read the root's fields."""
+        if len(self._data) < 8:
+            raise ModelFormatError(f"a loadable of {len(self._data)} bytes: it is cut short")
+        fields_read = self._read_table(cls, self._follow(0, "the root"), "loadable")
+        self._check_overlaps()
+        return fields_read
+
+    def _read_table(self, cls: type[Any], position: int, where: str) -> dict[str, Any]:
+        table, size = self._open_table(position, where)
+        made: dict[str, Any] = {}
+        for name, slot in _slots_of(cls):
+            offset = table.Offset(4 + 2 * slot.number)
+            if offset:
+                made[name] = self._read_slot(position, offset, size, slot, f"{where}.{name}")
+        return made
+
+    def _open_table(self, position: int, where: str) -> tuple[Any, int]:
+        """Check a table and its vtable; give it and the bytes of its fields."""
+        self._need(position, 4, where)
+        table = self._table(self._data, position)
+        vtable = position - table.Get(self._flags.Int32Flags, position)
+        self._need(vtable, 4, f"{where}'s field list")
+        length = table.Get(self._flags.Uint16Flags, vtable)
+        size = table.Get(self._flags.Uint16Flags, vtable + 2)
+        if length < 4 or length % 2:
+            raise ModelFormatError(f"{where}'s field list says it has {length} bytes")
+        self._need(vtable, length, f"{where}'s field list")
+        if size < 4:
+            raise ModelFormatError(f"{where} says it has {size} bytes")
+        self._take(position, size, where)
+        return table, size
+
+    def _read_slot(self, table: int, offset: int, size: int, slot: Slot, where: str) -> Any:
+        at, width = table + offset, self._width(slot)
+        if offset < 4:
+            raise ModelFormatError(f"{where} lies at byte {offset} of its table, before its fields")
+        if offset >= size:  # compilers of 2018 put the version right behind the table
+            self._take(at, width, where)
+        elif offset + width > size:
+            raise ModelFormatError(f"{where} lies outside its table, at {offset} of {size} bytes")
+        kind = slot.kind
+        if not isinstance(kind, str):
+            return self._read_tables(kind, at, where)
+        if kind == "string":
+            return self._read_string(at, where)
+        if kind == "version":
+            return Version(*self._data[at : at + _VERSION_BYTES])
+        if kind.startswith("["):
+            return self._read_vector(kind[1:-1], at, where)
+        return self._scalar(kind, at)
+
+    def _read_tables(self, cls: type[Any], at: int, where: str) -> tuple[Any, ...]:
+        start, count = self._open_vector(at, 4, where)
+        return tuple(
+            cls(**self._read_table(cls, self._follow(start + 4 * i, where), f"{where}[{i}]"))
+            for i in range(count)
+        )
+
+    def _read_vector(self, kind: str, at: int, where: str) -> Any:
+        if kind == "string":
+            start, count = self._open_vector(at, 4, where)
+            return tuple(self._read_string(start + 4 * i, f"{where}[{i}]") for i in range(count))
+        _, width = _SCALARS[kind]
+        start, count = self._open_vector(at, width, where)
+        if kind == "u8":
+            return self._data[start : start + count]
+        return tuple(self._scalar(kind, start + width * i) for i in range(count))
+
+    def _read_string(self, at: int, where: str) -> str:
+        position = self._follow(at, where)
+        if position not in self._strings:
+            start, count = self._open_vector(at, 1, where)
+            try:
+                self._strings[position] = self._data[start : start + count].decode()
+            except UnicodeDecodeError as error:
+                raise ModelFormatError(f"{where} is not UTF-8 text: {error}") from error
+        return self._strings[position]
+
+    def _open_vector(self, at: int, width: int, where: str) -> tuple[int, int]:
+        position = self._follow(at, where)
+        count = self._scalar("u32", position)
+        self._need(position + 4, count * width, f"{where}, which says it has {count} elements,")
+        self._take(position, 4 + count * width, where)
+        return position + 4, count
+
+    def _follow(self, at: int, where: str) -> int:
+        position = at + self._scalar("u32", at)
+        self._need(position, 4, where)
+        return position
+
+    def _scalar(self, kind: str, at: int) -> int:
+        flags = getattr(self._flags, f"{_SCALARS[kind][0]}Flags")
+        return int(self._table(self._data, 0).Get(flags, at))
+
+    def _width(self, slot: Slot) -> int:
+        if slot.kind == "version":
+            return _VERSION_BYTES
+        return _SCALARS[str(slot.kind)][1] if str(slot.kind) in _SCALARS else 4
+
+    def _need(self, position: int, size: int, where: str) -> None:
+        if position < 0 or position + size > len(self._data):
+            raise ModelFormatError(
+                f"{where} lies outside the file: {size} bytes at {position} of {len(self._data)}"
+            )
+
+    def _take(self, position: int, size: int, where: str) -> None:
+        self._need(position, size, where)
+        self._room -= size
+        if self._room < 0:
+            raise ModelFormatError(f"{where} overlaps another part of the file")
+        self._taken.append((position, position + size, where))
+
+    def _check_overlaps(self) -> None:
+        end, owner = 0, ""
+        for start, stop, where in sorted(self._taken):
+            if start < end:
+                raise ModelFormatError(f"{where} overlaps {owner}, at byte {start}")
+            end, owner = stop, where
+
+
+class TableWriter:
+    """Writes one file."""
+
+    def __init__(self) -> None:
+        self._builder: Any = import_flatbuffers().Builder(1024)
+
+    def write_root(self, cls: type[Any], value: Any, identifier: bytes | None) -> bytes:
+        """Write the root table, and give the file."""
+        self._builder.Finish(self._write_table(cls, value), identifier)
+        return bytes(self._builder.Output())
+
+    def _write_table(self, cls: type[Any], value: Any) -> int:
+        builder = self._builder
+        layout = _slots_of(cls)
+        parts = {
+            name: self._write_part(slot, getattr(value, name))
+            for name, slot in layout
+            if not isinstance(slot.kind, str) or slot.kind[0] in "[s"
+        }
+        builder.StartObject(1 + max(slot.number for _, slot in layout))
+        for name, slot in layout:
+            if name in parts:
+                if parts[name] is not None:
+                    builder.PrependUOffsetTRelativeSlot(slot.number, parts[name], 0)
+            elif slot.kind == "version":
+                self._write_version(slot.number, getattr(value, name))
+            else:
+                prepend = getattr(builder, f"Prepend{_SCALARS[str(slot.kind)][0]}Slot")
+                prepend(slot.number, getattr(value, name), 0)
+        return int(builder.EndObject())
+
+    def _write_version(self, number: int, version: Version) -> None:
+        self._builder.Prep(1, _VERSION_BYTES)
+        for part in reversed(version):
+            self._builder.PrependUint8(part)
+        self._builder.PrependStructSlot(number, self._builder.Offset(), 0)
+
+    def _write_part(self, slot: Slot, value: Any) -> int | None:
+        """Write what lies outside the table; nothing for what is empty."""
+        if not value:
+            return None
+        builder = self._builder
+        if not isinstance(slot.kind, str):
+            tables = [self._write_table(slot.kind, item) for item in value]
+            return self._write_offsets(tables)
+        if slot.kind == "string":
+            return int(builder.CreateString(value))
+        if slot.kind == "[string]":
+            return self._write_offsets([builder.CreateString(item) for item in value])
+        if slot.kind == "[u8]":
+            return int(builder.CreateByteVector(value))
+        name, width = _SCALARS[slot.kind[1:-1]]
+        builder.StartVector(width, len(value), width)
+        for item in reversed(value):
+            getattr(builder, f"Prepend{name}")(item)
+        return int(builder.EndVector())
+
+    def _write_offsets(self, offsets: list[int]) -> int:
+        self._builder.StartVector(4, len(offsets), 4)
+        for offset in reversed(offsets):
+            self._builder.PrependUOffsetTRelative(offset)
+        return int(self._builder.EndVector())

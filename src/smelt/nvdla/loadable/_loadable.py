@@ -1,0 +1,92 @@
+"""The file that a compiler gives to the user-mode driver."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from smelt.errors import ModelFormatError, UnsupportedError
+from smelt.nvdla._status import NvdlaError, NvError
+from smelt.nvdla.loadable._flatbuffers import TableReader, TableWriter
+from smelt.nvdla.loadable._model import (
+    LOADABLE_VERSION,
+    Address,
+    Blob,
+    Event,
+    Memory,
+    Relocation,
+    Submit,
+    Task,
+    TensorDescriptor,
+    Version,
+    slot,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+_IDENTIFIER: Final = b"NVDA"
+
+
+@dataclass(frozen=True, slots=True)
+class Loadable:
+    """A compiled network in the standard format, version 0.7.0.
+
+    Every list is in the file's order; entries refer to each other by their ``id``.
+    """
+
+    version: Version = slot(0, "version", LOADABLE_VERSION)
+    tasks: tuple[Task, ...] = slot(1, Task)
+    memories: tuple[Memory, ...] = slot(2, Memory)
+    addresses: tuple[Address, ...] = slot(3, Address)
+    events: tuple[Event, ...] = slot(4, Event)
+    blobs: tuple[Blob, ...] = slot(5, Blob)
+    tensors: tuple[TensorDescriptor, ...] = slot(6, TensorDescriptor)
+    relocations: tuple[Relocation, ...] = slot(7, Relocation)
+    submits: tuple[Submit, ...] = slot(8, Submit)
+    has_identifier: bool = field(default=True)
+    """Whether the file says ``NVDA`` after its first word; those of 2018 do not."""
+
+    @classmethod
+    def from_bytes(cls, data: Buffer) -> Loadable:
+        """Read a loadable.
+
+        Raises:
+            ModelFormatError: It is malformed, truncated or hostile; says what and where.
+            UnsupportedError: It is of another major version than 0.
+            MissingExtraError: The flatbuffers package is not installed.
+        """
+        content = bytes(data)
+        made = TableReader(content).read_root(cls)
+        if "version" not in made:
+            raise ModelFormatError("loadable.version is missing: this is not a loadable")
+        if made["version"].major != LOADABLE_VERSION.major:
+            raise UnsupportedError(
+                f"a loadable of version {made['version']}; {LOADABLE_VERSION} is known"
+            )
+        loadable = cls(**made, has_identifier=content[4:8] == _IDENTIFIER)
+        for blob in loadable.blobs:
+            if blob.size not in (0, len(blob.data)):
+                raise ModelFormatError(
+                    f"blob {blob.name!r} says it has {blob.size} bytes and has {len(blob.data)}"
+                )
+        return loadable
+
+    def to_bytes(self) -> bytes:
+        """Write the file; reading it again gives an equal value.
+
+        Raises:
+            NvdlaError: BAD_VALUE, a number does not fit its field.
+        """
+        identifier = _IDENTIFIER if self.has_identifier else None
+        try:
+            return TableWriter().write_root(Loadable, self, identifier)
+        except (TypeError, struct.error) as error:
+            raise NvdlaError(
+                NvError.BAD_VALUE, f"this loadable has a value that its field cannot hold: {error}"
+            ) from error
+
+    def find_blob(self, name: str) -> Blob | None:
+        """The blob of that name."""
+        return next((blob for blob in self.blobs if blob.name == name), None)

@@ -1,0 +1,247 @@
+"""A loadable as typed, immutable values; where each lies in its table is declared beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum, IntFlag
+from typing import Any, Final, NamedTuple
+
+
+class Version(NamedTuple):
+    """Of a loadable, or of the interface that a blob was made for."""
+
+    major: int
+    minor: int
+    sub_minor: int
+
+    def __str__(self) -> str:
+        return ".".join(str(part) for part in self)
+
+
+LOADABLE_VERSION: Final = Version(0, 7, 0)
+
+
+class Interface(IntEnum):
+    """Who reads a blob or runs a task."""
+
+    NONE = 0
+    DLA1 = 1
+    EMU1 = 2
+
+
+class SubInterface(IntEnum):
+    """What a blob of the DLA1 or EMU1 interface is; EMU1 has ADDR0, OPS and SURFS."""
+
+    NONE = 0
+    ADDR0 = 1
+    DEPS = 2
+    OPS = 3
+    SURFS = 4
+    LUTS = 5
+
+
+class MemoryDomain(IntEnum):
+    """Which memory a region lies in."""
+
+    SYSTEM = 0
+    SRAM = 1
+
+
+class MemoryFlags(IntFlag):
+    """What is done with a region at load."""
+
+    NONE = 0
+    ALLOC = 1
+    SET = 2
+    INPUT = 4
+    OUTPUT = 8
+    DEBUG = 16
+
+
+class EventOp(IntEnum):
+    """What an event does."""
+
+    WAIT = 0
+    SIGNAL = 1
+
+
+class DataFormat(IntEnum):
+    """The order of a tensor's axes in memory."""
+
+    UNKNOWN = 0
+    NCHW = 1
+    NHWC = 2
+    NCXHWX = 3
+    """Channels in atoms; compilers write it, the format's own list lacks it."""
+
+
+class DataType(IntEnum):
+    """The type of a tensor's elements."""
+
+    UNKNOWN = 0
+    FLOAT = 1
+    HALF = 2
+    INT16 = 3
+    INT8 = 4
+    UINT8 = 5
+    UINT16 = 6
+
+
+class DataCategory(IntEnum):
+    """What a tensor is."""
+
+    IMAGE = 0
+    WEIGHT = 1
+    FEATURE = 2
+    PLANAR = 3
+    BIAS = 4
+
+
+class RelocationType(IntEnum):
+    """Which stride a relocation rewrites."""
+
+    LINE = 1
+    SURFACE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where a field lies in its FlatBuffers table."""
+
+    number: int
+    kind: str | type[Any]
+    """``u8`` to ``u64``, ``i16``, ``i32``, ``string``, ``version``, one of ``[u8]``, ``[u16]``,
+    ``[u64]``, ``[string]``, or a class: a vector of such tables."""
+
+
+def slot(number: int, kind: str | type[Any], default: Any = None) -> Any:
+    """Declare a field by its slot in the table and its type."""
+    metadata = {"slot": Slot(number, kind)}
+    if default is not None:
+        return field(default=default, metadata=metadata)
+    if not isinstance(kind, str) or kind.startswith("["):
+        return field(default=b"" if kind == "[u8]" else (), metadata=metadata)
+    empty: Any = {"string": "", "version": Version(0, 0, 0)}.get(kind, 0)
+    return field(default=empty, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Work for one interface: its address list is what all its descriptors index."""
+
+    id: int = slot(0, "u16")
+    interface: int = slot(1, "u32")
+    instance: int = slot(2, "i16")
+    """Which instance should run it; -1 for any."""
+    address_list: tuple[int, ...] = slot(3, "[u16]")
+    pre_actions: tuple[int, ...] = slot(4, "[u16]")
+    post_actions: tuple[int, ...] = slot(5, "[u16]")
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """A region to allocate, fill or bind."""
+
+    id: int = slot(0, "u16")
+    domain: int = slot(1, "u8")
+    flags: int = slot(2, "u16")
+    size: int = slot(3, "u64")
+    alignment: int = slot(4, "u32")
+    contents: tuple[str, ...] = slot(5, "[string]")
+    """Names of the blobs that fill it."""
+    offsets: tuple[int, ...] = slot(6, "[u64]")
+    bind_id: int = slot(7, "u16")
+    tensor_desc_id: int = slot(8, "u16")
+
+    @property
+    def is_bindable(self) -> bool:
+        """Whether the application gives this memory."""
+        bindable = MemoryFlags.INPUT | MemoryFlags.OUTPUT | MemoryFlags.DEBUG
+        return bool(self.flags & bindable)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A place in a region; a size of 0 means to its end."""
+
+    id: int = slot(0, "u16")
+    mem_id: int = slot(1, "u16")
+    offset: int = slot(2, "u64")
+    size: int = slot(3, "u64")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A synchronisation between tasks."""
+
+    id: int = slot(0, "u16")
+    type: int = slot(1, "u8")
+    target: int = slot(2, "u16")
+    val: int = slot(3, "u32")
+    op: int = slot(4, "u8")
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """Named bytes: descriptors, weights, tables."""
+
+    name: str = slot(0, "string")
+    size: int = slot(1, "u64")
+    interface: int = slot(2, "u32")
+    sub_interface: int = slot(3, "u32")
+    version: Version = slot(4, "version")
+    """Of the interface, which decides how descriptors are laid out."""
+    data: bytes = slot(5, "[u8]")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorDescriptor:
+    """A tensor that the application may bind."""
+
+    name: str = slot(0, "string")
+    id: int = slot(1, "u16")
+    mem_id: int = slot(2, "u16")
+    size: int = slot(3, "u64")
+    offset: int = slot(4, "u64")
+    data_format: int = slot(5, "u8")
+    data_type: int = slot(6, "u8")
+    data_category: int = slot(7, "u8")
+    pixel_format: int = slot(8, "u8")
+    pixel_mapping: int = slot(9, "u8")
+    n: int = slot(10, "i32")
+    c: int = slot(11, "i32")
+    h: int = slot(12, "i32")
+    w: int = slot(13, "i32")
+    stride_0: int = slot(14, "u32")
+    stride_1: int = slot(15, "u32")
+    stride_2: int = slot(16, "u32")
+    stride_3: int = slot(17, "u32")
+    stride_4: int = slot(18, "u32")
+    stride_5: int = slot(19, "u32")
+    stride_6: int = slot(20, "u32")
+    stride_7: int = slot(21, "u32")
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """The strides in bytes; in practice of an element, a line and a surface."""
+        return tuple(getattr(self, f"stride_{index}") for index in range(8))
+
+
+@dataclass(frozen=True, slots=True)
+class Relocation:
+    """A stride in a descriptor that follows the strides of a bound tensor."""
+
+    address_id: int = slot(0, "u16")
+    write_id: int = slot(1, "u16")
+    offset: int = slot(2, "u64")
+    interface: int = slot(3, "u32")
+    sub_interface: int = slot(4, "u32")
+    reloc_type: int = slot(5, "u8")
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """A set of tasks; sets are submitted one after the other, by id."""
+
+    id: int = slot(0, "u16")
+    task_id: tuple[int, ...] = slot(1, "[u16]")
