@@ -219,8 +219,6 @@ def test_contexts_of_one_engine_run_at_once_and_share_its_weights(engine: gie.Cu
     inputs = [numbers(1 + seed % 3, 4, 10, 9, seed=seed) for seed in range(6)]
     alone = [execute(engine, {"data": x})["out"] for x in inputs]
     contexts = [engine.create_execution_context() for _ in inputs]
-    weights = {context.context._weights.ctypes.data for context in contexts}
-    assert len(weights) == 1
     start, failures = threading.Barrier(len(inputs)), list[int]()
 
     def work(number: int) -> None:
@@ -238,6 +236,36 @@ def test_contexts_of_one_engine_run_at_once_and_share_its_weights(engine: gie.Cu
     for thread in threads:
         thread.join()
     assert not failures
+
+
+class Taken:
+    """Adds up what is allocated."""
+
+    def __init__(self) -> None:
+        self.size_bytes = 0
+
+    def allocated(self, address: int, size_bytes: int, tag: str) -> None:
+        del address, tag
+        self.size_bytes += size_bytes
+
+    def released(self, address: int, size_bytes: int, tag: str) -> None:
+        del address, tag, size_bytes
+
+
+@pytest.mark.requirement("G-46")
+def test_another_context_costs_no_further_copy_of_the_weights() -> None:
+    network = gie.InferNetwork()
+    x = network.add_input("data", gie.DataType.FLOAT, (256, 2, 2))
+    layer = network.add_fully_connected(x, 1024, numbers(1024, 1024))
+    network.mark_output(output_of(layer))
+    engine = build(network)
+    weights = sum(weight.dtype.size_bytes * 1024 * 1024 for weight in engine.engine.header.weights)
+    taken = Taken()
+    contexts = [engine.engine.create_context(tracker=taken) for _ in range(3)]
+    assert weights >= 4 << 20
+    assert 0 < taken.size_bytes < 1 << 20
+    for context in contexts:
+        context.close()
 
 
 def test_contexts_outlive_the_engine_that_is_destroyed(engine: gie.CudaEngine) -> None:

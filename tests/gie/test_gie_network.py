@@ -333,6 +333,14 @@ def _rounding_up(
     return high, wide
 
 
+def _doubling(dims: tuple[int, int], *_others: object) -> tuple[int, int]:
+    return 2 * dims[0] + 1, 2 * dims[1] - 1
+
+
+def _of_one(*_all: object) -> tuple[int, int]:
+    return 1, 1
+
+
 @pytest.mark.requirement("GX-3")
 def test_formula_decides_how_large_poolings_are_before_and_after_they_are_made() -> None:
     network, x = _network(1, 6, 6)
@@ -354,7 +362,7 @@ def test_formula_decides_how_large_poolings_are_before_and_after_they_are_made()
 def test_formulas_hold_for_convolutions_and_deconvolutions_and_follow_the_input() -> None:
     network, x = _network(2, 6, 6)
     network.set_convolution_output_dimensions_formula(_rounding_up)
-    network.set_deconvolution_output_dimensions_formula(lambda d, *_: (2 * d[0] + 1, 2 * d[1] - 1))
+    network.set_deconvolution_output_dimensions_formula(_doubling)
     conv = network.add_convolution(x, 2, (3, 3), numbers(2, 2, 3, 3))
     conv.set_stride((2, 2))
     deconv = network.add_deconvolution(x, 2, (2, 2), numbers(2, 2, 2, 2))
@@ -369,7 +377,7 @@ def test_formulas_hold_for_convolutions_and_deconvolutions_and_follow_the_input(
 
 def test_formula_that_asks_for_the_impossible_is_refused() -> None:
     network, x = _network(2, 6, 6)
-    network.set_convolution_output_dimensions_formula(lambda *_: (1, 1))
+    network.set_convolution_output_dimensions_formula(_of_one)
     with pytest.raises(ShapeError, match=r"asks for \(1, 1\) of an input of \(6, 6\)"):
         network.add_convolution(x, 2, (3, 3), numbers(2, 2, 3, 3))
 

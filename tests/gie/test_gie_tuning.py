@@ -167,11 +167,15 @@ def test_candidate_that_needs_more_workspace_than_allowed_is_refused_and_reporte
     assert needs[0] >= 64 * 48 * 4
 
 
+def _by_panels(*_problem: object) -> tuple[str, ...]:
+    return ("panels",)
+
+
 @pytest.mark.requirement("G-39")
 def test_memory_of_each_worker_counts_as_workspace_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Deep filters may be summed in parts, which wait in memory that each worker has."""
     monkeypatch.setattr(conv, "_PARTS_PANEL_BYTES", 0)
-    monkeypatch.setattr(conv, "splits", lambda *_: ("panels",))
+    monkeypatch.setattr(conv, "splits", _by_panels)
     network = smelt.NetworkDefinition("deep")
     x = network.add_input("data", "float32", (64, 14, 14))
     y = network.add_convolution(x, 64, 3, numbers(64, 64, 3, 3) / 24, stride=2)

@@ -12,10 +12,12 @@ import weakref
 from typing import TYPE_CHECKING, Final
 
 from smelt.errors import SmeltError
-from smelt.logger import Logger, Severity
+from smelt.logger import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from smelt.logger import Logger
 
 _lock: Final = threading.Lock()
 _users: Final[weakref.WeakSet[object]] = weakref.WeakSet()
@@ -28,7 +30,7 @@ def adopt(user: object, logger: Logger) -> Logger:
 
     Raises SmeltError: the logger has no method ``log``.
     """
-    if not isinstance(logger, Logger):
+    if not callable(getattr(logger, "log", None)):
         kind = type(logger).__name__
         raise SmeltError(f"{kind} is no logger: it needs a method log(severity, message)")
     with _lock:

@@ -1,0 +1,36 @@
+"""The example 02_googlenet_profile: its script runs and says what the build has saved."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.examples import run_example
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.slow
+@pytest.mark.requirement("G-74", "G-58", "G-24")
+def test_script_counts_layers_before_and_after_and_averages_their_times(tmp_path: Path) -> None:
+    options = ("--size", "64", "--tune", "none", "--iterations", "3", "--batch", "2", "--layers")
+    shown = run_example("02_googlenet_profile", "profile_layers.py", *options, home=tmp_path)
+    counts = {
+        when: int(number) for when, number in re.findall(r"layers (\w+) the build: +(\d+)", shown)
+    }
+    assert counts["before"] == 141
+    assert counts["after"] <= 70  # 57 ReLUs, 9 concatenations and 9 twins are no more
+    assert "concat" not in shown.split("layers after the build")[1].splitlines()[0]
+    rows = dict(re.findall(r"^  (\S.*?)  +([\d.]+) us +[\d.]+%$", shown, re.MULTILINE))
+    steps = re.search(r"and steps between them: +(\d+)", shown)
+    assert steps is not None
+    assert "conv1 + conv1/relu" in rows
+    profiled = re.search(r"all layers ([\d.]+) ms; a run ([\d.]+) ms with the profiler", shown)
+    assert profiled is not None
+    assert 0 < float(profiled[1]) <= float(profiled[2])
+    total = sum(float(number) for number in re.findall(r"([\d.]+) us", shown)) / 1000
+    assert total == pytest.approx(float(profiled[1]), abs=0.02)
+    assert len(re.findall(r" us  ", shown)) == counts["after"] + int(steps[1])
