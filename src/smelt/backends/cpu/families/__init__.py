@@ -1,1 +1,3 @@
-"""One file per family of kernels."""
+"""One file per family of kernels; the backend lists them."""
+
+__all__: list[str] = []
