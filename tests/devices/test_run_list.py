@@ -317,6 +317,40 @@ done:
 """Takes as long as its scalar says."""
 
 
+WHO = SPIN.replace("@spin", "@who").replace(
+    "done:\n",
+    """done:
+ %out = load ptr, ptr %args
+ %me = ptrtoint ptr %scratch to i64
+ %mine = getelementptr i64, ptr %out, i64 %begin
+ store i64 %me, ptr %mine
+""",
+)
+"""Takes its time, and tells which scratch memory it had for its first chunk."""
+
+
+def test_workers_share_the_chunks_of_a_row(bench: Bench) -> None:
+    image, symbols = link([compile_ir(WHO, host_target())])
+    code = MappedCode(image)
+    run_list = RunList(
+        [Row(code.address + dict(symbols)["who"], 3, 0)],
+        bench.runtime,
+        worker_pool(),
+        bench.memory,
+        threads=2,
+        scratch=Scratch(bench.memory, 8, 2),
+    )
+    out = np.zeros(64, np.int64)
+    run_list.words[:] = [out.ctypes.data, 0, 50_000]
+    run_list.set_chunks([64])
+    end = time.monotonic() + 30
+    while len(set(out.tolist()) - {0}) < 2 and time.monotonic() < end:
+        out[:] = 0
+        run_list.run()  # a busy machine may keep the worker from its processor for a while
+    run_list.close()
+    assert len(set(out.tolist()) - {0}) == 2
+
+
 def test_a_long_wait_sleeps(bench: Bench) -> None:
     """Of three threads one has work; the others must not use up processors meanwhile."""
     image, symbols = link([compile_ir(SPIN, host_target())])

@@ -494,6 +494,7 @@ def test_interrupts_at_any_moment_never_give_wrong_results(engine: Engine) -> No
             except KeyboardInterrupt:
                 interrupted += 1
         signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
         assert np.array_equal(context.run({"x": x})["y"], affine(x))
     assert interrupted > 10
 
