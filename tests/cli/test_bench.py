@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.small_models import boxes_model, save_model, two_inputs_model
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -67,3 +69,20 @@ def test_an_unknown_input_is_refused(smelt: Smelt, engine: Path) -> None:
     answer = smelt("bench", engine, "--input", "picture=random")
     assert answer.code == 1
     assert "no input 'picture'" in answer.err
+
+
+def test_results_whose_size_depends_on_data_can_be_measured(smelt: Smelt, tmp_path: Path) -> None:
+    path = save_model(boxes_model(), tmp_path / "boxes.onnx")
+    answer = smelt("bench", path, "--tune", "none", "--iterations", "3", "--json")
+    assert answer.code == 0, answer.err
+    assert answer.json["iterations"] == 3
+
+
+def test_open_extents_other_than_the_batch_are_measured_at_their_largest(
+    smelt: Smelt, tmp_path: Path
+) -> None:
+    path = save_model(two_inputs_model(), tmp_path / "two.onnx")
+    shapes = ("--shape", "a=1..3x6", "--shape", "b=1..3x4")
+    answer = smelt("bench", path, *shapes, "--tune", "none", "--iterations", "3", "--json")
+    assert answer.code == 0, answer.err
+    assert answer.json["batch"] == 3

@@ -136,6 +136,22 @@ def test_a_missing_package_is_named_with_how_to_get_it(
     assert answer.err.startswith("error: onnx is not installed; run: pip install smelt")
 
 
+def test_an_engine_runs_where_nothing_that_builds_is_installed(engine: Path) -> None:
+    code = (
+        "import sys\n"
+        "for name in ('llvmlite', 'onnx', 'google.protobuf', 'PIL', 'rich'):\n"
+        "    sys.modules[name] = None\n"
+        "from smelt.cli import main\n"
+        "main()"
+    )
+    arguments = ("run", str(engine), "--input", "image=zeros", "--json")
+    done = _python("-c", code, *arguments)
+    assert done.returncode == 0, done.stderr
+    assert '"prob"' in done.stdout
+    built = _python("-c", code, "build", str(engine.with_suffix(".onnx")))
+    assert built.returncode == 1
+
+
 def test_whoever_stops_reading_hears_no_complaint(engine: Path) -> None:
     command = f"{sys.executable} -m smelt inspect {engine} --json | head -c 20"
     done = subprocess.run(  # noqa: S602  (a pipe is what is tested)

@@ -78,7 +78,7 @@ def test_a_right_engine_passes_against_onnxruntime_in_every_layer(tmp_path: Path
     found = compare(path, "onnxruntime", layers=True, tune="none")
     assert found.passed
     assert found.first_difference is None
-    assert len(found.layers) == 18
+    assert len(found.layers) == 17  # all but the one that nobody reads
     assert all(error.passed for _, error in found.layers)
 
 

@@ -123,7 +123,9 @@ class _Work:
         batch: int | None,
         given: Mapping[str, str],
     ) -> _Work:
-        from smelt.cli._inputs import given_array, symbol_values
+        import numpy as np
+
+        from smelt.cli._inputs import given_array, shape_at, symbol_values
         from smelt.errors import SmeltError
 
         values = symbol_values(engine, batch=batch)
@@ -133,16 +135,15 @@ class _Work:
         arrays = {
             b.name: given_array(given.get(b.name, "random"), b, values) for b in engine.inputs
         }
-        results = context.run(arrays)
-        if any(b.name in arrays for b in engine.outputs):
-            raise SmeltError("an input and an output have one name, and cannot be measured")
-        every = arrays | results
+        results = [np.empty(shape_at(b, values), b.dtype.numpy) for b in engine.outputs]
         first = engine.inputs[0] if engine.inputs else None
         extents = arrays[first.name].shape if first is not None else ()
         items = extents[0] if len(extents) > 1 else 1
         named = {str(d) for b in engine.inputs for d in b.shape if not isinstance(d, int)}
         told = items if "batch" in named else 1
-        return cls(context, told, items, [every[b.name] for b in engine.bindings])
+        made = iter(results)
+        bindings = [arrays[b.name] if b.is_input else next(made) for b in engine.bindings]
+        return cls(context, told, items, bindings)
 
     def run(self) -> None:
         self.context.execute(self.batch, self.bindings)

@@ -183,6 +183,15 @@ def open_engine(path: str, arguments: BuildArguments, *, quiet: bool = False) ->
     if useless:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in useless)
         raise click.UsageError(f"{path} is an engine, already built: {names} cannot change it")
-    from smelt.builder import load
+    return _load(path)
 
+
+def _load(path: str) -> Engine:
+    """Load an engine; where no compiler is installed, as the bare runtime does."""
+    try:
+        from smelt.builder import load
+    except ModuleNotFoundError:
+        from smelt.runtime import Engine
+
+        return Engine.load(path)
     return load(path)

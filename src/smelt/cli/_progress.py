@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 _PATIENCE_SECONDS: Final = 1.0
+_REFRESH_SECONDS: Final = 0.1
 
 
 class ProgressLine:
@@ -27,6 +28,7 @@ class ProgressLine:
         self._bar: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
         self._told: set[str] = set()
+        self._drawn = 0.0
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         """Hear that ``done`` of ``total`` parts of ``stage`` are done."""
@@ -51,12 +53,18 @@ class ProgressLine:
                 Elapsed(),
                 console=Console(stderr=True),
                 transient=True,
+                # No thread of its own: it would disturb what is being timed.
+                auto_refresh=False,
             )
             self._bar.start()
         for stage, (done, total) in self._stages.items():
             if stage not in self._tasks:
                 self._tasks[stage] = self._bar.add_task(stage, total=total)
             self._bar.update(self._tasks[stage], completed=done, total=total)
+        now = time.perf_counter()
+        if now - self._drawn >= _REFRESH_SECONDS:
+            self._bar.refresh()
+            self._drawn = now
 
     def _tell(self) -> None:
         """Write a line for each stage that is complete and not yet told."""

@@ -37,12 +37,17 @@ class LayerDifference:
 
 
 def shown_values(graph: Graph) -> list[tuple[Node, Value]]:
-    """The results that can be compared, in the order in which they are computed."""
+    """The results that can be compared, in the order in which they are computed.
+
+    What nobody reads is left out: old models declare results (Dropout's mask) that mean nothing.
+    """
     return [
         (node, value)
         for node in graph.nodes
         for value in node.outputs
-        if isinstance(value.type, TensorType) and value.type.dtype is not DType.BFLOAT16
+        if isinstance(value.type, TensorType)
+        and value.type.dtype is not DType.BFLOAT16
+        and (value.users or graph.is_output(value))
     ]
 
 
