@@ -74,7 +74,8 @@ def test_a_room_of_the_run_half_needs_numpy_and_cryptography_alone(bare: Path, r
     assert done.returncode == 0, done.stderr
 
 
-def test_an_engine_runs_on_a_bare_machine(bare: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("load", ["smelt.load", "smelt.Engine.load"])
+def test_an_engine_runs_on_a_bare_machine(bare: Path, tmp_path: Path, load: str) -> None:
     smelt = cast("Any", importlib.import_module("smelt"))
     random = np.random.default_rng(0)
     network = smelt.NetworkDefinition("small")
@@ -88,11 +89,11 @@ def test_an_engine_runs_on_a_bare_machine(bare: Path, tmp_path: Path) -> None:
         (expected,) = context.run({"data": data}).values()
     engine.save(tmp_path / "small.engine")
     np.save(tmp_path / "data.npy", data)
-    code = """
+    code = f"""
 import numpy, smelt
 folder = sys.argv[1]
-with smelt.Engine.load(folder + "/small.engine").create_context() as context:
-    (result,) = context.run({"data": numpy.load(folder + "/data.npy")}).values()
+with {load}(folder + "/small.engine").create_context() as context:
+    (result,) = context.run({{"data": numpy.load(folder + "/data.npy")}}).values()
 numpy.save(folder + "/result.npy", result)
 """
     done = run_bare(bare, code, str(tmp_path))

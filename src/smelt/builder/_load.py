@@ -6,7 +6,13 @@ import dataclasses
 import logging
 from typing import TYPE_CHECKING, BinaryIO
 
-from smelt.backends.cpu import CodeCache, CpuBackend, compile_runtime, target_named
+from smelt.backends.cpu import (
+    CodeCache,
+    CpuBackend,
+    compile_runtime,
+    is_llvm_installed,
+    target_named,
+)
 from smelt.builder._program import reassembled_plans
 from smelt.devices.cpu import abi
 from smelt.engine import (
@@ -60,6 +66,8 @@ def load(
     try:
         verify_signature(file)
     except TrustError as error:
+        if not is_llvm_installed():
+            raise
         _LOG.info("%s; its code is generated anew from its plan", error)
         return _regenerate(file)
     return Engine(file)

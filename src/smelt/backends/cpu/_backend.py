@@ -11,7 +11,7 @@ from smelt.backends._reference import ReferenceFamily
 from smelt.backends._windows import WindowFamily
 from smelt.backends.cpu._compile import compile_ir
 from smelt.backends.cpu._link import link
-from smelt.backends.cpu._native_runtime import runtime_ir
+from smelt.backends.cpu._native_runtime import runtime_image
 from smelt.backends.cpu._target import CpuTarget
 from smelt.backends.cpu.families.axis import AxisFamily
 from smelt.backends.cpu.families.conv import ConvFamily
@@ -41,6 +41,7 @@ from smelt.backends.cpu.families.quantize import QuantizeFamily
 from smelt.backends.cpu.families.reduce import ReduceFamily
 from smelt.backends.cpu.families.resample import ResampleFamily
 from smelt.backends.cpu.families.winograd import WinogradFamily
+from smelt.engine import detect_host
 from smelt.types import override
 
 if TYPE_CHECKING:
@@ -134,8 +135,12 @@ class CpuBackend(Backend[CpuTarget]):
         return made
 
 
-@functools.cache
 def compile_runtime(target: CpuTarget) -> CodeImage:
-    """The run loop and worker loop that every engine for the target carries."""
-    image, symbols = link([compile_ir(runtime_ir(target), target)])
+    """The run loop and worker loop that every engine for the target's architecture carries."""
+    return _runtime_of(target.architecture, detect_host().system)
+
+
+@functools.cache
+def _runtime_of(architecture: str, system: str) -> CodeImage:
+    image, symbols = runtime_image(architecture, system)
     return CodeImage(image, tuple(sorted(symbols)))

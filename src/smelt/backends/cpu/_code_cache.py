@@ -14,9 +14,8 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import llvmlite
-
 from smelt import config
+from smelt.backends.cpu._llvm import llvm_version
 from smelt.devices.cpu import abi
 from smelt.engine import VERSION, cache_secret, write_atomically
 from smelt.errors import SmeltError
@@ -95,7 +94,7 @@ class CodeCache:
 @functools.cache
 def _generator() -> str:
     """What made the code: LLVM's version, and the sources of our generators."""
-    digest = hashlib.sha256(repr(llvmlite.__version__).encode())
+    digest = hashlib.sha256(llvm_version().encode())
     root = Path(__file__).parent
     for path in sorted(root.rglob("*.py")):
         digest.update(path.relative_to(root).as_posix().encode())

@@ -7,14 +7,12 @@ import re
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
-import llvmlite.binding
-
+from smelt.backends.cpu._llvm import load_llvm
 from smelt.errors import BuildError
 
 if TYPE_CHECKING:
     from smelt.backends.cpu._target import CpuTarget
 
-llvm: Any = llvmlite.binding  # it ships no types
 _DEFINITION: Final = re.compile(r"^(define\b.*?)(\{\s*)$", re.MULTILINE)
 _ATTRIBUTES: Final = '"no-builtins" '
 _LOCAL: Final = threading.local()
@@ -29,7 +27,7 @@ def compile_ir(ir_text: str, target: CpuTarget) -> bytes:
     Raises:
         BuildError: the text is not valid LLVM IR.
     """
-    machine = _target_machine(target)
+    llvm, machine = load_llvm(), _target_machine(target)
     # Without this LLVM may replace a loop by a call of the C library, which an image has not.
     text = _DEFINITION.sub(lambda m: f"{m[1]}{_ATTRIBUTES}{m[2]}", ir_text)
     context = llvm.create_context()
@@ -46,7 +44,7 @@ def compile_ir(ir_text: str, target: CpuTarget) -> bytes:
 
 def assembly_of(ir_text: str, target: CpuTarget) -> str:
     """Return the assembly that `compile_ir` would assemble: for reports and for curiosity."""
-    machine = _target_machine(target)
+    llvm, machine = load_llvm(), _target_machine(target)
     text = _DEFINITION.sub(lambda m: f"{m[1]}{_ATTRIBUTES}{m[2]}", ir_text)
     module = llvm.parse_assembly(text, context=llvm.create_context())
     module.triple = target.triple
@@ -56,6 +54,7 @@ def assembly_of(ir_text: str, target: CpuTarget) -> str:
 
 
 def _optimise(module: Any, machine: Any) -> None:
+    llvm = load_llvm()
     options = llvm.create_pipeline_tuning_options(speed_level=2)
     options.loop_vectorization = False
     options.slp_vectorization = False
@@ -65,6 +64,7 @@ def _optimise(module: Any, machine: Any) -> None:
 
 @functools.cache
 def _initialize() -> None:
+    llvm = load_llvm()
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     llvm.initialize_native_asmparser()
@@ -74,7 +74,8 @@ def _target_machine(target: CpuTarget) -> Any:
     _initialize()
     machines: dict[CpuTarget, Any] = _LOCAL.__dict__.setdefault("machines", {})
     if target not in machines:
-        machines[target] = llvm.Target.from_triple(target.triple).create_target_machine(
+        triple = load_llvm().Target.from_triple(target.triple)
+        machines[target] = triple.create_target_machine(
             cpu=target.cpu, features=target.llvm_features, opt=3, reloc="pic", codemodel="small"
         )
     return machines[target]

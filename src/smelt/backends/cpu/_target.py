@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-import llvmlite.binding
-
+from smelt.backends.cpu._llvm import load_llvm
 from smelt.engine import Host, detect_host, known_features
 from smelt.errors import UnsupportedError
 
-llvm: Any = llvmlite.binding  # it ships no types
 _V2: Final = ("cx16", "popcnt", "sahf", "sse", "sse2", "sse3", "sse4.1", "sse4.2", "ssse3")
 _V3: Final = tuple(sorted((*_V2, "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")))
 _V4: Final = tuple(
@@ -98,6 +96,7 @@ def host_target() -> CpuTarget:
             f"no code can be generated for {host.architecture}; "
             "build on, or for, x86-64 or aarch64: device='cpu:x86-64-v3'"
         )
+    llvm = load_llvm()
     found = llvm.get_host_cpu_features()
     # Only what the bare runtime can find out as well may be used: it checks the fingerprint.
     features = tuple(f for f in host.features if found.get(f, False) or _is_baseline(host, f))

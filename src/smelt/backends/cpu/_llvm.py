@@ -1,0 +1,36 @@
+"""LLVM, loaded when something is compiled: a machine that only runs engines need not have it."""
+
+from __future__ import annotations
+
+import functools
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from smelt.errors import UnsupportedError
+
+
+@functools.cache
+def load_llvm() -> Any:
+    """Return llvmlite's binding, which ships no types.
+
+    Raises UnsupportedError: it is not installed.
+    """
+    try:
+        return import_module("llvmlite.binding")
+    except ModuleNotFoundError as error:
+        raise UnsupportedError(
+            "code cannot be generated here: llvmlite is not installed; run: pip install llvmlite, "
+            "or load an engine that a key you trust has signed"
+        ) from error
+
+
+def llvm_version() -> str:
+    """Return llvmlite's version."""
+    load_llvm()
+    return str(import_module("llvmlite").__version__)
+
+
+def is_llvm_installed() -> bool:
+    """Return whether code can be generated here."""
+    return find_spec("llvmlite") is not None
