@@ -1,0 +1,73 @@
+"""Offsets in the arena: never two living buffers on one byte, and never much more than needed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smelt.backends._arena import ALIGNMENT_BYTES, Life, assign_offsets, lower_bound
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def surely_over(a: Life, b: Life, started: Sequence[int]) -> bool:
+    """Whether every use of ``a`` is complete when ``b`` is first written."""
+    return a.last_step < started[b.first_step]
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> tuple[list[Life], list[int]]:
+    """Buffers of a list of steps, of which some start before their predecessors end."""
+    count = draw(st.integers(1, 12))
+    started = [draw(st.integers(max(0, step - 3), step)) for step in range(count)]
+    for step in range(1, count):  # what was complete once stays complete
+        started[step] = max(started[step], started[step - 1])
+    lives: list[Life] = []
+    for _ in range(draw(st.integers(0, 15))):
+        first = draw(st.integers(0, count - 1))
+        last = draw(st.integers(first, count - 1))
+        lives.append(Life(draw(st.integers(0, 500)), first, last))
+    return lives, started
+
+
+@given(programs())
+@settings(max_examples=200, deadline=None)
+def test_buffers_share_bytes_only_when_one_is_surely_over(
+    program: tuple[list[Life], list[int]],
+) -> None:
+    lives, started = program
+    offsets, arena = assign_offsets(lives, started)
+    for i, (a, start) in enumerate(zip(lives, offsets, strict=True)):
+        assert start % ALIGNMENT_BYTES == 0
+        assert start + a.size_bytes <= arena
+        for b, other in zip(lives[:i], offsets, strict=False):
+            apart = start + a.size_bytes <= other or other + b.size_bytes <= start
+            assert apart or surely_over(a, b, started) or surely_over(b, a, started)
+
+
+@given(programs())
+@settings(max_examples=100, deadline=None)
+def test_no_arena_is_smaller_than_the_lower_bound(program: tuple[list[Life], list[int]]) -> None:
+    lives, started = program
+    _, arena = assign_offsets(lives, started)
+    assert arena >= lower_bound(lives, len(started))
+
+
+def test_a_chain_takes_two_buffers() -> None:
+    lives = [Life(1000, step, step + 1) for step in range(8)]
+    _, arena = assign_offsets(lives, list(range(9)))
+    assert arena == 2 * 1024 == lower_bound(lives, 9)
+
+
+def test_a_step_that_does_not_wait_shares_nothing_with_the_one_before() -> None:
+    lives = [Life(64, 0, 0), Life(64, 1, 1)]
+    assert assign_offsets(lives, [0, 1])[1] == 64
+    assert assign_offsets(lives, [0, 0])[1] == 128
+
+
+def test_nothing_needs_no_arena() -> None:
+    assert assign_offsets([], []) == ([], 0)
+    assert lower_bound([], 0) == 0

@@ -1,0 +1,275 @@
+"""Where tensors lie: windows, concatenations in place, halos, and the copies that remain."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from smelt import ops
+from smelt.ir import Graph
+from tests.support.cpu_families import random
+from tests.support.plans import LAST, LINEAR, Planned, pick, tensor
+
+if TYPE_CHECKING:
+    from smelt.ir import Value
+
+COPY = "copy"
+
+
+def integers(*values: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+    return np.array(values, np.int64)
+
+
+def relu(graph: Graph, x: Value, name: str) -> Value:
+    return graph.add(ops.Relu(), x, name=name).output
+
+
+def sliced(graph: Graph, x: Value, axis: int, begin: int, end: int, name: str) -> Value:
+    bounds = [graph.add_constant(integers(v), "bound") for v in (begin, end, axis)]
+    return graph.add(ops.Slice(), x, *bounds, name=name).output
+
+
+def squeezed(graph: Graph, x: Value, axis: int, name: str) -> Value:
+    return graph.add(ops.Squeeze(), x, graph.add_constant(integers(axis)), name=name).output
+
+
+# ---- concatenation
+
+
+@pytest.mark.requirement("G-24")
+@pytest.mark.parametrize("layout", [LINEAR, LAST])
+def test_parts_of_a_concatenation_are_written_in_place(layout: object) -> None:
+    graph = Graph()
+    x = graph.add_input("x", tensor(2, 3, 5, 5))
+    parts = [relu(graph, x, "a"), graph.add(ops.Sigmoid(), x, name="b").output]
+    whole = graph.add(ops.Concat(1), *parts, name="whole").output
+    graph.outputs.append(graph.add(ops.Tanh(), whole, name="y").output)
+    planned = Planned(graph, pick({"a": layout, "b": layout, "whole": layout, "y": layout}))  # type: ignore[dict-item]
+    planned.check(random((2, 3, 5, 5)))
+    if layout is LINEAR:
+        assert COPY not in planned.kinds()
+    notes = " ".join(planned.assembled.notes)
+    assert "a is written in place" in notes
+    assert "b is written in place" in notes
+
+
+def test_concatenations_nest_in_place() -> None:
+    graph = Graph()
+    x = graph.add_input("x", tensor(1, 4, 6, 6))
+    a, b, c = (relu(graph, x, name) for name in "abc")
+    inner = graph.add(ops.Concat(1), a, b, name="inner").output
+    outer = graph.add(ops.Concat(1), inner, c, name="outer").output
+    graph.outputs += [relu(graph, outer, "y"), relu(graph, inner, "z")]
+    planned = Planned(graph)
+    planned.check(random((1, 4, 6, 6)))
+    assert COPY not in planned.kinds()
+
+
+def test_what_is_concatenated_twice_is_copied_once() -> None:
+    graph = Graph()
+    x = graph.add_input("x", tensor(1, 4, 6, 6))
+    a = relu(graph, x, "a")
+    whole = graph.add(ops.Concat(1), a, a, name="whole").output
+    graph.outputs.append(relu(graph, whole, "y"))
+    planned = Planned(graph)
+    planned.check(random((1, 4, 6, 6)))
+    assert planned.kinds().count(COPY) == 1
+
+
+def test_inputs_and_constants_are_copied_into_a_concatenation() -> None:
+    graph = Graph()
+    x = graph.add_input("x", tensor(1, 2, 3, 3))
+    constant = graph.add_constant(random((1, 4, 3, 3), 1))
+    graph.outputs.append(graph.add(ops.Concat(1), x, constant, x, name="y").output)
+    planned = Planned(graph)
+    planned.check(random((1, 2, 3, 3)))
+    assert planned.kinds() == [COPY] * 3
+
+
+def test_a_part_that_is_an_output_keeps_its_own_memory() -> None:
+    graph = Graph()
+    x = graph.add_input("x", tensor(1, 2, 3, 3))
+    a, b = relu(graph, x, "a"), graph.add(ops.Neg(), x, name="b").output
+    whole = graph.add(ops.Concat(1), a, b, name="whole").output
+    graph.outputs += [a, relu(graph, whole, "y")]
+    planned = Planned(graph)
+    planned.check(random((1, 2, 3, 3)))
+    assert planned.kinds().count(COPY) == 1
+
+
+# ---- windows
+
+
+def test_slices_and_splits_cost_nothing() -> None:
+    graph = Graph()
+    x = graph.add_input("x", tensor(2, 6, 4, 4))
+    y = relu(graph, x, "r")
+    halves = graph.add(ops.Split(1, num_outputs=2), y, name="split").outputs
+    last = sliced(graph, halves[1], 2, 1, 3, "slice")
+    graph.outputs += [relu(graph, last, "a"), relu(graph, halves[0], "b")]
+    planned = Planned(graph)
+    planned.check(random((2, 6, 4, 4)))
+    assert COPY not in planned.kinds()
+
+
+def test_a_slice_squeezed_stays_a_window() -> None:
+    graph = Graph()
+    x = graph.add_input("x", tensor(2, 6, 4, 5))
+    y = relu(graph, x, "r")
+    one = squeezed(graph, sliced(graph, y, 1, 3, 4, "slice"), 1, "squeeze")
+    graph.outputs.append(relu(graph, one, "z"))
+    planned = Planned(graph)
+    planned.check(random((2, 6, 4, 5)))
+    assert COPY not in planned.kinds()
+
+
+def test_one_place_of_an_axis_is_a_window() -> None:
+    graph = Graph()
+    x = graph.add_input("x", tensor(2, 6, 4, 5))
+    y = relu(graph, x, "r")
+    for axis, index in ((1, 2), (0, -1), (2, 0)):
+        number = graph.add_constant(np.array(index))
+        name = f"pick{axis}"
+        one = graph.add(ops.Gather(axis), y, number, name=name).output
+        graph.outputs.append(relu(graph, one, f"z{axis}"))
+    planned = Planned(graph)
+    planned.check(random((2, 6, 4, 5)))
+    assert COPY not in planned.kinds()
+    assert "gather" not in planned.kinds()
+
+
+def test_the_innermost_place_is_gathered_so_that_lines_run_on() -> None:
+    graph = Graph()
+    x = graph.add_input("x", tensor(2, 6, 4, 5))
+    one = graph.add(ops.Gather(3), x, graph.add_constant(np.array(2)), name="pick").output
+    graph.outputs.append(relu(graph, one, "z"))
+    planned = Planned(graph)
+    planned.check(random((2, 6, 4, 5)))
+    assert "gather" in planned.kinds()
+
+
+def test_reshaping_a_slice_needs_a_copy_and_reshaping_a_tensor_does_not() -> None:
+    for begin, copies in ((0, 0), (1, 1)):
+        graph = Graph()
+        x = graph.add_input("x", tensor(3, 4, 4))
+        y = relu(graph, x, "r")
+        if begin:
+            y = sliced(graph, y, 1, begin, 4, "slice")
+        count = 12 * (4 - begin)
+        flat = graph.add(ops.Reshape(), y, graph.add_constant(integers(count)), name="flat").output
+        graph.outputs.append(relu(graph, flat, "z"))
+        planned = Planned(graph)
+        planned.check(random((3, 4, 4)))
+        assert planned.kinds().count(COPY) == copies
+
+
+def test_what_is_reshaped_after_a_squeeze_lies_contiguously_for_good() -> None:
+    graph = Graph()
+    x = graph.add_input("x", tensor(1, 8, 6, 6))
+    y = relu(graph, x, "r")
+    flat = squeezed(graph, y, 0, "squeeze")
+    line = graph.add(ops.Reshape(), flat, graph.add_constant(integers(-1)), name="line").output
+    weights = graph.add_constant(random((4, 8, 3, 3), 1))
+    padded = graph.add(ops.Conv((3, 3), pads=(1, 1, 1, 1)), y, weights, name="conv").output
+    graph.outputs += [relu(graph, line, "a"), relu(graph, padded, "b")]
+    for layout in (LINEAR, LAST):
+        Planned(graph, pick({"conv": LAST, "r": layout})).check(random((1, 8, 6, 6)))
+
+
+# ---- halos
+
+
+def test_zeros_around_a_tensor_are_shared_by_all_that_read_it() -> None:
+    graph = Graph()
+    x = graph.add_input("x", tensor(2, 16, 7, 7))
+    y = relu(graph, x, "r")
+    for size in (3, 5):
+        weights = graph.add_constant(random((8, 16, size, size), size))
+        pads = (size // 2,) * 4
+        conv = graph.add(ops.Conv((size, size), pads=pads), y, weights, name=f"conv{size}").output
+        graph.outputs.append(relu(graph, conv, f"y{size}"))
+    part = sliced(graph, y, 2, 1, 4, "part")
+    graph.outputs.append(relu(graph, part, "z"))
+    planned = Planned(graph, pick(default=LAST))
+    planned.check(random((2, 16, 7, 7)))
+
+
+def test_a_padded_reader_of_one_part_pads_the_whole_concatenation() -> None:
+    graph = Graph()
+    x = graph.add_input("x", tensor(1, 8, 6, 6))
+    a, b = relu(graph, x, "a"), graph.add(ops.Neg(), x, name="b").output
+    weights = graph.add_constant(random((8, 8, 3, 3), 1))
+    conv = graph.add(ops.Conv((3, 3), pads=(1, 1, 1, 1)), a, weights, name="conv").output
+    whole = graph.add(ops.Concat(1), a, b, name="whole").output
+    graph.outputs += [relu(graph, conv, "y"), relu(graph, whole, "z")]
+    Planned(graph, pick(default=LAST)).check(random((1, 8, 6, 6)))
+
+
+# ---- outputs
+
+
+def test_an_output_that_is_also_read_is_written_once() -> None:
+    graph = Graph()
+    x = graph.add_input("x", tensor(3, 5))
+    y = relu(graph, x, "y")
+    graph.outputs += [y, graph.add(ops.Exp(), y, name="z").output]
+    planned = Planned(graph)
+    planned.check(random((3, 5)))
+    assert planned.kinds() == ["elementwise"] * 2
+
+
+def test_an_input_a_constant_and_a_window_may_be_outputs() -> None:
+    graph = Graph()
+    x = graph.add_input("x", tensor(3, 5))
+    y = relu(graph, x, "y")
+    constant = graph.add_constant(random((2, 2), 3))
+    graph.outputs += [x, constant, sliced(graph, y, 0, 1, 2, "part")]
+    planned = Planned(graph)
+    made = planned.run([random((3, 5))], {})
+    assert np.array_equal(made[0], random((3, 5)))
+    assert np.array_equal(made[1], random((2, 2), 3))
+    assert np.array_equal(made[2], np.maximum(random((3, 5)), 0)[1:2])
+
+
+def test_the_same_value_may_be_two_outputs() -> None:
+    graph = Graph()
+    x = graph.add_input("x", tensor(3, 5))
+    y = relu(graph, x, "y")
+    graph.outputs += [y, y]
+    made = Planned(graph).run([random((3, 5))], {})
+    assert np.array_equal(made[0], made[1])
+
+
+def test_a_tensor_with_one_channel_needs_no_copy_between_layouts() -> None:
+    graph = Graph()
+    x = graph.add_input("x", tensor(2, 1, 6, 6))
+    y = relu(graph, x, "a")
+    graph.outputs.append(graph.add(ops.Exp(), y, name="b").output)
+    planned = Planned(graph, pick({"a": LINEAR, "b": LAST}))
+    planned.check(random((2, 1, 6, 6)))
+    assert planned.kinds().count(COPY) <= 1  # the output's own, which nobody may write askew
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_windows_follow_symbolic_extents(rows: int) -> None:
+    graph = Graph()
+    x = graph.add_input("x", tensor("batch", 4, 6))
+    a, b = relu(graph, x, "a"), graph.add(ops.Neg(), x, name="b").output
+    whole = graph.add(ops.Concat(1), a, b, name="whole").output
+    part = squeezed(graph, sliced(graph, whole, 1, 5, 6, "slice"), 1, "squeeze")
+    graph.outputs += [relu(graph, part, "y"), relu(graph, whole, "z")]
+    planned = Planned(graph, symbols=(("batch", 1, 3),))
+    planned.check(random((rows, 4, 6)), batch=rows)
+
+
+def test_constants_that_follow_alike_are_stored_once() -> None:
+    graph = Graph()
+    x = graph.add_input("x", tensor(1, 8, 6, 6))
+    weights = graph.add_constant(random((8, 8, 3, 3), 1))
+    first = graph.add(ops.Conv((3, 3)), x, weights, name="first").output
+    graph.outputs += [first, graph.add(ops.Conv((3, 3)), x, weights, name="second").output]
+    planned = Planned(graph, pick(default=LAST))
+    offsets = [offset for _, offset in planned.weights.entries]
+    assert len(set(offsets)) == len(offsets) == 1

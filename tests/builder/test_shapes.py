@@ -1,0 +1,112 @@
+"""What the user says of shapes: fixed, one plan each, or a range."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from smelt.builder._shapes import Bounds, boxes_of
+from smelt.errors import BuildError, ShapeError, UnboundSymbolError
+from smelt.ir import Graph
+from tests.support.plans import tensor
+
+
+def network(**inputs: tuple[int | str, ...]) -> Graph:
+    graph = Graph()
+    for name, shape in inputs.items():
+        graph.add_input(name, tensor(*shape))
+    return graph
+
+
+def exactly(value: int) -> Bounds:
+    return Bounds(value, value, value)
+
+
+IMAGE = network(x=("n", 3, "h", "w"))
+BATCHED = network(x=("batch", 4))
+
+
+def test_a_network_without_symbols_is_one_empty_box() -> None:
+    assert boxes_of(network(x=(1, 2)), None, 1) == [{}]
+
+
+def test_an_implicit_batch_ranges_up_to_the_maximum() -> None:
+    assert boxes_of(BATCHED, None, 8) == [{"batch": Bounds(1, 8, 8)}]
+
+
+def test_a_shape_without_the_batch_leaves_it_open() -> None:
+    assert boxes_of(BATCHED, {"x": (4,)}, 8) == [{"batch": Bounds(1, 8, 8)}]
+    assert boxes_of(BATCHED, {"x": (2, 4)}, 8) == [{"batch": exactly(2)}]
+
+
+def test_a_shape_fixes_every_symbol() -> None:
+    made = boxes_of(IMAGE, {"x": (1, 3, 224, 200)}, 1)
+    assert made == [{"n": exactly(1), "h": exactly(224), "w": exactly(200)}]
+
+
+def test_a_list_of_shapes_gives_one_plan_each() -> None:
+    shapes = [(1, 3, 8, 8), (4, 3, 16, 8)]
+    made = boxes_of(IMAGE, {"x": shapes}, 1)
+    assert [box["h"] for box in made] == [exactly(8), exactly(16)]
+    assert [box["n"] for box in made] == [exactly(1), exactly(4)]
+
+
+def test_a_tuple_of_three_shapes_is_a_range() -> None:
+    made = boxes_of(IMAGE, {"x": ((1, 3, 8, 8), (2, 3, 16, 8), (4, 3, 32, 8))}, 1)
+    assert made == [{"n": Bounds(1, 2, 4), "h": Bounds(8, 16, 32), "w": exactly(8)}]
+
+
+def test_one_shape_goes_with_every_plan_of_another_input() -> None:
+    graph = network(x=("a", 2), y=("b", 2))
+    made = boxes_of(graph, {"x": [(1, 2), (5, 2)], "y": (3, 2)}, 1)
+    assert made == [{"a": exactly(1), "b": exactly(3)}, {"a": exactly(5), "b": exactly(3)}]
+
+
+def test_inputs_that_share_a_symbol_must_agree() -> None:
+    graph = network(x=("a", 2), y=("a", 3))
+    assert boxes_of(graph, {"x": (4, 2), "y": (4, 3)}, 1) == [{"a": exactly(4)}]
+    assert boxes_of(graph, {"x": (4, 2)}, 1) == [{"a": exactly(4)}]
+    with pytest.raises(ShapeError, match="a is given as"):
+        boxes_of(graph, {"x": (4, 2), "y": (5, 3)}, 1)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "error", "words"),
+    [
+        ({"z": (1, 3, 8, 8)}, BuildError, "the inputs are: x"),
+        ({"x": (1, 3, 8)}, ShapeError, "3 extents"),
+        ({"x": (1, 4, 8, 8)}, ShapeError, "gives 4 where the network has 3"),
+        ({"x": (1, 3, -8, 8)}, ShapeError, "an extent of -8"),
+        ({"x": [(1, 3, 8, 8), (1, 3, 8)]}, BuildError, "differ in rank"),
+        ({"x": ((1, 3, 8, 8), (1, 3, 9, 9))}, BuildError, "smallest, best, largest"),
+        ({"x": ((1, 3, 9, 9), (1, 3, 8, 8), (1, 3, 9, 9))}, BuildError, "smallest <= best"),
+        (None, UnboundSymbolError, "leaves h, n, w open"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused_with_what_is_wrong(
+    shapes: Any, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        boxes_of(IMAGE, shapes, 1)
+
+
+def test_inputs_with_differing_numbers_of_plans_are_refused() -> None:
+    graph = network(x=("a", 2), y=("b", 2))
+    shapes: Any = {"x": [(1, 2), (5, 2)], "y": [(3, 2), (4, 2), (5, 2)]}
+    with pytest.raises(BuildError, match=r"\[2, 3\] shapes"):
+        boxes_of(graph, shapes, 1)
+
+
+def test_a_batch_below_one_is_refused() -> None:
+    with pytest.raises(BuildError, match="at least 1"):
+        boxes_of(BATCHED, None, 0)
+
+
+def test_an_extent_that_is_no_single_symbol_cannot_be_bound() -> None:
+    graph = Graph()
+    kind = tensor("a", 2)
+    doubled = kind.shape[0] * 2
+    graph.add_input("x", type(kind)(kind.dtype, (doubled, 2)))
+    with pytest.raises(ShapeError, match="cannot be bound"):
+        boxes_of(graph, {"x": (4, 2)}, 1)

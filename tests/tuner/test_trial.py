@@ -1,0 +1,136 @@
+"""Trials: a candidate is right, and right again, before its time counts."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from smelt import ops
+from smelt.backends import Aliasing, Tactic
+from smelt.backends.cpu import CpuBackend, compile_runtime, host_target
+from smelt.devices.cpu import native_runtime
+from smelt.tuner import Laboratory, MeasuringTimer, TimingCache, relative_error
+from smelt.types import override
+from tests.support.cpu_families import make_node, random
+
+if TYPE_CHECKING:
+    from smelt.backends.cpu import CpuTarget
+    from smelt.engine import KernelSpec
+    from smelt.ir import Node
+
+
+class SpoiltBackend(CpuBackend):
+    """Generates relu with its text changed."""
+
+    def __init__(self, change: Any = None) -> None:
+        super().__init__()
+        self.change = change
+        self.compiled = 0
+
+    @override
+    def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
+        self.compiled += 1
+        text = super().generate(kernel, target)
+        return text if self.change is None else self.change(text)
+
+
+def wrong(text: str) -> str:
+    """Minus the smaller of zero and x, where it was the larger."""
+    assert "fcmp olt" in text
+    return text.replace("fcmp olt", "fcmp ogt")
+
+
+def moving(text: str) -> str:
+    """Adds to the result what the last run left there: right once, but only once."""
+    lines: list[str] = []
+    for number, line in enumerate(text.splitlines()):
+        if line.strip().startswith("store float") or line.strip().startswith("store <"):
+            kind, rest = line.strip().removeprefix("store ").rsplit(", ptr ", 1)
+            element, value = kind.rsplit(" ", 1)
+            pointer = rest.split(",")[0]
+            lines.append(f"  %old{number} = load {element}, ptr {pointer}, align 1")
+            lines.append(f"  %new{number} = fadd {element} {value}, %old{number}")
+            lines.append(f"  store {element} %new{number}, ptr {pointer}, align 1")
+        else:
+            lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+def laboratory(backend: CpuBackend, **sizes: int) -> Laboratory:
+    target = host_target()
+    image = compile_runtime(target)
+    runtime = native_runtime(image.code, dict(image.symbols))
+    return Laboratory(backend, target, runtime, threads=2, sizes=sizes)
+
+
+def relu_node() -> Node:
+    return make_node(ops.Relu(), [random((3, 40))], frozenset())
+
+
+def timer(backend: CpuBackend, cache: TimingCache) -> MeasuringTimer:
+    return MeasuringTimer(laboratory(backend), cache, keep=3, repeats=3)
+
+
+def kernels(node: Node) -> list[Tactic]:
+    found = CpuBackend().candidates(node, host_target())[0]
+    return [t for t in found if not t.is_reference and t.aliasing is Aliasing.NONE]
+
+
+def test_a_right_kernel_gets_its_time() -> None:
+    node = relu_node()
+    (seconds,) = timer(SpoiltBackend(), TimingCache()).seconds(node, kernels(node)[:1])
+    assert 0 < seconds < 1
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"), [(wrong, "its error is"), (moving, "differ between runs")]
+)
+def test_a_wrong_or_moving_kernel_never_wins(
+    change: Any, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = relu_node()
+    reference = [t for t in CpuBackend().candidates(node, host_target())[0] if t.is_reference]
+    cache = TimingCache()
+    with caplog.at_level(logging.WARNING):
+        times = timer(SpoiltBackend(change), cache).seconds(node, [*kernels(node), *reference])
+    assert all(math.isinf(t) for t in times[:-1])
+    assert math.isfinite(times[-1])
+    assert reason in caplog.text
+    assert not cache.entries
+
+
+def test_what_the_cache_knows_is_not_measured_again() -> None:
+    node, cache = relu_node(), TimingCache()
+    first = timer(SpoiltBackend(), cache).seconds(node, kernels(node))
+    backend = SpoiltBackend()
+    assert timer(backend, cache).seconds(node, kernels(node)) == first
+    assert backend.compiled == 0
+
+
+def test_when_time_is_up_estimates_are_believed() -> None:
+    node = relu_node()
+    backend = SpoiltBackend()
+    late = MeasuringTimer(laboratory(backend), TimingCache(), keep=3, repeats=3, seconds=-1.0)
+    assert late.seconds(node, kernels(node)) == [t.cost_hint for t in kernels(node)]
+    assert backend.compiled == 0
+
+
+def test_symbolic_extents_are_tried_at_the_sizes_to_tune_for() -> None:
+    node = make_node(ops.Relu(), [random((3, 40))], frozenset(), {(0, 0): "batch"})
+    lab = laboratory(CpuBackend(), batch=5)
+    seconds = MeasuringTimer(lab, TimingCache(), keep=3, repeats=3).seconds(node, kernels(node))
+    assert all(0 < s < 1 for s in seconds)
+
+
+def test_errors_are_relative_to_the_largest_finite_magnitude() -> None:
+    wanted = np.array([100.0, -1.0, np.inf, np.nan], np.float32)
+    assert relative_error(wanted.copy(), wanted) == 0
+    assert relative_error(wanted + np.float32(1), wanted) == pytest.approx(0.01)
+    assert math.isinf(relative_error(np.zeros(4, np.float32), wanted))
+    assert math.isinf(relative_error(wanted[:2], wanted))
+    assert math.isinf(relative_error(np.array([1, 2]), np.array([1, 3])))
+    assert relative_error(np.zeros(0), np.zeros(0)) == 0
