@@ -33,7 +33,7 @@ from smelt.types import DType, SymbolicDim, TensorType, evaluate_dim, substitute
 from tests.support.cpu_kernels import GuardedBuffer, call_kernel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from smelt.backends import Assembled, Tactic
     from smelt.backends.cpu import CpuTarget
@@ -152,7 +152,14 @@ def bound_symbols(graph: Graph, wanted: Sequence[Array]) -> Symbols:
 
 def trials_of(op: type[Op], backend: CpuBackend, target: CpuTarget) -> Iterator[Trial]:
     """Every case of the op by every tactic; with a symbolic batch by one tactic of each family."""
-    for case in op.cases():
+    yield from trials_of_cases(op.cases(), backend, target)
+
+
+def trials_of_cases(
+    cases: Iterable[Case], backend: CpuBackend, target: CpuTarget
+) -> Iterator[Trial]:
+    """The same for any cases."""
+    for case in cases:
         with np.errstate(all="ignore"):
             wanted = case.op.reference(*case.inputs)
         graph = graph_of(case)

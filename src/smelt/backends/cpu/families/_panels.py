@@ -366,7 +366,9 @@ class _Writer:
     def tile(self, place: _Place, top: Int, left: Int, shape: tuple[int, int]) -> None:
         e = self.e
         pixels = [(r, c) for r in range(shape[0]) for c in range(shape[1])]
-        chains = max(1, _LEAST_CHAINS // (len(pixels) * place.vectors))
+        # As many in the last, narrower panel: equal filters give equal channels, bit for bit.
+        vectors = self.p.vectors if self.p.full_panels else place.vectors
+        chains = max(1, _LEAST_CHAINS // (len(pixels) * vectors))
         sums = self.first_sums(place, len(pixels), chains)
         at = e.at(place.a, self.bytes_of((top, self.a.row), (left, self.a.column)))
         offsets = [self.bytes_of((r, self.a.row), (c, self.a.column)) for r, c in pixels]
