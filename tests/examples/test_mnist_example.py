@@ -15,6 +15,7 @@ from PIL import Image
 from smelt.importers.caffe import import_caffe
 from smelt.importers.onnx import import_onnx
 from smelt.interp import interpret
+from tests.support.examples import run_example
 
 if TYPE_CHECKING:
     from smelt.ir import Array
@@ -77,3 +78,11 @@ def test_script_names_every_digit_and_its_layers_times(options: tuple[str, ...])
         assert f"{digit}_0.png      is a {digit} " in run.stdout
     assert "conv1" in run.stdout
     assert "together" in run.stdout
+
+
+@pytest.mark.requirement("G-73", "G-54")
+def test_sample_through_the_facade_names_every_digit(tmp_path: Path) -> None:
+    shown = run_example("01_mnist", "sample_mnist.py", home=tmp_path)
+    assert len(shown.splitlines()) == 10
+    for digit in range(10):
+        assert f"{digit}_0.png is a {digit} " in shown

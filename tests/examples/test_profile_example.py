@@ -34,3 +34,15 @@ def test_script_counts_layers_before_and_after_and_averages_their_times(tmp_path
     total = sum(float(number) for number in re.findall(r"([\d.]+) us", shown)) / 1000
     assert total == pytest.approx(float(profiled[1]), abs=0.02)
     assert len(re.findall(r" us  ", shown)) == counts["after"] + int(steps[1])
+
+
+@pytest.mark.slow
+@pytest.mark.requirement("G-74", "G-58")
+def test_sample_through_the_facade_averages_every_layer(tmp_path: Path) -> None:
+    options = ("--size", "64", "--batch", "2")
+    shown = run_example("02_googlenet_profile", "sample_googlenet.py", *options, home=tmp_path)
+    counts = re.findall(r"(\d+) layers became (\d+)", shown)
+    assert [number for number, _ in counts] == ["141"]
+    times = [float(number) for number in re.findall(r"([\d.]+) ms", shown)]
+    assert len(times) == int(counts[0][1]) + 1
+    assert sum(times[:-1]) == pytest.approx(times[-1], abs=0.1)

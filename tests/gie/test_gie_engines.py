@@ -181,7 +181,7 @@ def test_event_is_signalled_when_the_inputs_may_be_refilled(engine: gie.CudaEngi
     context, consumed, gate = engine.create_execution_context(), smelt.Event(), threading.Event()
     buffers = buffers_for(engine, 3, {"data": x})
     with smelt.Stream() as stream:
-        stream.submit(lambda: gate.wait() and None)
+        stream.submit(lambda: gate.wait(10) and None)
         context.enqueue(3, buffers, stream, consumed)
         assert not consumed.query()
         gate.set()
@@ -259,10 +259,9 @@ def test_another_context_costs_no_further_copy_of_the_weights() -> None:
     layer = network.add_fully_connected(x, 1024, numbers(1024, 1024))
     network.mark_output(output_of(layer))
     engine = build(network)
-    weights = sum(weight.dtype.size_bytes * 1024 * 1024 for weight in engine.engine.header.weights)
     taken = Taken()
     contexts = [engine.engine.create_context(tracker=taken) for _ in range(3)]
-    assert weights >= 4 << 20
+    assert len(engine.serialize()) > 4 << 20
     assert 0 < taken.size_bytes < 1 << 20
     for context in contexts:
         context.close()
@@ -410,7 +409,7 @@ def test_own_layer_runs_between_two_engines_on_one_stream() -> None:
     into_b = buffers_b[engine_b.get_binding_index("features")]
     gate = threading.Event()
     with smelt.Stream() as stream:
-        stream.submit(lambda: gate.wait() and None)
+        stream.submit(lambda: gate.wait(10) and None)
         context_a.enqueue(2, buffers_a, stream)
         stream.submit(lambda: own_layer(out_of_a, into_b))
         context_b.enqueue(2, buffers_b, stream)

@@ -57,7 +57,7 @@ def _infer(context: gie.InferContext, images: Array) -> tuple[Array, list[str]]:
     odds, consumed, gate = np.zeros((len(images), 10), np.float32), smelt.Event(), threading.Event()
 
     def copy_in() -> None:
-        gate.wait()
+        gate.wait(10)
         buffers[source][:] = images
         done.append("in")
 
