@@ -239,7 +239,7 @@ def test_enqueue_works_beside_the_caller_and_says_when_inputs_are_free(engine: E
     x, y = batch_of(5), np.zeros((5, COLUMNS), np.float32)
     gate, consumed, done = threading.Event(), Event(), Event()
     with engine.create_context() as context, Stream("cpu") as stream:
-        stream.submit(gate.wait)
+        stream.submit(lambda: gate.wait(10))
         context.enqueue(5, [x, y], stream, input_consumed=consumed)
         done.record(stream)
         assert not y.any()
@@ -257,7 +257,7 @@ def test_a_second_enqueue_waits_for_the_first_on_whatever_stream(engine: Engine)
     first, second = np.zeros_like(x), np.zeros_like(x)
     gate = threading.Event()
     with engine.create_context() as context, Stream() as one, Stream() as other:
-        one.submit(gate.wait)
+        one.submit(lambda: gate.wait(10))
         context.enqueue(1, [x, first], one)
         context.enqueue(1, [first, second], other)
         time.sleep(0.02)
@@ -302,7 +302,7 @@ def test_a_failed_stream_does_not_block_the_context(engine: Engine) -> None:
     with engine.create_context() as context:
         with Stream() as stream:
             gate = threading.Event()
-            stream.submit(gate.wait)
+            stream.submit(lambda: gate.wait(10))
             stream.submit(lambda: NOTHING[1])
             context.enqueue(1, [x, y], stream, consumed)
             gate.set()
@@ -380,13 +380,13 @@ def test_a_busy_context_refuses_a_second_thread(engine: Engine) -> None:
         def report_layer_time(self, name: str, milliseconds: float, /) -> None:
             del name, milliseconds
             entered.set()
-            leave.wait()
+            leave.wait(10)
 
     with engine.create_context() as context:
         context.profiler = Blocking()
         thread = threading.Thread(target=lambda: context.run({"x": batch_of(1)}))
         thread.start()
-        entered.wait()
+        entered.wait(10)
         with pytest.raises(ContextError, match="busy in another thread"):
             context.run({"x": batch_of(1)})
         leave.set()
