@@ -61,15 +61,35 @@ def test_the_picture_of_the_graph_has_a_box_for_every_node_and_binding(
     assert any("conv | relu  conv1" in title for title in titles)
 
 
-def test_edges_of_the_graph_lead_downwards(report: EngineReport) -> None:
-    root = ElementTree.fromstring(graph_to_svg(report.plans[0], report.bindings))  # noqa: S314
-    paths = [
-        path.get("d", "").replace("C", "").replace("M", "") for path in root.iter(f"{SVG}path")
+def _places(path: str) -> list[tuple[float, float]]:
+    """The points through which a path of M, C and V runs."""
+    x, places, words = 0.0, list[tuple[float, float]](), path.replace("M", "M ").split()
+    text = " ".join(words).replace("C", " C ").replace("V", " V ").split()
+    while text:
+        kind = text.pop(0)
+        count = {"M": 2, "C": 6, "V": 1}[kind]
+        numbers = [float(text.pop(0)) for _ in range(count)]
+        x = numbers[-2] if kind != "V" else x
+        places.append((x, numbers[-1]))
+    return places
+
+
+def test_lines_lead_downwards_and_pass_no_box(report: EngineReport) -> None:
+    svg = graph_to_svg(report.plans[0], report.bindings)
+    root = ElementTree.fromstring(svg)  # noqa: S314  (our own)
+    boxes = [
+        (float(r.get("x", 0)), float(r.get("y", 0)), float(r.get("width", 0)))
+        for group in root.iter(f"{SVG}g")
+        for r in group.iter(f"{SVG}rect")
     ]
+    paths = [_places(path.get("d", "")) for path in root.iter(f"{SVG}path")]
     assert len(paths) >= len(report.plans[0].nodes)
+    assert any(len(path) > 2 for path in paths), "no line passes a row"
     for path in paths:
-        numbers = [float(number) for number in path.split()]
-        assert numbers[1] < numbers[-1]
+        heights = [y for _, y in path]
+        assert heights == sorted(heights)
+        for x, y in path[1:-1]:
+            assert not any(left <= x <= left + w and top <= y <= top + 44 for left, top, w in boxes)
 
 
 def test_names_are_escaped_in_pictures_and_pages(report: EngineReport) -> None:

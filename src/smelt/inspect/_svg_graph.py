@@ -2,37 +2,59 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from smelt.inspect._report import BindingReport, NodeReport, PlanReport
 
 _BOX_WIDTH: Final = 230
 _BOX_HEIGHT: Final = 44
+_LANE_WIDTH: Final = 8
 _GAP: Final = 18
 _ROW: Final = 74
 _MARGIN: Final = 16
-_LETTERS: Final = 34
-_SWEEPS: Final = 4
+_LETTERS: Final = 31
+_SWEEPS: Final = 6
 _MOST_NODES: Final = 3000
+_LONGEST_LANE: Final = 80
+"""A line past more rows than these is not drawn: it would crowd out everything else."""
 
 
-@dataclass(slots=True)
-class _Box:
-    key: str
-    title: str
-    text: str
-    fill: str
-    reads: tuple[str, ...]
-    """Names of the tensors that lead here."""
-    makes: tuple[str, ...]
-    hint: str = ""
+@dataclass(slots=True, eq=False)
+class _Item:
+    """What takes room in a row: a box, or the lane in which a line passes it."""
+
     row: int = 0
-    place: float = 0.0
+    width: int = _LANE_WIDTH
+    left: float = 0.0
+    above: list[_Item] = field(default_factory=list["_Item"])
+    below: list[_Item] = field(default_factory=list["_Item"])
+
+    @property
+    def middle(self) -> float:
+        return self.left + self.width / 2
+
+    @property
+    def top(self) -> float:
+        return _MARGIN + self.row * _ROW
+
+
+@dataclass(slots=True, eq=False)
+class _Box(_Item):
+    """A node or binding."""
+
+    title: str = ""
+    text: str = ""
+    hint: str = ""
+    fill: str = ""
+    reads: tuple[str, ...] = ()
+    """Names of the tensors that lead here."""
+    makes: tuple[str, ...] = ()
 
 
 def graph_to_svg(plan: PlanReport, bindings: Sequence[BindingReport]) -> str:
@@ -41,47 +63,56 @@ def graph_to_svg(plan: PlanReport, bindings: Sequence[BindingReport]) -> str:
     A grey box only looks differently at memory; a red one runs its reference, and is slow.
     """
     boxes = list(_boxes(plan, bindings))[:_MOST_NODES]
-    makers = {name: box for box in boxes for name in box.makes}
-    for box in boxes:  # in the order in which they run, so makers come first
-        box.row = max((makers[n].row for n in box.reads if n in makers), default=-1) + 1
-    rows = _arranged(boxes, makers)
-    across = max((len(row) for row in rows.values()), default=1)
-    width = across * (_BOX_WIDTH + _GAP) - _GAP + 2 * _MARGIN
+    lines = _connect(boxes)
+    rows = _rows(boxes, lines)
+    width = _arrange(rows)
     height = len(rows) * _ROW - (_ROW - _BOX_HEIGHT) + 2 * _MARGIN
-    for row in rows.values():
-        left = (width - len(row) * (_BOX_WIDTH + _GAP) + _GAP) / 2
-        for index, box in enumerate(row):
-            box.place = left + index * (_BOX_WIDTH + _GAP)
-    lines = [
+    parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"',
         f'width="{width}" height="{height}" font-family="system-ui, sans-serif" font-size="11">',
         "<title>The graph after the passes</title>",
         f'<rect width="{width}" height="{height}" fill="#fbfbfa"/>',
     ]
-    lines += [_edge(makers[name], box) for box in boxes for name in box.reads if name in makers]
+    parts += [_drawn_line(line) for line in lines]
     for box in boxes:
-        lines += _drawn(box)
-    return "\n".join([*lines, "</svg>"]) + "\n"
+        parts += _drawn_box(box)
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+# ---- what there is
 
 
 def _boxes(plan: PlanReport, bindings: Sequence[BindingReport]) -> Iterator[_Box]:
     for b in bindings:
         if b.is_input:
             shape = f"{b.dtype}[{', '.join(map(str, b.shape))}]"
-            yield _Box(f"in {b.name}", b.name, shape, "#d7e8f7", (), (b.name,))
+            yield _box(b.name, shape, "#d7e8f7", makes=(b.name,))
     for node in plan.nodes:
-        yield _Box(
-            node.name,
+        yield _box(
             f"{node.op}  {node.name}",
             ", ".join(node.types),
             _fill(node),
-            node.inputs,
-            node.outputs,
-            f"{' + '.join(node.layers)}\n{node.tactic}",
+            reads=node.inputs,
+            makes=node.outputs,
+            hint=f"{' + '.join(node.layers)}\n{node.tactic}",
         )
     for b in bindings:
         if not b.is_input:
-            yield _Box(f"out {b.name}", b.name, "output", "#d9f0dc", (b.name,), ())
+            yield _box(b.name, "output", "#d9f0dc", reads=(b.name,))
+
+
+def _box(
+    title: str,
+    text: str,
+    fill: str,
+    *,
+    reads: tuple[str, ...] = (),
+    makes: tuple[str, ...] = (),
+    hint: str = "",
+) -> _Box:
+    return _Box(
+        width=_BOX_WIDTH, title=title, text=text, hint=hint, fill=fill, reads=reads, makes=makes
+    )
 
 
 def _fill(node: NodeReport) -> str:
@@ -90,45 +121,91 @@ def _fill(node: NodeReport) -> str:
     return "#ececea" if node.is_view else "#fff3d6"
 
 
-def _arranged(boxes: Sequence[_Box], makers: Mapping[str, _Box]) -> dict[int, list[_Box]]:
-    """Rows of boxes, each box near the middle of what it reads: fewer lines cross."""
-    rows: dict[int, list[_Box]] = {}
-    for box in boxes:
-        box.place = float(len(rows.setdefault(box.row, [])))
-        rows[box.row].append(box)
-    for _ in range(_SWEEPS):
-        for number in sorted(rows):
-            row = rows[number]
-            centres = {id(box): _centre(box, makers) for box in row}
-            row.sort(key=lambda box: centres[id(box)])
-            for index, box in enumerate(row):
-                box.place = index - (len(row) - 1) / 2
-    return dict(sorted(rows.items()))
+def _connect(boxes: Sequence[_Box]) -> list[list[_Item]]:
+    """Give every box its row; return every line as the items through which it runs."""
+    makers: dict[str, _Box] = {}
+    lines: list[list[_Item]] = []
+    for box in boxes:  # in the order in which they run, so makers come first
+        sources = {id(makers[n]): makers[n] for n in box.reads if n in makers}.values()
+        box.row = max((source.row for source in sources), default=-1) + 1
+        makers.update(dict.fromkeys(box.makes, box))
+        for source in sources:
+            if box.row - source.row <= _LONGEST_LANE:
+                lanes = [_Item(row) for row in range(source.row + 1, box.row)]
+                lines.append([source, *lanes, box])
+    for line in lines:
+        for upper, lower in pairwise(line):
+            upper.below.append(lower)
+            lower.above.append(upper)
+    return lines
 
 
-def _centre(box: _Box, makers: Mapping[str, _Box]) -> float:
-    places = [makers[name].place for name in box.reads if name in makers]
-    return sum(places) / len(places) if places else box.place
+# ---- where it stands
 
 
-def _top(box: _Box) -> float:
-    return _MARGIN + box.row * _ROW
+def _rows(boxes: Sequence[_Box], lines: Sequence[Sequence[_Item]]) -> list[list[_Item]]:
+    items: list[_Item] = [*boxes, *(lane for line in lines for lane in line[1:-1])]
+    rows: list[list[_Item]] = [[] for _ in range(max((i.row for i in items), default=-1) + 1)]
+    for item in items:
+        rows[item.row].append(item)
+    return rows
 
 
-def _edge(maker: _Box, reader: _Box) -> str:
-    x1, y1 = maker.place + _BOX_WIDTH / 2, _top(maker) + _BOX_HEIGHT
-    x2, y2 = reader.place + _BOX_WIDTH / 2, _top(reader)
-    # A line over several rows swings out, so that it is not hidden behind the boxes between.
-    swing = 0.0 if reader.row == maker.row + 1 else (_BOX_WIDTH / 2 + 24)
-    bend = min((y2 - y1) / 2, 60)
-    return (
-        f'<path d="M{x1:.0f} {y1:.0f} C{x1 + swing:.0f} {y1 + bend:.0f} {x2 + swing:.0f} '
-        f'{y2 - bend:.0f} {x2:.0f} {y2:.0f}" fill="none" stroke="#8a8f98" stroke-width="1.2"/>'
-    )
+def _arrange(rows: Sequence[list[_Item]]) -> int:
+    """Sort each row so that few lines cross, and centre it; returns the picture's width."""
+    widths = [sum(item.width + _GAP for item in row) - _GAP for row in rows]
+    width = max(widths, default=0) + 2 * _MARGIN
+
+    def place(number: int) -> None:
+        left = (width - widths[number]) / 2
+        for item in rows[number]:
+            item.left = left
+            left += item.width + _GAP
+
+    for number in range(len(rows)):
+        place(number)
+    for sweep in range(_SWEEPS):
+        downwards = sweep % 2 == 0
+        for number in range(len(rows)) if downwards else reversed(range(len(rows))):
+            rows[number].sort(key=_centre_above if downwards else _centre_below)
+            place(number)
+    return width
 
 
-def _drawn(box: _Box) -> Iterator[str]:
-    x, y = box.place, _top(box)
+def _centre_above(item: _Item) -> float:
+    return _centre(item, item.above)
+
+
+def _centre_below(item: _Item) -> float:
+    return _centre(item, item.below)
+
+
+def _centre(item: _Item, neighbours: Sequence[_Item]) -> float:
+    if not neighbours:
+        return item.middle
+    return sum(other.middle for other in neighbours) / len(neighbours)
+
+
+# ---- how it looks
+
+
+def _drawn_line(line: Sequence[_Item]) -> str:
+    first = line[0]
+    path = [f"M{first.middle:.0f} {first.top + _BOX_HEIGHT:.0f}"]
+    for upper, lower in pairwise(line):
+        start, end = upper.top + _BOX_HEIGHT, lower.top
+        half = (start + end) / 2
+        path.append(
+            f"C{upper.middle:.0f} {half:.0f} {lower.middle:.0f} {half:.0f} "
+            f"{lower.middle:.0f} {end:.0f}"
+        )
+        if lower is not line[-1]:
+            path.append(f"V{end + _BOX_HEIGHT:.0f}")
+    return f'<path d="{" ".join(path)}" fill="none" stroke="#8a8f98" stroke-width="1.2"/>'
+
+
+def _drawn_box(box: _Box) -> Iterator[str]:
+    x, y = box.left, box.top
     yield (
         f"<g><title>{escape(box.title)}\n{escape(box.text)}\n{escape(box.hint)}</title>"
         f'<rect x="{x:.0f}" y="{y:.0f}" width="{_BOX_WIDTH}" height="{_BOX_HEIGHT}" rx="5" '
