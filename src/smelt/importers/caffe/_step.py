@@ -88,7 +88,7 @@ class Step:
         if not minimum <= len(self.inputs) <= limit:
             wanted = str(minimum) if limit == minimum else f"{minimum} to {limit}"
             raise GraphError(
-                f"a {self.layer.type} layer takes {wanted} bottoms, not {len(self.inputs)}; "
+                f"{self.layer.type} takes {wanted} bottoms, not {len(self.inputs)}; "
                 "mend the prototxt",
                 node=self.where,
             )

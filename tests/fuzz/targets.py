@@ -1,0 +1,427 @@
+"""What is fuzzed: how an input is fed to a reader, what is watched, and how inputs are changed.
+
+A target may raise `SmeltError`; anything else that comes out of it is a finding. So are broken
+promises that a target checks itself: what was read is written again, and read as the same.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import importlib
+import io
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import onnx
+
+from smelt import ops
+from smelt.backends.cpu import CpuBackend, target_named
+from smelt.backends.cpu._code_cache import CodeCache
+from smelt.builder._program import reassembled_plans
+from smelt.engine import (
+    KernelSpec,
+    Launch,
+    add_trusted_key,
+    cache_secret,
+    check_signature,
+    header_from_data,
+    header_to_data,
+    parameters,
+    read_engine,
+    remove_trusted_key,
+    serialize_engine,
+    show_trusted_keys,
+    user_signer,
+    verify_plan,
+    verify_plans,
+)
+from smelt.engine._codec import parse_json
+from smelt.errors import SmeltError
+from smelt.importers.caffe import import_caffe, new_message, read_mean
+from smelt.importers.onnx import import_onnx
+from smelt.inspect import report_of, report_to_json, report_to_text
+from smelt.ir import Constant, collect_constants, parse_graph, print_graph
+from smelt.ops import op_from_json, op_to_json, recipe_from_json
+from smelt.runtime._refit import refitted_weights
+from smelt.tuner import TimingCache
+from smelt.types import (
+    SymbolicDim,
+    ceil_div,
+    dim_from_text,
+    evaluate_dim,
+    substitute_dim,
+    symbols_of,
+)
+from tests.fuzz import caffe_seeds, seeds
+from tests.fuzz.mutators import (
+    message_mutator,
+    mutate_bytes,
+    mutate_json,
+    mutate_tokens,
+    mutate_tree,
+)
+from tests.importers.caffe.builders import random_array
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from smelt.engine import EngineHeader
+    from smelt.ir import Array
+    from tests.fuzz.mutators import Mutator
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One reader of foreign data."""
+
+    name: str
+    modules: tuple[str, ...]
+    """Modules, or packages with all their modules, whose lines guide and are reported."""
+    run: Callable[[bytes], None]
+    mutate: Mutator
+    seeds: Callable[[], Iterator[bytes]]
+    share: int
+    """Part of the time that it gets when all run."""
+    not_parsers: tuple[str, ...] = ()
+    """Functions of these modules that read nothing foreign, and so are not counted."""
+
+    @property
+    def files(self) -> Mapping[str, Path]:
+        """The watched files, by module name."""
+        found: dict[str, Path] = {}
+        for name in self.modules:
+            path = Path(importlib.import_module(name).__file__ or "")
+            if path.name != "__init__.py":
+                found[name] = path
+                continue
+            for file in sorted(path.parent.glob("*.py")):
+                if file.stem != "__init__":
+                    found[f"{name}.{file.stem}"] = file
+        return found
+
+
+class BrokenPromiseError(Exception):
+    """A reader accepted an input and then something else was wrong with what it made."""
+
+
+def _require(holds: bool, promise: str) -> None:
+    if not holds:
+        raise BrokenPromiseError(promise)
+
+
+@functools.cache
+def _folder() -> Path:
+    """A folder of this process for the files that a target must be given by path."""
+    folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+# ---- Caffe
+
+
+def _run_caffe(data: bytes) -> None:
+    """A network by its bytes or, every fourth one, by its path; or a mean image."""
+    if data.startswith(caffe_seeds.MEAN):
+        read_mean(data[4:])
+        return
+    text, model = _caffe_parts(data)
+    dtype = "float32" if len(text) % 3 else "float16"
+    if len(text) % 4 or not model:
+        graph, _ = import_caffe(text, model or None, dtype=dtype)
+    else:
+        path, weights = _folder() / "net.prototxt", _folder() / "net.caffemodel"
+        path.write_bytes(text)
+        weights.write_bytes(model)
+        graph, blobs = import_caffe(path, weights, dtype=dtype, outputs=[])
+        import_caffe(path, weights, dtype=dtype, outputs=[*list(blobs)[:2]])
+    print_graph(graph)
+
+
+def _mutate_caffe(data: bytes, chance: random.Random, corpus: Sequence[bytes]) -> bytes:
+    if data.startswith(caffe_seeds.MEAN):
+        return caffe_seeds.MEAN + mutate_bytes(data[4:], chance, ())
+    text, model = _caffe_parts(data)
+    others = [_caffe_parts(chance.choice(corpus)) for _ in range(2)] if corpus else []
+    if model and chance.random() < 0.4:
+        change = _CAFFEMODEL if chance.random() < 0.6 else mutate_bytes
+        model = change(model, chance, [m for _, m in others])
+    else:
+        text = mutate_tokens(text, chance, [t for t, _ in others])
+    return len(text).to_bytes(4, "little") + text + model
+
+
+def _caffe_parts(data: bytes) -> tuple[bytes, bytes]:
+    size = int.from_bytes(data[:4], "little")
+    return data[4 : 4 + size], data[4 + size :]
+
+
+_CAFFEMODEL: Final = message_mutator(lambda: new_message("NetParameter"))
+
+
+# ---- ONNX
+
+
+def _run_onnx(data: bytes) -> None:
+    path = _folder() / "model.onnx"
+    path.write_bytes(data)
+    with contextlib.suppress(FileExistsError), (_folder() / "data.bin").open("xb") as file:
+        file.write(bytes(4096))
+    print_graph(import_onnx(path if len(data) % 4 else data))
+
+
+_WORDS: Final = (
+    "SAME_UPPER", "SAME_LOWER", "VALID", "NOTSET", "data.bin", "location", "offset", "length",
+    "nearest", "linear", "edge", "my", "ai.onnx", "ai.onnx.ml",
+    *sorted({schema.name for schema in onnx.defs.get_all_schemas()}),
+    *sorted({name for schema in onnx.defs.get_all_schemas() for name in schema.attributes}),
+)  # fmt: skip
+
+
+# ---- engines
+
+
+def _run_engine(data: bytes) -> None:
+    """A file by its bytes, by its path or as an open file; its signature; what inspect shows."""
+    if len(data) % 3 == 0:
+        path = _folder() / "some.engine"
+        path.write_bytes(data)
+        file = read_engine(path)
+    else:
+        file = read_engine(io.BytesIO(data) if len(data) % 3 == 1 else data)
+    header = file.header
+    again = serialize_engine(header, file.weights, file.code, file.runtime_code, None)
+    _require(read_engine(again).header == header, "an engine is read as written")
+    if file.signature is not None:
+        with contextlib.suppress(SmeltError):
+            check_signature(file.signature, file.source)
+    verify_plans(header, weights_bytes=file.weights.size, code_bytes=len(file.code))
+
+
+def _mutate_engine(data: bytes, chance: random.Random, corpus: Sequence[bytes]) -> bytes:
+    """Change the header's tree and write a file that holds it, lengths and checksums right."""
+    if chance.random() < 0.25 or len(data) < 64:
+        return mutate_bytes(data, chance, corpus)
+    start, length = 64, int.from_bytes(data[16:24], "little")
+    try:
+        tree = mutate_tree(json.loads(data[start : start + length]), chance)
+        text = json.dumps(tree, separators=(",", ":")).encode()
+    except (ValueError, RecursionError):
+        return mutate_bytes(data, chance, corpus)
+    if len(text) > length:
+        return _file_of_longer_header(data, text, length)
+    return data[:start] + text.ljust(length) + data[start + length :]
+
+
+def _file_of_longer_header(data: bytes, text: bytes, length: int) -> bytes:
+    """The file with a longer header: sections move behind it, and their offsets with them."""
+    grown = (len(text) - length + 4096 + 4095) // 4096 * 4096
+    tree: Any = json.loads(text)
+    with contextlib.suppress(TypeError, KeyError):
+        for row in tree["sections"]:
+            row["offset"] += grown
+    text = json.dumps(tree, separators=(",", ":")).encode().ljust(length + grown)
+    size = len(text).to_bytes(8, "little") + (len(data) + grown).to_bytes(8, "little")
+    return data[:16] + size + data[32:64] + text + data[64 + length :]
+
+
+def _run_plan(data: bytes) -> None:
+    """A header: read, written again, inspected, refitted, its plans verified."""
+    header = header_from_data(parse_json(data))
+    _require(header_from_data(header_to_data(header)) == header, "a header is read as written")
+    report = report_of(_Headed(header))
+    report_to_text(report)
+    report_to_json(report)
+    for plan in header.plans:
+        with contextlib.suppress(SmeltError):
+            verify_plan(header, plan, weights_bytes=seeds.WEIGHT_BYTES)
+    with contextlib.suppress(SmeltError):
+        verify_plans(header, weights_bytes=seeds.WEIGHT_BYTES, code_bytes=seeds.CODE_BYTES)
+    for arrays in _NEW_WEIGHTS:
+        with contextlib.suppress(SmeltError):
+            refitted_weights(header, np.zeros(seeds.WEIGHT_BYTES, np.uint8), arrays)
+
+
+@dataclass(frozen=True, slots=True)
+class _Headed:
+    header: EngineHeader
+
+
+_NEW_WEIGHTS: Final[tuple[dict[str, Array], ...]] = (
+    {"w": random_array(8, 4), "b": random_array(4)},
+    {"w": random_array(4, 4, 3, 3)},
+    {"w": random_array(3), "x": random_array(3)},
+)
+
+
+def _run_program(data: bytes) -> None:
+    """What an unsigned engine goes through: its plans are believed if its program gives them."""
+    backend, target = CpuBackend(), target_named(seeds.TARGET)
+    program = data.decode("utf-8", "replace")
+    named = [h for h in _headers() if f'"name":"{h.name}"' in program] or _headers()[:1]
+    for header in named:
+        plans = reassembled_plans(replace(header, program=program), backend, target, "the engine")
+        for plan in plans:
+            for step in plan.steps:
+                if isinstance(step, Launch):
+                    backend.generate(step.kernel, target)
+
+
+@functools.cache
+def _headers() -> tuple[EngineHeader, ...]:
+    return tuple(seeds.header_of(graph)[0] for graph in seeds.graph_seeds())
+
+
+# ---- ops, texts and dimensions
+
+
+def _run_op(data: bytes) -> None:
+    try:
+        kind, tree = json.loads(data)
+    except (ValueError, RecursionError, TypeError):
+        return
+    if kind == "op":
+        op = op_from_json(tree)
+        text = json.dumps(op_to_json(op))
+        _require(json.dumps(op_to_json(op_from_json(json.loads(text)))) == text, "ops stay")
+    else:
+        made = recipe_from_json(tree, lambda name: Constant(name, random_array(2, 3)))
+        print(repr(made), file=io.StringIO())
+
+
+_OPS: Final = {op.__name__: op for op in ops.ALL_OPS}
+
+
+def _run_ir(data: bytes) -> None:
+    graph = parse_graph(data.decode("utf-8", "replace"), _OPS, _constants())
+    text = print_graph(graph)
+    again = parse_graph(text, _OPS, {**_constants(), **collect_constants(graph)})
+    _require(print_graph(again) == text, "a text stays")
+
+
+@functools.cache
+def _constants() -> Mapping[str, Array]:
+    """The large constants of the first inputs, of which a text holds only digits."""
+    found: dict[str, Array] = {}
+    for graph in seeds.text_graphs():
+        found.update(collect_constants(graph))
+    return found
+
+
+def _run_dim(data: bytes) -> None:
+    try:
+        dim = dim_from_text(data.decode("utf-8", "replace"))
+    except ValueError:
+        return  # what it promises to raise; its callers say where
+    if len(str(dim)) <= 2000:
+        _require(dim_from_text(str(dim)) == dim, "a dimension is read as written")
+    names = symbols_of(dim)
+    values = {name: number + 3 for number, name in enumerate(sorted(names))}
+    bound = substitute_dim(dim, dict(values))
+    _require(evaluate_dim(dim, values) == bound, "a dimension is a polynomial")
+    with contextlib.suppress(SmeltError):
+        evaluate_dim(dim, {})
+    if isinstance(dim, SymbolicDim):
+        for divisor in (dim, SymbolicDim.symbol("n"), dim * 2):
+            with contextlib.suppress(SmeltError):
+                _require(divisor * (dim // divisor) == dim, "exact division is exact")
+        _require(ceil_div(dim, 2) - dim // 2 in (0, 1) or bool(names), "ceil is near floor")
+
+
+# ---- small files
+
+
+def _run_timings(data: bytes) -> None:
+    path = _folder() / "timings.json"
+    path.write_bytes(data)
+    cache = TimingCache(path)
+    _require(all(seconds >= 0 for seconds in cache.entries.values()), "seconds are sound")
+    cache.put("measured", 1.0)
+    cache.save()
+    _require(TimingCache(path).get("measured") == 1.0, "a damaged file is replaced")
+
+
+def _home() -> Path:
+    os.environ["SMELT_HOME"] = str(_folder() / "home")
+    return _folder() / "home"
+
+
+def _run_keys(data: bytes) -> None:
+    home = _home()
+    file = _folder() / "some.pub"
+    file.write_bytes(data)
+    for source in (file, data.decode("utf-8", "replace")):
+        with contextlib.suppress(SmeltError):
+            key = add_trusted_key(source)
+            _require(key.key_id in {k.key_id for k in show_trusted_keys()}, "a key is shown")
+            remove_trusted_key(key.key_id)
+    secret = home / "keys" / "signing.key"
+    user_signer()
+    secret.write_bytes(data)
+    try:
+        with contextlib.suppress(SmeltError):
+            user_signer()
+        os.environ["SMELT_TRUSTED_KEYS"] = os.pathsep.join((str(file), str(home / "no such")))
+        show_trusted_keys()
+    finally:
+        os.environ.pop("SMELT_TRUSTED_KEYS", None)
+        secret.unlink(missing_ok=True)
+
+
+_KERNEL: Final = KernelSpec("fuzzed", parameters(size=1))
+
+
+def _run_code(data: bytes) -> None:
+    _home()
+    cache, target = CodeCache.open(), target_named(seeds.TARGET)
+    _require(cache is not None and cache_secret() is not None, "there is a cache")
+    if cache is None:
+        return
+    cache.put(_KERNEL, target, b"object")
+    _require(cache.get(_KERNEL, target) == b"object", "an entry is kept")
+    (path,) = (_folder() / "home").rglob("fuzzed*.o")
+    sound = path.read_bytes()
+    path.write_bytes(data)
+    _require(cache.get(_KERNEL, target) is None or data == sound, "no other entry is believed")
+
+
+TARGETS: Final = (
+    Target("caffe", ("smelt.importers.caffe",), _run_caffe, _mutate_caffe,
+           caffe_seeds.caffe_seeds, 20, ("_field", "_file", "unary")),
+    Target("onnx", ("smelt.importers.onnx",), _run_onnx, message_mutator(onnx.ModelProto, _WORDS),
+           seeds.onnx_seeds, 25),
+    Target("engine", ("smelt.engine._file",), _run_engine, _mutate_engine,
+           seeds.engine_seeds, 10,
+           ("SignerLike", "write_engine", "write_atomically", "_header_text", "_sign")),
+    Target(
+        "plan",
+        ("smelt.engine._codec", "smelt.engine._verify", "smelt.engine._plan",
+         "smelt.inspect._collect", "smelt.runtime._refit"),
+        _run_plan, mutate_json, seeds.plan_seeds, 15,
+        ("_exactly", "_tuple_of", "_row", "_or_none", "_enum", "_record", "_tagged",
+         "HasHeader", "Plan", "KernelSpec", "parameters", "as_json"),
+    ),
+    Target("program", ("smelt.builder._program",), _run_program, mutate_json,
+           seeds.program_seeds, 10,
+           ("program_of", "_Writer", "_constant_to_data", "_type_to_data", "_tactic_to_data",
+            "_format_to_data")),
+    Target("op", ("smelt.ops._codec",), _run_op, mutate_json, seeds.op_seeds, 10,
+           ("recipe_to_json", "_in_order")),
+    Target("ir", ("smelt.ir._parser",), _run_ir, mutate_tokens, seeds.ir_seeds, 7),
+    Target("dim", ("smelt.types._dim",), _run_dim, mutate_tokens, seeds.dim_seeds, 2),
+    Target("timings", ("smelt.tuner._timings",), _run_timings, mutate_json,
+           seeds.timing_seeds, 3, ("TimingCache", "_replace")),
+    Target("keys", ("smelt.engine._trust",), _run_keys, mutate_tokens, seeds.key_seeds, 3,
+           ("Signer", "user_signer", "cache_secret", "verify_signature", "check_signature")),
+    Target("code", ("smelt.backends.cpu._code_cache",), _run_code, mutate_bytes,
+           seeds.code_seeds, 2, ("CodeCache.open", "CodeCache.put")),
+)  # fmt: skip

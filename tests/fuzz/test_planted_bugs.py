@@ -1,0 +1,81 @@
+"""The fuzzers find bugs: four that are planted in a copy of the package, each in seconds.
+
+Each takes one check away that hostile input needs. The tree that is fuzzed is a copy.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tools.fuzz import ROOT, run_target
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SECONDS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Bug:
+    """A check, and what is left without it."""
+
+    target: str
+    file: str
+    sound: str
+    broken: str
+    kind: str
+    """What the fuzzer must find."""
+
+
+BUGS = (
+    # A view may name a buffer that the plan has not.
+    Bug(
+        "plan",
+        "engine/_verify.py",
+        "if not 0 <= view.buffer < len(self.plan.buffers):",
+        "if view.buffer < 0:",
+        "IndexError",
+    ),
+    # A field of a caffemodel may be longer than the file.
+    Bug(
+        "caffe",
+        "importers/caffe/_wire.py",
+        "if length > end - position:",
+        "if length > 1 << 62:",
+        "IndexError",
+    ),
+    # An element type that nothing stands for.
+    Bug(
+        "onnx",
+        "importers/onnx/_tensors.py",
+        "    if code in TensorProto.DataType.values() and code != TensorProto.UNDEFINED:\n",
+        "    assert code != TensorProto.UNDEFINED\n    if code:\n",
+        "ValueError",
+    ),
+    # Ops inside ops without end.
+    Bug(
+        "op",
+        "ops/_codec.py",
+        "if depth > MAXIMUM_DEPTH:\n            raise EngineFormatError(f\"an op's field",
+        "if depth < 0:\n            raise EngineFormatError(f\"an op's field",
+        "RecursionError",
+    ),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: f"{bug.target}-{bug.kind}")
+def test_a_planted_bug_is_found_in_seconds(bug: Bug, tmp_path: Path) -> None:
+    shutil.copytree(
+        ROOT / "src" / "smelt", tmp_path / "smelt", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    file = tmp_path / "smelt" / bug.file
+    text = file.read_text(encoding="utf-8")
+    assert text.count(bug.sound) == 1, "the check that was to be broken is elsewhere now"
+    file.write_text(text.replace(bug.sound, bug.broken), encoding="utf-8")
+    row = run_target(bug.target, SECONDS, most=1, source=tmp_path)
+    assert bug.kind in {finding["kind"] for finding in row["findings"]}, row["findings"]
