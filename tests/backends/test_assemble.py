@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -12,6 +15,9 @@ from smelt.engine import Launch, Space
 from smelt.ir import Constant, Graph
 from tests.support.cpu_families import random
 from tests.support.plans import LAST, LINEAR, Planned, pick, tensor
+
+if TYPE_CHECKING:
+    from smelt.types import Layout
 
 
 def padded_network() -> Graph:
@@ -46,7 +52,7 @@ def test_living_tensors_never_share_bytes() -> None:
 
 def test_only_a_writer_after_its_cleared_halo_need_not_wait() -> None:
     steps = Planned(padded_network(), pick(default=LAST)).plan.steps
-    for before, step in zip(steps, steps[1:], strict=False):
+    for before, step in pairwise(steps):
         assert isinstance(step, Launch)
         assert isinstance(before, Launch)
         assert step.waits or before.kernel.family == "clear"
@@ -84,7 +90,7 @@ def test_random_graphs_of_windows_compute_what_the_references_compute(data: st.D
     draw = data.draw
     graph = Graph()
     values = [graph.add_input("x", tensor(2, 8, 6, 6))]
-    layouts = {}
+    layouts: dict[str, Layout] = {}
     for number in range(draw(st.integers(1, 7))):
         name = f"n{number}"
         a, b = (draw(st.sampled_from(values)) for _ in "ab")

@@ -10,7 +10,6 @@ from smelt.backends import Assembled, Tactic, WeightStore, assemble
 from smelt.backends.cpu import CpuBackend, host_target
 from smelt.engine import Binding, EngineHeader, Fingerprint, Launch, Space, verify_plan
 from smelt.interp import interpret
-from smelt.ir import Graph
 from smelt.types import DType, Layout, SymbolicDim, TensorType, evaluate_dim
 from tests.support.cpu_kernels import GuardedBuffer, call_kernel, load_function
 
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from smelt.engine import Plan, View
-    from smelt.ir import Node, Value
+    from smelt.ir import Graph, Node, Value
     from smelt.types import Dim
 
 Array = np.ndarray[Any, Any]

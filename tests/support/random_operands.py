@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -16,15 +15,22 @@ from tests.support.cpu_families import assert_tactics_agree, make_node
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
+
     from smelt.backends import Family, Tactic
     from smelt.backends.cpu import CpuTarget
     from smelt.ir import Op
 
-TARGETS = [host_target()]
-if host_target().architecture == "x86_64":
-    TARGETS = [target_named("x86-64-v3")]
-    if host_target().vector_bits == 512:
-        TARGETS.append(host_target())
+
+def _targets() -> list[CpuTarget]:
+    """Registers of 256 bits, and of 512 where this machine has them."""
+    host = host_target()
+    if host.architecture != "x86_64":
+        return [host]
+    return [target_named("x86-64-v3"), *([host] if host.vector_bits == 512 else [])]
+
+
+TARGETS = _targets()
 every_target = pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
 
 few_examples = settings(
@@ -63,7 +69,9 @@ def assert_agrees_somehow(
     ``open_axes`` are the (input, axis) that may be symbols, all with names of their own.
     """
     draw = data.draw
-    chosen = draw(st.sets(st.sampled_from(list(open_axes)))) if open_axes else set()
+    chosen: set[tuple[int, int]] = set()
+    if open_axes:
+        chosen = draw(st.sets(st.sampled_from(list(open_axes))))
     symbols = {place: f"s{number}" for number, place in enumerate(sorted(chosen))}
     return assert_tactics_agree(
         family,

@@ -11,8 +11,7 @@ from smelt.backends._base import (
     Tactic,
     Target,
 )
-from smelt.backends._storage import Stored, linear_format, same_order
-from smelt.backends._windows import contiguous_strides
+from smelt.backends._storage import Stored, contiguous_strides, linear_format, same_order
 
 __all__ = [
     "Aliasing",

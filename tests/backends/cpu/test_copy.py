@@ -53,7 +53,7 @@ def copied(
     before = destination[0].bytes.copy()
     run_launches(
         lambda spec: backend.generate(spec, target),
-        [s for s in backend.reformat(source[1], destination[1])],  # type: ignore[misc]
+        list(backend.reformat(source[1], destination[1])),  # type: ignore[arg-type]
         [source[0], destination[0]],
         workers=workers,
         target=target,

@@ -24,7 +24,7 @@ from tests.support.random_operands import (
 if TYPE_CHECKING:
     from smelt.backends import Family
     from smelt.backends.cpu import CpuTarget
-    from smelt.ir import Case
+    from smelt.ir import Case, Op
 
 FAMILIES: dict[type, tuple[Family[CpuTarget], int]] = {
     ops.LSTM: (LstmFamily(), 4),
@@ -54,8 +54,10 @@ def test_any_sequence_agrees(data: st.DataObject) -> None:
     hidden, width = draw(st.sampled_from([1, 5, 8, 16, 19])), draw(st.integers(1, 9))
     time, batch = draw(st.integers(0, 4)), draw(st.integers(0, 3))
     layout = draw(st.sampled_from([0, 1]))
-    form = {"linear_before_reset": draw(st.sampled_from([0, 1]))} if kind is ops.GRU else {}
-    op = kind(hidden, direction, layout=layout, **form)
+    op: Op = ops.LSTM(hidden, direction, layout=layout)
+    if kind is ops.GRU:
+        linear = draw(st.sampled_from([0, 1]))
+        op = ops.GRU(hidden, direction, layout=layout, linear_before_reset=linear)
     x = random((batch, time, width) if layout else (time, batch, width))
     state = (batch, count, hidden) if layout else (count, batch, hidden)
     states = [random(state, 5 + k) for k in range(2 if kind is ops.LSTM else 1)]

@@ -74,6 +74,6 @@ def test_any_padding_agrees(data: st.DataObject) -> None:
     mode = draw(st.sampled_from(["constant", "reflect", "edge", "wrap"]))
     arrays = [random(shape), np.array(pads)]
     if mode == "constant":
-        arrays.append(np.float32(draw(st.sampled_from([0.0, -1.5]))).reshape(()))
+        arrays.append(np.array(draw(st.sampled_from([0.0, -1.5])), np.float32))
     constants = frozenset(range(1, len(arrays)))
     assert_agrees_somehow(FAMILY, ops.Pad(mode), arrays, data, constants)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -48,7 +48,7 @@ def test_any_quantisation_and_its_way_back_agree(data: st.DataObject) -> None:
     constants = frozenset({1, 2}) & set(range(1 + len(parameters)))
     open_axes = [(0, a) for a in range(len(shape)) if not count or a != axis % len(shape)]
     if draw(st.booleans()):
-        limits = np.iinfo(dtype)
+        limits = np.iinfo(str(dtype))
         x = np.random.default_rng(0).integers(limits.min, limits.max, shape).astype(dtype)
         op = ops.DequantizeLinear(axis)
         arrays = [x, *parameters]
@@ -73,5 +73,5 @@ def test_any_tensor_is_quantised_by_its_own_range(data: st.DataObject) -> None:
 @every_target
 def test_what_is_no_number_or_out_of_range_saturates(target: CpuTarget) -> None:
     line = np.array([np.nan, np.inf, -np.inf, 1e30, -1e30, 2.5, 3.5] * 5, np.float32)
-    arrays = [line, np.float32(1).reshape(()), np.array(3, np.int8)]
+    arrays: list[Any] = [line, np.array(1, np.float32), np.array(3, np.int8)]
     assert_tactics_agree(FAMILY, ops.QuantizeLinear(), arrays, frozenset({1, 2}), target=target)

@@ -26,9 +26,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Writes the copy of a rectangle whose one axis runs on in the source, the other in the
-    destination.
-    """
+    """Writes the copy of a rectangle: one axis runs on in the source, one in the destination."""
 
     e: Emitter
     source: Reg
@@ -49,9 +47,10 @@ class Turn:
             return
         inner_rows, outer_rows = self._cut(rows, tile)
         inner_columns, outer_columns = self._cut(columns, tile)
-        with e.loop(rows.begin, inner_rows.end, tile) as down:
-            with e.loop(columns.begin, inner_columns.end, tile) as along:
-                self._tile(down.index, along.index, tile)
+        down_loop = e.loop(rows.begin, inner_rows.end, tile)
+        along_loop = e.loop(columns.begin, inner_columns.end, tile)
+        with down_loop as down, along_loop as along:
+            self._tile(down.index, along.index, tile)
         if outer_columns is not None:
             self.rectangle(inner_rows, outer_columns, tile // 2)
         if outer_rows is not None:

@@ -68,9 +68,7 @@ def copy_launch(source: View, destination: View) -> Launch:
 
 
 def _blocks(inner: Sequence[_Axis], size: int) -> tuple[int, ...]:
-    """How much of the inner axes is copied at a time: parts of a line, or of what is turned over;
-    () for all of them.
-    """
+    """How much of a line, or of what is turned over, is copied at a time; () for all of it."""
     if len(inner) == 1:
         line, most = inner[0].extent, _CHUNK_BYTES // size
         return () if isinstance(line, int) and line <= 2 * most else (most,)
@@ -144,7 +142,7 @@ def generate_copy(kernel: KernelSpec, target: CpuTarget) -> str:
             ]
             steps = (e.mul(inner[0][1], size), e.mul(inner[1][2], size))
             tile = _tile_lanes([extent for extent, _, _ in inner], size, target.vector_bits)
-            Turn(e, pointers[0], pointers[1], *steps, size).rectangle(*spans, tile)
+            Turn(e, pointers[0], pointers[1], *steps, size).rectangle(spans[0], spans[1], tile)
         else:
             if blocks:
                 pointers, inner = _part(

@@ -204,7 +204,7 @@ def _emit_step(
 
     values: list[Reg] = []
     for op, arguments, kinds in stages:
-        args = [
+        args: list[Reg] = [
             ABSENT if a == ABSENT_INPUT else read(a) if a >= 0 else values[-a - 1]
             for a in arguments
         ]

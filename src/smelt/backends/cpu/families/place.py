@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class PlaceFamily(Family["CpuTarget"]):
-    """Any element type. A place is walked like one more operand: its address is the place itself."""
+    """Any element type. A place is walked like an operand: its address is the place itself."""
 
     name: ClassVar[str] = "place"
 
@@ -33,15 +33,9 @@ class PlaceFamily(Family["CpuTarget"]):
     def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
         if not isinstance(node.op, OneHot | Trilu):
             return
-        if isinstance(node.op, Trilu) and len(node.inputs) > 1 and constant_input(node, 1) is None:
-            if node.inputs[1] is not None:
-                yield Refusal(self.name, "the diagonal is not constant")
-                return
-        indices = node.inputs[0]
-        if isinstance(node.op, OneHot) and indices is not None:
-            if indices.tensor.dtype not in (DType.INT32, DType.INT64):
-                yield Refusal(self.name, f"indices of {indices.tensor.dtype.value}")
-                return
+        if reason := _why_not(node):
+            yield Refusal(self.name, reason)
+            return
         inputs = tuple(
             None if v is None or i == 1 else TensorFormat(v.tensor.dtype, Layout.LINEAR)
             for i, v in enumerate(node.inputs)
@@ -91,6 +85,16 @@ class PlaceFamily(Family["CpuTarget"]):
         pointers = [Reg("null", "ptr"), e.pointer(0), e.pointer(len(sizes) - 1)]
         walk_rows(e, kernel["walk"], pointers, [1, sizes[0], sizes[-1]], row)
         return e.module()
+
+
+def _why_not(node: Node) -> str | None:
+    first, second = (*node.inputs, None)[:2]
+    if isinstance(node.op, Trilu):
+        constant = second is None or second.constant is not None
+        return None if constant else "the diagonal is not constant"
+    if first is not None and first.tensor.dtype not in (DType.INT32, DType.INT64):
+        return f"indices of {first.tensor.dtype.value} are not generated"
+    return None
 
 
 def _launch(

@@ -1,4 +1,4 @@
-"""Quantisation: real numbers to integers and back, by one scale or one for each place of an axis."""
+"""Quantisation: real numbers to integers and back, by one scale or one for each channel."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ class QuantizeFamily(Family["CpuTarget"]):
         if x is None:
             raise InternalError(f"{node} has no input")
         if isinstance(node.op, DynamicQuantizeLinear):
-            result, scale, zero = operands.outputs
-            return (_measure(x, scale, zero), _scale(x, scale, zero, result, 0, to_real=False))
+            result, *made = operands.outputs
+            return (_measure(x, *made), _scale(x, made[0], made[1], result, 0, to_real=False))
         if not isinstance(node.op, QuantizeLinear | DequantizeLinear):
             raise InternalError(f"{node} is not quantised")
         scale, zero = (*operands.inputs[1:], None)[:2]
