@@ -78,7 +78,9 @@ def compare(
 
     del output
     with ProgressLine(quiet=as_json) as progress:
+        progress("parse", 0, 1)
         network = open_network(model, build_arguments)
+        progress("parse", 1, 1)
         found = _compare(
             model,
             network,

@@ -20,7 +20,6 @@ from smelt.errors import InternalError, SmeltError, UnboundSymbolError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-ISSUES_URL: Final = "https://github.com/smelt-sdk/smelt/issues"
 _PACKAGES: Final = {"google": "protobuf", "PIL": "pillow"}
 """Modules whose package has another name."""
 
@@ -101,8 +100,10 @@ def _line(error: BaseException) -> str | None:
         return f"error: {error}"
     if isinstance(error, InternalError):
         return (
-            f"internal error: {error}\nThis is a bug in smelt. Please report it at {ISSUES_URL}, "
-            "with the command, and what it says under SMELT_LOG=debug."
+            f"internal error: {error}\n"
+            "This is a bug in smelt, not in what you gave it. Please report it to whoever keeps "
+            "the smelt that you installed, with the command, the output of `smelt --version`, and "
+            "what the command says with SMELT_LOG=debug."
         )
     if isinstance(error, ModuleNotFoundError):
         module = (error.name or "a module").partition(".")[0]

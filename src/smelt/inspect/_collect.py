@@ -151,6 +151,7 @@ def _layer(
         index=index,
         name=info.name,
         kind=info.kind,
+        op=_text(known.get("op")) or info.kind,
         tactic=info.tactic,
         node=node,
         inputs=_texts(details.get("inputs")),

@@ -119,11 +119,11 @@ def _plan(report: EngineReport, plan: PlanReport, number: int) -> Iterator[str]:
 
 
 def _layers(layers: Sequence[LayerReport]) -> Iterator[str]:
-    yield "<table><tr><th>layer</th><th>kind</th><th>output</th><th>format</th><th>tactic</th></tr>"
+    yield "<table><tr><th>layer</th><th>op</th><th>output</th><th>format</th><th>tactic</th></tr>"
     for layer in layers:
         slow = ' class="slow"' if layer.is_reference else ""
         yield (
-            f"<tr{slow}><td>{escape(layer.name)}</td><td>{escape(layer.kind)}</td>"
+            f"<tr{slow}><td>{escape(layer.name)}</td><td>{escape(layer.op)}</td>"
             f"<td class=mono>{escape(', '.join(layer.outputs))}</td>"
             f"<td class=mono>{escape(' '.join(layer.output_formats))}</td>"
             f"<td>{''.join(_tactic(layer))}</td></tr>"

@@ -35,6 +35,8 @@ class LayerReport:
     name: str
     """The layers of the model that it stands for, joined by " + "."""
     kind: str
+    op: str
+    """What it computes, with its epilogue: ``conv | relu``."""
     tactic: str
     node: str
     """Name of the graph's node; empty for what the planner added (formats, halos)."""

@@ -105,26 +105,27 @@ def _layers(_report: EngineReport, plan: PlanReport) -> Iterator[RenderableType]
         (
             layer.index,
             layer.name,
-            layer.kind,
+            layer.op,
             ", ".join(layer.outputs),
             " ".join(layer.output_formats),
             "reference (slow)" if layer.is_reference else layer.tactic,
         )
         for layer in plan.layers
     ]
-    heads = ("layer", "name", "kind", "output", "format", "tactic")
+    heads = ("layer", "name", "op", "output", "format", "tactic")
     yield _table(heads, rows, "layer")
 
 
 def _tactics(_report: EngineReport, plan: PlanReport) -> Iterator[RenderableType]:
-    yield "tactics: candidates' times; - was not promising, or was disqualified by its results"
+    yield "tactics: candidates' times (estimates, where nothing was timed);"
+    yield "    - was not promising, or was disqualified by its results; no cannot run the layer"
     for layer in plan.layers:
         if layer.node:
             yield from _tactics_of(layer)
 
 
 def _tactics_of(layer: LayerReport) -> Iterator[str]:
-    yield f"{layer.name} ({layer.kind})"
+    yield f"{layer.name} ({layer.op})"
     for candidate in layer.candidates:
         mark = "*" if candidate.chosen else " "
         yield f"  {mark} {format_seconds(candidate.seconds):>12}  {candidate.tactic}"
