@@ -14,6 +14,7 @@ from tests.support.plans import LAST, LINEAR, Planned, pick, tensor
 
 if TYPE_CHECKING:
     from smelt.ir import Value
+    from smelt.types import Layout
 
 COPY = "copy"
 
@@ -273,3 +274,16 @@ def test_constants_that_follow_alike_are_stored_once() -> None:
     planned = Planned(graph, pick(default=LAST))
     offsets = [offset for _, offset in planned.weights.entries]
     assert len(set(offsets)) == len(offsets) == 1
+
+
+@pytest.mark.parametrize(("layout", "copies"), [(LINEAR, 4), (LAST, 3)])
+def test_what_is_stored_in_another_layout_is_copied_once(layout: Layout, copies: int) -> None:
+    graph = Graph()
+    x = graph.add_input("x", tensor(2, 8, 6, 6))
+    a = relu(graph, x, "a")
+    other = LAST if layout is LINEAR else LINEAR
+    whole = graph.add(ops.Concat(1), a, x, name="whole").output
+    graph.outputs += [relu(graph, whole, "y"), graph.add(ops.Exp(), x, name="z").output]
+    planned = Planned(graph, pick({"a": other, "z": other}, layout))
+    planned.check(random((2, 8, 6, 6)))
+    assert planned.kinds().count(COPY) == copies

@@ -212,7 +212,7 @@ class StoragePlanner:
                 continue
             part = self._new(value, whole.format, whole.space)
             part.parent, part.window, part.joined = whole, window, True
-            self.plan.actions.append(Copy(self._read(value, whole.format, ()), part))
+            self.plan.actions.append(Copy(home or self._constant(value, whole.format), part))
             self.plan.notes.append(f"{node.name}: {value.name} is copied")
 
     @staticmethod
@@ -288,7 +288,7 @@ class StoragePlanner:
         return self.constants[key]
 
     def _finish_output(self, index: int, value: Value) -> None:
-        home = self._read(value, linear_format(value), ())
+        home = self.homes.get(id(value)) or self._constant(value, linear_format(value))
         binding = len(self.graph.inputs) + index
         if home.space is Space.OUTPUT and home.parent is None and home.binding == binding:
             return

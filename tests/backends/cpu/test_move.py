@@ -77,3 +77,17 @@ def test_any_padding_agrees(data: st.DataObject) -> None:
         arrays.append(np.array(draw(st.sampled_from([0.0, -1.5])), np.float32))
     constants = frozenset(range(1, len(arrays)))
     assert_agrees_somehow(FAMILY, ops.Pad(mode), arrays, data, constants)
+
+
+@given(st.data())
+@few_examples
+def test_repeated_and_stretched_tensors_may_have_symbolic_extents(data: st.DataObject) -> None:
+    draw = data.draw
+    shape = tuple(draw(extents) for _ in range(draw(st.integers(1, 3))))
+    counts = [draw(st.integers(0, 3)) for _ in shape]
+    axes = [(0, a) for a in range(len(shape))]
+    arrays = [random(shape), np.array(counts)]
+    assert_agrees_somehow(FAMILY, ops.Tile(), arrays, data, frozenset({1}), open_axes=axes)
+    wider = [*counts[:1], *(1 if e > 1 else c for e, c in zip(shape, counts, strict=True))]
+    arrays = [random(shape), np.array(wider)]
+    assert_agrees_somehow(FAMILY, ops.Expand(), arrays, data, frozenset({1}))

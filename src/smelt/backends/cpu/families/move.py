@@ -15,7 +15,7 @@ from smelt.ops import DepthToSpace, Expand, Pad, Resize, Slice, SpaceToDepth, Ti
 from smelt.types import Layout, TensorFormat, override
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from smelt.backends.cpu._target import CpuTarget
     from smelt.engine import KernelSpec, Launch, Step, View
@@ -80,9 +80,7 @@ def _why_not(node: Node) -> str | None:
     checks: dict[type, Callable[[Node], str | None]] = {
         Slice: _slice_refusal,
         Pad: _pad_refusal,
-        Tile: lambda n: (
-            None if constant_input(n, 1) is not None else "the repeats are not constant"
-        ),
+        Tile: lambda n: "the repeats are not known" if _repeats_of(n) is None else None,
         Resize: _resize_refusal,
     }
     check = checks.get(type(node.op))
@@ -134,17 +132,26 @@ def _slice(node: Node, source: View, result: View) -> Iterator[Launch]:
     yield copy_launch(window, result)
 
 
-def _tile(node: Node, source: View, result: View) -> Iterator[Launch]:
+def _repeats_of(node: Node) -> Sequence[Dim] | None:
+    """How often each axis is repeated: constant, or known as dimensions."""
     repeats = constant_input(node, 1)
+    if repeats is not None:
+        return [int(count) for count in repeats]
+    value = node.inputs[1]
+    return None if value is None else value.dims
+
+
+def _tile(node: Node, source: View, result: View) -> Iterator[Launch]:
+    repeats = _repeats_of(node)
     if repeats is None:
-        raise InternalError(f"{node}: repeats are not constant")
+        raise InternalError(f"{node}: repeats are not known")
     shape: list[Dim] = []
     ours: list[Dim] = []
     theirs: list[Dim] = []
     for extent, stride, other, count in zip(
         source.shape, source.strides, result.strides, repeats, strict=True
     ):
-        shape += [int(count), extent]
+        shape += [count, extent]
         ours += [0, stride]
         theirs += [extent * other, other]
     yield copy_launch(

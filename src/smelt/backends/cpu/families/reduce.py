@@ -46,8 +46,17 @@ _TYPES: Final = {
     DType.FLOAT16: "float",
     DType.INT32: "i32",
     DType.INT64: "i64",
+    DType.INT8: "i32",
+    DType.UINT8: "i32",
+    DType.BOOL: "i32",
 }
 """The types in which elements are accumulated."""
+_BYTES: Final = {
+    DType.INT8: ("sext", -128, 127),
+    DType.UINT8: ("zext", 0, 255),
+    DType.BOOL: ("zext", 0, 1),
+}
+"""How a byte is widened, and its smallest and largest value."""
 _BOUNDED: Final = ("reduce_max", "reduce_min")
 
 
@@ -72,9 +81,12 @@ class ReduceFamily(Family["CpuTarget"]):
             return
         source = node.inputs[0]
         if source is None or source.tensor.dtype not in _TYPES:
-            yield Refusal(self.name, "only floats, int32 and int64 are generated")
+            yield Refusal(self.name, "only floats, bytes, int32 and int64 are generated")
             return
         dtype = source.tensor.dtype
+        if dtype in _BYTES and not isinstance(node.op, ReduceMax | ReduceMin):
+            yield Refusal(self.name, f"sums of {dtype.value} wrap around and are not generated")
+            return
         if reduced_axes(node) is None:
             yield Refusal(self.name, "the axes are not constant")
             return
@@ -185,7 +197,10 @@ class _Fold:
             total = combine(e, self.op, fold_lanes(e, self.op, total), rest)
         if self.op == "reduce_mean":
             total = self._divided(total, lanes)
-        result = to_memory(e, total, self.dtype)
+        if self.dtype in _BYTES:
+            result = e.convert("trunc", total, LLVM_TYPES[self.dtype])
+        else:
+            result = to_memory(e, total, self.dtype)
         e.store(result, e.at(starts[1], e.mul(index, e.mul(strides[1], size))))
 
     def first(self, lanes: int) -> Reg:
@@ -194,12 +209,18 @@ class _Fold:
         value = _FIRST[self.op]
         if kind.startswith("i") and self.op in _BOUNDED:
             bits = 8 * self.dtype.size_bytes - 1
-            value = -(1 << bits) if self.op == "reduce_max" else (1 << bits) - 1
+            limits = (-(1 << bits), (1 << bits) - 1)
+            if self.dtype in _BYTES:
+                limits = _BYTES[self.dtype][1:]
+            value = limits[self.op == "reduce_min"]
         return self.e.constant(value, vector_type(kind, lanes))
 
     def _load(self, at: Reg, lanes: int) -> Reg:
         kind = vector_type(LLVM_TYPES[self.dtype], lanes)
-        return from_memory(self.e, self.e.load(kind, at), self.dtype)
+        stored = self.e.load(kind, at)
+        if self.dtype in _BYTES:
+            return self.e.convert(_BYTES[self.dtype][0], stored, _TYPES[self.dtype])
+        return from_memory(self.e, stored, self.dtype)
 
     def _divided(self, total: Reg, lanes: int) -> Reg:
         e, kind = self.e, _TYPES[self.dtype]
