@@ -101,11 +101,10 @@ def small_network(
 def build(
     network: gie.InferNetwork, logger: RecordingLogger | None = None, **options: Any
 ) -> gie.CudaEngine:
-    """Build with attributes of the builder set."""
+    """Build with options of the builder, each set by the documented setter."""
     builder = gie.create_infer_builder(logger or RecordingLogger())
     for name, value in options.items():
-        assert hasattr(builder, name)
-        setattr(builder, name, value)
+        getattr(builder, f"set_{name}")(value)
     engine = builder.build_cuda_engine(network)
     builder.destroy()
     return engine
