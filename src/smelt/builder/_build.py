@@ -159,10 +159,7 @@ class _Build:
     def run(self) -> Engine:
         kind, detail = parse_device(self.options.device)
         target = target_named(detail or target_name() or "native")
-        if not self.graph.outputs:
-            raise BuildError(
-                f"network {self.graph.name!r} has no output; mark one with mark_output"
-            )
+        _check_outputs(self.graph)
         verify(self.graph)
         backend = CpuBackend(CodeCache.open())
         boxes = boxes_of(self.graph, self.options.shapes, self.options.max_batch_size)
@@ -303,6 +300,19 @@ class _Build:
             symbols=plan.symbols,
             first_layer=first_layer,
         )
+
+
+def _check_outputs(graph: Graph) -> None:
+    if not graph.outputs:
+        raise BuildError(f"network {graph.name!r} has no output; mark one with mark_output")
+    seen = {value.name for value in graph.inputs}
+    for value in graph.outputs:
+        if value.name in seen:
+            raise BuildError(
+                f"{value.name!r} of network {graph.name!r} would be two bindings, as an input and "
+                "an output or as an output twice; give an Identity of it a name of its own"
+            )
+        seen.add(value.name)
 
 
 def specialise(graph: Graph, values: Mapping[str, int]) -> None:
