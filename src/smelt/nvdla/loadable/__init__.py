@@ -1,6 +1,6 @@
 """The standard compiled network: its file, its descriptors, and what they mean."""
 
-from smelt.nvdla.loadable._codec import Descriptor, DescriptorLayout
+from smelt.nvdla._codec import Descriptor, DescriptorLayout
 from smelt.nvdla.loadable._descriptors import (
     MOST_BDMA_TRANSFERS,
     OPERATION_CLASSES,
@@ -55,9 +55,23 @@ from smelt.nvdla.loadable._emulator_descriptors import (
     EmuOperationType,
     EmuPowerOperation,
     EmuSoftmaxOperation,
+    find_emu_format,
     find_emu_layout,
     read_emu_operation,
     write_emu_operation,
+)
+from smelt.nvdla.loadable._interpret import (
+    Contents,
+    DlaTaskView,
+    Edge,
+    EmuOperationView,
+    EmuTaskView,
+    Interpretation,
+    OpaqueTaskView,
+    OperationView,
+    TaskView,
+    find_interface_version,
+    interpret,
 )
 from smelt.nvdla.loadable._loadable import Loadable
 from smelt.nvdla.loadable._model import (
@@ -81,6 +95,7 @@ from smelt.nvdla.loadable._model import (
     TensorDescriptor,
     Version,
 )
+from smelt.nvdla.loadable._report import format_dot, format_text, to_plain
 
 __all__ = [
     "EMU_BUFFERS_BYTES",
@@ -103,27 +118,33 @@ __all__ = [
     "CdpSurface",
     "CommonOperation",
     "Consumer",
-    "Converter",
+    "Contents",
     "ConvOperation",
     "ConvStatistics",
     "ConvSurface",
+    "Converter",
     "DataCategory",
     "DataCube",
     "DataFormat",
     "DataType",
     "Descriptor",
     "DescriptorLayout",
+    "DlaTaskView",
+    "Edge",
     "EmuBuffer",
     "EmuBuffers",
     "EmuFormat",
     "EmuNetworkDescriptor",
     "EmuOperation",
     "EmuOperationType",
+    "EmuOperationView",
     "EmuPowerOperation",
     "EmuSoftmaxOperation",
+    "EmuTaskView",
     "Event",
     "EventOp",
     "Interface",
+    "Interpretation",
     "Loadable",
     "LutParameters",
     "Memory",
@@ -131,9 +152,11 @@ __all__ = [
     "MemoryFlags",
     "MemoryType",
     "NetworkDescriptor",
+    "OpaqueTaskView",
     "Operation",
     "OperationEvent",
     "OperationType",
+    "OperationView",
     "PdpOperation",
     "PdpStatistics",
     "PdpSurface",
@@ -154,9 +177,16 @@ __all__ = [
     "Surface",
     "Task",
     "TaskStatus",
+    "TaskView",
     "TensorDescriptor",
     "Version",
+    "find_emu_format",
     "find_emu_layout",
+    "find_interface_version",
+    "format_dot",
+    "format_text",
+    "interpret",
     "read_emu_operation",
+    "to_plain",
     "write_emu_operation",
 ]

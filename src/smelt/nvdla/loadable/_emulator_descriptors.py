@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import ClassVar, Final
 
+from smelt.nvdla._codec import Descriptor, DescriptorLayout, at
 from smelt.nvdla._status import NvdlaError, NvError
-from smelt.nvdla.loadable._codec import Descriptor, DescriptorLayout, at
 
 EMU_OPERATION_BYTES: Final = {
     DescriptorLayout.WITHOUT_OFFSETS: 16,
@@ -123,6 +123,20 @@ class EmuBuffers(Descriptor):
 
     src_data: EmuBuffer = at(0, EmuBuffer)
     dst_data: EmuBuffer = at(256, EmuBuffer)
+
+
+_OLD_FORMATS: Final = (EmuFormat.INT8, EmuFormat.INT16, EmuFormat.FF16)
+"""Numbers before atoms of 8 were added."""
+
+
+def find_emu_format(number: int, layout: DescriptorLayout) -> EmuFormat:
+    """The format that a number means. Raises NvdlaError(NOT_SUPPORTED): none."""
+    formats = tuple(EmuFormat) if layout is DescriptorLayout.WITH_OFFSETS else _OLD_FORMATS
+    if number >= len(formats):
+        raise NvdlaError(
+            NvError.NOT_SUPPORTED, f"an emulated tensor has format {number}, which is not known"
+        )
+    return formats[number]
 
 
 def find_emu_layout(operation_list_bytes: int, num_operations: int) -> DescriptorLayout:

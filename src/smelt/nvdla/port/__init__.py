@@ -1,5 +1,14 @@
-"""The portability layer: how the user-mode driver reaches devices, memory and the scheduler."""
+"""The portability layer: how the user-mode driver reaches devices, memory and the scheduler.
 
+Three transports behave alike: a call in this process, another process over a Unix socket, and the
+Linux driver.
+"""
+
+from smelt.nvdla.port._client import SocketPort
+from smelt.nvdla.port._driver import Driver, PhysicalTask, Region
+from smelt.nvdla.port._linux import DeviceFile, LinuxPort, RenderNode, open_render_node
+from smelt.nvdla.port._local import LocalPort
+from smelt.nvdla.port._server import PortServer
 from smelt.nvdla.port._types import (
     MOST_ADDRESSES_PER_TASK,
     MOST_TASKS_PER_SUBMIT,
@@ -17,9 +26,19 @@ __all__ = [
     "MOST_TASKS_PER_SUBMIT",
     "SIZE_LIMIT_BYTES",
     "Bytes",
+    "DeviceFile",
+    "Driver",
+    "LinuxPort",
+    "LocalPort",
     "NvDlaHeap",
     "NvDlaMemDesc",
     "NvDlaTask",
+    "PhysicalTask",
     "PinnedMemory",
     "Port",
+    "PortServer",
+    "Region",
+    "RenderNode",
+    "SocketPort",
+    "open_render_node",
 ]

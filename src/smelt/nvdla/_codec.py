@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeAlias, cast
 from smelt.nvdla._status import NvdlaError, NvError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from typing_extensions import Buffer
 
@@ -222,6 +222,5 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Descriptor):
         return value.to_dict()
     if isinstance(value, tuple):
-        items: tuple[Any, ...] = value
-        return [_plain(item) for item in items]
+        return [_plain(item) for item in cast("Sequence[Any]", value)]
     return value

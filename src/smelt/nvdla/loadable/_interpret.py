@@ -1,0 +1,354 @@
+"""What a loadable means: its tasks' operations, who waits for whom, and which bytes they read.
+
+Nothing here runs or allocates memory; any compliant loadable can be interpreted, whether or not
+some machine has the engines that it needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from smelt.errors import ModelFormatError
+from smelt.nvdla._codec import Descriptor, DescriptorLayout
+from smelt.nvdla._status import NvdlaError
+from smelt.nvdla.loadable._descriptors import (
+    OPERATION_CLASSES,
+    OPERATION_STRIDE_BYTES,
+    SURFACE_CLASSES,
+    SURFACE_STRIDE_BYTES,
+    CommonOperation,
+    LutParameters,
+    NetworkDescriptor,
+    Operation,
+    OperationType,
+    Roi,
+    RoiArray,
+    Surface,
+)
+from smelt.nvdla.loadable._emulator_descriptors import (
+    EMU_BUFFERS_BYTES,
+    EMU_OPERATION_BYTES,
+    EmuBuffers,
+    EmuNetworkDescriptor,
+    EmuOperation,
+    find_emu_layout,
+    read_emu_operation,
+)
+from smelt.nvdla.loadable._model import Address, Interface, Memory, Task, Version
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import TypeVar
+
+    from smelt.nvdla.loadable._loadable import Loadable
+
+    D = TypeVar("D", bound=Descriptor)
+    Entry = TypeVar("Entry", Address, Memory, Task)
+
+_MOST_ROIS: Final = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class OperationView:
+    """An operation of the accelerator."""
+
+    index: int
+    type: OperationType
+    common: CommonOperation
+    operation: Operation
+    surface: Surface
+
+
+@dataclass(frozen=True, slots=True)
+class EmuOperationView:
+    """An operation of the emulator."""
+
+    index: int
+    operation: EmuOperation
+    buffers: EmuBuffers
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """``target`` waits until ``source`` raises ``event``."""
+
+    source: int
+    target: int
+    event: int
+    is_fused: bool
+    """The target is the engine that feeds the source on the fly."""
+
+
+@dataclass(frozen=True, slots=True)
+class DlaTaskView:
+    """A task of the accelerator."""
+
+    task: Task
+    version: Version
+    layout: DescriptorLayout
+    network: NetworkDescriptor
+    operations: tuple[OperationView, ...]
+    luts: tuple[LutParameters, ...]
+    rois: tuple[Roi, ...]
+
+    def edges(self) -> Iterator[Edge]:
+        """The dependency graph."""
+        for view in self.operations:
+            for consumer in view.common.consumers:
+                if consumer.index >= 0:
+                    yield Edge(view.index, consumer.index, consumer.event, is_fused=False)
+            parent = view.common.fused_parent
+            if parent.index >= 0:
+                yield Edge(view.index, parent.index, parent.event, is_fused=True)
+
+
+@dataclass(frozen=True, slots=True)
+class EmuTaskView:
+    """A task of the emulator."""
+
+    task: Task
+    layout: DescriptorLayout
+    network: EmuNetworkDescriptor
+    operations: tuple[EmuOperationView, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OpaqueTaskView:
+    """A task for an interface that we do not know."""
+
+    task: Task
+
+
+TaskView = DlaTaskView | EmuTaskView | OpaqueTaskView
+
+
+@dataclass(frozen=True, slots=True)
+class Interpretation:
+    """A loadable and what its tasks do."""
+
+    loadable: Loadable
+    tasks: tuple[TaskView, ...]
+
+
+def interpret(loadable: Loadable) -> Interpretation:
+    """Say what a loadable does.
+
+    Raises:
+        ModelFormatError: It refers to entries, blobs or bytes that it does not have.
+    """
+    contents = Contents(loadable)
+    return Interpretation(loadable, tuple(_view(contents, task) for task in loadable.tasks))
+
+
+def find_interface_version(loadable: Loadable, task: Task) -> Version:
+    """The version of the interface that a task's descriptors were made for."""
+    return Contents(loadable).version_of(task)
+
+
+class Contents:
+    """The bytes that a loadable puts at its addresses."""
+
+    def __init__(self, loadable: Loadable) -> None:
+        self.addresses = _by_id("address", loadable.addresses)
+        self.memories = _by_id("memory", loadable.memories)
+        self._blobs = {blob.name: blob for blob in loadable.blobs}
+        if len(self._blobs) != len(loadable.blobs):
+            raise ModelFormatError("two blobs of the loadable have the same name")
+
+    def locate(self, task: Task, index: int, what: str) -> tuple[Memory, int, int]:
+        """Give the memory, offset and size of an entry of a task's address list."""
+        if not 0 <= index < len(task.address_list):
+            raise ModelFormatError(
+                f"task {task.id}: {what} is at address {index}, "
+                f"but the task has {len(task.address_list)} addresses"
+            )
+        entry = self.addresses.get(task.address_list[index])
+        if entry is None:
+            raise ModelFormatError(
+                f"task {task.id}: address {index} is entry {task.address_list[index]} of the "
+                "address list, which has no such entry"
+            )
+        memory = self.memories.get(entry.mem_id)
+        if memory is None:
+            raise ModelFormatError(
+                f"address {entry.id} lies in memory {entry.mem_id}, which is not in the list"
+            )
+        room = memory.size - entry.offset
+        if room < 0 or entry.size > room:
+            raise ModelFormatError(
+                f"address {entry.id} is {entry.size} bytes at {entry.offset} of memory "
+                f"{memory.id}, which has {memory.size} bytes"
+            )
+        return memory, entry.offset, entry.size or room
+
+    def read(self, task: Task, index: int, size: int, what: str) -> bytes:
+        """Give the first bytes at an address; what no blob sets is zero."""
+        memory, start, room = self.locate(task, index, what)
+        if size > room:
+            raise ModelFormatError(
+                f"task {task.id}: {what} needs {size} bytes, but address {index} has {room}"
+            )
+        data = bytearray(size)
+        for offset, name in zip(memory.offsets, memory.contents, strict=False):
+            blob = self._blobs.get(name)
+            if blob is None:
+                if name:
+                    raise ModelFormatError(
+                        f"memory {memory.id} holds {name!r}: there is no such blob"
+                    )
+                continue
+            low, high = max(start, offset), min(start + size, offset + len(blob.data))
+            if low < high:
+                data[low - start : high - start] = blob.data[low - offset : high - offset]
+        return bytes(data)
+
+    def version_of(self, task: Task) -> Version:
+        """Give the version that the blobs of a task's first address carry, or its other blobs."""
+        unset = Version(0, 0, 0)
+        for index in range(len(task.address_list)):
+            memory, _, _ = self.locate(task, index, "an entry")
+            for name in memory.contents:
+                blob = self._blobs.get(name)
+                if blob is not None and blob.version != unset:
+                    return blob.version
+        return unset
+
+
+def _by_id(what: str, entries: Sequence[Entry]) -> dict[int, Entry]:
+    found = {entry.id: entry for entry in entries}
+    if len(found) != len(entries):
+        raise ModelFormatError(f"two entries of the {what} list have the same id")
+    return found
+
+
+def _view(contents: Contents, task: Task) -> TaskView:
+    try:
+        if task.interface == Interface.DLA1:
+            return _view_dla(contents, task)
+        if task.interface == Interface.EMU1:
+            return _view_emulator(contents, task)
+    except NvdlaError as error:
+        raise ModelFormatError(f"task {task.id}: {error}") from error
+    return OpaqueTaskView(task)
+
+
+def _view_dla(contents: Contents, task: Task) -> DlaTaskView:
+    version = contents.version_of(task)
+    layout = DescriptorLayout.of_version(version.major, version.minor)
+    head = contents.read(task, 0, NetworkDescriptor.size_bytes(), "the network")
+    network = NetworkDescriptor.from_bytes(head)
+    count = network.num_operations
+    operations: tuple[OperationView, ...] = ()
+    if count:
+        graph = contents.read(
+            task, network.dependency_graph_index, 36 * count, "the dependency graph"
+        )
+        listed = contents.read(
+            task,
+            network.operation_desc_index,
+            OPERATION_STRIDE_BYTES * count,
+            "the list of operations",
+        )
+        surfaces = contents.read(
+            task, network.surface_desc_index, SURFACE_STRIDE_BYTES * count, "the list of surfaces"
+        )
+        operations = tuple(
+            _view_operation(index, layout, graph, listed, surfaces) for index in range(count)
+        )
+    view = DlaTaskView(
+        task,
+        version,
+        layout,
+        network,
+        operations,
+        _read_luts(contents, task, network),
+        _read_rois(contents, task, network),
+    )
+    _check_graph(view)
+    return view
+
+
+def _view_operation(
+    index: int, layout: DescriptorLayout, graph: bytes, listed: bytes, surfaces: bytes
+) -> OperationView:
+    common = CommonOperation.from_bytes(graph, index * CommonOperation.size_bytes())
+    try:
+        kind = OperationType(common.op_type)
+    except ValueError as error:
+        raise ModelFormatError(
+            f"operation {index} has type {common.op_type}: 0 to 5 are known"
+        ) from error
+    operation = OPERATION_CLASSES[kind].from_bytes(listed, index * OPERATION_STRIDE_BYTES, layout)
+    surface = SURFACE_CLASSES[kind].from_bytes(surfaces, index * SURFACE_STRIDE_BYTES, layout)
+    return OperationView(index, kind, common, operation, surface)
+
+
+def _check_graph(view: DlaTaskView) -> None:
+    count = len(view.operations)
+    for edge in view.edges():
+        if edge.target >= count:
+            raise ModelFormatError(
+                f"task {view.task.id}: operation {edge.source} is followed by operation "
+                f"{edge.target}, but there are {count}"
+            )
+    for kind, head in zip(OperationType, view.network.op_head, strict=True):
+        if head >= count:
+            raise ModelFormatError(
+                f"task {view.task.id}: its first {kind.name} operation is {head}, "
+                f"but there are {count}"
+            )
+
+
+def _read_luts(
+    contents: Contents, task: Task, network: NetworkDescriptor
+) -> tuple[LutParameters, ...]:
+    if not network.num_luts or network.lut_data_index < 0:
+        return ()
+    size = LutParameters.size_bytes()
+    data = contents.read(task, network.lut_data_index, size * network.num_luts, "the lookup tables")
+    return tuple(LutParameters.from_bytes(data, size * i) for i in range(network.num_luts))
+
+
+def _read_rois(contents: Contents, task: Task, network: NetworkDescriptor) -> tuple[Roi, ...]:
+    if not network.num_rois or network.roi_array_index < 0 or network.dynamic_roi:
+        return ()
+    head, size = RoiArray.size_bytes(), Roi.size_bytes()
+    data = contents.read(task, network.roi_array_index, head, "the regions of interest")
+    count = min(RoiArray.from_bytes(data).array_length, network.num_rois, _MOST_ROIS)
+    data = contents.read(
+        task, network.roi_array_index, head + size * count, "the regions of interest"
+    )
+    return tuple(Roi.from_bytes(data, head + size * i) for i in range(count))
+
+
+def _view_emulator(contents: Contents, task: Task) -> EmuTaskView:
+    head = contents.read(task, 0, 6, "the network").ljust(EmuNetworkDescriptor.size_bytes(), b"\0")
+    network = EmuNetworkDescriptor.from_bytes(head)
+    count = network.num_operations
+    if not count:
+        return EmuTaskView(task, DescriptorLayout.WITH_OFFSETS, network, ())
+    _, _, room = contents.locate(task, network.operation_desc_index, "the list of operations")
+    layout = find_emu_layout(room, count)
+    listed = contents.read(
+        task,
+        network.operation_desc_index,
+        EMU_OPERATION_BYTES[layout] * count,
+        "the list of operations",
+    )
+    buffers = contents.read(
+        task, network.operation_buffer_desc_index, EMU_BUFFERS_BYTES * count, "the list of buffers"
+    )
+    return EmuTaskView(
+        task,
+        layout,
+        network,
+        tuple(
+            EmuOperationView(
+                index,
+                read_emu_operation(listed, index, layout),
+                EmuBuffers.from_bytes(buffers, EMU_BUFFERS_BYTES * index, layout),
+            )
+            for index in range(count)
+        ),
+    )

@@ -1,0 +1,283 @@
+"""An interpretation as text, as plain data for JSON, and as Graphviz."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, cast
+
+from smelt.nvdla._status import NvdlaError
+from smelt.nvdla.loadable._descriptors import (
+    BdmaSurface,
+    DataCube,
+    MemoryType,
+    OperationEvent,
+)
+from smelt.nvdla.loadable._emulator_descriptors import EmuOperationType, find_emu_format
+from smelt.nvdla.loadable._interpret import DlaTaskView, EmuTaskView
+from smelt.nvdla.loadable._model import (
+    DataCategory,
+    DataFormat,
+    DataType,
+    Interface,
+    MemoryDomain,
+    MemoryFlags,
+    RelocationType,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from enum import IntEnum
+
+    from smelt.nvdla._codec import DescriptorLayout
+    from smelt.nvdla.loadable._emulator_descriptors import EmuBuffer
+    from smelt.nvdla.loadable._interpret import (
+        EmuOperationView,
+        Interpretation,
+        OperationView,
+        TaskView,
+    )
+    from smelt.nvdla.loadable._model import Memory, TensorDescriptor
+
+
+def format_text(view: Interpretation) -> str:
+    """The whole as text for people."""
+    return "\n".join(_lines(view))
+
+
+def _lines(view: Interpretation) -> Iterator[str]:
+    loadable = view.loadable
+    mark = "with" if loadable.has_identifier else "without"
+    yield f"loadable {loadable.version}, {mark} identifier"
+    order = ", then ".join(
+        "task " + " and ".join(map(str, submit.task_id)) for submit in loadable.submits
+    )
+    yield f"submits: {order or 'none'}"
+    for task in view.tasks:
+        yield ""
+        yield from _task_lines(task)
+    yield ""
+    yield f"memory map ({sum(memory.size for memory in loadable.memories):,} bytes)"
+    for memory in loadable.memories:
+        yield f"  {_format_memory(memory)}"
+    yield ""
+    yield "tensors"
+    for tensor in loadable.tensors:
+        yield f"  {_format_tensor(tensor)}"
+    for relocation in loadable.relocations:
+        yield (
+            f"  relocation: the {name_of(RelocationType, relocation.reloc_type).lower()} stride of "
+            f"address {relocation.address_id} is at byte {relocation.offset} of memory "
+            f"{relocation.write_id}"
+        )
+
+
+def _task_lines(view: TaskView) -> Iterator[str]:
+    task = view.task
+    head = f"task {task.id}: {name_of(Interface, task.interface)}"
+    if isinstance(view, DlaTaskView):
+        yield f"{head} firmware {view.version}, {len(view.operations)} operations"
+        for operation in view.operations:
+            yield from _operation_lines(operation)
+        return
+    if isinstance(view, EmuTaskView):
+        yield f"{head}, {len(view.operations)} operations on the CPU"
+        for emulated in view.operations:
+            yield from _emulated_lines(emulated, view.layout)
+        return
+    yield f"{head}: no one here knows this interface"
+
+
+def _operation_lines(view: OperationView) -> Iterator[str]:
+    common = view.common
+    waits = f"waits for {common.dependency_count}" if common.dependency_count else "waits for none"
+    followers = [
+        f"{name_of(OperationEvent, consumer.event).lower()} -> {consumer.index}"
+        for consumer in common.consumers
+        if consumer.index >= 0
+    ]
+    parent = common.fused_parent
+    if parent.index >= 0:
+        event = name_of(OperationEvent, parent.event).lower()
+        followers.append(f"{event} -> {parent.index} (fused parent)")
+    yield f"  {view.index:3} {view.type.name:5} {waits}; {', '.join(followers) or 'frees none'}"
+    for name, cube in cubes_of(view):
+        yield f"        {name:11} {_format_cube(cube)}"
+    if isinstance(view.surface, BdmaSurface):
+        for transfer in view.surface.transfers[: view.surface.num_transfers]:
+            yield (
+                f"        copy        {transfer.line_repeat} lines of {transfer.line_size} bytes, "
+                f"address {transfer.source_address} to {transfer.destination_address}"
+            )
+
+
+def cubes_of(view: OperationView) -> Iterator[tuple[str, DataCube]]:
+    """The tensors that an operation uses, by name."""
+    for name in type(view.surface).__dataclass_fields__:
+        cube = getattr(view.surface, name)
+        if isinstance(cube, DataCube) and (cube.size or cube.width):
+            yield name.removesuffix("_data"), cube
+
+
+def _format_cube(cube: DataCube) -> str:
+    place = (
+        "on the fly"
+        if cube.type == MemoryType.ON_THE_FLY
+        else f"address {cube.address}" + (f"+{cube.offset}" if cube.offset else "")
+    )
+    return (
+        f"{cube.channel}x{cube.height}x{cube.width} (CxHxW), {place}, {cube.size} bytes, "
+        f"strides {cube.line_stride}/{cube.surf_stride}"
+    )
+
+
+def _emulated_lines(view: EmuOperationView, layout: DescriptorLayout) -> Iterator[str]:
+    fields = view.operation.to_dict()
+    kind = name_of(EmuOperationType, fields.pop("op_type"))
+    yield f"  {view.index:3} {kind} " + ", ".join(
+        f"{name} {value:g}" for name, value in fields.items()
+    )
+    for name, buffer in (("src", view.buffers.src_data), ("dst", view.buffers.dst_data)):
+        yield f"        {name:11} {_format_buffer(buffer, layout)}"
+
+
+def _format_buffer(buffer: EmuBuffer, layout: DescriptorLayout) -> str:
+    return (
+        f"{buffer.channel}x{buffer.height}x{buffer.width} (CxHxW), "
+        f"{_name_emu_format(buffer, layout)}, "
+        f"address {buffer.address_index}, {buffer.size} bytes, "
+        f"strides {buffer.line_stride}/{buffer.surf_stride}"
+    )
+
+
+def _name_emu_format(buffer: EmuBuffer, layout: DescriptorLayout) -> str:
+    try:
+        return find_emu_format(buffer.format, layout).name
+    except NvdlaError:
+        return f"format {buffer.format}"
+
+
+def _format_memory(memory: Memory) -> str:
+    what = ", ".join(name for name in memory.contents if name) if memory.flags & 2 else ""
+    if memory.is_bindable:
+        direction = "input" if memory.flags & MemoryFlags.INPUT else "output"
+        what = f"{direction} {memory.bind_id}"
+    domain = name_of(MemoryDomain, memory.domain)
+    return f"{memory.id:3} {domain:6} {memory.size:12,} bytes  {what}".rstrip()
+
+
+def _format_tensor(tensor: TensorDescriptor) -> str:
+    return (
+        f"{tensor.name}: {tensor.n}x{tensor.c}x{tensor.h}x{tensor.w} "
+        f"{name_of(DataFormat, tensor.data_format)} {name_of(DataType, tensor.data_type)} "
+        f"{name_of(DataCategory, tensor.data_category)}, memory {tensor.mem_id}, "
+        f"{tensor.size} bytes, strides {'/'.join(map(str, tensor.strides[:4]))}"
+    )
+
+
+def name_of(kind: type[IntEnum], value: int) -> str:
+    """The name of a number, or the number."""
+    try:
+        return kind(value).name
+    except ValueError:
+        return str(value)
+
+
+def to_plain(view: Interpretation) -> dict[str, Any]:
+    """The whole as plain data; blobs without their bytes."""
+    loadable = view.loadable
+    return {
+        "version": str(loadable.version),
+        "identifier": loadable.has_identifier,
+        "tasks": [_plain_task(task) for task in view.tasks],
+        "submits": [asdict(entry) for entry in loadable.submits],
+        "memories": [
+            {**asdict(entry), "domain": name_of(MemoryDomain, entry.domain)}
+            for entry in loadable.memories
+        ],
+        "addresses": [asdict(entry) for entry in loadable.addresses],
+        "tensors": [asdict(entry) for entry in loadable.tensors],
+        "relocations": [asdict(entry) for entry in loadable.relocations],
+        "events": [asdict(entry) for entry in loadable.events],
+        "blobs": [
+            {
+                "name": blob.name,
+                "size": len(blob.data),
+                "interface": blob.interface,
+                "sub_interface": blob.sub_interface,
+                "version": str(blob.version),
+            }
+            for blob in loadable.blobs
+        ],
+    }
+
+
+def _plain_task(view: TaskView) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        **asdict(view.task),
+        "interface": name_of(Interface, view.task.interface),
+    }
+    if isinstance(view, DlaTaskView):
+        made["firmware"] = str(view.version)
+        made["network"] = view.network.to_dict()
+        made["operations"] = [_plain_operation(operation) for operation in view.operations]
+        made["edges"] = [
+            {**asdict(edge), "event": name_of(OperationEvent, edge.event)} for edge in view.edges()
+        ]
+        made["luts"] = [lut.to_dict() for lut in view.luts]
+        made["rois"] = [roi.to_dict() for roi in view.rois]
+    elif isinstance(view, EmuTaskView):
+        made["network"] = view.network.to_dict()
+        made["operations"] = [
+            {
+                "index": item.index,
+                "type": name_of(EmuOperationType, item.operation.op_type),
+                "operation": item.operation.to_dict(),
+                "buffers": item.buffers.to_dict(),
+            }
+            for item in view.operations
+        ]
+    return made
+
+
+def _plain_operation(view: OperationView) -> dict[str, Any]:
+    surface = view.surface.to_dict()
+    if isinstance(view.surface, BdmaSurface):
+        used = cast("list[Any]", surface["transfers"])
+        surface["transfers"] = used[: view.surface.num_transfers]
+    return {
+        "index": view.index,
+        "type": view.type.name,
+        "dependencies": view.common.to_dict(),
+        "operation": view.operation.to_dict(),
+        "surfaces": surface,
+    }
+
+
+def format_dot(view: Interpretation) -> str:
+    """The dependency graph for Graphviz; a dashed edge leads to a fused parent."""
+    lines = ["digraph loadable {", "  node [shape=box];"]
+    for task in view.tasks:
+        number = task.task.id
+        lines.append(f"  subgraph cluster_{number} {{")
+        title = f"task {number}: {name_of(Interface, task.task.interface)}"
+        lines.append(f'    label="{title}";')
+        if isinstance(task, DlaTaskView):
+            lines += [
+                f'    t{number}_{item.index} [label="{item.index} {item.type.name}"];'
+                for item in task.operations
+            ]
+            for edge in task.edges():
+                event = name_of(OperationEvent, edge.event).lower()
+                style = ", style=dashed" if edge.is_fused else ""
+                lines.append(
+                    f"    t{number}_{edge.source} -> t{number}_{edge.target} "
+                    f'[label="{event}"{style}];'
+                )
+        elif isinstance(task, EmuTaskView):
+            lines += [
+                f'    t{number}_{item.index} [label="{item.index} '
+                f'{name_of(EmuOperationType, item.operation.op_type)}"];'
+                for item in task.operations
+            ]
+        lines.append("  }")
+    return "\n".join([*lines, "}"])

@@ -1,0 +1,180 @@
+"""The transport to another process: framed messages over a Unix socket.
+
+Memory is a copy on this side. Before a submission goes what changed here, after it comes what
+changed there.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from smelt.nvdla._status import NvdlaError, NvError
+from smelt.nvdla.port._frames import (
+    MOST_DATA_BYTES,
+    AllocateRequest,
+    DeviceRequest,
+    Frame,
+    HandleReply,
+    Kind,
+    MemoryRequest,
+    OpenRequest,
+    ProtocolError,
+    pack_tasks,
+    receive_frame,
+    send_frame,
+)
+from smelt.nvdla.port._handles import HandlePort
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from types import TracebackType
+
+    from typing_extensions import Buffer
+
+    from smelt.nvdla.port._types import Bytes, NvDlaHeap, NvDlaTask
+
+
+@dataclass(slots=True)
+class _Mirror:
+    handle: int
+    data: Bytes
+    sent: Bytes
+    """What the other side has."""
+
+
+class SocketPort(HandlePort[int, _Mirror]):
+    """Talks to a `PortServer`."""
+
+    def __init__(self, path: str | os.PathLike[str], timeout_s: float | None = None) -> None:
+        """Connect.
+
+        Args:
+            path: The server's socket.
+            timeout_s: How long to wait for an answer; None for ever.
+
+        Raises:
+            NvdlaError: DEVICE_NOT_FOUND, no one listens there.
+        """
+        super().__init__()
+        self._lock: Final = threading.Lock()
+        self._connection: Final = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._connection.settimeout(timeout_s)
+        try:
+            self._connection.connect(os.fspath(path))
+        except OSError as error:
+            self._connection.close()
+            raise NvdlaError(
+                NvError.DEVICE_NOT_FOUND,
+                f"no one listens at {os.fspath(path)!r} ({error}); start: smelt dla serve",
+            ) from error
+
+    def disconnect(self) -> None:
+        """End the connection; the other side frees everything."""
+        self._connection.close()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End every session, and the connection."""
+        try:
+            super().__exit__(kind, error, trace)
+        finally:
+            self.disconnect()
+
+    def debug_printf(self, message: str, /, *args: object) -> None:
+        """Write to the debug console of the other process too."""
+        super().debug_printf(message, *args)
+        text = message % args if args else message
+        self._ask(Kind.PRINT, text.encode()[:MOST_DATA_BYTES])
+
+    def _open_device(self, instance: int) -> int:
+        return self._ask_handle(Kind.OPEN, OpenRequest(instance).to_bytes())
+
+    def _close_device(self, device: int) -> None:
+        self._ask(Kind.CLOSE, DeviceRequest(device).to_bytes())
+
+    def _allocate(self, device: int, size: int, heap: NvDlaHeap) -> tuple[_Mirror, Bytes]:
+        handle = self._ask_handle(Kind.ALLOCATE, AllocateRequest(device, size, heap).to_bytes())
+        mirror = _Mirror(handle, np.zeros(size, np.uint8), np.zeros(size, np.uint8))
+        return mirror, mirror.data
+
+    def _free(self, device: int, memory: _Mirror) -> None:
+        self._ask(Kind.FREE, MemoryRequest(device, memory.handle).to_bytes())
+
+    def _run(self, device: int, tasks: Sequence[NvDlaTask], memory: Mapping[int, _Mirror]) -> None:
+        for mirror in memory.values():
+            self._upload(device, mirror)
+        there = [
+            replace(
+                task,
+                address_list=tuple(
+                    replace(place, handle=memory[place.handle].handle)
+                    for place in task.address_list
+                ),
+            )
+            for task in tasks
+        ]
+        mirrors = {mirror.handle: mirror for mirror in memory.values()}
+        self._ask(Kind.SUBMIT, DeviceRequest(device).to_bytes(), pack_tasks(there), into=mirrors)
+
+    def _upload(self, device: int, mirror: _Mirror) -> None:
+        if np.array_equal(mirror.data, mirror.sent):
+            return
+        for start in range(0, mirror.data.nbytes, MOST_DATA_BYTES):
+            part = mirror.data[start : start + MOST_DATA_BYTES]
+            sent = mirror.sent[start : start + MOST_DATA_BYTES]
+            if not np.array_equal(part, sent):
+                place = MemoryRequest(device, mirror.handle, start)
+                self._ask(Kind.WRITE, place.to_bytes(), part.tobytes())
+                sent[:] = part
+
+    def _ask_handle(self, kind: Kind, payload: bytes) -> int:
+        return HandleReply.from_bytes(self._ask(kind, payload).payload).handle
+
+    def _ask(
+        self, kind: Kind, *payload: Buffer, into: Mapping[int, _Mirror] | None = None
+    ) -> Frame:
+        """Ask, and wait for the answer; memory that comes before it goes into its mirror."""
+        with self._lock:
+            try:
+                send_frame(self._connection, kind, *payload)
+                while (frame := receive_frame(self._connection)) is not None:
+                    if frame.kind is not Kind.DATA:
+                        break
+                    _store(frame.payload, into or {})
+            except (OSError, ProtocolError) as error:
+                self._connection.close()
+                raise NvdlaError(
+                    NvError.DISCONNECTED, f"the driver's process is gone: {error}"
+                ) from error
+        if frame is None:
+            raise NvdlaError(NvError.DISCONNECTED, "the driver's process has ended the connection")
+        if frame.kind is Kind.FAILED:
+            raise NvdlaError(_status(frame.status), frame.payload.decode(errors="replace"))
+        return frame
+
+
+def _store(payload: bytes, mirrors: Mapping[int, _Mirror]) -> None:
+    place = MemoryRequest.from_bytes(payload)
+    part = np.frombuffer(payload, np.uint8, offset=MemoryRequest.size_bytes())
+    mirror = mirrors.get(place.memory)
+    if mirror is None or place.offset + part.nbytes > mirror.data.nbytes:
+        raise ProtocolError("the driver's process sent memory that was not asked for")
+    mirror.data[place.offset : place.offset + part.nbytes] = part
+    mirror.sent[place.offset : place.offset + part.nbytes] = part
+
+
+def _status(number: int) -> NvError:
+    try:
+        return NvError(number)
+    except ValueError:
+        return NvError.RESOURCE_ERROR

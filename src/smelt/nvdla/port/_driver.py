@@ -1,0 +1,50 @@
+"""What stands below the portability layer: devices, their memory, and something that runs tasks.
+
+The kernel-mode driver of the model implements it; tests implement it with a recorder.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from smelt.nvdla.port._types import Bytes, NvDlaHeap
+
+
+class Region(NamedTuple):
+    """Pinned memory: one physical address, no IOMMU."""
+
+    address: int
+    data: Bytes
+    heap: NvDlaHeap
+
+
+@dataclass(frozen=True, slots=True)
+class PhysicalTask:
+    """A task whose address list is physical."""
+
+    task_id: int
+    addresses: tuple[int, ...]
+    interface_version: tuple[int, int, int]
+
+
+class Driver(Protocol):
+    """Devices of one host. Every failure is an NvdlaError."""
+
+    @property
+    def num_devices(self) -> int:
+        """How many instances there are."""
+        ...
+
+    def allocate(self, instance: int, size: int, heap: NvDlaHeap, /) -> Region:
+        """Pin zeroed memory. Raises NvdlaError(INSUFFICIENT_MEMORY)."""
+        ...
+
+    def release(self, instance: int, region: Region, /) -> None:
+        """Give memory back."""
+        ...
+
+    def execute(self, instance: int, task: PhysicalTask, /) -> None:
+        """Run one task to its end."""
+        ...

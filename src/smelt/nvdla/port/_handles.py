@@ -1,0 +1,264 @@
+"""What all transports share: handles, and the checks that make a wrong call a documented error."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
+
+from smelt.nvdla._status import NvdlaError, NvError
+from smelt.nvdla.port._types import (
+    MOST_ADDRESSES_PER_TASK,
+    MOST_TASKS_PER_SUBMIT,
+    SIZE_LIMIT_BYTES,
+    Bytes,
+    NvDlaHeap,
+    NvDlaTask,
+    PinnedMemory,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from types import TracebackType
+    from typing import Self
+
+D = TypeVar("D")
+"""What a transport knows a device by."""
+M = TypeVar("M")
+"""What a transport knows memory by."""
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Allocation(Generic[M]):
+    memory: M
+    data: Bytes
+
+
+@dataclass(slots=True)
+class _Device(Generic[D, M]):
+    key: D
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    memory: dict[int, _Allocation[M]] = field(default_factory=dict[int, _Allocation[M]])
+
+
+class HandlePort(ABC, Generic[D, M]):
+    """A port whose sessions, devices and memory are numbers that cannot be mistaken."""
+
+    def __init__(self) -> None:
+        self._sessions: Final[dict[int, dict[int, _Device[D, M]]]] = {}
+        self._numbers: Final = itertools.count(1)
+        self._table_lock: Final = threading.RLock()
+
+    # ---- what a transport does
+
+    @abstractmethod
+    def _open_device(self, instance: int) -> D:
+        """Reach a device. Raises NvdlaError(BAD_PARAMETER): there is no such instance."""
+
+    @abstractmethod
+    def _close_device(self, device: D) -> None:
+        """Let go of a device without memory."""
+
+    @abstractmethod
+    def _allocate(self, device: D, size: int, heap: NvDlaHeap) -> tuple[M, Bytes]:
+        """Allocate zeroed memory."""
+
+    @abstractmethod
+    def _free(self, device: D, memory: M) -> None:
+        """Free memory."""
+
+    @abstractmethod
+    def _run(self, device: D, tasks: Sequence[NvDlaTask], memory: Mapping[int, M]) -> None:
+        """Run checked tasks; ``memory`` has all that they name."""
+
+    # ---- the portability API
+
+    def initialize(self) -> int:
+        """Start a session, and give its handle."""
+        with self._table_lock:
+            session_handle = next(self._numbers)
+            self._sessions[session_handle] = {}
+            return session_handle
+
+    def destroy(self, session_handle: int, /) -> None:
+        """End a session: close its devices and free their memory. Ending it twice is no error."""
+        with self._table_lock:
+            for device_handle in list(self._sessions.get(session_handle, ())):
+                self.close(session_handle, device_handle)
+            self._sessions.pop(session_handle, None)
+
+    def open(self, session_handle: int, instance: int, /) -> int:
+        """Open a device instance, and give its handle.
+
+        Raises:
+            NvdlaError: BAD_PARAMETER, no such session or instance.
+        """
+        with self._table_lock:
+            devices = self._devices(session_handle)
+            if instance < 0:
+                raise NvdlaError(NvError.BAD_PARAMETER, f"device instance {instance} is negative")
+            key = self._open_device(instance)
+            device_handle = next(self._numbers)
+            devices[device_handle] = _Device(key)
+            return device_handle
+
+    def close(self, session_handle: int, device_handle: int, /) -> None:
+        """Close a device and free what was allocated on it.
+
+        Raises:
+            NvdlaError: BAD_PARAMETER, no such device.
+        """
+        with self._table_lock:
+            device = self._device(session_handle, device_handle)
+            with device.lock:
+                for allocation in device.memory.values():
+                    self._free(device.key, allocation.memory)
+                device.memory.clear()
+            del self._sessions[session_handle][device_handle]
+            self._close_device(device.key)
+
+    def submit(
+        self, session_handle: int, device_handle: int, tasks: Sequence[NvDlaTask], /
+    ) -> None:
+        """Run tasks one after the other; return when the last has ended.
+
+        Raises:
+            NvdlaError: BAD_PARAMETER, a handle or a count is wrong; INVALID_ADDRESS, an offset
+                lies outside its memory; else what the device reports.
+        """
+        device = self._device(session_handle, device_handle)
+        with device.lock:
+            check_tasks(tasks)
+            named = {place.handle for task in tasks for place in task.address_list}
+            memory: dict[int, M] = {}
+            for handle in named:
+                if handle not in device.memory:
+                    raise NvdlaError(
+                        NvError.BAD_PARAMETER,
+                        f"a task names memory {handle}, which is not allocated on this device",
+                    )
+                memory[handle] = device.memory[handle].memory
+            sizes = {handle: device.memory[handle].data.nbytes for handle in named}
+            for task in tasks:
+                for index, place in enumerate(task.address_list):
+                    if not 0 <= place.offset < max(sizes[place.handle], 1):
+                        raise NvdlaError(
+                            NvError.INVALID_ADDRESS,
+                            f"task {task.task_id}: address {index} is at byte {place.offset} of "
+                            f"memory of {sizes[place.handle]} bytes",
+                        )
+            self._run(device.key, tasks, memory)
+
+    def alloc_mem(
+        self, session_handle: int, device_handle: int, size: int, heap: NvDlaHeap, /
+    ) -> PinnedMemory:
+        """Allocate zeroed memory that both this process and the engines reach.
+
+        Raises:
+            NvdlaError: INVALID_SIZE, not between 1 byte and 4 GiB; BAD_PARAMETER, a handle or
+                the heap is wrong; INSUFFICIENT_MEMORY.
+        """
+        device = self._device(session_handle, device_handle)
+        kind = check_allocation(size, heap)
+        with device.lock:
+            memory, data = self._allocate(device.key, size, kind)
+            mem_handle = next(self._numbers)
+            device.memory[mem_handle] = _Allocation(memory, data)
+            return PinnedMemory(mem_handle, data)
+
+    def free_mem(
+        self, session_handle: int, device_handle: int, mem_handle: int, data: Bytes, size: int, /
+    ) -> None:
+        """Free memory of `alloc_mem`.
+
+        Raises:
+            NvdlaError: BAD_PARAMETER, it is not what `alloc_mem` gave, or was freed before.
+        """
+        device = self._device(session_handle, device_handle)
+        with device.lock:
+            allocation = device.memory.get(mem_handle)
+            if allocation is None:
+                raise NvdlaError(
+                    NvError.BAD_PARAMETER,
+                    f"memory {mem_handle} is not allocated on this device, or was freed before",
+                )
+            if allocation.data is not data or size != data.nbytes:
+                raise NvdlaError(
+                    NvError.BAD_PARAMETER,
+                    f"memory {mem_handle} has {allocation.data.nbytes} bytes elsewhere: give back "
+                    "what alloc_mem gave",
+                )
+            self._free(device.key, allocation.memory)
+            del device.memory[mem_handle]
+
+    def debug_printf(self, message: str, /, *args: object) -> None:
+        """Write to the debug console: the log of this room."""
+        _LOG.debug(message, *args)
+
+    def __enter__(self) -> Self:
+        """The port itself; leaving ends every session."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End every session."""
+        for session_handle in list(self._sessions):
+            self.destroy(session_handle)
+
+    # ---- look-ups
+
+    def _devices(self, session_handle: int) -> dict[int, _Device[D, M]]:
+        devices = self._sessions.get(session_handle)
+        if devices is None:
+            raise NvdlaError(
+                NvError.BAD_PARAMETER,
+                f"session {session_handle} does not exist; call initialize first",
+            )
+        return devices
+
+    def _device(self, session_handle: int, device_handle: int) -> _Device[D, M]:
+        with self._table_lock:
+            device = self._devices(session_handle).get(device_handle)
+        if device is None:
+            raise NvdlaError(
+                NvError.BAD_PARAMETER, f"device {device_handle} is not open in this session"
+            )
+        return device
+
+
+def check_allocation(size: int, heap: int) -> NvDlaHeap:
+    """Refuse what no heap can give."""
+    if not 0 < size < SIZE_LIMIT_BYTES:
+        raise NvdlaError(
+            NvError.INVALID_SIZE,
+            f"{size} bytes of memory: an allocation has 1 byte to 4 GiB less one",
+        )
+    try:
+        return NvDlaHeap(heap)
+    except ValueError as error:
+        raise NvdlaError(NvError.BAD_PARAMETER, f"heap {heap}: SYSTEM is 0, SRAM is 1") from error
+
+
+def check_tasks(tasks: Sequence[NvDlaTask]) -> None:
+    """Refuse what no submission can hold."""
+    if not 0 < len(tasks) <= MOST_TASKS_PER_SUBMIT:
+        raise NvdlaError(
+            NvError.BAD_PARAMETER,
+            f"{len(tasks)} tasks in one submission: 1 to {MOST_TASKS_PER_SUBMIT} are allowed",
+        )
+    for task in tasks:
+        if not 0 < task.num_addresses <= MOST_ADDRESSES_PER_TASK:
+            raise NvdlaError(
+                NvError.BAD_PARAMETER,
+                f"task {task.task_id} has {task.num_addresses} addresses: "
+                f"1 to {MOST_ADDRESSES_PER_TASK} are allowed",
+            )

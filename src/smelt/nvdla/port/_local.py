@@ -1,0 +1,49 @@
+"""The transport of a single process: a plain call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from smelt.nvdla._status import NvdlaError, NvError
+from smelt.nvdla.port._driver import Driver, PhysicalTask, Region
+from smelt.nvdla.port._handles import HandlePort
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from smelt.nvdla.port._types import Bytes, NvDlaHeap, NvDlaTask
+
+
+class LocalPort(HandlePort[int, Region]):
+    """Calls a driver in this process; memory is the driver's own."""
+
+    def __init__(self, driver: Driver) -> None:
+        super().__init__()
+        self._driver = driver
+
+    def _open_device(self, instance: int) -> int:
+        count = self._driver.num_devices
+        if instance >= count:
+            raise NvdlaError(
+                NvError.BAD_PARAMETER, f"device instance {instance}: there are {count}, from 0 on"
+            )
+        return instance
+
+    def _close_device(self, device: int) -> None:
+        self.debug_printf("device %d is closed", device)
+
+    def _allocate(self, device: int, size: int, heap: NvDlaHeap) -> tuple[Region, Bytes]:
+        region = self._driver.allocate(device, size, heap)
+        return region, region.data
+
+    def _free(self, device: int, memory: Region) -> None:
+        self._driver.release(device, memory)
+
+    def _run(self, device: int, tasks: Sequence[NvDlaTask], memory: Mapping[int, Region]) -> None:
+        for task in tasks:
+            addresses = tuple(
+                memory[place.handle].address + place.offset for place in task.address_list
+            )
+            self._driver.execute(
+                device, PhysicalTask(task.task_id, addresses, task.interface_version)
+            )
