@@ -178,6 +178,18 @@ def test_exactly_the_inputs_size_is_the_default_and_areas_are_averaged(picture: 
     np.testing.assert_allclose(array[0], half.transpose(2, 0, 1), atol=1.0)
 
 
+@pytest.mark.parametrize("size", [(256, 341), (37, 53), (640, 800)])
+def test_areas_are_averaged_as_opencv_does(tmp_path: Path, size: tuple[int, int]) -> None:
+    cv2: Any = pytest.importorskip("cv2")
+    pixels = np.random.default_rng(4).integers(0, 256, (375, 500, 3)).astype(np.uint8)
+    Image.fromarray(pixels[:, :, ::-1].copy()).save(tmp_path / "noise.png")
+    height, width = size
+    array = _prepared(tmp_path / "noise.png", (1, 3, height, width))
+    wanted = cv2.resize(pixels, (width, height), interpolation=cv2.INTER_AREA)
+    np.testing.assert_allclose(array[0], wanted.transpose(2, 0, 1), atol=1.0)
+    assert np.abs(array[0] - wanted.transpose(2, 0, 1)).mean() < 0.1  # its fixed-point rounding
+
+
 def test_a_size_may_be_given_as_width_by_height(picture: Path) -> None:
     assert _prepared(picture, OPEN, resize="24x8").shape == (1, 3, 8, 24)
     assert _prepared(picture, OPEN, resize="none", crop="10x6").shape == (1, 3, 6, 10)

@@ -126,18 +126,46 @@ def _resize(picture: Image, frame: Frame, preparation: Preparation) -> Image:
         size = picture.size
     if 0 in size or size[0] * size[1] > _LARGEST_PIXELS:
         raise SmeltError(f"--resize {preparation.resize} makes a picture of {size[0]}x{size[1]}")
-    return picture if size == picture.size else picture.resize(size, _filter(preparation.filter))
+    if size == picture.size:
+        return picture
+    if preparation.filter == "area":
+        return _averaged(picture, size)
+    return picture.resize(size, _filter(preparation.filter))
 
 
 def _filter(name: str) -> Any:
     from PIL.Image import Resampling
 
     return {
-        "area": Resampling.BOX,
         "bilinear": Resampling.BILINEAR,
         "bicubic": Resampling.BICUBIC,
         "nearest": Resampling.NEAREST,
     }[name]
+
+
+def _averaged(picture: Image, size: tuple[int, int]) -> Image:
+    """Each new pixel as the mean of the area that it covers, pixels cut by its edge in part.
+
+    Pillow's box filter takes or leaves whole pixels, which costs trained networks a few percent;
+    this is what OpenCV calls INTER_AREA.
+    """
+    from PIL import Image
+
+    pixels = np.asarray(picture, np.float32)
+    rows = _overlaps(pixels.shape[0], size[1]) @ pixels.reshape(pixels.shape[0], -1)
+    planes = rows.reshape(size[1], *pixels.shape[1:])
+    mixed = np.tensordot(_overlaps(pixels.shape[1], size[0]), planes, (1, 1))
+    return Image.fromarray(np.rint(np.moveaxis(mixed, 0, 1)).clip(0, 255).astype(np.uint8))
+
+
+def _overlaps(before: int, after: int) -> NDArray[np.float32]:
+    """The share of each old pixel in each new one along one axis."""
+    edges = np.arange(after + 1) * (before / after)
+    old = np.arange(before)
+    low = np.maximum(edges[:-1, None], old)
+    high = np.minimum(edges[1:, None], old + 1)
+    shares = np.clip(high - low, 0, 1) * (after / before)
+    return np.asarray(shares, np.float32)
 
 
 def _crop(picture: Image, frame: Frame, preparation: Preparation) -> Image:

@@ -58,7 +58,7 @@ _NUMBERED: Final = re.compile(r"""\{?\s*(\d+)\s*:\s*(['"])(.*)\2\s*,?\s*\}?""")
     type=click.Choice(["area", "bilinear", "bicubic", "nearest"]),
     default="area",
     show_default=True,
-    help="How pixels are resized.",
+    help="How pixels are resized; area is OpenCV's INTER_AREA.",
 )
 @click.option(
     "--channel-order",
