@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+import smelt
+from smelt.backends.cpu import target_named
+from smelt.engine import detect_host
 from tests.support.real_models import (
     ALL_MODELS,
     CAFFE_MODELS,
@@ -71,13 +74,56 @@ def test_a_model_tuned_by_timing_agrees_too_and_no_tactic_is_found_wrong(
         assert relative_error(mine[output], array) <= model.tolerance, output
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["squeezenet_v1.0", "fastestdet", "silero", "minilm"])
+def test_a_model_built_for_processors_with_avx2_agrees_too(name: str, shared: Path) -> None:
+    target = target_named("x86-64-v3")
+    if not set(target.features) <= set(detect_host().features):
+        pytest.skip("this processor does not run x86-64-v3")
+    model = model_named(name)
+    mine = run_engine(model.build(shared, device="cpu:x86-64-v3"), model.inputs(shared))
+    for output, array in model.peer(shared).items():
+        assert relative_error(mine[output], array) <= model.tolerance, output
+
+
+@pytest.mark.requirement("G-38")
+@pytest.mark.parametrize(
+    "name", ["lenet", "cifar10_quick", "mtcnn_o", "ultraface_caffe", "efficientnet_lite0"]
+)
+def test_every_picture_of_a_batch_gets_the_answer_that_it_gets_alone(
+    name: str, shared: Path
+) -> None:
+    model = model_named(name)
+    ((label, image),) = model.inputs(shared).items()
+    steps = np.linspace(1, 0.5, 3, dtype=np.float32).reshape(-1, *[1] * (image.ndim - 1))
+    images = np.concatenate([image, image[..., ::-1], image[..., ::-1, :]]) * steps
+    engine = model.build(shared, max_batch_size=4, shapes=None)
+    with engine.create_context() as context:
+        together = context.run({label: images})
+        for row in range(3):
+            alone = context.run({label: np.ascontiguousarray(images[row : row + 1])})
+            for output, array in alone.items():
+                assert relative_error(together[output][row : row + 1], array) <= 1e-5, output
+
+
+def test_a_detector_says_of_which_picture_its_boxes_are(shared: Path) -> None:
+    model = model_named("face_ssd")
+    image = model.inputs(shared)["data"]
+    engine = model.build(shared, max_batch_size=2)
+    with engine.create_context() as context:
+        (alone,) = context.run({"data": image}).values()
+        (both,) = context.run({"data": np.concatenate([image, image])}).values()
+    first, second = (both[:, :, both[0, 0, :, 0] == number] for number in (0, 1))
+    for part in (first, second):
+        assert part.shape == alone.shape
+        np.testing.assert_allclose(part[..., 1:], alone[..., 1:], atol=1e-4)
+
+
 @pytest.mark.requirement("G-14", "G-23")
 @pytest.mark.parametrize("model", CAFFE_MODELS, ids=lambda model: model.name)
 def test_a_caffe_model_is_built_once_and_run_from_its_serialised_form(
     model: RealModel, shared: Path, tmp_path: Path
 ) -> None:
-    import smelt
-
     engine = model.build(shared)
     engine.save(tmp_path / "model.engine")
     with smelt.Engine.load(tmp_path / "model.engine") as loaded:
