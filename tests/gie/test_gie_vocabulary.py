@@ -11,7 +11,7 @@ import pytest
 import smelt
 from smelt import gie
 from smelt.errors import BuildError, ContextError, GraphError, SmeltError
-from tests.support.gie import RecordingLogger, build, small_network
+from tests.support.gie import RecordingLogger, buffers_for, build, small_network
 
 if TYPE_CHECKING:
     from enum import IntEnum
@@ -149,6 +149,25 @@ def test_builder_runtime_and_parser_serve_no_more_once_destroyed() -> None:
         runtime.deserialize_cuda_engine(data)
     with pytest.raises(ContextError, match="destroyed"):
         parser.parse("a", "b", builder.create_network())
+
+
+def test_with_blocks_end_lives_as_destroy_does() -> None:
+    logger, network = RecordingLogger(), small_network()
+    with (
+        gie.create_infer_builder(logger) as builder,
+        builder.build_cuda_engine(network) as engine,
+        gie.create_infer_runtime(logger) as runtime,
+        runtime.deserialize_cuda_engine(engine.serialize()) as again,
+        again.create_execution_context() as context,
+    ):
+        assert context.execute(1, buffers_for(again, 1, {}))
+    for use in (
+        lambda: builder.build_cuda_engine(network),
+        engine.create_execution_context,
+        lambda: context.execute(1, [None, None]),
+    ):
+        with pytest.raises(ContextError, match=r"destroyed|closed"):
+            use()
 
 
 @pytest.mark.requirement("G-37", "G-40", "GX-7")

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 from smelt.builder import EFFORTS, TuningEffort, build
 from smelt.errors import BuildError, ContextError, SmeltError
+from smelt.gie._lifetime import Destroyable
 from smelt.gie._logging import DocumentedSeverities, adopt, release
 from smelt.gie._network import InferNetwork
 from smelt.gie._runtime import CudaEngine
 from smelt.ir import Graph, clone
 from smelt.logger import Severity, forward_to
 from smelt.ops import Cast
-from smelt.types import DType, TensorType
+from smelt.types import DType, TensorType, override
 
 if TYPE_CHECKING:
     from smelt.logger import Logger
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 _DEFAULT_WORKSPACE_BYTES = 1 << 20
 
 
-class InferBuilder:
+class InferBuilder(Destroyable):
     """Builds engines from networks; options are attributes and have the documented setters."""
 
     def __init__(self, logger: Logger) -> None:
@@ -111,6 +112,7 @@ class InferBuilder:
         self.logger.log(Severity.INFO, message)
         return CudaEngine(engine, self.logger)
 
+    @override
     def destroy(self) -> None:
         """End the builder's life; networks and engines go on. Again is harmless."""
         self._is_open = False

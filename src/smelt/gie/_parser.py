@@ -9,7 +9,9 @@ import numpy as np
 
 from smelt.errors import ContextError, ModelFormatError
 from smelt.gie._enums import DataType
+from smelt.gie._lifetime import Destroyable
 from smelt.importers import network_from_caffe
+from smelt.types import override
 
 if TYPE_CHECKING:
     import os
@@ -31,7 +33,7 @@ class BlobNameToTensor:
         return self._tensors.get(name)
 
 
-class BinaryProtoBlob:
+class BinaryProtoBlob(Destroyable):
     """A blob of its own, such as a mean image."""
 
     def __init__(self, array: Array) -> None:
@@ -45,12 +47,13 @@ class BinaryProtoBlob:
         """Return the extents (N, C, H, W)."""
         return self._array.shape
 
+    @override
     def destroy(self) -> None:
         """Let go of the elements."""
         self._array = np.zeros((0, 0, 0, 0), np.float32)
 
 
-class CaffeParser:
+class CaffeParser(Destroyable):
     """Reads a deploy prototxt and its weights into a network.
 
     The network keeps the weights alive by itself: the parser may be destroyed before the build.
@@ -91,6 +94,7 @@ class CaffeParser:
         self._check_open()
         return BinaryProtoBlob(read_mean(Path(path)))
 
+    @override
     def destroy(self) -> None:
         """End the parser's life; again is harmless."""
         self._is_open = False

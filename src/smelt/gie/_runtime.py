@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from smelt.builder import load
 from smelt.errors import ContextError, SmeltError
+from smelt.gie._lifetime import Destroyable
 from smelt.gie._logging import DocumentedSeverities, adopt, release
 from smelt.logger import Severity, forward_to
+from smelt.types import override
 
 if TYPE_CHECKING:
     import os
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from smelt.runtime import Engine, Event, ExecutionContext, Profiler, Stream
 
 
-class InferContext:
+class InferContext(Destroyable):
     """Runs an engine on the application's buffers: contiguous float32 NCHW, indexed by binding."""
 
     def __init__(self, engine: CudaEngine, context: ExecutionContext) -> None:
@@ -73,6 +75,7 @@ class InferContext:
         """Set what is told the times; None for nothing."""
         self.profiler = profiler
 
+    @override
     def destroy(self) -> None:
         """Give back the context's memory; again is harmless."""
         self.context.close()
@@ -91,7 +94,7 @@ class _LayerLog:
             self._profiler.report_layer_time(name, milliseconds)
 
 
-class CudaEngine:
+class CudaEngine(Destroyable):
     """A built engine. The name is the guide's; the device is whatever it was built for."""
 
     def __init__(self, engine: Engine, logger: Logger) -> None:
@@ -162,12 +165,13 @@ class CudaEngine:
         """Return what the build did to the graph, one entry a plan."""
         return list(json.loads(self.engine.header.report))
 
+    @override
     def destroy(self) -> None:
         """Let go of code and weights; contexts go on. Again is harmless."""
         self.engine.close()
 
 
-class InferRuntime:
+class InferRuntime(Destroyable):
     """Brings serialised engines back."""
 
     def __init__(self, logger: Logger) -> None:
@@ -192,6 +196,7 @@ class InferRuntime:
                 self.logger.log(Severity.ERROR, str(error))
                 raise
 
+    @override
     def destroy(self) -> None:
         """End the runtime's life; its engines go on. Again is harmless."""
         self._is_open = False
