@@ -16,7 +16,7 @@ from smelt.builder import load
 from smelt.cli import _progress
 from smelt.cli._parse import ByteCount
 from smelt.logger import Severity, forward_to
-from tests.support.small_models import save_model, two_inputs_model
+from tests.support.small_models import boxes_model, save_model, two_inputs_model
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -59,10 +59,19 @@ def test_the_json_answer_describes_the_engine(smelt: Smelt, model: Path, tmp_pat
         "seconds",
         "size_bytes",
         "layers",
+        "reference_steps",
+        "reference_ops",
         "plans",
         "inputs",
         "outputs",
     }
+
+
+def test_a_build_says_which_steps_will_be_slow(smelt: Smelt, tmp_path: Path) -> None:
+    path = save_model(boxes_model(), tmp_path / "boxes.onnx")
+    answer = smelt("build", path, "-o", tmp_path / "boxes.engine", "--tune", "none")
+    assert "1 of its steps run a reference in Python" in answer.err
+    assert "non_max_suppression" in answer.err
 
 
 def test_quiet_means_not_a_word(smelt: Smelt, model: Path, tmp_path: Path) -> None:

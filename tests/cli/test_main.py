@@ -137,6 +137,17 @@ def test_a_missing_package_is_named_with_how_to_get_it(
     assert answer.err.startswith("error: onnx is not installed; run: pip install smelt")
 
 
+def test_a_picture_needs_pillow_and_says_so(
+    smelt: Smelt, engine: Path, picture: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    answer = smelt("run", engine, "--image", picture)
+    assert answer.code == 1
+    assert answer.err == (
+        "error: pillow is not installed; run: pip install smelt (or pillow alone)\n"
+    )
+
+
 def test_an_engine_runs_where_nothing_that_builds_is_installed(engine: Path) -> None:
     code = (
         "import sys\n"

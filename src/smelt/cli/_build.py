@@ -73,7 +73,9 @@ def build(
 
 
 def _summary(engine: Engine, path: Path, seconds: float) -> dict[str, Any]:
-    header = engine.header
+    from smelt.inspect import report_of
+
+    header, report = engine.header, report_of(engine)
     return {
         "engine": str(path),
         "network": engine.name,
@@ -81,6 +83,8 @@ def _summary(engine: Engine, path: Path, seconds: float) -> dict[str, Any]:
         "seconds": round(seconds, 3),
         "size_bytes": path.stat().st_size,
         "layers": len(engine.layers),
+        "reference_steps": report.reference_steps,
+        "reference_ops": list(report.reference_ops),
         "plans": len(header.plans),
         "inputs": [binding_to_json(b) for b in engine.inputs],
         "outputs": [binding_to_json(b) for b in engine.outputs],
@@ -94,6 +98,9 @@ def binding_to_json(binding: Any) -> dict[str, Any]:
 
 
 def _say_summary(engine: Engine, path: Path, seconds: float) -> None:
+    from smelt.inspect import report_of
+
+    report = report_of(engine)
     say(
         f"{path}: {engine.name}, {len(engine.layers)} layers for {engine.device}, "
         f"{format_bytes(path.stat().st_size)}, built in {seconds:.1f} s"
@@ -101,3 +108,9 @@ def _say_summary(engine: Engine, path: Path, seconds: float) -> None:
     for what, bindings in (("in ", engine.inputs), ("out", engine.outputs)):
         for b in bindings:
             say(f"  {what} {b.name}: {b.dtype.value}[{', '.join(map(str, b.shape))}]")
+    if report.reference_steps:
+        ops = ", ".join(report.reference_ops)
+        say(
+            f"  {report.reference_steps} of its steps run a reference in Python, which is slow: "
+            f"{ops}. `smelt inspect {path} --tactics` says why"
+        )

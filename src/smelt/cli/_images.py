@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
-from smelt.errors import MissingExtraError, SmeltError
+from smelt.errors import SmeltError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -90,10 +90,8 @@ def frame_of(shape: tuple[int | None, ...], layout: str) -> Frame:
 
 
 def _decode(path: str, channels: int) -> Image:
-    try:
-        from PIL import Image, ImageOps, UnidentifiedImageError
-    except ImportError as error:
-        raise MissingExtraError("pillow", "test") from error
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
     try:
         with Image.open(path) as file:
             if file.width * file.height > _LARGEST_PIXELS:
