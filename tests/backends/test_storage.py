@@ -287,3 +287,12 @@ def test_what_is_stored_in_another_layout_is_copied_once(layout: Layout, copies:
     planned = Planned(graph, pick({"a": other, "z": other}, layout))
     planned.check(random((2, 8, 6, 6)))
     assert planned.kinds().count(COPY) == copies
+
+
+def test_a_slice_of_nothing_lies_inside_its_tensor() -> None:
+    graph = Graph()
+    x = graph.add_input("x", tensor(3, 5))
+    y = relu(graph, x, "r")
+    nothing = sliced(graph, sliced(graph, y, 0, 3, 9, "rows"), 1, 5, 9, "columns")
+    graph.outputs.append(relu(graph, nothing, "z"))
+    Planned(graph).check(random((3, 5)))

@@ -263,7 +263,8 @@ def _slice_starts(node: Node, kind: TensorType) -> list[tuple[Dim, ...]] | None:
     for axis, begin in zip(chosen, begins, strict=False):
         extent, start = kind.shape[axis], int(begin)
         if isinstance(extent, int):
-            result[axis] = min(max(start + extent if start < 0 else start, 0), extent)
+            # Inside, even where nothing is taken: an address must lie in its buffer.
+            result[axis] = max(min(start + extent if start < 0 else start, extent - 1), 0)
         elif start >= 0:
             result[axis] = start
         else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from smelt import ops
 from smelt.backends.cpu.families.gather import GatherFamily
 from smelt.backends.cpu.families.place import PlaceFamily
+from smelt.backends.cpu.families.scatter import ScatterFamily
 from tests.support.cpu_families import assert_tactics_agree, make_node, random, run_tactic
 from tests.support.random_operands import (
     TARGETS,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 FAMILIES: list[tuple[Family[CpuTarget], tuple[type, ...]]] = [
     (GatherFamily(), (ops.Gather, ops.GatherElements)),
     (PlaceFamily(), (ops.OneHot, ops.Trilu)),
+    (ScatterFamily(), (ops.GatherND, ops.ScatterND, ops.ScatterElements)),
 ]
 CASES = [(f, c.values[0], c.id) for f, kinds in FAMILIES for c in supported_cases(f, kinds)]
 
@@ -85,3 +87,47 @@ def test_any_triangle_of_any_window_agrees(data: st.DataObject) -> None:
     arrays = [random(shape), np.array(draw(st.integers(-9, 9)))]
     axes = [(0, 0), (0, 1), (0, 2)]
     assert_agrees_somehow(FAMILIES[1][0], op, arrays, data, frozenset({1}), open_axes=axes)
+
+
+@given(st.data())
+@few_examples
+def test_any_scatter_and_gather_of_slices_agrees(data: st.DataObject) -> None:
+    draw = data.draw
+    shape = tuple(draw(st.integers(1, 6)) for _ in range(draw(st.integers(1, 4))))
+    length = draw(st.integers(1, len(shape)))
+    picks = tuple(draw(st.integers(0, 4)) for _ in range(draw(st.integers(0, 2))))
+    rng = np.random.default_rng(0)
+    columns = [rng.integers(-e, e, picks) for e in shape[:length]]
+    indices = np.stack(columns, -1)
+    if draw(st.booleans()):
+        assert_agrees_somehow(FAMILIES[2][0], ops.GatherND(), [random(shape), indices], data)
+        return
+    reduction = draw(st.sampled_from(["none", "add", "mul", "max", "min"]))
+    updates = random((*picks, *shape[length:]), 1)
+    arrays: list[Any] = [random(shape), indices, updates]
+    open_axes = [(0, 0)] if shape[0] > 1 else []
+    op = ops.ScatterND(reduction)
+    assert_agrees_somehow(FAMILIES[2][0], op, arrays, data, open_axes=open_axes)
+
+
+@given(st.data())
+@few_examples
+def test_any_scatter_of_single_elements_agrees(data: st.DataObject) -> None:
+    draw = data.draw
+    shape = tuple(draw(st.integers(1, 9)) for _ in range(draw(st.integers(1, 3))))
+    axis = draw(st.integers(-len(shape), len(shape) - 1))
+    kept = tuple(draw(st.integers(0, e)) for e in shape)
+    indices = np.random.default_rng(0).integers(-shape[axis], shape[axis], kept)
+    reduction = draw(st.sampled_from(["none", "add", "mul", "max", "min"]))
+    arrays: list[Any] = [random(shape), indices, random(kept, 1)]
+    assert_agrees_somehow(FAMILIES[2][0], ops.ScatterElements(axis, reduction), arrays, data)
+
+
+def test_updates_of_nothing_write_nothing() -> None:
+    arrays = [random((0, 3)), np.array([[0], [7]]), random((2, 3), 1)]
+    family = FAMILIES[2][0]
+    node = make_node(ops.ScatterND(), arrays, frozenset(), {(0, 0): "n"})
+    for target in TARGETS:
+        (tactic,) = family.tactics(node, target)
+        made = run_tactic(family, node, tactic, arrays, values={"n": 0}, target=target)  # type: ignore[arg-type]
+        assert made[0].shape == (0, 3)

@@ -40,6 +40,7 @@ from smelt.backends.cpu.families.pool import PoolFamily
 from smelt.backends.cpu.families.quantize import QuantizeFamily
 from smelt.backends.cpu.families.reduce import ReduceFamily
 from smelt.backends.cpu.families.resample import ResampleFamily
+from smelt.backends.cpu.families.scatter import ScatterFamily
 from smelt.backends.cpu.families.winograd import WinogradFamily
 from smelt.engine import detect_host
 from smelt.types import override
@@ -91,6 +92,7 @@ class CpuBackend(Backend[CpuTarget]):
             ReduceFamily(),
             WinogradFamily(),
             ResampleFamily(),
+            ScatterFamily(),
             ReferenceFamily(),
         )
         self.cache = cache

@@ -125,7 +125,7 @@ def _slice(node: Node, source: View, result: View) -> Iterator[Launch]:
             raise InternalError(f"{node}: extent {extent} is symbolic")
         begin = int(begins[number])
         begin = begin + extent if begin < 0 else begin
-        begin = min(max(begin, 0), extent if step > 0 else extent - 1)
+        begin = max(min(begin, extent - 1), 0)  # inside, even where nothing is taken
         offset = offset + strides[axis] * begin * source.dtype.size_bytes
         strides[axis] = strides[axis] * step
     window = replace(source, offset=offset, shape=result.shape, strides=tuple(strides), halo=())
