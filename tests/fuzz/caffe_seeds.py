@@ -28,10 +28,17 @@ def caffe_input(prototxt: str, model: bytes) -> bytes:
 
 def caffe_seeds() -> Iterator[bytes]:
     """A network of the common layers, V1 and V0 networks, and networks of random layers."""
-    yield caffe_input(_common_layers(), _common_weights())
+    yield caffe_input(*common_network())
     yield caffe_input(_v1_text(), _v1_model())
     yield caffe_input('layers { layer { name: "a" type: "conv" } }', b"\x12\x02\x0a\x00")
     yield caffe_input(_odd_text(), b"")
+    text = _v1_text()
+    for padding in range(4):  # by bytes, and by path where the length is even enough
+        for model in (_v1_model(), text.encode(), b"", b"\x0a\x01x"):
+            yield caffe_input(text + " " * padding, model)
+        yield caffe_input("\x00" + text + " " * padding, b"")
+    yield (6).to_bytes(4, "little") + b"\xff\xfe\x00abc"
+    yield MEAN + b"\x08\x01"
     for kind, parameters, bottoms, weights, tops in _LAYERS:
         yield _layer(kind, parameters, bottoms, weights, tops)
     yield _detection()
@@ -151,6 +158,11 @@ def _detection() -> bytes:
         bottoms=("x",), tops=("c",),
     )  # fmt: skip
     return caffe_input(text, caffemodel({"c": [random_array(2, 3, 1, 1), random_array(2)]}))
+
+
+def common_network() -> tuple[str, bytes]:
+    """A sound network of the common layers."""
+    return _common_layers(), _common_weights()
 
 
 def _common_layers() -> str:

@@ -44,6 +44,8 @@ _JSON_VALUES: Final[tuple[object, ...]] = (
 _TOKEN: Final = re.compile(r'"(?:[^"\\\n]|\\.)*"|[\w.+-]+|\s+|.', re.DOTALL)
 _OPENING: Final = {"{": "}", "(": ")", "[": "]"}
 _DEEP: Final = (10, 60, 300, 3000)
+_DEEP_TREE: Final = (10, 60, 300, 800)
+"""Of JSON, whose own reader and writer end at about 1000."""
 
 
 # ---- bytes
@@ -272,7 +274,7 @@ def _wrap(node: Any, key: Any, places: list[tuple[Any, Any]], chance: random.Ran
     value = node[key]
     brothers: list[Any] = node if isinstance(node, list) and chance.random() < 0.8 else [value]
     place = key if brothers is node else 0
-    for _ in range(chance.choice((1, 1, 2, *_DEEP[:3]))):
+    for _ in range(chance.choice((1, 1, 2, *_DEEP_TREE))):
         level = [b if not isinstance(b, list | dict) else None for b in brothers]
         level[place] = value
         value = level

@@ -35,11 +35,12 @@ from smelt.engine import (
     serialize_engine,
 )
 from smelt.errors import SmeltError
-from smelt.ir import Constant, Graph, clone, print_graph
+from smelt.ir import Constant, Graph, Recipe, clone, print_graph
 from smelt.ops import op_to_json, recipe_to_json
 from smelt.passes import pipeline, run_passes
 from smelt.tuner import Choice
-from smelt.types import DType, SymbolicDim, TensorType
+from smelt.types import DType, OptionalType, SequenceType, SymbolicDim, TensorType
+from tests.fuzz.user_op import Fuzzed
 from tests.importers.caffe.builders import random_array
 from tests.support.one_node_models import model_of
 
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
     from smelt.backends import Assembled, Tactic
     from smelt.ir import Array, Op
+    from smelt.types import ValueType
 
 TARGET: Final = "x86-64-v3"
 """Programs are for one processor, so that they are the same everywhere."""
@@ -215,6 +217,12 @@ def _functions() -> Any:
     )  # fmt: skip
     model.graph.value_info.append(_floats("s", 9, 9))
     return model
+
+
+def onnx_with_external_data() -> bytes:
+    """A model with bytes 16 to 32 of data.bin."""
+    data: bytes = _weights_of_every_kind().SerializeToString()
+    return data
 
 
 def _weights_of_every_kind() -> Any:
@@ -410,14 +418,24 @@ def op_seeds() -> Iterator[bytes]:
     for kind in ops.ALL_OPS:
         for case in list(kind.cases())[:2]:
             yield json.dumps(["op", op_to_json(case.op)]).encode()
+    for case in Fuzzed.cases():
+        written: Any = op_to_json(case.op)
+        yield json.dumps(["op", written]).encode()
+        yield json.dumps(["op", [*written[:3], ["other", "fuzzed", "1", "0"]]]).encode()
+    region = Graph("region")
+    dims = TensorType(DType.INT8, (SymbolicDim.symbol("n"), 2))
+    region.outputs = [region.add_input(n, k) for n, k in zip("abc", _types(dims), strict=True)]
+    region.symbol_bounds["n"] = 4
+    yield json.dumps(["op", op_to_json(Fuzzed(region=region))]).encode()
     source = Constant("w", random_array(2, 3))
-    graph = Graph("fold")
-    (y,) = graph.add(ops.Transpose(perm=(1, 0)), graph.add_constant(source), name="t").outputs
-    graph.outputs = [y]
-    run_passes(graph, pipeline(precision="float32"), lambda _: None)
-    for constant in graph.constants():
-        for intern in _INTERNS:
-            yield json.dumps(["recipe", recipe_to_json(constant, intern)]).encode()
+    turned = Constant("t", recipe=Recipe(ops.Transpose(perm=(1, 0)), (source,), 0))
+    sliced = Constant("s", recipe=Recipe(ops.Concat(axis=0), (turned, turned), 0))
+    for intern in _INTERNS:
+        yield json.dumps(["recipe", recipe_to_json(sliced, intern)]).encode()
+
+
+def _types(tensor: TensorType) -> tuple[ValueType, ...]:
+    return tensor, SequenceType(tensor), OptionalType(SequenceType(tensor))
 
 
 _INTERNS: Final[tuple[Callable[[Constant], str | None], ...]] = (
@@ -436,6 +454,8 @@ const %c: int64[2] [1, -2]
 const %d = Concat(axis=0) %c, %c
 %y: float32[n, 3, (n + 1) // 2] = Relu() %x @here of first, "second one"
 %z: float32[n, 3, (n + 1) // 2] = Abs() %y || Exp() $0 | Add() $ , %x
+%f: float32[n, 3, (n + 1) // 2] = Fuzzed(layout=Layout.LINEAR, number=-inf, pairs=[["x", 1]], \
+anything=array(int8[2] [1, 2])) %z
 return %y, %z
 }
 """

@@ -68,6 +68,7 @@ from tests.fuzz.mutators import (
     mutate_tokens,
     mutate_tree,
 )
+from tests.fuzz.user_op import Fuzzed, make_known
 from tests.importers.caffe.builders import random_array
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from smelt.engine import EngineHeader
-    from smelt.ir import Array
+    from smelt.ir import Array, Op
     from tests.fuzz.mutators import Mutator
 
 
@@ -136,14 +137,17 @@ def _run_caffe(data: bytes) -> None:
         return
     text, model = _caffe_parts(data)
     dtype = "float32" if len(text) % 3 else "float16"
-    if len(text) % 4 or not model:
+    if len(text) % 4:
         graph, _ = import_caffe(text, model or None, dtype=dtype)
     else:
         path, weights = _folder() / "net.prototxt", _folder() / "net.caffemodel"
         path.write_bytes(text)
-        weights.write_bytes(model)
-        graph, blobs = import_caffe(path, weights, dtype=dtype, outputs=[])
+        weights.unlink(missing_ok=True)
+        if model:
+            weights.write_bytes(model)
+        graph, blobs = import_caffe(str(path), weights, dtype=dtype, outputs=[])
         import_caffe(path, weights, dtype=dtype, outputs=[*list(blobs)[:2]])
+        import_caffe(path, weights, dtype=dtype, outputs=["no such blob"])
     print_graph(graph)
 
 
@@ -285,6 +289,7 @@ def _headers() -> tuple[EngineHeader, ...]:
 
 
 def _run_op(data: bytes) -> None:
+    make_known()
     try:
         kind, tree = json.loads(data)
     except (ValueError, RecursionError, TypeError):
@@ -298,7 +303,8 @@ def _run_op(data: bytes) -> None:
         print(repr(made), file=io.StringIO())
 
 
-_OPS: Final = {op.__name__: op for op in ops.ALL_OPS}
+_KINDS: Final[tuple[type[Op], ...]] = (*ops.ALL_OPS, Fuzzed)
+_OPS: Final = {kind.__name__: kind for kind in _KINDS}
 
 
 def _run_ir(data: bytes) -> None:

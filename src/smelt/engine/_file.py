@@ -223,7 +223,7 @@ def _map_file(path: str | os.PathLike[str]) -> NDArray[np.uint8]:
     try:
         with Path(path).open("rb") as file:
             if os.fstat(file.fileno()).st_size == 0:
-                raise EngineFormatError(f"{os.fspath(path)} is empty")
+                raise EngineFormatError(f"{os.fspath(path)} is empty; copy it again")
             # The mapping lives as long as an array looks into it.
             return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
     except (OSError, ValueError) as error:

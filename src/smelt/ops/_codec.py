@@ -263,7 +263,7 @@ class _Reader:
         try:
             return cls(**values)
         except (TypeError, ValueError, SmeltError) as error:
-            raise EngineFormatError(f"op {cls.name} cannot be made: {error}") from error
+            raise EngineFormatError(f"op {cls.name} cannot be made: {str(error)[:500]}") from error
 
     def value(self, data: object, hint: object, depth: int) -> object:
         """One field's value."""
@@ -375,7 +375,7 @@ class _Reader:
             node = graph.add(made, *inputs, name=self.text(name), output_names=labels, layers=parts)
         except (SmeltError, TypeError, ValueError, ArithmeticError, LookupError) as error:
             raise EngineFormatError(
-                f"a region's node {_excerpt(name)} is wrong: {error}"
+                f"a region's node {_excerpt(name)} is wrong: {str(error)[:500]}"
             ) from error
         return node.outputs
 

@@ -66,6 +66,8 @@ def parse_prototxt(text: str, what: str) -> Prototxt:
         raise ModelFormatError(
             f"{what} mixes `layer` and `layers`, the current and the V1 format; upgrade it"
         )
+    if not text.strip():
+        raise ModelFormatError(f"{what} is empty; give the network's prototxt")
     if not (net.layer or net.layers):
         raise ModelFormatError(
             f"{what} has no layers: is it a solver's prototxt? Give the network's"
@@ -102,8 +104,9 @@ def _parse(text: str, what: str) -> Any:
 
 
 def _clean(error: Exception) -> str:
-    """Protobuf's message, short and without our package's name."""
-    return re.sub(r"smelt\.caffe\.(\w+Scope\.)?", "", str(error))[:400]
+    """Protobuf's message, short and without our package's name; at the end of the text it has ''."""
+    text = re.sub(r"smelt\.caffe\.(\w+Scope\.)?", "", str(error))[:400]
+    return text.replace(" : '': ", ": the text ends too early (is it cut off?). ")
 
 
 def _kept_layers(net: Any, what: str) -> Iterator[Layer]:

@@ -238,7 +238,7 @@ def _map_file(path: Path, offset: int, length: int, where: str) -> mmap.mmap:
         if offset + length > status.st_size:
             raise ModelFormatError(
                 f"{where}: bytes {offset} to {offset + length} of {path} are needed and it has "
-                f"{status.st_size}; the file is cut off"
+                f"{status.st_size}; the file is cut off, fetch it again"
             )
         return mmap.mmap(handle, 0, access=mmap.ACCESS_READ)
     except OSError as error:
