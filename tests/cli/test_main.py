@@ -14,6 +14,7 @@ from smelt.cli import _trust
 from smelt.cli._main import commands
 from smelt.engine import VERSION
 from smelt.errors import InternalError
+from tests.conftest import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -146,6 +147,22 @@ def test_a_picture_needs_pillow_and_says_so(
     assert answer.err == (
         "error: pillow is not installed; run: pip install smelt (or pillow alone)\n"
     )
+
+
+def test_the_page_of_commands_names_every_key_of_their_answers(
+    smelt: Smelt, engine: Path, model: Path, tmp_path: Path
+) -> None:
+    text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    rows = {row.split("`")[1].split()[1]: row for row in text.splitlines() if row.startswith("| `")}
+    commands_run = {
+        "build": ("build", model, "-o", tmp_path / "e", "--tune", "none"),
+        "run": ("run", engine, "--input", "image=zeros"),
+        "bench": ("bench", engine, "--iterations", "2", "--profile"),
+        "compare": ("compare", model, "--tune", "none"),
+    }
+    for name, arguments in commands_run.items():
+        keys = smelt(*arguments, "--json").json
+        assert [key for key in keys if f"`{key}`" not in rows[name]] == []
 
 
 def test_an_engine_runs_where_nothing_that_builds_is_installed(engine: Path) -> None:
