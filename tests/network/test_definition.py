@@ -184,7 +184,7 @@ def test_a_softmax_is_across_channels() -> None:
 def test_a_deconvolution_is_the_transpose_of_a_convolution(bias: Array | None) -> None:
     network, x = _network(2, 4, 5)
     weights, data = _rand(2, 3, 3, 3), _rand(1, 2, 4, 5)
-    y = network.add_deconvolution(x, 3, 3, weights, bias, stride=2, padding=1)
+    y = network.add_deconvolution(x, 3, 3, weights.ravel(), bias, stride=2, padding=1)
     assert y.shape == (3, 7, 9)
     result = _run(network, y, data)
     if bias is not None:
