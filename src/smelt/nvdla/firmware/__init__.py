@@ -1,0 +1,17 @@
+"""The firmware: schedules a task's operations and programs the engines' registers.
+
+It talks to a register bus and to memory, whoever implements them: the machine, a trace, a mapped
+device.
+"""
+
+from smelt.nvdla.firmware._graph import MOST_OPERATIONS
+from smelt.nvdla.firmware._scheduler import DEFAULT_TIMEOUT_S, EngineScheduler
+from smelt.nvdla.firmware._statistics import OperationStatistics, TaskStatistics
+
+__all__ = [
+    "DEFAULT_TIMEOUT_S",
+    "MOST_OPERATIONS",
+    "EngineScheduler",
+    "OperationStatistics",
+    "TaskStatistics",
+]

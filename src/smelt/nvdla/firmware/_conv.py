@@ -1,0 +1,364 @@
+"""Convolution: five blocks that work as one, programmed from the last to the first."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from smelt.nvdla._status import NvError
+from smelt.nvdla.firmware._engine import Engine
+from smelt.nvdla.loadable import ConvStatistics, MemoryType, OperationType
+from smelt.types import override
+
+if TYPE_CHECKING:
+    from smelt.nvdla.firmware._context import OperationContext
+    from smelt.nvdla.loadable import ConvOperation, ConvSurface
+    from smelt.nvdla.registers import RegisterFile
+
+
+class ConvMode(IntEnum):
+    """How products are made."""
+
+    DIRECT = 0
+    WINOGRAD = 1
+
+
+class WeightFormat(IntEnum):
+    """How weights are stored."""
+
+    PLAIN = 0
+    COMPRESSED = 1
+
+
+_FEATURE_FORMAT: Final = 36
+_PIXEL_BYTES: Final = (
+    (1, 2, 2, 2, 2, 2)  # one plane of 8, 10, 12, 16 bits
+    + (8,) * 6  # four 16-bit components
+    + (4,) * 16  # four components in 32 bits
+    + (1, 1, 2, 2, 2, 2, 2, 2)  # a luminance plane, and one of chrominance
+)
+"""Bytes of a pixel, in its first plane, by data format."""
+_HALF: Final = 0xFFFF
+_POLLS: Final = 10_000
+"""Reads of the buffer's status before its clearing counts as stuck."""
+
+
+class ConvEngine(Engine):
+    """The convolution core."""
+
+    op_type: ClassVar[OperationType] = OperationType.CONV
+    blocks: ClassVar[tuple[str, ...]] = ("CACC", "CMAC_A", "CMAC_B", "CSC", "CDMA")
+
+    @override
+    def needs_rdma(self, operation: ConvOperation, surface: ConvSurface) -> bool:
+        return False
+
+    @override
+    def program(
+        self, context: OperationContext, operation: ConvOperation, surface: ConvSurface
+    ) -> None:
+        _check(context, operation, surface)
+        _wait_for_buffer(context)
+        _program_cacc(context, operation, surface)
+        _program_cmac(context, operation)
+        _program_csc_input(context, operation)
+        _program_csc_weights(context, operation, surface)
+        _program_csc_output(context, operation, surface)
+        _program_cdma_format(context, operation)
+        _program_cdma_input(context, operation, surface)
+        _program_cdma_weights(context, operation, surface)
+        _program_cdma_conversion(context, operation)
+
+    @override
+    def enable_counters(self, registers: RegisterFile) -> None:
+        registers.write_fields("CDMA.D_PERF_ENABLE", DMA_EN=1)
+
+    @override
+    def count(self, registers: RegisterFile, group: int, runtime_us: int) -> ConvStatistics:
+        return ConvStatistics(
+            data_read_stall=registers.read("CDMA.D_PERF_DAT_READ_STALL"),
+            weight_read_stall=registers.read("CDMA.D_PERF_WT_READ_STALL"),
+            data_read_latency=registers.read("CDMA.D_PERF_DAT_READ_LATENCY"),
+            weight_read_latency=registers.read("CDMA.D_PERF_WT_READ_LATENCY"),
+            saturation_count=registers.read("CACC.D_OUT_SATURATION"),
+            nan_data_num=registers.read("CDMA.D_NAN_INPUT_DATA_NUM"),
+            nan_weight_num=registers.read("CDMA.D_NAN_INPUT_WEIGHT_NUM"),
+            inf_data_num=registers.read("CDMA.D_INF_INPUT_DATA_NUM"),
+            inf_weight_num=registers.read("CDMA.D_INF_INPUT_WEIGHT_NUM"),
+            runtime=runtime_us,
+        )
+
+
+def _check(context: OperationContext, operation: ConvOperation, surface: ConvSurface) -> None:
+    configuration = context.configuration
+    context.choose(operation.conv_mode, len(ConvMode), "the mode")
+    context.choose(operation.weight_format, len(WeightFormat), "the weights' format")
+    context.choose(operation.data_format, _FEATURE_FORMAT + 1, "the data format")
+    context.choose(operation.pixel_mapping, 1, "the pixel mapping")
+    context.choose_precision(operation.in_precision, "the input's precision")
+    context.choose_precision(operation.out_precision, "the processing precision")
+    if operation.conv_mode == ConvMode.WINOGRAD and not configuration.has_winograd:
+        context.refuse(f"{configuration.name} has no Winograd mode", NvError.NOT_SUPPORTED)
+    if operation.batch > 1 and not configuration.has_batch:
+        context.refuse(f"{configuration.name} takes one picture at a time", NvError.NOT_SUPPORTED)
+    if operation.weight_format == WeightFormat.COMPRESSED and not configuration.has_compression:
+        context.refuse(
+            f"{configuration.name} cannot read compressed weights", NvError.NOT_SUPPORTED
+        )
+    context.require(
+        operation.out_cvt.scale == 1 and operation.out_cvt.offset == 0,
+        f"the output's conversion has scale {operation.out_cvt.scale} and offset "
+        f"{operation.out_cvt.offset}; hardware has only a shift: they must be 1 and 0",
+    )
+    context.check_cube(surface.src_data, "the source")
+    context.check_cube(surface.dst_data, "the destination")
+    if operation.data_format == _FEATURE_FORMAT:
+        context.check_stored(surface.src_data, "the source")
+    target = surface.dst_data
+    context.require(
+        (target.width, target.height) != (1, 1) or target.line_stride == configuration.atom_bytes,
+        f"the destination is 1 x 1 with a line stride of {target.line_stride}; it must be the "
+        f"atom's {configuration.atom_bytes}",
+    )
+    context.require(
+        operation.data_bank + operation.weight_bank <= configuration.buffer_banks,
+        f"{operation.data_bank} banks of data and {operation.weight_bank} of weights are more "
+        f"than the buffer's {configuration.buffer_banks}",
+    )
+
+
+def _wait_for_buffer(context: OperationContext) -> None:
+    for _ in range(_POLLS):
+        if context.registers.read_field("CDMA.S_CBUF_FLUSH_STATUS", "FLUSH_DONE"):
+            return
+    context.refuse("hardware does not finish clearing the convolution buffer", NvError.TIMEOUT)
+
+
+def _program_cacc(
+    context: OperationContext, operation: ConvOperation, surface: ConvSurface
+) -> None:
+    target = surface.dst_data
+    address = 0
+    if target.type != MemoryType.ON_THE_FLY:
+        address = context.resolve_cube(target, "the destination")
+    context.write(
+        "CACC.D_MISC_CFG", CONV_MODE=operation.conv_mode, PROC_PRECISION=operation.out_precision
+    )
+    context.write(
+        "CACC.D_DATAOUT_SIZE_0", DATAOUT_WIDTH=target.width - 1, DATAOUT_HEIGHT=target.height - 1
+    )
+    context.write("CACC.D_DATAOUT_SIZE_1", DATAOUT_CHANNEL=target.channel - 1)
+    context.write_word("CACC.D_DATAOUT_ADDR", address & 0xFFFFFFFF)
+    context.write("CACC.D_BATCH_NUMBER", BATCHES=operation.batch - 1)
+    for name, stride in (("LINE", target.line_stride), ("SURF", target.surf_stride)):
+        # Data leave on the fly: what does not fit these registers is used by nothing.
+        register = f"CACC.D_{name}_STRIDE"
+        mask = context.registers.map.register(register).write_mask
+        context.write_word(register, stride & mask)
+    is_packed = int((target.width, target.height) == (1, 1))
+    context.write("CACC.D_DATAOUT_MAP", LINE_PACKED=is_packed, SURF_PACKED=is_packed)
+    context.write("CACC.D_CLIP_CFG", CLIP_TRUNCATE=operation.out_cvt.truncate)
+
+
+def _program_cmac(context: OperationContext, operation: ConvOperation) -> None:
+    for block in ("CMAC_A", "CMAC_B"):
+        context.write(
+            f"{block}.D_MISC_CFG",
+            CONV_MODE=operation.conv_mode,
+            PROC_PRECISION=operation.out_precision,
+        )
+
+
+def _misc_fields(operation: ConvOperation, in_precision: int) -> dict[str, int]:
+    return {
+        "CONV_MODE": operation.conv_mode,
+        "IN_PRECISION": in_precision,
+        "PROC_PRECISION": operation.out_precision,
+        "DATA_REUSE": operation.data_reuse,
+        "WEIGHT_REUSE": operation.weight_reuse,
+        "SKIP_DATA_RLS": operation.skip_data_rls,
+        "SKIP_WEIGHT_RLS": operation.skip_weight_rls,
+    }
+
+
+def _program_csc_input(context: OperationContext, operation: ConvOperation) -> None:
+    # The sequencer sees data after their conversion.
+    context.write("CSC.D_MISC_CFG", **_misc_fields(operation, operation.out_precision))
+    is_pixel = int(operation.data_format != _FEATURE_FORMAT)
+    context.write("CSC.D_DATAIN_FORMAT", DATAIN_FORMAT=is_pixel)
+    context.write(
+        "CSC.D_DATAIN_SIZE_EXT_0",
+        DATAIN_WIDTH_EXT=operation.input_width_csc - 1,
+        DATAIN_HEIGHT_EXT=operation.input_height_csc - 1,
+    )
+    context.write("CSC.D_DATAIN_SIZE_EXT_1", DATAIN_CHANNEL_EXT=operation.input_channel_csc - 1)
+    context.write("CSC.D_BATCH_NUMBER", BATCHES=operation.batch - 1)
+    context.write("CSC.D_POST_Y_EXTENSION", Y_EXTENSION=operation.post_extension)
+    context.write("CSC.D_ENTRY_PER_SLICE", ENTRIES=operation.entry_per_slice - 1)
+
+
+def _program_csc_weights(
+    context: OperationContext, operation: ConvOperation, surface: ConvSurface
+) -> None:
+    context.write("CSC.D_WEIGHT_FORMAT", WEIGHT_FORMAT=operation.weight_format)
+    context.write(
+        "CSC.D_WEIGHT_SIZE_EXT_0",
+        WEIGHT_WIDTH_EXT=operation.kernel_width_csc - 1,
+        WEIGHT_HEIGHT_EXT=operation.kernel_height_csc - 1,
+    )
+    context.write(
+        "CSC.D_WEIGHT_SIZE_EXT_1",
+        WEIGHT_CHANNEL_EXT=operation.kernel_channel_csc - 1,
+        WEIGHT_KERNEL=surface.dst_data.channel - 1,
+    )
+    context.write_word("CSC.D_WEIGHT_BYTES", surface.weight_data.size)
+    is_compressed = operation.weight_format == WeightFormat.COMPRESSED
+    context.write_word("CSC.D_WMB_BYTES", surface.wmb_data.size if is_compressed else 0)
+
+
+def _program_csc_output(
+    context: OperationContext, operation: ConvOperation, surface: ConvSurface
+) -> None:
+    target = surface.dst_data
+    is_direct = operation.conv_mode == ConvMode.DIRECT  # Winograd's window never moves or pads
+    context.write(
+        "CSC.D_DATAOUT_SIZE_0",
+        DATAOUT_WIDTH=operation.input_width_cmac - 1,
+        DATAOUT_HEIGHT=operation.input_height_cmac - 1,
+    )
+    context.write("CSC.D_DATAOUT_SIZE_1", DATAOUT_CHANNEL=target.channel - 1)
+    context.write("CSC.D_ATOMICS", ATOMICS=target.width * target.height - 1)
+    context.write("CSC.D_RELEASE", RLS_SLICES=operation.release - 1)
+    context.write(
+        "CSC.D_CONV_STRIDE_EXT",
+        CONV_X_STRIDE_EXT=operation.conv_stride_x - 1 if is_direct else 0,
+        CONV_Y_STRIDE_EXT=operation.conv_stride_y - 1 if is_direct else 0,
+    )
+    context.write(
+        "CSC.D_DILATION_EXT",
+        X_DILATION_EXT=operation.dilation_x - 1,
+        Y_DILATION_EXT=operation.dilation_y - 1,
+    )
+    context.write(
+        "CSC.D_ZERO_PADDING",
+        PAD_LEFT=operation.pad_x_left if is_direct else 0,
+        PAD_TOP=operation.pad_y_top if is_direct else 0,
+    )
+    context.write_signed("CSC.D_ZERO_PADDING_VALUE", operation.pad_val)
+    context.write(
+        "CSC.D_BANK", DATA_BANK=operation.data_bank - 1, WEIGHT_BANK=operation.weight_bank - 1
+    )
+    context.write("CSC.D_PRA_CFG", PRA_TRUNCATE=operation.pra_truncate)
+
+
+def _program_cdma_format(context: OperationContext, operation: ConvOperation) -> None:
+    context.write("CDMA.D_MISC_CFG", **_misc_fields(operation, operation.in_precision))
+    is_pixel = operation.data_format != _FEATURE_FORMAT
+    context.write(
+        "CDMA.D_DATAIN_FORMAT",
+        DATAIN_FORMAT=int(is_pixel),
+        PIXEL_FORMAT=operation.data_format if is_pixel else 0,
+        PIXEL_MAPPING=operation.pixel_mapping,
+        PIXEL_SIGN_OVERRIDE=operation.pixel_override,
+    )
+    context.write(
+        "CDMA.D_DATAIN_SIZE_EXT_0",
+        DATAIN_WIDTH_EXT=operation.input_width_csc - 1,
+        DATAIN_HEIGHT_EXT=operation.input_height_csc - 1,
+    )
+    context.write("CDMA.D_BATCH_NUMBER", BATCHES=operation.batch - 1)
+    context.write_word("CDMA.D_BATCH_STRIDE", operation.batch_stride)
+    context.write("CDMA.D_ENTRY_PER_SLICE", ENTRIES=operation.entry_per_slice - 1)
+    context.write("CDMA.D_FETCH_GRAIN", GRAINS=operation.fetch_grain - 1)
+
+
+def _program_cdma_input(
+    context: OperationContext, operation: ConvOperation, surface: ConvSurface
+) -> None:
+    source = surface.src_data
+    atom = context.configuration.atom_bytes
+    is_feature = operation.data_format == _FEATURE_FORMAT
+    bytes_per_pixel = 2 if is_feature else _PIXEL_BYTES[operation.data_format]
+    context.write(
+        "CDMA.D_DATAIN_SIZE_0", DATAIN_WIDTH=source.width - 1, DATAIN_HEIGHT=source.height - 1
+    )
+    context.write("CDMA.D_DATAIN_SIZE_1", DATAIN_CHANNEL=source.channel - 1)
+    ram_type = context.ram_type(source.type, "the source")
+    context.write("CDMA.D_DAIN_RAM_TYPE", DATAIN_RAM_TYPE=ram_type)
+    address = context.resolve_input(source, "the source", bytes_per_pixel)
+    context.write_address("CDMA.D_DAIN_ADDR_LOW_0", "CDMA.D_DAIN_ADDR_HIGH_0", address)
+    second = address + surface.offset_u
+    context.require(
+        0 <= second < 1 << 64, f"the second plane starts {surface.offset_u} bytes from the first"
+    )
+    context.write_address("CDMA.D_DAIN_ADDR_LOW_1", "CDMA.D_DAIN_ADDR_HIGH_1", second)
+    context.write_word("CDMA.D_LINE_STRIDE", source.line_stride)
+    context.write_word("CDMA.D_SURF_STRIDE", source.surf_stride)
+    context.write_word("CDMA.D_LINE_UV_STRIDE", surface.in_line_uv_stride)
+    context.write(
+        "CDMA.D_DAIN_MAP",
+        LINE_PACKED=int(source.line_stride == source.width * atom),
+        SURF_PACKED=int(source.surf_stride == source.width * source.height * atom),
+    )
+
+
+def _program_cdma_weights(
+    context: OperationContext, operation: ConvOperation, surface: ConvSurface
+) -> None:
+    weights = surface.weight_data
+    context.write("CDMA.D_WEIGHT_FORMAT", WEIGHT_FORMAT=operation.weight_format)
+    context.write("CDMA.D_WEIGHT_SIZE_0", BYTE_PER_KERNEL=operation.bytes_per_kernel - 1)
+    context.write("CDMA.D_WEIGHT_SIZE_1", WEIGHT_KERNEL=surface.dst_data.channel - 1)
+    context.write(
+        "CDMA.D_WEIGHT_RAM_TYPE", WEIGHT_RAM_TYPE=context.ram_type(weights.type, "the weights")
+    )
+    address = context.resolve_cube(weights, "the weights")
+    context.write_address("CDMA.D_WEIGHT_ADDR_LOW", "CDMA.D_WEIGHT_ADDR_HIGH", address)
+    context.write_word("CDMA.D_WEIGHT_BYTES", weights.size)
+    if operation.weight_format != WeightFormat.COMPRESSED:
+        return
+    for name, cube in (("WGS", surface.wgs_data), ("WMB", surface.wmb_data)):
+        part = context.resolve_cube(cube, f"the compressed weights' {name}")
+        context.write_address(f"CDMA.D_{name}_ADDR_LOW", f"CDMA.D_{name}_ADDR_HIGH", part)
+    context.write_word("CDMA.D_WMB_BYTES", surface.wmb_data.size)
+
+
+def _program_cdma_conversion(context: OperationContext, operation: ConvOperation) -> None:
+    has_mean = context.choose(operation.mean_format, 2, "the mean's format")
+    context.write("CDMA.D_MEAN_FORMAT", MEAN_FORMAT=has_mean)
+    if has_mean:
+        context.write(
+            "CDMA.D_MEAN_GLOBAL_0",
+            MEAN_RY=operation.mean_ry & _HALF,
+            MEAN_GU=operation.mean_gu & _HALF,
+        )
+        context.write(
+            "CDMA.D_MEAN_GLOBAL_1",
+            MEAN_BV=operation.mean_bv & _HALF,
+            MEAN_AX=operation.mean_ax & _HALF,
+        )
+    converter = operation.in_cvt
+    context.write(
+        "CDMA.D_CVT_CFG",
+        CVT_EN=int(converter.enable != 0),
+        CVT_TRUNCATE=converter.truncate if converter.enable else 0,
+    )
+    if converter.enable:
+        context.write_signed("CDMA.D_CVT_OFFSET", converter.offset)
+        context.write_signed("CDMA.D_CVT_SCALE", converter.scale)
+    context.write(
+        "CDMA.D_CONV_STRIDE",
+        CONV_X_STRIDE=operation.conv_stride_x - 1,
+        CONV_Y_STRIDE=operation.conv_stride_y - 1,
+    )
+    context.write(
+        "CDMA.D_ZERO_PADDING",
+        PAD_LEFT=operation.pad_x_left,
+        PAD_RIGHT=operation.pad_x_right,
+        PAD_TOP=operation.pad_y_top,
+        PAD_BOTTOM=operation.pad_y_bottom,
+    )
+    context.write_signed("CDMA.D_ZERO_PADDING_VALUE", operation.pad_val)
+    context.write(
+        "CDMA.D_BANK", DATA_BANK=operation.data_bank - 1, WEIGHT_BANK=operation.weight_bank - 1
+    )

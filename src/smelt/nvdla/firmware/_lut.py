@@ -1,0 +1,95 @@
+"""Writing a lookup table, which SDP and CDP hold in the same registers."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final
+
+from smelt.nvdla.loadable import Precision
+
+if TYPE_CHECKING:
+    from smelt.nvdla.firmware._context import OperationContext
+    from smelt.nvdla.loadable import LutParameters
+
+_EXPONENTIAL_TABLE, _LINEAR_TABLE = 0, 1
+_WRITE: Final = 1
+_BYTE, _HALF, _WORD = 0xFF, 0xFFFF, 0xFFFFFFFF
+_HIGH_BITS: Final = 0x3F
+_SHIFT_BITS: Final = 0x1F
+
+
+class LutMethod(IntEnum):
+    """How the first table is indexed."""
+
+    EXPONENTIAL = 0
+    LINEAR = 1
+
+
+def write_lut(context: OperationContext, block: str, lut: LutParameters, precision: int) -> None:
+    """Write both tables, their ranges and what lies beyond them."""
+    _write_table(context, block, _EXPONENTIAL_TABLE, lut.linear_exp_table)
+    _write_table(context, block, _LINEAR_TABLE, lut.linear_only_table)
+    method = context.choose(lut.method, len(LutMethod), "the lookup table's method")
+    context.write(
+        f"{block}.S_LUT_CFG",
+        LUT_LE_FUNCTION=method,
+        LUT_HYBRID_PRIORITY=lut.hybrid_priority,
+        LUT_UFLOW_PRIORITY=lut.underflow_priority,
+        LUT_OFLOW_PRIORITY=lut.overflow_priority,
+    )
+    index = "LUT_LE_INDEX_OFFSET" if method == LutMethod.EXPONENTIAL else "LUT_LE_INDEX_SELECT"
+    context.write(
+        f"{block}.S_LUT_INFO",
+        **{index: lut.linear_exp_offset & _BYTE},
+        LUT_LO_INDEX_SELECT=lut.linear_only_offset & _BYTE,
+    )
+    for name, value in (
+        ("LE_START", lut.linear_exp_start),
+        ("LE_END", lut.linear_exp_end),
+        ("LO_START", lut.linear_only_start),
+        ("LO_END", lut.linear_only_end),
+    ):
+        _write_bound(context, block, name, value)
+    _write_slopes(context, block, lut, is_float=precision == Precision.FP16)
+
+
+def _write_table(
+    context: OperationContext, block: str, table: int, entries: tuple[int, ...]
+) -> None:
+    context.write(f"{block}.S_LUT_ACCESS_CFG", LUT_TABLE_ID=table, LUT_ACCESS_TYPE=_WRITE)
+    registers = context.registers
+    address = registers.map.register(f"{block}.S_LUT_ACCESS_DATA").address
+    for entry in entries:  # the entry's number counts itself on
+        registers.bus.write(address, entry & _HALF)
+
+
+def _write_bound(context: OperationContext, block: str, name: str, value: int) -> None:
+    if block == "SDP":
+        context.write_word(f"SDP.S_LUT_{name}", value & _WORD)
+        return
+    context.write_word(f"{block}.S_LUT_{name}_LOW", value & _WORD)
+    context.write_word(f"{block}.S_LUT_{name}_HIGH", value >> 32 & _HIGH_BITS)
+
+
+def _write_slopes(
+    context: OperationContext, block: str, lut: LutParameters, *, is_float: bool
+) -> None:
+    for table, name in (("LE", "linear_exp"), ("LO", "linear_only")):
+        under, over = (getattr(lut, f"{name}_{side}_scale") for side in ("underflow", "overflow"))
+        context.write(
+            f"{block}.S_LUT_{table}_SLOPE_SCALE",
+            **{
+                f"LUT_{table}_SLOPE_UFLOW_SCALE": under & _HALF,
+                f"LUT_{table}_SLOPE_OFLOW_SCALE": over & _HALF,
+            },
+        )
+        under, over = (getattr(lut, f"{name}_{side}_shift") for side in ("underflow", "overflow"))
+        if is_float:  # a slope in half precision needs no shift
+            under = over = 0
+        context.write(
+            f"{block}.S_LUT_{table}_SLOPE_SHIFT",
+            **{
+                f"LUT_{table}_SLOPE_UFLOW_SHIFT": under & _SHIFT_BITS,
+                f"LUT_{table}_SLOPE_OFLOW_SHIFT": over & _SHIFT_BITS,
+            },
+        )

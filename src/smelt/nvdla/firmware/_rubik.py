@@ -1,0 +1,119 @@
+"""Reshape: contract, split and merge."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from smelt.nvdla._status import NvError
+from smelt.nvdla.firmware._engine import Engine
+from smelt.nvdla.loadable import OperationType, Precision, RubikStatistics
+from smelt.types import override
+
+if TYPE_CHECKING:
+    from smelt.nvdla.firmware._context import OperationContext
+    from smelt.nvdla.loadable import RubikOperation, RubikSurface
+    from smelt.nvdla.registers import RegisterFile
+
+_ATOM_BYTES: Final = 32
+"""Of the only family that has the engine."""
+
+
+class RubikMode(IntEnum):
+    """What a reshape does, by the descriptor's and the register's number."""
+
+    CONTRACT = 0
+    SPLIT = 1
+    MERGE = 2
+
+
+class RubikEngine(Engine):
+    """The reshape engine."""
+
+    op_type: ClassVar[OperationType] = OperationType.RUBIK
+    blocks: ClassVar[tuple[str, ...]] = ("RBK",)
+
+    @override
+    def needs_rdma(self, operation: RubikOperation, surface: RubikSurface) -> bool:
+        return False
+
+    @override
+    def program(
+        self, context: OperationContext, operation: RubikOperation, surface: RubikSurface
+    ) -> None:
+        if not context.configuration.has_rubik:
+            context.refuse(
+                f"{context.configuration.name} has no reshape engine", NvError.NOT_SUPPORTED
+            )
+        context.check_cube(surface.src_data, "the source")
+        context.check_cube(surface.dst_data, "the destination")
+        mode = context.choose(operation.mode, len(RubikMode), "the mode")
+        precision = context.choose_precision(operation.precision, "the precision")
+        context.write("RBK.D_MISC_CFG", RUBIK_MODE=mode, IN_PRECISION=precision)
+        _program_input(context, operation, surface)
+        _program_output(context, operation, surface)
+
+    @override
+    def enable_counters(self, registers: RegisterFile) -> None:
+        registers.write_fields("RBK.D_PERF_ENABLE", PERF_EN=1)
+
+    @override
+    def count(self, registers: RegisterFile, group: int, runtime_us: int) -> RubikStatistics:
+        return RubikStatistics(
+            read_stall=registers.read("RBK.D_PERF_READ_STALL"),
+            write_stall=registers.read("RBK.D_PERF_WRITE_STALL"),
+            runtime=runtime_us,
+        )
+
+
+def _program_input(
+    context: OperationContext, operation: RubikOperation, surface: RubikSurface
+) -> None:
+    source = surface.src_data
+    ram_type = context.ram_type(source.type, "the source")
+    address = context.resolve_input(source, "the source")
+    context.write("RBK.D_DAIN_RAM_TYPE", DATAIN_RAM_TYPE=ram_type)
+    context.write(
+        "RBK.D_DATAIN_SIZE_0", DATAIN_WIDTH=source.width - 1, DATAIN_HEIGHT=source.height - 1
+    )
+    context.write("RBK.D_DATAIN_SIZE_1", DATAIN_CHANNEL=source.channel - 1)
+    context.write_address("RBK.D_DAIN_ADDR_LOW", "RBK.D_DAIN_ADDR_HIGH", address)
+    if operation.mode == RubikMode.MERGE:
+        context.require(
+            source.plane_stride != 0 and source.plane_stride % _ATOM_BYTES == 0,
+            f"a plane stride of {source.plane_stride} is no multiple of {_ATOM_BYTES} bytes",
+        )
+        context.write_word("RBK.D_DAIN_PLANAR_STRIDE", source.plane_stride)
+    else:
+        context.write_word("RBK.D_DAIN_SURF_STRIDE", source.surf_stride)
+    context.write_word("RBK.D_DAIN_LINE_STRIDE", source.line_stride)
+
+
+def _program_output(
+    context: OperationContext, operation: RubikOperation, surface: RubikSurface
+) -> None:
+    target = surface.dst_data
+    ram_type = context.ram_type(target.type, "the destination")
+    address = context.resolve_cube(target, "the destination")
+    context.write("RBK.D_DAOUT_RAM_TYPE", DATAOUT_RAM_TYPE=ram_type)
+    context.write("RBK.D_DATAOUT_SIZE_1", DATAOUT_CHANNEL=target.channel - 1)
+    context.write_address("RBK.D_DAOUT_ADDR_LOW", "RBK.D_DAOUT_ADDR_HIGH", address)
+    context.write_word("RBK.D_DAOUT_LINE_STRIDE", target.line_stride)
+    if operation.mode == RubikMode.SPLIT:
+        context.write_word("RBK.D_DAOUT_PLANAR_STRIDE", target.plane_stride)
+        return
+    context.write_word("RBK.D_DAOUT_SURF_STRIDE", target.surf_stride)
+    if operation.mode == RubikMode.CONTRACT:
+        context.require(
+            operation.stride_x >= 1 and operation.stride_y >= 1,
+            f"strides {operation.stride_x} x {operation.stride_y} must be at least 1",
+        )
+        element = 1 if operation.precision == Precision.INT8 else 2
+        surfaces = -(-target.channel * element // _ATOM_BYTES)
+        context.write_word("RBK.D_CONTRACT_STRIDE_0", surfaces * surface.src_data.surf_stride)
+        context.write_word("RBK.D_CONTRACT_STRIDE_1", operation.stride_y * target.line_stride)
+        context.write(
+            "RBK.D_DECONV_STRIDE",
+            DECONV_X_STRIDE=operation.stride_x - 1,
+            DECONV_Y_STRIDE=operation.stride_y - 1,
+        )

@@ -1,0 +1,398 @@
+"""One task on its way through the engines."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, Final
+
+from smelt.nvdla._status import NvdlaError, NvError
+from smelt.nvdla.firmware._bdma import BdmaEngine
+from smelt.nvdla.firmware._cdp import CdpEngine
+from smelt.nvdla.firmware._context import OperationContext
+from smelt.nvdla.firmware._conv import ConvEngine
+from smelt.nvdla.firmware._pdp import PdpEngine
+from smelt.nvdla.firmware._processor import Group, NodeCache, Processor
+from smelt.nvdla.firmware._rubik import RubikEngine
+from smelt.nvdla.firmware._sdp import SdpEngine
+from smelt.nvdla.firmware._statistics import OperationStatistics, TaskStatistics
+from smelt.nvdla.loadable import OperationEvent, OperationType
+
+if TYPE_CHECKING:
+    from smelt.nvdla.firmware._processor import Node
+    from smelt.nvdla.firmware._task import TaskDescriptors
+    from smelt.nvdla.hardware import Configuration
+    from smelt.nvdla.loadable import Consumer
+    from smelt.nvdla.registers import RegisterFile
+
+ENGINES: Final = (
+    BdmaEngine(),
+    ConvEngine(),
+    SdpEngine(),
+    PdpEngine(),
+    CdpEngine(),
+    RubikEngine(),
+)
+"""By operation type."""
+_DONE: Final = OperationEvent.COMPLETED
+_INTERRUPTS: Final = {
+    "SDP_DONE": (OperationType.SDP, _DONE),
+    "CDP_DONE": (OperationType.CDP, _DONE),
+    "PDP_DONE": (OperationType.PDP, _DONE),
+    "BDMA_DONE": (OperationType.BDMA, _DONE),
+    "RUBIK_DONE": (OperationType.RUBIK, _DONE),
+    "CDMA_DAT_DONE": (OperationType.CONV, OperationEvent.CDMA_DATA_DONE),
+    "CDMA_WT_DONE": (OperationType.CONV, OperationEvent.CDMA_WEIGHTS_DONE),
+    "CACC_DONE": (OperationType.CONV, _DONE),
+}
+"""Bits of the interrupt status, without the group's number."""
+_DRAIN_S: Final = 1.0
+"""How long a refused task may still wait for what it had started."""
+
+
+class TaskRun:
+    """The state of one task."""
+
+    def __init__(
+        self,
+        registers: RegisterFile,
+        task: TaskDescriptors,
+        configuration: Configuration,
+        *,
+        started_s: float,
+        deadline_s: float,
+        collects: bool,
+    ) -> None:
+        self._registers = registers
+        self._task = task
+        self._configuration = configuration
+        self._started_s = started_s
+        self._deadline_s = deadline_s
+        self._collects = collects
+        self._processors = tuple(Processor(engine) for engine in ENGINES)
+        self._cache = NodeCache(task)
+        self._num_interrupts = 0
+        self._done: list[OperationStatistics] = []
+
+    @property
+    def _num_nodes(self) -> int:
+        return self._task.network.num_operations * self._task.num_rois
+
+    def execute(self) -> TaskStatistics:
+        """Run it to its end. Raises NvdlaError: it is wrong, or does not end."""
+        self._registers.write("GLB.S_INTR_MASK", 0)
+        self._registers.write("GLB.S_INTR_STATUS", self._registers.read("GLB.S_INTR_STATUS"))
+        try:
+            self._start_processors()
+            while len(self._done) < self._num_nodes:
+                if not self._has_events():
+                    self._wait()
+                self._handle_events()
+        except NvdlaError as error:
+            if error.status is not NvError.TIMEOUT:
+                with contextlib.suppress(NvdlaError):  # the first error is the one to tell
+                    self._drain()
+            raise
+        duration_s = time.monotonic() - self._started_s
+        return TaskStatistics(tuple(self._done), self._num_interrupts, duration_s)
+
+    # --- waiting for hardware
+
+    def _has_events(self) -> bool:
+        return any(group.events for processor in self._processors for group in processor.groups)
+
+    def _active_groups(self) -> list[tuple[Processor, Group]]:
+        return [
+            (processor, group)
+            for processor in self._processors
+            for group in processor.groups
+            if group.is_active
+        ]
+
+    def _wait(self) -> None:
+        """Wait for the next interrupt, and note the events that it brings."""
+        if not self._active_groups():
+            raise NvdlaError(
+                NvError.INVALID_STATE,
+                f"the task stopped: nothing runs, but {self._describe_progress()}",
+            )
+        remaining_s = self._deadline_s - time.monotonic()
+        try:
+            has_come = remaining_s > 0 and self._registers.bus.wait_for_interrupt(remaining_s)
+        except NvdlaError as error:  # a model says why its hardware hangs
+            raise NvdlaError(
+                NvError(error.status or NvError.INVALID_STATE),
+                f"hardware refused an operation: {error}; {self._describe_progress()}",
+            ) from error
+        if not has_come:
+            raise NvdlaError(
+                NvError.TIMEOUT,
+                f"the task did not end in {self._deadline_s - self._started_s:g} s: "
+                f"{self._describe_progress()}. Hardware says: {self._describe_hardware()}",
+            )
+        self._collect_interrupts()
+
+    def _collect_interrupts(self) -> None:
+        register = self._registers.map.register("GLB.S_INTR_STATUS")
+        status = self._registers.bus.read(register.address)
+        self._registers.bus.write(register.address, status)
+        self._num_interrupts += 1
+        for name, (op_type, event) in _INTERRUPTS.items():
+            for number in (0, 1):
+                if register.field(f"{name}_STATUS{number}").extract(status):
+                    group = self._processors[op_type].groups[number]
+                    if group.is_active:  # else it is a leftover of an earlier task
+                        group.events.add(event)
+
+    def _drain(self) -> None:
+        """Let hardware finish what was started, so that the next task finds it idle."""
+        deadline_s = min(self._deadline_s, time.monotonic() + _DRAIN_S)
+        while active := self._active_groups():
+            for _, group in active:
+                group.is_active = OperationEvent.COMPLETED not in group.events
+            remaining_s = deadline_s - time.monotonic()
+            if not self._active_groups() or remaining_s <= 0:
+                return
+            if not self._registers.bus.wait_for_interrupt(remaining_s):
+                return
+            self._collect_interrupts()
+
+    def _describe_progress(self) -> str:
+        waiting = [
+            f"{node.name} waits for {node.remaining} of its dependencies"
+            for node in self._cache.nodes
+            if node.remaining
+        ]
+        active = [
+            f"{group.node.name} runs in group {group.number}"
+            for _, group in self._active_groups()
+            if group.node is not None
+        ]
+        done = f"{len(self._done)} of {self._num_nodes} operations are done"
+        return "; ".join([done, *active, *waiting])
+
+    def _describe_hardware(self) -> str:
+        status = self._registers.read("GLB.S_INTR_STATUS")
+        parts = [
+            processor.engine.describe(self._registers)
+            for processor in self._processors
+            if any(group.node is not None for group in processor.groups)
+        ]
+        return "; ".join([f"interrupt status {status:#x}", *parts])
+
+    # --- events
+
+    def _handle_events(self) -> None:
+        for processor in self._processors:
+            first = 1 - processor.last_group
+            for number in (first, 1 - first):
+                group = processor.groups[number]
+                for event in (
+                    OperationEvent.CDMA_WEIGHTS_DONE,
+                    OperationEvent.CDMA_DATA_DONE,
+                ):
+                    if event in group.events:
+                        group.events.discard(event)
+                        self._raise_event(group, event)
+                if OperationEvent.COMPLETED in group.events:
+                    group.events.clear()
+                    self._complete(processor, group)
+
+    def _raise_event(self, group: Group, event: OperationEvent) -> None:
+        """Count an event down wherever it is a dependency."""
+        node = group.node
+        if node is None:
+            return
+        for edge, target in zip(node.descriptor.consumers, group.consumers, strict=True):
+            self._resolve_edge(node, edge, target, event)
+        self._resolve_edge(node, node.descriptor.fused_parent, group.fused_parent, event)
+
+    def _resolve_edge(
+        self, source: Node, edge: Consumer, target: Node | None, event: OperationEvent
+    ) -> None:
+        if target is None or edge.event != event:
+            return
+        if target.remaining == 0:
+            raise NvdlaError(
+                NvError.INVALID_STATE,
+                f"{source.name} was {event.name.lower()}, which {target.name} no longer waits for: "
+                "more dependencies happen than its count says",
+            )
+        target.remaining -= 1
+        if target.remaining == 0:
+            self._enable(target)
+
+    # --- the four steps of an operation
+
+    def _start_processors(self) -> None:
+        for op_type in OperationType:
+            head = self._task.network.op_head[op_type]
+            if head == -1:
+                continue
+            node = self._cache.acquire(head, op_type, 0)
+            self._submit(self._processors[op_type], node)
+            self._cache.release(node)
+            self._dequeue(self._processors[op_type])
+
+    def _submit(self, processor: Processor, node: Node) -> None:
+        group = self._prepare(processor, node)
+        if self._is_ready(processor, group):
+            self._program(processor, group)
+
+    def _prepare(self, processor: Processor, node: Node) -> Group:
+        group, rdma_number = self._choose_group(processor)
+        at = node.roi * self._task.network.num_operations + node.index
+        node.references += 1
+        group.node = node
+        group.operation = self._task.read_operation(node.op_type, at)
+        group.surface = self._task.read_surface(node.op_type, at)
+        group.is_pending = True
+        group.is_rdma_needed = processor.engine.needs_rdma(group.operation, group.surface)
+        group.rdma_number = rdma_number
+        processor.tail = node
+        return group
+
+    def _choose_group(self, processor: Processor) -> tuple[Group, int]:
+        """The free group that hardware takes next; and its reading block's."""
+        engine = processor.engine
+        used = [group for group in processor.groups if group.node is not None]
+        number = 1 - used[0].number if used else engine.find_group(self._registers)
+        if not used:
+            processor.last_group = 1 - number
+        reading = [group for group in used if group.is_rdma_needed]
+        if reading:
+            rdma_number = 1 - reading[0].rdma_number
+        else:
+            rdma_number = engine.find_rdma_group(self._registers)
+        if not engine.is_group_idle(self._registers, number):
+            raise NvdlaError(
+                NvError.INVALID_STATE,
+                f"group {number} of {processor.name} still holds what an earlier task left: "
+                f"{engine.describe(self._registers)}. Reset the device",
+            )
+        return processor.groups[number], rdma_number
+
+    def _is_ready(self, processor: Processor, group: Group) -> bool:
+        """Whether a group's registers may be written now."""
+        other = processor.other(group)
+        if not processor.engine.has_shadow_groups:
+            return other.node is None or other.is_active
+        lut_index = processor.engine.lut_index(group.operation)
+        if lut_index == -1 or other.lut_index == lut_index:
+            return True
+        # The one table is locked while the engine runs, and may not change under the other group.
+        return other.lut_index == -1 and not other.is_active
+
+    def _program(self, processor: Processor, group: Group) -> None:
+        node = group.node
+        if node is None:
+            raise NvdlaError(NvError.INVALID_STATE, f"{processor.name}: the group is empty")
+        group.is_programming = True
+        processor.engine.set_producer(self._registers, group.number, group.rdma_number)
+        context = OperationContext(
+            self._registers,
+            self._task,
+            self._configuration,
+            node.op_type,
+            node.index,
+            node.roi,
+            group.number,
+            group.is_rdma_needed,
+        )
+        group.lut_index = processor.engine.lut_index(group.operation)
+        processor.engine.program(context, group.operation, group.surface)
+        self._fetch_targets(group, node)
+        group.is_pending = False
+        self._raise_event(group, OperationEvent.PROGRAMMED)
+        group.is_programming = False
+        if node.remaining == 0:
+            self._enable(node)
+
+    def _fetch_targets(self, group: Group, node: Node) -> None:
+        descriptor = node.descriptor
+        group.consumers = [
+            None if edge.index == -1 else self._cache.acquire(edge.index, op_type, node.roi)
+            for edge, op_type in zip(descriptor.consumers, OperationType, strict=True)
+        ]
+        if descriptor.fused_parent.index != -1:
+            group.fused_parent = self._cache.acquire(
+                descriptor.fused_parent.index, OperationType(node.op_type - 1), node.roi
+            )
+
+    def _enable(self, node: Node) -> None:
+        """Start a node whose dependencies have all happened, if its registers are written."""
+        processor = self._processors[node.op_type]
+        group = processor.find_group(node)
+        if group is None or group.is_pending or group.is_programming or group.is_active:
+            return
+        engine = processor.engine
+        engine.set_producer(self._registers, group.number, group.rdma_number)
+        group.started_s = time.monotonic()
+        group.is_active = True
+        if engine.is_empty(group.surface):
+            group.events.add(OperationEvent.COMPLETED)
+        else:
+            if self._collects:
+                engine.enable_counters(self._registers)
+            engine.enable(self._registers, group.number, with_rdma=group.is_rdma_needed)
+        self._raise_event(group, OperationEvent.ENABLED)
+
+    def _complete(self, processor: Processor, group: Group) -> None:
+        node = group.node
+        if node is None:
+            return
+        self._record(processor, group, node)
+        group.is_active = False
+        group.lut_index = -1
+        processor.last_group = group.number
+        consumers = [target for target in group.consumers if target is not None]
+        self._raise_event(group, OperationEvent.COMPLETED)
+        for target in consumers:
+            self._cache.release(target)
+        if group.fused_parent is not None:
+            self._cache.release(group.fused_parent)
+        group.clear()
+        following = processor.other(group)
+        if following.is_pending and self._is_ready(processor, following):
+            self._program(processor, following)
+        self._dequeue(processor)
+        self._cache.release(node)
+
+    def _dequeue(self, processor: Processor) -> None:
+        """Prepare the next operation of an engine, or the same one for the next region."""
+        tail = processor.tail
+        if tail is None:
+            return
+        if processor.roi == self._task.num_rois - 1:
+            index = tail.descriptor.consumers[tail.op_type].index
+            if index == -1:
+                return
+            processor.roi = 0
+        else:
+            index = tail.index
+            processor.roi += 1
+        node = self._cache.acquire(index, tail.op_type, processor.roi)
+        self._submit(processor, node)
+        self._cache.release(node)
+
+    def _record(self, processor: Processor, group: Group, node: Node) -> None:
+        finished_s = time.monotonic()
+        counters = None
+        if self._collects:
+            runtime_us = int((finished_s - group.started_s) * 1e6)
+            processor.engine.set_producer(self._registers, group.number, group.rdma_number)
+            counters = processor.engine.count(self._registers, group.number, runtime_us)
+            if self._task.has_statistics:
+                at = node.roi * self._task.network.num_operations + node.index
+                self._task.write_statistics(at, counters)
+        self._done.append(
+            OperationStatistics(
+                index=node.index,
+                roi=node.roi,
+                op_type=node.op_type,
+                group=group.number,
+                started_s=group.started_s - self._started_s,
+                finished_s=finished_s - self._started_s,
+                counters=counters,
+            )
+        )

@@ -1,0 +1,176 @@
+"""A task as memory holds it: its address list, and the descriptors that the list leads to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from smelt.nvdla._protocols import MemorySpace
+from smelt.nvdla._status import NvdlaError, NvError
+from smelt.nvdla.firmware._graph import MOST_OPERATIONS, TaskGraph
+from smelt.nvdla.loadable import (
+    OPERATION_CLASSES,
+    OPERATION_STRIDE_BYTES,
+    STATISTICS_STRIDE_BYTES,
+    SURFACE_CLASSES,
+    SURFACE_STRIDE_BYTES,
+    CommonOperation,
+    Descriptor,
+    LutParameters,
+    NetworkDescriptor,
+    OperationType,
+    Roi,
+    RoiArray,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from smelt.nvdla._protocols import DmaMemory
+    from smelt.nvdla.loadable import DescriptorLayout, Operation, Surface
+
+_COMMON_BYTES = CommonOperation.size_bytes()
+_D = TypeVar("_D", bound=Descriptor)
+
+
+class TaskAddress(NamedTuple):
+    """An entry of the address list: where it lies, as the accelerator sees it."""
+
+    space: MemorySpace
+    address: int
+
+
+@dataclass(frozen=True, slots=True)
+class TaskDescriptors:
+    """The lists of a task, by the address list's entries that the network names."""
+
+    memory: DmaMemory
+    addresses: Sequence[TaskAddress]
+    layout: DescriptorLayout
+    network: NetworkDescriptor
+    num_rois: int
+
+    @property
+    def has_statistics(self) -> bool:
+        """Whether the network has room for what engines count."""
+        return self.network.stat_list_index != -1
+
+    def address(self, index: int, what: str) -> TaskAddress:
+        """The entry at an index. Raises NvdlaError(INVALID_ADDRESS): there is none."""
+        if not 0 <= index < len(self.addresses):
+            raise NvdlaError(
+                NvError.INVALID_ADDRESS,
+                f"{what} is address {index} of a list of {len(self.addresses)}",
+            )
+        return self.addresses[index]
+
+    def read_graph(self) -> TaskGraph:
+        """Every operation's place in the dependency graph, for every region."""
+        space, address = self.address(
+            self.network.dependency_graph_index, "the network's dependency graph"
+        )
+        count = self.network.num_operations * self.num_rois
+        data = self.memory.read(space, address, count * _COMMON_BYTES)
+        return TaskGraph(
+            heads=self.network.op_head,
+            num_operations=self.network.num_operations,
+            num_rois=self.num_rois,
+            operations=[
+                CommonOperation.from_bytes(data, node * _COMMON_BYTES) for node in range(count)
+            ],
+        )
+
+    def write_common(self, node: int, operation: CommonOperation) -> None:
+        """Put an operation's place in the graph back to memory."""
+        space, address = self.address(
+            self.network.dependency_graph_index, "the network's dependency graph"
+        )
+        self.memory.write(space, address + node * _COMMON_BYTES, operation.to_bytes())
+
+    def read_common(self, node: int) -> CommonOperation:
+        """An operation's place in the graph."""
+        return self._read(CommonOperation, self.network.dependency_graph_index, _COMMON_BYTES, node)
+
+    def read_operation(self, op_type: OperationType, node: int) -> Operation:
+        """What an operation does."""
+        cls = OPERATION_CLASSES[op_type]
+        return self._read(cls, self.network.operation_desc_index, OPERATION_STRIDE_BYTES, node)
+
+    def read_surface(self, op_type: OperationType, node: int) -> Surface:
+        """The tensors of an operation."""
+        cls = SURFACE_CLASSES[op_type]
+        return self._read(cls, self.network.surface_desc_index, SURFACE_STRIDE_BYTES, node)
+
+    def read_lut(self, index: int) -> LutParameters:
+        """A lookup table. Raises NvdlaError(BAD_PARAMETER): the network has none at this index."""
+        if not 0 <= index < self.network.num_luts:
+            raise NvdlaError(
+                NvError.BAD_PARAMETER,
+                f"lookup table {index} is outside the network's {self.network.num_luts}",
+            )
+        size = LutParameters.size_bytes()
+        return self._read(LutParameters, self.network.lut_data_index, size, index)
+
+    def read_roi(self, index: int) -> Roi:
+        """A region of interest."""
+        space, address = self.address(self.network.roi_array_index, "the list of regions")
+        offset = RoiArray.size_bytes() + index * Roi.size_bytes()
+        return Roi.from_bytes(self.memory.read(space, address + offset, Roi.size_bytes()))
+
+    def write_statistics(self, node: int, statistics: Descriptor) -> None:
+        """Put what an engine counted where the network wants it."""
+        space, address = self.address(self.network.stat_list_index, "the list of statistics")
+        self.memory.write(
+            space, address + node * STATISTICS_STRIDE_BYTES, statistics.to_bytes(self.layout)
+        )
+
+    def _read(self, cls: type[_D], index: int, stride: int, node: int) -> _D:
+        space, address = self.address(index, f"the network's list of {cls.__name__}")
+        size = cls.size_bytes(self.layout)
+        data = self.memory.read(space, address + node * stride, size)
+        return cls.from_bytes(data, 0, self.layout)
+
+
+def read_task(
+    memory: DmaMemory, addresses: Sequence[tuple[MemorySpace, int]], layout: DescriptorLayout
+) -> TaskDescriptors:
+    """Read a task's network, which is what its first address leads to.
+
+    Raises:
+        NvdlaError: INVALID_ADDRESS or BAD_PARAMETER: the network contradicts the address list.
+    """
+    listed = [TaskAddress(MemorySpace(space), address) for space, address in addresses]
+    if not listed:
+        raise NvdlaError(
+            NvError.INVALID_ADDRESS, "the task has no addresses; the first is its network's"
+        )
+    data = memory.read(listed[0].space, listed[0].address, NetworkDescriptor.size_bytes(layout))
+    network = NetworkDescriptor.from_bytes(data, 0, layout)
+    if network.num_addresses > len(listed):
+        raise NvdlaError(
+            NvError.COUNT_MISMATCH,
+            f"the network needs {network.num_addresses} addresses; the task has {len(listed)}",
+        )
+    task = TaskDescriptors(memory, listed, layout, network, network.num_rois)
+    if network.dynamic_roi:
+        task = TaskDescriptors(memory, listed, layout, network, _count_rois(task))
+    count = network.num_operations * task.num_rois
+    if count > MOST_OPERATIONS:
+        raise NvdlaError(
+            NvError.RESOURCE_ERROR,
+            f"{network.num_operations} operations for {task.num_rois} regions are {count}; "
+            f"the scheduler takes at most {MOST_OPERATIONS}",
+        )
+    return task
+
+
+def _count_rois(task: TaskDescriptors) -> int:
+    space, address = task.address(task.network.roi_array_index, "the list of regions")
+    array = RoiArray.from_bytes(task.memory.read(space, address, RoiArray.size_bytes()))
+    if array.array_length > task.network.num_rois:
+        raise NvdlaError(
+            NvError.BAD_PARAMETER,
+            f"{array.array_length} regions were found; the network takes at most "
+            f"{task.network.num_rois}",
+        )
+    return array.array_length
