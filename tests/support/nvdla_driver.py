@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from smelt.nvdla import NvdlaError, NvError
-from smelt.nvdla.port import NvDlaHeap, PhysicalTask, PortServer, Region
+from smelt.nvdla.port import NvDlaHeap, PhysicalAddress, PhysicalTask, PortServer, Region
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,8 +55,9 @@ class RecordingDriver:
         count = min(source.size, target.size)
         target[:count] = source[:count] + 1
 
-    def at(self, address: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    def at(self, place: PhysicalAddress) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
         """The memory from an address on."""
+        address = place.address
         for start, region in self.regions.items():
             if start <= address < start + region.data.nbytes:
                 return region.data[address - start :]
@@ -139,12 +140,12 @@ class FakeDeviceFile:
         num_addresses = int.from_bytes(head[0:4], "little")
         assert head[4:8] == b"\xff\xff\xff\xff", "no timeout"
         places = ctypes.string_at(int.from_bytes(head[8:16], "little"), 16 * num_addresses)
-        addresses: list[int] = []
+        addresses: list[PhysicalAddress] = []
         for index in range(num_addresses):
             place = places[16 * index : 16 * index + 16]
             gem = self._shared[int.from_bytes(place[0:4], "little")]
             offset = int.from_bytes(place[8:16], "little")
-            addresses.append(self._gems[gem].address + offset)
+            addresses.append(self._gems[gem].at(offset))
         task = PhysicalTask(0, tuple(addresses), (version >> 16, version >> 8 & 255, version & 255))
         try:
             self.driver.execute(self.instance, task)

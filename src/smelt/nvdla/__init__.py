@@ -3,5 +3,16 @@
 from smelt.nvdla._protocols import DmaMemory, MemorySpace, RegisterBus
 from smelt.nvdla._status import NvdlaError, NvError
 from smelt.nvdla.loadable import Loadable
+from smelt.nvdla.runtime import Runtime, create_runtime, destroy_runtime
 
-__all__ = ["DmaMemory", "Loadable", "MemorySpace", "NvError", "NvdlaError", "RegisterBus"]
+__all__ = [
+    "DmaMemory",
+    "Loadable",
+    "MemorySpace",
+    "NvError",
+    "NvdlaError",
+    "RegisterBus",
+    "Runtime",
+    "create_runtime",
+    "destroy_runtime",
+]

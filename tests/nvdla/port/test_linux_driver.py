@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from smelt.nvdla import NvdlaError, NvError
+from smelt.nvdla import MemorySpace, NvdlaError, NvError
 from smelt.nvdla.port import LinuxPort, NvDlaHeap, NvDlaMemDesc, NvDlaTask
 from tests.support.nvdla_driver import FakeDeviceFile, RecordingDriver
 
@@ -39,7 +39,7 @@ def test_a_submission_reaches_the_kernel_as_its_structures() -> None:
         assert region.heap is NvDlaHeap.SRAM
         ((instance, ran),) = driver.tasks
         assert instance == 0
-        assert ran.addresses == (region.address + 4097,) * 2
+        assert ran.addresses == ((MemorySpace.SRAM, region.address + 4097),) * 2
         assert ran.interface_version == (0, 11, 2)
         assert memory.data[4097] == 1, "the mapping is the buffer itself"
     assert node.is_closed

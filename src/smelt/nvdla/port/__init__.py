@@ -5,9 +5,11 @@ Linux driver.
 """
 
 from smelt.nvdla.port._client import SocketPort
-from smelt.nvdla.port._driver import Driver, PhysicalTask, Region
+from smelt.nvdla.port._driver import Driver, PhysicalAddress, PhysicalTask, Region
+from smelt.nvdla.port._heap import PageHeap
 from smelt.nvdla.port._linux import DeviceFile, LinuxPort, RenderNode, open_render_node
 from smelt.nvdla.port._local import LocalPort
+from smelt.nvdla.port._machine import MachineDriver
 from smelt.nvdla.port._server import PortServer
 from smelt.nvdla.port._types import (
     MOST_ADDRESSES_PER_TASK,
@@ -30,9 +32,12 @@ __all__ = [
     "Driver",
     "LinuxPort",
     "LocalPort",
+    "MachineDriver",
     "NvDlaHeap",
     "NvDlaMemDesc",
     "NvDlaTask",
+    "PageHeap",
+    "PhysicalAddress",
     "PhysicalTask",
     "PinnedMemory",
     "Port",

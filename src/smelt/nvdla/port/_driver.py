@@ -8,8 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from smelt.nvdla._protocols import MemorySpace
+from smelt.nvdla.port._types import NvDlaHeap
+
 if TYPE_CHECKING:
-    from smelt.nvdla.port._types import Bytes, NvDlaHeap
+    from smelt.nvdla.port._types import Bytes
 
 
 class Region(NamedTuple):
@@ -19,13 +22,25 @@ class Region(NamedTuple):
     data: Bytes
     heap: NvDlaHeap
 
+    def at(self, offset: int) -> PhysicalAddress:
+        """A place in it."""
+        space = MemorySpace.SRAM if self.heap is NvDlaHeap.SRAM else MemorySpace.DRAM
+        return PhysicalAddress(space, self.address + offset)
+
+
+class PhysicalAddress(NamedTuple):
+    """A place as the accelerator sees it."""
+
+    space: MemorySpace
+    address: int
+
 
 @dataclass(frozen=True, slots=True)
 class PhysicalTask:
     """A task whose address list is physical."""
 
     task_id: int
-    addresses: tuple[int, ...]
+    addresses: tuple[PhysicalAddress, ...]
     interface_version: tuple[int, int, int]
 
 

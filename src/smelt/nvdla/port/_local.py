@@ -41,9 +41,7 @@ class LocalPort(HandlePort[int, Region]):
 
     def _run(self, device: int, tasks: Sequence[NvDlaTask], memory: Mapping[int, Region]) -> None:
         for task in tasks:
-            addresses = tuple(
-                memory[place.handle].address + place.offset for place in task.address_list
-            )
+            addresses = tuple(memory[place.handle].at(place.offset) for place in task.address_list)
             self._driver.execute(
                 device, PhysicalTask(task.task_id, addresses, task.interface_version)
             )

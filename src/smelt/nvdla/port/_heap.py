@@ -1,0 +1,64 @@
+"""Which parts of a memory are in use."""
+
+from __future__ import annotations
+
+import bisect
+from typing import Final
+
+from smelt.nvdla._status import NvdlaError, NvError
+
+PAGE_BYTES: Final = 4096
+
+
+class PageHeap:
+    """Hands out pages of a range of addresses: first fit, neighbours joined when given back."""
+
+    def __init__(self, base: int, size_bytes: int, name: str = "memory") -> None:
+        """Start with everything free.
+
+        Args:
+            base: The first address; whole pages from there on are used.
+            size_bytes: How much there is.
+            name: What messages call it.
+        """
+        start = -(-base // PAGE_BYTES) * PAGE_BYTES
+        end = max(start, (base + size_bytes) // PAGE_BYTES * PAGE_BYTES)
+        self._name = name
+        self._free: list[tuple[int, int]] = [(start, end)] if end > start else []
+        self._used: dict[int, int] = {}
+
+    @property
+    def free_bytes(self) -> int:
+        """How much is free, in pieces."""
+        return sum(end - start for start, end in self._free)
+
+    def allocate(self, size_bytes: int) -> int:
+        """Give the address of free pages. Raises NvdlaError(INSUFFICIENT_MEMORY)."""
+        needed = -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
+        for index, (start, end) in enumerate(self._free):
+            if end - start >= needed:
+                if end - start == needed:
+                    del self._free[index]
+                else:
+                    self._free[index] = (start + needed, end)
+                self._used[start] = start + needed
+                return start
+        raise NvdlaError(
+            NvError.INSUFFICIENT_MEMORY,
+            f"{size_bytes} bytes of {self._name}: {self.free_bytes} are free, and no piece is "
+            "large enough",
+        )
+
+    def release(self, address: int) -> None:
+        """Take pages back. Raises NvdlaError(BAD_PARAMETER): they are not in use."""
+        end = self._used.pop(address, None)
+        if end is None:
+            raise NvdlaError(NvError.BAD_PARAMETER, f"no {self._name} is allocated at {address:#x}")
+        index = bisect.bisect(self._free, (address, end))
+        start = address
+        if index < len(self._free) and self._free[index][0] == end:
+            end = self._free.pop(index)[1]
+        if index and self._free[index - 1][1] == start:
+            index -= 1
+            start = self._free.pop(index)[0]
+        self._free.insert(index, (start, end))

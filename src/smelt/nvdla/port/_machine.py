@@ -1,0 +1,150 @@
+"""The driver of modelled hardware: machines, their memory, and an engine scheduler for each."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from smelt.nvdla._codec import DescriptorLayout
+from smelt.nvdla._protocols import MemorySpace
+from smelt.nvdla._status import NvdlaError, NvError
+from smelt.nvdla.firmware import EngineScheduler
+from smelt.nvdla.hardware import Configuration, Machine, find_configuration
+from smelt.nvdla.port._driver import PhysicalTask, Region
+from smelt.nvdla.port._heap import PageHeap
+from smelt.nvdla.port._types import NvDlaHeap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from smelt.nvdla._protocols import RegisterBus
+
+DEFAULT_DRAM_BYTES: Final = 1 << 30
+DEFAULT_SRAM_BYTES: Final = 4 << 20
+DEFAULT_TIMEOUT_S: Final = 60.0
+_DRAM_BASE: Final = 0x8000_0000
+_SRAM_BASE: Final = 0x5000_0000
+
+
+@dataclass(slots=True)
+class _Instance:
+    machine: Machine
+    scheduler: EngineScheduler
+    heaps: dict[NvDlaHeap, PageHeap]
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    touched: dict[NvDlaHeap, int] = field(default_factory=dict[NvDlaHeap, int])
+    """Up to where memory was ever given out; what lies beyond is zero still."""
+
+
+class MachineDriver:
+    """`Driver` of one or more machines of a configuration."""
+
+    def __init__(
+        self,
+        configuration: Configuration | str = "nv_full",
+        num_devices: int = 1,
+        *,
+        dram_bytes: int = DEFAULT_DRAM_BYTES,
+        sram_bytes: int = DEFAULT_SRAM_BYTES,
+        exact_fp16: bool = False,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        wrap_bus: Callable[[Machine], RegisterBus] | None = None,
+    ) -> None:
+        """Make the machines; their memory costs nothing until it is used.
+
+        Args:
+            configuration: What hardware, or its name.
+            num_devices: How many of it.
+            dram_bytes: DRAM of each.
+            sram_bytes: SRAM of each, where the configuration has that interface.
+            exact_fp16: Compute fp16 convolutions as the carry-save adders do.
+            timeout_s: After so long a task ends in an error.
+            wrap_bus: Put something between the scheduler and a machine, such as a recorder.
+        """
+        if isinstance(configuration, str):
+            configuration = find_configuration(configuration)
+        if num_devices < 1:
+            raise NvdlaError(
+                NvError.BAD_PARAMETER, f"{num_devices} devices: at least one is needed"
+            )
+        self.configuration: Final = configuration
+        self._timeout_s: Final = timeout_s
+        self._instances: Final = tuple(
+            _make_instance(configuration, dram_bytes, sram_bytes, wrap_bus, exact_fp16=exact_fp16)
+            for _ in range(num_devices)
+        )
+
+    @property
+    def num_devices(self) -> int:
+        """How many instances there are."""
+        return len(self._instances)
+
+    @property
+    def machines(self) -> tuple[Machine, ...]:
+        """The machines, to look at what they counted."""
+        return tuple(instance.machine for instance in self._instances)
+
+    def allocate(self, instance: int, size: int, heap: NvDlaHeap, /) -> Region:
+        """Pin zeroed memory. Raises NvdlaError(INSUFFICIENT_MEMORY)."""
+        owner = self._instances[instance]
+        with owner.lock:
+            pages = owner.heaps.get(heap)
+            if pages is None:
+                raise NvdlaError(
+                    NvError.INSUFFICIENT_MEMORY,
+                    f"{self.configuration.name} has no {heap.name}",
+                )
+            address = pages.allocate(size)
+            space = MemorySpace.SRAM if heap is NvDlaHeap.SRAM else MemorySpace.DRAM
+            memory = owner.machine.memory
+            offset = address - memory.base(space)
+            data = memory.view(space)[offset : offset + size]
+            if address < owner.touched.get(heap, 0):
+                data[:] = 0
+            owner.touched[heap] = max(owner.touched.get(heap, 0), address + size)
+            return Region(address, data, heap)
+
+    def release(self, instance: int, region: Region, /) -> None:
+        """Give memory back."""
+        owner = self._instances[instance]
+        with owner.lock:
+            owner.heaps[region.heap].release(region.address)
+
+    def execute(self, instance: int, task: PhysicalTask, /) -> None:
+        """Run one task to its end; one that fails leaves the machine as after a reset."""
+        owner = self._instances[instance]
+        major, minor, _ = task.interface_version
+        try:
+            owner.scheduler.execute_task(
+                task.addresses,
+                timeout_s=self._timeout_s,
+                layout=DescriptorLayout.of_version(major, minor),
+            )
+        except NvdlaError as error:
+            if error.status is not NvError.BUSY:
+                owner.machine.reset()
+            raise
+
+
+def _make_instance(
+    configuration: Configuration,
+    dram_bytes: int,
+    sram_bytes: int,
+    wrap_bus: Callable[[Machine], RegisterBus] | None,
+    *,
+    exact_fp16: bool,
+) -> _Instance:
+    machine = Machine(
+        configuration,
+        dram_bytes,
+        sram_bytes,
+        dram_base=_DRAM_BASE,
+        sram_base=_SRAM_BASE,
+        exact_fp16=exact_fp16,
+    )
+    bus = machine if wrap_bus is None else wrap_bus(machine)
+    heaps = {NvDlaHeap.SYSTEM: PageHeap(_DRAM_BASE, dram_bytes, "DRAM")}
+    if configuration.has_sram and sram_bytes:
+        heaps[NvDlaHeap.SRAM] = PageHeap(_SRAM_BASE, sram_bytes, "SRAM")
+    return _Instance(machine, EngineScheduler(bus, machine.memory, configuration), heaps)

@@ -1,0 +1,36 @@
+"""The user-mode driver: networks on devices, tensors bound to memory, inference."""
+
+from smelt.nvdla.runtime._enums import (
+    ActivationType,
+    BatchNormMode,
+    BiasMode,
+    ElementwiseOperation,
+    LayerType,
+    PixelFormat,
+    PixelMapping,
+    PoolingType,
+    ScaleMode,
+)
+from smelt.nvdla.runtime._image import DlaImage, ImageFormat, image_from_tensor
+from smelt.nvdla.runtime._runtime import Runtime, create_runtime, destroy_runtime
+from smelt.nvdla.runtime._tensor import Dims4, NvDlaTensor
+
+__all__ = [
+    "ActivationType",
+    "BatchNormMode",
+    "BiasMode",
+    "Dims4",
+    "DlaImage",
+    "ElementwiseOperation",
+    "ImageFormat",
+    "LayerType",
+    "NvDlaTensor",
+    "PixelFormat",
+    "PixelMapping",
+    "PoolingType",
+    "Runtime",
+    "ScaleMode",
+    "create_runtime",
+    "destroy_runtime",
+    "image_from_tensor",
+]

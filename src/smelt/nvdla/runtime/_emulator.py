@@ -1,0 +1,199 @@
+"""Layers that the accelerator lacks, on the CPU: power and softmax.
+
+The arithmetic is the official emulator's: single precision, sums over channels one by one, halves
+rounded to nearest with ties away from zero, integers truncated after saturation. Exponentials and
+powers are computed in double precision and rounded once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from smelt.nvdla._status import NvdlaError, NvError
+from smelt.nvdla.loadable import (
+    EMU_BUFFERS_BYTES,
+    EMU_OPERATION_BYTES,
+    DescriptorLayout,
+    EmuBuffer,
+    EmuBuffers,
+    EmuFormat,
+    EmuNetworkDescriptor,
+    EmuOperation,
+    EmuPowerOperation,
+    find_emu_format,
+    find_emu_layout,
+    read_emu_operation,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from smelt.nvdla.port import Bytes
+
+    Halves = NDArray[np.float16]
+    Floats = NDArray[np.float32]
+
+_NETWORK_BYTES: Final = 6
+"""What the network's head holds; the rest of it is padding."""
+_ATOM_BYTES: Final = {EmuFormat.FF16: 32, EmuFormat.INT8: 32, EmuFormat.INT8_8: 8}
+
+
+def run_emulated_task(addresses: Sequence[Bytes]) -> None:
+    """Run a task of the emulator.
+
+    Args:
+        addresses: The memory at each entry of the task's address list.
+
+    Raises:
+        NvdlaError: INVALID_ADDRESS or INVALID_SIZE, a descriptor leads outside its memory;
+            NOT_SUPPORTED, an operation or format is unknown.
+    """
+    head = bytes(_at(addresses, 0, "the network")[:_NETWORK_BYTES])
+    network = EmuNetworkDescriptor.from_bytes(head.ljust(EmuNetworkDescriptor.size_bytes(), b"\0"))
+    count = network.num_operations
+    if not count:
+        return
+    operations = _at(addresses, network.operation_desc_index, "the list of operations")
+    buffers = _at(addresses, network.operation_buffer_desc_index, "the list of buffers")
+    layout = find_emu_layout(operations.nbytes, count)
+    listed = bytes(operations[: count * EMU_OPERATION_BYTES[layout]])
+    described = bytes(buffers[: count * EMU_BUFFERS_BYTES])
+    for index in range(count):
+        _run(
+            read_emu_operation(listed, index, layout),
+            EmuBuffers.from_bytes(described, index * EMU_BUFFERS_BYTES, layout),
+            layout,
+            addresses,
+        )
+
+
+def _at(addresses: Sequence[Bytes], index: int, what: str) -> Bytes:
+    if not 0 <= index < len(addresses):
+        raise NvdlaError(
+            NvError.INVALID_ADDRESS,
+            f"{what} of an emulated task is at address {index} of {len(addresses)}",
+        )
+    return addresses[index]
+
+
+def _run(
+    operation: EmuOperation,
+    buffers: EmuBuffers,
+    layout: DescriptorLayout,
+    addresses: Sequence[Bytes],
+) -> None:
+    source, target = buffers.src_data, buffers.dst_data
+    kind = find_emu_format(source.format, layout)
+    if target.format != source.format:
+        raise NvdlaError(
+            NvError.NOT_SUPPORTED,
+            f"an emulated operation reads format {source.format} and writes {target.format}; "
+            "they must be the same",
+        )
+    if kind not in _ATOM_BYTES:
+        raise NvdlaError(NvError.NOT_SUPPORTED, f"the emulator has no {kind.name} arithmetic")
+    values = _load(source, kind, addresses, "source")
+    where = _places(target, kind, addresses, "target")
+    if where.shape[:3] != values.shape:
+        raise NvdlaError(
+            NvError.INVALID_SIZE,
+            f"an emulated operation reads {values.shape} (CxHxW) and writes {where.shape[:3]}",
+        )
+    with np.errstate(all="ignore"):
+        if isinstance(operation, EmuPowerOperation):
+            result = _power(values, operation, kind)
+        else:
+            result = _softmax(values, operation.input_scale_factor, kind)
+        stored = _to_memory(result, operation, kind)
+    addresses[target.address_index][where] = stored.view(np.uint8).reshape(where.shape)
+
+
+def _places(
+    buffer: EmuBuffer, kind: EmuFormat, addresses: Sequence[Bytes], what: str
+) -> NDArray[np.int64]:
+    """Give the place of every byte of a tensor, [channel, line, column, byte]."""
+    memory = _at(addresses, buffer.address_index, f"the {what}")
+    element = 2 if kind is EmuFormat.FF16 else 1
+    lanes = _ATOM_BYTES[kind] // element
+    total = buffer.channel * buffer.height * buffer.width * element
+    if total > memory.nbytes:
+        raise NvdlaError(
+            NvError.INVALID_SIZE,
+            f"the {what} of an emulated operation has {total} bytes of elements, "
+            f"its memory {memory.nbytes}",
+        )
+    channel = np.arange(buffer.channel, dtype=np.int64)
+    offset = (
+        buffer.address_index_offset
+        + (channel // lanes * buffer.surf_stride + channel % lanes * element)[:, None, None, None]
+        + (np.arange(buffer.height, dtype=np.int64) * buffer.line_stride)[:, None, None]
+        + (np.arange(buffer.width, dtype=np.int64) * _ATOM_BYTES[kind])[:, None]
+        + np.arange(element)
+    )
+    if offset.size and int(offset.max()) >= memory.nbytes:
+        raise NvdlaError(
+            NvError.INVALID_ADDRESS,
+            f"the {what} of an emulated operation reaches byte {int(offset.max())} of memory of "
+            f"{memory.nbytes} bytes",
+        )
+    return offset
+
+
+def _load(
+    buffer: EmuBuffer, kind: EmuFormat, addresses: Sequence[Bytes], what: str
+) -> NDArray[np.int8] | Halves:
+    where = _places(buffer, kind, addresses, what)
+    data = addresses[buffer.address_index][where]
+    if kind is EmuFormat.FF16:
+        return data.view(np.float16)[..., 0]
+    return data.view(np.int8)[..., 0]
+
+
+def _power(
+    values: NDArray[np.int8] | Halves, operation: EmuPowerOperation, kind: EmuFormat
+) -> Floats:
+    x = values.astype(np.float32)
+    if kind is not EmuFormat.FF16:
+        x *= np.float32(operation.input_scale_factor)
+    base = np.float32(operation.shift) + np.float32(operation.scale) * x
+    return np.power(base.astype(np.float64), operation.power).astype(np.float32)
+
+
+def _softmax(values: NDArray[np.int8] | Halves, input_scale: float, kind: EmuFormat) -> Floats:
+    x = values.astype(np.float32)
+    if kind is not EmuFormat.FF16:
+        x = round_to_half(x * np.float32(input_scale)).astype(np.float32)
+    if not x.size:
+        return x
+    largest = np.fmax.reduce(x, axis=0, initial=-np.inf, keepdims=True)
+    powers = np.exp((x - largest.astype(np.float32)).astype(np.float64)).astype(np.float32)
+    total = np.cumsum(powers, axis=0, dtype=np.float32)[-1:]
+    return (powers / total).astype(np.float32)
+
+
+def _to_memory(
+    result: Floats, operation: EmuOperation, kind: EmuFormat
+) -> NDArray[np.int8] | Halves:
+    if kind is EmuFormat.FF16:
+        return np.ascontiguousarray(round_to_half(result))
+    if not isinstance(operation, EmuPowerOperation):
+        result = round_to_half(result).astype(np.float32)
+    scaled = result / np.float32(operation.output_scale_factor)
+    limited = np.trunc(np.clip(np.nan_to_num(scaled, nan=0.0), -128, 127))
+    return np.ascontiguousarray(limited.astype(np.int8))
+
+
+def round_to_half(values: Floats) -> Halves:
+    """Round to half precision, to nearest with ties away from zero."""
+    with np.errstate(all="ignore"):
+        nearest = values.astype(np.float16)
+        away = np.nextafter(nearest, np.copysign(np.float16(np.inf), values.astype(np.float16)))
+        exact = values.astype(np.float64)
+        below = np.abs(exact - nearest.astype(np.float64))
+        above = np.abs(away.astype(np.float64) - exact)
+        is_tie = (below == above) & (np.abs(nearest.astype(np.float64)) < np.abs(exact))
+    return np.where(is_tie, away, nearest)
