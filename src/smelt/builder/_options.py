@@ -30,8 +30,8 @@ class Progress(Protocol):
 class TuningEffort:
     """How thoroughly candidates are timed: the best of ``repeats`` means of ``averaged`` runs."""
 
-    candidates: int = 3
-    """Candidates of each format that are timed, the most promising first."""
+    candidates: int = 2
+    """Candidates of each family and format that are timed, the most promising first."""
     repeats: int = 5
     averaged: int = 1
     seconds: float = math.inf
