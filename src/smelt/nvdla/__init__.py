@@ -4,6 +4,7 @@ from smelt.nvdla._protocols import DmaMemory, MemorySpace, RegisterBus
 from smelt.nvdla._status import NvdlaError, NvError
 from smelt.nvdla.loadable import Loadable
 from smelt.nvdla.runtime import Runtime, create_runtime, destroy_runtime
+from smelt.nvdla.traces import TraceResult, find_traces, run_trace
 
 __all__ = [
     "DmaMemory",
@@ -13,6 +14,9 @@ __all__ = [
     "NvdlaError",
     "RegisterBus",
     "Runtime",
+    "TraceResult",
     "create_runtime",
     "destroy_runtime",
+    "find_traces",
+    "run_trace",
 ]

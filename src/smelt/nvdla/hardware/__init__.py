@@ -1,0 +1,36 @@
+"""The machine: configurations, memory and the engines, at register level and bit-exact."""
+
+from smelt.nvdla.hardware._configuration import (
+    CONFIGURATIONS,
+    NV_FULL,
+    NV_LARGE,
+    NV_MEDIUM_512,
+    NV_MEDIUM_1024_FULL,
+    NV_SMALL,
+    NV_SMALL_256,
+    NV_SMALL_256_FULL,
+    Configuration,
+    Precision,
+    find_configuration,
+)
+from smelt.nvdla.hardware._machine import Fault, Machine, MachineMemory, OperationRecord
+from smelt.nvdla.hardware._operation import Counters
+
+__all__ = [
+    "CONFIGURATIONS",
+    "NV_FULL",
+    "NV_LARGE",
+    "NV_MEDIUM_1024_FULL",
+    "NV_MEDIUM_512",
+    "NV_SMALL",
+    "NV_SMALL_256",
+    "NV_SMALL_256_FULL",
+    "Configuration",
+    "Counters",
+    "Fault",
+    "Machine",
+    "MachineMemory",
+    "OperationRecord",
+    "Precision",
+    "find_configuration",
+]

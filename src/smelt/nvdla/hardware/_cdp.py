@@ -1,0 +1,146 @@
+"""CDP: normalisation across channels. Sum of squares over 3, 5, 7 or 9 channels, LUT, multiply.
+
+Channels beyond the last count as zero in every window and as input.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from smelt.nvdla.hardware._arithmetic import saturate, shift_right_rounded, sign_extend
+from smelt.nvdla.hardware._cdp_float import normalise_fp16
+from smelt.nvdla.hardware._configuration import Precision
+from smelt.nvdla.hardware._lut import CDP_STYLE, Lut, look_up, read_lut
+from smelt.nvdla.hardware._memory import DTYPES, Surface
+from smelt.nvdla.hardware._operation import ceil_div
+
+if TYPE_CHECKING:
+    from smelt.nvdla.hardware._memory import Array
+    from smelt.nvdla.hardware._operation import Operation
+    from smelt.nvdla.hardware._state import GroupRegisters
+
+_LANES = 8
+
+
+def run_cdp(operation: Operation) -> None:
+    """Run one normalisation from memory to memory."""
+    registers = operation.registers["CDP"]
+    rdma = operation.registers["CDP_RDMA"]
+    precision = registers.precision("D_DATA_FORMAT", "INPUT_DATA_TYPE")
+    operation.require_precision(precision, "CDP")
+    channels = rdma.get("D_DATA_CUBE_CHANNEL", "CHANNEL") + 1
+    source, target = _surfaces(operation, precision, channels)
+    cube = operation.dma.read_cube(source, DTYPES[precision])
+    cube[..., channels:] = 0
+    lut = _read_lut(registers, operation.luts["CDP"])
+    if precision is Precision.FP16:
+        output = normalise_fp16(operation, cube, lut)
+    else:
+        output = _normalise(operation, cube, lut, precision, channels)
+    operation.dma.write_cube(target, output)
+    operation.mac_cycles = ceil_div(cube.size, _LANES)
+    _report(operation)
+
+
+def _surfaces(operation: Operation, precision: Precision, channels: int) -> tuple[Surface, Surface]:
+    registers, rdma = operation.registers["CDP"], operation.registers["CDP_RDMA"]
+    width = rdma.get("D_DATA_CUBE_WIDTH", "WIDTH") + 1
+    height = rdma.get("D_DATA_CUBE_HEIGHT", "HEIGHT") + 1
+    count = ceil_div(channels, operation.configuration.atom_elements(precision))
+    atom = operation.configuration.atom_bytes
+    source = Surface(
+        rdma.space("D_SRC_DMA_CFG", "SRC_RAM_TYPE"),
+        rdma.address("D_SRC_BASE_ADDR_LOW", "D_SRC_BASE_ADDR_HIGH"),
+        rdma.word("D_SRC_LINE_STRIDE"),
+        rdma.word("D_SRC_SURFACE_STRIDE"),
+        width,
+        height,
+        count,
+        atom,
+    )
+    target = Surface(
+        registers.space("D_DST_DMA_CFG", "DST_RAM_TYPE"),
+        registers.address("D_DST_BASE_ADDR_LOW", "D_DST_BASE_ADDR_HIGH"),
+        registers.word("D_DST_LINE_STRIDE"),
+        registers.word("D_DST_SURFACE_STRIDE"),
+        width,
+        height,
+        count,
+        atom,
+    )
+    return source, target
+
+
+def _read_lut(registers: GroupRegisters, tables: tuple[list[int], list[int]]) -> Lut:
+    """Return CDP's tables; starts and ends are 38-bit."""
+    ends = {
+        name: sign_extend(
+            registers.word(f"S_LUT_{name}_HIGH") << 32 | registers.word(f"S_LUT_{name}_LOW"), 38
+        )
+        for name in ("LE_START", "LE_END", "LO_START", "LO_END")
+    }
+    return read_lut(registers, tables, ends)
+
+
+def window_sums(squares: np.ndarray, reach: int) -> np.ndarray:
+    """Return for each channel the sum over ``reach`` channels on either side and itself."""
+    channels = squares.shape[2]
+    padded = np.pad(squares, ((0, 0), (0, 0), (reach, reach)))
+    total = padded[..., reach : reach + channels].copy()
+    for offset in range(2 * reach + 1):
+        if offset != reach:
+            total += padded[..., offset : offset + channels]
+    return total
+
+
+def _normalise(
+    operation: Operation, cube: np.ndarray, lut: Lut, precision: Precision, channels: int
+) -> np.ndarray:
+    registers = operation.registers["CDP"]
+    is_int8 = precision is Precision.INT8
+    offset = sign_extend(registers.word("D_DATIN_OFFSET"), 8 if is_int8 else 16)
+    scale = registers.signed("D_DATIN_SCALE", "DATIN_SCALE")
+    shift = registers.get("D_DATIN_SHIFTER", "DATIN_SHIFTER")
+    inputs = saturate(
+        shift_right_rounded((cube.astype(np.int64) - offset) * scale, shift), 9 if is_int8 else 17
+    )
+    inputs[..., channels:] = 0
+    if registers.get("D_FUNC_BYPASS", "SQSUM_BYPASS"):
+        sums = inputs
+    else:
+        sums = window_sums(inputs * inputs, registers.get("D_LRN_CFG", "NORMALZ_LEN") + 1)
+    factors = look_up(sums, lut, operation.counters, CDP_STYLE)
+    if not registers.get("D_FUNC_BYPASS", "MUL_BYPASS"):
+        factors = factors * inputs
+    return _convert(operation, factors, precision)
+
+
+def _convert(operation: Operation, values: Array, precision: Precision) -> np.ndarray:
+    registers = operation.registers["CDP"]
+    is_int8 = precision is Precision.INT8
+    offset = sign_extend(registers.word("D_DATOUT_OFFSET"), 25 if is_int8 else 32)
+    scale = registers.signed("D_DATOUT_SCALE", "DATOUT_SCALE")
+    shift = registers.get("D_DATOUT_SHIFTER", "DATOUT_SHIFTER")
+    product = (values - offset) * scale
+    output = saturate(shift_right_rounded(product, shift), 8 if is_int8 else 16)
+    floor = product >> min(shift, 62)
+    operation.counters.saturated += int((np.abs(floor - output) > 1).sum())
+    return output.astype(DTYPES[precision])
+
+
+def _report(operation: Operation) -> None:
+    registers, counters = operation.registers["CDP"], operation.counters
+    for name, value in (
+        ("D_OUT_SATURATION", counters.saturated),
+        ("D_PERF_LUT_UFLOW", counters.lut_underflow),
+        ("D_PERF_LUT_OFLOW", counters.lut_overflow),
+        ("D_PERF_LUT_HYBRID", counters.lut_hybrid),
+        ("D_PERF_LUT_LE_HIT", counters.lut_le_hit),
+        ("D_PERF_LUT_LO_HIT", counters.lut_lo_hit),
+        ("D_NAN_INPUT_NUM", counters.nan_inputs),
+        ("D_INF_INPUT_NUM", counters.inf_inputs),
+        ("D_NAN_OUTPUT_NUM", counters.nan_outputs),
+    ):
+        registers.report(name, value)

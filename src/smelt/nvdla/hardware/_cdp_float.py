@@ -1,0 +1,53 @@
+"""CDP on fp16: squares and sums in fp32 in the hardware's order, the rest in FP17."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from smelt.nvdla.hardware._float import round_to_fp16, round_to_fp17
+from smelt.nvdla.hardware._lut_float import look_up_cdp_fp16
+
+if TYPE_CHECKING:
+    from smelt.nvdla.hardware._lut import Lut
+    from smelt.nvdla.hardware._memory import FloatArray
+    from smelt.nvdla.hardware._operation import Operation
+
+
+def normalise_fp16(operation: Operation, cube: np.ndarray, lut: Lut) -> np.ndarray:
+    """Return the normalised cube."""
+    registers = operation.registers["CDP"]
+    values = cube.astype(np.float32)
+    operation.counters.nan_inputs += int(np.isnan(values).sum())
+    operation.counters.inf_inputs += int(np.isinf(values).sum())
+    if registers.get("D_NAN_FLUSH_TO_ZERO", "NAN_TO_ZERO"):
+        values = np.where(np.isnan(values), np.float32(0), values)
+    with np.errstate(all="ignore"):
+        if registers.get("D_FUNC_BYPASS", "SQSUM_BYPASS"):
+            sums = values
+        else:
+            reach = registers.get("D_LRN_CFG", "NORMALZ_LEN") + 1
+            sums = _ordered_sums(values * values, reach)
+        factors = look_up_cdp_fp16(sums, lut, operation.counters)
+        if registers.get("D_FUNC_BYPASS", "MUL_BYPASS"):
+            factors = np.where(np.isnan(values), values, factors)
+        else:
+            factors = round_to_fp17(values * factors)
+        output = round_to_fp16(factors)
+    operation.counters.nan_outputs += int(np.isnan(output).sum())
+    return output
+
+
+def _ordered_sums(squares: FloatArray, reach: int) -> FloatArray:
+    """Add ((3 + 5) + 4), then (2 + 6), (1 + 7), (0 + 8), each sum rounded to fp32."""
+    channels = squares.shape[2]
+    padded = np.pad(squares, ((0, 0), (0, 0), (4, 4)))
+
+    def lane(index: int) -> FloatArray:
+        return padded[..., index : index + channels]
+
+    total = (lane(3) + lane(5)) + lane(4)
+    for distance in range(2, reach + 1):
+        total = total + (lane(4 - distance) + lane(4 + distance))
+    return total

@@ -1,0 +1,188 @@
+"""A hardware configuration is a value that a chip designer can define."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+from smelt.nvdla._status import NvdlaError, NvError
+
+
+class Precision(IntEnum):
+    """Element type, by the numbers of the precision fields."""
+
+    INT8 = 0
+    INT16 = 1
+    FP16 = 2
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of one element."""
+        return 1 if self is Precision.INT8 else 2
+
+
+_ALL_PRECISIONS: Final = frozenset(Precision)
+_INT8_ONLY: Final = frozenset({Precision.INT8})
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """What an NVDLA is made of. Frozen: make another with `dataclasses.replace`."""
+
+    name: str
+    register_map: str = "v2"
+    """``nv_full`` or ``v2``: which register map it answers to."""
+    atomic_c: int = 64
+    """Channels that a MAC cell multiplies in a cycle."""
+    atomic_k: int = 32
+    """MAC cells: kernels in a cycle at int8."""
+    atom_bytes: int = 32
+    """Bytes of a memory atom: the innermost block of a feature surface."""
+    buffer_banks: int = 16
+    buffer_depth: int = 512
+    buffer_width_bytes: int = 64
+    precisions: frozenset[Precision] = _INT8_ONLY
+    has_bdma: bool = False
+    has_rubik: bool = False
+    has_winograd: bool = False
+    has_compression: bool = False
+    has_batch: bool = False
+    has_sram: bool = False
+    has_sdp_eltwise: bool = True
+    has_sdp_lut: bool = True
+    has_pdp: bool = True
+    has_cdp: bool = True
+    clock_hz: float = 1e9
+    dram_bytes_per_s: float = 10e9
+    sram_bytes_per_s: float = 25e9
+
+    def __post_init__(self) -> None:
+        for name in ("atomic_c", "atomic_k", "atom_bytes", "buffer_banks", "buffer_depth"):
+            value = getattr(self, name)
+            if value < 1:
+                raise NvdlaError(
+                    NvError.BAD_VALUE, f"configuration {self.name}: {name} is {value}, not positive"
+                )
+        if self.atom_bytes % 2 or Precision.INT8 not in self.precisions:
+            raise NvdlaError(
+                NvError.BAD_VALUE,
+                f"configuration {self.name}: needs an even atom_bytes and the precision int8",
+            )
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Size of the convolution buffer."""
+        return self.buffer_banks * self.buffer_depth * self.buffer_width_bytes
+
+    @property
+    def macs(self) -> int:
+        """int8 multiplications in a cycle."""
+        return self.atomic_c * self.atomic_k
+
+    def kernel_group(self, precision: Precision) -> int:
+        """Return how many kernels are stored, and computed, together."""
+        if precision is Precision.INT8:
+            return self.atomic_k
+        return max(1, self.atomic_k // 2)
+
+    def atom_elements(self, precision: Precision) -> int:
+        """Return the channels of one atom."""
+        return self.atom_bytes // precision.size_bytes
+
+
+NV_FULL: Final = Configuration(
+    name="nv_full",
+    register_map="nv_full",
+    buffer_depth=256,
+    buffer_width_bytes=128,
+    precisions=_ALL_PRECISIONS,
+    has_bdma=True,
+    has_rubik=True,
+    has_winograd=True,
+    has_compression=True,
+    has_batch=True,
+    has_sram=True,
+)
+NV_LARGE: Final = Configuration(
+    name="nv_large",
+    has_winograd=True,
+    has_compression=True,
+    has_batch=True,
+    has_sram=True,
+)
+NV_SMALL: Final = Configuration(
+    name="nv_small",
+    atomic_c=8,
+    atomic_k=8,
+    atom_bytes=8,
+    buffer_banks=32,
+    buffer_width_bytes=8,
+    dram_bytes_per_s=1e9,
+)
+NV_SMALL_256: Final = Configuration(
+    name="nv_small_256",
+    atomic_c=32,
+    atomic_k=8,
+    atom_bytes=8,
+    buffer_banks=32,
+    buffer_depth=128,
+    buffer_width_bytes=32,
+    dram_bytes_per_s=5e9,
+)
+NV_SMALL_256_FULL: Final = Configuration(
+    name="nv_small_256_full",
+    atomic_c=32,
+    atomic_k=8,
+    atom_bytes=8,
+    buffer_banks=32,
+    buffer_depth=128,
+    buffer_width_bytes=32,
+    has_sram=True,
+    dram_bytes_per_s=5e9,
+)
+NV_MEDIUM_512: Final = Configuration(
+    name="nv_medium_512",
+    atomic_c=32,
+    atomic_k=16,
+    atom_bytes=16,
+    buffer_banks=32,
+    buffer_width_bytes=32,
+)
+NV_MEDIUM_1024_FULL: Final = Configuration(
+    name="nv_medium_1024_full",
+    atomic_c=32,
+    atomic_k=32,
+    buffer_banks=32,
+    buffer_width_bytes=32,
+    has_sram=True,
+)
+
+CONFIGURATIONS: Final = {
+    item.name: item
+    for item in (
+        NV_FULL,
+        NV_LARGE,
+        NV_SMALL,
+        NV_SMALL_256,
+        NV_SMALL_256_FULL,
+        NV_MEDIUM_512,
+        NV_MEDIUM_1024_FULL,
+    )
+}
+"""The known configurations, by name."""
+
+
+def find_configuration(name: str) -> Configuration:
+    """Return a known configuration by name.
+
+    Raises:
+        NvdlaError: there is none of that name (BAD_PARAMETER); the message lists the names.
+    """
+    try:
+        return CONFIGURATIONS[name]
+    except KeyError:
+        raise NvdlaError(
+            NvError.BAD_PARAMETER,
+            f"no NVDLA configuration {name!r}; known are {', '.join(CONFIGURATIONS)}",
+        ) from None

@@ -1,0 +1,165 @@
+"""The convolution pipeline: CDMA, CSC, CMAC and CACC, as one operation that feeds SDP.
+
+Integer products and sums are exact: matrix products run in float64, or float32 where no partial
+sum can pass 2**24. CACC shifts with rounding and clamps to 32 bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from smelt.nvdla._status import NvdlaError, NvError
+from smelt.nvdla.hardware._arithmetic import saturate, shift_right_rounded
+from smelt.nvdla.hardware._configuration import Precision
+from smelt.nvdla.hardware._features import pad_value, read_input
+from smelt.nvdla.hardware._operation import ceil_div
+from smelt.nvdla.hardware._weights import read_direct_weights
+
+if TYPE_CHECKING:
+    from smelt.nvdla.hardware._operation import Operation
+
+MAX_MACS = 1 << 40
+"""More multiplications than this in one operation are refused: no buffer could feed them."""
+
+_EXACT_FLOAT32_TERMS = 1024
+"""Products of int8 that float32 sums exactly: 1024 * 2**14 = 2**24."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolutionShape:
+    """Sizes of one convolution as CSC sees them."""
+
+    kernel_height: int
+    kernel_width: int
+    channels: int
+    kernels: int
+    stride_y: int
+    stride_x: int
+    dilation_y: int
+    dilation_x: int
+    pad_top: int
+    pad_left: int
+    output_height: int
+    output_width: int
+
+    @property
+    def macs(self) -> int:
+        """Multiplications of one batch element."""
+        window = self.kernel_height * self.kernel_width * self.channels
+        return window * self.kernels * self.output_height * self.output_width
+
+
+def read_shape(operation: Operation) -> ConvolutionShape:
+    """Return what CSC's registers say.
+
+    Raises:
+        NvdlaError: the output is absurdly large, or has another number of channels than there are
+            kernels (BAD_VALUE).
+    """
+    csc = operation.registers["CSC"]
+    shape = ConvolutionShape(
+        kernel_height=csc.get("D_WEIGHT_SIZE_EXT_0", "WEIGHT_HEIGHT_EXT") + 1,
+        kernel_width=csc.get("D_WEIGHT_SIZE_EXT_0", "WEIGHT_WIDTH_EXT") + 1,
+        channels=csc.get("D_WEIGHT_SIZE_EXT_1", "WEIGHT_CHANNEL_EXT") + 1,
+        kernels=csc.get("D_WEIGHT_SIZE_EXT_1", "WEIGHT_KERNEL") + 1,
+        stride_y=csc.get("D_CONV_STRIDE_EXT", "CONV_Y_STRIDE_EXT") + 1,
+        stride_x=csc.get("D_CONV_STRIDE_EXT", "CONV_X_STRIDE_EXT") + 1,
+        dilation_y=csc.get("D_DILATION_EXT", "Y_DILATION_EXT") + 1,
+        dilation_x=csc.get("D_DILATION_EXT", "X_DILATION_EXT") + 1,
+        pad_top=csc.get("D_ZERO_PADDING", "PAD_TOP"),
+        pad_left=csc.get("D_ZERO_PADDING", "PAD_LEFT"),
+        output_height=csc.get("D_DATAOUT_SIZE_0", "DATAOUT_HEIGHT") + 1,
+        output_width=csc.get("D_DATAOUT_SIZE_0", "DATAOUT_WIDTH") + 1,
+    )
+    outputs = csc.get("D_DATAOUT_SIZE_1", "DATAOUT_CHANNEL") + 1
+    if outputs != shape.kernels:
+        raise NvdlaError(
+            NvError.BAD_VALUE,
+            f"CSC has {shape.kernels} kernels but {outputs} output channels",
+        )
+    if shape.macs > MAX_MACS:
+        raise NvdlaError(
+            NvError.INVALID_SIZE,
+            f"a convolution of {shape.macs} multiplications is more than {MAX_MACS};"
+            " check its sizes",
+        )
+    return shape
+
+
+def run_convolution(operation: Operation) -> np.ndarray:
+    """Return what CACC hands to SDP: [batch, height, width, kernels], int32 or fp32."""
+    cdma = operation.registers["CDMA"]
+    precision = operation.registers["CSC"].precision("D_MISC_CFG", "PROC_PRECISION")
+    operation.require_precision(precision, "the convolution")
+    shape = read_shape(operation)
+    if cdma.get("D_MISC_CFG", "CONV_MODE"):
+        raise NvdlaError(NvError.NOT_SUPPORTED, "Winograd")
+    data = read_input(operation, precision, shape)
+    weights = read_direct_weights(operation, precision, shape)
+    fill = pad_value(operation, precision)
+    sums = np.stack([correlate(cube, weights, shape, fill, precision) for cube in data])
+    group = operation.configuration.kernel_group(precision)
+    operation.mac_cycles = (
+        shape.output_height
+        * shape.output_width
+        * shape.kernel_height
+        * shape.kernel_width
+        * ceil_div(shape.channels, operation.configuration.atomic_c)
+        * ceil_div(shape.kernels, group)
+        * len(data)
+    )
+    return accumulate(operation, sums, precision)
+
+
+def correlate(
+    cube: np.ndarray,
+    weights: np.ndarray,
+    shape: ConvolutionShape,
+    fill: float,
+    precision: Precision,
+) -> np.ndarray:
+    """Return the exact sums [height, width, kernels] in float64.
+
+    ``cube`` is [height, width, channels], ``weights`` [kernel height, kernel width, channels,
+    kernels].
+    """
+    reach_y = (shape.output_height - 1) * shape.stride_y + 1
+    reach_x = (shape.output_width - 1) * shape.stride_x + 1
+    height = reach_y + (shape.kernel_height - 1) * shape.dilation_y
+    width = reach_x + (shape.kernel_width - 1) * shape.dilation_x
+    use_float32 = precision is Precision.INT8 and shape.channels <= _EXACT_FLOAT32_TERMS
+    dtype = np.float32 if use_float32 else np.float64
+    padded = np.full((height, width, shape.channels), fill, dtype)
+    rows = max(0, min(cube.shape[0], height - shape.pad_top))
+    columns = max(0, min(cube.shape[1], width - shape.pad_left))
+    padded[shape.pad_top : shape.pad_top + rows, shape.pad_left : shape.pad_left + columns] = cube[
+        :rows, :columns, : shape.channels
+    ]
+    taps = weights.astype(dtype)
+    total = np.zeros((shape.output_height * shape.output_width, shape.kernels), np.float64)
+    for y in range(shape.kernel_height):
+        top = y * shape.dilation_y
+        for x in range(shape.kernel_width):
+            left = x * shape.dilation_x
+            seen = padded[
+                top : top + reach_y : shape.stride_y, left : left + reach_x : shape.stride_x
+            ]
+            total += seen.reshape(-1, shape.channels) @ taps[y, x]
+    return total.reshape(shape.output_height, shape.output_width, shape.kernels)
+
+
+def accumulate(operation: Operation, sums: np.ndarray, precision: Precision) -> np.ndarray:
+    """Return CACC's output: rounded fp32, or integers shifted and clamped to 32 bits."""
+    cacc = operation.registers["CACC"]
+    if precision is Precision.FP16:
+        return sums.astype(np.float32)
+    shifted = shift_right_rounded(
+        saturate(sums.astype(np.int64), 48), cacc.get("D_CLIP_CFG", "CLIP_TRUNCATE")
+    )
+    clamped = saturate(shifted, 32)
+    operation.counters.saturated += int((shifted != clamped).sum())
+    cacc.report("D_OUT_SATURATION", operation.counters.saturated)
+    return clamped

@@ -1,0 +1,112 @@
+"""Which blocks work together on an operation, and when they can start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from smelt.nvdla.hardware._cdp import run_cdp
+from smelt.nvdla.hardware._convolution import run_convolution
+from smelt.nvdla.hardware._pdp import run_pdp
+from smelt.nvdla.hardware._sdp import run_sdp
+from smelt.nvdla.hardware._sdp_registers import read_x_stage, read_y_stage
+
+if TYPE_CHECKING:
+    from smelt.nvdla.hardware._blocks import Block
+    from smelt.nvdla.hardware._operation import Operation
+    from smelt.nvdla.hardware._state import GroupRegisters
+
+CONVOLUTION = ("CDMA", "CSC", "CMAC_A", "CMAC_B", "CACC")
+CHAINS = ("SDP", "PDP", "CDP", "RBK")
+"""The engines that may end or start a chain; SDP brings the convolution before and PDP after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Blocks that run one operation together, on the fly from the first to the last."""
+
+    engines: tuple[str, ...]
+    blocks: tuple[str, ...]
+
+
+def find_chain(start: str, blocks: dict[str, Block]) -> Chain | None:
+    """Return the chain that begins at an engine, if all its blocks are ready."""
+    if start not in blocks or not blocks[start].is_ready:
+        return None
+    chain = {"SDP": _sdp_chain, "PDP": _pdp_chain, "CDP": _cdp_chain, "RBK": _rubik_chain}[start](
+        blocks
+    )
+    if chain is None or not all(name in blocks and blocks[name].is_ready for name in chain.blocks):
+        return None
+    return chain
+
+
+def _sdp_chain(blocks: dict[str, Block]) -> Chain | None:
+    registers = blocks["SDP"].view()
+    flying = bool(registers.get("D_FEATURE_MODE_CFG", "FLYING_MODE"))
+    engines = ["CONV", "SDP"] if flying else ["SDP"]
+    names = [*CONVOLUTION, "SDP"] if flying else ["SDP"]
+    if not flying or _needs_rdma(registers):
+        names.append("SDP_RDMA")
+    if registers.get("D_FEATURE_MODE_CFG", "OUTPUT_DST"):
+        if "PDP" not in blocks or not _is_flying_pdp(blocks["PDP"]):
+            return None
+        engines.append("PDP")
+        names.append("PDP")
+    return Chain(tuple(engines), tuple(names))
+
+
+def _needs_rdma(registers: GroupRegisters) -> bool:
+    for name in ("BS", "BN"):
+        stage = read_x_stage(registers, name)
+        from_memory = (not stage.alu_bypassed and not stage.alu_from_register) or (
+            not stage.mul_bypassed and not stage.mul_from_register
+        )
+        if stage.is_active and from_memory:
+            return True
+    y_stage = read_y_stage(registers)
+    return y_stage.is_active and (
+        (not y_stage.alu_bypassed and not y_stage.alu_from_register)
+        or (not y_stage.mul_bypassed and not y_stage.mul_from_register)
+    )
+
+
+def _is_flying_pdp(block: Block) -> bool:
+    return block.is_ready and not block.view().get("D_OPERATION_MODE_CFG", "FLYING_MODE")
+
+
+def _pdp_chain(blocks: dict[str, Block]) -> Chain | None:
+    if _is_flying_pdp(blocks["PDP"]):
+        return None
+    return Chain(("PDP",), ("PDP", "PDP_RDMA"))
+
+
+def _cdp_chain(blocks: dict[str, Block]) -> Chain | None:
+    del blocks
+    return Chain(("CDP",), ("CDP", "CDP_RDMA"))
+
+
+def _rubik_chain(blocks: dict[str, Block]) -> Chain | None:
+    del blocks
+    return Chain(("RUBIK",), ("RBK",))
+
+
+def run_chain(chain: Chain, operation: Operation) -> None:
+    """Run an operation through all engines of its chain, in order.
+
+    Raises:
+        NvdlaError: an engine refuses its programming; memory may be partly written, never outside.
+    """
+    flying = None
+    cycles = 0
+    for engine in chain.engines:
+        if engine == "CONV":
+            flying = run_convolution(operation)
+        elif engine == "SDP":
+            flying = run_sdp(operation, flying)
+        elif engine == "PDP":
+            run_pdp(operation, flying)
+        elif engine == "CDP":
+            run_cdp(operation)
+        cycles = max(cycles, operation.mac_cycles)
+    operation.mac_cycles = cycles

@@ -1,0 +1,82 @@
+"""CDMA's data side: feature cubes, the converter and the padding value."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from smelt.nvdla._status import NvdlaError, NvError
+from smelt.nvdla.hardware._arithmetic import saturate, shift_right_saturated, sign_extend
+from smelt.nvdla.hardware._configuration import Precision
+from smelt.nvdla.hardware._float import fp16_from_bits
+from smelt.nvdla.hardware._image import read_image
+from smelt.nvdla.hardware._memory import DTYPES, Surface
+from smelt.nvdla.hardware._operation import ceil_div
+
+if TYPE_CHECKING:
+    from smelt.nvdla.hardware._convolution import ConvolutionShape
+    from smelt.nvdla.hardware._operation import Operation
+
+
+def pad_value(operation: Operation, precision: Precision) -> float:
+    """Return what padded elements hold; at int8 only the low byte counts."""
+    word = operation.registers["CSC"].word("D_ZERO_PADDING_VALUE")
+    if precision is Precision.FP16:
+        return float(fp16_from_bits(word))
+    return sign_extend(word, 8 if precision is Precision.INT8 else 16)
+
+
+def read_input(
+    operation: Operation, precision: Precision, shape: ConvolutionShape
+) -> list[np.ndarray]:
+    """Return the input [height, width, channels] of each batch element, converted."""
+    cdma = operation.registers["CDMA"]
+    batches = cdma.get("D_BATCH_NUMBER", "BATCHES") + 1
+    if batches > 1 and not operation.configuration.has_batch:
+        raise NvdlaError(
+            NvError.NOT_SUPPORTED, f"{operation.configuration.name} has no multi-batch mode"
+        )
+    stored = cdma.precision("D_MISC_CFG", "IN_PRECISION")
+    operation.require_precision(stored, "CDMA's input")
+    if cdma.get("D_DATAIN_FORMAT", "DATAIN_FORMAT"):
+        return [read_image(operation, precision)]
+    channels = cdma.get("D_DATAIN_SIZE_1", "DATAIN_CHANNEL") + 1
+    if channels < shape.channels:
+        raise NvdlaError(
+            NvError.BAD_VALUE,
+            f"CSC's kernels have {shape.channels} channels but CDMA brings {channels}",
+        )
+    cubes: list[np.ndarray] = []
+    for batch in range(batches):
+        surface = Surface(
+            cdma.space("D_DAIN_RAM_TYPE", "DATAIN_RAM_TYPE"),
+            cdma.address("D_DAIN_ADDR_LOW_0", "D_DAIN_ADDR_HIGH_0")
+            + batch * cdma.word("D_BATCH_STRIDE"),
+            cdma.word("D_LINE_STRIDE"),
+            cdma.word("D_SURF_STRIDE"),
+            cdma.get("D_DATAIN_SIZE_0", "DATAIN_WIDTH") + 1,
+            cdma.get("D_DATAIN_SIZE_0", "DATAIN_HEIGHT") + 1,
+            ceil_div(channels, operation.configuration.atom_elements(stored)),
+            operation.configuration.atom_bytes,
+        )
+        cube = operation.dma.read_cube(surface, DTYPES[stored])[..., :channels]
+        cubes.append(_convert(operation, cube, precision))
+    return cubes
+
+
+def _convert(operation: Operation, cube: np.ndarray, precision: Precision) -> np.ndarray:
+    """Run CDMA's converter on a feature cube."""
+    cdma = operation.registers["CDMA"]
+    if precision is Precision.FP16:
+        if cdma.get("D_NAN_FLUSH_TO_ZERO", "NAN_TO_ZERO"):
+            return np.where(np.isnan(cube), np.float16(0), cube)
+        return cube
+    bits = 8 if precision is Precision.INT8 else 16
+    if not cdma.get("D_CVT_CFG", "CVT_EN"):
+        return cube if cube.dtype == DTYPES[precision] else saturate(cube.astype(np.int64), bits)
+    offset = cdma.signed("D_CVT_OFFSET", "CVT_OFFSET")
+    scale = cdma.signed("D_CVT_SCALE", "CVT_SCALE")
+    product = (cube.astype(np.int64) - offset) * scale
+    converted = shift_right_saturated(product, cdma.get("D_CVT_CFG", "CVT_TRUNCATE"), 17)
+    return saturate(converted, bits)

@@ -1,0 +1,232 @@
+"""The look-up tables of SDP and CDP on integers: an exponential or linear table and a linear one.
+
+The LE table has 65 entries, over powers of two or equal steps; the LO table 257, over equal steps.
+A value below or above a table's range continues along a programmed slope.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from smelt.nvdla.hardware._arithmetic import (
+    saturate,
+    shift_right_rounded,
+    shift_signed_saturated,
+)
+
+if TYPE_CHECKING:
+    from smelt.nvdla.hardware._memory import Array
+    from smelt.nvdla.hardware._operation import Counters
+    from smelt.nvdla.hardware._state import GroupRegisters
+
+LE_ENTRIES, LO_ENTRIES = 65, 257
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Where a table starts and ends, and the slopes outside it."""
+
+    start: int
+    end: int
+    underflow_scale: int
+    underflow_shift: int
+    overflow_scale: int
+    overflow_shift: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lut:
+    """Both tables and how they are chosen; raw words for a floating-point engine to reread."""
+
+    le_table: Array
+    lo_table: Array
+    le: Range
+    lo: Range
+    is_exponential: bool
+    le_index_offset: int
+    le_index_select: int
+    lo_index_select: int
+    prefer_lo_underflow: bool
+    prefer_lo_overflow: bool
+    prefer_lo_hybrid: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LutStyle:
+    """How SDP's and CDP's tables differ."""
+
+    fraction_bits: int
+    output_bits: int
+    slope_bits: int
+    """The width that a slope's contribution clamps to before the edge's value is added."""
+    adds_rounded_difference: bool
+    """Interpolation rounds (high - low) * fraction alone, not the whole weighted sum."""
+    counts_winners: bool
+    """A hit counts for the table that alone hit, a miss where both missed on the same side."""
+
+
+SDP_STYLE = LutStyle(35, 32, 32, adds_rounded_difference=False, counts_winners=False)
+CDP_STYLE = LutStyle(16, 16, 56, adds_rounded_difference=True, counts_winners=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """Where values fall in one table."""
+
+    index: Array
+    fraction: np.ndarray
+    underflow: np.ndarray
+    overflow: np.ndarray
+
+    @property
+    def missed(self) -> np.ndarray:
+        """Whether a value lies outside the table."""
+        return self.underflow | self.overflow
+
+
+def read_lut(
+    registers: GroupRegisters, tables: tuple[list[int], list[int]], ends: dict[str, int]
+) -> Lut:
+    """Return the tables that a block's registers describe; ``ends`` has each start and end."""
+
+    def table_range(name: str) -> Range:
+        scale, shift = f"S_LUT_{name}_SLOPE_SCALE", f"S_LUT_{name}_SLOPE_SHIFT"
+        return Range(
+            ends[f"{name}_START"],
+            ends[f"{name}_END"],
+            registers.signed(scale, f"LUT_{name}_SLOPE_UFLOW_SCALE"),
+            registers.signed(shift, f"LUT_{name}_SLOPE_UFLOW_SHIFT"),
+            registers.signed(scale, f"LUT_{name}_SLOPE_OFLOW_SCALE"),
+            registers.signed(shift, f"LUT_{name}_SLOPE_OFLOW_SHIFT"),
+        )
+
+    return Lut(
+        le_table=np.array(tables[0], np.int64),
+        lo_table=np.array(tables[1], np.int64),
+        le=table_range("LE"),
+        lo=table_range("LO"),
+        is_exponential=registers.get("S_LUT_CFG", "LUT_LE_FUNCTION") == 0,
+        le_index_offset=registers.signed("S_LUT_INFO", "LUT_LE_INDEX_OFFSET"),
+        le_index_select=registers.signed("S_LUT_INFO", "LUT_LE_INDEX_SELECT"),
+        lo_index_select=registers.signed("S_LUT_INFO", "LUT_LO_INDEX_SELECT"),
+        prefer_lo_underflow=bool(registers.get("S_LUT_CFG", "LUT_UFLOW_PRIORITY")),
+        prefer_lo_overflow=bool(registers.get("S_LUT_CFG", "LUT_OFLOW_PRIORITY")),
+        prefer_lo_hybrid=bool(registers.get("S_LUT_CFG", "LUT_HYBRID_PRIORITY")),
+    )
+
+
+def look_up(values: Array, lut: Lut, counters: Counters, style: LutStyle) -> Array:
+    """Return the tables' function of integers."""
+    bits = style.fraction_bits
+    le = (
+        _find_exponential(values, lut, bits)
+        if lut.is_exponential
+        else _find_linear(values, lut.le.start, lut.le_index_select, LE_ENTRIES, bits)
+    )
+    lo = _find_linear(values, lut.lo.start, lut.lo_index_select, LO_ENTRIES, bits)
+    use_lo = choose_lo(le, lo, lut)
+    count_hits(le, lo, use_lo, counters, counts_winners=style.counts_winners)
+    bias = 0
+    lowest = 0 if style.counts_winners else 1  # SDP adds nothing for an offset of 0
+    if lut.is_exponential and lut.le_index_offset >= lowest:
+        bias = 1 << min(lut.le_index_offset, 62)
+    from_le = _evaluate(values, le, lut.le_table, lut.le, bias, style)
+    from_lo = _evaluate(values, lo, lut.lo_table, lut.lo, 0, style)
+    return np.where(use_lo, from_lo, from_le)
+
+
+def choose_lo(le: Hit, lo: Hit, lut: Lut) -> np.ndarray:
+    """Return where the LO table's answer counts."""
+    hybrid = np.where(le.missed == lo.missed, lut.prefer_lo_hybrid, le.missed)
+    both_over = np.where(le.overflow & lo.overflow, lut.prefer_lo_overflow, hybrid)
+    return np.where(le.underflow & lo.underflow, lut.prefer_lo_underflow, both_over)
+
+
+def count_hits(
+    le: Hit, lo: Hit, use_lo: np.ndarray, counters: Counters, *, counts_winners: bool
+) -> None:
+    """Add what the tables hit and missed to the counters."""
+    if counts_winners:
+        underflow = int((le.underflow & lo.underflow).sum())
+        overflow = int((le.overflow & lo.overflow).sum())
+        le_hit = int((~le.missed & lo.missed).sum())
+        lo_hit = int((le.missed & ~lo.missed).sum())
+        hybrid = int(use_lo.size) - underflow - overflow - le_hit - lo_hit
+    else:
+        underflow = int(np.where(use_lo, lo.underflow, le.underflow).sum())
+        overflow = int(np.where(use_lo, lo.overflow, le.overflow).sum())
+        le_hit = int((~le.missed).sum())
+        lo_hit = int((~lo.missed).sum())
+        hybrid = int(use_lo.size) - underflow - overflow
+    counters.lut_underflow += underflow
+    counters.lut_overflow += overflow
+    counters.lut_hybrid += hybrid
+    counters.lut_le_hit += le_hit
+    counters.lut_lo_hit += lo_hit
+
+
+def _find_exponential(values: Array, lut: Lut, fraction_bits: int) -> Hit:
+    distance = values - lut.le.start
+    positive = distance > 0
+    safe = np.where(positive, distance, 1)
+    exponent = np.frexp(safe.astype(np.float64))[1].astype(np.int64) - 1
+    remainder = safe - (np.int64(1) << exponent)
+    fraction = np.where(
+        exponent <= fraction_bits,
+        remainder << np.clip(fraction_bits - exponent, 0, 62),
+        remainder >> np.clip(exponent - fraction_bits, 0, 62),
+    )
+    index = exponent - lut.le_index_offset
+    underflow = ~positive | (index < 0)
+    return _bounded(index, fraction, underflow, LE_ENTRIES)
+
+
+def _find_linear(values: Array, start: int, select: int, entries: int, fraction_bits: int) -> Hit:
+    distance = np.maximum(values - start, 0)
+    if select <= 0:
+        index = np.minimum(distance, entries) << min(-select, 40)
+        fraction = np.zeros_like(distance)
+    else:
+        select = min(select, 62)
+        index = distance >> select
+        remainder = distance & ((1 << select) - 1)
+        fraction = (
+            remainder << (fraction_bits - select)
+            if select <= fraction_bits
+            else remainder >> (select - fraction_bits)
+        )
+    return _bounded(index, fraction, values <= start, entries)
+
+
+def _bounded(index: Array, fraction: Array, underflow: np.ndarray, entries: int) -> Hit:
+    overflow = ~underflow & (index >= entries - 1)
+    index = np.where(underflow, 0, np.where(overflow, entries - 1, index))
+    fraction = np.where(underflow | overflow, 0, fraction)
+    return Hit(index, fraction, underflow, overflow)
+
+
+def _evaluate(
+    values: Array, hit: Hit, table: Array, edge: Range, bias: int, style: LutStyle
+) -> Array:
+    bits = style.fraction_bits
+    low = table[hit.index]
+    high = table[np.minimum(hit.index + 1, table.size - 1)]
+    if style.adds_rounded_difference:
+        between = low + shift_right_rounded((high - low) * hit.fraction, bits)
+    else:
+        one = np.int64(1) << bits
+        between = shift_right_rounded(low * (one - hit.fraction) + high * hit.fraction, bits)
+    inside = saturate(between, style.output_bits)
+    if not hit.missed.any():
+        return inside
+    under = (values - (edge.start + bias)) * edge.underflow_scale
+    over = (values - edge.end) * edge.overflow_scale
+    outside = np.where(
+        hit.underflow,
+        shift_signed_saturated(under, edge.underflow_shift, style.slope_bits),
+        shift_signed_saturated(over, edge.overflow_shift, style.slope_bits),
+    )
+    return np.where(hit.missed, saturate(low + outside, style.output_bits), inside)

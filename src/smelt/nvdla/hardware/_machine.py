@@ -1,0 +1,253 @@
+"""The machine: registers on a bus, memory, and engines that run when their operation is enabled.
+
+Engines take no time, but not before somebody looks: operations run when a single register is read
+(status, pointers, interrupts), memory is touched or an interrupt awaited, so that the registers of
+an enabled group read back as written. What hardware does in time is estimated, not simulated: the
+cycles of an operation are the largest of its arithmetic (one step of the MAC array, or of an
+engine's lanes, a cycle), its DRAM bytes over the DRAM bandwidth and its SRAM bytes over the SRAM
+bandwidth; engines chained on the fly share one estimate.
+
+An operation that hardware would choke on raises nothing from a register write: its engine stays
+busy, as hardware does when it hangs, the refusal is kept in `Machine.faults`, and the next
+`Machine.wait_for_interrupt` that would wait raises it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from smelt.nvdla._protocols import MemorySpace
+from smelt.nvdla._status import NvdlaError, NvError
+from smelt.nvdla.hardware._blocks import Block, GlobalBlock, make_blocks
+from smelt.nvdla.hardware._engines import CHAINS, find_chain, run_chain
+from smelt.nvdla.hardware._memory import Dma, Memory
+from smelt.nvdla.hardware._operation import Counters, Operation, ceil_div
+from smelt.nvdla.registers import load_register_map
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from typing_extensions import Buffer
+
+    from smelt.nvdla.hardware._configuration import Configuration
+    from smelt.nvdla.hardware._engines import Chain
+
+KEPT_RECORDS = 4096
+"""How many finished operations `Machine.records` remembers."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperationRecord:
+    """One finished operation: what it counted, and its estimated cycles."""
+
+    engines: tuple[str, ...]
+    group: int
+    cycles: int
+    mac_cycles: int
+    dram_bytes: int
+    sram_bytes: int
+    counters: Counters
+
+    @property
+    def bound_by(self) -> str:
+        """``arithmetic`` or ``memory``: what the estimate is limited by."""
+        return "arithmetic" if self.cycles == self.mac_cycles else "memory"
+
+    @property
+    def stall_cycles(self) -> int:
+        """Cycles in which the arithmetic waits for memory."""
+        return self.cycles - self.mac_cycles
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """An operation that an engine refused, and hangs on."""
+
+    engines: tuple[str, ...]
+    group: int
+    error: NvdlaError
+
+
+class MachineMemory:
+    """The machine's memory, as software's DMA sees it (`DmaMemory`)."""
+
+    def __init__(self, memories: dict[MemorySpace, Memory], advance: Callable[[], None]) -> None:
+        self._memories = memories
+        self._advance = advance
+
+    def _window(self, space: MemorySpace, address: int, size_bytes: int) -> np.ndarray:
+        self._advance()
+        memory = self._memories.get(space)
+        if memory is None:
+            raise NvdlaError(NvError.INVALID_ADDRESS, f"this machine has no {space.name}")
+        return memory.window(address, size_bytes)
+
+    def read(self, space: MemorySpace, address: int, size_bytes: int, /) -> bytes:
+        """Return bytes. Raises NvdlaError(INVALID_ADDRESS): some lie outside."""
+        return self._window(space, address, size_bytes).tobytes()
+
+    def write(self, space: MemorySpace, address: int, data: Buffer, /) -> None:
+        """Set bytes. Raises NvdlaError(INVALID_ADDRESS): some lie outside; then none is set."""
+        source = np.frombuffer(data, np.uint8)
+        self._window(space, address, source.size)[:] = source
+
+    def fill(self, space: MemorySpace, address: int, size_bytes: int, value: int) -> None:
+        """Set bytes to one value."""
+        self._window(space, address, size_bytes)[:] = value
+
+    def view(self, space: MemorySpace) -> np.ndarray:
+        """Return all bytes of a space, writable, without a copy."""
+        self._advance()
+        return self._memories[space].data
+
+    def base(self, space: MemorySpace) -> int:
+        """Return the address of a space's first byte."""
+        return self._memories[space].base
+
+
+class Machine:
+    """An NVDLA: `RegisterBus` itself, and its `memory` is the `DmaMemory` that belongs to it."""
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        dram_bytes: int,
+        sram_bytes: int = 0,
+        *,
+        dram_base: int = 0,
+        sram_base: int = 0,
+        exact_fp16: bool = False,
+    ) -> None:
+        self.configuration = configuration
+        self.register_map = load_register_map(configuration.register_map)
+        self.exact_fp16 = exact_fp16
+        memories = {
+            MemorySpace.DRAM: Memory(MemorySpace.DRAM, dram_base, np.zeros(dram_bytes, np.uint8))
+        }
+        if configuration.has_sram and sram_bytes:
+            memories[MemorySpace.SRAM] = Memory(
+                MemorySpace.SRAM, sram_base, np.zeros(sram_bytes, np.uint8)
+            )
+        self._memories = memories
+        self.memory = MachineMemory(memories, self.advance)
+        self.records: deque[OperationRecord] = deque(maxlen=KEPT_RECORDS)
+        self.faults: list[Fault] = []
+        self._condition = threading.Condition(threading.RLock())
+        self._is_pending = False
+        self._blocks: dict[str, Block] = {}
+        self._glb = GlobalBlock(self.register_map)
+        self.reset()
+
+    def reset(self) -> None:
+        """Set all registers to their reset values and stop every engine; memory stays."""
+        with self._condition:
+            self._glb = GlobalBlock(self.register_map)
+            self._blocks = make_blocks(self.register_map, self.configuration, self._glb)
+            self._is_pending = False
+            self.records.clear()
+            self.faults.clear()
+
+    @property
+    def total_cycles(self) -> int:
+        """Estimated cycles of all remembered operations, one after another."""
+        return sum(record.cycles for record in self.records)
+
+    def read(self, address: int, /) -> int:
+        """Return the 32-bit register at a byte address; an address without one reads 0."""
+        register = self.register_map.by_address.get(address)
+        if register is None or register.block not in self._blocks:
+            return 0
+        with self._condition:
+            if not register.is_grouped:
+                self.advance()
+            return self._blocks[register.block].read(register)
+
+    def write(self, address: int, value: int, /) -> None:
+        """Set the 32-bit register at a byte address; an address without one ignores it."""
+        register = self.register_map.by_address.get(address)
+        if register is None or register.block not in self._blocks:
+            return
+        with self._condition:
+            if self._blocks[register.block].write(register, value & 0xFFFFFFFF):
+                self._is_pending = True
+                self._condition.notify_all()
+            elif register.block == "GLB" and self._glb.is_raised:
+                self._condition.notify_all()
+
+    def wait_for_interrupt(self, timeout_s: float, /) -> bool:
+        """Wait until the interrupt line is up; False when ``timeout_s`` seconds have passed.
+
+        Raises:
+            NvdlaError: an engine refused its operation and hangs on it: no interrupt will come
+                from it. The status and message are the refusal's.
+        """
+        with self._condition:
+            return self._condition.wait_for(self._is_interrupted, timeout_s)
+
+    def _is_interrupted(self) -> bool:
+        self.advance()
+        is_raised = self._glb.deliver()
+        if not is_raised and self.faults:
+            raise self.faults[0].error
+        return is_raised
+
+    def advance(self) -> None:
+        """Run operations until none has all that it needs."""
+        with self._condition:
+            while self._is_pending:
+                self._is_pending = False
+                for start in CHAINS:
+                    chain = find_chain(start, self._blocks)
+                    if chain is not None:
+                        self._is_pending |= self._run(chain)
+
+    def _run(self, chain: Chain) -> bool:
+        operation = Operation(
+            configuration=self.configuration,
+            registers={name: self._blocks[name].view() for name in chain.blocks},
+            dma=Dma(self._memories),
+            exact_fp16=self.exact_fp16,
+            luts={
+                name: self._blocks[name].tables for name in ("SDP", "CDP") if name in self._blocks
+            },
+        )
+        group = self._blocks[chain.blocks[-1]].consumer
+        try:
+            run_chain(chain, operation)
+        except NvdlaError as error:
+            for name in chain.blocks:
+                self._blocks[name].hang()
+            self.faults.append(Fault(chain.engines, group, error))
+            self._condition.notify_all()
+            return False
+        for name in chain.blocks:
+            self._blocks[name].complete()
+        self.records.append(self._record(chain, group, operation))
+        return True
+
+    def _record(self, chain: Chain, group: int, operation: Operation) -> OperationRecord:
+        moved = operation.dma.bytes_moved
+        configuration = self.configuration
+        cycles = operation.mac_cycles
+        for space, rate in (
+            (MemorySpace.DRAM, configuration.dram_bytes_per_s),
+            (MemorySpace.SRAM, configuration.sram_bytes_per_s),
+        ):
+            bytes_per_cycle = rate / configuration.clock_hz
+            cycles = max(
+                cycles, ceil_div(moved[space], 1) and round(moved[space] / bytes_per_cycle)
+            )
+        return OperationRecord(
+            chain.engines,
+            group,
+            cycles,
+            operation.mac_cycles,
+            moved[MemorySpace.DRAM],
+            moved[MemorySpace.SRAM],
+            operation.counters,
+        )

@@ -1,0 +1,62 @@
+"""What an engine needs to run one operation, and what is counted while it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from smelt.nvdla._status import NvdlaError, NvError
+
+if TYPE_CHECKING:
+    from smelt.nvdla.hardware._configuration import Configuration, Precision
+    from smelt.nvdla.hardware._memory import Dma
+    from smelt.nvdla.hardware._state import GroupRegisters
+
+
+@dataclass(slots=True)
+class Counters:
+    """What one operation saturated and looked up."""
+
+    saturated: int = 0
+    nan_inputs: int = 0
+    inf_inputs: int = 0
+    nan_outputs: int = 0
+    lut_underflow: int = 0
+    lut_overflow: int = 0
+    lut_hybrid: int = 0
+    lut_le_hit: int = 0
+    lut_lo_hit: int = 0
+
+
+@dataclass(slots=True)
+class Operation:
+    """One operation of one engine, while it runs."""
+
+    configuration: Configuration
+    registers: dict[str, GroupRegisters]
+    dma: Dma
+    exact_fp16: bool
+    luts: dict[str, tuple[list[int], list[int]]]
+    """For SDP and CDP: the LE and LO tables."""
+    counters: Counters = field(default_factory=Counters)
+    mac_cycles: int = 0
+    """Cycles that the arithmetic alone takes."""
+
+    def require_precision(self, precision: Precision, what: str) -> None:
+        """Check that the configuration has a precision.
+
+        Raises:
+            NvdlaError: it does not (NOT_SUPPORTED).
+        """
+        if precision not in self.configuration.precisions:
+            names = ", ".join(item.name.lower() for item in sorted(self.configuration.precisions))
+            raise NvdlaError(
+                NvError.NOT_SUPPORTED,
+                f"{what} is programmed for {precision.name.lower()};"
+                f" {self.configuration.name} has {names}",
+            )
+
+
+def ceil_div(value: int, divisor: int) -> int:
+    """Return the quotient, rounded up."""
+    return -(-value // divisor)

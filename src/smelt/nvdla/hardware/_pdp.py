@@ -1,0 +1,198 @@
+"""PDP: pooling. Maximum, minimum and average over windows of up to 8 x 8.
+
+The average of integers is a sum, two multiplications by 16.16 reciprocals, each rounded; padded
+columns and rows add a programmed value. Splitting a cube by width changes how the hardware buffers
+lines, not what it computes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from smelt.nvdla._status import NvdlaError, NvError
+from smelt.nvdla.hardware._arithmetic import saturate, shift_right_rounded, sign_extend
+from smelt.nvdla.hardware._configuration import Precision
+from smelt.nvdla.hardware._memory import DTYPES, Surface
+from smelt.nvdla.hardware._operation import ceil_div
+from smelt.nvdla.hardware._pdp_float import pool_average_fp16, pool_extreme_fp16
+
+if TYPE_CHECKING:
+    from smelt.nvdla.hardware._memory import Array
+    from smelt.nvdla.hardware._operation import Operation
+    from smelt.nvdla.hardware._state import GroupRegisters
+
+AVERAGE, MAXIMUM, MINIMUM = 0, 1, 2
+_PAD_SIGN_BITS = {
+    Precision.INT8: (8, 9, 10, 10, 11, 11, 11),
+    Precision.INT16: (16, 17, 18, 18, 19, 19, 19),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Pooling:
+    """One axis of a window: its size, step and place, and both extents."""
+
+    kernel: int
+    stride: int
+    pad_before: int
+    size_in: int
+    size_out: int
+
+    @property
+    def pad_after(self) -> int:
+        """Padding that the output size implies."""
+        needed = (self.size_out - 1) * self.stride + self.kernel - self.pad_before
+        return max(0, needed - self.size_in)
+
+    def padded_counts(self) -> Array:
+        """Return for each output how many elements of its window are padding."""
+        start = np.arange(self.size_out, dtype=np.int64) * self.stride - self.pad_before
+        inside = np.minimum(start + self.kernel, self.size_in) - np.maximum(start, 0)
+        return self.kernel - np.maximum(inside, 0)
+
+
+def run_pdp(operation: Operation, flying: Array | None) -> None:
+    """Run one pooling, on a cube from memory or one that SDP hands over."""
+    registers = operation.registers["PDP"]
+    precision = registers.precision("D_DATA_FORMAT", "INPUT_DATA")
+    operation.require_precision(precision, "PDP")
+    columns, rows = _windows(registers)
+    channels = registers.get("D_DATA_CUBE_IN_CHANNEL", "CUBE_IN_CHANNEL") + 1
+    cube = _read_input(operation, precision, channels) if flying is None else flying
+    if cube.shape[:2] != (rows.size_in, columns.size_in):
+        raise NvdlaError(
+            NvError.BAD_VALUE,
+            f"PDP expects {rows.size_in} x {columns.size_in} but SDP hands over"
+            f" {cube.shape[0]} x {cube.shape[1]}",
+        )
+    output = _pool(registers, precision, cube, columns, rows)
+    elements = operation.configuration.atom_elements(precision)
+    surfaces = ceil_div(channels, elements)
+    surface = Surface(
+        registers.space("D_DST_RAM_CFG", "DST_RAM_TYPE"),
+        registers.address("D_DST_BASE_ADDR_LOW", "D_DST_BASE_ADDR_HIGH"),
+        registers.word("D_DST_LINE_STRIDE"),
+        registers.word("D_DST_SURFACE_STRIDE"),
+        columns.size_out,
+        rows.size_out,
+        surfaces,
+        operation.configuration.atom_bytes,
+    )
+    operation.dma.write_cube(surface, output[..., : surfaces * elements])
+    operation.mac_cycles = surfaces * rows.size_out * columns.size_out * columns.kernel
+
+
+def _windows(registers: GroupRegisters) -> tuple[Pooling, Pooling]:
+    columns = Pooling(
+        registers.get("D_POOLING_KERNEL_CFG", "KERNEL_WIDTH") + 1,
+        registers.get("D_POOLING_KERNEL_CFG", "KERNEL_STRIDE_WIDTH") + 1,
+        registers.get("D_POOLING_PADDING_CFG", "PAD_LEFT"),
+        registers.get("D_DATA_CUBE_IN_WIDTH", "CUBE_IN_WIDTH") + 1,
+        registers.get("D_DATA_CUBE_OUT_WIDTH", "CUBE_OUT_WIDTH") + 1,
+    )
+    rows = Pooling(
+        registers.get("D_POOLING_KERNEL_CFG", "KERNEL_HEIGHT") + 1,
+        registers.get("D_POOLING_KERNEL_CFG", "KERNEL_STRIDE_HEIGHT") + 1,
+        registers.get("D_POOLING_PADDING_CFG", "PAD_TOP"),
+        registers.get("D_DATA_CUBE_IN_HEIGHT", "CUBE_IN_HEIGHT") + 1,
+        registers.get("D_DATA_CUBE_OUT_HEIGHT", "CUBE_OUT_HEIGHT") + 1,
+    )
+    for name, axis in (("width", columns), ("height", rows)):
+        if axis.kernel > 8 or axis.padded_counts().max() > 7:
+            raise NvdlaError(
+                NvError.BAD_VALUE,
+                f"PDP {name}: a window of {axis.kernel} elements, step {axis.stride}, from"
+                f" {-axis.pad_before} over {axis.size_in} to {axis.size_out} outputs has a window"
+                " without input, or more than 8 elements",
+            )
+    return columns, rows
+
+
+def _read_input(operation: Operation, precision: Precision, channels: int) -> Array:
+    registers = operation.registers["PDP_RDMA"]
+    main = operation.registers["PDP"]
+    surface = Surface(
+        registers.space("D_SRC_RAM_CFG", "SRC_RAM_TYPE"),
+        registers.address("D_SRC_BASE_ADDR_LOW", "D_SRC_BASE_ADDR_HIGH"),
+        registers.word("D_SRC_LINE_STRIDE"),
+        registers.word("D_SRC_SURFACE_STRIDE"),
+        main.get("D_DATA_CUBE_IN_WIDTH", "CUBE_IN_WIDTH") + 1,
+        main.get("D_DATA_CUBE_IN_HEIGHT", "CUBE_IN_HEIGHT") + 1,
+        ceil_div(channels, operation.configuration.atom_elements(precision)),
+        operation.configuration.atom_bytes,
+    )
+    return operation.dma.read_cube(surface, DTYPES[precision])
+
+
+def _pool(
+    registers: GroupRegisters, precision: Precision, cube: Array, columns: Pooling, rows: Pooling
+) -> np.ndarray:
+    method = registers.get("D_OPERATION_MODE_CFG", "POOLING_METHOD")
+    if method > MINIMUM:
+        raise NvdlaError(NvError.BAD_VALUE, f"PDP pooling method {method} does not exist")
+    reciprocals = (
+        registers.get("D_RECIP_KERNEL_WIDTH", "RECIP_KERNEL_WIDTH"),
+        registers.get("D_RECIP_KERNEL_HEIGHT", "RECIP_KERNEL_HEIGHT"),
+    )
+    words = [registers.word(f"D_POOLING_PADDING_VALUE_{count}_CFG") for count in range(1, 8)]
+    if precision is Precision.FP16:
+        if method == AVERAGE:
+            return pool_average_fp16(cube, columns, rows, words, reciprocals)
+        return pool_extreme_fp16(cube, columns, rows, is_maximum=method == MAXIMUM)
+    if method != AVERAGE:
+        return _pool_extreme(cube, columns, rows, is_maximum=method == MAXIMUM)
+    values = [
+        sign_extend(word, bits) for word, bits in zip(words, _PAD_SIGN_BITS[precision], strict=True)
+    ]
+    return _pool_average(cube, columns, rows, values, reciprocals).astype(DTYPES[precision])
+
+
+def _taps(cube: np.ndarray, axis: int, window: Pooling, fill: int) -> list[np.ndarray]:
+    """Return for each tap of a window the elements it sees, along one axis."""
+    widths = [(0, 0)] * cube.ndim
+    widths[axis] = (window.pad_before, window.pad_after)
+    padded = np.pad(cube, widths, constant_values=fill)
+    stop = (window.size_out - 1) * window.stride + 1
+    steps = [slice(None)] * cube.ndim
+    taps: list[np.ndarray] = []
+    for tap in range(window.kernel):
+        steps[axis] = slice(tap, tap + stop, window.stride)
+        taps.append(padded[tuple(steps)])
+    return taps
+
+
+def _pool_extreme(
+    cube: np.ndarray, columns: Pooling, rows: Pooling, *, is_maximum: bool
+) -> np.ndarray:
+    limits = np.iinfo(cube.dtype)
+    fill, combine = (limits.min, np.maximum) if is_maximum else (limits.max, np.minimum)
+    for axis, window in ((1, columns), (0, rows)):
+        taps = _taps(cube, axis, window, int(fill))
+        cube = taps[0].copy()
+        for tap in taps[1:]:
+            combine(cube, tap, out=cube)
+    return cube
+
+
+def _pool_average(
+    cube: np.ndarray,
+    columns: Pooling,
+    rows: Pooling,
+    values: list[int],
+    reciprocals: tuple[int, int],
+) -> Array:
+    table = np.array([0, *values], np.int64)
+    total = cube.astype(np.int64)
+    for axis, window, weight in ((1, columns, 1), (0, rows, columns.kernel)):
+        taps = _taps(total, axis, window, 0)
+        total = taps[0].copy()
+        for tap in taps[1:]:
+            total += tap
+        padding = table[window.padded_counts()] * weight
+        total += padding[:, None] if axis == 1 else padding[:, None, None]
+    total = shift_right_rounded(total * reciprocals[0], 16)
+    total = shift_right_rounded(total * reciprocals[1], 16)
+    return saturate(total, 8 if cube.dtype == np.int8 else 16)

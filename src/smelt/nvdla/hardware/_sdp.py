@@ -1,0 +1,311 @@
+"""SDP: the element-wise engine. X1 (bias), X2 (normalisation), Y (two operands, LUT), conversion.
+
+X stages: ALU, then multiply, rounding shift, ReLU; the shift applies even where the multiplication
+is bypassed. Y: multiply first, then ALU, then the LUT. Last, the output converter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from smelt.nvdla._status import NvdlaError, NvError
+from smelt.nvdla.hardware._arithmetic import (
+    saturate,
+    shift_left_saturated,
+    shift_right_rounded,
+    shift_right_saturated,
+)
+from smelt.nvdla.hardware._configuration import Precision
+from smelt.nvdla.hardware._lut import SDP_STYLE, look_up
+from smelt.nvdla.hardware._memory import DTYPES, Surface
+from smelt.nvdla.hardware._operation import ceil_div
+from smelt.nvdla.hardware._sdp_float import run_stages_fp16
+from smelt.nvdla.hardware._sdp_registers import (
+    EQUAL,
+    MAXIMUM,
+    MINIMUM,
+    Operands,
+    XStage,
+    YConverter,
+    YStage,
+    read_sdp_lut,
+    read_x_stage,
+    read_y_stage,
+)
+
+if TYPE_CHECKING:
+    from smelt.nvdla.hardware._lut import Lut
+    from smelt.nvdla.hardware._memory import Array
+    from smelt.nvdla.hardware._operation import Counters, Operation
+
+_RDMA = (("BS", "BRDMA"), ("BN", "NRDMA"), ("EW", "ERDMA"))
+
+
+@dataclass(frozen=True, slots=True)
+class SdpShape:
+    """The cube and precisions of one operation."""
+
+    width: int
+    height: int
+    channels: int
+    batches: int
+    processing: Precision
+    output: Precision
+    lanes: int
+    """Channels of all whole atoms at the processing precision."""
+
+
+def run_sdp(operation: Operation, flying: np.ndarray | None) -> np.ndarray | None:
+    """Run one operation; returns the cube if it goes to PDP on the fly.
+
+    ``flying`` is [batch, height, width, channels] from the convolution, or None: read memory.
+    """
+    registers = operation.registers["SDP"]
+    shape = _shape(operation)
+    cubes = _read_input(operation, shape) if flying is None else _accept(flying, shape)
+    operands = [_read_operands(operation, shape, *names) for names in _RDMA]
+    stages = (read_x_stage(registers, "BS"), read_x_stage(registers, "BN"))
+    y_stage = read_y_stage(registers)
+    lut = read_sdp_lut(registers, operation.luts["SDP"]) if y_stage.uses_lut else None
+    _check_stages(operation, y_stage)
+    if shape.processing is Precision.FP16:
+        output, unequal = run_stages_fp16(operation, cubes, operands, stages, y_stage, lut)
+    else:
+        values = cubes.astype(np.int64)
+        for stage, operand in zip(stages, operands, strict=False):
+            values = apply_x_stage(values, stage, operand)
+        values = apply_y_stage(values, y_stage, operands[2], lut, operation.counters)
+        unequal = bool(values.any()) if y_stage.compares else None
+        output = convert_output(operation, values, shape.output)
+    operation.mac_cycles = ceil_div(output.size, _throughput(operation))
+    if unequal is not None:
+        registers.report("D_STATUS", int(unequal))
+        return None
+    if registers.get("D_FEATURE_MODE_CFG", "OUTPUT_DST"):
+        return output[0]
+    _write_output(operation, shape, output)
+    return None
+
+
+def _throughput(operation: Operation) -> int:
+    return max(1, operation.configuration.atomic_k // 2)
+
+
+def _check_stages(operation: Operation, stage: YStage) -> None:
+    configuration = operation.configuration
+    if stage.is_active and not configuration.has_sdp_eltwise:
+        raise NvdlaError(
+            NvError.NOT_SUPPORTED, f"{configuration.name} has no SDP element-wise stage"
+        )
+    if stage.uses_lut and not configuration.has_sdp_lut:
+        raise NvdlaError(NvError.NOT_SUPPORTED, f"{configuration.name} has no SDP look-up table")
+
+
+def _shape(operation: Operation) -> SdpShape:
+    registers = operation.registers["SDP"]
+    processing = registers.precision("D_DATA_FORMAT", "PROC_PRECISION")
+    output = registers.precision("D_DATA_FORMAT", "OUT_PRECISION")
+    operation.require_precision(processing, "SDP")
+    operation.require_precision(output, "SDP's output")
+    if processing is Precision.FP16 and output is Precision.INT8:
+        raise NvdlaError(NvError.NOT_SUPPORTED, "SDP converts fp16 to int16 or fp16, not to int8")
+    channels = registers.get("D_DATA_CUBE_CHANNEL", "CHANNEL") + 1
+    elements = operation.configuration.atom_elements(processing)
+    return SdpShape(
+        registers.get("D_DATA_CUBE_WIDTH", "WIDTH") + 1,
+        registers.get("D_DATA_CUBE_HEIGHT", "HEIGHT") + 1,
+        channels,
+        registers.get("D_FEATURE_MODE_CFG", "BATCH_NUMBER") + 1,
+        processing,
+        output,
+        ceil_div(channels, elements) * elements,
+    )
+
+
+def _accept(flying: np.ndarray, shape: SdpShape) -> np.ndarray:
+    batches, height, width, channels = flying.shape
+    if (batches, height, width, channels) != (
+        shape.batches,
+        shape.height,
+        shape.width,
+        shape.channels,
+    ):
+        raise NvdlaError(
+            NvError.BAD_VALUE,
+            f"SDP expects {shape.batches} x {shape.height} x {shape.width} x {shape.channels}"
+            f" but the convolution hands over {batches} x {height} x {width} x {channels}",
+        )
+    return np.pad(flying, ((0, 0), (0, 0), (0, 0), (0, shape.lanes - channels)))
+
+
+def _read_input(operation: Operation, shape: SdpShape) -> np.ndarray:
+    registers = operation.registers["SDP_RDMA"]
+    precision = registers.precision("D_FEATURE_MODE_CFG", "IN_PRECISION")
+    operation.require_precision(precision, "SDP's input")
+    if shape.batches != 1:
+        raise NvdlaError(
+            NvError.NOT_SUPPORTED, "SDP runs batches only on the fly from the convolution"
+        )
+    atom = operation.configuration.atom_bytes
+    elements = operation.configuration.atom_elements(precision)
+    is_point = shape.width == shape.height == 1
+    surface = Surface(
+        registers.space("D_SRC_DMA_CFG", "SRC_RAM_TYPE"),
+        registers.address("D_SRC_BASE_ADDR_LOW", "D_SRC_BASE_ADDR_HIGH"),
+        registers.word("D_SRC_LINE_STRIDE"),
+        atom if is_point else registers.word("D_SRC_SURFACE_STRIDE"),
+        shape.width,
+        shape.height,
+        ceil_div(shape.lanes, elements),
+        atom,
+    )
+    cube = operation.dma.read_cube(surface, DTYPES[precision])
+    return cube[None, :, :, : shape.lanes]
+
+
+def _read_operands(operation: Operation, shape: SdpShape, stage: str, rdma: str) -> Operands:
+    """Return the memory operands of a stage, each [height or 1, width or 1, lanes]."""
+    registers = operation.registers.get("SDP_RDMA")
+    config = f"D_{rdma}_CFG"
+    if registers is None or registers.get(config, f"{rdma}_DISABLE"):
+        return Operands(None, None)
+    use = registers.get(config, f"{rdma}_DATA_USE")
+    size = 1 + registers.get(config, f"{rdma}_DATA_SIZE")
+    is_surface = bool(registers.get(config, f"{rdma}_DATA_MODE"))
+    parts = 2 if use == 2 else 1  # alu and mul interleaved
+    elements = operation.configuration.atom_elements(shape.processing)
+    block = elements * size * parts
+    surfaces = shape.lanes // elements
+    packed = not is_surface or (shape.width == shape.height == 1)
+    surface = Surface(
+        registers.space(config, f"{rdma}_RAM_TYPE"),
+        registers.address(f"D_{stage}_BASE_ADDR_LOW", f"D_{stage}_BASE_ADDR_HIGH"),
+        registers.word(f"D_{stage}_LINE_STRIDE"),
+        block if packed else registers.word(f"D_{stage}_SURFACE_STRIDE"),
+        shape.width if is_surface else 1,
+        shape.height if is_surface else 1,
+        surfaces,
+        block,
+    )
+    dtype = np.float16 if shape.processing is Precision.FP16 else np.int16
+    cube = operation.dma.read_cube(surface, np.int8 if size == 1 else dtype)
+    if parts == 2:
+        return Operands(cube[..., 0::2], cube[..., 1::2])
+    return Operands(cube, None) if use == 1 else Operands(None, cube)
+
+
+def apply_x_stage(values: Array, stage: XStage, operands: Operands) -> Array:
+    """Run X1 or X2 on integers."""
+    if not stage.is_active:
+        return values
+    if not stage.alu_bypassed:
+        operand = stage.alu_register if stage.alu_from_register else operands.require_alu("X")
+        shifted = shift_left_saturated(np.asarray(operand, np.int64), stage.alu_shift, 32)
+        if stage.alu == MAXIMUM:
+            values = np.maximum(values, shifted)
+        elif stage.alu == MINIMUM:
+            values = np.minimum(values, shifted)
+        else:
+            values = values + shifted
+    untouched = values
+    if not stage.mul_bypassed:
+        operand = stage.mul_register if stage.mul_from_register else operands.require_mul("X")
+        values = values * np.asarray(operand, np.int64)
+    shifted = shift_right_saturated(values, stage.mul_shift, 32)
+    if stage.prelu and not stage.mul_bypassed:
+        shifted = np.where(untouched >= 0, saturate(untouched, 32), shifted)
+    return np.maximum(shifted, 0) if stage.relu else shifted
+
+
+def apply_y_stage(
+    values: Array, stage: YStage, operands: Operands, lut: Lut | None, counters: Counters
+) -> Array:
+    """Run Y on integers: multiply, ALU, LUT."""
+    if not stage.is_active:
+        return values
+    if not stage.mul_bypassed:
+        operand = (
+            stage.mul_register
+            if stage.mul_from_register
+            else convert_operand(operands.require_mul("Y"), stage.mul_converter)
+        )
+        product = values * np.asarray(operand, np.int64)
+        shifted = shift_right_saturated(product, stage.truncate, 32)
+        values = np.where(values >= 0, values, shifted) if stage.prelu else shifted
+    if not stage.alu_bypassed:
+        operand = (
+            stage.alu_register
+            if stage.alu_from_register
+            else convert_operand(operands.require_alu("Y"), stage.alu_converter)
+        )
+        values = saturate(_combine(values, np.asarray(operand, np.int64), stage.alu), 32)
+    if lut is None:
+        return values
+    return look_up(values, lut, counters, SDP_STYLE)
+
+
+def _combine(values: Array, operand: Array, alu: int) -> Array:
+    if alu == MAXIMUM:
+        return np.maximum(values, operand)
+    if alu == MINIMUM:
+        return np.minimum(values, operand)
+    if alu == EQUAL:
+        return (values != operand).astype(np.int64)
+    return values + operand
+
+
+def convert_operand(operand: np.ndarray, converter: YConverter) -> Array:
+    """Scale an operand that Y reads from memory."""
+    values = operand.astype(np.int64)
+    if converter.bypassed:
+        return values
+    return shift_right_saturated(
+        (values - converter.offset) * converter.scale, converter.truncate, 32
+    )
+
+
+def convert_output(operation: Operation, values: Array, precision: Precision) -> np.ndarray:
+    """Run the output converter on integers: subtract, multiply, shift, clamp."""
+    registers = operation.registers["SDP"]
+    offset = registers.signed("D_CVT_OFFSET", "CVT_OFFSET")
+    scale = registers.signed("D_CVT_SCALE", "CVT_SCALE")
+    shift = registers.get("D_CVT_SHIFT", "CVT_SHIFT")
+    product = (values - offset) * scale
+    wide = shift_right_rounded(product, shift)
+    narrow = saturate(wide, 17)
+    # The hardware calls a lane saturated when clamping moved it by more than its rounding could.
+    floor = product >> min(shift, 62)
+    operation.counters.saturated += int((np.abs(floor - narrow) > 1).sum())
+    if precision is Precision.FP16:
+        return narrow.astype(np.float16)
+    bits = 8 if precision is Precision.INT8 else 16
+    return saturate(narrow, bits).astype(DTYPES[precision])
+
+
+def _write_output(operation: Operation, shape: SdpShape, output: np.ndarray) -> None:
+    registers = operation.registers["SDP"]
+    atom = operation.configuration.atom_bytes
+    elements = operation.configuration.atom_elements(shape.output)
+    surfaces = ceil_div(shape.channels, elements)
+    if shape.processing is Precision.INT8 and shape.output is not Precision.INT8:
+        surfaces = ceil_div(shape.lanes, elements)  # both halves of an int8 atom are written
+    lanes = surfaces * elements
+    padding = max(0, lanes - output.shape[3])
+    output = np.pad(output, ((0, 0), (0, 0), (0, 0), (0, padding)))[..., :lanes]
+    is_point = shape.width == shape.height == 1
+    for batch, cube in enumerate(output):
+        surface = Surface(
+            registers.space("D_DST_DMA_CFG", "DST_RAM_TYPE"),
+            registers.address("D_DST_BASE_ADDR_LOW", "D_DST_BASE_ADDR_HIGH")
+            + batch * registers.word("D_DST_BATCH_STRIDE"),
+            registers.word("D_DST_LINE_STRIDE"),
+            atom if is_point else registers.word("D_DST_SURFACE_STRIDE"),
+            shape.width,
+            shape.height,
+            surfaces,
+            atom,
+        )
+        operation.dma.write_cube(surface, cube)

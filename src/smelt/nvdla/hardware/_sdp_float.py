@@ -1,0 +1,117 @@
+"""SDP on fp16: every stage in fp32, one rounding an operation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from smelt.nvdla.hardware._arithmetic import saturate
+from smelt.nvdla.hardware._configuration import Precision
+from smelt.nvdla.hardware._float import fp16_from_bits, fp32_from_bits, round_to_fp16
+from smelt.nvdla.hardware._lut_float import look_up_fp16
+from smelt.nvdla.hardware._sdp_registers import EQUAL, MAXIMUM, MINIMUM
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from smelt.nvdla.hardware._lut import Lut
+    from smelt.nvdla.hardware._memory import FloatArray
+    from smelt.nvdla.hardware._operation import Operation
+    from smelt.nvdla.hardware._sdp_registers import Operands, XStage, YStage
+
+
+def run_stages_fp16(
+    operation: Operation,
+    cubes: np.ndarray,
+    operands: Sequence[Operands],
+    stages: Sequence[XStage],
+    y_stage: YStage,
+    lut: Lut | None,
+) -> tuple[np.ndarray, bool | None]:
+    """Return the output and, for the comparing mode, whether any element differs."""
+    registers = operation.registers["SDP"]
+    flush = bool(registers.get("D_FEATURE_MODE_CFG", "NAN_TO_ZERO"))
+    values = cubes.astype(np.float32)
+    operation.counters.nan_inputs += int(np.isnan(values).sum())
+    operation.counters.inf_inputs += int(np.isinf(values).sum())
+    values = _flushed(values, is_on=flush)
+    with np.errstate(all="ignore"):
+        for stage, operand in zip(stages, operands, strict=False):
+            values = _apply_x(values, stage, operand, flush=flush)
+        values = _apply_y(values, y_stage, operands[2], flush=flush)
+        if lut is not None:
+            values = look_up_fp16(values, lut, operation.counters)
+    unequal = bool(values.any()) if y_stage.compares else None
+    return _convert(operation, values), unequal
+
+
+def _flushed(values: np.ndarray, *, is_on: bool) -> FloatArray:
+    values = values.astype(np.float32)
+    return np.where(np.isnan(values), np.float32(0), values) if is_on else values
+
+
+def _combine(values: FloatArray, operand: np.ndarray, alu: int) -> FloatArray:
+    if alu == MAXIMUM:
+        return np.maximum(values, operand)
+    if alu == MINIMUM:
+        return np.minimum(values, operand)
+    if alu == EQUAL:
+        return (values != operand).astype(np.float32)
+    return values + operand
+
+
+def _apply_x(values: FloatArray, stage: XStage, operands: Operands, *, flush: bool) -> FloatArray:
+    if not stage.is_active:
+        return values
+    if not stage.alu_bypassed:
+        operand = (
+            np.asarray(fp16_from_bits(stage.alu_register))
+            if stage.alu_from_register
+            else operands.require_alu("X")
+        )
+        values = _combine(values, _flushed(operand, is_on=flush), stage.alu)
+    if not stage.mul_bypassed:
+        operand = (
+            np.asarray(fp16_from_bits(stage.mul_register))
+            if stage.mul_from_register
+            else operands.require_mul("X")
+        )
+        product = values * _flushed(operand, is_on=flush)
+        values = np.where(np.signbit(values), product, values) if stage.prelu else product
+    return np.where(values > 0, values, np.float32(0)) if stage.relu else values
+
+
+def _apply_y(values: FloatArray, stage: YStage, operands: Operands, *, flush: bool) -> FloatArray:
+    if not stage.is_active:
+        return values
+    if not stage.mul_bypassed:
+        operand = (
+            np.asarray(fp32_from_bits(stage.mul_register))
+            if stage.mul_from_register
+            else _flushed(operands.require_mul("Y"), is_on=flush)
+        )
+        product = values * operand
+        values = np.where(np.signbit(values), product, values) if stage.prelu else product
+    if not stage.alu_bypassed:
+        operand = (
+            np.asarray(fp32_from_bits(stage.alu_register))
+            if stage.alu_from_register
+            else _flushed(operands.require_alu("Y"), is_on=flush)
+        )
+        values = _combine(values, operand, stage.alu)
+    return values
+
+
+def _convert(operation: Operation, values: FloatArray) -> np.ndarray:
+    output = round_to_fp16(values)
+    operation.counters.nan_outputs += int(np.isnan(output).sum())
+    operation.counters.saturated += int((np.abs(output) == np.float16(65504)).sum())
+    precision = operation.registers["SDP"].precision("D_DATA_FORMAT", "OUT_PRECISION")
+    if precision is Precision.FP16:
+        return output
+    # Halves round away from zero, as in every integer conversion.
+    wide = output.astype(np.float64)
+    wide = np.where(np.isnan(wide), 0.0, np.clip(wide, -65536.0, 65536.0))
+    rounded = np.copysign(np.floor(np.abs(wide) + 0.5), wide)
+    return saturate(rounded.astype(np.int64), 16).astype(np.int16)

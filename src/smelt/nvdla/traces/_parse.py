@@ -1,0 +1,216 @@
+"""Readers of both trace languages and of their data files.
+
+``.cfg`` names registers (``reg_write(NVDLA_SDP.D_CVT_SCALE_0, 0x1);``); ``.txn`` gives word
+addresses (``write_reg 0xffff1401 0x0``). Every error names the line.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from smelt.errors import ModelFormatError
+from smelt.nvdla._protocols import MemorySpace
+from smelt.nvdla._status import NvdlaError
+from smelt.nvdla.traces._commands import (
+    AwaitInterrupt,
+    CheckCrc,
+    CheckFile,
+    Command,
+    FillMemory,
+    LoadMemory,
+    ReadRegister,
+    WriteRegister,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from smelt.nvdla.registers import RegisterMap
+
+_CALL = re.compile(r"\s*(\w+)\s*\((.*)\)\s*;?\s*$")
+_SPACES = {
+    "pri_mem": MemorySpace.DRAM,
+    "1": MemorySpace.DRAM,
+    "sec_mem": MemorySpace.SRAM,
+    "0": MemorySpace.SRAM,
+}
+_PATTERNS = {"ALL_ZERO": 0, "ALL_ONE": 0xFF, "ALL_FF": 0xFF}
+_SRAM_WINDOW = range(0x50000000, 0x60000000)
+"""Where the test bench of ``.txn`` traces has its on-chip memory."""
+
+_T = TypeVar("_T")
+
+MAX_LINES = 2_000_000
+_ROW = re.compile(
+    rb"offset'?\s*:\s*(0x[0-9a-fA-F]+|\d+)\s*,\s*'?size'?\s*:\s*(0x[0-9a-fA-F]+|\d+)\s*,"
+    rb"\s*'?(?:payload|value)'?\s*:\s*((?:\s*0x[0-9a-fA-F]+)+)"
+)
+_HEX_LINE = re.compile(rb"^[ \t]*((?:0x[0-9a-fA-F]+[ \t]*)+)\r?$", re.MULTILINE)
+
+
+def parse_cfg(text: str, register_map: RegisterMap) -> list[Command]:
+    """Return the commands of a ``.cfg`` trace.
+
+    Raises:
+        ModelFormatError: a line is none that the language has; names it.
+    """
+    commands: list[Command] = []
+    for number, line in _lines(text, "//"):
+        match = _CALL.match(line)
+        if match is None:
+            raise _error(number, line, "is not a call like reg_write(NAME, VALUE);")
+        arguments = [item.strip() for item in match[2].split(",")] if match[2].strip() else []
+        read = partial(_cfg, number, match[1], arguments, register_map)
+        command = _guarded(number, line, read)
+        if command is not None:
+            commands.append(command)
+    return commands
+
+
+def parse_txn(text: str) -> list[Command]:
+    """Return the commands of a ``.txn`` trace.
+
+    Raises:
+        ModelFormatError: a line is none that the language has; names it.
+    """
+    commands: list[Command] = []
+    for number, line in _lines(text, "#"):
+        name, *arguments = line.split()
+        commands.append(_guarded(number, line, partial(_txn, number, name, arguments)))
+    return commands
+
+
+def _lines(text: str, comment: str) -> Iterator[tuple[int, str]]:
+    lines = text.splitlines()
+    if len(lines) > MAX_LINES:
+        raise ModelFormatError(f"a trace of {len(lines)} lines; {MAX_LINES} is the most")
+    for number, line in enumerate(lines, 1):
+        content = line.split(comment, 1)[0].strip()
+        if content:
+            yield number, content
+
+
+def _error(number: int, line: str, why: str) -> ModelFormatError:
+    return ModelFormatError(f"line {number}: {line[:120]!r} {why}")
+
+
+def _guarded(number: int, line: str, read: Callable[[], _T]) -> _T:
+    try:
+        return read()
+    except (ValueError, IndexError, KeyError) as error:
+        raise _error(
+            number, line, f"has a wrong number, name or count of arguments: {error}"
+        ) from None
+    except NvdlaError as error:
+        raise _error(number, line, str(error)) from None
+
+
+def _number(text: str, bits: int = 32) -> int:
+    value = int(text, 0)
+    if value < 0 or value >> bits:
+        raise ValueError(f"{text} is no {bits}-bit number")
+    return value
+
+
+def _register_address(text: str, register_map: RegisterMap) -> int:
+    return register_map.register(text.removeprefix("NVDLA_").removesuffix("_0")).address
+
+
+def _cfg(line: int, name: str, arguments: list[str], register_map: RegisterMap) -> Command | None:
+    if name in {"check_nothing", "sync_notify", "sync_wait"}:
+        return None  # commands run in the order of the file, which satisfies every wait
+    if name in {"reg_write", "poll_reg_equal", "reg_read"}:
+        return _cfg_register(line, name, arguments, register_map)
+    if name == "intr_notify":
+        source, group = arguments[0].rsplit("_", 1)
+        field = f"{source.upper()}_DONE_STATUS{_number(group, 1)}"
+        register_map.register("GLB.S_INTR_STATUS").field(field)
+        return AwaitInterrupt(line, field)
+    if name == "mem_init":
+        space, address, size = _region(arguments)
+        return FillMemory(line, space, address, size, _PATTERNS[arguments[3]])
+    if name == "mem_load":
+        return LoadMemory(
+            line, _SPACES[arguments[0]], _number(arguments[1], 64), arguments[2].strip('"')
+        )
+    if name == "check_crc":
+        space, address, size = _region(arguments[1:])
+        return CheckCrc(line, space, address, size, _number(arguments[4]))
+    if name == "check_file":
+        space, address, size = _region(arguments[1:])
+        return CheckFile(line, space, address, size, arguments[4].strip('"'))
+    raise ValueError(f"there is no command {name}")
+
+
+def _cfg_register(line: int, name: str, arguments: list[str], register_map: RegisterMap) -> Command:
+    address = _register_address(arguments[0], register_map)
+    if name == "reg_write":
+        return WriteRegister(line, address, _number(arguments[1]))
+    mask = _number(arguments[2]) if len(arguments) > 2 else 0xFFFFFFFF
+    return ReadRegister(line, address, mask, _number(arguments[1]) & mask)
+
+
+def _region(arguments: list[str]) -> tuple[MemorySpace, int, int]:
+    return _SPACES[arguments[0]], _number(arguments[1], 64), _number(arguments[2])
+
+
+def _txn_register(text: str) -> int:
+    return (_number(text) & 0xFFFF) << 2
+
+
+def _txn(line: int, name: str, arguments: list[str]) -> Command:
+    if name == "wait":
+        return AwaitInterrupt(line)
+    if name == "write_reg":
+        return WriteRegister(line, _txn_register(arguments[0]), _number(arguments[1]))
+    if name == "read_reg":
+        return _txn_read(line, arguments)
+    if name in {"load_mem", "dump_mem"}:
+        address = _number(arguments[0], 64)
+        space = MemorySpace.SRAM if address in _SRAM_WINDOW else MemorySpace.DRAM
+        if name == "load_mem":
+            return LoadMemory(line, space, address, arguments[2])
+        return CheckFile(line, space, address, _number(arguments[1]), arguments[2])
+    raise ValueError(f"there is no command {name}")
+
+
+def _txn_read(line: int, arguments: list[str]) -> ReadRegister:
+    address, mask = _txn_register(arguments[0]), _number(arguments[1])
+    if len(arguments) == 3:
+        return ReadRegister(line, address, mask, _number(arguments[2]))
+    if arguments[2] not in {"==", "<=", ">="}:
+        raise ValueError(f"{arguments[2]} is no comparison")
+    return ReadRegister(line, address, mask, _number(arguments[3]), arguments[2])
+
+
+def parse_data(content: bytes, limit_bytes: int) -> list[tuple[int, bytes]]:
+    """Return the pieces (offset, bytes) of a data file in any of its three forms.
+
+    Raises:
+        ModelFormatError: a row does not hold the bytes that it promises, or lies beyond
+            ``limit_bytes``.
+    """
+    if b"offset" not in content[:4096]:
+        joined = b"".join(match[1] for match in _HEX_LINE.finditer(content))
+        return [(0, _hex_bytes(joined))]
+    pieces: list[tuple[int, bytes]] = []
+    for match in _ROW.finditer(content):
+        offset, size = int(match[1], 0), int(match[2], 0)
+        data = _hex_bytes(match[3])
+        if len(data) != size or offset + size > limit_bytes:
+            raise ModelFormatError(
+                f"the row at offset {offset:#x} promises {size} bytes and holds {len(data)};"
+                f" it must end before {limit_bytes:#x}"
+            )
+        pieces.append((offset, data))
+    return pieces
+
+
+def _hex_bytes(text: bytes) -> bytes:
+    digits = text.replace(b"0x", b"").decode("ascii")
+    try:
+        return bytes.fromhex(digits)
+    except ValueError as error:
+        raise ModelFormatError(f"bytes are not pairs of hexadecimal digits: {error}") from None

@@ -1,0 +1,253 @@
+"""Plays traces on the machine and checks what they expect."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from smelt.errors import ModelFormatError
+from smelt.nvdla._protocols import MemorySpace
+from smelt.nvdla._status import NvdlaError
+from smelt.nvdla.hardware import CONFIGURATIONS, NV_FULL, Configuration, Machine
+from smelt.nvdla.registers import load_register_map
+from smelt.nvdla.traces._commands import (
+    AwaitInterrupt,
+    CheckCrc,
+    CheckFile,
+    Command,
+    FillMemory,
+    LoadMemory,
+    ReadRegister,
+    WriteRegister,
+)
+from smelt.nvdla.traces._parse import parse_cfg, parse_data, parse_txn
+from smelt.nvdla.traces._source import TraceFile, find_traces
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+MAX_SPAN_BYTES = 1 << 32
+_SLACK_BYTES = 1 << 24
+"""Memory beyond the last byte that a trace names, for results that it never initialises."""
+_PAGE_BYTES = 1 << 16
+_POLLS = 64
+"""Reads of the interrupt status after which an interrupt is given up; it comes at the second."""
+_CONFIGURATION_MARK = "configuration:"
+_COMPARISONS = {
+    "==": lambda value, expected: value == expected,
+    "<=": lambda value, expected: value <= expected,
+    ">=": lambda value, expected: value >= expected,
+}
+
+State = Literal["passed", "failed", "skipped"]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceResult:
+    """What became of a trace."""
+
+    name: str
+    configuration: str
+    state: State
+    reason: str = ""
+
+    def to_dict(self) -> dict[str, str]:
+        """Return it as JSON has it."""
+        return {
+            "name": self.name,
+            "configuration": self.configuration,
+            "state": self.state,
+            "reason": self.reason,
+        }
+
+
+class _MissingFileError(Exception):
+    """A data file that is not there."""
+
+
+class _MismatchError(Exception):
+    """What a trace expects did not happen."""
+
+
+def run_trace(
+    path: str | Path | TraceFile, *, configuration: Configuration | None = None
+) -> TraceResult:
+    """Play one trace and check all that it expects.
+
+    Args:
+        path: A ``.cfg`` or ``.txn`` file, or one that `find_traces` found.
+        configuration: The hardware; without it, the trace's mark, its folder or its language says.
+
+    Returns:
+        Passed; failed, with the first thing that differs; or skipped, naming the data file that
+        is missing.
+
+    Raises:
+        FileNotFoundError: there is no such trace.
+    """
+    trace = path if isinstance(path, TraceFile) else _single(path)
+    text = trace.text()
+    chosen = configuration or _configuration_of(trace, text)
+    if chosen is None:
+        known = ", ".join(CONFIGURATIONS)
+        return TraceResult(
+            trace.name, "", "skipped", f"its folder names no configuration; known are {known}"
+        )
+    try:
+        player = _Player(trace, chosen, _parse(trace, text, chosen))
+        player.play()
+    except _MissingFileError as error:
+        return TraceResult(trace.name, chosen.name, "skipped", str(error))
+    except (_MismatchError, ModelFormatError, NvdlaError) as error:
+        return TraceResult(trace.name, chosen.name, "failed", str(error))
+    return TraceResult(trace.name, chosen.name, "passed")
+
+
+def _single(path: str | Path) -> TraceFile:
+    found = find_traces(path)
+    if len(found) != 1:
+        raise ModelFormatError(f"{path} holds {len(found)} traces; give one, or use find_traces")
+    return found[0]
+
+
+def _configuration_of(trace: TraceFile, text: str) -> Configuration | None:
+    for line in text.splitlines()[:4]:
+        if _CONFIGURATION_MARK in line:
+            return CONFIGURATIONS.get(line.split(_CONFIGURATION_MARK, 1)[1].strip())
+    for part in reversed(trace.path.parts[:-1]):
+        if part in CONFIGURATIONS:
+            return CONFIGURATIONS[part]
+    return NV_FULL if trace.path.suffix == ".txn" else None
+
+
+def _parse(trace: TraceFile, text: str, configuration: Configuration) -> Sequence[Command]:
+    if trace.path.suffix == ".txn":
+        return parse_txn(text)
+    return parse_cfg(text, load_register_map(configuration.register_map))
+
+
+class _Player:
+    def __init__(
+        self, trace: TraceFile, configuration: Configuration, commands: Sequence[Command]
+    ) -> None:
+        self._trace = trace
+        self._commands = commands
+        self._configuration = configuration
+        self._data = {
+            command.file: self._read(command.file)
+            for command in commands
+            if isinstance(command, LoadMemory | CheckFile)
+        }
+        self.machine = self._make_machine()
+        self._seen = 0  # interrupts that came before a command asked for them
+
+    def _read(self, name: str) -> list[tuple[int, bytes]]:
+        content = self._trace.data(name)
+        if content is None:
+            raise _MissingFileError(f"data file {name} is missing")
+        return parse_data(content, MAX_SPAN_BYTES)
+
+    def _make_machine(self) -> Machine:
+        spans: dict[MemorySpace, list[int]] = {}
+        for command in self._commands:
+            if isinstance(command, FillMemory | CheckCrc | CheckFile):
+                end = command.address + command.size_bytes
+            elif isinstance(command, LoadMemory):
+                pieces = self._data[command.file]
+                end = command.address + max((at + len(data) for at, data in pieces), default=0)
+            else:
+                continue
+            spans.setdefault(command.space, []).extend((command.address, end))
+        sizes = {space: _span(ends) for space, ends in spans.items()}
+        dram = sizes.get(MemorySpace.DRAM, (0, _PAGE_BYTES))
+        sram = sizes.get(MemorySpace.SRAM, (0, 0))
+        return Machine(self._configuration, dram[1], sram[1], dram_base=dram[0], sram_base=sram[0])
+
+    def play(self) -> None:
+        """Run all commands."""
+        for command in self._commands:
+            try:
+                self._run(command)
+            except _MismatchError as error:
+                faults = "".join(f"; {fault.error}" for fault in self.machine.faults)
+                raise _MismatchError(f"line {command.line}: {error}{faults}") from None
+            except NvdlaError as error:
+                raise _MismatchError(f"line {command.line}: {error}") from None
+
+    def _run(self, command: Command) -> None:
+        memory = self.machine.memory
+        if isinstance(command, WriteRegister):
+            self.machine.write(command.address, command.value)
+        elif isinstance(command, ReadRegister):
+            self._check_register(command)
+        elif isinstance(command, AwaitInterrupt):
+            self._await(command)
+        elif isinstance(command, FillMemory):
+            memory.fill(command.space, command.address, command.size_bytes, command.value)
+        elif isinstance(command, LoadMemory):
+            for offset, data in self._data[command.file]:
+                memory.write(command.space, command.address + offset, data)
+        elif isinstance(command, CheckCrc):
+            crc = zlib.crc32(memory.read(command.space, command.address, command.size_bytes))
+            if crc != command.crc:
+                raise _MismatchError(
+                    f"the CRC of {command.size_bytes} bytes at {command.address:#x} is {crc:#x},"
+                    f" not {command.crc:#x}"
+                )
+        else:
+            self._check_file(command)
+
+    def _check_register(self, command: ReadRegister) -> None:
+        value = self.machine.read(command.address) & command.mask
+        if not _COMPARISONS[command.comparison](value, command.expected):
+            register = self.machine.register_map.by_address.get(command.address)
+            name = register.full_name if register else f"{command.address:#x}"
+            raise _MismatchError(
+                f"register {name} & {command.mask:#x} is {value:#x},"
+                f" not {command.comparison} {command.expected:#x}"
+            )
+
+    def _await(self, command: AwaitInterrupt) -> None:
+        status = self.machine.register_map.register("GLB.S_INTR_STATUS")
+        if command.field is None:
+            if not self.machine.wait_for_interrupt(0):
+                raise _MismatchError("no interrupt came")
+            return
+        mask = status.fields[command.field].mask
+        for _ in range(_POLLS):
+            if self._seen & mask:
+                self._seen &= ~mask
+                return
+            arrived = self.machine.read(status.address)
+            self.machine.write(status.address, arrived)
+            self._seen |= arrived
+        raise _MismatchError(f"the interrupt {command.field} did not come")
+
+    def _check_file(self, command: CheckFile) -> None:
+        held = self.machine.memory.read(command.space, command.address, command.size_bytes)
+        for offset, data in self._data[command.file]:
+            expected = data[: max(0, command.size_bytes - offset)]
+            found = held[offset : offset + len(expected)]
+            if found != expected:
+                at = next(
+                    i
+                    for i, pair in enumerate(zip(found, expected, strict=True))
+                    if pair[0] != pair[1]
+                )
+                raise _MismatchError(
+                    f"memory at {command.address + offset + at:#x} is {found[at]:#04x}, not"
+                    f" {expected[at]:#04x} as {command.file} has it"
+                )
+
+
+def _span(ends: list[int]) -> tuple[int, int]:
+    base = min(ends) // _PAGE_BYTES * _PAGE_BYTES
+    size = max(ends) - base + _SLACK_BYTES
+    if size > MAX_SPAN_BYTES:
+        raise ModelFormatError(
+            f"the trace touches memory from {min(ends):#x} to {max(ends):#x},"
+            f" more than {MAX_SPAN_BYTES} bytes apart"
+        )
+    return base, size

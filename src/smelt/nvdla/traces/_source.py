@@ -1,0 +1,121 @@
+"""Where traces lie: a folder, one file, or a tar archive that is read in place."""
+
+from __future__ import annotations
+
+import tarfile
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Protocol
+
+from smelt.errors import ModelFormatError
+
+MAX_ARCHIVE_BYTES = 1 << 30
+_SUFFIXES = (".cfg", ".txn")
+_ARCHIVES = (".tar", ".tar.xz", ".tar.gz", ".tar.bz2", ".tgz")
+
+
+class _Files(Protocol):
+    def read(self, name: PurePosixPath) -> bytes | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Folder:
+    root: Path
+
+    def read(self, name: PurePosixPath) -> bytes | None:
+        path = self.root / name
+        return path.read_bytes() if path.is_file() else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Archive:
+    members: dict[PurePosixPath, bytes] = field(repr=False)
+
+    def read(self, name: PurePosixPath) -> bytes | None:
+        return self.members.get(name)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFile:
+    """A trace, and where its data files are: beside it."""
+
+    path: PurePosixPath
+    """Within the folder or archive."""
+    files: _Files = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        """The name of the test: the trace's folder, or its stem if that stands alone."""
+        stem = self.path.stem
+        return self.path.parent.name if stem == "input" and self.path.parent.name else stem
+
+    def text(self) -> str:
+        """Return the trace itself.
+
+        Raises:
+            ModelFormatError: it is not text.
+        """
+        content = self.files.read(self.path)
+        if content is None:
+            raise FileNotFoundError(str(self.path))
+        try:
+            return content.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ModelFormatError(f"{self.path} is not text: {error}") from None
+
+    def data(self, name: str) -> bytes | None:
+        """Return a data file beside the trace, or None if it is missing.
+
+        Raises:
+            ModelFormatError: the name leads out of the trace's folder.
+        """
+        relative = PurePosixPath(name)
+        if relative.is_absolute() or ".." in relative.parts or not relative.parts:
+            raise ModelFormatError(f"data file {name!r} leads out of the trace's folder")
+        return self.files.read(self.path.parent / relative)
+
+
+def find_traces(path: str | Path) -> tuple[TraceFile, ...]:
+    """Return the traces in a folder or archive, or the one that a file is, sorted by path.
+
+    Raises:
+        FileNotFoundError: nothing is there.
+        ModelFormatError: the file is neither a trace nor a readable archive.
+    """
+    path = Path(path)
+    if path.is_dir():
+        names = (item.relative_to(path) for item in path.rglob("*") if item.suffix in _SUFFIXES)
+        folder = _Folder(path)
+        return tuple(TraceFile(PurePosixPath(name), folder) for name in sorted(names))
+    if not path.exists():
+        raise FileNotFoundError(str(path))
+    if path.name.endswith(_ARCHIVES):
+        archive = _read_archive(path)
+        names = sorted(name for name in archive.members if name.suffix in _SUFFIXES)
+        return tuple(TraceFile(name, archive) for name in names)
+    if path.suffix not in _SUFFIXES:
+        raise ModelFormatError(f"{path.name} is no trace: its name ends in neither .cfg nor .txn")
+    absolute = path.absolute()
+    root = absolute.parents[min(2, len(absolute.parents) - 1)]
+    return (TraceFile(PurePosixPath(absolute.relative_to(root)), _Folder(root)),)
+
+
+def _read_archive(path: Path) -> _Archive:
+    members: dict[PurePosixPath, bytes] = {}
+    total = 0
+    try:
+        with tarfile.open(path) as archive:
+            for member in archive:
+                name = PurePosixPath(member.name)
+                if not member.isfile() or name.is_absolute() or ".." in name.parts:
+                    continue
+                total += member.size
+                if total > MAX_ARCHIVE_BYTES:
+                    raise ModelFormatError(
+                        f"{path.name} unpacks to more than {MAX_ARCHIVE_BYTES} bytes"
+                    )
+                content = archive.extractfile(member)
+                members[name] = content.read() if content is not None else b""
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise ModelFormatError(f"{path.name} is no readable archive: {error}") from None
+    return _Archive(members)
