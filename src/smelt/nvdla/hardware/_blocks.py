@@ -84,22 +84,26 @@ class Block:
     def __init__(self, name: str, register_map: RegisterMap, glb: GlobalBlock) -> None:
         self.name = name
         self._map = register_map
-        self._glb = glb
+        self.glb = glb
         registers = [item for item in register_map.registers.values() if item.block == name]
         self.single = {item.name: item.reset for item in registers if not item.is_grouped}
         grouped = {item.name: item.reset for item in registers if item.is_grouped}
         self.groups = (dict(grouped), dict(grouped))
         self.producer = 0
         self.consumer = 0
-        self._hung = False
+        self.is_hung = False
+        self.start()
         self.tables: tuple[list[int], list[int]] = ([0] * LE_ENTRIES, [0] * LO_ENTRIES)
         if "S_CBUF_FLUSH_STATUS" in self.single:
             self.single["S_CBUF_FLUSH_STATUS"] = 1
 
+    def start(self) -> None:
+        """Begin: what a kind of block adds."""
+
     @property
     def is_ready(self) -> bool:
         """Whether the group whose turn it is has been enabled."""
-        return not self._hung and bool(self.groups[self.consumer].get("D_OP_ENABLE", 0))
+        return not self.is_hung and bool(self.groups[self.consumer].get("D_OP_ENABLE", 0))
 
     def view(self) -> GroupRegisters:
         """Return the registers of the group whose turn it is."""
@@ -107,13 +111,13 @@ class Block:
 
     def hang(self) -> None:
         """Stay busy until the next reset, as hardware that waits for data that never comes."""
-        self._hung = True
+        self.is_hung = True
 
     def complete(self) -> None:
         """End the operation: free its group, turn to the other, raise the interrupts."""
         self.groups[self.consumer]["D_OP_ENABLE"] = 0
         for source in _INTERRUPTS.get(self.name, ()):
-            self._glb.raise_done(source, self.consumer)
+            self.glb.raise_done(source, self.consumer)
         self.consumer ^= 1
 
     def read(self, register: Register) -> int:
@@ -175,16 +179,14 @@ class GlobalAdapter(Block):
     """GLB behind the interface of a block."""
 
     def read(self, register: Register) -> int:
-        return self._glb.read(register)
+        return self.glb.read(register)
 
     def write(self, register: Register, value: int) -> bool:
-        return self._glb.write(register, value)
+        return self.glb.write(register, value)
 
 
-def make_blocks(
-    register_map: RegisterMap, configuration: Configuration, glb: GlobalBlock
-) -> dict[str, Block]:
-    """Return the blocks that a configuration has."""
+def absent_blocks(configuration: Configuration) -> set[str]:
+    """Return the blocks that a configuration does not have."""
     absent: set[str] = set()
     if not configuration.has_bdma:
         absent.add("BDMA")
@@ -194,10 +196,4 @@ def make_blocks(
         absent |= {"PDP", "PDP_RDMA"}
     if not configuration.has_cdp:
         absent |= {"CDP", "CDP_RDMA"}
-    blocks: dict[str, Block] = {}
-    for name in register_map.blocks:
-        if name == "GLB":
-            blocks[name] = GlobalAdapter(name, register_map, glb)
-        elif name not in absent:
-            blocks[name] = Block(name, register_map, glb)
-    return blocks
+    return absent

@@ -5,19 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from smelt.nvdla.hardware._bdma import BdmaBlock, Transfer, run_bdma
+from smelt.nvdla.hardware._blocks import Block, GlobalAdapter, GlobalBlock, absent_blocks
 from smelt.nvdla.hardware._cdp import run_cdp
 from smelt.nvdla.hardware._convolution import run_convolution
 from smelt.nvdla.hardware._pdp import run_pdp
+from smelt.nvdla.hardware._rubik import run_rubik
 from smelt.nvdla.hardware._sdp import run_sdp
 from smelt.nvdla.hardware._sdp_registers import read_x_stage, read_y_stage
 
 if TYPE_CHECKING:
-    from smelt.nvdla.hardware._blocks import Block
+    from collections.abc import Callable
+
+    from smelt.nvdla.hardware._configuration import Configuration
     from smelt.nvdla.hardware._operation import Operation
     from smelt.nvdla.hardware._state import GroupRegisters
+    from smelt.nvdla.registers import RegisterMap
 
 CONVOLUTION = ("CDMA", "CSC", "CMAC_A", "CMAC_B", "CACC")
-CHAINS = ("SDP", "PDP", "CDP", "RBK")
+CHAINS = ("SDP", "PDP", "CDP", "RBK", "BDMA")
 """The engines that may end or start a chain; SDP brings the convolution before and PDP after it."""
 
 
@@ -33,9 +39,7 @@ def find_chain(start: str, blocks: dict[str, Block]) -> Chain | None:
     """Return the chain that begins at an engine, if all its blocks are ready."""
     if start not in blocks or not blocks[start].is_ready:
         return None
-    chain = {"SDP": _sdp_chain, "PDP": _pdp_chain, "CDP": _cdp_chain, "RBK": _rubik_chain}[start](
-        blocks
-    )
+    chain = _CHAIN_OF[start](blocks)
     if chain is None or not all(name in blocks and blocks[name].is_ready for name in chain.blocks):
         return None
     return chain
@@ -81,17 +85,16 @@ def _pdp_chain(blocks: dict[str, Block]) -> Chain | None:
     return Chain(("PDP",), ("PDP", "PDP_RDMA"))
 
 
-def _cdp_chain(blocks: dict[str, Block]) -> Chain | None:
-    del blocks
-    return Chain(("CDP",), ("CDP", "CDP_RDMA"))
+_CHAIN_OF: dict[str, Callable[[dict[str, Block]], Chain | None]] = {
+    "SDP": _sdp_chain,
+    "PDP": _pdp_chain,
+    "CDP": lambda _: Chain(("CDP",), ("CDP", "CDP_RDMA")),
+    "RBK": lambda _: Chain(("RUBIK",), ("RBK",)),
+    "BDMA": lambda _: Chain(("BDMA",), ("BDMA",)),
+}
 
 
-def _rubik_chain(blocks: dict[str, Block]) -> Chain | None:
-    del blocks
-    return Chain(("RUBIK",), ("RBK",))
-
-
-def run_chain(chain: Chain, operation: Operation) -> None:
+def run_chain(chain: Chain, operation: Operation, transfers: list[Transfer]) -> None:
     """Run an operation through all engines of its chain, in order.
 
     Raises:
@@ -108,5 +111,22 @@ def run_chain(chain: Chain, operation: Operation) -> None:
             run_pdp(operation, flying)
         elif engine == "CDP":
             run_cdp(operation)
+        elif engine == "RUBIK":
+            run_rubik(operation)
+        else:
+            run_bdma(operation, transfers)
         cycles = max(cycles, operation.mac_cycles)
     operation.mac_cycles = cycles
+
+
+def make_blocks(
+    register_map: RegisterMap, configuration: Configuration, glb: GlobalBlock
+) -> dict[str, Block]:
+    """Return the blocks that a configuration has."""
+    kinds: dict[str, type[Block]] = {"GLB": GlobalAdapter, "BDMA": BdmaBlock}
+    absent = absent_blocks(configuration)
+    return {
+        name: kinds.get(name, Block)(name, register_map, glb)
+        for name in register_map.blocks
+        if name not in absent
+    }

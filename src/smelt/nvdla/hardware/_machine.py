@@ -23,8 +23,9 @@ import numpy as np
 
 from smelt.nvdla._protocols import MemorySpace
 from smelt.nvdla._status import NvdlaError, NvError
-from smelt.nvdla.hardware._blocks import Block, GlobalBlock, make_blocks
-from smelt.nvdla.hardware._engines import CHAINS, find_chain, run_chain
+from smelt.nvdla.hardware._bdma import BdmaBlock
+from smelt.nvdla.hardware._blocks import Block, GlobalBlock
+from smelt.nvdla.hardware._engines import CHAINS, find_chain, make_blocks, run_chain
 from smelt.nvdla.hardware._memory import Dma, Memory
 from smelt.nvdla.hardware._operation import Counters, Operation, ceil_div
 from smelt.nvdla.registers import load_register_map
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
+    from smelt.nvdla.hardware._bdma import Transfer
     from smelt.nvdla.hardware._configuration import Configuration
     from smelt.nvdla.hardware._engines import Chain
 
@@ -218,7 +220,7 @@ class Machine:
         )
         group = self._blocks[chain.blocks[-1]].consumer
         try:
-            run_chain(chain, operation)
+            run_chain(chain, operation, self._launched(chain))
         except NvdlaError as error:
             for name in chain.blocks:
                 self._blocks[name].hang()
@@ -229,6 +231,10 @@ class Machine:
             self._blocks[name].complete()
         self.records.append(self._record(chain, group, operation))
         return True
+
+    def _launched(self, chain: Chain) -> list[Transfer]:
+        block = self._blocks[chain.blocks[0]]
+        return block.launched[0][1] if isinstance(block, BdmaBlock) else []
 
     def _record(self, chain: Chain, group: int, operation: Operation) -> OperationRecord:
         moved = operation.dma.bytes_moved

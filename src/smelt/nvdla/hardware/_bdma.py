@@ -1,0 +1,105 @@
+"""BDMA: copies of lines and surfaces between memories, queued and launched in two groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from smelt.nvdla.hardware._blocks import Block
+from smelt.nvdla.hardware._memory import Surface, require_space
+
+if TYPE_CHECKING:
+    from smelt.nvdla._protocols import MemorySpace
+    from smelt.nvdla.hardware._operation import Operation
+    from smelt.nvdla.registers import Register
+
+SLOTS = 20
+_UNIT_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One copy, as its registers were when it was queued."""
+
+    source: Surface
+    target: Surface
+
+
+class BdmaBlock(Block):
+    """BDMA's registers: configuration is captured by CFG_OP and run by CFG_LAUNCH0 or 1."""
+
+    queued: list[Transfer]
+    launched: list[tuple[int, list[Transfer]]]
+
+    def start(self) -> None:
+        """Begin with empty queues."""
+        self.queued = []
+        self.launched = []
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a group was launched."""
+        return not self.is_hung and bool(self.launched)
+
+    def complete(self) -> None:
+        """End the launched group and raise its interrupt."""
+        group, _ = self.launched.pop(0)
+        self.glb.raise_done("BDMA", group)
+        self.consumer = self.launched[0][0] if self.launched else 0
+
+    def read(self, register: Register) -> int:
+        """Return a register."""
+        if register.name != "STATUS":
+            return super().read(register)
+        busy = [any(group == index for group, _ in self.launched) for index in range(2)]
+        is_idle = not self.queued and not self.launched
+        used = len(self.queued) + sum(len(transfers) for _, transfers in self.launched)
+        return max(0, SLOTS - used) | is_idle << 8 | busy[0] << 9 | busy[1] << 10
+
+    def write(self, register: Register, value: int) -> bool:
+        """Set a register; True if a group was launched."""
+        if register.name == "CFG_OP":
+            if value & 1 and len(self.queued) < SLOTS:
+                self.queued.append(self._capture())
+            return False
+        if register.name in {"CFG_LAUNCH0", "CFG_LAUNCH1"}:
+            if value & 1:
+                self.launched.append((int(register.name[-1]), self.queued))
+                self.queued = []
+                self.consumer = self.launched[0][0]
+            return bool(value & 1)
+        return super().write(register, value)
+
+    def _capture(self) -> Transfer:
+        registers = self.view()
+
+        def surface(side: str, space: MemorySpace) -> Surface:
+            return Surface(
+                space,
+                registers.address(f"CFG_{side}_ADDR_LOW", f"CFG_{side}_ADDR_HIGH"),
+                registers.word(f"CFG_{side}_LINE"),
+                registers.word(f"CFG_{side}_SURF"),
+                registers.get("CFG_LINE", "SIZE") + 1,
+                registers.get("CFG_LINE_REPEAT", "NUMBER") + 1,
+                registers.get("CFG_SURF_REPEAT", "NUMBER") + 1,
+                _UNIT_BYTES,
+            )
+
+        return Transfer(
+            surface("SRC", require_space(registers.get("CFG_CMD", "SRC_RAM_TYPE"))),
+            surface("DST", require_space(registers.get("CFG_CMD", "DST_RAM_TYPE"))),
+        )
+
+
+def run_bdma(operation: Operation, transfers: list[Transfer]) -> None:
+    """Copy, in the order of the queue.
+
+    Raises:
+        NvdlaError: memory is left (INVALID_ADDRESS) or a copy is absurdly large (INVALID_SIZE).
+    """
+    for transfer in transfers:
+        lines = np.ascontiguousarray(operation.dma.atoms(transfer.source))
+        operation.dma.atoms(transfer.target)[...] = lines
+        operation.mac_cycles += lines.size // _UNIT_BYTES
