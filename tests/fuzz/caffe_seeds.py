@@ -37,6 +37,8 @@ def caffe_seeds() -> Iterator[bytes]:
         for model in (_v1_model(), text.encode(), b"", b"\x0a\x01x"):
             yield caffe_input(text + " " * padding, model)
         yield caffe_input("\x00" + text + " " * padding, b"")
+    yield caffe_input(text, b"\x12\x02\x0a\x00")
+    yield caffe_input(text, _raw_model())
     yield (6).to_bytes(4, "little") + b"\xff\xfe\x00abc"
     yield MEAN + b"\x08\x01"
     for kind, parameters, bottoms, weights, tops in _LAYERS:
@@ -212,6 +214,14 @@ def _v1_model() -> bytes:
         blob = layer.blobs.add(num=array.shape[0], channels=array.shape[1])
         blob.height, blob.width = array.shape[2:]
         blob.data.extend(array.ravel().tolist())
+    data: bytes = net.SerializeToString()
+    return data
+
+
+def _raw_model() -> bytes:
+    """Elements of a kind that no float is."""
+    net: Any = new_message("NetParameter")
+    net.layers.add(name="conv", type=4).blobs.add(raw_data=b"1234", raw_data_type=3)
     data: bytes = net.SerializeToString()
     return data
 

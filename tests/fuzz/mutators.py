@@ -203,9 +203,9 @@ def mutate_json(data: bytes, chance: random.Random, corpus: Sequence[bytes]) -> 
         tree: object = json.loads(data)
     except (ValueError, RecursionError):
         return mutate_bytes(data, chance, corpus)
-    for _ in range(chance.choice((1, 1, 1, 2, 3))):
-        tree = mutate_tree(tree, chance)
     try:
+        for _ in range(chance.choice((1, 1, 1, 2, 3))):
+            tree = mutate_tree(tree, chance)
         return json.dumps(tree).encode()[: 4 * MAXIMUM_BYTES]
     except RecursionError:
         return data

@@ -17,10 +17,12 @@ import shutil
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 import onnx
+from google.protobuf import text_format
+from google.protobuf.message import DecodeError
 
 from smelt import ops
 from smelt.backends.cpu import CpuBackend, target_named
@@ -60,7 +62,7 @@ from smelt.types import (
     substitute_dim,
     symbols_of,
 )
-from tests.fuzz import caffe_seeds, seeds
+from tests.fuzz import caffe_seeds, onnx_seeds, seeds
 from tests.fuzz.mutators import (
     message_mutator,
     mutate_bytes,
@@ -138,16 +140,20 @@ def _run_caffe(data: bytes) -> None:
     text, model = _caffe_parts(data)
     dtype = "float32" if len(text) % 3 else "float16"
     if len(text) % 4:
-        graph, _ = import_caffe(text, model or None, dtype=dtype)
+        source = text if len(text) % 8 < 6 else text.decode("utf-8", "surrogateescape") + "\n"
+        graph, _ = import_caffe(source, model or None, dtype=dtype)
     else:
         path, weights = _folder() / "net.prototxt", _folder() / "net.caffemodel"
         path.write_bytes(text)
         weights.unlink(missing_ok=True)
         if model:
             weights.write_bytes(model)
-        graph, blobs = import_caffe(str(path), weights, dtype=dtype, outputs=[])
-        import_caffe(path, weights, dtype=dtype, outputs=[*list(blobs)[:2]])
-        import_caffe(path, weights, dtype=dtype, outputs=["no such blob"])
+        given = weights if model or len(text) % 32 == 0 else None
+        graph, blobs = import_caffe(str(path), given, dtype=dtype, outputs=[])
+        with contextlib.suppress(SmeltError):
+            read_mean(path.with_name("no such mean"))
+        with contextlib.suppress(SmeltError):
+            import_caffe(path, given, dtype=dtype, outputs=[*list(blobs)[:2], "no such blob"])
     print_graph(graph)
 
 
@@ -159,9 +165,29 @@ def _mutate_caffe(data: bytes, chance: random.Random, corpus: Sequence[bytes]) -
     if model and chance.random() < 0.4:
         change = _CAFFEMODEL if chance.random() < 0.6 else mutate_bytes
         model = change(model, chance, [m for _, m in others])
+    elif chance.random() < 0.5:
+        text = _mutate_network(text, chance, [t for t, _ in others])
     else:
         text = mutate_tokens(text, chance, [t for t, _ in others])
     return len(text).to_bytes(4, "little") + text + model
+
+
+def _mutate_network(text: bytes, chance: random.Random, corpus: Sequence[bytes]) -> bytes:
+    """Change a prototxt as a message."""
+    messages: list[bytes] = []
+    for source in (text, *corpus):
+        message = new_message("NetParameter")
+        try:
+            text_format.Parse(source, message, allow_unknown_field=True)
+        except (text_format.ParseError, RecursionError, ValueError):
+            return mutate_tokens(text, chance, corpus)
+        messages.append(message.SerializeToString())
+    changed = new_message("NetParameter")
+    try:
+        changed.ParseFromString(_CAFFEMODEL(messages[0], chance, messages[1:]))
+    except DecodeError:
+        return mutate_tokens(text, chance, corpus)
+    return text_format.MessageToString(changed, as_utf8=True).encode()
 
 
 def _caffe_parts(data: bytes) -> tuple[bytes, bytes]:
@@ -180,6 +206,10 @@ def _run_onnx(data: bytes) -> None:
     path.write_bytes(data)
     with contextlib.suppress(FileExistsError), (_folder() / "data.bin").open("xb") as file:
         file.write(bytes(4096))
+    make_known()
+    if len(data) % 8 == 4:
+        with contextlib.suppress(SmeltError):
+            import_onnx(path.with_name("no.onnx"))
     print_graph(import_onnx(path if len(data) % 4 else data))
 
 
@@ -198,6 +228,9 @@ def _run_engine(data: bytes) -> None:
     """A file by its bytes, by its path or as an open file; its signature; what inspect shows."""
     if len(data) % 3 == 0:
         path = _folder() / "some.engine"
+        for odd in (path.with_name("no.engine"), cast("Any", len(data)), path.parent):
+            with contextlib.suppress(SmeltError):
+                read_engine(odd)
         path.write_bytes(data)
         file = read_engine(path)
     else:
@@ -348,7 +381,11 @@ def _run_dim(data: bytes) -> None:
 
 def _run_timings(data: bytes) -> None:
     path = _folder() / "timings.json"
+    _require(not TimingCache(path.with_name("none.json")).entries, "nothing is known of no file")
     path.write_bytes(data)
+    if len(data) % 16 == 0:
+        with path.open("r+b") as file:
+            file.truncate(1 << 30)  # sparse
     cache = TimingCache(path)
     _require(all(seconds >= 0 for seconds in cache.entries.values()), "seconds are sound")
     cache.put("measured", 1.0)
@@ -362,25 +399,32 @@ def _home() -> Path:
 
 
 def _run_keys(data: bytes) -> None:
+    """A public key by its file, its text, a folder; a private key that others may read or not."""
     home = _home()
-    file = _folder() / "some.pub"
+    file = _folder() / "keys" / "some.pub"
+    file.parent.mkdir(exist_ok=True)
     file.write_bytes(data)
     for source in (file, data.decode("utf-8", "replace")):
         with contextlib.suppress(SmeltError):
-            key = add_trusted_key(source)
+            key = add_trusted_key(source, "two\nlines" if len(data) % 16 == 0 else "")
             _require(key.key_id in {k.key_id for k in show_trusted_keys()}, "a key is shown")
             remove_trusted_key(key.key_id)
     secret = home / "keys" / "signing.key"
     user_signer()
     secret.write_bytes(data)
+    secret.chmod(0o600 if len(data) % 4 else 0o644)
     try:
         with contextlib.suppress(SmeltError):
             user_signer()
-        os.environ["SMELT_TRUSTED_KEYS"] = os.pathsep.join((str(file), str(home / "no such")))
+            show_trusted_keys()
+    finally:
+        secret.unlink()
+    places = (file.parent if len(data) % 2 else file, home / "no such")
+    os.environ["SMELT_TRUSTED_KEYS"] = os.pathsep.join(map(str, places))
+    try:
         show_trusted_keys()
     finally:
-        os.environ.pop("SMELT_TRUSTED_KEYS", None)
-        secret.unlink(missing_ok=True)
+        del os.environ["SMELT_TRUSTED_KEYS"]
 
 
 _KERNEL: Final = KernelSpec("fuzzed", parameters(size=1))
@@ -396,15 +440,20 @@ def _run_code(data: bytes) -> None:
     _require(cache.get(_KERNEL, target) == b"object", "an entry is kept")
     (path,) = (_folder() / "home").rglob("fuzzed*.o")
     sound = path.read_bytes()
+    path.unlink()
+    _require(cache.get(_KERNEL, target) is None, "what is not there is not found")
+    path.mkdir()
+    _require(cache.get(_KERNEL, target) is None, "a folder is no entry")
+    path.rmdir()
     path.write_bytes(data)
     _require(cache.get(_KERNEL, target) is None or data == sound, "no other entry is believed")
 
 
 TARGETS: Final = (
     Target("caffe", ("smelt.importers.caffe",), _run_caffe, _mutate_caffe,
-           caffe_seeds.caffe_seeds, 20, ("_field", "_file", "unary")),
+           caffe_seeds.caffe_seeds, 20, ("_field", "_file", "<genexpr>", "unary")),
     Target("onnx", ("smelt.importers.onnx",), _run_onnx, message_mutator(onnx.ModelProto, _WORDS),
-           seeds.onnx_seeds, 25),
+           onnx_seeds.onnx_seeds, 25, ("GraphFiller",)),
     Target("engine", ("smelt.engine._file",), _run_engine, _mutate_engine,
            seeds.engine_seeds, 10,
            ("SignerLike", "write_engine", "write_atomically", "_header_text", "_sign")),
@@ -427,7 +476,8 @@ TARGETS: Final = (
     Target("timings", ("smelt.tuner._timings",), _run_timings, mutate_json,
            seeds.timing_seeds, 3, ("TimingCache", "_replace")),
     Target("keys", ("smelt.engine._trust",), _run_keys, mutate_tokens, seeds.key_seeds, 3,
-           ("Signer", "user_signer", "cache_secret", "verify_signature", "check_signature")),
+           ("Signer", "user_signer", "cache_secret", "verify_signature", "check_signature",
+            "remove_trusted_key")),
     Target("code", ("smelt.backends.cpu._code_cache",), _run_code, mutate_bytes,
            seeds.code_seeds, 2, ("CodeCache.open", "CodeCache.put")),
 )  # fmt: skip

@@ -17,7 +17,7 @@ import smelt
 from smelt.engine import read_engine
 from smelt.errors import ModelFormatError, SmeltError
 from smelt.importers.caffe import read_mean
-from tests.fuzz import caffe_seeds, seeds
+from tests.fuzz import caffe_seeds, onnx_seeds
 from tests.support.small_networks import small_network
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ FILES: Final[dict[str, tuple[Callable[[], bytes], Callable[[Path], object]]]] = 
     "net.prototxt": (lambda: caffe_seeds.common_network()[0].encode(), _read_caffe),
     "net.caffemodel": (lambda: caffe_seeds.common_network()[1], _read_caffe),
     "mean.binaryproto": (lambda: next(caffe_seeds.mean_seeds()), read_mean),
-    "net.onnx": (seeds.onnx_with_external_data, _read_onnx),
+    "net.onnx": (onnx_seeds.onnx_with_external_data, _read_onnx),
     "data.bin": (lambda: bytes(32), _read_onnx),
     "net.engine": (_engine, smelt.load),
 }

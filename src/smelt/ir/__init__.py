@@ -4,6 +4,7 @@ from smelt.ir._graph import Constant, Graph, Node, Recipe, Value, infer_node
 from smelt.ir._op import Array, Case, Op, Operand
 from smelt.ir._parser import parse_graph
 from smelt.ir._printer import collect_constants, print_graph
+from smelt.ir._recipes import compute_untrusted
 from smelt.ir._rewriter import (
     Change,
     FreshNames,
@@ -34,6 +35,7 @@ __all__ = [
     "can_substitute",
     "clone",
     "collect_constants",
+    "compute_untrusted",
     "infer_node",
     "parse_graph",
     "print_graph",

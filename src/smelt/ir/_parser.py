@@ -16,6 +16,7 @@ from smelt import types as smelt_types
 from smelt.errors import GraphError
 from smelt.ir._graph import Constant, Graph, Recipe
 from smelt.ir._op import Op
+from smelt.ir._recipes import compute_untrusted
 from smelt.types import DType, OptionalType, SequenceType, TensorType, dim_from_text
 
 if TYPE_CHECKING:
@@ -217,6 +218,7 @@ class _Parser:
             output = int(self._need(re.compile(r"(\d+)\]"), "a number")) if self._accept("[") else 0
             inputs = [None if v is None else v.constant for v in self._operands(scope)]
             constant = Constant(name, recipe=Recipe(op, tuple(inputs), output))
+            compute_untrusted(constant)
         self._define(scope, scope.graph.add_constant(constant))
 
     def _node(self, scope: _Scope) -> None:

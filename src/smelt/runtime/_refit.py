@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smelt.devices.cpu import CpuMemory
-from smelt.errors import BindingError
-from smelt.ir import Constant
+from smelt.errors import BindingError, GraphError
+from smelt.ir import Constant, compute_untrusted
 from smelt.ops import recipe_from_json
 
 if TYPE_CHECKING:
@@ -68,8 +68,8 @@ def refitted_weights(
 
 def _computed(weight: Weight, constant: Constant) -> NDArray[Any]:
     try:
-        return constant.array
-    except (ValueError, TypeError, IndexError) as error:
+        return compute_untrusted(constant)
+    except GraphError as error:
         raise BindingError(f"{weight.name}: the new arrays do not fit: {error}") from error
 
 
