@@ -7,11 +7,15 @@ device.
 from smelt.nvdla.firmware._graph import MOST_OPERATIONS
 from smelt.nvdla.firmware._scheduler import DEFAULT_TIMEOUT_S, EngineScheduler
 from smelt.nvdla.firmware._statistics import OperationStatistics, TaskStatistics
+from smelt.nvdla.firmware._uio import MappedRegion, UioBus, UioMemory
 
 __all__ = [
     "DEFAULT_TIMEOUT_S",
     "MOST_OPERATIONS",
     "EngineScheduler",
+    "MappedRegion",
     "OperationStatistics",
     "TaskStatistics",
+    "UioBus",
+    "UioMemory",
 ]

@@ -39,8 +39,8 @@ class CdpEngine(Engine):
     ) -> None:
         _check(context, operation, surface)
         _program_rdma(context, operation, surface)
-        if operation.lut_index >= 0:
-            lut = context.task.read_lut(operation.lut_index)
+        if operation.lut_index >= 0 and not context.is_lut_loaded:
+            lut = context.read_lut(operation.lut_index)
             write_lut(context, "CDP", lut, operation.in_precision)
         _program_output(context, operation, surface)
         _program_function(context, operation)

@@ -12,7 +12,7 @@ from smelt.nvdla.loadable import MemoryType, OperationType, Precision
 if TYPE_CHECKING:
     from smelt.nvdla.firmware._task import TaskDescriptors
     from smelt.nvdla.hardware import Configuration
-    from smelt.nvdla.loadable import DataCube
+    from smelt.nvdla.loadable import DataCube, LutParameters
     from smelt.nvdla.registers import RegisterFile
 
 CUBE_LIMIT: Final = 1 << 13
@@ -33,6 +33,8 @@ class OperationContext:
     roi: int
     group: int
     is_rdma_needed: bool
+    is_lut_loaded: bool = False
+    """The other group uses the same lookup table: it is there, and may be locked."""
 
     @property
     def name(self) -> str:
@@ -155,6 +157,14 @@ class OperationContext:
         if address % alignment:
             self.refuse(f"{what} starts at {address:#x}, which is no multiple of {alignment} bytes")
         return address
+
+    def read_lut(self, index: int) -> LutParameters:
+        """A lookup table. Refuses one that the network does not have."""
+        if not 0 <= index < self.task.network.num_luts:
+            self.refuse(
+                f"lookup table {index} is outside the network's {self.task.network.num_luts}"
+            )
+        return self.task.read_lut(index)
 
     def resolve_cube(self, cube: DataCube, what: str) -> int:
         """The address of a cube in memory."""

@@ -289,6 +289,7 @@ class TaskRun:
             raise NvdlaError(NvError.INVALID_STATE, f"{processor.name}: the group is empty")
         group.is_programming = True
         processor.engine.set_producer(self._registers, group.number, group.rdma_number)
+        group.lut_index = processor.engine.lut_index(group.operation)
         context = OperationContext(
             self._registers,
             self._task,
@@ -298,8 +299,8 @@ class TaskRun:
             node.roi,
             group.number,
             group.is_rdma_needed,
+            is_lut_loaded=group.lut_index == processor.other(group).lut_index,
         )
-        group.lut_index = processor.engine.lut_index(group.operation)
         processor.engine.program(context, group.operation, group.surface)
         self._fetch_targets(group, node)
         group.is_pending = False

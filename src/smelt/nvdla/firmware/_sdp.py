@@ -85,8 +85,8 @@ class SdpEngine(Engine):
         _check(context, operation, surface)
         if context.is_rdma_needed:
             _program_rdma(context, operation, surface)
-        if operation.lut_index >= 0:
-            lut = context.task.read_lut(operation.lut_index)
+        if operation.lut_index >= 0 and not context.is_lut_loaded:
+            lut = context.read_lut(operation.lut_index)
             write_lut(context, "SDP", lut, operation.src_precision)
         _program_cubes(context, operation, surface)
         _program_x_stage(context, "BS", operation.x1_op)

@@ -102,12 +102,7 @@ class TaskDescriptors:
         return self._read(cls, self.network.surface_desc_index, SURFACE_STRIDE_BYTES, node)
 
     def read_lut(self, index: int) -> LutParameters:
-        """A lookup table. Raises NvdlaError(BAD_PARAMETER): the network has none at this index."""
-        if not 0 <= index < self.network.num_luts:
-            raise NvdlaError(
-                NvError.BAD_PARAMETER,
-                f"lookup table {index} is outside the network's {self.network.num_luts}",
-            )
+        """A lookup table."""
         size = LutParameters.size_bytes()
         return self._read(LutParameters, self.network.lut_data_index, size, index)
 

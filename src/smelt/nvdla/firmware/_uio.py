@@ -1,0 +1,197 @@
+"""A device that the kernel maps into this process: Linux's UIO, and memory reserved beside it.
+
+``/dev/uioN`` gives a register window and, when read, a count of interrupts; it wants a 1 written to
+it before it reports the next. The interrupt line stays up until the firmware clears the status,
+so one that comes in between is not lost.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import select
+import time
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
+
+from smelt.nvdla._status import NvdlaError, NvError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from typing_extensions import Buffer
+
+    from smelt.nvdla._protocols import MemorySpace
+
+_WORD_BYTES: Final = 4
+_ENABLE: Final = (1).to_bytes(_WORD_BYTES, "little")
+
+
+class _Mapping:
+    """A window of a device file."""
+
+    def __init__(self, path: str | Path, size_bytes: int, offset: int) -> None:
+        flags = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_SYNC", 0)
+        try:
+            self.file = os.open(path, flags)
+        except OSError as error:
+            raise NvdlaError(
+                NvError.DEVICE_NOT_FOUND,
+                f"cannot open the device {path}: {error.strerror}; load its driver, or ask for "
+                "the right to use it",
+            ) from error
+        try:
+            self._map = mmap.mmap(self.file, size_bytes, offset=offset)
+        except (OSError, ValueError) as error:
+            os.close(self.file)
+            raise NvdlaError(
+                NvError.RESOURCE_ERROR,
+                f"cannot map {size_bytes} bytes of {path} at offset {offset:#x}: {error}",
+            ) from error
+        self.view = memoryview(self._map)
+        self._is_open = True
+
+    def close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self.view.release()
+            self._map.close()
+            os.close(self.file)
+
+
+class UioBus:
+    """A `RegisterBus` on a mapped device."""
+
+    def __init__(
+        self,
+        path: str | Path,
+        size_bytes: int,
+        *,
+        map_number: int = 0,
+        interrupt_file: int | None = None,
+    ) -> None:
+        """Map a device.
+
+        Args:
+            path: The device, such as ``/dev/uio0``.
+            size_bytes: Of its register window.
+            map_number: Which of its windows holds the registers.
+            interrupt_file: What to read interrupts from, if not from the device itself.
+
+        Raises:
+            NvdlaError: DEVICE_NOT_FOUND or RESOURCE_ERROR: it cannot be opened, or mapped.
+        """
+        self._path = path
+        self._mapping = _Mapping(path, size_bytes, map_number * mmap.PAGESIZE)
+        # One access of a word, not four of a byte: registers take no other.
+        self._words = self._mapping.view[: size_bytes - size_bytes % _WORD_BYTES].cast("I")
+        self._interrupts = self._mapping.file if interrupt_file is None else interrupt_file
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Unmap the device."""
+        self._words.release()
+        self._mapping.close()
+
+    def read(self, address: int, /) -> int:
+        """Return the 32-bit register at a byte address."""
+        return self._words[self._index(address)]
+
+    def write(self, address: int, value: int, /) -> None:
+        """Set the 32-bit register at a byte address."""
+        self._words[self._index(address)] = value
+
+    def wait_for_interrupt(self, timeout_s: float, /) -> bool:
+        """Wait until the interrupt line is up; False when ``timeout_s`` seconds have passed."""
+        deadline_s = time.monotonic() + timeout_s
+        try:
+            os.write(self._interrupts, _ENABLE)
+            ready, _, _ = select.select(
+                [self._interrupts], [], [], max(deadline_s - time.monotonic(), 0)
+            )
+            if not ready:
+                return False
+            count = os.read(self._interrupts, _WORD_BYTES)
+        except OSError as error:
+            raise NvdlaError(
+                NvError.DISCONNECTED, f"the device {self._path} is gone: {error.strerror}"
+            ) from error
+        if len(count) != _WORD_BYTES:
+            raise NvdlaError(
+                NvError.DISCONNECTED, f"the device {self._path} reports interrupts no more"
+            )
+        return True
+
+    def _index(self, address: int) -> int:
+        if address % _WORD_BYTES or not 0 <= address < len(self._words) * _WORD_BYTES:
+            raise NvdlaError(
+                NvError.INVALID_ADDRESS,
+                f"there is no register at {address:#x}; the window of {self._path} has "
+                f"{len(self._words)} of {_WORD_BYTES} bytes",
+            )
+        return address // _WORD_BYTES
+
+
+class MappedRegion(NamedTuple):
+    """Memory that the accelerator and this process both reach."""
+
+    space: MemorySpace
+    address: int
+    """Physical: as the accelerator sees it."""
+    size_bytes: int
+    path: str | Path
+    """The file that gives it, such as a reserved buffer's device."""
+    offset: int = 0
+    """Where it starts in the file; a multiple of the page size."""
+
+
+class UioMemory:
+    """A `DmaMemory` on mapped regions."""
+
+    def __init__(self, regions: Sequence[MappedRegion]) -> None:
+        """Map regions. Raises NvdlaError: a file cannot be opened, or mapped."""
+        self._regions: list[tuple[MappedRegion, _Mapping]] = []
+        try:
+            for region in regions:
+                mapping = _Mapping(region.path, region.size_bytes, region.offset)
+                self._regions.append((region, mapping))
+        except NvdlaError:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Unmap all regions."""
+        for _, mapping in self._regions:
+            mapping.close()
+        self._regions.clear()
+
+    def read(self, space: MemorySpace, address: int, size_bytes: int, /) -> bytes:
+        """Return bytes. Raises NvdlaError(INVALID_ADDRESS): some lie outside."""
+        return bytes(self._window(space, address, size_bytes))
+
+    def write(self, space: MemorySpace, address: int, data: Buffer, /) -> None:
+        """Set bytes. Raises NvdlaError(INVALID_ADDRESS): some lie outside; then none is set."""
+        source = memoryview(data).cast("B")
+        self._window(space, address, source.nbytes)[:] = source
+
+    def _window(self, space: MemorySpace, address: int, size_bytes: int) -> memoryview:
+        for region, mapping in self._regions:
+            start = address - region.address
+            fits = start >= 0 and 0 <= size_bytes <= region.size_bytes - start
+            if region.space == space and fits:
+                return mapping.view[start : start + size_bytes]
+        raise NvdlaError(
+            NvError.INVALID_ADDRESS,
+            f"{space.name} bytes {address:#x} to {address + size_bytes:#x} lie in no mapped region",
+        )

@@ -1,0 +1,239 @@
+"""The scheduler on hardware that finishes in any order."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smelt.nvdla import NvdlaError, NvError
+from smelt.nvdla.firmware import EngineScheduler
+from smelt.nvdla.hardware import NV_FULL
+from smelt.nvdla.loadable import (
+    BdmaStatistics,
+    ConvStatistics,
+    OperationEvent,
+    OperationType,
+)
+from tests.nvdla.firmware._graphs import task_graphs
+from tests.nvdla.firmware._hardware import FakeHardware, FakeMemory
+from tests.nvdla.firmware._tasks import PLACES, TaskBuilder, number_of
+
+if TYPE_CHECKING:
+    from smelt.nvdla.firmware import TaskStatistics
+
+COMPLETED, PROGRAMMED, ENABLED = (
+    OperationEvent.COMPLETED,
+    OperationEvent.PROGRAMMED,
+    OperationEvent.ENABLED,
+)
+
+
+def run(
+    task: TaskBuilder, hardware: FakeHardware | None = None, timeout_s: float = 5.0
+) -> tuple[TaskStatistics, FakeMemory, FakeHardware]:
+    memory = FakeMemory()
+    hardware = hardware or FakeHardware(NV_FULL, lambda _: 0)
+    scheduler = EngineScheduler(hardware, memory, NV_FULL)
+    return scheduler.execute_task(task.write(memory), timeout_s=timeout_s), memory, hardware
+
+
+def moments(task: TaskBuilder, hardware: FakeHardware) -> dict[tuple[str, int, int], int]:
+    """When each operation was enabled and completed, by operation and region."""
+    found: dict[tuple[str, int, int], int] = {}
+    for moment, (what, engine, number) in enumerate(hardware.log):
+        for index, operation in enumerate(task.operations):
+            for roi in range(task.num_rois):
+                own = number_of(index, roi)
+                own = own - PLACES[-1] + 32 if engine == "BDMA" else own
+                if operation.op_type.name == engine and own == number:
+                    found[what, index, roi] = moment
+    return found
+
+
+@given(task_graphs(), st.randoms(use_true_random=False))
+@pytest.mark.requirement("D-4", "D-6", "D-7")
+def test_every_valid_graph_completes_in_the_order_that_its_edges_ask_for(
+    task: TaskBuilder, random: object
+) -> None:
+    choose = random.randrange  # type: ignore[attr-defined]  # hypothesis calls it object
+    statistics, memory, hardware = run(task, FakeHardware(NV_FULL, choose))
+    count = len(task.operations) * task.num_rois
+    assert len(statistics.operations) == count
+    assert task.remaining(memory) == [0] * count, "a dependency never happened, or twice"
+    when = moments(task, hardware)
+    for source, target, event in task.edges():
+        for roi in range(task.num_rois):
+            then = when.get(("enabled", target, roi))
+            first = when.get(("enabled" if event == ENABLED else "completed", source, roi))
+            if then is not None and first is not None and event in (COMPLETED, ENABLED):
+                assert first < then, f"{source} {event} before {target}"
+
+
+@given(task_graphs(), st.randoms(use_true_random=False))
+def test_one_scheduler_runs_task_after_task(task: TaskBuilder, random: object) -> None:
+    choose = random.randrange  # type: ignore[attr-defined]  # hypothesis calls it object
+    memory, hardware = FakeMemory(), FakeHardware(NV_FULL, choose)
+    scheduler = EngineScheduler(hardware, memory, NV_FULL)
+    for _ in range(3):  # the consumer pointers stay where the last task left them
+        statistics = scheduler.execute_task(task.write(memory), timeout_s=5)
+        assert len(statistics.operations) == len(task.operations) * task.num_rois
+
+
+def test_an_engine_takes_every_region_of_an_operation_before_the_next_operation() -> None:
+    task = TaskBuilder(num_rois=3)
+    for _ in range(2):
+        task.add(OperationType.PDP)
+    task.chain()
+    statistics, _, _ = run(task)
+    order = [(item.index, item.roi) for item in statistics.operations]
+    assert order == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
+
+
+def test_groups_alternate() -> None:
+    task = TaskBuilder()
+    for _ in range(4):
+        task.add(OperationType.CDP)
+    task.chain()
+    statistics, _, _ = run(task)
+    assert [item.group for item in statistics.operations] == [0, 1, 0, 1]
+
+
+def test_both_groups_are_enabled_before_the_first_completes() -> None:
+    task = TaskBuilder()
+    for _ in range(2):
+        task.add(OperationType.PDP)
+    task.chain()
+    _, _, hardware = run(task)
+    assert [what for what, _, _ in hardware.log] == ["enabled", "enabled", "completed", "completed"]
+
+
+def test_a_fused_sdp_is_enabled_before_its_convolution() -> None:
+    task = TaskBuilder()
+    task.fuse(task.add(OperationType.CONV), task.add(OperationType.SDP))
+    _, _, hardware = run(task)
+    enabled = [engine for what, engine, _ in hardware.log if what == "enabled"]
+    assert enabled == ["SDP", "CONV"]
+
+
+def test_a_task_without_operations_is_done_at_once() -> None:
+    statistics, _, hardware = run(TaskBuilder())
+    assert statistics.operations == ()
+    assert hardware.log == []
+
+
+def test_counters_are_read_and_written_where_the_network_wants_them() -> None:
+    task = TaskBuilder(has_statistics=True)
+    task.fuse(task.add(OperationType.CONV), task.add(OperationType.SDP))
+    task.add(OperationType.BDMA)
+    hardware = FakeHardware(NV_FULL, lambda _: 0)
+    hardware.words["CACC.D_OUT_SATURATION", 0] = 77
+    hardware.words["BDMA.STATUS_GRP0_READ_STALL", 0] = 88
+    statistics, memory, _ = run(task, hardware)
+    assert ConvStatistics.from_bytes(task.statistics_of(memory, 0)).saturation_count == 77
+    assert BdmaStatistics.from_bytes(task.statistics_of(memory, 2)).read_stall == 88
+    assert all(item.counters is not None for item in statistics.operations)
+
+
+def test_nothing_is_counted_unasked() -> None:
+    task = TaskBuilder()
+    task.add(OperationType.RUBIK)
+    statistics, _, hardware = run(task)
+    assert statistics.operations[0].counters is None
+    assert ("RBK.D_PERF_ENABLE", 0) not in hardware.words
+
+
+def test_hardware_that_never_answers_ends_the_task_at_its_timeout_with_its_state() -> None:
+    task = TaskBuilder()
+    task.fuse(task.add(OperationType.CONV), task.add(OperationType.SDP))
+    task.connect(1, task.add(OperationType.PDP), COMPLETED)
+    hardware = FakeHardware(NV_FULL, lambda _: 0)
+    hardware.is_stuck = True
+    with pytest.raises(NvdlaError) as caught:
+        run(task, hardware, timeout_s=0.05)
+    assert caught.value.status is NvError.TIMEOUT
+    message = str(caught.value)
+    assert "0 of 3 operations are done" in message
+    assert "operation 2 (PDP) waits for 1 of its dependencies" in message
+    assert "CACC running/idle" in message
+
+
+def test_an_interrupt_that_means_nothing_does_not_stop_the_clock() -> None:
+    class Chatty(FakeHardware):
+        def wait_for_interrupt(self, timeout_s: float, /) -> bool:
+            time.sleep(min(timeout_s, 0.005))
+            return True
+
+    task = TaskBuilder()
+    task.add(OperationType.PDP)
+    with pytest.raises(NvdlaError, match="did not end in") as caught:
+        run(task, Chatty(NV_FULL, lambda _: 0), timeout_s=0.05)
+    assert caught.value.status is NvError.TIMEOUT
+
+
+def test_what_an_earlier_task_left_running_is_reported_not_overwritten() -> None:
+    task = TaskBuilder()
+    task.add(OperationType.PDP)
+    memory, hardware = FakeMemory(), FakeHardware(NV_FULL, lambda _: 0)
+    scheduler = EngineScheduler(hardware, memory, NV_FULL)
+    hardware.is_stuck = True
+    with pytest.raises(NvdlaError, match="did not end"):
+        scheduler.execute_task(task.write(memory), timeout_s=0.01)
+    with pytest.raises(NvdlaError, match="still holds what an earlier task left") as caught:
+        scheduler.execute_task(task.write(memory), timeout_s=0.01)
+    assert caught.value.status is NvError.INVALID_STATE
+    hardware.is_stuck = False
+    assert hardware.wait_for_interrupt(0)  # it ends at last; nobody waits for it any more
+    assert len(scheduler.execute_task(task.write(memory)).operations) == 1
+
+
+def test_a_second_task_at_the_same_time_is_busy() -> None:
+    task = TaskBuilder()
+    task.add(OperationType.PDP)
+    memory = FakeMemory()
+    entered, leave = threading.Event(), threading.Event()
+
+    class Slow(FakeHardware):
+        def wait_for_interrupt(self, timeout_s: float, /) -> bool:
+            entered.set()
+            leave.wait(timeout_s)
+            return super().wait_for_interrupt(timeout_s)
+
+    scheduler = EngineScheduler(Slow(NV_FULL, lambda _: 0), memory, NV_FULL)
+    addresses = task.write(memory)
+    thread = threading.Thread(target=scheduler.execute_task, args=(addresses,))
+    thread.start()
+    assert entered.wait(5)
+    with pytest.raises(NvdlaError, match="another task is running") as caught:
+        scheduler.execute_task(addresses)
+    assert caught.value.status is NvError.BUSY
+    leave.set()
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+def test_a_refused_operation_lets_the_others_finish_so_that_the_next_task_can_run() -> None:
+    task = TaskBuilder()
+    task.add(OperationType.PDP)
+    task.add(OperationType.CDP)
+    memory, hardware = FakeMemory(), FakeHardware(NV_FULL, lambda _: 0)
+    scheduler = EngineScheduler(hardware, memory, NV_FULL)
+    task.operations[1].lut_index = 9  # there is no such table
+    with pytest.raises(NvdlaError, match="lookup table 9") as caught:
+        scheduler.execute_task(task.write(memory))
+    assert "operation 1 (CDP)" in str(caught.value)
+    task.operations[1].lut_index = -1
+    assert len(scheduler.execute_task(task.write(memory)).operations) == 2
+
+
+def test_two_tables_never_share_the_engine_that_is_running() -> None:
+    task = TaskBuilder()
+    for lut_index in (0, 1, 1, -1, 2):
+        task.operations[task.add(OperationType.SDP)].lut_index = lut_index
+    task.chain()
+    statistics, _, _ = run(task)  # the fake hardware refuses writes to a locked table
+    assert len(statistics.operations) == 5
