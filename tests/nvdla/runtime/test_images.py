@@ -103,7 +103,10 @@ def test_a_malformed_image_is_refused(data: bytes) -> None:
     [
         (_tensor(DataType.INT8, (32, 8, 8), 1, 256, 2048, size=2047), NvError.INVALID_SIZE),
         (_tensor(DataType.INT8, (32, 8, 8), 1, 2**31, 1, size=2048), NvError.INVALID_ADDRESS),
-        (_tensor(DataType.INT8, (2**31 - 1,) * 3, 1, 0, 0, size=2048), NvError.INVALID_SIZE),
+        (
+            _tensor(DataType.INT8, (2**31 - 1, 2**31 - 1, 2**31 - 1), 1, 0, 0, size=2048),
+            NvError.INVALID_SIZE,
+        ),
         (_tensor(DataType.INT8, (-1, 1, 1), 1, 0, 0, size=2048), NvError.INVALID_SIZE),
         (_tensor(DataType.FLOAT, (1, 1, 1), 1, 0, 0, size=2048), NvError.NOT_SUPPORTED),
     ],

@@ -14,7 +14,6 @@ from smelt.nvdla.loadable import (
     Address,
     DataType,
     Loadable,
-    Memory,
     MemoryFlags,
     Relocation,
     Submit,
@@ -26,7 +25,7 @@ from tests.support.nvdla_driver import RecordingDriver
 from tests.support.nvdla_loadables import LINE_PLACE, SURFACE_PLACE, pooling_loadable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Generator
 
     from smelt.nvdla import Runtime
     from smelt.nvdla.port import PhysicalTask, PinnedMemory
@@ -61,10 +60,10 @@ def load_and_bind(
     return source, target
 
 
-def changed(change: Callable[[Memory], Memory], number: int) -> Loadable:
+def changed(number: int, **fields: Any) -> Loadable:
     loadable = pooling_loadable()
     memories = tuple(
-        change(memory) if memory.id == number else memory for memory in loadable.memories
+        replace(memory, **fields) if memory.id == number else memory for memory in loadable.memories
     )
     return replace(loadable, memories=memories)
 
@@ -160,23 +159,23 @@ def test_what_is_no_loadable_is_refused(runtime: Runtime) -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda memory: replace(memory, offsets=()), "offsets"),
-        (lambda memory: replace(memory, contents=("missing",)), "missing"),
-        (lambda memory: replace(memory, size=643), "too large"),
-        (lambda memory: replace(memory, offsets=(1,)), "too large"),
+        ({"offsets": ()}, "offsets"),
+        ({"contents": ("missing",)}, "missing"),
+        ({"size": 643}, "too large"),
+        ({"offsets": (1,)}, "too large"),
     ],
 )
 def test_contents_that_do_not_fit_their_memory_are_refused(
-    change: Callable[[Memory], Memory], text: str, runtime: Runtime, driver: RecordingDriver
+    change: dict[str, Any], text: str, runtime: Runtime, driver: RecordingDriver
 ) -> None:
     with fails(NvError.INVALID_STATE, text):
-        runtime.load(changed(change, 3))
+        runtime.load(changed(3, **change))
     assert not driver.regions, "what was allocated before is free again"
 
 
 def test_blobs_that_overlap_are_refused(runtime: Runtime) -> None:
     names = ("task-0-addr0", "task-0-dep_graph")
-    both = changed(lambda memory: replace(memory, contents=names, offsets=(0, 39)), 3)
+    both = changed(3, contents=names, offsets=(0, 39))
     with fails(NvError.INVALID_STATE, "overlap"):
         runtime.load(both)
 
@@ -184,10 +183,10 @@ def test_blobs_that_overlap_are_refused(runtime: Runtime) -> None:
 @pytest.mark.requirement("DX-10")
 def test_bind_ids_have_no_gaps_and_no_duplicates(runtime: Runtime) -> None:
     with fails(NvError.BAD_PARAMETER):
-        runtime.load(changed(lambda memory: replace(memory, bind_id=1), 4))
+        runtime.load(changed(4, bind_id=1))
     both = MemoryFlags.ALLOC | MemoryFlags.INPUT
     with fails(NvError.BAD_PARAMETER):
-        runtime.load(changed(lambda memory: replace(memory, flags=both), 5))
+        runtime.load(changed(5, flags=both))
 
 
 @pytest.mark.requirement("D-21", "D-22", "DX-2")
@@ -433,8 +432,8 @@ def test_memory_that_does_not_fit_leaves_nothing_behind(
     runtime: Runtime, driver: RecordingDriver
 ) -> None:
     with fails(NvError.INSUFFICIENT_MEMORY):
-        runtime.load(changed(lambda memory: replace(memory, size=1 << 30), 6))
+        runtime.load(changed(6, size=1 << 30))
     assert not driver.regions
     with fails(NvError.INVALID_SIZE):
-        runtime.load(changed(lambda memory: replace(memory, size=(1 << 64) - 1), 6))
+        runtime.load(changed(6, size=(1 << 64) - 1))
     assert not driver.regions
