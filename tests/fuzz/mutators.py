@@ -158,11 +158,8 @@ def _tokens(data: bytes) -> list[str]:
 
 def _solid(tokens: list[str], chance: random.Random) -> int:
     """The position of a token, rather not of space between tokens."""
-    for _ in range(4):
-        at = chance.randrange(len(tokens))
-        if not tokens[at].isspace():
-            return at
-    return at
+    at = chance.randrange(len(tokens))
+    return (at + 1) % len(tokens) if tokens[at].isspace() else at
 
 
 def _end(tokens: list[str], at: int) -> int:
@@ -215,14 +212,13 @@ def mutate_tree(tree: object, chance: random.Random) -> object:
     """The tree with one change; texts that are JSON themselves are changed inside."""
     holder: list[object] = [tree]
     places: list[tuple[Any, Any]] = []
-    stack: list[object] = [holder]
+    stack: list[Any] = [holder]
     while stack:
-        node = stack.pop()
-        items = node.items() if isinstance(node, dict) else enumerate(cast("list[object]", node))
-        for key, value in cast("Any", items):
-            places.append((node, key))
+        parent = stack.pop()
+        for key, value in _pairs(parent):
+            places.append((parent, key))
             if isinstance(value, dict | list):
-                stack.append(cast("object", value))
+                stack.append(value)
     node, key = chance.choice(places)
     value = node[key]
     if isinstance(value, str) and len(value) > 1 and value[0] in "{[" and chance.random() < 0.9:
@@ -233,6 +229,10 @@ def mutate_tree(tree: object, chance: random.Random) -> object:
         return holder[0]
     chance.choice(_TREE_CHANGES)(node, key, places, chance)
     return holder[0] if holder else None
+
+
+def _pairs(node: Any) -> Any:
+    return node.items() if isinstance(node, dict) else enumerate(node)
 
 
 def _set(node: Any, key: Any, places: list[tuple[Any, Any]], chance: random.Random) -> None:
@@ -272,8 +272,9 @@ def _double(node: Any, key: Any, places: list[tuple[Any, Any]], chance: random.R
 def _wrap(node: Any, key: Any, places: list[tuple[Any, Any]], chance: random.Random) -> None:
     """Nest a value in lists like its own parent, now and then very deep."""
     value = node[key]
-    brothers: list[Any] = node if isinstance(node, list) and chance.random() < 0.8 else [value]
-    place = key if brothers is node else 0
+    is_inside = isinstance(node, list) and chance.random() < 0.8
+    brothers: list[Any] = cast("Any", node) if is_inside else [value]
+    place = key if is_inside else 0
     for _ in range(chance.choice((1, 1, 2, *_DEEP_TREE))):
         level = [b if not isinstance(b, list | dict) else None for b in brothers]
         level[place] = value
@@ -283,8 +284,8 @@ def _wrap(node: Any, key: Any, places: list[tuple[Any, Any]], chance: random.Ran
 
 
 def _swap(node: Any, key: Any, places: list[tuple[Any, Any]], chance: random.Random) -> None:
-    keys = list(node) if isinstance(node, dict) else range(len(node))
-    other = chance.choice(list(keys))
+    keys: list[Any] = list(cast("Any", node)) if isinstance(node, dict) else [*range(len(node))]
+    other = chance.choice(keys)
     node[key], node[other] = node[other], node[key]
     del places
 
@@ -322,7 +323,8 @@ def message_mutator(make: Callable[[], Message], words: Sequence[str] = ("",)) -
 
 
 def _messages(root: Any) -> list[Any]:
-    found, stack = [], [root]
+    found: list[Any] = []
+    stack: list[Any] = [root]
     while stack:
         message = stack.pop()
         found.append(message)

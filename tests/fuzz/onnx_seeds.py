@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
@@ -111,7 +111,7 @@ def _node(op: str, opset: int, inputs: tuple[Any, ...], attributes: dict[str, An
     pairs = list(zip(names, inputs, strict=True))
     return _model(
         [node],
-        [_floats(name, *shape) for name, shape in pairs if isinstance(shape, tuple)],
+        [_floats(name, *cast("Any", shape)) for name, shape in pairs if isinstance(shape, tuple)],
         outputs,
         [numpy_helper.from_array(np.asarray(a), n) for n, a in pairs if not isinstance(a, tuple)],
         opset=opset,

@@ -117,7 +117,7 @@ def header_of(graph: Graph) -> tuple[EngineHeader, bytes]:
         )
         for c, offset in store.entries
     )  # fmt: skip
-    kernels = {s.kernel.symbol for s in made.plan.steps if hasattr(s, "kernel")}
+    kernels = {s.kernel.symbol for s in made.plan.steps if isinstance(s, Launch)}
     bindings = [Binding(v.name, True, v.tensor.dtype, v.tensor.shape) for v in graph.inputs]  # noqa: FBT003
     bindings += [Binding(v.name, False, v.tensor.dtype, v.tensor.shape) for v in graph.outputs]  # noqa: FBT003
     header = EngineHeader(
@@ -157,10 +157,10 @@ def engine_seeds() -> Iterator[bytes]:
 
 def plan_seeds() -> Iterator[bytes]:
     """Headers: assembled ones, and some with what the small networks do not need."""
-    for graph in graph_seeds():
-        header, _ = header_of(graph)
-        header = replace(header, program="{}")
+    headers = [replace(header_of(graph)[0], program="{}") for graph in graph_seeds()]
+    for header in headers:
         yield json.dumps(header_to_data(header)).encode()
+    header = headers[-1]
     details = replace(header.layers[0], details=parameters(kept=(1, 2.5, None, "text")))
     header = replace(header, layers=(details, *header.layers[1:]))
     for report in ("[]", '[{"candidates": {"relu": [[1, 2], 3]}, "memory": [["a", 1]]}]'):

@@ -24,8 +24,6 @@ from tests.fuzz import seeds
 from tests.fuzz.user_op import Fuzzed, make_known
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from smelt.engine import EngineHeader
 
 
@@ -49,32 +47,36 @@ def test_a_view_on_no_buffer_is_left_out_of_the_report(buffer: int) -> None:
     assert report.plans[0].memory == ()
 
 
-def _replaced(change: Callable[[dict[str, Any]], object]) -> EngineHeader:
+Change = tuple[tuple[str | int, ...], object]
+WRONG: tuple[Change, ...] = (
+    (("bounds",), []),
+    (("bounds",), {"batch": "nan"}),
+    (("inputs",), 3),
+    (("nodes", 0, "tactic"), []),
+    (("nodes", 0, "inputs"), [["node", 0, 0]]),
+    (("nodes", 0, "op"), None),
+)
+
+
+def _changed(path: tuple[str | int, ...], value: object) -> EngineHeader:
     header = _header()
     program = json.loads(header.program)
-    change(program["plans"][0])
+    place: Any = program["plans"][0]
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
     return replace(header, program=json.dumps(program))
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda plan: plan.update(bounds=[]),
-        lambda plan: plan.update(bounds={"batch": "nan"}),
-        lambda plan: plan.update(inputs=3),
-        lambda plan: plan["nodes"][0].update(tactic=[]),
-        lambda plan: plan["nodes"][0].update(inputs=[["node", 0, 0]]),
-        lambda plan: plan["nodes"][0].pop("op"),
-    ],
-)
+@pytest.mark.parametrize(("path", "value"), WRONG)
 def test_a_program_of_the_wrong_form_is_refused_with_what_to_do(
-    change: Callable[[dict[str, Any]], object],
+    path: tuple[str | int, ...], value: object
 ) -> None:
     with pytest.raises(
         EngineFormatError, match=r"its program is not sound.*fetch the engine again"
     ):
         reassembled_plans(
-            _replaced(change), CpuBackend(), target_named(seeds.TARGET), "some.engine"
+            _changed(path, value), CpuBackend(), target_named(seeds.TARGET), "some.engine"
         )
 
 
