@@ -34,8 +34,8 @@ GOLDENS = (
     "SDP_X1_L0_0_large_4486c3",
     "SDP_X1_L0_0_small_c9894d",
 )
-DIGITS = {"one": 1, "two": 7, "three": 3, "four": 4, "five": 5, "six": 5, "seven": 7}
-DIGITS |= {"eight": 3, "nine": 3}
+NAMES = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+DIGITS = dict(zip(NAMES, (1, 7, 3, 4, 5, 5, 7, 3, 3), strict=True))
 
 
 def loadable_of(shared: Path, name: str) -> bytes:
