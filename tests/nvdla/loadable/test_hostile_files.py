@@ -190,7 +190,7 @@ def test_a_number_that_its_field_cannot_hold_is_refused() -> None:
     assert caught.value.status is NvError.BAD_VALUE
 
 
-def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flatbuffers", None)
     with pytest.raises(MissingExtraError, match=r"smelt\[nvdla\]"):
         Loadable.from_bytes(bytes(16))
