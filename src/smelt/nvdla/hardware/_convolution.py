@@ -14,9 +14,15 @@ import numpy as np
 from smelt.nvdla._status import NvdlaError, NvError
 from smelt.nvdla.hardware._arithmetic import saturate, shift_right_rounded
 from smelt.nvdla.hardware._configuration import Precision
-from smelt.nvdla.hardware._features import pad_value, read_input
+from smelt.nvdla.hardware._features import pad_value, read_features
+from smelt.nvdla.hardware._image import read_image
 from smelt.nvdla.hardware._operation import ceil_div
-from smelt.nvdla.hardware._weights import read_direct_weights
+from smelt.nvdla.hardware._weights import read_weights
+from smelt.nvdla.hardware._winograd import (
+    check_winograd,
+    convolve_winograd,
+    extend_channels,
+)
 
 if TYPE_CHECKING:
     from smelt.nvdla.hardware._operation import Operation
@@ -95,12 +101,22 @@ def run_convolution(operation: Operation) -> np.ndarray:
     precision = operation.registers["CSC"].precision("D_MISC_CFG", "PROC_PRECISION")
     operation.require_precision(precision, "the convolution")
     shape = read_shape(operation)
-    if cdma.get("D_MISC_CFG", "CONV_MODE"):
-        raise NvdlaError(NvError.NOT_SUPPORTED, "Winograd")
-    data = read_input(operation, precision, shape)
-    weights = read_direct_weights(operation, precision, shape)
+    is_winograd = bool(cdma.get("D_MISC_CFG", "CONV_MODE"))
+    if is_winograd:
+        check_winograd(operation, shape)
     fill = pad_value(operation, precision)
-    sums = np.stack([correlate(cube, weights, shape, fill, precision) for cube in data])
+    if cdma.get("D_DATAIN_FORMAT", "DATAIN_FORMAT"):
+        windows, shape = read_image(operation, precision, shape, fill)
+        data = [windows]
+    else:
+        data = read_features(operation, precision)
+    weights = read_weights(operation, precision, shape)
+    if is_winograd:
+        cubes = [extend_channels(operation, cube, shape, fill) for cube in data]
+        sums = np.stack([convolve_winograd(operation, cube, weights, shape) for cube in cubes])
+    else:
+        _check_channels(data[0], shape)
+        sums = np.stack([correlate(cube, weights, shape, fill, precision) for cube in data])
     group = operation.configuration.kernel_group(precision)
     operation.mac_cycles = (
         shape.output_height
@@ -112,6 +128,14 @@ def run_convolution(operation: Operation) -> np.ndarray:
         * len(data)
     )
     return accumulate(operation, sums, precision)
+
+
+def _check_channels(cube: np.ndarray, shape: ConvolutionShape) -> None:
+    if cube.shape[2] < shape.channels:
+        raise NvdlaError(
+            NvError.BAD_VALUE,
+            f"CSC's kernels have {shape.channels} channels but CDMA brings {cube.shape[2]}",
+        )
 
 
 def correlate(

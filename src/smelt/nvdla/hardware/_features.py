@@ -10,12 +10,10 @@ from smelt.nvdla._status import NvdlaError, NvError
 from smelt.nvdla.hardware._arithmetic import saturate, shift_right_saturated, sign_extend
 from smelt.nvdla.hardware._configuration import Precision
 from smelt.nvdla.hardware._float import fp16_from_bits
-from smelt.nvdla.hardware._image import read_image
 from smelt.nvdla.hardware._memory import DTYPES, Surface
 from smelt.nvdla.hardware._operation import ceil_div
 
 if TYPE_CHECKING:
-    from smelt.nvdla.hardware._convolution import ConvolutionShape
     from smelt.nvdla.hardware._operation import Operation
 
 
@@ -27,10 +25,11 @@ def pad_value(operation: Operation, precision: Precision) -> float:
     return sign_extend(word, 8 if precision is Precision.INT8 else 16)
 
 
-def read_input(
-    operation: Operation, precision: Precision, shape: ConvolutionShape
-) -> list[np.ndarray]:
-    """Return the input [height, width, channels] of each batch element, converted."""
+def read_features(operation: Operation, precision: Precision) -> list[np.ndarray]:
+    """Return the input [height, width, channels] of each batch element, converted.
+
+    For Winograd the channels are those of all whole atoms.
+    """
     cdma = operation.registers["CDMA"]
     batches = cdma.get("D_BATCH_NUMBER", "BATCHES") + 1
     if batches > 1 and not operation.configuration.has_batch:
@@ -39,14 +38,10 @@ def read_input(
         )
     stored = cdma.precision("D_MISC_CFG", "IN_PRECISION")
     operation.require_precision(stored, "CDMA's input")
-    if cdma.get("D_DATAIN_FORMAT", "DATAIN_FORMAT"):
-        return [read_image(operation, precision)]
     channels = cdma.get("D_DATAIN_SIZE_1", "DATAIN_CHANNEL") + 1
-    if channels < shape.channels:
-        raise NvdlaError(
-            NvError.BAD_VALUE,
-            f"CSC's kernels have {shape.channels} channels but CDMA brings {channels}",
-        )
+    if cdma.get("D_MISC_CFG", "CONV_MODE"):
+        elements = operation.configuration.atom_elements(stored)
+        channels = ceil_div(channels, elements) * elements
     cubes: list[np.ndarray] = []
     for batch in range(batches):
         surface = Surface(

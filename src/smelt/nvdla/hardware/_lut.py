@@ -84,7 +84,8 @@ class Hit:
     @property
     def missed(self) -> np.ndarray:
         """Whether a value lies outside the table."""
-        return self.underflow | self.overflow
+        missed: np.ndarray = self.underflow | self.overflow
+        return missed
 
 
 def read_lut(

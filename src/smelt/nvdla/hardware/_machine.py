@@ -95,7 +95,7 @@ class MachineMemory:
 
     def write(self, space: MemorySpace, address: int, data: Buffer, /) -> None:
         """Set bytes. Raises NvdlaError(INVALID_ADDRESS): some lie outside; then none is set."""
-        source = np.frombuffer(data, np.uint8)
+        source = np.frombuffer(memoryview(data).cast("B"), np.uint8)
         self._window(space, address, source.size)[:] = source
 
     def fill(self, space: MemorySpace, address: int, size_bytes: int, value: int) -> None:

@@ -9,7 +9,7 @@ engines read, compute and write.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,9 +24,13 @@ MAX_CUBE_BYTES = 1 << 28
 """The largest surface that an engine accepts; a stride of 0 could ask for much more than memory."""
 
 Bytes = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
-Array = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
-FloatArray = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
-DTYPES = {Precision.INT8: np.int8, Precision.INT16: np.int16, Precision.FP16: np.float16}
+Array = np.ndarray[tuple[Any, ...], np.dtype[Any]]
+FloatArray = np.ndarray[tuple[Any, ...], np.dtype[Any]]
+DTYPES: dict[Precision, type[np.generic]] = {
+    Precision.INT8: np.int8,
+    Precision.INT16: np.int16,
+    Precision.FP16: np.float16,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +110,7 @@ class Dma:
 
     def write_bytes(self, space: MemorySpace, address: int, data: Buffer) -> None:
         """Set some bytes."""
-        source = np.frombuffer(data, np.uint8)
+        source = np.frombuffer(memoryview(data).cast("B"), np.uint8)
         self._memory(space).window(address, source.size)[:] = source
         self.bytes_moved[space] += source.size
 

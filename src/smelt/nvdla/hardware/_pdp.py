@@ -51,7 +51,8 @@ class Pooling:
         """Return for each output how many elements of its window are padding."""
         start = np.arange(self.size_out, dtype=np.int64) * self.stride - self.pad_before
         inside = np.minimum(start + self.kernel, self.size_in) - np.maximum(start, 0)
-        return self.kernel - np.maximum(inside, 0)
+        padded: Array = self.kernel - np.maximum(inside, 0)
+        return padded
 
 
 def run_pdp(operation: Operation, flying: Array | None) -> None:

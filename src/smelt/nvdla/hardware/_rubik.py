@@ -1,4 +1,4 @@
-"""RUBIK: reshaping. Contract (channels to pixels), split (cube to planes), merge (planes to cube)."""
+"""RUBIK: contract (channels to pixels), split (cube to planes) and merge (planes to cube)."""
 
 from __future__ import annotations
 

@@ -85,7 +85,8 @@ def run_sdp(operation: Operation, flying: np.ndarray | None) -> np.ndarray | Non
         registers.report("D_STATUS", int(unequal))
         return None
     if registers.get("D_FEATURE_MODE_CFG", "OUTPUT_DST"):
-        return output[0]
+        handed_over: np.ndarray = output[0]
+        return handed_over
     _write_output(operation, shape, output)
     return None
 
@@ -254,7 +255,8 @@ def _combine(values: Array, operand: Array, alu: int) -> Array:
         return np.minimum(values, operand)
     if alu == EQUAL:
         return (values != operand).astype(np.int64)
-    return values + operand
+    total: Array = values + operand
+    return total
 
 
 def convert_operand(operand: np.ndarray, converter: YConverter) -> Array:

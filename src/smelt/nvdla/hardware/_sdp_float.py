@@ -53,12 +53,16 @@ def _flushed(values: np.ndarray, *, is_on: bool) -> FloatArray:
 
 def _combine(values: FloatArray, operand: np.ndarray, alu: int) -> FloatArray:
     if alu == MAXIMUM:
-        return np.maximum(values, operand)
+        highest: FloatArray = np.maximum(values, operand)
+        return highest
     if alu == MINIMUM:
-        return np.minimum(values, operand)
+        lowest: FloatArray = np.minimum(values, operand)
+        return lowest
     if alu == EQUAL:
-        return (values != operand).astype(np.float32)
-    return values + operand
+        differs: FloatArray = (values != operand).astype(np.float32)
+        return differs
+    total: FloatArray = values + operand
+    return total
 
 
 def _apply_x(values: FloatArray, stage: XStage, operands: Operands, *, flush: bool) -> FloatArray:

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smelt.nvdla._status import NvdlaError, NvError
-from smelt.nvdla.hardware._memory import DTYPES
+from smelt.nvdla.hardware._memory import DTYPES, MAX_CUBE_BYTES
+from smelt.nvdla.hardware._operation import ceil_div
+from smelt.nvdla.hardware._winograd import unpack_winograd
 
 if TYPE_CHECKING:
     from smelt.nvdla.hardware._configuration import Precision
@@ -15,27 +17,74 @@ if TYPE_CHECKING:
     from smelt.nvdla.hardware._operation import Operation
 
 
-def read_direct_weights(
-    operation: Operation, precision: Precision, shape: ConvolutionShape
-) -> np.ndarray:
-    """Return the kernels of a direct convolution."""
+def read_weights(operation: Operation, precision: Precision, shape: ConvolutionShape) -> np.ndarray:
+    """Return the kernels of any convolution."""
     elements = shape.kernel_height * shape.kernel_width * shape.channels * shape.kernels
+    if elements * precision.size_bytes > MAX_CUBE_BYTES:
+        raise NvdlaError(
+            NvError.INVALID_SIZE,
+            f"kernels of {elements} elements exceed {MAX_CUBE_BYTES} bytes; check their size",
+        )
     flat = read_weight_elements(operation, precision, elements)
     group = operation.configuration.kernel_group(precision)
+    if operation.registers["CDMA"].get("D_MISC_CFG", "CONV_MODE"):
+        return unpack_winograd(flat, shape, group)
+    csc = operation.registers["CSC"]
+    lines = 1 << csc.get("D_POST_Y_EXTENSION", "Y_EXTENSION")
+    if lines > 1 and csc.get("D_DATAIN_FORMAT", "DATAIN_FORMAT"):
+        return unpack_extended(flat, shape, group, lines)
     return unpack_direct(flat, shape, group, operation.configuration.atomic_c)
 
 
 def read_weight_elements(operation: Operation, precision: Precision, count: int) -> np.ndarray:
     """Return the stored elements in order, expanded if they are compressed."""
     cdma = operation.registers["CDMA"]
-    if cdma.get("D_WEIGHT_FORMAT", "WEIGHT_FORMAT"):
-        raise NvdlaError(NvError.NOT_SUPPORTED, "compressed")
-    data = operation.dma.read_bytes(
-        cdma.space("D_WEIGHT_RAM_TYPE", "WEIGHT_RAM_TYPE"),
-        cdma.address("D_WEIGHT_ADDR_LOW", "D_WEIGHT_ADDR_HIGH"),
-        count * precision.size_bytes,
+    space = cdma.space("D_WEIGHT_RAM_TYPE", "WEIGHT_RAM_TYPE")
+    address = cdma.address("D_WEIGHT_ADDR_LOW", "D_WEIGHT_ADDR_HIGH")
+    is_compressed = bool(cdma.get("D_WEIGHT_FORMAT", "WEIGHT_FORMAT"))
+    dtype = DTYPES[precision]
+    if not is_compressed:
+        data = operation.dma.read_bytes(space, address, count * precision.size_bytes)
+        return _flush(operation, data.view(dtype))
+    if not operation.configuration.has_compression:
+        raise NvdlaError(
+            NvError.NOT_SUPPORTED, f"{operation.configuration.name} reads no compressed weights"
+        )
+    mask_bytes = operation.dma.read_bytes(
+        space, cdma.address("D_WMB_ADDR_LOW", "D_WMB_ADDR_HIGH"), ceil_div(count, 8)
     )
-    return data.view(DTYPES[precision])
+    mask = np.unpackbits(mask_bytes, count=count, bitorder="little").astype(bool)
+    stored = int(mask.sum())
+    data = operation.dma.read_bytes(space, address, stored * precision.size_bytes)
+    elements = np.zeros(count, dtype)
+    elements[mask] = data.view(dtype)
+    return _flush(operation, elements)
+
+
+def _flush(operation: Operation, elements: np.ndarray) -> np.ndarray:
+    if elements.dtype != np.float16:
+        return elements
+    operation.counters.nan_inputs += int(np.isnan(elements).sum())
+    if operation.registers["CDMA"].get("D_NAN_FLUSH_TO_ZERO", "NAN_TO_ZERO"):
+        return np.where(np.isnan(elements), np.float16(0), elements)
+    return elements
+
+
+def unpack_extended(
+    flat: np.ndarray, shape: ConvolutionShape, group: int, lines: int
+) -> np.ndarray:
+    """Reorder image kernels whose lines are stored in pairs or fours: lines, kernel, line, C."""
+    rows, channels = shape.kernel_height, shape.channels
+    weights = np.empty((rows, 1, channels, shape.kernels), flat.dtype)
+    at = 0
+    for first in range(0, shape.kernels, group):
+        count = min(group, shape.kernels - first)
+        for top in range(0, rows, lines):
+            height = min(lines, rows - top)
+            part = flat[at : at + height * channels * count].reshape(count, height, channels)
+            weights[top : top + height, 0, :, first : first + count] = part.transpose(1, 2, 0)
+            at += part.size
+    return weights
 
 
 def unpack_direct(flat: np.ndarray, shape: ConvolutionShape, group: int, block: int) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -25,7 +26,7 @@ from smelt.nvdla.traces._parse import parse_cfg, parse_data, parse_txn
 from smelt.nvdla.traces._source import TraceFile, find_traces
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 MAX_SPAN_BYTES = 1 << 32
@@ -35,10 +36,10 @@ _PAGE_BYTES = 1 << 16
 _POLLS = 64
 """Reads of the interrupt status after which an interrupt is given up; it comes at the second."""
 _CONFIGURATION_MARK = "configuration:"
-_COMPARISONS = {
-    "==": lambda value, expected: value == expected,
-    "<=": lambda value, expected: value <= expected,
-    ">=": lambda value, expected: value >= expected,
+_COMPARISONS: dict[str, Callable[[int, int], bool]] = {
+    "==": operator.eq,
+    "<=": operator.le,
+    ">=": operator.ge,
 }
 
 State = Literal["passed", "failed", "skipped"]

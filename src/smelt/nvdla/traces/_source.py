@@ -84,9 +84,9 @@ def find_traces(path: str | Path) -> tuple[TraceFile, ...]:
     """
     path = Path(path)
     if path.is_dir():
-        names = (item.relative_to(path) for item in path.rglob("*") if item.suffix in _SUFFIXES)
+        found = sorted(item for item in path.rglob("*") if item.suffix in _SUFFIXES)
         folder = _Folder(path)
-        return tuple(TraceFile(PurePosixPath(name), folder) for name in sorted(names))
+        return tuple(TraceFile(PurePosixPath(item.relative_to(path)), folder) for item in found)
     if not path.exists():
         raise FileNotFoundError(str(path))
     if path.name.endswith(_ARCHIVES):
