@@ -12,6 +12,7 @@ from smelt.cli._bench import bench
 from smelt.cli._build import build
 from smelt.cli._compare import compare
 from smelt.cli._console import say
+from smelt.cli._dla import dla
 from smelt.cli._inspect import inspect
 from smelt.cli._run import run
 from smelt.cli._trust import trust
@@ -103,7 +104,7 @@ def _line(error: BaseException) -> str | None:
             f"internal error: {error}\n"
             "This is a bug in smelt, not in what you gave it. Please report it to whoever keeps "
             "the smelt that you installed, with the command, the output of `smelt --version`, and "
-            "what the command says with SMELT_LOG=debug."
+            "what the command says with SMELT_LOG=verbose."
         )
     if isinstance(error, ModuleNotFoundError):
         module = (error.name or "a module").partition(".")[0]
@@ -176,7 +177,7 @@ def _keep_lines(command: click.Command) -> click.Command:
     return command
 
 
-for _command in (build, run, bench, inspect, compare, trust):
+for _command in (build, run, bench, inspect, compare, trust, dla):
     commands.add_command(_keep_lines(_command))
 _keep_lines(commands)
 

@@ -11,6 +11,7 @@ from smelt.nvdla.runtime._enums import (
     PoolingType,
     ScaleMode,
 )
+from smelt.nvdla.runtime._features import array_from_tensor, dtype_of_tensor, write_tensor
 from smelt.nvdla.runtime._image import DlaImage, ImageFormat, image_from_tensor
 from smelt.nvdla.runtime._runtime import Runtime, create_runtime, destroy_runtime
 from smelt.nvdla.runtime._tensor import Dims4, NvDlaTensor
@@ -30,7 +31,10 @@ __all__ = [
     "PoolingType",
     "Runtime",
     "ScaleMode",
+    "array_from_tensor",
     "create_runtime",
     "destroy_runtime",
+    "dtype_of_tensor",
     "image_from_tensor",
+    "write_tensor",
 ]

@@ -26,6 +26,7 @@ from smelt.nvdla.loadable import (
     find_emu_layout,
     read_emu_operation,
 )
+from smelt.nvdla.runtime._atoms import AtomLayout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -118,29 +119,17 @@ def _places(
     """Give the place of every byte of a tensor, [channel, line, column, byte]."""
     memory = _at(addresses, buffer.address_index, f"the {what}")
     element = 2 if kind is EmuFormat.FF16 else 1
-    lanes = _ATOM_BYTES[kind] // element
-    total = buffer.channel * buffer.height * buffer.width * element
-    if total > memory.nbytes:
-        raise NvdlaError(
-            NvError.INVALID_SIZE,
-            f"the {what} of an emulated operation has {total} bytes of elements, "
-            f"its memory {memory.nbytes}",
-        )
-    channel = np.arange(buffer.channel, dtype=np.int64)
-    offset = (
-        buffer.address_index_offset
-        + (channel // lanes * buffer.surf_stride + channel % lanes * element)[:, None, None, None]
-        + (np.arange(buffer.height, dtype=np.int64) * buffer.line_stride)[:, None, None]
-        + (np.arange(buffer.width, dtype=np.int64) * _ATOM_BYTES[kind])[:, None]
-        + np.arange(element)
+    layout = AtomLayout(
+        buffer.channel,
+        buffer.height,
+        buffer.width,
+        buffer.line_stride,
+        buffer.surf_stride,
+        _ATOM_BYTES[kind] // element,
+        element,
+        buffer.address_index_offset,
     )
-    if offset.size and int(offset.max()) >= memory.nbytes:
-        raise NvdlaError(
-            NvError.INVALID_ADDRESS,
-            f"the {what} of an emulated operation reaches byte {int(offset.max())} of memory of "
-            f"{memory.nbytes} bytes",
-        )
-    return offset
+    return layout.find_bytes(memory.nbytes, f"the {what} of an emulated operation")
 
 
 def _load(

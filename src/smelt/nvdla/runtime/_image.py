@@ -16,6 +16,7 @@ import numpy as np
 from smelt.errors import ModelFormatError
 from smelt.nvdla._status import NvdlaError, NvError
 from smelt.nvdla.loadable import DataCategory, DataType
+from smelt.nvdla.runtime._atoms import AtomLayout
 from smelt.nvdla.runtime._enums import PixelFormat
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ _HEAD: Final = struct.Struct("<4sI7I")
 class _Layout(NamedTuple):
     element_bytes: int
     lanes: int
-    """Channels that lie side by side; 0 for a plane for each channel."""
+    """Channels that lie side by side; 1 for a plane for each channel."""
     number_2018: int | None
     number_2019: int
     is_float: bool = False
@@ -44,9 +45,9 @@ class ImageFormat(Enum):
     R8 = _Layout(1, 1, 0, 0)
     A16B16G16R16_F = _Layout(2, 4, 8, 8, is_float=True)
     A8B8G8R8 = _Layout(1, 4, 13, 13)
-    F8_CHW_I = _Layout(1, 0, 37, 37)
-    F16_CHW_I = _Layout(2, 0, 38, 38)
-    F16_CHW_F = _Layout(2, 0, 39, 39, is_float=True)
+    F8_CHW_I = _Layout(1, 1, 37, 37)
+    F16_CHW_I = _Layout(2, 1, 38, 38)
+    F16_CHW_F = _Layout(2, 1, 39, 39, is_float=True)
     F8_CXHWX_X32_I = _Layout(1, 32, 40, 40)
     F8_CXHWX_X8_I = _Layout(1, 8, None, 41)
     F16_CXHWX_X16_I = _Layout(2, 16, 41, 42)
@@ -184,26 +185,13 @@ _FEATURE_FORMATS: Final = {
 def _places(image: DlaImage, size_bytes: int) -> NDArray[np.int64]:
     """Give the place of every byte, [channel, line, column, byte]."""
     layout = image.format.value
-    element = layout.element_bytes
-    total = image.channel * image.height * image.width * element
-    if min(image.channel, image.height, image.width) < 0 or total > size_bytes:
-        raise NvdlaError(
-            NvError.INVALID_SIZE,
-            f"an image of {image.channel}x{image.height}x{image.width} elements of {element} bytes "
-            f"lies in memory of {size_bytes} bytes",
-        )
-    channel = np.arange(image.channel, dtype=np.int64)
-    lanes = layout.lanes or 1
-    pixel_bytes = lanes * element
-    offset = (
-        (channel // lanes * image.surface_stride + channel % lanes * element)[:, None, None, None]
-        + (np.arange(image.height, dtype=np.int64) * image.line_stride)[:, None, None]
-        + (np.arange(image.width, dtype=np.int64) * pixel_bytes)[:, None]
-        + np.arange(element)
+    atoms = AtomLayout(
+        image.channel,
+        image.height,
+        image.width,
+        image.line_stride,
+        image.surface_stride,
+        layout.lanes,
+        layout.element_bytes,
     )
-    if offset.size and int(offset.max()) >= size_bytes:
-        raise NvdlaError(
-            NvError.INVALID_ADDRESS,
-            f"an image reaches byte {int(offset.max())} of memory of {size_bytes} bytes",
-        )
-    return offset
+    return atoms.find_bytes(size_bytes, "an image")

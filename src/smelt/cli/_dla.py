@@ -1,0 +1,278 @@
+"""``smelt dla``: loadables on NVDLA, modelled here or behind a socket."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from smelt.cli._console import print_json, print_table, say
+from smelt.cli._dla_trace import trace
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from numpy.typing import NDArray
+
+    from smelt.nvdla.port import Driver, MachineDriver
+    from smelt.nvdla.runtime import NvDlaTensor, Runtime
+
+_MOST_VALUES: Final = 4096
+_JSON = click.option("--json", "as_json", is_flag=True, help="Answer as JSON on stdout.")
+_CONFIGURATION = click.option(
+    "--configuration",
+    default="nv_full",
+    show_default=True,
+    metavar="NAME",
+    help="The hardware: nv_full, nv_large, nv_small, nv_small_256, …",
+)
+_EXACT = click.option(
+    "--exact-fp16", is_flag=True, help="Add fp16 products as the hardware's adders do: slow."
+)
+
+
+@click.group(short_help="Inspect and run NVDLA loadables; serve a modelled device.")
+def dla() -> None:
+    r"""Inspect and run NVDLA loadables on a bit-exact model of the hardware.
+
+    \b
+    Examples:
+      smelt dla inspect network.nvdla
+      smelt dla run network.nvdla --configuration nv_small --input image.npy
+      smelt dla serve /tmp/dla.sock --configuration nv_full
+    """
+
+
+dla.add_command(trace)
+
+
+@dla.command(short_help="Show tasks, operations, dependencies, memory and tensors.")
+@click.argument("path", metavar="FILE", type=click.Path(exists=True, dir_okay=False))
+@click.option("--dot", is_flag=True, help="The dependency graph for Graphviz.")
+@_JSON
+def inspect(*, path: str, dot: bool, as_json: bool) -> None:
+    r"""Show what the loadable FILE does, whether or not any hardware here can run it.
+
+    \b
+    Examples:
+      smelt dla inspect network.nvdla
+      smelt dla inspect network.nvdla --json | python -m json.tool
+      smelt dla inspect network.nvdla --dot | dot -Tsvg > network.svg
+    """
+    from smelt.nvdla.loadable import Loadable, format_dot, format_text, interpret, to_plain
+
+    view = interpret(Loadable.from_bytes(Path(path).read_bytes()))
+    if as_json:
+        print_json(to_plain(view))
+    else:
+        click.echo(format_dot(view) if dot else format_text(view))
+
+
+@dla.command(short_help="Run a loadable once.")
+@click.argument("path", metavar="FILE", type=click.Path(exists=True, dir_okay=False))
+@click.option(
+    "--input",
+    "inputs",
+    multiple=True,
+    metavar="FILE",
+    help="An input, in the order of the network's: .npy (CxHxW), .dimg, or raw memory.  "
+    "[default: zeros]",
+)
+@click.option(
+    "--output",
+    "outputs",
+    multiple=True,
+    metavar="FILE",
+    help="Where to write an output, in the order of the network's: .npy, .dimg, or raw memory.",
+)
+@_CONFIGURATION
+@_EXACT
+@click.option("--socket", metavar="PATH", help="Run at a `smelt dla serve` instead.")
+@click.option("--instance", default=0, show_default=True, help="Which device of the server.")
+@_JSON
+def run(
+    *,
+    path: str,
+    inputs: tuple[str, ...],
+    outputs: tuple[str, ...],
+    configuration: str,
+    exact_fp16: bool,
+    socket: str | None,
+    instance: int,
+    as_json: bool,
+) -> None:
+    r"""Run the loadable FILE once and show its outputs.
+
+    \b
+    Examples:
+      smelt dla run network.nvdla --input image.npy --output answer.npy
+      smelt dla run network.nvdla --configuration nv_small --output answer.dimg
+      smelt dla run network.nvdla --socket /tmp/dla.sock --json
+    """
+    from smelt.nvdla.hardware import find_configuration
+
+    hardware = find_configuration(configuration)
+    data = Path(path).read_bytes()
+    with _open(configuration, socket, instance, exact_fp16=exact_fp16) as (runtime, driver):
+        runtime.load(data, instance)
+        results = _run_once(runtime, inputs, outputs, hardware.atom_bytes)
+        cycles = driver.machines[0].total_cycles if driver is not None else None
+    report = {
+        "loadable": path,
+        "configuration": None if socket else configuration,
+        "estimated_cycles": cycles,
+        **results,
+    }
+    if as_json:
+        print_json(report)
+    else:
+        _show(report)
+
+
+@dla.command(short_help="Serve modelled devices to other processes.")
+@click.argument("path", metavar="SOCKET")
+@_CONFIGURATION
+@_EXACT
+@click.option(
+    "--devices", default=1, show_default=True, type=click.IntRange(1, 64), help="How many."
+)
+def serve(*, path: str, configuration: str, exact_fp16: bool, devices: int) -> None:
+    r"""Serve modelled devices at the Unix socket SOCKET, until interrupted.
+
+    Driver and hardware are in this process; the user-mode driver is in the others. Only this user
+    may connect.
+
+    \b
+    Examples:
+      smelt dla serve /tmp/dla.sock
+      smelt dla serve /tmp/dla.sock --configuration nv_small --devices 2
+    """
+    from smelt.nvdla.port import MachineDriver, PortServer
+
+    driver: Driver = MachineDriver(configuration, devices, exact_fp16=exact_fp16)
+    with PortServer(path, driver) as server:
+        say(f"serving {devices} {configuration} at {path}; end with Ctrl-C")
+        server.serve_forever()
+
+
+@contextlib.contextmanager
+def _open(
+    configuration: str, socket: str | None, instance: int, *, exact_fp16: bool
+) -> Generator[tuple[Runtime, MachineDriver | None]]:
+    from smelt.nvdla import create_runtime
+    from smelt.nvdla.port import LocalPort, MachineDriver, SocketPort
+
+    if socket is None:
+        driver = MachineDriver(configuration, instance + 1, exact_fp16=exact_fp16)
+        with create_runtime(LocalPort(driver), max_devices=instance + 1) as runtime:
+            yield runtime, driver
+        return
+    with SocketPort(socket) as port, create_runtime(port, max_devices=instance + 1) as runtime:
+        yield runtime, None
+
+
+def _run_once(
+    runtime: Runtime, inputs: tuple[str, ...], outputs: tuple[str, ...], atom_bytes: int
+) -> dict[str, Any]:
+    num_inputs, num_outputs = runtime.get_num_input_tensors(), runtime.get_num_output_tensors()
+    for given, there, what in ((inputs, num_inputs, "input"), (outputs, num_outputs, "output")):
+        if len(given) > there:
+            raise click.UsageError(f"{len(given)} --{what} are given; the network has {there}")
+    for number in range(num_inputs):
+        tensor = runtime.get_input_tensor_desc(number)
+        pinned = runtime.allocate_system_memory(tensor.buffer_size)
+        runtime.bind_input_tensor(number, pinned.mem_handle)
+        if number < len(inputs):
+            _read_input(Path(inputs[number]), tensor, pinned.data, atom_bytes)
+    bound: list[tuple[NvDlaTensor, NDArray[Any]]] = []
+    for number in range(num_outputs):
+        tensor = runtime.get_output_tensor_desc(number)
+        pinned = runtime.allocate_system_memory(tensor.buffer_size)
+        runtime.bind_output_tensor(number, pinned.mem_handle)
+        bound.append((tensor, pinned.data))
+    start = time.perf_counter()
+    runtime.submit()
+    milliseconds = (time.perf_counter() - start) * 1e3
+    for file, (tensor, data) in zip(outputs, bound, strict=False):
+        _write_output(Path(file), tensor, data, atom_bytes)
+    return {
+        "milliseconds": milliseconds,
+        "zero_inputs": num_inputs - len(inputs),
+        "outputs": [_describe(tensor, data, atom_bytes) for tensor, data in bound],
+    }
+
+
+def _read_input(path: Path, tensor: NvDlaTensor, memory: NDArray[Any], atom_bytes: int) -> None:
+    import numpy as np
+
+    from smelt.nvdla.runtime import DlaImage, write_tensor
+
+    if path.suffix == ".npy":
+        array = np.load(path, allow_pickle=False)
+        if array.ndim == 4 and array.shape[0] == 1:
+            array = array[0]
+        write_tensor(tensor, array, memory, atom_bytes=atom_bytes)
+        return
+    data = path.read_bytes()
+    if path.suffix == ".dimg":
+        DlaImage.from_bytes(data).write_to(memory)
+        return
+    if len(data) != memory.nbytes:
+        raise click.UsageError(
+            f"{path} has {len(data)} bytes; input {tensor.name!r} takes {memory.nbytes}"
+        )
+    memory[:] = np.frombuffer(data, np.uint8)
+
+
+def _write_output(path: Path, tensor: NvDlaTensor, memory: NDArray[Any], atom_bytes: int) -> None:
+    import numpy as np
+
+    from smelt.nvdla.runtime import array_from_tensor, image_from_tensor
+
+    if path.suffix == ".npy":
+        np.save(path, array_from_tensor(tensor, memory, atom_bytes=atom_bytes))
+    elif path.suffix == ".dimg":
+        path.write_bytes(image_from_tensor(tensor, memory).to_bytes())
+    else:
+        path.write_bytes(memory.tobytes())
+
+
+def _describe(tensor: NvDlaTensor, memory: NDArray[Any], atom_bytes: int) -> dict[str, Any]:
+    import hashlib
+
+    from smelt.nvdla.runtime import array_from_tensor, image_from_tensor
+
+    array = array_from_tensor(tensor, memory, atom_bytes=atom_bytes)
+    image = image_from_tensor(tensor, memory).to_bytes()
+    values = array.reshape(-1)
+    return {
+        "name": tensor.name,
+        "shape": list(array.shape),
+        "dtype": str(array.dtype),
+        "md5": hashlib.md5(image, usedforsecurity=False).hexdigest(),
+        "values": values[:_MOST_VALUES].tolist(),
+        "largest_index": int(values.argmax()) if values.size else None,
+    }
+
+
+def _show(report: dict[str, Any]) -> None:
+    if report["zero_inputs"]:
+        say(f"{report['zero_inputs']} input(s) are zeros; give them with --input")
+    cycles = report["estimated_cycles"]
+    estimate = f", about {cycles:,} cycles of the hardware" if cycles is not None else ""
+    click.echo(f"{report['milliseconds']:.1f} ms{estimate}")
+    rows = [
+        (
+            output["name"],
+            "x".join(map(str, output["shape"])),
+            output["dtype"],
+            ", ".join(f"{value:g}" for value in output["values"][:10])
+            + (", …" if len(output["values"]) > 10 else ""),
+            output["largest_index"],
+        )
+        for output in report["outputs"]
+    ]
+    print_table(rows, ("output", "shape", "dtype", "values", "largest at"))

@@ -1,0 +1,59 @@
+"""Where the bytes of a tensor lie, when channels are stored in atoms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from smelt.nvdla._status import NvdlaError, NvError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class AtomLayout:
+    """A tensor of channels, lines and columns in memory."""
+
+    channel: int
+    height: int
+    width: int
+    line_stride: int
+    surface_stride: int
+    lanes: int
+    """Channels side by side in an atom."""
+    element_bytes: int
+    start: int = 0
+
+    def find_bytes(self, size_bytes: int, what: str) -> NDArray[np.int64]:
+        """Give the place of every byte, [channel, line, column, byte].
+
+        Raises:
+            NvdlaError: INVALID_SIZE, the elements are more than the memory; INVALID_ADDRESS, one
+                lies outside.
+        """
+        extents = (self.channel, self.height, self.width)
+        needed = self.channel * self.height * self.width * self.element_bytes
+        if min(extents) < 0 or needed > size_bytes:
+            raise NvdlaError(
+                NvError.INVALID_SIZE,
+                f"{what} of {self.channel}x{self.height}x{self.width} elements of "
+                f"{self.element_bytes} bytes lies in memory of {size_bytes} bytes",
+            )
+        channel = np.arange(self.channel, dtype=np.int64)
+        surface, lane = channel // self.lanes, channel % self.lanes
+        offset = (
+            self.start
+            + (surface * self.surface_stride + lane * self.element_bytes)[:, None, None, None]
+            + (np.arange(self.height, dtype=np.int64) * self.line_stride)[:, None, None]
+            + (np.arange(self.width, dtype=np.int64) * self.lanes * self.element_bytes)[:, None]
+            + np.arange(self.element_bytes)
+        )
+        if offset.size and int(offset.max()) >= size_bytes:
+            raise NvdlaError(
+                NvError.INVALID_ADDRESS,
+                f"{what} reaches byte {int(offset.max())} of memory of {size_bytes} bytes",
+            )
+        return offset

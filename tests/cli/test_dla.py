@@ -1,0 +1,145 @@
+"""``smelt dla``: loadables are shown, run here, and run at a server."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from smelt.nvdla.runtime import DlaImage
+from tests.conftest import ROOT
+from tests.support.nvdla_loadables import pooling_loadable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.cli.conftest import Smelt
+
+LENET_MD5 = "461f65114fb0c2db90fa03d9b929aeac"
+
+
+@pytest.fixture
+def lenet(shared: Path) -> Path:
+    return shared / "nvdla" / "flatbufs" / "kmd" / "NN" / "NN_L0_0_fbuf"
+
+
+@pytest.fixture
+def reshape(shared: Path) -> Path:
+    return shared / "nvdla" / "flatbufs" / "kmd" / "RBK" / "RBK_L0_0_fbuf"
+
+
+@pytest.mark.requirement("D-6", "D-7", "D-9")
+def test_a_loadable_is_shown_as_text(smelt: Smelt, lenet: Path) -> None:
+    text = smelt("dla", "inspect", lenet).out
+    assert "task 1: DLA1 firmware 0.11.0, 11 operations" in text
+    assert "waits for 3; programmed -> 6, programmed -> 4" in text
+    assert "enabled -> 0 (fused parent)" in text
+    assert "src         1x28x28 (CxHxW), FF16, address 2, 25088 bytes, strides 896/25088" in text
+    assert "prob: 1x10x1x1 NCXHWX HALF FEATURE, memory 12, 32 bytes" in text
+
+
+@pytest.mark.requirement("D-9", "DX-11")
+def test_a_loadable_is_shown_as_json(smelt: Smelt, lenet: Path) -> None:
+    report = smelt("dla", "inspect", lenet, "--json").json
+    assert report["version"] == "0.7.0"
+    assert [task["interface"] for task in report["tasks"]] == ["EMU1", "DLA1", "EMU1"]
+    task = report["tasks"][1]
+    counts = [item["dependencies"]["dependency_count"] for item in task["operations"]]
+    assert counts == [1, 1, 1, 3, 2, 2, 3, 2, 1, 3, 2]
+    edges = [edge["target"] for edge in task["edges"]]
+    assert [edges.count(number) for number in range(11)] == counts
+    assert len(report["memories"]) == 37
+    assert report["blobs"][-1]["size"] == 50048
+
+
+def test_a_dependency_graph_is_drawn(smelt: Smelt, lenet: Path) -> None:
+    text = smelt("dla", "inspect", lenet, "--dot").out
+    assert text.startswith("digraph loadable {")
+    assert 't1_0 [label="0 CONV"];' in text
+    assert 't1_1 -> t1_0 [label="enabled", style=dashed];' in text
+    assert text.count("{") == text.count("}")
+
+
+def test_what_is_no_loadable_is_one_line(smelt: Smelt, tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"something else entirely, that is not a loadable")
+    answer = smelt("dla", "inspect", path)
+    assert answer.code == 1
+    assert answer.err.startswith("error: ")
+    assert answer.err.count("\n") == 1
+
+
+@pytest.mark.requirement("D-15")
+def test_a_loadable_is_run(smelt: Smelt, lenet: Path, tmp_path: Path) -> None:
+    image, array, raw = (tmp_path / name for name in ("o.dimg", "o.npy", "o.bin"))
+    report = smelt("dla", "run", lenet, "--json", "--output", image).json
+    (output,) = report["outputs"]
+    assert output["md5"] == LENET_MD5
+    assert output["largest_index"] == 1
+    assert report["estimated_cycles"] > 1000
+    assert report["zero_inputs"] == 1
+    packed = DlaImage.from_bytes(image.read_bytes()).to_array()
+    smelt("dla", "run", lenet, "--output", array)
+    np.testing.assert_array_equal(np.load(array), packed)
+    assert "prob" in smelt("dla", "run", lenet, "--output", raw).out
+    assert len(raw.read_bytes()) == 32
+
+
+def test_an_input_is_an_array_an_image_or_memory(smelt: Smelt, lenet: Path, tmp_path: Path) -> None:
+    picture = np.random.default_rng(0).integers(0, 256, (1, 1, 28, 28)).astype(np.float16)
+    np.save(tmp_path / "in.npy", picture)
+    memory = np.zeros((28, 28, 16), np.float16)
+    memory[..., 0] = picture[0, 0]
+    (tmp_path / "in.bin").write_bytes(memory.tobytes())
+    answers = [
+        smelt("dla", "run", lenet, "--json", "--input", tmp_path / name).json["outputs"][0]["md5"]
+        for name in ("in.npy", "in.bin")
+    ]
+    assert answers[0] == answers[1] != LENET_MD5
+    np.save(tmp_path / "wrong.npy", picture[0, 0])
+    assert "CxHxW" in smelt("dla", "run", lenet, "--input", tmp_path / "wrong.npy").err
+    (tmp_path / "short.bin").write_bytes(b"1")
+    assert "takes 25088" in smelt("dla", "run", lenet, "--input", tmp_path / "short.bin").err
+
+
+@pytest.mark.requirement("D-9")
+def test_a_loadable_for_other_hardware_is_shown_but_not_run(smelt: Smelt, reshape: Path) -> None:
+    assert "RUBIK" in smelt("dla", "inspect", reshape).out
+    answer = smelt("dla", "run", reshape, "--configuration", "nv_small")
+    assert answer.code == 1
+    assert "nv_small has no" in answer.err
+
+
+def test_an_unknown_configuration_lists_the_known(smelt: Smelt, tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(pooling_loadable().to_bytes())
+    assert "nv_small" in smelt("dla", "run", path, "--configuration", "nv_tiny").err
+
+
+@pytest.mark.requirement("D-10", "D-11", "D-13")
+def test_driver_and_hardware_can_be_another_process(
+    smelt: Smelt, lenet: Path, tmp_path: Path
+) -> None:
+    socket = tmp_path / "s"
+    server = subprocess.Popen(
+        [sys.executable, "-m", "smelt", "dla", "serve", str(socket), "--devices", "2"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert server.stderr is not None
+    assert "serving 2 nv_full" in server.stderr.readline()
+    report = smelt("dla", "run", lenet, "--socket", socket, "--instance", 1, "--json").json
+    assert report["outputs"][0]["md5"] == LENET_MD5
+    assert report["configuration"] is None
+    server.send_signal(signal.SIGINT)
+    assert server.wait(20) == 130
+    server.stderr.close()
+    assert not socket.exists()
+    assert "smelt dla serve" in smelt("dla", "run", lenet, "--socket", socket).err
