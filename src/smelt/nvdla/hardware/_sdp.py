@@ -254,7 +254,8 @@ def _combine(values: Array, operand: Array, alu: int) -> Array:
     if alu == MINIMUM:
         return np.minimum(values, operand)
     if alu == EQUAL:
-        return (values != operand).astype(np.int64)
+        differs: Array = (values != operand).astype(np.int64)
+        return differs
     total: Array = values + operand
     return total
 

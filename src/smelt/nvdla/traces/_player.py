@@ -201,14 +201,18 @@ class _Player:
             self._check_file(command)
 
     def _check_register(self, command: ReadRegister) -> None:
-        value = self.machine.read(command.address) & command.mask
-        if not _COMPARISONS[command.comparison](value, command.expected):
-            register = self.machine.register_map.by_address.get(command.address)
-            name = register.full_name if register else f"{command.address:#x}"
-            raise _MismatchError(
-                f"register {name} & {command.mask:#x} is {value:#x},"
-                f" not {command.comparison} {command.expected:#x}"
-            )
+        holds = _COMPARISONS[command.comparison]
+        value = 0
+        for _ in range(_POLLS):  # a player repeats a read until it is as expected
+            value = self.machine.read(command.address) & command.mask
+            if holds(value, command.expected):
+                return
+        register = self.machine.register_map.by_address.get(command.address)
+        name = register.full_name if register else f"{command.address:#x}"
+        raise _MismatchError(
+            f"register {name} & {command.mask:#x} is {value:#x},"
+            f" not {command.comparison} {command.expected:#x}"
+        )
 
     def _await(self, command: AwaitInterrupt) -> None:
         status = self.machine.register_map.register("GLB.S_INTR_STATUS")

@@ -1,0 +1,69 @@
+"""``smelt dla trace``: register traces, played on the modelled hardware."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+from smelt.cli._console import print_table
+from smelt.cli._progress import ProgressLine
+
+if TYPE_CHECKING:
+    from smelt.nvdla import TraceResult
+
+
+@click.command(short_help="Play register traces and check what they expect.")
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True)
+@click.option(
+    "--configuration",
+    metavar="NAME",
+    help="The hardware.  [default: what the trace, its folder or its language says]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Answer as JSON on stdout.")
+@click.pass_context
+def trace(
+    context: click.Context, *, paths: tuple[str, ...], configuration: str | None, as_json: bool
+) -> None:
+    r"""Play register traces: .cfg, .txn, a folder of them, or a tar archive, read in place.
+
+    A trace that lacks a data file is skipped, and the file is named. The exit code is 1 if any
+    failed.
+
+    \b
+    Examples:
+      smelt dla trace verif/tests/trace_tests/nv_small
+      smelt dla trace traces.tar.xz --json
+      smelt dla trace recorded.cfg --configuration nv_small_256
+    """
+    from smelt.nvdla import find_traces, run_trace
+    from smelt.nvdla.hardware import find_configuration
+
+    chosen = find_configuration(configuration) if configuration else None
+    found = [item for path in paths for item in find_traces(path)]
+    results: list[TraceResult] = []
+    with ProgressLine(quiet=as_json) as progress:
+        for item in found:
+            results.append(run_trace(item, configuration=chosen))
+            progress("traces", len(results), len(found))
+    if as_json:
+        click.echo(json.dumps([result.to_dict() for result in results], indent=2))
+    else:
+        _show(results)
+    context.exit(any(result.state == "failed" for result in results))
+
+
+def _show(results: list[TraceResult]) -> None:
+    rows = [
+        (result.name, result.configuration, result.state, result.reason)
+        for result in results
+        if result.state != "passed"
+    ]
+    if rows:
+        print_table(rows, ("trace", "configuration", "state", "reason"))
+    counts = [
+        f"{sum(result.state == state for result in results)} {state}"
+        for state in ("passed", "failed", "skipped")
+    ]
+    click.echo(", ".join(counts))
