@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 from hypothesis import strategies as st
@@ -36,7 +37,7 @@ def task_graphs(draw: DrawFn, most_stages: int = 10) -> TaskBuilder:
         kinds = draw(st.sampled_from(_STAGES))
         members = [task.add(kind) for kind in kinds]
         stage_of += [stage] * len(members)
-        for source, target in zip(members, members[1:], strict=False):
+        for source, target in itertools.pairwise(members):
             task.fuse(source, target)
         for member in members:
             if kinds == (OperationType.BDMA,):

@@ -183,7 +183,9 @@ class FakeHardware:
 
     def _find_chains(self) -> list[tuple[str, ...]]:
         running = {engine for engine in ENGINES if self._is_running(engine)}
-        chains = [(engine,) for engine in ("CDP", "RUBIK") if engine in running]
+        chains: list[tuple[str, ...]] = [
+            (engine,) for engine in ("CDP", "RUBIK") if engine in running
+        ]
         is_sdp_fed = "SDP" in running and self._field(
             "SDP", "SDP.D_FEATURE_MODE_CFG", "FLYING_MODE"
         )
@@ -194,7 +196,7 @@ class FakeHardware:
             chains.append(("PDP",))
         if "SDP" in running:
             feeds_pdp = self._field("SDP", "SDP.D_FEATURE_MODE_CFG", "OUTPUT_DST")
-            chain = ("SDP", "PDP") if feeds_pdp else ("SDP",)
+            chain: tuple[str, ...] = ("SDP", "PDP") if feeds_pdp else ("SDP",)
             chain = ("CONV", *chain) if is_sdp_fed else chain
             if (not feeds_pdp or is_pdp_fed) and set(chain) <= running:
                 chains.append(chain)

@@ -95,6 +95,10 @@ class TaskBuilder:
     num_rois: int = 1
     num_luts: int = 4
     has_statistics: bool = False
+    contents: dict[int, tuple[Operation, Surface]] = field(
+        default_factory=dict[int, "tuple[Operation, Surface]"]
+    )
+    """Descriptors of operations that shall not have the usual ones."""
 
     def add(self, op_type: OperationType, **options: int) -> int:
         """Append an operation; it becomes the next of its type."""
@@ -187,7 +191,8 @@ class TaskBuilder:
                 at = roi * len(self.operations) + index
                 node = nodes[index].to_bytes()
                 memory.write(dram, PLACES[GRAPH] + at * len(node), node)
-                body, surface = describe(operation, number_of(index, roi))
+                usual = describe(operation, number_of(index, roi))
+                body, surface = self.contents.get(index, usual)
                 place = PLACES[OPERATIONS] + at * OPERATION_STRIDE_BYTES
                 memory.write(dram, place, body.to_bytes())
                 memory.write(dram, PLACES[SURFACES] + at * SURFACE_STRIDE_BYTES, surface.to_bytes())

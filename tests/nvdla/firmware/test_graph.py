@@ -259,9 +259,10 @@ def test_a_damaged_graph_is_refused_or_runs_but_never_hangs(
         at = PLACES[GRAPH] + data.draw(st.integers(0, size - 1))
         memory.write(MemorySpace.DRAM, at, bytes([data.draw(st.integers(0, 255))]))
     scheduler = EngineScheduler(hardware, memory, NV_FULL)
+    status: int | None = NvError.SUCCESS
     try:
         scheduler.execute_task(addresses, timeout_s=2)
     except NvdlaError as error:
-        assert error.status is not NvError.TIMEOUT
-    else:
-        assert not any(task.remaining(memory))
+        status = error.status
+    assert status is not NvError.TIMEOUT
+    assert status or not any(task.remaining(memory))

@@ -24,6 +24,8 @@ from tests.nvdla.firmware._hardware import FakeHardware, FakeMemory
 from tests.nvdla.firmware._tasks import PLACES, TaskBuilder, number_of
 
 if TYPE_CHECKING:
+    from random import Random
+
     from smelt.nvdla.firmware import TaskStatistics
 
 COMPLETED, PROGRAMMED, ENABLED = (
@@ -58,9 +60,9 @@ def moments(task: TaskBuilder, hardware: FakeHardware) -> dict[tuple[str, int, i
 @given(task_graphs(), st.randoms(use_true_random=False))
 @pytest.mark.requirement("D-4", "D-6", "D-7")
 def test_every_valid_graph_completes_in_the_order_that_its_edges_ask_for(
-    task: TaskBuilder, random: object
+    task: TaskBuilder, random: Random
 ) -> None:
-    choose = random.randrange  # type: ignore[attr-defined]  # hypothesis calls it object
+    choose = random.randrange
     statistics, memory, hardware = run(task, FakeHardware(NV_FULL, choose))
     count = len(task.operations) * task.num_rois
     assert len(statistics.operations) == count
@@ -75,8 +77,8 @@ def test_every_valid_graph_completes_in_the_order_that_its_edges_ask_for(
 
 
 @given(task_graphs(), st.randoms(use_true_random=False))
-def test_one_scheduler_runs_task_after_task(task: TaskBuilder, random: object) -> None:
-    choose = random.randrange  # type: ignore[attr-defined]  # hypothesis calls it object
+def test_one_scheduler_runs_task_after_task(task: TaskBuilder, random: Random) -> None:
+    choose = random.randrange
     memory, hardware = FakeMemory(), FakeHardware(NV_FULL, choose)
     scheduler = EngineScheduler(hardware, memory, NV_FULL)
     for _ in range(3):  # the consumer pointers stay where the last task left them

@@ -312,7 +312,9 @@ def _program_cdma_weights(
     context.write(
         "CDMA.D_WEIGHT_RAM_TYPE", WEIGHT_RAM_TYPE=context.ram_type(weights.type, "the weights")
     )
-    address = context.resolve_cube(weights, "the weights")
+    address = 0  # of weights that are still in the buffer
+    if weights.address != -1 or not operation.weight_reuse:
+        address = context.resolve_cube(weights, "the weights")
     context.write_address("CDMA.D_WEIGHT_ADDR_LOW", "CDMA.D_WEIGHT_ADDR_HIGH", address)
     context.write_word("CDMA.D_WEIGHT_BYTES", weights.size)
     if operation.weight_format != WeightFormat.COMPRESSED:
