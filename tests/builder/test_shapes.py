@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from smelt.builder import build
 from smelt.builder._shapes import Bounds, boxes_of
 from smelt.errors import BuildError, ShapeError, UnboundSymbolError
 from smelt.ir import Graph
@@ -110,3 +111,12 @@ def test_an_extent_that_is_no_single_symbol_cannot_be_bound() -> None:
     graph.add_input("x", type(kind)(kind.dtype, (doubled, 2)))
     with pytest.raises(ShapeError, match="cannot be bound"):
         boxes_of(graph, {"x": (4, 2)}, 1)
+
+
+def test_what_is_no_network_is_refused_with_what_to_give() -> None:
+    path: Any = "m.onnx"
+    with pytest.raises(BuildError, match=r"smelt\.network_from_onnx"):
+        build(path)
+    pair: Any = (network(x=(1,)), "blobs")
+    with pytest.raises(BuildError, match="pass the first of the two"):
+        build(pair)

@@ -292,3 +292,25 @@ def test_a_caffe_network_is_built_from_its_prototxt_and_weights(
     assert answer.json["inputs"] == [
         {"name": "data", "dtype": "float32", "shape": ["batch", 1, 28, 28]}
     ]
+
+
+def test_a_folder_that_is_not_there_is_told_before_the_work(
+    smelt: Smelt, model: Path, tmp_path: Path
+) -> None:
+    answer = smelt("build", model, "-o", tmp_path / "none" / "m.engine")
+    assert answer.code == 1
+    assert "cannot be written: No such file" in answer.err
+    assert "optimise" not in answer.err
+
+
+def test_weights_beside_an_onnx_model_are_refused(smelt: Smelt, model: Path) -> None:
+    answer = smelt("build", model, "--weights", model)
+    assert answer.code == 1
+    assert "--weights is for Caffe's prototxt" in answer.err
+
+
+def test_a_batch_that_the_model_fixes_is_not_silently_ignored(
+    smelt: Smelt, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    smelt("build", model, "-o", tmp_path / "m.engine", "--tune", "none", "--max-batch-size", 4)
+    assert "max_batch_size=4 changes nothing" in caplog.text

@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import textwrap
+import threading
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -308,3 +309,15 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_weights_may_be_any_buffer() -> None:
     array = np.arange(100, dtype=np.float32)
     assert read_engine(data(weights=array.view(np.uint8))).weights.tobytes() == array.tobytes()
+
+
+def test_a_pipe_is_written_into_and_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    received: list[bytes] = []
+    reader = threading.Thread(target=lambda: received.append(pipe.read_bytes()))
+    reader.start()
+    write_engine(pipe, affine_header(), affine_data(), CODE, RUNTIME, None)
+    reader.join(10)
+    assert pipe.is_fifo()
+    assert read_engine(received[0]).header == affine_header()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -63,3 +63,14 @@ def test_errors_of_the_importers_come_through(tmp_path: Path) -> None:
         smelt.network_from_onnx(tmp_path / "absent.onnx")
     with pytest.raises(UnsupportedError):
         smelt.network_from_caffe(PROTOTXT.replace("TanH", "Unheard"))
+
+
+def test_the_name_of_one_output_may_stand_alone() -> None:
+    network, _ = smelt.network_from_caffe(PROTOTXT, outputs="out")
+    assert [output.name for output in network.outputs] == ["out"]
+
+
+def test_no_model_at_all_is_an_error_of_ours() -> None:
+    nothing: Any = None
+    with pytest.raises(ModelFormatError, match="not None"):
+        smelt.network_from_onnx(nothing)

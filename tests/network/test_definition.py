@@ -367,3 +367,11 @@ def test_every_public_name_is_there() -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+", smelt.__version__)
     with pytest.raises(AttributeError, match="no attribute 'network_from_tea_leaves'"):
         getattr(smelt, "network_from_" + "tea_leaves")
+
+
+def test_the_first_input_may_say_that_shapes_have_a_batch() -> None:
+    network = NetworkDefinition("n")
+    x = network.add_input("x", "float32", (2, 3), batch="explicit")
+    assert (x.shape, network.batch) == ((2, 3), "explicit")
+    with pytest.raises(GraphError, match="the network's batch is explicit"):
+        network.add_input("y", "float32", (3,), batch="implicit")

@@ -99,3 +99,14 @@ numpy.save(folder + "/result.npy", result)
     done = run_bare(bare, code, str(tmp_path))
     assert done.returncode == 0, done.stderr
     np.testing.assert_array_equal(np.load(tmp_path / "result.npy"), expected)
+
+
+def test_a_bare_machine_says_what_reading_a_model_needs(bare: Path) -> None:
+    done = run_bare(bare, "import smelt; smelt.network_from_onnx('m.onnx')")
+    assert "UnsupportedError: onnx is not installed; run: pip install smelt" in done.stderr
+
+
+def test_a_bare_machine_says_what_the_command_line_needs(bare: Path) -> None:
+    done = run_bare(bare, "from smelt.cli import main; main()")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: the command line needs click; run: pip install click")

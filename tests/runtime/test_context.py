@@ -539,3 +539,21 @@ def test_the_null_device_binds_and_gives_zeros() -> None:
         assert profiler.calls == [("scale1 + relu1", 0.0), ("shift1", 0.0)]
         with pytest.raises(BindingError):
             context.run({"x": batch_of(2)[:, 1:]})
+
+
+@pytest.mark.parametrize("address", [0, -8, 1 << 64])
+def test_a_number_that_is_no_address_is_refused(engine: Engine, address: int) -> None:
+    with (
+        engine.create_context() as context,
+        pytest.raises(BindingError, match=f"y: {address} is no address"),
+    ):
+        context.execute(1, [batch_of(1), address])
+
+
+def test_arrays_without_their_names_are_refused_with_what_to_write(engine: Engine) -> None:
+    anything: Any = batch_of(1)
+    with (
+        engine.create_context() as context,
+        pytest.raises(BindingError, match=r"by name, as \{'x': array\}, not ndarray"),
+    ):
+        context.run(anything)

@@ -355,3 +355,16 @@ def test_an_engine_runs_in_a_process_without_the_compiler(tmp_path: Path, home: 
         cwd=Path(__file__).parents[2],
     )
     np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), affine(X))
+
+
+def test_an_engine_made_for_another_machine_is_saved_but_does_not_run(tmp_path: Path) -> None:
+    header = affine_header()
+    foreign = replace(header, fingerprint=replace(header.fingerprint, architecture="riscv64"))
+    code, _ = code_image()
+    engine = Engine.create(foreign, affine_data(), code, runtime_bytes())
+    engine.save(tmp_path / "foreign.engine")
+    assert read_engine(tmp_path / "foreign.engine").header == foreign
+    with pytest.raises(EngineMismatchError, match="riscv64"):
+        engine.create_context()
+    with pytest.raises(EngineMismatchError, match="riscv64"):
+        Engine.load(tmp_path / "foreign.engine")

@@ -34,6 +34,7 @@ from smelt.devices.cpu import available_processors, native_runtime
 from smelt.engine import Binding, Launch, detect_host
 from smelt.errors import BuildError
 from smelt.ir import Graph, clone, verify
+from smelt.network import NetworkDefinition
 from smelt.ops import DetectionOutput, NonMaxSuppression
 from smelt.passes import pipeline, run_passes
 from smelt.tuner import Candidates, HintTimer, Laboratory, MeasuringTimer, TimingCache, choose
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from smelt.backends import Assembled, Tactic
     from smelt.builder._shapes import ShapeSpec
     from smelt.engine import KernelSpec
-    from smelt.network import NetworkDefinition
     from smelt.runtime import Engine
     from smelt.tuner import Choice, Timer
 
@@ -95,8 +95,21 @@ def build(
         timing_cache,
         tune,
     )
-    graph = network if isinstance(network, Graph) else network.graph
+    graph = _graph_of(network)
     return _Build(graph, options, progress or (lambda _stage, _done, _total: None)).run()
+
+
+def _graph_of(network: object) -> Graph:
+    """The graph of what is to be built, or what to give instead."""
+    if isinstance(network, Graph):
+        return network
+    if isinstance(network, NetworkDefinition):
+        return network.graph
+    advice = "read one with smelt.network_from_onnx or smelt.network_from_caffe"
+    kind = type(network)
+    if kind is tuple:
+        advice = "network_from_caffe returns the network and its blobs: pass the first of the two"
+    raise BuildError(f"a network is needed, not {kind.__name__}; {advice}")
 
 
 @dataclass(slots=True)
@@ -163,6 +176,8 @@ class _Build:
         verify(self.graph)
         backend = CpuBackend(CodeCache.open())
         boxes = boxes_of(self.graph, self.options.shapes, self.options.max_batch_size)
+        if self.options.max_batch_size > 1 and not any(BATCH in box for box in boxes):
+            _warn_of_batch(self.options.max_batch_size, self.graph.name)
         plans = [self._optimise(box, number, len(boxes)) for number, box in enumerate(boxes)]
         for plan in plans:
             self._choose(plan, backend, target)
@@ -300,6 +315,15 @@ class _Build:
             symbols=plan.symbols,
             first_layer=first_layer,
         )
+
+
+def _warn_of_batch(size: int, name: str) -> None:
+    _LOG.warning(
+        "max_batch_size=%d changes nothing: %s has its batch in its inputs' shapes; only shapes= "
+        "can change it, where the model leaves it open",
+        size,
+        name,
+    )
 
 
 def _check_outputs(graph: Graph) -> None:

@@ -4,6 +4,6 @@ Answers go to standard output, everything else to standard error. Exit codes: 0 
 the input or the machine, 2 a wrong command line, 130 interrupted.
 """
 
-from smelt.cli._main import main
+from smelt.cli._entry import main
 
 __all__ = ["main"]

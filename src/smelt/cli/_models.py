@@ -138,6 +138,8 @@ def open_network(path: str, arguments: BuildArguments) -> NetworkDefinition:
         )
     if not Path(path).exists():
         raise SmeltError(f"{path} does not exist")
+    if suffix == ".onnx" and arguments.weights is not None:
+        raise SmeltError(f"{path} holds its own weights; --weights is for Caffe's prototxt")
     if suffix in {".prototxt", ".pbtxt", ".txt"} or arguments.weights is not None:
         return network_from_caffe(Path(path), _weights(arguments), outputs=outputs)[0]
     return network_from_onnx(Path(path), outputs=outputs)

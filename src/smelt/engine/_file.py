@@ -129,6 +129,9 @@ def write_atomically(path: str | os.PathLike[str], parts: Iterator[bytes | memor
         SmeltError: it cannot be written.
     """
     target = Path(path)
+    if target.exists() and not (target.is_file() or target.is_dir()):
+        _write_into(target, parts)
+        return
     draft = target.with_name(f".{target.name[:80]}.{secrets.token_hex(6)}.part")
     try:
         number = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
@@ -149,6 +152,16 @@ def write_atomically(path: str | os.PathLike[str], parts: Iterator[bytes | memor
     except BaseException:
         draft.unlink(missing_ok=True)  # Ctrl-C leaves no half-written file
         raise
+
+
+def _write_into(device: Path, parts: Iterator[bytes | memoryview]) -> None:
+    """Write into a device or a pipe: nothing may take its place."""
+    try:
+        with device.open("wb") as file:
+            for part in parts:
+                file.write(part)
+    except OSError as error:
+        raise SmeltError(f"{device} cannot be written: {error.strerror}") from error
 
 
 def _parts(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from smelt.errors import ModelFormatError, UnsupportedError
 from smelt.network import NetworkDefinition
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
 
     import onnx
 
@@ -39,13 +41,14 @@ def network_from_caffe(
         GraphError: layers do not fit together.
         UnsupportedError: naming every layer that cannot be imported, with the reason.
     """
-    from smelt.importers.caffe import import_caffe
+    with _packages_needed():
+        from smelt.importers.caffe import import_caffe
 
     graph, values = import_caffe(
         _source(prototxt),
         None if caffemodel is None else _source(caffemodel),
         dtype=dtype,
-        outputs=outputs,
+        outputs=_names(outputs),
     )
     network = NetworkDefinition.from_graph(graph)
     return network, {name: network.tensor(value) for name, value in values.items()}
@@ -69,9 +72,34 @@ def network_from_onnx(
         GraphError: the network is wrong.
         UnsupportedError: naming every node that cannot be imported, with the reason.
     """
-    from smelt.importers.onnx import import_onnx
+    _check_given(model)
+    with _packages_needed():
+        from smelt.importers.onnx import import_onnx
 
-    return NetworkDefinition.from_graph(import_onnx(model, outputs=outputs))
+        graph = import_onnx(model, outputs=_names(outputs))
+    return NetworkDefinition.from_graph(graph)
+
+
+def _check_given(model: object) -> None:
+    if model is None:
+        raise ModelFormatError("an ONNX model is a path, bytes or a ModelProto, not None")
+
+
+@contextmanager
+def _packages_needed() -> Generator[None]:
+    """Name the package that is missing where smelt was installed without what it depends on."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = {"google": "protobuf"}.get(module := (error.name or "").split(".")[0], module)
+        raise UnsupportedError(
+            f"{package} is not installed; run: pip install smelt (or {package} alone)"
+        ) from error
+
+
+def _names(outputs: Sequence[str] | None) -> Sequence[str] | None:
+    """A single name is a sequence of letters, too; nobody means that."""
+    return [outputs] if isinstance(outputs, str) else outputs
 
 
 def _source(given: str | os.PathLike[str] | bytes) -> str | bytes | Path:

@@ -56,8 +56,7 @@ class NetworkDefinition(LayerMethods):
             tensor_names: how a layer's only result is named; ``{layer}`` and ``{index}`` are
                 filled in. Of several results each is named ``layer:index`` by default.
         """
-        if batch not in ("implicit", "explicit"):
-            raise GraphError(f"batch is {batch!r}; it must be 'implicit' or 'explicit'")
+        _check_batch(batch)
         self._graph = Graph(name)
         self._batch = batch
         self._tensor_names = tensor_names
@@ -139,7 +138,12 @@ class NetworkDefinition(LayerMethods):
 
     @located
     def add_input(
-        self, name: str, dtype: str | DType | np.dtype[np.generic], shape: Sequence[int | str]
+        self,
+        name: str,
+        dtype: str | DType | np.dtype[np.generic],
+        shape: Sequence[int | str],
+        *,
+        batch: Literal["implicit", "explicit"] | None = None,
     ) -> Tensor:
         """Add an input.
 
@@ -147,15 +151,28 @@ class NetworkDefinition(LayerMethods):
             name: its name, which an engine keeps.
             dtype: element type, ``"float32"`` for example.
             shape: extents; without the batch where that is implicit, as (C, H, W).
+            batch: ``"explicit"`` for a complete shape; None for what the network is. All inputs of
+                a network agree, so the first may decide.
 
         Raises:
             ShapeError: an extent is no extent, or the tensor would be too large.
-            GraphError: the name is taken.
+            GraphError: the name is taken, or the batch is another than the first input's.
         """
+        if batch is not None:
+            self._decide_batch(batch)
         value = Value(name, TensorType(_dtype(dtype), self._full_shape(shape)))
         self._claim(name, value)
         self._graph.inputs.append(value)
         return self.tensor(value)
+
+    def _decide_batch(self, batch: Literal["implicit", "explicit"]) -> None:
+        """Let the first input say whether shapes leave out the batch."""
+        _check_batch(batch)
+        if batch != self._batch and self._graph.inputs:
+            raise GraphError(
+                f"the network's batch is {self._batch}, as its first input's; it cannot be {batch}"
+            )
+        self._batch = batch
 
     @located
     def mark_output(self, tensor: Tensor) -> None:
@@ -381,6 +398,11 @@ class NetworkDefinition(LayerMethods):
         if not isinstance(volume, int) or volume >= _LARGEST_VOLUME:
             raise ShapeError(f"shape {list(shape)} has {volume} elements; 2**30 are too many")
         return (SymbolicDim.symbol(BATCH), *dims) if self._batch == "implicit" else dims
+
+
+def _check_batch(batch: str) -> None:
+    if batch not in ("implicit", "explicit"):
+        raise GraphError(f"batch is {batch!r}; it must be 'implicit' or 'explicit'")
 
 
 def _layer_of(node: Node) -> str:

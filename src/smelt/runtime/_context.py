@@ -6,6 +6,7 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, cast
 
 import numpy as np
@@ -25,7 +26,7 @@ from smelt.runtime._shapes import (
 from smelt.types import evaluate_dim
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from types import TracebackType
 
     from numpy.typing import NDArray
@@ -156,6 +157,7 @@ class ExecutionContext:
         return {binding.name: r for binding, r in zip(bindings, results, strict=True)}
 
     def _arrays_from(self, inputs: Mapping[str, Any]) -> list[NDArray[Any]]:
+        _check_named(inputs, self._names)
         if set(inputs) != self._names:
             missing = sorted(self._names - inputs.keys())
             unknown = sorted(set(map(str, inputs)) - self._names)
@@ -276,7 +278,7 @@ class ExecutionContext:
         for (_, binding, dtype), value in zip(self._ports, bindings, strict=True):
             if isinstance(value, int | np.integer):
                 arrays.append(None)
-                addresses.append(int(cast("int", value)))
+                addresses.append(_checked_address(binding, int(cast("int", value))))
                 continue
             convert = array_from_value if binding.is_input else writable_array
             array = convert(value, binding, dtype)
@@ -403,6 +405,23 @@ class ExecutionContext:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _check_named(inputs: object, names: set[str]) -> None:
+    if not isinstance(inputs, Mapping):
+        name = min(names, default="name")
+        raise BindingError(
+            f"run takes arrays by name, as {{{name!r}: array}}, not {type(inputs).__name__}"
+        )
+
+
+def _checked_address(binding: Binding, address: int) -> int:
+    """An application's address is taken on trust, but for what is none anywhere."""
+    if not 0 < address < 1 << 64:
+        raise BindingError(
+            f"{binding.name}: {address} is no address; pass an array, or its address"
+        )
+    return address
 
 
 def _thread_count(threads: int | None) -> int:

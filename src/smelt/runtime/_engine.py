@@ -93,8 +93,12 @@ class Engine:
     Any number of contexts may run it at once; they share its weights.
     """
 
-    def __init__(self, file: EngineFile) -> None:
+    def __init__(self, file: EngineFile, *, elsewhere: bool = False) -> None:
         """Take a file whose origin is known to be good. Use `load` for any other.
+
+        Args:
+            file: what the engine is made of.
+            elsewhere: whether it may be for another machine: it can then be saved and inspected.
 
         Raises:
             EngineMismatchError: it was built for another machine or another smelt.
@@ -102,24 +106,18 @@ class Engine:
         """
         self._file = file
         header = file.header
-        if header.fingerprint.device not in _DEVICES:
-            raise EngineMismatchError(
-                f"this engine is for the device {header.fingerprint.device!r}, "
-                "and this smelt runs cpu and null"
-            )
-        if header.fingerprint.device == "null":
-            host = Host(
-                header.fingerprint.architecture,
-                header.fingerprint.features,
-                header.fingerprint.system,
-            )
-        else:
-            host = detect_host()
-        check_fingerprint(header.fingerprint, abi=abi.ABI_VERSION, version=VERSION, host=host)
+        self._refusal = ""
+        """Why the engine does not run here."""
+        try:
+            _check_host(header)
+        except EngineMismatchError as error:
+            if not elsewhere:
+                raise
+            self._refusal = str(error)
         verify_plans(header, weights_bytes=file.weights.size, code_bytes=len(file.code))
-        self._code: LoadedCode | None = LoadedCode(
-            header, file.weights, file.code, file.runtime_code
-        )
+        self._code: LoadedCode | None = None
+        if not self._refusal:
+            self._code = LoadedCode(header, file.weights, file.code, file.runtime_code)
         self._serialized: bytes | None = None
         self._lock = threading.Lock()
 
@@ -153,7 +151,8 @@ class Engine:
         """Make an engine of parts that this process has generated itself."""
         data = np.frombuffer(weights, np.uint8).view()
         data.flags.writeable = False
-        return cls(EngineFile(header, data, code, runtime_code, None, "the engine"))
+        file = EngineFile(header, data, code, runtime_code, None, "the engine")
+        return cls(file, elsewhere=True)
 
     @property
     def header(self) -> EngineHeader:
@@ -224,7 +223,14 @@ class Engine:
 
     @property
     def loaded_code(self) -> LoadedCode:
-        """What contexts share. Raises ContextError: when the engine is closed."""
+        """What contexts share.
+
+        Raises:
+            ContextError: the engine is closed.
+            EngineMismatchError: it was built for another machine.
+        """
+        if self._refusal:
+            raise EngineMismatchError(self._refusal)
         if self._code is None:
             raise ContextError("this engine is closed; load it again")
         return self._code
@@ -293,3 +299,21 @@ class Engine:
 
     def __repr__(self) -> str:
         return f"<Engine {self.name!r} for {self.device}, {len(self.layers)} layers>"
+
+
+def _check_host(header: EngineHeader) -> None:
+    """Raise EngineMismatchError when an engine cannot run on this machine."""
+    if header.fingerprint.device not in _DEVICES:
+        raise EngineMismatchError(
+            f"this engine is for the device {header.fingerprint.device!r}, "
+            "and this smelt runs cpu and null"
+        )
+    if header.fingerprint.device == "null":
+        host = Host(
+            header.fingerprint.architecture,
+            header.fingerprint.features,
+            header.fingerprint.system,
+        )
+    else:
+        host = detect_host()
+    check_fingerprint(header.fingerprint, abi=abi.ABI_VERSION, version=VERSION, host=host)

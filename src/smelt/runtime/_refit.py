@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from smelt.engine import EngineHeader, Weight
+
+
+_SHOWN_NAMES: Final = 20
 
 
 class _Sources:
@@ -61,9 +64,23 @@ def refitted_weights(
         _store(weight, _computed(weight, constant), fresh)
     unknown = sorted(set(arrays) - used)
     if unknown:
-        raise BindingError(f"the engine has no weight {', '.join(unknown)} that can be refitted")
+        raise BindingError(
+            f"the engine has no weight {', '.join(unknown)} that can be refitted; "
+            f"it has: {_refittable(header)}"
+        )
     fresh.flags.writeable = False
     return fresh
+
+
+def _refittable(header: EngineHeader) -> str:
+    """The names of the model's arrays that a refit may replace; not too many."""
+    sources = _Sources({})
+    for weight in header.weights:
+        if weight.recipe is not None:
+            recipe_from_json(weight.recipe, sources.resolve)
+    names = list(dict.fromkeys(sources.wanted))
+    shown = ", ".join(names[:_SHOWN_NAMES]) or "none"
+    return shown if len(names) <= _SHOWN_NAMES else f"{shown} and {len(names) - _SHOWN_NAMES} more"
 
 
 def _computed(weight: Weight, constant: Constant) -> NDArray[Any]:

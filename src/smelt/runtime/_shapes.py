@@ -43,8 +43,17 @@ def values_from_shapes(
     for binding, shape in zip(bindings, shapes, strict=True):
         for axis, (extent, dim) in enumerate(zip(shape, binding.shape, strict=True)):
             if _evaluate(dim, values, binding) != extent:
-                raise _misfit(binding, shape, f"axis {axis} must be {dim}")
+                raise _misfit(
+                    binding, shape, f"axis {axis} must be {dim}{_hint(axis, dim, extent)}"
+                )
     return values
+
+
+def _hint(axis: int, dim: Dim, extent: int) -> str:
+    """What an engine for a larger batch needs, where that seems to be meant."""
+    if axis == 0 and dim == 1 and extent > 1:
+        return "; for larger batches build the engine with max_batch_size or shapes"
+    return ""
 
 
 def _symbol_name(dim: Dim) -> str | None:
@@ -107,6 +116,8 @@ def values_from_batch(
     values: dict[str, int] = {}
     if any(BATCH in symbols_of(*binding.shape) for binding, _ in inputs):
         values[BATCH] = batch_size
+    elif batch_size != 1 and header.max_batch_size is not None:
+        raise _batch_too_large(batch_size, header.max_batch_size)
     elif batch_size != 1:
         raise ContextError(f"this engine's batch is part of its shapes; {batch_size} is not 1")
     for binding, shape in inputs:
@@ -147,10 +158,7 @@ def find_plan(header: EngineHeader, values: dict[str, int]) -> int:
     """
     batch, most = values.get(BATCH), header.max_batch_size
     if batch is not None and most is not None and batch > most:
-        raise ContextError(
-            f"the batch has {batch} and the engine was built for at most {most}; "
-            f"build it with max_batch_size={batch}, or run it in parts"
-        )
+        raise _batch_too_large(batch, most)
     for number, plan in enumerate(header.plans):
         if all(low <= values.get(name, high) <= high for name, low, high in plan.symbols):
             _complete(plan, values)
@@ -158,6 +166,13 @@ def find_plan(header: EngineHeader, values: dict[str, int]) -> int:
     raise BindingError(
         f"the engine has no plan for {_text(values)}; it has: "
         + "; or ".join(_ranges(plan) for plan in header.plans)
+    )
+
+
+def _batch_too_large(batch: int, most: int) -> ContextError:
+    return ContextError(
+        f"the batch has {batch} and the engine was built for at most {most}; "
+        f"build it with max_batch_size={batch}, or run it in parts"
     )
 
 

@@ -1,0 +1,23 @@
+"""Where the ``smelt`` command starts, also where its own packages are missing."""
+
+from __future__ import annotations
+
+from typing import Final
+
+_PACKAGES: Final = {"click": "click", "rich": "rich", "PIL": "pillow"}
+
+
+def main() -> None:
+    """Run the command line of this process, and exit."""
+    try:
+        from smelt.cli._main import main as run
+    except ModuleNotFoundError as error:
+        package = _PACKAGES.get((error.name or "").partition(".")[0])
+        if package is None:
+            raise
+        raise SystemExit(
+            f"error: the command line needs {package}; run: pip install click rich pillow. Engines "
+            "run without: smelt.load in Python; a key is trusted when SMELT_TRUSTED_KEYS names a "
+            "file that holds its line"
+        ) from error
+    run()
