@@ -272,14 +272,13 @@ def _mish(c: _Call) -> Reg:
 
 
 def _gelu(c: _Call) -> Reg:
-    half = c.e.binary("fmul", c.x, c.constant(0.5))
     if c.attributes.get("approximate", "none") == "tanh":
+        half = c.e.binary("fmul", c.x, c.constant(0.5))
         cube = c.e.binary("fmul", c.e.binary("fmul", c.x, c.x), c.x)
         inner = m.multiply_add(c.e, cube, c.constant(0.044715), c.x)
         inner = c.e.binary("fmul", inner, c.constant(math.sqrt(2 / math.pi)))
         return m.multiply_add(c.e, half, m.tanh(c.e, inner), half)
-    inner = c.e.binary("fmul", c.x, c.constant(math.sqrt(0.5)))
-    return m.multiply_add(c.e, half, m.erf(c.e, inner), half)
+    return m.gelu(c.e, c.x)
 
 
 def _softsign(c: _Call) -> Reg:

@@ -220,7 +220,7 @@ def _softmax(line: _Line) -> None:
 
     def grown(source: Reg, result: Reg, width: int) -> Reg:
         x = e.load(vector_type("float", width), source)
-        power = m.exp(e, e.binary("fsub", x, line.spread(top, width)))
+        power = m.exp_below(e, e.binary("fsub", x, line.spread(top, width)))
         e.store(power, result)
         return power
 
@@ -240,7 +240,7 @@ def _log_softmax(line: _Line) -> None:
 
     def grown(source: Reg, _result: Reg, width: int) -> Reg:
         x = e.load(vector_type("float", width), source)
-        return m.exp(e, e.binary("fsub", x, line.spread(top, width)))
+        return m.exp_below(e, e.binary("fsub", x, line.spread(top, width)))
 
     shift = m.log(e, line.fold("reduce_sum", 0.0, grown))
 
