@@ -232,7 +232,7 @@ def mutate_tree(tree: object, chance: random.Random) -> object:
 
 
 def _pairs(node: Any) -> Any:
-    return node.items() if isinstance(node, dict) else enumerate(node)
+    return node.items() if hasattr(node, "items") else enumerate(node)
 
 
 def _set(node: Any, key: Any, places: list[tuple[Any, Any]], chance: random.Random) -> None:
@@ -275,7 +275,7 @@ def _wrap(node: Any, key: Any, places: list[tuple[Any, Any]], chance: random.Ran
     is_inside = isinstance(node, list) and chance.random() < 0.8
     brothers: list[Any] = cast("Any", node) if is_inside else [value]
     place = key if is_inside else 0
-    for _ in range(chance.choice((1, 1, 2, *_DEEP_TREE))):
+    for _ in range(chance.choice((1, 2, *_DEEP_TREE, _DEEP_TREE[-1]))):
         level = [b if not isinstance(b, list | dict) else None for b in brothers]
         level[place] = value
         value = level

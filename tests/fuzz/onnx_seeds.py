@@ -36,6 +36,7 @@ def onnx_seeds() -> Iterator[bytes]:
         _functions,
         _weights_of_every_kind,
         _quantised,
+        _captures,
         _users,
         _users_and_deep,
     ):
@@ -204,6 +205,25 @@ def _users_and_deep() -> Any:
 def _users() -> Any:
     node = helper.make_node("fuzzed", ["x"], ["y"], domain="my", number=2.0)
     return _model([node], [_floats("x", 2)], ["y"])
+
+
+def _captures() -> Any:
+    """Regions that read a weight and a shape from outside."""
+
+    def branch(kind: str) -> Any:
+        nodes = [
+            helper.make_node(kind, ["x", "w"], [f"{kind}_t"]),
+            helper.make_node("Reshape", [f"{kind}_t", "shape"], [f"{kind}_y"]),
+        ]
+        return helper.make_graph(nodes, kind, [], [_empty(f"{kind}_y")])
+
+    nodes = [
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("If", ["c"], ["y"], then_branch=branch("Add"), else_branch=branch("Mul")),
+    ]
+    cond = helper.make_tensor_value_info("c", TensorProto.BOOL, [])
+    weights = [numpy_helper.from_array(np.ones(2, np.float32), "w")]
+    return _model(nodes, [_floats("x", "n", 2), cond], ["y"], weights)
 
 
 def _functions() -> Any:

@@ -31,6 +31,7 @@ from smelt.builder._program import reassembled_plans
 from smelt.engine import (
     KernelSpec,
     Launch,
+    Plan,
     add_trusted_key,
     cache_secret,
     check_signature,
@@ -62,7 +63,7 @@ from smelt.types import (
     substitute_dim,
     symbols_of,
 )
-from tests.fuzz import caffe_seeds, onnx_seeds, seeds
+from tests.fuzz import caffe_seeds, dla_seeds, onnx_seeds, seeds
 from tests.fuzz.mutators import (
     message_mutator,
     mutate_bytes,
@@ -283,6 +284,13 @@ def _run_plan(data: bytes) -> None:
             verify_plan(header, plan, weights_bytes=seeds.WEIGHT_BYTES)
     with contextlib.suppress(SmeltError):
         verify_plans(header, weights_bytes=seeds.WEIGHT_BYTES, code_bytes=seeds.CODE_BYTES)
+    _refit(header)
+
+
+def _refit(header: EngineHeader) -> None:
+    """Refit an engine whose weights lie where they may, as those of every loaded engine do."""
+    plain = replace(header, plans=(Plan((), (), (), 0, 0),), symbols=(), bindings=())
+    verify_plans(plain, weights_bytes=seeds.WEIGHT_BYTES, code_bytes=seeds.CODE_BYTES)
     for arrays in _NEW_WEIGHTS:
         with contextlib.suppress(SmeltError):
             refitted_weights(header, np.zeros(seeds.WEIGHT_BYTES, np.uint8), arrays)
@@ -296,6 +304,7 @@ class _Headed:
 _NEW_WEIGHTS: Final[tuple[dict[str, Array], ...]] = (
     {"w": random_array(8, 4), "b": random_array(4)},
     {"w": random_array(4, 4, 3, 3)},
+    {"unknown": random_array(3)},
     {"w": random_array(3), "x": random_array(3)},
 )
 
@@ -456,7 +465,8 @@ TARGETS: Final = (
            onnx_seeds.onnx_seeds, 25, ("GraphFiller",)),
     Target("engine", ("smelt.engine._file",), _run_engine, _mutate_engine,
            seeds.engine_seeds, 10,
-           ("SignerLike", "write_engine", "write_atomically", "_header_text", "_sign")),
+           ("SignerLike", "write_engine", "write_atomically", "_write_into", "_header_text",
+            "_sign")),
     Target(
         "plan",
         ("smelt.engine._codec", "smelt.engine._verify", "smelt.engine._plan",
@@ -480,4 +490,9 @@ TARGETS: Final = (
             "remove_trusted_key")),
     Target("code", ("smelt.backends.cpu._code_cache",), _run_code, mutate_bytes,
            seeds.code_seeds, 2, ("CodeCache.open", "CodeCache.put")),
+    Target("loadable",
+           ("smelt.nvdla.loadable", "smelt.nvdla.runtime._network",
+            "smelt.nvdla.runtime._emulator", "smelt.nvdla.runtime._atoms"),
+           dla_seeds.run_loadable, dla_seeds.mutate_loadable, dla_seeds.loadable_seeds, 10,
+           dla_seeds.NOT_PARSERS),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The fuzzers find bugs: four that are planted in a copy of the package, each in seconds.
+"""The fuzzers find bugs: four that are planted in a copy of the package, each within a minute.
 
 Each takes one check away that hostile input needs. The tree that is fuzzed is a copy.
 """
@@ -16,7 +16,7 @@ from tools.fuzz import ROOT, run_target
 if TYPE_CHECKING:
     from pathlib import Path
 
-SECONDS = 30
+SECONDS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ BUGS = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: f"{bug.target}-{bug.kind}")
-def test_a_planted_bug_is_found_in_seconds(bug: Bug, tmp_path: Path) -> None:
+def test_a_planted_bug_is_found_within_a_minute(bug: Bug, tmp_path: Path) -> None:
     shutil.copytree(
         ROOT / "src" / "smelt", tmp_path / "smelt", ignore=shutil.ignore_patterns("__pycache__")
     )

@@ -137,9 +137,10 @@ def reassembled_plans(
     try:
         plans = _assemble(json.loads(header.program), header, backend, target)
     except _TRIPPED as error:
-        problem = error if isinstance(error, SmeltError) else f"{type(error).__name__}, {error}"
+        name = "" if isinstance(error, SmeltError) else f"{type(error).__name__}, "
         raise EngineFormatError(
-            f"{source}: its program is not sound ({problem}); fetch the engine again, or build it"
+            f"{source}: its program is not sound ({name}{str(error)[:500]}); "
+            "fetch the engine again, or build it"
         ) from error
     if plans != header.plans:
         raise EngineFormatError(
