@@ -1,24 +1,19 @@
-"""What descriptors become in registers, and which descriptors are refused."""
+"""What descriptors become in registers."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from smelt.nvdla import MemorySpace, NvdlaError, NvError
+from smelt.nvdla import MemorySpace
 from smelt.nvdla.firmware import EngineScheduler
-from smelt.nvdla.hardware import NV_FULL, NV_LARGE, NV_SMALL
+from smelt.nvdla.hardware import NV_FULL
 from smelt.nvdla.loadable import (
     BdmaOperation,
-    BdmaSurface,
-    BdmaTransfer,
     CdpSurface,
     Converter,
-    ConvSurface,
     LutParameters,
-    MemoryType,
     OperationType,
     PdpSurface,
     Precision,
@@ -29,6 +24,7 @@ from smelt.nvdla.loadable import (
     SdpSurface,
 )
 from tests.nvdla.firmware._hardware import FakeHardware, FakeMemory
+from tests.nvdla.firmware._single import FLY, Words, bdma_surface, conv_surface, execute, single
 from tests.nvdla.firmware._tasks import (
     CDP,
     CONV,
@@ -41,56 +37,6 @@ from tests.nvdla.firmware._tasks import (
     cube,
     number_of,
 )
-
-if TYPE_CHECKING:
-    from smelt.nvdla.hardware import Configuration
-    from smelt.nvdla.loadable import Operation, Surface
-
-FLY = MemoryType.ON_THE_FLY
-
-
-class Words:
-    """The registers after a task, by name and field."""
-
-    def __init__(self, hardware: FakeHardware) -> None:
-        self._hardware = hardware
-
-    def __getitem__(self, name: str) -> int:
-        return self._hardware.words[name, 0]
-
-    def __contains__(self, name: str) -> bool:
-        return (name, 0) in self._hardware.words
-
-    def fields(self, name: str) -> dict[str, int]:
-        return self._hardware.map.register(name).decode(self[name])
-
-
-def single(op_type: OperationType, operation: Operation, surface: Surface) -> TaskBuilder:
-    """A task of one operation, and of an SDP that takes what a convolution makes."""
-    task = TaskBuilder()
-    task.add(op_type)
-    task.contents[0] = operation, surface
-    if op_type is OperationType.CONV:
-        task.fuse(0, task.add(OperationType.SDP))
-    return task
-
-
-def execute(
-    task: TaskBuilder, configuration: Configuration = NV_FULL, memory: FakeMemory | None = None
-) -> Words:
-    memory = memory or FakeMemory()
-    hardware = FakeHardware(configuration, lambda _: 0)
-    EngineScheduler(hardware, memory, configuration).execute_task(task.write(memory), timeout_s=5)
-    return Words(hardware)
-
-
-def conv_surface(**values: Any) -> ConvSurface:
-    weights = replace(cube(256), size=128)
-    usual = ConvSurface(src_data=cube(), dst_data=cube(memory_type=FLY), weight_data=weights)
-    return replace(usual, **values)
-
-
-# --- what is written
 
 
 def test_a_convolution_becomes_five_blocks_registers() -> None:
@@ -256,6 +202,41 @@ def test_sdp_processes_in_a_precision_of_its_own(source: int, target: int, proce
     assert words.fields("SDP.D_DATA_FORMAT") == {"PROC_PRECISION": process, "OUT_PRECISION": target}
 
 
+def test_the_y_stage_adds_registers_and_batches_have_a_stride() -> None:
+    add = SdpStage(enable=1, type=2, alu_type=3, alu_operand=-70000)
+    operation = replace(SDP, y_op=add, batch_num=2, batch_stride=64)
+    surface = SdpSurface(src_data=cube(), dst_data=cube())
+    words = execute(single(OperationType.SDP, operation, surface))
+    assert words["SDP.D_DP_EW_ALU_SRC_VALUE"] == -70000 & 0xFFFFFFFF
+    assert words.fields("SDP.D_DP_EW_CFG")["EW_ALU_ALGO"] == 3
+    assert words["SDP.D_DST_BATCH_STRIDE"] == 64
+    assert words.fields("SDP.D_FEATURE_MODE_CFG")["BATCH_NUMBER"] == 1
+
+
+def test_a_float_tables_slopes_have_no_shift() -> None:
+    lut = LutParameters(linear_exp_overflow_scale=-2, linear_exp_overflow_shift=3)
+    operation = replace(SDP, src_precision=2, dst_precision=2, lut_index=0)
+    task = single(OperationType.SDP, operation, SdpSurface(src_data=cube(), dst_data=cube()))
+    memory, hardware = FakeMemory(), FakeHardware(NV_FULL, lambda _: 0)
+    addresses = task.write(memory)
+    memory.write(MemorySpace.DRAM, PLACES[LUTS], lut.to_bytes())
+    EngineScheduler(hardware, memory, NV_FULL).execute_task(addresses, timeout_s=5)
+    words = Words(hardware)
+    assert words.fields("SDP.S_LUT_LE_SLOPE_SCALE")["LUT_LE_SLOPE_OFLOW_SCALE"] == 0xFFFE
+    assert words["SDP.S_LUT_LE_SLOPE_SHIFT"] == 0
+
+
+def test_planes_are_split_and_merged_by_their_stride() -> None:
+    planar = replace(cube(), plane_stride=96)
+    surface = RubikSurface(src_data=planar, dst_data=replace(planar, plane_stride=160))
+    split = execute(single(OperationType.RUBIK, RubikOperation(mode=1), surface))
+    assert split["RBK.D_DAOUT_PLANAR_STRIDE"] == 160
+    assert split["RBK.D_DAIN_SURF_STRIDE"] == 32
+    merge = execute(single(OperationType.RUBIK, RubikOperation(mode=2), surface))
+    assert merge["RBK.D_DAIN_PLANAR_STRIDE"] == 96
+    assert "RBK.D_DECONV_STRIDE" not in merge
+
+
 def test_an_sdp_fed_on_the_fly_reads_only_for_its_operands() -> None:
     task = TaskBuilder()
     task.fuse(task.add(OperationType.CONV), task.add(OperationType.SDP))
@@ -340,22 +321,6 @@ def test_a_contraction_steps_over_the_surfaces_of_a_position() -> None:
     assert words.fields("RBK.D_DECONV_STRIDE") == {"DECONV_X_STRIDE": 2, "DECONV_Y_STRIDE": 1}
 
 
-def bdma_surface(**values: int) -> BdmaSurface:
-    transfer = BdmaTransfer(
-        source_address=DATA,
-        destination_address=DATA,
-        line_size=64,
-        line_repeat=3,
-        source_line=96,
-        destination_line=64,
-        surface_repeat=1,
-        source_surface=288,
-        destination_surface=192,
-    )
-    transfer = replace(transfer, **values)
-    return BdmaSurface(num_transfers=1, transfers=(transfer,) * 20)
-
-
 def test_a_bridge_transfer_counts_in_units_of_32_bytes() -> None:
     words = execute(single(OperationType.BDMA, BdmaOperation(num_transfers=1), bdma_surface()))
     assert words["BDMA.CFG_LINE"] == 1
@@ -375,200 +340,3 @@ def test_a_dynamic_region_moves_the_input() -> None:
     hardware = FakeHardware(NV_FULL, lambda _: 0)
     EngineScheduler(hardware, memory, NV_FULL).execute_task(addresses, timeout_s=5)
     assert hardware.words["PDP_RDMA.D_SRC_BASE_ADDR_LOW", 0] == PLACES[DATA] + 3 * 32 + 64
-
-
-# --- what is refused
-
-
-def refuse(task: TaskBuilder, configuration: Configuration = NV_FULL) -> NvdlaError:
-    with pytest.raises(NvdlaError) as caught:
-        execute(task, configuration)
-    assert "operation 0" in str(caught.value)
-    return caught.value
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"out_cvt": Converter(scale=2)}, "scale 2 and offset 0"),
-        ({"out_cvt": Converter(scale=1, offset=3)}, "offset 3"),
-        ({"conv_mode": 2}, "the mode is 2"),
-        ({"weight_format": 2}, "format is 2"),
-        ({"data_format": 37}, "data format is 37"),
-        ({"pixel_mapping": 1}, "pixel mapping"),
-        ({"in_precision": 3}, "precision is 3"),
-        ({"mean_format": 2}, "mean's format"),
-        ({"kernel_width_csc": 0}, "-1 does not fit CSC.D_WEIGHT_SIZE_EXT_0.WEIGHT_WIDTH_EXT"),
-        ({"conv_stride_x": 9}, "8 does not fit CSC.D_CONV_STRIDE_EXT.CONV_X_STRIDE_EXT"),
-        ({"data_bank": 9, "weight_bank": 9}, "more than the buffer's 16"),
-        ({"batch": 0}, "-1 does not fit CACC.D_BATCH_NUMBER"),
-    ],
-)
-def test_a_convolution_that_hardware_cannot_do_is_refused(
-    values: dict[str, Any], message: str
-) -> None:
-    task = single(OperationType.CONV, replace(CONV, **values), conv_surface())
-    assert message in str(refuse(task))
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"weight_data": replace(cube(4), size=128)}, "starts at"),
-        ({"weight_data": replace(cube(), size=100)}, "0x64 does not fit CSC.D_WEIGHT_BYTES"),
-        ({"weight_data": replace(cube(), address=-1, size=128)}, "the weights is address -1"),
-        ({"src_data": replace(cube(), address=-1)}, "the source has no address"),
-        ({"src_data": replace(cube(), line_stride=40)}, "line stride of 40"),
-        ({"src_data": replace(cube(), type=MemoryType.SRAM)}, "claims to lie in SRAM"),
-        ({"src_data": replace(cube(), type=7)}, "memory of type 7"),
-        ({"src_data": replace(cube(), width=0)}, "must be 1 to 8192"),
-        ({"src_data": cube(memory_type=FLY)}, "the source must lie in DRAM or SRAM"),
-        ({"dst_data": replace(cube(memory_type=FLY), line_stride=64)}, "must be the atom's 32"),
-        ({"offset_u": -(1 << 40)}, "second plane"),
-    ],
-)
-def test_a_convolution_whose_cubes_are_wrong_is_refused(
-    values: dict[str, Any], message: str
-) -> None:
-    assert message in str(refuse(single(OperationType.CONV, CONV, conv_surface(**values))))
-
-
-def test_what_a_configuration_lacks_is_not_supported() -> None:
-    surface = conv_surface()
-    conv, sdp, pdp = OperationType.CONV, OperationType.SDP, OperationType.PDP
-    fp16 = Precision.FP16
-    sdp_surface = SdpSurface(src_data=cube(), dst_data=cube())
-    pdp_surface = PdpSurface(src_data=cube(), dst_data=cube())
-    cdp_surface = CdpSurface(src_data=cube(), dst_data=cube())
-    in_sram = PdpSurface(src_data=replace(cube(), type=MemoryType.SRAM), dst_data=cube())
-    no_pdp, no_cdp = replace(NV_FULL, has_pdp=False), replace(NV_FULL, has_cdp=False)
-    no_eltwise = replace(NV_FULL, has_sdp_eltwise=False)
-    no_lut = replace(NV_FULL, has_sdp_lut=False)
-    eltwise = replace(SDP, y_op=SdpStage(enable=1))
-    with_lut = replace(SDP, y_op=SdpStage(enable=1, act=2))
-    cases: list[tuple[OperationType, Operation, Surface, Configuration, str]] = [
-        (conv, replace(CONV, conv_mode=1), surface, NV_SMALL, "no Winograd"),
-        (conv, replace(CONV, weight_format=1), surface, NV_SMALL, "compressed"),
-        (conv, replace(CONV, batch=2), surface, NV_SMALL, "one picture"),
-        (conv, replace(CONV, in_precision=fp16), surface, NV_LARGE, "FP16"),
-        (sdp, replace(SDP, dst_precision=fp16), sdp_surface, NV_LARGE, "FP16"),
-        (sdp, eltwise, sdp_surface, no_eltwise, "no Y stage"),
-        (sdp, with_lut, sdp_surface, no_lut, "no lookup table"),
-        (pdp, PDP, pdp_surface, no_pdp, "no PDP"),
-        (pdp, PDP, in_sram, NV_SMALL, "SRAM, which nv_small does not have"),
-        (OperationType.CDP, CDP, cdp_surface, no_cdp, "no CDP"),
-        (OperationType.BDMA, BdmaOperation(), bdma_surface(), NV_LARGE, "no bridge DMA"),
-        (OperationType.RUBIK, RubikOperation(), RubikSurface(), NV_SMALL, "no reshape engine"),
-    ]
-    for op_type, operation, content, configuration, message in cases:
-        error = refuse(single(op_type, operation, content), configuration)
-        assert error.status is NvError.NOT_SUPPORTED
-        assert message in str(error)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"stride_x": 0}, "strides are 0 and 1"),
-        ({"stride_y": 9}, "strides are 1 and 9"),
-        ({"split_num": 65}, "at most 64"),
-        ({"split_num": 0}, "split into 0"),
-        ({"pool_mode": 3}, "the mode is 3"),
-        ({"pool_width": 8}, "kernel width less one is 8"),
-        ({"pad_left": 8}, "8 does not fit"),
-        ({"precision": Precision.FP16, "padding_value": (1,) * 7}, "padding must be 0"),
-        ({"padding_value": (1 << 20,) * 7}, "does not fit PDP.D_POOLING_PADDING_VALUE_1_CFG"),
-    ],
-)
-def test_a_pooling_beyond_the_limits_is_refused(values: dict[str, Any], message: str) -> None:
-    surface = PdpSurface(src_data=cube(), dst_data=cube())
-    assert message in str(refuse(single(OperationType.PDP, replace(PDP, **values), surface)))
-
-
-def test_a_pooling_that_streams_out_or_is_split_while_fed_on_the_fly_is_refused() -> None:
-    surface = PdpSurface(src_data=cube(), dst_data=cube(memory_type=FLY))
-    assert "nothing takes pooled data" in str(refuse(single(OperationType.PDP, PDP, surface)))
-    fed = PdpSurface(src_data=cube(memory_type=FLY), dst_data=cube())
-    split = single(OperationType.PDP, replace(PDP, split_num=2), fed)
-    assert "at most 1 are possible when data come on the fly" in str(refuse(split))
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"line_size": 33}, "no multiple of 32"),
-        ({"line_size": 0}, "no multiple of 32"),
-        ({"line_repeat": 8193}, "line_repeat of 8193"),
-        ({"surface_repeat": 0}, "surface_repeat of 0"),
-        ({"source_line": 32}, "less than the line's 64"),
-        ({"destination_surface": 64}, "less than its 3 lines of 64"),
-        ({"source_address": 99}, "transfer 0's source is address 99 of a list of 8"),
-        ({"source_line": 97, "source_surface": 320}, "0x61 does not fit BDMA.CFG_SRC_LINE"),
-    ],
-)
-def test_a_bridge_transfer_beyond_the_limits_is_refused(
-    values: dict[str, int], message: str
-) -> None:
-    task = single(OperationType.BDMA, BdmaOperation(num_transfers=1), bdma_surface(**values))
-    assert message in str(refuse(task))
-
-
-def test_more_bridge_transfers_than_there_is_room_for_are_refused() -> None:
-    surface = replace(bdma_surface(), num_transfers=21)
-    task = single(OperationType.BDMA, BdmaOperation(num_transfers=21), surface)
-    assert "21 transfers are more than 20" in str(refuse(task))
-
-
-def test_a_normalisation_must_keep_its_cube_its_type_and_its_window() -> None:
-    usual = CdpSurface(src_data=cube(), dst_data=cube())
-    wide = CdpSurface(src_data=cube(), dst_data=replace(cube(), width=2))
-    fed = CdpSurface(src_data=cube(memory_type=FLY), dst_data=cube())
-    for operation, surface, message in (
-        (CDP, wide, "they must be equal"),
-        (CDP, fed, "not come on the fly"),
-        (replace(CDP, out_precision=1), usual, "reads precision 0 and writes 1"),
-        (replace(CDP, local_size=4), usual, "sums 4 channels"),
-    ):
-        assert message in str(refuse(single(OperationType.CDP, operation, surface)))
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"batch_num": 0}, "batch number is 0"),
-        ({"src_precision": 5}, "precision is 5"),
-        ({"x1_op": SdpStage(enable=1, type=4)}, "X1's type is 4"),
-        ({"x2_op": SdpStage(enable=1, mode=3)}, "X2's mode is 3"),
-        ({"x1_op": SdpStage(enable=1, alu_type=3)}, "X1's algorithm is 3"),
-        ({"y_op": SdpStage(enable=1, act=4)}, "Y's activation is 4"),
-        ({"x1_op": SdpStage(enable=1, type=2, mode=1, precision=4)}, "X1's precision is 4"),
-        ({"x1_op": SdpStage(enable=1, alu_operand=1 << 16)}, "65536 does not fit"),
-        ({"lut_index": 4}, "lookup table 4 is outside the network's 4"),
-    ],
-)
-def test_a_single_point_operation_beyond_the_limits_is_refused(
-    values: dict[str, Any], message: str
-) -> None:
-    surface = SdpSurface(src_data=cube(), dst_data=cube())
-    assert message in str(refuse(single(OperationType.SDP, replace(SDP, **values), surface)))
-
-
-def test_a_merge_needs_planes_and_a_contraction_strides() -> None:
-    surface = RubikSurface(src_data=cube(), dst_data=cube())
-    merge = single(OperationType.RUBIK, RubikOperation(mode=2), surface)
-    assert "plane stride of 0" in str(refuse(merge))
-    contract = single(OperationType.RUBIK, RubikOperation(), surface)
-    assert "strides 0 x 0" in str(refuse(contract))
-    unknown = single(OperationType.RUBIK, RubikOperation(mode=3), surface)
-    assert "the mode is 3" in str(refuse(unknown))
-
-
-def test_a_fixed_address_for_a_dynamic_region_is_refused() -> None:
-    task = single(OperationType.PDP, PDP, PdpSurface(src_data=cube(), dst_data=cube()))
-    memory = FakeMemory()
-    network = replace(task.network(), dynamic_roi=1, input_layer=0, surface_index=DATA)
-    addresses = task.write(memory, network=network)
-    task.write_rois(memory, [Roi()])
-    scheduler = EngineScheduler(FakeHardware(NV_FULL, lambda _: 0), memory, NV_FULL)
-    with pytest.raises(NvdlaError, match="has a fixed address"):
-        scheduler.execute_task(addresses)

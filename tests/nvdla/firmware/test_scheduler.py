@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,18 +16,24 @@ from smelt.nvdla.firmware import EngineScheduler
 from smelt.nvdla.hardware import NV_FULL
 from smelt.nvdla.loadable import (
     BdmaStatistics,
+    CdpStatistics,
+    CommonOperation,
     ConvStatistics,
     OperationEvent,
     OperationType,
+    PdpStatistics,
+    RubikStatistics,
+    SdpStatistics,
 )
 from tests.nvdla.firmware._graphs import task_graphs
 from tests.nvdla.firmware._hardware import FakeHardware, FakeMemory
-from tests.nvdla.firmware._tasks import PLACES, TaskBuilder, number_of
+from tests.nvdla.firmware._tasks import GRAPH, PLACES, TaskBuilder, number_of
 
 if TYPE_CHECKING:
     from random import Random
 
     from smelt.nvdla.firmware import TaskStatistics
+    from smelt.nvdla.loadable import Descriptor
 
 COMPLETED, PROGRAMMED, ENABLED = (
     OperationEvent.COMPLETED,
@@ -128,17 +135,31 @@ def test_a_task_without_operations_is_done_at_once() -> None:
     assert hardware.log == []
 
 
-def test_counters_are_read_and_written_where_the_network_wants_them() -> None:
+@pytest.mark.parametrize(
+    ("op_type", "kind", "register", "counter"),
+    [
+        (OperationType.BDMA, BdmaStatistics, "BDMA.STATUS_GRP0_READ_STALL", "read_stall"),
+        (OperationType.CONV, ConvStatistics, "CACC.D_OUT_SATURATION", "saturation_count"),
+        (OperationType.SDP, SdpStatistics, "SDP.D_PERF_LUT_HYBRID", "lut_hybrid"),
+        (OperationType.PDP, PdpStatistics, "PDP.D_PERF_WRITE_STALL", "write_stall"),
+        (OperationType.CDP, CdpStatistics, "CDP.D_PERF_LUT_UFLOW", "lut_uflow"),
+        (OperationType.RUBIK, RubikStatistics, "RBK.D_PERF_READ_STALL", "read_stall"),
+    ],
+)
+def test_counters_are_read_and_written_where_the_network_wants_them(
+    op_type: OperationType, kind: type[Descriptor], register: str, counter: str
+) -> None:
     task = TaskBuilder(has_statistics=True)
-    task.fuse(task.add(OperationType.CONV), task.add(OperationType.SDP))
-    task.add(OperationType.BDMA)
+    task.add(OperationType.PDP if op_type is not OperationType.PDP else OperationType.CDP)
+    counted = task.add(op_type)
+    if op_type is OperationType.CONV:
+        task.fuse(counted, task.add(OperationType.SDP))
     hardware = FakeHardware(NV_FULL, lambda _: 0)
-    hardware.words["CACC.D_OUT_SATURATION", 0] = 77
-    hardware.words["BDMA.STATUS_GRP0_READ_STALL", 0] = 88
+    hardware.words[register, 0] = 77
     statistics, memory, _ = run(task, hardware)
-    assert ConvStatistics.from_bytes(task.statistics_of(memory, 0)).saturation_count == 77
-    assert BdmaStatistics.from_bytes(task.statistics_of(memory, 2)).read_stall == 88
-    assert all(item.counters is not None for item in statistics.operations)
+    written = kind.from_bytes(task.statistics_of(memory, counted))
+    assert written.to_dict()[counter] == 77
+    assert written in [item.counters for item in statistics.operations]
 
 
 def test_nothing_is_counted_unasked() -> None:
@@ -239,3 +260,53 @@ def test_two_tables_never_share_the_engine_that_is_running() -> None:
     task.chain()
     statistics, _, _ = run(task)  # the fake hardware refuses writes to a locked table
     assert len(statistics.operations) == 5
+
+
+def test_a_graph_that_changes_while_it_runs_is_noticed() -> None:
+    class Meddler(FakeHardware):
+        def wait_for_interrupt(self, timeout_s: float, /) -> bool:
+            at = PLACES[GRAPH] + last * CommonOperation.size_bytes()
+            memory.data[at : at + CommonOperation.size_bytes()] = changed.to_bytes()
+            return super().wait_for_interrupt(timeout_s)
+
+    task = TaskBuilder()
+    for _ in range(4):  # the last is first read when the second is programmed
+        task.add(OperationType.PDP)
+    task.chain(OperationEvent.NONE)
+    memory = FakeMemory()
+    last = 3
+    changed = replace(task.graph()[last], op_type=OperationType.CDP)
+    scheduler = EngineScheduler(Meddler(NV_FULL, lambda _: 0), memory, NV_FULL)
+    with pytest.raises(NvdlaError, match="dependency graph changed") as caught:
+        scheduler.execute_task(task.write(memory))
+    assert caught.value.status is NvError.INVALID_STATE
+    changed = replace(task.graph()[last], dependency_count=1)
+    with pytest.raises(
+        NvdlaError, match=r"nothing runs.*operation 3 \(PDP\) waits for 1"
+    ) as caught:
+        scheduler.execute_task(task.write(memory))
+    assert caught.value.status is NvError.INVALID_STATE
+
+
+@pytest.mark.parametrize(
+    ("op_type", "status", "message"),
+    [
+        (OperationType.CONV, "CDMA.S_CBUF_FLUSH_STATUS", "clearing the convolution buffer"),
+        (OperationType.BDMA, "BDMA.STATUS", "queue stays full"),
+    ],
+)
+def test_hardware_that_never_gets_ready_is_a_timeout(
+    op_type: OperationType, status: str, message: str
+) -> None:
+    class Unready(FakeHardware):
+        def read(self, address: int, /) -> int:
+            is_it = self.map.by_address[address].full_name == status
+            return 0 if is_it else super().read(address)
+
+    task = TaskBuilder()
+    task.add(op_type)
+    if op_type is OperationType.CONV:
+        task.fuse(0, task.add(OperationType.SDP))
+    with pytest.raises(NvdlaError, match=message) as caught:
+        run(task, Unready(NV_FULL, lambda _: 0))
+    assert caught.value.status is NvError.TIMEOUT

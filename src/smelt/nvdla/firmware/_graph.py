@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from smelt.nvdla.loadable import CommonOperation, Consumer
 
-MOST_OPERATIONS: Final = 1 << 16
-"""Operations times regions of interest that a task may have."""
+MOST_OPERATIONS: Final = 1 << 15
+"""Operations times regions of interest that a task may have; descriptors can name no more."""
 _MOST_NAMED: Final = 6
 _PROGRAMMED, _ENABLED, _RUNNING, _COMPLETED = range(4)
 _MOMENTS: Final = ("programmed", "enabled", "running", "completed")

@@ -11,12 +11,19 @@ from smelt.nvdla.firmware._bdma import BdmaEngine
 from smelt.nvdla.firmware._cdp import CdpEngine
 from smelt.nvdla.firmware._context import OperationContext
 from smelt.nvdla.firmware._conv import ConvEngine
+from smelt.nvdla.firmware._fusion import check_stream
 from smelt.nvdla.firmware._pdp import PdpEngine
 from smelt.nvdla.firmware._processor import Group, NodeCache, Processor
 from smelt.nvdla.firmware._rubik import RubikEngine
 from smelt.nvdla.firmware._sdp import SdpEngine
 from smelt.nvdla.firmware._statistics import OperationStatistics, TaskStatistics
-from smelt.nvdla.loadable import OperationEvent, OperationType
+from smelt.nvdla.loadable import (
+    ConvSurface,
+    OperationEvent,
+    OperationType,
+    PdpSurface,
+    SdpSurface,
+)
 
 if TYPE_CHECKING:
     from smelt.nvdla.firmware._processor import Node
@@ -72,6 +79,13 @@ class TaskRun:
         self._processors = tuple(Processor(engine) for engine in ENGINES)
         self._cache = NodeCache(task)
         self._num_interrupts = 0
+        status = registers.map.register("GLB.S_INTR_STATUS")
+        self._status_address = status.address
+        self._status_bits = tuple(
+            (status.field(f"{name}_STATUS{group.number}").mask, group, event)
+            for name, (op_type, event) in _INTERRUPTS.items()
+            for group in self._processors[op_type].groups
+        )
         self._done: list[OperationStatistics] = []
 
     @property
@@ -133,16 +147,12 @@ class TaskRun:
         self._collect_interrupts()
 
     def _collect_interrupts(self) -> None:
-        register = self._registers.map.register("GLB.S_INTR_STATUS")
-        status = self._registers.bus.read(register.address)
-        self._registers.bus.write(register.address, status)
+        status = self._registers.bus.read(self._status_address)
+        self._registers.bus.write(self._status_address, status)
         self._num_interrupts += 1
-        for name, (op_type, event) in _INTERRUPTS.items():
-            for number in (0, 1):
-                if register.field(f"{name}_STATUS{number}").extract(status):
-                    group = self._processors[op_type].groups[number]
-                    if group.is_active:  # else it is a leftover of an earlier task
-                        group.events.add(event)
+        for mask, group, event in self._status_bits:
+            if status & mask and group.is_active:  # else it is a leftover of an earlier task
+                group.events.add(event)
 
     def _drain(self) -> None:
         """Let hardware finish what was started, so that the next task finds it idle."""
@@ -301,6 +311,7 @@ class TaskRun:
             group.is_rdma_needed,
             is_lut_loaded=group.lut_index == processor.other(group).lut_index,
         )
+        self._check_fusion(context, node, group)
         processor.engine.program(context, group.operation, group.surface)
         self._fetch_targets(group, node)
         group.is_pending = False
@@ -308,6 +319,18 @@ class TaskRun:
         group.is_programming = False
         if node.remaining == 0:
             self._enable(node)
+
+    def _check_fusion(self, context: OperationContext, node: Node, group: Group) -> None:
+        parent = node.descriptor.fused_parent.index
+        operation, surface = group.operation, group.surface
+        if parent == -1 or not isinstance(surface, (SdpSurface, PdpSurface)) or operation is None:
+            return
+        at = node.roi * self._task.network.num_operations + parent
+        op_type = OperationType(node.op_type - 1)
+        made = self._task.read_surface(op_type, at)
+        if isinstance(made, (ConvSurface, SdpSurface)):
+            source = self._task.read_operation(op_type, at), made.dst_data
+            check_stream(context, parent, source, (operation, surface.src_data))
 
     def _fetch_targets(self, group: Group, node: Node) -> None:
         descriptor = node.descriptor
