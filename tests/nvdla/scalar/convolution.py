@@ -28,12 +28,7 @@ from tests.nvdla.scalar.image import CONVOLUTION_INFINITY
 
 HalfWeights: TypeAlias = npt.NDArray[np.float16]
 
-_CT: Final[tuple[tuple[int, ...], ...]] = (
-    (1, 0, -1, 0),
-    (0, 1, 1, 0),
-    (0, -1, 1, 0),
-    (0, 1, 0, -1),
-)
+_CT: Final = np.array([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]])
 _AT: Final = np.array([[1, 1, 1, 0], [0, 1, -1, -1]])
 
 
