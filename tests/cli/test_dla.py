@@ -107,6 +107,29 @@ def test_an_input_is_an_array_an_image_or_memory(smelt: Smelt, lenet: Path, tmp_
     assert "takes 25088" in smelt("dla", "run", lenet, "--input", tmp_path / "short.bin").err
 
 
+@pytest.mark.parametrize("suffix", [".cfg", ".txn"])
+def test_a_recorded_trace_plays_to_the_same_memory(
+    smelt: Smelt, shared: Path, tmp_path: Path, suffix: str
+) -> None:
+    folder = shared / "nvdla" / "flatbufs" / "kmd"
+    for name in ("RBK/RBK_L0_0", "CONV/CONV_D_L0_0"):
+        trace = tmp_path / f"recorded{suffix}"
+        answer = smelt("dla", "run", folder / f"{name}_fbuf", "--record-trace", trace)
+        assert answer.code == 0, answer.err
+        text = trace.read_text()
+        assert "check_crc" in text if suffix == ".cfg" else "dump_mem" in text
+        answer = smelt("dla", "trace", trace)
+        assert answer.code == 0, answer.out
+        assert answer.out.startswith("1 passed")
+
+
+def test_a_trace_is_recorded_only_in_this_process(smelt: Smelt, tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(pooling_loadable().to_bytes())
+    answer = smelt("dla", "run", path, "--socket", "s", "--record-trace", tmp_path / "t.cfg")
+    assert "without --socket" in answer.err
+
+
 @pytest.mark.requirement("D-9")
 def test_a_loadable_for_other_hardware_is_shown_but_not_run(smelt: Smelt, reshape: Path) -> None:
     assert "RUBIK" in smelt("dla", "inspect", reshape).out

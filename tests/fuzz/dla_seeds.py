@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from smelt.errors import SmeltError
 from smelt.nvdla import create_runtime
 from smelt.nvdla.loadable import (
+    Address,
     Blob,
     CommonOperation,
     Consumer,
@@ -20,6 +21,7 @@ from smelt.nvdla.loadable import (
     Loadable,
     LutParameters,
     NetworkDescriptor,
+    Relocation,
     Roi,
     RoiArray,
     SubInterface,
@@ -51,8 +53,16 @@ _LISTS: Final = (
     "events",
 )
 _MOST_BYTES: Final = 1 << 16
-NOT_PARSERS: Final = ("write_emu_operation", "unbind", "release", "import_flatbuffers")
-"""What writes, or only gives memory back."""
+NOT_PARSERS: Final = (
+    "slot",
+    "write_emu_operation",
+    "import_flatbuffers",
+    "Loadable.to_bytes",
+    "LoadedNetwork.unbind",
+    "LoadedNetwork.release",
+    "_explain_unbound",
+)
+"""What declares, writes, or gives memory back."""
 
 
 def loadable_seeds() -> Iterator[bytes]:
@@ -73,6 +83,41 @@ def loadable_seeds() -> Iterator[bytes]:
             yield emulated_loadable(
                 operation, buffer, replace(buffer, address_index=4), layout
             ).to_bytes()
+    for wrong in _wrong_loadables(pooling):
+        yield wrong.to_bytes()
+
+
+def _wrong_loadables(pooling: Loadable) -> Iterator[Loadable]:
+    """What chance seldom finds: each is refused for another reason."""
+    target = EmuBuffer(4, 0, 64, 3, 1, 1, 20, 32, 32)
+    for source in (
+        EmuBuffer(9, 0, 64, 3, 1, 1, 20, 32, 32),
+        EmuBuffer(3, 0, 64, 0, 1, 1, 20, 32, 32),
+        EmuBuffer(3, 0, 64, 3, 1, 2, 1, 1 << 20, 32),
+        EmuBuffer(3, 0, 64, 3, 60000, 60000, 60000, 0, 0),
+        EmuBuffer(3, 0, 64, 3, 1, 1, 2, 32, 32),
+    ):
+        yield emulated_loadable(EmuSoftmaxOperation(), source, target)
+    source = EmuBuffer(3, 0, 64, 2, 1, 1, 20, 32, 32)
+    emulated = emulated_loadable(EmuSoftmaxOperation(), source, replace(target, format=2))
+    yield emulated
+    yield replace(emulated, tasks=(replace(emulated.tasks[0], instance=1),))
+    empty = replace(source, format=0, channel=0), replace(target, format=0, channel=0)
+    yield emulated_loadable(EmuSoftmaxOperation(), *empty)
+    (task,) = pooling.tasks
+    yield replace(pooling, tasks=(replace(task, address_list=(0,) * 6145),))
+    yield replace(pooling, addresses=(*pooling.addresses[:6], Address(6, 6, 200, 57)))
+    foreign = tuple(replace(blob, version=Version(1, 0, 0)) for blob in pooling.blobs)
+    yield replace(pooling, blobs=foreign)
+    for relocation in (
+        Relocation(4, 1, 0, 1, SubInterface.DEPS, 1),
+        Relocation(4, 3, 0, 1, SubInterface.SURFS, 9),
+        Relocation(4, 3, 642, 1, SubInterface.SURFS, 1),
+    ):
+        yield replace(pooling, relocations=(relocation,))
+    names = ("task-0-addr0", "task-0-dep_graph")
+    pool = replace(pooling.memories[3], contents=names, offsets=(0, 39))
+    yield replace(pooling, memories=(*pooling.memories[:3], pool, *pooling.memories[4:]))
 
 
 def _with_tables(loadable: Loadable) -> Loadable:

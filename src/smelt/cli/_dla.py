@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from smelt.nvdla.port import Driver, MachineDriver
+    from smelt.nvdla.port import Driver, MachineDriver, TracedDriver
     from smelt.nvdla.runtime import NvDlaTensor, Runtime
 
 _MOST_VALUES: Final = 4096
@@ -92,6 +92,11 @@ def inspect(*, path: str, dot: bool, as_json: bool) -> None:
 @_EXACT
 @click.option("--socket", metavar="PATH", help="Run at a `smelt dla serve` instead.")
 @click.option("--instance", default=0, show_default=True, help="Which device of the server.")
+@click.option(
+    "--record-trace",
+    metavar="FILE",
+    help="Write the register accesses as a trace, .cfg or .txn, with its data files beside it.",
+)
 @_JSON
 def run(
     *,
@@ -102,6 +107,7 @@ def run(
     exact_fp16: bool,
     socket: str | None,
     instance: int,
+    record_trace: str | None,
     as_json: bool,
 ) -> None:
     r"""Run the loadable FILE once and show its outputs.
@@ -111,15 +117,21 @@ def run(
       smelt dla run network.nvdla --input image.npy --output answer.npy
       smelt dla run network.nvdla --configuration nv_small --output answer.dimg
       smelt dla run network.nvdla --socket /tmp/dla.sock --json
+      smelt dla run network.nvdla --record-trace network.cfg
     """
     from smelt.nvdla.hardware import find_configuration
 
+    if record_trace is not None and (socket or instance):
+        raise click.UsageError("--record-trace is for a device of this process, without --socket")
     hardware = find_configuration(configuration)
+    driver = None if socket else _make_driver(configuration, record_trace, exact_fp16=exact_fp16)
     data = Path(path).read_bytes()
-    with _open(configuration, socket, instance, exact_fp16=exact_fp16) as (runtime, driver):
+    with _open(driver, socket, instance) as runtime:
         runtime.load(data, instance)
         results = _run_once(runtime, inputs, outputs, hardware.atom_bytes)
-        cycles = driver.machines[0].total_cycles if driver is not None else None
+    cycles = driver.machines[0].total_cycles if driver is not None else None
+    if record_trace is not None and driver is not None:
+        _write_trace(driver, record_trace)
     report = {
         "loadable": path,
         "configuration": None if socket else configuration,
@@ -158,20 +170,35 @@ def serve(*, path: str, configuration: str, exact_fp16: bool, devices: int) -> N
         server.serve_forever()
 
 
+def _make_driver(
+    configuration: str, record_trace: str | None, *, exact_fp16: bool
+) -> MachineDriver | TracedDriver:
+    from smelt.nvdla.port import MachineDriver, TracedDriver
+
+    make = MachineDriver if record_trace is None else TracedDriver
+    return make(configuration, exact_fp16=exact_fp16)
+
+
+def _write_trace(driver: MachineDriver | TracedDriver, path: str) -> None:
+    from smelt.nvdla.port import TracedDriver
+
+    if isinstance(driver, TracedDriver):
+        driver.write_trace(path)
+
+
 @contextlib.contextmanager
 def _open(
-    configuration: str, socket: str | None, instance: int, *, exact_fp16: bool
-) -> Generator[tuple[Runtime, MachineDriver | None]]:
+    driver: MachineDriver | TracedDriver | None, socket: str | None, instance: int
+) -> Generator[Runtime]:
     from smelt.nvdla import create_runtime
-    from smelt.nvdla.port import LocalPort, MachineDriver, SocketPort
+    from smelt.nvdla.port import LocalPort, SocketPort
 
-    if socket is None:
-        driver = MachineDriver(configuration, instance + 1, exact_fp16=exact_fp16)
-        with create_runtime(LocalPort(driver), max_devices=instance + 1) as runtime:
-            yield runtime, driver
-        return
-    with SocketPort(socket) as port, create_runtime(port, max_devices=instance + 1) as runtime:
-        yield runtime, None
+    if driver is not None:
+        with create_runtime(LocalPort(driver)) as runtime:
+            yield runtime
+    elif socket is not None:
+        with SocketPort(socket) as port, create_runtime(port, max_devices=instance + 1) as runtime:
+            yield runtime
 
 
 def _run_once(

@@ -86,7 +86,3 @@ class Loadable:
             raise NvdlaError(
                 NvError.BAD_VALUE, f"this loadable has a value that its field cannot hold: {error}"
             ) from error
-
-    def find_blob(self, name: str) -> Blob | None:
-        """The blob of that name."""
-        return next((blob for blob in self.blobs if blob.name == name), None)

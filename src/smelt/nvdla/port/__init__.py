@@ -11,6 +11,7 @@ from smelt.nvdla.port._linux import DeviceFile, LinuxPort, RenderNode, open_rend
 from smelt.nvdla.port._local import LocalPort
 from smelt.nvdla.port._machine import MachineDriver
 from smelt.nvdla.port._server import PortServer
+from smelt.nvdla.port._traced import TracedDriver
 from smelt.nvdla.port._types import (
     MOST_ADDRESSES_PER_TASK,
     MOST_TASKS_PER_SUBMIT,
@@ -45,5 +46,6 @@ __all__ = [
     "Region",
     "RenderNode",
     "SocketPort",
+    "TracedDriver",
     "open_render_node",
 ]

@@ -18,7 +18,7 @@ from smelt.nvdla.port._types import NvDlaHeap
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from smelt.nvdla._protocols import RegisterBus
+    from smelt.nvdla._protocols import DmaMemory, RegisterBus
 
 DEFAULT_DRAM_BYTES: Final = 1 << 30
 DEFAULT_SRAM_BYTES: Final = 4 << 20
@@ -49,7 +49,7 @@ class MachineDriver:
         sram_bytes: int = DEFAULT_SRAM_BYTES,
         exact_fp16: bool = False,
         timeout_s: float = DEFAULT_TIMEOUT_S,
-        wrap_bus: Callable[[Machine], RegisterBus] | None = None,
+        connect: Callable[[Machine], tuple[RegisterBus, DmaMemory]] | None = None,
     ) -> None:
         """Make the machines; their memory costs nothing until it is used.
 
@@ -60,7 +60,7 @@ class MachineDriver:
             sram_bytes: SRAM of each, where the configuration has that interface.
             exact_fp16: Compute fp16 convolutions as the carry-save adders do.
             timeout_s: After so long a task ends in an error.
-            wrap_bus: Put something between the scheduler and a machine, such as a recorder.
+            connect: Put something between the scheduler and a machine, such as a recorder.
         """
         if isinstance(configuration, str):
             configuration = find_configuration(configuration)
@@ -71,7 +71,7 @@ class MachineDriver:
         self.configuration: Final = configuration
         self._timeout_s: Final = timeout_s
         self._instances: Final = tuple(
-            _make_instance(configuration, dram_bytes, sram_bytes, wrap_bus, exact_fp16=exact_fp16)
+            _make_instance(configuration, dram_bytes, sram_bytes, connect, exact_fp16=exact_fp16)
             for _ in range(num_devices)
         )
 
@@ -131,7 +131,7 @@ def _make_instance(
     configuration: Configuration,
     dram_bytes: int,
     sram_bytes: int,
-    wrap_bus: Callable[[Machine], RegisterBus] | None,
+    connect: Callable[[Machine], tuple[RegisterBus, DmaMemory]] | None,
     *,
     exact_fp16: bool,
 ) -> _Instance:
@@ -143,8 +143,8 @@ def _make_instance(
         sram_base=_SRAM_BASE,
         exact_fp16=exact_fp16,
     )
-    bus = machine if wrap_bus is None else wrap_bus(machine)
+    bus, memory = (machine, machine.memory) if connect is None else connect(machine)
     heaps = {NvDlaHeap.SYSTEM: PageHeap(_DRAM_BASE, dram_bytes, "DRAM")}
     if configuration.has_sram and sram_bytes:
         heaps[NvDlaHeap.SRAM] = PageHeap(_SRAM_BASE, sram_bytes, "SRAM")
-    return _Instance(machine, EngineScheduler(bus, machine.memory, configuration), heaps)
+    return _Instance(machine, EngineScheduler(bus, memory, configuration), heaps)
