@@ -89,6 +89,8 @@ def loadable_seeds() -> Iterator[bytes]:
 
 def _wrong_loadables(pooling: Loadable) -> Iterator[Loadable]:
     """What chance seldom finds: each is refused for another reason."""
+    yield replace(pooling, version=Version(1, 0, 0))
+    yield replace(pooling, blobs=(Blob("b", 5, data=b"1234"),))
     target = EmuBuffer(4, 0, 64, 3, 1, 1, 20, 32, 32)
     for source in (
         EmuBuffer(9, 0, 64, 3, 1, 1, 20, 32, 32),
