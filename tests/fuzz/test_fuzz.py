@@ -15,7 +15,8 @@ SECONDS = 60
 LEAST_SHARE = 0.9
 """Of all lines that a target watches ..."""
 LEAST_SHARE_EACH = 0.8
-"""... and of those of each of its modules."""
+"""... and of those of each of its modules, but for modules of a few lines."""
+SMALL = 30
 _TOTAL = sum(target.share for target in TARGETS)
 
 
@@ -33,7 +34,8 @@ def test_only_our_errors_come_out_in_bounded_time_and_memory(target: Target) -> 
     reached = sum(module[0] for module in modules.values())
     assert reached >= LEAST_SHARE * sum(module[1] for module in modules.values()), modules
     for name, (part, lines, missed) in modules.items():
-        assert part >= LEAST_SHARE_EACH * lines, f"{name}: these lines were not reached: {missed}"
+        enough = part >= LEAST_SHARE_EACH * lines or lines < SMALL
+        assert enough, f"{name}: these lines were not reached: {missed}"
     assert row["accepted"] > 0
 
 
