@@ -14,6 +14,7 @@ import numpy as np
 from smelt.nvdla._status import NvdlaError, NvError
 from smelt.nvdla.hardware._arithmetic import saturate, shift_right_rounded
 from smelt.nvdla.hardware._configuration import Precision
+from smelt.nvdla.hardware._exact_convolution import correlate_exact
 from smelt.nvdla.hardware._features import pad_value, read_features
 from smelt.nvdla.hardware._image import read_image
 from smelt.nvdla.hardware._operation import ceil_div
@@ -116,7 +117,13 @@ def run_convolution(operation: Operation) -> np.ndarray:
         sums = np.stack([convolve_winograd(operation, cube, weights, shape) for cube in cubes])
     else:
         _check_channels(data[0], shape)
-        sums = np.stack([correlate(cube, weights, shape, fill, precision) for cube in data])
+        exact_block = operation.configuration.atomic_c if operation.exact_fp16 else 0
+        sums = np.stack(
+            [
+                correlate(cube, weights, shape, fill, precision, exact_block=exact_block)
+                for cube in data
+            ]
+        )
     group = operation.configuration.kernel_group(precision)
     operation.mac_cycles = (
         shape.output_height
@@ -144,8 +151,12 @@ def correlate(
     shape: ConvolutionShape,
     fill: float,
     precision: Precision,
+    *,
+    exact_block: int = 0,
 ) -> np.ndarray:
     """Return the exact sums [height, width, kernels] in float64.
+
+    With ``exact_block``, the channels of a MAC cell, fp16 is added as the hardware adds it.
 
     ``cube`` is [height, width, channels], ``weights`` [kernel height, kernel width, channels,
     kernels].
@@ -154,14 +165,12 @@ def correlate(
     reach_x = (shape.output_width - 1) * shape.stride_x + 1
     height = reach_y + (shape.kernel_height - 1) * shape.dilation_y
     width = reach_x + (shape.kernel_width - 1) * shape.dilation_x
+    if precision is Precision.FP16 and exact_block:
+        padded = _pad(cube, shape, (height, width), fill, np.float16)
+        return correlate_exact(padded, weights, shape, exact_block)
     use_float32 = precision is Precision.INT8 and shape.channels <= _EXACT_FLOAT32_TERMS
     dtype = np.float32 if use_float32 else np.float64
-    padded = np.full((height, width, shape.channels), fill, dtype)
-    rows = max(0, min(cube.shape[0], height - shape.pad_top))
-    columns = max(0, min(cube.shape[1], width - shape.pad_left))
-    padded[shape.pad_top : shape.pad_top + rows, shape.pad_left : shape.pad_left + columns] = cube[
-        :rows, :columns, : shape.channels
-    ]
+    padded = _pad(cube, shape, (height, width), fill, dtype)
     taps = weights.astype(dtype)
     total = np.zeros((shape.output_height * shape.output_width, shape.kernels), np.float64)
     for y in range(shape.kernel_height):
@@ -173,6 +182,22 @@ def correlate(
             ]
             total += seen.reshape(-1, shape.channels) @ taps[y, x]
     return total.reshape(shape.output_height, shape.output_width, shape.kernels)
+
+
+def _pad(
+    cube: np.ndarray,
+    shape: ConvolutionShape,
+    size: tuple[int, int],
+    fill: float,
+    dtype: type[np.generic],
+) -> np.ndarray:
+    """Return the input with its padding, as large as the output needs."""
+    padded = np.full((*size, shape.channels), fill, dtype)
+    rows = max(0, min(cube.shape[0], size[0] - shape.pad_top))
+    columns = max(0, min(cube.shape[1], size[1] - shape.pad_left))
+    inside = padded[shape.pad_top : shape.pad_top + rows, shape.pad_left :]
+    inside[:, :columns] = cube[:rows, :columns, : shape.channels]
+    return padded
 
 
 def accumulate(operation: Operation, sums: np.ndarray, precision: Precision) -> np.ndarray:

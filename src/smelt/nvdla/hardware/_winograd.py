@@ -13,6 +13,7 @@ import numpy as np
 from smelt.nvdla._status import NvdlaError, NvError
 from smelt.nvdla.hardware._arithmetic import shift_right_saturated
 from smelt.nvdla.hardware._configuration import Precision
+from smelt.nvdla.hardware._exact_convolution import convolve_winograd_exact
 from smelt.nvdla.hardware._float import round_to_fp16, round_to_fp17
 
 if TYPE_CHECKING:
@@ -103,17 +104,24 @@ def convolve_winograd(
             for y in range(TILE)
         ]
     )
-    transformed = _transform(operation, tiles).astype(np.float64)
+    transformed = _transform(operation, tiles)
     pixels = transformed.reshape(TILE, TILE, tiles_y * tiles_x, shape.channels)
-    products = pixels @ weights.astype(np.float64)
+    if operation.exact_fp16 and transformed.dtype == np.float16:
+        both = convolve_winograd_exact(pixels, weights, shape.kernels)
+    else:
+        both = _reduce(pixels.astype(np.float64) @ weights.astype(np.float64))
+    ordered = both.reshape(2, 2, tiles_y, tiles_x, shape.kernels).transpose(2, 0, 3, 1, 4)
+    return ordered.reshape(shape.output_height, shape.output_width, shape.kernels)
+
+
+def _reduce(products: np.ndarray) -> np.ndarray:
+    """Return the 2 x 2 outputs of 4 x 4 products."""
     rows = np.stack(
         [products[0] + products[1] + products[2], products[1] - products[2] - products[3]]
     )
-    both = np.stack(
+    return np.stack(
         [rows[:, 0] + rows[:, 1] + rows[:, 2], rows[:, 1] - rows[:, 2] - rows[:, 3]], axis=1
     )
-    ordered = both.reshape(2, 2, tiles_y, tiles_x, shape.kernels).transpose(2, 0, 3, 1, 4)
-    return ordered.reshape(shape.output_height, shape.output_width, shape.kernels)
 
 
 def _transform(operation: Operation, tiles: np.ndarray) -> np.ndarray:

@@ -1,0 +1,94 @@
+"""Convolutions in exact fp16: which lanes meet in a MAC cell, and in which order sums are added.
+
+For each output: blocks of 64 channels outermost, then the kernel's rows and columns. For Winograd a
+cell takes 4 channels of a 4 x 4 tile.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from smelt.nvdla.hardware._exact_mac import (
+    Accumulator,
+    add,
+    find_nan,
+    make_accumulator,
+    multiply_lanes,
+    to_fp32,
+)
+
+if TYPE_CHECKING:
+    from smelt.nvdla.hardware._convolution import ConvolutionShape
+    from smelt.nvdla.hardware._memory import Array
+
+_LANES_AT_ONCE = 1 << 18
+_NAN_EXPONENT = 63
+
+
+def correlate_exact(
+    padded: np.ndarray, weights: np.ndarray, shape: ConvolutionShape, block: int
+) -> np.ndarray:
+    """Return float32 sums [height, width, kernels] of a padded fp16 input."""
+    data = np.ascontiguousarray(padded.astype(np.float16)).view(np.uint16).astype(np.int64)
+    words = np.ascontiguousarray(weights).view(np.uint16).astype(np.int64)
+    pixels = shape.output_height * shape.output_width
+    reach_y = (shape.output_height - 1) * shape.stride_y + 1
+    reach_x = (shape.output_width - 1) * shape.stride_x + 1
+    total = make_accumulator((pixels, shape.kernels))
+    for first in range(0, shape.channels, block):
+        lanes = slice(first, min(first + block, shape.channels))
+        for y in range(shape.kernel_height):
+            top = y * shape.dilation_y
+            rows = slice(top, top + reach_y, shape.stride_y)
+            for x in range(shape.kernel_width):
+                left = x * shape.dilation_x
+                columns = slice(left, left + reach_x, shape.stride_x)
+                seen = data[rows, columns, lanes].reshape(pixels, -1)
+                _accumulate(total, seen, words[y, x, lanes].T)
+    return to_fp32(total).reshape(shape.output_height, shape.output_width, shape.kernels)
+
+
+def _accumulate(total: Accumulator, seen: Array, words: Array) -> None:
+    """Add one cell's result to each [pixel, kernel], some pixels at a time."""
+    step = max(1, _LANES_AT_ONCE // words.size)
+    for start in range(0, len(seen), step):
+        part = slice(start, start + step)
+        data = seen[part, None]
+        products, exponent = multiply_lanes(data, words[None])
+        mantissa = products.sum(axis=-1)
+        mantissa, exponent = _with_nans(data, words[None], mantissa, exponent)
+        held = Accumulator(total.exponent[part], total.mantissa[part])
+        add(held, mantissa, exponent)
+        total.exponent[part], total.mantissa[part] = held.exponent, held.mantissa
+
+
+def _with_nans(data: Array, words: Array, mantissa: Array, exponent: Array) -> tuple[Array, Array]:
+    if not (((data & 0x7FFF) > 0x7C00).any() or ((words & 0x7FFF) > 0x7C00).any()):
+        return mantissa, exponent
+    is_nan, nan_mantissa = find_nan(data, words)
+    return np.where(is_nan, nan_mantissa, mantissa), np.where(is_nan, _NAN_EXPONENT, exponent)
+
+
+def convolve_winograd_exact(tiles: np.ndarray, weights: np.ndarray, kernels: int) -> np.ndarray:
+    """Return float32 [2, 2, tiles, kernels] of transformed fp16 tiles [4, 4, tiles, channels]."""
+    data = np.ascontiguousarray(tiles.astype(np.float16)).view(np.uint16).astype(np.int64)
+    words = np.ascontiguousarray(weights).view(np.uint16).astype(np.int64)
+    count, channels = data.shape[2:]
+    totals = [make_accumulator((count, kernels)) for _ in range(4)]
+    for first in range(0, channels, 4):
+        lanes = slice(first, first + 4)
+        seen = data[..., lanes].transpose(2, 0, 1, 3).reshape(count, 1, 64)
+        held = words[:, :, lanes].transpose(3, 0, 1, 2).reshape(1, kernels, 64)
+        products, exponent = multiply_lanes(seen, held)
+        grid = products.reshape(count, kernels, 4, 4, 4).sum(axis=-1)
+        for index, row in enumerate(_halve(grid.transpose(2, 3, 0, 1))):
+            for column, mantissa in enumerate(_halve(row)):
+                add(totals[2 * index + column], *_with_nans(seen, held, mantissa, exponent))
+    return np.stack([to_fp32(total) for total in totals]).reshape(2, 2, count, kernels)
+
+
+def _halve(grid: Array) -> tuple[Array, Array]:
+    """Return two sums of four rows, as Winograd adds them."""
+    return grid[0] + grid[1] + grid[2], grid[1] - grid[2] - grid[3]
