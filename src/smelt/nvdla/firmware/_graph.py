@@ -10,15 +10,16 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from smelt.nvdla._status import NvdlaError, NvError
-from smelt.nvdla.loadable import OperationEvent, OperationType
+from smelt.nvdla.loadable import CommonOperation, OperationEvent, OperationType
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
-    from smelt.nvdla.loadable import CommonOperation, Consumer
+    from smelt.nvdla.loadable import Consumer
 
 MOST_OPERATIONS: Final = 1 << 15
 """Operations times regions of interest that a task may have; descriptors can name no more."""
@@ -36,6 +37,27 @@ _MOMENT_OF_EVENT: Final = {
 _CDMA_EVENTS: Final = (OperationEvent.CDMA_WEIGHTS_DONE, OperationEvent.CDMA_DATA_DONE)
 
 
+class GraphOperations:
+    """The nodes of a graph, each read from its bytes when it is first asked for."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._read: dict[int, CommonOperation] = {}
+
+    def __len__(self) -> int:
+        return len(self._data) // CommonOperation.size_bytes()
+
+    def __getitem__(self, node: int) -> CommonOperation:
+        operation = self._read.get(node)
+        if operation is None:
+            operation = CommonOperation.from_bytes(self._data, node * CommonOperation.size_bytes())
+            self._read[node] = operation
+        return operation
+
+    def __iter__(self) -> Iterator[CommonOperation]:
+        return (self[node] for node in range(len(self)))
+
+
 @dataclass(frozen=True, slots=True)
 class TaskGraph:
     """A task's operations and their edges, for every region of interest."""
@@ -43,7 +65,7 @@ class TaskGraph:
     heads: tuple[int, ...]
     num_operations: int
     num_rois: int
-    operations: Sequence[CommonOperation]
+    operations: GraphOperations
     """Of the first region, then of the second, and so on."""
 
     def name(self, index: int) -> str:
@@ -68,9 +90,8 @@ def check_graph(graph: TaskGraph) -> None:
     Raises:
         NvdlaError: BAD_PARAMETER; the message names the operations and what is wrong with them.
     """
-    _refuse(graph, list(_check_types(graph)))
-    _refuse(graph, list(_check_edges(graph)))
-    _refuse(graph, list(_check_counts(graph)))
+    for check in (_check_heads, _check_nodes, _check_counts):
+        _refuse(graph, list(islice(check(graph), _MOST_NAMED + 1)))
     chains, problems = _walk_chains(graph)
     _refuse(graph, problems)
     _check_order(graph, chains)
@@ -80,7 +101,7 @@ def _refuse(graph: TaskGraph, problems: list[str]) -> None:
     if not problems:
         return
     shown = "; ".join(problems[:_MOST_NAMED])
-    more = f"; and {len(problems) - _MOST_NAMED} more" if len(problems) > _MOST_NAMED else ""
+    more = "; and more" if len(problems) > _MOST_NAMED else ""
     raise NvdlaError(
         NvError.BAD_PARAMETER,
         f"the task's dependency graph of {graph.num_operations} operations cannot run: "
@@ -92,13 +113,7 @@ def _type_name(op_type: int) -> str:
     return OperationType(op_type).name if 0 <= op_type < len(OperationType) else f"type {op_type}"
 
 
-def _check_types(graph: TaskGraph) -> Iterator[str]:
-    for node, operation in enumerate(graph.operations):
-        index = node % graph.num_operations
-        if operation.op_type >= len(OperationType):
-            yield f"operation {index} has type {operation.op_type}, of which there is none"
-        elif operation.op_type != graph.operations[index].op_type:
-            yield f"{graph.name(index)} is {_type_name(operation.op_type)} in another region"
+def _check_heads(graph: TaskGraph) -> Iterator[str]:
     for op_type, head in enumerate(graph.heads):
         if not -1 <= head < graph.num_operations:
             yield f"op_head[{_type_name(op_type)}] is {head}, outside the operations"
@@ -106,26 +121,35 @@ def _check_types(graph: TaskGraph) -> Iterator[str]:
             yield f"op_head[{_type_name(op_type)}] is {graph.name(head)}"
 
 
-def _check_edges(graph: TaskGraph) -> Iterator[str]:
+def _check_nodes(graph: TaskGraph) -> Iterator[str]:
+    """Check node by node, so that a list of rubbish is refused at its start."""
     for node, operation in enumerate(graph.operations):
         index = node % graph.num_operations
-        for slot, edge, wanted in graph.edges(node):
-            where = f"{graph.name(index)} {slot}"
-            if not 0 <= edge.index < graph.num_operations:
-                yield f"{where} is {edge.index}, outside the operations"
-            elif edge.index == index:
-                yield f"{where} is itself"
-            elif graph.operations[edge.index].op_type != wanted:
-                yield f"{where} is {graph.name(edge.index)}, not {_type_name(wanted)}"
-            elif edge.event > max(OperationEvent):
-                yield f"{where} waits for event {edge.event}, of which there is none"
-            elif edge.event in _CDMA_EVENTS and operation.op_type != OperationType.CONV:
-                yield f"{where} waits for {OperationEvent(edge.event).name}, which CONV alone has"
-        if operation.fused_parent.index != -1 and operation.op_type not in (
-            OperationType.SDP,
-            OperationType.PDP,
-        ):
-            yield f"{graph.name(index)} has a fused parent; only SDP and PDP may"
+        if operation.op_type >= len(OperationType):
+            yield f"operation {index} has type {operation.op_type}, of which there is none"
+        elif operation.op_type != graph.operations[index].op_type:
+            yield f"{graph.name(index)} is {_type_name(operation.op_type)} in another region"
+        else:
+            yield from _check_edges(graph, node)
+
+
+def _check_edges(graph: TaskGraph, node: int) -> Iterator[str]:
+    operation, index = graph.operations[node], node % graph.num_operations
+    for slot, edge, wanted in graph.edges(node):
+        where = f"{graph.name(index)} {slot}"
+        if not 0 <= edge.index < graph.num_operations:
+            yield f"{where} is {edge.index}, outside the operations"
+        elif edge.index == index:
+            yield f"{where} is itself"
+        elif graph.operations[edge.index].op_type != wanted:
+            yield f"{where} is {graph.name(edge.index)}, not {_type_name(wanted)}"
+        elif edge.event > max(OperationEvent):
+            yield f"{where} waits for event {edge.event}, of which there is none"
+        elif edge.event in _CDMA_EVENTS and operation.op_type != OperationType.CONV:
+            yield f"{where} waits for {OperationEvent(edge.event).name}, which CONV alone has"
+    may_be_fed = operation.op_type in (OperationType.SDP, OperationType.PDP)
+    if operation.fused_parent.index != -1 and not may_be_fed:
+        yield f"{graph.name(index)} has a fused parent; only SDP and PDP may"
 
 
 def _check_counts(graph: TaskGraph) -> Iterator[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from smelt.nvdla._protocols import MemorySpace
 from smelt.nvdla._status import NvdlaError, NvError
-from smelt.nvdla.firmware._graph import MOST_OPERATIONS, TaskGraph
+from smelt.nvdla.firmware._graph import MOST_OPERATIONS, GraphOperations, TaskGraph
 from smelt.nvdla.loadable import (
     OPERATION_CLASSES,
     OPERATION_STRIDE_BYTES,
@@ -75,9 +75,7 @@ class TaskDescriptors:
             heads=self.network.op_head,
             num_operations=self.network.num_operations,
             num_rois=self.num_rois,
-            operations=[
-                CommonOperation.from_bytes(data, node * _COMMON_BYTES) for node in range(count)
-            ],
+            operations=GraphOperations(data),
         )
 
     def write_common(self, node: int, operation: CommonOperation) -> None:
