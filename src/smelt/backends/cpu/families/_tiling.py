@@ -18,6 +18,8 @@ _SECOND_LEVEL_BYTES_PER_CYCLE: Final = 24
 _CHUNK_FLOPS: Final = 4 << 20
 """Work that is worth the hand-over to a worker: some 20 microseconds."""
 _TARGET_CHUNKS: Final = 24
+_TILE_OVERHEAD: Final = 0.5
+"""What a tile costs beside its pixels, in pixels."""
 _FEW_FILTERS: Final = 512
 """Filters that make too few panels to keep many workers busy."""
 
@@ -59,7 +61,7 @@ def choose_tile(problem: Problem, budget: int, vectors: int) -> tuple[int, int]:
     if width is None:
         return (1, budget)
     if height is None or width > budget // 2:
-        return (1, _even(width, budget))
+        return (1, _least_waste(width, budget))
     options = [(rows, width) for rows in range(1, budget // width + 1) if rows <= height]
     return min(options, key=lambda t: _cycles_per_element(problem, t, vectors))
 
@@ -68,6 +70,15 @@ def _even(extent: int, budget: int) -> int:
     """Tiles of equal size overlap least."""
     count = -(-extent // budget)
     return max(1, -(-extent // count))
+
+
+def _least_waste(extent: int, budget: int) -> int:
+    """The size of tiles of nearly ``budget`` that overlap least: 128 is 16 x 8, not 15 x 9."""
+    fewest = -(-extent // budget)
+    most = max(fewest, extent * 4 // (budget * 3))
+    counts = range(fewest, min(most, 2 * fewest) + 1)
+    sizes = [(count, max(1, -(-extent // count))) for count in counts]
+    return min(sizes, key=lambda pair: pair[0] * (pair[1] + _TILE_OVERHEAD))[1]
 
 
 def _tiles(problem: Problem, tile: tuple[int, int]) -> int:
