@@ -34,13 +34,13 @@ class LayerTimes:
         self.milliseconds[name].append(milliseconds)
 
     def print_table(self) -> None:
-        """Print the mean time of each layer, as the engine runs them."""
-        means = {name: float(np.mean(times)) for name, times in self.milliseconds.items()}
-        width = max(map(len, means), default=0)
-        total = sum(means.values())
-        for name, mean in means.items():
-            bar = "#" * round(40 * mean / total) if total else ""
-            print(f"  {name:{width}}  {mean * 1000:8.1f} us  {bar}")
+        """Print the median time of each layer, as the engine runs them."""
+        medians = {name: float(np.median(times)) for name, times in self.milliseconds.items()}
+        width = max(map(len, medians), default=0)
+        total = sum(medians.values())
+        for name, median in medians.items():
+            bar = "#" * round(40 * median / total) if total else ""
+            print(f"  {name:{width}}  {median * 1000:8.1f} us  {bar}")
         print(f"  {'together':{width}}  {total * 1000:8.1f} us")
 
 
@@ -91,7 +91,7 @@ def main() -> None:
     for path, odds in zip(pictures, answers, strict=True):
         digit = int(odds.argmax())
         print(f"  {path.name:12} is a {digit}  ({odds[digit]:.1%})")
-    print(f"\nmean time of each layer over {len(images)} pictures:")
+    print(f"\nmedian time of each layer over {len(images)} pictures:")
     profiler.print_table()
 
 

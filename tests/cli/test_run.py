@@ -287,3 +287,28 @@ def test_a_photograph_is_recognised_with_caffes_preparation(smelt: Smelt, shared
     )  # fmt: skip
     (output,) = answer.json["outputs"].values()
     assert output["top"][0]["label"] == "lorikeet"
+
+
+def test_too_few_labels_are_told(smelt: Smelt, engine: Path, tmp_path: Path) -> None:
+    path = tmp_path / "labels.txt"
+    path.write_text("cat\ndog\n")
+    answer = smelt("run", engine, "--input", "image=zeros", "--labels", path)
+    assert answer.code == 0
+    assert "has 2 names, and prob has 10 classes" in answer.err
+
+
+def test_an_engine_where_a_model_is_needed_is_called_one(smelt: Smelt, engine: Path) -> None:
+    for command in (["build"], ["compare"]):
+        answer = smelt(*command, engine)
+        assert answer.code == 1
+        assert "is an engine, already built; give the model" in answer.err
+
+
+def test_what_is_no_array_is_never_called_a_pickle(
+    smelt: Smelt, engine: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "x.npy"
+    path.write_text("not an array")
+    answer = smelt("run", engine, "--input", f"image={path}")
+    assert answer.code == 1
+    assert "pickle" not in answer.err

@@ -240,7 +240,9 @@ def load_array(path: str) -> NDArray[Any]:
     try:
         found: Any = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        # What numpy says of anything else is that it may be a pickle, which nobody should load.
+        told = error.strerror if isinstance(error, OSError) else None
+        reason = told or "it is none; numpy.save writes them"
         raise SmeltError(f"{path} cannot be read as a .npy array: {reason}") from error
     if not isinstance(found, np.ndarray):
         raise SmeltError(f"{path} is an archive of several arrays; give one array as .npy")

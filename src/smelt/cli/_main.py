@@ -104,7 +104,7 @@ def _line(error: BaseException) -> str | None:
             f"internal error: {error}\n"
             "This is a bug in smelt, not in what you gave it. Please report it to whoever keeps "
             "the smelt that you installed, with the command, the output of `smelt --version`, and "
-            "what the command says with SMELT_LOG=verbose."
+            "what the command says with SMELT_LOG=debug."
         )
     if isinstance(error, ModuleNotFoundError):
         module = (error.name or "a module").partition(".")[0]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from smelt.cli._parse import ByteCount, Effort, shapes_from_texts
+from smelt.engine import MAGIC
 from smelt.errors import SmeltError
 
 if TYPE_CHECKING:
@@ -138,11 +139,21 @@ def open_network(path: str, arguments: BuildArguments) -> NetworkDefinition:
         )
     if not Path(path).exists():
         raise SmeltError(f"{path} does not exist")
+    if _is_engine(path):
+        raise SmeltError(f"{path} is an engine, already built; give the model that it was made of")
     if suffix == ".onnx" and arguments.weights is not None:
         raise SmeltError(f"{path} holds its own weights; --weights is for Caffe's prototxt")
     if suffix in {".prototxt", ".pbtxt", ".txt"} or arguments.weights is not None:
         return network_from_caffe(Path(path), _weights(arguments), outputs=outputs)[0]
     return network_from_onnx(Path(path), outputs=outputs)
+
+
+def _is_engine(path: str) -> bool:
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False  # the importer says what is wrong
 
 
 def _weights(arguments: BuildArguments) -> Path | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from smelt.cli._console import answers, print_json, print_table
+from smelt.cli._console import answers, print_json, print_table, say
 from smelt.cli._models import BuildArguments, build_options, open_engine
 from smelt.cli._parse import Numbers, pairs_from_texts
 
@@ -128,13 +128,15 @@ def run(
     results = {name: results[name] for name in chosen}
     if save is not None:
         _save(save, results)
-    report = {
+    report: dict[str, Any] = {
         "engine": engine_path,
         "network": engine.name,
         "image": image,
         "milliseconds": milliseconds,
         "outputs": {name: _describe(array, top, names) for name, array in results.items()},
     }
+    if labels is not None:
+        _check_labels(labels, len(names), report["outputs"])
     if as_json:
         print_json(report)
     else:
@@ -169,6 +171,14 @@ def _read_labels(path: str | None) -> list[str]:
         return lines
     names = {int(match[1]): match[3] for match in numbered}
     return [names.get(i, "") for i in range(min(max(names) + 1, _MOST_LABELS))]
+
+
+def _check_labels(path: str, count: int, outputs: Mapping[str, Any]) -> None:
+    """Say it when there are fewer names than classes: the list is likely another network's."""
+    for name, output in outputs.items():
+        classes = max(output["shape"], default=0)
+        if "top" in output and count < classes:
+            say(f"--labels {path} has {count} names, and {name} has {classes} classes")
 
 
 def _chosen_outputs(engine: Engine, names: tuple[str, ...]) -> list[str]:

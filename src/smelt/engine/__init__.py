@@ -2,6 +2,7 @@
 
 from smelt.engine._codec import header_from_data, header_to_data
 from smelt.engine._file import (
+    MAGIC,
     BytesLike,
     EngineFile,
     Signature,
@@ -49,6 +50,7 @@ from smelt.engine._verify import verify_plan, verify_plans
 from smelt.engine._version import VERSION
 
 __all__ = [
+    "MAGIC",
     "VERSION",
     "Binding",
     "Buffer",
