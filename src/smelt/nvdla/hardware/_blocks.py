@@ -113,6 +113,14 @@ class Block:
         """Stay busy until the next reset, as hardware that waits for data that never comes."""
         self.is_hung = True
 
+    def report_stalls(self, cycles: int) -> None:
+        """Set the group's stall counters, if its operation counts DMA."""
+        group = self.groups[self.consumer]
+        if group.get("D_PERF_ENABLE", 0) & 1:
+            for name in group:
+                if name.endswith("_STALL"):
+                    group[name] = min(cycles, 0xFFFFFFFF)
+
     def complete(self) -> None:
         """End the operation: free its group, turn to the other, raise the interrupts."""
         self.groups[self.consumer]["D_OP_ENABLE"] = 0

@@ -110,7 +110,7 @@ def run_convolution(operation: Operation) -> np.ndarray:
         windows, shape = read_image(operation, precision, shape, fill)
         data = [windows]
     else:
-        data = read_features(operation, precision)
+        data = _read_or_reuse(operation, precision)
     weights = read_weights(operation, precision, shape)
     if is_winograd:
         cubes = [extend_channels(operation, cube, shape, fill) for cube in data]
@@ -135,6 +135,15 @@ def run_convolution(operation: Operation) -> np.ndarray:
         * len(data)
     )
     return accumulate(operation, sums, precision)
+
+
+def _read_or_reuse(operation: Operation, precision: Precision) -> list[np.ndarray]:
+    """Return the input, or what the last convolution left in the buffer."""
+    kept = operation.buffer.data
+    if kept is None or not operation.registers["CDMA"].get("D_MISC_CFG", "DATA_REUSE"):
+        kept = read_features(operation, precision)
+    operation.buffer.data = kept
+    return kept
 
 
 def _check_channels(cube: np.ndarray, shape: ConvolutionShape) -> None:

@@ -5,7 +5,8 @@ Engines take no time, but not before somebody looks: operations run when a singl
 an enabled group read back as written. What hardware does in time is estimated, not simulated: the
 cycles of an operation are the largest of its arithmetic (one step of the MAC array, or of an
 engine's lanes, a cycle), its DRAM bytes over the DRAM bandwidth and its SRAM bytes over the SRAM
-bandwidth; engines chained on the fly share one estimate.
+bandwidth. Engines chained on the fly share one estimate. Where an operation's D_PERF_ENABLE counts
+DMA, its stall registers hold the estimated cycles in which arithmetic waits for memory.
 
 An operation that hardware would choke on raises nothing from a register write: its engine stays
 busy, as hardware does when it hangs, the refusal is kept in `Machine.faults`, and the next
@@ -27,7 +28,7 @@ from smelt.nvdla.hardware._bdma import BdmaBlock
 from smelt.nvdla.hardware._blocks import Block, GlobalBlock
 from smelt.nvdla.hardware._engines import CHAINS, find_chain, make_blocks, run_chain
 from smelt.nvdla.hardware._memory import Dma, Memory
-from smelt.nvdla.hardware._operation import Counters, Operation, ceil_div
+from smelt.nvdla.hardware._operation import ConvolutionBuffer, Counters, Operation
 from smelt.nvdla.registers import load_register_map
 
 if TYPE_CHECKING:
@@ -141,6 +142,7 @@ class Machine:
         self.faults: list[Fault] = []
         self._condition = threading.Condition(threading.RLock())
         self._is_pending = False
+        self._buffer = ConvolutionBuffer()
         self._blocks: dict[str, Block] = {}
         self._glb = GlobalBlock(self.register_map)
         self.reset()
@@ -151,6 +153,7 @@ class Machine:
             self._glb = GlobalBlock(self.register_map)
             self._blocks = make_blocks(self.register_map, self.configuration, self._glb)
             self._is_pending = False
+            self._buffer = ConvolutionBuffer()
             self.records.clear()
             self.faults.clear()
 
@@ -214,6 +217,7 @@ class Machine:
             registers={name: self._blocks[name].view() for name in chain.blocks},
             dma=Dma(self._memories),
             exact_fp16=self.exact_fp16,
+            buffer=self._buffer,
             luts={
                 name: self._blocks[name].tables for name in ("SDP", "CDP") if name in self._blocks
             },
@@ -227,9 +231,11 @@ class Machine:
             self.faults.append(Fault(chain.engines, group, error))
             self._condition.notify_all()
             return False
+        record = self._record(chain, group, operation)
+        self.records.append(record)
         for name in chain.blocks:
+            self._blocks[name].report_stalls(record.stall_cycles)
             self._blocks[name].complete()
-        self.records.append(self._record(chain, group, operation))
         return True
 
     def _launched(self, chain: Chain) -> list[Transfer]:
@@ -245,9 +251,7 @@ class Machine:
             (MemorySpace.SRAM, configuration.sram_bytes_per_s),
         ):
             bytes_per_cycle = rate / configuration.clock_hz
-            cycles = max(
-                cycles, ceil_div(moved[space], 1) and round(moved[space] / bytes_per_cycle)
-            )
+            cycles = max(cycles, round(moved[space] / bytes_per_cycle))
         return OperationRecord(
             chain.engines,
             group,

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from smelt.nvdla._status import NvdlaError, NvError
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from smelt.nvdla.hardware._configuration import Configuration, Precision
     from smelt.nvdla.hardware._memory import Dma
     from smelt.nvdla.hardware._state import GroupRegisters
@@ -29,6 +31,14 @@ class Counters:
 
 
 @dataclass(slots=True)
+class ConvolutionBuffer:
+    """What the last convolution left in the buffer, for one that reuses it."""
+
+    data: list[np.ndarray] | None = None
+    weights: np.ndarray | None = None
+
+
+@dataclass(slots=True)
 class Operation:
     """One operation of one engine, while it runs."""
 
@@ -38,6 +48,7 @@ class Operation:
     exact_fp16: bool
     luts: dict[str, tuple[list[int], list[int]]]
     """For SDP and CDP: the LE and LO tables."""
+    buffer: ConvolutionBuffer = field(default_factory=ConvolutionBuffer)
     counters: Counters = field(default_factory=Counters)
     mac_cycles: int = 0
     """Cycles that the arithmetic alone takes."""

@@ -81,6 +81,7 @@ def run_sdp(operation: Operation, flying: np.ndarray | None) -> np.ndarray | Non
         unequal = bool(values.any()) if y_stage.compares else None
         output = convert_output(operation, values, shape.output)
     operation.mac_cycles = ceil_div(output.size, _throughput(operation))
+    _report(operation)
     if unequal is not None:
         registers.report("D_STATUS", int(unequal))
         return None
@@ -89,6 +90,30 @@ def run_sdp(operation: Operation, flying: np.ndarray | None) -> np.ndarray | Non
         return handed_over
     _write_output(operation, shape, output)
     return None
+
+
+def _report(operation: Operation) -> None:
+    """Set the counters that the operation asks for."""
+    registers, counters = operation.registers["SDP"], operation.counters
+    groups = {
+        "PERF_LUT_EN": (
+            ("D_PERF_LUT_UFLOW", counters.lut_underflow),
+            ("D_PERF_LUT_OFLOW", counters.lut_overflow),
+            ("D_PERF_LUT_HYBRID", counters.lut_hybrid),
+            ("D_PERF_LUT_LE_HIT", counters.lut_le_hit),
+            ("D_PERF_LUT_LO_HIT", counters.lut_lo_hit),
+        ),
+        "PERF_SAT_EN": (("D_PERF_OUT_SATURATION", counters.saturated),),
+        "PERF_NAN_INF_COUNT_EN": (
+            ("D_STATUS_NAN_INPUT_NUM", counters.nan_inputs),
+            ("D_STATUS_INF_INPUT_NUM", counters.inf_inputs),
+            ("D_STATUS_NAN_OUTPUT_NUM", counters.nan_outputs),
+        ),
+    }
+    for field, values in groups.items():
+        if registers.get("D_PERF_ENABLE", field):
+            for name, value in values:
+                registers.report(name, value)
 
 
 def _throughput(operation: Operation) -> int:

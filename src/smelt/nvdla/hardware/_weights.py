@@ -25,7 +25,13 @@ def read_weights(operation: Operation, precision: Precision, shape: ConvolutionS
             NvError.INVALID_SIZE,
             f"kernels of {elements} elements exceed {MAX_CUBE_BYTES} bytes; check their size",
         )
-    flat = read_weight_elements(operation, precision, elements)
+    kept = operation.buffer.weights
+    is_reused = operation.registers["CDMA"].get("D_MISC_CFG", "WEIGHT_REUSE")
+    if kept is not None and is_reused and kept.size == elements:
+        flat = kept
+    else:
+        flat = read_weight_elements(operation, precision, elements)
+    operation.buffer.weights = flat
     group = operation.configuration.kernel_group(precision)
     if operation.registers["CDMA"].get("D_MISC_CFG", "CONV_MODE"):
         return unpack_winograd(flat, shape, group)
