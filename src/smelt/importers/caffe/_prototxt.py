@@ -104,7 +104,7 @@ def _parse(text: str, what: str) -> Any:
 
 
 def _clean(error: Exception) -> str:
-    """Protobuf's message, short and without our package's name; at the end of the text it has ''."""
+    """Protobuf's message, short, without our package; at the end of the text it has ''."""
     text = re.sub(r"smelt\.caffe\.(\w+Scope\.)?", "", str(error))[:400]
     return text.replace(" : '': ", ": the text ends too early (is it cut off?). ")
 
