@@ -65,7 +65,8 @@ def write_tensor(
     """Copy an array, [channel, line, column], into a tensor's memory.
 
     Raises:
-        NvdlaError: BAD_PARAMETER, it has another shape; else as `array_from_tensor`.
+        NvdlaError: BAD_PARAMETER, it has another shape; BAD_VALUE, the tensor's type cannot hold
+            a value; else as `array_from_tensor`.
     """
     expected = (tensor.dims.c, tensor.dims.h, tensor.dims.w)
     if array.shape != expected:
@@ -74,8 +75,22 @@ def write_tensor(
             f"tensor {tensor.name!r} is {expected} (CxHxW); the array is {array.shape}",
         )
     where = _layout(tensor, atom_bytes).find_bytes(memory.nbytes, f"tensor {tensor.name!r}")
-    values = np.ascontiguousarray(array, dtype_of_tensor(tensor))
+    values = _converted(tensor, array)
     memory[where] = values.view(np.uint8).reshape(where.shape)
+
+
+def _converted(tensor: NvDlaTensor, array: NDArray[np.generic]) -> NDArray[np.generic]:
+    dtype = dtype_of_tensor(tensor)
+    if np.issubdtype(dtype, np.integer) and array.size:
+        limits = np.iinfo(dtype.name)
+        is_whole = np.issubdtype(array.dtype, np.integer)
+        if not is_whole or array.min() < limits.min or array.max() > limits.max:
+            raise NvdlaError(
+                NvError.BAD_VALUE,
+                f"tensor {tensor.name!r} holds {dtype.name}; an array of {array.dtype} from "
+                f"{array.min()} to {array.max()} must be quantised first",
+            )
+    return np.ascontiguousarray(array, dtype)
 
 
 def _layout(tensor: NvDlaTensor, atom_bytes: int) -> AtomLayout:
