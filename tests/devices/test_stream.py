@@ -70,7 +70,7 @@ def test_events_measure_the_time_between_them() -> None:
         with pytest.raises(DeviceError, match="recorded and reached"):
             CpuEvent().elapsed(end)
         stream.synchronize()
-    assert 19 < start.elapsed(end) < 2000
+    assert 19 < start.elapsed(end) < 60_000
 
 
 def test_a_failure_is_raised_once_and_drops_what_was_behind_it() -> None:
