@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import os
+from pathlib import Path
 
 import pytest
 
 from smelt.nvdla import MemorySpace, NvdlaError, NvError
-from smelt.nvdla.port import LinuxPort, NvDlaHeap, NvDlaMemDesc, NvDlaTask
+from smelt.nvdla.port import LinuxPort, NvDlaHeap, NvDlaMemDesc, NvDlaTask, RenderNode
 from tests.support.nvdla_driver import FakeDeviceFile, RecordingDriver
 
 
@@ -71,6 +73,32 @@ def test_what_the_kernel_refuses_has_a_documented_code(
         with pytest.raises(NvdlaError) as caught:
             use()
         assert caught.value.status is status
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="no device node to open")
+def test_a_real_device_node_is_asked_and_mapped() -> None:
+    """Any node does: this one knows no ioctl, but maps."""
+    node = RenderNode("/dev/zero")
+    mapped = memoryview(node.mmap(0, 4096))
+    mapped[5] = 7
+    assert mapped[5] == 7
+    spare = os.dup(0)
+    node.close_descriptor(spare)
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(spare)
+    with LinuxPort(lambda _: node) as port:
+        session = port.initialize()
+        device = port.open(session, 0)
+        with pytest.raises(NvdlaError) as caught:
+            port.alloc_mem(session, device, 64, NvDlaHeap.SYSTEM)
+        assert caught.value.status is NvError.IOCTL_FAILED
+
+
+def test_a_node_that_may_not_be_opened_is_no_resource(tmp_path: Path) -> None:
+    with LinuxPort(lambda _: RenderNode(str(tmp_path))) as port:
+        with pytest.raises(NvdlaError) as caught:
+            port.open(port.initialize(), 0)
+        assert caught.value.status is NvError.RESOURCE_ERROR
 
 
 def test_a_machine_without_the_driver_says_so() -> None:

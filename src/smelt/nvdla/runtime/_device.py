@@ -34,7 +34,3 @@ class OpenDevice:
     def submit(self, task: NvDlaTask) -> None:
         """Run a task to its end."""
         self.port.submit(self.session_handle, self.device_handle, [task])
-
-    def close(self) -> None:
-        """Close it."""
-        self.port.close(self.session_handle, self.device_handle)

@@ -1,8 +1,8 @@
 """Layers that the accelerator lacks, on the CPU: power and softmax.
 
-The arithmetic is the official emulator's: single precision, sums over channels one by one, halves
-rounded to nearest with ties away from zero, integers truncated after saturation. Exponentials and
-powers are computed in double precision and rounded once.
+The arithmetic is the official emulator's, for each pixel: single precision, sums over channels one
+by one, halves rounded to nearest with ties away from zero, integers truncated after saturation.
+Exponentials and powers are computed in double precision and rounded once.
 """
 
 from __future__ import annotations
