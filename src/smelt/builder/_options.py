@@ -64,7 +64,10 @@ class BuildOptions:
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
             known = ", ".join(PRECISIONS)
-            raise UnsupportedError(f"precision {self.precision!r} is not one of: {known}")
+            raise UnsupportedError(
+                f"precision {self.precision!r} cannot be built yet; what can is: {known}. "
+                "Models with float16 weights build as they are and compute in float32"
+            )
         if self.max_workspace_bytes < 0:
             raise BuildError(
                 f"max_workspace_bytes is {self.max_workspace_bytes}; it must not be negative"
@@ -91,13 +94,19 @@ def first_known(device: str | Sequence[str]) -> str:
 
 
 def parse_device(text: str) -> tuple[str, str | None]:
-    """The kind of device and what stands after the colon: an index or a target.
+    """The kind of device, and the target to compile for; None for this machine's.
 
-    Raises UnsupportedError: for a kind that does not exist.
+    Raises UnsupportedError: for a kind that does not exist, or an index of which there is none.
     """
     kind, _, detail = text.partition(":")
     if kind not in ("cpu", "null"):
         raise UnsupportedError(
             f"device {text!r} is not one that this version builds for: cpu, cpu:TARGET, null"
         )
+    if detail.isdecimal():
+        if int(detail):
+            raise UnsupportedError(
+                f"device {text!r} does not exist: this machine has {kind}:0 alone"
+            )
+        return kind, None
     return kind, detail or None

@@ -53,7 +53,7 @@ class _LayerTimes:
     metavar="NAME=VALUE",
     help="An input: a .npy file, random or zeros.  [default: random]",
 )
-@click.option("--output", multiple=True, hidden=True)
+@click.option("--output", multiple=True, metavar="NAME", help="Outputs of a MODEL; repeatable.")
 @click.option("--profile", is_flag=True, help="Then time each layer, in runs of their own.")
 @click.option("--json", "as_json", is_flag=True, help="Answer as JSON on stdout.")
 @build_options

@@ -29,7 +29,7 @@ _WIDTH_WITHOUT_TERMINAL = 160
 @click.option("--all", "everything", is_flag=True, help="All of these.")
 @click.option("--html", metavar="FILE", help="Write the whole report as a page for a browser.")
 @click.option("--svg", metavar="FILE", help="Write a picture: --graph's, else memory over time.")
-@click.option("--output", multiple=True, hidden=True)
+@click.option("--output", multiple=True, metavar="NAME", help="Outputs of a MODEL; repeatable.")
 @click.option("--json", "as_json", is_flag=True, help="The whole report as JSON on stdout.")
 @build_options
 def inspect(

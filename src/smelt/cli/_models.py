@@ -59,7 +59,7 @@ _OPTIONS: Final = (
         default="float32",
         show_default=True,
         metavar="DTYPE",
-        help="Element type in which layers compute.",
+        help="Element type in which layers compute; only float32 is built so far.",
     ),
     click.option(
         "--max-batch-size",
