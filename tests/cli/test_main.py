@@ -135,7 +135,7 @@ def test_a_missing_package_is_named_with_how_to_get_it(
     monkeypatch.setitem(sys.modules, "onnx", None)
     answer = smelt("build", model)
     assert answer.code == 1
-    assert answer.err.startswith("error: onnx is not installed; run: pip install smelt")
+    assert answer.err.startswith("error: onnx is not installed; run: pip install onnx")
 
 
 def test_a_picture_needs_pillow_and_says_so(
@@ -145,7 +145,7 @@ def test_a_picture_needs_pillow_and_says_so(
     answer = smelt("run", engine, "--image", picture)
     assert answer.code == 1
     assert answer.err == (
-        "error: pillow is not installed; run: pip install smelt (or pillow alone)\n"
+        "error: pillow is not installed; run: pip install pillow\n"
     )
 
 

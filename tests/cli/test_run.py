@@ -64,6 +64,20 @@ def test_the_json_answer_has_its_documented_keys(smelt: Smelt, engine: Path, pic
     }  # fmt: skip
 
 
+def test_of_a_strangers_engine_it_is_told_once_that_its_code_is_not_run(
+    smelt: Smelt,
+    engine: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("SMELT_HOME", str(tmp_path / "another user"))
+    assert smelt("run", engine, "--input", "image=zeros").code == 0
+    (told,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "which you do not trust" in told.getMessage()
+    assert "compiled here from its plan" in told.getMessage()
+
+
 def test_the_text_answer_is_a_table_of_classes(smelt: Smelt, engine: Path, picture: Path) -> None:
     text = smelt("run", engine, "--image", picture, "--top", "2").out
     assert "prob  float32[1, 10]" in text

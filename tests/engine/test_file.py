@@ -230,6 +230,16 @@ def test_a_wrong_section_table_is_refused(change: str) -> None:
         read_engine(rebuilt(text))
 
 
+@pytest.mark.parametrize("at", [64, 90, 300])
+def test_a_damaged_header_is_told_with_the_path_and_what_to_do(tmp_path: Path, at: int) -> None:
+    whole = bytearray(data())
+    whole[at] ^= 0xFF
+    path = tmp_path / "net.engine"
+    path.write_bytes(whole)
+    with pytest.raises(EngineFormatError, match=r"net\.engine: .*; the file is damaged, copy it"):
+        read_engine(path)
+
+
 def test_bytes_between_sections_must_be_zero() -> None:
     whole = bytearray(data())
     end = whole.index(CODE) + len(CODE)

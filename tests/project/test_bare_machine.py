@@ -103,7 +103,7 @@ numpy.save(folder + "/result.npy", result)
 
 def test_a_bare_machine_says_what_reading_a_model_needs(bare: Path) -> None:
     done = run_bare(bare, "import smelt; smelt.network_from_onnx('m.onnx')")
-    assert "UnsupportedError: onnx is not installed; run: pip install smelt" in done.stderr
+    assert "UnsupportedError: onnx is not installed; run: pip install onnx" in done.stderr
 
 
 def test_a_bare_machine_says_what_the_command_line_needs(bare: Path) -> None:

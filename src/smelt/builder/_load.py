@@ -20,6 +20,7 @@ from smelt.engine import (
     Launch,
     check_fingerprint,
     detect_host,
+    key_id,
     read_engine,
     verify_signature,
 )
@@ -68,9 +69,23 @@ def load(
     except TrustError as error:
         if not is_llvm_installed():
             raise
-        _LOG.info("%s; its code is generated anew from its plan", error)
+        _LOG.debug("%s", error)
+        _LOG.warning("%s", _told(file))
         return _regenerate(file)
     return Engine(file)
+
+
+def _told(file: EngineFile) -> str:
+    """What the user should know of an engine of a stranger, or of nobody."""
+    if file.signature is None:
+        whose, remedy = "is not signed", "build it again where you have a signing key"
+    else:
+        whose = f"is signed by the key {key_id(file.signature.public_key)}, which you do not trust"
+        remedy = "trust the key (`smelt trust add`)"
+    return (
+        f"{file.source} {whose}: its machine code is left alone, and code is compiled here from "
+        f"its plan. To run it as it was built, {remedy}"
+    )
 
 
 def _regenerate(file: EngineFile) -> Engine:

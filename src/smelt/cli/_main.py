@@ -109,7 +109,7 @@ def _line(error: BaseException) -> str | None:
     if isinstance(error, ModuleNotFoundError):
         module = (error.name or "a module").partition(".")[0]
         package = _PACKAGES.get(module, module)
-        return f"error: {package} is not installed; run: pip install smelt (or {package} alone)"
+        return f"error: {package} is not installed; run: pip install {package}"
     if isinstance(error, MemoryError):
         return "error: there is not enough memory for this"
     if isinstance(error, OSError):

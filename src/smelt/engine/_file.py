@@ -249,34 +249,33 @@ def _read(data: NDArray[np.uint8], source: str) -> EngineFile:
     data.flags.writeable = False
     text_end = _check_prefix(data, source)
     message = data[:text_end].tobytes()
-    content = parse_json(message[_PREFIX.size :])
-    if not isinstance(content, dict) or content.keys() != {"engine", "sections"}:
-        raise EngineFormatError(f"{source}: the header lacks the engine or its sections")
-    entries = cast("dict[str, Any]", content)
-    header = header_from_data(entries["engine"])
-    parts = _read_sections(data, entries["sections"], text_end + _SIGNATURE.size, source)
-    signature = _signature(data[text_end : text_end + _SIGNATURE.size].tobytes(), message)
+    try:
+        content = parse_json(message[_PREFIX.size :])
+        if not isinstance(content, dict) or content.keys() != {"engine", "sections"}:
+            raise EngineFormatError("the header lacks the engine or its sections")
+        entries = cast("dict[str, Any]", content)
+        header = header_from_data(entries["engine"])
+        parts = _read_sections(data, entries["sections"], text_end + _SIGNATURE.size)
+        signature = _signature(data[text_end : text_end + _SIGNATURE.size].tobytes(), message)
+    except EngineFormatError as error:
+        raise EngineFormatError(f"{source}: {error}; the file is damaged, copy it again") from error
     return EngineFile(header, parts[0], parts[1].tobytes(), parts[2].tobytes(), signature, source)
 
 
-def _read_sections(
-    data: NDArray[np.uint8], table: object, end: int, source: str
-) -> list[NDArray[np.uint8]]:
+def _read_sections(data: NDArray[np.uint8], table: object, end: int) -> list[NDArray[np.uint8]]:
     """The sections that a table names, which follow each other from ``end`` to the file's."""
     rows = cast("list[object]", table) if isinstance(table, list) else []
     if len(rows) != len(_SECTIONS):
-        raise EngineFormatError(f"{source}: the header lacks the engine or its sections")
+        raise EngineFormatError("the header lacks the engine or its sections")
     parts: list[NDArray[np.uint8]] = []
     for name, row in zip(_SECTIONS, rows, strict=True):
         part, end, checksum = _section(data, row, name, end)
         # Code is copied before it is checked: a file may change under its mapping.
         parts.append(part if name == "weights" else part.copy())
         if hashlib.sha256(parts[-1].data).hexdigest() != checksum:
-            raise EngineFormatError(
-                f"{source}: the checksum of its {name} is wrong; the file is damaged, copy it again"
-            )
+            raise EngineFormatError(f"the checksum of its {name} is wrong")
     if end != data.size:
-        raise EngineFormatError(f"{source}: {data.size - end} bytes follow the engine")
+        raise EngineFormatError(f"{data.size - end} bytes follow the engine")
     return parts
 
 
@@ -297,7 +296,9 @@ def _check_prefix(data: NDArray[np.uint8], source: str) -> int:
     padding = data[_PREFIX.size - 32 : _PREFIX.size]
     end = _PREFIX.size + length
     if reserved or padding.any() or length > MAX_HEADER_BYTES or end > total - _SIGNATURE.size:
-        raise EngineFormatError(f"{source}: the length of its header is wrong")
+        raise EngineFormatError(
+            f"{source}: the length of its header is wrong; the file is damaged, copy it again"
+        )
     return int(end)
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import base64
 import binascii
+import getpass
 import hashlib
 import logging
 import os
 import secrets
+import socket
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -169,7 +171,7 @@ def _trusted_keys() -> Iterator[TrustedKey]:
     if folder is not None:
         if (folder / _SECRET_NAME).exists():
             public_key = Signer(_read_secret(folder / _SECRET_NAME)).public_key
-            yield TrustedKey(public_key, "this user", "own")
+            yield TrustedKey(public_key, _own_label(), "own")
         yield from _keys_in(folder / _TRUSTED_FOLDER)
     for path in config.trusted_keys():
         if path.is_dir():
@@ -178,6 +180,15 @@ def _trusted_keys() -> Iterator[TrustedKey]:
             yield _read_public(path)
         else:
             _LOG.warning("SMELT_TRUSTED_KEYS names %s, which does not exist", path)
+
+
+def _own_label() -> str:
+    """Whose key it is, for those who are to trust it elsewhere: user@host."""
+    try:
+        label = f"{getpass.getuser()}@{socket.gethostname()}"
+    except (OSError, KeyError, ImportError):  # a user without a name, as in some containers
+        return "this user"
+    return " ".join(label.split())[:_MAX_LABEL]
 
 
 def _keys_in(folder: Path) -> Iterator[TrustedKey]:
@@ -196,12 +207,16 @@ def _read_public(path: Path) -> TrustedKey:
 
 
 def parse_public_key(text: str, origin: str) -> TrustedKey:
-    """Return the key that a line of text holds.
+    """Return the key that a text holds: its line, or all that `smelt trust show` prints.
+
+    Of several keys it is the first: `smelt trust show` begins with the user's own.
 
     Raises:
         TrustError: it holds none.
     """
-    parts = text.strip().split(maxsplit=2)
+    lines = [line.strip() for line in text.splitlines()]
+    line = next((line for line in lines if line.startswith(_KIND)), "")
+    parts = line.split(maxsplit=2)
     if len(parts) >= 2 and parts[0] == _KIND:
         try:
             public_key = base64.b64decode(parts[1], validate=True)
@@ -223,7 +238,9 @@ def add_trusted_key(source: str | os.PathLike[str], label: str = "") -> TrustedK
         TrustError: it is no public key.
         SmeltError: there is no home directory to record it in.
     """
-    is_text = isinstance(source, str) and source.startswith(_KIND)
+    is_text = isinstance(source, str) and any(
+        line.strip().startswith(_KIND) for line in source.splitlines()
+    )
     key = parse_public_key(str(source), "the text") if is_text else _read_public(Path(source))
     key = TrustedKey(key.public_key, label.strip()[:_MAX_LABEL] or key.label, "")
     if any(character in key.label for character in "\r\n"):
@@ -271,8 +288,8 @@ def verify_signature(engine: EngineFile) -> TrustedKey:
     if engine.signature is None:
         raise TrustError(
             f"{engine.source} is not signed, and machine code of unknown origin is not run. "
-            "Load it with smelt.load, which generates its code anew, or build it again where "
-            "there is a home directory for a signing key"
+            "Build it again where there is a home directory for a signing key, or load it with "
+            "smelt.load where smelt's compiler is installed: it makes code of its own"
         )
     signer = check_signature(engine.signature, engine.source)
     for key in show_trusted_keys():
@@ -281,8 +298,8 @@ def verify_signature(engine: EngineFile) -> TrustedKey:
     raise TrustError(
         f"{engine.source} is signed by the key {key_id(signer)}, which you do not trust. If you "
         "know whose it is, get the line that `smelt trust show` prints there and run "
-        "`smelt trust add` here, or set SMELT_TRUSTED_KEYS. smelt.load can run it as well: it "
-        "generates the code anew"
+        "`smelt trust add` here, or set SMELT_TRUSTED_KEYS. Where smelt's compiler is installed, "
+        "smelt.load runs it with code of its own making"
     )
 
 

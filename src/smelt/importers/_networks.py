@@ -92,9 +92,7 @@ def _packages_needed() -> Generator[None]:
         yield
     except ModuleNotFoundError as error:
         package = {"google": "protobuf"}.get(module := (error.name or "").split(".")[0], module)
-        raise UnsupportedError(
-            f"{package} is not installed; run: pip install smelt (or {package} alone)"
-        ) from error
+        raise UnsupportedError(f"{package} is not installed; run: pip install {package}") from error
 
 
 def _names(outputs: Sequence[str] | None) -> Sequence[str] | None:
