@@ -144,9 +144,7 @@ def test_a_picture_needs_pillow_and_says_so(
     monkeypatch.setitem(sys.modules, "PIL", None)
     answer = smelt("run", engine, "--image", picture)
     assert answer.code == 1
-    assert answer.err == (
-        "error: pillow is not installed; run: pip install pillow\n"
-    )
+    assert answer.err == ("error: pillow is not installed; run: pip install pillow\n")
 
 
 def test_the_page_of_commands_names_every_key_of_their_answers(

@@ -250,16 +250,20 @@ def _read(data: NDArray[np.uint8], source: str) -> EngineFile:
     text_end = _check_prefix(data, source)
     message = data[:text_end].tobytes()
     try:
-        content = parse_json(message[_PREFIX.size :])
-        if not isinstance(content, dict) or content.keys() != {"engine", "sections"}:
-            raise EngineFormatError("the header lacks the engine or its sections")
-        entries = cast("dict[str, Any]", content)
+        entries = _entries(message[_PREFIX.size :])
         header = header_from_data(entries["engine"])
         parts = _read_sections(data, entries["sections"], text_end + _SIGNATURE.size)
         signature = _signature(data[text_end : text_end + _SIGNATURE.size].tobytes(), message)
     except EngineFormatError as error:
         raise EngineFormatError(f"{source}: {error}; the file is damaged, copy it again") from error
     return EngineFile(header, parts[0], parts[1].tobytes(), parts[2].tobytes(), signature, source)
+
+
+def _entries(text: bytes) -> dict[str, Any]:
+    content = parse_json(text)
+    if not isinstance(content, dict) or content.keys() != {"engine", "sections"}:
+        raise EngineFormatError("the header lacks the engine or its sections")
+    return cast("dict[str, Any]", content)
 
 
 def _read_sections(data: NDArray[np.uint8], table: object, end: int) -> list[NDArray[np.uint8]]:
