@@ -43,12 +43,30 @@ def test_the_json_of_an_engine_starts_with_its_reference_steps(smelt: Smelt, eng
         ("--memory", "tensors share"),
         ("--graph", "graph before: 18 nodes"),
         ("--kernels", "kernel"),
-        ("--packed-weights", "refittable"),
+        ("--packed-weights", "refitted from"),
     ],
 )
 def test_each_option_shows_its_part(smelt: Smelt, engine: Path, option: str, told: str) -> None:
     assert told in smelt("inspect", engine, option).out
     assert told in smelt("inspect", engine, "--all").out
+
+
+def test_who_signed_is_told(
+    smelt: Smelt, engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "which you trust" in smelt("inspect", engine).out
+    file = read_engine(engine)
+    unsigned = tmp_path / "unsigned.engine"
+    write_engine(unsigned, file.header, file.weights, file.code, file.runtime_code, None)
+    assert "not signed" in smelt("inspect", unsigned).out
+    changed = tmp_path / "changed.engine"
+    assert file.signature is not None
+    changed.write_bytes(engine.read_bytes().replace(file.signature.signature, bytes(64)))
+    assert "is wrong" in smelt("inspect", changed).out
+    monkeypatch.setenv("SMELT_HOME", str(tmp_path / "another user"))
+    signer = smelt("inspect", engine, "--json").json["signer"]
+    assert (signer["is_right"], signer["is_trusted"]) == (True, False)
+    assert f"signed by the key {signer['key_id']}, which you do not" in smelt("inspect", engine).out
 
 
 def test_pages_and_pictures_are_written_to_files(

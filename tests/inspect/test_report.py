@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smelt.builder import build
+from smelt.errors import BindingError
 from smelt.importers import network_from_onnx
 from smelt.inspect import (
     SECTIONS,
@@ -70,6 +71,15 @@ def test_a_convolution_with_its_bias_and_relu_is_one_layer_named_after_both(
     node = next(node for node in plan.nodes if node.name == fused.node)
     assert node.op == "conv | relu"
     assert node.layers == ("conv1", "relu1")
+
+
+def test_a_packed_weight_names_what_it_follows_from_and_refit_takes_these_names(
+    engine: Engine, report: EngineReport
+) -> None:
+    (packed,) = [w for w in report.weights if set(w.sources) == {"conv1.weight"}]
+    assert packed.refittable
+    with pytest.raises(BindingError, match=r"the new conv1\.weight float32\[3\] does not fit"):
+        engine.refit({"conv1.weight": np.zeros(3, np.float32)})
 
 
 @pytest.mark.requirement("G-24")
@@ -169,6 +179,7 @@ def test_the_json_report_has_its_documented_keys_and_is_standard_json(
         "plans",
         "weights",
         "kernels",
+        "signer",
     }
     assert {f.name for f in dataclasses.fields(PlanReport)} == set(data["plans"][0])
     assert data["bindings"][0] == {

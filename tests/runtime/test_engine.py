@@ -213,8 +213,8 @@ def test_refitted_weights_are_used_by_old_and_new_contexts() -> None:
     ("arrays", "words"),
     [
         ({"c": np.zeros(COLUMNS, np.float32)}, "no weight c"),
-        ({"a": np.zeros(3, np.float32)}, r"a: float32\[3\] comes of.*float32\[24\] is needed"),
-        ({"a": np.zeros(COLUMNS, np.float64)}, "a: float64"),
+        ({"a": np.zeros(3, np.float32)}, r"new a float32\[3\] does not fit: .* float32\[24\] is needed"),
+        ({"a": np.zeros(COLUMNS, np.float64)}, "the new a float64"),
     ],
 )
 def test_weights_that_do_not_fit_are_refused(arrays: dict[str, Any], words: str) -> None:

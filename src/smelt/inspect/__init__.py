@@ -13,6 +13,7 @@ from smelt.inspect._report import (
     PassNote,
     PassSummary,
     PlanReport,
+    SignerReport,
     TensorLife,
     WeightReport,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "PassNote",
     "PassSummary",
     "PlanReport",
+    "SignerReport",
     "TensorLife",
     "WeightReport",
     "graph_to_svg",

@@ -6,13 +6,17 @@ not as expected there is left out, never believed.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections import Counter
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from smelt.engine import HostCall, Launch, Space
+import numpy as np
+
+from smelt.engine import EngineFile, HostCall, Launch, Space, key_id, verify_signature
+from smelt.errors import EngineFormatError, TrustError
 from smelt.inspect._report import (
     BindingReport,
     CandidateReport,
@@ -23,14 +27,17 @@ from smelt.inspect._report import (
     PassNote,
     PassSummary,
     PlanReport,
+    SignerReport,
     TensorLife,
     WeightReport,
 )
+from smelt.ir import Constant
+from smelt.ops import recipe_from_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from smelt.engine import EngineHeader, LayerInfo, Plan, Step
+    from smelt.engine import EngineHeader, LayerInfo, Plan, Step, Weight
 
 
 class HasHeader(Protocol):
@@ -76,11 +83,39 @@ def report_of(engine: HasHeader) -> EngineReport:
                 w.shape,
                 math.prod(w.shape) * w.dtype.size_bytes,
                 w.recipe is not None,
+                _sources(w),
             )
             for w in header.weights
         ),
         kernels=tuple(_kernels(header)),
+        signer=_signer(engine) if isinstance(engine, EngineFile) else None,
     )
+
+
+def _sources(weight: Weight) -> tuple[str, ...]:
+    """The model's arrays that a packed weight follows from."""
+    names: list[str] = []
+
+    def note(name: str) -> Constant:
+        names.append(name)
+        return Constant(name, np.zeros(0, np.float32))
+
+    if weight.recipe is not None:
+        with contextlib.suppress(EngineFormatError):
+            recipe_from_json(weight.recipe, note)
+    return tuple(dict.fromkeys(names))
+
+
+def _signer(file: EngineFile) -> SignerReport:
+    if file.signature is None:
+        return SignerReport("", "", is_trusted=False, is_right=False)
+    name = key_id(file.signature.public_key)
+    try:
+        return SignerReport(name, verify_signature(file).label, is_trusted=True, is_right=True)
+    except EngineFormatError:
+        return SignerReport(name, "", is_trusted=False, is_right=False)
+    except TrustError:
+        return SignerReport(name, "", is_trusted=False, is_right=True)
 
 
 def _extent(dim: object) -> int | str:

@@ -177,11 +177,11 @@ def _kernels_and_weights(report: EngineReport) -> Iterator[str]:
             escape(w.name),
             _code(f"{w.dtype}{list(w.shape)}"),
             format_bytes(w.size_bytes),
-            "yes" if w.refittable else "no",
+            escape(", ".join(w.sources)) or "cannot be",
         )
         for w in report.weights
     ]
-    table = _table(("weight", "packed as", "size", "refittable"), rows_)
+    table = _table(("weight", "packed as", "size", "refitted from"), rows_)
     yield _folded(f"{len(rows_)} weights, {format_bytes(report.weight_bytes)}", table)
 
 

@@ -2,9 +2,10 @@
 
 Top level: ``network``, ``device``, ``architecture``, ``features``, ``system``, ``version``,
 ``max_batch_size``, ``reference_steps`` (an integer), ``reference_ops`` (a list of op names),
-``weight_bytes``, ``bindings``, ``plans``, ``weights``, ``kernels``. What lies below has the names
-of the fields of `smelt.inspect`'s values; a plan's ``layers`` carry tactics, formats, candidates
-and refusals, ``passes`` what was fused and why not, ``memory`` the life of each tensor.
+``weight_bytes``, ``bindings``, ``plans``, ``weights``, ``kernels``, ``signer`` (null for an engine
+that is not from a file). What lies below has the names of the fields of `smelt.inspect`'s values; a
+plan's ``layers`` carry tactics, formats, candidates and refusals, ``passes`` what was fused and why
+not, ``memory`` the life of each tensor, and a weight's ``sources`` what `refit` takes for it.
 """
 
 from __future__ import annotations

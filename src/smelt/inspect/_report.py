@@ -147,6 +147,8 @@ class WeightReport:
     size_bytes: int
     refittable: bool
     """Whether new values of the model's weights can be pushed through what was folded into it."""
+    sources: tuple[str, ...] = ()
+    """The model's arrays that it follows from, as `refit` takes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +160,19 @@ class KernelReport:
     uses: int
     """Steps that launch it."""
     parameters: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SignerReport:
+    """Who signed an engine file."""
+
+    key_id: str
+    """Empty when nobody did."""
+    label: str
+    """What the user calls the key; empty when he does not trust it."""
+    is_trusted: bool
+    is_right: bool
+    """Whether the signature is the key's, and the file as it was when it was signed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +190,8 @@ class EngineReport:
     plans: tuple[PlanReport, ...]
     weights: tuple[WeightReport, ...]
     kernels: tuple[KernelReport, ...]
+    signer: SignerReport | None = None
+    """None for an engine that was not read from a file."""
 
     @property
     def reference_steps(self) -> int:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from smelt.inspect._report import EngineReport, LayerReport, PlanReport
+    from smelt.inspect._report import EngineReport, LayerReport, PlanReport, SignerReport
 
 Rows = "Sequence[Sequence[object]]"
 
@@ -58,12 +58,24 @@ def format_seconds(seconds: float | None) -> str:
 def _summary(report: EngineReport) -> Iterator[str]:
     where = f"{report.device}, {report.architecture} {report.system}, smelt {report.version}"
     yield f"{report.network}: an engine for {where}"
+    if report.signer is not None:
+        yield f"  {_signed(report.signer)}"
     for b in report.bindings:
         shape = ", ".join(map(str, b.shape))
         yield f"  {'in ' if b.is_input else 'out'} {b.name}: {b.dtype}[{shape}]"
     yield f"  weights {format_bytes(report.weight_bytes)}, {len(report.kernels)} kernels"
     ops = f" ({', '.join(report.reference_ops)})" if report.reference_ops else ""
     yield f"  reference steps: {report.reference_steps}{ops}"
+
+
+def _signed(signer: SignerReport) -> str:
+    if not signer.key_id:
+        return "not signed"
+    if not signer.is_right:
+        return f"its signature by the key {signer.key_id} is wrong: it was changed since"
+    if signer.is_trusted:
+        return f"signed by the key {signer.key_id} ({signer.label}), which you trust"
+    return f"signed by the key {signer.key_id}, which you do not trust"
 
 
 def _plan_summary(plan: PlanReport, number: int, count: int) -> Iterator[str]:
@@ -177,10 +189,10 @@ def _kernels(report: EngineReport, _plan: PlanReport) -> Iterator[RenderableType
 
 def _weights(report: EngineReport, _plan: PlanReport) -> Iterator[RenderableType]:
     rows = [
-        (w.name, f"{w.dtype}{list(w.shape)}", w.size_bytes, "yes" if w.refittable else "no")
+        (w.name, f"{w.dtype}{list(w.shape)}", w.size_bytes, ", ".join(w.sources) or "cannot be")
         for w in report.weights
     ]
-    yield _table(("weight", "packed", "bytes", "refittable"), rows, "bytes")
+    yield _table(("weight", "packed", "bytes", "refitted from"), rows, "bytes")
 
 
 _WRITERS: Final[dict[str, Callable[[EngineReport, PlanReport], Iterator[RenderableType]]]] = {

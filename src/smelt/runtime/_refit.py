@@ -61,7 +61,8 @@ def refitted_weights(
                 f"{given[0]} was folded together with {', '.join(missing)}; give them as well"
             )
         used.update(given)
-        _store(weight, _computed(weight, constant), fresh)
+        shown = ", ".join(_shown(name, arrays[name]) for name in dict.fromkeys(given))
+        _store(weight, _computed(shown, constant), fresh, shown)
     unknown = sorted(set(arrays) - used)
     if unknown:
         raise BindingError(
@@ -83,18 +84,24 @@ def _refittable(header: EngineHeader) -> str:
     return shown if len(names) <= _SHOWN_NAMES else f"{shown} and {len(names) - _SHOWN_NAMES} more"
 
 
-def _computed(weight: Weight, constant: Constant) -> NDArray[Any]:
+def _shown(name: str, array: NDArray[Any]) -> str:
+    array = np.asarray(array)
+    return f"{name} {array.dtype}{list(array.shape)}"
+
+
+def _computed(given: str, constant: Constant) -> NDArray[Any]:
     try:
         return compute_untrusted(constant)
     except GraphError as error:
-        raise BindingError(f"{weight.name}: the new arrays do not fit: {error}") from error
+        raise BindingError(f"the new {given} does not fit: {error}") from error
 
 
-def _store(weight: Weight, array: NDArray[Any], memory: NDArray[np.uint8]) -> None:
+def _store(weight: Weight, array: NDArray[Any], memory: NDArray[np.uint8], given: str) -> None:
     if array.shape != weight.shape or array.dtype != weight.dtype.numpy:
         raise BindingError(
-            f"{weight.name}: {array.dtype}{list(array.shape)} comes of the new arrays where "
-            f"{weight.dtype.value}{list(weight.shape)} is needed"
+            f"the new {given} does not fit: {weight.name} is made of it, which becomes "
+            f"{array.dtype}{list(array.shape)} where {weight.dtype.value}{list(weight.shape)} "
+            "is needed; give an array of the old shape and dtype"
         )
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     memory[weight.offset : weight.offset + data.size] = data
