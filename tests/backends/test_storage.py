@@ -8,14 +8,19 @@ import numpy as np
 import pytest
 
 from smelt import ops
+from smelt.backends import Aliasing
 from smelt.ir import Graph
+from smelt.types import Layout
 from tests.support.cpu_families import random
 from tests.support.plans import LAST, LINEAR, Planned, pick, tensor
 
 if TYPE_CHECKING:
-    from smelt.ir import Value
-    from smelt.types import Layout
+    from collections.abc import Sequence
 
+    from smelt.backends import Tactic
+    from smelt.ir import Node, Value
+
+STRIDED = Layout.STRIDED
 COPY = "copy"
 
 
@@ -296,3 +301,90 @@ def test_a_slice_of_nothing_lies_inside_its_tensor() -> None:
     nothing = sliced(graph, sliced(graph, y, 0, 3, 9, "rows"), 1, 5, 9, "columns")
     graph.outputs.append(relu(graph, nothing, "z"))
     Planned(graph).check(random((3, 5)))
+
+
+# ---- products through any strides
+
+
+def strided_where_possible(node: Node, tactics: Sequence[Tactic]) -> Tactic:
+    """Windows for transposes, and products that read and write through them."""
+    real = [t for t in tactics if not t.is_reference]
+
+    def effort(tactic: Tactic) -> tuple[bool, int, int]:
+        forms = [f for f in (*tactic.inputs, *tactic.outputs) if f is not None]
+        last = sum(f.layout is LAST for f in forms)
+        strided = sum(f.layout is STRIDED for f in forms)
+        joins = tactic.aliasing is Aliasing.JOIN
+        return tactic.aliasing is Aliasing.NONE, last, -10 * joins - strided
+
+    return min(real, key=effort)
+
+
+def attention(graph: Graph, x: Value, tokens: int = 6) -> Value:
+    """Two heads of twelve channels: split, multiplied, merged."""
+    heads = graph.add_constant(integers(-1, tokens, 2, 12), "heads")
+    whole = graph.add_constant(integers(-1, tokens, 24), "whole")
+    parts: list[Value] = []
+    for name, order in (("q", (0, 2, 1, 3)), ("k", (0, 2, 3, 1)), ("v", (0, 2, 1, 3))):
+        weights = graph.add_constant(random((16, 24), len(parts)) / 4)
+        made = graph.add(ops.MatMul(), x, weights, name=name).output
+        split = graph.add(ops.Reshape(), made, heads, name=f"{name}_heads").output
+        parts.append(graph.add(ops.Transpose(order), split, name=f"{name}_turned").output)
+    scores = graph.add(ops.MatMul(), parts[0], parts[1], name="scores").output
+    mixed = graph.add(ops.MatMul(), scores, parts[2], name="mixed").output
+    back = graph.add(ops.Transpose((0, 2, 1, 3)), mixed, name="back").output
+    return graph.add(ops.Reshape(), back, whole, name="merged").output
+
+
+@pytest.mark.parametrize(("batch", "tokens"), [(1, 6), (3, 6), (2, 64)])
+def test_heads_are_split_and_merged_without_a_copy(batch: int, tokens: int) -> None:
+    graph = Graph()
+    x = graph.add_input("x", tensor(batch, tokens, 16))
+    graph.outputs.append(relu(graph, attention(graph, x, tokens), "y"))
+    planned = Planned(graph, strided_where_possible)
+    planned.check(random((batch, tokens, 16)))
+    assert set(planned.kinds()) == {"gemm", "elementwise"}
+
+
+def test_heads_of_a_batch_known_at_run_time_are_windows_too() -> None:
+    graph = Graph()
+    x = graph.add_input("x", tensor("n", 6, 16))
+    graph.outputs.append(relu(graph, attention(graph, x), "y"))
+    planned = Planned(graph, strided_where_possible, symbols=(("n", 1, 4),))
+    planned.check(random((3, 6, 16)), n=3)
+    assert set(planned.kinds()) == {"gemm", "elementwise"}
+
+
+def test_a_product_written_in_place_may_be_read_by_others_and_be_an_output() -> None:
+    graph = Graph()
+    a, b = graph.add_input("a", tensor(2, 3, 5, 4)), graph.add_input("b", tensor(2, 3, 4, 8))
+    product = graph.add(ops.MatMul(), a, b, name="product").output
+    turned = graph.add(ops.Transpose((0, 2, 1, 3)), product, name="turned").output
+    graph.outputs += [turned, relu(graph, turned, "y")]
+    planned = Planned(graph, strided_where_possible)
+    planned.check(random((2, 3, 5, 4)), random((2, 3, 4, 8), 1))
+    assert COPY not in planned.kinds()
+
+
+def test_who_wants_linear_order_gets_a_copy_of_a_strided_window() -> None:
+    graph = Graph()
+    x = graph.add_input("x", tensor(2, 5, 3, 8))
+    turned = graph.add(ops.Transpose((0, 2, 1, 3)), x, name="turned").output
+    weights = graph.add_constant(random((8, 16), 2))
+    graph.outputs.append(graph.add(ops.MatMul(), turned, weights, name="product").output)
+    graph.outputs += [relu(graph, turned, "y"), turned]
+    planned = Planned(graph, strided_where_possible)
+    planned.check(random((2, 5, 3, 8)))
+    assert planned.kinds().count(COPY) == 2
+
+
+@pytest.mark.parametrize("wanted", [(2, 3, 2), (2, 1, 6), (1, 2, 2, 1, 3)])
+def test_splitting_axes_of_a_slice_costs_nothing(wanted: tuple[int, ...]) -> None:
+    graph = Graph()
+    x = graph.add_input("x", tensor(4, 6))
+    part = sliced(graph, relu(graph, x, "a"), 0, 1, 3, "part")
+    to = graph.add_constant(np.array(wanted, np.int64))
+    graph.outputs.append(relu(graph, graph.add(ops.Reshape(), part, to, name="r").output, "y"))
+    planned = Planned(graph)
+    planned.check(random((4, 6)))
+    assert COPY not in planned.kinds()

@@ -218,6 +218,8 @@ class StoragePlanner:
     @staticmethod
     def _may_join(home: Stored, whole: Stored) -> bool:
         owned = home.parent is None and home.space is Space.ARENA and not home.pinned
+        if home.format.layout is Layout.STRIDED:
+            return owned and not home.halo and home.format.dtype is whole.format.dtype
         return owned and home.format == whole.format and not (whole.pinned and home.halo)
 
     # ---- reading
@@ -227,7 +229,7 @@ class StoragePlanner:
     ) -> Stored:
         home = self.homes.get(id(value)) or self._constant(value, wanted)
         zeros = any(before or after for before, after in halo)
-        suits = home.format == wanted and (not zeros or self._may_have_halo(home))
+        suits = fits(home.format, wanted) and (not zeros or self._may_have_halo(home))
         if suits and (not contiguous or self._is_contiguous(home)):
             home.halo = _widest(home.halo, halo if zeros else ())
             if contiguous:
@@ -317,10 +319,17 @@ def _pin(home: Stored) -> None:
         stored = stored.parent
 
 
+def fits(made: TensorFormat, wanted: TensorFormat) -> bool:
+    """Whether a reader of one format takes a tensor that is stored in the other as it is."""
+    return made == wanted or (wanted.layout is Layout.STRIDED and made.dtype is wanted.dtype)
+
+
 def same_order(kind: TensorType, a: TensorFormat, b: TensorFormat) -> bool:
     """Whether two formats of a tensor have the same bytes: only axes of extent 1 lie elsewhere."""
     orders = (fmt.layout.axis_order(kind.rank) for fmt in (a, b))
     first, second = ([x for x in order if kind.shape[x] != 1] for order in orders)
+    if Layout.STRIDED in (a.layout, b.layout) and a != b:
+        return False
     return a.dtype is b.dtype and first == second
 
 

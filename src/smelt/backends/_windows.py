@@ -11,8 +11,10 @@ from smelt.errors import InternalError
 from smelt.ops import (
     Concat,
     Flatten,
+    Fused,
     Gather,
     Identity,
+    MatMul,
     Reshape,
     Slice,
     Split,
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from smelt.engine import KernelSpec, Step, View
-    from smelt.ir import Node, Value
+    from smelt.ir import Node, Op, Value
     from smelt.types import Dim
 
 _LAYOUTS = (Layout.LINEAR, Layout.CHANNELS_LAST)
@@ -57,7 +59,9 @@ class WindowFamily(Family[TargetT]):
         source, result = _first(node).tensor, node.output.tensor
         for before in _layouts(source):
             for after in _layouts(result):
-                if _keeps_strides(source, before, result, after):
+                if _keeps_strides(source, before, result, after) or (
+                    before is after is Layout.LINEAR and _split_axes(source, result) is not None
+                ):
                     yield self._tactic(node, before, after, Aliasing.UNIT)
                 elif _keeps_order(source, before) and _keeps_order(result, after):
                     yield self._tactic(node, before, after, Aliasing.RESHAPE)
@@ -74,8 +78,20 @@ class WindowFamily(Family[TargetT]):
                 ):
                     found = True
                     yield self._tactic(node, before, after, Aliasing.VIEW)
-        if not found:
+        strided = list(self._strided_transposes(node, perm))
+        yield from strided
+        if not found and not strided:
             yield Refusal(self.name, f"axes {perm} map neither layout onto another")
+
+    def _strided_transposes(self, node: Node, perm: tuple[int, ...]) -> Iterator[Tactic]:
+        """A window for products that read any strides; or memory that a product writes in."""
+        source = _first(node)
+        if any(isinstance(_root(user), MatMul) for user in node.output.users):
+            yield self._tactic(node, Layout.LINEAR, Layout.STRIDED, Aliasing.VIEW)
+        made = source.producer
+        lasts = perm[-1:] == (len(perm) - 1,)
+        if lasts and made is not None and isinstance(_root(made), MatMul):
+            yield self._tactic(node, Layout.STRIDED, Layout.LINEAR, Aliasing.JOIN)
 
     def _slices(self, node: Node) -> Iterator[Tactic | Refusal]:
         if _starts(node) is None:
@@ -115,14 +131,9 @@ class WindowFamily(Family[TargetT]):
         match node.op:
             case Transpose():
                 perm = _permutation(node.op, len(view.shape))
-                return (
-                    replace(
-                        view,
-                        shape=node.output.tensor.shape,
-                        strides=tuple(view.strides[axis] for axis in perm),
-                        halo=tuple(view.halo[axis] for axis in perm) if view.halo else (),
-                    ),
-                )
+                if tactic.aliasing is Aliasing.JOIN:
+                    perm = tuple(perm.index(axis) for axis in range(len(perm)))
+                return (_permuted(view, perm),)
             case Slice() | Split():
                 starts = _starts(node)
                 if starts is None:
@@ -150,6 +161,19 @@ class WindowFamily(Family[TargetT]):
     @override
     def generate(self, kernel: KernelSpec, target: TargetT) -> str:
         raise InternalError("a window has no kernel")
+
+
+def _root(node: Node) -> Op:
+    return node.op.root if isinstance(node.op, Fused) else node.op
+
+
+def _permuted(view: View, perm: tuple[int, ...]) -> View:
+    return replace(
+        view,
+        shape=tuple(view.shape[axis] for axis in perm),
+        strides=tuple(view.strides[axis] for axis in perm),
+        halo=tuple(view.halo[axis] for axis in perm) if view.halo else (),
+    )
 
 
 def _first(node: Node) -> Value:
@@ -195,9 +219,37 @@ def _keeps_strides(source: TensorType, before: Layout, result: TensorType, after
     return mine == _without_units(order, source)
 
 
+def _split_axes(source: TensorType, result: TensorType) -> list[int] | None:
+    """For each axis of the result the source's of which it is a part; None where axes merge."""
+    owners: list[int] = []
+    axis = 0
+    for own, extent in enumerate(source.shape):
+        product: Dim = 1
+        while axis < result.rank and (product != extent or result.shape[axis] == 1):
+            product = product * result.shape[axis]
+            owners.append(own)
+            axis += 1
+        if product != extent:
+            return None
+    runs_on = bool(owners) and owners[-1] == source.rank - 1
+    return owners if runs_on and axis == result.rank else None
+
+
+def _with_splits(kind: TensorType, owners: Sequence[int], view: View) -> View:
+    strides: list[Dim] = [0] * kind.rank
+    inside: dict[int, Dim] = {}
+    for axis in reversed(range(kind.rank)):
+        step = inside.get(owners[axis], view.strides[owners[axis]])
+        strides[axis] = step
+        inside[owners[axis]] = step * kind.shape[axis]
+    return replace(view, shape=kind.shape, strides=tuple(strides), halo=())
+
+
 def _with_units(kind: TensorType, layout: Layout, view: View) -> View:
     source = TensorType(view.dtype, view.shape)
-    axes = _unit_axes(source, kind) or []
+    axes = _unit_axes(source, kind)
+    if axes is None:
+        return _with_splits(kind, _split_axes(source, kind) or [], view)
     own = contiguous_strides(kind, layout)
     strides = tuple(s if a is None else view.strides[a] for a, s in zip(axes, own, strict=True))
     return replace(view, shape=kind.shape, strides=strides, halo=())

@@ -11,7 +11,7 @@ import numpy as np
 from smelt.backends import linear_format, same_order
 from smelt.errors import UnsupportedError
 from smelt.tuner._pbqp import Costs, solve
-from smelt.types import element_count, evaluate_dim
+from smelt.types import Layout, element_count, evaluate_dim
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -127,6 +127,8 @@ def _price(
 ) -> float:
     """Seconds of the copy between two formats, if one is needed."""
     if wanted is None or same_order(value.tensor, made, wanted):
+        return 0.0
+    if wanted.layout is Layout.STRIDED and made.layout is Layout.LINEAR:
         return 0.0
     count = evaluate_dim(element_count(value.tensor.shape), sizes)
     return _STEP_SECONDS + 2 * count * value.tensor.dtype.size_bytes / _COPY_BYTES_PER_SECOND

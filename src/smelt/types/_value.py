@@ -66,10 +66,13 @@ class Layout(Enum):
     """The model's own axis order, last axis fastest."""
     CHANNELS_LAST = "channels_last"
     """Axis 1 (channels) fastest: NHWC for images, NWC for series."""
+    STRIDED = "strided"
+    """Any strides that a window has: what reads or writes it cares for none but the last. With
+    memory of its own, such a tensor lies like a linear one."""
 
     def axis_order(self, rank: int) -> tuple[int, ...]:
         """Logical axes, outermost in memory first."""
-        if self is Layout.LINEAR or rank < 3:
+        if self is not Layout.CHANNELS_LAST or rank < 3:
             return tuple(range(rank))
         return (0, *range(2, rank), 1)
 

@@ -39,12 +39,14 @@ from smelt.backends.cpu.families._tiling import (
     known_or_none,
     splits,
 )
+from smelt.backends.cpu.families._transpose import Span, Turn
 from smelt.backends.cpu.families._vectors import unravel
 from smelt.engine import KernelSpec, Launch, as_json, parameters
 from smelt.errors import InternalError
 from smelt.ops.gemm import Gemm
 from smelt.ops.mat_mul import MatMul
-from smelt.types import DType, ceil_div, element_count, override
+from smelt.ops.transpose import Transpose
+from smelt.types import DType, Layout, TensorFormat, ceil_div, element_count, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,6 +57,9 @@ if TYPE_CHECKING:
     from smelt.types import Dim, Shape
 
 _FLOAT_BYTES: Final = 4
+_TURNED: Final = 16
+"""Columns of a panel that are turned over at a time."""
+STRIDED: Final = TensorFormat(DType.FLOAT32, Layout.STRIDED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,16 +108,17 @@ class GemmFamily(Family[CpuTarget]):
         if reason or isinstance(extras, str):
             yield Refusal(self.name, reason or str(extras))
             return
-        own = [LINEAR if _is_read(node, index) else None for index in range(count)]
+        own = [_read_format(node, index) for index in range(count)]
         for options, seconds in _candidates(node, target):
-            yield Tactic(
-                self.name,
-                options,
-                (*own, *extras.formats),
-                (LINEAR,),
-                workspace_bytes=_workspace_bytes(node, dict(options)),
-                cost_hint=seconds,
-            )
+            for result in _result_formats(node):
+                yield Tactic(
+                    self.name,
+                    options,
+                    (*own, *extras.formats),
+                    (result,),
+                    workspace_bytes=_workspace_bytes(node, dict(options)),
+                    cost_hint=seconds,
+                )
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
@@ -208,6 +214,22 @@ def _is_read(node: Node, index: int) -> bool:
     if index == 1:
         return not _is_packed(node)
     return not (index == 2 and value.constant is not None)
+
+
+def _read_format(node: Node, index: int) -> TensorFormat | None:
+    """Factors are read through any strides; only transposes make such windows."""
+    if not _is_read(node, index):
+        return None
+    value = node.inputs[index]
+    made = None if value is None else value.producer
+    return STRIDED if index < 2 and made and isinstance(made.op, Transpose) else LINEAR
+
+
+def _result_formats(node: Node) -> tuple[TensorFormat, ...]:
+    """Where all that follows is a transpose, the result may be written as that wants it."""
+    users = node.output.users
+    turned = len(users) == 1 and isinstance(users[0].op, Transpose)
+    return (LINEAR, STRIDED) if turned and isinstance(root_of(node)[0], MatMul) else (LINEAR,)
 
 
 def _constants_after_panels(node: Node) -> int:
@@ -398,16 +420,39 @@ def _write_pack(kernel: KernelSpec) -> str:
         made = e.at(e.pointer(1), e.mul(chunk.index, e.mul(rows, width * _FLOAT_BYTES)))
         first = e.mul(panel, width)
         at = e.at(at, e.mul(first, column_stride))
-        left = e.sub(columns, first)
-        with e.loop(0, rows) as row:
-            source = e.at(at, e.mul(row.index, row_stride))
-            target = e.at(made, e.mul(row.index, width * _FLOAT_BYTES))
-            for j in range(vectors):
-                count = e.sub(left, j * lanes)
-                offset = e.mul(column_stride, j * lanes)
-                value = _row_part(e, e.at(source, offset), count, column_stride, lanes)
-                e.store(value, e.at(target, j * lanes * _FLOAT_BYTES))
+        if row_stride == _FLOAT_BYTES and isinstance(columns, int) and columns % width == 0:
+            _turn_panel(e, at, made, (rows, width), column_stride)
+        else:
+            left = e.sub(columns, first)
+            _copy_panel(e, (at, made), (rows, left), (row_stride, column_stride), (vectors, lanes))
     return e.module()
+
+
+def _copy_panel(
+    e: Emitter,
+    places: tuple[Reg, Reg],
+    shape: tuple[Int, Int],
+    steps: tuple[Int, Int],
+    panel: tuple[int, int],
+) -> None:
+    """Row by row. ``panel``: its vectors, and their lanes."""
+    vectors, lanes = panel
+    with e.loop(0, shape[0]) as row:
+        source = e.at(places[0], e.mul(row.index, steps[0]))
+        target = e.at(places[1], e.mul(row.index, vectors * lanes * _FLOAT_BYTES))
+        for j in range(vectors):
+            offset = e.mul(steps[1], j * lanes)
+            count = e.sub(shape[1], j * lanes)
+            value = _row_part(e, e.at(source, offset), count, steps[1], lanes)
+            e.store(value, e.at(target, j * lanes * _FLOAT_BYTES))
+
+
+def _turn_panel(e: Emitter, at: Reg, made: Reg, shape: tuple[Int, int], step: Int) -> None:
+    """A panel whose columns run on in memory: turned over in registers."""
+    rows, width = shape
+    turn = Turn(e, at, made, step, width * _FLOAT_BYTES, _FLOAT_BYTES)
+    left = rows % _TURNED if isinstance(rows, int) else None
+    turn.rectangle(Span(0, width, 0), Span(0, rows, left), min(_TURNED, width))
 
 
 def _row_part(e: Emitter, at: Reg, count: Int, stride: Int, lanes: int) -> Reg:
