@@ -310,3 +310,22 @@ def test_hardware_that_never_gets_ready_is_a_timeout(
     with pytest.raises(NvdlaError, match=message) as caught:
         run(task, Unready(NV_FULL, lambda _: 0))
     assert caught.value.status is NvError.TIMEOUT
+
+
+def test_an_interrupt_of_a_group_that_does_not_run_completes_nothing() -> None:
+    class Stray(FakeHardware):
+        def wait_for_interrupt(self, timeout_s: float, /) -> bool:
+            register = self.map.register("GLB.S_INTR_STATUS")
+            if not self.log[1:]:  # the pooling is programmed, but waits
+                self.status |= register.field("PDP_DONE_STATUS0").mask
+            return super().wait_for_interrupt(timeout_s)
+
+    task = TaskBuilder()
+    task.connect(task.add(OperationType.CDP), task.add(OperationType.PDP), COMPLETED)
+    _, _, hardware = run(task, Stray(NV_FULL, lambda _: 0))
+    assert [(what, engine) for what, engine, _ in hardware.log] == [
+        ("enabled", "CDP"),
+        ("completed", "CDP"),
+        ("enabled", "PDP"),
+        ("completed", "PDP"),
+    ]
