@@ -295,7 +295,35 @@ def test_kernels_with_more_channels_than_the_input_are_refused() -> None:
 
 def test_an_absurd_number_of_products_is_refused() -> None:
     bench = Bench()
-    bench.program_convolution(size=(3, 3, 8192), kernels=8192, kernel=(32, 32), output=(8192, 8192))
-    bench.program_sdp(size=(8192, 8192, 8192), flying=True)
+    bench.program_convolution(size=(3, 3, 8192), kernels=8192, kernel=(32, 32), output=(8, 8))
+    bench.program_sdp(size=(8, 8, 8192), flying=True)
     with pytest.raises(NvdlaError, match="multiplications is more than"):
+        bench.convolve()
+
+
+def test_an_output_larger_than_memory_is_refused_before_it_is_computed() -> None:
+    bench = Bench()
+    bench.program_convolution(size=(3, 3, 8), kernels=64, kernel=(1, 1), output=(8192, 8192))
+    bench.program_sdp(size=(8192, 8192, 64), flying=True)
+    with pytest.raises(NvdlaError, match="more than memory has"):
+        bench.convolve()
+
+
+def test_pixels_and_winograd_exclude_each_other() -> None:
+    bench = Bench()
+    bench.program_convolution(
+        size=(8, 8, 32), kernels=8, kernel=(4, 4), output=(4, 4), winograd=True
+    )
+    bench.set("CDMA", D_DATAIN_FORMAT=1)
+    bench.program_sdp(size=(4, 4, 8), flying=True)
+    with pytest.raises(NvdlaError, match="they must agree"):
+        bench.convolve()
+    bench.machine.reset()
+    bench.program_convolution(
+        size=(8, 8, 32), kernels=8, kernel=(4, 4), output=(4, 4), winograd=True
+    )
+    bench.set("CDMA", D_DATAIN_FORMAT=1)
+    bench.set("CSC", D_DATAIN_FORMAT=1)
+    bench.program_sdp(size=(4, 4, 8), flying=True)
+    with pytest.raises(NvdlaError, match="not pixels"):
         bench.convolve()

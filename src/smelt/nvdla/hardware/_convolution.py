@@ -103,6 +103,7 @@ def run_convolution(operation: Operation) -> np.ndarray:
     operation.require_precision(precision, "the convolution")
     shape = read_shape(operation)
     is_winograd = bool(cdma.get("D_MISC_CFG", "CONV_MODE"))
+    _check_modes(operation)
     if is_winograd:
         check_winograd(operation, shape)
     fill = pad_value(operation, precision)
@@ -135,6 +136,23 @@ def run_convolution(operation: Operation) -> np.ndarray:
         * len(data)
     )
     return accumulate(operation, sums, precision)
+
+
+def _check_modes(operation: Operation) -> None:
+    cdma, csc = operation.registers["CDMA"], operation.registers["CSC"]
+    for register, field in (
+        ("D_MISC_CFG", "CONV_MODE"),
+        ("D_MISC_CFG", "PROC_PRECISION"),
+        ("D_DATAIN_FORMAT", "DATAIN_FORMAT"),
+    ):
+        if cdma.get(register, field) != csc.get(register, field):
+            raise NvdlaError(
+                NvError.BAD_VALUE,
+                f"CDMA's {register}.{field} is {cdma.get(register, field)},"
+                f" CSC's {csc.get(register, field)}; they must agree",
+            )
+    if cdma.get("D_MISC_CFG", "CONV_MODE") and cdma.get("D_DATAIN_FORMAT", "DATAIN_FORMAT"):
+        raise NvdlaError(NvError.BAD_VALUE, "Winograd reads feature data, not pixels")
 
 
 def _read_or_reuse(operation: Operation, precision: Precision) -> list[np.ndarray]:

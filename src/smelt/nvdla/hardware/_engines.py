@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from smelt.nvdla.hardware._bdma import BdmaBlock, Transfer, run_bdma
 from smelt.nvdla.hardware._blocks import Block, GlobalAdapter, GlobalBlock, absent_blocks
 from smelt.nvdla.hardware._cdp import run_cdp
 from smelt.nvdla.hardware._convolution import run_convolution
-from smelt.nvdla.hardware._pdp import run_pdp
+from smelt.nvdla.hardware._pdp import plan_pdp, run_pdp
 from smelt.nvdla.hardware._rubik import run_rubik
-from smelt.nvdla.hardware._sdp import run_sdp
+from smelt.nvdla.hardware._sdp import check_sdp, run_sdp
 from smelt.nvdla.hardware._sdp_registers import read_x_stage, read_y_stage
 
 if TYPE_CHECKING:
@@ -100,6 +102,15 @@ def run_chain(chain: Chain, operation: Operation, transfers: list[Transfer]) -> 
     Raises:
         NvdlaError: an engine refuses its programming; memory may be partly written, never outside.
     """
+    with np.errstate(all="ignore"):  # infinities and NaNs are values of the hardware's too
+        _run_engines(chain, operation, transfers)
+
+
+def _run_engines(chain: Chain, operation: Operation, transfers: list[Transfer]) -> None:
+    if "SDP" in chain.engines:
+        check_sdp(operation)
+    if "PDP" in chain.engines:
+        plan_pdp(operation)
     flying = None
     cycles = 0
     for engine in chain.engines:

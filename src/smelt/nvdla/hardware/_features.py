@@ -38,6 +38,8 @@ def read_features(operation: Operation, precision: Precision) -> list[np.ndarray
         )
     stored = cdma.precision("D_MISC_CFG", "IN_PRECISION")
     operation.require_precision(stored, "CDMA's input")
+    if stored is Precision.FP16 and precision is not Precision.FP16:
+        raise NvdlaError(NvError.BAD_VALUE, "CDMA does not convert fp16 to integers")
     channels = cdma.get("D_DATAIN_SIZE_1", "DATAIN_CHANNEL") + 1
     if cdma.get("D_MISC_CFG", "CONV_MODE"):
         elements = operation.configuration.atom_elements(stored)
@@ -63,15 +65,21 @@ def read_features(operation: Operation, precision: Precision) -> list[np.ndarray
 def _convert(operation: Operation, cube: np.ndarray, precision: Precision) -> np.ndarray:
     """Run CDMA's converter on a feature cube."""
     cdma = operation.registers["CDMA"]
-    if precision is Precision.FP16:
+    if cube.dtype == np.float16:
         if cdma.get("D_NAN_FLUSH_TO_ZERO", "NAN_TO_ZERO"):
             return np.where(np.isnan(cube), np.float16(0), cube)
         return cube
     bits = 8 if precision is Precision.INT8 else 16
+    if precision is Precision.FP16 and not cdma.get("D_CVT_CFG", "CVT_EN"):
+        raise NvdlaError(
+            NvError.BAD_VALUE, "CDMA brings integers to fp16 only with its converter enabled"
+        )
     if not cdma.get("D_CVT_CFG", "CVT_EN"):
         return cube if cube.dtype == DTYPES[precision] else saturate(cube.astype(np.int64), bits)
     offset = cdma.signed("D_CVT_OFFSET", "CVT_OFFSET")
     scale = cdma.signed("D_CVT_SCALE", "CVT_SCALE")
     product = (cube.astype(np.int64) - offset) * scale
     converted = shift_right_saturated(product, cdma.get("D_CVT_CFG", "CVT_TRUNCATE"), 17)
+    if precision is Precision.FP16:
+        return converted.astype(np.float16)
     return saturate(converted, bits)

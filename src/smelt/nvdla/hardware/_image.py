@@ -98,7 +98,10 @@ def read_image(
     And the shape of the convolution that is left: one column wide, without steps across.
     """
     cdma, csc = operation.registers["CDMA"], operation.registers["CSC"]
-    pixels = _convert(operation, _read_pixels(operation), precision)
+    raw = _read_pixels(operation)
+    if raw.dtype == np.float16 and precision is not Precision.FP16:
+        raise NvdlaError(NvError.BAD_VALUE, "CDMA does not convert fp16 pixels to integers")
+    pixels = _convert(operation, raw, precision)
     channels = csc.get("D_DATAIN_SIZE_EXT_1", "DATAIN_CHANNEL_EXT") + 1
     if pixels.shape[2] != channels:
         raise NvdlaError(

@@ -20,8 +20,8 @@ from smelt.nvdla.hardware._configuration import Precision
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-MAX_CUBE_BYTES = 1 << 28
-"""The largest surface that an engine accepts; a stride of 0 could ask for much more than memory."""
+MAX_WEIGHT_BYTES = 1 << 28
+"""The largest kernels that the convolution expands; compressed ones take less in memory."""
 
 Bytes = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 Array = np.ndarray[tuple[Any, ...], np.dtype[Any]]
@@ -102,8 +102,6 @@ class Dma:
 
     def read_bytes(self, space: MemorySpace, address: int, size_bytes: int) -> Bytes:
         """Return a copy of some bytes."""
-        if size_bytes > MAX_CUBE_BYTES:
-            raise _oversize(size_bytes)
         window = self._memory(space).window(address, size_bytes)
         self.bytes_moved[space] += size_bytes
         return window.copy()
@@ -114,11 +112,26 @@ class Dma:
         self._memory(space).window(address, source.size)[:] = source
         self.bytes_moved[space] += source.size
 
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of all memory."""
+        return sum(memory.data.size for memory in self._memories.values())
+
+    def check(self, surface: Surface) -> Bytes:
+        """Return the bytes from a surface's first atom to its last.
+
+        Raises:
+            NvdlaError: some lie outside (INVALID_ADDRESS), or the surface has more atoms than
+                memory (INVALID_SIZE).
+        """
+        memory = self._memory(surface.space)
+        if surface.size_bytes > memory.data.size:
+            raise _oversize(surface.size_bytes, memory.data.size)
+        return memory.window(surface.address, surface.extent_bytes)
+
     def atoms(self, surface: Surface) -> Bytes:
         """Return a writable view [surface, line, column, byte] of a surface's atoms."""
-        if surface.size_bytes > MAX_CUBE_BYTES:
-            raise _oversize(surface.size_bytes)
-        window = self._memory(surface.space).window(surface.address, surface.extent_bytes)
+        window = self.check(surface)
         self.bytes_moved[surface.space] += surface.size_bytes
         return np.lib.stride_tricks.as_strided(
             window,
@@ -141,11 +154,11 @@ class Dma:
         self.atoms(surface)[...] = packed
 
 
-def _oversize(size_bytes: int) -> NvdlaError:
+def _oversize(size_bytes: int, memory_bytes: int) -> NvdlaError:
     return NvdlaError(
         NvError.INVALID_SIZE,
-        f"a surface of {size_bytes} bytes is more than the {MAX_CUBE_BYTES} that one operation may"
-        " move; check its sizes",
+        f"a surface of {size_bytes} bytes is more than memory has, {memory_bytes}; its strides"
+        " make it overlap itself, check its sizes",
     )
 
 

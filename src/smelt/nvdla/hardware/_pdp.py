@@ -57,33 +57,47 @@ class Pooling:
 
 def run_pdp(operation: Operation, flying: Array | None) -> None:
     """Run one pooling, on a cube from memory or one that SDP hands over."""
+    target, columns, rows = plan_pdp(operation)
+    registers = operation.registers["PDP"]
+    precision = registers.precision("D_DATA_FORMAT", "INPUT_DATA")
+    channels = registers.get("D_DATA_CUBE_IN_CHANNEL", "CUBE_IN_CHANNEL") + 1
+    lanes = target.surfaces * operation.configuration.atom_elements(precision)
+    cube = _read_input(operation, precision, channels) if flying is None else flying
+    expected = (rows.size_in, columns.size_in, lanes)
+    if cube.shape != expected or cube.dtype != DTYPES[precision]:
+        raise NvdlaError(
+            NvError.BAD_VALUE,
+            f"PDP expects {expected} {precision.name.lower()} elements but SDP hands over"
+            f" {cube.shape} {cube.dtype}",
+        )
+    operation.dma.write_cube(target, _pool(registers, precision, cube, columns, rows))
+    outputs = target.surfaces * rows.size_out * columns.size_out
+    operation.mac_cycles = outputs * columns.kernel
+
+
+def plan_pdp(operation: Operation) -> tuple[Surface, Pooling, Pooling]:
+    """Return where the output goes and the windows across and down.
+
+    Raises:
+        NvdlaError: the hardware cannot pool so, or the output leaves memory.
+    """
     registers = operation.registers["PDP"]
     precision = registers.precision("D_DATA_FORMAT", "INPUT_DATA")
     operation.require_precision(precision, "PDP")
     columns, rows = _windows(registers)
     channels = registers.get("D_DATA_CUBE_IN_CHANNEL", "CUBE_IN_CHANNEL") + 1
-    cube = _read_input(operation, precision, channels) if flying is None else flying
-    if cube.shape[:2] != (rows.size_in, columns.size_in):
-        raise NvdlaError(
-            NvError.BAD_VALUE,
-            f"PDP expects {rows.size_in} x {columns.size_in} but SDP hands over"
-            f" {cube.shape[0]} x {cube.shape[1]}",
-        )
-    output = _pool(registers, precision, cube, columns, rows)
-    elements = operation.configuration.atom_elements(precision)
-    surfaces = ceil_div(channels, elements)
-    surface = Surface(
+    target = Surface(
         registers.space("D_DST_RAM_CFG", "DST_RAM_TYPE"),
         registers.address("D_DST_BASE_ADDR_LOW", "D_DST_BASE_ADDR_HIGH"),
         registers.word("D_DST_LINE_STRIDE"),
         registers.word("D_DST_SURFACE_STRIDE"),
         columns.size_out,
         rows.size_out,
-        surfaces,
+        ceil_div(channels, operation.configuration.atom_elements(precision)),
         operation.configuration.atom_bytes,
     )
-    operation.dma.write_cube(surface, output[..., : surfaces * elements])
-    operation.mac_cycles = surfaces * rows.size_out * columns.size_out * columns.kernel
+    operation.dma.check(target)
+    return target, columns, rows
 
 
 def _windows(registers: GroupRegisters) -> tuple[Pooling, Pooling]:
@@ -102,7 +116,7 @@ def _windows(registers: GroupRegisters) -> tuple[Pooling, Pooling]:
         registers.get("D_DATA_CUBE_OUT_HEIGHT", "CUBE_OUT_HEIGHT") + 1,
     )
     for name, axis in (("width", columns), ("height", rows)):
-        if axis.kernel > 8 or axis.padded_counts().max() > 7:
+        if axis.kernel > 8 or axis.padded_counts().max() >= axis.kernel:
             raise NvdlaError(
                 NvError.BAD_VALUE,
                 f"PDP {name}: a window of {axis.kernel} elements, step {axis.stride}, from"

@@ -171,6 +171,12 @@ def _read_input(operation: Operation, shape: SdpShape) -> np.ndarray:
     registers = operation.registers["SDP_RDMA"]
     precision = registers.precision("D_FEATURE_MODE_CFG", "IN_PRECISION")
     operation.require_precision(precision, "SDP's input")
+    if (precision is Precision.FP16) != (shape.processing is Precision.FP16):
+        raise NvdlaError(
+            NvError.BAD_VALUE,
+            f"SDP does not convert {precision.name.lower()} in memory to"
+            f" {shape.processing.name.lower()}",
+        )
     if shape.batches != 1:
         raise NvdlaError(
             NvError.NOT_SUPPORTED, "SDP runs batches only on the fly from the convolution"
@@ -313,19 +319,17 @@ def convert_output(operation: Operation, values: Array, precision: Precision) ->
     return saturate(narrow, bits).astype(DTYPES[precision])
 
 
-def _write_output(operation: Operation, shape: SdpShape, output: np.ndarray) -> None:
+def _targets(operation: Operation, shape: SdpShape) -> list[Surface]:
+    """Return where each batch element goes."""
     registers = operation.registers["SDP"]
     atom = operation.configuration.atom_bytes
     elements = operation.configuration.atom_elements(shape.output)
     surfaces = ceil_div(shape.channels, elements)
     if shape.processing is Precision.INT8 and shape.output is not Precision.INT8:
         surfaces = ceil_div(shape.lanes, elements)  # both halves of an int8 atom are written
-    lanes = surfaces * elements
-    padding = max(0, lanes - output.shape[3])
-    output = np.pad(output, ((0, 0), (0, 0), (0, 0), (0, padding)))[..., :lanes]
     is_point = shape.width == shape.height == 1
-    for batch, cube in enumerate(output):
-        surface = Surface(
+    return [
+        Surface(
             registers.space("D_DST_DMA_CFG", "DST_RAM_TYPE"),
             registers.address("D_DST_BASE_ADDR_LOW", "D_DST_BASE_ADDR_HIGH")
             + batch * registers.word("D_DST_BATCH_STRIDE"),
@@ -336,4 +340,33 @@ def _write_output(operation: Operation, shape: SdpShape, output: np.ndarray) -> 
             surfaces,
             atom,
         )
-        operation.dma.write_cube(surface, cube)
+        for batch in range(shape.batches)
+    ]
+
+
+def check_sdp(operation: Operation) -> None:
+    """Check the output before an engine in front of SDP computes it.
+
+    Raises:
+        NvdlaError: it leaves memory, or is larger than memory.
+    """
+    shape = _shape(operation)
+    if not operation.registers["SDP"].get("D_FEATURE_MODE_CFG", "OUTPUT_DST"):
+        for target in _targets(operation, shape):
+            operation.dma.check(target)
+    elif shape.width * shape.height * shape.lanes > operation.dma.memory_bytes:
+        raise NvdlaError(
+            NvError.INVALID_SIZE,
+            f"SDP hands PDP {shape.width * shape.height * shape.lanes} elements, more than memory"
+            " has bytes; check its sizes",
+        )
+
+
+def _write_output(operation: Operation, shape: SdpShape, output: np.ndarray) -> None:
+    targets = _targets(operation, shape)
+    elements = operation.configuration.atom_elements(shape.output)
+    lanes = targets[0].surfaces * elements
+    padding = max(0, lanes - output.shape[3])
+    output = np.pad(output, ((0, 0), (0, 0), (0, 0), (0, padding)))[..., :lanes]
+    for target, cube in zip(targets, output, strict=True):
+        operation.dma.write_cube(target, cube)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smelt.nvdla._status import NvdlaError, NvError
-from smelt.nvdla.hardware._memory import DTYPES, MAX_CUBE_BYTES
+from smelt.nvdla.hardware._memory import DTYPES, MAX_WEIGHT_BYTES
 from smelt.nvdla.hardware._operation import ceil_div
 from smelt.nvdla.hardware._winograd import unpack_winograd
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 def read_weights(operation: Operation, precision: Precision, shape: ConvolutionShape) -> np.ndarray:
     """Return the kernels of any convolution."""
     elements = shape.kernel_height * shape.kernel_width * shape.channels * shape.kernels
-    if elements * precision.size_bytes > MAX_CUBE_BYTES:
+    if elements * precision.size_bytes > MAX_WEIGHT_BYTES:
         raise NvdlaError(
             NvError.INVALID_SIZE,
-            f"kernels of {elements} elements exceed {MAX_CUBE_BYTES} bytes; check their size",
+            f"kernels of {elements} elements exceed {MAX_WEIGHT_BYTES} bytes; check their size",
         )
     kept = operation.buffer.weights
     is_reused = operation.registers["CDMA"].get("D_MISC_CFG", "WEIGHT_REUSE")
