@@ -32,6 +32,7 @@ from smelt.devices.cpu import (
     native_runtime,
     worker_pool,
 )
+from smelt.devices.cpu._run_list import Trial
 from smelt.engine import detect_host
 from smelt.errors import ContextError, EngineFormatError
 
@@ -69,6 +70,25 @@ done:
 """y[i] = 3 x[i] + k, by way of the scratch memory."""
 
 
+def settled(trial: Trial, with_workers_ns: int, alone_ns: int) -> Trial:
+    """The trial after all the runs it wants, of these lengths."""
+    for _ in range(100):
+        if trial.settled:
+            return trial
+        trial.note(alone_ns if trial.alone else with_workers_ns)
+    raise AssertionError("the trial never ends")
+
+
+@pytest.mark.parametrize(
+    ("with_workers_ns", "alone_ns", "alone"),
+    [(9_000, 7_000, True), (9_000, 9_500, True), (20_000, 35_000, False), (5_000_000, 1, False)],
+)
+def test_short_lists_that_gain_nothing_from_workers_run_without(
+    with_workers_ns: int, alone_ns: int, alone: bool
+) -> None:
+    assert settled(Trial(settled=False), with_workers_ns, alone_ns).alone is alone
+
+
 class Bench:
     """Chains of `STEP`: row r writes array r + 1 from array r."""
 
@@ -81,7 +101,12 @@ class Bench:
         self.memory = CpuMemory()
 
     def chain(
-        self, chunks: Sequence[int], threads: int, pool: WorkerPool | None = None
+        self,
+        chunks: Sequence[int],
+        threads: int,
+        pool: WorkerPool | None = None,
+        *,
+        may_run_alone: bool = False,
     ) -> tuple[RunList, list[np.ndarray[Any, np.dtype[np.int64]]]]:
         size = max([*chunks, 1])
         arrays = [np.arange(size) + r for r in range(len(chunks) + 1)]
@@ -92,6 +117,7 @@ class Bench:
             self.memory,
             threads=threads,
             scratch=Scratch(self.memory, 8, threads),
+            may_run_alone=may_run_alone,
         )
         for r in range(len(chunks)):
             made.words[3 * r : 3 * r + 3] = [arrays[r].ctypes.data, arrays[r + 1].ctypes.data, r]
@@ -148,6 +174,15 @@ def test_lists_without_rows_and_rows_without_chunks_end_at_once(
     ticks = holes.row_ticks()
     assert [t == 0 for t in ticks] == [True, False, True, True, False, True]
     holes.close()
+
+
+def test_a_list_that_may_run_alone_computes_the_same(bench: Bench, pool: WorkerPool) -> None:
+    run_list, arrays = bench.chain([7] * 3, 2, pool, may_run_alone=True)
+    for _ in range(40):
+        arrays[3][:] = -1
+        run_list.run()
+        assert arrays[3].tolist() == [9 * (3 * v) + 5 for v in range(7)]
+    run_list.close()
 
 
 def test_rows_that_need_not_wait_run_beside_each_other(bench: Bench) -> None:

@@ -73,6 +73,7 @@ class CpuMachinery:
             self.memory,
             threads=self.threads,
             scratch=self.scratch,
+            may_run_alone=True,
         )
 
 

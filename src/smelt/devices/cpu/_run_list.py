@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -27,6 +28,44 @@ _CHUNKS: Final = abi.ROW_CHUNKS // _WORD_BYTES
 _FINISHED: Final = abi.ROW_FINISHED_TICKS // _WORD_BYTES
 _SHARES_PER_WORKER: Final = 4
 """How finely the work that is left is cut: small enough that a preempted worker holds up little."""
+
+
+_SHORT_NS: Final = 100_000
+"""Lists that take longer are surely worth the workers' wake-up."""
+_TRIALS: Final = 12
+"""Runs of a short list, by turns with and without workers, before it is known which is faster."""
+_LEAST_GAIN: Final = 1.1
+"""How much faster a short list must be with workers: they take processors from others."""
+
+
+class Trial:
+    """Whether a list is faster without workers, found out in its first runs.
+
+    Results are the same either way. A list is short when one of its first runs with workers was.
+    """
+
+    __slots__ = ("_best_ns", "_runs", "alone", "settled")
+
+    def __init__(self, *, settled: bool) -> None:
+        self.alone = False
+        """Whether the next run is without workers."""
+        self.settled = settled
+        self._runs = 0
+        self._best_ns = [1 << 62, 1 << 62]
+
+    def note(self, nanoseconds: int) -> None:
+        """Tell how long the run took."""
+        best = self._best_ns
+        best[self.alone] = min(best[self.alone], nanoseconds)
+        self._runs += 1
+        if self._runs < 3:  # the first runs meet cold caches and sleeping workers
+            return
+        if best[0] > _SHORT_NS:
+            self.alone, self.settled = False, True
+        elif self._runs < _TRIALS:
+            self.alone = not self.alone
+        else:
+            self.alone, self.settled = best[1] < best[0] * _LEAST_GAIN, True
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +109,20 @@ class RunList:
         *,
         threads: int,
         scratch: Scratch,
+        may_run_alone: bool = False,
     ) -> None:
+        """Make the table.
+
+        Args:
+            rows: the launches.
+            runtime: runs them.
+            pool: whose idle workers help.
+            memory: where the table and the words are.
+            threads: how many may take part, the caller included.
+            scratch: memory for each of them.
+            may_run_alone: whether the first runs may find out that a short list is faster without
+                workers, and the later ones do without.
+        """
         self._runtime, self._pool = runtime, pool
         self._threads = threads
         self._scratch = scratch
@@ -97,6 +149,8 @@ class RunList:
         self._seen: set[Worker] = set()
         """Every worker that was ever given this list."""
         self._generation = pool.generation
+        self._may_run_alone = may_run_alone
+        self._trial = Trial(settled=not may_run_alone)
 
     def _fill(self, rows: Sequence[Row], words: int) -> None:
         shares = 1 if self._threads == 1 else _SHARES_PER_WORKER * self._threads
@@ -119,6 +173,7 @@ class RunList:
         # A worker that is late out of an earlier run may be looking at the old numbers.
         self._runtime.close(self._address)
         self._table[:, _CHUNKS] = chunks
+        self._trial = Trial(settled=not self._may_run_alone)
 
     def run(self, *, timed: bool = False) -> None:
         """Run the list once, with as many workers as are idle, and return when it is complete.
@@ -129,9 +184,20 @@ class RunList:
         if not self._address:
             raise ContextError("this run list is closed")
         self._header[abi.LIST_TIMED // 8] = timed
-        if self._threads == 1:
+        trial = self._trial
+        if self._threads == 1 or (trial.settled and trial.alone):
             self._run_alone()
-            return
+        elif trial.settled or timed:
+            self._run_leased()
+        else:
+            start = time.perf_counter_ns()
+            if trial.alone:
+                self._run_alone()
+            else:
+                self._run_leased()
+            trial.note(time.perf_counter_ns() - start)
+
+    def _run_leased(self) -> None:
         pool = self._pool
         if pool.generation != self._generation:  # forked: those workers stayed with the parent
             self._seen.clear()
