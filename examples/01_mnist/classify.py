@@ -81,7 +81,10 @@ def main() -> None:
     parser.add_argument("pictures", nargs="*", type=Path, help="default: those in digits/")
     options = parser.parse_args()
     pictures = options.pictures or sorted((FOLDER / "digits").glob("*.png"))
-    images = [read_picture(path) for path in pictures]
+    try:
+        images = [read_picture(path) for path in pictures]
+    except OSError as error:  # pillow says which file, or what is wrong with it
+        parser.error(f"a picture cannot be read: {error}")
     profiler = LayerTimes()
     with build(from_onnx=options.onnx).create_context() as context:
         context.run({"data": images[0]})  # the first run also warms the caches up

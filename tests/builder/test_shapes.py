@@ -77,7 +77,7 @@ def test_inputs_that_share_a_symbol_must_agree() -> None:
     [
         ({"z": (1, 3, 8, 8)}, BuildError, "the inputs are: x"),
         ({"x": (1, 3, 8)}, ShapeError, "3 extents"),
-        ({"x": (1, 4, 8, 8)}, ShapeError, "gives 4 where the network has 3"),
+        ({"x": (1, 4, 8, 8)}, ShapeError, "gives 4 for axis 1, where the network has 3"),
         ({"x": (1, 3, -8, 8)}, ShapeError, "an extent of -8"),
         ({"x": [(1, 3, 8, 8), (1, 3, 8)]}, BuildError, "differ in rank"),
         ({"x": ((1, 3, 8, 8), (1, 3, 9, 9))}, BuildError, "smallest, best, largest"),

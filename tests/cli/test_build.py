@@ -197,6 +197,12 @@ def test_a_build_of_over_a_second_tells_every_stage_with_its_count(
     assert answer.json["network"] == "inception"
 
 
+def test_what_is_no_model_is_told_what_would_be_one(smelt: Smelt, picture: Path) -> None:
+    answer = smelt("build", picture, "--tune", "none")
+    assert answer.code == 1
+    assert answer.err.endswith("is no model: it must be an .onnx file or Caffe's deploy.prototxt\n")
+
+
 @pytest.mark.requirement("G-33")
 def test_the_build_log_tells_what_became_of_layers_by_name(
     smelt: Smelt, model: Path, tmp_path: Path

@@ -58,7 +58,13 @@ def test_an_engine_answers_with_its_best_classes_and_their_labels(
 
 def test_the_json_answer_has_its_documented_keys(smelt: Smelt, engine: Path, picture: Path) -> None:
     told = smelt("run", engine, "--image", picture, "--json").json
-    assert set(told) == {"engine", "network", "image", "milliseconds", "outputs"}
+    assert set(told) == {
+        "engine", "network", "image", "preparation", "milliseconds", "outputs",
+    }  # fmt: skip
+    assert told["preparation"] == {
+        "input": "image", "resize": "exact", "filter": "area", "crop": "auto", "channels": "bgr",
+        "mean": "0", "scale": "1", "array": "float32[1, 3, 16, 16]",
+    }  # fmt: skip
     assert set(told["outputs"]["prob"]) == {
         "dtype", "shape", "min", "max", "mean", "top", "values",
     }  # fmt: skip
@@ -82,6 +88,23 @@ def test_the_text_answer_is_a_table_of_classes(smelt: Smelt, engine: Path, pictu
     text = smelt("run", engine, "--image", picture, "--top", "2").out
     assert "prob  float32[1, 10]" in text
     assert "score" in text
+    assert "as image: resize exact, filter area, crop auto, channels bgr, mean 0, scale 1" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--input", "image=cat.jpg"), "smelt run --image cat.jpg prepares it"),
+        (("--input", "image=zeros", "--labels", "nope"), "nope cannot be read: No such file"),
+    ],
+)
+def test_what_is_misplaced_or_missing_is_told_in_plain_words(
+    smelt: Smelt, engine: Path, arguments: tuple[str, ...], told: str
+) -> None:
+    answer = smelt("run", engine, *arguments)
+    assert answer.code == 1
+    assert told in answer.err
+    assert "Errno" not in answer.err
 
 
 def test_a_model_instead_of_an_engine_is_built_first(

@@ -80,6 +80,19 @@ def test_script_names_every_digit_and_its_layers_times(options: tuple[str, ...])
     assert "together" in run.stdout
 
 
+def test_a_picture_that_is_missing_is_told_in_a_line() -> None:
+    run = subprocess.run(
+        [sys.executable, str(FOLDER / "classify.py"), "nofile.png"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert run.returncode == 2
+    assert "nofile.png" in run.stderr.splitlines()[-1]
+    assert "Traceback" not in run.stderr
+
+
 @pytest.mark.requirement("G-73", "G-54")
 def test_sample_through_the_facade_names_every_digit(tmp_path: Path) -> None:
     shown = run_example("01_mnist", "sample_mnist.py", home=tmp_path)

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -250,6 +250,19 @@ def test_enqueue_works_beside_the_caller_and_says_when_inputs_are_free(engine: E
         done.synchronize()
         np.testing.assert_array_equal(y, affine(x))
         stream.synchronize()
+
+
+def test_what_is_no_stream_or_event_is_refused(engine: Engine) -> None:
+    x, y = batch_of(1), np.zeros((1, COLUMNS), np.float32)
+    nothing: Any = None
+    with engine.create_context() as context, Stream() as stream:
+        with pytest.raises(ContextError, match=r"needs a smelt\.Stream, not NoneType"):
+            context.enqueue(1, [x, y], nothing)
+        with pytest.raises(ContextError, match=r"is a smelt\.Event, not Stream"):
+            context.enqueue(1, [x, y], stream, cast("Any", stream))
+        context.enqueue(1, [x, y], stream)
+        stream.synchronize()
+    np.testing.assert_array_equal(y, affine(x))
 
 
 def test_a_second_enqueue_waits_for_the_first_on_whatever_stream(engine: Engine) -> None:

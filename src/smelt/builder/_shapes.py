@@ -94,8 +94,16 @@ def _box(
             shape = shape[1:]
         if len(low) != len(shape):
             raise ShapeError(f"shapes gives {len(low)} extents; the network has {shape}", node=name)
-        for extent, *values in zip(shape, low, best, high, strict=True):
-            _bind(box, name, extent, Bounds(*values))
+        for axis, (extent, *values) in enumerate(zip(shape, low, best, high, strict=True)):
+            bounds = Bounds(*values)
+            if isinstance(extent, int) and (bounds.low, bounds.high) != (extent, extent):
+                given_ = bounds.low if bounds.low == bounds.high else f"{bounds.low}..{bounds.high}"
+                raise ShapeError(
+                    f"shapes gives {given_} for axis {axis}, where the network has {extent}: "
+                    f"its shape is [{', '.join(map(str, shape))}]",
+                    node=name,
+                )
+            _bind(box, name, extent, bounds)
     unbound = {s for v in inputs.values() for s in symbols_of(*v.tensor.shape)} - set(box)
     if BATCH in unbound:
         unbound.discard(BATCH)
@@ -115,8 +123,6 @@ def _bind(box: Box, name: str, extent: Dim, bounds: Bounds) -> None:
     if bounds.low < 0:
         raise ShapeError(f"an extent of {bounds.low} is given", node=name)
     if isinstance(extent, int):
-        if (bounds.low, bounds.high) != (extent, extent):
-            raise ShapeError(f"shapes gives {bounds.low} where the network has {extent}", node=name)
         return
     monomial = extent.terms[0][0] if len(extent.terms) == 1 else ()
     if len(monomial) != 1 or not isinstance(monomial[0], Symbol) or extent.terms[0][1] != 1:

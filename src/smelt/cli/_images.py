@@ -69,6 +69,21 @@ def image_to_array(
     return _to_dtype(array, dtype)
 
 
+def describe_preparation(array: NDArray[Any], preparation: Preparation) -> dict[str, str]:
+    """What was done to a picture that has become ``array``, step by step, in words."""
+    frame = frame_of(array.shape, preparation.layout)
+    order = preparation.channel_order if frame.channels == 3 else "grey"
+    return {
+        "resize": preparation.resize,
+        "filter": preparation.filter,
+        "crop": preparation.crop,
+        "channels": order,
+        "mean": preparation.mean or "0",
+        "scale": ",".join(f"{factor:.6g}" for factor in preparation.scale),
+        "array": f"{array.dtype}{list(array.shape)}",
+    }
+
+
 def frame_of(shape: tuple[int | None, ...], layout: str) -> Frame:
     """Where channels, height and width stand in a shape.
 

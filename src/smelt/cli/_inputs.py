@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from smelt.runtime import Engine
 
 _SEED: Final = 0
+_PICTURES: Final = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"))
 
 
 def symbol_values(engine: Engine, *, batch: int | None = None) -> dict[str, int]:
@@ -61,6 +63,11 @@ def given_array(text: str, binding: Binding, values: Mapping[str, int]) -> NDArr
         return random_array(shape_at(binding, values), dtype)
     if text == "zeros":
         return np.zeros(shape_at(binding, values), dtype)
+    if Path(text).suffix.lower() in _PICTURES:
+        raise SmeltError(
+            f"{text} is a picture: smelt run --image {text} prepares it. "
+            "--input takes a .npy file, random or zeros"
+        )
     array = load_array(text)
     # A file says what it holds; only what a model could not tell apart is changed.
     if array.dtype != dtype and array.dtype.kind == dtype.kind == "f":

@@ -11,7 +11,7 @@ import click
 
 from smelt.cli._parse import ByteCount, Effort, shapes_from_texts
 from smelt.engine import MAGIC
-from smelt.errors import SmeltError
+from smelt.errors import ModelFormatError, SmeltError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -145,7 +145,14 @@ def open_network(path: str, arguments: BuildArguments) -> NetworkDefinition:
         raise SmeltError(f"{path} holds its own weights; --weights is for Caffe's prototxt")
     if suffix in {".prototxt", ".pbtxt", ".txt"} or arguments.weights is not None:
         return network_from_caffe(Path(path), _weights(arguments), outputs=outputs)[0]
-    return network_from_onnx(Path(path), outputs=outputs)
+    try:
+        return network_from_onnx(Path(path), outputs=outputs)
+    except ModelFormatError as error:
+        if suffix in _MODELS:
+            raise
+        raise SmeltError(
+            f"{path} is no model: it must be an .onnx file or Caffe's deploy.prototxt"
+        ) from error
 
 
 def _is_engine(path: str) -> bool:

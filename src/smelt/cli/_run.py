@@ -120,7 +120,8 @@ def run(
     names = _read_labels(labels)
     engine = open_engine(engine_path, build_arguments, quiet=as_json)
     chosen = _chosen_outputs(engine, output)
-    arrays = _arrays(engine, image, inputs, _preparation(preparation))
+    prepared = _preparation(preparation)
+    arrays, target = _arrays(engine, image, inputs, prepared)
     with engine.create_context(threads=threads) as context:
         start = time.perf_counter()
         results = context.run(arrays)
@@ -132,6 +133,7 @@ def run(
         "engine": engine_path,
         "network": engine.name,
         "image": image,
+        "preparation": _preparation_told(arrays, target, prepared),
         "milliseconds": milliseconds,
         "outputs": {name: _describe(array, top, names) for name, array in results.items()},
     }
@@ -141,6 +143,16 @@ def run(
         print_json(report)
     else:
         _show(report)
+
+
+def _preparation_told(
+    arrays: Mapping[str, NDArray[Any]], target: str | None, preparation: Preparation
+) -> dict[str, str] | None:
+    from smelt.cli._images import describe_preparation
+
+    if target is None:
+        return None
+    return {"input": target, **describe_preparation(arrays[target], preparation)}
 
 
 def _preparation(options: Mapping[str, Any]) -> Preparation:
@@ -164,8 +176,10 @@ def _read_labels(path: str | None) -> list[str]:
         return []
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SmeltError(f"--labels {path} cannot be read: {error}") from error
+    except OSError as error:
+        raise SmeltError(f"--labels {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise SmeltError(f"--labels {path} is no text in UTF-8") from error
     numbered = [match for line in lines if (match := _NUMBERED.fullmatch(line.strip()))]
     if not numbered or len(numbered) != len([line for line in lines if line.strip()]):
         return lines
@@ -196,7 +210,8 @@ def _chosen_outputs(engine: Engine, names: tuple[str, ...]) -> list[str]:
 
 def _arrays(
     engine: Engine, image: str | None, inputs: tuple[str, ...], preparation: Preparation
-) -> dict[str, NDArray[Any]]:
+) -> tuple[dict[str, NDArray[Any]], str | None]:
+    """An array for each input, and the name of the one that the picture became."""
     from smelt.cli._inputs import given_array, symbol_values
     from smelt.errors import SmeltError
 
@@ -208,14 +223,16 @@ def _arrays(
     values = {name: 1 if name == "batch" else n for name, n in symbol_values(engine).items()}
     arrays = {name: given_array(text, bindings[name], values) for name, text in given.items()}
     left = [binding for name, binding in bindings.items() if name not in arrays]
+    shown: str | None = None
     if image is not None:
         target = _picture_input(left)
         arrays[target.name] = _picture(image, target, preparation)
         left = [binding for binding in left if binding is not target]
+        shown = target.name
     if left:
         names = ", ".join(f"--input {b.name}=FILE.npy" for b in left)
         raise SmeltError(f"give every input: --image FILE, or {names} (random and zeros work too)")
-    return arrays
+    return arrays, shown
 
 
 def _picture_input(left: list[Binding]) -> Binding:
@@ -278,6 +295,10 @@ def _describe(array: NDArray[Any], top: int, labels: list[str]) -> dict[str, Any
 
 
 def _show(report: Mapping[str, Any]) -> None:
+    if report["preparation"] is not None:
+        steps = ", ".join(f"{k} {v}" for k, v in report["preparation"].items() if k != "input")
+        told = f"{report['image']} as {report['preparation']['input']}: {steps}"
+        answers().print(told, markup=False, soft_wrap=True)
     answers().print(f"{report['network']}: {report['milliseconds']:.2f} ms", markup=False)
     for name, output in report["outputs"].items():
         title = f"{name}  {output['dtype']}{output['shape']}"

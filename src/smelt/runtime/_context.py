@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self, cast
 import numpy as np
 
 from smelt import config
-from smelt.devices.cpu import CpuMemory, Mark, Scratch, available_processors, worker_pool
+from smelt.devices.cpu import (
+    CpuEvent,
+    CpuMemory,
+    CpuStream,
+    Mark,
+    Scratch,
+    available_processors,
+    worker_pool,
+)
 from smelt.devices.null import NullMemory
 from smelt.errors import BindingError, ContextError
 from smelt.runtime._arrays import address_of, array_from_value, exporter_for, writable_array
@@ -32,7 +40,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from smelt.devices import AllocationTracker
-    from smelt.devices.cpu import CpuAllocation, CpuEvent, CpuStream
+    from smelt.devices.cpu import CpuAllocation
     from smelt.devices.null import NullAllocation
     from smelt.engine import Binding
     from smelt.runtime._engine import Engine, LoadedCode
@@ -69,8 +77,7 @@ class ExecutionContext:
         self._engine, self._code = engine, code
         self._header = code.header
         self.threads = _thread_count(threads)
-        self.profiler: Profiler | None = None
-        """Hears of every layer after each execution, synchronous or not."""
+        self._profiler: Profiler | None = None
         plans = self._header.plans
         arena_bytes = max(plan.arena_bytes for plan in plans)
         self._allocations: list[CpuAllocation | NullAllocation | Scratch] = []
@@ -112,6 +119,18 @@ class ExecutionContext:
     def engine(self) -> Engine:
         """The engine that the context runs."""
         return self._engine
+
+    @property
+    def profiler(self) -> Profiler | None:
+        """What hears of every layer after each execution, synchronous or not; None for nothing.
+
+        Any object with a method ``report_layer_time(name, milliseconds)`` will do.
+        """
+        return self._profiler
+
+    @profiler.setter
+    def profiler(self, profiler: Profiler | None) -> None:
+        self._profiler = profiler
 
     # ---- by name
 
@@ -199,7 +218,8 @@ class ExecutionContext:
         """Run once on the application's memory, and return when the outputs are there.
 
         Args:
-            batch_size: the implicit batch, or the extent of the symbol ``batch``.
+            batch_size: the implicit batch, or the extent of the symbol ``batch``; 1 where the
+                batch has another name or is fixed: the arrays then say how many.
             bindings: for each binding index an array, or an address that is taken on trust.
 
         Raises:
@@ -237,8 +257,10 @@ class ExecutionContext:
 
         Raises:
             BindingError: as for `execute`.
-            ContextError: the batch is too large, or the context is closed.
+            ContextError: the batch is too large, the context is closed, or ``stream`` or
+                ``input_consumed`` is none.
         """
+        _check_queue(stream, input_consumed)
         call, addresses, kept = self._bind(batch_size, bindings)
         before, done, consumed = self._pending, Mark(), Mark()
 
@@ -337,7 +359,7 @@ class ExecutionContext:
         if segments is None:
             segments = cut_plan(self._header.plans[number], self._machinery)
             self._segments[number] = segments
-        profiler = self.profiler
+        profiler = self._profiler
         timed = profiler is not None
         if consumed is None and not timed and len(segments) == 1:
             segments[0].run(values, self._memories, addresses, timed=False)
@@ -413,6 +435,14 @@ def _check_named(inputs: object, names: set[str]) -> None:
         raise BindingError(
             f"run takes arrays by name, as {{{name!r}: array}}, not {type(inputs).__name__}"
         )
+
+
+def _check_queue(stream: object, event: object) -> None:
+    """Refuse what is no stream or event, before anything waits for it."""
+    if not isinstance(stream, CpuStream):
+        raise ContextError(f"enqueue needs a smelt.Stream, not {type(stream).__name__}")
+    if not isinstance(event, CpuEvent | None):
+        raise ContextError(f"input_consumed is a smelt.Event, not {type(event).__name__}")
 
 
 def _checked_address(binding: Binding, address: int) -> int:

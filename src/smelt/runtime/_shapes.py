@@ -119,7 +119,10 @@ def values_from_batch(
     elif batch_size != 1 and header.max_batch_size is not None:
         raise _batch_too_large(batch_size, header.max_batch_size)
     elif batch_size != 1:
-        raise ContextError(f"this engine's batch is part of its shapes; {batch_size} is not 1")
+        raise ContextError(
+            f"this engine's batch is part of its shapes, so the arrays say how many: "
+            f"pass 1, not {batch_size}"
+        )
     for binding, shape in inputs:
         if shape is None or len(shape) != len(binding.shape):
             continue
@@ -172,7 +175,8 @@ def find_plan(header: EngineHeader, values: dict[str, int]) -> int:
 def _batch_too_large(batch: int, most: int) -> ContextError:
     return ContextError(
         f"the batch has {batch} and the engine was built for at most {most}; "
-        f"build it with max_batch_size={batch}, or run it in parts"
+        f"build it for more (max_batch_size={batch}, or a shape with a range where the batch is "
+        "part of the shapes), or run it in parts"
     )
 
 

@@ -186,6 +186,11 @@ BAD_NETWORKS: list[tuple[str, type[SmeltError], str]] = [
         "'i'",
     ),
     (
+        layers(layer_text("Convolution", "convolution_param { kernel_size: 3 }", name="c")),
+        ShapeError,
+        "'c'.*num_output is missing",
+    ),
+    (
         layers(layer_text("PriorBox", "", name="p", bottoms=("data", "data"))),
         UnsupportedError,
         "'p'.*min_size",
@@ -268,7 +273,7 @@ def _with_blob(**fields: Any) -> bytes:
 
 
 BAD_MODELS = [
-    (None, "'conv' needs weights, and no caffemodel was given"),
+    (None, "'conv' needs weights, and no caffemodel was given: .*--weights"),
     (caffemodel({"conv1": [random_array(2)]}), "'conv' needs weights.*none of that name.*'conv1'"),
     (caffemodel({"conv": [random_array(2, 3, 3, 3)]}), "'conv' needs more than the 1 blobs"),
     (caffemodel({"conv": [random_array(2, 3, 5, 3)]}), r"'conv'.*\[2, 3, 5, 3\].*\[2, 3, 3, 3\]"),

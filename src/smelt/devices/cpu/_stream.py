@@ -50,7 +50,8 @@ class Mark:
 class CpuStream:
     """A queue of work that one thread does in order.
 
-    Work that fails is reported by the next `synchronize`; what was queued behind it is dropped.
+    Work that fails is reported by the next `synchronize`, which raises the very exception that the
+    work raised; what was queued behind it is dropped.
     """
 
     def __init__(self) -> None:

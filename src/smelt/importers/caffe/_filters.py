@@ -70,10 +70,10 @@ def _convolve(step: Step, x: Value, number: int) -> Value:
     strides = spatial(step, p, "stride", axes, 1)
     pads = spatial(step, p, "pad", axes, 0)
     dilations = spatial(step, p, "dilation", axes, 1)
-    count, group, channels = int(p.num_output), int(p.group), x.tensor.shape[1]
+    count, group, channels = _output_count(step, p), int(p.group), x.tensor.shape[1]
     if not isinstance(channels, int):
         raise step.misfit(f"the number of its input's channels, {channels}, must be known")
-    if count < 1 or group < 1 or count % group or channels % group:
+    if group < 1 or count % group or channels % group:
         raise step.misfit(
             f"num_output {count} and {channels} channels do not divide into {group} groups"
         )
@@ -85,11 +85,19 @@ def _convolve(step: Step, x: Value, number: int) -> Value:
     return step.add(op, x, weights, *bias, name=str(number) if number else "")
 
 
+def _output_count(step: Step, parameters: Any) -> int:
+    """The number of outputs, which has no default. Raises ShapeError where it is missing."""
+    count = int(parameters.num_output)
+    if count < 1:
+        raise step.misfit("num_output is missing, or 0; say how many outputs the layer has")
+    return count
+
+
 def convert_inner_product(step: Step) -> list[Value]:
     """A matrix product over the axes from ``axis`` on."""
     step.require_inputs(1)
     p = step.parameters("inner_product_param")
-    axis, count = step.axis(p.axis), int(p.num_output)
+    axis, count = step.axis(p.axis), _output_count(step, p)
     depths = step.shape[axis:]
     if not all(isinstance(d, int) for d in depths):
         raise step.misfit(f"it sums over {list(depths)}, which must be known")

@@ -149,8 +149,11 @@ class Step:
         if index < len(blobs):
             return blobs[index].array()
         if self.weights.what is None:
-            problem = "needs weights, and no caffemodel was given"
-        elif blobs:
+            raise ModelFormatError(
+                f"{self.layer} needs weights, and no caffemodel was given: name the network's "
+                "(smelt build --weights FILE; in Python the second argument)"
+            )
+        if blobs:
             problem = f"needs more than the {len(blobs)} blobs that {self.weights.what} has for it"
         else:
             close = difflib.get_close_matches(self.layer.name, self.weights.blobs, 3)

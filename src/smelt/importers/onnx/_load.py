@@ -97,7 +97,10 @@ def _read(path: Path) -> bytes:
             )
         return path.read_bytes()
     except (OSError, ValueError) as error:
-        raise ModelFormatError(f"cannot read the ONNX model {path}: {error}") from error
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ModelFormatError(
+            f"the ONNX model {path} cannot be read: {reason}; check the path"
+        ) from error
 
 
 def _decode(data: bytes, where: str) -> onnx.ModelProto:
