@@ -1,4 +1,4 @@
-"""Trained networks in, fast engines out: on any CPU, on NVIDIA GPUs and on NVDLA accelerators.
+"""Trained networks in, fast engines out, for CPUs; NVDLA's loadables on a model of its hardware.
 
 The public names are loaded when they are first asked for, so that a program which only runs
 engines never loads what builds them.
@@ -108,4 +108,5 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     """The public names, loaded or not."""
-    return sorted({*globals(), *__all__, *_ROOMS})
+    rooms = {name for name in _ROOMS if find_spec(f"smelt.{name}") is not None}
+    return sorted({*(name for name in globals() if name.startswith("__")), *__all__, *rooms})

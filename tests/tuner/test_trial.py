@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from smelt.backends import Aliasing, Tactic
 from smelt.backends.cpu import CpuBackend, compile_runtime, host_target
 from smelt.devices.cpu import native_runtime
 from smelt.tuner import Laboratory, MeasuringTimer, TimingCache, relative_error
+from smelt.tuner._trial import Repeats, best_mean
 from smelt.types import override
 from tests.support.cpu_families import make_node, random
 
@@ -117,6 +119,38 @@ def test_when_time_is_up_estimates_are_believed() -> None:
     late = MeasuringTimer(laboratory(backend), TimingCache(), keep=3, repeats=3, seconds=-1.0)
     assert late.seconds(node, kernels(node)) == [t.cost_hint for t in kernels(node)]
     assert backend.compiled == 0
+
+
+class SlowRuns:
+    """Stands for a run list on a clock of its own, on which every tenth run takes longer."""
+
+    def __init__(self, each_s: float) -> None:
+        self.each_s, self.now, self.runs, self.asked = each_s, 0.0, 0, [0]
+
+    def run(self) -> None:
+        self.runs += 1
+        self.now += self.each_s * (10 if self.runs % 10 == 0 else 1)
+
+    def perf_counter(self) -> float:
+        self.asked.append(self.runs)
+        return self.now
+
+    @property
+    def longest_sample(self) -> int:
+        return max(later - before for before, later in pairwise(self.asked))
+
+
+@pytest.mark.parametrize(
+    ("each_s", "averaged", "wanted"), [(4e-6, 1, 13), (1e-3, 1, 1), (4e-6, 40, 40)]
+)
+def test_a_sample_of_a_tiny_kernel_is_a_mean_of_many_runs(
+    each_s: float, averaged: int, wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: Any = SlowRuns(each_s)
+    monkeypatch.setattr("smelt.tuner._trial.time", runs)
+    seconds = best_mean(runs, Repeats(5, averaged, seconds=1.0, sample_seconds=5e-5))
+    assert runs.longest_sample == wanted
+    assert each_s <= seconds < 2 * each_s
 
 
 def test_symbolic_extents_are_tried_at_the_sizes_to_tune_for() -> None:

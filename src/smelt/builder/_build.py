@@ -303,6 +303,7 @@ class _Build:
             averaged=tune.averaged,
             seconds=tune.seconds,
             seconds_each=tune.seconds_each,
+            sample_seconds=tune.sample_seconds,
         )
 
     def _assemble(self, plan: _PlanParts, backend: CpuBackend, first_layer: int) -> Assembled:

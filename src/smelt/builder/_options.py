@@ -38,6 +38,8 @@ class TuningEffort:
     """Time for all of the tuning; after it estimates are believed."""
     seconds_each: float = 0.02
     """Time for a candidate, after two repeats."""
+    sample_seconds: float = 5e-5
+    """A mean is taken of more runs where it would last less: a late worker must not decide."""
 
     def __post_init__(self) -> None:
         for name in ("candidates", "repeats", "averaged"):

@@ -105,6 +105,7 @@ class InferBuilder(Destroyable):
                 repeats=self.min_find_iterations,
                 averaged=self.average_find_iterations,
                 seconds_each=math.inf,
+                sample_seconds=0.0,  # each mean is of as many runs as the user says
             ),
         )
         names = ", ".join(layer.name for layer in engine.layers)

@@ -29,16 +29,19 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _TOLERANCE: Final = 1e-4
+_MOST_AVERAGED: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Repeats:
-    """How a candidate is timed: the best of ``count`` means of ``averaged`` runs each."""
+    """How a candidate is timed: the best of ``count`` means of ``averaged`` runs each, or more."""
 
     count: int
     averaged: int = 1
     seconds: float = 0.02
     """Time for it, after two means."""
+    sample_seconds: float = 0.0
+    """A mean is taken of more runs where it would last less than this."""
 
 
 @dataclass(slots=True)
@@ -97,7 +100,7 @@ class Laboratory:
                 if reason := _check(prepared, arrays, expected, run_list):
                     _LOG.warning("%s: %s is out: %s", node, prepared.tactic, reason)
                     return math.inf
-            return _best_mean(run_list, repeats)
+            return best_mean(run_list, repeats)
         finally:
             run_list.close()
             scratch.close()
@@ -238,18 +241,31 @@ def _check(
     return None
 
 
-def _best_mean(run_list: RunList, repeats: Repeats) -> float:
-    """Seconds of a run."""
-    best, deadline = math.inf, time.perf_counter() + repeats.seconds
-    for count in range(repeats.count):
-        start = time.perf_counter()
-        for _ in range(repeats.averaged):
-            run_list.run()
-        now = time.perf_counter()
-        best = min(best, (now - start) / repeats.averaged)
-        if count and now > deadline:
+def best_mean(run_list: RunList, repeats: Repeats) -> float:
+    """Seconds of a run: the least of several samples.
+
+    What lasts only microseconds is run several times for one sample. Alone, a late worker would
+    decide how long it seems to take.
+    """
+    deadline = time.perf_counter() + repeats.seconds
+    best = _mean_seconds(run_list, repeats.averaged)
+    averaged = repeats.averaged
+    if best * averaged < repeats.sample_seconds:
+        averaged = min(math.ceil(repeats.sample_seconds / max(best, 1e-9)), _MOST_AVERAGED)
+        averaged = max(averaged, repeats.averaged)
+        best = _mean_seconds(run_list, averaged)
+    for count in range(1, repeats.count):
+        if count > 1 and time.perf_counter() > deadline:
             break
+        best = min(best, _mean_seconds(run_list, averaged))
     return best
+
+
+def _mean_seconds(run_list: RunList, averaged: int) -> float:
+    start = time.perf_counter()
+    for _ in range(averaged):
+        run_list.run()
+    return (time.perf_counter() - start) / averaged
 
 
 def relative_error(got: Array, wanted: Array) -> float:
@@ -283,9 +299,11 @@ class MeasuringTimer:
         averaged: int = 1,
         seconds: float = math.inf,
         seconds_each: float = 0.02,
+        sample_seconds: float = 0.0,
     ) -> None:
         self.laboratory, self.cache = laboratory, cache
-        self.keep, self.repeats = keep, Repeats(repeats, averaged, seconds_each)
+        self.keep = keep
+        self.repeats = Repeats(repeats, averaged, seconds_each, sample_seconds)
         self.deadline = time.perf_counter() + seconds
 
     def seconds(self, node: Node, tactics: Sequence[Tactic]) -> list[float]:
