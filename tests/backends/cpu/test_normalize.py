@@ -66,3 +66,20 @@ def test_layer_normalisation_agrees_from_any_axis(data: st.DataObject) -> None:
 def test_softmax_of_large_magnitudes_stays_finite(target: CpuTarget) -> None:
     line = np.array([[1e30, -1e30, 3e38, 0.0] * 9, [-1e4, -2e4, -1e4, -9e9] * 9], np.float32)
     assert_tactics_agree(FAMILY, ops.Softmax(1), [line], target=target)
+
+
+@every_target
+@pytest.mark.parametrize("length", [8, 16, 64, 112, 128, 256, 272])
+def test_softmax_of_lines_that_registers_hold_is_right(target: CpuTarget, length: int) -> None:
+    lines = random((5, length)) * 20
+    lines[1, ::3] = -np.inf
+    lines[2] = -200 + lines[2] / 20
+    assert_tactics_agree(FAMILY, ops.Softmax(-1), [lines], target=target)
+
+
+@every_target
+@pytest.mark.parametrize("kind", [ops.Softmax, ops.LogSoftmax])
+def test_one_nan_spoils_its_line_alone(kind: type[ops.Softmax], target: CpuTarget) -> None:
+    lines = random((3, 64))
+    lines[1, 40] = np.nan
+    assert_tactics_agree(FAMILY, kind(-1), [lines], target=target)

@@ -105,6 +105,11 @@ def larger(e: Emitter, a: Reg, b: Reg) -> Reg:
     return e.select(e.compare_float("uno", a, a), a, most)
 
 
+def largest_number(e: Emitter, a: Reg, b: Reg) -> Reg:
+    """The larger; either if one is NaN. One instruction on x86."""
+    return e.select(e.compare_float("ogt", a, b), a, b)
+
+
 def smaller(e: Emitter, a: Reg, b: Reg) -> Reg:
     """The smaller; NaN if either is NaN."""
     least = e.select(e.compare_float("olt", a, b), a, b)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 _SIZE: Final = 4
 _SOFT: Final = (Softmax, LogSoftmax)
 _NORMS: Final = (LayerNormalization, RMSNormalization)
+_LARGEST: Final = "largest_number"
 _FLOAT: Final = TensorFormat(DType.FLOAT32, Layout.LINEAR)
 
 
@@ -150,6 +151,15 @@ class _Line:
             count = self.e.mul(count, extent)
         return count
 
+    @property
+    def held(self) -> int:
+        """Vectors of the line, where half of the registers hold it whole; else 0."""
+        count = self.count
+        if self.across == 1 or not isinstance(count, int) or count % self.across:
+            return 0
+        vectors = count // self.across
+        return vectors if vectors <= self.across else 0
+
     def constant(self, value: float) -> Reg:
         """A literal for what is the same along the line."""
         return self.e.constant(value, vector_type("float", self.lanes))
@@ -216,6 +226,9 @@ class _Line:
 
 def _softmax(line: _Line) -> None:
     e = line.e
+    if held := line.held:
+        _softmax_in_registers(line, held)
+        return
     top = _line_maximum(line)
 
     def grown(source: Reg, result: Reg, width: int) -> Reg:
@@ -232,6 +245,30 @@ def _softmax(line: _Line) -> None:
         e.store(e.binary("fmul", y, line.spread(scale, width)), places[1])
 
     line.each(store)
+
+
+def _softmax_in_registers(line: _Line, count: int) -> None:
+    """One pass: the line is ``count`` vectors that stay in registers."""
+    e, width = line.e, line.across
+    offsets = [k * width * _SIZE for k in range(count)]
+    source, result, *_ = line.places
+    lines = [e.load(vector_type("float", width), e.at(source, offset)) for offset in offsets]
+    top = line.spread(fold_lanes(e, _LARGEST, _tree(e, _LARGEST, lines)), width)
+    powers = [m.exp_below(e, e.binary("fsub", x, top)) for x in lines]
+    total = fold_lanes(e, "reduce_sum", _tree(e, "reduce_sum", powers))
+    scale = line.spread(e.binary("fdiv", line.constant(1.0), total), width)
+    for offset, power in zip(offsets, powers, strict=True):
+        e.store(e.binary("fmul", power, scale), e.at(result, offset))
+
+
+def _tree(e: Emitter, op: str, vectors: Sequence[Reg]) -> Reg:
+    """All of the vectors combined, in a balanced tree."""
+    made = list(vectors)
+    while len(made) > 1:
+        odd = made[-1:] if len(made) % 2 else []
+        pairs = zip(made[::2], made[1::2], strict=False)
+        made = [combine(e, op, a, b) for a, b in pairs] + odd
+    return made[0]
 
 
 def _log_softmax(line: _Line) -> None:
@@ -258,7 +295,8 @@ def _line_maximum(line: _Line) -> Reg:
     def load(source: Reg, _result: Reg, width: int) -> Reg:
         return e.load(vector_type("float", width), source)
 
-    return line.fold("reduce_max", float("-inf"), load)
+    # A NaN that is passed over here makes the sum of powers NaN all the same.
+    return line.fold(_LARGEST, float("-inf"), load)
 
 
 def _normalization(*, centred: bool) -> Callable[[_Line], None]:

@@ -270,6 +270,7 @@ def combine(e: Emitter, op: str, a: Reg, b: Reg) -> Reg:
     pick: dict[str, Callable[[Emitter, Reg, Reg], Reg]] = {
         "reduce_max": m.larger,
         "reduce_min": m.smaller,
+        "largest_number": m.largest_number,
     }
     if op in pick:
         return pick[op](e, a, b)
