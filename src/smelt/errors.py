@@ -12,9 +12,9 @@ document numbers it
   - EngineMismatchError      a sound engine that was made for another machine or version
   - TrustError               machine code whose signer this user does not trust
   - BindingError             an array given to an engine does not fit its binding
-  - ContextError             an execution context or engine is used wrongly (closed, busy, batch too
-  large) - DeviceError              the driver or the device reported a failure - MissingExtraError
-  an optional package is not installed; names the extra
+  - ContextError             an execution context or engine is used wrongly: closed, busy
+  - DeviceError              the driver or the device reported a failure
+  - MissingExtraError        an optional package is not installed; names the extra
 * InternalError              a broken invariant of smelt itself: a bug, never caught with SmeltError
 """
 

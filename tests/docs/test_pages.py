@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+import smelt
 from tests.conftest import ROOT
 
 if TYPE_CHECKING:
@@ -93,6 +94,26 @@ def test_every_block_of_the_page_works(
             assert doctest.OutputChecker().check_output(block.output, printed, flags), (
                 f"line {block.line} of {page} prints\n{printed}"
             )
+
+
+def test_every_listed_name_exists_and_every_public_name_is_listed() -> None:
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `(smelt\.[\w.]+)", text, re.MULTILINE)
+    for name in listed:
+        found: Any = smelt
+        for part in name.split(".")[1:]:
+            found = getattr(found, part)
+    assert len(listed) == len(set(listed))
+    assert {f"smelt.{name}" for name in smelt.__all__} <= set(listed)
+    assert smelt.ExecutionContext.profiler.__doc__
+
+
+def test_what_can_be_named_is_shown_and_nothing_else() -> None:
+    names = [name for name in dir(smelt) if not name.startswith("__")]
+    assert set(names) >= {"build", "load", "gie", "nvdla", "inspect", "compare"}
+    assert not {"Final", "TYPE_CHECKING", "find_spec", "import_module"} & set(names)
+    for name in names:
+        getattr(smelt, name)
 
 
 def test_a_block_knows_its_line_and_output() -> None:
