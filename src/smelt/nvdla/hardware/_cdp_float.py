@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from smelt.nvdla.hardware._float import round_to_fp16, round_to_fp17
+from smelt.nvdla.hardware._float import FP17, FP32, add, multiply, round_to_fp16, widen
 from smelt.nvdla.hardware._lut_float import look_up_cdp_fp16
 
 if TYPE_CHECKING:
@@ -18,23 +18,22 @@ if TYPE_CHECKING:
 def normalise_fp16(operation: Operation, cube: np.ndarray, lut: Lut) -> np.ndarray:
     """Return the normalised cube."""
     registers = operation.registers["CDP"]
-    values = cube.astype(np.float32)
-    operation.counters.nan_inputs += int(np.isnan(values).sum())
-    operation.counters.inf_inputs += int(np.isinf(values).sum())
+    operation.counters.nan_inputs += int(np.isnan(cube).sum())
+    operation.counters.inf_inputs += int(np.isinf(cube).sum())
+    values = widen(cube, FP17)
     if registers.get("D_NAN_FLUSH_TO_ZERO", "NAN_TO_ZERO"):
-        values = np.where(np.isnan(values), np.float32(0), values)
-    with np.errstate(all="ignore"):
-        if registers.get("D_FUNC_BYPASS", "SQSUM_BYPASS"):
-            sums = values
-        else:
-            reach = registers.get("D_LRN_CFG", "NORMALZ_LEN") + 1
-            sums = _ordered_sums(values * values, reach)
-        factors = look_up_cdp_fp16(sums, lut, operation.counters)
-        if registers.get("D_FUNC_BYPASS", "MUL_BYPASS"):
-            factors = np.where(np.isnan(values), values, factors)
-        else:
-            factors = round_to_fp17(values * factors)
-        output = round_to_fp16(factors)
+        values = np.where(np.isnan(values), 0.0, values)
+    if registers.get("D_FUNC_BYPASS", "SQSUM_BYPASS"):
+        sums = values
+    else:
+        reach = registers.get("D_LRN_CFG", "NORMALZ_LEN") + 1
+        sums = _ordered_sums(multiply(values, values, FP32), reach)
+    factors = look_up_cdp_fp16(sums, lut, operation.counters)
+    if registers.get("D_FUNC_BYPASS", "MUL_BYPASS"):
+        factors = np.where(np.isnan(values), values, factors)
+    else:
+        factors = multiply(values, factors, FP17)
+    output = round_to_fp16(factors)
     operation.counters.nan_outputs += int(np.isnan(output).sum())
     return output
 
@@ -47,7 +46,8 @@ def _ordered_sums(squares: FloatArray, reach: int) -> FloatArray:
     def lane(index: int) -> FloatArray:
         return padded[..., index : index + channels]
 
-    total = (lane(3) + lane(5)) + lane(4)
+    total = add(add(lane(3), lane(5), FP32), lane(4), FP32)
     for distance in range(2, reach + 1):
-        total = total + (lane(4 - distance) + lane(4 + distance))
+        pair = add(lane(4 - distance), lane(4 + distance), FP32)
+        total = add(total, pair, FP32)
     return total

@@ -9,7 +9,6 @@ import numpy as np
 from smelt.nvdla._status import NvdlaError, NvError
 from smelt.nvdla.hardware._arithmetic import saturate, shift_right_saturated, sign_extend
 from smelt.nvdla.hardware._configuration import Precision
-from smelt.nvdla.hardware._float import fp16_from_bits
 from smelt.nvdla.hardware._memory import DTYPES, Surface
 from smelt.nvdla.hardware._operation import ceil_div
 
@@ -21,7 +20,7 @@ def pad_value(operation: Operation, precision: Precision) -> float:
     """Return what padded elements hold; at int8 only the low byte counts."""
     word = operation.registers["CSC"].word("D_ZERO_PADDING_VALUE")
     if precision is Precision.FP16:
-        return float(fp16_from_bits(word))
+        return float(np.array(word & 0xFFFF, np.uint16).view(np.float16))
     return sign_extend(word, 8 if precision is Precision.INT8 else 16)
 
 

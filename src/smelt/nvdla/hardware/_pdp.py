@@ -17,7 +17,7 @@ from smelt.nvdla.hardware._arithmetic import saturate, shift_right_rounded, sign
 from smelt.nvdla.hardware._configuration import Precision
 from smelt.nvdla.hardware._memory import DTYPES, Surface
 from smelt.nvdla.hardware._operation import ceil_div
-from smelt.nvdla.hardware._pdp_float import pool_average_fp16, pool_extreme_fp16
+from smelt.nvdla.hardware._pdp_float import pool_average_fp16, pool_extreme_fp16, take_taps
 
 if TYPE_CHECKING:
     from smelt.nvdla.hardware._memory import Array
@@ -154,6 +154,8 @@ def _pool(
     )
     words = [registers.word(f"D_POOLING_PADDING_VALUE_{count}_CFG") for count in range(1, 8)]
     if precision is Precision.FP16:
+        if registers.get("D_NAN_FLUSH_TO_ZERO", "NAN_TO_ZERO"):
+            cube = np.where(np.isnan(cube), np.float16(0), cube)
         if method == AVERAGE:
             return pool_average_fp16(cube, columns, rows, words, reciprocals)
         return pool_extreme_fp16(cube, columns, rows, is_maximum=method == MAXIMUM)
@@ -165,27 +167,13 @@ def _pool(
     return _pool_average(cube, columns, rows, values, reciprocals).astype(DTYPES[precision])
 
 
-def _taps(cube: np.ndarray, axis: int, window: Pooling, fill: int) -> list[np.ndarray]:
-    """Return for each tap of a window the elements it sees, along one axis."""
-    widths = [(0, 0)] * cube.ndim
-    widths[axis] = (window.pad_before, window.pad_after)
-    padded = np.pad(cube, widths, constant_values=fill)
-    stop = (window.size_out - 1) * window.stride + 1
-    steps = [slice(None)] * cube.ndim
-    taps: list[np.ndarray] = []
-    for tap in range(window.kernel):
-        steps[axis] = slice(tap, tap + stop, window.stride)
-        taps.append(padded[tuple(steps)])
-    return taps
-
-
 def _pool_extreme(
     cube: np.ndarray, columns: Pooling, rows: Pooling, *, is_maximum: bool
 ) -> np.ndarray:
     limits = np.iinfo(cube.dtype)
     fill, combine = (limits.min, np.maximum) if is_maximum else (limits.max, np.minimum)
     for axis, window in ((1, columns), (0, rows)):
-        taps = _taps(cube, axis, window, int(fill))
+        taps = take_taps(cube, axis, window, int(fill))
         cube = taps[0].copy()
         for tap in taps[1:]:
             combine(cube, tap, out=cube)
@@ -202,7 +190,7 @@ def _pool_average(
     table = np.array([0, *values], np.int64)
     total = cube.astype(np.int64)
     for axis, window, weight in ((1, columns, 1), (0, rows, columns.kernel)):
-        taps = _taps(total, axis, window, 0)
+        taps = take_taps(total, axis, window, 0)
         total = taps[0].copy()
         for tap in taps[1:]:
             total += tap

@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from smelt.nvdla.hardware._float import fp17_from_bits, round_to_fp16, round_to_fp17
+from smelt.nvdla.hardware._float import (
+    FP17,
+    add,
+    fp17_from_bits,
+    maximum,
+    minimum,
+    multiply,
+    round_to_fp16,
+    widen,
+)
 
 if TYPE_CHECKING:
     from smelt.nvdla.hardware._memory import FloatArray
@@ -18,13 +27,13 @@ def pool_extreme_fp16(
 ) -> np.ndarray:
     """Return the maximum or minimum of every window; padding takes no part."""
     fill = -np.inf if is_maximum else np.inf
-    combine = np.fmax if is_maximum else np.fmin
+    combine = maximum if is_maximum else minimum
     for axis, window in ((1, columns), (0, rows)):
-        taps = _taps(cube, axis, window, fill)
+        taps = take_taps(cube, axis, window, fill)
         cube = taps[0].copy()
         for tap in taps[1:]:
             cube = combine(cube, tap)
-    return cube
+    return cube.astype(np.float16)
 
 
 def pool_average_fp16(
@@ -39,33 +48,44 @@ def pool_average_fp16(
     Padding values and reciprocals are FP17 words. Sums run in the order of the elements; the
     padding of a window is added once, after the element at the edge that it adjoins.
     """
-    pads = np.array([0.0, *(fp17_from_bits(word) for word in pad_words)], np.float32)
-    total = cube.astype(np.float32)
+    pads = np.array([0.0, *(float(fp17_from_bits(word)) for word in pad_words)])
+    total = widen(cube, FP17)
     for axis, window, weight in ((1, columns, 1), (0, rows, columns.kernel)):
-        taps = _taps(total, axis, window, 0.0)
-        amounts = round_to_fp17(pads[window.padded_counts()] * np.float32(weight))
-        shape = (-1, 1) if axis == 1 else (-1, 1, 1)
-        total = _sum_in_order(taps, window, amounts.reshape(shape), axis)
-    total = round_to_fp17(total * np.float32(fp17_from_bits(reciprocals[0])))
-    total = round_to_fp17(total * np.float32(fp17_from_bits(reciprocals[1])))
-    return round_to_fp16(total)
+        taps = take_taps(total, axis, window, 0.0)
+        amounts = pads[window.padded_counts()]
+        if axis == 0:
+            amounts = multiply(amounts, np.array(float(weight)), FP17)
+        total = _sum_in_order(taps, window, amounts, axis)
+    total = multiply(total, fp17_from_bits(reciprocals[0]), FP17)
+    return round_to_fp16(multiply(total, fp17_from_bits(reciprocals[1]), FP17))
 
 
 def _sum_in_order(
     taps: list[np.ndarray], window: Pooling, amounts: np.ndarray, axis: int
 ) -> FloatArray:
-    """Add taps in order; the padding joins after the window's last element inside the cube."""
+    """Add taps in order, and the padding after the tap that stands for it."""
     start = np.arange(window.size_out) * window.stride - window.pad_before
     shape = (-1, 1) if axis == 1 else (-1, 1, 1)
+    padding = amounts.reshape(shape)
+    joins = _padding_taps(window, start)
     total = np.zeros_like(taps[0])
     for index, tap in enumerate(taps):
         position = start + index
         inside = ((position >= 0) & (position < window.size_in)).reshape(shape)
-        total = np.where(inside, round_to_fp17(total + tap), total)
-    return round_to_fp17(total + amounts)
+        is_first = inside & ((position == 0) | (index == 0)).reshape(shape)
+        total = np.where(is_first, tap, np.where(inside, add(total, tap, FP17), total))
+        total = np.where((joins == index).reshape(shape), add(total, padding, FP17), total)
+    return total
 
 
-def _taps(cube: np.ndarray, axis: int, window: Pooling, fill: float) -> list[np.ndarray]:
+def _padding_taps(window: Pooling, start: np.ndarray) -> np.ndarray:
+    """Return the tap after which the padding is added: the last one inside; -1: there is none."""
+    last = np.minimum(window.kernel - 1, window.size_in - 1 - start)
+    return np.where(window.padded_counts() > 0, last, -1)
+
+
+def take_taps(cube: np.ndarray, axis: int, window: Pooling, fill: float) -> list[np.ndarray]:
+    """Return for each tap of a window the elements it sees, along one axis."""
     widths = [(0, 0)] * cube.ndim
     widths[axis] = (window.pad_before, window.pad_after)
     padded = np.pad(cube, widths, constant_values=fill)

@@ -8,7 +8,18 @@ import numpy as np
 
 from smelt.nvdla.hardware._arithmetic import saturate
 from smelt.nvdla.hardware._configuration import Precision
-from smelt.nvdla.hardware._float import fp16_from_bits, fp32_from_bits, round_to_fp16
+from smelt.nvdla.hardware._float import (
+    FP32,
+    add,
+    differs,
+    fp16_from_bits,
+    fp32_from_bits,
+    maximum,
+    minimum,
+    multiply,
+    round_to_fp16,
+    widen,
+)
 from smelt.nvdla.hardware._lut_float import look_up_fp16
 from smelt.nvdla.hardware._sdp_registers import EQUAL, MAXIMUM, MINIMUM
 
@@ -32,37 +43,35 @@ def run_stages_fp16(
     """Return the output and, for the comparing mode, whether any element differs."""
     registers = operation.registers["SDP"]
     flush = bool(registers.get("D_FEATURE_MODE_CFG", "NAN_TO_ZERO"))
-    values = cubes.astype(np.float32)
-    operation.counters.nan_inputs += int(np.isnan(values).sum())
-    operation.counters.inf_inputs += int(np.isinf(values).sum())
-    values = _flushed(values, is_on=flush)
-    with np.errstate(all="ignore"):
-        for stage, operand in zip(stages, operands, strict=False):
-            values = _apply_x(values, stage, operand, flush=flush)
-        values = _apply_y(values, y_stage, operands[2], flush=flush)
-        if lut is not None:
-            values = look_up_fp16(values, lut, operation.counters)
+    operation.counters.nan_inputs += int(np.isnan(cubes).sum())
+    operation.counters.inf_inputs += int(np.isinf(cubes).sum())
+    values = _flushed(widen(cubes, FP32), is_on=flush)
+    for stage, operand in zip(stages, operands, strict=False):
+        values = _apply_x(values, stage, operand, flush=flush)
+    values = _apply_y(values, y_stage, operands[2], flush=flush)
+    if lut is not None:
+        values = look_up_fp16(values, lut, operation.counters)
     unequal = bool(values.any()) if y_stage.compares else None
     return _convert(operation, values), unequal
 
 
 def _flushed(values: np.ndarray, *, is_on: bool) -> FloatArray:
-    values = values.astype(np.float32)
-    return np.where(np.isnan(values), np.float32(0), values) if is_on else values
+    return np.where(np.isnan(values), 0.0, values) if is_on else values
 
 
 def _combine(values: FloatArray, operand: np.ndarray, alu: int) -> FloatArray:
     if alu == MAXIMUM:
-        highest: FloatArray = np.maximum(values, operand)
-        return highest
+        return maximum(values, operand)
     if alu == MINIMUM:
-        lowest: FloatArray = np.minimum(values, operand)
-        return lowest
+        return minimum(values, operand)
     if alu == EQUAL:
-        differs: FloatArray = (values != operand).astype(np.float32)
-        return differs
-    total: FloatArray = values + operand
-    return total
+        return differs(values, operand).astype(np.float64)
+    return add(values, operand, FP32)
+
+
+def _scale(values: FloatArray, operand: np.ndarray, *, prelu: bool) -> FloatArray:
+    product = multiply(values, operand, FP32)
+    return np.where(np.signbit(values), product, values) if prelu else product
 
 
 def _apply_x(values: FloatArray, stage: XStage, operands: Operands, *, flush: bool) -> FloatArray:
@@ -70,20 +79,21 @@ def _apply_x(values: FloatArray, stage: XStage, operands: Operands, *, flush: bo
         return values
     if not stage.alu_bypassed:
         operand = (
-            np.asarray(fp16_from_bits(stage.alu_register))
+            fp16_from_bits(stage.alu_register, FP32)
             if stage.alu_from_register
-            else operands.require_alu("X")
+            else widen(operands.require_alu("X"), FP32)
         )
         values = _combine(values, _flushed(operand, is_on=flush), stage.alu)
     if not stage.mul_bypassed:
         operand = (
-            np.asarray(fp16_from_bits(stage.mul_register))
+            fp16_from_bits(stage.mul_register, FP32)
             if stage.mul_from_register
-            else operands.require_mul("X")
+            else widen(operands.require_mul("X"), FP32)
         )
-        product = values * _flushed(operand, is_on=flush)
-        values = np.where(np.signbit(values), product, values) if stage.prelu else product
-    return np.where(values > 0, values, np.float32(0)) if stage.relu else values
+        values = _scale(values, _flushed(operand, is_on=flush), prelu=stage.prelu)
+    if stage.relu:
+        values = np.where(np.isnan(values) | ~np.signbit(values), values, 0.0)
+    return values
 
 
 def _apply_y(values: FloatArray, stage: YStage, operands: Operands, *, flush: bool) -> FloatArray:
@@ -91,17 +101,16 @@ def _apply_y(values: FloatArray, stage: YStage, operands: Operands, *, flush: bo
         return values
     if not stage.mul_bypassed:
         operand = (
-            np.asarray(fp32_from_bits(stage.mul_register))
+            fp32_from_bits(stage.mul_register)
             if stage.mul_from_register
-            else _flushed(operands.require_mul("Y"), is_on=flush)
+            else _flushed(widen(operands.require_mul("Y"), FP32), is_on=flush)
         )
-        product = values * operand
-        values = np.where(np.signbit(values), product, values) if stage.prelu else product
+        values = _scale(values, operand, prelu=stage.prelu)
     if not stage.alu_bypassed:
         operand = (
-            np.asarray(fp32_from_bits(stage.alu_register))
+            fp32_from_bits(stage.alu_register)
             if stage.alu_from_register
-            else _flushed(operands.require_alu("Y"), is_on=flush)
+            else _flushed(widen(operands.require_alu("Y"), FP32), is_on=flush)
         )
         values = _combine(values, operand, stage.alu)
     return values
@@ -115,7 +124,6 @@ def _convert(operation: Operation, values: FloatArray) -> np.ndarray:
     if precision is Precision.FP16:
         return output
     # Halves round away from zero, as in every integer conversion.
-    wide = output.astype(np.float64)
-    wide = np.where(np.isnan(wide), 0.0, np.clip(wide, -65536.0, 65536.0))
+    wide = np.nan_to_num(output.astype(np.float64))
     rounded = np.copysign(np.floor(np.abs(wide) + 0.5), wide)
     return saturate(rounded.astype(np.int64), 16).astype(np.int16)

@@ -14,7 +14,7 @@ from smelt.nvdla._status import NvdlaError, NvError
 from smelt.nvdla.hardware._arithmetic import shift_right_saturated
 from smelt.nvdla.hardware._configuration import Precision
 from smelt.nvdla.hardware._exact_convolution import convolve_winograd_exact
-from smelt.nvdla.hardware._float import round_to_fp16, round_to_fp17
+from smelt.nvdla.hardware._float import FP17, add, round_to_fp16, subtract, widen
 
 if TYPE_CHECKING:
     from smelt.nvdla.hardware._convolution import ConvolutionShape
@@ -129,13 +129,24 @@ def _transform(operation: Operation, tiles: np.ndarray) -> np.ndarray:
     csc = operation.registers["CSC"]
     precision = csc.precision("D_MISC_CFG", "PROC_PRECISION")
     if precision is Precision.FP16:
-        rows = round_to_fp17(_combine(tiles.astype(np.float32)))
-        columns = round_to_fp17(_combine(rows.swapaxes(0, 1))).swapaxes(0, 1)
+        rows = _combine_fp17(widen(tiles, FP17))
+        columns = _combine_fp17(rows.swapaxes(0, 1)).swapaxes(0, 1)
         return round_to_fp16(columns)
     rows = _combine(tiles.astype(np.int64))
     columns = _combine(rows.swapaxes(0, 1)).swapaxes(0, 1)
     return shift_right_saturated(
         columns, csc.get("D_PRA_CFG", "PRA_TRUNCATE"), 8 * precision.size_bytes
+    )
+
+
+def _combine_fp17(data: np.ndarray) -> np.ndarray:
+    return np.stack(
+        [
+            subtract(data[0], data[2], FP17),
+            add(data[1], data[2], FP17),
+            subtract(data[2], data[1], FP17),
+            subtract(data[1], data[3], FP17),
+        ]
     )
 
 
