@@ -9,6 +9,7 @@ import numpy as np
 from smelt.nvdla._status import NvdlaError, NvError
 from smelt.nvdla.hardware._arithmetic import saturate, shift_right_saturated, sign_extend
 from smelt.nvdla.hardware._configuration import Precision
+from smelt.nvdla.hardware._float import round_to_fp16
 from smelt.nvdla.hardware._memory import DTYPES, Surface
 from smelt.nvdla.hardware._operation import ceil_div
 
@@ -80,5 +81,5 @@ def _convert(operation: Operation, cube: np.ndarray, precision: Precision) -> np
     product = (cube.astype(np.int64) - offset) * scale
     converted = shift_right_saturated(product, cdma.get("D_CVT_CFG", "CVT_TRUNCATE"), 17)
     if precision is Precision.FP16:
-        return converted.astype(np.float16)
+        return round_to_fp16(converted.astype(np.float64))
     return saturate(converted, bits)

@@ -15,6 +15,7 @@ import numpy as np
 from smelt.nvdla._status import NvdlaError, NvError
 from smelt.nvdla.hardware._arithmetic import saturate, shift_right_saturated, sign_extend
 from smelt.nvdla.hardware._configuration import Precision
+from smelt.nvdla.hardware._float import round_to_fp16
 from smelt.nvdla.hardware._memory import DTYPES, Surface
 
 if TYPE_CHECKING:
@@ -210,5 +211,5 @@ def _convert(operation: Operation, pixels: np.ndarray, precision: Precision) -> 
     shift = cdma.get("D_CVT_CFG", "CVT_TRUNCATE")
     wide = shift_right_saturated((pixels - offsets) * scale, shift, 17)
     if precision is Precision.FP16:
-        return wide.astype(np.float16)
+        return round_to_fp16(wide.astype(np.float64))
     return saturate(wide, 8 * precision.size_bytes)

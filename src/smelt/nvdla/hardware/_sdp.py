@@ -19,6 +19,7 @@ from smelt.nvdla.hardware._arithmetic import (
     shift_right_saturated,
 )
 from smelt.nvdla.hardware._configuration import Precision
+from smelt.nvdla.hardware._float import round_to_fp16
 from smelt.nvdla.hardware._lut import SDP_STYLE, look_up
 from smelt.nvdla.hardware._memory import DTYPES, Surface
 from smelt.nvdla.hardware._operation import ceil_div
@@ -314,7 +315,7 @@ def convert_output(operation: Operation, values: Array, precision: Precision) ->
     floor = product >> min(shift, 62)
     operation.counters.saturated += int((np.abs(floor - narrow) > 1).sum())
     if precision is Precision.FP16:
-        return narrow.astype(np.float16)
+        return round_to_fp16(narrow.astype(np.float64))
     bits = 8 if precision is Precision.INT8 else 16
     return saturate(narrow, bits).astype(DTYPES[precision])
 

@@ -123,7 +123,7 @@ def _convert(operation: Operation, values: FloatArray) -> np.ndarray:
     precision = operation.registers["SDP"].precision("D_DATA_FORMAT", "OUT_PRECISION")
     if precision is Precision.FP16:
         return output
-    # Halves round away from zero, as in every integer conversion.
-    wide = np.nan_to_num(output.astype(np.float64))
+    # Halves round away from zero, as in every integer conversion; a NaN becomes the lowest.
+    wide = np.where(np.isnan(output), -32768.0, output.astype(np.float64))
     rounded = np.copysign(np.floor(np.abs(wide) + 0.5), wide)
     return saturate(rounded.astype(np.int64), 16).astype(np.int16)
