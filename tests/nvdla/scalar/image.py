@@ -223,18 +223,25 @@ def _component_step(plane: Plane, bits: int) -> int:
 
 
 def convert_integer_pixels(
-    pixels: Cube, pixel_format: PixelFormat, converter: PixelConverter, precision: Precision
+    pixels: Cube,
+    pixel_format: PixelFormat,
+    converter: PixelConverter,
+    precision: Precision,
+    *,
+    is_high: bool = False,
 ) -> Cube:
     """Make integer components the convolution's int8 or int16.
 
     Source: In-memory data formats, equation 1; Programming Guide, PIXEL_SIGN_OVERRIDE: an enabled
     converter takes 17 bits, extended as the override says; with a disabled one the stored bits
-    are the number.
+    are the number. Nothing says at which end of 16 bits fewer ones stand: ``is_high`` chooses.
     """
     converted = np.zeros_like(pixels)
     for index in np.ndindex(pixels.shape):
-        bits = _container(pixel_format.component_bits(index[0]))
+        bits = 8 if pixel_format.component_bits(0) == 8 else 16
         raw = int(pixels[index])
+        if is_high and bits == 16:
+            raw <<= 16 - pixel_format.component_bits(index[0])
         if not converter.is_enabled:
             converted[index] = sign_extend(raw, precision.width_bits)
             continue

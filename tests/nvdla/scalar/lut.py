@@ -7,7 +7,7 @@ interpolates with 35 bits of fraction and saturates to 32, the cross-channel one
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from fractions import Fraction
 from typing import Final
@@ -57,7 +57,7 @@ class TableSettings:
     two of an exponential table's first entry.
     """
 
-    entries: tuple[int, ...]
+    entries: tuple[int, ...] = field(repr=False)
     start: int
     end: int
     select: int = 0
@@ -199,7 +199,7 @@ def _extrapolate(settings: TableSettings, value: int, place: Place, widths: LutW
 class FloatTable:
     """One table in fp16: entries and slopes are halves, start and end singles, all as fractions."""
 
-    entries: tuple[Fraction, ...]
+    entries: tuple[Fraction, ...] = field(repr=False)
     start: Fraction
     end: Fraction
     select: int = 0

@@ -12,6 +12,7 @@ from fractions import Fraction
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from tests.nvdla.scalar.arithmetic import Cube, HalfCube, Precision, saturate, shift_right
 from tests.nvdla.scalar.floats import FP17, Number, read_half, write_half
@@ -192,3 +193,19 @@ def _pool_numbers(settings: Pooling, values: list[Number]) -> Number:
     for size in (settings.kernel_width, settings.kernel_height):
         total *= FP17.round(Fraction(1, size))
     return total
+
+
+def find_peaks(settings: Pooling, data: HalfCube) -> npt.NDArray[np.float64]:
+    """Return the largest magnitude in every window, which the threshold of averages refers to.
+
+    Source: Precision Preservation, "FP16 error threshold". Its two conditions cannot both hold (a
+    half above 0.25 is coarser than 0.0001), so either one is taken to be enough.
+    """
+    channels, height, width = data.shape
+    peaks = np.zeros((channels, *settings.output_shape(height, width)))
+    for channel, line, column in np.ndindex(peaks.shape):
+        window = find_window(settings, (height, width), line, column)
+        peaks[channel, line, column] = max(
+            abs(float(data[channel, y, x])) for places in window.lines for y, x in places
+        )
+    return peaks
