@@ -197,8 +197,10 @@ def correlate(
         return correlate_exact(padded, weights, shape, exact_block)
     use_float32 = precision is Precision.INT8 and shape.channels <= _EXACT_FLOAT32_TERMS
     dtype = np.float32 if use_float32 else np.float64
-    padded = _finite(_pad(cube, shape, (height, width), fill, dtype))
-    taps = _finite(weights.astype(dtype))
+    padded = _pad(cube, shape, (height, width), fill, dtype)
+    taps = weights.astype(dtype)
+    if precision is Precision.FP16:
+        padded, taps = _finite(padded), _finite(taps)
     total = np.zeros((shape.output_height * shape.output_width, shape.kernels), np.float64)
     for y in range(shape.kernel_height):
         top = y * shape.dilation_y
@@ -213,9 +215,10 @@ def correlate(
 
 def _finite(values: np.ndarray) -> np.ndarray:
     """Return values with infinities as the multipliers read them: the next power of two."""
-    if values.dtype == np.float32:
+    infinite = np.isinf(values)
+    if not infinite.any():
         return values
-    return np.where(np.isinf(values), np.copysign(65536.0, values), values)
+    return np.where(infinite, np.copysign(65536.0, values), values)
 
 
 def _pad(

@@ -70,9 +70,11 @@ def read_weight_elements(operation: Operation, precision: Precision, count: int)
 def _flush(operation: Operation, elements: np.ndarray) -> np.ndarray:
     if elements.dtype != np.float16:
         return elements
-    operation.counters.nan_inputs += int(np.isnan(elements).sum())
-    if operation.registers["CDMA"].get("D_NAN_FLUSH_TO_ZERO", "NAN_TO_ZERO"):
-        return np.where(np.isnan(elements), np.float16(0), elements)
+    is_nan = (elements.view(np.uint16) & 0x7FFF) > 0x7C00  # fp16's own isnan is slow
+    found = int(is_nan.sum())
+    operation.counters.nan_inputs += found
+    if found and operation.registers["CDMA"].get("D_NAN_FLUSH_TO_ZERO", "NAN_TO_ZERO"):
+        return np.where(is_nan, np.float16(0), elements)
     return elements
 
 
