@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from smelt.nvdla.hardware import NV_FULL, Machine
+from smelt.nvdla.hardware import (
+    NV_FULL,
+    NV_MEDIUM_512,
+    NV_SMALL,
+    NV_SMALL_256,
+    Configuration,
+    Machine,
+)
 from tests.nvdla.scalar.arithmetic import Converter, Cube, Precision, sign_extend
 from tests.nvdla.scalar.configurations import (
+    ONLY_INT8,
     DirectCase,
     HalfDirectCase,
     ImageCase,
@@ -51,14 +61,18 @@ from tests.nvdla.scalar.programs import MEMORY_BYTES, SOURCE, TARGET, Bench
 from tests.nvdla.scalar.surfaces import bits_from_halves, halves_from_bits
 from tests.nvdla.scalar.weights import WeightLayout, order_direct, order_image, order_winograd
 
-
-def bench_of() -> tuple[Machine, Bench]:
-    machine = Machine(NV_FULL, MEMORY_BYTES, MEMORY_BYTES)
-    return machine, Bench(machine, NV_FULL.atom_bytes)
+SMALL: Final = st.sampled_from((NV_SMALL, NV_SMALL_256, NV_MEDIUM_512))
 
 
-def layout_of(precision: Precision) -> WeightLayout:
-    return WeightLayout(precision, 32 if precision is Precision.INT8 else 16, 64)
+def bench_of(configuration: Configuration = NV_FULL) -> tuple[Machine, Bench]:
+    machine = Machine(configuration, MEMORY_BYTES, MEMORY_BYTES)
+    return machine, Bench(machine, configuration.atom_bytes, configuration.buffer_width_bytes)
+
+
+def layout_of(precision: Precision, configuration: Configuration = NV_FULL) -> WeightLayout:
+    """Return how weights are grouped: a 16-bit multiplier makes two of 8 bits."""
+    kernels = configuration.atomic_k if precision is Precision.INT8 else configuration.atomic_k // 2
+    return WeightLayout(precision, kernels, configuration.atomic_c)
 
 
 def stored_sums(sums: Cube, case_shift: int, precision: Precision) -> Cube:
@@ -77,7 +91,19 @@ def compare(machine: Machine, actual: Cube, expected: Cube) -> None:
 @settings(max_examples=15)
 @given(direct_cases())
 def test_direct_convolutions(case: DirectCase) -> None:
-    machine, bench = bench_of()
+    check_direct(case, NV_FULL)
+
+
+@settings(max_examples=15)
+@given(direct_cases(ONLY_INT8, is_plain=True), SMALL)
+def test_direct_convolutions_in_smaller_atoms(
+    case: DirectCase, configuration: Configuration
+) -> None:
+    check_direct(case, configuration)
+
+
+def check_direct(case: DirectCase, configuration: Configuration) -> None:
+    machine, bench = bench_of(configuration)
     run = case.settings
     results = convolve_batches(run, case.batches, case.weights)
     shape = case.batches[0].shape
@@ -93,7 +119,7 @@ def test_direct_convolutions(case: DirectCase) -> None:
     for number, data in enumerate(case.batches):
         bench.store_cube(replace(source, address=SOURCE + number * strides[0]), data)
     program_sizes(bench, run, sizes)
-    groups = order_direct(case.weights, layout_of(run.precision))
+    groups = order_direct(case.weights, layout_of(run.precision, configuration))
     program_weights(bench, sizes, groups, run.precision, compressed=case.is_compressed)
     program_feature_input(bench, source, count, strides[0])
     program_plain_output(

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from hypothesis import given
+from hypothesis import strategies as st
 
-from smelt.nvdla.hardware import NV_FULL, Machine
+from smelt.nvdla.hardware import NV_FULL, NV_MEDIUM_512, NV_SMALL, NV_SMALL_256, Machine
 from tests.nvdla.scalar import bdma
 from tests.nvdla.scalar.arithmetic import UNCHANGED, Converter, Cube, HalfCube, Precision
 from tests.nvdla.scalar.cdp import normalize_halves, normalize_integers
 from tests.nvdla.scalar.configurations import (
+    ONLY_INT8,
     ContractionCase,
     FloatNormalizationCase,
     HalfPoolingCase,
@@ -71,6 +74,9 @@ if TYPE_CHECKING:
     from smelt.nvdla.hardware import Configuration
 
 
+SMALL: Final = st.sampled_from((NV_SMALL, NV_SMALL_256, NV_MEDIUM_512))
+
+
 def bench_of(configuration: Configuration = NV_FULL) -> tuple[Machine, Bench]:
     machine = Machine(configuration, MEMORY_BYTES, MEMORY_BYTES)
     return machine, Bench(machine, configuration.atom_bytes)
@@ -83,7 +89,16 @@ def assert_equal(machine: Machine, actual: Cube, expected: Cube) -> None:
 
 @given(pooling_cases())
 def test_pooling_of_whole_numbers(case: PoolingCase) -> None:
-    machine, bench = bench_of()
+    check_pooling(case, NV_FULL)
+
+
+@given(pooling_cases(ONLY_INT8), SMALL)
+def test_pooling_in_smaller_atoms(case: PoolingCase, configuration: Configuration) -> None:
+    check_pooling(replace(case, source_space=1, target_space=1), configuration)
+
+
+def check_pooling(case: PoolingCase, configuration: Configuration) -> None:
+    machine, bench = bench_of(configuration)
     expected = pool_integers(case.settings, case.data)
     source = bench.surface(SOURCE, case.data.shape, case.settings.precision)
     target = bench.surface(TARGET, expected.shape, case.settings.precision, slack_atoms=2)
@@ -114,7 +129,18 @@ def test_pooling_of_halves(case: HalfPoolingCase) -> None:
 
 @given(normalization_cases())
 def test_normalisation_of_whole_numbers(case: NormalizationCase) -> None:
-    machine, bench = bench_of()
+    check_normalization(case, NV_FULL)
+
+
+@given(normalization_cases(ONLY_INT8), SMALL)
+def test_normalisation_in_smaller_atoms(
+    case: NormalizationCase, configuration: Configuration
+) -> None:
+    check_normalization(replace(case, source_space=1, target_space=1), configuration)
+
+
+def check_normalization(case: NormalizationCase, configuration: Configuration) -> None:
+    machine, bench = bench_of(configuration)
     run = case.settings
     expected = normalize_integers(run, case.data).cube
     source = bench.surface(SOURCE, case.data.shape, run.precision)
@@ -254,8 +280,8 @@ def test_transfers_between_memories(case: TransferCase) -> None:
     assert moved == expected[TARGET : TARGET + size]
 
 
-def check_points(case: PointCase) -> None:
-    machine, bench = bench_of()
+def check_points(case: PointCase, configuration: Configuration = NV_FULL) -> None:
+    machine, bench = bench_of(configuration)
     run = case.settings
     result = process_points(run, case.data)
     source = bench.surface(SOURCE, case.data.shape, case.precision)
@@ -284,6 +310,11 @@ def test_single_points_of_whole_numbers(case: PointCase) -> None:
 @given(point_cases(has_lut=True))
 def test_single_points_through_tables(case: PointCase) -> None:
     check_points(case)
+
+
+@given(point_cases(ONLY_INT8, has_lut=False), SMALL)
+def test_single_points_in_smaller_atoms(case: PointCase, configuration: Configuration) -> None:
+    check_points(replace(case, source_space=1, target_space=1), configuration)
 
 
 @given(half_point_cases())

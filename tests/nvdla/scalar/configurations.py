@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 SPACES: Final = st.sampled_from((1, 0))
 """Main memory and the second memory, by the numbers of the RAM_TYPE fields."""
 INTEGERS: Final = st.sampled_from((Precision.INT8, Precision.INT16))
+ONLY_INT8: Final = st.just(Precision.INT8)
 _SEEDS: Final = st.integers(0, 2**32 - 1)
 _INT16: Final = st.integers(-(2**15), 2**15 - 1)
 
@@ -69,18 +70,20 @@ class DirectCase:
 
 
 @st.composite
-def direct_cases(draw: DrawFn) -> DirectCase:
-    """Draw a direct convolution with dilation, batches and compression."""
-    precision = draw(INTEGERS)
+def direct_cases(
+    draw: DrawFn, precisions: st.SearchStrategy[Precision] = INTEGERS, *, is_plain: bool = False
+) -> DirectCase:
+    """Draw a direct convolution with dilation and, unless plain, batches and compression."""
+    precision = draw(precisions)
     kernel = (draw(st.integers(1, 3)), draw(st.integers(1, 3)))
     dilation = (draw(st.integers(1, 3)), draw(st.integers(1, 3)))
     settings = _draw_convolution(draw, precision, kernel, dilation)
     size = [draw(st.integers(max(1, (kernel[i] - 1) * dilation[i] + 1), 8)) for i in range(2)]
     channels = draw(st.sampled_from((1, 3, 16, 33, 64, 70)))
     kernels = draw(st.sampled_from((1, 5, 16, 17, 33)))
-    count = draw(st.sampled_from((1, 1, 2, 3)))
+    count = 1 if is_plain else draw(st.sampled_from((1, 1, 2, 3)))
     weights = draw_cube(draw, (kernels, channels, *kernel), precision)
-    is_compressed = draw(st.booleans())
+    is_compressed = not is_plain and draw(st.booleans())
     if is_compressed:
         mask = np.random.default_rng(draw(_SEEDS)).random(weights.shape)
         weights = np.where(mask < draw(st.sampled_from((0.1, 0.5, 0.9))), 0, weights)
@@ -315,9 +318,9 @@ class HalfPoolingCase:
 
 
 @st.composite
-def pooling_cases(draw: DrawFn) -> PoolingCase:
+def pooling_cases(draw: DrawFn, precisions: st.SearchStrategy[Precision] = INTEGERS) -> PoolingCase:
     """Draw a pooling of int8 or int16."""
-    precision = draw(INTEGERS)
+    precision = draw(precisions)
     settings = _draw_pooling(draw, precision)
     value = draw(st.integers(-(1 << precision.width_bits - 1), (1 << precision.width_bits - 1) - 1))
     settings = replace(settings, padding_values=tuple(value * n for n in range(1, 8)))
@@ -421,9 +424,11 @@ class FloatNormalizationCase:
 
 
 @st.composite
-def normalization_cases(draw: DrawFn) -> NormalizationCase:
+def normalization_cases(
+    draw: DrawFn, precisions: st.SearchStrategy[Precision] = INTEGERS
+) -> NormalizationCase:
     """Draw a normalisation of int8 or int16."""
-    precision = draw(INTEGERS)
+    precision = draw(precisions)
     narrow = precision is Precision.INT8
     settings = Normalization(
         precision=precision,

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from tests.nvdla.scalar.programs import Bench
     from tests.nvdla.scalar.surfaces import FeatureSurface
 
-ENTRY_BYTES: Final = 128
 BLOCKS: Final = ("CDMA", "CSC", "CMAC_A", "CMAC_B", "CACC")
 ENABLE_ORDER: Final = ("SDP", "CACC", "CMAC_A", "CMAC_B", "CSC", "CDMA")
 
@@ -99,7 +98,7 @@ def _program_dma_sizes(bench: Bench, settings: Convolution, sizes: Sizes) -> Non
     )
     bench.write_words("CDMA", D_ZERO_PADDING_VALUE=pad.value, D_FETCH_GRAIN=0, D_CVT_CFG=0)
     entry_bytes = sizes.extended_data[0] * sizes.extended_data[2] * settings.precision.byte_count
-    entries = -(-entry_bytes // ENTRY_BYTES)
+    entries = -(-entry_bytes // bench.entry_bytes)
     bench.write_words("CDMA", D_ENTRY_PER_SLICE=entries - 1)
     bench.write_words("CSC", D_ENTRY_PER_SLICE=entries - 1)
 

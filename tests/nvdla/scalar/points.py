@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from tests.nvdla.scalar.arithmetic import Converter, Cube, HalfCube, Precision
-from tests.nvdla.scalar.configurations import INTEGERS, SPACES, draw_cube, draw_halves
+from tests.nvdla.scalar.configurations import INTEGERS, ONLY_INT8, SPACES, draw_cube, draw_halves
 from tests.nvdla.scalar.sdp import (
     Adder,
     Algorithm,
@@ -65,9 +65,11 @@ class HalfPointCase:
 
 
 @st.composite
-def point_cases(draw: DrawFn, *, has_lut: bool) -> PointCase:
-    """Draw all stages in int8 or int16."""
-    precision = draw(INTEGERS)
+def point_cases(
+    draw: DrawFn, precisions: st.SearchStrategy[Precision] = INTEGERS, *, has_lut: bool
+) -> PointCase:
+    """Draw all stages in int8 or int16; where only int8 can be drawn, the output is int8 too."""
+    precision = draw(precisions)
     shape = (draw(st.integers(1, 40)), draw(st.integers(1, 3)), draw(st.integers(1, 3)))
     plans = {stage: _draw_plan(draw, precision) for stage in ("BS", "BN", "EW")}
     y = draw(st.booleans()) or has_lut
@@ -78,7 +80,7 @@ def point_cases(draw: DrawFn, *, has_lut: bool) -> PointCase:
         and element.adder.algorithm is Algorithm.EQUAL
     )
     wide = (Precision.INT8, Precision.INT16, Precision.FP16)
-    outputs = wide if precision is Precision.INT16 else wide[:2]
+    outputs = wide if precision is Precision.INT16 else wide[: 1 if precisions is ONLY_INT8 else 2]
     settings = PointProcessor(
         x1=_draw_point_stage(draw, shape, plans["BS"]) if draw(st.booleans()) else None,
         x2=_draw_point_stage(draw, shape, plans["BN"]) if draw(st.booleans()) else None,

@@ -64,6 +64,8 @@ class Bench:
 
     hardware: Hardware
     atom_bytes: int
+    entry_bytes: int = 128
+    """The width of the convolution buffer."""
 
     @property
     def registers(self) -> RegisterFile:
