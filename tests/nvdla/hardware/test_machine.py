@@ -215,6 +215,14 @@ def test_cycles_are_those_of_the_slower_of_arithmetic_and_memory() -> None:
     assert bench.machine.records[0].bound_by == "memory"
 
 
+def test_the_rom_says_what_the_hardware_is_made_of() -> None:
+    bench = Bench(NV_LARGE)
+    name = "CFGROM.CFGROM_CDMA_BASE_ATOMIC_C"
+    bench.registers.write(name, 1)
+    assert bench.registers.read(name) == 64
+    assert bench.registers.read("CFGROM.CFGROM_CBUF_BASE_CBUF_BANK_DEPTH") == 512
+
+
 def test_known_configurations_are_those_of_the_documentation() -> None:
     assert {name: item.macs for name, item in CONFIGURATIONS.items()} == {
         "nv_full": 2048,

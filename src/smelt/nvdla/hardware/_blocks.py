@@ -193,6 +193,30 @@ class GlobalAdapter(Block):
         return self.glb.write(register, value)
 
 
+class RomBlock(Block):
+    """CFGROM: what the hardware was made of. The map's reset values are nv_small's."""
+
+    def describe(self, configuration: Configuration) -> None:
+        """Say the sizes of a configuration."""
+        sizes = {
+            "ATOMIC_C": configuration.atomic_c,
+            "ATOMIC_K": configuration.atomic_k,
+            "ATOMIC_M": configuration.atom_bytes,
+            "CBUF_BANK_NUM": configuration.buffer_banks,
+            "CBUF_BANK_WIDTH": configuration.buffer_width_bytes,
+            "CBUF_BANK_DEPTH": configuration.buffer_depth,
+        }
+        for name in self.single:
+            for suffix, value in sizes.items():
+                if name.endswith(f"_BASE_{suffix}"):
+                    self.single[name] = value
+
+    def write(self, register: Register, value: int) -> bool:
+        """Ignore it: this is read-only memory."""
+        del register, value
+        return False
+
+
 def absent_blocks(configuration: Configuration) -> set[str]:
     """Return the blocks that a configuration does not have."""
     absent: set[str] = set()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smelt.nvdla.hardware._bdma import BdmaBlock, Transfer, run_bdma
-from smelt.nvdla.hardware._blocks import Block, GlobalAdapter, GlobalBlock, absent_blocks
+from smelt.nvdla.hardware._blocks import Block, GlobalAdapter, GlobalBlock, RomBlock, absent_blocks
 from smelt.nvdla.hardware._cdp import run_cdp
 from smelt.nvdla.hardware._convolution import run_convolution
 from smelt.nvdla.hardware._pdp import plan_pdp, run_pdp
@@ -134,10 +134,18 @@ def make_blocks(
     register_map: RegisterMap, configuration: Configuration, glb: GlobalBlock
 ) -> dict[str, Block]:
     """Return the blocks that a configuration has."""
-    kinds: dict[str, type[Block]] = {"GLB": GlobalAdapter, "BDMA": BdmaBlock}
+    kinds: dict[str, type[Block]] = {
+        "GLB": GlobalAdapter,
+        "BDMA": BdmaBlock,
+        "CFGROM": RomBlock,
+    }
     absent = absent_blocks(configuration)
-    return {
+    blocks = {
         name: kinds.get(name, Block)(name, register_map, glb)
         for name in register_map.blocks
         if name not in absent
     }
+    for block in blocks.values():
+        if isinstance(block, RomBlock):
+            block.describe(configuration)
+    return blocks
