@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 MAX_MACS = 1 << 40
 """More multiplications than this in one operation are refused: no buffer could feed them."""
 
+MAX_PAD = 63
+"""Rows or columns of padding after an input: what PAD_BOTTOM and PAD_RIGHT hold."""
+
 _EXACT_FLOAT32_TERMS = 1024
 """Products of int8 that float32 sums exactly: 1024 * 2**14 = 2**24."""
 
@@ -228,7 +231,18 @@ def _pad(
     fill: float,
     dtype: type[np.generic],
 ) -> np.ndarray:
-    """Return the input with its padding, as large as the output needs."""
+    """Return the input with its padding, as large as the output needs.
+
+    Raises:
+        NvdlaError: that is more padding than can be programmed (BAD_VALUE).
+    """
+    most = (shape.pad_top + cube.shape[0], shape.pad_left + cube.shape[1])
+    if any(extent > inside + MAX_PAD for extent, inside in zip(size, most, strict=True)):
+        raise NvdlaError(
+            NvError.BAD_VALUE,
+            f"the output needs an input of {size[0]} x {size[1]}; with its padding it has"
+            f" {most[0]} x {most[1]} and at most {MAX_PAD} after it",
+        )
     padded = np.full((*size, shape.channels), fill, dtype)
     rows = max(0, min(cube.shape[0], size[0] - shape.pad_top))
     columns = max(0, min(cube.shape[1], size[1] - shape.pad_left))
