@@ -12,6 +12,7 @@ from fractions import Fraction
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from tests.nvdla.scalar.arithmetic import UNCHANGED, Converter, Cube, HalfCube, Precision
 from tests.nvdla.scalar.floats import Number, read_half, write_half
@@ -122,3 +123,19 @@ def _sum_number_squares(values: list[Number]) -> Number:
             return None
         total += value * value
     return total
+
+
+def find_levels(settings: FloatNormalization, data: HalfCube) -> npt.NDArray[np.float64]:
+    """Return what each table look-up is for, which the threshold in fp16 refers to.
+
+    Source: Precision Preservation, "FP16 error threshold" (the largest number of a square sum's
+    window; that of pooling says why one of its two conditions is enough).
+    """
+    squares = data.astype(np.float64) ** 2
+    if settings.skips_square_sum:
+        return np.sqrt(squares)
+    levels = np.zeros(data.shape)
+    reach = settings.local_size // 2
+    for channel in range(data.shape[0]):
+        levels[channel] = squares[max(0, channel - reach) : channel + reach + 1].sum(axis=0)
+    return levels

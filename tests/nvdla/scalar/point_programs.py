@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from tests.nvdla.scalar.arithmetic import UNCHANGED, Converter, Cube, Precision
-from tests.nvdla.scalar.programs import MEMORY_BYTES, OPERANDS, operand_surface, program_lut
+from tests.nvdla.scalar.programs import (
+    MEMORY_BYTES,
+    OPERANDS,
+    operand_surface,
+    program_float_lut,
+    program_lut,
+)
 from tests.nvdla.scalar.sdp import (
     Adder,
     ElementStage,
@@ -73,6 +79,8 @@ def program_half_point_case(
         address = OPERANDS + number * _OPERAND_BYTES
         program_stage(bench, name, stage)
         program_operands(bench, name, stage, case.plans[name], Precision.FP16, address)
+    if run.y is not None and run.y.lut is not None:
+        program_float_lut(bench, "SDP", run.y.lut)
 
 
 def program_source(
@@ -144,8 +152,8 @@ def program_stage(bench: Bench, name: str, stage: Stage | None) -> None:
     adder = None if stage is None else stage.adder
     multiplier = None if stage is None else stage.multiplier
     last = f"{name}_LUT_BYPASS" if name == "EW" else f"{name}_RELU_BYPASS"
-    acts = stage is not None and (
-        stage.lut is not None if isinstance(stage, ElementStage) else stage.has_relu
+    acts = (isinstance(stage, ElementStage | FloatStage) and stage.lut is not None) or (
+        isinstance(stage, PointStage | FloatStage) and stage.has_relu
     )
     bench.write_fields(
         f"SDP.D_DP_{name}_CFG",

@@ -22,7 +22,7 @@ from tests.nvdla.scalar.sdp import (
     PointProcessor,
     PointStage,
 )
-from tests.nvdla.scalar.tables import luts
+from tests.nvdla.scalar.tables import float_luts, luts
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn
@@ -191,6 +191,18 @@ def half_point_cases(draw: DrawFn) -> HalfPointCase:
     for index in range(draw(st.integers(0, 2))):
         data.flat[index % data.size] = draw(st.sampled_from((np.nan, np.inf, -np.inf, 65504.0)))
     return HalfPointCase(settings, data, plans)
+
+
+@st.composite
+def half_table_cases(draw: DrawFn) -> HalfPointCase:
+    """Draw Y's tables alone in fp16."""
+    shape = (draw(st.integers(1, 20)), draw(st.integers(1, 3)), draw(st.integers(1, 3)))
+    plan = OperandPlan(
+        adder_from_memory=False, multiplier_from_memory=False, is_per_kernel=True, component_bytes=2
+    )
+    settings = FloatPointProcessor(y=FloatStage(lut=draw(float_luts())))
+    data = draw_halves(draw, shape, largest=64.0)
+    return HalfPointCase(settings, data, {"BS": plan, "BN": plan, "EW": plan})
 
 
 def _draw_half_stage(
