@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     from smelt.nvdla.registers import RegisterMap
 
-_CALL = re.compile(r"\s*(\w+)\s*\((.*)\)\s*;?\s*$")
+_CALL = re.compile(r"(\w+)\s*\((.*)\)\s*;?$")
+"""Of a stripped line. Two runs of blanks side by side would make a long line take forever."""
 _SPACES = {
     "pri_mem": MemorySpace.DRAM,
     "1": MemorySpace.DRAM,
@@ -101,10 +102,10 @@ def _guarded(number: int, line: str, read: Callable[[], _T]) -> _T:
         return read()
     except (ValueError, IndexError, KeyError) as error:
         raise _error(
-            number, line, f"has a wrong number, name or count of arguments: {error}"
+            number, line, f"has a wrong number, name or count of arguments: {str(error)[:200]}"
         ) from None
     except NvdlaError as error:
-        raise _error(number, line, str(error)) from None
+        raise _error(number, line, str(error)[:200]) from None
 
 
 def _number(text: str, bits: int = 32) -> int:

@@ -29,7 +29,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-MAX_SPAN_BYTES = 1 << 32
+MAX_SPAN_BYTES = 1 << 30
+"""Memory from the first byte that a trace names to the last; it costs nothing until used."""
+MAX_MOVED_BYTES = 1 << 32
+"""Bytes that all commands of a trace may fill, load and compare, one after another."""
 _SLACK_BYTES = 1 << 24
 """Memory beyond the last byte that a trace names, for results that it never initialises."""
 _PAGE_BYTES = 1 << 16
@@ -147,11 +150,12 @@ class _Player:
     def _read(self, name: str) -> list[tuple[int, bytes]]:
         content = self._trace.data(name)
         if content is None:
-            raise _MissingFileError(f"data file {name} is missing")
+            raise _MissingFileError(f"data file {name[:120]} is missing")
         return parse_data(content, MAX_SPAN_BYTES)
 
     def _make_machine(self) -> Machine:
         spans: dict[MemorySpace, list[int]] = {}
+        moved = 0
         for command in self._commands:
             if isinstance(command, FillMemory | CheckCrc | CheckFile):
                 end = command.address + command.size_bytes
@@ -161,6 +165,12 @@ class _Player:
             else:
                 continue
             spans.setdefault(command.space, []).extend((command.address, end))
+            moved += end - command.address
+        if moved > MAX_MOVED_BYTES:
+            raise ModelFormatError(
+                f"the trace's commands fill and compare {moved} bytes of memory;"
+                f" {MAX_MOVED_BYTES} is the most"
+            )
         sizes = {space: _span(ends) for space, ends in spans.items()}
         dram = sizes.get(MemorySpace.DRAM, (0, _PAGE_BYTES))
         sram = sizes.get(MemorySpace.SRAM, (0, 0))

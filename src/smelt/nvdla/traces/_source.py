@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import lzma
 import tarfile
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Protocol
@@ -71,7 +73,7 @@ class TraceFile:
         """
         relative = PurePosixPath(name)
         if relative.is_absolute() or ".." in relative.parts or not relative.parts:
-            raise ModelFormatError(f"data file {name!r} leads out of the trace's folder")
+            raise ModelFormatError(f"data file {name[:120]!r} leads out of the trace's folder")
         return self.files.read(self.path.parent / relative)
 
 
@@ -116,6 +118,6 @@ def _read_archive(path: Path) -> _Archive:
                     )
                 content = archive.extractfile(member)
                 members[name] = content.read() if content is not None else b""
-    except (tarfile.TarError, EOFError, OSError) as error:
+    except (tarfile.TarError, EOFError, OSError, lzma.LZMAError, zlib.error) as error:
         raise ModelFormatError(f"{path.name} is no readable archive: {error}") from None
     return _Archive(members)

@@ -1,0 +1,73 @@
+"""Traces that nobody's hardware wrote: refused with a reason, soon, and without much memory."""
+
+from __future__ import annotations
+
+import io
+import lzma
+import tarfile
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from smelt.errors import ModelFormatError
+from smelt.nvdla import find_traces, run_trace
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from smelt.nvdla import TraceResult
+
+MOST_SECONDS = 5.0
+"""What was mended took minutes; a busy machine takes a fraction of a second."""
+
+
+def _play(tmp_path: Path, text: str) -> TraceResult:
+    path = tmp_path / "t.cfg"
+    path.write_text("// configuration: nv_small\n" + text)
+    return run_trace(path)
+
+
+def test_a_line_of_blanks_without_end_is_refused_at_once(tmp_path: Path) -> None:
+    begin = time.process_time()
+    result = _play(tmp_path, "f()" + " " * 60_000 + "x\n")
+    assert time.process_time() - begin < MOST_SECONDS
+    assert result.state == "failed"
+    assert "is not a call" in result.reason
+
+
+@pytest.mark.parametrize("line", ["jump{}(1);", "reg_write(A{}, 1);", 'mem_load(1, 0, "/{}");'])
+def test_a_refusal_does_not_repeat_a_long_name(tmp_path: Path, line: str) -> None:
+    result = _play(tmp_path, line.format("a" * 50_000))
+    assert result.state == "failed"
+    assert len(result.reason) < 1000
+
+
+def test_more_memory_than_a_command_may_name_is_refused(tmp_path: Path) -> None:
+    result = _play(tmp_path, "mem_init(pri_mem, 0x0, 0xffffffff, ALL_ONE);\n")
+    assert result.state == "failed"
+    assert "more than" in result.reason
+
+
+def test_the_same_memory_filled_again_and_again_is_refused(tmp_path: Path) -> None:
+    result = _play(tmp_path, "mem_init(pri_mem, 0x0, 0x10000000, ALL_ONE);\n" * 17)
+    assert result.state == "failed"
+    assert "fill and compare" in result.reason
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
+def test_a_damaged_archive_is_refused(tmp_path: Path, share: float) -> None:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for number in range(40):
+            content = bytes((number * index * index) % 251 for index in range(9000))
+            member = tarfile.TarInfo(f"nv_small/{number}.dat")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    packed = bytearray(lzma.compress(buffer.getvalue()))
+    at = int(len(packed) * share)
+    packed[at : at + 8] = bytes(8)
+    path = tmp_path / "a.tar.xz"
+    path.write_bytes(packed)
+    with pytest.raises(ModelFormatError, match="no readable archive"):
+        find_traces(path)
