@@ -63,7 +63,7 @@ from smelt.types import (
     substitute_dim,
     symbols_of,
 )
-from tests.fuzz import caffe_seeds, dla_seeds, onnx_seeds, seeds
+from tests.fuzz import caffe_seeds, dla_seeds, onnx_seeds, seeds, task_seeds, trace_seeds
 from tests.fuzz.mutators import (
     message_mutator,
     mutate_bytes,
@@ -495,4 +495,11 @@ TARGETS: Final = (
             "smelt.nvdla.runtime._emulator", "smelt.nvdla.runtime._atoms"),
            dla_seeds.run_loadable, dla_seeds.mutate_loadable, dla_seeds.loadable_seeds, 10,
            dla_seeds.NOT_PARSERS),
+    Target("trace",
+           ("smelt.nvdla.traces._parse", "smelt.nvdla.traces._player",
+            "smelt.nvdla.traces._source"),
+           lambda data: trace_seeds.play_trace(data, _folder()), trace_seeds.mutate_trace,
+           trace_seeds.trace_seeds, 6, trace_seeds.NOT_PARSERS),
+    Target("task", ("smelt.nvdla.firmware._task", "smelt.nvdla.firmware._graph"),
+           task_seeds.run_task, task_seeds.mutate_task, task_seeds.task_seeds, 6),
 )  # fmt: skip

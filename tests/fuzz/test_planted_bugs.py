@@ -1,4 +1,4 @@
-"""The fuzzers find bugs: four that are planted in a copy of the package, each within a minute.
+"""The fuzzers find bugs: seven that are planted in a copy of the package, each within a minute.
 
 Each takes one check away that hostile input needs. The tree that is fuzzed is a copy.
 """
@@ -63,6 +63,30 @@ BUGS = (
         "if depth > MAXIMUM_DEPTH:\n            raise EngineFormatError(f\"an op's field",
         "if depth < 0:\n            raise EngineFormatError(f\"an op's field",
         "RecursionError",
+    ),
+    # An offset in a loadable may lead out of the file.
+    Bug(
+        "loadable",
+        "nvdla/loadable/_flatbuffers.py",
+        "if position < 0 or position + size > len(self._data):",
+        "if position < 0:",
+        "error",
+    ),
+    # A line of a trace with fewer arguments than its command takes.
+    Bug(
+        "trace",
+        "nvdla/traces/_parse.py",
+        "except (ValueError, IndexError, KeyError) as error:",
+        "except (ValueError, KeyError) as error:",
+        "IndexError",
+    ),
+    # An edge of a task's graph may wait for an event that does not exist.
+    Bug(
+        "task",
+        "nvdla/firmware/_graph.py",
+        "elif edge.event > max(OperationEvent):",
+        "elif edge.event > 255:",
+        "ValueError",
     ),
 )
 
