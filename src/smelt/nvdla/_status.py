@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import TypeAlias
 
 from smelt.errors import SmeltError
 
@@ -41,6 +42,10 @@ class NvError(IntEnum):
     END_OF_DIR_LIST = 0x30005
     IOCTL_FAILED = 0x3000F
     PATH_ALREADY_EXISTS = 0x30014
+
+
+NvDlaError: TypeAlias = NvError
+"""The name that the official C++ has for the codes; the exception is `NvdlaError`."""
 
 
 class NvdlaError(SmeltError):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from smelt.nvdla import NvError
+from smelt.nvdla import NvDlaError, NvError
 from smelt.nvdla.loadable import DataCategory, DataFormat, DataType
 from smelt.nvdla.port import NvDlaHeap
 from smelt.nvdla.runtime import (
@@ -91,3 +91,9 @@ def test_an_enumeration_counts_as_documented(kind: type[IntEnum]) -> None:
 @pytest.mark.requirement("D-33", "DX-1")
 def test_error_codes_are_the_documented_ones() -> None:
     assert {item.name: item.value for item in NvError} == ERRORS
+
+
+@pytest.mark.requirement("D-33", "DX-1")
+def test_both_documented_names_of_the_error_codes_are_one_enumeration() -> None:
+    assert NvDlaError is NvError
+    assert NvDlaError(0x000A000E) is NvError.MODULE_NOT_PRESENT
