@@ -44,6 +44,7 @@ _SRAM_WINDOW = range(0x50000000, 0x60000000)
 _T = TypeVar("_T")
 
 MAX_LINES = 2_000_000
+MAX_REGION_BYTES = 1 << 28
 _ROW = re.compile(
     rb"offset'?\s*:\s*(0x[0-9a-fA-F]+|\d+)\s*,\s*'?size'?\s*:\s*(0x[0-9a-fA-F]+|\d+)\s*,"
     rb"\s*'?(?:payload|value)'?\s*:\s*((?:\s*0x[0-9a-fA-F]+)+)"
@@ -154,7 +155,14 @@ def _cfg_register(line: int, name: str, arguments: list[str], register_map: Regi
 
 
 def _region(arguments: list[str]) -> tuple[MemorySpace, int, int]:
-    return _SPACES[arguments[0]], _number(arguments[1], 64), _number(arguments[2])
+    return _SPACES[arguments[0]], _number(arguments[1], 64), _size(arguments[2])
+
+
+def _size(text: str) -> int:
+    value = _number(text)
+    if value > MAX_REGION_BYTES:
+        raise ValueError(f"{text} bytes are more than the {MAX_REGION_BYTES} of one command")
+    return value
 
 
 def _txn_register(text: str) -> int:
@@ -173,7 +181,7 @@ def _txn(line: int, name: str, arguments: list[str]) -> Command:
         space = MemorySpace.SRAM if address in _SRAM_WINDOW else MemorySpace.DRAM
         if name == "load_mem":
             return LoadMemory(line, space, address, arguments[2])
-        return CheckFile(line, space, address, _number(arguments[1]), arguments[2])
+        return CheckFile(line, space, address, _size(arguments[1]), arguments[2])
     raise ValueError(f"there is no command {name}")
 
 
