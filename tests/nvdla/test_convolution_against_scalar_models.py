@@ -18,21 +18,24 @@ from smelt.nvdla.hardware import (
     Configuration,
     Machine,
 )
-from tests.nvdla.scalar.arithmetic import Converter, Cube, Precision, sign_extend
+from tests.nvdla.scalar.arithmetic import Converter, Cube, HalfCube, Precision, sign_extend
 from tests.nvdla.scalar.configurations import (
     ONLY_INT8,
     DirectCase,
     HalfDirectCase,
+    HalfImageCase,
     ImageCase,
     WinogradCase,
     convert_padding,
     direct_cases,
     half_direct_cases,
+    half_image_cases,
     image_cases,
     winograd_cases,
 )
 from tests.nvdla.scalar.convolution import (
     Convolution,
+    FloatSum,
     Padding,
     convolve_batches,
     convolve_direct_half,
@@ -54,6 +57,7 @@ from tests.nvdla.scalar.image import (
     ImageSurface,
     PixelConverter,
     convert_integer_pixels,
+    convert_pixels_to_half,
     pad_image,
     write_image,
 )
@@ -161,6 +165,41 @@ def test_padding_at_the_sides_goes_through_the_converter() -> None:
     np.testing.assert_array_equal(run_image(case), expect_image(case, is_high=False))
 
 
+@settings(max_examples=20)
+@given(half_image_cases())
+def test_image_convolutions_in_halves(case: HalfImageCase) -> None:
+    bits = ImageCase(
+        settings=case.settings,
+        pixel_format=case.pixel_format,
+        converter=case.converter,
+        x_offset=0,
+        pixels=case.pixels,
+        weights=bits_from_halves(case.weights),
+        line_count=1,
+        edge_value=0,
+        output_shift=0,
+    )
+    converted = convert_pixels_to_half(case.pixels, case.pixel_format, case.converter)
+    sums = convolve_direct_half(case.settings, converted, case.weights)
+    assert_close(halves_from_bits(run_image(bits)), sums)
+
+
+@pytest.mark.xfail(strict=True, reason="the machine leaves the mean of fp16 pixels where it is")
+def test_the_mean_of_halves_is_subtracted() -> None:
+    case = ImageCase(
+        settings=Convolution(precision=Precision.FP16),
+        pixel_format=PIXEL_FORMATS[5],
+        converter=PixelConverter(is_enabled=True, means=(0x3C00, 0, 0, 0)),
+        x_offset=0,
+        pixels=np.full((1, 1, 1), 0x4400, np.int64),
+        weights=np.full((1, 1, 1, 1), 0x3C00, np.int64),
+        line_count=1,
+        edge_value=0,
+        output_shift=0,
+    )
+    assert halves_from_bits(run_image(case)).item() == 3.0
+
+
 def run_image(case: ImageCase) -> Cube:
     machine, bench = bench_of()
     run = case.settings
@@ -248,6 +287,10 @@ def test_direct_convolutions_of_halves(case: HalfDirectCase) -> None:
     bench.run(*ENABLE_ORDER)
     actual = halves_from_bits(bench.load_cube(target, sizes.output))
     assert not machine.faults, machine.faults
+    assert_close(actual, sums)
+
+
+def assert_close(actual: HalfCube, sums: dict[tuple[int, int, int], FloatSum]) -> None:
     for index, expected in sums.items():
         assert expected.value is not None
         value = float(actual[index])

@@ -17,6 +17,7 @@ from tests.nvdla.scalar.cdp import FloatNormalization, Normalization
 from tests.nvdla.scalar.convolution import Convolution, HalfWeights, Padding
 from tests.nvdla.scalar.image import PIXEL_FORMATS, PixelConverter, PixelFormat
 from tests.nvdla.scalar.pdp import Method, Pooling, Split
+from tests.nvdla.scalar.surfaces import bits_from_halves
 from tests.nvdla.scalar.tables import float_luts, luts
 
 if TYPE_CHECKING:
@@ -225,6 +226,42 @@ def _draw_pixel_converter(
         offset=draw(_INT16),
         scale=draw(st.integers(-300, 300)),
         truncate=draw(st.integers(0, 12)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class HalfImageCase:
+    """A convolution of pixels in fp16, without padding."""
+
+    settings: Convolution
+    pixel_format: PixelFormat
+    converter: PixelConverter
+    pixels: Cube
+    weights: HalfWeights
+
+
+@st.composite
+def half_image_cases(draw: DrawFn) -> HalfImageCase:
+    """Draw an fp16 convolution of integer or floating-point pixels, with their means."""
+    formats = [f for f in PIXEL_FORMATS if f.component_bits(0) in {8, 16}]
+    pixel_format = draw(
+        st.sampled_from(formats) | st.sampled_from([f for f in formats if f.is_float])
+    )
+    kernel = (draw(st.integers(1, 3)), draw(st.integers(1, 3)))
+    shape = (pixel_format.channel_count, draw(st.integers(3, 6)), draw(st.integers(3, 6)))
+    if pixel_format.is_float:
+        pixels = bits_from_halves(draw_halves(draw, shape, largest=16.0))
+        converter = PixelConverter(is_enabled=draw(st.booleans()))
+    else:
+        generator = np.random.default_rng(draw(_SEEDS))
+        pixels = generator.integers(0, 1 << pixel_format.component_bits(0), shape)
+        converter = _draw_pixel_converter(draw, pixel_format, is_enabled=True)
+    return HalfImageCase(
+        settings=Convolution(precision=Precision.FP16),
+        pixel_format=pixel_format,
+        converter=converter,
+        pixels=pixels,
+        weights=draw_halves(draw, (draw(st.sampled_from((1, 17))), shape[0], *kernel), largest=1.0),
     )
 
 
