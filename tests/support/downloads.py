@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import io
 import json
 import runpy
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tarfile
 import types
+import warnings
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -121,8 +123,12 @@ def _run_script(script: Path, source: Path, made: Path) -> None:
         _readable_safetensors(),
         mock.patch.object(sys, "argv", [str(script), str(source), str(part)]),
         contextlib.redirect_stdout(io.StringIO()),
+        warnings.catch_warnings(),
     ):
+        # The scripts are not ours and leave files open: those close here, before warnings are errors.
+        warnings.simplefilter("ignore", ResourceWarning)
         runpy.run_path(str(script), run_name="__main__")
+        gc.collect()
     part.replace(made)
 
 

@@ -40,7 +40,8 @@ MODELS = {
     "mtcnn_onnx/rnet.onnx": 1e-4,
     "ppocrv4_cls/ch_ppocr_mobile_v2.0_cls_infer.onnx": 1e-4,
     "silero_vad/silero_vad_16k_sequence.onnx": 1e-4,
-    "squeezenet1.1_fp16_onnx/SqueezeNet_fp16.onnx": 3e-3,
+    # Both sides round to half precision, in orders of their own: each may be off by 3e-3.
+    "squeezenet1.1_fp16_onnx/SqueezeNet_fp16.onnx": 6e-3,
     "ultraface/version-RFB-320.onnx": 1e-4,
     "ultraface/version-RFB-320_simplified.onnx": 1e-4,
 }

@@ -75,11 +75,9 @@ def _even(extent: int, budget: int) -> int:
 
 def _least_waste(extent: int, budget: int) -> int:
     """The size of tiles of nearly ``budget`` that overlap least: 128 is 16 x 8, not 15 x 9."""
-    fewest = -(-extent // budget)
-    most = max(fewest, extent * 4 // (budget * 3))
-    counts = range(fewest, min(most, 2 * fewest) + 1)
-    sizes = [(count, max(1, -(-extent // count))) for count in counts]
-    return min(sizes, key=lambda pair: pair[0] * (pair[1] + _TILE_OVERHEAD))[1]
+    sizes = range(max(1, budget * 3 // 4), budget + 1)
+    best = min(sizes, key=lambda size: -(-extent // size) * (size + _TILE_OVERHEAD))
+    return _even(extent, best)
 
 
 def _tiles(problem: Problem, tile: tuple[int, int]) -> int:
