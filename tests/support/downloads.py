@@ -125,7 +125,7 @@ def _run_script(script: Path, source: Path, made: Path) -> None:
         contextlib.redirect_stdout(io.StringIO()),
         warnings.catch_warnings(),
     ):
-        # The scripts are not ours and leave files open: those close here, before warnings are errors.
+        # The scripts are not ours and leave files open: those close here, while that is no error.
         warnings.simplefilter("ignore", ResourceWarning)
         runpy.run_path(str(script), run_name="__main__")
         gc.collect()
