@@ -209,6 +209,7 @@ def _program_image(
         D_DATAIN_FORMAT=1 | number << 8,
         D_LINE_STRIDE=64,
         D_ZERO_PADDING=1 | 1 << 8 | 1 << 16,
+        D_ZERO_PADDING_VALUE=9,
         D_MEAN_FORMAT=1,
         D_MEAN_GLOBAL_0=words[0] | words[1] << 16,
         D_MEAN_GLOBAL_1=words[2] | words[3] << 16,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from hypothesis import strategies as st
 
-from tests.nvdla.scalar.arithmetic import Converter, Cube, HalfCube, Precision, sign_extend
+from tests.nvdla.scalar.arithmetic import Converter, Cube, HalfCube, Precision
 from tests.nvdla.scalar.cdp import FloatNormalization, Normalization
 from tests.nvdla.scalar.convolution import Convolution, HalfWeights, Padding
 from tests.nvdla.scalar.image import PIXEL_FORMATS, PixelConverter, PixelFormat
@@ -161,8 +161,7 @@ class ImageCase:
 def image_cases(draw: DrawFn) -> ImageCase:
     """Draw an integer image convolution of every format, with and without its converter.
 
-    What 10 and 12 bits become without a converter is written nowhere, so these have one. Padding
-    at the sides has no per-channel mean and the edges' value, so that all padding is one number.
+    What 10 and 12 bits become without a converter is written nowhere, so these have one.
     """
     pixel_format = draw(st.sampled_from([f for f in PIXEL_FORMATS if not f.is_float]))
     is_enabled = draw(st.booleans()) or pixel_format.component_bits(0) in {10, 12}
@@ -179,8 +178,6 @@ def image_cases(draw: DrawFn) -> ImageCase:
         ]
     )
     converter = _draw_pixel_converter(draw, pixel_format, is_enabled=is_enabled)
-    if converter.means is not None:
-        settings = replace(settings, padding=replace(settings.padding, left=0, right=0))
     settings = _fit(settings, (channels, *size), kernel)
     widest = max(settings.stride_x * channels, channels * kernel[1])
     line_counts = [1] + [count for count, most in ((2, 32), (4, 16)) if widest <= most]
@@ -194,20 +191,8 @@ def image_cases(draw: DrawFn) -> ImageCase:
         pixels=pixels,
         weights=draw_cube(draw, (draw(st.sampled_from((1, 7, 33))), channels, *kernel), precision),
         line_count=draw(st.sampled_from(line_counts)),
-        edge_value=convert_padding(settings, converter)[0],
+        edge_value=draw(st.integers(0, 0xFFFF)),
         output_shift=draw(st.integers(0, 16)),
-    )
-
-
-def convert_padding(settings: Convolution, converter: PixelConverter) -> tuple[int, ...]:
-    """Return what the DMA's padding value becomes in each of four channels."""
-    value = sign_extend(settings.padding.value, 16)
-    bits = settings.precision.width_bits
-    if not converter.is_enabled:
-        return (sign_extend(value, bits),) * 4
-    return tuple(
-        Converter(converter.offset_of(c), converter.scale, converter.truncate).apply(value, bits)
-        for c in range(4)
     )
 
 
@@ -251,7 +236,7 @@ def half_image_cases(draw: DrawFn) -> HalfImageCase:
     shape = (pixel_format.channel_count, draw(st.integers(3, 6)), draw(st.integers(3, 6)))
     if pixel_format.is_float:
         pixels = bits_from_halves(draw_halves(draw, shape, largest=16.0))
-        converter = PixelConverter(is_enabled=draw(st.booleans()))
+        converter = _draw_pixel_converter(draw, pixel_format, is_enabled=draw(st.booleans()))
     else:
         generator = np.random.default_rng(draw(_SEEDS))
         pixels = generator.integers(0, 1 << pixel_format.component_bits(0), shape)

@@ -23,7 +23,7 @@ from tests.nvdla.scalar.arithmetic import (
     shift_right,
     sign_extend,
 )
-from tests.nvdla.scalar.floats import read_half, write_half
+from tests.nvdla.scalar.floats import write_half
 from tests.nvdla.scalar.surfaces import halves_from_bits
 
 CHANNEL_ORDER: Final = {"R": 0, "Y": 0, "G": 1, "U": 1, "B": 2, "V": 2, "A": 3, "X": 3}
@@ -255,23 +255,18 @@ def convert_integer_pixels(
 def convert_pixels_to_half(
     pixels: Cube, pixel_format: PixelFormat, converter: PixelConverter
 ) -> HalfCube:
-    """Make components the convolution's fp16: integers convert, halves only lose their mean.
+    """Make components the convolution's fp16: integers convert, halves stay as they are.
 
-    Source: In-memory data formats, equation 1 (int2fp); Precision Preservation, cc_cvt ("For FP16,
-    subtract mean data only").
+    Source: In-memory data formats, equation 1 (int2fp); Precision Preservation, whose table of
+    converters has no offset from fp16 to fp16. Its line on cc_cvt contradicts that (fp16 would lose
+    its mean); NVIDIA's published hardware source decides: there the converter hands fp16 on.
     """
     converted = np.zeros(pixels.shape, np.float16)
     for index in np.ndindex(pixels.shape):
         raw = int(pixels[index])
         offset = converter.offset_of(index[0])
-        if not converter.is_enabled:
+        if pixel_format.is_float or not converter.is_enabled:
             converted[index] = halves_from_bits(np.array([raw]))[0]
-        elif pixel_format.is_float:
-            one, other = (
-                read_half(float(value), infinity=CONVOLUTION_INFINITY)
-                for value in halves_from_bits(np.array([raw, offset]))
-            )
-            converted[index] = write_half(None if one is None or other is None else one - other)
         else:
             bits = _container(pixel_format.component_bits(index[0]))
             wide = sign_extend(raw, bits) if converter.is_signed else raw
@@ -283,14 +278,16 @@ def convert_pixels_to_half(
 def pad_image(
     converted: Cube,
     padding: tuple[int, int, int, int],
-    side_values: tuple[int, ...],
+    side_value: int,
     edge_value: int,
 ) -> Cube:
     """Put padding (left, right, top, bottom) around a converted image.
 
     Source: Programming Guide, ZERO_PADDING_VALUE, and the figure of pixels in the buffer: left and
-    right padding lie in the buffer, so they are the DMA's value after its converter (one a
-    channel); top and bottom lines are the sequencer's value as it stands.
+    right padding lie in the buffer, so they are the DMA's value; top and bottom lines are the
+    sequencer's, as it stands. The guide has the DMA's value go through its converter; in NVIDIA's
+    published hardware source, register-transfer level and C model alike, it replaces the
+    converter's output. No official trace pads an image, so the source decides.
     """
     left, right, top, bottom = padding
     channels, height, width = converted.shape
@@ -300,6 +297,6 @@ def pad_image(
             for column in range(left + width + right):
                 inside = left <= column < left + width
                 padded[channel, top + line, column] = (
-                    converted[channel, line, column - left] if inside else side_values[channel]
+                    converted[channel, line, column - left] if inside else side_value
                 )
     return padded

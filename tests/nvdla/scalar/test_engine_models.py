@@ -166,11 +166,11 @@ def test_pixels_become_halves() -> None:
     assert answer[:, 0, 0].tolist() == [-256, 254, -256, -256]
     floating = channels_of(0x3E00)  # 1.5
     subtract = PixelConverter(is_enabled=True, means=(0x3C00, 0, 0, 0))
-    assert convert_pixels_to_half(floating, FORMATS["T_R16_F"], subtract).item() == 0.5
+    assert convert_pixels_to_half(floating, FORMATS["T_R16_F"], subtract).item() == 1.5
 
 
-def test_side_padding_is_converted_and_edge_padding_is_not() -> None:
-    padded = pad_image(line_of(7, 8), (1, 0, 1, 0), side_values=(5,), edge_value=9)
+def test_sides_and_edges_are_padded_with_values_of_their_own() -> None:
+    padded = pad_image(line_of(7, 8), (1, 0, 1, 0), side_value=5, edge_value=9)
     assert padded[0].tolist() == [[9, 9, 9], [5, 7, 8]]
 
 

@@ -109,9 +109,9 @@ def run_convolution(operation: Operation) -> np.ndarray:
     _check_modes(operation)
     if is_winograd:
         check_winograd(operation, shape)
-    fill = pad_value(operation, precision)
+    fill = pad_value(operation, precision, "CSC")
     if cdma.get("D_DATAIN_FORMAT", "DATAIN_FORMAT"):
-        windows, shape = read_image(operation, precision, shape, fill)
+        windows, shape = read_image(operation, precision, shape)
         data = [windows]
     else:
         data = _read_or_reuse(operation, precision)

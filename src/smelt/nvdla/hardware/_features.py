@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from smelt.nvdla.hardware._operation import Operation
 
 
-def pad_value(operation: Operation, precision: Precision) -> float:
-    """Return what padded elements hold; at int8 only the low byte counts."""
-    word = operation.registers["CSC"].word("D_ZERO_PADDING_VALUE")
+def pad_value(operation: Operation, precision: Precision, unit: Literal["CDMA", "CSC"]) -> float:
+    """Return what a unit's padded elements hold; at int8 only the low byte counts."""
+    word = operation.registers[unit].word("D_ZERO_PADDING_VALUE")
     if precision is Precision.FP16:
         return float(np.array(word & 0xFFFF, np.uint16).view(np.float16))
     return sign_extend(word, 8 if precision is Precision.INT8 else 16)

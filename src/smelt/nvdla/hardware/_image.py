@@ -3,6 +3,11 @@
 A line of pixels, all channels of one pixel after another, is one vector; a window of the
 convolution is a stretch of it. So a kernel of W x H pixels of C channels is one of 1 x H pixels of
 W * C channels, and the stride is C times as long.
+
+Padding at the sides is CDMA's, and above and below it CSC's; both hold their register's value as it
+stands. The programming guide sends CDMA's through the converter; the published hardware source puts
+it in after the converter, and the machine does as the hardware. Likewise fp16 pixels pass the
+converter unchanged, though one line of the documentation has their mean subtracted.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ import numpy as np
 from smelt.nvdla._status import NvdlaError, NvError
 from smelt.nvdla.hardware._arithmetic import saturate, shift_right_saturated, sign_extend
 from smelt.nvdla.hardware._configuration import Precision
+from smelt.nvdla.hardware._features import pad_value
 from smelt.nvdla.hardware._float import round_to_fp16
 from smelt.nvdla.hardware._memory import DTYPES, Surface
 
@@ -92,7 +98,7 @@ PIXEL_FORMATS: tuple[PixelFormat, ...] = (
 
 
 def read_image(
-    operation: Operation, precision: Precision, shape: ConvolutionShape, fill: float
+    operation: Operation, precision: Precision, shape: ConvolutionShape
 ) -> tuple[np.ndarray, ConvolutionShape]:
     """Return the windows [height, output width, kernel width * channels] of an image.
 
@@ -111,7 +117,8 @@ def read_image(
         )
     left = cdma.get("D_ZERO_PADDING", "PAD_LEFT")
     right = cdma.get("D_ZERO_PADDING", "PAD_RIGHT")
-    padded = np.pad(pixels, ((0, 0), (left, right), (0, 0)), constant_values=fill)
+    sides = pad_value(operation, precision, "CDMA")
+    padded = np.pad(pixels, ((0, 0), (left, right), (0, 0)), constant_values=sides)
     lines = padded.reshape(padded.shape[0], -1)
     step = shape.stride_x * channels
     reach = (shape.output_width - 1) * step + shape.channels
@@ -194,7 +201,7 @@ def _unpack(words: np.ndarray, shift: int, bits: int) -> np.ndarray:
 
 
 def _convert(operation: Operation, pixels: np.ndarray, precision: Precision) -> np.ndarray:
-    """Subtract the mean and scale, as CDMA's converter does; disabled, bytes pass as they are."""
+    """Subtract the mean and scale; fp16 passes as it is, so does all with the converter off."""
     cdma = operation.registers["CDMA"]
     if pixels.dtype == np.float16:
         if cdma.get("D_NAN_FLUSH_TO_ZERO", "NAN_TO_ZERO"):
