@@ -7,22 +7,15 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from smelt.ir import Case, Op, Operand
-from smelt.ops._examples import HALF_TOLERANCE, floats
-from smelt.ops._numerics import narrow, widen
-from smelt.ops._operands import present
-from smelt.ops._shape import FLOATS, input_type, require_dtype, require_inputs, require_rank
-from smelt.types import TensorType, override
+from smelt.ops._global_pool import GlobalPool
+from smelt.types import override
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from smelt.ir import Array
-    from smelt.types import ValueType
 
 
 @dataclass(frozen=True)
-class GlobalMaxPool(Op):
+class GlobalMaxPool(GlobalPool):
     """The largest element over all spatial axes.
 
     Shapes: ``[N, C, *spatial]`` gives ``[N, C, 1, ...]``.
@@ -37,25 +30,5 @@ class GlobalMaxPool(Op):
     name: ClassVar[str] = "global_max_pool"
 
     @override
-    def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 1)
-        x = input_type(self, inputs, 0)
-        require_dtype(x, FLOATS, "the input of global_max_pool")
-        require_rank(x, "the input of global_max_pool", 2, 99)
-        return (TensorType(x.dtype, (*x.shape[:2], *[1] * (x.rank - 2))),)
-
-    @override
-    def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        x = present(inputs, 0)
-        y = widen(x).max(axis=tuple(range(2, x.ndim)), keepdims=True)
-        return (narrow(np.asarray(y), x.dtype),)
-
-    @override
-    @classmethod
-    def cases(cls) -> Iterator[Case]:
-        yield Case("7x7", cls(), (floats(1, 33, 7, 7),))
-        yield Case("batch", cls(), (floats(3, 17, 5, 9),))
-        yield Case("one_axis", cls(), (floats(2, 3, 13),))
-        yield Case("three_axes", cls(), (floats(1, 3, 2, 3, 5, low=-2.0, high=-1.0),))
-        yield Case("empty_batch", cls(), (floats(0, 3, 4, 4),))
-        yield Case("float16", cls(), (floats(1, 9, 6, 6, dtype=np.float16),), HALF_TOLERANCE)
+    def _pool(self, x: Array, axes: tuple[int, ...], /) -> Array:
+        return np.asarray(x.max(axis=axes, keepdims=True))

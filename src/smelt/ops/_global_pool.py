@@ -1,0 +1,55 @@
+"""What the global poolings share: one number for each channel."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from smelt.ir import Case, Op, Operand
+from smelt.ops._examples import HALF_TOLERANCE, floats
+from smelt.ops._numerics import narrow, widen
+from smelt.ops._operands import present
+from smelt.ops._shape import FLOATS, input_type, require_dtype, require_inputs, require_rank
+from smelt.types import TensorType, override
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from smelt.ir import Array
+    from smelt.types import ValueType
+
+
+@dataclass(frozen=True)
+class GlobalPool(Op):
+    """One number for all spatial axes of a channel; subclasses say which number."""
+
+    @abstractmethod
+    def _pool(self, x: Array, axes: tuple[int, ...], /) -> Array:
+        """The result, the pooled axes kept with extent 1."""
+
+    @override
+    def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
+        require_inputs(self, inputs, 1)
+        x = input_type(self, inputs, 0)
+        require_dtype(x, FLOATS, f"the input of {self.name}")
+        require_rank(x, f"the input of {self.name}", 2, 99)
+        return (TensorType(x.dtype, (*x.shape[:2], *[1] * (x.rank - 2))),)
+
+    @override
+    def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
+        x = present(inputs, 0)
+        y = self._pool(widen(x), tuple(range(2, x.ndim)))
+        return (narrow(np.asarray(y), x.dtype),)
+
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        yield Case("7x7", cls(), (floats(1, 33, 7, 7),))
+        yield Case("batch", cls(), (floats(3, 17, 5, 9),))
+        yield Case("one_axis", cls(), (floats(2, 3, 13),))
+        yield Case("three_axes", cls(), (floats(1, 3, 2, 3, 5, low=-2.0, high=-1.0),))
+        yield Case("empty_batch", cls(), (floats(0, 3, 4, 4),))
+        yield Case("float16", cls(), (floats(1, 9, 6, 6, dtype=np.float16),), HALF_TOLERANCE)
