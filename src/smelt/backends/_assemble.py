@@ -10,12 +10,15 @@ import numpy as np
 from smelt.backends._arena import ALIGNMENT_BYTES, Life, assign_offsets, lower_bound
 from smelt.backends._base import Operands
 from smelt.backends._storage import Compute, StoragePlanner, size_bytes
+from smelt.devices.cpu import CpuMemory
 from smelt.engine import Buffer, Launch, LayerInfo, Plan, Space, View
 from smelt.ir import Constant
 from smelt.ops import Transpose
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    from numpy.typing import NDArray
 
     from smelt.backends._base import Backend, Tactic
     from smelt.backends._storage import Action, Copy, StoragePlan, Stored
@@ -72,12 +75,13 @@ class WeightStore:
             self.size_bytes += -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         return self._offsets[key]
 
-    def data(self) -> bytearray:
-        """The weights' bytes."""
-        memory = bytearray(self.size_bytes)
+    def data(self) -> NDArray[np.uint8]:
+        """The weights' bytes, aligned as kernels read them, so that an engine takes them as is."""
+        memory = CpuMemory().allocate(self.size_bytes, "weights").bytes
+        memory[:] = 0
         for constant, offset in self.entries:
             array = np.ascontiguousarray(constant.array)
-            memory[offset : offset + array.nbytes] = array.reshape(-1).view(np.uint8).data
+            memory[offset : offset + array.nbytes] = array.reshape(-1).view(np.uint8)
         return memory
 
 

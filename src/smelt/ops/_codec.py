@@ -84,8 +84,10 @@ def recipe_to_json(constant: Constant, intern: Callable[[Constant], str | None])
             entries.append(("derived", part.name, op, inputs, part.recipe.output))
             continue
         name = intern(part)
-        inline: Json = ("inline", part.name, _array_to_json(part.array))
-        entries.append(inline if name is None else ("source", name))
+        if name is None:
+            entries.append(("inline", part.name, _array_to_json(part.array)))
+        else:
+            entries.append(("source", name))
     return ("recipe", tuple(entries))
 
 
