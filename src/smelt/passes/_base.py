@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from smelt.ir import Change, Graph
+    from smelt.ir import Graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +49,6 @@ class PassResult:
         """The result of a pass that notes every change it makes."""
         kept = tuple(notes)
         return PassResult(any(note.applied for note in kept), kept)
-
-    @staticmethod
-    def of_changes(changes: Iterable[Change], detail: str) -> PassResult:
-        """The result of a pass that is one rewrite."""
-        return PassResult.of(
-            Note(c.before, c.after, detail)
-            if c.refusal is None
-            else Note.refusal(c.before, c.refusal)
-            for c in changes
-        )
 
 
 @dataclass(frozen=True)

@@ -99,8 +99,3 @@ def pack_version(version: tuple[int, int, int]) -> int:
     """The interface version in a submission; the kernel of 2019 ignores it and expects 0.12."""
     major, minor, sub_minor = version
     return major << 16 | minor << 8 | sub_minor
-
-
-def unpack_version(packed: int) -> tuple[int, int, int]:
-    """The interface version of a submission; what says nothing is 0.12."""
-    return (packed >> 16 & 0xFF, packed >> 8 & 0xFF, packed & 0xFF) if packed else (0, 12, 0)
