@@ -4,8 +4,8 @@
 PYTHON ?=
 VENV := .venv
 BIN := $(VENV)/bin
-# Processes that share the tests; `make test JOBS=auto` takes every core.
-JOBS ?= 0
+# Processes that share the tests: every core, or as many as JOBS says; JOBS=0 is one, in the open.
+JOBS ?= auto
 TESTS ?= tests
 # pyright takes node from the wheel beside it, never from the machine or the network.
 export PYRIGHT_PYTHON_GLOBAL_NODE := 0
