@@ -240,10 +240,19 @@ def _prefetch_bytes(panels: Panels) -> int:
     if not isinstance(panels.filters, int) or panels.uniform or run <= 2 * panels.unroll:
         return 0
     depth = panels.taps[0] * panels.taps[1] * run
-    if depth * panels.filters * _FLOAT_BYTES < _COLD_WEIGHTS_BYTES:
+    if _matrices(panels) * depth * panels.filters * _FLOAT_BYTES < _COLD_WEIGHTS_BYTES:
         return 0
     rows, columns = -(-height // panels.tile[0]), -(-width // panels.tile[1])
     if panels.counts[0] == 1:
         rows, columns = min(rows, panels.blocks[0]), min(columns, panels.blocks[1])
     steps = rows * columns * (depth // panels.unroll)
     return -(-depth * panels.panel_width * _FLOAT_BYTES // steps)
+
+
+def _matrices(panels: Panels) -> int:
+    """How many packed matrices there are, as far as it is known."""
+    count = panels.groups
+    for extent, stride in zip(panels.images, panels.b_images, strict=True):
+        if isinstance(extent, int) and stride != 0:
+            count *= extent
+    return count

@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from smelt.types import Dim
 
 _FLOAT_BYTES: Final = 4
-_FEW_CHANNELS: Final = 32
+_FEW_CHANNELS: Final = 16
 _SMALL_EXTENT: Final = 11
 _GAP: Final = 16
 """Elements between planes: without them planes 4 KiB apart fight for the same cache lines."""
