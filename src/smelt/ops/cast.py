@@ -10,7 +10,7 @@ import numpy as np
 from smelt.ir import Case, Op
 from smelt.ops._operands import known_dims, present
 from smelt.ops._shape import input_type, require_inputs
-from smelt.types import DType, TensorType, override
+from smelt.types import DType, TensorType, encode_bfloat16, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,9 +27,10 @@ class Cast(Op):
 
     Shapes: the input's.
 
-    Dtypes: any to any but bfloat16, which numpy lacks; anything but zero becomes True.
+    Dtypes: any to any, but not from bfloat16, whose bits numpy holds as integers; anything but
+    zero becomes True.
 
-    Raises ShapeError: when there is not exactly one input, or a type is bfloat16.
+    Raises ShapeError: when there is not exactly one input, or its type is bfloat16.
 
     Source: ONNX Cast-21.
     """
@@ -59,6 +60,8 @@ class Cast(Op):
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         array = present(inputs, 0)
+        if self.to is DType.BFLOAT16:
+            return (encode_bfloat16(array),)
         with np.errstate(invalid="ignore", over="ignore"):
             return (array.astype(self.to.numpy),)
 

@@ -10,7 +10,7 @@ from smelt.types._dim import (
     substitute_dim,
     symbols_of,
 )
-from smelt.types._dtype import DType
+from smelt.types._dtype import DType, decode_bfloat16, encode_bfloat16
 from smelt.types._override import override
 from smelt.types._value import (
     Layout,
@@ -36,8 +36,10 @@ __all__ = [
     "TensorType",
     "ValueType",
     "ceil_div",
+    "decode_bfloat16",
     "dim_from_text",
     "element_count",
+    "encode_bfloat16",
     "evaluate_dim",
     "override",
     "substitute_dim",

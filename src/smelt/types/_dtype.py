@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 class DType(Enum):
@@ -52,3 +55,16 @@ class DType(Enum):
 
 
 _FLOATS = frozenset({DType.FLOAT64, DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16})
+
+
+def encode_bfloat16(values: NDArray[Any]) -> NDArray[np.uint16]:
+    """The bits of the nearest bfloat16 numbers, ties to even."""
+    bits = np.asarray(values, np.float32).view(np.uint32)
+    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+    quiet = bits >> 16 | 0x40  # a number that is none stays none, though its low bits are cut
+    return np.where(np.isnan(values), quiet, rounded).astype(np.uint16)
+
+
+def decode_bfloat16(bits: NDArray[Any]) -> NDArray[np.float32]:
+    """The numbers that bits of bfloat16 are."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)

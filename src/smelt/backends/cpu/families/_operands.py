@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smelt.backends.cpu._elementwise import Epilogue, plan_epilogue, root_of
+from smelt.backends.cpu.families._arithmetic import ARITHMETICS
 from smelt.errors import InternalError
 from smelt.ir import Constant
 from smelt.ops import Fused
+from smelt.ops.cast import Cast
 from smelt.ops.concat import Concat
 from smelt.ops.pad import Pad
 from smelt.ops.reshape import Reshape
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from smelt.backends import Operands
+    from smelt.backends.cpu.families._arithmetic import Arithmetic
     from smelt.engine import View
     from smelt.ir import Node, Value
     from smelt.types import Dim, Shape
@@ -211,10 +214,17 @@ def named(name: str, source: Constant) -> Constant:
     return source
 
 
-def pack_panels(weights: Constant, groups: int, lanes: int, vectors: int) -> tuple[Constant, ...]:
+def pack_panels(
+    weights: Constant,
+    groups: int,
+    lanes: int,
+    vectors: int,
+    arithmetic: Arithmetic = ARITHMETICS["float32"],
+) -> tuple[Constant, ...]:
     """Weights ``[groups * filters, run, *taps]`` as full panels and the last, narrower panel.
 
-    Panels are ``[group][panel][*taps][run][channel]``; a kind that is empty is left out.
+    Panels are ``[group][panel][*taps][word of the run][channel][element of the word]``; a kind
+    that is empty is left out.
     """
     total, run, *taps = (int(e) for e in weights.type.shape if isinstance(e, int))
     filters, width = total // groups, lanes * vectors
@@ -226,14 +236,28 @@ def pack_panels(weights: Constant, groups: int, lanes: int, vectors: int) -> tup
         part = cut(source, 1, 0, whole) if whole < filters else source
         part = reshape(part, groups, whole // width, width, run, *taps)
         order = (0, 1, *range(4, 4 + len(taps)), 3, 2)
-        made.append(named(f"{weights.name}.panels", transpose(part, *order)))
+        panels = _words(transpose(part, *order), arithmetic, (groups, whole // width, *taps, run))
+        made.append(named(f"{weights.name}.panels", panels))
     if whole < filters:
         part = cut(source, 1, whole, filters) if whole else source
         narrow = -(-(filters - whole) // lanes) * lanes
         part = pad_after(part, 1, narrow - (filters - whole), rank)
         order = (0, *range(3, 3 + len(taps)), 2, 1)
-        made.append(named(f"{weights.name}.last_panel", transpose(part, *order)))
+        panel = _words(transpose(part, *order), arithmetic, (groups, *taps, run))
+        made.append(named(f"{weights.name}.last_panel", panel))
     return tuple(made)
+
+
+def _words(panels: Constant, arithmetic: Arithmetic, outer: tuple[int, ...]) -> Constant:
+    """``[*outer][channel]``, whose last outer axis is the run, with each word's elements last."""
+    group, rank = arithmetic.group, len(outer) + 1
+    if group > 1:
+        padded = pad_after(panels, rank - 2, -outer[-1] % group, rank)
+        parted = reshape(padded, *outer[:-1], -(-outer[-1] // group), group, -1)
+        panels = transpose(parted, *range(rank - 1), rank, rank - 1)
+    if arithmetic.factor is DType.BFLOAT16:
+        panels = Constant.derive(panels.name, Cast(DType.BFLOAT16), panels)
+    return panels
 
 
 def pack_bias(bias: Constant, groups: int, lanes: int) -> Constant:

@@ -4,9 +4,10 @@ The result is a stack of images of ``height x width`` pixels with ``filters`` ch
 is a few pixels (``tile``: rows x columns) by one *panel* of ``vectors * lanes`` channels, kept
 in registers while the kernel sums over the taps: rows of the window, columns of the window, and
 a contiguous *run* (the channels). Input elements are broadcast, so their strides are free; the
-second factor is packed as ``[matrix][group][panel][tap row][tap column][run][channel of the
-panel]``. Of packed weights the last, narrower panel lies apart, in as few vectors as hold it;
-what is packed at run time is *uniform*, its last panel as wide as the others.
+second factor is packed as ``[matrix][group][panel][tap row][tap column][word of the run]
+[channel of the panel]``: a word is what a lane takes at a time (`Arithmetic`). Of packed weights
+the last, narrower panel lies apart, in as few vectors as hold it; what is packed at run time is
+*uniform*, its last panel as wide as the others.
 
 A matrix product is the case of one row, a pixel for each row of A and a run as long as K. The
 last tile of a row overlaps the one before it rather than being smaller; only rows shorter than
@@ -22,122 +23,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 from smelt.backends.cpu._elementwise import Epilogue
 from smelt.backends.cpu._emit import Emitter, Int, Reg
-from smelt.backends.cpu._math import multiply_add
+from smelt.backends.cpu.families._arithmetic import ARITHMETICS, WORD_BYTES
+from smelt.backends.cpu.families._panel_spec import SUM_BYTES, Panels, Strides
 from smelt.backends.cpu.families._vectors import load_channels, store, unravel
-from smelt.engine import Json, KernelSpec, as_json, parameters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-_FLOAT_BYTES: Final = 4
+    from smelt.engine import Json, KernelSpec
+
 _LINE_BYTES: Final = 64
 _LEAST_CHAINS: Final = 8
 """Independent sums that hide the latency of multiply-add."""
-
-
-@dataclass(frozen=True, slots=True)
-class Strides:
-    """How one operand moves, in elements, with the coordinates of the result."""
-
-    images: tuple[Json, ...]
-    group: Json
-    row: Json
-    column: Json
-    channel: Json = 1
-
-    def as_json(self) -> Json:
-        """What a spec holds."""
-        return (self.images, self.group, self.row, self.column, self.channel)
-
-    @staticmethod
-    def from_json(value: Any) -> Strides:
-        """What `as_json` wrote."""
-        return Strides(*value)
-
-
-@dataclass(frozen=True, slots=True)
-class Panels:
-    """Everything that decides the code of one kernel. Extents and strides may be ``("arg", k)``."""
-
-    images: tuple[Json, ...]
-    """Extents of the stack, which operands walk with strides of their own."""
-    groups: int
-    height: Json
-    width: Json
-    filters: Json
-    """Channels of the result, of one group; known unless panels are uniform."""
-    lanes: int
-    vectors: int
-    """Vectors of a panel."""
-    tile: tuple[int, int]
-    """Rows and columns of a tile; one row unless height and width are known."""
-    taps: tuple[int, int, Json]
-    """Rows, columns and run."""
-    blocks: tuple[int, int, int]
-    """Rows of tiles, columns of tiles and panels of one chunk."""
-    counts: tuple[Json, Json, Json]
-    """Number of blocks of panels, of rows and of columns of tiles."""
-    across: Json
-    """Columns of tiles in all."""
-    parts: int
-    """Passes over the tiles of a chunk, each summing some rows of the window."""
-    unroll: int
-    a: Json
-    """Strides of the first factor."""
-    a_start: Json
-    """From its element (0, …, 0) to the first pixel's first tap: negative where a halo is read."""
-    a_taps: tuple[Json, Json, Json]
-    """Its strides along tap rows, tap columns and the run."""
-    b_images: tuple[Json, ...]
-    """Packed matrices from one image to the next: zero for weights."""
-    out: Json
-    extras: tuple[Json, ...]
-    """Strides of the extra operands."""
-    bias: bool
-    """Whether a packed vector of channels is what sums start from."""
-    alpha: float
-    """Factor of the sum, before the epilogue."""
-    epilogue: Json
-    prefetch: int = 0
-    """Bytes of the next panel that each step of a tile's sum asks for, so that it comes in time."""
-    uniform: bool = False
-    """Whether the last panel is as wide as the others, and one operand holds them all."""
-
-    @property
-    def panel_width(self) -> int:
-        """Channels of a panel."""
-        return self.lanes * self.vectors
-
-    @property
-    def full_panels(self) -> int:
-        """Panels without padding, where that is known; 1 where it is not."""
-        return self.filters // self.panel_width if isinstance(self.filters, int) else 1
-
-    @property
-    def tail_vectors(self) -> int:
-        """Vectors of the last, narrower panel; 0 when there is none."""
-        if not isinstance(self.filters, int):
-            return self.vectors
-        return -(-(self.filters % self.panel_width) // self.lanes)
-
-    @property
-    def scratch_bytes(self) -> int:
-        """Memory for unfinished sums, when there is more than one pass."""
-        if self.parts == 1:
-            return 0
-        tiles = self.blocks[0] * self.blocks[1]
-        return tiles * self.tile[0] * self.tile[1] * self.panel_width * _FLOAT_BYTES
-
-    def spec(self, family: str) -> KernelSpec:
-        """The kernel as data."""
-        fields = {f.name: as_json(getattr(self, f.name)) for f in dataclasses.fields(self)}
-        return KernelSpec(family, parameters(kernel="panels", **fields))
-
-    @staticmethod
-    def from_spec(kernel: KernelSpec) -> Panels:
-        """What `spec` wrote."""
-        fields: dict[str, Any] = {n: as_json(v) for n, v in kernel.parameters if n != "kernel"}
-        return Panels(**fields)
 
 
 def write_panels(kernel: KernelSpec) -> str:
@@ -180,6 +77,8 @@ class _Writer:
     def __init__(self, symbol: str, panels: Panels) -> None:
         p = self.p = panels
         self.kind = f"<{p.lanes} x float>"
+        self.arithmetic = ARITHMETICS[p.arithmetic]
+        self.sums_kind = self.arithmetic.sums_type(p.lanes)
         self.a = Strides.from_json(p.a)
         self.out = Strides.from_json(p.out)
         self.extras = [Strides.from_json(x) for x in p.extras]
@@ -193,14 +92,14 @@ class _Writer:
         self.out_operand = next(positions)
         self.e = Emitter(symbol, self.out_operand + 1)
 
-    def bytes_of(self, *terms: tuple[Int, Any]) -> Int:
-        """The byte offset of a sum of index * stride."""
-        e = self.e
+    def bytes_of(self, strides: Strides, *terms: tuple[Int, Any]) -> Int:
+        """The byte offset in an operand of a sum of index * stride."""
+        e, size = self.e, strides.dtype.size_bytes
         total: Int = 0
         for index, stride in terms:
             if index == 0 or stride == 0:
                 continue
-            total = e.add(total, e.mul(index, e.mul(e.extent(stride), _FLOAT_BYTES)))
+            total = e.add(total, e.mul(index, e.mul(e.extent(stride), size)))
         return total
 
     # ---- chunks, panels, rows, tiles
@@ -209,6 +108,8 @@ class _Writer:
         p, e = self.p, self.e
         filters = e.extent(p.filters)
         self.filters, self.run = filters, e.extent(p.taps[2])
+        word = self.arithmetic.group
+        self.words = e.div(e.add(self.run, word - 1), word)
         self.whole = e.div(filters, p.panel_width)
         self.left = e.mod(filters, p.panel_width)
         panels = self.panels = e.div(e.add(filters, p.panel_width - 1), p.panel_width)
@@ -231,12 +132,12 @@ class _Writer:
 
         def start(operand: int, strides: Strides) -> Reg:
             terms = [(group, strides.group), *zip(images, strides.images, strict=True)]
-            return e.at(e.pointer(operand), self.bytes_of(*terms))
+            return e.at(e.pointer(operand), self.bytes_of(strides, *terms))
 
         rows = -(-p.height // p.tile[0]) if isinstance(p.height, int) else e.extent(p.height)
         top, left = e.mul(down, p.blocks[0]), e.mul(across, p.blocks[1])
         return _Place(
-            a=e.at(start(self.a_operand, self.a), self.bytes_of((1, p.a_start))),
+            a=e.at(start(self.a_operand, self.a), self.bytes_of(self.a, (1, p.a_start))),
             out=start(self.out_operand, self.out),
             extras=[
                 start(operand, strides)
@@ -286,7 +187,7 @@ class _Writer:
         p, e = self.p, self.e
         narrow = operand == self.tail_operand
         place.width = vectors * p.lanes if narrow else p.panel_width
-        size = e.mul(self.run, p.taps[0] * p.taps[1] * place.width * _FLOAT_BYTES)
+        size = e.mul(self.words, p.taps[0] * p.taps[1] * place.width * WORD_BYTES)
         place.panel, place.vectors = index, vectors
         place.panel_at = e.at(e.pointer(operand), e.mul(number, size))
         place.ahead = e.at(place.panel_at, size)
@@ -328,7 +229,7 @@ class _Writer:
         The tiles share it: those of the chunk if it does every panel, else those of the image.
         """
         p, e = self.p, self.e
-        steps = p.taps[0] * p.taps[1] * (self.known_run // self.step(1))
+        steps = p.taps[0] * p.taps[1] * (self.known_words // self.step(1))
         across = p.across
         if p.counts[0] == 1:
             row, column = e.sub(row, place.rows[0]), e.sub(column, place.columns[0])
@@ -337,18 +238,18 @@ class _Writer:
         return e.at(place.ahead, e.mul(number, steps * p.prefetch))
 
     @property
-    def known_run(self) -> int:
-        """Length of the run where it is known, else 0."""
-        return self.run if isinstance(self.run, int) else 0
+    def known_words(self) -> int:
+        """Words of the run where they are known, else 0."""
+        return self.words if isinstance(self.words, int) else 0
 
     def step(self, chains: int) -> int:
-        """Elements of the run that the loop takes at a time."""
+        """Words of the run that the loop takes at a time."""
         return max(self.p.unroll, chains)
 
     def prefetch(self, place: _Place, taps: Int, index: Int, step: int) -> None:
         """Ask for the part of the next panel that belongs to one step."""
         p, e = self.p, self.e
-        done = e.add(e.mul(taps, self.known_run // step), e.div(index, step))
+        done = e.add(e.mul(taps, self.known_words // step), e.div(index, step))
         at = e.at(place.ahead, e.mul(done, p.prefetch))
         for line in range(0, p.prefetch, _LINE_BYTES):
             e.prefetch(e.at(at, line))
@@ -370,8 +271,8 @@ class _Writer:
         vectors = self.p.vectors if self.p.full_panels else place.vectors
         chains = max(1, _LEAST_CHAINS // (len(pixels) * vectors))
         sums = self.first_sums(place, len(pixels), chains)
-        at = e.at(place.a, self.bytes_of((top, self.a.row), (left, self.a.column)))
-        offsets = [self.bytes_of((r, self.a.row), (c, self.a.column)) for r, c in pixels]
+        at = e.at(place.a, self.bytes_of(self.a, (top, self.a.row), (left, self.a.column)))
+        offsets = [self.bytes_of(self.a, (r, self.a.row), (c, self.a.column)) for r, c in pixels]
         sums = self.sum_rows(place, at, offsets, sums, chains)
         whole = self.add_chains(sums, len(pixels), place.vectors, chains)
         if place.part < self.p.parts - 1:
@@ -382,7 +283,7 @@ class _Writer:
 
     def first_sums(self, place: _Place, pixels: int, chains: int) -> Sums:
         p, e = self.p, self.e
-        zero = e.constant(0.0, self.kind)
+        zero = e.constant(0, self.sums_kind)
         sums = {
             (s, i, j): zero
             for s in range(chains)
@@ -392,35 +293,35 @@ class _Writer:
         if place.part:
             for i in range(pixels):
                 for j in range(place.vectors):
-                    sums[0, i, j] = e.load(self.kind, self.scratch(place, i, j))
+                    sums[0, i, j] = e.load(self.sums_kind, self.scratch(place, i, j))
         elif p.bias:
             padded = self.e.div(e.add(self.filters, p.lanes - 1), p.lanes)
             padded = e.mul(padded, p.lanes)
             channel = e.add(e.mul(place.group, padded), e.mul(place.panel, p.panel_width))
-            at = e.at(e.pointer(self.bias_operand), e.mul(channel, _FLOAT_BYTES))
+            at = e.at(e.pointer(self.bias_operand), e.mul(channel, SUM_BYTES))
             for j in range(place.vectors):
-                value = e.load(self.kind, e.at(at, j * p.lanes * _FLOAT_BYTES))
+                value = e.load(self.sums_kind, e.at(at, j * p.lanes * SUM_BYTES))
                 sums.update({(0, i, j): value for i in range(pixels)})
         return sums
 
     def scratch(self, place: _Place, pixel: int, vector: int) -> Reg:
         p, e = self.p, self.e
-        size = p.tile[0] * p.tile[1] * p.panel_width * _FLOAT_BYTES
-        within = (pixel * p.panel_width + vector * p.lanes) * _FLOAT_BYTES
+        size = p.tile[0] * p.tile[1] * p.panel_width * SUM_BYTES
+        within = (pixel * p.panel_width + vector * p.lanes) * SUM_BYTES
         return e.at(e.scratch, e.add(e.mul(place.tile_index, size), within))
 
     def sum_rows(self, place: _Place, at: Reg, offsets: list[Int], sums: Sums, chains: int) -> Sums:
         """Sum over the rows of the window that are this pass's."""
         p, e = self.p, self.e
         rows, columns, _ = p.taps
-        line = e.mul(self.run, place.width * _FLOAT_BYTES)
+        line = e.mul(self.words, place.width * WORD_BYTES)
 
         def sum_row(row: Int, begun: Sums) -> Sums:
-            a_row = e.at(at, self.bytes_of((row, p.a_taps[0])))
+            a_row = e.at(at, self.bytes_of(self.a, (row, p.a_taps[0])))
             b_row = e.at(place.panel_at, e.mul(row, e.mul(line, columns)))
 
             def sum_column(column: Int, begun: Sums) -> Sums:
-                a_run = e.at(a_row, self.bytes_of((column, p.a_taps[1])))
+                a_run = e.at(a_row, self.bytes_of(self.a, (column, p.a_taps[1])))
                 b_run = e.at(b_row, e.mul(column, line))
                 taps = e.add(e.mul(row, columns), column)
                 return self.sum_run(place, (a_run, b_run, taps), offsets, begun, chains)
@@ -450,69 +351,117 @@ class _Writer:
         chains: int,
     ) -> Sums:
         """The sums with the products of one run added; ``at``: both factors, and the taps done."""
-        e, run, sums = self.e, self.run, dict(sums)
+        e, sums = self.e, dict(sums)
         a, b, taps = at
-        step = self.step(chains)
-        if isinstance(run, int) and run <= 2 * step:
-            for k in range(run):
-                self.products(place, a, b, (0, k), offsets, sums, k % chains)
+        step, words = self.step(chains), self.words
+        last = self.last_count()
+        if isinstance(words, int) and (words <= 2 * step or self.p.column_run):
+            for k in range(words):
+                count = last if k == words - 1 else None
+                self.products(place, (a, b), (0, k), offsets, sums, k % chains, count)
             return sums
-        keys, looped = list(sums), e.mul(e.div(run, step), step)
+        whole = words if last is None else e.sub(words, 1)
+        keys, looped = list(sums), e.mul(e.div(whole, step), step)
         with e.loop(0, looped, step, [sums[k] for k in keys]) as loop:
             inner = dict(zip(keys, loop.values, strict=True))
             for u in range(step):
-                self.products(place, a, b, (loop.index, u), offsets, inner, u % chains)
-            if self.p.prefetch and self.known_run:
+                self.products(place, (a, b), (loop.index, u), offsets, inner, u % chains)
+            if self.p.prefetch and self.known_words:
                 self.prefetch(place, taps, loop.index, step)
             loop.carry = [inner[k] for k in keys]
         sums = dict(zip(keys, loop.values, strict=True))
-        if isinstance(run, int) and isinstance(looped, int):
-            for k in range(looped, run):
-                self.products(place, a, b, (0, k), offsets, sums, (k - looped) % chains)
+        if isinstance(words, int) and isinstance(looped, int):
+            for k in range(looped, words):
+                count = last if k == words - 1 else None
+                self.products(place, (a, b), (0, k), offsets, sums, (k - looped) % chains, count)
             return sums
-        with e.loop(looped, run, 1, [sums[k] for k in keys]) as loop:
+        sums = self.one_by_one(place, (a, b), (looped, whole), offsets, sums)
+        if last is not None:
+            sums = self.one_by_one(place, (a, b), (whole, words), offsets, sums, last)
+        return sums
+
+    def last_count(self) -> Int | None:
+        """Elements of the run's last word; None where every word is full."""
+        e, group = self.e, self.arithmetic.group
+        rest = e.mod(self.run, group)
+        if rest == 0:
+            return None
+        return (
+            rest if isinstance(rest, int) else e.sub(self.run, e.mul(e.sub(self.words, 1), group))
+        )
+
+    def one_by_one(
+        self,
+        place: _Place,
+        at: tuple[Reg, Reg],
+        words: tuple[Int, Int],
+        offsets: list[Int],
+        sums: Sums,
+        count: Int | None = None,
+    ) -> Sums:
+        """Add the products of these words in a loop."""
+        keys = list(sums)
+        with self.e.loop(*words, 1, [sums[k] for k in keys]) as loop:
             inner = dict(zip(keys, loop.values, strict=True))
-            self.products(place, a, b, (loop.index, 0), offsets, inner, 0)
+            self.products(place, at, (loop.index, 0), offsets, inner, 0, count)
             loop.carry = [inner[k] for k in keys]
         return dict(zip(keys, loop.values, strict=True))
 
     def products(
         self,
         place: _Place,
-        a: Reg,
-        b: Reg,
+        at: tuple[Reg, Reg],
         k: tuple[Int, int],
         offsets: list[Int],
         sums: Sums,
         chain: int,
+        count: Int | None = None,
     ) -> None:
-        """Add the products of one element of the run: ``k`` is a base and what it is ahead by."""
-        p, e = self.p, self.e
-        width = place.width * _FLOAT_BYTES
-        a_base = e.at(a, self.bytes_of((k[0], p.a_taps[2])))
-        b_base = e.at(b, e.mul(k[0], width))
+        """Add the products of one word of the run: ``k`` is a base and what it is ahead by.
+
+        ``count``: the word's elements, if it is not full.
+        """
+        p, e, arithmetic = self.p, self.e, self.arithmetic
+        width = place.width * WORD_BYTES
+        a_base = e.at(at[0], self.bytes_of(self.a, (e.mul(k[0], arithmetic.group), p.a_taps[2])))
+        b_base = e.at(at[1], e.mul(k[0], width))
+        kind = arithmetic.factor_type(p.lanes)
         factors = [
-            e.load(self.kind, e.at(b_base, k[1] * width + j * p.lanes * _FLOAT_BYTES))
+            e.load(kind, e.at(b_base, k[1] * width + j * p.lanes * WORD_BYTES))
             for j in range(place.vectors)
         ]
-        ahead = self.bytes_of((k[1], p.a_taps[2]))
+        elements = count if isinstance(count, int) else arithmetic.group
+        first, *others = [self.element(k[1] * arithmetic.group + i) for i in range(elements)]
+        steps = [0, *(e.sub(other, first) for other in others)]
+        unknown = None if isinstance(count, int) else count
         for i, offset in enumerate(offsets):
-            scalar = e.load("float", e.at(a_base, e.add(offset, ahead)))
-            element = e.splat(scalar, p.lanes)
+            at_word = e.at(a_base, e.add(offset, first))
+            word = arithmetic.load_word(e, at_word, steps, self.a.dtype, unknown)
+            element = arithmetic.broadcast(e, word, p.lanes)
             for j, factor in enumerate(factors):
-                sums[chain, i, j] = multiply_add(e, element, factor, sums[chain, i, j])
+                total = sums[chain, i, j]
+                sums[chain, i, j] = arithmetic.add_products(e, element, factor, total)
+
+    def element(self, k: int) -> Int:
+        """Byte offset of element ``k`` of a run."""
+        p = self.p
+        if not p.column_run:
+            return self.bytes_of(self.a, (k, p.a_taps[2]))
+        column, within = divmod(k, p.column_run)
+        return self.bytes_of(self.a, (column, p.a_taps[1]), (within, p.a_taps[2]))
 
     def add_chains(
         self, sums: Sums, pixels: int, vectors: int, chains: int
     ) -> dict[tuple[int, int], Reg]:
         whole: dict[tuple[int, int], Reg] = {}
+        add = "fadd" if self.arithmetic.sums.is_float else "add"
         for i in range(pixels):
             for j in range(vectors):
                 terms = [sums[s, i, j] for s in range(chains)]
                 while len(terms) > 1:
                     pairs = zip(terms[::2], terms[1::2], strict=False)
                     odd = terms[-1:] if len(terms) % 2 else []
-                    terms = [self.e.binary("fadd", x, y) for x, y in pairs] + odd
+                    terms = [self.e.binary(add, x, y) for x, y in pairs] + odd
                 whole[i, j] = terms[0]
         return whole
 
@@ -525,16 +474,17 @@ class _Writer:
         left: Int,
     ) -> None:
         """Epilogue and stores."""
-        p, e = self.p, self.e
-        channel = e.mul(place.panel, p.panel_width * _FLOAT_BYTES)
-        at = e.at(place.out, self.bytes_of((top, self.out.row), (left, self.out.column)))
-        at = e.at(at, channel)
+        p, e, out = self.p, self.e, self.out
+        at = e.at(place.out, self.bytes_of(out, (top, out.row), (left, out.column)))
+        at = e.at(at, self.bytes_of(out, (e.mul(place.panel, p.panel_width), 1)))
         readers = [
             _ExtraReader(self, place, number, top, left) for number in range(len(self.extras))
         ]
         for (i, j), total in sums.items():
             row, column = pixels[i]
             value = total
+            if not self.arithmetic.sums.is_float:
+                value = e.convert("sitofp", value, "float")
             if p.alpha != 1.0:
                 value = e.binary("fmul", value, e.constant(p.alpha, self.kind))
 
@@ -542,8 +492,8 @@ class _Writer:
                 return readers[k].read(row, column, j)
 
             value = self.epilogue.emit(e, value, read)
-            offset = self.bytes_of((row, self.out.row), (column, self.out.column))
-            store(e, value, e.at(at, e.add(offset, j * p.lanes * _FLOAT_BYTES)), place.masks[j])
+            offset = self.bytes_of(out, (row, out.row), (column, out.column), (j * p.lanes, 1))
+            store(e, value, e.at(at, offset), place.masks[j], out.dtype)
 
 
 class _ExtraReader:
@@ -551,11 +501,11 @@ class _ExtraReader:
 
     def __init__(self, writer: _Writer, place: _Place, number: int, top: Int, left: Int) -> None:
         self.w, self.masks = writer, place.masks
-        e, self.strides = writer.e, writer.extras[number]
-        at = writer.bytes_of((top, self.strides.row), (left, self.strides.column))
-        self.channel = e.extent(self.strides.channel)
-        first = e.mul(place.panel, writer.p.panel_width * _FLOAT_BYTES)
-        self.at = e.at(place.extras[number], e.add(at, e.mul(first, self.channel)))
+        e, s = writer.e, writer.extras[number]
+        self.strides, self.channel = s, e.extent(s.channel)
+        first = e.mul(place.panel, writer.p.panel_width)
+        at = writer.bytes_of(s, (top, s.row), (left, s.column), (first, s.channel))
+        self.at = e.at(place.extras[number], at)
         self.loaded: dict[tuple[int, int, int], Reg] = {}
 
     def read(self, row: int, column: int, vector: int) -> Reg:
@@ -563,8 +513,8 @@ class _ExtraReader:
         vector = vector if self.channel != 0 else 0
         key = (row if s.row != 0 else 0, column if s.column != 0 else 0, vector)
         if key not in self.loaded:
-            offset = w.bytes_of((row, s.row), (column, s.column))
-            ahead = w.e.mul(self.channel, vector * w.p.lanes * _FLOAT_BYTES)
-            at = w.e.at(self.at, w.e.add(offset, ahead))
-            self.loaded[key] = load_channels(w.e, w.kind, at, self.channel, self.masks[vector])
+            ahead = (vector * w.p.lanes, s.channel)
+            at = w.e.at(self.at, w.bytes_of(s, (row, s.row), (column, s.column), ahead))
+            mask = self.masks[vector]
+            self.loaded[key] = load_channels(w.e, w.kind, at, self.channel, mask, s.dtype)
         return self.loaded[key]

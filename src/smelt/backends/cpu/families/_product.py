@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, cast
 
 from smelt.backends.cpu._scalars import Scalars
-from smelt.backends.cpu.families._panels import Panels, Strides
+from smelt.backends.cpu.families._arithmetic import ARITHMETICS, WORD_BYTES
+from smelt.backends.cpu.families._panel_spec import Panels, Strides
 from smelt.backends.cpu.families._tiling import (
     Problem,
     choose_blocks,
@@ -17,13 +18,12 @@ from smelt.engine import Launch
 from smelt.types import ceil_div
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from smelt.backends.cpu._elementwise import Epilogue
-    from smelt.engine import Parameters, View
+    from smelt.engine import Json, Parameters, View
     from smelt.types import Dim
 
-_FLOAT_BYTES: Final = 4
 _COLD_WEIGHTS_BYTES: Final = 192 << 10
 """Weights from this size on are asked for ahead of time."""
 _GUESSED_EXTENT: Final = 128
@@ -64,6 +64,8 @@ class Product:
     alpha: float = 1.0
     uniform: bool = False
     """Whether panels are packed at run time, all of one width."""
+    column_run: int = 0
+    """Elements of a run that lie in one column, if it goes on in the columns after it; else 0."""
 
     @property
     def walks(self) -> tuple[Walk, ...]:
@@ -146,7 +148,8 @@ class Product:
     def launch(self, family: str, options: Parameters, views: tuple[View, ...]) -> Launch:
         """The launch, for a tactic's options; ``views`` are the kernel's operands in order."""
         product = self.flattened()
-        panels, scalars = product._panels(dict(options))
+        scalars = Scalars()
+        panels = product._panels(dict(options), views, scalars)
         chunks: Dim = self.groups
         for extent in (*product.images, *product._counts(panels)):
             chunks = chunks * extent
@@ -168,17 +171,15 @@ class Product:
             ceil_div(self.width, tile[1] * blocks[1]),
         )
 
-    def _panels(self, options: dict[str, object]) -> tuple[Panels, Scalars]:
+    def _panels(
+        self, options: dict[str, object], views: Sequence[View], scalars: Scalars
+    ) -> Panels:
         lanes, vectors = cast("int", options["lanes"]), cast("int", options["vectors"])
-        problem, scalars = self.problem, Scalars()
+        problem, arithmetic = self.problem, cast("str", options.get("arithmetic", "float32"))
         tile = choose_tile(problem, cast("int", options["pixels"]), vectors)
         cut = choose_blocks(problem, tile, vectors, lanes, cast("str", options["split"]))
         known = problem.height is not None and problem.width is not None
-
-        def strides(w: Walk) -> Strides:
-            numbers = scalars.all_json((w.group, w.row, w.column, w.channel))
-            return Strides(scalars.all_json(w.images), *numbers)
-
+        read = zip(self.extras, views[len(views) - 1 - len(self.extras) : -1], strict=True)
         panels = Panels(
             images=scalars.all_json(self.images),
             groups=self.groups,
@@ -193,21 +194,31 @@ class Product:
             counts=(0, 0, 0),
             across=scalars.json(ceil_div(self.width, tile[1])),
             parts=cast("int", options.get("parts", 1)) if known else 1,
-            unroll=_unroll(self.taps[2]),
-            a=strides(self.a).as_json(),
+            unroll=_unroll(ARITHMETICS[arithmetic].words(self.taps[2])),
+            a=_strides(self.a, views[0], scalars),
             a_start=scalars.json(self.a_start),
             a_taps=cast("tuple[int, int, int]", scalars.all_json(self.a_taps)),
             b_images=scalars.all_json(self.b_images),
-            out=strides(self.out).as_json(),
-            extras=tuple(strides(w).as_json() for w in self.extras),
+            out=_strides(self.out, views[-1], scalars),
+            extras=tuple(_strides(w, v, scalars) for w, v in read),
+            arithmetic=arithmetic,
             bias=self.bias,
             alpha=self.alpha,
             epilogue=self.epilogue.as_json(),
             uniform=self.uniform,
+            column_run=self.column_run,
         )
         down, rows, columns = scalars.all_json(self._counts(panels))
         counted = replace(panels, counts=(down, rows, columns))
-        return replace(counted, prefetch=_prefetch_bytes(counted)), scalars
+        return replace(counted, prefetch=_prefetch_bytes(counted))
+
+
+def _strides(walk: Walk, view: View, scalars: Scalars) -> Json:
+    """How a kernel walks over a view."""
+    images = scalars.all_json(walk.images)
+    numbers = (walk.group, walk.row, walk.column, walk.channel)
+    group, row, column, channel = scalars.all_json(numbers)
+    return Strides(images, group, row, column, channel, view.dtype).as_json()
 
 
 def _clamped(
@@ -222,9 +233,9 @@ def _clamped(
     return rows, columns, panels
 
 
-def _unroll(run: Dim) -> int:
+def _unroll(words: Dim) -> int:
     """Steps of the sum written out: such that none is left over, if that can be."""
-    known = run if isinstance(run, int) else 4
+    known = words if isinstance(words, int) else 4
     return next((u for u in (4, 3, 5, 7) if known % u == 0), 4)
 
 
@@ -237,16 +248,18 @@ def _prefetch_bytes(panels: Panels) -> int:
     run, height, width = panels.taps[2], panels.height, panels.width
     if not isinstance(run, int) or not isinstance(height, int) or not isinstance(width, int):
         return 0
-    if not isinstance(panels.filters, int) or panels.uniform or run <= 2 * panels.unroll:
+    words = ARITHMETICS[panels.arithmetic].words(run)
+    assert isinstance(words, int)  # noqa: S101  (as the run)
+    if not isinstance(panels.filters, int) or panels.uniform or words <= 2 * panels.unroll:
         return 0
-    depth = panels.taps[0] * panels.taps[1] * run
-    if _matrices(panels) * depth * panels.filters * _FLOAT_BYTES < _COLD_WEIGHTS_BYTES:
+    depth = panels.taps[0] * panels.taps[1] * words
+    if _matrices(panels) * depth * panels.filters * WORD_BYTES < _COLD_WEIGHTS_BYTES:
         return 0
     rows, columns = -(-height // panels.tile[0]), -(-width // panels.tile[1])
     if panels.counts[0] == 1:
         rows, columns = min(rows, panels.blocks[0]), min(columns, panels.blocks[1])
     steps = rows * columns * (depth // panels.unroll)
-    return -(-depth * panels.panel_width * _FLOAT_BYTES // steps)
+    return -(-depth * panels.panel_width * WORD_BYTES // steps)
 
 
 def _matrices(panels: Panels) -> int:

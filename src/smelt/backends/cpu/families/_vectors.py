@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from smelt.backends.cpu._emit import Reg, lane_count
+from smelt.backends.cpu._elementwise import from_memory, to_memory
+from smelt.backends.cpu._emit import LLVM_TYPES, Reg, lane_count, type_suffix, vector_type
+from smelt.types import DType
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -13,34 +15,40 @@ if TYPE_CHECKING:
     from smelt.engine import Json
 
 
-def load(e: Emitter, kind: str, at: Reg, mask: Reg | None) -> Reg:
-    """Load a vector, or the lanes that a mask names."""
-    return e.load(kind, at) if mask is None else e.load_masked(kind, at, mask)
+def load(e: Emitter, kind: str, at: Reg, mask: Reg | None, dtype: DType = DType.FLOAT32) -> Reg:
+    """Load a register of ``kind`` from elements of ``dtype``, or the lanes that a mask names."""
+    stored = vector_type(LLVM_TYPES[dtype], lane_count(kind))
+    found = e.load(stored, at) if mask is None else e.load_masked(stored, at, mask)
+    return from_memory(e, found, dtype)
 
 
-def load_channels(e: Emitter, kind: str, at: Reg, stride: Int, mask: Reg | None) -> Reg:
+def load_channels(
+    e: Emitter, kind: str, at: Reg, stride: Int, mask: Reg | None, dtype: DType = DType.FLOAT32
+) -> Reg:
     """Load a vector whose elements lie ``stride`` apart: 0 for one in every lane."""
-    lanes = lane_count(kind)
+    lanes, element = lane_count(kind), LLVM_TYPES[dtype]
     if stride == 0:
-        return e.splat(e.load("float", at), lanes)
+        return e.splat(from_memory(e, e.load(element, at), dtype), lanes)
     if stride == 1:
-        return load(e, kind, at, mask)
+        return load(e, kind, at, mask, dtype)
     numbers = ", ".join(f"i64 {i}" for i in range(lanes))
     step = e.splat(e.i64(stride), lanes)
     offsets = e.emit(step.type, f"mul {step}, <{numbers}>")
-    places = e.emit(f"<{lanes} x ptr>", f"getelementptr float, {at}, {offsets}")
+    places = e.emit(f"<{lanes} x ptr>", f"getelementptr {element}, {at}, {offsets}")
     whole = mask or e.constant(1, f"<{lanes} x i1>")
-    function = f"llvm.masked.gather.v{lanes}f32.v{lanes}p0"
-    align, rest = Reg("4", "i32"), Reg("zeroinitializer", kind)
-    return e.call(kind, function, places, align, whole, rest)
+    stored = vector_type(element, lanes)
+    function = f"llvm.masked.gather.{type_suffix(stored)}.v{lanes}p0"
+    align, rest = Reg(str(dtype.size_bytes), "i32"), Reg("zeroinitializer", stored)
+    return from_memory(e, e.call(stored, function, places, align, whole, rest), dtype)
 
 
-def store(e: Emitter, value: Reg, at: Reg, mask: Reg | None) -> None:
-    """Store a vector, or the lanes that a mask names."""
+def store(e: Emitter, value: Reg, at: Reg, mask: Reg | None, dtype: DType = DType.FLOAT32) -> None:
+    """Store a vector as elements of ``dtype``, or the lanes that a mask names."""
+    stored = to_memory(e, value, dtype)
     if mask is None:
-        e.store(value, at)
+        e.store(stored, at)
     else:
-        e.store_masked(value, at, mask)
+        e.store_masked(stored, at, mask)
 
 
 def unravel(e: Emitter, index: Int, extents: Sequence[Json]) -> list[Int]:

@@ -1,0 +1,120 @@
+"""How the panel kernel multiplies: what a lane holds, and the instruction that sums products.
+
+A lane of a packed panel is a *word* of 32 bits: one float32, or a *group* of narrower elements
+that lie one after the other along the run. One instruction multiplies the group of each lane by
+the group of the first factor, which every lane is given, and adds the products to the lane's sum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from smelt.backends.cpu._elementwise import from_memory
+from smelt.backends.cpu._emit import LLVM_TYPES, Int, Reg, vector_type
+from smelt.backends.cpu._math import multiply_add
+from smelt.types import DType, ceil_div
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from smelt.backends.cpu._emit import Emitter
+    from smelt.backends.cpu._target import CpuTarget
+    from smelt.types import Dim
+
+WORD_BYTES: Final = 4
+"""Size of what a lane holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """One way to multiply and sum. In specs and tactics it is its name."""
+
+    name: str
+    factor: DType
+    """Elements of the packed panels; of the first factor too, when a group is more than one."""
+    group: int
+    """Elements of a word."""
+    sums: DType
+    """Elements of the sums."""
+    instruction: str = ""
+    """The intrinsic that adds the products of words; its vectors are of 512 bits."""
+    feature: str = ""
+    """The instruction set that has it."""
+
+    def words(self, run: Dim) -> Dim:
+        """Words of a run, the last of which may not be full."""
+        return ceil_div(run, self.group)
+
+    def sums_type(self, lanes: int) -> str:
+        """The type of registers that hold sums."""
+        return vector_type(LLVM_TYPES[self.sums], lanes)
+
+    def factor_type(self, lanes: int) -> str:
+        """The type of registers that hold words."""
+        return vector_type(LLVM_TYPES[self.factor], lanes * self.group)
+
+    def add_products(self, e: Emitter, a: Reg, b: Reg, total: Reg) -> Reg:
+        """``total`` with the products of the words of ``a`` and ``b`` added, lane by lane."""
+        if not self.instruction:
+            return multiply_add(e, a, b, total)
+        return e.call(total.type, self.instruction, total, a, b)
+
+    def broadcast(self, e: Emitter, word: Reg, lanes: int) -> Reg:
+        """The word in every lane."""
+        everywhere = e.splat(word, lanes)
+        kind = self.factor_type(lanes)
+        return everywhere if everywhere.type == kind else bits_as(e, everywhere, kind)
+
+    def load_word(
+        self, e: Emitter, at: Reg, steps: Sequence[Int], dtype: DType, count: Int | None = None
+    ) -> Reg:
+        """The elements at these byte offsets as one word, with zeros for those that are missing.
+
+        Of ``count`` elements where that is known only when the kernel runs.
+        """
+        if self.group == 1:
+            return from_memory(e, e.load(LLVM_TYPES[dtype], e.at(at, steps[0])), dtype)
+        size = self.factor.size_bytes
+        if count is None and list(steps) == [*range(0, WORD_BYTES, size)]:
+            return e.load("i32", at)
+        word = e.constant(0, "i32")
+        for number, step in enumerate(steps):
+            inside = None if count is None else e.compare("slt", number, count)
+            place = step if inside is None else e.select(inside, e.i64(step), e.i64(0))
+            element = e.convert("zext", e.load(f"i{8 * size}", e.at(at, place)), "i32")
+            if inside is not None:
+                element = e.select(inside, element, e.constant(0, "i32"))
+            moved = e.binary("shl", element, e.constant(8 * size * number, "i32"))
+            word = e.binary("or", word, moved)
+        return word
+
+
+def bits_as(e: Emitter, value: Reg, kind: str) -> Reg:
+    """The same bits as another type."""
+    return e.emit(kind, f"bitcast {value} to {kind}")
+
+
+ARITHMETICS: Final = {
+    a.name: a
+    for a in (
+        Arithmetic("float32", DType.FLOAT32, 1, DType.FLOAT32),
+        Arithmetic(
+            "bfloat16",
+            DType.BFLOAT16,
+            2,
+            DType.FLOAT32,
+            "llvm.x86.avx512bf16.dpbf16ps.512",
+            "avx512bf16",
+        ),
+    )
+}
+"""Every arithmetic by name."""
+
+
+def arithmetic_for(dtype: DType, target: CpuTarget) -> Arithmetic:
+    """What multiplies elements stored as ``dtype`` on a target; single precision by default."""
+    for one in ARITHMETICS.values():
+        if one.factor is dtype and one.feature and target.has(one.feature):
+            return one
+    return ARITHMETICS["float32"]

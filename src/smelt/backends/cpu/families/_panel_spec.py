@@ -1,0 +1,126 @@
+"""What decides the code of a panel kernel, as data."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Final
+
+from smelt.engine import Json, KernelSpec, as_json, parameters
+from smelt.types import DType
+
+SUM_BYTES: Final = 4
+"""Size of an unfinished sum."""
+
+
+@dataclass(frozen=True, slots=True)
+class Strides:
+    """How one operand moves, in elements, with the coordinates of the result."""
+
+    images: tuple[Json, ...]
+    group: Json
+    row: Json
+    column: Json
+    channel: Json = 1
+    dtype: DType = DType.FLOAT32
+    """Its elements."""
+
+    def as_json(self) -> Json:
+        """What a spec holds."""
+        places = (self.images, self.group, self.row, self.column, self.channel)
+        return (*places, self.dtype.value)
+
+    @staticmethod
+    def from_json(value: Any) -> Strides:
+        """What `as_json` wrote."""
+        images, group, row, column, channel, dtype = value
+        return Strides(images, group, row, column, channel, DType(dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class Panels:
+    """Everything that decides the code of one kernel. Extents and strides may be ``("arg", k)``."""
+
+    images: tuple[Json, ...]
+    """Extents of the stack, which operands walk with strides of their own."""
+    groups: int
+    height: Json
+    width: Json
+    filters: Json
+    """Channels of the result, of one group; known unless panels are uniform."""
+    lanes: int
+    vectors: int
+    """Vectors of a panel."""
+    tile: tuple[int, int]
+    """Rows and columns of a tile; one row unless height and width are known."""
+    taps: tuple[int, int, Json]
+    """Rows, columns and run."""
+    blocks: tuple[int, int, int]
+    """Rows of tiles, columns of tiles and panels of one chunk."""
+    counts: tuple[Json, Json, Json]
+    """Number of blocks of panels, of rows and of columns of tiles."""
+    across: Json
+    """Columns of tiles in all."""
+    parts: int
+    """Passes over the tiles of a chunk, each summing some rows of the window."""
+    unroll: int
+    a: Json
+    """Strides of the first factor."""
+    a_start: Json
+    """From its element (0, …, 0) to the first pixel's first tap: negative where a halo is read."""
+    a_taps: tuple[Json, Json, Json]
+    """Its strides along tap rows, tap columns and the run."""
+    b_images: tuple[Json, ...]
+    """Packed matrices from one image to the next: zero for weights."""
+    out: Json
+    extras: tuple[Json, ...]
+    """Strides of the extra operands."""
+    arithmetic: str
+    """Name of what multiplies and sums."""
+    bias: bool
+    """Whether a packed vector of channels is what sums start from."""
+    alpha: float
+    """Factor of the sum, before the epilogue."""
+    epilogue: Json
+    prefetch: int = 0
+    """Bytes of the next panel that each step of a tile's sum asks for, so that it comes in time."""
+    uniform: bool = False
+    """Whether the last panel is as wide as the others, and one operand holds them all."""
+    column_run: int = 0
+    """Elements of a run that lie in one column, if it goes on in the columns after it; else 0."""
+
+    @property
+    def panel_width(self) -> int:
+        """Channels of a panel."""
+        return self.lanes * self.vectors
+
+    @property
+    def full_panels(self) -> int:
+        """Panels without padding, where that is known; 1 where it is not."""
+        return self.filters // self.panel_width if isinstance(self.filters, int) else 1
+
+    @property
+    def tail_vectors(self) -> int:
+        """Vectors of the last, narrower panel; 0 when there is none."""
+        if not isinstance(self.filters, int):
+            return self.vectors
+        return -(-(self.filters % self.panel_width) // self.lanes)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Memory for unfinished sums, when there is more than one pass."""
+        if self.parts == 1:
+            return 0
+        tiles = self.blocks[0] * self.blocks[1]
+        return tiles * self.tile[0] * self.tile[1] * self.panel_width * SUM_BYTES
+
+    def spec(self, family: str) -> KernelSpec:
+        """The kernel as data."""
+        fields = {f.name: as_json(getattr(self, f.name)) for f in dataclasses.fields(self)}
+        return KernelSpec(family, parameters(kernel="panels", **fields))
+
+    @staticmethod
+    def from_spec(kernel: KernelSpec) -> Panels:
+        """What `spec` wrote."""
+        fields: dict[str, Any] = {n: as_json(v) for n, v in kernel.parameters if n != "kernel"}
+        return Panels(**fields)
