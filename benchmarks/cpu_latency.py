@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,10 +36,8 @@ from benchmarks.support.engines import (
 )
 from benchmarks.support.models import (
     count_gflop,
-    expand,
-    find_models,
-    random_inputs,
-    reference_folder,
+    load_inputs,
+    models_with_inputs,
 )
 from benchmarks.support.peak import PeakLoop
 from benchmarks.support.results import numbers, parser_for, summary, words, write_rows
@@ -105,9 +104,7 @@ def measure(job: Job, names: Sequence[str], options: argparse.Namespace) -> list
             return []
         workers = compare(workers, job, inputs.parent)
         times, peak = take_rounds(workers, job, options)
-    with np.load(inputs) as arrays:
-        by_name = dict(zip(job.names, arrays.values(), strict=True))
-    gflop = count_gflop(Path(job.file), by_name)
+    gflop = count_gflop(Path(job.file), load_inputs(inputs))
     rows: list[dict[str, Any]] = []
     for worker in workers:
         row: dict[str, Any] = {
@@ -181,31 +178,15 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def jobs(options: argparse.Namespace, scratch: Path) -> Iterator[Job]:
+def jobs(options: argparse.Namespace, scratch: str) -> Iterator[Job]:
     """Yield everything to measure."""
-    pairs = (text.split("=") for text in options.shape)
-    shapes = {name: numbers(sizes) for name, sizes in pairs}
-    folders = [folder for folder in (options.model_dir, reference_folder()) if folder is not None]
-    inputs_file = scratch / "inputs.npz"
     for batch in options.batch:
-        found = (m for name in expand(options.models) for m in find_models(name, folders, batch))
-        for model, file in found:
-            inputs = random_inputs(file, batch, shapes)
-            np.savez(inputs_file, *inputs.values())
+        found = models_with_inputs(options.models, options.model_dir, scratch, batch, options.shape)
+        for model, file, inputs in found:
             for dtype in options.dtype:
                 for threads in options.threads:
-                    yield Job(
-                        model,
-                        str(file),
-                        str(inputs_file),
-                        tuple(inputs),
-                        dtype,
-                        threads,
-                        batch,
-                        options.tune,
-                        options.bound,
-                        options.engines,
-                    )
+                    job = Job(model, str(file), str(inputs), dtype, threads, batch, options.tune)
+                    yield replace(job, bound=options.bound, saved=options.engines)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -217,7 +198,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows: list[dict[str, Any]] = []
     failed: list[str] = []
     with tempfile.TemporaryDirectory() as scratch:
-        for job in jobs(options, Path(scratch)):
+        for job in jobs(options, scratch):
             try:
                 measured = measure(job, names, options)
             except EngineFailedError as error:

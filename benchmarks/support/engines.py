@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, Protocol, cast
 
 import numpy as np
 
-from benchmarks.support.models import ROOT
+from benchmarks.support.models import ROOT, load_inputs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -43,8 +43,7 @@ class Job:
     model: str
     file: str
     inputs: str
-    """A file of arrays, in the order of ``names``."""
-    names: tuple[str, ...]
+    """A file of arrays by name."""
     dtype: str
     threads: int
     batch: int = 1
@@ -262,12 +261,6 @@ def saved_engine(job: Job, inputs: Mapping[str, Array]) -> Path | None:
     return Path(job.saved) / f"{name}-{job.batch}-{digest.hexdigest()[:20]}.engine"
 
 
-def load_inputs(job: Job) -> dict[str, Array]:
-    """Return a job's arrays by name."""
-    with np.load(job.inputs) as arrays:
-        return {name: arrays[key] for name, key in zip(job.names, arrays.files, strict=True)}
-
-
 # ---- in a worker
 
 
@@ -282,7 +275,7 @@ def serve(name: str) -> None:
         if "job" in command:
             engine = None  # the old one goes before the new one comes
             job = Job(**command["job"])
-            engine = ENGINES[name](job, load_inputs(job))
+            engine = ENGINES[name](job, load_inputs(Path(job.inputs)))
             reply = [engine.version, engine.options]
         elif engine is not None and "save" in command:
             np.savez(command["save"], *engine.outputs())

@@ -157,6 +157,35 @@ def _module(name: str) -> Any:
     return importlib.import_module(name)
 
 
+def models_with_inputs(
+    names: str, folder: Path | None, scratch: str, batch: int = 1, shapes: Sequence[str] = ()
+) -> Iterator[tuple[str, Path, Path]]:
+    """Yield each model that is asked for: name, file, and a file of its inputs by name.
+
+    Args:
+        names: what --models says.
+        folder: where to look first.
+        scratch: where the inputs are put; those of one model at a time.
+        batch: extent of the first dim where that is free.
+        shapes: INPUT=1,2,3 for other free dims.
+    """
+    pairs = (text.split("=") for text in shapes)
+    wanted = {name: [int(size) for size in sizes.split(",")] for name, sizes in pairs}
+    folders = [place for place in (folder, reference_folder()) if place is not None]
+    place = Path(scratch) / "inputs.npz"
+    save: Any = np.savez  # names are keywords, whatever its type says
+    for name in expand(names):
+        for model, file in find_models(name, folders, batch):
+            save(place, **random_inputs(file, batch, wanted))
+            yield model, file, place
+
+
+def load_inputs(file: Path) -> dict[str, Array]:
+    """Return arrays by name."""
+    with np.load(file) as arrays:
+        return dict(arrays)
+
+
 def random_inputs(file: Path, batch: int, shapes: Mapping[str, Sequence[int]]) -> dict[str, Array]:
     """Return an array for each input: normal numbers, or small token ids."""
     onnx = _module("onnx")

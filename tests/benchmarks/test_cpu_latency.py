@@ -17,18 +17,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    """A small network with a free batch."""
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 8])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 8])
-    node = helper.make_node("Relu", ["x"], ["y"], name="act")
-    graph = helper.make_graph([node], "tiny", [x], [y])
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    (tmp_path / "tiny.onnx").write_bytes(proto.SerializeToString())
-    return tmp_path / "tiny.onnx"
-
-
 def test_a_model_is_found_by_path_file_name_and_folder(model: Path) -> None:
     folder = model.parent
     (folder / "pair").mkdir()
@@ -104,7 +92,7 @@ def test_a_saved_engine_is_taken_again_and_bound(model: Path) -> None:
 def test_an_engine_that_takes_too_long_is_given_up(model: Path) -> None:
     worker = Worker("smelt", threads=1, limit=0.01)
     with pytest.raises(EngineFailedError, match="smelt took more than 0 s"):
-        worker.load(Job("tiny", str(model), "", (), "float32", 1))
+        worker.load(Job("tiny", str(model), "", "float32", 1))
     worker.close()
 
 

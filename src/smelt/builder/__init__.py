@@ -1,9 +1,18 @@
-"""Network and options to engine: the one room that sees everything below it."""
+"""Network and options to engine: the one room that sees everything below it.
 
-from smelt.builder._build import build
-from smelt.builder._load import load
-from smelt.builder._options import EFFORTS, BuildOptions, Progress, TuningEffort
-from smelt.builder._shapes import Bounds, ShapeSpec, boxes_of
+Names are loaded when they are asked for: whoever loads an engine that he trusts needs no compiler.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from smelt.builder._build import build
+    from smelt.builder._load import load
+    from smelt.builder._options import EFFORTS, BuildOptions, Progress, TuningEffort
+    from smelt.builder._shapes import Bounds, ShapeSpec, boxes_of
 
 __all__ = [
     "EFFORTS",
@@ -16,3 +25,21 @@ __all__ = [
     "build",
     "load",
 ]
+
+_HOMES: Final = {
+    "_build": ("build",),
+    "_load": ("load",),
+    "_options": ("EFFORTS", "BuildOptions", "Progress", "TuningEffort"),
+    "_shapes": ("Bounds", "ShapeSpec", "boxes_of"),
+}
+"""The file of each name."""
+
+
+def __getattr__(name: str) -> object:
+    """Load what is asked for."""
+    home = next((file for file, names in _HOMES.items() if name in names), None)
+    if home is None:
+        raise AttributeError(f"module 'smelt.builder' has no attribute {name!r}")
+    found: object = getattr(import_module(f"smelt.builder.{home}"), name)
+    globals()[name] = found
+    return found

@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, BinaryIO
 
-from smelt.backends.cpu import (
-    CodeCache,
-    CpuBackend,
-    compile_runtime,
-    is_llvm_installed,
-    target_named,
-)
-from smelt.builder._program import reassembled_plans
 from smelt.devices.cpu import abi
 from smelt.engine import (
     VERSION,
@@ -67,7 +60,7 @@ def load(
     try:
         verify_signature(file)
     except TrustError as error:
-        if not is_llvm_installed():
+        if find_spec("llvmlite") is None:
             raise
         _LOG.debug("%s", error)
         _LOG.warning("%s", _told(file))
@@ -90,6 +83,10 @@ def _told(file: EngineFile) -> str:
 
 def _regenerate(file: EngineFile) -> Engine:
     """The engine with code of our own making: only data of the file is believed."""
+    # The compiler stays unloaded where an engine is trusted.
+    from smelt.backends.cpu import CodeCache, CpuBackend, compile_runtime, target_named
+    from smelt.builder._program import reassembled_plans
+
     header = file.header
     check_fingerprint(header.fingerprint, abi=abi.ABI_VERSION, version=VERSION)
     target = target_named("native")

@@ -26,7 +26,6 @@ from smelt.engine import (
 )
 from smelt.errors import ContextError, EngineMismatchError, InternalError, SmeltError
 from smelt.runtime._context import ExecutionContext
-from smelt.runtime._refit import refitted_weights
 
 if TYPE_CHECKING:
     import os
@@ -244,6 +243,8 @@ class Engine:
             BindingError: a name is unknown, an array does not fit, or another weight that was
                 folded together with one of these is not given.
         """
+        from smelt.runtime._refit import refitted_weights  # few need it, and it needs every op
+
         with self._lock:
             code = self.loaded_code
             code.weights = refitted_weights(self.header, code.weights, weights)

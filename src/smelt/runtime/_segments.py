@@ -17,7 +17,6 @@ from smelt.devices.cpu import Row, RunList
 from smelt.devices.null import NullRunList
 from smelt.engine import Launch, Space
 from smelt.errors import ContextError, InternalError
-from smelt.ops import op_from_json
 from smelt.types import evaluate_dim, symbols_of
 
 if TYPE_CHECKING:
@@ -197,6 +196,9 @@ class HostSegment:
         self.layer = step.layer
         self._step = step
         self._plan = plan
+        # Most engines have no such step, and need not load what every op means.
+        from smelt.ops import op_from_json
+
         self._op = op_from_json(step.op)
         self._largest = plan.largest
         self._milliseconds = 0.0

@@ -4,7 +4,6 @@ from smelt.backends.cpu._backend import CpuBackend, compile_runtime
 from smelt.backends.cpu._code_cache import CodeCache
 from smelt.backends.cpu._compile import assembly_of, compile_ir
 from smelt.backends.cpu._link import link
-from smelt.backends.cpu._llvm import is_llvm_installed
 from smelt.backends.cpu._target import CpuTarget, host_target, target_named
 
 __all__ = [
@@ -15,7 +14,6 @@ __all__ = [
     "compile_ir",
     "compile_runtime",
     "host_target",
-    "is_llvm_installed",
     "link",
     "target_named",
 ]

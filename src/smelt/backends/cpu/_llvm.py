@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 from smelt.errors import UnsupportedError
@@ -29,8 +28,3 @@ def llvm_version() -> str:
     """Return llvmlite's version."""
     load_llvm()
     return str(import_module("llvmlite").__version__)
-
-
-def is_llvm_installed() -> bool:
-    """Return whether code can be generated here."""
-    return find_spec("llvmlite") is not None

@@ -1,0 +1,70 @@
+"""Each benchmark runs in a tiny mode and writes the rows that tables are made of."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from benchmarks import build_time, contention, memory
+from benchmarks.support.peak import PeakLoop
+
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="these figures are Linux's"
+)
+
+
+def _rows(file: Path) -> list[dict[str, Any]]:
+    return cast("list[dict[str, Any]]", json.loads(file.read_text(encoding="utf-8")))
+
+
+def test_memory_is_told_for_each_stage_of_each_engine(model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    options = ["--models", str(model), "--peers", "", "--repeats", "1", "--json", str(file)]
+    assert memory.main(options) == 0
+    saved, built = _rows(file)
+    assert [row["engine"] for row in (saved, built)] == ["smelt", "smelt-build"]
+    stages = ["numpy_mib", "import_mib", "loaded_mib", "ran_mib", "peak_mib"]
+    sizes = [saved[name] for name in stages]
+    assert 5 < sizes[0] <= sizes[-1]
+    assert saved["peak_mib"] < built["peak_mib"]
+
+
+def test_building_loading_and_importing_are_timed(model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    options = ["--models", str(model), "--peers", "", "--repeats", "1", "--builds", "1"]
+    assert build_time.main([*options, "--json", str(file)]) == 0
+    kinds = ["import numpy", "import", "cold build", "cached build", "load"]
+    assert [row["measure"] for row in _rows(file)] == kinds
+    assert all(0 < row["best_s"] <= row["median_s"] for row in _rows(file))
+
+
+def test_a_busy_neighbour_is_measured_and_leaves(model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    options = ["--models", str(model), "--peers", "", "--threads", "1", "--rounds", "1"]
+    options += ["--seconds", "0.02", "--engines", "", "--json", str(file)]
+    assert contention.main(options) == 0
+    (row,) = _rows(file)
+    assert row["busy_processes"] >= 1
+    assert row["slowdown"] == pytest.approx(row["busy_median_ms"] / row["quiet_median_ms"], 0.1)
+
+
+def test_the_peak_is_a_rate_whatever_the_dtype() -> None:
+    loops = [PeakLoop(dtype) for dtype in ("float32", "bfloat16", "int8")]
+    rates = [loop.run() for loop in loops]
+    assert all(1 < rate < 1e5 for rate in rates)
+
+
+def test_neighbours_wait_until_they_are_let_loose() -> None:
+    neighbours = contention.Neighbours()
+    try:
+        first = neighbours.numbers[0]
+        time.sleep(0.1)
+        before = contention.processor_seconds(first)
+        time.sleep(0.1)
+        assert contention.processor_seconds(first) == before
+    finally:
+        neighbours.close()
