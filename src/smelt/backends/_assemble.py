@@ -134,7 +134,8 @@ class _Assembler:
         for index, offset in zip(arena, offsets, strict=True):
             self.buffers[index] = replace(self.buffers[index], start=offset)
         scratch = max((s.scratch_bytes for s in self.steps if isinstance(s, Launch)), default=0)
-        plan = Plan(self.symbols, tuple(self.buffers), tuple(self.steps), arena_bytes, scratch)
+        steps, buffers = self.backend.stream_weights(self.steps, self.buffers)
+        plan = Plan(self.symbols, buffers, steps, arena_bytes, scratch)
         names = tuple(
             (owner.name, offset, life.size_bytes, life.first_step, life.last_step)
             for i, offset, life in zip(arena, offsets, lives, strict=True)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from smelt.engine import Halo, KernelSpec, Parameters, Step, View
+    from smelt.engine import Buffer, Halo, KernelSpec, Parameters, Step, View
     from smelt.ir import Constant, Node
     from smelt.types import Dim, TensorFormat
 
@@ -149,6 +149,15 @@ class Backend(ABC, Generic[TargetT]):
     @abstractmethod
     def clear_halo(self, view: View) -> tuple[Step, ...]:
         """Steps that write zeros into the halo around a window, and nowhere else."""
+
+    def stream_weights(
+        self, steps: Sequence[Step], buffers: Sequence[Buffer]
+    ) -> tuple[tuple[Step, ...], tuple[Buffer, ...]]:
+        """The steps of a plan, changed to ask for weights before they are needed; and its buffers.
+
+        Results stay what they are.
+        """
+        return tuple(steps), tuple(buffers)
 
     @abstractmethod
     def compile(self, kernels: Sequence[KernelSpec], target: TargetT) -> CodeImage:

@@ -41,6 +41,7 @@ from smelt.backends.cpu.families.quantize import QuantizeFamily
 from smelt.backends.cpu.families.reduce import ReduceFamily
 from smelt.backends.cpu.families.resample import ResampleFamily
 from smelt.backends.cpu.families.scatter import ScatterFamily
+from smelt.backends.cpu.families.stream import stream_weights
 from smelt.backends.cpu.families.winograd import WinogradFamily
 from smelt.engine import detect_host
 from smelt.types import override
@@ -48,7 +49,7 @@ from smelt.types import override
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from smelt.engine import KernelSpec, Step, View
+    from smelt.engine import Buffer, KernelSpec, Step, View
 
 
 class ObjectCache(Protocol):
@@ -105,6 +106,12 @@ class CpuBackend(Backend[CpuTarget]):
     @override
     def clear_halo(self, view: View) -> tuple[Step, ...]:
         return (clear_launch(view),)
+
+    @override
+    def stream_weights(
+        self, steps: Sequence[Step], buffers: Sequence[Buffer]
+    ) -> tuple[tuple[Step, ...], tuple[Buffer, ...]]:
+        return stream_weights(steps, buffers)
 
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
         """The kernel's LLVM IR."""

@@ -6,11 +6,14 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Final
 
+from smelt.backends.cpu.families._arithmetic import ARITHMETICS
 from smelt.engine import Json, KernelSpec, as_json, parameters
 from smelt.types import DType
 
 SUM_BYTES: Final = 4
 """Size of an unfinished sum."""
+_LEAST_CHAINS: Final = 8
+"""Independent sums that hide the latency of multiply-add."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,33 @@ class Panels:
     """Whether the last panel is as wide as the others, and one operand holds them all."""
     column_run: int = 0
     """Elements of a run that lie in one column, if it goes on in the columns after it; else 0."""
+    ahead: int = 0
+    """Bytes of later launches' weights that each step asks for: those of one more operand, the
+    last, which the chunks go through in their order."""
+
+    @property
+    def step(self) -> int:
+        """Words of the run that a tile's loop takes at a time."""
+        return max(self.unroll, chains_of(self.tile[0] * self.tile[1], self.vectors))
+
+    @property
+    def steps(self) -> int:
+        """Turns of a tile's loops, each of which may prefetch; 0 where the run has no loop."""
+        run = self.taps[2] if isinstance(self.taps[2], int) else 0
+        words = -(-run // ARITHMETICS[self.arithmetic].group)
+        looped = words // self.step if words > 2 * self.step else 0
+        return self.taps[0] * self.taps[1] * looped
+
+    @property
+    def is_known(self) -> bool:
+        """Whether every extent is known before the kernel runs."""
+        extents = (self.height, self.width, self.filters, self.taps[2], *self.images)
+        return all(isinstance(extent, int) for extent in extents)
+
+    @property
+    def chunk_steps(self) -> int:
+        """Steps of a whole chunk."""
+        return self.blocks[0] * self.blocks[1] * self.blocks[2] * self.steps
 
     @property
     def panel_width(self) -> int:
@@ -124,3 +154,8 @@ class Panels:
         """What `spec` wrote."""
         fields: dict[str, Any] = {n: as_json(v) for n, v in kernel.parameters if n != "kernel"}
         return Panels(**fields)
+
+
+def chains_of(pixels: int, vectors: int) -> int:
+    """Partial sums of each element of a tile, such that enough are in flight."""
+    return max(1, _LEAST_CHAINS // (pixels * vectors))

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 from smelt.backends.cpu._elementwise import Epilogue
 from smelt.backends.cpu._emit import Emitter, Int, Reg
 from smelt.backends.cpu.families._arithmetic import ARITHMETICS, WORD_BYTES
-from smelt.backends.cpu.families._panel_spec import SUM_BYTES, Panels, Strides
+from smelt.backends.cpu.families._panel_spec import SUM_BYTES, Panels, Strides, chains_of
 from smelt.backends.cpu.families._vectors import load_channels, store, unravel
 
 if TYPE_CHECKING:
@@ -33,15 +33,13 @@ if TYPE_CHECKING:
     from smelt.engine import Json, KernelSpec
 
 _LINE_BYTES: Final = 64
-_LEAST_CHAINS: Final = 8
-"""Independent sums that hide the latency of multiply-add."""
 
 
 def write_panels(kernel: KernelSpec) -> str:
     """The LLVM IR of a panel kernel.
 
     Operands: first factor, full panels and last panel (each if there is one), bias (if any), extra
-    operands, result.
+    operands, result, later weights (if any are asked for).
     """
     return _Writer(kernel.symbol, Panels.from_spec(kernel)).write()
 
@@ -67,6 +65,10 @@ class _Place:
     tile_index: Int = 0
     ahead: Reg = dataclasses.field(default_factory=lambda: Reg("", "ptr"))
     """What the tile asks for of the next panel."""
+    tiles_before: Int = 0
+    """Tiles of the chunks and panels before."""
+    later: Reg = dataclasses.field(default_factory=lambda: Reg("", "ptr"))
+    """What the tile asks for of later weights."""
 
 
 Sums = dict[tuple[int, int, int], Reg]
@@ -90,7 +92,8 @@ class _Writer:
         self.bias_operand = next(positions) if p.bias else -1
         self.extra_operands = [next(positions) for _ in p.extras]
         self.out_operand = next(positions)
-        self.e = Emitter(symbol, self.out_operand + 1)
+        self.later_operand = next(positions) if p.ahead else -1
+        self.e = Emitter(symbol, self.out_operand + 1 + bool(p.ahead))
 
     def bytes_of(self, strides: Strides, *terms: tuple[Int, Any]) -> Int:
         """The byte offset in an operand of a sum of index * stride."""
@@ -121,9 +124,11 @@ class _Writer:
             last = e.minimum(e.add(first, p.blocks[2]), panels)
             if p.full_panels:
                 with e.loop(first, e.minimum(last, self.whole)) as panel:
+                    self.count_tiles(place, chunk.index, e.sub(panel.index, first))
                     self.panel(place, panel.index)
             if p.tail_vectors:
                 with e.when(e.compare("sgt", last, self.whole)):
+                    self.count_tiles(place, chunk.index, e.sub(self.whole, first))
                     self.tail_panel(place)
         return e.module()
 
@@ -148,6 +153,13 @@ class _Writer:
             rows=(top, e.minimum(e.add(top, p.blocks[0]), rows)),
             columns=(left, e.minimum(e.add(left, p.blocks[1]), e.extent(p.across))),
         )
+
+    def count_tiles(self, place: _Place, chunk: Int, panels: Int) -> None:
+        """Count the tiles before a panel: those of all chunks before, as if each were whole."""
+        p, e = self.p, self.e
+        if p.ahead:
+            panels = e.add(e.mul(chunk, p.blocks[2]), panels)
+            place.tiles_before = e.mul(panels, p.blocks[0] * p.blocks[1])
 
     def panel(self, place: _Place, index: Int) -> None:
         """A panel without padding."""
@@ -220,6 +232,10 @@ class _Writer:
             panel_ahead = place.ahead
             if p.prefetch:
                 place.ahead = self.share_of_next_panel(place, row, column.index)
+            if p.ahead:
+                number = e.add(e.add(place.tiles_before, e.mul(down, p.blocks[1])), across)
+                later = e.pointer(self.later_operand)
+                place.later = e.at(later, e.mul(number, p.steps * p.ahead))
             self.tile(place, top, left, p.tile)
             place.ahead = panel_ahead
 
@@ -229,13 +245,12 @@ class _Writer:
         The tiles share it: those of the chunk if it does every panel, else those of the image.
         """
         p, e = self.p, self.e
-        steps = p.taps[0] * p.taps[1] * (self.known_words // self.step(1))
         across = p.across
         if p.counts[0] == 1:
             row, column = e.sub(row, place.rows[0]), e.sub(column, place.columns[0])
             across = p.blocks[1]
         number = e.add(e.mul(row, e.extent(across)), column)
-        return e.at(place.ahead, e.mul(number, steps * p.prefetch))
+        return e.at(place.ahead, e.mul(number, p.steps * p.prefetch))
 
     @property
     def known_words(self) -> int:
@@ -247,12 +262,13 @@ class _Writer:
         return max(self.p.unroll, chains)
 
     def prefetch(self, place: _Place, taps: Int, index: Int, step: int) -> None:
-        """Ask for the part of the next panel that belongs to one step."""
+        """Ask for the parts of the next panel and of later weights that belong to one step."""
         p, e = self.p, self.e
         done = e.add(e.mul(taps, self.known_words // step), e.div(index, step))
-        at = e.at(place.ahead, e.mul(done, p.prefetch))
-        for line in range(0, p.prefetch, _LINE_BYTES):
-            e.prefetch(e.at(at, line))
+        for start, size in ((place.ahead, p.prefetch), (place.later, p.ahead)):
+            at = e.at(start, e.mul(done, size)) if size else start
+            for line in range(0, size, _LINE_BYTES):
+                e.prefetch(e.at(at, line))
 
     def overlapped(self, index: Int, size: int, extent: Json) -> Int:
         """Where tile ``index`` starts: the last one ends at the border."""
@@ -269,7 +285,7 @@ class _Writer:
         pixels = [(r, c) for r in range(shape[0]) for c in range(shape[1])]
         # As many in the last, narrower panel: equal filters give equal channels, bit for bit.
         vectors = self.p.vectors if self.p.full_panels else place.vectors
-        chains = max(1, _LEAST_CHAINS // (len(pixels) * vectors))
+        chains = chains_of(len(pixels), vectors)
         sums = self.first_sums(place, len(pixels), chains)
         at = e.at(place.a, self.bytes_of(self.a, (top, self.a.row), (left, self.a.column)))
         offsets = [self.bytes_of(self.a, (r, self.a.row), (c, self.a.column)) for r, c in pixels]
@@ -366,7 +382,7 @@ class _Writer:
             inner = dict(zip(keys, loop.values, strict=True))
             for u in range(step):
                 self.products(place, (a, b), (loop.index, u), offsets, inner, u % chains)
-            if self.p.prefetch and self.known_words:
+            if self.p.steps and (self.p.prefetch or self.p.ahead):
                 self.prefetch(place, taps, loop.index, step)
             loop.carry = [inner[k] for k in keys]
         sums = dict(zip(keys, loop.values, strict=True))

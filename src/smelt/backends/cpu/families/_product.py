@@ -245,20 +245,16 @@ def _prefetch_bytes(panels: Panels) -> int:
     Weights are cold: a network streams more of them than the caches hold. Small ones are not
     worth it.
     """
-    run, height, width = panels.taps[2], panels.height, panels.width
-    if not isinstance(run, int) or not isinstance(height, int) or not isinstance(width, int):
+    height, width, filters = panels.height, panels.width, panels.filters
+    if not isinstance(height, int) or not isinstance(width, int) or not isinstance(filters, int):
         return 0
-    words = ARITHMETICS[panels.arithmetic].words(run)
-    assert isinstance(words, int)  # noqa: S101  (as the run)
-    if not isinstance(panels.filters, int) or panels.uniform or words <= 2 * panels.unroll:
-        return 0
-    depth = panels.taps[0] * panels.taps[1] * words
-    if _matrices(panels) * depth * panels.filters * WORD_BYTES < _COLD_WEIGHTS_BYTES:
+    depth = panels.steps * panels.step
+    if panels.uniform or _matrices(panels) * depth * filters * WORD_BYTES < _COLD_WEIGHTS_BYTES:
         return 0
     rows, columns = -(-height // panels.tile[0]), -(-width // panels.tile[1])
     if panels.counts[0] == 1:
         rows, columns = min(rows, panels.blocks[0]), min(columns, panels.blocks[1])
-    steps = rows * columns * (depth // panels.unroll)
+    steps = rows * columns * panels.steps
     return -(-depth * panels.panel_width * WORD_BYTES // steps)
 
 
