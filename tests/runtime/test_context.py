@@ -30,6 +30,13 @@ def engine() -> Engine:
     return affine_engine()
 
 
+@pytest.fixture(autouse=True, params=["small arrays copied", "every array in place"])
+def places(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything here holds for arrays of any size; those here are small."""
+    if request.param == "every array in place":
+        monkeypatch.setattr("smelt.runtime._staging.STAGED_BYTES", 0)
+
+
 NOTHING: list[int] = []
 
 
@@ -172,6 +179,18 @@ def test_missing_and_unknown_inputs_are_named(engine: Engine) -> None:
             context.run({"data": batch_of(1)})
         with pytest.raises(BindingError, match="missing: x"):
             context.run({})
+
+
+def test_results_are_new_arrays_each_time(engine: Engine) -> None:
+    x, other = batch_of(2), batch_of(2)[::-1]
+    with engine.create_context() as context:
+        first = context.run({"x": x})["y"]
+        second = context.run({"x": other})["y"]
+        np.testing.assert_array_equal(first, affine(x))
+        np.testing.assert_array_equal(second, affine(other))
+        first[:] = 0
+        np.testing.assert_array_equal(context.run({"x": other})["y"], second)
+    np.testing.assert_array_equal(second, affine(other))
 
 
 # ---- by index

@@ -22,9 +22,7 @@ _HOST_KINDS: Final = frozenset({1, 3})
 
 
 def array_from_value(value: object, binding: Binding, wanted: np.dtype[Any]) -> NDArray[Any]:
-    """Return ``value`` as an array of the binding's dtype: its own memory where that will do.
-
-    The result is contiguous and aligned; a strided, reversed or misaligned value is copied.
+    """Return ``value`` as an array of the binding's dtype, in its own memory.
 
     Raises:
         BindingError: it is no array, lies on another device, or has another dtype.
@@ -32,9 +30,14 @@ def array_from_value(value: object, binding: Binding, wanted: np.dtype[Any]) -> 
     array = _as_numpy(value, binding)
     if array.dtype != wanted:
         array = _same_bits(array, binding)
-    if not array.flags.c_contiguous or not array.flags.aligned:
-        return np.ascontiguousarray(array)
     return array
+
+
+def contiguous_array(array: NDArray[Any]) -> NDArray[Any]:
+    """Return an array for kernels to read: a strided, reversed or misaligned one is copied."""
+    if array.flags.c_contiguous and array.flags.aligned:
+        return array
+    return np.ascontiguousarray(array)
 
 
 def writable_array(value: object, binding: Binding, wanted: np.dtype[Any]) -> NDArray[Any]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, cast
 
 import numpy as np
+from numpy import ndarray
 
 from smelt import config
 from smelt.devices.cpu import (
@@ -23,7 +23,13 @@ from smelt.devices.cpu import (
 )
 from smelt.devices.null import NullMemory
 from smelt.errors import BindingError, ContextError
-from smelt.runtime._arrays import address_of, array_from_value, exporter_for, writable_array
+from smelt.runtime._arrays import (
+    address_of,
+    array_from_value,
+    contiguous_array,
+    exporter_for,
+    writable_array,
+)
 from smelt.runtime._segments import CpuMachinery, Memories, NullMachinery, cut_plan
 from smelt.runtime._shapes import (
     call_from_values,
@@ -31,6 +37,7 @@ from smelt.runtime._shapes import (
     values_from_batch,
     values_from_shapes,
 )
+from smelt.runtime._staging import Staging
 from smelt.types import evaluate_dim
 
 if TYPE_CHECKING:
@@ -46,10 +53,12 @@ if TYPE_CHECKING:
     from smelt.runtime._engine import Engine, LoadedCode
     from smelt.runtime._segments import Machinery, Segment
     from smelt.runtime._shapes import Call
+    from smelt.runtime._staging import Ready
 
 _MAX_THREADS: Final = 1024
 _KEPT_SHAPES: Final = 64
 _POLL_S: Final = 2e-4
+_RUN: Final = "run"
 
 
 class Profiler(Protocol):
@@ -85,12 +94,14 @@ class ExecutionContext:
         if code.runtime is None:
             self._allocations = [NullMemory(tracker).allocate(arena_bytes, "arena")]
             self._machinery = NullMachinery()
+            self._staging = Staging(None, self._header)
         else:
             memory = CpuMemory(tracker)
             arena = memory.allocate(arena_bytes, "arena")
             arena.bytes[:] = 0
             scratch = Scratch(memory, max(plan.scratch_bytes for plan in plans), self.threads)
-            self._allocations = [arena, scratch]
+            self._staging = Staging(memory, self._header)
+            self._allocations = [arena, scratch, *self._staging.allocations]
             self._machinery = CpuMachinery(
                 code.functions, code.runtime, worker_pool(), memory, self.threads, scratch
             )
@@ -100,8 +111,7 @@ class ExecutionContext:
         self._ports = [(i, b, b.dtype.numpy) for i, b in enumerate(self._header.bindings)]
         self._inputs = [port for port in self._ports if port[1].is_input]
         self._outputs = [port for port in self._ports if not port[1].is_input]
-        self._names = {binding.name for _, binding, _ in self._inputs}
-        self._calls: dict[object, Call] = {}
+        self._ready: dict[object, Ready] = {}
         self._new = np.zeros if code.runtime is None else np.empty
         self._is_closed = False
         self.reset()
@@ -109,9 +119,9 @@ class ExecutionContext:
 
     def reset(self) -> None:
         """Forget runs of other threads, as a forked child must: they are not going on here."""
-        self._guard = threading.Lock()
-        self._owner: object | None = None
-        """Stands for the run that is going on."""
+        self._owner: dict[str, object] = {}
+        """Holds what stands for the run that is going on, if one is; `setdefault` takes the context
+        in one step, whatever other threads do."""
         self._pending: Mark | None = None
         """The end of the latest `enqueue`."""
 
@@ -151,58 +161,69 @@ class ExecutionContext:
         token = object()
         try:
             self._enter(token)
-            arrays = self._arrays_from(inputs)
-            call = self._call_for(tuple([array.shape for array in arrays]))
-            values = call.values.copy()
-            results = [self._new(call.shapes[i], dtype) for i, _, dtype in self._outputs]
-            addresses = [0] * len(call.shapes)
-            for (index, _, _), array in zip(self._inputs, arrays, strict=True):
-                addresses[index] = address_of(array)
-            for (index, _, _), array in zip(self._outputs, results, strict=True):
-                addresses[index] = address_of(array)
-            self._execute(call.plan, values, addresses, None)
+            arrays, shapes = self._arrays_from(inputs)
+            ready = self._ready.get(shapes)
+            if ready is None:
+                ready = self._ready_for(shapes)
+            results, values = self._compute(ready, arrays)
         finally:
             # No call stands here: at a call an interrupt could come before the context is free.
-            if self._owner is token:
-                self._owner = None
-        bindings = [binding for _, binding, _ in self._outputs]
-        if values != call.values:
-            pairs = zip(bindings, results, strict=True)
-            results = [self._trim(binding, result, values) for binding, result in pairs]
-        export = next((e for v in inputs.values() if (e := exporter_for(v))), None)
-        if export is not None:
-            pairs = zip(bindings, results, strict=True)
-            return {binding.name: export(result, binding.dtype) for binding, result in pairs}
-        return {binding.name: r for binding, r in zip(bindings, results, strict=True)}
+            if _RUN in self._owner and self._owner[_RUN] is token:
+                del self._owner[_RUN]
+        if values is not ready.call.values:
+            for _, binding, _ in self._outputs:
+                results[binding.name] = self._trim(binding, results[binding.name], values)
+        for value in inputs.values():
+            if type(value) is not ndarray and (export := exporter_for(value)) is not None:
+                return {b.name: export(results[b.name], b.dtype) for _, b, _ in self._outputs}
+        return results
 
-    def _arrays_from(self, inputs: Mapping[str, Any]) -> list[NDArray[Any]]:
-        _check_named(inputs, self._names)
-        if set(inputs) != self._names:
-            missing = sorted(self._names - inputs.keys())
-            unknown = sorted(set(map(str, inputs)) - self._names)
-            parts = [f"missing: {', '.join(missing)}"] if missing else []
-            parts += [f"unknown: {', '.join(unknown)}"] if unknown else []
-            raise BindingError(
-                f"the engine's inputs are {', '.join(sorted(self._names))}; {'; '.join(parts)}"
-            )
-        return [
-            array_from_value(inputs[binding.name], binding, dtype)
-            for _, binding, dtype in self._inputs
-        ]
+    def _arrays_from(
+        self, inputs: Mapping[str, Any]
+    ) -> tuple[list[Any], tuple[tuple[int, ...], ...]]:
+        """The inputs' arrays by binding, None for outputs; and the inputs' shapes."""
+        if inputs.__class__ is not dict:
+            _check_mapping(inputs, self._engine.inputs)
+        if len(inputs) != len(self._inputs):
+            raise _misnamed(inputs, self._engine.inputs)
+        arrays: list[NDArray[Any] | None] = [None] * len(self._ports)
+        shapes: list[tuple[int, ...]] = []
+        for index, binding, dtype in self._inputs:
+            try:
+                array = inputs[binding.name]
+            except KeyError:
+                raise _misnamed(inputs, self._engine.inputs) from None
+            if type(array) is not ndarray or array.dtype is not dtype:
+                array = array_from_value(array, binding, dtype)
+            arrays[index] = array
+            shapes.append(array.shape)
+        return arrays, tuple(shapes)
 
-    def _call_for(self, shapes: tuple[tuple[int, ...], ...]) -> Call:
+    def _ready_for(self, shapes: tuple[tuple[int, ...], ...]) -> Ready:
         """The call for inputs of these shapes."""
-        call = self._calls.get(shapes)
-        if call is None:
-            values = values_from_shapes([binding for _, binding, _ in self._inputs], shapes)
-            call = self._keep(shapes, call_from_values(self._header, values))
-        return call
+        values = values_from_shapes([binding for _, binding, _ in self._inputs], shapes)
+        call = call_from_values(self._header, values)
+        return self._keep(shapes, call, call.shapes)
 
-    def _keep(self, key: object, call: Call) -> Call:
-        if len(self._calls) >= _KEPT_SHAPES:
-            self._calls.clear()
-        self._calls[key] = call
-        return call
+    def _keep(self, key: object, call: Call, shapes: tuple[tuple[int, ...] | None, ...]) -> Ready:
+        if len(self._ready) >= _KEPT_SHAPES:
+            self._ready.clear()
+        self._ready[key] = ready = self._staging.ready(call, shapes)
+        return ready
+
+    def _compute(self, ready: Ready, arrays: list[Any]) -> tuple[dict[str, Any], dict[str, int]]:
+        """Run on inputs; return new outputs by name, and the symbols' values after the run."""
+        call = ready.call
+        for index, place in ready.outputs:
+            if place is None:
+                dtype = self._ports[index][2]
+                arrays[index] = self._new(call.shapes[index], dtype)
+        values = self._perform(ready, arrays, None)
+        results: dict[str, Any] = {}
+        for index, place in ready.outputs:
+            name = self._ports[index][1].name
+            results[name] = arrays[index] if place is None else place.copy()
+        return results, values
 
     @staticmethod
     def _trim(binding: Binding, array: NDArray[Any], values: Mapping[str, int]) -> NDArray[Any]:
@@ -227,15 +248,14 @@ class ExecutionContext:
             ContextError: the batch is larger than the engine's maximum, or the context is closed
                 or busy.
         """
-        call, addresses, kept = self._bind(batch_size, bindings)
+        ready, arrays = self._bind(batch_size, bindings)
         token = object()
         try:
             self._enter(token)
-            self._execute(call.plan, call.values.copy(), addresses, None)
+            self._perform_bound(ready, arrays, None)
         finally:
-            if self._owner is token:
-                self._owner = None
-        del kept
+            if _RUN in self._owner and self._owner[_RUN] is token:
+                del self._owner[_RUN]
 
     def enqueue(
         self,
@@ -261,7 +281,7 @@ class ExecutionContext:
                 ``input_consumed`` is none.
         """
         _check_queue(stream, input_consumed)
-        call, addresses, kept = self._bind(batch_size, bindings)
+        ready, arrays = self._bind(batch_size, bindings)
         before, done, consumed = self._pending, Mark(), Mark()
 
         def work() -> None:
@@ -271,11 +291,11 @@ class ExecutionContext:
             try:
                 self._wait_for(token)
                 self._check_open()
-                self._execute(call.plan, call.values.copy(), addresses, consumed)
+                self._perform_bound(ready, arrays, consumed)
             finally:
-                if self._owner is token:
-                    self._owner = None
-            kept.clear()
+                if _RUN in self._owner and self._owner[_RUN] is token:
+                    del self._owner[_RUN]
+            arrays.clear()
 
         if input_consumed is not None:
             input_consumed.mark = consumed
@@ -287,39 +307,45 @@ class ExecutionContext:
             done.reach()
             raise
 
-    def _bind(
-        self, batch_size: int, bindings: Sequence[Any]
-    ) -> tuple[Call, list[int], list[NDArray[Any]]]:
-        """The call and the addresses for bindings by index, and what must stay alive meanwhile."""
+    def _bind(self, batch_size: int, bindings: Sequence[Any]) -> tuple[Ready, list[Any]]:
+        """The call for bindings by index, and these as arrays and addresses."""
         self._check_open()
         if len(bindings) != len(self._ports):
             names = ", ".join(binding.name for _, binding, _ in self._ports)
             raise BindingError(f"{len(bindings)} bindings for {len(self._ports)}: {names}")
-        arrays: list[NDArray[Any] | None] = []
-        addresses: list[int] = []
-        for (_, binding, dtype), value in zip(self._ports, bindings, strict=True):
-            if isinstance(value, int | np.integer):
-                arrays.append(None)
-                addresses.append(_checked_address(binding, int(cast("int", value))))
-                continue
-            convert = array_from_value if binding.is_input else writable_array
-            array = convert(value, binding, dtype)
-            arrays.append(array)
-            addresses.append(address_of(array))
-        shapes = tuple([None if array is None else array.shape for array in arrays])
-        call = self._calls.get((batch_size, shapes))
-        if call is None:
-            call = self._call_for_batch(batch_size, shapes)
-        return call, addresses, [array for array in arrays if array is not None]
+        arrays: list[Any] = list(bindings)
+        shapes: list[tuple[int, ...] | None] = []
+        for index, binding, dtype in self._ports:
+            array = arrays[index]
+            if (
+                type(array) is not ndarray
+                or array.dtype is not dtype
+                or not (binding.is_input or array.flags.carray)
+            ):
+                array = arrays[index] = _bound(array, binding, dtype)
+            shapes.append(None if isinstance(array, int) else array.shape)
+        key = (batch_size, tuple(shapes))
+        ready = self._ready.get(key)
+        if ready is None:
+            ready = self._ready_for_batch(batch_size, key[1])
+        return ready, arrays
 
-    def _call_for_batch(self, batch_size: int, shapes: tuple[tuple[int, ...] | None, ...]) -> Call:
+    def _ready_for_batch(
+        self, batch_size: int, shapes: tuple[tuple[int, ...] | None, ...]
+    ) -> Ready:
         """The call for a batch size, and arrays of these shapes (None for an address)."""
         values = values_from_batch(self._header, batch_size, shapes)
         call = call_from_values(self._header, values)
         for (_, binding, _), shape, needed in zip(self._ports, shapes, call.shapes, strict=True):
             if shape is not None:
                 check_room(binding, shape, needed)
-        return self._keep((batch_size, shapes), call)
+        return self._keep((batch_size, shapes), call, shapes)
+
+    def _perform_bound(self, ready: Ready, arrays: list[Any], consumed: Mark | None) -> None:
+        self._perform(ready, arrays, consumed)
+        for index, place in ready.outputs:
+            if place is not None:
+                arrays[index][...] = place
 
     # ---- one run
 
@@ -328,27 +354,37 @@ class ExecutionContext:
         pending = self._pending
         if pending is not None:
             pending.wait()
-        if not self._take(token):
+        if self._owner.setdefault(_RUN, token) is not token:
             raise ContextError(
                 "this context is busy in another thread; create one context for each thread"
             )
-        self._check_open()
-
-    def _take(self, token: object) -> bool:
-        """Make ``token`` the owner of the context if it has none."""
-        with self._guard:
-            if self._owner is None:
-                self._owner = token
-        return self._owner is token
+        if self._is_closed:
+            self._check_open()
 
     def _wait_for(self, token: object) -> None:
         """Make ``token`` the owner of the context when a run that is going on is complete."""
-        while not self._take(token):
+        while self._owner.setdefault(_RUN, token) is not token:
             time.sleep(_POLL_S)  # rare: a synchronous run in another thread
 
     def _check_open(self) -> None:
         if self._is_closed:
             raise ContextError("this context is closed; create another from its engine")
+
+    def _perform(self, ready: Ready, arrays: list[Any], consumed: Mark | None) -> dict[str, int]:
+        """Run on arrays, or addresses, by binding; outputs that have a place are left there."""
+        addresses = ready.addresses
+        if not ready.is_staged:
+            addresses = addresses.copy()
+            for index, place in enumerate(ready.places):
+                if place is None:
+                    addresses[index], arrays[index] = _address(arrays[index])
+        for index, place in ready.inputs:
+            if place is not None:
+                place[...] = arrays[index]
+        call = ready.call
+        values = call.values.copy() if call.is_open else call.values
+        self._execute(call.plan, values, addresses, consumed)
+        return values
 
     def _execute(
         self, number: int, values: dict[str, int], addresses: list[int], consumed: Mark | None
@@ -359,11 +395,17 @@ class ExecutionContext:
         if segments is None:
             segments = cut_plan(self._header.plans[number], self._machinery)
             self._segments[number] = segments
-        profiler = self._profiler
-        timed = profiler is not None
-        if consumed is None and not timed and len(segments) == 1:
+        if consumed is None and self._profiler is None and len(segments) == 1:
             segments[0].run(values, self._memories, addresses, timed=False)
-            return
+        else:
+            self._execute_watched(number, values, addresses, consumed)
+
+    def _execute_watched(
+        self, number: int, values: dict[str, int], addresses: list[int], consumed: Mark | None
+    ) -> None:
+        """The same in several segments, or with somebody who wants to know how far it is."""
+        segments, profiler = self._segments[number], self._profiler
+        timed = profiler is not None
         times: dict[int, float] = {}
         last = max((i for i, s in enumerate(segments) if s.reads_input), default=-1)
         for position, segment in enumerate(segments):
@@ -411,11 +453,12 @@ class ExecutionContext:
                 for segment in segments:
                     segment.close()
             self._segments.clear()
+            self._ready.clear()
             for allocation in self._allocations:
                 allocation.close()
         finally:
-            if self._owner is token:
-                self._owner = None
+            if _RUN in self._owner and self._owner[_RUN] is token:
+                del self._owner[_RUN]
 
     def __enter__(self) -> Self:
         return self
@@ -429,12 +472,30 @@ class ExecutionContext:
         self.close()
 
 
-def _check_named(inputs: object, names: set[str]) -> None:
+def _check_mapping(inputs: object, wanted: Sequence[Binding]) -> None:
     if not isinstance(inputs, Mapping):
-        name = min(names, default="name")
+        name = min((binding.name for binding in wanted), default="name")
         raise BindingError(
             f"run takes arrays by name, as {{{name!r}: array}}, not {type(inputs).__name__}"
         )
+
+
+def _misnamed(inputs: Mapping[str, object], wanted: Sequence[Binding]) -> BindingError:
+    """What is wrong with names that are not those of the inputs."""
+    names = {binding.name for binding in wanted}
+    missing = sorted(names - inputs.keys())
+    unknown = sorted(set(map(str, inputs)) - names)
+    parts = [f"missing: {', '.join(missing)}"] if missing else []
+    parts += [f"unknown: {', '.join(unknown)}"] if unknown else []
+    return BindingError(f"the engine's inputs are {', '.join(sorted(names))}; {'; '.join(parts)}")
+
+
+def _bound(value: Any, binding: Binding, dtype: np.dtype[Any]) -> NDArray[Any] | int:
+    """What an application bound, as an array or an address."""
+    if isinstance(value, int | np.integer):
+        return _checked_address(binding, int(cast("int", value)))
+    convert = array_from_value if binding.is_input else writable_array
+    return convert(value, binding, dtype)
 
 
 def _check_queue(stream: object, event: object) -> None:
@@ -443,6 +504,14 @@ def _check_queue(stream: object, event: object) -> None:
         raise ContextError(f"enqueue needs a smelt.Stream, not {type(stream).__name__}")
     if not isinstance(event, CpuEvent | None):
         raise ContextError(f"input_consumed is a smelt.Event, not {type(event).__name__}")
+
+
+def _address(array: NDArray[Any] | int) -> tuple[int, NDArray[Any] | int]:
+    """Where kernels find an array, and what must live meanwhile."""
+    if isinstance(array, int):
+        return array, array
+    array = contiguous_array(array)
+    return address_of(array), array
 
 
 def _checked_address(binding: Binding, address: int) -> int:

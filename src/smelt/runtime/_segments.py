@@ -112,6 +112,9 @@ class NativeSegment:
         self._kept: dict[tuple[int, ...], tuple[NDArray[np.int64], list[int]]] = {}
         self._values: tuple[int, ...] | None = None
         self._addresses: list[int] = []
+        self._seen_values: Mapping[str, int] | None = None
+        self._seen_addresses: list[int] = []
+        """For what the list's words were last written; None for the values if it is unknown."""
 
     def _find_bindings(self) -> None:
         """Positions of the words that name the application's memory, with their bindings."""
@@ -127,7 +130,7 @@ class NativeSegment:
     def forget(self) -> None:
         """Evaluate every word again: the memories have moved."""
         self._kept.clear()
-        self._values = None
+        self._values = self._seen_values = None
 
     def run(
         self,
@@ -137,18 +140,28 @@ class NativeSegment:
         *,
         timed: bool,
     ) -> None:
-        """Run the launches; ``addresses`` are the application's, by binding."""
+        """Run the launches; ``addresses`` are the application's, by binding.
+
+        Who changes ``values`` or ``addresses`` afterwards passes others the next time.
+        """
+        if values is not self._seen_values or addresses is not self._seen_addresses:
+            self._prepare(values, memories, addresses)
+        self._list.run(timed=timed)
+
+    def _prepare(self, values: Mapping[str, int], memories: Memories, addresses: list[int]) -> None:
+        self._seen_values = None  # whatever interrupts the writing: it is not done
         key = tuple([values[name] for name in self._symbols])
         if key != self._values:
             self._use(key, values, memories)
         if addresses != self._addresses:
-            self._addresses = []  # whatever interrupts the writing: they are not these
+            self._addresses = []
             words = self._list.words
             rows = zip(self._positions, self._bindings, self._offsets, strict=True)
             for position, binding, offset in rows:
                 words[position] = addresses[binding] + offset
-            self._addresses = addresses.copy()
-        self._list.run(timed=timed)
+            self._addresses = addresses
+        self._seen_addresses = addresses
+        self._seen_values = values
 
     def _use(self, key: tuple[int, ...], values: Mapping[str, int], memories: Memories) -> None:
         if key not in self._kept:

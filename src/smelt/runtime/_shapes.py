@@ -86,6 +86,8 @@ class Call:
     """Every symbol's value; those that the run itself decides have their largest."""
     shapes: tuple[tuple[int, ...], ...]
     """Of each binding."""
+    is_open: bool
+    """Whether the run itself decides some of the values."""
 
 
 def call_from_values(header: EngineHeader, values: dict[str, int]) -> Call:
@@ -99,7 +101,8 @@ def call_from_values(header: EngineHeader, values: dict[str, int]) -> Call:
     shapes = tuple(
         tuple([evaluate_dim(dim, values) for dim in binding.shape]) for binding in header.bindings
     )
-    return Call(number, values, shapes)
+    is_open = any(step.sizes for step in _host_calls(header.plans[number]))
+    return Call(number, values, shapes, is_open)
 
 
 def values_from_batch(
@@ -180,11 +183,13 @@ def _batch_too_large(batch: int, most: int) -> ContextError:
     )
 
 
+def _host_calls(plan: Plan) -> list[HostCall]:
+    return [step for step in plan.steps if isinstance(step, HostCall)]
+
+
 def _complete(plan: Plan, values: dict[str, int]) -> None:
     """Give symbols that a run itself decides their largest values."""
-    decided = {
-        name for step in plan.steps if isinstance(step, HostCall) for name, _, _ in step.sizes
-    }
+    decided = {name for step in _host_calls(plan) for name, _, _ in step.sizes}
     for name, low, high in plan.symbols:
         if name not in values and name not in decided and low != high:
             raise BindingError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -14,7 +15,7 @@ from smelt.devices.cpu._pool import Lease
 from smelt.errors import ContextError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -141,8 +142,6 @@ class RunList:
         self._address = header.address
         self._header[abi.LIST_ROWS // 8] = table.address
         self._header[abi.LIST_COUNT // 8] = len(rows)
-        self._header[abi.LIST_SCRATCH // 8] = scratch.address
-        self._header[abi.LIST_SCRATCH_STRIDE // 8] = scratch.stride
         self._fill(rows, words.address)
         self._mailboxes = (ctypes.c_void_p * max(1, threads - 1))()
         self._mailboxes_of: list[Worker] = []
@@ -150,9 +149,13 @@ class RunList:
         """Every worker that was ever given this list."""
         self._generation = pool.generation
         self._may_run_alone = may_run_alone
-        self._trial = Trial(settled=not may_run_alone)
+        self._timed = False
+        self._execute_alone = self._executor()
+        self._restart_trial()
 
     def _fill(self, rows: Sequence[Row], words: int) -> None:
+        self._header[abi.LIST_SCRATCH // 8] = self._scratch.address
+        self._header[abi.LIST_SCRATCH_STRIDE // 8] = self._scratch.stride
         shares = 1 if self._threads == 1 else _SHARES_PER_WORKER * self._threads
         for record, row in zip(self._table, rows, strict=True):
             record[abi.ROW_FUNCTION // 8] = row.function
@@ -173,7 +176,19 @@ class RunList:
         # A worker that is late out of an earlier run may be looking at the old numbers.
         self._runtime.close(self._address)
         self._table[:, _CHUNKS] = chunks
+        self._restart_trial()
+
+    def _restart_trial(self) -> None:
         self._trial = Trial(settled=not self._may_run_alone)
+        self._is_alone = self._threads == 1
+        """Whether runs are without workers from now on."""
+
+    def _executor(self) -> Callable[[], None]:
+        """What runs the list without workers; its arguments are converted once."""
+        runtime, address = self._runtime, ctypes.c_void_p(self._address)
+        if runtime.has_workers:
+            return functools.partial(runtime.execute, address, None, 0)
+        return lambda: runtime.run(address, runtime.begin(address), 0)
 
     def run(self, *, timed: bool = False) -> None:
         """Run the list once, with as many workers as are idle, and return when it is complete.
@@ -181,21 +196,29 @@ class RunList:
         Raises:
             ContextError: the list is closed.
         """
+        if timed is not self._timed:
+            self._check_open()
+            self._header[abi.LIST_TIMED // 8] = timed
+            self._timed = timed
+        if self._is_alone:
+            self._execute_alone()
+            return
+        self._check_open()
+        trial = self._trial
+        if trial.settled or timed:
+            self._run_leased()
+            return
+        start = time.perf_counter_ns()
+        if trial.alone:
+            self._execute_alone()
+        else:
+            self._run_leased()
+        trial.note(time.perf_counter_ns() - start)
+        self._is_alone = trial.settled and trial.alone
+
+    def _check_open(self) -> None:
         if not self._address:
             raise ContextError("this run list is closed")
-        self._header[abi.LIST_TIMED // 8] = timed
-        trial = self._trial
-        if self._threads == 1 or (trial.settled and trial.alone):
-            self._run_alone()
-        elif trial.settled or timed:
-            self._run_leased()
-        else:
-            start = time.perf_counter_ns()
-            if trial.alone:
-                self._run_alone()
-            else:
-                self._run_leased()
-            trial.note(time.perf_counter_ns() - start)
 
     def _run_leased(self) -> None:
         pool = self._pool
@@ -209,12 +232,6 @@ class RunList:
             self._run_with(lease.workers)
         finally:
             pool.release(lease)
-
-    def _run_alone(self) -> None:
-        if self._runtime.has_workers:
-            self._runtime.execute(self._address, None, 0)
-        else:
-            self._runtime.run(self._address, self._runtime.begin(self._address), 0)
 
     def _run_with(self, workers: list[Worker]) -> None:
         # Noted before anything is posted: close() must find them even after a KeyboardInterrupt.
@@ -258,4 +275,5 @@ class RunList:
         for memory in self._memories:
             memory.close()
         self._memories = []
+        self._is_alone = False
         self._address = 0

@@ -1,0 +1,104 @@
+"""Places for small inputs and outputs in a context's own memory.
+
+numpy takes longer to say where an array lies than to copy a few kilobytes. So small arrays are
+copied to and from places that never move, and then no address is written from run to run either.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any, Final
+
+from smelt.types import evaluate_dim, symbols_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from smelt.devices.cpu import CpuAllocation, CpuMemory
+    from smelt.engine import Binding, EngineHeader
+    from smelt.runtime._shapes import Call
+
+STAGED_BYTES: Final = 16384
+"""Larger arrays are read and written where they are."""
+_ALIGNMENT: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A call on the memory of one context."""
+
+    call: Call
+    places: tuple[NDArray[Any] | None, ...]
+    """Of each binding that is small."""
+    addresses: list[int]
+    """Of the places, by binding; 0 where there is none. Nobody writes here."""
+    is_staged: bool
+    """Whether every binding has a place."""
+    inputs: tuple[tuple[int, NDArray[Any] | None], ...]
+    """Binding and place of each input."""
+    outputs: tuple[tuple[int, NDArray[Any] | None], ...]
+    """The same of each output."""
+
+
+class Staging:
+    """The places of one context."""
+
+    def __init__(self, memory: CpuMemory | None, header: EngineHeader) -> None:
+        """Take memory for them; without memory there are none."""
+        self._bindings = header.bindings
+        self._rooms = [0] * len(header.bindings)
+        self._starts = list(self._rooms)
+        self._memory: CpuAllocation | None = None
+        if memory is None:
+            return
+        given = symbols_of(*(dim for b in header.bindings if b.is_input for dim in b.shape))
+        total = 0
+        for index, binding in enumerate(header.bindings):
+            if symbols_of(*binding.shape) <= given:  # what a run itself decides may fill a part
+                largest = max(_largest_bytes(binding, plan.largest) for plan in header.plans)
+                self._rooms[index] = min(largest, STAGED_BYTES)
+                self._starts[index] = total
+                total += -(-self._rooms[index] // _ALIGNMENT) * _ALIGNMENT
+        self._memory = memory.allocate(total, "bindings")
+
+    @property
+    def allocations(self) -> list[CpuAllocation]:
+        """The memory, for whoever gives it back."""
+        return [] if self._memory is None else [self._memory]
+
+    def ready(self, call: Call, shapes: Sequence[tuple[int, ...] | None]) -> Ready:
+        """The call with places for small arrays that have just the shapes that it needs."""
+        places = tuple(map(self._place, range(len(shapes)), shapes, call.shapes))
+        base = 0 if self._memory is None else self._memory.address
+        pairs = zip(places, self._starts, strict=True)
+        addresses = [0 if place is None else base + start for place, start in pairs]
+        chosen = list(zip(enumerate(places), self._bindings, strict=True))
+        return Ready(
+            call,
+            places,
+            addresses,
+            all(place is not None for place in places),
+            tuple(pair for pair, binding in chosen if binding.is_input),
+            tuple(pair for pair, binding in chosen if not binding.is_input),
+        )
+
+    def _place(
+        self, index: int, shape: tuple[int, ...] | None, needed: tuple[int, ...]
+    ) -> NDArray[Any] | None:
+        dtype = self._bindings[index].dtype.numpy
+        size = prod(needed) * dtype.itemsize
+        if self._memory is None or shape != needed or not 0 < size <= self._rooms[index]:
+            return None
+        start = self._starts[index]
+        return self._memory.bytes[start : start + size].view(dtype).reshape(needed)
+
+
+def _largest_bytes(binding: Binding, largest: dict[str, int]) -> int:
+    used = symbols_of(*binding.shape)
+    if not used <= largest.keys():
+        return 0
+    extents = [evaluate_dim(dim, largest) for dim in binding.shape]
+    return prod(extents) * binding.dtype.size_bytes
