@@ -53,13 +53,13 @@ def test_buffers_share_bytes_only_when_one_is_surely_over(
 def test_no_arena_is_smaller_than_the_lower_bound(program: tuple[list[Life], list[int]]) -> None:
     lives, started = program
     _, arena = assign_offsets(lives, started)
-    assert arena >= lower_bound(lives, len(started))
+    assert arena >= lower_bound(lives, started)
 
 
 def test_a_chain_takes_two_buffers() -> None:
     lives = [Life(1000, step, step + 1) for step in range(8)]
     _, arena = assign_offsets(lives, list(range(9)))
-    assert arena == 2 * 1024 == lower_bound(lives, 9)
+    assert arena == 2 * 1024 == lower_bound(lives, list(range(9)))
 
 
 def test_a_step_that_does_not_wait_shares_nothing_with_the_one_before() -> None:
@@ -68,6 +68,23 @@ def test_a_step_that_does_not_wait_shares_nothing_with_the_one_before() -> None:
     assert assign_offsets(lives, [0, 0])[1] == 128
 
 
+def test_the_bound_counts_what_a_step_that_does_not_wait_may_meet() -> None:
+    lives = [Life(64, 0, 0), Life(64, 1, 1)]
+    assert lower_bound(lives, [0, 1]) == 64
+    assert lower_bound(lives, [0, 0]) == 128
+
+
+def test_residual_blocks_take_no_more_than_what_is_alive_at_once() -> None:
+    """Each block's input lives until its sum; by size alone they would take a third more."""
+    lives: list[Life] = []
+    for block in range(4):
+        first = 6 * block
+        lives += [Life(3200, first, first + 6), Life(860, first + 1, first + 5)]
+        lives += [Life(800, first + 3, first + 6), Life(3600, first + 3, first + 5)]
+    started = list(range(26))
+    assert assign_offsets(lives, started)[1] <= 1.02 * lower_bound(lives, started)
+
+
 def test_nothing_needs_no_arena() -> None:
     assert assign_offsets([], []) == ([], 0)
-    assert lower_bound([], 0) == 0
+    assert lower_bound([], []) == 0

@@ -15,6 +15,7 @@ from tests.support.real_models import (
     ALL_MODELS,
     CAFFE_MODELS,
     RealModel,
+    arena_ratio,
     model_named,
     reference_steps,
     relative_error,
@@ -61,6 +62,10 @@ def test_a_model_gives_the_same_bits_on_one_thread_and_on_three(
 
 def test_an_engine_runs_nothing_as_a_reference_but_what_depends_on_data(built: _Built) -> None:
     assert reference_steps(built.engine) == []
+
+
+def test_tensors_take_hardly_more_memory_than_must_be_alive_at_once(built: _Built) -> None:
+    assert arena_ratio(built.engine) <= 1.1
 
 
 @pytest.mark.parametrize("name", ["lenet", "mtcnn_o_onnx", "silero", "minilm"])

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 import smelt
-from tests.support.real_models import reference_steps
+from tests.support.real_models import arena_ratio, reference_steps
 
 _FOLDER = Path(onnx.backend.test.__file__).parent / "data" / "light"
 _NAMES = (
@@ -32,9 +32,12 @@ def test_the_package_has_these_networks_and_no_others() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", _NAMES)
-def test_a_light_model_gives_the_expected_output_and_runs_in_kernels_alone(name: str) -> None:
+def test_a_light_model_gives_the_expected_output_and_runs_in_kernels_alone_in_little_memory(
+    name: str,
+) -> None:
     engine = smelt.build(smelt.network_from_onnx(_FOLDER / f"light_{name}.onnx"), tune="none")
     assert reference_steps(engine) == []
+    assert arena_ratio(engine) <= 1.1
     (binding,) = engine.inputs
     shape = tuple(int(str(extent)) for extent in binding.shape)
     count = int(np.prod(shape))

@@ -12,6 +12,7 @@ import onnxruntime
 
 import smelt
 from smelt.engine import HostCall
+from smelt.inspect import report_of
 from tests.support import downloads
 
 if TYPE_CHECKING:
@@ -109,6 +110,12 @@ def reference_steps(engine: Engine) -> list[str]:
     steps = (step for plan in engine.header.plans for step in plan.steps)
     names = [_op_name(step.op) for step in steps if isinstance(step, HostCall)]
     return [name for name in names if name not in DATA_DEPENDENT]
+
+
+def arena_ratio(engine: Engine) -> float:
+    """How many times the least possible memory the tensors of an engine's plans take at most."""
+    plans = report_of(engine).plans
+    return max(plan.arena_bytes / max(plan.arena_lower_bound_bytes, 1) for plan in plans)
 
 
 def _op_name(op: Json) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 ALIGNMENT_BYTES = 64
+_ATTEMPTS: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,35 +31,55 @@ def assign_offsets(lives: Sequence[Life], started: Sequence[int]) -> tuple[list[
             bytes only if one's last use is complete when the other's first write starts.
 
     Largest first, each at the lowest place where it meets no living neighbour (greedy by size:
-    Pisarchyk and Lee, "Efficient memory management for deep neural net inference", 2020).
+    Pisarchyk and Lee, "Efficient memory management for deep neural net inference", 2020). While
+    that takes more than the lower bound, the buffer that sticks out is placed before its
+    neighbours, and all are placed anew.
     """
-    offsets = [0] * len(lives)
-    placed: list[int] = []
+    met = [[i for i, b in enumerate(lives) if _meet(a, b, started)] for a in lives]
+    sizes = [_align(life.size_bytes) for life in lives]
     order = sorted(range(len(lives)), key=lambda i: (-lives[i].size_bytes, lives[i].first_step))
+    bound = lower_bound(lives, started)
+    best, least = _place(sizes, met, order)
+    offsets, size = best, least
+    for _ in range(_ATTEMPTS):
+        if least <= bound:
+            break
+        highest = next(i for i in order if offsets[i] + sizes[i] == size)
+        order.remove(highest)
+        order.insert(min(order.index(i) for i in met[highest] if i != highest), highest)
+        offsets, size = _place(sizes, met, order)
+        if size < least:
+            best, least = offsets, size
+    return best, least
+
+
+def _place(
+    sizes: Sequence[int], met: Sequence[Sequence[int]], order: Sequence[int]
+) -> tuple[list[int], int]:
+    """Place buffers in order, each as low as those before it allow; return the end of all, too."""
+    offsets = [-1] * len(sizes)
     for index in order:
-        life = lives[index]
-        neighbours = sorted(
-            (offsets[other], lives[other].size_bytes)
-            for other in placed
-            if _meet(life, lives[other], started)
-        )
         place = 0
-        for start, size in neighbours:
-            if place + life.size_bytes <= start:
+        for start, size in sorted((offsets[i], sizes[i]) for i in met[index] if offsets[i] >= 0):
+            if place + sizes[index] <= start:
                 break
-            place = max(place, _align(start + size))
+            place = max(place, start + size)
         offsets[index] = place
-        placed.append(index)
-    end = max((offsets[i] + life.size_bytes for i, life in enumerate(lives)), default=0)
-    return offsets, _align(end)
+    return offsets, max((a + b for a, b in zip(offsets, sizes, strict=True)), default=0)
 
 
-def lower_bound(lives: Sequence[Life], steps: int) -> int:
-    """The largest sum of living sizes in any step, in bytes: no arena can be smaller."""
-    change = [0] * (steps + 1)
+def lower_bound(lives: Sequence[Life], started: Sequence[int]) -> int:
+    """The largest sum of sizes of which none may share bytes, in bytes: no arena can be smaller.
+
+    Alive in a step is what the step or an earlier one writes, and what is read in a step that may
+    still be running.
+    """
+    change = [0] * (len(started) + 1)
     for life in lives:
-        change[life.first_step] += _align(life.size_bytes)
-        change[life.last_step + 1] -= _align(life.size_bytes)
+        size = _align(life.size_bytes)
+        change[life.first_step] += size
+        over = next((s for s, before in enumerate(started) if before > life.last_step), None)
+        change[-1 if over is None else over] -= size
     total = largest = 0
     for delta in change:
         total += delta

@@ -141,7 +141,7 @@ class _Assembler:
             for i, offset, life in zip(arena, offsets, lives, strict=True)
             if (owner := self.owners[i]) is not None
         )
-        bound = lower_bound(lives, len(self.steps))
+        bound = lower_bound(lives, self.started)
         return Assembled(plan, tuple(self.layers), tuple(self.storage.notes), bound, names)
 
     # ---- buffers
