@@ -19,6 +19,10 @@ _CHUNK_FLOPS: Final = 1 << 20
 """Work that is worth the hand-over to a worker: some 4 microseconds. Larger chunks left a worker
 idle at the end of small layers: MobileNetV2 took an eighth longer on two threads with 4 << 20."""
 _TARGET_CHUNKS: Final = 24
+_FEW_STORES: Final = 14
+"""Stores of a tile's results that go on beside the next tile's sums. More in one go stall them."""
+_STALL_CYCLES: Final = 2.5
+"""What each further store costs."""
 _TILE_OVERHEAD: Final = 0.5
 """What a tile costs beside its pixels, in pixels."""
 _FEW_FILTERS: Final = 512
@@ -50,7 +54,7 @@ def known_or_none(extent: Dim) -> int | None:
 def budgets(target: CpuTarget) -> tuple[tuple[int, int], ...]:
     """(pixels, vectors) of the tiles that the target's registers hold, best first."""
     if target.vector_bits == 512:
-        return ((14, 2), (9, 3), (6, 4), (28, 1))
+        return ((8, 2), (14, 2), (9, 3), (6, 4), (14, 1), (28, 1))
     if target.architecture == "aarch64":
         return ((8, 3), (6, 4), (14, 2))
     return ((6, 2), (4, 3), (12, 1))
@@ -103,7 +107,9 @@ def estimate_seconds(
     lanes = target.vector_bits // 32
     steps = -(-problem.filters // (vectors * lanes)) * problem.depth * problem.groups
     images = problem.images or 1
-    compute = _cycles_per_element(problem, tile, vectors) * steps * images / CYCLES_PER_SECOND
+    stall = _STALL_CYCLES * max(0, tile[0] * tile[1] * vectors - _FEW_STORES) / problem.depth
+    cycles = _cycles_per_element(problem, tile, vectors) + stall * _tiles(problem, tile)
+    compute = cycles * steps * images / CYCLES_PER_SECOND
     weights = problem.filters * problem.depth * problem.groups * 4
     outputs = problem.pixels * problem.filters * problem.groups * images * 4
     return compute + (0.3 * weights + outputs) / MEMORY_BYTES_PER_SECOND
