@@ -1,6 +1,6 @@
 """Compile half of each backend: what it can run, by which tactics, and its kernels' code."""
 
-from smelt.backends._assemble import Assembled, WeightStore, assemble
+from smelt.backends._assemble import Assembled, WeightStore, assemble, constant_bytes
 from smelt.backends._base import (
     Aliasing,
     Backend,
@@ -26,6 +26,7 @@ __all__ = [
     "Stored",
     "WeightStore",
     "assemble",
+    "constant_bytes",
     "contiguous_strides",
     "linear_format",
     "same_order",

@@ -9,11 +9,12 @@ import numpy as np
 
 from smelt.backends._arena import ALIGNMENT_BYTES, Life, assign_offsets, lower_bound
 from smelt.backends._base import Operands
-from smelt.backends._storage import Compute, StoragePlanner, size_bytes
+from smelt.backends._storage import Compute, StoragePlanner, contiguous_strides, size_bytes
 from smelt.devices.cpu import CpuMemory
 from smelt.engine import Buffer, Launch, LayerInfo, Plan, Space, View
 from smelt.ir import Constant
 from smelt.ops import Transpose
+from smelt.types import Layout, element_count, evaluate_dim
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -28,6 +29,12 @@ if TYPE_CHECKING:
 
 _INLINE_BYTES: Final = 256
 """Constants up to this size are the same when their elements are."""
+
+
+def constant_bytes(constant: Constant) -> int:
+    """Bytes of the constant's elements, known without computing them."""
+    kind = constant.type
+    return evaluate_dim(element_count(kind.shape), {}) * kind.dtype.size_bytes
 
 
 class WeightStore:
@@ -71,7 +78,7 @@ class WeightStore:
         if key not in self._offsets:
             self._offsets[key] = self.size_bytes
             self.entries.append((constant, self.size_bytes))
-            nbytes = constant.array.nbytes
+            nbytes = constant_bytes(constant)
             self.size_bytes += -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         return self._offsets[key]
 
@@ -234,13 +241,10 @@ class _Assembler:
         kind = constant.type
         offset = self.weights.place(constant)
         if offset not in self.packed:
-            self.packed[offset] = self._buffer(Buffer(Space.WEIGHTS, offset, constant.array.nbytes))
-        strides: list[int] = []
-        step = 1
-        for extent in reversed(constant.array.shape):
-            strides.insert(0, step)
-            step *= extent
-        return View(self.packed[offset], 0, kind.dtype, kind.shape, tuple(strides))
+            size = constant_bytes(constant)
+            self.packed[offset] = self._buffer(Buffer(Space.WEIGHTS, offset, size))
+        strides = contiguous_strides(kind, Layout.LINEAR)
+        return View(self.packed[offset], 0, kind.dtype, kind.shape, strides)
 
 
 def assemble(

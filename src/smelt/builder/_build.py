@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,16 @@ from smelt.ir import Graph, clone, verify
 from smelt.network import NetworkDefinition
 from smelt.ops import DetectionOutput, NonMaxSuppression
 from smelt.passes import pipeline, run_passes
-from smelt.tuner import Candidates, HintTimer, Laboratory, MeasuringTimer, TimingCache, choose
+from smelt.tuner import (
+    Candidates,
+    HintTimer,
+    Laboratory,
+    MeasuringTimer,
+    NetworkTrial,
+    Rehearsal,
+    TimingCache,
+    choose,
+)
 from smelt.types import evaluate_dim, substitute_dim
 
 if TYPE_CHECKING:
@@ -47,10 +57,13 @@ if TYPE_CHECKING:
     from smelt.backends import Assembled, Tactic
     from smelt.builder._shapes import ShapeSpec
     from smelt.engine import KernelSpec
+    from smelt.ir import Node
     from smelt.runtime import Engine
     from smelt.tuner import Choice, Timer
 
 _LOG = logging.getLogger(__name__)
+_SHARE_ALONE = 0.45
+"""The share of the tuning's time after which candidates are no longer timed alone."""
 
 
 def build(
@@ -161,6 +174,8 @@ class _Build:
     progress: Progress
     weights: WeightStore = field(default_factory=WeightStore)
     timings: TimingCache = field(init=False)
+    deadline: float = field(init=False)
+    """When tuning must be done, in the time of ``time.perf_counter``."""
 
     def __post_init__(self) -> None:
         path = self.options.timing_cache
@@ -168,6 +183,18 @@ class _Build:
         if path is None and folder is not None:
             path = folder / "timings.json"
         self.timings = TimingCache(path)
+        effort = self.effort
+        self.deadline = time.perf_counter() + (effort.seconds if effort else 0.0)
+
+    @property
+    def effort(self) -> TuningEffort | None:
+        """How thoroughly candidates are timed; None when they are not."""
+        tune = self.options.tune
+        if isinstance(tune, TuningEffort):
+            return tune
+        if isinstance(tune, str):
+            return EFFORTS.get(tune)
+        return dataclasses.replace(EFFORTS["full"], seconds=tune)
 
     def run(self) -> Engine:
         kind, detail = parse_device(self.options.device)
@@ -243,7 +270,7 @@ class _Build:
                 if t not in small
             ]
             candidates[id(node)] = Candidates(tuple(small), tuple(refusals))
-        timer = self._timer(plan, backend, target)
+        timer, started = self._timer(plan, backend, target), time.perf_counter()
         while plan.choice is None or self._drop_large(plan, candidates, backend):
             plan.choice = choose(
                 plan.graph,
@@ -252,6 +279,7 @@ class _Build:
                 plan.sizes,
                 lambda done, total: self.progress("tune", done, total),
             )
+        self._compare_in_network(plan, backend, target, time.perf_counter() - started)
         for node in plan.graph.nodes:
             plan.refusals[node.name] = [str(r) for r in candidates[id(node)].refusals]
 
@@ -261,11 +289,9 @@ class _Build:
         """Drop what was chosen and needs too much with its workers' memory; say if anything did."""
         assert plan.choice is not None  # noqa: S101  (there is something chosen)
         found = False
-        plan.workspace_bytes = 0
         for node in plan.graph.nodes:
             tactic, known = plan.choice.tactics[id(node)], candidates[id(node)]
             size = workspace_bytes(backend, node, tactic, plan.largest, _workers())
-            plan.workspace_bytes = max(plan.workspace_bytes, size)
             if size > self.options.max_workspace_bytes:
                 found = True
                 reason = f"{tactic} needs {size} bytes of workspace with its workers' memory"
@@ -275,13 +301,50 @@ class _Build:
                 )
         return found
 
+    def _compare_in_network(
+        self, plan: _PlanParts, backend: CpuBackend, target: CpuTarget, spent_s: float
+    ) -> None:
+        """Let the best candidates of each node show what they are worth in the whole plan."""
+        assert plan.choice is not None  # noqa: S101  (it was made before)
+
+        def needed(node: Node, tactic: Tactic) -> int:
+            return workspace_bytes(backend, node, tactic, plan.largest, _workers())
+
+        effort = self.effort
+        if effort is not None and _runs_here(target):
+            image = compile_runtime(target)
+            stage = Rehearsal(
+                plan.graph,
+                backend,
+                target,
+                native_runtime(image.code, dict(image.symbols)),
+                symbols=plan.symbols,
+                sizes=plan.sizes,
+                threads=_workers(),
+            )
+            NetworkTrial(
+                plan.graph,
+                plan.choice,
+                stage,
+                backend,
+                self.timings,
+                effort=effort.network,
+                where=f"{target.name}, {_workers()} threads",
+                sizes=plan.sizes,
+                may_play=lambda n, t: needed(n, t) <= self.options.max_workspace_bytes,
+                deadline=self.deadline,
+                ahead_s=spent_s,
+            ).run()
+        tactics = plan.choice.tactics
+        plan.workspace_bytes = max((needed(n, tactics[id(n)]) for n in plan.graph.nodes), default=0)
+
     def _fits(self, tactic: Tactic, plan: _PlanParts) -> bool:
         needed = evaluate_dim(tactic.workspace_bytes, plan.largest)
         return needed <= self.options.max_workspace_bytes
 
     def _timer(self, plan: _PlanParts, backend: CpuBackend, target: CpuTarget) -> Timer:
-        tune = self.options.tune
-        if tune == "none" or not _runs_here(target):
+        tune = self.effort
+        if tune is None or not _runs_here(target):
             return HintTimer()
         image = compile_runtime(target)
         laboratory = Laboratory(
@@ -291,17 +354,13 @@ class _Build:
             threads=_workers(),
             sizes=plan.sizes,
         )
-        if isinstance(tune, str):
-            tune = EFFORTS[tune]
-        elif not isinstance(tune, TuningEffort):
-            tune = dataclasses.replace(EFFORTS["full"], seconds=tune)
         return MeasuringTimer(
             laboratory,
             self.timings,
             keep=tune.candidates,
             repeats=tune.repeats,
             averaged=tune.averaged,
-            seconds=tune.seconds,
+            seconds=(self.deadline - time.perf_counter()) * _SHARE_ALONE,
             seconds_each=tune.seconds_each,
             sample_seconds=tune.sample_seconds,
         )

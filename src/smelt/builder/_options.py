@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
 from smelt.errors import BuildError, UnsupportedError
+from smelt.tuner import Effort
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,7 +31,7 @@ class Progress(Protocol):
 class TuningEffort:
     """How thoroughly candidates are timed: the best of ``repeats`` means of ``averaged`` runs."""
 
-    candidates: int = 2
+    candidates: int = 4
     """Candidates of each family and format that are timed, the most promising first."""
     repeats: int = 5
     averaged: int = 1
@@ -40,6 +41,8 @@ class TuningEffort:
     """Time for a candidate, after two repeats."""
     sample_seconds: float = 5e-5
     """A mean is taken of more runs where it would last less: a late worker must not decide."""
+    network: Effort = field(default_factory=Effort)
+    """What is then compared in the whole network."""
 
     def __post_init__(self) -> None:
         for name in ("candidates", "repeats", "averaged"):
@@ -47,7 +50,10 @@ class TuningEffort:
                 raise BuildError(f"{name} of a tuning effort is {getattr(self, name)}; 1 is least")
 
 
-EFFORTS: Final = {"fast": TuningEffort(), "full": TuningEffort(8, 15)}
+EFFORTS: Final = {
+    "fast": TuningEffort(),
+    "full": TuningEffort(8, 15, network=Effort(rivals=6, passes=3, runs=16, seconds=10.0)),
+}
 """The efforts that have a name."""
 
 

@@ -164,8 +164,8 @@ def _assemble(
         made = assemble(graph, tactics, backend, weights, symbols=symbols, first_layer=layers)
         layers += len(made.layers)
         plans.append(made.plan)
-    packed = [(w.offset, w.dtype.numpy, w.shape) for w in header.weights]
-    if packed != [(offset, c.array.dtype, c.array.shape) for c, offset in weights.entries]:
+    packed = [(w.offset, w.dtype, w.shape) for w in header.weights]
+    if packed != [(offset, c.type.dtype, c.type.shape) for c, offset in weights.entries]:
         raise EngineFormatError("its weights are not those that its program packs")
     return tuple(plans)
 

@@ -37,6 +37,7 @@ def describe_plan(
         "source": [{"name": n.name, "op": n.op.name} for n in source.nodes],
         "nodes": [_describe_node(n, choice.tactics[id(n)]) for n in graph.nodes],
         "candidates": choice.times,
+        "in_network": choice.in_network,
         "refusals": {name: list(reasons) for name, reasons in refusals.items() if reasons},
         "storage": assembled.notes,
         "lower_bound_bytes": assembled.lower_bound_bytes,

@@ -15,7 +15,7 @@ import numpy as np
 
 from smelt.errors import GraphError, InternalError, ShapeError
 from smelt.ir._op import Operand
-from smelt.types import DType, TensorType
+from smelt.types import TensorType
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -37,10 +37,10 @@ class Constant:
     """Elements known at build time: a named source, or derived from sources by a recipe.
 
     ``name`` is the name under which a source can be refitted. Derived arrays are computed when
-    first asked for.
+    first asked for; their types are known without.
     """
 
-    __slots__ = ("_array", "name", "recipe")
+    __slots__ = ("_array", "_type", "name", "recipe")
 
     def __init__(
         self, name: str, array: Array | None = None, *, recipe: Recipe | None = None
@@ -50,6 +50,7 @@ class Constant:
         self.name = name
         self.recipe = recipe
         self._array = array
+        self._type: TensorType | None = None
 
     @property
     def array(self) -> Array:
@@ -66,7 +67,18 @@ class Constant:
     @property
     def type(self) -> TensorType:
         """Element type and shape."""
-        return TensorType(DType.from_numpy(self.array.dtype), self.array.shape)
+        if self._type is None:
+            self._type = self._operand().tensor
+        return self._type
+
+    def _operand(self) -> Operand:
+        """What is known of the constant without computing it."""
+        if self._array is not None or self.recipe is None:
+            return Operand.constant(self.array)
+        known = [None if c is None else c._operand() for c in self.recipe.inputs]
+        made = Operand(self.recipe.op.infer(known)[self.recipe.output])
+        # Shapes and axes decide what follows from them.
+        return Operand.constant(self.array) if made.tensor.dtype.is_integer else made
 
     @staticmethod
     def derive(name: str, op: Op, *inputs: Constant | None, output: int = 0) -> Constant:

@@ -2,6 +2,18 @@
 
 from smelt.runtime._context import ExecutionContext, Profiler
 from smelt.runtime._engine import Engine, Trust
+from smelt.runtime._segments import CpuMachinery, Memories, NativeSegment, cut_plan
 from smelt.runtime._streams import Event, Stream
 
-__all__ = ["Engine", "Event", "ExecutionContext", "Profiler", "Stream", "Trust"]
+__all__ = [
+    "CpuMachinery",
+    "Engine",
+    "Event",
+    "ExecutionContext",
+    "Memories",
+    "NativeSegment",
+    "Profiler",
+    "Stream",
+    "Trust",
+    "cut_plan",
+]

@@ -51,6 +51,15 @@ class Choice:
         default_factory=dict[str, "list[tuple[str, float]]"]
     )
     """For each node by name, every candidate and its seconds, fastest first."""
+    timed: dict[int, list[tuple[Tactic, float]]] = field(
+        default_factory=dict[int, "list[tuple[Tactic, float]]"]
+    )
+    """The same, by ``id(node)``."""
+    in_network: dict[str, list[tuple[str, float]]] = field(
+        default_factory=dict[str, "list[tuple[str, float]]"]
+    )
+    """For nodes whose best candidates were compared in the whole plan, the seconds of each there,
+    with what it costs the nodes around it."""
 
 
 def choose(
@@ -113,6 +122,7 @@ def _best_by_format(
         raise UnsupportedError(f"nothing can run {node}", reasons=reasons)
     seconds = timer.seconds(node, candidates.tactics)
     timed = sorted(zip(candidates.tactics, seconds, strict=True), key=lambda pair: pair[1])
+    choice.timed[id(node)] = timed
     choice.times[node.name] = [(str(tactic), time) for tactic, time in timed]
     best_tactic, best_time = choice.times[node.name][0]
     _LOG.debug("%s: best of %d is %s, %.1e s", node.name, len(timed), best_tactic, best_time)

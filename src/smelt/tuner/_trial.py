@@ -57,7 +57,11 @@ class _Prepared:
 
 
 class Laboratory:
-    """Compiles tactics of single nodes, checks them against the reference and times them."""
+    """Compiles tactics of single nodes, checks them against the reference and times them.
+
+    They are checked on all threads, for races, and timed on one: a neighbour that takes a processor
+    for a while would make one candidate seem twice as slow as the next.
+    """
 
     def __init__(
         self,
@@ -94,19 +98,21 @@ class Laboratory:
     ) -> float:
         most = max((s.scratch_bytes for s in prepared.steps if isinstance(s, Launch)), default=0)
         scratch = Scratch(self.memory, most, self.threads)
-        run_list = self._run_list(prepared, addresses, scratch)
+        shared = self._run_list(prepared, addresses, scratch, self.threads)
+        alone = self._run_list(prepared, addresses, scratch, 1)
         try:
             for arrays, expected in trials:
-                if reason := _check(prepared, arrays, expected, run_list):
+                if reason := _check(prepared, arrays, expected, shared):
                     _LOG.warning("%s: %s is out: %s", node, prepared.tactic, reason)
                     return math.inf
-            return best_mean(run_list, repeats)
+            return best_mean(alone, repeats)
         finally:
-            run_list.close()
+            shared.close()
+            alone.close()
             scratch.close()
 
     def _run_list(
-        self, prepared: _Prepared, addresses: Mapping[str, int], scratch: Scratch
+        self, prepared: _Prepared, addresses: Mapping[str, int], scratch: Scratch, threads: int
     ) -> RunList:
         launches = [s for s in prepared.steps if isinstance(s, Launch)]
         words, rows, waits = list[int](), list[Row](), 0
@@ -123,7 +129,7 @@ class Laboratory:
             self.runtime,
             worker_pool(),
             self.memory,
-            threads=self.threads,
+            threads=threads,
             scratch=scratch,
         )
         run_list.words[:] = words
@@ -205,12 +211,13 @@ def _data(
             known = [evaluate_dim(d, sizes) for d in value.dims]
             arrays.append(np.array(known, value.tensor.dtype.numpy).reshape(shape))
             continue
-        arrays.append(_random(value.tensor.dtype, shape, rng))
+        arrays.append(random_array(value.tensor.dtype, shape, rng))
     with np.errstate(all="ignore"):
         return arrays, node.op.reference(*arrays)
 
 
-def _random(dtype: DType, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+def random_array(dtype: DType, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+    """Something for an input: any floats, and small integers, which may be indices."""
     if dtype is DType.BOOL:
         return rng.random(shape) < 0.5
     if dtype.is_float:
@@ -308,7 +315,7 @@ class MeasuringTimer:
 
     def seconds(self, node: Node, tactics: Sequence[Tactic]) -> list[float]:
         """Seconds of the most promising tactics of each format, infinity for the others."""
-        times = [t.cost_hint if _is_free(t) else math.inf for t in tactics]
+        times = [t.cost_hint if is_free(t) else math.inf for t in tactics]
         chosen = self._promising(tactics)
         keys = {i: self._key(node, tactics[i]) for i in chosen}
         for i in chosen:
@@ -331,7 +338,7 @@ class MeasuringTimer:
         """The best by estimate of each family, for every combination of formats."""
         groups: dict[object, list[int]] = {}
         for i, tactic in enumerate(tactics):
-            if not _is_free(tactic):
+            if not is_free(tactic):
                 key = (tactic.inputs, tactic.outputs, tactic.family)
                 groups.setdefault(key, []).append(i)
         best = (sorted(g, key=lambda i: tactics[i].cost_hint)[: self.keep] for g in groups.values())
@@ -339,13 +346,22 @@ class MeasuringTimer:
 
     def _key(self, node: Node, tactic: Tactic) -> str:
         lab = self.laboratory
-        inputs = ", ".join("-" if v is None else str(v.type) for v in node.inputs)
-        outputs = ", ".join(str(v.type) for v in node.outputs)
-        where = f"{lab.target.name}, {lab.threads} threads, {sorted(lab.sizes.items())}"
-        formats = " ".join("-" if f is None else str(f) for f in (*tactic.inputs, *tactic.outputs))
-        return f"{node.op} on {inputs} -> {outputs} | {tactic} | {formats} | {where}"
+        where = f"{lab.target.name}, 1 thread, {sorted(lab.sizes.items())}"
+        return f"{node_text(node)} | {tactic_text(tactic)} | {where}"
 
 
-def _is_free(tactic: Tactic) -> bool:
+def node_text(node: Node) -> str:
+    """What a node computes: equal for nodes that take the same time."""
+    inputs = ", ".join("-" if v is None else str(v.type) for v in node.inputs)
+    return f"{node.op} on {inputs} -> {', '.join(str(v.type) for v in node.outputs)}"
+
+
+def tactic_text(tactic: Tactic) -> str:
+    """A tactic with its formats."""
+    formats = " ".join("-" if f is None else str(f) for f in (*tactic.inputs, *tactic.outputs))
+    return f"{tactic} | {formats}"
+
+
+def is_free(tactic: Tactic) -> bool:
     """Whether there is nothing to measure: windows cost nothing, references are the last resort."""
     return tactic.is_reference or tactic.aliasing.value != "none"

@@ -43,6 +43,7 @@ from smelt.backends.cpu.families.resample import ResampleFamily
 from smelt.backends.cpu.families.scatter import ScatterFamily
 from smelt.backends.cpu.families.stream import stream_weights
 from smelt.backends.cpu.families.winograd import WinogradFamily
+from smelt.devices.cpu import available_processors
 from smelt.engine import detect_host
 from smelt.types import override
 
@@ -69,8 +70,11 @@ class CpuBackend(Backend[CpuTarget]):
 
     name: ClassVar[str] = "cpu"
 
-    def __init__(self, cache: ObjectCache | None = None, *, jobs: int = 2) -> None:
-        """A backend that keeps compiled kernels in ``cache`` and compiles ``jobs`` at a time."""
+    def __init__(self, cache: ObjectCache | None = None, *, jobs: int | None = None) -> None:
+        """A backend that keeps compiled kernels in ``cache`` and compiles ``jobs`` at a time.
+
+        Unless told otherwise, it compiles one kernel a processor.
+        """
         self.families: tuple[Family[CpuTarget], ...] = (
             WindowFamily(),
             AxisFamily(),
@@ -97,7 +101,7 @@ class CpuBackend(Backend[CpuTarget]):
             ReferenceFamily(),
         )
         self.cache = cache
-        self.jobs = jobs
+        self.jobs = jobs or len(available_processors())
 
     @override
     def reformat(self, source: View, destination: View) -> tuple[Step, ...]:

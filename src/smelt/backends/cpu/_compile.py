@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import re
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
-from smelt.backends.cpu._llvm import load_llvm
-from smelt.errors import BuildError
+from smelt.backends.cpu._llvm import load_llvm, unlocked
+from smelt.errors import BuildError, InternalError
 
 if TYPE_CHECKING:
     from smelt.backends.cpu._target import CpuTarget
@@ -39,7 +40,7 @@ def compile_ir(ir_text: str, target: CpuTarget) -> bytes:
     except RuntimeError as error:
         raise BuildError(f"a kernel's LLVM IR is not valid: {error}") from error
     _optimise(module, machine)
-    return bytes(machine.emit_object(module))
+    return _emit_object(module, machine)
 
 
 def assembly_of(ir_text: str, target: CpuTarget) -> str:
@@ -59,7 +60,21 @@ def _optimise(module: Any, machine: Any) -> None:
     options.loop_vectorization = False
     options.slp_vectorization = False
     builder = llvm.create_pass_builder(machine, options)
-    builder.getModulePassManager().run(module, builder)
+    unlocked("LLVMPY_RunNewModulePassManager")(builder.getModulePassManager(), module, builder)
+
+
+def _emit_object(module: Any, machine: Any) -> bytes:
+    llvm = load_llvm()
+    with llvm.ffi.OutputString() as error:
+        memory = unlocked("LLVMPY_TargetMachineEmitToMemory")(machine, module, 1, error)
+        if not memory:
+            raise InternalError(f"a kernel has no machine code: {error}")
+    library = llvm.ffi.lib
+    try:
+        start, size = library.LLVMPY_GetBufferStart(memory), library.LLVMPY_GetBufferSize(memory)
+        return ctypes.string_at(start, size)
+    finally:
+        library.LLVMPY_DisposeMemoryBuffer(memory)
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from importlib import import_module
 from typing import Any
@@ -22,6 +23,20 @@ def load_llvm() -> Any:
             "code cannot be generated here: llvmlite is not installed; run: pip install llvmlite, "
             "or load an engine that a key you trust has signed"
         ) from error
+
+
+@functools.cache
+def unlocked(name: str) -> Any:
+    """Return a function of LLVM's library, to be called by several threads at once.
+
+    llvmlite holds one lock during every call, as if all threads worked on one context. Ours have
+    contexts and target machines of their own, so the calls that take long can do without.
+    """
+    library = load_llvm().ffi.lib
+    locked = getattr(library, name)
+    function = getattr(ctypes.CDLL(library._name, handle=library._handle), name)
+    function.argtypes, function.restype = locked.argtypes, locked.restype
+    return function
 
 
 def llvm_version() -> str:

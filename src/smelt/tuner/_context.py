@@ -1,0 +1,353 @@
+"""The last word on tactics, where it counts: in the network.
+
+Alone, the fastest candidate may be one with large weights, which then lie in the cache; in a
+network they come from memory each time, and push out those of others. So the best few candidates of
+each node play by turns in whole plans, and a node's candidate is judged by the time from shortly
+before the node to shortly after it: what it costs its neighbours counts. Many nodes try something
+in one plan, but none near another that does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Protocol
+
+import numpy as np
+
+from smelt.backends import constant_bytes
+from smelt.engine import VERSION
+from smelt.tuner._trial import is_free, node_text, tactic_text
+from smelt.types import evaluate_dim
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from smelt.backends import Backend, Tactic
+    from smelt.backends.cpu import CpuTarget
+    from smelt.ir import Graph, Node
+    from smelt.tuner._choose import Choice
+    from smelt.tuner._rehearsal import Cast
+    from smelt.tuner._timings import TimingCache
+
+_LOG = logging.getLogger(__name__)
+_BEFORE: Final = 1
+"""How many nodes before one are judged with it: they fetch its weights, and write its input."""
+_AFTER: Final = 2
+"""How many after it: it may have pushed out what they read."""
+_NEGLIGIBLE: Final = 0.003
+"""Nodes that take a smaller share of the whole stay as they are."""
+_LEAST_RUNS: Final = 3
+"""Fewer runs than this are not worth a plan."""
+_TIE: Final = 0.01
+"""Times that differ by a smaller share are equal: the one that goes through less memory wins."""
+
+
+class Stage(Protocol):
+    """Where plans run by turns; a `Rehearsal`."""
+
+    def milliseconds(
+        self, casts: Sequence[Cast], *, runs: int, seconds: float
+    ) -> list[NDArray[np.float64]]:
+        """For each cast an array (runs, nodes + 1): when each node was complete, then the whole."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is tried."""
+
+    rivals: int = 3
+    """Candidates of a node beside the one that is fastest alone."""
+    slower: float = 2.0
+    """How much slower than the fastest alone a candidate may be and still be tried."""
+    passes: int = 1
+    runs: int = 8
+    """Runs of each plan."""
+    seconds: float = 4.0
+    """Time for the runs of a pass."""
+
+
+@dataclass(slots=True)
+class _Part:
+    """Nodes that compute alike, and are given the same tactic."""
+
+    text: str
+    """What they compute, and where the first is: unlike that of any other part."""
+    nodes: list[Node]
+    tactics: list[Tactic]
+    """What is tried, the one that holds first."""
+    bytes_needed: list[int] = field(default_factory=list[int])
+    spans: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    """Stretches of the plan by which it is judged: positions of nodes, after the first of which
+    and up to the second."""
+
+
+@dataclass(slots=True)
+class _Take:
+    """A plan to try: the tactics that hold, but for parts that are not near each other."""
+
+    cast: Cast
+    taken: set[int] = field(default_factory=set[int])
+    """Positions of nodes that are judged."""
+
+
+class NetworkTrial:
+    """Compares candidates in whole plans, and remembers what came of it."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        choice: Choice,
+        stage: Stage,
+        backend: Backend[CpuTarget],
+        cache: TimingCache,
+        *,
+        effort: Effort,
+        where: str,
+        sizes: Mapping[str, int],
+        may_play: Callable[[Node, Tactic], bool] = lambda _node, _tactic: True,
+        deadline: float = math.inf,
+        ahead_s: float = 0.0,
+    ) -> None:
+        """A trial of the candidates that ``choice`` holds.
+
+        Args:
+            graph: optimised, its types inferred.
+            choice: the decision so far; `run` improves it.
+            stage: runs plans.
+            backend: has the tactics' families.
+            cache: what was measured, and will be.
+            effort: how much to try.
+            where: what times depend on beside the graph: machine, threads.
+            sizes: symbol values to tune for.
+            may_play: whether a tactic is to be considered for a node.
+            deadline: when to be done, in the time of ``time.perf_counter``.
+            ahead_s: what it may take to compile the candidates once more, for their places in the
+                plan.
+        """
+        self.graph, self.choice, self.stage, self.backend = graph, choice, stage, backend
+        self.cache, self.effort, self.where, self.sizes = cache, effort, where, sizes
+        self.may_play, self.deadline, self.ahead_s = may_play, deadline, ahead_s
+        self.timed = [
+            i for i, node in enumerate(graph.nodes) if not is_free(choice.tactics[id(node)])
+        ]
+        """Positions of the nodes that take time."""
+
+    def run(self) -> None:
+        """Put the best tactics into the choice, with the reasons."""
+        first = dict(self.choice.tactics)
+        best = first
+        for _ in range(self.effort.passes):
+            better = self._improved(best)
+            if better is None or better == best:
+                break
+            best = better
+        if best != first and self._is_faster(best, first):
+            self.choice.tactics = best
+
+    # ---- one pass
+
+    def _improved(self, cast: Cast) -> Cast | None:
+        """The cast with what is better in its context; None when there is no time to find out."""
+        parts = self._parts(cast)
+        context = self._context(cast)
+        keys = {
+            (part.text, tactic): f"{context} | {part.text} | {tactic_text(tactic)}"
+            for part in parts
+            for tactic in part.tactics
+        }
+        if any(self.cache.get(keys[part.text, part.tactics[0]]) is None for part in parts):
+            most = self._most_takes(cast)
+            if most < 1:
+                return None
+            for played, seconds in self._measured(parts, cast, most).items():
+                self.cache.put(keys[played], seconds)
+        better = dict(cast)
+        for part in parts:
+            known = [self.cache.get(keys[part.text, tactic]) for tactic in part.tactics]
+            times = [math.inf if seconds is None else seconds for seconds in known]
+            chosen = part.tactics[_least(times, part.bytes_needed)]
+            told = sorted(
+                (seconds, str(tactic))
+                for seconds, tactic in zip(times, part.tactics, strict=True)
+                if math.isfinite(seconds)
+            )
+            for node in part.nodes:
+                better[id(node)] = chosen
+                self.choice.in_network[node.name] = [(text, seconds) for seconds, text in told]
+        return better
+
+    def _most_takes(self, cast: Cast) -> int:
+        """How many plans there is time to try beside the one that holds."""
+        left = max(0.0, self.deadline - time.perf_counter() - self.ahead_s)
+        whole = sum(self._alone(cast).values())
+        return int(min(self.effort.seconds, left) / (_LEAST_RUNS * max(whole, 1e-6))) - 1
+
+    def _alone(self, cast: Cast) -> dict[int, float]:
+        """The seconds of each node by itself, where it takes any."""
+        nodes = [self.graph.nodes[i] for i in self.timed]
+        return {id(n): dict(self.choice.timed[id(n)]).get(cast[id(n)], 0.0) for n in nodes}
+
+    def _measured(
+        self, parts: Sequence[_Part], cast: Cast, most: int
+    ) -> dict[tuple[str, Tactic], float]:
+        """Seconds of what there is time to try, with what it costs the nodes around."""
+        takes, plays = _arranged(parts, cast, self.timed, most)
+        runs = self.stage.milliseconds(
+            [cast, *(t.cast for t in takes)], runs=self.effort.runs, seconds=self._seconds_left()
+        )
+        position = {id(node): i for i, node in enumerate(self.graph.nodes)}
+
+        def holding(first: int, last: int) -> float:
+            """The time of a stretch in all the plans that change nothing there."""
+            judged = {i for i in self.timed if first < i <= last}
+            plain = [r for r, t in zip(runs[1:], takes, strict=True) if not t.taken & judged]
+            return _median(np.concatenate([runs[0], *plain]), first, last)
+
+        seconds: dict[tuple[str, Tactic], float] = {}
+        for part in parts:
+            own = sum(holding(i - 1, i) for i in (position[id(n)] for n in part.nodes))
+            before = sum(holding(*span) for span in part.spans)
+            seconds[part.text, part.tactics[0]] = own / len(part.nodes) / 1e3
+            for tactic in part.tactics[1:]:
+                if (part.text, tactic) not in plays:
+                    continue
+                played = runs[1 + plays[part.text, tactic]]
+                after = sum(_median(played, *span) for span in part.spans)
+                charged = max(0.0, own + after - before) / len(part.nodes)
+                seconds[part.text, tactic] = charged / 1e3
+        return seconds
+
+    def _seconds_left(self) -> float:
+        return min(self.effort.seconds, self.deadline - time.perf_counter())
+
+    # ---- who plays
+
+    def _parts(self, cast: Cast) -> list[_Part]:
+        alone = self._alone(cast)
+        least = _NEGLIGIBLE * sum(alone.values())
+        parts: dict[object, _Part] = {}
+        for i in self.timed:
+            node = self.graph.nodes[i]
+            if alone[id(node)] < least:
+                continue
+            tactics = self._rivals(node, cast[id(node)])
+            if len(tactics) > 1:
+                text = node_text(node)
+                part = _Part(f"{text} at {i}", [], tactics)
+                parts.setdefault((text, *tactics), part).nodes.append(node)
+        for part in parts.values():
+            part.bytes_needed = [self._bytes(part.nodes[0], t) for t in part.tactics]
+            part.spans = self._spans(part)
+        return list(parts.values())
+
+    def _rivals(self, node: Node, holder: Tactic) -> list[Tactic]:
+        """The tactic that holds, then the fastest others of its formats."""
+        same = [
+            (tactic, seconds)
+            for tactic, seconds in self.choice.timed[id(node)]
+            if (tactic.inputs, tactic.outputs) == (holder.inputs, holder.outputs)
+            and not is_free(tactic)
+        ]
+        most = min((seconds for _, seconds in same), default=0.0) * self.effort.slower
+        others = [t for t, s in same if s <= most and t != holder and self.may_play(node, t)]
+        families = {t.family: t for t in reversed(others) if t.family != holder.family}
+        # What works in another way may fare quite differently here, so its best comes first.
+        first = list(families.values())
+        rest = [t for t in others if t not in first]
+        return [holder, *[*first, *rest][: self.effort.rivals]]
+
+    def _bytes(self, node: Node, tactic: Tactic) -> int:
+        """Memory that a tactic goes through beside the tensors."""
+        packed = self.backend.family(tactic.family).pack(node, tactic)
+        workspace = evaluate_dim(tactic.workspace_bytes, self.sizes)
+        return sum(map(constant_bytes, packed)) + workspace
+
+    def _spans(self, part: _Part) -> list[tuple[int, int]]:
+        """Where the part is judged: around each of its nodes, what overlaps made one."""
+        place = {id(self.graph.nodes[i]): k for k, i in enumerate(self.timed)}
+        spans: list[tuple[int, int]] = []
+        for k in sorted(place[id(node)] for node in part.nodes):
+            start = k - _BEFORE - 1
+            first = self.timed[start] if start >= 0 else -1
+            last = self.timed[min(k + _AFTER, len(self.timed) - 1)]
+            if spans and spans[-1][1] >= first:
+                first = spans.pop()[0]
+            spans.append((first, last))
+        return spans
+
+    # ---- the whole
+
+    def _is_faster(self, new: Cast, old: Cast) -> bool:
+        contexts = [self._context(old), self._context(new)]
+        keys = [
+            f"{c} | whole, beside {other}"
+            for c, other in zip(contexts, contexts[::-1], strict=True)
+        ]
+        if any(self.cache.get(key) is None for key in keys):
+            runs = self.stage.milliseconds(
+                [old, new], runs=3 * self.effort.runs, seconds=self._seconds_left()
+            )
+            for key, times in zip(keys, runs, strict=True):
+                self.cache.put(key, float(np.median(times[:, -1])) / 1e3)
+        before, after = (self.cache.get(key) or 0.0 for key in keys)
+        _LOG.debug(
+            "whole plan: %.3e s with what was chosen alone, %.3e s in context", before, after
+        )
+        return after <= before
+
+    def _context(self, cast: Cast) -> str:
+        """Everything on which times in the network depend, as a short name."""
+        position = {id(node): i for i, node in enumerate(self.graph.nodes)}
+        digest = hashlib.sha256(f"{VERSION} {self.where} {sorted(self.sizes.items())}".encode())
+        for node in self.graph.nodes:
+            makers = [
+                None if v is None or v.producer is None else position[id(v.producer)]
+                for v in node.inputs
+            ]
+            digest.update(f"\n{node_text(node)} {makers} {tactic_text(cast[id(node)])}".encode())
+        return f"network {digest.hexdigest()[:24]}"
+
+
+def _arranged(
+    parts: Sequence[_Part], cast: Cast, timed: Sequence[int], most: int
+) -> tuple[list[_Take], dict[tuple[str, Tactic], int]]:
+    """As few plans as will do, and in which of them each part plays each of its tactics.
+
+    What ``most`` plans have no room for is left out: the least promising tactics.
+    """
+    takes: list[_Take] = []
+    plays: dict[tuple[str, Tactic], int] = {}
+    ranked = [
+        (rank, part, tactic) for part in parts for rank, tactic in enumerate(part.tactics) if rank
+    ]
+    for _, part, tactic in sorted(ranked, key=lambda entry: entry[0]):
+        judged = {i for first, last in part.spans for i in timed if first < i <= last}
+        number = next((n for n, t in enumerate(takes) if not t.taken & judged), len(takes))
+        if number == most:
+            continue
+        if number == len(takes):
+            takes.append(_Take(dict(cast)))
+        takes[number].taken |= judged
+        takes[number].cast.update((id(node), tactic) for node in part.nodes)
+        plays[part.text, tactic] = number
+    return takes, plays
+
+
+def _median(times: NDArray[np.float64], first: int, last: int) -> float:
+    """Milliseconds from the end of one node to the end of another."""
+    start = times[:, first] if first >= 0 else 0.0
+    return float(np.median(times[:, last] - start))
+
+
+def _least(times: Sequence[float], bytes_needed: Sequence[int]) -> int:
+    """The position of the least time; among times that are nearly equal, of the fewest bytes."""
+    most = min(times) * (1 + _TIE)
+    equal = [i for i, seconds in enumerate(times) if seconds <= most]
+    return min(equal, key=lambda i: (bytes_needed[i], times[i], i))

@@ -1,0 +1,219 @@
+"""Candidates in whole plans: what counts is how long the network takes, neighbours and all."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from smelt import ops
+from smelt.backends.cpu import CpuBackend, host_target
+from smelt.ir import Graph
+from smelt.tuner import Candidates, Choice, Effort, HintTimer, NetworkTrial, TimingCache, choose
+from smelt.tuner._rehearsal import undisturbed
+from smelt.types import DType, TensorType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from smelt.backends import Tactic
+    from smelt.ir import Node
+    from smelt.tuner._rehearsal import Cast
+
+    Cost = Callable[[Cast, int], float | None]
+
+
+class FakeStage:
+    """Plans whose nodes take the milliseconds that ``cost`` says, of a cast and a position.
+
+    Where it says nothing they take 1 ms with the tactics that were chosen, 1.1 ms with others.
+    """
+
+    def __init__(self, graph: Graph, choice: Choice, cost: Cost = lambda _cast, _i: None) -> None:
+        self.graph, self.held, self.special = graph, dict(choice.tactics), cost
+        self.played: list[list[Cast]] = []
+
+    def cost(self, cast: Cast, position: int) -> float:
+        found = self.special(cast, position)
+        node = id(self.graph.nodes[position])
+        return (1.0 if cast[node] == self.held[node] else 1.1) if found is None else found
+
+    def milliseconds(
+        self, casts: Sequence[Cast], *, runs: int, seconds: float
+    ) -> list[NDArray[np.float64]]:
+        assert seconds > 0
+        self.played.append(list(casts))
+        count = len(self.graph.nodes)
+        each = [np.cumsum([self.cost(cast, i) for i in range(count)]) for cast in casts]
+        return [np.tile(np.append(ends, ends[-1]), (runs, 1)) for ends in each]
+
+
+def network(count: int, *, alike: bool = False) -> Graph:
+    """A chain of 3x3 convolutions, all different unless ``alike``."""
+    graph = Graph()
+    value = graph.add_input("x", TensorType(DType.FLOAT32, (1, 32, 14, 14)))
+    filters = 32
+    for number in range(count):
+        channels, filters = filters, 32 if alike else 32 + 16 * number
+        weights = graph.add_constant(np.ones((filters, channels, 3, 3), np.float32), f"w{number}")
+        op = ops.Conv(kernel_shape=(3, 3), pads=(1, 1, 1, 1))
+        value = graph.add(op, value, weights, name=f"conv{number}").output
+    graph.outputs = [value]
+    return graph
+
+
+def chosen_alone(graph: Graph) -> Choice:
+    """The choice by estimates."""
+    backend, target = CpuBackend(jobs=1), host_target()
+    found = {id(n): backend.candidates(n, target) for n in graph.nodes}
+    candidates = {k: Candidates(tuple(t), tuple(r)) for k, (t, r) in found.items()}
+    return choose(graph, candidates, HintTimer(), {})
+
+
+def trial(
+    choice: Choice,
+    stage: FakeStage,
+    cache: TimingCache | None = None,
+    *,
+    deadline: float = math.inf,
+) -> NetworkTrial:
+    return NetworkTrial(
+        stage.graph,
+        choice,
+        stage,
+        CpuBackend(jobs=1),
+        TimingCache() if cache is None else cache,
+        effort=Effort(runs=3, rivals=4, slower=1e3),
+        where="here",
+        sizes={},
+        deadline=deadline,
+    )
+
+
+def one_other(choice: Choice, node: Node) -> Tactic:
+    """The best tactic alone that was not chosen."""
+    return next(t for t, _ in choice.timed[id(node)] if t != choice.tactics[id(node)])
+
+
+def one_is_fast(key: int, tactic: Tactic) -> Cost:
+    """Half the time for the node at position 3, whose key it is, with that tactic."""
+    return lambda cast, position: 0.5 if position == 3 and cast[key] == tactic else None
+
+
+def test_what_is_faster_in_the_network_wins_though_it_was_not_alone() -> None:
+    graph = network(6)
+    choice = chosen_alone(graph)
+    better = one_other(choice, graph.nodes[3])
+    before = dict(choice.tactics)
+    stage = FakeStage(graph, choice, one_is_fast(id(graph.nodes[3]), better))
+    trial(choice, stage).run()
+    assert choice.tactics == {**before, id(graph.nodes[3]): better}
+    told = dict(choice.in_network["conv3"])
+    assert told[str(better)] == pytest.approx(0.5e-3)
+    assert told[str(before[id(graph.nodes[3])])] == pytest.approx(1e-3)
+
+
+def test_what_slows_its_neighbours_more_than_it_gains_loses() -> None:
+    graph = network(6)
+    choice = chosen_alone(graph)
+    greedy, before = one_other(choice, graph.nodes[3]), dict(choice.tactics)
+
+    def special(cast: Cast, position: int) -> float | None:
+        if cast[id(graph.nodes[3])] != greedy:
+            return None
+        return {3: 0.5, 4: 1.7}.get(position)
+
+    trial(choice, FakeStage(graph, choice, special)).run()
+    assert choice.tactics == before
+    assert dict(choice.in_network["conv3"])[str(greedy)] == pytest.approx(1.2e-3)
+
+
+def test_of_equal_times_the_one_that_goes_through_less_memory_wins() -> None:
+    graph = network(1)
+    choice = chosen_alone(graph)
+    node = graph.nodes[0]
+    assert {t.family for t, _ in choice.timed[id(node)]} >= {"conv", "winograd"}
+    transformed = next(t for t, _ in choice.timed[id(node)] if t.family == "winograd")
+    choice.tactics[id(node)] = transformed
+    trial(choice, FakeStage(graph, choice, lambda _cast, _i: 1.0)).run()
+    assert choice.tactics[id(node)].family == "conv"
+
+
+def test_what_tries_something_in_one_plan_is_not_near_another_that_does() -> None:
+    graph = network(10)
+    choice = chosen_alone(graph)
+    stage = FakeStage(graph, choice, lambda _cast, _i: 1.0)
+    trial(choice, stage).run()
+    (held, *takes), *_ = stage.played
+    assert len(takes) < sum(len(t) - 1 for t in choice.in_network.values())
+    for cast in takes:
+        changed = [i for i, n in enumerate(graph.nodes) if cast[id(n)] != held[id(n)]]
+        assert changed
+        assert all(b - a > 3 for a, b in pairwise(changed))
+
+
+def test_nodes_that_compute_alike_play_together_and_end_alike() -> None:
+    graph = network(6, alike=True)
+    choice = chosen_alone(graph)
+    better = one_other(choice, graph.nodes[0])
+    keys = [id(n) for n in graph.nodes]
+    stage = FakeStage(graph, choice, lambda c, i: 0.5 if c[keys[i]] == better else None)
+    trial(choice, stage).run()
+    assert set(choice.tactics.values()) == {better}
+    assert all(len(set(cast.values())) == 1 for cast in stage.played[0])
+
+
+def test_a_plan_that_is_slower_as_a_whole_is_not_taken() -> None:
+    graph = network(12)
+    choice = chosen_alone(graph)
+    before = dict(choice.tactics)
+
+    def special(cast: Cast, position: int) -> float | None:
+        changed = sum(cast[k] != t for k, t in before.items())
+        gain = 0.1 if cast[id(graph.nodes[position])] != before[id(graph.nodes[position])] else 0
+        return 1.0 - gain + (5.0 if changed == len(before) else 0.0)
+
+    stage = FakeStage(graph, choice, special)
+    trial(choice, stage).run()
+    assert len(stage.played[-1]) == 2
+    assert choice.tactics == before
+
+
+def test_what_the_cache_knows_is_not_played_again_and_ends_alike() -> None:
+    cache = TimingCache()
+    ends: list[list[str]] = []
+    played: list[int] = []
+    told: list[object] = []
+    for _ in range(2):
+        graph = network(6)
+        choice = chosen_alone(graph)
+        better = one_other(choice, graph.nodes[3])
+        stage = FakeStage(graph, choice, one_is_fast(id(graph.nodes[3]), better))
+        trial(choice, stage, cache).run()
+        ends.append([str(choice.tactics[id(n)]) for n in graph.nodes])
+        told.append(choice.in_network)
+        played.append(len(stage.played))
+    assert played[0] > played[1] == 0
+    assert ends[0] == ends[1]
+    assert told[0] == told[1]
+
+
+def test_without_time_nothing_is_played() -> None:
+    graph = network(4)
+    choice = chosen_alone(graph)
+    before = dict(choice.tactics)
+    stage = FakeStage(graph, choice, lambda _cast, _i: 1.0)
+    trial(choice, stage, deadline=-math.inf).run()
+    assert not stage.played
+    assert choice.tactics == before
+    assert not choice.in_network
+
+
+def test_runs_that_were_held_up_are_left_out() -> None:
+    times = np.array([[1.0, 2.0], [3.0, 4.5], [1.1, 2.1]])
+    assert undisturbed(times).tolist() == [[1.0, 2.0], [1.1, 2.1]]
