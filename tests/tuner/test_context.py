@@ -81,6 +81,7 @@ def trial(
     cache: TimingCache | None = None,
     *,
     deadline: float = math.inf,
+    least_seconds: float = 0.0,
 ) -> NetworkTrial:
     return NetworkTrial(
         stage.graph,
@@ -88,7 +89,7 @@ def trial(
         stage,
         CpuBackend(jobs=1),
         TimingCache() if cache is None else cache,
-        effort=Effort(runs=3, rivals=4, slower=1e3),
+        effort=Effort(runs=3, rivals=4, slower=1e3, least_seconds=least_seconds),
         where="here",
         sizes={},
         deadline=deadline,
@@ -212,6 +213,14 @@ def test_without_time_nothing_is_played() -> None:
     assert not stage.played
     assert choice.tactics == before
     assert not choice.in_network
+
+
+def test_a_plan_so_short_that_it_stays_in_the_cache_is_not_played() -> None:
+    graph = network(2)
+    choice = chosen_alone(graph)
+    stage = FakeStage(graph, choice)
+    trial(choice, stage, least_seconds=1.0).run()
+    assert not stage.played
 
 
 def test_runs_that_were_held_up_are_left_out() -> None:

@@ -71,6 +71,8 @@ class Effort:
     """Runs of each plan."""
     seconds: float = 4.0
     """Time for the runs of a pass."""
+    least_seconds: float = 1e-4
+    """Plans that take less stay as they are: they find all their weights in the cache."""
 
 
 @dataclass(slots=True)
@@ -143,6 +145,8 @@ class NetworkTrial:
         """Put the best tactics into the choice, with the reasons."""
         first = dict(self.choice.tactics)
         best = first
+        if sum(self._alone(first).values()) < self.effort.least_seconds:
+            return
         for _ in range(self.effort.passes):
             better = self._improved(best)
             if better is None or better == best:
