@@ -1,10 +1,10 @@
-"""3x3 convolution by Winograd's minimal filtering: fewer multiplications, more memory.
+"""Convolution by Winograd's minimal filtering: fewer multiplications, more memory.
 
 The image is cut into tiles of ``size`` x ``size`` results. A first launch transforms what each
-tile reads into ``(size + 2) ** 2`` planes, a second multiplies each plane by its transformed
-weights, a third transforms back and runs the epilogue. With ``size`` 4 a result costs 2.25
-multiplications instead of 9; errors are some ten times those of the direct sum, and still of
-the order of 1e-5.
+tile reads into ``side ** 2`` planes, a second multiplies each plane by its transformed weights, a
+third transforms back and runs the epilogue. With 3x3 windows and ``size`` 4 a result costs 2.25
+multiplications instead of 9; errors are some ten times those of the direct sum, and still of the
+order of 1e-5.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from smelt.backends.cpu._emit import Emitter, Int, Reg
 from smelt.backends.cpu._math import multiply_add
 from smelt.backends.cpu._scalars import Scalars
 from smelt.backends.cpu._target import CpuTarget
+from smelt.backends.cpu.families._minimal_filtering import Scheme, scheme_of
 from smelt.backends.cpu.families._operands import (
     CHANNELS_LAST,
     constant_of,
@@ -76,45 +77,28 @@ _SMALL_EXTENT: Final = 11
 _GAP: Final = 16
 """Elements between planes: without them planes 4 KiB apart fight for the same cache lines."""
 
-_INPUT: Final[dict[int, tuple[tuple[float, ...], ...]]] = {
-    2: ((1, 0, -1, 0), (0, 1, 1, 0), (0, -1, 1, 0), (0, 1, 0, -1)),
-    4: (
-        (4, 0, -5, 0, 1, 0),
-        (0, -4, -4, 1, 1, 0),
-        (0, 4, -4, -1, 1, 0),
-        (0, -2, -1, 2, 1, 0),
-        (0, 2, -1, -2, 1, 0),
-        (0, 4, 0, -5, 0, 1),
-    ),
+_SIZES: Final[dict[tuple[int, int], tuple[int, ...]]] = {
+    (3, 1): (4, 2),
+    (3, 2): (2, 4),
+    (5, 1): (2,),
+    (5, 2): (2,),
 }
-_WEIGHTS: Final[dict[int, tuple[tuple[float, ...], ...]]] = {
-    2: ((1, 0, 0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0, 0, 1)),
-    4: (
-        (1 / 4, 0, 0),
-        (-1 / 6, -1 / 6, -1 / 6),
-        (-1 / 6, 1 / 6, -1 / 6),
-        (1 / 24, 1 / 12, 1 / 6),
-        (1 / 24, -1 / 12, 1 / 6),
-        (0, 0, 1),
-    ),
-}
-_OUTPUT: Final[dict[int, tuple[tuple[float, ...], ...]]] = {
-    2: ((1, 1, 1, 0), (0, 1, -1, -1)),
-    4: ((1, 1, 1, 1, 1, 0), (0, 1, -1, 2, -2, 0), (0, 1, 1, 4, 4, 0), (0, 1, -1, 8, -8, 1)),
-}
-"""For each tile size the matrices of Lavin and Gray, "Fast Algorithms for Convolutional Neural
-Networks"."""
+"""Sizes of tiles for each window and stride, those for large images first."""
 
 
 class WinogradFamily(Family[CpuTarget]):
-    """3x3 convolution with stride 1 in the Winograd domain."""
+    """Convolution with small square windows in the Winograd domain."""
 
     name: ClassVar[str] = "winograd"
 
     @override
     def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
         root, count = root_of(node)
-        if not isinstance(root, Conv) or root.kernel_shape != (3, 3):
+        if (
+            not isinstance(root, Conv)
+            or len(set(root.kernel_shape)) > 1
+            or root.kernel_shape[0] < 3
+        ):
             return
         found, reason = formats(node)
         reason = _why_not(node, root) or reason
@@ -124,6 +108,7 @@ class WinogradFamily(Family[CpuTarget]):
         lanes = target.vector_bits // 32
         inputs = (CHANNELS_LAST, *[None] * (count - 1), *found)
         for size, most in _choices(node):
+            scheme = scheme_of(*_shape_of(root), size)
             for budget, vectors in budgets(target)[:most]:
                 options = parameters(lanes=lanes, vectors=vectors, pixels=budget, size=size)
                 yield Tactic(
@@ -131,9 +116,9 @@ class WinogradFamily(Family[CpuTarget]):
                     options,
                     inputs,
                     (CHANNELS_LAST,),
-                    (_halo(node, root, size), *[()] * (len(node.inputs) - 1)),
-                    workspace_bytes=_Planes.of(node, size).bytes_needed,
-                    cost_hint=_estimate_seconds(node, size, (budget, vectors), target),
+                    (_halo(node, scheme), *[()] * (len(node.inputs) - 1)),
+                    workspace_bytes=_Planes.of(node, scheme).bytes_needed,
+                    cost_hint=_estimate_seconds(node, scheme, (budget, vectors), target),
                 )
 
     @override
@@ -142,10 +127,11 @@ class WinogradFamily(Family[CpuTarget]):
         lanes, size = cast("int", options["lanes"]), cast("int", options["size"])
         weights = constant_of(node.inputs[1])
         filters, channels = (cast("int", e) for e in weights.type.shape[:2])
-        factor = np.array(_WEIGHTS[size], np.float32)
+        scheme = scheme_of(*_shape_of(cast("Conv", root_of(node)[0])), size)
+        factor = np.array(scheme.weights, np.float32)
         left = Constant.derive(weights.name, MatMul(), Constant("", factor), weights)
         both = Constant.derive(weights.name, MatMul(), left, Constant("", factor.T.copy()))
-        planes = (size + 2) ** 2
+        planes = scheme.side**2
         turned = transpose(reshape(both, filters, channels, planes), 2, 0, 1)
         source = reshape(turned, planes * filters, channels)
         named(f"{weights.name}.winograd{size}", source)
@@ -157,7 +143,8 @@ class WinogradFamily(Family[CpuTarget]):
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
         options = dict(tactic.parameters)
-        planes = _Planes.of(node, cast("int", options["size"]))
+        shape = _shape_of(cast("Conv", root_of(node)[0]))
+        planes = _Planes.of(node, scheme_of(*shape, cast("int", options["size"])))
         lanes, vectors = cast("int", options["lanes"]), cast("int", options["vectors"])
         panels = int(planes.filters >= lanes * vectors) + int(
             planes.filters % (lanes * vectors) > 0
@@ -234,8 +221,10 @@ def _why_not(node: Node, root: Conv) -> str | None:
         return "the weights are not constant"
     if bias is not None and bias.constant is None:
         return f"the bias {bias.name} is not constant"
-    if root.strides != (1, 1) or root.dilations != (1, 1) or root.group != 1:
-        return "strides, dilations and groups are not transformed"
+    if _shape_of(root) not in _SIZES or len(set(root.strides)) > 1:
+        return f"windows of {root.kernel_shape} with strides {root.strides} are not transformed"
+    if root.dilations != (1, 1) or root.group != 1:
+        return "dilations and groups are not transformed"
     filters, channels = (cast("int", e) for e in weights.tensor.shape[:2])
     if min(filters, channels) < _FEW_CHANNELS:
         return f"{channels} channels and {filters} filters are too few to pay for transforms"
@@ -246,19 +235,28 @@ def _why_not(node: Node, root: Conv) -> str | None:
     return None
 
 
+def _shape_of(root: Conv) -> tuple[int, int]:
+    """Extent and stride of the window."""
+    return root.kernel_shape[0], root.strides[0]
+
+
 def _choices(node: Node) -> tuple[tuple[int, int], ...]:
     """(tile size, register tiles to try): small images leave much of large tiles empty."""
     extents = [cast("int", e) for e in node.output.tensor.shape[2:]]
-    return ((4, 1),) if min(extents) > _SMALL_EXTENT else ((2, 2), (4, 1))
+    sizes = _SIZES[_shape_of(cast("Conv", root_of(node)[0]))]
+    if min(extents) > _SMALL_EXTENT:
+        return ((sizes[0], 1),)
+    return ((2, 2), *((size, 1) for size in sizes if size != 2))
 
 
-def _halo(node: Node, root: Conv, size: int) -> Halo:
+def _halo(node: Node, scheme: Scheme) -> Halo:
     """Zeros that tiles read: padding, and what the last tiles have beyond the image."""
     pairs: list[tuple[int, int]] = [(0, 0), (0, 0)]
     shape, made = view_shape(node), node.output.tensor.shape
+    root = cast("Conv", root_of(node)[0])
     for axis, (before, _) in enumerate(root.pad_pairs, 2):
         extent, count = cast("int", shape[axis]), cast("int", made[axis])
-        read = -(-count // size) * size + 2
+        read = (-(-count // scheme.size) - 1) * scheme.step + scheme.span
         pairs.append((before, max(0, read - before - extent)))
     return tuple(pairs)
 
@@ -273,7 +271,7 @@ def view_shape(node: Node) -> tuple[Dim, ...]:
 class _Planes:
     """The workspace: all planes of all images' transformed inputs, then those of the products."""
 
-    size: int
+    scheme: Scheme
     batch: Dim
     down: int
     across: int
@@ -281,17 +279,17 @@ class _Planes:
     filters: int
 
     @staticmethod
-    def of(node: Node, size: int) -> _Planes:
+    def of(node: Node, scheme: Scheme) -> _Planes:
         """The planes of a node."""
         batch, filters, height, width = node.output.tensor.shape
-        rows, columns = (-(-cast("int", e) // size) for e in (height, width))
+        rows, columns = (-(-cast("int", e) // scheme.size) for e in (height, width))
         channels = cast("int", view_shape(node)[1])
-        return _Planes(size, batch, rows, columns, channels, cast("int", filters))
+        return _Planes(scheme, batch, rows, columns, channels, cast("int", filters))
 
     @property
     def count(self) -> int:
         """Number of planes."""
-        return (self.size + 2) ** 2
+        return self.scheme.side**2
 
     @property
     def tiles(self) -> int:
@@ -327,7 +325,7 @@ class _Planes:
     def json(self, scalars: Scalars, lanes: int) -> dict[str, Any]:
         """What the transforms' specs hold."""
         return {
-            "size": self.size,
+            "scheme": (self.scheme.window, self.scheme.stride, self.scheme.size),
             "batch": scalars.json(self.batch),
             "down": self.down,
             "across": self.across,
@@ -359,8 +357,10 @@ class _Planes:
         )
 
 
-def _estimate_seconds(node: Node, size: int, tile: tuple[int, int], target: CpuTarget) -> float:
-    planes = _Planes.of(node, size)
+def _estimate_seconds(
+    node: Node, scheme: Scheme, tile: tuple[int, int], target: CpuTarget
+) -> float:
+    planes = _Planes.of(node, scheme)
     batch = planes.batch if isinstance(planes.batch, int) else 1
     problem = Problem(planes.count * batch, 1, 1, planes.tiles, planes.filters, planes.channels)
     shape = choose_tile(problem, *tile)
@@ -405,9 +405,9 @@ def _transform(
 
 def _write_in(kernel: KernelSpec) -> str:
     """Transform the inputs of one row of tiles a chunk. Operands: image, planes."""
-    e, size, lanes = Emitter(kernel.symbol, 2), kernel["size"], kernel["lanes"]
+    e, scheme, lanes = Emitter(kernel.symbol, 2), scheme_of(*kernel["scheme"]), kernel["lanes"]
     channels, across, down = kernel["channels"], kernel["across"], kernel["down"]
-    side, plane = size + 2, kernel["plane"]
+    side, plane = scheme.side, kernel["plane"]
     a = Walk(*cast("tuple[Any, ...]", as_json(kernel["a"])))
     row_bytes, column_bytes, image_bytes = (
         e.mul(e.extent(s), _FLOAT_BYTES) for s in (a.row, a.column, a.image)
@@ -416,11 +416,11 @@ def _write_in(kernel: KernelSpec) -> str:
         image, row = unravel(e, chunk.index, (as_json(kernel["batch"]), down))
         start = e.mul(e.extent(as_json(kernel["start"])), _FLOAT_BYTES)
         line = e.at(e.at(e.pointer(0), start), e.mul(image, image_bytes))
-        line = e.at(line, e.mul(row, e.mul(row_bytes, size)))
+        line = e.at(line, e.mul(row, e.mul(row_bytes, scheme.step)))
         made = e.at(e.pointer(1), e.mul(image, side * side * plane * _FLOAT_BYTES))
         made = e.at(made, e.mul(row, across * channels * _FLOAT_BYTES))
         with e.loop(0, across) as column:
-            tile = e.at(line, e.mul(column.index, e.mul(column_bytes, size)))
+            tile = e.at(line, e.mul(column.index, e.mul(column_bytes, scheme.step)))
             target = e.at(made, e.mul(column.index, channels * _FLOAT_BYTES))
 
             strides = (row_bytes, column_bytes)
@@ -441,7 +441,7 @@ def _tile_in(
     channels: tuple[Int, Reg | None],
 ) -> None:
     """Transform a vector of channels of a tile; ``memory``: the tile, and its place in a plane."""
-    size, kind = kernel["size"], f"<{kernel['lanes']} x float>"
+    scheme, kind = scheme_of(*kernel["scheme"]), f"<{kernel['lanes']} x float>"
     channel, mask = channels
     here, there = (e.at(at, e.mul(channel, _FLOAT_BYTES)) for at in memory)
 
@@ -449,9 +449,9 @@ def _tile_in(
         at = e.at(e.at(here, e.mul(strides[0], row)), e.mul(strides[1], column))
         return load(e, kind, at, mask)
 
-    for row, values in enumerate(_transform(e, _INPUT[size], read)):
+    for row, values in enumerate(_transform(e, scheme.input, read)):
         for column, value in enumerate(values):
-            plane = (row * (size + 2) + column) * kernel["plane"]
+            plane = (row * scheme.side + column) * kernel["plane"]
             store(e, value, e.at(there, plane * _FLOAT_BYTES), mask)
 
 
@@ -461,6 +461,7 @@ class _OutWriter:
     def __init__(self, kernel: KernelSpec) -> None:
         self.k = kernel
         self.p = Pixels.from_spec(kernel)
+        self.scheme = scheme_of(*kernel["scheme"])
         first = 1 + kernel["bias"]
         self.e = Emitter(kernel.symbol, first + len(self.p.extras) + 1)
         self.w = PixelWriter(self.e, self.p, first)
@@ -470,7 +471,7 @@ class _OutWriter:
         filters, across, plane = self.p.channels, k["across"], k["plane"]
         with e.loop(e.begin, e.end) as chunk:
             image, row = unravel(e, chunk.index, (as_json(k["batch"]), k["down"]))
-            side = k["size"] + 2
+            side = self.scheme.side
             line = e.at(e.pointer(0), e.mul(image, side * side * plane * _FLOAT_BYTES))
             line = e.at(line, e.mul(row, across * filters * _FLOAT_BYTES))
             with e.loop(0, across) as column:
@@ -492,13 +493,13 @@ class _OutWriter:
         self, tile: Reg, place: tuple[Int, Int, Int], channel: Int, mask: Reg | None
     ) -> None:
         e, k, kind = self.e, self.k, self.w.kind
-        side = k["size"] + 2
+        side = self.scheme.side
         here = e.at(tile, e.mul(channel, _FLOAT_BYTES))
 
         def read(i: int, j: int) -> Reg:
             return load(e, kind, e.at(here, (i * side + j) * k["plane"] * _FLOAT_BYTES), mask)
 
-        values = _transform(e, _OUTPUT[k["size"]], read)
+        values = _transform(e, self.scheme.output, read)
         if k["bias"]:
             bias = e.load(kind, e.at(e.pointer(1), e.mul(channel, _FLOAT_BYTES)))
             values = [[e.binary("fadd", v, bias) for v in line] for line in values]
@@ -514,7 +515,7 @@ class _OutWriter:
         self, tile: Int, ahead: int, extent: Any
     ) -> tuple[Int, AbstractContextManager[None]]:
         """The place that a tile's result has along an axis, and a block that runs if it exists."""
-        e, size = self.e, self.k["size"]
+        e, size = self.e, self.scheme.size
         place = e.add(e.mul(tile, size), ahead)
         if extent % size == 0:
             return place, nullcontext()
