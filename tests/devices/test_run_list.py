@@ -32,7 +32,6 @@ from smelt.devices.cpu import (
     native_runtime,
     worker_pool,
 )
-from smelt.devices.cpu._run_list import Trial
 from smelt.engine import detect_host
 from smelt.errors import ContextError, EngineFormatError
 
@@ -68,25 +67,6 @@ done:
 }
 """
 """y[i] = 3 x[i] + k, by way of the scratch memory."""
-
-
-def settled(trial: Trial, with_workers_ns: int, alone_ns: int) -> Trial:
-    """The trial after all the runs it wants, of these lengths."""
-    for _ in range(100):
-        if trial.settled:
-            return trial
-        trial.note(alone_ns if trial.alone else with_workers_ns)
-    raise AssertionError("the trial never ends")
-
-
-@pytest.mark.parametrize(
-    ("with_workers_ns", "alone_ns", "alone"),
-    [(9_000, 7_000, True), (9_000, 9_500, True), (20_000, 35_000, False), (5_000_000, 1, False)],
-)
-def test_short_lists_that_gain_nothing_from_workers_run_without(
-    with_workers_ns: int, alone_ns: int, alone: bool
-) -> None:
-    assert settled(Trial(settled=False), with_workers_ns, alone_ns).alone is alone
 
 
 class Bench:
@@ -299,6 +279,29 @@ def test_a_pool_grows_to_what_one_run_wants_and_no_further(bench: Bench) -> None
     assert pool.size == 2
     pool.dismiss()
     assert pool.size == 0
+
+
+def test_workers_stay_off_the_callers_processor_and_follow_when_it_moves(bench: Bench) -> None:
+    processors = available_processors()
+    if len(processors) < 2:
+        pytest.skip("one processor leaves no other")
+    pool = WorkerPool()
+    run_list, _ = bench.chain([4], 2, pool)
+    try:
+        for processor in sorted(processors):
+            os.sched_setaffinity(0, {processor})
+            run_list.run()
+            lease = Lease()
+            pool.lease(lease, 1, bench.runtime)
+            for worker in lease.workers:
+                native_id = worker.thread.native_id
+                assert native_id is not None
+                assert os.sched_getaffinity(native_id) == processors - {processor}
+            pool.release(lease)
+    finally:
+        os.sched_setaffinity(0, processors)
+        run_list.close()
+        pool.dismiss()
 
 
 def test_one_pool_serves_a_set_of_processors() -> None:

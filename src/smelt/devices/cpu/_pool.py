@@ -9,6 +9,7 @@ may still be leaving an earlier list: it is not idle until it has said so.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import os
 import threading
@@ -20,6 +21,8 @@ from smelt.devices.cpu import _abi as abi
 from smelt.devices.cpu._memory import CpuAllocation, CpuMemory
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from smelt.devices.cpu._native import NativeRuntime
 
 _MAX_WORKERS: Final = 1023
@@ -33,6 +36,7 @@ class Worker:
     """One thread, and the mailbox at which it waits."""
 
     __slots__ = (
+        "_avoids",
         "_finished",
         "_memory",
         "_posted",
@@ -53,6 +57,7 @@ class Worker:
         ctypes.c_int64.from_address(self.mailbox + abi.MAILBOX_SPINS).value = _SPINS_BEFORE_SLEEP
         self.holds: object = None
         """The latest list's memory: a late worker looks at it even when nobody else has it."""
+        self._avoids: int | None = None
         self._wakes = None if native else threading.Semaphore(0)
         self.thread = threading.Thread(target=self._work, name="smelt-worker", daemon=True)
         self.thread.start()
@@ -66,6 +71,20 @@ class Worker:
     def is_idle(self) -> bool:
         """Whether every list that was posted has been left."""
         return self._finished.value == self._posted.value
+
+    def avoid(self, processor: int, processors: frozenset[int]) -> None:
+        """Stay off one of ``processors`` from now on, where its lessee runs.
+
+        The system likes to put a worker that is woken on the processor of who woke it; there it
+        waits until the run is over.
+        """
+        if processor == self._avoids:
+            return
+        self._avoids = processor
+        native_id = self.thread.native_id
+        if native_id is not None and (others := processors - {processor}):
+            with contextlib.suppress(OSError):  # a sandbox may forbid it, and it may be leaving
+                os.sched_setaffinity(native_id, others)
 
     def post(self, run_list: int, slot: int, epoch: int) -> None:
         """Hand over a list; the worker must be idle. The list 0 tells it to leave."""
@@ -118,6 +137,7 @@ class WorkerPool:
 
     def __init__(self, *, native: bool = True) -> None:
         self._native = native
+        self._processors = available_processors()
         self._memory = CpuMemory()
         self.reset()
         _pools.add(self)
@@ -164,6 +184,14 @@ class WorkerPool:
                     self._free.append(worker)
             lease.workers.clear()
 
+    def spread(self, lease: Lease) -> None:
+        """Keep the leased workers off the caller's processor where they have another."""
+        if _processor_now is None or len(lease.workers) >= len(self._processors):
+            return
+        processor = _processor_now()
+        for worker in lease.workers:
+            worker.avoid(processor, self._processors)
+
     def _reclaim(self) -> None:
         """Free the workers of lessees that are gone: an interrupt kept them from releasing."""
         for worker in [worker for worker, lease in self._busy.items() if lease() is None]:
@@ -181,6 +209,14 @@ class WorkerPool:
             worker.thread.join(_LEAVE_TIMEOUT_S)
 
 
+def _find_processor_now() -> Callable[[], int] | None:
+    """What tells the processor that the caller is on, where the system can say and set it."""
+    if not hasattr(os, "sched_setaffinity"):
+        return None
+    return getattr(ctypes.PyDLL(None), "sched_getcpu", None)
+
+
+_processor_now: Final = _find_processor_now()
 _pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
 _by_processors: dict[tuple[frozenset[int], bool], WorkerPool] = {}
 _table_lock = threading.Lock()

@@ -33,26 +33,36 @@ _SHARES_PER_WORKER: Final = 4
 
 _SHORT_NS: Final = 100_000
 """Lists that take longer are surely worth the workers' wake-up."""
-_TRIALS: Final = 12
-"""Runs of a short list, by turns with and without workers, before it is known which is faster."""
+_TINY_NS: Final = 10_000
+"""Lists that take less without workers never want any."""
+_TRIALS: Final = 14
+"""Runs of a short list, one half with workers and then one without, until it is known which is
+faster. In blocks, for a worker that has just worked is awake."""
+_VALID_RUNS: Final = 5000
+"""Then it is found out again: what else the machine does changes."""
+_FOREVER: Final = 1 << 62
 _LEAST_GAIN: Final = 1.1
 """How much faster a short list must be with workers: they take processors from others."""
 
 
 class Trial:
-    """Whether a list is faster without workers, found out in its first runs.
+    """Whether a list is faster without workers, found out in some of its runs.
 
     Results are the same either way. A list is short when one of its first runs with workers was.
     """
 
-    __slots__ = ("_best_ns", "_runs", "alone", "settled")
+    __slots__ = ("_best_ns", "_runs", "alone", "settled_runs")
 
     def __init__(self, *, settled: bool) -> None:
+        self.settled_runs = _FOREVER if settled else 0
+        """How many runs need not tell their times."""
+        self._restart()
+
+    def _restart(self) -> None:
         self.alone = False
         """Whether the next run is without workers."""
-        self.settled = settled
         self._runs = 0
-        self._best_ns = [1 << 62, 1 << 62]
+        self._best_ns = [_FOREVER, _FOREVER]
 
     def note(self, nanoseconds: int) -> None:
         """Tell how long the run took."""
@@ -62,11 +72,18 @@ class Trial:
         if self._runs < 3:  # the first runs meet cold caches and sleeping workers
             return
         if best[0] > _SHORT_NS:
-            self.alone, self.settled = False, True
+            self.alone, self.settled_runs = False, _FOREVER
         elif self._runs < _TRIALS:
-            self.alone = not self.alone
+            self.alone = self._runs >= _TRIALS // 2
         else:
-            self.alone, self.settled = best[1] < best[0] * _LEAST_GAIN, True
+            self.alone = best[1] < best[0] * _LEAST_GAIN
+            self.settled_runs = _FOREVER if best[1] < _TINY_NS else _VALID_RUNS
+
+    def spend(self) -> None:
+        """Tell of a run whose time need not be told."""
+        self.settled_runs -= 1
+        if not self.settled_runs:
+            self._restart()
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,16 +222,17 @@ class RunList:
             return
         self._check_open()
         trial = self._trial
-        if trial.settled or timed:
-            self._run_leased()
-            return
-        start = time.perf_counter_ns()
-        if trial.alone:
+        is_noted = not (timed or trial.settled_runs)
+        start = time.perf_counter_ns() if is_noted else 0
+        if trial.alone and not timed:
             self._execute_alone()
         else:
             self._run_leased()
-        trial.note(time.perf_counter_ns() - start)
-        self._is_alone = trial.settled and trial.alone
+        if is_noted:
+            trial.note(time.perf_counter_ns() - start)
+            self._is_alone = trial.alone and trial.settled_runs == _FOREVER
+        elif not timed:
+            trial.spend()
 
     def _check_open(self) -> None:
         if not self._address:
@@ -229,6 +247,7 @@ class RunList:
         lease = Lease()
         try:
             pool.lease(lease, self._threads - 1, self._runtime)
+            pool.spread(lease)
             self._run_with(lease.workers)
         finally:
             pool.release(lease)
