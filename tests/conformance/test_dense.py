@@ -14,7 +14,8 @@ from smelt.backends.cpu import CpuBackend, host_target, target_named
 from smelt.engine import detect_host
 from smelt.ir import Case
 from smelt.ops import Add, Conv, ConvTranspose, Fused, MatMul, MaxPool, Relu, Stage
-from tests.support.conformance import Bench, failures, trials_of_cases
+from smelt.types import DType
+from tests.support.conformance import Bench, check_narrow, failures, trials_of_cases
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -75,6 +76,12 @@ _CASES = (
     Case("square", MatMul(), (_random(130, 257), _random(257, 190)), constants=frozenset({1})),
     Case("stacked", MatMul(), (_random(2, 4, 60, 33), _random(2, 4, 33, 70, seed=1))),
 )
+
+
+@pytest.mark.parametrize("case", _CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("storage", [DType.BFLOAT16, DType.FLOAT16], ids=lambda d: d.value)
+def test_every_tactic_is_right_on_tensors_stored_narrow(case: Case, storage: DType) -> None:
+    assert check_narrow([case], storage)
 
 
 @pytest.mark.parametrize("case", _CASES, ids=lambda case: case.name)

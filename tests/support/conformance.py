@@ -8,13 +8,14 @@ every buffer of the plan between guard pages.
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
 
-from smelt.backends import WeightStore, assemble
-from smelt.backends.cpu import CpuBackend, compile_runtime
+from smelt.backends import WeightStore, assemble, store_as
+from smelt.backends.cpu import CpuBackend, compile_runtime, host_target
 from smelt.devices.cpu import MappedCode, abi
 from smelt.engine import (
     VERSION,
@@ -29,7 +30,16 @@ from smelt.engine import (
 from smelt.errors import ShapeError
 from smelt.ir import Graph, clone
 from smelt.runtime import Engine
-from smelt.types import DType, SymbolicDim, TensorType, evaluate_dim, substitute_dim, symbols_of
+from smelt.types import (
+    DType,
+    SymbolicDim,
+    TensorType,
+    decode_bfloat16,
+    encode_bfloat16,
+    evaluate_dim,
+    substitute_dim,
+    symbols_of,
+)
 from tests.support.cpu_kernels import GuardedBuffer, call_kernel
 
 if TYPE_CHECKING:
@@ -176,6 +186,37 @@ def trials_of_cases(
             if tactic.family not in seen:
                 seen.add(tactic.family)
                 yield _trial(case, graph, tactic, backend, wanted, open_symbols)
+
+
+def narrow_trials(
+    cases: Iterable[Case], backend: CpuBackend, target: CpuTarget, storage: DType
+) -> Iterator[Trial]:
+    """Every case by every tactic that stores float32 as ``storage``, its results too."""
+    for case in cases:
+        rounded = _rounded(case, storage)
+        with np.errstate(all="ignore"):
+            wanted = rounded.op.reference(*rounded.inputs)
+        graph = graph_of(rounded)
+        node = graph.nodes[0]
+        wide = backend.candidates(node, target)[0]
+        for tactic in _spread(backend.candidates(node, target, storage)[0]):
+            if tactic not in wide:
+                made = store_as(storage, node, tactic, outputs=True)
+                yield _trial(rounded, graph, made, backend, wanted, ())
+
+
+def _rounded(case: Case, storage: DType) -> Case:
+    """The case on numbers that ``storage`` holds, to the error that storing results in it makes."""
+    arrays: list[Array | None] = []
+    for index, array in enumerate(case.inputs):
+        if array is None or array.dtype != np.float32 or index in case.constants:
+            arrays.append(array)
+        elif storage is DType.BFLOAT16:
+            arrays.append(decode_bfloat16(encode_bfloat16(array)))
+        else:
+            arrays.append(array.astype(storage.numpy).astype(np.float32))
+    tolerance = max(case.tolerance, {DType.BFLOAT16: 1e-2, DType.FLOAT16: 2e-3}[storage])
+    return replace(case, inputs=tuple(arrays), tolerance=tolerance)
 
 
 def _spread(tactics: list[Tactic]) -> list[Tactic]:
@@ -339,3 +380,19 @@ def failures(trial: Trial, bench: Bench, *, at_end: bool) -> list[str]:
 def has_python_step(trial: Trial) -> bool:
     """Whether the trial runs a reference."""
     return any(isinstance(step, HostCall) for step in trial.plan.steps)
+
+
+def check_narrow(cases: Iterable[Case], storage: DType) -> int:
+    """Run every tactic that stores float32 as ``storage``; the number of trials there were."""
+    backend, target = CpuBackend(jobs=1), host_target()
+    if target.storage(storage) is not storage:
+        pytest.skip(f"this processor does not convert {storage.value}")
+    trials = list(narrow_trials(cases, backend, target, storage))
+    bench = Bench(trials, backend, target)
+    wrong = [
+        reason
+        for number, trial in enumerate(trials)
+        for reason in failures(trial, bench, at_end=number % 2 == 0)
+    ]
+    assert not wrong, "\n".join(wrong)
+    return len(trials)

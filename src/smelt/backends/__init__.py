@@ -10,6 +10,7 @@ from smelt.backends._base import (
     Refusal,
     Tactic,
     Target,
+    store_as,
 )
 from smelt.backends._storage import Stored, contiguous_strides, linear_format, same_order
 
@@ -30,4 +31,5 @@ __all__ = [
     "contiguous_strides",
     "linear_format",
     "same_order",
+    "store_as",
 ]

@@ -13,7 +13,7 @@ from smelt.backends._storage import Compute, StoragePlanner, contiguous_strides,
 from smelt.devices.cpu import CpuMemory
 from smelt.engine import Buffer, Launch, LayerInfo, Plan, Space, View
 from smelt.ir import Constant
-from smelt.ops import Transpose
+from smelt.ops import Cast, Transpose
 from smelt.types import Layout, element_count, evaluate_dim
 
 if TYPE_CHECKING:
@@ -222,6 +222,8 @@ class _Assembler:
     def _copy(self, action: Copy) -> tuple[tuple[Step, ...], LayerInfo]:
         source, destination = action.source, action.destination
         name = f"{source.name} to {destination.format.layout.value}"
+        if source.format.dtype is not destination.format.dtype:
+            name = f"{source.name} to {destination.format}"
         steps = self.backend.reformat(source.view(), destination.view())
         return steps, LayerInfo(name, "reformat", str(destination.format))
 
@@ -274,9 +276,12 @@ def _laid_out(stored: Stored) -> Constant:
     constant = stored.constant
     assert constant is not None  # noqa: S101  (asked only for constants)
     order = stored.format.layout.axis_order(stored.type.rank)
-    if order == tuple(range(stored.type.rank)):
-        return constant
-    return Constant.derive(f"{constant.name} as {stored.format}", Transpose(order), constant)
+    name = f"{constant.name} as {stored.format}"
+    if order != tuple(range(stored.type.rank)):
+        constant = Constant.derive(name, Transpose(order), constant)
+    if stored.format.dtype is not stored.type.dtype:
+        constant = Constant.derive(name, Cast(stored.format.dtype), constant)
+    return constant
 
 
 def _layer_info(node: Node, tactic: Tactic) -> LayerInfo:

@@ -9,15 +9,17 @@ is generated from its spec alone.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
+
+from smelt.types import DType
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from smelt.engine import Buffer, Halo, KernelSpec, Parameters, Step, View
-    from smelt.ir import Constant, Node
+    from smelt.ir import Constant, Node, Value
     from smelt.types import Dim, TensorFormat
 
 
@@ -63,6 +65,34 @@ class Tactic:
         return f"{self.family}({options})"
 
 
+def store_as(
+    dtype: DType,
+    node: Node,
+    tactic: Tactic,
+    *,
+    constants: bool = False,
+    outputs: bool = False,
+) -> Tactic:
+    """The tactic with every float32 tensor that it reads or writes stored as ``dtype``.
+
+    Constants are small and stay as they are, unless a family only moves them (``constants``). So
+    does what nothing but a binding of the network takes, unless it must be alike (``outputs``).
+    """
+
+    def narrowed(value: Value | None, fmt: TensorFormat | None) -> TensorFormat | None:
+        if value is None or fmt is None or fmt.dtype is not DType.FLOAT32:
+            return fmt
+        kept = value.constant is not None and not constants
+        return fmt if kept else replace(fmt, dtype=dtype)
+
+    inputs = map(narrowed, node.inputs, tactic.inputs)
+    made = (
+        replace(f, dtype=dtype) if (v.users or outputs) and f.dtype is DType.FLOAT32 else f
+        for v, f in zip(node.outputs, tactic.outputs, strict=True)
+    )
+    return replace(tactic, inputs=tuple(inputs), outputs=tuple(made))
+
+
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """Why a family cannot run a node."""
@@ -103,10 +133,19 @@ class Family(ABC, Generic[TargetT]):
     """One generator of kernels."""
 
     name: ClassVar[str]
+    narrow: ClassVar[bool] = False
+    """Whether kernels go by the element types of views, where nodes have float32."""
 
     @abstractmethod
     def tactics(self, node: Node, target: TargetT) -> Iterator[Tactic | Refusal]:
         """The ways to run the node, best guess first, or why not; nothing for foreign ops."""
+
+    def narrowed(
+        self, node: Node, tactic: Tactic, dtype: DType, target: TargetT
+    ) -> tuple[Tactic, ...]:
+        """What becomes of the tactic when float32 tensors may be stored as ``dtype``."""
+        del target
+        return (store_as(dtype, node, tactic) if self.narrow else tactic,)
 
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
         """The constants that the launches read, derived (and so recorded) from the node's own."""
@@ -132,11 +171,24 @@ class Backend(ABC, Generic[TargetT]):
     name: ClassVar[str]
     families: tuple[Family[TargetT], ...]
 
-    def candidates(self, node: Node, target: TargetT) -> tuple[list[Tactic], list[Refusal]]:
-        """Every tactic of every family for the node, and every refusal."""
-        answers = [a for family in self.families for a in family.tactics(node, target)]
-        tactics = [a for a in answers if isinstance(a, Tactic)]
-        return tactics, [a for a in answers if isinstance(a, Refusal)]
+    def candidates(
+        self, node: Node, target: TargetT, storage: DType = DType.FLOAT32
+    ) -> tuple[list[Tactic], list[Refusal]]:
+        """Every tactic of every family for the node, and every refusal.
+
+        Tensors of float32 are stored as ``storage`` wherever a family can read and write that.
+        """
+        tactics: list[Tactic] = []
+        refusals: list[Refusal] = []
+        for family in self.families:
+            for answer in family.tactics(node, target):
+                if isinstance(answer, Refusal):
+                    refusals.append(answer)
+                elif storage is DType.FLOAT32:
+                    tactics.append(answer)
+                else:
+                    tactics.extend(family.narrowed(node, answer, storage, target))
+        return tactics, refusals
 
     def family(self, name: str) -> Family[TargetT]:
         """The family called ``name``. Raises KeyError."""
@@ -144,7 +196,7 @@ class Backend(ABC, Generic[TargetT]):
 
     @abstractmethod
     def reformat(self, source: View, destination: View) -> tuple[Step, ...]:
-        """Steps that copy a tensor between windows of one shape and dtype, of any strides."""
+        """Steps that copy a tensor between windows of one shape, of any strides and floats."""
 
     @abstractmethod
     def clear_halo(self, view: View) -> tuple[Step, ...]:

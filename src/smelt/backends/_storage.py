@@ -62,7 +62,7 @@ class Stored:
         if self.buffer < 0:
             raise InternalError(f"{self.name} has no buffer yet")
         strides, offset, _ = self.geometry()
-        return View(self.buffer, offset, self.type.dtype, self.type.shape, strides, self.halo)
+        return View(self.buffer, offset, self.format.dtype, self.type.shape, strides, self.halo)
 
     def geometry(self) -> tuple[tuple[Dim, ...], Dim, Dim]:
         """Strides in elements, then offset of the first element and whole size in bytes."""
@@ -73,7 +73,7 @@ class Stored:
         for axis in reversed(self.format.layout.axis_order(rank)):
             strides[axis] = step
             step = step * (shape[axis] + sum(halo[axis]))
-        size = self.type.dtype.size_bytes
+        size = self.format.dtype.size_bytes
         offset: Dim = 0
         for axis, (before, _) in enumerate(halo):
             offset = offset + strides[axis] * before * size

@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from smelt.backends._base import Aliasing, Family, Operands, Refusal, Tactic, TargetT
+from smelt.backends._base import (
+    Aliasing,
+    Family,
+    Operands,
+    Refusal,
+    Tactic,
+    TargetT,
+    store_as,
+)
 from smelt.backends._storage import contiguous_strides
 from smelt.errors import InternalError
 from smelt.ops import (
@@ -29,7 +37,7 @@ if TYPE_CHECKING:
 
     from smelt.engine import KernelSpec, Step, View
     from smelt.ir import Node, Op, Value
-    from smelt.types import Dim
+    from smelt.types import Dim, DType
 
 _LAYOUTS = (Layout.LINEAR, Layout.CHANNELS_LAST)
 
@@ -125,6 +133,15 @@ class WindowFamily(Family[TargetT]):
         absent = [None] * (len(node.inputs) - len(wanted))
         results = tuple(TensorFormat(v.tensor.dtype, after) for v in node.outputs)
         return Tactic(self.name, (), (*wanted, *absent), results, aliasing=aliasing)
+
+    @override
+    def narrowed(
+        self, node: Node, tactic: Tactic, dtype: DType, target: TargetT
+    ) -> tuple[Tactic, ...]:
+        """Windows are of what there is: wide ones too, between ops that compute in float32."""
+        del target
+        narrow = store_as(dtype, node, tactic, constants=True, outputs=True)
+        return (narrow,) if narrow == tactic else (narrow, tactic)
 
     @override
     def views(self, node: Node, tactic: Tactic, view: View) -> tuple[View, ...]:

@@ -19,6 +19,7 @@ from smelt.backends.cpu import (
 )
 from smelt.builder._options import (
     EFFORTS,
+    PRECISIONS,
     BuildOptions,
     Progress,
     TuningEffort,
@@ -83,7 +84,10 @@ def build(
         network: what to run; it is not changed. Its weights are read now, by reference.
         device: ``"cpu"``, ``"cpu:x86-64-v3"`` (a target to compile for) or ``"null"`` (computes
             nothing); a list of them is an order of preference.
-        precision: dtype in which floating-point layers compute; bindings keep the model's dtype.
+        precision: ``"float32"``, or ``"bfloat16"`` or ``"float16"``: how what the model has in
+            float32 is stored between layers, and multiplied where the processor multiplies that
+            (bfloat16 with AVX512_BF16). Sums and all other arithmetic are float32; bindings keep
+            the model's dtype. For processors that cannot convert it, it stays float32.
         max_batch_size: largest implicit batch. Smaller ones run too.
         max_workspace_bytes: bound of the scratch memory, in bytes, that one step may use beside
             its tensors.
@@ -251,7 +255,7 @@ class _Build:
         fixed = {name: b.low for name, b in box.items() if b.low == b.high}
         specialise(graph, fixed)
         bound_counts(graph, {name: b.high for name, b in box.items()})
-        passes = pipeline(precision=self.options.precision)
+        passes = pipeline()
         report = run_passes(graph, passes, lambda _: self.progress("optimise", number, count))
         for note in report.notes:
             _LOG.info("%s", note)
@@ -261,8 +265,9 @@ class _Build:
 
     def _choose(self, plan: _PlanParts, backend: CpuBackend, target: CpuTarget) -> None:
         candidates: dict[int, Candidates] = {}
+        storage = target.storage(PRECISIONS[self.options.precision])
         for node in plan.graph.nodes:
-            tactics, refusals = backend.candidates(node, target)
+            tactics, refusals = backend.candidates(node, target, storage)
             small = [t for t in tactics if self._fits(t, plan)]
             refusals += [
                 Refusal(t.family, f"{t} needs {t.workspace_bytes} bytes of workspace")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from smelt.errors import BuildError, UnsupportedError
 from smelt.tuner import Effort
+from smelt.types import DType
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
 
     from smelt.builder._shapes import ShapeSpec
 
-PRECISIONS: Final = ("float32",)
+PRECISIONS: Final = {d.value: d for d in (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)}
+"""How an engine may store what the model has in float32, by name."""
 STAGES: Final = ("optimise", "tune", "pack", "link", "write")
 
 
@@ -73,7 +75,7 @@ class BuildOptions:
         if self.precision not in PRECISIONS:
             known = ", ".join(PRECISIONS)
             raise UnsupportedError(
-                f"precision {self.precision!r} cannot be built yet; what can is: {known}. "
+                f"precision {self.precision!r} cannot be built; what can is: {known}. "
                 "Models with float16 weights build as they are and compute in float32"
             )
         if self.max_workspace_bytes < 0:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from smelt.backends import Aliasing, Tactic, WeightStore, assemble
+from smelt.builder._options import PRECISIONS
 from smelt.engine import as_json
 from smelt.errors import EngineFormatError, InternalError, SmeltError
 from smelt.ir import Constant, Graph, verify
@@ -197,10 +198,13 @@ def _graph_from_data(
         kind = TensorType(DType(dtype), tuple(dim_from_text(d) for d in shape))
         graph.add_input(str(name), kind)
     values: dict[int, Value] = {}
-    tactics: dict[int, Tactic] = {}
     for entry in data["nodes"]:
-        node = _node_from_data(entry, graph, constants, values)
-        tactics[id(node)] = _checked(_tactic_from_data(entry["tactic"]), node, backend, target)
+        _node_from_data(entry, graph, constants, values)
+    # Which tactics a backend lists depends on a node's users, too.
+    tactics = {
+        id(node): _checked(_tactic_from_data(entry["tactic"]), node, backend, target)
+        for node, entry in zip(graph.nodes, data["nodes"], strict=True)
+    }
     graph.outputs = [_required(_resolve(r, graph, constants, values)) for r in data["outputs"]]
     verify(graph)
     return graph, tactics
@@ -267,7 +271,9 @@ def _halos(data: Any) -> tuple[Halo, ...]:
 
 def _checked(tactic: Tactic, node: Node, backend: Backend[Any], target: Target) -> Tactic:
     """The tactic, if it is one that the backend itself lists for the node."""
-    tactics, _ = backend.candidates(node, target)
-    if tactic not in tactics:
+    formats = (*tactic.inputs, *tactic.outputs)
+    narrow = {f.dtype for f in formats if f is not None} & set(PRECISIONS.values())
+    listed = (backend.candidates(node, target, s)[0] for s in {DType.FLOAT32, *narrow})
+    if not any(tactic in tactics for tactics in listed):
         raise EngineFormatError(f"{tactic} is no tactic for {node}")
     return tactic

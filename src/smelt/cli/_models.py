@@ -59,7 +59,7 @@ _OPTIONS: Final = (
         default="float32",
         show_default=True,
         metavar="DTYPE",
-        help="Element type in which layers compute; only float32 is built so far.",
+        help="How float32 is stored between layers: float32, bfloat16 or float16.",
     ),
     click.option(
         "--max-batch-size",

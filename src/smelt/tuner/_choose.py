@@ -141,4 +141,5 @@ def _price(
     if wanted.layout is Layout.STRIDED and made.layout is Layout.LINEAR:
         return 0.0
     count = evaluate_dim(element_count(value.tensor.shape), sizes)
-    return _STEP_SECONDS + 2 * count * value.tensor.dtype.size_bytes / _COPY_BYTES_PER_SECOND
+    moved = made.dtype.size_bytes + wanted.dtype.size_bytes
+    return _STEP_SECONDS + count * moved / _COPY_BYTES_PER_SECOND

@@ -14,7 +14,15 @@ from smelt.backends import Operands, Stored
 from smelt.devices.cpu import CpuMemory, MappedCode, Row, RunList, Scratch, worker_pool
 from smelt.engine import Launch, Space, View
 from smelt.errors import InternalError
-from smelt.types import DType, Layout, TensorFormat, TensorType, evaluate_dim
+from smelt.types import (
+    DType,
+    Layout,
+    TensorFormat,
+    TensorType,
+    decode_bfloat16,
+    encode_bfloat16,
+    evaluate_dim,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,6 +36,7 @@ if TYPE_CHECKING:
     from smelt.ir import Array, Node, Value
 
 _LOG = logging.getLogger(__name__)
+_TOLERANCES: Final = {DType.BFLOAT16: 2e-2, DType.FLOAT16: 3e-3}
 _TOLERANCE: Final = 1e-4
 _MOST_AVERAGED: Final = 64
 
@@ -85,7 +94,7 @@ class Laboratory:
         code = MappedCode(image.code)
         addresses = {name: code.address + offset for name, offset in image.symbols}
         rng = np.random.default_rng(len(node.name))
-        trials = [_data(node, self.sizes, rng) for _ in range(2)]
+        trials = [_data(node, self.sizes, rng, _storage(tactics)) for _ in range(2)]
         return [self._time(node, p, addresses, trials, repeats) for p in prepared]
 
     def _time(
@@ -197,10 +206,19 @@ class Laboratory:
         return np.lib.stride_tricks.as_strided(flat, shape, strides)
 
 
+def _storage(tactics: Sequence[Tactic]) -> DType:
+    """The narrowest type in which tactics store float32."""
+    formats = {f.dtype for t in tactics for f in (*t.inputs, *t.outputs) if f is not None}
+    return next((dtype for dtype in _TOLERANCES if dtype in formats), DType.FLOAT32)
+
+
 def _data(
-    node: Node, sizes: Mapping[str, int], rng: np.random.Generator
+    node: Node, sizes: Mapping[str, int], rng: np.random.Generator, storage: DType
 ) -> tuple[list[Array | None], tuple[Array, ...]]:
-    """Random inputs of a node (its constants as they are), and what the reference makes of them."""
+    """Random inputs of a node (its constants as they are), and what the reference makes of them.
+
+    The numbers are such as ``storage`` holds exactly: all tactics then compute from the same.
+    """
     arrays: list[Array | None] = []
     for value in node.inputs:
         if value is None or value.constant is not None:
@@ -211,9 +229,23 @@ def _data(
             known = [evaluate_dim(d, sizes) for d in value.dims]
             arrays.append(np.array(known, value.tensor.dtype.numpy).reshape(shape))
             continue
-        arrays.append(random_array(value.tensor.dtype, shape, rng))
+        array = random_array(value.tensor.dtype, shape, rng)
+        narrow = array.dtype == np.float32 and storage is not DType.FLOAT32
+        arrays.append(_decoded(_encoded(array, storage), storage) if narrow else array)
     with np.errstate(all="ignore"):
         return arrays, node.op.reference(*arrays)
+
+
+def _encoded(array: Array, stored: DType) -> Array:
+    """The elements as memory of another type holds them."""
+    if array.dtype.kind != "f":
+        return array
+    return encode_bfloat16(array) if stored is DType.BFLOAT16 else array.astype(stored.numpy)
+
+
+def _decoded(array: Array, stored: DType) -> Array:
+    """What lies in memory, as numbers."""
+    return decode_bfloat16(array) if stored is DType.BFLOAT16 else array.astype(np.float32)
 
 
 def random_array(dtype: DType, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
@@ -232,18 +264,22 @@ def _check(
     run_list: RunList,
 ) -> str | None:
     """Why the results of two runs are not the reference's."""
-    for window, array in zip(prepared.inputs, arrays, strict=True):
-        if window is not None:
+    tactic = prepared.tactic
+    for window, array, fmt in zip(prepared.inputs, arrays, tactic.inputs, strict=True):
+        if window is not None and fmt is not None:
             if array is None:
-                raise InternalError(f"{prepared.tactic} reads an absent input")
-            window[...] = array
+                raise InternalError(f"{tactic} reads an absent input")
+            window[...] = _encoded(array, fmt.dtype)
+    tolerance = _TOLERANCES.get(_storage([tactic]), _TOLERANCE)
     run_list.run()
     first = [window.copy() for window in prepared.outputs]
     run_list.run()
-    for window, before, wanted in zip(prepared.outputs, first, expected, strict=True):
+    results = zip(prepared.outputs, first, expected, tactic.outputs, strict=True)
+    for window, before, wanted, fmt in results:
         if not np.array_equal(window, before, equal_nan=window.dtype.kind == "f"):
             return "its results differ between runs"
-        if (error := relative_error(before, wanted)) > _TOLERANCE:
+        made = _decoded(before, fmt.dtype) if wanted.dtype == np.float32 else before
+        if (error := relative_error(made, wanted)) > tolerance:
             return f"its error is {error:.1e} of the largest magnitude"
     return None
 

@@ -9,6 +9,7 @@ from typing import Final
 from smelt.backends.cpu._llvm import load_llvm
 from smelt.engine import Host, detect_host, known_features
 from smelt.errors import UnsupportedError
+from smelt.types import DType
 
 _V2: Final = ("cx16", "popcnt", "sahf", "sse", "sse2", "sse3", "sse4.1", "sse4.2", "ssse3")
 _V3: Final = tuple(sorted((*_V2, "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")))
@@ -62,6 +63,14 @@ class CpuTarget:
             # Apple's and Windows' systems own this register; elsewhere one fewer is no loss.
             wanted.append("+reserve-x18")
         return ",".join(wanted)
+
+    def storage(self, wanted: DType) -> DType:
+        """How float32 tensors are stored where ``wanted`` is asked for.
+
+        A narrow type pays where an instruction converts it; elsewhere float32 stays.
+        """
+        converts = {DType.BFLOAT16: {"avx512bf16", "bf16"}, DType.FLOAT16: {"f16c", "neon"}}
+        return wanted if converts.get(wanted, set()) & set(self.features) else DType.FLOAT32
 
     def has(self, *features: str) -> bool:
         """Whether code for the target may use all of ``features``."""

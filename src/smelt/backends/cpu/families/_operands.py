@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from smelt.backends import store_as
 from smelt.backends.cpu._elementwise import Epilogue, plan_epilogue, root_of
-from smelt.backends.cpu.families._arithmetic import ARITHMETICS
+from smelt.backends.cpu.families._arithmetic import ARITHMETICS, arithmetic_for
+from smelt.engine import parameters
 from smelt.errors import InternalError
 from smelt.ir import Constant
 from smelt.ops import Fused
@@ -23,7 +25,8 @@ from smelt.types import DType, Layout, TensorFormat
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from smelt.backends import Operands
+    from smelt.backends import Operands, Tactic
+    from smelt.backends.cpu._target import CpuTarget
     from smelt.backends.cpu.families._arithmetic import Arithmetic
     from smelt.engine import View
     from smelt.ir import Node, Value
@@ -168,6 +171,28 @@ def _packed_strides(extents: Shape, channel_axis: int, rank: int) -> tuple[Dim, 
         strides[axis] = step
         step = step * extents[axis]
     return tuple(strides)
+
+
+# ---- arithmetic
+
+
+def arithmetic_of(tactic: Tactic) -> Arithmetic:
+    """What a tactic's kernel multiplies with."""
+    return ARITHMETICS[str(dict(tactic.parameters).get("arithmetic", "float32"))]
+
+
+def narrowed_products(
+    node: Node, tactic: Tactic, dtype: DType, target: CpuTarget
+) -> tuple[Tactic, ...]:
+    """The tactic of a product on narrow tensors, multiplied as the target does that best."""
+    narrow = store_as(dtype, node, tactic)
+    first = narrow.inputs[0]
+    arithmetic = arithmetic_for(dtype, target)
+    if arithmetic.group == 1 or first is None or first.dtype is not arithmetic.factor:
+        return (narrow,)
+    options = {**dict(narrow.parameters), "arithmetic": arithmetic.name}
+    cost = narrow.cost_hint / arithmetic.group
+    return (replace(narrow, parameters=parameters(**options), cost_hint=cost),)
 
 
 # ---- recorded transforms

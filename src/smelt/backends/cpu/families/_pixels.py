@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from smelt.types import Dim, TensorFormat
 
 CHANNEL_AXIS = 1
-_FLOAT_BYTES = 4
 _CHUNK_OPERATIONS = 1 << 20
 """Multiply-adds, comparisons… that are worth the hand-over to a worker."""
 
@@ -46,6 +45,21 @@ class Walk:
     row: Json
     column: Json
     channel: Json
+    stored: str
+    """Its elements."""
+
+    @property
+    def dtype(self) -> DType:
+        """Its elements."""
+        return DType(self.stored)
+
+    def as_json(self) -> Json:
+        """What a spec holds."""
+        return as_json(astuple(self))
+
+    def bytes_of(self, e: Emitter, index: Int, stride: Json = 1) -> Int:
+        """Bytes of ``index`` steps of a stride; of elements by default."""
+        return e.mul(index, e.mul(e.extent(stride), self.dtype.size_bytes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +93,12 @@ class Pixels:
         return Pixels(**fields)
 
 
-def walk_of(strides: Sequence[Dim], scalars: Scalars) -> Walk:
+def walk_of(strides: Sequence[Dim], scalars: Scalars, dtype: DType) -> Walk:
     """A walk from strides along (N, C, H, W) or (N, C, W)."""
     image, channel, *places = strides
     row, column = places if len(places) == 2 else (0, places[0])
-    return Walk(*scalars.all_json((image, row, column, channel)))
+    image_, row_, column_, channel_ = scalars.all_json((image, row, column, channel))
+    return Walk(image_, row_, column_, channel_, dtype.value)
 
 
 def places(extents: Sequence[Dim], missing: Dim) -> tuple[Dim, Dim]:
@@ -119,7 +134,7 @@ def pixels_of(
     """The result's pixels and the extra operands' views; ``work`` is what one element costs."""
     shape = node.output.tensor.shape
     height, width = places(shape[2:], 1)
-    channels = cast("int", shape[1])
+    channels, out = cast("int", shape[1]), operands.outputs[0]
     found = extra_strides(node, operands, packed, CHANNEL_AXIS)
     row_work = (width if isinstance(width, int) else 56) * channels * work
     rows = max(1, _CHUNK_OPERATIONS // max(1, row_work))
@@ -133,8 +148,8 @@ def pixels_of(
         lanes=lanes,
         rows=rows,
         blocks=scalars.json(ceil_div(height, rows)),
-        out=walk_of(operands.outputs[0].strides, scalars),
-        extras=tuple(walk_of(strides, scalars) for _, strides in found),
+        out=walk_of(out.strides, scalars, out.dtype),
+        extras=tuple(walk_of(strides, scalars, view.dtype) for view, strides in found),
         epilogue=epilogue_of(node, CHANNEL_AXIS).as_json(),
     )
     return pixels, [view for view, _ in found]
@@ -193,7 +208,7 @@ class PixelWriter:
         total: Int = 0
         pairs = ((image, walk.image), (row, walk.row), (column, walk.column))
         for index, stride in pairs:
-            total = e.add(total, e.mul(index, e.mul(e.extent(stride), _FLOAT_BYTES)))
+            total = e.add(total, walk.bytes_of(e, index, stride))
         return total
 
     def channels(self, most: int, body: Callable[[Int, list[Reg | None]], None]) -> None:
@@ -220,12 +235,12 @@ class PixelWriter:
             walk = p.extras[k]
             at = e.at(e.pointer(self.first + k), self.offset(walk, *place))
             stride = e.extent(walk.channel)
-            at = e.at(at, e.mul(channel, e.mul(stride, _FLOAT_BYTES)))
-            return load_channels(e, self.kind, at, stride, mask)
+            at = e.at(at, walk.bytes_of(e, channel, walk.channel))
+            return load_channels(e, self.kind, at, stride, mask, walk.dtype)
 
         value = Epilogue.from_json(p.epilogue).emit(e, value, read)
         at = e.at(e.pointer(self.first + len(p.extras)), self.offset(p.out, *place))
-        store(e, value, e.at(at, e.mul(channel, _FLOAT_BYTES)), mask)
+        store(e, value, e.at(at, p.out.bytes_of(e, channel)), mask, p.out.dtype)
 
 
 def clipped(e: Emitter, start: Int, window: int, dilation: int, extent: Int) -> tuple[Int, Int]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from smelt.backends.cpu._emit import Emitter, Int, Reg, vector_type
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from smelt.backends.cpu._emit import Emitter, Int, Reg
+    from smelt.backends.cpu.families._vectors import Moved
 
 LEAST_TILE: Final = 4
 """Narrower tiles gain nothing over single elements."""
@@ -37,7 +38,7 @@ class Turn:
     destination_step: Int
     """Bytes from one place to the next in the destination, along the axis that runs on in the
     source."""
-    size: int
+    moved: Moved
 
     def rectangle(self, rows: Span, columns: Span, tile: int) -> None:
         """Copy ``rows`` (contiguous in the destination) by ``columns`` (in the source)."""
@@ -69,19 +70,20 @@ class Turn:
         e = self.e
         with e.loop(rows.begin, rows.end) as down, e.loop(columns.begin, columns.end) as along:
             place = self._places(down.index, along.index)
-            e.store(e.load(f"i{8 * self.size}", place[0]), place[1])
+            e.store(self.moved.load(e, place[0]), place[1])
 
     def _places(self, row: Reg, column: Reg) -> tuple[Reg, Reg]:
         e = self.e
-        read = e.add(e.mul(row, self.source_step), e.mul(column, self.size))
-        write = e.add(e.mul(row, self.size), e.mul(column, self.destination_step))
+        size, made = self.moved.sizes
+        read = e.add(e.mul(row, self.source_step), e.mul(column, size))
+        write = e.add(e.mul(row, made), e.mul(column, self.destination_step))
         return e.at(self.source, read), e.at(self.destination, write)
 
     def _tile(self, row: Reg, column: Reg, tile: int) -> None:
         e = self.e
-        kind = vector_type(f"i{8 * self.size}", tile)
         read, write = self._places(row, column)
-        lines = [e.load(kind, e.at(read, e.mul(self.source_step, k))) for k in range(tile)]
+        steps = [e.at(read, e.mul(self.source_step, k)) for k in range(tile)]
+        lines = [self.moved.load(e, step, tile) for step in steps]
         for k, line in enumerate(turned(e, lines)):
             e.store(line, e.at(write, e.mul(self.destination_step, k)))
 

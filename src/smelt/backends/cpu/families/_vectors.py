@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from smelt.backends.cpu._elementwise import from_memory, to_memory
 from smelt.backends.cpu._emit import LLVM_TYPES, Reg, lane_count, type_suffix, vector_type
@@ -49,6 +50,53 @@ def store(e: Emitter, value: Reg, at: Reg, mask: Reg | None, dtype: DType = DTyp
         e.store(stored, at)
     else:
         e.store_masked(stored, at, mask)
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What a copy moves: elements of one type to elements of another, or just bytes."""
+
+    source: DType
+    destination: DType
+
+    @staticmethod
+    def words(size: int) -> Moved:
+        """Elements that stay as they are."""
+        dtype = {d.size_bytes: d for d in (DType.UINT8, DType.UINT16, DType.UINT32, DType.UINT64)}
+        return Moved(dtype[size], dtype[size])
+
+    @staticmethod
+    def between(source: DType, destination: DType) -> Moved:
+        """Elements of a tensor, which are converted where the types differ."""
+        same = source is destination
+        return Moved.words(source.size_bytes) if same else Moved(source, destination)
+
+    @staticmethod
+    def from_json(value: Any) -> Moved:
+        """What `as_json` wrote."""
+        source, destination = value
+        return Moved(DType(source), DType(destination))
+
+    def as_json(self) -> Json:
+        """What a spec holds."""
+        return (self.source.value, self.destination.value)
+
+    @property
+    def widest(self) -> int:
+        """Bytes of the larger element."""
+        return max(self.sizes)
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Bytes of an element in the source and in the destination."""
+        return (self.source.size_bytes, self.destination.size_bytes)
+
+    def load(self, e: Emitter, at: Reg, lanes: int = 1) -> Reg:
+        """Load elements from the source, as they are to be stored."""
+        found = e.load(vector_type(LLVM_TYPES[self.source], lanes), at)
+        if self.source is self.destination:
+            return found
+        return to_memory(e, from_memory(e, found, self.source), self.destination)
 
 
 def unravel(e: Emitter, index: Int, extents: Sequence[Json]) -> list[Int]:

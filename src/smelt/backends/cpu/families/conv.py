@@ -16,13 +16,18 @@ from smelt.backends.cpu._target import CpuTarget
 from smelt.backends.cpu.families._operands import (
     CHANNELS_LAST,
     LINEAR,
+    arithmetic_of,
     constant_of,
     epilogue_of,
     extra_strides,
+    named,
+    narrowed_products,
     pack_bias,
     pack_extras,
     pack_panels,
     plan_extras,
+    reshape,
+    transpose,
     value_of,
     view_of,
 )
@@ -45,11 +50,13 @@ if TYPE_CHECKING:
 
     from smelt.backends import Operands
     from smelt.backends.cpu._elementwise import Epilogue
+    from smelt.backends.cpu.families._arithmetic import Arithmetic
     from smelt.engine import Halo, Json, KernelSpec, Step, View
     from smelt.ir import Constant, Node, Value
     from smelt.types import Dim
 
 _CHANNEL_AXIS = 1
+_FEW_CHANNELS = 8
 _PARTS_PANEL_BYTES = 400 << 10
 """Panels from this size on are summed in passes, one for each row of the window."""
 
@@ -91,21 +98,29 @@ class ConvFamily(Family[CpuTarget]):
             )
 
     @override
+    def narrowed(
+        self, node: Node, tactic: Tactic, dtype: DType, target: CpuTarget
+    ) -> tuple[Tactic, ...]:
+        return narrowed_products(node, tactic, dtype, target)
+
+    @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
         root = cast("Conv", root_of(node)[0])
         options = dict(tactic.parameters)
         lanes, vectors = cast("int", options["lanes"]), cast("int", options["vectors"])
         weights, bias = constant_of(node.inputs[1]), bias_of(node)
-        packed = pack_panels(weights, root.group, lanes, vectors)
+        arithmetic = arithmetic_of(tactic)
+        if _runs_over_columns(weights, arithmetic):
+            weights = _columns_in_runs(weights)
+        packed = pack_panels(weights, root.group, lanes, vectors, arithmetic)
         if bias is not None and bias.constant is not None:
             packed += (pack_bias(bias.constant, root.group, lanes),)
         return packed + pack_extras(node, _CHANNEL_AXIS)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
-        root = cast("Conv", root_of(node)[0])
         count = len(self.pack(node, tactic)) - len(pack_extras(node, _CHANNEL_AXIS))
-        product, extras = _product(node, root, operands, count)
+        product, extras = _product(node, tactic, operands, count)
         views = (view_of(operands, 0), *operands.packed[:count], *extras, operands.outputs[0])
         return (product.launch(self.name, tactic.parameters, views),)
 
@@ -207,8 +222,25 @@ def _candidates(
         yield options, seconds
 
 
-def _product(node: Node, root: Conv, operands: Operands, packed: int) -> tuple[Product, list[View]]:
+def _runs_over_columns(weights: Constant, arithmetic: Arithmetic) -> bool:
+    """Whether a run takes all columns of the window: few channels would not fill their words."""
+    depth, *_, width = (cast("int", e) for e in weights.type.shape[1:])
+    return width > 1 and depth % arithmetic.group != 0 and depth < _FEW_CHANNELS
+
+
+def _columns_in_runs(weights: Constant) -> Constant:
+    """Weights ``[filter, channel, *rows, column]`` as ``[filter, column and channel, *rows]``."""
+    filters, depth, *rows, width = (cast("int", e) for e in weights.type.shape)
+    axes = range(2, 2 + len(rows))
+    turned = transpose(weights, 0, 2 + len(rows), 1, *axes)
+    return named(weights.name, reshape(turned, filters, width * depth, *rows))
+
+
+def _product(
+    node: Node, tactic: Tactic, operands: Operands, packed: int
+) -> tuple[Product, list[View]]:
     """The sum that the convolution is, on the memory of its operands."""
+    root, arithmetic = cast("Conv", root_of(node)[0]), arithmetic_of(tactic)
     x, out = view_of(operands, 0), operands.outputs[0]
     filters, depth, *_ = (cast("int", e) for e in constant_of(node.inputs[1]).type.shape)
     window = (1, *root.kernel_shape)[-2:]
@@ -217,8 +249,10 @@ def _product(node: Node, root: Conv, operands: Operands, packed: int) -> tuple[P
     row, column = _places(x)
     a_taps: tuple[Dim, Dim, Dim] = (row * dilations[0], column * dilations[1], x.strides[1])
     taps = (window[0], window[1], depth)
-    if window[1] > 1 and a_taps[2] == 1 and a_taps[1] == depth:
-        taps, a_taps = (window[0], 1, window[1] * depth), (a_taps[0], 0, 1)
+    joined = _runs_over_columns(constant_of(node.inputs[1]), arithmetic)
+    runs_on = window[1] > 1 and a_taps[2] == 1 and a_taps[1] == depth
+    if joined or (runs_on and depth % arithmetic.group == 0):
+        taps = (window[0], 1, window[1] * depth)
     epilogue, walks, views = _reads(node, operands, packed, filters // root.group)
     shape = node.output.tensor.shape
     height, width = shape[2:] if len(shape) == 4 else (1, shape[2])
@@ -237,6 +271,7 @@ def _product(node: Node, root: Conv, operands: Operands, packed: int) -> tuple[P
         extras=tuple(walks),
         epilogue=epilogue,
         bias=bias_of(node) is not None and not _varies(bias_of(node)),
+        column_run=depth if joined and not runs_on else 0,
     )
     return product, views
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from smelt.backends.cpu._emit import Emitter, Int, Reg, emitter_for, vector_type
+from smelt.backends.cpu._emit import LLVM_TYPES, Emitter, Int, Reg, emitter_for, vector_type
 from smelt.backends.cpu._scalars import Scalars
 from smelt.backends.cpu.families._transpose import LEAST_TILE, Span, Turn
+from smelt.backends.cpu.families._vectors import Moved
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.types import ceil_div, element_count
 
@@ -35,7 +36,7 @@ class _Axis:
 
 
 def copy_launch(source: View, destination: View) -> Launch:
-    """Copy ``source`` to ``destination``: one shape and dtype, any strides."""
+    """Copy ``source`` to ``destination``: one shape, any strides; floats are converted."""
     axes = _merged(
         [
             _Axis(e, s, d)
@@ -45,7 +46,8 @@ def copy_launch(source: View, destination: View) -> Launch:
     )
     inner = _inner_axes(axes)
     outer = [axis for axis in axes if axis not in inner]
-    size = destination.dtype.size_bytes
+    moving = Moved.between(source.dtype, destination.dtype)
+    size = moving.widest
     blocks = _blocks(inner, size)
     scalars = Scalars()
     total = element_count(tuple(a.extent for a in outer))
@@ -56,7 +58,7 @@ def copy_launch(source: View, destination: View) -> Launch:
     spec = KernelSpec(
         COPY,
         parameters(
-            size=size,
+            moved=moving.as_json(),
             outer=tuple(_json(a, scalars) for a in outer),
             inner=tuple(_json(a, scalars) for a in inner),
             blocks=blocks,
@@ -118,7 +120,8 @@ def _slab(view: View, axis: int, first: Dim, count: int, scalars: Scalars) -> Js
 def generate_copy(kernel: KernelSpec, target: CpuTarget) -> str:
     """The code of a ``copy`` kernel."""
     e = emitter_for(kernel, 2)
-    size, grain, blocks = kernel["size"], kernel["grain"], kernel["blocks"]
+    moving, grain, blocks = Moved.from_json(kernel["moved"]), kernel["grain"], kernel["blocks"]
+    read, written = moving.sizes
     outer = [tuple(e.extent(x) for x in axis) for axis in kernel["outer"]]
     inner = [tuple(e.extent(x) for x in axis) for axis in kernel["inner"]]
     extents = [extent for extent, _, _ in outer]
@@ -132,34 +135,34 @@ def generate_copy(kernel: KernelSpec, target: CpuTarget) -> str:
         places = e.unravel(rows.index, extents)
         offsets: list[Int] = [0, 0]
         for place, (_, source, destination) in zip(places, outer, strict=False):
-            offsets[0] = e.add(offsets[0], e.mul(place, e.mul(source, size)))
-            offsets[1] = e.add(offsets[1], e.mul(place, e.mul(destination, size)))
+            offsets[0] = e.add(offsets[0], e.mul(place, e.mul(source, read)))
+            offsets[1] = e.add(offsets[1], e.mul(place, e.mul(destination, written)))
         pointers = [e.at(e.pointer(k), offsets[k]) for k in (0, 1)]
         if len(blocks) == 2:
             spans = [
                 _span(e, place, block, extent)
                 for place, block, (extent, _, _) in zip(places[-2:], blocks, inner, strict=True)
             ]
-            steps = (e.mul(inner[0][1], size), e.mul(inner[1][2], size))
-            tile = _tile_lanes([extent for extent, _, _ in inner], size, target.vector_bits)
-            Turn(e, pointers[0], pointers[1], *steps, size).rectangle(spans[0], spans[1], tile)
+            steps = (e.mul(inner[0][1], read), e.mul(inner[1][2], written))
+            extents = [extent for extent, _, _ in inner]
+            tile = _tile_lanes(extents, moving.widest, target.vector_bits)
+            Turn(e, pointers[0], pointers[1], *steps, moving).rectangle(spans[0], spans[1], tile)
         else:
             if blocks:
-                pointers, inner = _part(
-                    e, pointers, inner[0], size, e.mul(places[-1], blocks[0]), blocks[0]
-                )
-            _copy_inner(e, pointers, inner, size, target.vector_bits)
+                begin = e.mul(places[-1], blocks[0])
+                pointers, inner = _part(e, pointers, inner[0], moving, begin, blocks[0])
+            _copy_inner(e, pointers, inner, moving, target.vector_bits)
     return e.module()
 
 
 def _part(
-    e: Emitter, pointers: list[Reg], line: tuple[Int, ...], size: int, begin: Int, most: int
+    e: Emitter, pointers: list[Reg], line: tuple[Int, ...], moving: Moved, begin: Int, most: int
 ) -> tuple[list[Reg], list[tuple[Int, ...]]]:
     """``most`` elements of a line from ``begin`` on."""
     extent, *strides = line
     starts = [
         e.at(p, e.mul(begin, e.mul(stride, size)))
-        for p, stride in zip(pointers, strides, strict=True)
+        for p, stride, size in zip(pointers, strides, moving.sizes, strict=True)
     ]
     return starts, [(e.minimum(e.sub(extent, begin), most), *strides)]
 
@@ -180,36 +183,38 @@ def _tile_lanes(extents: Sequence[Int], size: int, vector_bits: int) -> int:
 
 
 def _copy_inner(
-    e: Emitter, pointers: list[Reg], inner: list[tuple[Int, ...]], size: int, vector_bits: int
+    e: Emitter, pointers: list[Reg], inner: list[tuple[Int, ...]], moving: Moved, vector_bits: int
 ) -> None:
+    read, written = moving.sizes
     if len(inner) == 2:
         extent, source, destination = inner[0]
         with e.loop(0, extent) as steps:
             moved = [
                 e.at(p, e.mul(steps.index, e.mul(stride, size)))
-                for p, stride in zip(pointers, (source, destination), strict=True)
+                for p, stride, size in zip(
+                    pointers, (source, destination), moving.sizes, strict=True
+                )
             ]
-            _copy_inner(e, moved, inner[1:], size, vector_bits)
+            _copy_inner(e, moved, inner[1:], moving, vector_bits)
         return
     extent, source, destination = inner[0] if inner else (1, 1, 1)
-    element = f"i{8 * size}"
-    lanes = vector_bits // (8 * size)
+    element = LLVM_TYPES[moving.destination]
+    lanes = vector_bits // (8 * moving.widest)
     whole: Int = 0
     if source == 1:
         whole = e.mul(e.div(extent, lanes), lanes)
         with e.loop(0, whole, lanes) as steps:
-            kind = vector_type(element, lanes)
-            value = e.load(kind, e.at(pointers[0], e.mul(steps.index, size)))
-            to = e.at(pointers[1], e.mul(steps.index, e.mul(destination, size)))
+            value = moving.load(e, e.at(pointers[0], e.mul(steps.index, read)), lanes)
+            to = e.at(pointers[1], e.mul(steps.index, e.mul(destination, written)))
             if destination == 1:
                 e.store(value, to)
             else:
                 for lane in range(lanes):
                     one = e.emit(element, f"extractelement {value}, i64 {lane}")
-                    e.store(one, e.at(to, e.mul(destination, lane * size)))
+                    e.store(one, e.at(to, e.mul(destination, lane * written)))
     with e.loop(whole, extent) as steps:
-        one = e.load(element, e.at(pointers[0], e.mul(steps.index, e.mul(source, size))))
-        e.store(one, e.at(pointers[1], e.mul(steps.index, e.mul(destination, size))))
+        one = moving.load(e, e.at(pointers[0], e.mul(steps.index, e.mul(source, read))))
+        e.store(one, e.at(pointers[1], e.mul(steps.index, e.mul(destination, written))))
 
 
 def generate_clear(kernel: KernelSpec, target: CpuTarget) -> str:

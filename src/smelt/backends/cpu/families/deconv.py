@@ -17,12 +17,14 @@ from smelt.backends.cpu._elementwise import root_of
 from smelt.backends.cpu._target import CpuTarget
 from smelt.backends.cpu.families._operands import (
     CHANNELS_LAST,
+    arithmetic_of,
     constant_of,
     cut,
     epilogue_of,
     extra_strides,
     int_vector,
     named,
+    narrowed_products,
     pack_bias,
     pack_extras,
     pack_panels,
@@ -105,6 +107,12 @@ class DeconvFamily(Family[CpuTarget]):
             yield Tactic(self.name, options, inputs, (CHANNELS_LAST,), halos, cost_hint=seconds)
 
     @override
+    def narrowed(
+        self, node: Node, tactic: Tactic, dtype: DType, target: CpuTarget
+    ) -> tuple[Tactic, ...]:
+        return narrowed_products(node, tactic, dtype, target)
+
+    @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
         root, options = cast("ConvTranspose", root_of(node)[0]), dict(tactic.parameters)
         lanes, vectors = cast("int", options["lanes"]), cast("int", options["vectors"])
@@ -116,7 +124,7 @@ class DeconvFamily(Family[CpuTarget]):
             for axis, phase in enumerate(phases):
                 part = _taps(part, 2 + axis, phase.taps or (0,))  # none: packed, never read
             part = named(f"{weights.name}.phase{number}", part)
-            packed += pack_panels(part, root.group, lanes, vectors)
+            packed += pack_panels(part, root.group, lanes, vectors, arithmetic_of(tactic))
         if bias is not None:
             packed += (pack_bias(constant_of(bias), root.group, lanes),)
         return packed + pack_extras(node, _CHANNEL_AXIS)
@@ -306,7 +314,7 @@ def _from(
     for axis, (p, count) in enumerate(zip(phase, counts, strict=True), 2):
         if strides[axis] == 0:
             continue
-        offset = offset + p.first * view.strides[axis] * _FLOAT_BYTES
+        offset = offset + p.first * view.strides[axis] * view.dtype.size_bytes
         shape[axis] = count
         steps[axis] = view.strides[axis] * root.strides[axis - 2]
     return replace(view, offset=offset, shape=tuple(shape), strides=tuple(steps), halo=())

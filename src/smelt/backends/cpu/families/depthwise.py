@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from smelt.backends import Operands
-    from smelt.engine import Json, Step
+    from smelt.engine import Step
     from smelt.ir import Constant, Node
     from smelt.types import Dim
 
@@ -62,6 +62,7 @@ class DepthwiseFamily(Family[CpuTarget]):
     """One filter for each channel."""
 
     name: ClassVar[str] = "depthwise"
+    narrow: ClassVar[bool] = True
 
     @override
     def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
@@ -123,7 +124,7 @@ class DepthwiseFamily(Family[CpuTarget]):
                 window=window,
                 steps=_pair(root.strides),
                 dilations=_pair(root.dilations),
-                a=_walk_json(walk_of(x.strides, scalars)),
+                a=walk_of(x.strides, scalars, x.dtype).as_json(),
                 a_start=scalars.json(start),
                 bias=has_bias,
                 columns=options["columns"],
@@ -171,10 +172,6 @@ def _block(node: Node, root: Conv, target: CpuTarget) -> int:
     columns = (width if isinstance(width, int) else 56) * root.strides[-1]
     rows = _pair(root.kernel_shape)[0]
     return max(1, _FIRST_LEVEL_BYTES // (rows * columns * target.vector_bits // 8))
-
-
-def _walk_json(walk: Walk) -> Json:
-    return (walk.image, walk.row, walk.column, walk.channel)
 
 
 def _estimate_seconds(node: Node, root: Conv, target: CpuTarget) -> float:
@@ -238,14 +235,15 @@ class _Writer:
     ) -> None:
         e, (image, row, left) = self.e, place
         steps = as_json(self.k["steps"])
-        at = e.at(e.pointer(0), e.mul(e.extent(self.k["a_start"]), _FLOAT_BYTES))
+        at = e.at(e.pointer(0), self.a.bytes_of(e, 1, self.k["a_start"]))
         down, across = e.mul(row, steps[0]), e.mul(left, steps[1])  # type: ignore[index, arg-type]
         at = e.at(at, self.w.offset(self.a, image, down, across))
         lane = e.mul(channel, _FLOAT_BYTES)
         sums = [e.constant(0.0, self.w.kind)] * columns
         if self.k["bias"]:
             sums = [e.load(self.w.kind, e.at(e.pointer(2), lane))] * columns
-        sums = self.sum_window(e.at(at, lane), e.at(e.pointer(1), lane), sums, mask)
+        at = e.at(at, self.a.bytes_of(e, channel))
+        sums = self.sum_window(at, e.at(e.pointer(1), lane), sums, mask)
         for i, value in enumerate(sums):
             self.w.finish(value, (image, row, e.add(left, i)), channel, mask)
 
@@ -263,7 +261,7 @@ class _Writer:
         """Add one row of the window to the sums; each element is loaded once."""
         e, width, sums = self.e, self.k["window"][1], list(sums)
         step, dilation = self.k["steps"][1], self.k["dilations"]
-        line = e.mul(e.mul(row, dilation[0]), e.mul(e.extent(self.a.row), _FLOAT_BYTES))
+        line = self.a.bytes_of(e, e.mul(row, dilation[0]), self.a.row)
         at = e.at(a, line)
         first = e.mul(row, width * self.padded * _FLOAT_BYTES)
         factors = [
@@ -274,9 +272,9 @@ class _Writer:
         for i in range(len(sums)):
             for t in range(width):
                 users.setdefault(i * step + t * dilation[1], []).append((i, t))
-        stride = e.mul(e.extent(self.a.column), _FLOAT_BYTES)
         for place in sorted(users):
-            element = load(e, self.w.kind, e.at(at, e.mul(stride, place)), mask)
+            here = e.at(at, self.a.bytes_of(e, place, self.a.column))
+            element = load(e, self.w.kind, here, mask, self.a.dtype)
             for i, t in users[place]:
                 sums[i] = multiply_add(e, element, factors[t], sums[i])
         return sums

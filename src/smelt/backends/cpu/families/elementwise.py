@@ -41,6 +41,7 @@ class ElementwiseFamily(Family["CpuTarget"]):
     """One pass over the output; each register runs through the whole program."""
 
     name: ClassVar[str] = "elementwise"
+    narrow: ClassVar[bool] = True
 
     @override
     def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from smelt.backends import Family, Operands, Refusal, Tactic
+from smelt.backends import Family, Operands, Refusal, Tactic, store_as
 from smelt.backends.cpu._emit import Emitter, Reg, emitter_for, vector_type
 from smelt.backends.cpu._rows import Axis, Walk, join_axes, sort_axes, walk_rows
 from smelt.backends.cpu._scalars import Scalars
@@ -43,6 +43,13 @@ class GatherFamily(Family["CpuTarget"]):
             TensorFormat(indices.tensor.dtype, Layout.LINEAR),
         )
         yield Tactic(self.name, (), inputs, (TensorFormat(dtype, Layout.LINEAR),), cost_hint=5e-6)
+
+    @override
+    def narrowed(
+        self, node: Node, tactic: Tactic, dtype: DType, target: CpuTarget
+    ) -> tuple[Tactic, ...]:
+        del target
+        return (store_as(dtype, node, tactic, constants=True, outputs=True),)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:

@@ -7,18 +7,20 @@ run time into workspace by a first launch. Transposed factors are a matter of st
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+from typing import TYPE_CHECKING, ClassVar, Final, cast
 
 from smelt.backends import Family, Refusal, Tactic
 from smelt.backends.cpu._elementwise import root_of
-from smelt.backends.cpu._emit import Emitter, Int, Reg
 from smelt.backends.cpu._scalars import Scalars
 from smelt.backends.cpu._target import CpuTarget
+from smelt.backends.cpu.families._arithmetic import WORD_BYTES
 from smelt.backends.cpu.families._operands import (
     LINEAR,
+    arithmetic_of,
     constant_of,
     epilogue_of,
     extra_strides,
+    narrowed_products,
     pack_bias,
     pack_extras,
     pack_panels,
@@ -29,6 +31,7 @@ from smelt.backends.cpu.families._operands import (
     value_of,
     view_of,
 )
+from smelt.backends.cpu.families._pack import write_pack
 from smelt.backends.cpu.families._panels import write_panels
 from smelt.backends.cpu.families._product import Product, Walk
 from smelt.backends.cpu.families._tiling import (
@@ -39,9 +42,7 @@ from smelt.backends.cpu.families._tiling import (
     known_or_none,
     splits,
 )
-from smelt.backends.cpu.families._transpose import Span, Turn
-from smelt.backends.cpu.families._vectors import unravel
-from smelt.engine import KernelSpec, Launch, as_json, parameters
+from smelt.engine import KernelSpec, Launch, parameters
 from smelt.errors import InternalError
 from smelt.ops.gemm import Gemm
 from smelt.ops.mat_mul import MatMul
@@ -56,9 +57,6 @@ if TYPE_CHECKING:
     from smelt.ir import Constant, Node, Op, Value
     from smelt.types import Dim, Shape
 
-_FLOAT_BYTES: Final = 4
-_TURNED: Final = 16
-"""Columns of a panel that are turned over at a time."""
 STRIDED: Final = TensorFormat(DType.FLOAT32, Layout.STRIDED)
 
 
@@ -111,14 +109,16 @@ class GemmFamily(Family[CpuTarget]):
         own = [_read_format(node, index) for index in range(count)]
         for options, seconds in _candidates(node, target):
             for result in _result_formats(node):
-                yield Tactic(
-                    self.name,
-                    options,
-                    (*own, *extras.formats),
-                    (result,),
-                    workspace_bytes=_workspace_bytes(node, dict(options)),
-                    cost_hint=seconds,
-                )
+                formats = (*own, *extras.formats)
+                tactic = Tactic(self.name, options, formats, (result,), cost_hint=seconds)
+                yield replace(tactic, workspace_bytes=_workspace_bytes(node, tactic))
+
+    @override
+    def narrowed(
+        self, node: Node, tactic: Tactic, dtype: DType, target: CpuTarget
+    ) -> tuple[Tactic, ...]:
+        made = narrowed_products(node, tactic, dtype, target)
+        return tuple(replace(t, workspace_bytes=_workspace_bytes(node, t)) for t in made)
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
@@ -133,7 +133,7 @@ class GemmFamily(Family[CpuTarget]):
                 source = reshape(constant_of(b), 1, -1)
             else:
                 source = constant_of(b) if turned else transpose(constant_of(b), 1, 0)
-            packed = pack_panels(source, 1, lanes, vectors)
+            packed = pack_panels(source, 1, lanes, vectors, arithmetic_of(tactic))
         addend = _addend(node)
         if addend is not None and addend.constant is not None:
             bias = pack_bias(addend.constant, 1, lanes) if _is_bias(node) else addend.constant
@@ -147,7 +147,7 @@ class GemmFamily(Family[CpuTarget]):
     @override
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
         del target
-        return write_panels(kernel) if kernel["kernel"] == "panels" else _write_pack(kernel)
+        return write_panels(kernel) if kernel["kernel"] == "panels" else write_pack(kernel)
 
 
 # ---- the node
@@ -238,13 +238,13 @@ def _constants_after_panels(node: Node) -> int:
     return own + len(pack_extras(node, _channel_axis(node)))
 
 
-def _workspace_bytes(node: Node, options: dict[str, object]) -> Dim:
+def _workspace_bytes(node: Node, tactic: Tactic) -> Dim:
     if _is_packed(node):
         return 0
-    b = _right(node)
+    b, options = _right(node), dict(tactic.parameters)
     width = cast("int", options["lanes"]) * cast("int", options["vectors"])
     padded = ceil_div(b.columns, width) * width
-    return element_count(b.stack) * padded * b.rows * _FLOAT_BYTES
+    return element_count(b.stack) * padded * arithmetic_of(tactic).words(b.rows) * WORD_BYTES
 
 
 def _problem(node: Node) -> Problem:
@@ -261,7 +261,7 @@ def _problem(node: Node) -> Problem:
 
 def _candidates(node: Node, target: CpuTarget) -> Iterator[tuple[Parameters, float]]:
     lanes, problem = target.vector_bits // 32, _problem(node)
-    a_bytes = problem.pixels * problem.depth * _FLOAT_BYTES
+    a_bytes = problem.pixels * problem.depth * WORD_BYTES
     ranked: list[tuple[float, Parameters]] = []
     for budget, vectors in budgets(target):
         if (vectors - 1) * lanes >= problem.filters or (vectors == 1 and problem.filters > lanes):
@@ -360,6 +360,8 @@ class _Lowering:
             GemmFamily.name,
             parameters(
                 kernel="pack",
+                arithmetic=arithmetic_of(self.tactic).name,
+                dtype=view.dtype.value,
                 lanes=lanes,
                 vectors=vectors,
                 stack=scalars.all_json(b.stack),
@@ -398,72 +400,3 @@ def _matrix_strides(b: _Factor) -> tuple[Dim, ...]:
         strides.insert(0, step)
         step = step * extent
     return tuple(strides)
-
-
-# ---- packing at run time
-
-
-def _write_pack(kernel: KernelSpec) -> str:
-    """Copy one panel of one matrix a chunk: ``[row][channel of the panel]``."""
-    e, lanes, vectors = Emitter(kernel.symbol, 2), kernel["lanes"], kernel["vectors"]
-    width = lanes * vectors
-    rows, columns = e.extent(kernel["rows"]), e.extent(kernel["columns"])
-    row_stride = e.mul(e.extent(kernel["row_stride"]), _FLOAT_BYTES)
-    column_stride = e.mul(e.extent(kernel["column_stride"]), _FLOAT_BYTES)
-    stack, strides = as_json(kernel["stack"]), as_json(kernel["strides"])
-    panels = as_json(kernel["panels"])
-    with e.loop(e.begin, e.end) as chunk:
-        *images, panel = unravel(e, chunk.index, (*cast("Any", stack), panels))
-        at = e.pointer(0)
-        for image, stride in zip(images, cast("Any", strides), strict=True):
-            at = e.at(at, e.mul(image, e.mul(e.extent(stride), _FLOAT_BYTES)))
-        made = e.at(e.pointer(1), e.mul(chunk.index, e.mul(rows, width * _FLOAT_BYTES)))
-        first = e.mul(panel, width)
-        at = e.at(at, e.mul(first, column_stride))
-        if row_stride == _FLOAT_BYTES and isinstance(columns, int) and columns % width == 0:
-            _turn_panel(e, at, made, (rows, width), column_stride)
-        else:
-            left = e.sub(columns, first)
-            _copy_panel(e, (at, made), (rows, left), (row_stride, column_stride), (vectors, lanes))
-    return e.module()
-
-
-def _copy_panel(
-    e: Emitter,
-    places: tuple[Reg, Reg],
-    shape: tuple[Int, Int],
-    steps: tuple[Int, Int],
-    panel: tuple[int, int],
-) -> None:
-    """Row by row. ``panel``: its vectors, and their lanes."""
-    vectors, lanes = panel
-    with e.loop(0, shape[0]) as row:
-        source = e.at(places[0], e.mul(row.index, steps[0]))
-        target = e.at(places[1], e.mul(row.index, vectors * lanes * _FLOAT_BYTES))
-        for j in range(vectors):
-            offset = e.mul(steps[1], j * lanes)
-            count = e.sub(shape[1], j * lanes)
-            value = _row_part(e, e.at(source, offset), count, steps[1], lanes)
-            e.store(value, e.at(target, j * lanes * _FLOAT_BYTES))
-
-
-def _turn_panel(e: Emitter, at: Reg, made: Reg, shape: tuple[Int, int], step: Int) -> None:
-    """A panel whose columns run on in memory: turned over in registers."""
-    rows, width = shape
-    turn = Turn(e, at, made, step, width * _FLOAT_BYTES, _FLOAT_BYTES)
-    left = rows % _TURNED if isinstance(rows, int) else None
-    turn.rectangle(Span(0, width, 0), Span(0, rows, left), min(_TURNED, width))
-
-
-def _row_part(e: Emitter, at: Reg, count: Int, stride: Int, lanes: int) -> Reg:
-    """Up to ``lanes`` elements of a row; the others are zero, or copies where they lie apart."""
-    kind = f"<{lanes} x float>"
-    if stride == _FLOAT_BYTES:
-        return e.load_masked(kind, at, e.tail_mask(count, lanes))
-    value = Reg("zeroinitializer", kind)
-    last = e.sub(count, 1)
-    for lane in range(lanes):
-        place = e.mul(e.minimum(lane, last), stride)
-        element = e.load("float", e.at(at, place))
-        value = e.emit(kind, f"insertelement {value}, {element}, i64 {lane}")
-    return value

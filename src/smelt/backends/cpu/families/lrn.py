@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from smelt.engine import Step
     from smelt.ir import Constant, Node
 
-_FLOAT_BYTES: Final = 4
 _MOST_NEIGHBOURS: Final = 63
 
 
@@ -49,6 +48,7 @@ class LrnFamily(Family[CpuTarget]):
     """``x / (bias + alpha / count * energy) ** beta``."""
 
     name: ClassVar[str] = "lrn"
+    narrow: ClassVar[bool] = True
 
     @override
     def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
@@ -84,12 +84,11 @@ class LrnFamily(Family[CpuTarget]):
             node, operands, operands.packed, scalars, lanes, 2 * root.size + 20
         )
         x = view_of(operands, 0)
-        a = walk_of(x.strides, scalars)
         kernel = KernelSpec(
             self.name,
             parameters(
                 pixels=pixels.as_json(),
-                a=(a.image, a.row, a.column, a.channel),
+                a=walk_of(x.strides, scalars, x.dtype).as_json(),
                 extents=scalars.all_json(places(x.shape[2:], 1)),
                 size=root.size,
                 alpha=root.alpha,
@@ -135,7 +134,7 @@ class _Writer:
         count = k["size"] ** 2 if k["within"] else k["size"]
         factor = e.constant(k["alpha"] / count, kind)
         base = multiply_add(e, energy, factor, e.constant(k["bias"], kind))
-        x = load(e, kind, e.at(at, e.mul(channel, _FLOAT_BYTES)), mask)
+        x = load(e, kind, e.at(at, self.a.bytes_of(e, channel)), mask, self.a.dtype)
         self.w.finish(self.divided(x, base), place, channel, mask)
 
     def divided(self, x: Reg, base: Reg) -> Reg:
@@ -168,9 +167,9 @@ class _Writer:
         e, kind = self.e, self.w.kind
         energy = e.constant(0.0, kind)
         for shift in range(-self.before, self.k["size"] - self.before):
-            here = e.at(at, e.mul(e.add(channel, shift), _FLOAT_BYTES))
+            here = e.at(at, self.a.bytes_of(e, e.add(channel, shift)))
             mask = None if known is None else self.mask(known + shift)
-            x = load(e, kind, here, mask)
+            x = load(e, kind, here, mask, self.a.dtype)
             energy = multiply_add(e, x, x, energy)
         left = self.p.channels - (known or 0)
         own = None if known is None or left >= self.p.lanes else e.tail_mask(left, self.p.lanes)
@@ -194,16 +193,17 @@ class _Writer:
             for index, extent in zip(place[1:], extents, strict=True)
         ]
         corner = self.w.offset(self.a, 0, -self.before, -self.before)
-        strides = [e.mul(e.extent(s), _FLOAT_BYTES) for s in (self.a.row, self.a.column)]
+        strides = [self.a.bytes_of(e, 1, s) for s in (self.a.row, self.a.column)]
 
         def block(channel: Int, masks: list[Reg | None]) -> None:
             (mask,) = masks
-            start = e.at(e.at(at, corner), e.mul(channel, _FLOAT_BYTES))
+            start = e.at(e.at(at, corner), self.a.bytes_of(e, channel))
             zero = e.constant(0.0, self.w.kind)
             with e.loop(*bounds[0], 1, [zero]) as row:
                 line = e.at(start, e.mul(row.index, strides[0]))
                 with e.loop(*bounds[1], 1, row.values) as column:
-                    x = load(e, self.w.kind, e.at(line, e.mul(column.index, strides[1])), mask)
+                    here = e.at(line, e.mul(column.index, strides[1]))
+                    x = load(e, self.w.kind, here, mask, self.a.dtype)
                     column.carry = [multiply_add(e, x, x, column.values[0])]
                 row.carry = column.values
             self.normalise(place, at, row.values[0], channel, mask)

@@ -17,6 +17,7 @@ from smelt.backends.cpu._rows import (
     walk_rows,
 )
 from smelt.backends.cpu._scalars import Scalars
+from smelt.backends.cpu.families._vectors import load, store
 from smelt.backends.cpu.families.reduce import combine, fold_lanes
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.ops import LayerNormalization, LogSoftmax, RMSNormalization, Softmax
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from smelt.ir import Node
     from smelt.types import Dim
 
-_SIZE: Final = 4
 _SOFT: Final = (Softmax, LogSoftmax)
 _NORMS: Final = (LayerNormalization, RMSNormalization)
 _LARGEST: Final = "largest_number"
@@ -42,6 +42,7 @@ class NormalizeFamily(Family["CpuTarget"]):
     """Float32, along one axis (softmax) or the trailing axes (layer normalisation)."""
 
     name: ClassVar[str] = "normalize"
+    narrow: ClassVar[bool] = True
 
     @override
     def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
@@ -86,6 +87,7 @@ class NormalizeFamily(Family["CpuTarget"]):
                 along=tuple(a.json(scalars) for a in along),
                 vectors=len(views) - 2,
                 epsilon=epsilon,
+                dtypes=tuple(v.dtype.value for v in (source, result, *views[1:-1])),
             ),
         )
         return (Launch(spec, tuple(views), (len(views) - 1,), scalars.values, walk.chunks),)
@@ -98,6 +100,8 @@ class NormalizeFamily(Family["CpuTarget"]):
         along = [tuple(e.extent(x) for x in axis) for axis in kernel["along"]]
         emit = _EMITTERS[kernel["op"]]
         extras = tuple(e.pointer(1 + k) for k in range(vectors))
+        dtypes = tuple(DType(d) for d in kernel["dtypes"])
+        sizes = [d.size_bytes for d in dtypes]
 
         def row(starts: Sequence[Reg], first: Int, last: Int, strides: tuple[Int, ...]) -> None:
             whole = first
@@ -105,13 +109,13 @@ class NormalizeFamily(Family["CpuTarget"]):
             if strides == (1, 1) and not flat:
                 whole = e.add(first, e.mul(e.div(e.sub(last, first), lanes), lanes))
                 with e.loop(first, whole, lanes) as steps:
-                    at = (*_places(e, starts, strides, steps.index), *extras)
-                    emit(_Line(e, along, at, lanes, 1, kernel["epsilon"]))
+                    at = (*_places(e, starts, strides, steps.index, sizes), *extras)
+                    emit(_Line(e, along, at, dtypes, lanes, 1, kernel["epsilon"]))
             with e.loop(whole, last) as steps:
-                at = (*_places(e, starts, strides, steps.index), *extras)
-                emit(_Line(e, along, at, 1, lanes if flat else 1, kernel["epsilon"]))
+                at = (*_places(e, starts, strides, steps.index, sizes), *extras)
+                emit(_Line(e, along, at, dtypes, 1, lanes if flat else 1, kernel["epsilon"]))
 
-        walk_rows(e, kernel["walk"], [e.pointer(0), e.pointer(vectors + 1)], [_SIZE, _SIZE], row)
+        walk_rows(e, kernel["walk"], [e.pointer(0), e.pointer(vectors + 1)], sizes[:2], row)
         return e.module()
 
 
@@ -123,11 +127,11 @@ def _axes(
 
 
 def _places(
-    e: Emitter, starts: Sequence[Reg], strides: Sequence[Int], index: Reg
+    e: Emitter, starts: Sequence[Reg], strides: Sequence[Int], index: Reg, sizes: Sequence[int]
 ) -> tuple[Reg, ...]:
     return tuple(
-        e.at(start, e.mul(index, e.mul(stride, _SIZE)))
-        for start, stride in zip(starts, strides, strict=True)
+        e.at(start, e.mul(index, e.mul(stride, size)))
+        for start, stride, size in zip(starts, strides, sizes, strict=False)
     )
 
 
@@ -139,6 +143,8 @@ class _Line:
     axes: Sequence[tuple[Int, ...]]
     places: tuple[Reg, ...]
     """Where the line begins: in the source, the result, and what else is walked beside it."""
+    dtypes: tuple[DType, ...]
+    """What lies in these places."""
     lanes: int
     across: int
     epsilon: float
@@ -198,8 +204,10 @@ class _Line:
         totals: list[Reg] = []
         for low, high, width, total in ((0, whole, self.across, wide), (whole, extent, 1, narrow)):
             with e.loop(low, high, width, carried=(total,)) as steps:
-                at = e.mul(steps.index, _SIZE)
-                places = [e.at(place, at) for place in self.places]
+                places = [
+                    e.at(place, e.mul(steps.index, dtype.size_bytes))
+                    for place, dtype in zip(self.places, self.dtypes, strict=True)
+                ]
                 steps.carry = (step(steps.values[0], places, width),)
             totals.append(steps.values[0])
         return totals[0], totals[1]
@@ -215,9 +223,18 @@ class _Line:
             return step(total, places, self.lanes)
         (extent, *strides), *inner = axes
         with self.e.loop(0, extent, carried=(total,)) as steps:
-            here = _places(self.e, places, strides, steps.index)
+            sizes = [d.size_bytes for d in self.dtypes]
+            here = _places(self.e, places, strides, steps.index, sizes)
             steps.carry = (self._nest(step, inner, here, steps.values[0]),)
         return steps.values[0]
+
+    def load(self, at: Reg, width: int, place: int = 0) -> Reg:
+        """``width`` elements of what is walked as place number ``place``."""
+        return load(self.e, vector_type("float", width), at, None, self.dtypes[place])
+
+    def store(self, value: Reg, at: Reg) -> None:
+        """Elements of the result."""
+        store(self.e, value, at, None, self.dtypes[1])
 
     def spread(self, value: Reg, width: int) -> Reg:
         """A value of the whole line beside ``width`` of its elements."""
@@ -231,34 +248,41 @@ def _softmax(line: _Line) -> None:
         return
     top = _line_maximum(line)
 
+    kept = line.dtypes[1] is DType.FLOAT32
+
     def grown(source: Reg, result: Reg, width: int) -> Reg:
-        x = e.load(vector_type("float", width), source)
+        x = line.load(source, width)
         power = m.exp_below(e, e.binary("fsub", x, line.spread(top, width)))
-        e.store(power, result)
+        if kept:
+            line.store(power, result)
         return power
 
     total = line.fold("reduce_sum", 0.0, grown)
     scale = e.binary("fdiv", line.constant(1.0), total)
 
-    def store(places: Sequence[Reg], width: int) -> None:
-        y = e.load(vector_type("float", width), places[1])
-        e.store(e.binary("fmul", y, line.spread(scale, width)), places[1])
+    def write(places: Sequence[Reg], width: int) -> None:
+        if kept:
+            y = line.load(places[1], width, 1)
+        else:  # narrow memory would round the powers once more
+            x = line.load(places[0], width)
+            y = m.exp_below(e, e.binary("fsub", x, line.spread(top, width)))
+        line.store(e.binary("fmul", y, line.spread(scale, width)), places[1])
 
-    line.each(store)
+    line.each(write)
 
 
 def _softmax_in_registers(line: _Line, count: int) -> None:
     """One pass: the line is ``count`` vectors that stay in registers."""
     e, width = line.e, line.across
-    offsets = [k * width * _SIZE for k in range(count)]
     source, result, *_ = line.places
-    lines = [e.load(vector_type("float", width), e.at(source, offset)) for offset in offsets]
+    read, written = (d.size_bytes for d in line.dtypes[:2])
+    lines = [line.load(e.at(source, k * width * read), width) for k in range(count)]
     top = line.spread(fold_lanes(e, _LARGEST, _tree(e, _LARGEST, lines)), width)
     powers = [m.exp_below(e, e.binary("fsub", x, top)) for x in lines]
     total = fold_lanes(e, "reduce_sum", _tree(e, "reduce_sum", powers))
     scale = line.spread(e.binary("fdiv", line.constant(1.0), total), width)
-    for offset, power in zip(offsets, powers, strict=True):
-        e.store(e.binary("fmul", power, scale), e.at(result, offset))
+    for k, power in enumerate(powers):
+        line.store(e.binary("fmul", power, scale), e.at(result, k * width * written))
 
 
 def _tree(e: Emitter, op: str, vectors: Sequence[Reg]) -> Reg:
@@ -276,27 +300,25 @@ def _log_softmax(line: _Line) -> None:
     top = _line_maximum(line)
 
     def grown(source: Reg, _result: Reg, width: int) -> Reg:
-        x = e.load(vector_type("float", width), source)
+        x = line.load(source, width)
         return m.exp_below(e, e.binary("fsub", x, line.spread(top, width)))
 
     shift = m.log(e, line.fold("reduce_sum", 0.0, grown))
 
-    def store(places: Sequence[Reg], width: int) -> None:
-        x = e.load(vector_type("float", width), places[0])
+    def write(places: Sequence[Reg], width: int) -> None:
+        x = line.load(places[0], width)
         low = e.binary("fsub", x, line.spread(top, width))
-        e.store(e.binary("fsub", low, line.spread(shift, width)), places[1])
+        line.store(e.binary("fsub", low, line.spread(shift, width)), places[1])
 
-    line.each(store)
+    line.each(write)
 
 
 def _line_maximum(line: _Line) -> Reg:
-    e = line.e
-
-    def load(source: Reg, _result: Reg, width: int) -> Reg:
-        return e.load(vector_type("float", width), source)
+    def element(source: Reg, _result: Reg, width: int) -> Reg:
+        return line.load(source, width)
 
     # A NaN that is passed over here makes the sum of powers NaN all the same.
-    return line.fold(_LARGEST, float("-inf"), load)
+    return line.fold(_LARGEST, float("-inf"), element)
 
 
 def _normalization(*, centred: bool) -> Callable[[_Line], None]:
@@ -305,37 +327,37 @@ def _normalization(*, centred: bool) -> Callable[[_Line], None]:
     def emit(line: _Line) -> None:
         e = line.e
 
-        def load(source: Reg, _result: Reg, width: int) -> Reg:
-            return e.load(vector_type("float", width), source)
+        def element(source: Reg, _result: Reg, width: int) -> Reg:
+            return line.load(source, width)
 
         number = e.emit("float", f"sitofp {e.i64(line.count)} to float")
         count = e.splat(number, line.lanes)
-        mean = e.binary("fdiv", line.fold("reduce_sum", 0.0, load), count) if centred else None
+        mean = e.binary("fdiv", line.fold("reduce_sum", 0.0, element), count) if centred else None
 
         def centre(x: Reg, width: int) -> Reg:
             return x if mean is None else e.binary("fsub", x, line.spread(mean, width))
 
         def square(source: Reg, _result: Reg, width: int) -> Reg:
-            low = centre(e.load(vector_type("float", width), source), width)
+            low = centre(line.load(source, width), width)
             return e.binary("fmul", low, low)
 
         spread = e.binary("fdiv", line.fold("reduce_sum", 0.0, square), count)
         root = e.unary_intrinsic("sqrt", e.binary("fadd", spread, line.constant(line.epsilon)))
         factor = e.binary("fdiv", line.constant(1.0), root)
 
-        def store(places: Sequence[Reg], width: int) -> None:
+        def write(places: Sequence[Reg], width: int) -> None:
             source, result, *extras = places
-            low = centre(e.load(vector_type("float", width), source), width)
+            low = centre(line.load(source, width), width)
             y = e.binary("fmul", low, line.spread(factor, width))
             for number, extra in enumerate(extras):
                 if line.across > 1:
-                    own = e.load(vector_type("float", width), extra)
+                    own = line.load(extra, width, 2 + number)
                 else:
-                    own = e.splat(e.load("float", extra), width)
+                    own = e.splat(line.load(extra, 1, 2 + number), width)
                 y = e.binary("fadd" if number else "fmul", y, own)
-            e.store(y, result)
+            line.store(y, result)
 
-        line.each(store)
+        line.each(write)
 
     return emit
 

@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from smelt.ir import Constant, Node
     from smelt.types import Dim
 
-_FLOAT_BYTES: Final = 4
 _WRITTEN_OUT_TAPS: Final = 16
 _VECTORS: Final = 4
 """Vectors of channels that are pooled side by side."""
@@ -58,6 +57,7 @@ class PoolFamily(Family[CpuTarget]):
     """Largest, mean and norm of windows and of whole images."""
 
     name: ClassVar[str] = "pool"
+    narrow: ClassVar[bool] = True
 
     @override
     def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
@@ -92,7 +92,7 @@ class PoolFamily(Family[CpuTarget]):
         height, width = places(x.shape[2:], 1)
         shared: dict[str, Any] = {
             "pixels": pixels.as_json(),
-            "a": as_json(_walk_tuple(walk_of(x.strides, scalars))),
+            "a": walk_of(x.strides, scalars, x.dtype).as_json(),
             "extents": scalars.all_json((height, width)),
             "reduction": root.name.removeprefix("global_"),
         }
@@ -138,10 +138,6 @@ class PoolFamily(Family[CpuTarget]):
 def _pair(values: tuple[int, ...], missing: int) -> tuple[int, int]:
     """Two dimensions of one or two."""
     return (values[0], values[1]) if len(values) == 2 else (missing, values[0])
-
-
-def _walk_tuple(walk: Walk) -> tuple[Any, ...]:
-    return (walk.image, walk.row, walk.column, walk.channel)
 
 
 class _Reducer:
@@ -192,9 +188,14 @@ class _Reducer:
         number = e.convert("sitofp", count, "float")
         return e.binary("fdiv", total, e.splat(number, self.p.lanes))
 
+    def element(self, at: Reg, vector: int, mask: Reg | None) -> Reg:
+        """A vector of channels, counted from ``at`` on."""
+        here = self.e.at(at, self.step(1, vector * self.p.lanes))
+        return load(self.e, self.kind, here, mask, self.a.dtype)
+
     def step(self, stride: Any, times: Int) -> Int:
         """Bytes of a number of strides."""
-        return self.e.mul(times, self.e.mul(self.e.extent(stride), _FLOAT_BYTES))
+        return self.a.bytes_of(self.e, times, stride)
 
 
 class _WindowWriter(_Reducer):
@@ -266,7 +267,7 @@ class _WindowWriter(_Reducer):
         e = self.e
 
         def block(channel: Int, masks: list[Reg | None]) -> None:
-            here = e.at(at, e.mul(channel, _FLOAT_BYTES))
+            here = e.at(at, self.a.bytes_of(e, channel))
             totals = [self.first()] * len(masks)
             if rows is None or columns is None:
                 totals = self.written_out(here, totals, masks)
@@ -309,10 +310,9 @@ class _WindowWriter(_Reducer):
 
     def add_all(self, at: Reg, totals: list[Reg], masks: list[Reg | None]) -> list[Reg]:
         """One tap, for vectors side by side."""
-        e, made = self.e, list[Reg]()
+        made: list[Reg] = []
         for j, (total, mask) in enumerate(zip(totals, masks, strict=True)):
-            element = load(e, self.kind, e.at(at, j * self.p.lanes * _FLOAT_BYTES), mask)
-            made.append(self.add(total, element))
+            made.append(self.add(total, self.element(at, j, mask)))
         return made
 
 
@@ -342,16 +342,14 @@ class _WholeWriter(_Reducer):
         e = self.e
         height, width = (e.extent(x) for x in cast("tuple[Any, Any]", as_json(self.k["extents"])))
         at = e.at(e.pointer(0), self.w.offset(self.a, image, 0, 0))
-        at = e.at(at, e.mul(channel, _FLOAT_BYTES))
+        at = e.at(at, self.a.bytes_of(e, channel))
         with e.loop(0, height, 1, [self.first()] * len(masks)) as row:
             line = e.at(at, self.step(self.a.row, row.index))
             # One sum a row, then their sum: rounding grows with a side, not with the area.
             with e.loop(0, width, 1, [self.first()] * len(masks)) as column:
                 here = e.at(line, self.step(self.a.column, column.index))
                 column.carry = [
-                    self.add(
-                        total, load(e, self.kind, e.at(here, self.step(1, j * self.p.lanes)), m)
-                    )
+                    self.add(total, self.element(here, j, m))
                     for j, (total, m) in enumerate(zip(column.values, masks, strict=True))
                 ]
             pairs = zip(row.values, column.values, strict=True)

@@ -90,6 +90,7 @@ class WinogradFamily(Family[CpuTarget]):
     """Convolution with small square windows in the Winograd domain."""
 
     name: ClassVar[str] = "winograd"
+    narrow: ClassVar[bool] = True
 
     @override
     def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
@@ -165,14 +166,13 @@ class WinogradFamily(Family[CpuTarget]):
         x, scalars = view_of(operands, 0), Scalars()
         before = [pair[0] for pair in cast("Conv", root_of(node)[0]).pad_pairs]
         start = x.strides[2] * -before[0] + x.strides[3] * -before[1]
-        a = walk_of(x.strides, scalars)
         kernel = KernelSpec(
             self.name,
             parameters(
                 kernel="in",
                 **planes.json(scalars, lanes),
                 plane=planes.plane_in,
-                a=(a.image, a.row, a.column, a.channel),
+                a=walk_of(x.strides, scalars, x.dtype).as_json(),
                 start=scalars.json(start),
                 channels=planes.channels,
             ),
@@ -409,12 +409,10 @@ def _write_in(kernel: KernelSpec) -> str:
     channels, across, down = kernel["channels"], kernel["across"], kernel["down"]
     side, plane = scheme.side, kernel["plane"]
     a = Walk(*cast("tuple[Any, ...]", as_json(kernel["a"])))
-    row_bytes, column_bytes, image_bytes = (
-        e.mul(e.extent(s), _FLOAT_BYTES) for s in (a.row, a.column, a.image)
-    )
+    row_bytes, column_bytes, image_bytes = (a.bytes_of(e, 1, s) for s in (a.row, a.column, a.image))
     with e.loop(e.begin, e.end) as chunk:
         image, row = unravel(e, chunk.index, (as_json(kernel["batch"]), down))
-        start = e.mul(e.extent(as_json(kernel["start"])), _FLOAT_BYTES)
+        start = a.bytes_of(e, 1, as_json(kernel["start"]))
         line = e.at(e.at(e.pointer(0), start), e.mul(image, image_bytes))
         line = e.at(line, e.mul(row, e.mul(row_bytes, scheme.step)))
         made = e.at(e.pointer(1), e.mul(image, side * side * plane * _FLOAT_BYTES))
@@ -426,10 +424,10 @@ def _write_in(kernel: KernelSpec) -> str:
             strides = (row_bytes, column_bytes)
             whole = channels // lanes * lanes
             with e.loop(0, whole, lanes) as channel:
-                _tile_in(e, kernel, (tile, target), strides, (channel.index, None))
+                _tile_in(e, kernel, (tile, target), (a, *strides), (channel.index, None))
             if whole < channels:
                 mask = e.tail_mask(channels - whole, lanes)
-                _tile_in(e, kernel, (tile, target), strides, (whole, mask))
+                _tile_in(e, kernel, (tile, target), (a, *strides), (whole, mask))
     return e.module()
 
 
@@ -437,17 +435,23 @@ def _tile_in(
     e: Emitter,
     kernel: KernelSpec,
     memory: tuple[Reg, Reg],
-    strides: tuple[Int, Int],
+    walk: tuple[Walk, Int, Int],
     channels: tuple[Int, Reg | None],
 ) -> None:
-    """Transform a vector of channels of a tile; ``memory``: the tile, and its place in a plane."""
+    """Transform a vector of channels of a tile.
+
+    ``memory``: the tile, and its place in a plane. ``walk``: the image's, and the bytes of its
+    rows and columns.
+    """
     scheme, kind = scheme_of(*kernel["scheme"]), f"<{kernel['lanes']} x float>"
     channel, mask = channels
-    here, there = (e.at(at, e.mul(channel, _FLOAT_BYTES)) for at in memory)
+    a, row_bytes, column_bytes = walk
+    here = e.at(memory[0], a.bytes_of(e, channel))
+    there = e.at(memory[1], e.mul(channel, _FLOAT_BYTES))
 
     def read(row: int, column: int) -> Reg:
-        at = e.at(e.at(here, e.mul(strides[0], row)), e.mul(strides[1], column))
-        return load(e, kind, at, mask)
+        at = e.at(e.at(here, e.mul(row_bytes, row)), e.mul(column_bytes, column))
+        return load(e, kind, at, mask, a.dtype)
 
     for row, values in enumerate(_transform(e, scheme.input, read)):
         for column, value in enumerate(values):
