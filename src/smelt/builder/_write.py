@@ -9,7 +9,6 @@ from smelt.devices.cpu import abi
 from smelt.engine import VERSION, EngineHeader, Fingerprint, Weight, detect_host
 from smelt.ops import recipe_to_json
 from smelt.runtime import Engine
-from smelt.types import DType
 
 if TYPE_CHECKING:
     from smelt.backends import CodeImage, WeightStore
@@ -67,4 +66,4 @@ def make_engine(parts: EngineParts) -> Engine:
 def _weight(constant: Constant, offset: int, named: dict[int, str]) -> Weight:
     array = constant.array
     recipe = recipe_to_json(constant, lambda source: named.get(id(source)))
-    return Weight(constant.name, DType.from_numpy(array.dtype), array.shape, offset, recipe)
+    return Weight(constant.name, constant.type.dtype, array.shape, offset, recipe)

@@ -73,7 +73,7 @@ class Constant:
 
     def _operand(self) -> Operand:
         """What is known of the constant without computing it."""
-        if self._array is not None or self.recipe is None:
+        if self.recipe is None:
             return Operand.constant(self.array)
         known = [None if c is None else c._operand() for c in self.recipe.inputs]
         made = Operand(self.recipe.op.infer(known)[self.recipe.output])
