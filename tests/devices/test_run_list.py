@@ -125,7 +125,7 @@ def expected(chunks: Sequence[int]) -> list[int]:
     return values
 
 
-@pytest.mark.parametrize("threads", [1, 2, 4])
+@pytest.mark.parametrize("threads", [1, 2, 4, 7])
 def test_rows_run_in_order_for_any_number_of_threads(
     bench: Bench, pool: WorkerPool, threads: int
 ) -> None:

@@ -201,13 +201,13 @@ done:
 
 
 def _for_each_row(body: str) -> str:
-    """Run ``body`` with ``%row`` as each row of ``%list``, then go to ``%done``."""
+    """Do ``body``, ending as `_each_region`, with ``%row`` as each row; then go to ``%done``."""
     return f"""
 {_load("rows", "ptr", "list", abi.LIST_ROWS)}
 {_load("count", "i64", "list", abi.LIST_COUNT)}
  br label %head
 head:
- %index = phi i64 [0, %entry], [%index.next, %body]
+ %index = phi i64 [0, %entry], [%index.next, %region.done]
  %more = icmp ult i64 %index, %count
  br i1 %more, label %body, label %done
 body:
@@ -218,14 +218,35 @@ body:
  br label %head"""
 
 
+def _each_region(body: str) -> str:
+    """Do ``body``, of one block, with ``%region`` as each region of ``%row``, then go on."""
+    return f"""
+{_load("regions", "i64", "list", abi.LIST_REGIONS)}
+ %first.region = getelementptr i8, ptr %row, i64 {abi.ROW_REGIONS}
+ br label %region.body
+region.body:
+ %number = phi i64 [0, %body], [%number.next, %region.body]
+ %region.offset = mul i64 %number, {abi.REGION_BYTES}
+ %region = getelementptr i8, ptr %first.region, i64 %region.offset
+{body}
+ %number.next = add i64 %number, 1
+ %more.regions = icmp ult i64 %number.next, %regions
+ br i1 %more.regions, label %region.body, label %region.done
+region.done:"""
+
+
 def _begin() -> str:
+    regions = _each_region(f"""
+{_field("next", "region", abi.REGION_NEXT)}
+{_load("start", "i64", "region", abi.REGION_START)}
+ %word = or i64 %high, %start
+ store atomic i64 %word, ptr %next release, align 8""")
     rows = _for_each_row(f"""
-{_field("next", "row", abi.ROW_NEXT)}
 {_field("done.at", "row", abi.ROW_DONE)}
 {_field("finished", "row", abi.ROW_FINISHED_TICKS)}
  store atomic i64 0, ptr %done.at monotonic, align 8
  store i64 0, ptr %finished, align 8
- store atomic i64 %word, ptr %next release, align 8""")
+{regions}""")
     return f"""
 define i64 @{abi.BEGIN}(ptr %list) {{
 entry:
@@ -233,7 +254,7 @@ entry:
  %after = add i64 %before, 1
  %epoch = and i64 %after, 4294967295
  store i64 %epoch, ptr %before.at, align 8
- %word = shl i64 %epoch, 32
+ %high = shl i64 %epoch, 32
 {rows}
 done:
 {_field("started", "list", abi.LIST_STARTED_TICKS)}
@@ -244,9 +265,10 @@ done:
 
 
 def _close() -> str:
-    rows = _for_each_row(f"""
-{_field("next", "row", abi.ROW_NEXT)}
+    regions = _each_region(f"""
+{_field("next", "region", abi.REGION_NEXT)}
  store atomic i64 %word, ptr %next seq_cst, align 8""")
+    rows = _for_each_row(regions)
     return f"""
 define void @{abi.CLOSE}(ptr %list) {{
 entry:
@@ -262,8 +284,9 @@ done:
 def _run(machine: _Architecture) -> str:
     """Go through the rows; see the notes in `smelt.devices.cpu.abi`.
 
-    A worker that has taken chunks keeps the run from ending, so what it then reads is the run's.
-    All that it read before, it read for the compare-and-swap, which fails in a later run.
+    A worker that has taken chunks keeps the run from ending until it tells that they are done, so
+    what it then reads is the run's. All that it read before, it read for the compare-and-swap,
+    which fails in a later run.
     """
     return f"""
 define void @{abi.RUN}(ptr %list, i64 %epoch, i64 %slot) {{
@@ -274,6 +297,9 @@ entry:
 {_load("scratches", "ptr", "list", abi.LIST_SCRATCH)}
 {_load("stride", "i64", "list", abi.LIST_SCRATCH_STRIDE)}
 {_load("timed", "i64", "list", abi.LIST_TIMED)}
+{_load("regions", "i64", "list", abi.LIST_REGIONS)}
+ %own = urem i64 %slot, %regions
+ %own.offset = mul i64 %own, {abi.REGION_BYTES}
  %is.timed = icmp ne i64 %timed, 0
  %mine = mul i64 %slot, %stride
  %scratch = getelementptr i8, ptr %scratches, i64 %mine
@@ -301,14 +327,16 @@ def _run_wait() -> str:
 row.first:
  %offset = mul i64 %i, {abi.ROW_BYTES}
  %row = getelementptr i8, ptr %rows, i64 %offset
-{_field("next.at", "row", abi.ROW_NEXT)}
+ %all.regions = getelementptr i8, ptr %row, i64 {abi.ROW_REGIONS}
+ %own.region = getelementptr i8, ptr %all.regions, i64 %own.offset
+{_field("own.next", "own.region", abi.REGION_NEXT)}
 {_load("wait", "i64", "row", abi.ROW_WAIT_FOR)}
  br label %wait.head
 wait.head:
  %complete = phi i64 [%known, %row.first], [%complete.next, %wait.look], [%complete, %wait.again]
  %looks = phi i64 [0, %row.first], [0, %wait.look], [%looks.next, %wait.again]
  %ready = icmp uge i64 %complete, %wait
- br i1 %ready, label %take.first, label %wait.look
+ br i1 %ready, label %region.head, label %wait.look
 wait.look:
  %before.offset = mul i64 %complete, {abi.ROW_BYTES}
  %before = getelementptr i8, ptr %rows, i64 %before.offset
@@ -318,7 +346,7 @@ wait.look:
  %is.complete = icmp eq i64 %before.done, %before.chunks
  br i1 %is.complete, label %wait.head, label %wait.not
 wait.not:
- %now.word = load atomic i64, ptr %next.at acquire, align 8
+ %now.word = load atomic i64, ptr %own.next acquire, align 8
  %now.epoch = lshr i64 %now.word, 32
  %same = icmp eq i64 %now.epoch, %epoch
  br i1 %same, label %wait.again, label %leave
@@ -329,24 +357,31 @@ wait.again:
 
 
 def _run_take() -> str:  # gate: one loop of the run, which reads best unbroken
-    """Take chunks of the row until none is left."""
+    """Take chunks of the own region and then of the others, until none is left in the row."""
     return f"""
-take.first:
+region.head:
+ %number = phi i64 [%own, %wait.head], [%number.wrapped, %region.over]
+ %tried = phi i64 [0, %wait.head], [%tried.next, %region.over]
+ %mine.region = phi i64 [0, %wait.head], [%mine.done, %region.over]
+ %region.offset = mul i64 %number, {abi.REGION_BYTES}
+ %region = getelementptr i8, ptr %all.regions, i64 %region.offset
+{_field("next.at", "region", abi.REGION_NEXT)}
+{_load("last.chunk", "i64", "region", abi.REGION_END)}
+{_load("shares", "i64", "row", abi.ROW_SHARES)}
  %word.first = load atomic i64, ptr %next.at acquire, align 8
  br label %take.head
 take.head:
- %word = phi i64 [%word.first, %take.first], [%word.seen, %take.try], [%word.again, %work.over]
+ %word = phi i64 [%word.first, %region.head], [%word.seen, %take.try], [%word.again, %work]
+ %mine.done = phi i64 [%mine.region, %region.head], [%mine.done, %take.try], [%mine.more, %work]
  %word.epoch = lshr i64 %word, 32
  %current = icmp eq i64 %word.epoch, %epoch
  br i1 %current, label %take.look, label %leave
 take.look:
  %begin = and i64 %word, 4294967295
-{_load("chunks", "i64", "row", abi.ROW_CHUNKS)}
-{_load("shares", "i64", "row", abi.ROW_SHARES)}
- %some = icmp ult i64 %begin, %chunks
- br i1 %some, label %take.try, label %row.over
+ %some = icmp ult i64 %begin, %last.chunk
+ br i1 %some, label %take.try, label %region.over
 take.try:
- %left = sub i64 %chunks, %begin
+ %left = sub i64 %last.chunk, %begin
  %part = udiv i64 %left, %shares
  %piece = call i64 @llvm.umax.i64(i64 %part, i64 1)
  %word.new = add i64 %word, %piece
@@ -357,19 +392,31 @@ take.try:
 work:
 {_load("function", "ptr", "row", abi.ROW_FUNCTION)}
 {_load("arguments", "ptr", "row", abi.ROW_ARGUMENTS)}
-{_field("done.at", "row", abi.ROW_DONE)}
  %finish = add i64 %begin, %piece
  call void %function(ptr %arguments, i64 %begin, i64 %finish, ptr %scratch)
- br i1 %is.timed, label %work.stamp, label %work.over
-work.stamp:
+ %mine.more = add i64 %mine.done, %piece
+ %word.again = load atomic i64, ptr %next.at acquire, align 8
+ br label %take.head
+region.over:
+ %tried.next = add i64 %tried, 1
+ %number.next = add i64 %number, 1
+ %number.wrapped = urem i64 %number.next, %regions
+ %untried = icmp ult i64 %tried.next, %regions
+ br i1 %untried, label %region.head, label %row.did
+row.did:
+ %idle = icmp eq i64 %mine.done, 0
+ br i1 %idle, label %row.over, label %row.stamp
+row.stamp:
+{_field("done.at", "row", abi.ROW_DONE)}
+ br i1 %is.timed, label %row.time, label %row.tell
+row.time:
 {_field("finished.at", "row", abi.ROW_FINISHED_TICKS)}
  %ticks = call i64 @{abi.CLOCK}()
  store atomic i64 %ticks, ptr %finished.at monotonic, align 8
- br label %work.over
-work.over:
- %done.before = atomicrmw add ptr %done.at, i64 %piece acq_rel, align 8
- %word.again = load atomic i64, ptr %next.at acquire, align 8
- br label %take.head
+ br label %row.tell
+row.tell:
+ %done.before = atomicrmw add ptr %done.at, i64 %mine.done acq_rel, align 8
+ br label %row.over
 row.over:
  %i.next = add i64 %i, 1
  br label %row.head"""

@@ -8,8 +8,10 @@ non-temporal stores.
 
 A *run list* is a header and rows, one row a launch. Workers go through the rows in order, wait
 until ``WAIT_FOR`` leading rows are complete, and take chunks by compare-and-swap until none is
-left. Nobody counts workers: one that comes late finds nothing to do, and one that comes from an
-earlier run finds another epoch and leaves.
+left. A row's chunks are cut into as many *regions* as workers are expected: each starts in its own,
+where its part of the row before was, and then helps in the others'. Nobody counts workers: one that
+comes late finds nothing to do, and one that comes from an earlier run finds another epoch and
+leaves.
 
 A *mailbox* is where a worker sleeps and finds the next list.
 """
@@ -18,26 +20,34 @@ from __future__ import annotations
 
 from typing import Final
 
-ABI_VERSION: Final = 1
+ABI_VERSION: Final = 2
 """Changes with anything in this file."""
 
 ALIGNMENT_BYTES: Final = 64
 """Alignment of arenas, weights and scratch memory."""
 
-# A row: what does not change during a run on one cache line, the counters on another.
-ROW_BYTES: Final = 128
+# A row: what does not change during a run on one cache line, what all workers count on another, and
+# then a line for each region.
+MAX_REGIONS: Final = 4
+REGION_BYTES: Final = 64
+ROW_REGIONS: Final = 128
+ROW_BYTES: Final = ROW_REGIONS + MAX_REGIONS * REGION_BYTES
 ROW_FUNCTION: Final = 0
 ROW_ARGUMENTS: Final = 8
 ROW_CHUNKS: Final = 16
 ROW_WAIT_FOR: Final = 24
 """How many leading rows must be complete before this one starts."""
 ROW_SHARES: Final = 32
-"""A worker takes one share of the chunks that are left: the divisor, at least 1."""
-ROW_NEXT: Final = 64
-"""Epoch in the upper half, next chunk in the lower."""
-ROW_DONE: Final = 72
-ROW_FINISHED_TICKS: Final = 80
+"""A worker takes one share of the chunks that are left in a region: the divisor, at least 1."""
+ROW_DONE: Final = 64
+ROW_FINISHED_TICKS: Final = 72
 """When the last chunk was done, if the list asks for times; 0 for a row without chunks."""
+
+# A region.
+REGION_NEXT: Final = 0
+"""Epoch in the upper half, next chunk in the lower."""
+REGION_START: Final = 8
+REGION_END: Final = 16
 
 # The header of a run list.
 LIST_BYTES: Final = 128
@@ -49,6 +59,8 @@ LIST_SCRATCH_STRIDE: Final = 24
 LIST_TIMED: Final = 32
 """Whether finish times are wanted: 0 or 1."""
 LIST_STARTED_TICKS: Final = 40
+LIST_REGIONS: Final = 48
+"""Regions of each row: 1 to `MAX_REGIONS`."""
 LIST_EPOCH: Final = 64
 """Number of the latest run."""
 

@@ -27,7 +27,7 @@ _WORD_BYTES: Final = 8
 _ROW_WORDS: Final = abi.ROW_BYTES // _WORD_BYTES
 _CHUNKS: Final = abi.ROW_CHUNKS // _WORD_BYTES
 _FINISHED: Final = abi.ROW_FINISHED_TICKS // _WORD_BYTES
-_SHARES_PER_WORKER: Final = 4
+_SHARES: Final = 4
 """How finely the work that is left is cut: small enough that a preempted worker holds up little."""
 
 
@@ -170,10 +170,16 @@ class RunList:
         self._execute_alone = self._executor()
         self._restart_trial()
 
+    @property
+    def _regions(self) -> int:
+        """Into how many regions the chunks of each row are cut."""
+        return min(self._threads, abi.MAX_REGIONS)
+
     def _fill(self, rows: Sequence[Row], words: int) -> None:
         self._header[abi.LIST_SCRATCH // 8] = self._scratch.address
         self._header[abi.LIST_SCRATCH_STRIDE // 8] = self._scratch.stride
-        shares = 1 if self._threads == 1 else _SHARES_PER_WORKER * self._threads
+        self._header[abi.LIST_REGIONS // 8] = self._regions
+        shares = 1 if self._threads == 1 else _SHARES
         for record, row in zip(self._table, rows, strict=True):
             record[abi.ROW_FUNCTION // 8] = row.function
             record[abi.ROW_ARGUMENTS // 8] = words
@@ -193,6 +199,14 @@ class RunList:
         # A worker that is late out of an earlier run may be looking at the old numbers.
         self._runtime.close(self._address)
         self._table[:, _CHUNKS] = chunks
+        for region in range(self._regions):
+            at = (abi.ROW_REGIONS + region * abi.REGION_BYTES) // _WORD_BYTES
+            ends = [
+                count * part // self._regions for count in chunks for part in (region, region + 1)
+            ]
+            bounds = np.array(ends, np.int64).reshape(-1, 2)
+            self._table[:, at + abi.REGION_START // 8] = bounds[:, 0]
+            self._table[:, at + abi.REGION_END // 8] = bounds[:, 1]
         self._restart_trial()
 
     def _restart_trial(self) -> None:
