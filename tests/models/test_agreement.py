@@ -10,6 +10,7 @@ import pytest
 
 import smelt
 from smelt.backends.cpu import target_named
+from smelt.backends.cpu.families.winograd import WinogradFamily
 from smelt.engine import detect_host
 from tests.support.real_models import (
     ALL_MODELS,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from smelt import Engine
+    from smelt.backends import Tactic
 
 pytestmark = pytest.mark.shared
 
@@ -51,13 +53,12 @@ def test_an_engine_computes_what_the_other_engine_computes(built: _Built, shared
         assert relative_error(mine[name], wanted) <= built.model.tolerance, name
 
 
-def test_a_model_gives_the_same_bits_on_one_thread_and_on_three(
-    built: _Built, shared: Path
-) -> None:
+def test_a_model_gives_the_same_bits_for_any_number_of_threads(built: _Built, shared: Path) -> None:
     given = built.model.inputs(shared)
-    one, three = (run_engine(built.engine, given, threads) for threads in (1, 3))
-    for name, array in one.items():
-        np.testing.assert_array_equal(array, three[name], err_msg=name)
+    one, *others = (run_engine(built.engine, given, threads) for threads in (1, 2, 3, 4))
+    for made in others:
+        for name, array in one.items():
+            np.testing.assert_array_equal(array, made[name], err_msg=name)
 
 
 def test_an_engine_runs_nothing_as_a_reference_but_what_depends_on_data(built: _Built) -> None:
@@ -87,6 +88,26 @@ def test_a_model_built_for_processors_with_avx2_agrees_too(name: str, shared: Pa
         pytest.skip("this processor does not run x86-64-v3")
     model = model_named(name)
     mine = run_engine(model.build(shared, device="cpu:x86-64-v3"), model.inputs(shared))
+    for output, array in model.peer(shared).items():
+        assert relative_error(mine[output], array) <= model.tolerance, output
+
+
+def _no_tactics(*_: object) -> list[Tactic]:
+    return []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["cpu", "cpu:x86-64-v3"])
+@pytest.mark.parametrize("name", ["lenet", "squeezenet_v1.0", "fastestdet"])
+def test_a_model_built_without_winograd_agrees_too(
+    name: str, device: str, shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = target_named("native" if device == "cpu" else "x86-64-v3")
+    if not set(target.features) <= set(detect_host().features):
+        pytest.skip("this processor does not run x86-64-v3")
+    monkeypatch.setattr(WinogradFamily, "tactics", _no_tactics)
+    model = model_named(name)
+    mine = run_engine(model.build(shared, device=device), model.inputs(shared))
     for output, array in model.peer(shared).items():
         assert relative_error(mine[output], array) <= model.tolerance, output
 

@@ -8,8 +8,9 @@ every buffer of the plan between guard pages.
 from __future__ import annotations
 
 import ctypes
+import random
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pytest
@@ -43,18 +44,20 @@ from smelt.types import (
 from tests.support.cpu_kernels import GuardedBuffer, call_kernel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from smelt.backends import Assembled, Tactic
     from smelt.backends.cpu import CpuTarget
     from smelt.engine import Plan, View
-    from smelt.ir import Case, Node, Op
+    from smelt.ir import Case, Node
     from smelt.types import Dim
 
 Array = np.ndarray[Any, Any]
+T = TypeVar("T")
 Symbols = tuple[tuple[str, int, int], ...]
 
 _KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
+_THREADS = (2, 3, 4)
 _MOST_EXACT = 40
 """Of so many tactics of one case all are tried; of more, so many evenly spread ones."""
 
@@ -160,15 +163,10 @@ def bound_symbols(graph: Graph, wanted: Sequence[Array]) -> Symbols:
     return tuple((name, 0, high) for name, high in sorted(found.items()))
 
 
-def trials_of(op: type[Op], backend: CpuBackend, target: CpuTarget) -> Iterator[Trial]:
-    """Every case of the op by every tactic; with a symbolic batch by one tactic of each family."""
-    yield from trials_of_cases(op.cases(), backend, target)
-
-
 def trials_of_cases(
     cases: Iterable[Case], backend: CpuBackend, target: CpuTarget
 ) -> Iterator[Trial]:
-    """The same for any cases."""
+    """Every case by every tactic; with a symbolic batch by one tactic of each family."""
     for case in cases:
         with np.errstate(all="ignore"):
             wanted = case.op.reference(*case.inputs)
@@ -186,6 +184,15 @@ def trials_of_cases(
             if tactic.family not in seen:
                 seen.add(tactic.family)
                 yield _trial(case, graph, tactic, backend, wanted, open_symbols)
+
+
+def sample(items: Iterable[T], count: int, key: Callable[[T], object] | None = None) -> list[T]:
+    """A few of the items, always the same: one of each key, and others up to a number."""
+    shuffled = list(items)
+    random.Random(len(shuffled)).shuffle(shuffled)  # noqa: S311  (a choice of tests)
+    first = list({key(item): item for item in shuffled}.values()) if key else []
+    others = [item for item in shuffled if not any(item is chosen for chosen in first)]
+    return [*first, *others[: max(0, count - len(first))]]
 
 
 def narrow_trials(
@@ -352,25 +359,26 @@ def difference(mine: Array, wanted: Array, tolerance: float) -> str | None:
     return None
 
 
-def failures(trial: Trial, bench: Bench, *, at_end: bool) -> list[str]:
-    """What is wrong with a trial, in words."""
+def failures(trial: Trial, bench: Bench, number: int) -> list[str]:
+    """What is wrong with a trial, in words; by turns other numbers of threads are compared."""
     found: list[str] = []
     engine = bench.engine(trial)
     runs: list[list[Array]] = []
-    for threads in (1, 3):
-        with engine.create_context(threads=threads) as context:
+    threads = _THREADS[number % len(_THREADS)]
+    for count in (1, threads):
+        with engine.create_context(threads=count) as context:
             made = context.run(trial.arrays)
         runs.append([made[v.name] for v in trial.graph.outputs])
-    for one, three, wanted in zip(*runs, trial.wanted, strict=True):
+    for one, several, wanted in zip(*runs, trial.wanted, strict=True):
         if reason := difference(one, wanted, trial.case.tolerance):
             found.append(f"{trial}: {reason}")
         if (
-            not np.array_equal(one.view(np.uint8), three.view(np.uint8))
+            not np.array_equal(one.view(np.uint8), several.view(np.uint8))
             if one.ndim
-            else (one.tobytes() != three.tobytes())
+            else (one.tobytes() != several.tobytes())
         ):
-            found.append(f"{trial}: three threads give other bits than one")
-    guarded = bench.run_guarded(trial, at_end=at_end)
+            found.append(f"{trial}: {threads} threads give other bits than one")
+    guarded = bench.run_guarded(trial, at_end=number % 2 == 0)
     for mine, wanted in zip(guarded or (), trial.wanted if guarded else (), strict=True):
         if reason := difference(mine, wanted, trial.case.tolerance):
             found.append(f"{trial}, between guard pages: {reason}")
@@ -390,9 +398,7 @@ def check_narrow(cases: Iterable[Case], storage: DType) -> int:
     trials = list(narrow_trials(cases, backend, target, storage))
     bench = Bench(trials, backend, target)
     wrong = [
-        reason
-        for number, trial in enumerate(trials)
-        for reason in failures(trial, bench, at_end=number % 2 == 0)
+        reason for number, trial in enumerate(trials) for reason in failures(trial, bench, number)
     ]
     assert not wrong, "\n".join(wrong)
     return len(trials)

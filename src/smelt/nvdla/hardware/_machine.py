@@ -15,10 +15,9 @@ busy, as hardware does when it hangs, the refusal is kept in `Machine.faults`, a
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,23 +27,18 @@ from smelt.nvdla._status import NvdlaError, NvError
 from smelt.nvdla.hardware._bdma import BdmaBlock
 from smelt.nvdla.hardware._blocks import Block, GlobalBlock
 from smelt.nvdla.hardware._engines import CHAINS, find_chain, make_blocks, run_chain
-from smelt.nvdla.hardware._limits import AddressSpan
 from smelt.nvdla.hardware._memory import Dma, Memory
 from smelt.nvdla.hardware._operation import ConvolutionBuffer, Counters, Operation
 from smelt.nvdla.registers import load_register_map
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable
 
     from typing_extensions import Buffer
 
     from smelt.nvdla.hardware._bdma import Transfer
     from smelt.nvdla.hardware._configuration import Configuration
     from smelt.nvdla.hardware._engines import Chain
-    from smelt.nvdla.hardware._limits import TaskLimits
-
-_SOFTWARE = "a descriptor"
-"""What leads software to memory, for messages."""
 
 KEPT_RECORDS = 4096
 """How many finished operations `Machine.records` remembers."""
@@ -88,18 +82,13 @@ class MachineMemory:
     def __init__(self, memories: dict[MemorySpace, Memory], advance: Callable[[], None]) -> None:
         self._memories = memories
         self._advance = advance
-        self.limits: TaskLimits | None = None
-        """What software may reach while a task runs; its descriptors too."""
 
     def _window(self, space: MemorySpace, address: int, size_bytes: int) -> np.ndarray:
         self._advance()
         memory = self._memories.get(space)
         if memory is None:
             raise NvdlaError(NvError.INVALID_ADDRESS, f"this machine has no {space.name}")
-        window = memory.window(address, size_bytes, _SOFTWARE)
-        if self.limits is not None:
-            self.limits.check(AddressSpan(space, address, address + size_bytes), _SOFTWARE)
-        return window
+        return memory.window(address, size_bytes)
 
     def read(self, space: MemorySpace, address: int, size_bytes: int, /) -> bytes:
         """Return bytes. Raises NvdlaError(INVALID_ADDRESS): some lie outside."""
@@ -122,14 +111,6 @@ class MachineMemory:
     def base(self, space: MemorySpace) -> int:
         """Return the address of a space's first byte."""
         return self._memories[space].base
-
-
-def _out_of_memory(chain: Chain) -> NvdlaError:
-    return NvdlaError(
-        NvError.INSUFFICIENT_MEMORY,
-        f"the model of {' and '.join(chain.engines)} finds no memory for its arrays; make the"
-        " operation smaller",
-    )
 
 
 class Machine:
@@ -161,7 +142,6 @@ class Machine:
         self.faults: list[Fault] = []
         self._condition = threading.Condition(threading.RLock())
         self._is_pending = False
-        self._limits: TaskLimits | None = None
         self._buffer = ConvolutionBuffer()
         self._blocks: dict[str, Block] = {}
         self._glb = GlobalBlock(self.register_map)
@@ -176,39 +156,6 @@ class Machine:
             self._buffer = ConvolutionBuffer()
             self.records.clear()
             self.faults.clear()
-
-    @contextlib.contextmanager
-    def limited(self, limits: TaskLimits) -> Generator[None]:
-        """Hold engines and software to a task's limits while inside.
-
-        It begins with an empty convolution buffer and empty tables: what the last task left there
-        is not this one's.
-
-        Raises:
-            NvdlaError: another task is inside (BUSY).
-        """
-        with self._condition:
-            if self._limits is not None:
-                raise NvdlaError(
-                    NvError.BUSY, "another task is running; a machine takes one at a time"
-                )
-            self._buffer = ConvolutionBuffer()
-            for block in self._blocks.values():
-                block.clear_tables()
-            self._set_limits(limits)
-        try:
-            yield
-        finally:
-            self._set_limits(None)
-
-    def protect(self, spans: Sequence[AddressSpan]) -> None:
-        """Let the engines of the task that is inside write some of its memory no longer."""
-        if self._limits is not None:
-            self._set_limits(replace(self._limits, read_only=tuple(spans)))
-
-    def _set_limits(self, limits: TaskLimits | None) -> None:
-        self._limits = limits
-        self.memory.limits = limits
 
     @property
     def total_cycles(self) -> int:
@@ -268,7 +215,7 @@ class Machine:
         operation = Operation(
             configuration=self.configuration,
             registers={name: self._blocks[name].view() for name in chain.blocks},
-            dma=Dma(self._memories, self._limits),
+            dma=Dma(self._memories),
             exact_fp16=self.exact_fp16,
             buffer=self._buffer,
             luts={
@@ -278,8 +225,7 @@ class Machine:
         group = self._blocks[chain.blocks[-1]].consumer
         try:
             run_chain(chain, operation, self._launched(chain))
-        except (NvdlaError, MemoryError) as failure:
-            error = failure if isinstance(failure, NvdlaError) else _out_of_memory(chain)
+        except NvdlaError as error:
             for name in chain.blocks:
                 self._blocks[name].hang()
             self.faults.append(Fault(chain.engines, group, error))

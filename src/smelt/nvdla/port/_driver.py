@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Region(NamedTuple):
-    """Pinned memory, at one physical address."""
+    """Pinned memory: one physical address, no IOMMU."""
 
     address: int
     data: Bytes
