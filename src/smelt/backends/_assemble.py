@@ -198,11 +198,11 @@ class _Assembler:
             root.last_step = max(root.last_step, len(self.steps) - 1, first)
 
     def _clear(self, written: Iterable[Stored]) -> None:
-        """Zero the halo of what is written for the first time; the writer need not wait."""
+        """Fill the halo of what is written for the first time; the writer need not wait."""
         for stored in written:
             root = stored.root
             if root.first_step < 0 and any(b or a for b, a in root.halo):
-                steps = self.backend.clear_halo(root.view())
+                steps = self.backend.clear_halo(root.view(), root.halo_value or 0)
                 self._append(steps, LayerInfo(f"halo of {root.name}", "halo", "clear"))
 
     def _append(

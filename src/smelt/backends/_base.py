@@ -51,7 +51,9 @@ class Tactic:
     absent input."""
     outputs: tuple[TensorFormat, ...]
     halos: tuple[Halo, ...] = ()
-    """For each input, the zeros that must lie around it; () when none wants any."""
+    """For each input, what must lie around it; () when nothing need."""
+    halo_value: int = 0
+    """What the elements of the halos hold: zero, or the integer that stands for it."""
     workspace_bytes: Dim = 0
     """Memory that the launches share between them, beside the operands."""
     aliasing: Aliasing = Aliasing.NONE
@@ -199,8 +201,8 @@ class Backend(ABC, Generic[TargetT]):
         """Steps that copy a tensor between windows of one shape, of any strides and floats."""
 
     @abstractmethod
-    def clear_halo(self, view: View) -> tuple[Step, ...]:
-        """Steps that write zeros into the halo around a window, and nowhere else."""
+    def clear_halo(self, view: View, value: int = 0) -> tuple[Step, ...]:
+        """Steps that write ``value`` into the halo around a window, and nowhere else."""
 
     def stream_weights(
         self, steps: Sequence[Step], buffers: Sequence[Buffer]

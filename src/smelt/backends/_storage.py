@@ -36,6 +36,8 @@ class Stored:
     binding: int = -1
     constant: Constant | None = None
     halo: Halo = ()
+    halo_value: int | None = None
+    """What the elements of halos hold, once somebody reads them; the owner of the memory says."""
     parent: Stored | None = None
     window: Callable[[View], View] | None = None
     """With a parent: the tensor as a window on the parent's view."""
@@ -121,7 +123,7 @@ class StoragePlanner:
         self.backend = backend
         self.plan = StoragePlan()
         self.homes: dict[int, Stored] = {}
-        self.copies: dict[tuple[int, TensorFormat], Stored] = {}
+        self.copies: dict[tuple[int, TensorFormat, int], Stored] = {}
         self.constants: dict[tuple[int, TensorFormat], Stored] = {}
         self.output_of = {id(v): i for i, v in reversed(list(enumerate(graph.outputs)))}
 
@@ -150,7 +152,7 @@ class StoragePlanner:
             if tactic.aliasing is Aliasing.JOIN or value is None or wanted is None:
                 inputs.append(None)
             else:
-                inputs.append(self._read(value, wanted, halo))
+                inputs.append(self._read(value, wanted, (halo, tactic.halo_value)))
         outputs = [self._new_home(v, f) for v, f in zip(node.outputs, tactic.outputs, strict=True)]
         if tactic.aliasing is Aliasing.JOIN:
             self._join(node, tactic, outputs[0])
@@ -182,7 +184,7 @@ class StoragePlanner:
         if source_value is None or wanted is None:
             raise InternalError(f"{node}: a window needs its first input")
         contiguous = tactic.aliasing is Aliasing.RESHAPE
-        source = self._read(source_value, wanted, (), contiguous=contiguous)
+        source = self._read(source_value, wanted, ((), 0), contiguous=contiguous)
         family = self.backend.family(tactic.family)
         for index, (value, fmt) in enumerate(zip(node.outputs, tactic.outputs, strict=True)):
 
@@ -206,6 +208,7 @@ class StoragePlanner:
 
             home = self.homes.get(id(value))
             if home is not None and id(value) not in taken and self._may_join(home, whole):
+                whole.halo_value = home.halo_value if whole.halo_value is None else whole.halo_value
                 home.parent, home.window, home.joined = whole, window, True
                 taken.add(id(value))
                 self.plan.notes.append(f"{node.name}: {value.name} is written in place")
@@ -218,6 +221,8 @@ class StoragePlanner:
     @staticmethod
     def _may_join(home: Stored, whole: Stored) -> bool:
         owned = home.parent is None and home.space is Space.ARENA and not home.pinned
+        if None not in (home.halo_value, whole.halo_value) and home.halo_value != whole.halo_value:
+            return False
         if home.format.layout is Layout.STRIDED:
             return owned and not home.halo and home.format.dtype is whole.format.dtype
         return owned and home.format == whole.format and not (whole.pinned and home.halo)
@@ -225,13 +230,21 @@ class StoragePlanner:
     # ---- reading
 
     def _read(
-        self, value: Value, wanted: TensorFormat, halo: Halo, *, contiguous: bool = False
+        self,
+        value: Value,
+        wanted: TensorFormat,
+        around: tuple[Halo, int],
+        *,
+        contiguous: bool = False,
     ) -> Stored:
+        halo, filling = around
         home = self.homes.get(id(value)) or self._constant(value, wanted)
         zeros = any(before or after for before, after in halo)
-        suits = fits(home.format, wanted) and (not zeros or self._may_have_halo(home))
+        suits = fits(home.format, wanted) and (not zeros or self._may_have_halo(home, filling))
         if suits and (not contiguous or self._is_contiguous(home)):
             home.halo = _widest(home.halo, halo if zeros else ())
+            if zeros:
+                home.root.halo_value = filling
             if contiguous:
                 _pin(home)
             return home
@@ -241,7 +254,7 @@ class StoragePlanner:
             and same_order(value.tensor, home.format, wanted)
         ):
             return self._renamed(value, home, wanted)
-        key = (id(value), wanted)
+        key = (id(value), wanted, filling)
         if contiguous or key not in self.copies:
             copy = self._new(value, wanted, Space.ARENA)
             copy.name += f" as {wanted}"
@@ -252,6 +265,7 @@ class StoragePlanner:
             self.copies[key] = copy
         copy = self.copies[key]
         copy.halo = _widest(copy.halo, halo if zeros else ())
+        copy.halo_value = filling
         return copy
 
     def _renamed(self, value: Value, home: Stored, wanted: TensorFormat) -> Stored:
@@ -264,7 +278,10 @@ class StoragePlanner:
         return renamed
 
     @staticmethod
-    def _may_have_halo(home: Stored) -> bool:
+    def _may_have_halo(home: Stored, filling: int) -> bool:
+        root = home.root
+        if root.halo_value not in (None, filling):
+            return False
         stored: Stored | None = home
         while stored is not None:
             if stored.space is not Space.ARENA or stored.pinned:

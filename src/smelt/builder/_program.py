@@ -109,6 +109,7 @@ def _tactic_to_data(tactic: Tactic) -> Any:
         [_format_to_data(f) for f in tactic.inputs],
         [_format_to_data(f) for f in tactic.outputs],
         tactic.halos,
+        tactic.halo_value,
         str(tactic.workspace_bytes),
         tactic.aliasing.value,
         tactic.is_reference,
@@ -247,7 +248,8 @@ def _required(value: Value | None) -> Value:
 
 
 def _tactic_from_data(data: Any) -> Tactic:
-    family, parameters, inputs, outputs, halos, workspace, aliasing, is_reference = data
+    family, parameters, inputs, outputs, halos, value, *rest = data
+    workspace, aliasing, is_reference = rest
     results = [_format_from_data(f) for f in outputs]
     return Tactic(
         str(family),
@@ -255,6 +257,7 @@ def _tactic_from_data(data: Any) -> Tactic:
         tuple(_format_from_data(f) for f in inputs),
         tuple(f for f in results if f is not None),
         _halos(halos),
+        int(value),
         dim_from_text(workspace),
         Aliasing(aliasing),
         bool(is_reference),

@@ -26,6 +26,7 @@ from smelt.ops.compress import Compress
 from smelt.ops.concat import Concat
 from smelt.ops.constant_of_shape import ConstantOfShape
 from smelt.ops.conv import Conv
+from smelt.ops.conv_integer import ConvInteger
 from smelt.ops.conv_transpose import ConvTranspose
 from smelt.ops.cos import Cos
 from smelt.ops.cosh import Cosh
@@ -76,6 +77,7 @@ from smelt.ops.lp_pool import LpPool
 from smelt.ops.lrn import LRN
 from smelt.ops.lstm import LSTM
 from smelt.ops.mat_mul import MatMul
+from smelt.ops.mat_mul_integer import MatMulInteger
 from smelt.ops.max import Max
 from smelt.ops.max_pool import MaxPool
 from smelt.ops.mean import Mean
@@ -172,6 +174,7 @@ __all__ = [
     "Concat",
     "ConstantOfShape",
     "Conv",
+    "ConvInteger",
     "ConvTranspose",
     "Cos",
     "Cosh",
@@ -223,6 +226,7 @@ __all__ = [
     "LRN",
     "LSTM",
     "MatMul",
+    "MatMulInteger",
     "Max",
     "MaxPool",
     "Mean",
@@ -326,6 +330,7 @@ ALL_OPS: tuple[type[Op], ...] = (
     Concat,
     ConstantOfShape,
     Conv,
+    ConvInteger,
     ConvTranspose,
     Cos,
     Cosh,
@@ -376,6 +381,7 @@ ALL_OPS: tuple[type[Op], ...] = (
     LRN,
     LSTM,
     MatMul,
+    MatMulInteger,
     Max,
     MaxPool,
     Mean,

@@ -8,6 +8,7 @@ import numpy as np
 
 from smelt.ir import Case
 from smelt.ops._examples import HALF_TOLERANCE, floats
+from smelt.ops._quantized_cases import quantized_cases
 from smelt.ops.add import Add
 from smelt.ops.average_pool import AveragePool
 from smelt.ops.clip import Clip
@@ -36,6 +37,7 @@ def fused_cases() -> Iterator[Case]:
     yield from _convolutions()
     yield from _products()
     yield from _chains()
+    yield from quantized_cases()
 
 
 def _convolutions() -> Iterator[Case]:

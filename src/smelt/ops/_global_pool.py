@@ -9,11 +9,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smelt.ir import Case, Op, Operand
-from smelt.ops._examples import HALF_TOLERANCE, floats
+from smelt.ops._examples import HALF_TOLERANCE, floats, integers
 from smelt.ops._numerics import narrow, widen
 from smelt.ops._operands import present
-from smelt.ops._shape import FLOATS, input_type, require_dtype, require_inputs, require_rank
-from smelt.types import TensorType, override
+from smelt.ops._shape import (
+    FLOATS,
+    SHORT_INTEGERS,
+    input_type,
+    require_dtype,
+    require_inputs,
+    require_rank,
+)
+from smelt.types import DType, TensorType, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,6 +34,10 @@ class GlobalPool(Op):
     """One number for all spatial axes of a channel; subclasses say which number."""
 
     @abstractmethod
+    def _result_dtype(self, dtype: DType, /) -> DType:
+        """Element type of the result for inputs of ``dtype``."""
+
+    @abstractmethod
     def _pool(self, x: Array, axes: tuple[int, ...], /) -> Array:
         """The result, the pooled axes kept with extent 1."""
 
@@ -34,15 +45,16 @@ class GlobalPool(Op):
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
         require_inputs(self, inputs, 1)
         x = input_type(self, inputs, 0)
-        require_dtype(x, FLOATS, f"the input of {self.name}")
+        require_dtype(x, FLOATS | SHORT_INTEGERS, f"the input of {self.name}")
         require_rank(x, f"the input of {self.name}", 2, 99)
-        return (TensorType(x.dtype, (*x.shape[:2], *[1] * (x.rank - 2))),)
+        return (TensorType(self._result_dtype(x.dtype), (*x.shape[:2], *[1] * (x.rank - 2))),)
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         x = present(inputs, 0)
         y = self._pool(widen(x), tuple(range(2, x.ndim)))
-        return (narrow(np.asarray(y), x.dtype),)
+        dtype = self._result_dtype(DType.from_numpy(x.dtype))
+        return (narrow(np.asarray(y), dtype.numpy),)
 
     @override
     @classmethod
@@ -53,3 +65,6 @@ class GlobalPool(Op):
         yield Case("three_axes", cls(), (floats(1, 3, 2, 3, 5, low=-2.0, high=-1.0),))
         yield Case("empty_batch", cls(), (floats(0, 3, 4, 4),))
         yield Case("float16", cls(), (floats(1, 9, 6, 6, dtype=np.float16),), HALF_TOLERANCE)
+        yield Case("uint8", cls(), (integers(2, 70, 7, 7, dtype=np.uint8, high=256),))
+        signed = integers(1, 33, 5, 6, dtype=np.int8, low=-128, high=128)
+        yield Case("int8", cls(), (signed,))

@@ -4,25 +4,75 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from smelt.ops._shape import normalize_axis, require_rank, require_shape
+import numpy as np
+
+from smelt.errors import ShapeError
+from smelt.ops._shape import (
+    normalize_axis,
+    require_rank,
+    require_same_dtype,
+    require_shape,
+    shape_text,
+)
 
 if TYPE_CHECKING:
-    from smelt.ir import Array
-    from smelt.types import TensorType
+    from smelt.ir import Array, Operand
+    from smelt.types import Shape, TensorType
 
 
-def check_scale(x: TensorType, scale: TensorType, zero_point: TensorType | None, axis: int) -> None:
+def check_scale(
+    x: TensorType, scale: TensorType, zero_point: TensorType | None, axis: int | None
+) -> None:
     """Check that scale and zero point are one for the tensor or one for each place of the axis."""
     require_rank(scale, "the scale", 0, 1)
     require_shape(zero_point, scale.shape, "the zero point")
-    if scale.rank == 1 and scale.shape != (1,):
-        require_shape(scale, (x.shape[normalize_axis(axis, x.rank)],), "the scale")
+    if scale.rank == 0 or scale.shape == (1,):
+        return
+    if axis is None:
+        raise ShapeError(f"without an axis there is one scale, not {shape_text(scale.shape)}")
+    require_shape(scale, (x.shape[normalize_axis(axis, x.rank)],), "the scale")
 
 
-def along_axis(array: Array, rank: int, axis: int) -> Array:
+def check_elements(scale: Operand | None) -> None:
+    """Check that scales, where they are known, are sizes of steps."""
+    if scale is None or scale.value is None:
+        return
+    scales = scale.value
+    bad = np.flatnonzero(~(np.isfinite(scales) & (scales > 0)))
+    if bad.size:
+        place = int(bad[0])
+        raise ShapeError(
+            f"scale {place} of {scales.size} is {scales.ravel()[place]}; "
+            "scales must be positive and finite: quantise the model again"
+        )
+
+
+def along_axis(array: Array, rank: int, axis: int | None) -> Array:
     """A scale or zero point, shaped so that it broadcasts onto a tensor of ``rank``."""
-    if array.size == 1:
+    if array.size == 1 or axis is None:
         return array.reshape(())
     shape = [1] * rank
     shape[axis] = array.size
     return array.reshape(shape)
+
+
+def check_zero_point(
+    kind: TensorType, zero_point: TensorType | None, several: Shape, what: str
+) -> None:
+    """Check that a zero point is one number, or as many as ``several`` allows, of the dtype."""
+    if zero_point is None:
+        return
+    require_same_dtype(kind, zero_point)
+    if zero_point.shape not in {(), (1,)}:
+        require_shape(zero_point, several, what)
+
+
+def above_zero(array: Array, zero_point: Array | None, axis: int | None) -> Array:
+    """What lies above the zero point, in float64: products of bytes are summed exactly in it."""
+    wide = array.astype(np.float64)
+    return wide if zero_point is None else wide - along_axis(zero_point, array.ndim, axis)
+
+
+def wrapped(sums: Array) -> Array:
+    """Whole numbers in int32; those beyond wrap around."""
+    return np.asarray(sums).astype(np.int64).astype(np.int32)

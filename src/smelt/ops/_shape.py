@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 FLOATS = frozenset({DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64})
 SIGNED = FLOATS | {DType.INT8, DType.INT16, DType.INT32, DType.INT64}
 NUMBERS = frozenset(DType) - {DType.BOOL}
+SHORT_INTEGERS = frozenset({DType.INT8, DType.UINT8})
 INDICES = frozenset({DType.INT32, DType.INT64})
 
 

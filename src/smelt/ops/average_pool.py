@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from smelt.ir import Case, Operand
-from smelt.ops._examples import HALF_TOLERANCE, floats
+from smelt.ops._examples import HALF_TOLERANCE, floats, integers
 from smelt.ops._numerics import narrow, widen
 from smelt.ops._operands import present
-from smelt.ops._shape import FLOATS, input_type, require_dtype, require_inputs
+from smelt.ops._shape import FLOATS, SHORT_INTEGERS, input_type, require_dtype, require_inputs
 from smelt.ops._window import Windowed
-from smelt.types import TensorType, override
+from smelt.types import DType, TensorType, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,11 +32,12 @@ class AveragePool(Windowed):
 
     Shapes: ``[N, C, *spatial]`` gives ``[N, C, *windows]``.
 
-    Dtypes: floating-point; the result's is the input's.
+    Dtypes: floating-point, and the result's is the input's; or int8 and uint8, whose mean is
+    float32.
 
     Raises ShapeError: when the rank does not fit the kernel or no window fits.
 
-    Source: ONNX AveragePool-22.
+    Source: ONNX AveragePool-22, which has no integers.
     """
 
     name: ClassVar[str] = "average_pool"
@@ -50,19 +51,21 @@ class AveragePool(Windowed):
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
         require_inputs(self, inputs, 1)
         x = input_type(self, inputs, 0)
-        require_dtype(x, FLOATS, "the input of average_pool")
+        require_dtype(x, FLOATS | SHORT_INTEGERS, "the input of average_pool")
         counts = self._window_counts(x, ceil_mode=self.ceil_mode)
-        return (TensorType(x.dtype, (*x.shape[:2], *counts)),)
+        dtype = x.dtype if x.dtype.is_float else DType.FLOAT32
+        return (TensorType(dtype, (*x.shape[:2], *counts)),)
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        x = widen(present(inputs, 0))
+        given = present(inputs, 0)
+        x = widen(given) if given.dtype.kind == "f" else given.astype(np.float64)
         counts = self._counts_on(x, ceil_mode=self.ceil_mode)
         total = self._windows(x, counts, 0).sum(axis=tuple(range(-len(counts), 0)))
         sizes = self._window_sizes(x, counts, padded=self.count_include_pad)
         with np.errstate(invalid="ignore", divide="ignore"):
             mean = total / sizes.astype(x.dtype)
-        return (narrow(mean, present(inputs, 0).dtype),)
+        return (narrow(mean, given.dtype if given.dtype.kind == "f" else np.dtype(np.float32)),)
 
     @override
     @classmethod
@@ -86,3 +89,7 @@ class AveragePool(Windowed):
         yield Case("empty_batch", cls((2, 2)), (floats(0, 3, 4, 4),))
         x = floats(1, 9, 6, 6, dtype=np.float16)
         yield Case("float16", cls((3, 3)), (x,), HALF_TOLERANCE)
+        for kind in (np.int8, np.uint8):
+            x = integers(1, 70, 6, 7, dtype=kind, low=np.iinfo(kind).min, high=127)
+            op = cls((3, 3), (2, 2), pads)
+            yield Case(np.dtype(kind).name, op, (x,))

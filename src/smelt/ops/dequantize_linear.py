@@ -10,8 +10,8 @@ import numpy as np
 from smelt.ir import Case, Op, Operand
 from smelt.ops._examples import floats, integers
 from smelt.ops._numerics import narrow, widen
-from smelt.ops._operands import optional_array, present
-from smelt.ops._quantized import along_axis, check_scale
+from smelt.ops._operands import given, optional_array, present
+from smelt.ops._quantized import along_axis, check_elements, check_scale
 from smelt.ops._shape import (
     FLOATS,
     input_type,
@@ -39,15 +39,22 @@ class DequantizeLinear(Op):
 
     Dtypes: x int8, uint8, int16, uint16 or int32, the zero point as x; the result's is the scale's.
 
-    Raises ShapeError: when scale and zero point do not fit the axis.
+    Raises ShapeError: when scale and zero point do not fit the axis, or a known scale is not
+    positive and finite.
 
     Source: ONNX DequantizeLinear-25, without blocks.
     """
 
     name: ClassVar[str] = "dequantize_linear"
 
-    axis: int = 1
-    """Axis along which scales differ."""
+    axis: int | None = 1
+    """Axis along which scales differ; None when there is one for the whole tensor, which makes the
+    op elementwise."""
+
+    @property
+    @override
+    def elementwise(self) -> bool:
+        return self.axis is None
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
@@ -58,6 +65,7 @@ class DequantizeLinear(Op):
         require_dtype(scale, FLOATS, "the scale of dequantize_linear")
         require_same_dtype(x, zero_point)
         check_scale(x, scale, zero_point, self.axis)
+        check_elements(given(inputs, 1))
         return (TensorType(scale.dtype, x.shape),)
 
     @override
@@ -89,3 +97,8 @@ class DequantizeLinear(Op):
         yield Case("int32", cls(), (bias, scale), constants=constants)
         arrays = (signed, np.array(0.03, np.float16), np.array(-3, np.int8))
         yield Case("float16", cls(), arrays, constants=constants)
+        whole = cls(axis=None)
+        below = np.array(-3, np.int8)
+        yield Case("whole_tensor", whole, (signed, scale, below), constants=constants)
+        most = np.array(255, np.uint8)
+        yield Case("whole_tensor_uint8", whole, (x, scale, most), constants=constants)

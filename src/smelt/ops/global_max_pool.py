@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from smelt.ops._global_pool import GlobalPool
-from smelt.types import override
+from smelt.types import DType, override
 
 if TYPE_CHECKING:
     from smelt.ir import Array
@@ -20,14 +20,18 @@ class GlobalMaxPool(GlobalPool):
 
     Shapes: ``[N, C, *spatial]`` gives ``[N, C, 1, ...]``.
 
-    Dtypes: floating-point; the result's is the input's.
+    Dtypes: floating-point, int8, uint8; the result's is the input's.
 
-    Raises ShapeError: when there is not one floating-point input of rank 2 or more.
+    Raises ShapeError: when there is not one input of such a type and of rank 2 or more.
 
-    Source: ONNX GlobalMaxPool-22.
+    Source: ONNX GlobalMaxPool-22, which has no integers.
     """
 
     name: ClassVar[str] = "global_max_pool"
+
+    @override
+    def _result_dtype(self, dtype: DType, /) -> DType:
+        return dtype
 
     @override
     def _pool(self, x: Array, axes: tuple[int, ...], /) -> Array:

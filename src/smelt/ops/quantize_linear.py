@@ -11,8 +11,8 @@ from smelt.errors import ShapeError
 from smelt.ir import Case, Op, Operand
 from smelt.ops._examples import floats, integers
 from smelt.ops._numerics import widen
-from smelt.ops._operands import optional_array, present
-from smelt.ops._quantized import along_axis, check_scale
+from smelt.ops._operands import given, optional_array, present
+from smelt.ops._quantized import along_axis, check_elements, check_scale
 from smelt.ops._shape import FLOATS, input_type, optional_type, require_dtype, require_inputs
 from smelt.types import DType, TensorType, override
 
@@ -27,7 +27,7 @@ _RESULTS = frozenset({DType.INT8, DType.UINT8, DType.INT16, DType.UINT16})
 
 @dataclass(frozen=True)
 class QuantizeLinear(Op):
-    """``saturate(round(x / scale) + zero_point)``; halves go to even.
+    """``saturate(round(x / scale) + zero_point)``; halves go to even, NaN to the least.
 
     Inputs are x, scale, and optionally zero_point.
 
@@ -36,18 +36,24 @@ class QuantizeLinear(Op):
     Dtypes: x floating-point or int32, scale floating-point; the result's is the zero point's, else
     output_dtype.
 
-    Raises ShapeError: when scale and zero point do not fit the axis or the result's dtype is not
-    quantised.
+    Raises ShapeError: when scale and zero point do not fit the axis, a known scale is not positive
+    and finite, or the result's dtype is not quantised.
 
     Source: ONNX QuantizeLinear-25, without blocks.
     """
 
     name: ClassVar[str] = "quantize_linear"
 
-    axis: int = 1
-    """Axis along which scales differ."""
+    axis: int | None = 1
+    """Axis along which scales differ; None when there is one for the whole tensor, which makes the
+    op elementwise."""
     output_dtype: DType | None = None
     """Element type of the result where no zero point tells; uint8 when None."""
+
+    @property
+    @override
+    def elementwise(self) -> bool:
+        return self.axis is None
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
@@ -57,6 +63,7 @@ class QuantizeLinear(Op):
         require_dtype(x, FLOATS | {DType.INT32}, "the input of quantize_linear")
         require_dtype(scale, FLOATS, "the scale of quantize_linear")
         check_scale(x, scale, zero_point, self.axis)
+        check_elements(given(inputs, 1))
         dtype = self.output_dtype or DType.UINT8
         if zero_point is not None:
             if self.output_dtype not in {None, zero_point.dtype}:
@@ -76,7 +83,7 @@ class QuantizeLinear(Op):
             steps = np.rint(x.astype(scale.dtype) / along_axis(scale, x.ndim, self.axis))
         if zero is not None:
             steps = steps + along_axis(zero, x.ndim, self.axis).astype(scale.dtype)
-        bounded = np.clip(np.nan_to_num(steps), limits.min, limits.max)
+        bounded = np.clip(np.nan_to_num(steps, nan=limits.min), limits.min, limits.max)
         return (np.asarray(bounded).astype(dtype),)
 
     @override
@@ -99,3 +106,11 @@ class QuantizeLinear(Op):
         arrays = (halves, np.array(1, np.float32), np.array(10, np.uint8))
         yield Case("halves_to_even", cls(), arrays, constants=constants)
         yield Case("int16", cls(), (x, scale / 99, np.array(5, np.int16)), constants=constants)
+        whole = cls(axis=None)
+        yield Case("whole_tensor", whole, (x, scale, np.array(7, np.uint8)), constants=constants)
+        yield Case("whole_int8", whole, (x, scale, np.array(-7, np.int8)), constants=constants)
+        strange = np.array([np.nan, np.inf, -np.inf, 3e38, -3e38, 0.25, 0.75], np.float32)
+        for zero in (np.array(9, np.uint8), np.array(-9, np.int8), np.array(9, np.int16)):
+            name = f"no_numbers_{zero.dtype.name}"
+            half = np.array(0.5, np.float32)
+            yield Case(name, whole, (strange, half, zero), constants=constants)

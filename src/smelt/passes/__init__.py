@@ -2,6 +2,7 @@
 
 from smelt.passes._base import Note, Pass, PassResult
 from smelt.passes._manager import PassRecord, PassReport, run_passes
+from smelt.passes.absorb_quantization import AbsorbQuantization
 from smelt.passes.combine_affines import CombineAffines
 from smelt.passes.decompose import Decompose
 from smelt.passes.fold_constants import FoldConstants
@@ -9,8 +10,10 @@ from smelt.passes.fold_scales import FoldScales
 from smelt.passes.fuse_epilogues import FuseEpilogues
 from smelt.passes.inline_branches import InlineBranches
 from smelt.passes.merge_siblings import MergeSiblings
+from smelt.passes.move_quantization import MoveQuantization
 from smelt.passes.pipeline import DEFAULT_PIPELINE, pipeline
 from smelt.passes.promote_half import PromoteHalf
+from smelt.passes.push_scales import PushScales
 from smelt.passes.recognize_activations import RecognizeActivations
 from smelt.passes.recognize_norms import RecognizeNorms
 from smelt.passes.remove_noops import RemoveNoops
@@ -20,6 +23,7 @@ from smelt.passes.sink_transposes import SinkTransposes
 
 __all__ = [
     "ALL_PASSES",
+    "AbsorbQuantization",
     "CombineAffines",
     "DEFAULT_PIPELINE",
     "Decompose",
@@ -28,12 +32,14 @@ __all__ = [
     "FuseEpilogues",
     "InlineBranches",
     "MergeSiblings",
+    "MoveQuantization",
     "Note",
     "Pass",
     "PassRecord",
     "PassReport",
     "PassResult",
     "PromoteHalf",
+    "PushScales",
     "RecognizeActivations",
     "RecognizeNorms",
     "RemoveNoops",
@@ -45,6 +51,7 @@ __all__ = [
 ]
 
 ALL_PASSES: tuple[type[Pass], ...] = (
+    AbsorbQuantization,
     CombineAffines,
     Decompose,
     FoldConstants,
@@ -52,7 +59,9 @@ ALL_PASSES: tuple[type[Pass], ...] = (
     FuseEpilogues,
     InlineBranches,
     MergeSiblings,
+    MoveQuantization,
     PromoteHalf,
+    PushScales,
     RecognizeActivations,
     RecognizeNorms,
     RemoveNoops,

@@ -44,8 +44,6 @@ class FoldConstants(Pass):
 
     max_growth_bytes: int = 1 << 30
     """All constants together may grow by so much: a small hostile model could ask for more."""
-    dequantize: bool = True
-    """Whether what DequantizeLinear makes of constants is folded; integer kernels want it not."""
 
     @override
     def apply(self, graph: Graph) -> PassResult:
@@ -92,8 +90,6 @@ class FoldConstants(Pass):
     def _inputs(self, node: Node) -> tuple[Constant | None, ...] | None:
         """The constants from which the node can be computed; None when it cannot."""
         if not all(isinstance(v.type, TensorType) and v.type.is_static for v in node.outputs):
-            return None
-        if node.op.name == "dequantize_linear" and not self.dequantize:
             return None
         if node.op.name in _OF_SHAPES_ALONE:
             blanks = [None if v is None else _blank(v) for v in node.inputs]

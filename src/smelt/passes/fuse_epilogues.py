@@ -13,14 +13,21 @@ from typing import TYPE_CHECKING, ClassVar
 
 from smelt import ops
 from smelt.passes._base import Note, Pass, PassResult
-from smelt.types import TensorType, override
+from smelt.types import DType, TensorType, override
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from smelt.ir import Graph, Node, Op, Value
 
-_PRODUCTS = (ops.Conv, ops.ConvTranspose, ops.Gemm, ops.MatMul)
+_PRODUCTS = (
+    ops.Conv,
+    ops.ConvInteger,
+    ops.ConvTranspose,
+    ops.Gemm,
+    ops.MatMul,
+    ops.MatMulInteger,
+)
 _POOLS = (ops.MaxPool, ops.AveragePool, ops.GlobalAveragePool, ops.GlobalMaxPool)
 
 
@@ -94,7 +101,7 @@ class FuseEpilogues(Pass):
             return False
         if root.op.elementwise:
             return True
-        if reader.output.type != root.output.type:
+        if reader.output.type != root.output.type and not _counts_bytes(root):
             return False
         return all(_suits_epilogue(root, v) for v in reader.inputs if v is not None)
 
@@ -102,18 +109,28 @@ class FuseEpilogues(Pass):
         self, graph: Graph, root: Node, reader: Node, group: Sequence[Node]
     ) -> list[Node]:
         """Elementwise nodes whose only reader is ``reader``: the other branches of a tree."""
-        if not root.op.elementwise:
+        if not (root.op.elementwise or _counts_bytes(root)):
             return []
         found: list[Node] = []
         for value in reader.inputs:
             node = None if value is None else value.producer
             if node is None or value is None or node in group or node in found:
                 continue
+            if not (root.op.elementwise or isinstance(node.op, ops.DequantizeLinear)):
+                continue
             alone = all(user is reader for user in value.users) and not graph.is_output(value)
             fed = any(v is not None and v.producer in group for v in node.inputs)
             if alone and not fed and self._fits(root, node):
                 found.append(node)
         return found
+
+
+def _counts_bytes(root: Node) -> bool:
+    """Whether the root reads bytes: what follows it becomes floats, and perhaps bytes again."""
+    value = root.inputs[0] if root.inputs else None
+    if value is None or not isinstance(value.type, TensorType):
+        return False
+    return value.tensor.dtype in {DType.INT8, DType.UINT8}
 
 
 def _next_reader(group: Sequence[Node], places: dict[int, int]) -> Node | None:
@@ -145,7 +162,9 @@ def _suits_epilogue(root: Node, value: Value) -> bool:
     shape = value.type.shape
     if shape == full.shape:
         return True
-    channels = full.rank - 1 if isinstance(root.op, ops.Gemm | ops.MatMul) else 1
+    channels = (
+        full.rank - 1 if isinstance(root.op, ops.Gemm | ops.MatMul | ops.MatMulInteger) else 1
+    )
     offset = full.rank - len(shape)
     return all(d == 1 or offset + i == channels for i, d in enumerate(shape))
 

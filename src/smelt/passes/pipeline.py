@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from smelt.passes.absorb_quantization import AbsorbQuantization
 from smelt.passes.combine_affines import CombineAffines
 from smelt.passes.decompose import Decompose
 from smelt.passes.fold_constants import FoldConstants
@@ -12,7 +13,9 @@ from smelt.passes.fold_scales import FoldScales
 from smelt.passes.fuse_epilogues import FuseEpilogues
 from smelt.passes.inline_branches import InlineBranches
 from smelt.passes.merge_siblings import MergeSiblings
+from smelt.passes.move_quantization import MoveQuantization
 from smelt.passes.promote_half import PromoteHalf
+from smelt.passes.push_scales import PushScales
 from smelt.passes.recognize_activations import RecognizeActivations
 from smelt.passes.recognize_norms import RecognizeNorms
 from smelt.passes.remove_noops import RemoveNoops
@@ -32,6 +35,12 @@ DEFAULT_PIPELINE: tuple[Pass, ...] = (
     FoldConstants(),
     InlineBranches(),
     RemoveNoops(),
+    # While every tensor is still wrapped as exporters wrap it: later passes would tear that apart.
+    MoveQuantization(),
+    AbsorbQuantization(),
+    RemoveUnused(),
+    PushScales(),
+    RemoveUnused(),
     # Before any weight is folded, so that weights are multiplied in float32.
     PromoteHalf(),
     # Before decomposition, which could take the patterns of exporters apart.

@@ -155,11 +155,13 @@ class Laboratory:
         family = self.backend.family(tactic.family)
         halos = tactic.halos or ((),) * len(node.inputs)
         inputs = [
-            None if v is None or f is None else self._place(v, f, halo, memories)
+            None
+            if v is None or f is None
+            else self._place(v, f, (halo, tactic.halo_value), memories)
             for v, f, halo in zip(node.inputs, tactic.inputs, halos, strict=True)
         ]
         outputs = [
-            self._place(v, f, (), memories)
+            self._place(v, f, ((), 0), memories)
             for v, f in zip(node.outputs, tactic.outputs, strict=True)
         ]
         packed = tuple(self._pack(c.array, memories) for c in family.pack(node, tactic))
@@ -178,12 +180,12 @@ class Laboratory:
         self,
         value: Value,
         fmt: TensorFormat,
-        halo: Any,
+        around: tuple[Any, int],
         memories: list[CpuAllocation],
     ) -> View:
-        stored = Stored(value.name, value.tensor, fmt, Space.ARENA, halo=halo)
+        stored = Stored(value.name, value.tensor, fmt, Space.ARENA, halo=around[0])
         memory = self.memory.allocate(self._value(stored.geometry()[2]), "trial")
-        memory.bytes[:] = 0
+        memory.bytes[:] = around[1] & 0xFF  # only bytes have halos of anything but zero
         stored.buffer = len(memories)
         memories.append(memory)
         return stored.view()

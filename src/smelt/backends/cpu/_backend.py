@@ -25,12 +25,14 @@ from smelt.backends.cpu.families.copy import (
 )
 from smelt.backends.cpu.families.deconv import DeconvFamily
 from smelt.backends.cpu.families.depthwise import DepthwiseFamily
+from smelt.backends.cpu.families.depthwise_integer import DepthwiseIntegerFamily
 from smelt.backends.cpu.families.elementwise import ElementwiseFamily
 from smelt.backends.cpu.families.extents import ExtentsFamily
 from smelt.backends.cpu.families.fill import FillFamily
 from smelt.backends.cpu.families.gather import GatherFamily
 from smelt.backends.cpu.families.gemm import GemmFamily
 from smelt.backends.cpu.families.gru import GruFamily
+from smelt.backends.cpu.families.integer import IntegerFamily
 from smelt.backends.cpu.families.lrn import LrnFamily
 from smelt.backends.cpu.families.lstm import LstmFamily
 from smelt.backends.cpu.families.move import MoveFamily
@@ -81,12 +83,14 @@ class CpuBackend(Backend[CpuTarget]):
             ConvFamily(),
             DeconvFamily(),
             DepthwiseFamily(),
+            DepthwiseIntegerFamily(),
             ElementwiseFamily(),
             ExtentsFamily(),
             FillFamily(),
             GatherFamily(),
             GemmFamily(),
             GruFamily(),
+            IntegerFamily(),
             LrnFamily(),
             LstmFamily(),
             MoveFamily(),
@@ -108,8 +112,8 @@ class CpuBackend(Backend[CpuTarget]):
         return (copy_launch(source, destination),)
 
     @override
-    def clear_halo(self, view: View) -> tuple[Step, ...]:
-        return (clear_launch(view),)
+    def clear_halo(self, view: View, value: int = 0) -> tuple[Step, ...]:
+        return (clear_launch(view, value),)
 
     @override
     def stream_weights(

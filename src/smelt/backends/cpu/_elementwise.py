@@ -3,9 +3,6 @@
 A register holds one scalar or one vector of any length. Booleans are i1 in registers (a byte
 that is 0 or 1 in memory); float16 and bfloat16 are computed in float32. In a kernel's spec an
 op is ``(name, attributes)`` (`op_as_json`), so that specs stay data.
-
-An *epilogue* is the elementwise program of a `Fused` op. `plan_epilogue` turns a node into what
-a spec holds: the stages, and for each extra operand with which strides it is read.
 """
 
 from __future__ import annotations
@@ -17,15 +14,15 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from smelt.backends.cpu import _math as m
 from smelt.backends.cpu._emit import Reg, element_type, lane_count, type_suffix, vector_type
+from smelt.backends.cpu._quantization import QUANTIZED, dequantized, quantized
 from smelt.engine import Json, as_json, parameters
-from smelt.ops import Fused
 from smelt.types import DType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from smelt.backends.cpu._emit import Emitter
-    from smelt.ir import Node, Op
+    from smelt.ir import Op
 
 ABSENT: Final = Reg("", "")
 """Stands for an optional argument that is not there: a bound of Clip."""
@@ -388,6 +385,22 @@ def _clip(c: _Call) -> Reg:
     return result
 
 
+def _quantize(c: _Call) -> Reg:
+    x, scale, zero = (*c.args, ABSENT)[:3]
+    if not c.is_float:
+        x = c.e.convert("sitofp", x, "float")
+    steps = x if scale is ABSENT else c.e.binary("fdiv", x, scale)
+    if zero is ABSENT:
+        return quantized(c.e, steps, None, DType(c.attributes["output_dtype"] or "uint8"))
+    return quantized(c.e, steps, zero, c.dtypes[-1])
+
+
+def _dequantize(c: _Call) -> Reg:
+    x, scale, zero = (*c.args, ABSENT)[:3]
+    real = dequantized(c.e, x, scale, None if zero is ABSENT else zero, c.dtypes[0])
+    return _round_half(c.e, real, c.dtypes[1])
+
+
 def _where(c: _Call) -> Reg:
     return c.e.select(c.x, c.args[1], c.args[2])
 
@@ -459,6 +472,7 @@ EMITTERS: Final[dict[str, Callable[[_Call], Reg]]] = {
     "clip": _clip,
     "cos": _unary(m.cos),
     "cosh": _unary(m.cosh),
+    "dequantize_linear": _dequantize,
     "div": _divide,
     "elu": _elu,
     "equal": _comparison("oeq"),
@@ -488,6 +502,7 @@ EMITTERS: Final[dict[str, Callable[[_Call], Reg]]] = {
     "or": _bitwise("or"),
     "pow": _power,
     "prelu": _prelu,
+    "quantize_linear": _quantize,
     "reciprocal": _reciprocal,
     "relu": _relu,
     "round": _unary(m.round_even),
@@ -522,6 +537,8 @@ _ALLOWED: Final[dict[str, frozenset[DType]]] = {
          "clip", "greater", "greater_or_equal", "less", "less_or_equal", "sum", "mod"),
         _NUMBERS,
     ),
+    "quantize_linear": _FLOATS | QUANTIZED,
+    "dequantize_linear": _FLOATS | QUANTIZED,
     **dict.fromkeys(("equal", "where", "identity", "cast"), _ANY),
     **dict.fromkeys(("and", "or", "xor", "not"), frozenset({DType.BOOL})),
     **dict.fromkeys(("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not"), _INTEGERS),
@@ -532,70 +549,3 @@ _ALLOWED: Final[dict[str, frozenset[DType]]] = {
     ),
 }  # fmt: skip
 """Element types of the arguments, where not the three that compute in float32."""
-
-
-# ---- epilogues
-
-
-@dataclass(frozen=True, slots=True)
-class Epilogue:
-    """An elementwise program on a root's result, as a kernel's spec holds it."""
-
-    stages: tuple[tuple[Json, tuple[int, ...]], ...] = ()
-    """(op, arguments): ``k >= 0`` is extra operand k, -1 the root's result, -1 - j stage j's."""
-    extras: int = 0
-    """Number of extra operands."""
-
-    def as_json(self) -> Json:
-        """What goes into a spec."""
-        return (self.stages, self.extras)
-
-    @staticmethod
-    def from_json(value: Json) -> Epilogue:
-        """What `as_json` wrote, also after a round trip through JSON's lists."""
-        stages, extras = cast("tuple[Any, int]", as_json(value))
-        return Epilogue(stages, extras)
-
-    def after(self, op: str, extra: int, **attributes: Json) -> Epilogue:
-        """The program with a binary op of the root's result and an extra operand before it."""
-        stages = tuple(
-            (stage, tuple(a if a >= 0 else a - 1 for a in arguments))
-            for stage, arguments in self.stages
-        )
-        first = ((op, parameters(**attributes)), (-1, extra))
-        return Epilogue((first, *stages), max(self.extras, extra + 1))
-
-    def emit(self, e: Emitter, root: Reg, read: Callable[[int], Reg]) -> Reg:
-        """Emit the stages on one register; ``read(k)`` gives extra operand k at the same place."""
-        values = [root]
-        for op, arguments in self.stages:
-            args = [read(a) if a >= 0 else values[-a - 1] for a in arguments]
-            values.append(emit_op(e, op, args))
-        return values[-1]
-
-
-def root_of(node: Node) -> tuple[Op, int]:
-    """The op that a node computes before its epilogue, and how many inputs are its own."""
-    if isinstance(node.op, Fused):
-        return node.op.root, node.op.root_inputs
-    return node.op, len(node.inputs)
-
-
-def plan_epilogue(node: Node) -> Epilogue | str:
-    """The epilogue of a node with float32 values throughout, or why there is none."""
-    if not isinstance(node.op, Fused):
-        return Epilogue()
-    first = node.op.root_inputs
-    for value in node.inputs[first:]:
-        if value is not None and value.tensor.dtype is not DType.FLOAT32:
-            return f"the epilogue reads {value.name}, which is {value.tensor.dtype.value}"
-    stages: list[tuple[Json, tuple[int, ...]]] = []
-    for stage in node.op.stages:
-        reason = why_not_emitted(stage.op, [DType.FLOAT32] * len(stage.arguments))
-        if reason:
-            return reason
-        if any(0 <= a < first for a in stage.arguments):
-            return f"{stage.op.name} of the epilogue reads an input of the root"
-        moved = tuple(a - first if a >= 0 else a for a in stage.arguments)
-        stages.append((op_as_json(stage.op), moved))
-    return Epilogue(tuple(stages), len(node.inputs) - first)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from smelt.backends.cpu._elementwise import from_memory
-from smelt.backends.cpu._emit import LLVM_TYPES, Int, Reg, vector_type
+from smelt.backends.cpu._emit import LLVM_TYPES, Int, Reg, lane_count, vector_type
 from smelt.backends.cpu._math import multiply_add
-from smelt.types import DType, ceil_div
+from smelt.types import DType, ceil_div, override
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,6 +41,11 @@ class Arithmetic:
     """The intrinsic that adds the products of words; its vectors are of 512 bits."""
     feature: str = ""
     """The instruction set that has it."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether sums are integers."""
+        return not self.sums.is_float
 
     def words(self, run: Dim) -> Dim:
         """Words of a run, the last of which may not be full."""
@@ -75,6 +80,12 @@ class Arithmetic:
         """
         if self.group == 1:
             return from_memory(e, e.load(LLVM_TYPES[dtype], e.at(at, steps[0])), dtype)
+        word = self._load_elements(e, at, steps, count)
+        if dtype is DType.INT8:  # as far above -128 as unsigned bytes are above 0
+            word = e.binary("xor", word, e.constant(_SIGNS, "i32"))
+        return word
+
+    def _load_elements(self, e: Emitter, at: Reg, steps: Sequence[Int], count: Int | None) -> Reg:
         size = self.factor.size_bytes
         if count is None and list(steps) == [*range(0, WORD_BYTES, size)]:
             return e.load("i32", at)
@@ -90,12 +101,47 @@ class Arithmetic:
         return word
 
 
+class ByWords(Arithmetic):
+    """Products of bytes by way of words of 16 bits, in which none of them saturates.
+
+    Of each group the even and the odd elements are multiplied and added in pairs.
+    """
+
+    @override
+    def add_products(self, e: Emitter, a: Reg, b: Reg, total: Reg) -> Reg:
+        lanes = lane_count(total.type)
+        kind = vector_type("i16", 2 * lanes)
+        first, second = bits_as(e, a, kind), bits_as(e, b, kind)
+        eight = e.constant(8, kind)
+        signed = e.binary("ashr", e.binary("shl", second, eight), eight)
+        pairs = (
+            (e.binary("and", first, e.constant(255, kind)), signed),
+            (e.binary("lshr", first, eight), e.binary("ashr", second, eight)),
+        )
+        for x, y in pairs:
+            total = e.binary("add", total, self._sum_pairs(e, x, y, total.type))
+        return total
+
+    def _sum_pairs(self, e: Emitter, x: Reg, y: Reg, kind: str) -> Reg:
+        if self.instruction:
+            return e.call(kind, self.instruction, x, y)
+        sixteen, parts = e.constant(16, kind), list[Reg]()
+        for shift in (True, False):
+            wide = [bits_as(e, v, kind) for v in (x, y)]
+            if shift:  # the lower half goes up first, to come down with its sign
+                wide = [e.binary("shl", v, sixteen) for v in wide]
+            parts.append(e.binary("mul", *(e.binary("ashr", v, sixteen) for v in wide)))
+        return e.binary("add", *parts)
+
+
 def bits_as(e: Emitter, value: Reg, kind: str) -> Reg:
     """The same bits as another type."""
     return e.emit(kind, f"bitcast {value} to {kind}")
 
 
-ARITHMETICS: Final = {
+_BYTES: Final = (DType.INT8, 4, DType.INT32)
+_SIGNS: Final = 0x80808080 - (1 << 32)
+ARITHMETICS: Final[dict[str, Arithmetic]] = {
     a.name: a
     for a in (
         Arithmetic("float32", DType.FLOAT32, 1, DType.FLOAT32),
@@ -107,9 +153,25 @@ ARITHMETICS: Final = {
             "llvm.x86.avx512bf16.dpbf16ps.512",
             "avx512bf16",
         ),
+        Arithmetic("bytes", *_BYTES, "llvm.x86.avx512.vpdpbusd.512", "avx512vnni"),
+        Arithmetic("bytes_256", *_BYTES, "llvm.x86.avx512.vpdpbusd.256", "avxvnni"),
+        ByWords("bytes_by_words_512", *_BYTES, "llvm.x86.avx512.pmaddw.d.512"),
+        ByWords("bytes_by_words_256", *_BYTES, "llvm.x86.avx2.pmadd.wd"),
+        ByWords("bytes_by_words_128", *_BYTES, "llvm.x86.sse2.pmadd.wd"),
+        ByWords("bytes_by_words", *_BYTES),
     )
 }
 """Every arithmetic by name."""
+
+
+def arithmetic_of_bytes(target: CpuTarget) -> Arithmetic:
+    """What multiplies unsigned by signed bytes on a target."""
+    if target.vector_bits == 512 and target.has("avx512vnni"):
+        return ARITHMETICS["bytes"]
+    if target.vector_bits == 256 and target.has("avxvnni"):
+        return ARITHMETICS["bytes_256"]
+    width = f"_{target.vector_bits}" if target.architecture == "x86_64" else ""
+    return ARITHMETICS[f"bytes_by_words{width}"]
 
 
 def arithmetic_for(dtype: DType, target: CpuTarget) -> Arithmetic:

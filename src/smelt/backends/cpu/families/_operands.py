@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smelt.backends import store_as
-from smelt.backends.cpu._elementwise import Epilogue, plan_epilogue, root_of
+from smelt.backends.cpu._epilogue import Epilogue, plan_epilogue, root_of
 from smelt.backends.cpu.families._arithmetic import ARITHMETICS, arithmetic_for
 from smelt.engine import parameters
 from smelt.errors import InternalError
@@ -51,7 +51,7 @@ def plan_extras(node: Node, channel_axis: int) -> Extras | str:
     if isinstance(epilogue, str):
         return epilogue
     shape = result_shape(node)
-    layout = LINEAR if channel_axis == len(shape) - 1 else CHANNELS_LAST
+    layout = Layout.LINEAR if channel_axis == len(shape) - 1 else Layout.CHANNELS_LAST
     formats: list[TensorFormat | None] = []
     for value in extra_values(node):
         if value is None:
@@ -61,7 +61,8 @@ def plan_extras(node: Node, channel_axis: int) -> Extras | str:
         if reason:
             return reason
         plain = value.tensor.rank < len(shape) or _varies_only_along(value, shape, channel_axis)
-        formats.append(None if value.constant is not None else LINEAR if plain else layout)
+        stored = TensorFormat(value.tensor.dtype, Layout.LINEAR if plain else layout)
+        formats.append(None if value.constant is not None else stored)
     return Extras(epilogue, tuple(formats))
 
 

@@ -21,8 +21,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from smelt.backends.cpu._elementwise import Epilogue
 from smelt.backends.cpu._emit import Emitter, Int, Reg
+from smelt.backends.cpu._epilogue import Epilogue
 from smelt.backends.cpu.families._arithmetic import ARITHMETICS, WORD_BYTES
 from smelt.backends.cpu.families._panel_spec import SUM_BYTES, Panels, Strides, chains_of
 from smelt.backends.cpu.families._vectors import load_channels, store, unravel
@@ -499,8 +499,6 @@ class _Writer:
         for (i, j), total in sums.items():
             row, column = pixels[i]
             value = total
-            if not self.arithmetic.sums.is_float:
-                value = e.convert("sitofp", value, "float")
             if p.alpha != 1.0:
                 value = e.binary("fmul", value, e.constant(p.alpha, self.kind))
 

@@ -12,7 +12,7 @@ from dataclasses import astuple, dataclass
 from dataclasses import fields as dataclass_fields
 from typing import TYPE_CHECKING, Any, cast
 
-from smelt.backends.cpu._elementwise import Epilogue
+from smelt.backends.cpu._epilogue import Epilogue
 from smelt.backends.cpu.families._operands import (
     epilogue_of,
     extra_strides,
@@ -108,11 +108,17 @@ def places(extents: Sequence[Dim], missing: Dim) -> tuple[Dim, Dim]:
 
 def why_no_pixels(node: Node, dimensions: tuple[int, ...] = (1, 2)) -> str | None:
     """Why a node's input and result are not images of floats with a known number of channels."""
+    x = node.inputs[0]
+    if x is not None and {x.tensor.dtype, node.output.tensor.dtype} != {DType.FLOAT32}:
+        return f"computes in float32, not {x.tensor.dtype.value}"
+    return why_no_image(node, dimensions)
+
+
+def why_no_image(node: Node, dimensions: tuple[int, ...] = (1, 2)) -> str | None:
+    """Why a node's input and result are not images with a known number of channels."""
     x, shape = node.inputs[0], node.output.tensor.shape
     if x is None:
         return "the input is absent"
-    if x.tensor.dtype is not DType.FLOAT32 or node.output.tensor.dtype is not DType.FLOAT32:
-        return f"computes in float32, not {x.tensor.dtype.value}"
     if len(shape) - 2 not in dimensions:
         return f"{len(shape) - 2} spatial dimensions; {dimensions} are generated"
     if not isinstance(shape[1], int):

@@ -20,7 +20,7 @@ from smelt.types import ceil_div
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from smelt.backends.cpu._elementwise import Epilogue
+    from smelt.backends.cpu._epilogue import Epilogue
     from smelt.engine import Json, Parameters, View
     from smelt.types import Dim
 

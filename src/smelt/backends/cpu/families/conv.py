@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from smelt.backends import Family, Refusal, Tactic
-from smelt.backends.cpu._elementwise import root_of
+from smelt.backends.cpu._epilogue import root_of
 from smelt.backends.cpu._target import CpuTarget
 from smelt.backends.cpu.families._operands import (
     CHANNELS_LAST,
@@ -49,10 +49,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from smelt.backends import Operands
-    from smelt.backends.cpu._elementwise import Epilogue
+    from smelt.backends.cpu._epilogue import Epilogue
     from smelt.backends.cpu.families._arithmetic import Arithmetic
     from smelt.engine import Halo, Json, KernelSpec, Step, View
     from smelt.ir import Constant, Node, Value
+    from smelt.ops.conv_integer import ConvInteger
     from smelt.types import Dim
 
 _CHANNEL_AXIS = 1
@@ -161,7 +162,7 @@ def _varies(value: Value | None) -> bool:
     return value is not None and value.constant is None
 
 
-def halo_of(node: Node, root: Conv) -> Halo:
+def halo_of(node: Node, root: Conv | ConvInteger) -> Halo:
     """Zeros that taps read beyond the image; nothing that no window reaches."""
     x = value_of(node, 0)
     pairs: list[tuple[int, int]] = [(0, 0), (0, 0)]

@@ -14,12 +14,11 @@ from smelt.backends.cpu._elementwise import (
     why_not_emitted,
 )
 from smelt.backends.cpu._emit import LLVM_TYPES, Emitter, Reg, emitter_for, vector_type
+from smelt.backends.cpu._epilogue import ABSENT_INPUT, program_of
 from smelt.backends.cpu._rows import Walk, broadcast_strides, common_axes, walk_rows
 from smelt.backends.cpu._scalars import Scalars
 from smelt.engine import KernelSpec, Launch, parameters
-from smelt.ir import Operand
-from smelt.ops import Fused
-from smelt.types import DType, Layout, TensorFormat, TensorType, override
+from smelt.types import DType, Layout, TensorFormat, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,14 +26,10 @@ if TYPE_CHECKING:
     from smelt.backends.cpu._emit import Int
     from smelt.backends.cpu._target import CpuTarget
     from smelt.engine import Step
-    from smelt.ir import Node, Op, Value
+    from smelt.ir import Node, Value
     from smelt.types import Dim
 
 _BYTES_PER_SECOND = 8e9
-
-Program = list[tuple["Op", tuple[int, ...], tuple[DType, ...]]]
-"""(op, arguments, their dtypes): ``k >= 0`` is the node's input k, ``-1 - j`` the result of op
-j."""
 
 
 class ElementwiseFamily(Family["CpuTarget"]):
@@ -119,39 +114,6 @@ def _format(value: Value, layout: Layout, rank: int) -> TensorFormat:
     """The layout where the axes are the result's; fewer, as of a bias, lie in their own order."""
     own = layout if value.tensor.rank == rank else Layout.LINEAR
     return TensorFormat(value.tensor.dtype, own)
-
-
-def program_of(node: Node) -> Program:
-    """The ops of an elementwise node in order, the root first."""
-    op = node.op
-    if not isinstance(op, Fused):
-        arguments = tuple(k if v is not None else ABSENT_INPUT for k, v in enumerate(node.inputs))
-        return [(op, arguments, tuple(v.tensor.dtype for v in node.inputs if v is not None))]
-    program: Program = []
-    kinds: list[DType] = []
-    steps = [(op.root, tuple(range(op.root_inputs))), *((s.op, s.arguments) for s in op.stages)]
-    for stage, arguments in steps:
-        present: list[DType] = []
-        operands: list[Operand | None] = []
-        resolved: list[int] = []
-        for a in arguments:
-            value = node.inputs[a] if a >= 0 else None
-            if a >= 0 and value is None:
-                operands.append(None)
-                resolved.append(ABSENT_INPUT)
-                continue
-            kind = value.tensor.dtype if value is not None else kinds[-a - 1]
-            present.append(kind)
-            operands.append(Operand(TensorType(kind, ())))
-            resolved.append(a)
-        program.append((stage, tuple(resolved), tuple(present)))
-        (made,) = stage.infer(operands)
-        kinds.append(made.dtype if isinstance(made, TensorType) else DType.FLOAT32)
-    return program
-
-
-ABSENT_INPUT = 1 << 20
-"""Stands for an optional input that is not there."""
 
 
 def _position(argument: int, positions: dict[int, int]) -> int:

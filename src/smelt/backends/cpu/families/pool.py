@@ -11,12 +11,13 @@ import math
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 from smelt.backends import Family, Refusal, Tactic
-from smelt.backends.cpu._elementwise import root_of
-from smelt.backends.cpu._emit import Emitter, Int, Reg
+from smelt.backends.cpu._emit import Emitter, Int, Reg, type_suffix, vector_type
+from smelt.backends.cpu._epilogue import counts_bytes, root_of
 from smelt.backends.cpu._math import absolute, larger, power
+from smelt.backends.cpu._quantization import LIMITS
 from smelt.backends.cpu._scalars import Scalars
 from smelt.backends.cpu._target import CpuTarget
-from smelt.backends.cpu.families._operands import CHANNELS_LAST, pack_extras, value_of, view_of
+from smelt.backends.cpu.families._operands import pack_extras, value_of, view_of
 from smelt.backends.cpu.families._pixels import (
     CHANNEL_AXIS,
     Pixels,
@@ -28,6 +29,7 @@ from smelt.backends.cpu.families._pixels import (
     pixels_of,
     places,
     walk_of,
+    why_no_image,
     why_no_pixels,
 )
 from smelt.backends.cpu.families._tiling import MEMORY_BYTES_PER_SECOND
@@ -38,7 +40,7 @@ from smelt.ops.global_average_pool import GlobalAveragePool
 from smelt.ops.global_max_pool import GlobalMaxPool
 from smelt.ops.lp_pool import LpPool
 from smelt.ops.max_pool import MaxPool
-from smelt.types import element_count, override
+from smelt.types import DType, Layout, TensorFormat, element_count, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,16 +67,21 @@ class PoolFamily(Family[CpuTarget]):
         if not isinstance(root, MaxPool | AveragePool | LpPool | GlobalAveragePool | GlobalMaxPool):
             return
         found, reason = formats(node)
-        reason = why_no_pixels(node) or reason
+        bytewise = counts_bytes(node)
+        reason = (why_no_image if bytewise else why_no_pixels)(node) or reason
         if reason:
             yield Refusal(self.name, reason)
             return
-        options = parameters(lanes=target.vector_bits // 32)
+        # Bytes that are only compared fill registers; others become floats.
+        plain = bytewise and isinstance(node.op, MaxPool | GlobalMaxPool)
+        options = parameters(lanes=target.vector_bits // (8 if plain else 32))
         count = element_count(value_of(node, 0).tensor.shape)
         seconds = (count if isinstance(count, int) else 1e5) * 8 / MEMORY_BYTES_PER_SECOND
-        yield Tactic(
-            self.name, options, (CHANNELS_LAST, *found), (CHANNELS_LAST,), cost_hint=seconds
+        first, result = (
+            TensorFormat(v.tensor.dtype, Layout.CHANNELS_LAST)
+            for v in (value_of(node, 0), node.output)
         )
+        yield Tactic(self.name, options, (first, *found), (result,), cost_hint=seconds)
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
@@ -149,14 +156,22 @@ class _Reducer:
         self.e = Emitter(kernel.symbol, 1 + len(self.p.extras) + 1)
         self.w = PixelWriter(self.e, self.p, 1)
         self.a = Walk(*cast("tuple[Any, ...]", as_json(kernel["a"])))
-        self.kind = self.w.kind
         self.is_max = kernel["reduction"] == "max_pool"
+        self.compares = self.is_max and not self.a.dtype.is_float
+        self.kind = vector_type("i8", self.p.lanes) if self.compares else self.w.kind
 
     def first(self) -> Reg:
+        if self.compares:
+            return self.e.constant(LIMITS[self.a.dtype][0], self.kind)
         return self.e.constant(-math.inf if self.is_max else 0.0, self.kind)
 
     def add(self, total: Reg, element: Reg) -> Reg:
         """One more element."""
+        if self.compares:
+            sign = "u" if self.a.dtype is DType.UINT8 else "s"
+            return self.e.call(
+                self.kind, f"llvm.{sign}max.{type_suffix(self.kind)}", total, element
+            )
         if self.is_max:
             return larger(self.e, total, element)
         if self.k["reduction"] == "lp_pool":
@@ -191,7 +206,10 @@ class _Reducer:
     def element(self, at: Reg, vector: int, mask: Reg | None) -> Reg:
         """A vector of channels, counted from ``at`` on."""
         here = self.e.at(at, self.step(1, vector * self.p.lanes))
-        return load(self.e, self.kind, here, mask, self.a.dtype)
+        found = load(self.e, self.kind, here, mask, self.a.dtype)
+        if self.compares or self.a.dtype.is_float:
+            return found
+        return self.e.convert("uitofp" if self.a.dtype is DType.UINT8 else "sitofp", found, "float")
 
     def step(self, stride: Any, times: Int) -> Int:
         """Bytes of a number of strides."""

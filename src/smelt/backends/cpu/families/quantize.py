@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from smelt.backends import Family, Operands, Refusal, Tactic
 from smelt.backends.cpu import _math as m
 from smelt.backends.cpu._elementwise import from_memory, to_memory
-from smelt.backends.cpu._emit import LLVM_TYPES, Emitter, Reg, emitter_for, vector_type
+from smelt.backends.cpu._emit import Emitter, Reg, emitter_for, vector_type
+from smelt.backends.cpu._quantization import LIMITS, dequantized, quantized
 from smelt.backends.cpu._rows import Walk, common_axes, walk_rows
 from smelt.backends.cpu._scalars import Scalars
 from smelt.backends.cpu.families.elementwise import load_along
@@ -27,12 +28,6 @@ if TYPE_CHECKING:
     from smelt.types import Dim
 
 _FLOATS: Final = frozenset({DType.FLOAT32, DType.FLOAT16})
-_LIMITS: Final = {
-    DType.UINT8: (0, 255),
-    DType.INT8: (-128, 127),
-    DType.UINT16: (0, 65535),
-    DType.INT16: (-32768, 32767),
-}
 
 
 class QuantizeFamily(Family["CpuTarget"]):
@@ -43,6 +38,8 @@ class QuantizeFamily(Family["CpuTarget"]):
     @override
     def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
         if not isinstance(node.op, QuantizeLinear | DequantizeLinear | DynamicQuantizeLinear):
+            return
+        if node.op.elementwise:
             return
         if reason := _why_not(node):
             yield Refusal(self.name, reason)
@@ -69,7 +66,7 @@ class QuantizeFamily(Family["CpuTarget"]):
         if isinstance(node.op, DynamicQuantizeLinear):
             result, *made = operands.outputs
             return (_measure(x, *made), _scale(x, made[0], made[1], result, 0, to_real=False))
-        if not isinstance(node.op, QuantizeLinear | DequantizeLinear):
+        if not isinstance(node.op, QuantizeLinear | DequantizeLinear) or node.op.axis is None:
             raise InternalError(f"{node} is not quantised")
         scale, zero = (*operands.inputs[1:], None)[:2]
         if scale is None:
@@ -92,7 +89,7 @@ def _why_not(node: Node) -> str | None:
     if isinstance(node.op, QuantizeLinear) and x is not None:
         if x.tensor.dtype not in _FLOATS | {DType.INT32}:
             return f"{x.tensor.dtype.value} is not quantised by generated code"
-        if node.output.tensor.dtype not in _LIMITS:
+        if node.output.tensor.dtype not in LIMITS:
             return f"a result of {node.output.tensor.dtype.value} is not generated"
     return None
 
@@ -171,29 +168,13 @@ def _as_float(e: Emitter, value: Reg, dtype: DType) -> Reg:
 
 
 def _quantized(e: Emitter, values: Sequence[Reg], dtypes: Sequence[DType]) -> Reg:
-    x = _as_float(e, values[0], dtypes[0])
-    steps = m.round_even(e, e.binary("fdiv", x, values[1]))
-    if len(values) > 2:
-        steps = e.binary("fadd", steps, _as_float(e, values[2], dtypes[2]))
-    low, high = _LIMITS[dtypes[-1]]
-    number = e.compare_float("ord", steps, steps)
-    steps = e.select(number, steps, e.constant(0.0, steps.type))
-    bounded = m.at_most(e, m.at_least(e, steps, float(low)), float(high))
-    whole = e.convert("fptosi", bounded, "i32")
-    return e.convert("trunc", whole, LLVM_TYPES[dtypes[-1]])
+    steps = e.binary("fdiv", _as_float(e, values[0], dtypes[0]), values[1])
+    return quantized(e, steps, values[2] if len(values) > 2 else None, dtypes[-1])
 
 
 def _dequantized(e: Emitter, values: Sequence[Reg], dtypes: Sequence[DType]) -> Reg:
-    wide = [
-        e.convert(_widening(d), v, "i64") for v, d in zip(values[::2], dtypes[::2], strict=False)
-    ]
-    steps = wide[0] if len(wide) < 2 else e.binary("sub", wide[0], wide[1])
-    real = e.convert("sitofp", steps, "float")
-    return to_memory(e, e.binary("fmul", real, values[1]), dtypes[-1])
-
-
-def _widening(dtype: DType) -> str:
-    return "zext" if dtype.value.startswith("u") else "sext"
+    zero = values[2] if len(values) > 2 else None
+    return to_memory(e, dequantized(e, values[0], values[1], zero, dtypes[0]), dtypes[-1])
 
 
 def _generate_measure(kernel: KernelSpec, lanes: int) -> str:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 import numpy as np
 
 from smelt.backends import Family, Refusal, Tactic
-from smelt.backends.cpu._elementwise import Epilogue, root_of
 from smelt.backends.cpu._emit import Emitter, Int, Reg
+from smelt.backends.cpu._epilogue import Epilogue, root_of
 from smelt.backends.cpu._math import multiply_add
 from smelt.backends.cpu._scalars import Scalars
 from smelt.backends.cpu._target import CpuTarget

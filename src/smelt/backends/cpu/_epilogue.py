@@ -1,0 +1,160 @@
+"""Epilogues: the elementwise program that a kernel runs on its root's result before it is stored.
+
+`plan_epilogue` turns the stages of a `Fused` op into what a kernel's spec holds. Element types
+may change on the way: sums of integers become floats, and bytes again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from smelt.backends.cpu._elementwise import ABSENT, emit_op, op_as_json, why_not_emitted
+from smelt.engine import Json, as_json, parameters
+from smelt.ir import Operand
+from smelt.ops import Fused
+from smelt.ops.quantize_linear import QuantizeLinear
+from smelt.types import DType, TensorType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from smelt.backends.cpu._emit import Emitter, Reg
+    from smelt.ir import Node, Op, Value
+
+ABSENT_INPUT: Final = 1 << 20
+"""Stands for an optional input that is not there."""
+_BYTES: Final = frozenset({DType.INT8, DType.UINT8})
+
+Program = list[tuple["Op", tuple[int, ...], tuple[DType, ...]]]
+"""(op, arguments, their dtypes): ``k >= 0`` is the node's input k, ``-1 - j`` the result of op
+j."""
+
+
+@dataclass(frozen=True, slots=True)
+class Epilogue:
+    """An elementwise program on a root's result, as a kernel's spec holds it."""
+
+    stages: tuple[tuple[Json, tuple[int, ...], tuple[str, ...]], ...] = ()
+    """(op, arguments, their dtypes): ``k >= 0`` is extra operand k, -1 the root's result, -1 - j
+    stage j's."""
+    extras: int = 0
+    """Number of extra operands."""
+
+    def as_json(self) -> Json:
+        """What goes into a spec."""
+        return (self.stages, self.extras)
+
+    @staticmethod
+    def from_json(value: Json) -> Epilogue:
+        """What `as_json` wrote, also after a round trip through JSON's lists."""
+        stages, extras = cast("tuple[Any, int]", as_json(value))
+        return Epilogue(stages, extras)
+
+    def after(self, op: str, extra: int, **attributes: Json) -> Epilogue:
+        """The program with a binary op of the root's result and an extra operand before it."""
+        stages = tuple(
+            (stage, tuple(a if a >= 0 else a - 1 for a in arguments), dtypes)
+            for stage, arguments, dtypes in self.stages
+        )
+        first = ((op, parameters(**attributes)), (-1, extra), (DType.FLOAT32.value,) * 2)
+        return Epilogue((first, *stages), max(self.extras, extra + 1))
+
+    def emit(self, e: Emitter, root: Reg, read: Callable[[int], Reg]) -> Reg:
+        """Emit the stages on one register; ``read(k)`` gives extra operand k at the same place."""
+        values = [root]
+        for op, arguments, dtypes in self.stages:
+            args = [
+                ABSENT if a == ABSENT_INPUT else read(a) if a >= 0 else values[-a - 1]
+                for a in arguments
+            ]
+            values.append(emit_op(e, op, args, [DType(d) for d in dtypes]))
+        return values[-1]
+
+
+def root_of(node: Node) -> tuple[Op, int]:
+    """The op that a node computes before its epilogue, and how many inputs are its own."""
+    if isinstance(node.op, Fused):
+        return node.op.root, node.op.root_inputs
+    return node.op, len(node.inputs)
+
+
+def counts_bytes(node: Node) -> bool:
+    """Whether a node computes with bytes, and its epilogue begins with what came of them."""
+    x = node.inputs[0] if node.inputs else None
+    return x is not None and x.tensor.dtype in _BYTES
+
+
+def program_of(node: Node) -> Program:
+    """The ops of an elementwise node in order, the root first."""
+    op = node.op
+    if not isinstance(op, Fused):
+        arguments = tuple(k if v is not None else ABSENT_INPUT for k, v in enumerate(node.inputs))
+        return [(op, arguments, tuple(v.tensor.dtype for v in node.inputs if v is not None))]
+    root = [(op.root, tuple(range(op.root_inputs)))]
+    return _typed(node, [*root, *((s.op, s.arguments) for s in op.stages)], [])
+
+
+def _typed(node: Node, steps: Sequence[tuple[Op, tuple[int, ...]]], kinds: list[DType]) -> Program:
+    """The steps with the types of their arguments; ``kinds`` of results begin before them."""
+    program: Program = []
+    for op, arguments in steps:
+        present: list[DType] = []
+        operands: list[Operand | None] = []
+        resolved: list[int] = []
+        for a in arguments:
+            value = node.inputs[a] if a >= 0 else None
+            if a >= 0 and value is None:
+                operands.append(None)
+                resolved.append(ABSENT_INPUT)
+                continue
+            kind = value.tensor.dtype if value is not None else kinds[-a - 1]
+            present.append(kind)
+            operands.append(Operand(TensorType(kind, ())))
+            resolved.append(a)
+        program.append((op, tuple(resolved), tuple(present)))
+        (made,) = op.infer(operands)
+        kinds.append(made.dtype if isinstance(made, TensorType) else DType.FLOAT32)
+    return program
+
+
+def plan_epilogue(node: Node) -> Epilogue | str:
+    """The epilogue of a node, or why there is none.
+
+    Its values are float32 throughout, except behind roots that compute with bytes.
+    """
+    if not isinstance(node.op, Fused):
+        return Epilogue()
+    first = node.op.root_inputs
+    if not counts_bytes(node):
+        for value in node.inputs[first:]:
+            if value is not None and value.tensor.dtype is not DType.FLOAT32:
+                return f"the epilogue reads {value.name}, which is {value.tensor.dtype.value}"
+    stages: list[tuple[Json, tuple[int, ...], tuple[str, ...]]] = []
+    steps = [(stage.op, stage.arguments) for stage in node.op.stages]
+    for op, arguments, dtypes in _typed(node, steps, [_root_dtype(node, first)]):
+        reason = why_not_emitted(op, dtypes)
+        if reason:
+            return reason
+        if any(0 <= a < first for a in arguments):
+            return f"{op.name} of the epilogue reads an input of the root"
+        moved = tuple(a - first if 0 <= a < ABSENT_INPUT else a for a in arguments)
+        if isinstance(op, QuantizeLinear) and _is_one(node.inputs[arguments[1]]):
+            moved = (moved[0], ABSENT_INPUT, *moved[2:])
+        stages.append((op_as_json(op), moved, tuple(d.value for d in dtypes)))
+    return Epilogue(tuple(stages), len(node.inputs) - first)
+
+
+def _root_dtype(node: Node, count: int) -> DType:
+    """Element type of the root's result; the registers of floats are float32's."""
+    root, _ = root_of(node)
+    (made,) = root.infer([None if v is None else v.operand for v in node.inputs[:count]])
+    dtype = made.dtype if isinstance(made, TensorType) else DType.FLOAT32
+    return DType.FLOAT32 if dtype.is_float else dtype
+
+
+def _is_one(value: Value | None) -> bool:
+    """Whether a scale is 1 for good: a literal, which no new weights change."""
+    if value is None or value.constant is None or value.constant.recipe is not None:
+        return False
+    return value.constant.array.size == 1 and float(value.constant.array.ravel()[0]) == 1.0

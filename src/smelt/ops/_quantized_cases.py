@@ -1,0 +1,151 @@
+"""Cases of fused ops that compute with bytes: what quantised networks are made of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from smelt.ir import Case
+from smelt.ops._examples import floats, integers
+from smelt.ops.add import Add
+from smelt.ops.average_pool import AveragePool
+from smelt.ops.cast import Cast
+from smelt.ops.clip import Clip
+from smelt.ops.conv_integer import ConvInteger
+from smelt.ops.dequantize_linear import DequantizeLinear
+from smelt.ops.fused import Fused, Stage
+from smelt.ops.global_average_pool import GlobalAveragePool
+from smelt.ops.hard_swish import HardSwish
+from smelt.ops.mat_mul_integer import MatMulInteger
+from smelt.ops.mul import Mul
+from smelt.ops.quantize_linear import QuantizeLinear
+from smelt.ops.relu import Relu
+from smelt.ops.round import Round
+from smelt.ops.sub import Sub
+from smelt.types import DType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from smelt.ir import Array
+
+_REAL = Stage(Cast(DType.FLOAT32), (-1,))
+_QUANTIZE = QuantizeLinear(axis=None)
+_DEQUANTIZE = DequantizeLinear(axis=None)
+_ONE = np.array(1, np.float32)
+
+
+def quantized_cases() -> Iterator[Case]:
+    """All cases."""
+    for kind in ("uint8", "int8"):
+        yield from _convolutions(np.dtype(kind))
+        yield from _products(np.dtype(kind))
+        yield from _means(np.dtype(kind))
+        yield from _chains(np.dtype(kind))
+
+
+def _bytes(kind: np.dtype[np.generic], *shape: int, seed: int = 0) -> Array:
+    limits = np.iinfo(kind.name)
+    return integers(*shape, dtype=kind, low=limits.min, high=limits.max + 1, seed=seed)
+
+
+def _zero(kind: np.dtype[np.generic], value: int = 9) -> Array:
+    return np.array(value, kind)
+
+
+def _convolutions(kind: np.dtype[np.generic]) -> Iterator[Case]:
+    signed = np.dtype("int8")
+    shapes = (
+        ("3x3", ConvInteger((3, 3), pads=(1, 1, 1, 1)), 20, 37),
+        ("1x1", ConvInteger((1, 1)), 64, 64),
+        ("stem", ConvInteger((3, 3), (2, 2), (1, 1, 1, 1)), 3, 32),
+        ("depthwise", ConvInteger((3, 3), pads=(1, 1, 1, 1), group=70), 70, 70),
+        ("depthwise_stride", ConvInteger((3, 3), (2, 2), (1, 1, 1, 1), group=64), 64, 64),
+    )
+    for name, op, before, after in shapes:
+        x = _bytes(kind, 2, before, 9, 11)
+        w = _bytes(signed, after, before // op.group, *op.kernel_shape, seed=1)
+        bias = integers(after, low=-9999, high=9999, seed=2)
+        factor = floats(after, 1, 1, low=0.0001, high=0.001, seed=3)
+        zero = _zero(kind)
+        own = (x, w, zero, None, bias)
+        scaled = (_REAL, Stage(Mul(), (-2, 5)))
+        stages = (*scaled, Stage(_QUANTIZE, (-3, 6, 7)))
+        arrays = (*own, factor, _ONE, zero)
+        constants = frozenset(range(1, len(arrays)))
+        case = f"{name}_{kind.name}"
+        yield Case(case, Fused(op, 5, stages), arrays, constants=constants)
+        yield Case(f"{case}_to_floats", Fused(op, 5, scaled), arrays[:6], constants=constants)
+        if op.strides == (1, 1):
+            yield _residual(case, op, arrays, kind)
+
+
+def _residual(
+    name: str, op: ConvInteger, arrays: tuple[Array | None, ...], kind: np.dtype[np.generic]
+) -> Case:
+    """Quantised once before a residual is added, and once after it."""
+    *own, factor, one, zero = arrays
+    x, w = own[:2]
+    shape = (2, 0 if w is None else w.shape[0], *(() if x is None else x.shape[2:]))
+    low, high, again = (np.array(v, np.float32) for v in (-20, 30, 0.7))
+    stages = (
+        _REAL,
+        Stage(Mul(), (-2, 5)),
+        Stage(Round(), (-3,)),
+        Stage(Clip(), (-4, 6, 7)),
+        Stage(Mul(), (-5, 8)),
+        Stage(_DEQUANTIZE, (9, 10, 11)),
+        Stage(Add(), (-6, -7)),
+        Stage(Relu(), (-8,)),
+        Stage(_QUANTIZE, (-9, 12, 11)),
+    )
+    residual, scale = _bytes(kind, *shape, seed=4), np.array(0.4, np.float32)
+    given = (*own, factor, low, high, again, residual, scale, zero, one)
+    constants = frozenset(range(1, len(given))) - {9}
+    return Case(f"{name}_residual", Fused(op, 5, stages), given, constants=constants)
+
+
+def _products(kind: np.dtype[np.generic]) -> Iterator[Case]:
+    a, b = _bytes(kind, 5, 66), _bytes(np.dtype("int8"), 66, 37, seed=1)
+    bias = integers(37, low=-9999, high=9999, seed=2)
+    factor, zero = floats(37, low=0.0001, high=0.001, seed=3), _zero(kind)
+    scale = np.array(0.3, np.float32)
+    arrays = (a, b, zero, None, bias, factor, scale, zero)
+    stages = (
+        _REAL,
+        Stage(Mul(), (-2, 5)),
+        Stage(HardSwish(), (-3,)),
+        Stage(_QUANTIZE, (-4, 6, 7)),
+        Stage(_DEQUANTIZE, (-5, 6, 7)),
+    )
+    constants = frozenset(range(1, len(arrays)))
+    yield Case(f"product_{kind.name}", Fused(MatMulInteger(), 5, stages), arrays, 2e-2, constants)
+
+
+def _means(kind: np.dtype[np.generic]) -> Iterator[Case]:
+    zero, scale = _zero(kind), np.array(0.7, np.float32)
+    stages = (Stage(Sub(), (-1, 1)), Stage(Mul(), (-2, 2)), Stage(_QUANTIZE, (-3, 3, 4)))
+    arrays = (_bytes(kind, 2, 70, 6, 6), np.array(9, np.float32), scale, _ONE, zero)
+    constants = frozenset(range(1, 5))
+    op = Fused(GlobalAveragePool(), 1, stages)
+    yield Case(f"whole_mean_{kind.name}", op, arrays, constants=constants)
+    op = Fused(AveragePool((2, 2), (2, 2)), 1, stages)
+    yield Case(f"mean_{kind.name}", op, arrays, constants=constants)
+
+
+def _chains(kind: np.dtype[np.generic]) -> Iterator[Case]:
+    zero, scale = _zero(kind), np.array(0.7, np.float32)
+    stages = (
+        Stage(_DEQUANTIZE, (3, 4, 2)),
+        Stage(Add(), (-1, -2)),
+        Stage(_QUANTIZE, (-3, 4, 2)),
+    )
+    x, y = _bytes(kind, 2, 33, 5, 5), _bytes(kind, 2, 33, 5, 5, seed=1)
+    arrays = (x, scale, zero, y, np.array(0.9, np.float32))
+    op = Fused(_DEQUANTIZE, 3, stages)
+    yield Case(f"sum_{kind.name}", op, arrays, constants=frozenset({1, 2, 4}))
+    other = np.array(11, kind)
+    op = Fused(_DEQUANTIZE, 3, (Stage(_QUANTIZE, (-1, 3, 4)),))
+    arrays = (x, scale, zero, np.array(0.9, np.float32), other)
+    yield Case(f"other_steps_{kind.name}", op, arrays, constants=frozenset({1, 2, 3, 4}))

@@ -1,0 +1,189 @@
+"""The division by a scale, before numbers are rounded to steps, goes where it costs nothing.
+
+Behind an integer product stands a factor for each channel, behind DequantizeLinear its scale: both
+can be divided beforehand. What lies between is kept when every step of it scales along: sums,
+rectifiers, bounds. An integer that is dequantised at once is only rounded and bounded; so are the
+results of a product that is quantised once before, and once after a residual is added.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Final
+
+import numpy as np
+
+from smelt import ops
+from smelt.ir import FreshNames, sole_user
+from smelt.passes._base import Note, Pass, PassResult
+from smelt.passes._emitter import Emitter
+from smelt.passes._steps import dequantized, elements, steps_of
+from smelt.types import DType, override
+
+if TYPE_CHECKING:
+    from smelt.ir import Graph, Node, Value
+    from smelt.passes._steps import Steps
+
+_ROOTS = (ops.ConvInteger, ops.MatMulInteger)
+_SUMS = (ops.Add, ops.Sub)
+_HOMOGENEOUS = (ops.Relu, ops.LeakyRelu, ops.Neg, ops.Abs)
+_MOST_NODES: Final = 32
+"""Longest way back that is looked at."""
+
+
+@dataclass(frozen=True)
+class PushScales(Pass):
+    """Divide factors and scales beforehand by the scale of what is quantised behind them."""
+
+    name: ClassVar[str] = "push-scales"
+
+    @override
+    def apply(self, graph: Graph) -> PassResult:
+        notes: list[Note] = []
+        names = FreshNames(graph)
+        for node in list(graph.nodes):
+            if isinstance(node.op, ops.DequantizeLinear):
+                notes.extend(_keep_in_registers(graph, node, names))
+        for node in list(graph.nodes):
+            if isinstance(node.op, ops.QuantizeLinear) or _is_division(node):
+                notes.extend(_push(graph, node, names))
+        return PassResult.of(notes)
+
+
+# ---- integers that need not be stored
+
+
+def _keep_in_registers(graph: Graph, node: Node, names: FreshNames) -> list[Note]:
+    """Round and bound, but do not store, what is dequantised at once for a sum."""
+    value, steps = node.inputs[0], steps_of(node)
+    before = None if value is None else value.producer
+    made = None if before is None else steps_of(before)
+    if value is None or before is None or steps is None or made is None:
+        return []
+    if not isinstance(before.op, ops.QuantizeLinear) or not steps.equals(made):
+        return []
+    source, reader = before.inputs[0], sole_user(graph, node.output)
+    if source is None or reader is None or sole_user(graph, value) is not node:
+        return []
+    if not _is_product(graph, source) or not _reads_bytes_beside(reader, node.output):
+        return []
+    emit = Emitter(graph, node, names)
+    counted = emit.op(ops.Div(), source, steps.scale, hint="steps")
+    counted = emit.op(ops.Round(), counted, hint="rounded")
+    low, high = _bounds(steps)
+    counted = emit.op(ops.Clip(), counted, emit.floats(low, source), emit.floats(high, source))
+    made_layers = tuple(dict.fromkeys((*before.layers, *node.layers)))
+    emit.finish(emit.op(ops.Mul(), counted, steps.scale, hint="kept"))
+    graph.remove(before)
+    return [Note(made_layers, made_layers, "rounded without being stored")]
+
+
+def _bounds(steps: Steps) -> tuple[float, float]:
+    limits = np.iinfo(steps.dtype.numpy)
+    return float(limits.min - steps.zero_point), float(limits.max - steps.zero_point)
+
+
+def _is_product(graph: Graph, value: Value) -> bool:
+    """Whether the value is what an integer product stands for, and an epilogue can go on there."""
+    node = value.producer
+    for _ in range(_MOST_NODES):
+        if node is None or sole_user(graph, node.output) is None:
+            return False
+        if isinstance(node.op, _ROOTS):
+            return True
+        varying = [v for v in node.inputs if v is not None and v.constant is None]
+        if not node.op.elementwise or len(varying) != 1:
+            return False
+        node = varying[0].producer
+    return False
+
+
+def _reads_bytes_beside(reader: Node, value: Value) -> bool:
+    """Whether everything else that a sum reads is stored in bytes, or constant."""
+    if not isinstance(reader.op, _SUMS):
+        return False
+    others = [v for v in reader.inputs if v is not None and v is not value]
+    return len(others) == 1 and all(v.constant or dequantized(v) for v in others)
+
+
+# ---- scales
+
+
+def _is_division(node: Node) -> bool:
+    """Whether a node divides, by one number, what is then rounded."""
+    user = node.output.users[0] if len(node.output.users) == 1 else None
+    return isinstance(node.op, ops.Div) and user is not None and isinstance(user.op, ops.Round)
+
+
+def _push(graph: Graph, node: Node, names: FreshNames) -> list[Note]:
+    source, scale = node.inputs[0], node.inputs[1]
+    if source is None or scale is None or scale.constant is None or not scale.constant.array.size:
+        return []
+    if scale.constant.array.size != 1 or elements(scale) == [1.0]:
+        return []
+    if not _scales_along(graph, source, node, _MOST_NODES):
+        return []
+    emit = Emitter(graph, node, names)
+    pusher = _Pusher(emit, emit.op(ops.Reshape(), scale, emit.integers(hint="scalar")))
+    if not isinstance(node.op, ops.QuantizeLinear):
+        emit.finish(pusher.divided(source))
+        return [Note(node.layers, node.layers, "its scale went into the factors before")]
+    source = _without_rectifier(node, source)
+    unit = emit.floats([1.0] if scale.tensor.rank else 1.0, scale, "unit")
+    divided = pusher.divided(source)
+    emit.finish(emit.op(node.op, divided, unit, *node.inputs[2:]))
+    return [Note(node.layers, node.layers, "its scale went into the factors before")]
+
+
+def _without_rectifier(node: Node, source: Value) -> Value:
+    """What a Relu reads, where rounding to steps cuts off what is negative anyway."""
+    steps, before = steps_of(node), source.producer
+    if steps is None or before is None or not isinstance(before.op, ops.Relu):
+        return source
+    least = np.iinfo(steps.dtype.numpy).min
+    return source if steps.zero_point != least or before.inputs[0] is None else before.inputs[0]
+
+
+def _scales_along(graph: Graph, value: Value, reader: Node, most: int) -> bool:
+    """Whether a value divided by a number follows from divided constants alone."""
+    node = value.producer
+    if value.constant is not None:
+        return value.tensor.dtype is DType.FLOAT32
+    if node is None or most < 1 or value.tensor.dtype is not DType.FLOAT32:
+        return False
+    steps = steps_of(node)
+    if isinstance(node.op, ops.DequantizeLinear):
+        return steps is not None and steps.axis is None
+    if sole_user(graph, value) is not reader:
+        return False
+    varying = [v for v in node.inputs if v is not None and v.constant is None]
+    if isinstance(node.op, ops.Mul):
+        return len(varying) == 1 and len(node.inputs) == 2
+    if isinstance(node.op, ops.Clip):
+        return len(varying) == 1 and _scales_along(graph, varying[0], node, most - 1)
+    if not isinstance(node.op, _SUMS + _HOMOGENEOUS):
+        return False
+    return bool(varying) and all(_scales_along(graph, v, node, most - 1) for v in varying)
+
+
+class _Pusher:
+    """Writes values divided by a number anew."""
+
+    def __init__(self, emit: Emitter, by: Value) -> None:
+        self.emit, self.by = emit, by
+
+    def divided(self, value: Value) -> Value:
+        node = value.producer
+        if value.constant is not None or node is None:
+            return self.emit.op(ops.Div(), value, self.by, hint="divided")
+        inputs = list(node.inputs)
+        if isinstance(node.op, ops.Mul):
+            inputs = [v if v is None or v.constant is None else self.divided(v) for v in inputs]
+        elif isinstance(node.op, ops.DequantizeLinear):
+            inputs[1] = None if inputs[1] is None else self.divided(inputs[1])
+        else:
+            inputs = [None if v is None else self.divided(v) for v in inputs]
+        made = self.emit.op(node.op, *inputs)
+        if made.producer is not None:
+            made.producer.layers = node.layers
+        return made
