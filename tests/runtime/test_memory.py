@@ -1,10 +1,11 @@
-"""What an engine takes of memory: weights are mapped once, for all contexts and processes."""
+"""What an engine takes: weights are mapped once for all, and no processor between two runs."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -126,6 +127,17 @@ def test_processes_share_the_weights_of_one_file(saved: Path) -> None:
             assert mapped["Private_Dirty"] == 0
         for process in processes:
             process.kill()
+
+
+def test_no_worker_works_between_two_runs(built: Engine) -> None:
+    with built.create_context(threads=4) as context:
+        for _ in range(20):
+            context.run({"x": INPUT})
+        time.sleep(0.01)
+        before = time.process_time()
+        time.sleep(0.3)
+        used = time.process_time() - before
+    assert used < 0.01
 
 
 def test_an_engine_that_is_trusted_loads_no_compiler_and_no_op(saved: Path) -> None:

@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from smelt.backends.cpu._target import CpuTarget
 
 _SPINS_IN_RUN: Final = 1500
-"""Looks at a counter before a worker offers its processor to others: about 20 microseconds."""
-_YIELDS_IN_RUN: Final = 500
-"""Further looks, each after an offer, before it sleeps between two."""
+"""Looks at a counter before a worker sleeps between two: about 20 microseconds. It never offers its
+processor instead: a busy neighbour would keep it for milliseconds, and a sleeper gets it back."""
 _NAP_NS: Final = 50_000
 _CLOSED: Final = 0xFFFFFFFF
 
@@ -45,7 +44,6 @@ class _Architecture:
     syscall: bytes
     """``i64 (i64 number, i64, i64, i64, i64)`` as machine code."""
     futex: int
-    sched_yield: int
     nanosleep: int
 
 
@@ -68,7 +66,6 @@ declare void @llvm.x86.sse.ldmxcsr(ptr)
     restore_modes=" call void @llvm.x86.sse.ldmxcsr(ptr %modes)",
     syscall=bytes.fromhex("4889f8 4889f7 4889d6 4889ca 4d89c2 0f05 c3"),
     futex=202,
-    sched_yield=24,
     nanosleep=35,
 )
 """mov rax,rdi; mov rdi,rsi; mov rsi,rdx; mov rdx,rcx; mov r10,r8; syscall; ret."""
@@ -100,7 +97,6 @@ declare void @llvm.aarch64.set.fpcr(i64)
         )
     ),
     futex=98,
-    sched_yield=124,
     nanosleep=101,
 )
 _ARCHITECTURES: Final = {"x86_64": _X86_64, "aarch64": _AARCH64}
@@ -170,27 +166,20 @@ define i64 @{abi.CLOCK}() {{
 
 
 def _relax(machine: _Architecture, *, linux: bool) -> str:
-    """One unsuccessful look: pause, after many let somebody else run, and after more sleep."""
+    """One unsuccessful look: pause, and after many sleep a little."""
     if not linux:
         return f"""
 define internal void @smelt_relax(i64 %looks) {{
  {machine.pause}
  ret void
 }}"""
-    offer = f"i64 {machine.sched_yield}, i64 0, i64 0, i64 0, i64 0"
     nap = f"i64 {machine.nanosleep}, i64 %time.word, i64 0, i64 0, i64 0"
     return f"""
 @smelt_nap = private constant [2 x i64] [i64 0, i64 {_NAP_NS}], align 16
 define internal void @smelt_relax(i64 %looks) {{
  {machine.pause}
  %patient = icmp ult i64 %looks, {_SPINS_IN_RUN}
- br i1 %patient, label %done, label %impatient
-impatient:
- %polite = icmp ult i64 %looks, {_SPINS_IN_RUN + _YIELDS_IN_RUN}
- br i1 %polite, label %offer, label %sleep
-offer:
- %offered = call i64 @smelt_syscall({offer})
- br label %done
+ br i1 %patient, label %done, label %sleep
 sleep:
  %time.word = ptrtoint ptr @smelt_nap to i64
  %slept = call i64 @smelt_syscall({nap})
