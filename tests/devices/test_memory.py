@@ -17,7 +17,7 @@ from smelt.devices.null import NullMemory, NullRunList
 from smelt.errors import ContextError, DeviceError
 
 
-@pytest.mark.parametrize("size", [0, 1, 63, 64, 4097, 1 << 20])
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 4097, 1 << 20, 5 << 20])
 def test_memory_is_aligned_for_every_kernel(size: int) -> None:
     memory = CpuMemory().allocate(size, "test")
     assert memory.address % 64 == 0

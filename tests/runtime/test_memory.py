@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import os
 import subprocess
 import sys
@@ -98,6 +100,25 @@ def test_a_saved_engine_takes_no_memory_for_weights_but_its_file(saved: Path) ->
     assert _own_bytes() - before < WEIGHT_BYTES / 2
     assert mapped["Rss"] >= WEIGHT_BYTES
     assert (mapped["writable"], mapped["Anonymous"], mapped["Private_Dirty"]) == (0, 0, 0)
+
+
+def test_a_saved_engine_is_kept_in_large_pages_where_the_system_can(
+    saved: Path, tmp_path: Path
+) -> None:
+    """It can when it does so for a file that is mapped right after it has left the cache."""
+    plain = tmp_path / "plain"
+    plain.write_bytes(saved.read_bytes())
+    wanted = 0
+    with plain.open("rb") as file, contextlib.suppress(AttributeError):
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        view.madvise(mmap.MADV_HUGEPAGE)
+        assert any(view)
+        wanted = _mapping("self", plain)["FilePmdMapped"]
+    with smelt.load(saved) as engine:
+        assert int(engine.loaded_code.weights[::4096].sum()) > 0
+        assert _mapping("self", saved)["FilePmdMapped"] >= wanted
 
 
 def test_processes_share_the_weights_of_one_file(saved: Path) -> None:

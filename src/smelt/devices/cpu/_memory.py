@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import sys
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from smelt.devices._base import AllocationTracker
 
+_LARGE_PAGE_BYTES: Final = 1 << 21
 _PROT_NONE: Final = 0
 _PROT_READ: Final = 1
 _PROT_WRITE: Final = 2
@@ -25,7 +27,10 @@ _PROT_EXECUTE: Final = 4
 
 
 class CpuAllocation:
-    """Memory of the process, 64-byte aligned. Its first content is undefined."""
+    """Memory of the process, 64-byte aligned; much of it in large pages where the system has them.
+
+    Its first content is undefined.
+    """
 
     __slots__ = ("__weakref__", "_finalizer", "address", "bytes", "size_bytes", "tag")
 
@@ -69,15 +74,20 @@ class CpuMemory:
         Raises:
             DeviceError: there is not so much.
         """
+        align = ALIGNMENT_BYTES if size_bytes < _LARGE_PAGE_BYTES else _LARGE_PAGE_BYTES
         try:
-            raw = np.empty(size_bytes + ALIGNMENT_BYTES, np.uint8)
-        except (MemoryError, ValueError, OverflowError) as error:
+            whole = (
+                np.empty(size_bytes + align, np.uint8)
+                if size_bytes < _LARGE_PAGE_BYTES
+                else map_pages(size_bytes + align, large=True)
+            )
+        except (MemoryError, ValueError, DeviceError) as error:
             raise DeviceError(
                 f"{tag}: {size_bytes} bytes of memory cannot be had; "
                 "use a smaller batch or fewer contexts at a time"
             ) from error
-        start = -int(raw.ctypes.data) % ALIGNMENT_BYTES
-        return CpuAllocation(raw, start, size_bytes, tag, self.tracker)
+        start = -int(whole.ctypes.data) % align
+        return CpuAllocation(whole, start, size_bytes, tag, self.tracker)
 
 
 class GuardedMemory(CpuMemory):
@@ -106,8 +116,12 @@ class GuardedMemory(CpuMemory):
         return CpuAllocation(whole, page + slack, size_bytes, tag, None)
 
 
-def map_pages(size_bytes: int) -> NDArray[np.uint8]:
+def map_pages(size_bytes: int, *, large: bool = False) -> NDArray[np.uint8]:
     """Return whole pages of zeros, this process's alone; they live as long as an array does.
+
+    Args:
+        size_bytes: how many bytes.
+        large: whether to ask for large pages: what streams through them is found sooner.
 
     Raises:
         DeviceError: there is not so much memory.
@@ -116,9 +130,13 @@ def map_pages(size_bytes: int) -> NDArray[np.uint8]:
         if sys.platform == "win32":
             return np.frombuffer(mmap.mmap(-1, size_bytes), np.uint8)
         private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        return np.frombuffer(mmap.mmap(-1, size_bytes, flags=private), np.uint8)
+        pages = mmap.mmap(-1, size_bytes, flags=private)
     except (OSError, ValueError, OverflowError) as error:
         raise DeviceError(f"{size_bytes} bytes of memory cannot be mapped: {error}") from error
+    if large and hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a system without them says that it knows them not
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(pages, np.uint8)
 
 
 def protect(
