@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from smelt.ir import Array, Node, Value
 
 _LOG = logging.getLogger(__name__)
-_TOLERANCES: Final = {DType.BFLOAT16: 2e-2, DType.FLOAT16: 3e-3}
+_TOLERANCES: Final = {DType.BFLOAT16: 6e-2, DType.FLOAT16: 1e-2}
 _TOLERANCE: Final = 1e-4
 _MOST_AVERAGED: Final = 64
 
