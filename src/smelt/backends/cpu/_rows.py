@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 SEGMENT: Final = 4096
 """Elements of a row that one chunk takes at most."""
+_LEAST_SEGMENT: Final = 16
+"""No chunk takes less of a row, so that it fills vectors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,23 +93,27 @@ class Walk:
     row: Axis
     grain: int
     """Work items (a row, or a segment of one) that a chunk takes."""
+    segment: int
+    """Elements of a segment."""
 
     @staticmethod
-    def over(axes: Sequence[Axis], operand_count: int) -> Walk:
-        """Walk all axes, the last by vectors."""
+    def over(axes: Sequence[Axis], operand_count: int, work: Dim = 1) -> Walk:
+        """Walk all axes, the last by vectors; ``work``: what an element stands for, a line say."""
         row = axes[-1] if axes else Axis(1, (1,) * operand_count)
-        length = row.extent if isinstance(row.extent, int) else SEGMENT
-        return Walk(tuple(axes[:-1]), row, max(1, SEGMENT // max(1, length)))
+        segment = max(_LEAST_SEGMENT, SEGMENT // max(1, work if isinstance(work, int) else 1))
+        length = row.extent if isinstance(row.extent, int) else segment
+        return Walk(tuple(axes[:-1]), row, max(1, segment // max(1, length)), segment)
 
     @property
     def chunks(self) -> Dim:
         """Chunks of the launch."""
         rows = element_count(tuple(a.extent for a in self.outer))
-        return ceil_div(rows * ceil_div(self.row.extent, SEGMENT), self.grain)
+        return ceil_div(rows * ceil_div(self.row.extent, self.segment), self.grain)
 
     def json(self, scalars: Scalars) -> Json:
         """What a spec holds."""
-        return (tuple(a.json(scalars) for a in self.outer), self.row.json(scalars), self.grain)
+        outer = tuple(a.json(scalars) for a in self.outer)
+        return (outer, self.row.json(scalars), self.grain, self.segment)
 
 
 def walk_rows(
@@ -127,18 +133,18 @@ def walk_rows(
         body: called with each operand's address at the start of the row, the first and last index
             to do in the row, and the row's strides in elements.
     """
-    outer_json, row_json, grain = walk
+    outer_json, row_json, grain, segment = walk
     outer = [[e.extent(x) for x in axis] for axis in outer_json]
     length, *strides = [e.extent(x) for x in row_json]
     rows: Int = 1
     for extent, *_ in outer:
         rows = e.mul(rows, extent)
-    segments = e.div(e.add(length, SEGMENT - 1), SEGMENT)
+    segments = e.div(e.add(length, segment - 1), segment)
     total = e.mul(rows, segments)
     last = e.minimum(e.mul(e.end, grain), total)
     with e.loop(e.mul(e.begin, grain), last) as items:
         row = e.div(items.index, segments)
-        first = e.mul(e.mod(items.index, segments), SEGMENT)
+        first = e.mul(e.mod(items.index, segments), segment)
         places = e.unravel(row, [extent for extent, *_ in outer])
         starts: list[Reg] = []
         for number, (pointer, size) in enumerate(zip(pointers, sizes, strict=True)):
@@ -146,4 +152,4 @@ def walk_rows(
             for place, (_, *along) in zip(places, outer, strict=True):
                 offset = e.add(offset, e.mul(place, e.mul(along[number], size)))
             starts.append(e.at(pointer, offset))
-        body(starts, first, e.minimum(e.add(first, SEGMENT), length), tuple(strides))
+        body(starts, first, e.minimum(e.add(first, segment), length), tuple(strides))

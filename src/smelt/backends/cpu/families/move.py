@@ -12,7 +12,7 @@ from smelt.backends.cpu._rows import broadcast_strides
 from smelt.backends.cpu.families.copy import clear_launch, copy_launch
 from smelt.errors import InternalError
 from smelt.ops import DepthToSpace, Expand, Pad, Resize, Slice, SpaceToDepth, Tile, Transpose
-from smelt.types import Layout, TensorFormat, override
+from smelt.types import DType, Layout, TensorFormat, encode_bfloat16, override
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +27,7 @@ class MoveFamily(Family["CpuTarget"]):
     """Transposes, strided slices, broadcasts, tiles, pads and pixel shuffles as copies."""
 
     name: ClassVar[str] = "move"
+    narrow: ClassVar[bool] = True
 
     @override
     def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
@@ -207,7 +208,7 @@ def _pad(node: Node, source: View, result: View) -> Iterator[Launch]:
     mode = getattr(node.op, "mode", "constant")
     if mode == "constant":
         value = constant_input(node, 2)
-        bits = 0 if value is None else _bits(np.asarray(value).reshape(-1)[:1], source)
+        bits = 0 if value is None else _bits(np.asarray(value).reshape(-1)[:1], result)
         yield clear_launch(inside, bits)
         yield replace(copy_launch(source, replace(inside, halo=())), waits=False)
         return
@@ -249,6 +250,8 @@ def _slab_copy(view: View, axis: int, count: int, mode: str, *, at_end: bool) ->
 
 
 def _bits(value: Array, view: View) -> int:
+    if view.dtype is DType.BFLOAT16:
+        return int(encode_bfloat16(value)[0])
     raw = value.astype(view.dtype.numpy).view(f"u{view.dtype.size_bytes}")
     return int(raw[0])
 

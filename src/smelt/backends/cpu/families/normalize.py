@@ -21,7 +21,7 @@ from smelt.backends.cpu.families._vectors import load, store
 from smelt.backends.cpu.families.reduce import combine, fold_lanes
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.ops import LayerNormalization, LogSoftmax, RMSNormalization, Softmax
-from smelt.types import DType, Layout, TensorFormat, override
+from smelt.types import DType, Layout, TensorFormat, element_count, override
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -77,7 +77,7 @@ class NormalizeFamily(Family["CpuTarget"]):
         outside = [a for a in range(rank) if not first <= a < last]
         others = _axes(source.shape, strides[:2], outside)
         scalars = Scalars()
-        walk = Walk.over(others, 2)
+        walk = Walk.over(others, 2, element_count(tuple(a.extent for a in along)))
         epsilon = node.op.epsilon if isinstance(node.op, _NORMS) else 0.0
         spec = KernelSpec(
             self.name,

@@ -22,7 +22,7 @@ from smelt.backends.cpu._rows import Axis, Walk, join_axes, sort_axes, walk_rows
 from smelt.backends.cpu._scalars import Scalars
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.ops import ReduceMax, ReduceMean, ReduceMin, ReduceProd, ReduceSum
-from smelt.types import DType, Layout, TensorFormat, override
+from smelt.types import DType, Layout, TensorFormat, element_count, override
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -44,6 +44,7 @@ _TYPES: Final = {
     DType.FLOAT32: "float",
     DType.FLOAT64: "double",
     DType.FLOAT16: "float",
+    DType.BFLOAT16: "float",
     DType.INT32: "i32",
     DType.INT64: "i64",
     DType.INT8: "i32",
@@ -74,6 +75,7 @@ class ReduceFamily(Family["CpuTarget"]):
     """Sum, mean, maximum, minimum and product; half floats are accumulated in float32."""
 
     name: ClassVar[str] = "reduce"
+    narrow: ClassVar[bool] = True
 
     @override
     def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
@@ -111,12 +113,12 @@ class ReduceFamily(Family["CpuTarget"]):
         assert axes is not None  # noqa: S101  (the tactic was only given with both)
         space = _part(source, result, axes)
         scalars = Scalars()
-        walk = Walk.over(space.kept, 2)
+        walk = Walk.over(space.kept, 2, element_count(tuple(a.extent for a in space.gone)))
         spec = KernelSpec(
             self.name,
             parameters(
                 op=node.op.name,
-                dtype=source.dtype.value,
+                dtypes=(source.dtype.value, result.dtype.value),
                 walk=walk.json(scalars),
                 gone=tuple(a.json(scalars) for a in space.gone),
             ),
@@ -126,10 +128,10 @@ class ReduceFamily(Family["CpuTarget"]):
     @override
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
         e = emitter_for(kernel, 2)
-        dtype = DType(kernel["dtype"])
+        dtype, made = (DType(d) for d in kernel["dtypes"])
         lanes = target.vector_bits // 8 // max(4, dtype.size_bytes)
         gone = [tuple(e.extent(x) for x in axis) for axis in kernel["gone"]]
-        fold = _Fold(e, kernel["op"], dtype, gone)
+        fold = _Fold(e, kernel["op"], dtype, made, gone)
 
         def row(starts: Sequence[Reg], first: Int, last: Int, strides: tuple[Int, ...]) -> None:
             whole = first
@@ -141,7 +143,13 @@ class ReduceFamily(Family["CpuTarget"]):
             with e.loop(whole, last) as steps:
                 fold.column(starts, strides, steps.index, 1, across)
 
-        walk_rows(e, kernel["walk"], [e.pointer(0), e.pointer(1)], [dtype.size_bytes] * 2, row)
+        walk_rows(
+            e,
+            kernel["walk"],
+            [e.pointer(0), e.pointer(1)],
+            [dtype.size_bytes, made.size_bytes],
+            row,
+        )
         return e.module()
 
 
@@ -182,6 +190,8 @@ class _Fold:
     e: Emitter
     op: str
     dtype: DType
+    made: DType
+    """What the result is stored as."""
     gone: Sequence[tuple[Int, ...]]
 
     def column(
@@ -200,8 +210,9 @@ class _Fold:
         if self.dtype in _BYTES:
             result = e.convert("trunc", total, LLVM_TYPES[self.dtype])
         else:
-            result = to_memory(e, total, self.dtype)
-        e.store(result, e.at(starts[1], e.mul(index, e.mul(strides[1], size))))
+            result = to_memory(e, total, self.made)
+        to = e.at(starts[1], e.mul(index, e.mul(strides[1], self.made.size_bytes)))
+        e.store(result, to)
 
     def first(self, lanes: int) -> Reg:
         """What changes nothing."""

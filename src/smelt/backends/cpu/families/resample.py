@@ -11,6 +11,7 @@ from smelt.backends import Family, Operands, Refusal, Tactic, contiguous_strides
 from smelt.backends.cpu._emit import Emitter, Reg, emitter_for, vector_type
 from smelt.backends.cpu._rows import Axis, Walk, join_axes, sort_axes, walk_rows
 from smelt.backends.cpu._scalars import Scalars
+from smelt.backends.cpu.families._vectors import Moved, load, store
 from smelt.backends.cpu.families.move import constant_input
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.errors import InternalError
@@ -51,6 +52,7 @@ class ResampleFamily(Family["CpuTarget"]):
     """Nearest of any element type; linear, cubic and free of aliases of float32."""
 
     name: ClassVar[str] = "resample"
+    narrow: ClassVar[bool] = True
 
     @override
     def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
@@ -116,10 +118,13 @@ class ResampleFamily(Family["CpuTarget"]):
 
     @override
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
-        size, taps = kernel["size"], kernel["taps"]
+        moved, taps = Moved.from_json(kernel["moved"]), kernel["taps"]
         e = emitter_for(kernel, 4)
-        lanes = target.vector_bits // (8 * size)
-        line = _Taps(e, "float" if kernel["weighted"] else f"i{8 * size}", size, taps)
+        size, made = moved.sizes
+        lanes = target.vector_bits // (8 * moved.widest)
+        if kernel["weighted"]:
+            lanes = target.vector_bits // 32
+        line = _Taps(e, moved, taps, weighted=kernel["weighted"])
         along = e.mul(e.extent(kernel["stride"]), size)
 
         def row(starts: Sequence[Reg], first: Int, last: Int, strides: tuple[Int, ...]) -> None:
@@ -137,12 +142,12 @@ class ResampleFamily(Family["CpuTarget"]):
                 here = [
                     e.at(start, e.mul(steps.index, e.mul(stride, width)))
                     for start, stride, width in zip(
-                        starts, strides, (size, 4, 4, size), strict=True
+                        starts, strides, (size, 4, 4, made), strict=True
                     )
                 ]
                 line.store(line.picked(here, along), here[3], strides, e.constant(0, "i64"), 1)
 
-        walk_rows(e, kernel["walk"], [e.pointer(k) for k in range(4)], [size, 4, 4, size], row)
+        walk_rows(e, kernel["walk"], [e.pointer(k) for k in range(4)], [size, 4, 4, made], row)
         return e.module()
 
 
@@ -151,9 +156,9 @@ class _Taps:
     """Writes the sum over one place's taps."""
 
     e: Emitter
-    element: str
-    size: int
+    moved: Moved
     taps: int
+    weighted: bool
 
     def picked(self, starts: Sequence[Reg], along: Int) -> list[tuple[Reg, Reg]]:
         """Address and weight of each tap of the place that the tables' addresses are of."""
@@ -162,9 +167,7 @@ class _Taps:
         for tap in range(self.taps):
             index = e.load("i32", e.at(starts[1], 4 * tap))
             offset = e.mul(e.convert("sext", index, "i64"), along)
-            weight = (
-                starts[2] if self.element != "float" else e.load("float", e.at(starts[2], 4 * tap))
-            )
+            weight = e.load("float", e.at(starts[2], 4 * tap)) if self.weighted else starts[2]
             found.append((e.at(starts[0], offset), weight))
         return found
 
@@ -177,21 +180,23 @@ class _Taps:
         lanes: int,
     ) -> None:
         """One element of the result, or ``lanes`` of them."""
-        e = self.e
-        kind = vector_type(self.element, lanes)
-        at = e.mul(index, e.mul(strides[0], self.size))
+        e, (size, made) = self.e, self.moved.sizes
+        kind = vector_type("float", lanes)
+        at = e.mul(index, e.mul(strides[0], size))
+        to = e.at(result, e.mul(index, e.mul(strides[3], made)))
+        if not self.weighted:
+            e.store(self.moved.load(e, e.at(picked[-1][0], at), lanes), to)
+            return
         total: Reg | None = None
         for address, weight in picked:
-            value = e.load(kind, e.at(address, at))
-            if self.element != "float":
-                total = value
-            elif total is None:
+            value = load(e, kind, e.at(address, at), None, self.moved.source)
+            if total is None:
                 total = e.binary("fmul", value, e.splat(weight, lanes))
             else:
                 total = e.fma(value, e.splat(weight, lanes), total)
         if total is None:
             raise InternalError("a place of a resized axis follows from nothing")
-        e.store(total, e.at(result, e.mul(index, e.mul(strides[3], self.size))))
+        store(e, total, to, None, self.moved.destination)
 
 
 def _launch(table: _Table, source: View, own: Sequence[View], result: View) -> Launch:
@@ -204,12 +209,16 @@ def _launch(table: _Table, source: View, own: Sequence[View], result: View) -> L
     ]
     scalars = Scalars()
     walk = Walk.over(join_axes(sort_axes(axes, 3)), 4)
+    weighted = bool(table.taps > 1 or (table.weights != 1).any())
+    moved = Moved.between(source.dtype, result.dtype)
+    if weighted:
+        moved = Moved(source.dtype, result.dtype)
     spec = KernelSpec(
         ResampleFamily.name,
         parameters(
-            size=result.dtype.size_bytes,
+            moved=moved.as_json(),
             taps=table.taps,
-            weighted=bool(table.taps > 1 or (table.weights != 1).any()),
+            weighted=weighted,
             stride=scalars.json(source.strides[table.axis]),
             walk=walk.json(scalars),
         ),
