@@ -173,11 +173,16 @@ def models_with_inputs(
     wanted = {name: [int(size) for size in sizes.split(",")] for name, sizes in pairs}
     folders = [place for place in (folder, reference_folder()) if place is not None]
     place = Path(scratch) / "inputs.npz"
-    save: Any = np.savez  # names are keywords, whatever its type says
     for name in expand(names):
         for model, file in find_models(name, folders, batch):
-            save(place, **random_inputs(file, batch, wanted))
+            save_inputs(place, random_inputs(file, batch, wanted))
             yield model, file, place
+
+
+def save_inputs(file: Path, inputs: Mapping[str, Array]) -> None:
+    """Write arrays by name."""
+    save: Any = np.savez  # names are keywords, whatever its type says
+    save(file, **inputs)
 
 
 def load_inputs(file: Path) -> dict[str, Array]:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from benchmarks import build_time, contention, memory
+from benchmarks import build_time, contention, cpu_kernels, memory
 from benchmarks.support.peak import PeakLoop
 
 pytestmark = pytest.mark.skipif(
@@ -50,6 +50,20 @@ def test_a_busy_neighbour_is_measured_and_leaves(model: Path, tmp_path: Path) ->
     (row,) = _rows(file)
     assert row["busy_processes"] >= 1
     assert row["slowdown"] == pytest.approx(row["busy_median_ms"] / row["quiet_median_ms"], 0.1)
+
+
+def test_kernels_are_told_as_rates_and_shares_of_the_peak(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    file = tmp_path / "rows.json"
+    options = ["--families", "global,layer norm", "--peers", "onnxruntime", "--rounds", "1"]
+    options += ["--seconds", "0.005", "--engines", str(tmp_path), "--json", str(file)]
+    assert cpu_kernels.main(options) == 0
+    rows = _rows(file)
+    assert {row["family"] for row in rows} == {"global pooling", "layer norm"}
+    assert [row["engine"] for row in rows] == ["smelt", "onnxruntime"] * 4
+    assert all(row["agrees"] and row["unit"] == "GB/s" for row in rows)
+    assert all(row["share_of_peak"] > 0 and row["rate"] > 0 for row in rows)
+    assert len(cpu_kernels.ratios_of(rows)) == 4
 
 
 def test_the_peak_is_a_rate_whatever_the_dtype() -> None:
