@@ -57,6 +57,7 @@ _CASES = (
     _conv((40, 100), (9, 30), 3, epilogue=True),
     _conv((16, 24), (28, 28), 5),
     _conv((20, 33), (15, 17), 3, stride=2, epilogue=True),
+    _conv((24, 40), (47, 33), 3, epilogue=True),
     _conv((32, 32), (30, 41), 3, stride=2),
     _conv((24, 40), (21, 20), 5, stride=2, batch=1),
     _conv((64, 120), (7, 7), 1, batch=3, epilogue=True),

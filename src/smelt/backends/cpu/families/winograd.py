@@ -46,6 +46,13 @@ from smelt.backends.cpu.families._pixels import (
 )
 from smelt.backends.cpu.families._product import Product
 from smelt.backends.cpu.families._product import Walk as ProductWalk
+from smelt.backends.cpu.families._tile_rows import (
+    LOCAL_COST,
+    TileRows,
+    choose_rows,
+    join_launches,
+    write_rows,
+)
 from smelt.backends.cpu.families._tiling import (
     MEMORY_BYTES_PER_SECOND,
     Problem,
@@ -55,19 +62,19 @@ from smelt.backends.cpu.families._tiling import (
 )
 from smelt.backends.cpu.families._vectors import load, store, unravel
 from smelt.backends.cpu.families.conv import bias_of
-from smelt.engine import KernelSpec, Launch, as_json, parameters
+from smelt.engine import KernelSpec, Launch, View, as_json, parameters
 from smelt.errors import InternalError
 from smelt.ir import Constant
 from smelt.ops.conv import Conv
 from smelt.ops.mat_mul import MatMul
-from smelt.types import DType, override
+from smelt.types import DType, ceil_div, override
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from smelt.backends import Operands
-    from smelt.engine import Halo, Step, View
+    from smelt.engine import Halo, Step
     from smelt.ir import Node
     from smelt.types import Dim
 
@@ -111,16 +118,20 @@ class WinogradFamily(Family[CpuTarget]):
         for size, most in _choices(node):
             scheme = scheme_of(*_shape_of(root), size)
             for budget, vectors in budgets(target)[:most]:
-                options = parameters(lanes=lanes, vectors=vectors, pixels=budget, size=size)
-                yield Tactic(
-                    self.name,
-                    options,
-                    inputs,
-                    (CHANNELS_LAST,),
-                    (_halo(node, scheme), *[()] * (len(node.inputs) - 1)),
-                    workspace_bytes=_Planes.of(node, scheme).bytes_needed,
-                    cost_hint=_estimate_seconds(node, scheme, (budget, vectors), target),
-                )
+                seconds = _estimate_seconds(node, scheme, (budget, vectors), target)
+                for rows in _Planes.of(node, scheme).row_choices:
+                    options = parameters(
+                        lanes=lanes, vectors=vectors, pixels=budget, size=size, rows=rows
+                    )
+                    yield Tactic(
+                        self.name,
+                        options,
+                        inputs,
+                        (CHANNELS_LAST,),
+                        (_halo(node, scheme), *[()] * (len(node.inputs) - 1)),
+                        workspace_bytes=_Planes.of(node, scheme, rows).bytes_needed,
+                        cost_hint=seconds * (LOCAL_COST if rows else 1.0),
+                    )
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
@@ -145,7 +156,8 @@ class WinogradFamily(Family[CpuTarget]):
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
         options = dict(tactic.parameters)
         shape = _shape_of(cast("Conv", root_of(node)[0]))
-        planes = _Planes.of(node, scheme_of(*shape, cast("int", options["size"])))
+        scheme, rows = scheme_of(*shape, cast("int", options["size"])), options["rows"]
+        planes = _Planes.of(node, scheme, cast("int", rows))
         lanes, vectors = cast("int", options["lanes"]), cast("int", options["vectors"])
         panels = int(planes.filters >= lanes * vectors) + int(
             planes.filters % (lanes * vectors) > 0
@@ -156,11 +168,15 @@ class WinogradFamily(Family[CpuTarget]):
             parameters(**{**options, "split": "both"}),
             (first, *operands.packed[:panels], second),
         )
-        return (
+        launches = (
             self._transform_in(node, planes, operands, lanes),
             products,
             self._transform_out(node, planes, operands, operands.packed[panels:], lanes),
         )
+        if not rows:
+            return launches
+        views = (view_of(operands, 0), *operands.packed[:panels], *launches[2].operands[1:])
+        return (join_launches(launches, planes.tile_rows, views, planes.batch),)
 
     def _transform_in(self, node: Node, planes: _Planes, operands: Operands, lanes: int) -> Launch:
         x, scalars = view_of(operands, 0), Scalars()
@@ -206,7 +222,8 @@ class WinogradFamily(Family[CpuTarget]):
 
     @override
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
-        del target
+        if kernel["kernel"] == "rows":
+            return write_rows(kernel, lambda part: self.generate(part, target))
         if kernel["kernel"] == "panels":
             return write_panels(kernel)
         return _write_in(kernel) if kernel["kernel"] == "in" else _OutWriter(kernel).write()
@@ -277,14 +294,16 @@ class _Planes:
     across: int
     channels: int
     filters: int
+    rows: int = 0
+    """Rows of tiles that are worked on at once, in scratch memory; 0 for all, in the workspace."""
 
     @staticmethod
-    def of(node: Node, scheme: Scheme) -> _Planes:
+    def of(node: Node, scheme: Scheme, rows: int = 0) -> _Planes:
         """The planes of a node."""
         batch, filters, height, width = node.output.tensor.shape
-        rows, columns = (-(-cast("int", e) // scheme.size) for e in (height, width))
+        down, across = (-(-cast("int", e) // scheme.size) for e in (height, width))
         channels = cast("int", view_shape(node)[1])
-        return _Planes(scheme, batch, rows, columns, channels, cast("int", filters))
+        return _Planes(scheme, batch, down, across, channels, cast("int", filters), rows)
 
     @property
     def count(self) -> int:
@@ -293,8 +312,8 @@ class _Planes:
 
     @property
     def tiles(self) -> int:
-        """Tiles of an image."""
-        return self.down * self.across
+        """Tiles of an image that are worked on at once."""
+        return (self.rows or self.down) * self.across
 
     @property
     def plane_in(self) -> int:
@@ -307,20 +326,45 @@ class _Planes:
         return self.tiles * self.filters + _GAP
 
     @property
+    def image_bytes(self) -> tuple[int, int]:
+        """Size of all planes of one image's inputs, and of those of its products."""
+        planes = self.count * _FLOAT_BYTES
+        return planes * self.plane_in, planes * self.plane_out
+
+    @property
     def bytes_needed(self) -> Dim:
         """Size of the workspace."""
-        return self.batch * self.count * (self.plane_in + self.plane_out) * _FLOAT_BYTES
+        return 0 if self.rows else self.batch * sum(self.image_bytes)
+
+    @property
+    def row_choices(self) -> tuple[int, ...]:
+        """What `rows` may be, best guess first."""
+        weights = self.count * self.channels * self.filters * _FLOAT_BYTES
+        return choose_rows(self.down, weights, lambda n: sum(replace(self, rows=n).image_bytes))
+
+    @property
+    def tile_rows(self) -> TileRows:
+        """Where planes of some rows of tiles lie in scratch memory."""
+        row = self.across * _FLOAT_BYTES
+        steps = (row * self.channels, row * self.filters)
+        return TileRows(self.rows, self.down, self.image_bytes, steps)
 
     def windows(self, operands: Operands) -> tuple[View, View]:
-        """The two halves of the workspace."""
+        """The two halves of the workspace; of scratch memory only their elements are known."""
         workspace = operands.workspace
         if workspace is None:
-            raise InternalError("winograd needs its workspace")
-        sizes = [self.batch * self.count * plane for plane in (self.plane_in, self.plane_out)]
+            if not self.rows:
+                raise InternalError("winograd needs its workspace")
+            nowhere = View(0, 0, DType.FLOAT32, (), ())
+            return nowhere, nowhere
+        sizes = [self.batch * size for size in self.image_bytes]
         first, second = (
-            replace(workspace, dtype=DType.FLOAT32, shape=(size,), strides=(1,)) for size in sizes
+            replace(
+                workspace, dtype=DType.FLOAT32, shape=(ceil_div(size, _FLOAT_BYTES),), strides=(1,)
+            )
+            for size in sizes
         )
-        return first, replace(second, offset=second.offset + sizes[0] * _FLOAT_BYTES)
+        return first, replace(second, offset=second.offset + sizes[0])
 
     def json(self, scalars: Scalars, lanes: int) -> dict[str, Any]:
         """What the transforms' specs hold."""
@@ -334,7 +378,7 @@ class _Planes:
 
     def product(self) -> Product:
         """The multiplication of every plane by its weights."""
-        images = (self.count, self.batch)
+        images = (self.count, 1 if self.rows else self.batch)
 
         def walk(plane: int, width: int) -> ProductWalk:
             return ProductWalk((plane, self.count * plane), 0, 0, width)
