@@ -25,7 +25,9 @@ if str(ROOT) not in sys.path:
     sys.path.append(str(ROOT))
 
 STUCK_SECONDS: Final = 60
-"""Without a new input for so long, a process hangs where no signal can end it."""
+"""Working for so long without a new input, a process hangs where no signal can end it."""
+ASLEEP_SECONDS: Final = 600
+"""The same for one that does not work; on a busy machine it may only be waiting for its turn."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -113,17 +115,29 @@ def run_target(
 
 def _watch(process: subprocess.Popen[bytes], current: Path) -> str | None:
     """Wait for a process; what is wrong with it, if it had to be ended."""
-    changed, last = time.monotonic(), 0
+    changed, worked, last = time.monotonic(), 0.0, 0
     while process.poll() is None:
         time.sleep(0.1)
         at = current.stat().st_mtime_ns if current.exists() else 0
         if at != last:
-            changed, last = time.monotonic(), at
-        if time.monotonic() - changed > STUCK_SECONDS:
+            changed, worked, last = time.monotonic(), _processor_seconds(process.pid), at
+        asleep = time.monotonic() - changed > ASLEEP_SECONDS
+        if asleep or _processor_seconds(process.pid) - worked > STUCK_SECONDS:
             process.kill()
             process.wait()
-            return f"no end after {STUCK_SECONDS} s"
+            return f"no end after {ASLEEP_SECONDS if asleep else STUCK_SECONDS} s"
     return None
+
+
+def _processor_seconds(process: int) -> float:
+    """Return the processor time that a process has taken; 0 where it has ended."""
+    try:
+        fields = (
+            Path(f"/proc/{process}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+        )
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _died(name: str, problem: str, scratch: Path) -> dict[str, Any]:

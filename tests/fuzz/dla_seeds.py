@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import struct
+import zlib
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -46,7 +48,7 @@ _LISTS: Final = (
     "tasks",
     "memories",
     "addresses",
-    "blobs",
+    *("blobs",) * 6,  # what lies behind the lists
     "tensors",
     "relocations",
     "submits",
@@ -155,7 +157,8 @@ def _with_operation(loadable: Loadable, kind: int) -> Loadable:
 def run_loadable(data: bytes) -> None:
     """Read, write, explain, load, change strides, run, and take the output out of memory."""
     loadable = Loadable.from_bytes(data)
-    if Loadable.from_bytes(loadable.to_bytes()) != loadable:
+    is_sample = zlib.crc32(data) % 4 == 0  # to write takes longer than all the rest
+    if is_sample and Loadable.from_bytes(loadable.to_bytes()) != loadable:
         raise AssertionError("a loadable changes when it is written and read")
     failure: SmeltError | None = None
     try:
@@ -194,15 +197,21 @@ def _run(loadable: Loadable) -> None:
 
 def mutate_loadable(data: bytes, chance: random.Random, corpus: Sequence[bytes]) -> bytes:
     """Change bytes of the file, numbers of its lists, or bytes of its descriptors."""
-    if chance.random() < 0.4:
+    if chance.random() < 0.2:
         return mutate_bytes(data, chance, corpus)
     try:
-        loadable = Loadable.from_bytes(data)
+        loadable = _read(data)
         for _ in range(chance.choice((1, 1, 2, 4))):
             loadable = _change(loadable, chance)
         return loadable.to_bytes()
     except SmeltError:
         return mutate_bytes(data, chance, corpus)
+
+
+@functools.lru_cache(maxsize=256)
+def _read(data: bytes) -> Loadable:
+    """A parent is changed many times."""
+    return Loadable.from_bytes(data)
 
 
 def _change(loadable: Loadable, chance: random.Random) -> Loadable:
@@ -230,7 +239,7 @@ def _change_blob(blob: Blob, chance: random.Random) -> Blob:
     place = chance.randrange(len(data)) // width * width
     number = chance.choice((*_NUMBERS, chance.getrandbits(32))) & (1 << 8 * width) - 1
     data[place : place + width] = number.to_bytes(width, "little")
-    if chance.random() < 0.1:
+    if chance.random() < 0.03:
         del data[chance.randrange(len(data)) :]
     return replace(blob, data=bytes(data), size=len(data))
 

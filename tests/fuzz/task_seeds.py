@@ -9,16 +9,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from smelt.nvdla import MemorySpace, NvdlaError, NvError
-from smelt.nvdla.firmware import EngineScheduler
-from smelt.nvdla.hardware import NV_FULL, NV_SMALL, Machine
+import numpy as np
+
+from smelt.nvdla import NvdlaError, NvError
+from smelt.nvdla.hardware import NV_FULL, NV_SMALL
 from smelt.nvdla.loadable import (
-    DescriptorLayout,
     OperationEvent,
     OperationType,
     Roi,
     RoiArray,
 )
+from smelt.nvdla.port import MachineDriver, NvDlaHeap, PhysicalTask, Region
 from tests.fuzz.mutators import INTEGERS, mutate_bytes
 from tests.nvdla.firmware._hardware import FakeMemory
 from tests.nvdla.firmware._tasks import GRAPH, NETWORK, PLACES, ROIS, TaskBuilder
@@ -29,9 +30,13 @@ if TYPE_CHECKING:
 
 _MEMORY_BYTES: Final = 1 << 20
 _HARDWARE: Final = (NV_FULL, NV_SMALL)
-_LAYOUTS: Final = tuple(DescriptorLayout)
 _LIST_BYTES: Final = (40, 120 * 5, 700 * 5, 60 * 5, 2200, 40)
 """Of each list that goes into an input: what five operations need."""
+_ROOM_BYTES: Final = 1 << 15
+"""Of each entry of the address list."""
+_PAGE_BYTES: Final = 4096
+_FOREIGN: Final = 0xA5
+"""What memory of others holds."""
 _SECONDS: Final = 0.05
 
 
@@ -133,29 +138,37 @@ def _parts(data: bytes) -> tuple[bytes, list[bytes]]:
 
 
 def run_task(data: bytes) -> None:
-    """Run a task on the machine; afterwards a sound one must run on it too."""
+    """Run a task beside memory of others, which must stay; a sound task must run after it."""
     head, lists = _parts(data)
     configuration = _HARDWARE[head[0] % len(_HARDWARE)]
-    machine = Machine(configuration, _MEMORY_BYTES)
-    for place, content in zip(PLACES, lists, strict=False):
-        machine.memory.write(MemorySpace.DRAM, place, content[: _MEMORY_BYTES - place])
-    scheduler = EngineScheduler(machine, machine.memory, configuration)
-    addresses = [(MemorySpace.DRAM, place) for place in PLACES]
-    layout = _LAYOUTS[head[1] % len(_LAYOUTS)]
+    driver = MachineDriver(configuration, dram_bytes=_MEMORY_BYTES, timeout_s=_SECONDS)
+    own: list[Region] = []
+    foreign: list[Region] = []
+    for _ in PLACES:
+        own.append(driver.allocate(0, _ROOM_BYTES, NvDlaHeap.SYSTEM))
+        foreign.append(driver.allocate(0, _PAGE_BYTES, NvDlaHeap.SYSTEM))
+        foreign[-1].data[:] = _FOREIGN
+    for region, content in zip(own, lists, strict=False):
+        region.data[: len(content)] = np.frombuffer(content, np.uint8)[:_ROOM_BYTES]
+    version = (0, 12, 0) if head[1] % 2 == 0 else (0, 11, 0)
+    task = PhysicalTask(0, tuple(region.at(0) for region in own), version)
     try:
-        scheduler.execute_task(addresses, timeout_s=_SECONDS, layout=layout)
+        driver.execute(0, task)
     except NvdlaError as error:
-        machine.reset()
-        scheduler.execute_task(_empty_task(machine), timeout_s=_SECONDS)
         if error.status is NvError.SUCCESS:
             raise AssertionError("a refusal says that it is a success") from error
+        _write_empty_task(own[NETWORK])
+        driver.execute(0, task)
         raise
+    finally:
+        if any((region.data != _FOREIGN).any() for region in foreign):
+            raise AssertionError("a task changed memory that is not its own")
 
 
-def _empty_task(machine: Machine) -> list[tuple[MemorySpace, int]]:
-    network = replace(TaskBuilder().network(), op_head=(-1,) * 6, num_operations=0, num_luts=0)
-    machine.memory.write(MemorySpace.DRAM, PLACES[NETWORK], network.to_bytes())
-    return [(MemorySpace.DRAM, place) for place in PLACES]
+def _write_empty_task(network: Region) -> None:
+    empty = replace(TaskBuilder().network(), op_head=(-1,) * 6, num_operations=0, num_luts=0)
+    content = empty.to_bytes()
+    network.data[: len(content)] = np.frombuffer(content, np.uint8)
 
 
 def mutate_task(data: bytes, chance: random.Random, corpus: Sequence[bytes]) -> bytes:

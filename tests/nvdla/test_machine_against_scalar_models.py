@@ -31,6 +31,7 @@ from tests.nvdla.scalar.configurations import (
     transfer_cases,
 )
 from tests.nvdla.scalar.floats import halves_are_close
+from tests.nvdla.scalar.lut import Function, Lut, Priorities, Slope, TableSettings
 from tests.nvdla.scalar.pdp import Method, find_peaks, pool_halves, pool_integers
 from tests.nvdla.scalar.point_programs import program_half_point_case, program_point_case
 from tests.nvdla.scalar.points import (
@@ -57,6 +58,7 @@ from tests.nvdla.scalar.programs import (
 from tests.nvdla.scalar.rubik import Contraction, contract
 from tests.nvdla.scalar.sdp import (
     Algorithm,
+    ElementStage,
     FloatPointProcessor,
     FloatStage,
     PointProcessor,
@@ -354,6 +356,36 @@ def test_what_is_not_a_number_passes_the_rectifier() -> None:
     run = FloatPointProcessor(x1=FloatStage(has_relu=True))
     case = HalfPointCase(run, data, NO_PLANS)
     np.testing.assert_array_equal(run_half_points(case), process_half_points(run, data))
+
+
+def test_below_an_exponential_table_of_offset_zero_the_line_starts_at_its_start() -> None:
+    """A known difference: by the documentation it starts one further, as for other offsets."""
+    le = TableSettings(
+        entries=(100,) * 65,
+        start=50,
+        end=2**31 - 1,
+        select=0,
+        function=Function.EXPONENT,
+        underflow=Slope(scale=3, shift=0),
+    )
+    lo = TableSettings(entries=(0,) * 257, start=60, end=60 + 256, select=0)
+    run = PointProcessor(
+        y=ElementStage(lut=Lut(le, lo, Priorities())), output_precision=Precision.INT16
+    )
+    data = np.array([[[40, 50, 45]]], np.int64)
+    machine, bench = bench_of()
+    source = bench.surface(SOURCE, data.shape, Precision.INT16)
+    target = bench.surface(TARGET, data.shape, Precision.INT16)
+    bench.store_cube(source, data)
+    program_point_case(
+        bench, PointCase(run, Precision.INT16, data, NO_PLANS, 1, 1), (source, target)
+    )
+    bench.run("SDP", "SDP_RDMA")
+    found = bench.load_cube(target, data.shape)
+    documented = process_points(run, data).integers
+    assert not machine.faults, machine.faults
+    np.testing.assert_array_equal(found, [[[100 - 30, 100, 100 - 15]]])
+    np.testing.assert_array_equal(documented, found - 3)
 
 
 def test_no_infinity_leaves_the_point_processor() -> None:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PAGE_BYTES: Final = 4096
-FAILING_TASK: Final = 666
+FAILING_BYTE: Final = 0xEE
+"""A task whose memory begins with it fails."""
 
 
 @dataclass
@@ -46,12 +47,12 @@ class RecordingDriver:
 
     def execute(self, instance: int, task: PhysicalTask, /) -> None:
         self.tasks.append((instance, task))
-        if task.task_id == FAILING_TASK:
-            raise NvdlaError(NvError.TIMEOUT, "the engine does not answer")
         if self.on_execute is not None:
             self.on_execute(self, task)
             return
         source, target = self.at(task.addresses[0]), self.at(task.addresses[-1])
+        if source[0] == FAILING_BYTE:
+            raise NvdlaError(NvError.TIMEOUT, "the engine does not answer")
         count = min(source.size, target.size)
         target[:count] = source[:count] + 1
 

@@ -13,7 +13,7 @@ import pytest
 
 from smelt.nvdla import NvdlaError, NvError
 from smelt.nvdla.port import LinuxPort, LocalPort, NvDlaHeap, NvDlaMemDesc, NvDlaTask, SocketPort
-from tests.support.nvdla_driver import FAILING_TASK, FakeDeviceFile, RecordingDriver
+from tests.support.nvdla_driver import FAILING_BYTE, FakeDeviceFile, RecordingDriver
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -209,11 +209,11 @@ def test_an_engine_that_fails_is_reported(port: Port) -> None:
     session = port.initialize()
     device = port.open(session, 0)
     memory = port.alloc_mem(session, device, 64, NvDlaHeap.SYSTEM)
-    if isinstance(port, LinuxPort):
-        pytest.skip("the kernel's interface carries no task id to fail on")
+    memory.data[0] = FAILING_BYTE
     with pytest.raises(NvdlaError, match="does not answer") as caught:
-        port.submit(session, device, [_task(FAILING_TASK, memory)])
+        port.submit(session, device, [_task(0, memory)])
     assert caught.value.status is NvError.TIMEOUT
+    memory.data[0] = 0
     port.submit(session, device, [_task(0, memory)])
 
 

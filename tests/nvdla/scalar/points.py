@@ -165,7 +165,11 @@ def _draw_element_stage(
         multiplier=multiplier,
         multiplier_converter=_draw_converter(draw) if converts_multiplier else None,
         truncate=draw(st.integers(0, 40)),
-        lut=draw(luts(largest_start=2**12, largest_select=10, largest_value=2**31 - 1))
+        lut=draw(
+            luts(
+                largest_start=2**12, largest_select=10, largest_value=2**31 - 1, least_offset=1
+            )  # 0 is a known difference
+        )
         if has_lut
         else None,
     )

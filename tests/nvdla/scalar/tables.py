@@ -29,7 +29,14 @@ _SEEDS: Final = st.integers(0, 2**32 - 1)
 
 
 @st.composite
-def luts(draw: DrawFn, *, largest_start: int, largest_select: int, largest_value: int) -> Lut:
+def luts(
+    draw: DrawFn,
+    *,
+    largest_start: int,
+    largest_select: int,
+    largest_value: int,
+    least_offset: int = 0,
+) -> Lut:
     """Draw both tables of a pipeline whose numbers go up to ``largest_value``.
 
     Source: Programming Guide, limits of LUT: a linear table's end follows from its step, an
@@ -45,7 +52,7 @@ def luts(draw: DrawFn, *, largest_start: int, largest_select: int, largest_value
         end=le_start + (1 << le_select + 6) if is_linear else largest_value,
         select=le_select,
         function=function,
-        index_offset=draw(st.integers(0, 12)),
+        index_offset=draw(st.integers(least_offset, 12)),
         underflow=draw(_slopes()),
         overflow=draw(_slopes()),
     )

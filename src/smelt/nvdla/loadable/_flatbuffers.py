@@ -11,6 +11,8 @@ import importlib
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from smelt.errors import MissingExtraError, ModelFormatError
 from smelt.nvdla.loadable._model import Slot, Version
 
@@ -130,7 +132,7 @@ class TableReader:
         start, count = self._open_vector(at, width, where)
         if kind == "u8":
             return self._data[start : start + count]
-        return tuple(self._scalar(kind, start + width * i) for i in range(count))
+        return tuple(np.frombuffer(self._data, _dtype(kind), count, start).tolist())
 
     def _read_string(self, at: int, where: str) -> str:
         position = self._follow(at, where)
@@ -155,8 +157,8 @@ class TableReader:
         return position
 
     def _scalar(self, kind: str, at: int) -> int:
-        flags = getattr(self._flags, f"{_SCALARS[kind][0]}Flags")
-        return int(self._table(self._data, 0).Get(flags, at))
+        end = at + _SCALARS[kind][1]
+        return int.from_bytes(self._data[at:end], "little", signed=kind[0] == "i")
 
     def _width(self, slot: Slot) -> int:
         if slot.kind == "version":
@@ -182,6 +184,11 @@ class TableReader:
             if start < end:
                 raise ModelFormatError(f"{where} overlaps {owner}, at byte {start}")
             end, owner = stop, where
+
+
+def _dtype(kind: str) -> np.dtype[Any]:
+    """Return the type of a vector's elements, such as ``u16``."""
+    return np.dtype(f"<{kind[0]}{_SCALARS[kind][1]}")
 
 
 class TableWriter:
@@ -235,11 +242,7 @@ class TableWriter:
             return self._write_offsets([builder.CreateString(item) for item in value])
         if slot.kind == "[u8]":
             return int(builder.CreateByteVector(value))
-        name, width = _SCALARS[slot.kind[1:-1]]
-        builder.StartVector(width, len(value), width)
-        for item in reversed(value):
-            getattr(builder, f"Prepend{name}")(item)
-        return int(builder.EndVector())
+        return int(builder.CreateNumpyVector(np.array(value, _dtype(slot.kind[1:-1]))))
 
     def _write_offsets(self, offsets: list[int]) -> int:
         self._builder.StartVector(4, len(offsets), 4)

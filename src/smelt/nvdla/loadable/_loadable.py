@@ -82,7 +82,7 @@ class Loadable:
         identifier = _IDENTIFIER if self.has_identifier else None
         try:
             return TableWriter().write_root(Loadable, self, identifier)
-        except (TypeError, struct.error) as error:
+        except (TypeError, OverflowError, struct.error) as error:
             raise NvdlaError(
                 NvError.BAD_VALUE, f"this loadable has a value that its field cannot hold: {error}"
             ) from error
