@@ -213,6 +213,15 @@ class Backend(ABC, Generic[TargetT]):
         """
         return tuple(steps), tuple(buffers)
 
+    @property
+    def edition(self) -> str:
+        """What kernels' code depends on beside spec and target: another has other times."""
+        return ""
+
+    def prepare(self, kernels: Sequence[KernelSpec], target: TargetT) -> None:
+        """Compile kernels that images will soon be made of, as many at once as the machine can."""
+        del kernels, target
+
     @abstractmethod
     def compile(self, kernels: Sequence[KernelSpec], target: TargetT) -> CodeImage:
         """Generate, compile and link kernels into one position-independent image."""

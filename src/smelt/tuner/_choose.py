@@ -28,6 +28,10 @@ _STEP_SECONDS = 1.5e-6
 class Timer(Protocol):
     """Says what tactics cost."""
 
+    def announce(self, work: Sequence[tuple[Node, Sequence[Tactic]]]) -> None:
+        """Told first of everything that it is going to be asked, to prepare it together."""
+        ...
+
     def seconds(self, node: Node, tactics: Sequence[Tactic]) -> list[float]:
         """The time of each tactic, measured or estimated; infinity for one that is wrong."""
         ...
@@ -80,10 +84,11 @@ def choose(
     """
     choice = Choice()
     kept: list[list[tuple[Tactic, float]]] = []
+    progress(0, len(graph.nodes))
+    timer.announce([(node, candidates[id(node)].tactics) for node in graph.nodes])
     for node in graph.nodes:
-        progress(len(kept), len(graph.nodes))
         kept.append(_best_by_format(node, candidates[id(node)], timer, choice))
-    progress(len(kept), len(graph.nodes))
+        progress(len(kept), len(graph.nodes))
     index = {id(n): i for i, n in enumerate(graph.nodes)}
     costs = [np.array([seconds for _, seconds in options]) for options in kept]
     edges: dict[tuple[int, int], Costs] = {}
@@ -103,11 +108,9 @@ def choose(
             edges[maker, number] = edges.get((maker, number), 0.0) + matrix
     for value in graph.outputs:
         if value.producer is not None:
-            maker = index[id(value.producer)]
+            maker, wanted = index[id(value.producer)], linear_format(value)
             made = [t.outputs[value.producer.outputs.index(value)] for t, _ in kept[maker]]
-            costs[maker] = costs[maker] + [
-                _price(value, m, linear_format(value), sizes) for m in made
-            ]
+            costs[maker] = costs[maker] + [_price(value, m, wanted, sizes) for m in made]
     for node, options, chosen in zip(graph.nodes, kept, solve(costs, edges), strict=True):
         choice.tactics[id(node)] = options[chosen][0]
     return choice

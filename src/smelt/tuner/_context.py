@@ -20,7 +20,7 @@ import numpy as np
 
 from smelt.backends import constant_bytes
 from smelt.engine import VERSION
-from smelt.tuner._trial import is_free, node_text, tactic_text
+from smelt.tuner._measure import is_free, node_text, tactic_text
 from smelt.types import evaluate_dim
 
 if TYPE_CHECKING:
@@ -309,7 +309,8 @@ class NetworkTrial:
     def _context(self, cast: Cast) -> str:
         """Everything on which times in the network depend, as a short name."""
         position = {id(node): i for i, node in enumerate(self.graph.nodes)}
-        digest = hashlib.sha256(f"{VERSION} {self.where} {sorted(self.sizes.items())}".encode())
+        edition = f"{VERSION} {self.backend.edition}"
+        digest = hashlib.sha256(f"{edition} {self.where} {sorted(self.sizes.items())}".encode())
         for node in self.graph.nodes:
             makers = [
                 None if v is None or v.producer is None else position[id(v.producer)]

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 class HintTimer:
     """Believes the families' estimates: for absent machines, and for ``tune="none"``."""
 
+    def announce(self, work: Sequence[tuple[Node, Sequence[Tactic]]]) -> None:
+        """Nothing: there will be no measurements."""
+
     def seconds(self, node: Node, tactics: Sequence[Tactic]) -> list[float]:
         """The cost hints."""
         del node

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from smelt.backends import Operands, Stored
+from smelt.backends import Operands, Stored, WeightStore
 from smelt.devices.cpu import CpuMemory, MappedCode, Row, RunList, Scratch, worker_pool
 from smelt.engine import Launch, Space, View
 from smelt.errors import InternalError
@@ -33,11 +33,13 @@ if TYPE_CHECKING:
     from smelt.backends.cpu import CpuTarget
     from smelt.devices.cpu import CpuAllocation, NativeRuntime
     from smelt.engine import Step
-    from smelt.ir import Array, Node, Value
+    from smelt.ir import Array, Constant, Node
 
 _LOG = logging.getLogger(__name__)
 _TOLERANCES: Final = {DType.BFLOAT16: 6e-2, DType.FLOAT16: 1e-2}
 _TOLERANCE: Final = 1e-4
+_COMPILED_AT_ONCE: Final = 32
+"""Kernels that are compiled between two looks at the clock."""
 _MOST_AVERAGED: Final = 64
 
 
@@ -54,11 +56,36 @@ class Repeats:
 
 
 @dataclass(slots=True)
-class _Prepared:
-    """One tactic on memory of its own."""
+class _Room:
+    """A stretch of memory that a tactic needs."""
+
+    size_bytes: int
+    fill: int = 0
+    """What its bytes are before anything is written: halos have values."""
+    content: Constant | None = None
+
+
+@dataclass(slots=True)
+class _Lowered:
+    """One tactic on rooms of its own, which nobody has allocated yet: buffer k is room k."""
 
     tactic: Tactic
     steps: tuple[Step, ...]
+    rooms: list[_Room]
+    inputs: list[View | None]
+    outputs: list[View]
+
+    @property
+    def launches(self) -> list[Launch]:
+        """The steps that a processor does."""
+        return [s for s in self.steps if isinstance(s, Launch)]
+
+
+@dataclass(slots=True)
+class _Prepared:
+    """One tactic on memory."""
+
+    lowered: _Lowered
     memories: list[CpuAllocation]
     inputs: list[NDArray[Any] | None]
     """The inputs as windows on their memory, in logical axis order."""
@@ -86,16 +113,36 @@ class Laboratory:
         self.sizes = sizes
         self.memory = CpuMemory()
 
+    def compile_ahead(
+        self, work: Sequence[tuple[Node, Tactic]], *, deadline: float = math.inf
+    ) -> None:
+        """Compile the kernels of many tactics, on all processors at once.
+
+        Args:
+            work: what is going to be timed.
+            deadline: when to stop, in the time of ``time.perf_counter``.
+        """
+        lowered = [self._lower(node, tactic) for node, tactic in work]
+        kernels = {s.kernel.symbol: s.kernel for made in lowered for s in made.launches}
+        waiting = list(kernels.values())
+        while waiting and time.perf_counter() < deadline:
+            self.backend.prepare(waiting[:_COMPILED_AT_ONCE], self.target)
+            del waiting[:_COMPILED_AT_ONCE]
+
     def seconds(self, node: Node, tactics: Sequence[Tactic], *, repeats: Repeats) -> list[float]:
         """The time of each tactic; infinity for one whose results are wrong or move."""
-        prepared = [self._prepare(node, tactic) for tactic in tactics]
-        launches = [s for p in prepared for s in p.steps if isinstance(s, Launch)]
-        image = self.backend.compile([launch.kernel for launch in launches], self.target)
+        lowered = [self._lower(node, tactic) for tactic in tactics]
+        kernels = [launch.kernel for made in lowered for launch in made.launches]
+        image = self.backend.compile(kernels, self.target)
         code = MappedCode(image.code)
         addresses = {name: code.address + offset for name, offset in image.symbols}
         rng = np.random.default_rng(len(node.name))
         trials = [_data(node, self.sizes, rng, _storage(tactics)) for _ in range(2)]
-        return [self._time(node, p, addresses, trials, repeats) for p in prepared]
+        shelf = _Shelf(self.memory)
+        return [
+            self._time(node, self._furnish(made, shelf), addresses, trials, repeats)
+            for made in lowered
+        ]
 
     def _time(
         self,
@@ -105,14 +152,14 @@ class Laboratory:
         trials: Sequence[tuple[list[Array | None], tuple[Array, ...]]],
         repeats: Repeats,
     ) -> float:
-        most = max((s.scratch_bytes for s in prepared.steps if isinstance(s, Launch)), default=0)
+        most = max((s.scratch_bytes for s in prepared.lowered.launches), default=0)
         scratch = Scratch(self.memory, most, self.threads)
         shared = self._run_list(prepared, addresses, scratch, self.threads)
         alone = self._run_list(prepared, addresses, scratch, 1)
         try:
             for arrays, expected in trials:
                 if reason := _check(prepared, arrays, expected, shared):
-                    _LOG.warning("%s: %s is out: %s", node, prepared.tactic, reason)
+                    _LOG.warning("%s: %s is out: %s", node, prepared.lowered.tactic, reason)
                     return math.inf
             return best_mean(alone, repeats)
         finally:
@@ -123,7 +170,7 @@ class Laboratory:
     def _run_list(
         self, prepared: _Prepared, addresses: Mapping[str, int], scratch: Scratch, threads: int
     ) -> RunList:
-        launches = [s for s in prepared.steps if isinstance(s, Launch)]
+        launches = prepared.lowered.launches
         words, rows, waits = list[int](), list[Row](), 0
         for index, launch in enumerate(launches):
             own = [
@@ -150,54 +197,52 @@ class Laboratory:
 
     # ---- memory
 
-    def _prepare(self, node: Node, tactic: Tactic) -> _Prepared:
-        memories: list[CpuAllocation] = []
+    def _lower(self, node: Node, tactic: Tactic) -> _Lowered:
+        rooms: list[_Room] = []
         family = self.backend.family(tactic.family)
         halos = tactic.halos or ((),) * len(node.inputs)
         inputs = [
             None
             if v is None or f is None
-            else self._place(v, f, (halo, tactic.halo_value), memories)
-            for v, f, halo in zip(node.inputs, tactic.inputs, halos, strict=True)
+            else self._place(Stored(v.name, v.tensor, f, Space.ARENA, halo=h), rooms, tactic)
+            for v, f, h in zip(node.inputs, tactic.inputs, halos, strict=True)
         ]
         outputs = [
-            self._place(v, f, ((), 0), memories)
+            self._place(Stored(v.name, v.tensor, f, Space.ARENA), rooms)
             for v, f in zip(node.outputs, tactic.outputs, strict=True)
         ]
-        packed = tuple(self._pack(c.array, memories) for c in family.pack(node, tactic))
+        packed: list[View] = []
+        for constant in family.pack(node, tactic):
+            linear = TensorFormat(constant.type.dtype, Layout.LINEAR)
+            stored = Stored(constant.name, constant.type, linear, Space.ARENA)
+            packed.append(self._place(stored, rooms))
+            rooms[-1].content = constant
         workspace = None
         if tactic.workspace_bytes != 0:
-            workspace = self._pack(
-                np.zeros(self._value(tactic.workspace_bytes), np.uint8), memories
-            )
-        operands = Operands(tuple(inputs), tuple(outputs), packed, workspace)
+            kind = TensorType(DType.UINT8, (self._value(tactic.workspace_bytes),))
+            linear = TensorFormat(kind.dtype, Layout.LINEAR)
+            workspace = self._place(Stored("workspace", kind, linear, Space.ARENA), rooms)
+        operands = Operands(tuple(inputs), tuple(outputs), tuple(packed), workspace)
         steps = family.lower(node, tactic, operands)
-        windows = [None if v is None else self._window(v, memories) for v in inputs]
-        results = [self._window(v, memories) for v in outputs]
-        return _Prepared(tactic, steps, memories, windows, results)
+        return _Lowered(tactic, steps, rooms, inputs, outputs)
 
-    def _place(
-        self,
-        value: Value,
-        fmt: TensorFormat,
-        around: tuple[Any, int],
-        memories: list[CpuAllocation],
-    ) -> View:
-        stored = Stored(value.name, value.tensor, fmt, Space.ARENA, halo=around[0])
-        memory = self.memory.allocate(self._value(stored.geometry()[2]), "trial")
-        memory.bytes[:] = around[1] & 0xFF  # only bytes have halos of anything but zero
-        stored.buffer = len(memories)
-        memories.append(memory)
+    def _place(self, stored: Stored, rooms: list[_Room], tactic: Tactic | None = None) -> View:
+        stored.buffer = len(rooms)
+        fill = 0 if tactic is None else tactic.halo_value & 0xFF  # only bytes have any but zero
+        rooms.append(_Room(self._value(stored.geometry()[2]), fill))
         return stored.view()
 
-    def _pack(self, array: Array, memories: list[CpuAllocation]) -> View:
-        kind = TensorType(DType.from_numpy(array.dtype), array.shape)
-        stored = Stored("packed", kind, TensorFormat(kind.dtype, Layout.LINEAR), Space.ARENA)
-        memory = self.memory.allocate(array.nbytes, "trial")
-        memory.bytes[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        stored.buffer = len(memories)
-        memories.append(memory)
-        return stored.view()
+    def _furnish(self, lowered: _Lowered, shelf: _Shelf) -> _Prepared:
+        memories: list[CpuAllocation] = []
+        for room in lowered.rooms:
+            if room.content is not None:
+                memories.append(shelf.memory_of(room.content))
+                continue
+            memories.append(self.memory.allocate(room.size_bytes, "trial"))
+            memories[-1].bytes[:] = room.fill
+        windows = [None if v is None else self._window(v, memories) for v in lowered.inputs]
+        results = [self._window(v, memories) for v in lowered.outputs]
+        return _Prepared(lowered, memories, windows, results)
 
     def _window(self, view: View, memories: Sequence[CpuAllocation]) -> NDArray[Any]:
         dtype = view.dtype.numpy
@@ -206,6 +251,25 @@ class Laboratory:
         shape = tuple(self._value(d) for d in view.shape)
         strides = tuple(self._value(s) * dtype.itemsize for s in view.strides)
         return np.lib.stride_tricks.as_strided(flat, shape, strides)
+
+
+class _Shelf:
+    """Packed constants, each once however many tactics read it."""
+
+    def __init__(self, memory: CpuMemory) -> None:
+        self._memory = memory
+        self._keys = WeightStore()
+        self._packed: dict[object, CpuAllocation] = {}
+
+    def memory_of(self, constant: Constant) -> CpuAllocation:
+        """Where the constant's elements are."""
+        key = self._keys.key(constant)
+        if key not in self._packed:
+            array = np.ascontiguousarray(constant.array)
+            memory = self._memory.allocate(array.nbytes, "trial")
+            memory.bytes[:] = array.reshape(-1).view(np.uint8)
+            self._packed[key] = memory
+        return self._packed[key]
 
 
 def _storage(tactics: Sequence[Tactic]) -> DType:
@@ -266,7 +330,7 @@ def _check(
     run_list: RunList,
 ) -> str | None:
     """Why the results of two runs are not the reference's."""
-    tactic = prepared.tactic
+    tactic = prepared.lowered.tactic
     for window, array, fmt in zip(prepared.inputs, arrays, tactic.inputs, strict=True):
         if window is not None and fmt is not None:
             if array is None:
@@ -329,77 +393,3 @@ def relative_error(got: Array, wanted: Array) -> float:
         return 0.0
     scale = float(np.abs(b[finite]).max())
     return float(np.abs(a[finite] - b[finite]).max()) / (scale or 1.0)
-
-
-class MeasuringTimer:
-    """Measures the few best candidates by their estimates; believes the estimates of the others."""
-
-    def __init__(
-        self,
-        laboratory: Laboratory,
-        cache: Any,
-        *,
-        keep: int,
-        repeats: int,
-        averaged: int = 1,
-        seconds: float = math.inf,
-        seconds_each: float = 0.02,
-        sample_seconds: float = 0.0,
-    ) -> None:
-        self.laboratory, self.cache = laboratory, cache
-        self.keep = keep
-        self.repeats = Repeats(repeats, averaged, seconds_each, sample_seconds)
-        self.deadline = time.perf_counter() + seconds
-
-    def seconds(self, node: Node, tactics: Sequence[Tactic]) -> list[float]:
-        """Seconds of the most promising tactics of each format, infinity for the others."""
-        times = [t.cost_hint if is_free(t) else math.inf for t in tactics]
-        chosen = self._promising(tactics)
-        keys = {i: self._key(node, tactics[i]) for i in chosen}
-        for i in chosen:
-            times[i] = self.cache.get(keys[i]) or math.inf
-        unknown = [i for i in chosen if self.cache.get(keys[i]) is None]
-        if unknown and time.perf_counter() > self.deadline:
-            for i in unknown:
-                times[i] = tactics[i].cost_hint
-        elif unknown:
-            measured = self.laboratory.seconds(
-                node, [tactics[i] for i in unknown], repeats=self.repeats
-            )
-            for i, seconds in zip(unknown, measured, strict=True):
-                times[i] = seconds
-                if math.isfinite(seconds):
-                    self.cache.put(keys[i], seconds)
-        return times if any(map(math.isfinite, times)) else [t.cost_hint for t in tactics]
-
-    def _promising(self, tactics: Sequence[Tactic]) -> list[int]:
-        """The best by estimate of each family, for every combination of formats."""
-        groups: dict[object, list[int]] = {}
-        for i, tactic in enumerate(tactics):
-            if not is_free(tactic):
-                key = (tactic.inputs, tactic.outputs, tactic.family)
-                groups.setdefault(key, []).append(i)
-        best = (sorted(g, key=lambda i: tactics[i].cost_hint)[: self.keep] for g in groups.values())
-        return sorted(i for group in best for i in group)
-
-    def _key(self, node: Node, tactic: Tactic) -> str:
-        lab = self.laboratory
-        where = f"{lab.target.name}, 1 thread, {sorted(lab.sizes.items())}"
-        return f"{node_text(node)} | {tactic_text(tactic)} | {where}"
-
-
-def node_text(node: Node) -> str:
-    """What a node computes: equal for nodes that take the same time."""
-    inputs = ", ".join("-" if v is None else str(v.type) for v in node.inputs)
-    return f"{node.op} on {inputs} -> {', '.join(str(v.type) for v in node.outputs)}"
-
-
-def tactic_text(tactic: Tactic) -> str:
-    """A tactic with its formats."""
-    formats = " ".join("-" if f is None else str(f) for f in (*tactic.inputs, *tactic.outputs))
-    return f"{tactic} | {formats}"
-
-
-def is_free(tactic: Tactic) -> bool:
-    """Whether there is nothing to measure: windows cost nothing, references are the last resort."""
-    return tactic.is_reference or tactic.aliasing.value != "none"

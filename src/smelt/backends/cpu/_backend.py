@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 from smelt.backends._base import Backend, CodeImage, Family
 from smelt.backends._reference import ReferenceFamily
 from smelt.backends._windows import WindowFamily
+from smelt.backends.cpu._code_cache import generator_edition
 from smelt.backends.cpu._compile import compile_ir
 from smelt.backends.cpu._link import link
 from smelt.backends.cpu._native_runtime import runtime_image
@@ -106,6 +107,13 @@ class CpuBackend(Backend[CpuTarget]):
         )
         self.cache = cache
         self.jobs = jobs or len(available_processors())
+        self._made: dict[tuple[str, CpuTarget], bytes] = {}
+        """Objects that were compiled ahead."""
+
+    @property
+    @override
+    def edition(self) -> str:
+        return generator_edition()[:12]
 
     @override
     def reformat(self, source: View, destination: View) -> tuple[Step, ...]:
@@ -132,18 +140,27 @@ class CpuBackend(Backend[CpuTarget]):
         return self.family(kernel.family).generate(kernel, target)
 
     @override
+    def prepare(self, kernels: Sequence[KernelSpec], target: CpuTarget) -> None:
+        unique = {kernel.symbol: kernel for kernel in kernels}
+        objects = self._objects(list(unique.values()), target)
+        self._made |= {(name, target): made for name, made in zip(unique, objects, strict=True)}
+
+    @override
     def compile(self, kernels: Sequence[KernelSpec], target: CpuTarget) -> CodeImage:
         unique = {kernel.symbol: kernel for kernel in kernels}
+        image, symbols = link(self._objects(list(unique.values()), target))
+        return CodeImage(image, tuple(sorted(symbols)))
 
+    def _objects(self, kernels: Sequence[KernelSpec], target: CpuTarget) -> list[bytes]:
         def build(kernel: KernelSpec) -> bytes:
             return self._object(kernel, target)
 
         with ThreadPoolExecutor(self.jobs) as pool:
-            objects = list(pool.map(build, unique.values()))
-        image, symbols = link(objects)
-        return CodeImage(image, tuple(sorted(symbols)))
+            return list(pool.map(build, kernels))
 
     def _object(self, kernel: KernelSpec, target: CpuTarget) -> bytes:
+        if (ahead := self._made.get((kernel.symbol, target))) is not None:
+            return ahead
         if self.cache is not None and (known := self.cache.get(kernel, target)) is not None:
             return known
         made = compile_ir(self.generate(kernel, target), target)

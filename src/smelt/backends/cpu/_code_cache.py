@@ -81,7 +81,7 @@ class CodeCache:
             _LOG.debug("%s", error)
 
     def _path(self, kernel: KernelSpec, target: CpuTarget) -> Path:
-        made_for = (kernel.symbol, repr(target), VERSION, abi.ABI_VERSION, _generator())
+        made_for = (kernel.symbol, repr(target), VERSION, abi.ABI_VERSION, generator_edition())
         digest = hashlib.sha256(repr(made_for).encode()).hexdigest()
         return self._folder / f"{kernel.symbol[:60]}-{digest[:32]}.o"
 
@@ -92,8 +92,8 @@ class CodeCache:
 
 
 @functools.cache
-def _generator() -> str:
-    """What made the code: LLVM's version, and the sources of our generators."""
+def generator_edition() -> str:
+    """What makes the code: LLVM's version, and the sources of our generators."""
     digest = hashlib.sha256(llvm_version().encode())
     root = Path(__file__).parent
     for path in sorted(root.rglob("*.py")):
