@@ -104,13 +104,13 @@ def choose(
                 continue
             maker = index[id(value.producer)]
             made = [t.outputs[value.producer.outputs.index(value)] for t, _ in kept[maker]]
-            matrix = np.array([[_price(value, m, w, sizes) for w in wanted] for m in made])
+            matrix = np.array([[_price(value, m, w, sizes) for w in asked] for m in made])
             edges[maker, number] = edges.get((maker, number), 0.0) + matrix
     for value in graph.outputs:
         if value.producer is not None:
-            maker, wanted = index[id(value.producer)], linear_format(value)
+            maker, asked = index[id(value.producer)], linear_format(value)
             made = [t.outputs[value.producer.outputs.index(value)] for t, _ in kept[maker]]
-            costs[maker] = costs[maker] + [_price(value, m, wanted, sizes) for m in made]
+            costs[maker] = costs[maker] + [_price(value, m, asked, sizes) for m in made]
     for node, options, chosen in zip(graph.nodes, kept, solve(costs, edges), strict=True):
         choice.tactics[id(node)] = options[chosen][0]
     return choice
