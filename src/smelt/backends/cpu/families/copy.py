@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from smelt.backends.cpu._emit import LLVM_TYPES, Emitter, Int, Reg, emitter_for, vector_type
+from smelt.backends.cpu._emit import (
+    LLVM_TYPES,
+    Emitter,
+    Int,
+    Reg,
+    element_type,
+    emitter_for,
+    lane_count,
+    vector_type,
+)
 from smelt.backends.cpu._scalars import Scalars
 from smelt.backends.cpu.families._transpose import LEAST_TILE, Span, Turn
 from smelt.backends.cpu.families._vectors import Moved
@@ -26,6 +35,8 @@ _CHUNK_BYTES: Final = 16 << 10
 cache."""
 _TILE: Final = 16
 _BLOCK: Final = 64
+_MOST_INTERLEAVED: Final = 4
+"""Lines, say the channels of a picture, that are read at once to be written as one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +198,8 @@ def _copy_inner(
 ) -> None:
     read, written = moving.sizes
     if len(inner) == 2:
+        if _is_interleaved(inner):
+            inner = [inner[0], _interleave(e, pointers, inner, moving, vector_bits)]
         extent, source, destination = inner[0]
         with e.loop(0, extent) as steps:
             moved = [
@@ -215,6 +228,56 @@ def _copy_inner(
     with e.loop(whole, extent) as steps:
         one = moving.load(e, e.at(pointers[0], e.mul(steps.index, e.mul(source, read))))
         e.store(one, e.at(pointers[1], e.mul(steps.index, e.mul(destination, written))))
+
+
+def _is_interleaved(inner: list[tuple[Int, ...]]) -> bool:
+    """Whether a few lines of the source become one of the destination, element by element."""
+    (count, _, beside), (_, along, pitch) = inner
+    few = isinstance(count, int) and 2 <= count <= _MOST_INTERLEAVED
+    return few and beside == along == 1 and pitch == count
+
+
+def _interleave(
+    e: Emitter,
+    pointers: list[Reg],
+    inner: list[tuple[Int, ...]],
+    moving: Moved,
+    vector_bits: int,
+) -> tuple[Int, ...]:
+    """Write what fills vectors; move the pointers to the rest, and give its axis."""
+    (count, plane, _), (extent, source, pitch) = inner
+    assert isinstance(count, int)  # noqa: S101  (checked before)
+    lanes = vector_bits // (8 * moving.widest)
+    whole = e.mul(e.div(extent, lanes), lanes)
+    read, written = moving.sizes
+    with e.loop(0, whole, lanes) as steps:
+        at = e.at(pointers[0], e.mul(steps.index, read))
+        lines = [moving.load(e, e.at(at, e.mul(plane, k * read)), lanes) for k in range(count)]
+        to = e.at(pointers[1], e.mul(steps.index, count * written))
+        e.store(_woven(e, lines), to)
+    pointers[0] = e.at(pointers[0], e.mul(whole, read))
+    pointers[1] = e.at(pointers[1], e.mul(whole, count * written))
+    return (e.sub(extent, whole), source, pitch)
+
+
+def _woven(e: Emitter, lines: Sequence[Reg]) -> Reg:
+    """The first elements of all lines, then their second ones, and so on."""
+    lanes, element = lane_count(lines[0].type), element_type(lines[0].type)
+    parts = [*lines, *[Reg("poison", lines[0].type)] * (-len(lines) % 2)]
+    while len(parts) > 1:
+        width = lane_count(parts[0].type)
+        order = ", ".join(f"i32 {i}" for i in range(2 * width))
+        kind = vector_type(element, 2 * width)
+        parts = [
+            e.emit(kind, f"shufflevector {a}, {b}, <{2 * width} x i32> <{order}>")
+            for a, b in zip(parts[::2], parts[1::2], strict=True)
+        ]
+    order = ", ".join(f"i32 {k * lanes + i}" for i in range(lanes) for k in range(len(lines)))
+    total = lanes * len(lines)
+    whole = parts[0]
+    mask = f"<{total} x i32> <{order}>"
+    kind = vector_type(element, total)
+    return e.emit(kind, f"shufflevector {whole}, {whole.type} poison, {mask}")
 
 
 def generate_clear(kernel: KernelSpec, target: CpuTarget) -> str:
