@@ -104,7 +104,7 @@ def choose(
                 continue
             maker = index[id(value.producer)]
             made = [t.outputs[value.producer.outputs.index(value)] for t, _ in kept[maker]]
-            matrix = np.array([[_price(value, m, w, sizes) for w in asked] for m in made])
+            matrix = np.array([[_price(value, m, w, sizes) for w in wanted] for m in made])
             edges[maker, number] = edges.get((maker, number), 0.0) + matrix
     for value in graph.outputs:
         if value.producer is not None:
