@@ -86,7 +86,9 @@ def test_a_copy_between_any_two_windows_moves_every_element_and_no_other(
 
 
 @every_target
-@pytest.mark.parametrize("shape", [(70, 130), (130, 70), (64, 64), (5, 200), (4, 37), (3, 300), (2, 70)])
+@pytest.mark.parametrize(
+    "shape", [(70, 130), (130, 70), (64, 64), (5, 200), (4, 37), (3, 300), (2, 70)]
+)
 def test_turned_tiles_cover_every_remainder(shape: tuple[int, int], target: CpuTarget) -> None:
     for dtype in ("int8", "float32", "int64"):
         array = np.random.default_rng(1).integers(1, 99, shape).astype(dtype)
