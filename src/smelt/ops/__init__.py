@@ -21,6 +21,7 @@ from smelt.ops.bitwise_not import BitwiseNot
 from smelt.ops.cast import Cast
 from smelt.ops.ceil import Ceil
 from smelt.ops.celu import Celu
+from smelt.ops.chain import Chain
 from smelt.ops.clip import Clip
 from smelt.ops.compress import Compress
 from smelt.ops.concat import Concat
@@ -169,6 +170,7 @@ __all__ = [
     "Cast",
     "Ceil",
     "Celu",
+    "Chain",
     "Clip",
     "Compress",
     "Concat",
@@ -325,6 +327,7 @@ ALL_OPS: tuple[type[Op], ...] = (
     Cast,
     Ceil,
     Celu,
+    Chain,
     Clip,
     Compress,
     Concat,

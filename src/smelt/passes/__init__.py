@@ -3,6 +3,7 @@
 from smelt.passes._base import Note, Pass, PassResult
 from smelt.passes._manager import PassRecord, PassReport, run_passes
 from smelt.passes.absorb_quantization import AbsorbQuantization
+from smelt.passes.chain_depthwise import ChainDepthwise
 from smelt.passes.combine_affines import CombineAffines
 from smelt.passes.decompose import Decompose
 from smelt.passes.fold_constants import FoldConstants
@@ -24,6 +25,7 @@ from smelt.passes.sink_transposes import SinkTransposes
 __all__ = [
     "ALL_PASSES",
     "AbsorbQuantization",
+    "ChainDepthwise",
     "CombineAffines",
     "DEFAULT_PIPELINE",
     "Decompose",
@@ -52,6 +54,7 @@ __all__ = [
 
 ALL_PASSES: tuple[type[Pass], ...] = (
     AbsorbQuantization,
+    ChainDepthwise,
     CombineAffines,
     Decompose,
     FoldConstants,

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from smelt.passes.absorb_quantization import AbsorbQuantization
+from smelt.passes.chain_depthwise import ChainDepthwise
 from smelt.passes.combine_affines import CombineAffines
 from smelt.passes.decompose import Decompose
 from smelt.passes.fold_constants import FoldConstants
@@ -61,6 +62,8 @@ DEFAULT_PIPELINE: tuple[Pass, ...] = (
     # Epilogues before siblings: siblings are merged with their epilogues, when these are alike.
     FuseEpilogues(),
     MergeSiblings(),
+    # Last, of what no other pass has a use for apart.
+    ChainDepthwise(),
     RemoveUnused(),
 )
 """What every build runs, for engines that compute in float32."""

@@ -15,6 +15,7 @@ from smelt.backends.cpu._link import link
 from smelt.backends.cpu._native_runtime import runtime_image
 from smelt.backends.cpu._target import CpuTarget
 from smelt.backends.cpu.families.axis import AxisFamily
+from smelt.backends.cpu.families.chain import ChainFamily
 from smelt.backends.cpu.families.conv import ConvFamily
 from smelt.backends.cpu.families.copy import (
     CLEAR,
@@ -38,6 +39,7 @@ from smelt.backends.cpu.families.lrn import LrnFamily
 from smelt.backends.cpu.families.lstm import LstmFamily
 from smelt.backends.cpu.families.move import MoveFamily
 from smelt.backends.cpu.families.normalize import NormalizeFamily
+from smelt.backends.cpu.families.panelwise import PanelwiseFamily
 from smelt.backends.cpu.families.place import PlaceFamily
 from smelt.backends.cpu.families.pool import PoolFamily
 from smelt.backends.cpu.families.quantize import QuantizeFamily
@@ -81,6 +83,7 @@ class CpuBackend(Backend[CpuTarget]):
         self.families: tuple[Family[CpuTarget], ...] = (
             WindowFamily(),
             AxisFamily(),
+            ChainFamily(),
             ConvFamily(),
             DeconvFamily(),
             DepthwiseFamily(),
@@ -96,6 +99,7 @@ class CpuBackend(Backend[CpuTarget]):
             LstmFamily(),
             MoveFamily(),
             NormalizeFamily(),
+            PanelwiseFamily(),
             PlaceFamily(),
             PoolFamily(),
             QuantizeFamily(),

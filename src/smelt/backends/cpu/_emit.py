@@ -97,6 +97,7 @@ class Emitter:
     scratch: Reg = Reg("%scratch", "ptr")
     _pointers: dict[int, Reg] = field(default_factory=dict[int, Reg])
     _words: list[str] = field(default_factory=list[str])
+    _parts: list[str] = field(default_factory=list[str])
 
     # ---- text
 
@@ -136,7 +137,16 @@ class Emitter:
             f"define void @{self.symbol}(ptr %args, i64 %begin, i64 %end, ptr %scratch) nounwind {{"
         )
         body = [head, "entry:", *self._words, *self.lines, "  ret void", "}"]
-        return "\n".join([*sorted(self.declarations.values()), *body, ""])
+        return "\n".join([*sorted(self.declarations.values()), *body, *self._parts, ""])
+
+    def include(self, module: str) -> None:
+        """Take in the module of a kernel that this one calls with arguments of its own making."""
+        # What it finds in them differs from call to call.
+        for line in module.replace(", !invariant.load !{}", "").splitlines():
+            if line.startswith("declare"):
+                self.declarations[line.partition("@")[2].partition("(")[0]] = line
+            else:
+                self._parts.append(line.replace("define void", "define internal void"))
 
     # ---- arguments
 

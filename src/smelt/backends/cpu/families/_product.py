@@ -149,7 +149,7 @@ class Product:
         """The launch, for a tactic's options; ``views`` are the kernel's operands in order."""
         product = self.flattened()
         scalars = Scalars()
-        panels = product._panels(dict(options), views, scalars)
+        panels = product.panels(dict(options), views, scalars)
         chunks: Dim = self.groups
         for extent in (*product.images, *product._counts(panels)):
             chunks = chunks * extent
@@ -171,9 +171,10 @@ class Product:
             ceil_div(self.width, tile[1] * blocks[1]),
         )
 
-    def _panels(
+    def panels(
         self, options: dict[str, object], views: Sequence[View], scalars: Scalars
     ) -> Panels:
+        """The kernel, for a tactic's options and the kernel's operands."""
         lanes, vectors = cast("int", options["lanes"]), cast("int", options["vectors"])
         problem, arithmetic = self.problem, cast("str", options.get("arithmetic", "float32"))
         tile = choose_tile(problem, cast("int", options["pixels"]), vectors)
@@ -210,7 +211,7 @@ class Product:
         )
         down, rows, columns = scalars.all_json(self._counts(panels))
         counted = replace(panels, counts=(down, rows, columns))
-        return replace(counted, prefetch=_prefetch_bytes(counted))
+        return replace(counted, prefetch=prefetch_bytes(counted))
 
 
 def _strides(walk: Walk, view: View, scalars: Scalars) -> Json:
@@ -239,7 +240,7 @@ def _unroll(words: Dim) -> int:
     return next((u for u in (4, 3, 5, 7) if known % u == 0), 4)
 
 
-def _prefetch_bytes(panels: Panels) -> int:
+def prefetch_bytes(panels: Panels) -> int:
     """What each step of the sum asks for of the next panel, such that the tiles ask for all of it.
 
     Weights are cold: a network streams more of them than the caches hold. Small ones are not

@@ -121,7 +121,7 @@ class ConvFamily(Family[CpuTarget]):
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
         count = len(self.pack(node, tactic)) - len(pack_extras(node, _CHANNEL_AXIS))
-        product, extras = _product(node, tactic, operands, count)
+        product, extras = product_of(node, tactic, operands, count)
         views = (view_of(operands, 0), *operands.packed[:count], *extras, operands.outputs[0])
         return (product.launch(self.name, tactic.parameters, views),)
 
@@ -174,7 +174,8 @@ def halo_of(node: Node, root: Conv | ConvInteger) -> Halo:
     return tuple(pairs) if any(map(any, pairs)) else ()
 
 
-def _problem(node: Node, root: Conv) -> Problem:
+def problem_of(node: Node, root: Conv) -> Problem:
+    """What the choice of tiles depends on."""
     shape = node.output.tensor.shape
     weights = constant_of(node.inputs[1]).type.shape
     depth = 1
@@ -203,7 +204,7 @@ def _candidates(
     node: Node, root: Conv, target: CpuTarget
 ) -> Iterator[tuple[tuple[tuple[str, Json], ...], float]]:
     lanes = target.vector_bits // 32
-    problem = _flat(_problem(node, root), root)
+    problem = _flat(problem_of(node, root), root)
     a_bytes = problem.pixels * problem.depth * 4 // max(1, root.kernel_shape[-1] ** 2)
     ranked: list[tuple[float, tuple[tuple[str, Json], ...]]] = []
     for budget, vectors in budgets(target):
@@ -237,10 +238,13 @@ def _columns_in_runs(weights: Constant) -> Constant:
     return named(weights.name, reshape(turned, filters, width * depth, *rows))
 
 
-def _product(
+def product_of(
     node: Node, tactic: Tactic, operands: Operands, packed: int
 ) -> tuple[Product, list[View]]:
-    """The sum that the convolution is, on the memory of its operands."""
+    """The sum that the convolution is, on the memory of its operands, and what it reads besides.
+
+    The first ``packed`` of the packed operands are weights and bias.
+    """
     root, arithmetic = cast("Conv", root_of(node)[0]), arithmetic_of(tactic)
     x, out = view_of(operands, 0), operands.outputs[0]
     filters, depth, *_ = (cast("int", e) for e in constant_of(node.inputs[1]).type.shape)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Final, cast
 
 from smelt.backends import Family, Refusal, Tactic
-from smelt.backends.cpu._emit import Emitter, Int, Reg
+from smelt.backends.cpu._emit import Emitter
 from smelt.backends.cpu._epilogue import root_of
 from smelt.backends.cpu._math import multiply_add
 from smelt.backends.cpu._scalars import Scalars
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from smelt.backends import Operands
+    from smelt.backends.cpu._emit import Int, Reg
     from smelt.engine import Step
     from smelt.ir import Constant, Node
     from smelt.types import Dim
@@ -137,7 +138,7 @@ class DepthwiseFamily(Family[CpuTarget]):
     @override
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
         del target
-        return _Writer(kernel).write()
+        return _write(kernel)
 
 
 def _why_not(node: Node, root: Conv) -> str | None:
@@ -186,31 +187,40 @@ def _estimate_seconds(node: Node, root: Conv, target: CpuTarget) -> float:
     return cycles / CYCLES_PER_SECOND + elements * 8 / MEMORY_BYTES_PER_SECOND
 
 
-class _Writer:
-    """Writes one kernel. Operands: image, taps, bias if any, extras, result."""
+def _write(kernel: KernelSpec) -> str:
+    """One kernel. Operands: image, taps, bias if any, extras, result."""
+    pixels, first = Pixels.from_spec(kernel), 2 + kernel["bias"]
+    e = Emitter(kernel.symbol, first + len(pixels.extras) + 1)
+    w = PixelWriter(e, pixels, first)
+    a = Walk(*as_json(kernel["a"]))  # type: ignore[misc]
+    image = e.at(e.pointer(0), a.bytes_of(e, 1, kernel["a_start"]))
+    bias = e.pointer(2) if kernel["bias"] else None
+    rows = RowWriter(w, kernel, a, (image, e.pointer(1), bias))
+    with w.chunks() as (number, top, bottom):
 
-    def __init__(self, kernel: KernelSpec) -> None:
-        self.k = kernel
-        self.p = Pixels.from_spec(kernel)
-        first = 2 + kernel["bias"]
-        self.e = Emitter(kernel.symbol, first + len(self.p.extras) + 1)
-        self.w = PixelWriter(self.e, self.p, first)
-        self.a = Walk(*as_json(kernel["a"]))  # type: ignore[misc]
-        self.padded = -(-self.p.channels // self.p.lanes) * self.p.lanes
+        def block(first: Int, end: Int, mask: Reg | None) -> None:
+            with e.loop(top, bottom) as row:
+                rows.row((number, row.index), (first, end), mask)
 
-    def write(self) -> str:
-        with self.w.chunks() as (image, top, bottom):
+        w.channel_blocks(kernel["block"], block)
+    return e.module()
 
-            def block(first: Int, end: Int, mask: Reg | None) -> None:
-                with self.e.loop(top, bottom) as row:
-                    self.row((image, row.index), (first, end), mask)
 
-            self.w.channel_blocks(self.k["block"], block)
-        return self.e.module()
+class RowWriter:
+    """Writes rows of results; a kernel gives ``window``, ``steps``, ``dilations``, ``columns``."""
+
+    def __init__(
+        self, w: PixelWriter, kernel: KernelSpec, a: Walk, operands: tuple[Reg, Reg, Reg | None]
+    ) -> None:
+        """A writer for images that ``a`` walks; ``operands``: first tap's image, taps, bias."""
+        self.w, self.e, self.k, self.a = w, w.e, kernel, a
+        self.image, self.taps, self.bias = operands
+        self.padded = -(-w.p.channels // w.p.lanes) * w.p.lanes
 
     def row(self, line: tuple[Int, Int], channels: tuple[Int, Int], mask: Reg | None) -> None:
+        """Write one row of one image, ``line``, for some channels: whole vectors, or one masked."""
         e, columns = self.e, self.k["columns"]
-        width = e.extent(self.p.width)
+        width = e.extent(self.w.p.width)
         if isinstance(width, int):
             self.tiles(line, channels, mask, min(columns, width))
             return
@@ -223,31 +233,32 @@ class _Writer:
         self, line: tuple[Int, Int], channels: tuple[Int, Int], mask: Reg | None, columns: int
     ) -> None:
         """Tiles of one row; the last ends at the border."""
-        e, width = self.e, self.e.extent(self.p.width)
+        e, width = self.e, self.e.extent(self.w.p.width)
         count = e.div(e.add(width, columns - 1), columns)
         with e.loop(0, count) as tile:
             left = e.minimum(e.mul(tile.index, columns), e.sub(width, columns))
-            with e.loop(*channels, self.p.lanes) as channel:
+            with e.loop(*channels, self.w.p.lanes) as channel:
                 self.tile((*line, left), columns, channel.index, mask)
 
     def tile(
         self, place: tuple[Int, Int, Int], columns: int, channel: Int, mask: Reg | None
     ) -> None:
+        """Write some pixels of a row, one vector of channels."""
         e, (image, row, left) = self.e, place
         steps = as_json(self.k["steps"])
-        at = e.at(e.pointer(0), self.a.bytes_of(e, 1, self.k["a_start"]))
         down, across = e.mul(row, steps[0]), e.mul(left, steps[1])  # type: ignore[index, arg-type]
-        at = e.at(at, self.w.offset(self.a, image, down, across))
+        at = e.at(self.image, self.w.offset(self.a, image, down, across))
         lane = e.mul(channel, _FLOAT_BYTES)
         sums = [e.constant(0.0, self.w.kind)] * columns
-        if self.k["bias"]:
-            sums = [e.load(self.w.kind, e.at(e.pointer(2), lane))] * columns
+        if self.bias is not None:
+            sums = [e.load(self.w.kind, e.at(self.bias, lane))] * columns
         at = e.at(at, self.a.bytes_of(e, channel))
-        sums = self.sum_window(at, e.at(e.pointer(1), lane), sums, mask)
+        sums = self.sum_window(at, e.at(self.taps, lane), sums, mask)
         for i, value in enumerate(sums):
             self.w.finish(value, (image, row, e.add(left, i)), channel, mask)
 
     def sum_window(self, a: Reg, taps: Reg, sums: list[Reg], mask: Reg | None) -> list[Reg]:
+        """Add the whole window to the sums."""
         height, width = self.k["window"]
         if height * width <= _WRITTEN_OUT_TAPS:
             for row in range(height):

@@ -1,0 +1,170 @@
+"""Two ops of a chain, one after the other: what is between them lies in the workspace.
+
+This is what the two would be without the chain; it is there for whatever `PanelwiseFamily` cannot
+do or does no faster.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+
+from smelt.backends import Family, Operands, Refusal, Stored, Tactic
+from smelt.backends.cpu._elementwise import root_of
+from smelt.backends.cpu._target import CpuTarget
+from smelt.backends.cpu.families._operands import CHANNELS_LAST
+from smelt.backends.cpu.families.conv import ConvFamily, halo_of
+from smelt.backends.cpu.families.copy import clear_launch
+from smelt.backends.cpu.families.depthwise import DepthwiseFamily
+from smelt.backends.cpu.families.winograd import WinogradFamily
+from smelt.engine import Launch, Space, View, parameters
+from smelt.errors import InternalError
+from smelt.ir import Graph
+from smelt.ops.chain import Chain
+from smelt.types import ceil_div, override
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from smelt.engine import KernelSpec, Step
+    from smelt.ir import Constant, Node, Value
+    from smelt.ops.conv import Conv
+    from smelt.types import Dim
+
+_FAMILIES: Final[dict[str, Family[CpuTarget]]] = {
+    family.name: family for family in (ConvFamily(), WinogradFamily())
+}
+"""What runs the first of the two."""
+_SECOND: Final = DepthwiseFamily()
+_LINE_BYTES: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """The two nodes that a chain stands for."""
+
+    first: Node
+    second: Node
+
+
+def links_of(node: Node) -> Links | None:
+    """The nodes of a chain, in a graph of their own; None for any other op."""
+    if not isinstance(node.op, Chain):
+        return None
+    graph, count = Graph(node.name), node.op.first_inputs
+
+    def place(value: Value | None) -> Value | None:
+        if value is None:
+            return None
+        if value.constant is not None:
+            return graph.add_constant(value.constant)
+        return graph.add_input(value.name, value.type)
+
+    inputs = [place(value) for value in node.inputs]
+    first = graph.add(node.op.first, *inputs[:count], name=f"{node.name}/first")
+    second = graph.add(node.op.second, first.output, *inputs[count:], name=node.name)
+    graph.outputs.append(second.output)
+    return Links(first, second)
+
+
+def links_in(node: Node) -> Links:
+    """The nodes of a chain that has tactics."""
+    links = links_of(node)
+    if links is None:
+        raise InternalError(f"{node} is no chain")
+    return links
+
+
+class ChainFamily(Family[CpuTarget]):
+    """A convolution and a depthwise one, each with its own kernels."""
+
+    name: ClassVar[str] = "chain"
+
+    @override
+    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
+        links = links_of(node)
+        if links is None:
+            return
+        answers = [a for f in _FAMILIES.values() for a in f.tactics(links.first, target)]
+        others = list(_SECOND.tactics(links.second, target))
+        first, second = _best(answers, 3), _best(others, 2)
+        for answer in (*answers, *others):
+            if isinstance(answer, Refusal) and not (first and second):
+                yield replace(answer, family=self.name)
+        for a in first:
+            for b in second:
+                yield self._both(links, a, b)
+
+    def _both(self, links: Links, a: Tactic, b: Tactic) -> Tactic:
+        halos = (*(a.halos or ((),) * len(a.inputs)), *(b.halos or ((),) * len(b.inputs))[1:])
+        return Tactic(
+            self.name,
+            parameters(first=(a.family, a.parameters), second=(b.family, b.parameters)),
+            (*a.inputs, *b.inputs[1:]),
+            b.outputs,
+            halos if any(map(any, halos)) else (),
+            workspace_bytes=_between_bytes(links) + a.workspace_bytes,
+            cost_hint=a.cost_hint + b.cost_hint,
+        )
+
+    @override
+    def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
+        links, (a, b) = links_in(node), _parts(tactic)
+        return (*_FAMILIES[a.family].pack(links.first, a), *_SECOND.pack(links.second, b))
+
+    @override
+    def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
+        links, (a, b) = links_in(node), _parts(tactic)
+        workspace, count = operands.workspace, len(links.first.inputs)
+        if workspace is None:
+            raise InternalError(f"{node} has no workspace for what is between its ops")
+        between, used = _between_view(links, workspace), _between_bytes(links)
+        rest = replace(workspace, offset=workspace.offset + used, shape=(workspace.shape[0] - used,))
+        own = len(_FAMILIES[a.family].pack(links.first, a))
+        written = Operands(operands.inputs[:count], (between,), operands.packed[:own], rest)
+        steps = list(_FAMILIES[a.family].lower(links.first, a, written))
+        if between.halo:
+            # The first kernel writes beside what is cleared, at the same time.
+            steps[0] = replace(cast("Launch", steps[0]), waits=False)
+            steps.insert(0, clear_launch(between))
+        inputs = (between, *operands.inputs[count:])
+        read = Operands(inputs, operands.outputs, operands.packed[own:])
+        return (*steps, *_SECOND.lower(links.second, b, read))
+
+    @override
+    def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
+        raise InternalError("a chain of two kernels has no kernel of its own")
+
+
+def _best(answers: Sequence[Tactic | Refusal], count: int) -> list[Tactic]:
+    tactics = [a for a in answers if isinstance(a, Tactic)]
+    return sorted(tactics, key=lambda t: t.cost_hint)[:count]
+
+
+def _parts(tactic: Tactic) -> tuple[Tactic, Tactic]:
+    """The two tactics, as far as lowering asks for them."""
+    options: Any = dict(tactic.parameters)
+    (first, of_first), (second, of_second) = options["first"], options["second"]
+    return Tactic(first, of_first, (), ()), Tactic(second, of_second, (), ())
+
+
+def _between(links: Links) -> Stored:
+    """The tensor between the two, with the zeros that the second reads."""
+    root = cast("Conv", root_of(links.second)[0])
+    value, halo = links.first.output, halo_of(links.second, root)
+    return Stored(value.name, value.tensor, CHANNELS_LAST, Space.ARENA, halo=halo)
+
+
+def _between_bytes(links: Links) -> Dim:
+    """Its size, rounded up to cache lines."""
+    return ceil_div(_between(links).geometry()[2], _LINE_BYTES) * _LINE_BYTES
+
+
+def _between_view(links: Links, workspace: View) -> View:
+    """Its window on the workspace."""
+    stored = _between(links)
+    strides, offset, _ = stored.geometry()
+    kind = stored.type
+    return View(
+        workspace.buffer, workspace.offset + offset, kind.dtype, kind.shape, strides, stored.halo
+    )

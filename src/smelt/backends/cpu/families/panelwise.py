@@ -1,0 +1,409 @@
+"""A convolution and the depthwise one behind it, a panel of channels at a time.
+
+A chunk is some rows of results by some panels. For each panel the first convolution writes the
+rows that these results need into the worker's scratch memory, which stays in the second cache, and
+the depthwise one reads them there: what is between the two is never stored. Rows that two
+chunks need are computed by both, in the same way.
+
+The first convolution is the kernel of `_panels` as it is, called for the rows of one panel.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+
+from smelt.backends import Family, Operands, Refusal, Tactic
+from smelt.backends.cpu._elementwise import root_of
+from smelt.backends.cpu._emit import Emitter, Int, Reg
+from smelt.backends.cpu._scalars import Scalars
+from smelt.backends.cpu._target import CpuTarget
+from smelt.backends.cpu.families._operands import pack_extras, view_of
+from smelt.backends.cpu.families._panel_spec import Panels
+from smelt.backends.cpu.families._panels import write_panels
+from smelt.backends.cpu.families._pixels import (
+    CHANNEL_AXIS,
+    Pixels,
+    PixelWriter,
+    Walk,
+    pixels_of,
+)
+from smelt.backends.cpu.families._product import prefetch_bytes
+from smelt.backends.cpu.families._tiling import (
+    Problem,
+    budgets,
+    choose_tile,
+    estimate_seconds,
+)
+from smelt.backends.cpu.families._vectors import unravel
+from smelt.backends.cpu.families.chain import Links, links_in, links_of
+from smelt.backends.cpu.families.conv import ConvFamily, bias_of, problem_of, product_of
+from smelt.backends.cpu.families.depthwise import DepthwiseFamily, RowWriter
+from smelt.engine import KernelSpec, Launch, View, as_json, parameters
+from smelt.types import ceil_div, override
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from smelt.backends.cpu.families._product import Product
+    from smelt.engine import Json, Parameters, Step
+    from smelt.ir import Constant, Node
+    from smelt.ops.conv import Conv
+
+_FLOAT_BYTES: Final = 4
+_SCRATCH_BYTES: Final = 512 << 10
+"""What a worker may keep in its second level of cache: half of what processors have today."""
+_KEPT: Final = 6
+_FIRST, _SECOND = ConvFamily(), DepthwiseFamily()
+
+
+class PanelwiseFamily(Family[CpuTarget]):
+    """Both convolutions of a chain in one kernel."""
+
+    name: ClassVar[str] = "panelwise"
+
+    @override
+    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
+        links = links_of(node)
+        if links is None:
+            return
+        first = list(_FIRST.tactics(links.first, target))
+        second = list(_SECOND.tactics(links.second, target))
+        refused = [a for a in (*first, *second) if isinstance(a, Refusal)]
+        if refused or not _is_known(links):
+            reason = refused[0].reason if refused else "the extents of an image are not known"
+            yield Refusal(self.name, reason)
+            return
+        a, b = cast("Tactic", first[0]), cast("Tactic", second[0])
+        halos = (*(a.halos or ((),) * len(a.inputs)), *((),) * (len(b.inputs) - 1))
+        for options, seconds in _candidates(links, target):
+            yield Tactic(
+                self.name,
+                options,
+                (*a.inputs, *b.inputs[1:]),
+                b.outputs,
+                halos if any(map(any, halos)) else (),
+                cost_hint=seconds,
+            )
+
+    @override
+    def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
+        links = links_in(node)
+        return (*_FIRST.pack(links.first, tactic), *_SECOND.pack(links.second, tactic))
+
+    @override
+    def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
+        return (_Lowering(links_in(node), tactic, operands).launch(),)
+
+    @override
+    def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
+        del target
+        return _Writer(kernel).write()
+
+
+def _is_known(links: Links) -> bool:
+    shape = (*links.first.output.tensor.shape[2:], *links.second.output.tensor.shape[2:])
+    return all(isinstance(extent, int) and extent > 0 for extent in shape)
+
+
+# ---- tactics
+
+
+@dataclass(frozen=True, slots=True)
+class _Geometry:
+    """Extents of what is between the two, and how the second's window walks over it."""
+
+    height: int
+    width: int
+    rows: int
+    """Rows of the results."""
+    columns: int
+    channels: int
+    window: tuple[int, int]
+    steps: tuple[int, int]
+    dilations: tuple[int, int]
+    before: tuple[int, int]
+    """Zeros above and to the left."""
+
+    @staticmethod
+    def of(links: Links) -> _Geometry:
+        root = cast("Conv", root_of(links.second)[0])
+        _, channels, height, width = (cast("int", e) for e in _shape(links.first))
+        rows, columns = (cast("int", e) for e in links.second.output.tensor.shape[2:])
+        before = tuple(pair[0] for pair in root.pad_pairs)
+        pairs = (root.kernel_shape, root.strides, root.dilations, before)
+        return _Geometry(height, width, rows, columns, channels, *(cast("Any", p) for p in pairs))
+
+    def rows_under(self, count: int) -> int:
+        """Rows of the middle, zeros included, under so many rows of results."""
+        return (count - 1) * self.steps[0] + (self.window[0] - 1) * self.dilations[0] + 1
+
+    @property
+    def line(self) -> int:
+        """Pixels of a row in the scratch memory: zeros, image, zeros."""
+        reach = (self.columns - 1) * self.steps[1] + (self.window[1] - 1) * self.dilations[1] + 1
+        return max(reach, self.before[1] + self.width)
+
+    def scratch_bytes(self, count: int, width: int) -> int:
+        """Memory of a panel of ``width`` channels under so many rows of results."""
+        return self.rows_under(count) * self.line * width * _FLOAT_BYTES
+
+
+def _shape(node: Node) -> tuple[Any, ...]:
+    images, *rest = node.output.tensor.shape
+    return (images if isinstance(images, int) else 1, *rest)
+
+
+def _candidates(links: Links, target: CpuTarget) -> Iterator[tuple[Parameters, float]]:
+    lanes, found = target.vector_bits // 32, _Geometry.of(links)
+    problem = problem_of(links.first, cast("Conv", root_of(links.first)[0]))
+    second = min(t.cost_hint for t in _SECOND.tactics(links.second, target) if isinstance(t, Tactic))
+    ranked: list[tuple[float, Parameters]] = []
+    for budget, vectors in budgets(target):
+        if (vectors - 1) * lanes >= problem.filters or (vectors == 1 and problem.filters > lanes):
+            continue
+        tile = _tile(problem, budget, vectors)
+        seconds = estimate_seconds(problem, tile, vectors, target)
+        panels = -(-found.channels // (vectors * lanes))
+        for rows in _row_counts(found, vectors * lanes):
+            down = -(-found.rows // rows)
+            again = down * found.rows_under(rows) / found.rows_under(found.rows)
+            for count in dict.fromkeys((1, panels)):
+                chunks = down * -(-panels // count) * (problem.images or 1)
+                cost = (seconds * again + second) * (1 + 0.5 / chunks)
+                options = parameters(
+                    lanes=lanes, vectors=vectors, pixels=budget, rows=rows, panels=count,
+                    columns=_even(found.columns, budget),
+                )  # fmt: skip
+                ranked.append((cost, options))
+    for seconds, options in sorted(ranked, key=lambda r: r[0])[:_KEPT]:
+        yield options, seconds
+
+
+def _tile(problem: Problem, budget: int, vectors: int) -> tuple[int, int]:
+    """A tile of one row: calls are for any rows."""
+    return choose_tile(dataclasses.replace(problem, height=None), budget, vectors)
+
+
+def _row_counts(found: _Geometry, width: int) -> list[int]:
+    """Rows of results of a chunk: all of them, half of them …, as long as they fit the cache."""
+    counts = [-(-found.rows // parts) for parts in (1, 2, 4, 8, 16)]
+    small = [c for c in counts if found.scratch_bytes(c, width) <= _SCRATCH_BYTES]
+    return list(dict.fromkeys(small or counts[-1:]))
+
+
+def _even(extent: int, size: int) -> int:
+    return -(-extent // -(-extent // size))
+
+
+# ---- lowering
+
+
+@dataclass(frozen=True, slots=True)
+class _Lowering:
+    links: Links
+    tactic: Tactic
+    operands: Operands
+
+    def launch(self) -> Launch:
+        links, options, found = self.links, dict(self.tactic.parameters), _Geometry.of(self.links)
+        lanes, vectors, rows, panels = (
+            cast("int", options[n]) for n in ("lanes", "vectors", "rows", "panels")
+        )
+        width, scalars = lanes * vectors, Scalars()
+        own = len(_FIRST.pack(links.first, self.tactic))
+        first, images, views = self.first(found, own, scalars)
+        has_bias = bias_of(links.second) is not None
+        count = len(links.first.inputs)
+        second = Operands(
+            (None, *self.operands.inputs[count:]), self.operands.outputs, self.operands.packed[own:]
+        )
+        taps = second.packed[: 1 + has_bias]
+        work = found.window[0] * found.window[1]
+        pixels, extras = pixels_of(
+            links.second, second, second.packed[1 + has_bias :], scalars, lanes, work
+        )
+        blocks, parts = ceil_div(found.rows, rows), -(-found.channels // (width * panels))
+        pixels = dataclasses.replace(pixels, rows=rows, blocks=blocks)
+        kernel = KernelSpec(
+            PanelwiseFamily.name,
+            parameters(
+                first=first.parameters,
+                images=images,
+                pixels=pixels.as_json(),
+                geometry=as_json(dataclasses.astuple(found)),
+                window=found.window,
+                steps=found.steps,
+                dilations=found.dilations,
+                bias=has_bias,
+                columns=options["columns"],
+                panels=panels,
+                scalars=len(scalars.values),
+            ),
+        )
+        views = (*views, *taps, *extras, self.operands.outputs[0])
+        chunks = links.second.output.tensor.shape[0] * blocks * parts
+        return Launch(
+            kernel,
+            views,
+            (len(views) - 1,),
+            scalars.values,
+            chunks,
+            scratch_bytes=found.scratch_bytes(rows, width),
+        )
+
+    def first(
+        self, found: _Geometry, packed: int, scalars: Scalars
+    ) -> tuple[KernelSpec, Json, tuple[View, ...]]:
+        """The first's kernel, its operands' strides along images, and these operands."""
+        node, options = self.links.first, dict(self.tactic.parameters)
+        lanes, vectors = cast("int", options["lanes"]), cast("int", options["vectors"])
+        root, count = cast("Conv", root_of(node)[0]), len(node.inputs)
+        width = lanes * vectors
+        between = View(0, 0, node.output.tensor.dtype, node.output.tensor.shape, (
+            0, 1, found.line * width, width,
+        ))  # fmt: skip
+        operands = Operands(
+            self.operands.inputs[:count], (between,), self.operands.packed[:packed]
+        )
+        own = packed - len(pack_extras(node, CHANNEL_AXIS))
+        product, extras = product_of(node, root, operands, own)
+        views = (view_of(operands, 0), *operands.packed[:own], *extras)
+        panels = _row_panels(product, {**options, "split": "rows"}, (*views, between), scalars)
+        strides = [product.a.images[0], *[0] * own, *(w.images[0] for w in product.extras)]
+        return panels.spec(ConvFamily.name), scalars.all_json(strides), views
+
+
+def _row_panels(
+    product: Product, options: dict[str, object], views: Sequence[View], scalars: Scalars
+) -> Panels:
+    """The first's kernel: a chunk is one row of one panel of one image."""
+    image = dataclasses.replace(product, images=(), b_images=())
+    image = image.walking(lambda w: dataclasses.replace(w, images=()))
+    made = image.panels(options, views, scalars)
+    tile = _tile(product.problem, cast("int", options["pixels"]), made.vectors)
+    height, width = cast("int", made.height), cast("int", made.width)
+    across, panels = -(-width // tile[1]), -(-cast("int", made.filters) // made.panel_width)
+    made = dataclasses.replace(
+        made, tile=tile, across=across, blocks=(1, across, 1), counts=(panels, height, 1), parts=1
+    )
+    return dataclasses.replace(made, prefetch=prefetch_bytes(made))
+
+
+# ---- code
+
+
+class _Writer:
+    """Writes one kernel. Operands: the first's without its result, taps, bias, extras, result."""
+
+    def __init__(self, kernel: KernelSpec) -> None:
+        self.k = kernel
+        self.found = _Geometry(*cast("Any", as_json(kernel["geometry"])))
+        self.spec = KernelSpec(ConvFamily.name, cast("Any", as_json(kernel["first"])))
+        self.panels = Panels.from_spec(self.spec)
+        pixels = Pixels.from_spec(kernel)
+        self.own = len(kernel["images"])
+        first = self.own + 1 + kernel["bias"]
+        e = self.e = Emitter(kernel.symbol, first + len(pixels.extras) + 1)
+        e.include(write_panels(self.spec))
+        self.w = PixelWriter(e, pixels, first)
+        words = self.own + 1 + kernel["scalars"]
+        self.arguments = e.emit("ptr", f"alloca [{words} x i64], align 64")
+
+    def write(self) -> str:
+        e, p, k = self.e, self.w.p, self.k
+        count = -(-p.channels // (self.panels.panel_width * k["panels"]))
+        with e.loop(e.begin, e.end) as chunk:
+            image, block, part = unravel(e, chunk.index, (p.images, p.blocks, count))
+            top = e.mul(block, p.rows)
+            rows = (top, e.minimum(e.add(top, p.rows), e.extent(p.height)))
+            above = e.sub(e.mul(top, self.found.steps[0]), self.found.before[0])
+            self.clear(rows, above)
+            first = e.mul(part, k["panels"])
+            last = e.minimum(e.add(first, k["panels"]), self.panels.counts[0])
+            with e.loop(first, last) as panel:
+                self.give_arguments(image, panel.index, above)
+                self.panel((image, *rows), panel.index, above)
+        return e.module()
+
+    # ---- the first
+
+    @property
+    def line_bytes(self) -> int:
+        """A row of the scratch memory."""
+        return self.found.line * self.panels.panel_width * _FLOAT_BYTES
+
+    def clear(self, rows: tuple[Int, Int], above: Int) -> None:
+        """Zeros around the image, as far as it borders on these rows of results."""
+        e, found, pixel = self.e, self.found, self.panels.panel_width * _FLOAT_BYTES
+        begin, end = self.image_rows(rows, above)
+        bottom = e.add(above, found.rows_under(self.w.p.rows))
+        for first, last in ((above, begin), (end, bottom)):
+            with e.loop(first, last) as row:
+                at = e.at(e.scratch, e.mul(e.sub(row.index, above), self.line_bytes))
+                self.zero(at, found.line * pixel)
+        left, right = found.before[1], found.line - found.before[1] - found.width
+        if left or right:
+            with e.loop(begin, end) as row:
+                at = e.at(e.scratch, e.mul(e.sub(row.index, above), self.line_bytes))
+                self.zero(at, left * pixel)
+                self.zero(e.at(at, (left + found.width) * pixel), right * pixel)
+
+    def zero(self, at: Reg, size: int) -> None:
+        """Zero whole vectors."""
+        e, zero = self.e, self.e.constant(0.0, self.w.kind)
+        with e.loop(0, size, self.w.p.lanes * _FLOAT_BYTES) as place:
+            e.store(zero, e.at(at, place.index))
+
+    def image_rows(self, rows: tuple[Int, Int], above: Int) -> tuple[Int, Int]:
+        """Rows of the middle's image that lie under rows of results, ``above`` the first of them."""
+        e, found = self.e, self.found
+        reach = (found.window[0] - 1) * found.dilations[0] + 1 - found.before[0]
+        last = e.add(e.mul(e.sub(rows[1], 1), found.steps[0]), reach)
+        return e.minimum(e.maximum(above, 0), found.height), e.minimum(last, found.height)
+
+    def give_arguments(self, image: Int, panel: Int, above: Int) -> None:
+        """What the first's kernel is called with: it writes a panel's rows into the scratch."""
+        e, pixel = self.e, self.panels.panel_width * _FLOAT_BYTES
+        words: list[Reg] = []
+        for operand, stride in enumerate(cast("Any", as_json(self.k["images"]))):
+            ahead = e.mul(image, e.mul(e.extent(stride), _FLOAT_BYTES))
+            words.append(e.at(e.pointer(operand), ahead))
+        start = e.sub(self.found.before[1] * pixel, e.mul(above, self.line_bytes))
+        words.append(e.at(e.scratch, e.sub(start, e.mul(panel, pixel))))
+        words += [e.i64(e.extent(("arg", k))) for k in range(self.k["scalars"])]
+        for number, word in enumerate(words):
+            e.store(word, e.at(self.arguments, number * 8), align=8)
+
+    def expand(self, panel: Int, begin: Int, end: Int) -> None:
+        """Call the first's kernel for some rows of a panel."""
+        e = self.e
+        base = e.mul(panel, self.panels.counts[1])
+        first, last = e.i64(e.add(base, begin)), e.i64(e.add(base, end))
+        e.do(
+            f"call void @{self.spec.symbol}({self.arguments}, {first}, {last}, {e.scratch})"
+        )
+
+    # ---- both
+
+    def panel(self, rows: tuple[Int, Int, Int], panel: Int, above: Int) -> None:
+        """A panel of some rows of results of one image."""
+        e, p, width = self.e, self.w.p, self.panels.panel_width
+        image, top, bottom = rows
+        self.expand(panel, *self.image_rows((top, bottom), above))
+        first = e.mul(panel, width)
+        whole = p.channels // p.lanes * p.lanes
+        a = Walk(0, self.found.line * width, width, 1)
+        # So that rows of results and channels can be counted from 0, here and in every operand.
+        start = e.mul(e.mul(top, self.found.steps[0]), self.line_bytes)
+        at = e.at(e.scratch, e.sub(0, e.add(start, e.mul(first, _FLOAT_BYTES))))
+        bias = e.pointer(self.own + 1) if self.k["bias"] else None
+        writer = RowWriter(self.w, self.k, a, (at, e.pointer(self.own), bias))
+        last = e.minimum(e.add(first, width), whole)
+        with e.loop(top, bottom) as row:
+            writer.row((image, row.index), (first, last), None)
+            if p.channels > whole:
+                with e.when(e.compare("eq", panel, self.panels.counts[0] - 1)):
+                    mask = e.tail_mask(p.channels - whole, p.lanes)
+                    writer.row((image, row.index), (whole, p.channels), mask)

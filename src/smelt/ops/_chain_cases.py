@@ -1,0 +1,93 @@
+"""Cases of chained ops: an expansion or a stem, and the depthwise convolution behind it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from smelt.ir import Case
+from smelt.ops._examples import floats
+from smelt.ops.add import Add
+from smelt.ops.chain import Chain
+from smelt.ops.clip import Clip
+from smelt.ops.conv import Conv
+from smelt.ops.fused import Fused, Stage
+from smelt.ops.hard_swish import HardSwish
+from smelt.ops.relu import Relu
+from smelt.ops.sigmoid import Sigmoid
+from smelt.ops.mul import Mul
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_SAME = (1, 1, 1, 1)
+_ZERO, _SIX = np.array(0, np.float32), np.array(6, np.float32)
+
+
+def chain_cases() -> Iterator[Case]:
+    """All cases."""
+    yield from _plain()
+    yield from _activated()
+    yield from _windows()
+    yield from _residuals()
+
+
+def _arrays(
+    channels: tuple[int, int], image: tuple[int, int, int], windows: tuple[int, int]
+) -> tuple[np.ndarray[tuple[int, ...], np.dtype[np.float32]], ...]:
+    """Image, weights and bias of the first, weights and bias of the second."""
+    few, many = channels
+    batch, height, width = image
+    return (
+        floats(batch, few, height, width),
+        floats(many, few, windows[0], windows[0], seed=1),
+        floats(many, seed=2),
+        floats(many, 1, windows[1], windows[1], seed=3),
+        floats(many, seed=4),
+    )
+
+
+def _plain() -> Iterator[Case]:
+    constants = frozenset({1, 2, 3, 4})
+    for many, height, width in ((40, 9, 7), (65, 5, 15), (7, 3, 3)):
+        op = Chain(Conv((1, 1)), 3, Conv((3, 3), pads=_SAME, group=many))
+        arrays = _arrays((5, many), (2, height, width), (1, 3))
+        yield Case(f"expand_to_{many}", op, arrays, constants=constants)
+    op = Chain(Conv((1, 1)), 2, Conv((3, 3), (2, 2), (0, 0, 1, 1), group=33))
+    x, w, _, taps, _ = _arrays((4, 33), (1, 12, 12), (1, 3))
+    yield Case("no_bias_stride_2", op, (x, w, taps), constants=frozenset({1, 2}))
+
+
+def _activated() -> Iterator[Case]:
+    x, w, bias, taps, row = _arrays((6, 48), (2, 10, 11), (1, 3))
+    clip = Fused(Conv((1, 1)), 3, (Stage(Clip(), (-1, 3, 4)),))
+    depthwise = Conv((3, 3), (2, 2), _SAME, group=48)
+    op = Chain(clip, 5, Fused(depthwise, 3, (Stage(Clip(), (-1, 3, 4)),)))
+    arrays = (x, w, bias, _ZERO, _SIX, taps, row, _ZERO, _SIX)
+    yield Case("clip_stride_2", op, arrays, constants=frozenset(range(1, 9)))
+    first = Fused(Conv((1, 1)), 3, (Stage(Sigmoid(), (-1,)), Stage(Mul(), (-1, -2))))
+    second = Fused(Conv((5, 5), pads=(2, 2, 2, 2), group=48), 3, (Stage(HardSwish(), (-1,)),))
+    arrays = (x, w, bias, floats(48, 1, 5, 5, seed=5), row)
+    yield Case("swish_5x5", Chain(first, 3, second), arrays, constants=frozenset({1, 2, 3, 4}))
+
+
+def _windows() -> Iterator[Case]:
+    constants = frozenset({1, 2, 3, 4})
+    stem = Fused(Conv((3, 3), (2, 2), _SAME), 3, (Stage(Relu(), (-1,)),))
+    op = Chain(stem, 3, Conv((3, 3), pads=_SAME, group=24))
+    yield Case("stem", op, _arrays((3, 24), (1, 18, 17), (3, 3)), constants=constants)
+    wide = Conv((3, 3), dilations=(2, 2), pads=(2, 2, 2, 2), group=20)
+    arrays = _arrays((3, 20), (1, 8, 9), (1, 3))
+    yield Case("dilated", Chain(Conv((1, 1)), 3, wide), arrays, constants=constants)
+    far = Conv((3, 3), (3, 3), (2, 3, 3, 2), group=20)
+    yield Case("all_halo", Chain(Conv((1, 1)), 3, far), arrays, constants=constants)
+
+
+def _residuals() -> Iterator[Case]:
+    x, w, bias, taps, row = _arrays((5, 19), (2, 8, 6), (1, 3))
+    add = (Stage(Add(), (-1, 3)),)
+    first = Fused(Conv((1, 1)), 3, add)
+    second = Fused(Conv((3, 3), pads=_SAME, group=19), 3, (*add, Stage(Relu(), (-2,))))
+    arrays = (x, w, bias, floats(2, 19, 8, 6, seed=6), taps, row, floats(2, 19, 8, 6, seed=7))
+    yield Case("residuals", Chain(first, 4, second), arrays, constants=frozenset({1, 2, 4, 5}))

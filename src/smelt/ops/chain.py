@@ -1,0 +1,58 @@
+"""Chain: an op and another one that reads its result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from smelt.errors import ShapeError
+from smelt.ir import Op, Operand
+from smelt.types import override
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from smelt.ir import Array, Case
+    from smelt.types import ValueType
+
+
+@dataclass(frozen=True)
+class Chain(Op):
+    """Two ops, of which the second reads the first's only result, which nobody else reads.
+
+    The first ``first_inputs`` inputs of the node are the first op's. The second op's inputs are the
+    first's result and the node's other inputs. A backend need not store what is between the two.
+
+    Shapes: the second op's.
+
+    Dtypes: the second op's.
+
+    Raises ShapeError: when one of the ops refuses its inputs, or the first has several results.
+
+    Source: design, "Fused ops".
+    """
+
+    name: ClassVar[str] = "chain"
+
+    first: Op
+    first_inputs: int
+    second: Op
+
+    @override
+    def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
+        between = self.first.infer(inputs[: self.first_inputs])
+        if len(between) != 1:
+            raise ShapeError(f"{self.first.name} has {len(between)} results; a chain needs one")
+        return self.second.infer([Operand(between[0]), *inputs[self.first_inputs :]])
+
+    @override
+    def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
+        between = self.first.reference(*inputs[: self.first_inputs])[0]
+        return self.second.reference(between, *inputs[self.first_inputs :])
+
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        from smelt.ops._chain_cases import chain_cases
+
+        yield from chain_cases()
