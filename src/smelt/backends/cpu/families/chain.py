@@ -87,7 +87,7 @@ class ChainFamily(Family[CpuTarget]):
             return
         answers = [a for f in _FAMILIES.values() for a in f.tactics(links.first, target)]
         others = list(_SECOND.tactics(links.second, target))
-        first, second = _best(answers, 3), _best(others, 2)
+        first, second = _best(answers, 2), _best(others, 2)
         for answer in (*answers, *others):
             if isinstance(answer, Refusal) and not (first and second):
                 yield replace(answer, family=self.name)

@@ -1,9 +1,9 @@
 """A convolution and the depthwise one behind it, a panel of channels at a time.
 
-A chunk is some rows of results by some panels. For each panel the first convolution writes the
-rows that these results need into the worker's scratch memory, which stays in the second cache, and
-the depthwise one reads them there: what is between the two is never stored. Rows that two
-chunks need are computed by both, in the same way.
+A chunk is some rows of results of one panel. The first convolution writes the rows that these
+results need into the worker's scratch memory, which stays in the second cache, and the depthwise
+one reads them there: what is between the two is never stored. Rows that two chunks need are
+computed by both, in the same way.
 
 The first convolution is the kernel of `_panels` as it is, called for the rows of one panel.
 """
@@ -31,6 +31,7 @@ from smelt.backends.cpu.families._pixels import (
 )
 from smelt.backends.cpu.families._product import prefetch_bytes
 from smelt.backends.cpu.families._tiling import (
+    MEMORY_BYTES_PER_SECOND,
     Problem,
     budgets,
     choose_tile,
@@ -55,6 +56,7 @@ _FLOAT_BYTES: Final = 4
 _SCRATCH_BYTES: Final = 512 << 10
 """What a worker may keep in its second level of cache: half of what processors have today."""
 _KEPT: Final = 6
+_MOST_HALVES: Final = 12
 _FIRST, _SECOND = ConvFamily(), DepthwiseFamily()
 
 
@@ -159,24 +161,26 @@ def _candidates(links: Links, target: CpuTarget) -> Iterator[tuple[Parameters, f
     lanes, found = target.vector_bits // 32, _Geometry.of(links)
     problem = problem_of(links.first, cast("Conv", root_of(links.first)[0]))
     second = min(t.cost_hint for t in _SECOND.tactics(links.second, target) if isinstance(t, Tactic))
+    # Each counts what is between the two as something that goes through memory.
+    stored = 4 * found.height * found.width * found.channels * (problem.images or 1)
+    saved = 2 * stored / MEMORY_BYTES_PER_SECOND
     ranked: list[tuple[float, Parameters]] = []
     for budget, vectors in budgets(target):
         if (vectors - 1) * lanes >= problem.filters or (vectors == 1 and problem.filters > lanes):
             continue
         tile = _tile(problem, budget, vectors)
         seconds = estimate_seconds(problem, tile, vectors, target)
-        panels = -(-found.channels // (vectors * lanes))
+        panels = -(-found.channels // (vectors * lanes)) * (problem.images or 1)
         for rows in _row_counts(found, vectors * lanes):
             down = -(-found.rows // rows)
-            again = down * found.rows_under(rows) / found.rows_under(found.rows)
-            for count in dict.fromkeys((1, panels)):
-                chunks = down * -(-panels // count) * (problem.images or 1)
-                cost = (seconds * again + second) * (1 + 0.5 / chunks)
-                options = parameters(
-                    lanes=lanes, vectors=vectors, pixels=budget, rows=rows, panels=count,
-                    columns=_even(found.columns, budget),
-                )  # fmt: skip
-                ranked.append((cost, options))
+            again = seconds * (down * found.rows_under(rows) / found.rows_under(found.rows) - 1)
+            cost = max(seconds + second - saved, 0.0) + again
+            columns = _even(found.columns, budget)
+            options = parameters(
+                lanes=lanes, vectors=vectors, pixels=budget, rows=rows, columns=columns
+            )
+            # A worker may be left with a chunk while the others have none.
+            ranked.append((cost * (1 + 0.5 / (down * panels)), options))
     for seconds, options in sorted(ranked, key=lambda r: r[0])[:_KEPT]:
         yield options, seconds
 
@@ -188,9 +192,11 @@ def _tile(problem: Problem, budget: int, vectors: int) -> tuple[int, int]:
 
 def _row_counts(found: _Geometry, width: int) -> list[int]:
     """Rows of results of a chunk: all of them, half of them …, as long as they fit the cache."""
-    counts = [-(-found.rows // parts) for parts in (1, 2, 4, 8, 16)]
+    counts = [found.rows]
+    while counts[-1] > 1 and len(counts) < _MOST_HALVES:
+        counts.append(-(-counts[-1] // 2))
     small = [c for c in counts if found.scratch_bytes(c, width) <= _SCRATCH_BYTES]
-    return list(dict.fromkeys(small or counts[-1:]))
+    return small[:_KEPT] or [1]
 
 
 def _even(extent: int, size: int) -> int:
@@ -208,9 +214,7 @@ class _Lowering:
 
     def launch(self) -> Launch:
         links, options, found = self.links, dict(self.tactic.parameters), _Geometry.of(self.links)
-        lanes, vectors, rows, panels = (
-            cast("int", options[n]) for n in ("lanes", "vectors", "rows", "panels")
-        )
+        lanes, vectors, rows = (cast("int", options[n]) for n in ("lanes", "vectors", "rows"))
         width, scalars = lanes * vectors, Scalars()
         own = len(_FIRST.pack(links.first, self.tactic))
         first, images, views = self.first(found, own, scalars)
@@ -224,7 +228,7 @@ class _Lowering:
         pixels, extras = pixels_of(
             links.second, second, second.packed[1 + has_bias :], scalars, lanes, work
         )
-        blocks, parts = ceil_div(found.rows, rows), -(-found.channels // (width * panels))
+        blocks = -(-found.rows // rows)
         pixels = dataclasses.replace(pixels, rows=rows, blocks=blocks)
         kernel = KernelSpec(
             PanelwiseFamily.name,
@@ -238,12 +242,11 @@ class _Lowering:
                 dilations=found.dilations,
                 bias=has_bias,
                 columns=options["columns"],
-                panels=panels,
                 scalars=len(scalars.values),
             ),
         )
         views = (*views, *taps, *extras, self.operands.outputs[0])
-        chunks = links.second.output.tensor.shape[0] * blocks * parts
+        chunks = links.second.output.tensor.shape[0] * blocks * -(-found.channels // width)
         return Launch(
             kernel,
             views,
@@ -312,19 +315,17 @@ class _Writer:
         self.arguments = e.emit("ptr", f"alloca [{words} x i64], align 64")
 
     def write(self) -> str:
-        e, p, k = self.e, self.w.p, self.k
-        count = -(-p.channels // (self.panels.panel_width * k["panels"]))
+        """Chunk by chunk: some rows of one panel of one image."""
+        e, p = self.e, self.w.p
         with e.loop(e.begin, e.end) as chunk:
-            image, block, part = unravel(e, chunk.index, (p.images, p.blocks, count))
+            extents = (p.images, p.blocks, self.panels.counts[0])
+            image, block, panel = unravel(e, chunk.index, extents)
             top = e.mul(block, p.rows)
             rows = (top, e.minimum(e.add(top, p.rows), e.extent(p.height)))
             above = e.sub(e.mul(top, self.found.steps[0]), self.found.before[0])
             self.clear(rows, above)
-            first = e.mul(part, k["panels"])
-            last = e.minimum(e.add(first, k["panels"]), self.panels.counts[0])
-            with e.loop(first, last) as panel:
-                self.give_arguments(image, panel.index, above)
-                self.panel((image, *rows), panel.index, above)
+            self.give_arguments(image, panel, above)
+            self.panel((image, *rows), panel, above)
         return e.module()
 
     # ---- the first
