@@ -113,6 +113,20 @@ def _conv(b: _Builder) -> None:
     b.add(op, x, weights, *([bias] if bias else []))
 
 
+def _expansion(b: _Builder) -> None:
+    """A convolution to more channels and a depthwise one behind it."""
+    x = b.pick(4)
+    channels, height, width = shape_of(x)[1:]
+    many = b.draw(st.sampled_from((2, 6, 17)))
+    b.add(ops.Conv((1, 1)), x, b.weights(many, channels, 1, 1), b.weights(many))
+    if b.draw(st.booleans()):
+        b.add(ops.Relu(), b.values[-1])
+    pad = 1 if min(height, width) < 3 or b.draw(st.booleans()) else 0
+    step = b.draw(st.integers(1, 2))
+    op = ops.Conv((3, 3), (step, step), (pad,) * 4, group=many)
+    b.add(op, b.values[-1], b.weights(many, 1, 3, 3), b.weights(many))
+
+
 def _siblings(b: _Builder) -> None:
     x = b.pick(4)
     channels = shape_of(x)[1]
@@ -283,6 +297,7 @@ _STEPS = (
     _binary,
     _affine,
     _conv,
+    _expansion,
     _siblings,
     _inception,
     _block,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from smelt.ops import Fused
+from smelt.ops import Chain, Fused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -46,6 +46,8 @@ def describe_plan(
 
 
 def _op_text(op: Op) -> str:
+    if isinstance(op, Chain):
+        return f"{_op_text(op.first)} -> {_op_text(op.second)}"
     if isinstance(op, Fused):
         return " | ".join((op.root.name, *(stage.op.name for stage in op.stages)))
     return op.name

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import numpy as np
 
 from smelt.errors import UnsupportedError
-from smelt.ops import ConstantOfShape, Fused
+from smelt.ops import Chain, ConstantOfShape, Fused
 from smelt.types import DType, TensorType
 
 if TYPE_CHECKING:
@@ -104,17 +104,26 @@ class _Exporter:
 
     def _export(self, node: Node) -> None:
         inputs = ["" if v is None else self._name(v) for v in node.inputs]
-        outputs = [self._name(v) for v in node.outputs]
-        if not isinstance(node.op, Fused):
-            self._add(node.op, inputs, outputs, node.name)
-            return
-        fused = node.op
-        results = [self._fresh(f"{node.name}/{i}") for i in range(len(fused.stages))]
+        self._apply(node.op, inputs, [self._name(v) for v in node.outputs], node.name)
+
+    def _apply(self, op: Op, inputs: list[str], outputs: list[str], name: str) -> None:
+        match op:
+            case Chain():
+                between, count = self._fresh(f"{name}/between"), op.first_inputs
+                self._apply(op.first, inputs[:count], [between], f"{name}/first")
+                self._apply(op.second, [between, *inputs[count:]], outputs, name)
+            case Fused():
+                self._apply_fused(op, inputs, outputs, name)
+            case _:
+                self._add(op, inputs, outputs, name)
+
+    def _apply_fused(self, op: Fused, inputs: list[str], outputs: list[str], name: str) -> None:
+        results = [self._fresh(f"{name}/{i}") for i in range(len(op.stages))]
         results.append(outputs[0])
-        self._add(fused.root, inputs[: fused.root_inputs], results[:1], node.name)
-        for number, stage in enumerate(fused.stages, 1):
+        self._add(op.root, inputs[: op.root_inputs], results[:1], name)
+        for number, stage in enumerate(op.stages, 1):
             reads = [inputs[a] if a >= 0 else results[-a - 1] for a in stage.arguments]
-            self._add(stage.op, reads, [results[number]], f"{node.name}/{stage.op.name}_{number}")
+            self._add(stage.op, reads, [results[number]], f"{name}/{stage.op.name}_{number}")
 
     def _fresh(self, name: str) -> str:
         while name in self.taken:

@@ -14,9 +14,9 @@ from smelt.ops.clip import Clip
 from smelt.ops.conv import Conv
 from smelt.ops.fused import Fused, Stage
 from smelt.ops.hard_swish import HardSwish
+from smelt.ops.mul import Mul
 from smelt.ops.relu import Relu
 from smelt.ops.sigmoid import Sigmoid
-from smelt.ops.mul import Mul
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,8 +68,8 @@ def _activated() -> Iterator[Case]:
     yield Case("clip_stride_2", op, arrays, constants=frozenset(range(1, 9)))
     first = Fused(Conv((1, 1)), 3, (Stage(Sigmoid(), (-1,)), Stage(Mul(), (-1, -2))))
     second = Fused(Conv((5, 5), pads=(2, 2, 2, 2), group=48), 3, (Stage(HardSwish(), (-1,)),))
-    arrays = (x, w, bias, floats(48, 1, 5, 5, seed=5), row)
-    yield Case("swish_5x5", Chain(first, 3, second), arrays, constants=frozenset({1, 2, 3, 4}))
+    wide = (x, w, bias, floats(48, 1, 5, 5, seed=5), row)
+    yield Case("swish_5x5", Chain(first, 3, second), wide, constants=frozenset({1, 2, 3, 4}))
 
 
 def _windows() -> Iterator[Case]:

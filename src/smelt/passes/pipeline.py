@@ -78,14 +78,15 @@ def pipeline(
     """The passes for one build.
 
     Args:
-        precision: what the engine computes in; all but float32 keep half precision as it is.
+        precision: what the engine computes in; all but float32 keep half precision as it is,
+            and convolutions apart.
         never_fused: names of elementwise ops for which a backend has no generated code.
         kept_whole: names of ops for which a backend has code that is better than their parts.
     """
     passes: list[Pass] = []
     for one in DEFAULT_PIPELINE:
         match one:
-            case PromoteHalf() if precision != "float32":
+            case PromoteHalf() | ChainDepthwise() if precision != "float32":
                 continue
             case FuseEpilogues():
                 passes.append(replace(one, excluded=tuple(sorted(never_fused))))

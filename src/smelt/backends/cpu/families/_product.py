@@ -171,9 +171,7 @@ class Product:
             ceil_div(self.width, tile[1] * blocks[1]),
         )
 
-    def panels(
-        self, options: dict[str, object], views: Sequence[View], scalars: Scalars
-    ) -> Panels:
+    def panels(self, options: dict[str, object], views: Sequence[View], scalars: Scalars) -> Panels:
         """The kernel, for a tactic's options and the kernel's operands."""
         lanes, vectors = cast("int", options["lanes"]), cast("int", options["vectors"])
         problem, arithmetic = self.problem, cast("str", options.get("arithmetic", "float32"))

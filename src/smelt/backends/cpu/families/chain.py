@@ -119,7 +119,9 @@ class ChainFamily(Family[CpuTarget]):
         if workspace is None:
             raise InternalError(f"{node} has no workspace for what is between its ops")
         between, used = _between_view(links, workspace), _between_bytes(links)
-        rest = replace(workspace, offset=workspace.offset + used, shape=(workspace.shape[0] - used,))
+        rest = replace(
+            workspace, offset=workspace.offset + used, shape=(workspace.shape[0] - used,)
+        )
         own = len(_FAMILIES[a.family].pack(links.first, a))
         written = Operands(operands.inputs[:count], (between,), operands.packed[:own], rest)
         steps = list(_FAMILIES[a.family].lower(links.first, a, written))

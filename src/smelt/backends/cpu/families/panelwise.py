@@ -42,7 +42,7 @@ from smelt.backends.cpu.families.chain import Links, links_in, links_of
 from smelt.backends.cpu.families.conv import ConvFamily, bias_of, problem_of, product_of
 from smelt.backends.cpu.families.depthwise import DepthwiseFamily, RowWriter
 from smelt.engine import KernelSpec, Launch, View, as_json, parameters
-from smelt.types import ceil_div, override
+from smelt.types import DType, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -160,7 +160,9 @@ def _shape(node: Node) -> tuple[Any, ...]:
 def _candidates(links: Links, target: CpuTarget) -> Iterator[tuple[Parameters, float]]:
     lanes, found = target.vector_bits // 32, _Geometry.of(links)
     problem = problem_of(links.first, cast("Conv", root_of(links.first)[0]))
-    second = min(t.cost_hint for t in _SECOND.tactics(links.second, target) if isinstance(t, Tactic))
+    second = min(
+        t.cost_hint for t in _SECOND.tactics(links.second, target) if isinstance(t, Tactic)
+    )
     # Each counts what is between the two as something that goes through memory.
     stored = 4 * found.height * found.width * found.channels * (problem.images or 1)
     saved = 2 * stored / MEMORY_BYTES_PER_SECOND
@@ -211,23 +213,23 @@ class _Lowering:
     links: Links
     tactic: Tactic
     operands: Operands
+    scalars: Scalars = dataclasses.field(default_factory=Scalars)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The tactic's."""
+        return dict(self.tactic.parameters)
+
+    @property
+    def width(self) -> int:
+        """Channels of a panel."""
+        return cast("int", self.options["lanes"] * self.options["vectors"])
 
     def launch(self) -> Launch:
-        links, options, found = self.links, dict(self.tactic.parameters), _Geometry.of(self.links)
-        lanes, vectors, rows = (cast("int", options[n]) for n in ("lanes", "vectors", "rows"))
-        width, scalars = lanes * vectors, Scalars()
-        own = len(_FIRST.pack(links.first, self.tactic))
-        first, images, views = self.first(found, own, scalars)
-        has_bias = bias_of(links.second) is not None
-        count = len(links.first.inputs)
-        second = Operands(
-            (None, *self.operands.inputs[count:]), self.operands.outputs, self.operands.packed[own:]
-        )
-        taps = second.packed[: 1 + has_bias]
-        work = found.window[0] * found.window[1]
-        pixels, extras = pixels_of(
-            links.second, second, second.packed[1 + has_bias :], scalars, lanes, work
-        )
+        links, found, rows = self.links, _Geometry.of(self.links), self.options["rows"]
+        packed = len(_FIRST.pack(links.first, self.tactic))
+        first, images, views = self.first(found, packed)
+        pixels, others = self.second(packed)
         blocks = -(-found.rows // rows)
         pixels = dataclasses.replace(pixels, rows=rows, blocks=blocks)
         kernel = KernelSpec(
@@ -240,52 +242,58 @@ class _Lowering:
                 window=found.window,
                 steps=found.steps,
                 dilations=found.dilations,
-                bias=has_bias,
-                columns=options["columns"],
-                scalars=len(scalars.values),
+                bias=bias_of(links.second) is not None,
+                columns=self.options["columns"],
+                scalars=len(self.scalars.values),
             ),
         )
-        views = (*views, *taps, *extras, self.operands.outputs[0])
-        chunks = links.second.output.tensor.shape[0] * blocks * -(-found.channels // width)
+        views = (*views, *others, self.operands.outputs[0])
+        count = links.second.output.tensor.shape[0]
         return Launch(
             kernel,
             views,
             (len(views) - 1,),
-            scalars.values,
-            chunks,
-            scratch_bytes=found.scratch_bytes(rows, width),
+            self.scalars.values,
+            count * blocks * -(-found.channels // self.width),
+            scratch_bytes=found.scratch_bytes(rows, self.width),
         )
 
     def first(
-        self, found: _Geometry, packed: int, scalars: Scalars
-    ) -> tuple[KernelSpec, Json, tuple[View, ...]]:
+        self, found: _Geometry, packed: int
+    ) -> tuple[KernelSpec, tuple[Json, ...], tuple[View, ...]]:
         """The first's kernel, its operands' strides along images, and these operands."""
-        node, options = self.links.first, dict(self.tactic.parameters)
-        lanes, vectors = cast("int", options["lanes"]), cast("int", options["vectors"])
-        root, count = cast("Conv", root_of(node)[0]), len(node.inputs)
-        width = lanes * vectors
-        between = View(0, 0, node.output.tensor.dtype, node.output.tensor.shape, (
-            0, 1, found.line * width, width,
-        ))  # fmt: skip
-        operands = Operands(
-            self.operands.inputs[:count], (between,), self.operands.packed[:packed]
-        )
+        node = self.links.first
+        kind, count = node.output.tensor, len(node.inputs)
+        strides = (0, 1, found.line * self.width, self.width)
+        between = View(0, 0, kind.dtype, kind.shape, strides)
+        operands = Operands(self.operands.inputs[:count], (between,), self.operands.packed[:packed])
         own = packed - len(pack_extras(node, CHANNEL_AXIS))
-        product, extras = product_of(node, root, operands, own)
+        product, extras = product_of(node, self.tactic, operands, own)
         views = (view_of(operands, 0), *operands.packed[:own], *extras)
-        panels = _row_panels(product, {**options, "split": "rows"}, (*views, between), scalars)
-        strides = [product.a.images[0], *[0] * own, *(w.images[0] for w in product.extras)]
-        return panels.spec(ConvFamily.name), scalars.all_json(strides), views
+        panels = _row_panels(product, self.options, (*views, between), self.scalars)
+        images = [product.a.images[0], *[0] * own, *(w.images[0] for w in product.extras)]
+        return panels.spec(ConvFamily.name), self.scalars.all_json(images), views
+
+    def second(self, packed: int) -> tuple[Pixels, tuple[View, ...]]:
+        """The results' pixels, and the second's operands beside its image."""
+        node, options = self.links.second, self.options
+        inputs = (None, *self.operands.inputs[len(self.links.first.inputs) :])
+        operands = Operands(inputs, self.operands.outputs, self.operands.packed[packed:])
+        own = 1 + (bias_of(node) is not None)
+        pixels, extras = pixels_of(
+            node, operands, operands.packed[own:], self.scalars, options["lanes"], 1
+        )
+        return pixels, (*operands.packed[:own], *extras)
 
 
 def _row_panels(
-    product: Product, options: dict[str, object], views: Sequence[View], scalars: Scalars
+    product: Product, options: dict[str, Any], views: Sequence[View], scalars: Scalars
 ) -> Panels:
     """The first's kernel: a chunk is one row of one panel of one image."""
     image = dataclasses.replace(product, images=(), b_images=())
     image = image.walking(lambda w: dataclasses.replace(w, images=()))
-    made = image.panels(options, views, scalars)
-    tile = _tile(product.problem, cast("int", options["pixels"]), made.vectors)
+    made = image.panels({**options, "split": "rows"}, views, scalars)
+    tile = _tile(product.problem, options["pixels"], made.vectors)
     height, width = cast("int", made.height), cast("int", made.width)
     across, panels = -(-width // tile[1]), -(-cast("int", made.filters) // made.panel_width)
     made = dataclasses.replace(
@@ -358,7 +366,7 @@ class _Writer:
             e.store(zero, e.at(at, place.index))
 
     def image_rows(self, rows: tuple[Int, Int], above: Int) -> tuple[Int, Int]:
-        """Rows of the middle's image that lie under rows of results, ``above`` the first of them."""
+        """Rows of the middle's image that lie under rows of results; ``above`` is the first."""
         e, found = self.e, self.found
         reach = (found.window[0] - 1) * found.dilations[0] + 1 - found.before[0]
         last = e.add(e.mul(e.sub(rows[1], 1), found.steps[0]), reach)
@@ -380,11 +388,9 @@ class _Writer:
     def expand(self, panel: Int, begin: Int, end: Int) -> None:
         """Call the first's kernel for some rows of a panel."""
         e = self.e
-        base = e.mul(panel, self.panels.counts[1])
+        base = e.mul(panel, self.found.height)
         first, last = e.i64(e.add(base, begin)), e.i64(e.add(base, end))
-        e.do(
-            f"call void @{self.spec.symbol}({self.arguments}, {first}, {last}, {e.scratch})"
-        )
+        e.do(f"call void @{self.spec.symbol}({self.arguments}, {first}, {last}, {e.scratch})")
 
     # ---- both
 
@@ -395,7 +401,7 @@ class _Writer:
         self.expand(panel, *self.image_rows((top, bottom), above))
         first = e.mul(panel, width)
         whole = p.channels // p.lanes * p.lanes
-        a = Walk(0, self.found.line * width, width, 1)
+        a = Walk(0, self.found.line * width, width, 1, DType.FLOAT32.value)
         # So that rows of results and channels can be counted from 0, here and in every operand.
         start = e.mul(e.mul(top, self.found.steps[0]), self.line_bytes)
         at = e.at(e.scratch, e.sub(0, e.add(start, e.mul(first, _FLOAT_BYTES))))
@@ -405,6 +411,6 @@ class _Writer:
         with e.loop(top, bottom) as row:
             writer.row((image, row.index), (first, last), None)
             if p.channels > whole:
-                with e.when(e.compare("eq", panel, self.panels.counts[0] - 1)):
+                with e.when(e.compare("eq", panel, (p.channels - 1) // width)):
                     mask = e.tail_mask(p.channels - whole, p.lanes)
                     writer.row((image, row.index), (whole, p.channels), mask)
