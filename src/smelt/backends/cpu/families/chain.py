@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 from smelt.backends import Family, Operands, Refusal, Stored, Tactic
-from smelt.backends.cpu._elementwise import root_of
+from smelt.backends.cpu._epilogue import root_of
 from smelt.backends.cpu._target import CpuTarget
 from smelt.backends.cpu.families._operands import CHANNELS_LAST
 from smelt.backends.cpu.families.conv import ConvFamily, halo_of

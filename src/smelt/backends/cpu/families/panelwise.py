@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 from smelt.backends import Family, Operands, Refusal, Tactic
-from smelt.backends.cpu._elementwise import root_of
 from smelt.backends.cpu._emit import Emitter, Int, Reg
+from smelt.backends.cpu._epilogue import root_of
 from smelt.backends.cpu._scalars import Scalars
 from smelt.backends.cpu._target import CpuTarget
 from smelt.backends.cpu.families._operands import pack_extras, view_of
