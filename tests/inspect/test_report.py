@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smelt.builder import build
+from smelt.builder import TuningEffort, build
 from smelt.errors import BindingError
 from smelt.importers import network_from_onnx
 from smelt.inspect import (
@@ -23,6 +23,7 @@ from smelt.inspect import (
     report_to_text,
 )
 from smelt.interp import interpret
+from smelt.tuner import Effort
 from tests.support.engines import affine_header
 from tests.support.small_models import boxes_model, inception_model
 
@@ -149,6 +150,21 @@ def test_a_layer_shows_its_candidates_fastest_first_and_which_was_chosen(plan: P
     assert layer.output_formats == ("float32/channels_last",)
 
 
+def test_what_was_tried_in_the_network_is_told_beside_what_it_took_alone() -> None:
+    effort = TuningEffort(network=Effort(least_seconds=0.0, runs=2))
+    made = report_of(build(network_from_onnx(inception_model()), tune=effort))
+    told = [
+        (candidate.chosen, candidate.network_seconds)
+        for layer in made.plans[0].layers
+        for candidate in layer.candidates
+        if candidate.network_seconds is not None
+    ]
+    assert len(told) > 1
+    assert any(chosen for chosen, _ in told)
+    text = report_to_text(made, ["tactics"])
+    assert all(f"in the network {seconds * 1e6:,.1f} us" in text for _, seconds in told)
+
+
 def test_tensors_that_live_at_once_never_share_bytes(plan: PlanReport) -> None:
     lives = plan.memory
     for index, a in enumerate(lives):
@@ -225,6 +241,7 @@ JSON = st.recursive(
                     "nodes",
                     "memory",
                     "candidates",
+                    "in_network",
                     "notes",
                     "storage",
                     "source",

@@ -198,22 +198,36 @@ def _layer(
         output_formats=_texts(known.get("output_formats")),
         steps=len(own),
         is_reference=any(isinstance(step, HostCall) for step in own),
-        candidates=tuple(_candidates(_field(told, "candidates", node), info.tactic)),
+        candidates=tuple(
+            _candidates(
+                _field(told, "candidates", node), _field(told, "in_network", node), info.tactic
+            )
+        ),
         refusals=_texts(_field(told, "refusals", node)),
     )
 
 
-def _candidates(told: object, chosen: str) -> Iterator[CandidateReport]:
+def _candidates(told: object, in_network: object, chosen: str) -> Iterator[CandidateReport]:
+    in_place = {tactic: time for tactic, time in _times(in_network) if math.isfinite(time)}
     is_free = True
+    for tactic, seconds in _times(told):
+        # The reference is never timed: what stands there is only larger than anything.
+        timed = math.isfinite(seconds) and not tactic.startswith("reference(")
+        yield CandidateReport(
+            tactic,
+            seconds if timed else None,
+            in_place.pop(tactic, None),
+            is_free and tactic == chosen,
+        )
+        is_free = is_free and tactic != chosen
+
+
+def _times(told: object) -> Iterator[tuple[str, float]]:
     for entry in _items(told):
         match entry:
             case [str(tactic), float() | int() as seconds]:
-                # The reference is never timed: what stands there is only larger than anything.
-                timed = math.isfinite(seconds) and not tactic.startswith("reference(")
-                yield CandidateReport(
-                    tactic, float(seconds) if timed else None, is_free and tactic == chosen
-                )
-                is_free = is_free and tactic != chosen
+                with contextlib.suppress(OverflowError):
+                    yield tactic, float(seconds)
             case _:
                 continue
 

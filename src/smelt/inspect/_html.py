@@ -141,12 +141,13 @@ def _tactic(layer: LayerReport) -> Iterator[str]:
         (
             "<b>chosen</b>" if candidate.chosen else "",
             escape(format_seconds(candidate.seconds)),
+            escape(format_seconds(candidate.network_seconds)),
             _code(candidate.tactic),
         )
         for candidate in layer.candidates
     ]
-    rows += [('<span class="no">no</span>', "", escape(reason)) for reason in layer.refusals]
-    yield _table(("", "time", "candidate"), rows) + "</details>"
+    rows += [('<span class="no">no</span>', "", "", escape(reason)) for reason in layer.refusals]
+    yield _table(("", "time", "in the network", "candidate"), rows) + "</details>"
 
 
 def _passes(plan: PlanReport) -> Iterator[str]:

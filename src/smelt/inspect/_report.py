@@ -24,6 +24,9 @@ class CandidateReport:
     seconds: float | None
     """Measured, or estimated where nothing was timed; None for what was not promising enough to be
     timed, and for what gave wrong or moving results and was disqualified."""
+    network_seconds: float | None
+    """Measured in the whole network, with what it costs the layers around; None for what was not
+    tried there. Where there are such times, they decide."""
     chosen: bool
 
 

@@ -130,7 +130,8 @@ def _layers(_report: EngineReport, plan: PlanReport) -> Iterator[RenderableType]
 
 def _tactics(_report: EngineReport, plan: PlanReport) -> Iterator[RenderableType]:
     yield "tactics: candidates' times (estimates, where nothing was timed);"
-    yield "    - was not promising, or was disqualified by its results; no cannot run the layer"
+    yield "    - was not promising, or was disqualified by its results; no cannot run the layer;"
+    yield "    times in the network, where they were taken, count what a layer costs its neighbours"
     for layer in plan.layers:
         if layer.node:
             yield from _tactics_of(layer)
@@ -140,7 +141,9 @@ def _tactics_of(layer: LayerReport) -> Iterator[str]:
     yield f"{layer.name} ({layer.op})"
     for candidate in layer.candidates:
         mark = "*" if candidate.chosen else " "
-        yield f"  {mark} {format_seconds(candidate.seconds):>12}  {candidate.tactic}"
+        there = candidate.network_seconds
+        told = "" if there is None else f", in the network {format_seconds(there)}"
+        yield f"  {mark} {format_seconds(candidate.seconds):>12}{told}  {candidate.tactic}"
     for refusal in layer.refusals:
         yield f"    {'no':>12}  {refusal}"
 
