@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from smelt.backends.cpu._emit import Int, Reg, emitter_for, vector_type
+from smelt.backends.cpu._scalars import Scalars
+from smelt.engine import KernelSpec, Launch, parameters
 from smelt.errors import InternalError
 from smelt.ir import Constant
 from smelt.ops import Pad, Reshape, Slice, Transpose
 from smelt.types import DType
 
 if TYPE_CHECKING:
-    from smelt.engine import View
+    from collections.abc import Sequence
+
+    from smelt.backends import Operands, Tactic
+    from smelt.backends.cpu._target import CpuTarget
+    from smelt.engine import Parameters, View
     from smelt.ir import Node
     from smelt.ops import GRU, LSTM
     from smelt.types import Dim
@@ -57,13 +65,214 @@ def rows_of(source: Constant, first: int, last: int) -> Constant:
 
 
 def gate_panels(source: Constant, gates: int, hidden: int, lanes: int) -> Constant:
-    """``[directions, gates * hidden, ...]`` as ``[directions, ..., gates, padded hidden]``."""
+    """``[directions, gates * hidden, ...]`` as ``[directions, blocks, ..., gates, lanes]``."""
     directions, _, *inner = source.type.shape
-    padded = -hidden % lanes
-    shape = integers(int(str(directions)), gates, hidden, *(int(str(d)) for d in inner or (1,)))
+    blocks = -(-hidden // lanes)
+    depth = int(str((inner or [1])[0]))
+    shape = integers(int(str(directions)), gates, hidden, depth)
     parted = Constant.derive(source.name, Reshape(), source, shape)
-    wide = Constant.derive(source.name, Pad(), parted, integers(0, 0, 0, 0, 0, 0, padded, 0))
-    return Constant.derive(f"{source.name} in gate panels", Transpose((0, 3, 1, 2)), wide)
+    missing = blocks * lanes - hidden
+    wide = Constant.derive(source.name, Pad(), parted, integers(0, 0, 0, 0, 0, 0, missing, 0))
+    shape = integers(int(str(directions)), gates, blocks, lanes, depth)
+    cut = Constant.derive(source.name, Reshape(), wide, shape)
+    return Constant.derive(f"{source.name} in gate panels", Transpose((0, 2, 4, 1, 3)), cut)
+
+
+def options_for(target: CpuTarget, gates: int) -> Parameters:
+    """Vector width, and for how many moments each loaded weight of the inputs is used."""
+    registers = 32 if target.vector_bits == 512 or target.architecture == "aarch64" else 16
+    steps = (registers - gates - 2) // gates
+    return parameters(lanes=target.vector_bits // 32, steps=steps)
+
+
+def entering_bytes(node: Node, op: GRU | LSTM, lanes: int) -> Dim:
+    """Memory for the inputs' share of every gate at every moment."""
+    value = node.inputs[X]
+    if value is None:
+        raise InternalError(f"{node} has no sequence")
+    moments = value.tensor.shape[0] * value.tensor.shape[1] * op.directions
+    return moments * (op.gates * -(-int(op.hidden_size) // lanes) * lanes * FLOAT_BYTES)
+
+
+def entering_launch(
+    family: str, op: GRU | LSTM, tactic: Tactic, operands: Operands, packed: Sequence[View]
+) -> tuple[Launch, View]:
+    """What computes the inputs' share of every gate at every moment, and where it is.
+
+    It depends on no state, so that weights are loaded once for several moments, and workers share
+    the units. ``packed`` are weights and, if there is one, bias.
+    """
+    x, workspace, options = operands.inputs[X], operands.workspace, dict(tactic.parameters)
+    if x is None or workspace is None:
+        raise InternalError(f"{family} needs its sequence and its workspace")
+    lanes, hidden = int(str(options["lanes"])), int(op.hidden_size)
+    time, batch = (1, 0) if op.layout else (0, 1)
+    blocks, scalars = -(-hidden // lanes), Scalars()
+    size = x.shape[time] * x.shape[batch] * (op.directions * op.gates * blocks * lanes)
+    sums = replace(workspace, dtype=DType.FLOAT32, shape=(size,), strides=(1,))
+    spec = KernelSpec(
+        family,
+        parameters(
+            kernel="entering",
+            gates=op.gates,
+            steps=options["steps"],
+            blocks=blocks,
+            width=scalars.json(x.shape[2]),
+            time=scalars.json(x.shape[time]),
+            batch=scalars.json(x.shape[batch]),
+            bias=len(packed) > 1,
+            x=scalars.all_json((x.strides[time], x.strides[batch])),
+        ),
+    )
+    views = (x, *packed, sums)
+    chunks = x.shape[batch] * (op.directions * blocks)
+    return Launch(spec, views, (len(views) - 1,), scalars.values, chunks), sums
+
+
+class _Block:
+    """What the kernels of recurrent ops share: units in blocks of a vector, gate by gate."""
+
+    def __init__(self, kernel: KernelSpec, lanes: int, gates: int, operands: int) -> None:
+        self.k = kernel
+        self.e = emitter_for(kernel, operands)
+        self.lanes = lanes
+        self.vector = vector_type("float", lanes)
+        self.gates = gates
+        self.cell_bytes = gates * lanes * FLOAT_BYTES
+        """All gates of a block, once."""
+
+    def load_gates(self, cell: Reg, gates: Sequence[int]) -> tuple[Reg, ...]:
+        """Some gates of a block."""
+        e = self.e
+        return tuple(e.load(self.vector, e.at(cell, g * self.lanes * FLOAT_BYTES)) for g in gates)
+
+    def multiply(
+        self,
+        sources: Sequence[Reg],
+        extent: Int,
+        panels: Sequence[Reg],
+        gates: Sequence[int],
+        sums: Sequence[Reg],
+    ) -> list[tuple[Reg, ...]]:
+        """Add each source, a vector, times each panel; sums are by source, panel and gate."""
+        e = self.e
+        with e.loop(0, extent, carried=sums) as steps:
+            offset = e.mul(steps.index, self.cell_bytes)
+            weights = [w for p in panels for w in self.load_gates(e.at(p, offset), gates)]
+            carry: list[Reg] = []
+            for source in sources:
+                one = e.load("float", e.at(source, e.mul(steps.index, FLOAT_BYTES)))
+                wide, count = e.splat(one, self.lanes), len(carry)
+                before = steps.values[count : count + len(weights)]
+                carry += [e.fma(wide, w, s) for w, s in zip(weights, before, strict=True)]
+            steps.carry = tuple(carry)
+        count = len(gates)
+        return [steps.values[i : i + count] for i in range(0, len(steps.values), count)]
+
+
+class EnteringWriter(_Block):
+    """Writes the kernel of `entering_launch`: a chunk is a block of units of one sequence."""
+
+    def __init__(self, kernel: KernelSpec, lanes: int) -> None:
+        super().__init__(kernel, lanes, kernel["gates"], 3 + kernel["bias"])
+
+    def write(self) -> str:
+        """The kernel's IR."""
+        e, k = self.e, self.k
+        time, batch, blocks = e.extent(k["time"]), e.extent(k["batch"]), k["blocks"]
+        stride, item_stride = (e.mul(e.extent(s), FLOAT_BYTES) for s in k["x"])
+        with e.loop(e.begin, e.end) as chunk:
+            block = e.mod(chunk.index, blocks)
+            sequence = e.div(chunk.index, blocks)
+            direction, item = e.div(sequence, batch), e.mod(sequence, batch)
+            place = e.add(e.mul(direction, blocks), block)
+            panel = e.at(e.pointer(1), e.mul(place, e.mul(e.extent(k["width"]), self.cell_bytes)))
+            bias = e.at(e.pointer(2), e.mul(place, self.cell_bytes)) if k["bias"] else None
+            row = blocks * self.cell_bytes
+            made = e.at(e.pointer(2 + k["bias"]), e.mul(sequence, e.mul(time, row)))
+            made = e.at(made, e.mul(block, self.cell_bytes))
+            x = e.at(e.pointer(0), e.mul(item, item_stride))
+            whole = e.mul(e.div(time, k["steps"]), k["steps"])
+            for first, last, count in ((0, whole, k["steps"]), (whole, time, 1)):
+                with e.loop(first, last, count) as moment:
+                    moments = [e.add(moment.index, i) for i in range(count)]
+                    sources = [e.at(x, e.mul(m, stride)) for m in moments]
+                    targets = [e.at(made, e.mul(m, row)) for m in moments]
+                    self._moments(sources, targets, panel, bias)
+        return e.module()
+
+    def _moments(
+        self, sources: Sequence[Reg], targets: Sequence[Reg], panel: Reg, bias: Reg | None
+    ) -> None:
+        e, gates = self.e, range(self.gates)
+        start = (e.constant(0.0, self.vector),) * self.gates
+        if bias is not None:
+            start = self.load_gates(bias, gates)
+        width = e.extent(self.k["width"])
+        made = self.multiply(sources, width, [panel], gates, start * len(sources))
+        for target, sums in zip(targets, made, strict=True):
+            for gate, value in enumerate(sums):
+                e.store(value, e.at(target, gate * self.lanes * FLOAT_BYTES))
+
+
+class RecurrentWriter(_Block):
+    """Writes the kernel of a recurrent op: a chunk is one sequence in one direction."""
+
+    def __init__(self, kernel: KernelSpec, lanes: int, gates: int, operands: int) -> None:
+        super().__init__(kernel, lanes, gates, operands)
+        self.hidden: int = kernel["hidden"]
+        self.blocks = -(-self.hidden // lanes)
+        self.row_bytes = self.blocks * self.cell_bytes
+        self.panel_bytes = self.hidden * self.cell_bytes
+        """A block's weights for the state."""
+
+    def write(self) -> str:
+        """The kernel's IR."""
+        e, k = self.e, self.k
+        time, batch = e.extent(k["time"]), e.extent(k["batch"])
+        with e.loop(e.begin, e.end) as chunk:
+            direction, item = e.i64(e.div(chunk.index, batch)), e.i64(e.mod(chunk.index, batch))
+            self.begin(direction, item)
+            entering = e.at(e.pointer(0), e.mul(chunk.index, e.mul(time, self.row_bytes)))
+            backwards = e.constant(1, "i1") if k["reverse"] else e.compare("eq", direction, 1)
+            with e.loop(0, time) as steps:
+                mirrored = e.i64(e.sub(e.sub(time, 1), steps.index))
+                moment = e.select(backwards, mirrored, steps.index)
+                self.step(e.at(entering, e.mul(moment, self.row_bytes)), moment, direction, item)
+        return e.module()
+
+    def begin(self, direction: Reg, item: Reg) -> None:
+        """Set the states before the first moment."""
+        raise NotImplementedError
+
+    def step(self, entering: Reg, moment: Reg, direction: Reg, item: Reg) -> None:
+        """Do one moment, whose share of the inputs is given."""
+        raise NotImplementedError
+
+    def place(
+        self, operand: int, strides: Sequence[Any], moment: Int, direction: Reg, item: Reg
+    ) -> Reg:
+        """Where a state or result is."""
+        e = self.e
+        offset: Int = 0
+        for index, stride in zip((moment, direction, item), strides, strict=True):
+            offset = e.add(offset, e.mul(index, e.mul(e.extent(stride), FLOAT_BYTES)))
+        return e.at(e.pointer(operand), offset)
+
+    def mask(self, block: Int) -> Reg:
+        """The lanes of a block that are units."""
+        left = self.e.sub(self.hidden, self.e.mul(block, self.lanes))
+        return self.e.tail_mask(left, self.lanes)
+
+    def copy_state(self, state: Reg, given: Reg | None) -> None:
+        """Make a state what is given, or zeros."""
+        e = self.e
+        with e.loop(0, self.blocks) as block:
+            at, mask = e.mul(block.index, self.lanes * FLOAT_BYTES), self.mask(block.index)
+            value = e.constant(0.0, self.vector)
+            if given is not None:
+                value = e.load_masked(self.vector, e.at(given, at), mask)
+            e.store_masked(value, e.at(state, at), mask)
 
 
 def sequence_strides(view: View, layout: int) -> tuple[Dim, ...]:

@@ -1,22 +1,26 @@
-"""GRU: one kernel for the whole sequence; the state stays in first-level cache."""
+"""GRU: the inputs' share of all moments first, then the moments one after another."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from smelt.backends import Family, Operands, Refusal, Tactic
 from smelt.backends.cpu import _math as m
-from smelt.backends.cpu._emit import Reg, emitter_for, vector_type
 from smelt.backends.cpu._scalars import Scalars
 from smelt.backends.cpu.families._recurrent import (
     FLOAT_BYTES,
     B,
+    EnteringWriter,
     H,
     R,
+    RecurrentWriter,
     W,
     X,
     constant_of,
+    entering_bytes,
+    entering_launch,
     gate_panels,
+    options_for,
     rows_of,
     sequence_strides,
     state_strides,
@@ -30,7 +34,7 @@ from smelt.types import DType, Layout, TensorFormat, override
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from smelt.backends.cpu._emit import Int
+    from smelt.backends.cpu._emit import Int, Reg
     from smelt.backends.cpu._target import CpuTarget
     from smelt.engine import Step
     from smelt.ir import Constant, Node
@@ -55,8 +59,14 @@ class GruFamily(Family["CpuTarget"]):
         inputs = tuple(
             None if v is None or i in (W, R, B) else _FLOAT for i, v in enumerate(node.inputs)
         )
-        lanes = target.vector_bits // 32
-        yield Tactic(self.name, parameters(lanes=lanes), inputs, (_FLOAT, _FLOAT), cost_hint=1e-4)
+        yield Tactic(
+            self.name,
+            options_for(target, _GATES),
+            inputs,
+            (_FLOAT, _FLOAT),
+            workspace_bytes=entering_bytes(node, node.op, target.vector_bits // 32),
+            cost_hint=1e-4,
+        )
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
@@ -75,9 +85,11 @@ class GruFamily(Family["CpuTarget"]):
         op, x = node.op, operands.inputs[X]
         if not isinstance(op, GRU) or x is None:
             raise InternalError(f"{node} is no GRU of a sequence")
+        weights, recurrent, *biases = operands.packed
+        entering, sums = entering_launch(self.name, op, tactic, operands, (weights, *biases[:1]))
         start = operands.inputs[H] if len(operands.inputs) > H else None
         given = () if start is None else (start,)
-        views = (x, *operands.packed, *given, *operands.outputs)
+        views = (sums, recurrent, *biases[1:], *given, *operands.outputs)
         time, batch = (1, 0) if op.layout else (0, 1)
         scalars = Scalars()
         everything, last = operands.outputs
@@ -85,159 +97,108 @@ class GruFamily(Family["CpuTarget"]):
         spec = KernelSpec(
             self.name,
             parameters(
+                kernel="steps",
                 hidden=hidden,
                 linear=bool(op.linear_before_reset),
-                width=scalars.json(x.shape[2]),
                 time=scalars.json(x.shape[time]),
                 batch=scalars.json(x.shape[batch]),
                 reverse=op.direction == "reverse",
-                bias=len(operands.packed) > 2,
-                x=scalars.all_json((x.strides[time], 0, x.strides[batch])),
+                bias=len(biases) > 0,
                 start=tuple(scalars.all_json(state_strides(v, op.layout)) for v in given),
                 y=scalars.all_json(sequence_strides(everything, op.layout)),
                 last=scalars.all_json(state_strides(last, op.layout)),
             ),
         )
-        chunks = (2 if op.direction == "bidirectional" else 1) * x.shape[batch]
         scratch = 2 * FLOAT_BYTES * (hidden + -hidden % int(str(lanes)))
-        writes = (len(views) - 2, len(views) - 1)
-        return (Launch(spec, views, writes, scalars.values, chunks, scratch),)
+        writes, chunks = (len(views) - 2, len(views) - 1), x.shape[batch] * op.directions
+        return (entering, Launch(spec, views, writes, scalars.values, chunks, scratch))
 
     @override
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
-        return _Gru(kernel, target.vector_bits // 32).module()
+        lanes = target.vector_bits // 32
+        if kernel["kernel"] == "entering":
+            return EnteringWriter(kernel, lanes).write()
+        return _Gru(kernel, lanes).write()
 
 
-class _Gru:
-    """Writes the kernel: chunk = one sequence in one direction."""
+class _Gru(RecurrentWriter):
+    """The moments of a sequence.
+
+    Operands: entering sums, weights, their bias if any, initial state if given, results.
+    """
 
     def __init__(self, kernel: KernelSpec, lanes: int) -> None:
-        self.k = kernel
-        self.lanes = lanes
-        self.vector = vector_type("float", lanes)
-        self.weights = 2 + 2 * bool(kernel["bias"])
-        self.count = 1 + self.weights + len(kernel["start"]) + 2
-        self.e = emitter_for(kernel, self.count)
-        self.hidden: int = kernel["hidden"]
-        self.padded = -(-self.hidden // lanes) * lanes
-        self.panel = _GATES * self.padded * FLOAT_BYTES
+        self.first = 2 + kernel["bias"]
+        self.count = self.first + len(kernel["start"]) + 2
+        super().__init__(kernel, lanes, _GATES, self.count)
 
-    def module(self) -> str:
-        e = self.e
-        batch = e.extent(self.k["batch"])
-        with e.loop(e.begin, e.end) as chunks:
-            direction, item = e.div(chunks.index, batch), e.mod(chunks.index, batch)
-            self._sequence(e.i64(direction), e.i64(item))
-        return e.module()
+    @override
+    def begin(self, direction: Reg, item: Reg) -> None:
+        given = [self.place(self.first, s, 0, direction, item) for s in self.k["start"]]
+        self.copy_state(self._state(direction, item), given[0] if given else None)
 
-    def _sequence(self, direction: Reg, item: Reg) -> None:
-        e, k = self.e, self.k
-        time, width = e.extent(k["time"]), e.extent(k["width"])
-        state = self._at(self.count - 1, k["last"], 0, direction, item)
-        given = [self._at(1 + self.weights, s, 0, direction, item) for s in k["start"]]
-        self._start(state, given[0] if given else None)
-        rows: list[Int] = [e.mul(width, self.panel), self.hidden * self.panel]
-        rows += [self.panel] * (self.weights - 2)
-        panels = [e.at(e.pointer(1 + i), e.mul(direction, size)) for i, size in enumerate(rows)]
-        backwards = e.constant(1, "i1") if k["reverse"] else e.compare("eq", direction, 1)
-        with e.loop(0, time) as steps:
-            mirrored = e.i64(e.sub(e.sub(time, 1), steps.index))
-            moment = e.select(backwards, mirrored, steps.index)
-            x = self._at(0, k["x"], moment, direction, item)
-            y = self._at(self.count - 2, k["y"], moment, direction, item)
-            if k["linear"]:
-                self._linear_step(x, y, state, panels, width)
-            else:
-                self._step(x, y, state, panels, width)
-            self._start(state, y)
+    def _state(self, direction: Reg, item: Reg) -> Reg:
+        return self.place(self.count - 1, self.k["last"], 0, direction, item)
 
-    def _at(
-        self, operand: int, strides: Sequence[Any], moment: Int, direction: Reg, item: Reg
-    ) -> Reg:
-        e = self.e
-        offset: Int = 0
-        for place, stride in zip((moment, direction, item), strides, strict=True):
-            offset = e.add(offset, e.mul(place, e.mul(e.extent(stride), FLOAT_BYTES)))
-        return e.at(e.pointer(operand), offset)
+    @override
+    def step(self, entering: Reg, moment: Reg, direction: Reg, item: Reg) -> None:
+        e, state = self.e, self._state(direction, item)
+        y = self.place(self.count - 2, self.k["y"], moment, direction, item)
+        weights = [e.at(e.pointer(1), e.mul(direction, self.blocks * self.panel_bytes))]
+        if self.k["bias"]:
+            weights.append(e.at(e.pointer(2), e.mul(direction, self.row_bytes)))
+        if self.k["linear"]:
+            self._linear_step(entering, y, state, weights)
+        else:
+            self._step(entering, y, state, weights)
+        self.copy_state(state, y)
 
-    def _start(self, state: Reg, given: Reg | None) -> None:
-        """Make the state what is given, or zeros."""
-        e = self.e
-        with e.loop(0, self.hidden) as units:
-            at = e.mul(units.index, FLOAT_BYTES)
-            value = e.constant(0.0, "float") if given is None else e.load("float", e.at(given, at))
-            e.store(value, e.at(state, at))
-
-    def _linear_step(self, x: Reg, y: Reg, state: Reg, panels: Sequence[Reg], width: Int) -> None:
+    def _linear_step(self, entering: Reg, y: Reg, state: Reg, weights: Sequence[Reg]) -> None:
         """The reset gate acts on the product of the state: all gates in one pass."""
-        e = self.e
-        with e.loop(0, self.padded, self.lanes) as block:
-            entering = self._sums(x, width, panels, 0, range(_GATES), block.index)
-            recalled = self._sums(state, self.hidden, panels, 1, range(_GATES), block.index)
-            update, reset = (
-                m.sigmoid(e, e.binary("fadd", entering[g], recalled[g])) for g in (0, 1)
-            )
-            proposed = m.tanh(e, e.fma(reset, recalled[2], entering[2]))
+        e, gates = self.e, range(_GATES)
+        with e.loop(0, self.blocks) as block:
+            given = self.load_gates(e.at(entering, e.mul(block.index, self.cell_bytes)), gates)
+            recalled = self._recalled(state, weights, gates, block.index)
+            update, reset = (m.sigmoid(e, e.binary("fadd", given[g], recalled[g])) for g in (0, 1))
+            proposed = m.tanh(e, e.fma(reset, recalled[2], given[2]))
             self._finish(update, proposed, state, y, block.index)
 
-    def _step(self, x: Reg, y: Reg, state: Reg, panels: Sequence[Reg], width: Int) -> None:
+    def _step(self, entering: Reg, y: Reg, state: Reg, weights: Sequence[Reg]) -> None:
         """The reset gate acts on the state: all of it first, kept in scratch beside the update."""
         e = self.e
-        kept = e.at(e.scratch, self.padded * FLOAT_BYTES)
-        with e.loop(0, self.padded, self.lanes) as block:
-            entering = self._sums(x, width, panels, 0, (0, 1), block.index)
-            recalled = self._sums(state, self.hidden, panels, 1, (0, 1), block.index)
-            update, reset = (
-                m.sigmoid(e, e.binary("fadd", entering[g], recalled[g])) for g in (0, 1)
-            )
-            at = e.mul(block.index, FLOAT_BYTES)
-            held = e.load_masked(self.vector, e.at(state, at), self._mask(block.index))
+        kept = e.at(e.scratch, self.blocks * self.lanes * FLOAT_BYTES)
+        with e.loop(0, self.blocks) as block:
+            given = self.load_gates(e.at(entering, e.mul(block.index, self.cell_bytes)), (0, 1))
+            recalled = self._recalled(state, weights, (0, 1), block.index)
+            update, reset = (m.sigmoid(e, e.binary("fadd", given[g], recalled[g])) for g in (0, 1))
+            at = e.mul(block.index, self.lanes * FLOAT_BYTES)
+            held = e.load_masked(self.vector, e.at(state, at), self.mask(block.index))
             e.store(update, e.at(e.scratch, at))
             e.store(e.binary("fmul", reset, held), e.at(kept, at))
-        with e.loop(0, self.padded, self.lanes) as block:
-            entering = self._sums(x, width, panels, 0, (2,), block.index)
-            recalled = self._sums(kept, self.hidden, panels, 1, (2,), block.index)
-            proposed = m.tanh(e, e.binary("fadd", entering[0], recalled[0]))
-            at = e.mul(block.index, FLOAT_BYTES)
-            update = e.load(self.vector, e.at(e.scratch, at))
+        with e.loop(0, self.blocks) as block:
+            given = self.load_gates(e.at(entering, e.mul(block.index, self.cell_bytes)), (2,))
+            recalled = self._recalled(kept, weights, (2,), block.index)
+            proposed = m.tanh(e, e.binary("fadd", given[0], recalled[0]))
+            update = e.load(
+                self.vector, e.at(e.scratch, e.mul(block.index, self.lanes * FLOAT_BYTES))
+            )
             self._finish(update, proposed, state, y, block.index)
 
-    def _sums(
-        self,
-        source: Reg,
-        extent: Int,
-        panels: Sequence[Reg],
-        which: int,
-        gates: Sequence[int],
-        unit: Reg,
+    def _recalled(
+        self, source: Reg, weights: Sequence[Reg], gates: Sequence[int], block: Int
     ) -> tuple[Reg, ...]:
-        """The products of a vector with the weights of one block of units, and their bias."""
-        e = self.e
-        column = e.mul(unit, FLOAT_BYTES)
-        first: tuple[Reg, ...] = (e.constant(0.0, self.vector),) * len(gates)
-        if len(panels) > 2:
-            first = self._panel(e.at(panels[2 + which], column), gates)
-        with e.loop(0, extent, carried=first) as steps:
-            one = e.load("float", e.at(source, e.mul(steps.index, FLOAT_BYTES)))
-            wide = e.splat(one, self.lanes)
-            row = e.at(panels[which], e.add(e.mul(steps.index, self.panel), column))
-            weights = self._panel(row, gates)
-            steps.carry = tuple(
-                e.fma(wide, w, s) for w, s in zip(weights, steps.values, strict=True)
-            )
-        return steps.values
+        """The state's share of some gates of a block, and its bias."""
+        e, panel, *bias = self.e, *weights
+        start: tuple[Reg, ...] = (e.constant(0.0, self.vector),) * len(gates)
+        if bias:
+            start = self.load_gates(e.at(bias[0], e.mul(block, self.cell_bytes)), gates)
+        panels = [e.at(panel, e.mul(block, self.panel_bytes))]
+        return self.multiply([source], self.hidden, panels, gates, start)[0]
 
-    def _panel(self, row: Reg, gates: Sequence[int]) -> tuple[Reg, ...]:
-        e = self.e
-        return tuple(e.load(self.vector, e.at(row, g * self.padded * FLOAT_BYTES)) for g in gates)
-
-    def _mask(self, unit: Reg) -> Reg:
-        return self.e.tail_mask(self.e.i64(self.e.sub(self.hidden, unit)), self.lanes)
-
-    def _finish(self, update: Reg, proposed: Reg, state: Reg, y: Reg, unit: Reg) -> None:
+    def _finish(self, update: Reg, proposed: Reg, state: Reg, y: Reg, block: Int) -> None:
         """``(1 - update) * proposed + update * state``."""
         e = self.e
-        at, mask = e.mul(unit, FLOAT_BYTES), self._mask(unit)
+        at, mask = e.mul(block, self.lanes * FLOAT_BYTES), self.mask(block)
         held = e.load_masked(self.vector, e.at(state, at), mask)
         change = e.binary("fsub", held, proposed)
         e.store_masked(e.fma(update, change, proposed), e.at(y, at), mask)

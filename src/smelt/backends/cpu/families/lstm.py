@@ -1,24 +1,28 @@
-"""LSTM: one kernel for the whole sequence; the states stay in first-level cache."""
+"""LSTM: the inputs' share of all moments first, then the moments one after another."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from smelt.backends import Family, Operands, Refusal, Tactic
 from smelt.backends.cpu import _math as m
-from smelt.backends.cpu._emit import Reg, emitter_for, vector_type
 from smelt.backends.cpu._scalars import Scalars
 from smelt.backends.cpu.families._recurrent import (
     FLOAT_BYTES,
     PEEPHOLES,
     B,
     C,
+    EnteringWriter,
     H,
     R,
+    RecurrentWriter,
     W,
     X,
     constant_of,
+    entering_bytes,
+    entering_launch,
     gate_panels,
+    options_for,
     rows_of,
     sequence_strides,
     state_strides,
@@ -33,7 +37,7 @@ from smelt.types import DType, Layout, TensorFormat, override
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from smelt.backends.cpu._emit import Int
+    from smelt.backends.cpu._emit import Int, Reg
     from smelt.backends.cpu._target import CpuTarget
     from smelt.engine import Step
     from smelt.ir import Node
@@ -58,9 +62,14 @@ class LstmFamily(Family["CpuTarget"]):
         inputs = tuple(
             None if v is None or i in packed else _FLOAT for i, v in enumerate(node.inputs)
         )
-        lanes = target.vector_bits // 32
-        results = (_FLOAT,) * len(node.outputs)
-        yield Tactic(self.name, parameters(lanes=lanes), inputs, results, cost_hint=1e-4)
+        yield Tactic(
+            self.name,
+            options_for(target, _GATES),
+            inputs,
+            (_FLOAT,) * len(node.outputs),
+            workspace_bytes=entering_bytes(node, node.op, target.vector_bits // 32),
+            cost_hint=1e-4,
+        )
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
@@ -84,37 +93,41 @@ class LstmFamily(Family["CpuTarget"]):
         x = operands.inputs[X]
         if x is None:
             raise InternalError(f"{node} has no sequence")
+        recurrent, *inner = operands.packed[1:]
+        entering, sums = entering_launch(
+            self.name, op, tactic, operands, (operands.packed[0], *inner)
+        )
         states = [operands.inputs[i] if len(operands.inputs) > i else None for i in (H, C)]
-        views = [x, *operands.packed, *(v for v in states if v is not None), *operands.outputs]
+        given = [v for v in states if v is not None]
+        views = (sums, recurrent, *given, *operands.outputs)
         time, batch = (1, 0) if op.layout else (0, 1)
         scalars = Scalars()
         everything, hidden, cell = operands.outputs
-        directions = 2 if op.direction == "bidirectional" else 1
         spec = KernelSpec(
             self.name,
             parameters(
+                kernel="steps",
                 hidden=int(op.hidden_size),
-                width=scalars.json(x.shape[2]),
                 time=scalars.json(x.shape[time]),
                 batch=scalars.json(x.shape[batch]),
                 reverse=op.direction == "reverse",
-                bias=len(operands.packed) > 2,
                 initial=tuple(v is not None for v in states),
-                x=scalars.all_json((x.strides[time], 0, x.strides[batch])),
                 y=scalars.all_json(sequence_strides(everything, op.layout)),
                 states=tuple(
-                    scalars.all_json(state_strides(v, op.layout))
-                    for v in (*(s for s in states if s is not None), hidden, cell)
+                    scalars.all_json(state_strides(v, op.layout)) for v in (*given, hidden, cell)
                 ),
             ),
         )
-        count = len(views)
-        chunks = directions * x.shape[batch]
-        return (Launch(spec, tuple(views), tuple(range(count - 3, count)), scalars.values, chunks),)
+        count, chunks = len(views), x.shape[batch] * op.directions
+        writes = tuple(range(count - 3, count))
+        return (entering, Launch(spec, views, writes, scalars.values, chunks))
 
     @override
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
-        return _Lstm(kernel, target.vector_bits // 32).module()
+        lanes = target.vector_bits // 32
+        if kernel["kernel"] == "entering":
+            return EnteringWriter(kernel, lanes).write()
+        return _Lstm(kernel, lanes).write()
 
 
 def _why_not(node: Node, op: LSTM) -> str | None:
@@ -127,113 +140,48 @@ def _why_not(node: Node, op: LSTM) -> str | None:
     return why_not_recurrent(node, op)
 
 
-class _Lstm:
-    """Writes the kernel: chunk = one sequence in one direction."""
+class _Lstm(RecurrentWriter):
+    """The moments of a sequence. Operands: entering sums, weights, initial states, results."""
 
     def __init__(self, kernel: KernelSpec, lanes: int) -> None:
-        self.k = kernel
-        self.lanes = lanes
-        self.vector = vector_type("float", lanes)
-        given = sum(kernel["initial"])
-        self.e = emitter_for(kernel, 3 + bool(kernel["bias"]) + given + 3)
-        self.hidden: int = kernel["hidden"]
-        self.padded = -(-self.hidden // lanes) * lanes
-        self.panel = _GATES * self.padded * FLOAT_BYTES
-        self.first_state = 3 + bool(kernel["bias"])
+        self.given = sum(kernel["initial"])
+        super().__init__(kernel, lanes, _GATES, 2 + self.given + 3)
+        self.pair = 2 - self.blocks % 2
+        """Blocks done together: a single one would wait for its own sums."""
 
-    def module(self) -> str:
-        e, k = self.e, self.k
-        batch = e.extent(k["batch"])
-        with e.loop(e.begin, e.end) as chunks:
-            direction = e.div(chunks.index, batch)
-            item = e.mod(chunks.index, batch)
-            self._sequence(e.i64(direction), e.i64(item))
-        return e.module()
+    @override
+    def begin(self, direction: Reg, item: Reg) -> None:
+        given, states = self.given, self.k["states"]
+        starts = [self.place(2 + i, states[i], 0, direction, item) for i in range(given)]
+        for state, is_given in enumerate(self.k["initial"]):
+            at = self.place(3 + given + state, states[given + state], 0, direction, item)
+            self.copy_state(at, starts.pop(0) if is_given else None)
 
-    def _sequence(self, direction: Reg, item: Reg) -> None:
-        e, k = self.e, self.k
-        time = e.extent(k["time"])
-        width = e.extent(k["width"])
-        given = list(k["initial"])
-        count = sum(given)
-        first = self.first_state
-        starts = [self._at(first + i, k["states"][i], 0, direction, item) for i in range(count)]
-        last_h = self._at(first + count + 1, k["states"][count], 0, direction, item)
-        last_c = self._at(first + count + 2, k["states"][count + 1], 0, direction, item)
-        self._start(last_h, starts.pop(0) if given[0] else None)
-        self._start(last_c, starts.pop(0) if given[1] else None)
-        weights = e.at(e.pointer(1), e.mul(direction, e.mul(width, self.panel)))
-        recurrent = e.at(e.pointer(2), e.mul(direction, self.hidden * self.panel))
-        bias = e.at(e.pointer(3), e.mul(direction, self.panel)) if k["bias"] else None
-        backwards = e.constant(1, "i1") if k["reverse"] else e.compare("eq", direction, 1)
-        with e.loop(0, time) as steps:
-            mirrored = e.i64(e.sub(e.sub(time, 1), steps.index))
-            moment = e.select(backwards, mirrored, steps.index)
-            x = self._at(0, k["x"], moment, direction, item)
-            y = self._at(first + count, k["y"], moment, direction, item)
-            with e.loop(0, self.padded, self.lanes) as block:
-                column = e.mul(block.index, FLOAT_BYTES)
-                sums = self._gates(x, width, last_h, (weights, recurrent, bias), column)
-                self._unit(sums, y, last_c, block.index)
-            self._copy(y, last_h)
+    @override
+    def step(self, entering: Reg, moment: Reg, direction: Reg, item: Reg) -> None:
+        e, given, states = self.e, self.given, self.k["states"]
+        y = self.place(2 + given, self.k["y"], moment, direction, item)
+        state = self.place(3 + given, states[given], 0, direction, item)
+        cell = self.place(4 + given, states[given + 1], 0, direction, item)
+        weights = e.at(e.pointer(1), e.mul(direction, self.blocks * self.panel_bytes))
+        with e.loop(0, self.blocks, self.pair) as pair:
+            blocks = [e.add(pair.index, i) for i in range(self.pair)]
+            cells = [e.at(entering, e.mul(b, self.cell_bytes)) for b in blocks]
+            panels = [e.at(weights, e.mul(b, self.panel_bytes)) for b in blocks]
+            gates = range(_GATES)
+            sums = [s for c in cells for s in self.load_gates(c, gates)]
+            made = self.multiply([state], self.hidden, panels, gates, sums)
+            for block, values in zip(blocks, made, strict=True):
+                self._unit(values, y, cell, block)
+        self.copy_state(state, y)
 
-    def _at(
-        self, operand: int, strides: Sequence[Any], moment: Int, direction: Reg, item: Reg
-    ) -> Reg:
-        e = self.e
-        offset: Int = 0
-        for place, stride in zip((moment, direction, item), strides, strict=True):
-            offset = e.add(offset, e.mul(place, e.mul(e.extent(stride), FLOAT_BYTES)))
-        return e.at(e.pointer(operand), offset)
-
-    def _start(self, state: Reg, given: Reg | None) -> None:
-        """Begin with the given state, or zeros."""
-        e = self.e
-        with e.loop(0, self.hidden) as units:
-            at = e.mul(units.index, FLOAT_BYTES)
-            value = e.constant(0.0, "float") if given is None else e.load("float", e.at(given, at))
-            e.store(value, e.at(state, at))
-
-    def _copy(self, source: Reg, destination: Reg) -> None:
-        e = self.e
-        with e.loop(0, self.hidden) as units:
-            at = e.mul(units.index, FLOAT_BYTES)
-            e.store(e.load("float", e.at(source, at)), e.at(destination, at))
-
-    def _gates(
-        self, x: Reg, width: Int, hidden: Reg, weights: tuple[Reg, Reg, Reg | None], column: Int
-    ) -> tuple[Reg, ...]:
-        """Input, output, forget and cell sums of one block of units."""
-        e = self.e
-        entering, recurrent, bias = weights
-        sums: tuple[Reg, ...] = (e.constant(0.0, self.vector),) * _GATES
-        if bias is not None:
-            sums = self._panel(e.at(bias, column))
-        for source, extent, panel in ((x, width, entering), (hidden, self.hidden, recurrent)):
-            with e.loop(0, extent, carried=sums) as steps:
-                one = e.load("float", e.at(source, e.mul(steps.index, FLOAT_BYTES)))
-                wide = e.splat(one, self.lanes)
-                row = e.at(panel, e.add(e.mul(steps.index, self.panel), column))
-                steps.carry = tuple(
-                    e.fma(wide, w, s) for w, s in zip(self._panel(row), steps.values, strict=True)
-                )
-            sums = steps.values
-        return sums
-
-    def _panel(self, row: Reg) -> tuple[Reg, ...]:
-        e = self.e
-        return tuple(
-            e.load(self.vector, e.at(row, g * self.padded * FLOAT_BYTES)) for g in range(_GATES)
-        )
-
-    def _unit(self, sums: Sequence[Reg], y: Reg, cell: Reg, unit: Reg) -> None:
+    def _unit(self, sums: Sequence[Reg], y: Reg, cell: Reg, block: Int) -> None:
+        """Input, output, forget and cell gates of a block of units."""
         e = self.e
         gate_i, gate_o, gate_f = (m.sigmoid(e, s) for s in sums[:3])
-        candidate = m.tanh(e, sums[3])
-        mask = e.tail_mask(e.i64(e.sub(self.hidden, unit)), self.lanes)
-        at = e.mul(unit, FLOAT_BYTES)
+        candidate, mask = m.tanh(e, sums[3]), self.mask(block)
+        at = e.mul(block, self.lanes * FLOAT_BYTES)
         before = e.load_masked(self.vector, e.at(cell, at), mask)
-        kept = e.binary("fmul", gate_f, before)
-        after = e.fma(gate_i, candidate, kept)
+        after = e.fma(gate_i, candidate, e.binary("fmul", gate_f, before))
         e.store_masked(after, e.at(cell, at), mask)
         e.store_masked(e.binary("fmul", gate_o, m.tanh(e, after)), e.at(y, at), mask)
