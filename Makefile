@@ -51,9 +51,9 @@ format: $(VENV)/.stamp-dev  ## format the code and mend what ruff can mend
 	@$(BIN)/ruff format $(CODE)
 	@$(BIN)/ruff check --fix $(CODE)
 
-bench: $(VENV)/.stamp-bench  ## measure against other engines; refreshes README's table
-	@$(BIN)/python benchmarks/cpu_latency.py --models resnet50 --threads 2 --peers onnxruntime,openvino --json benchmarks/results/cpu_resnet50.json
-	@$(BIN)/python tools/readme_benchmarks.py
+bench: $(VENV)/.stamp-bench  ## measure everything beside other engines; renews README and docs
+	@$(BIN)/python benchmarks/run_all.py --prepare
+	@$(BIN)/python benchmarks/run_all.py
 
 docs: $(VENV)/.stamp-docs  ## build the documentation into site/
 	@$(BIN)/python -m mkdocs build --strict --quiet

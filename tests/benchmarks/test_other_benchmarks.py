@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from benchmarks import build_time, contention, cpu_kernels, memory
+from benchmarks import build_time, contention, cpu_kernels, memory, run_all
 from benchmarks.support.peak import PeakLoop
 
 pytestmark = pytest.mark.skipif(
@@ -82,3 +83,13 @@ def test_neighbours_wait_until_they_are_let_loose() -> None:
         assert contention.processor_seconds(first) == before
     finally:
         neighbours.close()
+
+
+@pytest.mark.parametrize("part", run_all.PARTS)
+def test_every_part_of_all_measurements_has_options_that_its_script_takes(
+    part: str, tmp_path: Path
+) -> None:
+    command = run_all.command_of(part, prepare=False, folder=tmp_path)
+    done = subprocess.run([*command, "--help"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert all(word in done.stdout for word in command[2:] if word.startswith("--"))

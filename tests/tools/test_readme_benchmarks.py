@@ -1,18 +1,22 @@
-"""From measured rows to README's table."""
+"""From measured rows to the tables of README and docs/performance.md, and to the chart."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+import xml.etree.ElementTree as ElementTree
+from typing import TYPE_CHECKING, Any
 
-from tools.readme_benchmarks import make_table, read_rows
+import pytest
+
+from tools import readme_benchmarks as tables
+from tools.speed_chart import Bar, chart
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-def _row(engine: str, best: float, *, model: str = "net") -> dict[str, object]:
-    return {
+def _row(engine: str, best: float, *, model: str = "net", **more: Any) -> dict[str, Any]:
+    row: dict[str, Any] = {
         "model": model,
         "dtype": "float32",
         "threads": 2,
@@ -23,25 +27,63 @@ def _row(engine: str, best: float, *, model: str = "net") -> dict[str, object]:
         "best_ms": best,
         "median_ms": best + 1,
     }
+    return row | more
+
+
+def _latencies(folder: Path, name: str, *rows: dict[str, Any]) -> tables.Table:
+    (folder / f"{name}.json").write_text(json.dumps(rows))
+    return tables.read_latencies(folder)
 
 
 def test_the_ratio_is_the_best_peer_over_ours(tmp_path: Path) -> None:
-    rows = [_row("smelt", 2.0), _row("onnxruntime", 3.0), _row("openvino", 2.5)]
-    (tmp_path / "run.json").write_text(json.dumps(rows))
-    table = make_table(read_rows(tmp_path))
-    assert "| net | float32 | 2 | 1 | 2.00, 3.00 | 3.00, 4.00 | 2.50, 3.50 | 1.25 |" in table
+    rows = [_row("smelt", 2.0, share_of_peak=0.5), _row("onnxruntime", 3.0), _row("openvino", 2.5)]
+    table = tables.latency_table(_latencies(tmp_path, "cpu_run", *rows))
+    line = "| net | float32 | 2 | 1 | 2.00, 3.00 | 3.00, 4.00 | 2.50, 3.50 | 1.25 | 50% |"
+    assert line in table
     assert "onnxruntime 1.2, openvino 1.2, smelt 1.2" in table
 
 
 def test_times_of_different_runs_are_not_compared(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text(json.dumps([_row("smelt", 2.0)]))
-    (tmp_path / "b.json").write_text(json.dumps([_row("openvino", 1.0)]))
-    lines = make_table(read_rows(tmp_path)).splitlines()
-    assert lines[2:4] == [
-        "| net | float32 | 2 | 1 | 2.00, 3.00 |  |  |",
-        "| net | float32 | 2 | 1 |  | 1.00, 2.00 |  |",
+    _latencies(tmp_path, "cpu_a", _row("smelt", 2.0))
+    table = tables.latency_table(_latencies(tmp_path, "cpu_b", _row("openvino", 1.0)))
+    assert table.splitlines()[2:4] == [
+        "| net | float32 | 2 | 1 | 2.00, 3.00 |  |  |  |",
+        "| net | float32 | 2 | 1 |  | 1.00, 2.00 |  |  |",
     ]
 
 
+def test_a_group_has_the_geometric_mean_of_its_ratios(tmp_path: Path) -> None:
+    rows = [
+        _row(engine, best, model=model)
+        for model, ours, theirs in (("a", 1.0, 4.0), ("b", 1.0, 1.0))
+        for engine, best in (("smelt", ours), ("openvino", theirs))
+    ]
+    table = tables.latency_table(_latencies(tmp_path, "cpu_networks", *rows))
+    assert "Geometric means of the ratios: networks, float32, 2 threads, batch 1: 2.00." in table
+
+
+def test_readme_shows_networks_on_two_threads_alone(tmp_path: Path) -> None:
+    _latencies(tmp_path, "cpu_given", _row("smelt", 1.0, model="given"))
+    rows = [_row("smelt", 1.0), _row("smelt", 1.0, threads=1)]
+    shown = tables.readme_rows(_latencies(tmp_path, "cpu_networks", *rows))
+    assert [(setting.model, setting.threads) for setting in shown] == [("net", 2)]
+
+
 def test_no_measurement_is_said_plainly(tmp_path: Path) -> None:
-    assert make_table(read_rows(tmp_path)) == "No measurement is recorded yet.\n"
+    assert tables.latency_table(tables.read_latencies(tmp_path)) == tables.NOTHING
+    for table in (tables.kernel_table, tables.memory_table, tables.build_table):
+        assert table([]) == tables.NOTHING
+
+
+def test_the_chart_is_well_formed_and_has_a_bar_for_each_engine() -> None:
+    bars = [Bar("a & b", {"smelt": 1.3, "openvino": 1.0}), Bar("c", {"smelt": 0.9, "torch": 1.0})]
+    root = ElementTree.fromstring(chart(bars))  # noqa: S314  (we have just written it)
+    boxes = [box for box in root.iter() if box.tag.endswith("rect") and box.get("height") == "11"]
+    assert [float(str(box.get("width"))) for box in boxes] == [442.0, 340.0, 306.0, 340.0]
+    assert "prefers-color-scheme: dark" in chart(bars)
+
+
+@pytest.mark.parametrize("path", list(tables.pages(tables.RESULTS)), ids=lambda path: path.name)
+def test_what_the_pages_show_is_what_was_measured(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert tables.pages(tables.RESULTS)[path](text) == text, "run tools/readme_benchmarks.py"
