@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -215,7 +216,7 @@ class EnteringWriter(_Block):
                 e.store(value, e.at(target, gate * self.lanes * FLOAT_BYTES))
 
 
-class RecurrentWriter(_Block):
+class RecurrentWriter(_Block, ABC):
     """Writes the kernel of a recurrent op: a chunk is one sequence in one direction."""
 
     def __init__(self, kernel: KernelSpec, lanes: int, gates: int, operands: int) -> None:
@@ -241,13 +242,13 @@ class RecurrentWriter(_Block):
                 self.step(e.at(entering, e.mul(moment, self.row_bytes)), moment, direction, item)
         return e.module()
 
+    @abstractmethod
     def begin(self, direction: Reg, item: Reg) -> None:
         """Set the states before the first moment."""
-        raise NotImplementedError
 
+    @abstractmethod
     def step(self, entering: Reg, moment: Reg, direction: Reg, item: Reg) -> None:
         """Do one moment, whose share of the inputs is given."""
-        raise NotImplementedError
 
     def place(
         self, operand: int, strides: Sequence[Any], moment: Int, direction: Reg, item: Reg
