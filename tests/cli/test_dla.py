@@ -68,10 +68,11 @@ def test_a_dependency_graph_is_drawn(smelt: Smelt, lenet: Path) -> None:
 def test_what_is_no_loadable_is_one_line(smelt: Smelt, tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(b"something else entirely, that is not a loadable")
-    answer = smelt("dla", "inspect", path)
-    assert answer.code == 1
-    assert answer.err.startswith("error: ")
-    assert answer.err.count("\n") == 1
+    for command in ("inspect", "run"):
+        answer = smelt("dla", command, path)
+        assert answer.code == 1
+        assert answer.err.startswith(f"error: {path} is no sound loadable: ")
+        assert answer.err.count("\n") == 1
 
 
 @pytest.mark.requirement("D-15")
@@ -104,6 +105,11 @@ def test_an_input_is_an_array_an_image_or_memory(smelt: Smelt, lenet: Path, tmp_
     np.save(tmp_path / "wrong.npy", picture[0, 0])
     assert "CxHxW" in smelt("dla", "run", lenet, "--input", tmp_path / "wrong.npy").err
     (tmp_path / "short.bin").write_bytes(b"1")
+    (tmp_path / "junk.npy").write_bytes(b"junk")
+    assert (
+        "junk.npy cannot be read"
+        in smelt("dla", "run", lenet, "--input", tmp_path / "junk.npy").err
+    )
     assert "takes 25088" in smelt("dla", "run", lenet, "--input", tmp_path / "short.bin").err
 
 
@@ -121,6 +127,13 @@ def test_a_recorded_trace_plays_to_the_same_memory(
         answer = smelt("dla", "trace", trace)
         assert answer.code == 0, answer.out
         assert answer.out.startswith("1 passed")
+
+
+def test_where_no_trace_is_nothing_has_passed(smelt: Smelt, tmp_path: Path) -> None:
+    answer = smelt("dla", "trace", tmp_path)
+    assert answer.code == 2
+    assert f"no trace, .cfg or .txn, in {tmp_path}" in answer.err
+    assert "does not exist" in smelt("dla", "trace", tmp_path / "gone").err
 
 
 def test_a_trace_is_recorded_only_in_this_process(smelt: Smelt, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from smelt.nvdla.loadable import Loadable
     from smelt.nvdla.port import Driver, MachineDriver, TracedDriver
     from smelt.nvdla.runtime import NvDlaTensor, Runtime
 
@@ -62,13 +63,23 @@ def inspect(*, path: str, dot: bool, as_json: bool) -> None:
       smelt dla inspect network.nvdla --json | python -m json.tool
       smelt dla inspect network.nvdla --dot | dot -Tsvg > network.svg
     """
-    from smelt.nvdla.loadable import Loadable, format_dot, format_text, interpret, to_plain
+    from smelt.nvdla.loadable import format_dot, format_text, interpret, to_plain
 
-    view = interpret(Loadable.from_bytes(Path(path).read_bytes()))
+    view = interpret(_read_loadable(path))
     if as_json:
         print_json(to_plain(view))
     else:
         click.echo(format_dot(view) if dot else format_text(view))
+
+
+def _read_loadable(path: str) -> Loadable:
+    from smelt.errors import ModelFormatError
+    from smelt.nvdla.loadable import Loadable
+
+    try:
+        return Loadable.from_bytes(Path(path).read_bytes())
+    except ModelFormatError as error:
+        raise ModelFormatError(f"{path} is no sound loadable: {error}") from error
 
 
 @dla.command(short_help="Run a loadable once.")
@@ -125,9 +136,9 @@ def run(
         raise click.UsageError("--record-trace is for a device of this process, without --socket")
     hardware = find_configuration(configuration)
     driver = None if socket else _make_driver(configuration, record_trace, exact_fp16=exact_fp16)
-    data = Path(path).read_bytes()
+    loadable = _read_loadable(path)
     with _open(driver, socket, instance) as runtime:
-        runtime.load(data, instance)
+        runtime.load(loadable, instance)
         results = _run_once(runtime, inputs, outputs, hardware.atom_bytes)
     cycles = driver.machines[0].total_cycles if driver is not None else None
     if record_trace is not None and driver is not None:
@@ -235,10 +246,11 @@ def _run_once(
 def _read_input(path: Path, tensor: NvDlaTensor, memory: NDArray[Any], atom_bytes: int) -> None:
     import numpy as np
 
+    from smelt.cli._images import load_array
     from smelt.nvdla.runtime import DlaImage, write_tensor
 
     if path.suffix == ".npy":
-        array = np.load(path, allow_pickle=False)
+        array = load_array(str(path))
         if array.ndim == 4 and array.shape[0] == 1:
             array = array[0]
         write_tensor(tensor, array, memory, atom_bytes=atom_bytes)

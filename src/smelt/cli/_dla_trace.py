@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Play register traces and check what they expect.")
-@click.argument("paths", metavar="PATH...", nargs=-1, required=True)
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=click.Path(exists=True))
 @click.option(
     "--configuration",
     metavar="NAME",
@@ -42,6 +42,8 @@ def trace(
 
     chosen = find_configuration(configuration) if configuration else None
     found = [item for path in paths for item in find_traces(path)]
+    if not found:
+        raise click.UsageError(f"no trace, .cfg or .txn, in {', '.join(paths)}")
     results: list[TraceResult] = []
     with ProgressLine(quiet=as_json) as progress:
         for item in found:

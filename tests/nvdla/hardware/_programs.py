@@ -102,8 +102,6 @@ class Bench:
             D_DAIN_ADDR_LOW_0=SOURCE,
             D_LINE_STRIDE=line,
             D_SURF_STRIDE=surface,
-            D_WEIGHT_RAM_TYPE=1,
-            D_WEIGHT_ADDR_LOW=WEIGHTS,
             D_CONV_STRIDE=steps,
         )
         self.set(
@@ -117,6 +115,23 @@ class Bench:
             D_CONV_STRIDE_EXT=0 if winograd else steps,
             D_ZERO_PADDING=pad[1] | pad[0] << 16,
         )
+        self._program_buffer(size, precision, stride[0])
+
+    def _program_buffer(self, size: tuple[int, int, int], precision: Precision, step: int) -> None:
+        """Say where weights are, and claim banks; each pixel has entries of its own."""
+        height, width, channels = size
+        configuration = self.configuration
+        pixel_bytes = channels * precision.size_bytes * step
+        entries = (width + 2) * -(-pixel_bytes // configuration.buffer_width_bytes)
+        self.set("CDMA", D_WEIGHT_RAM_TYPE=1, D_WEIGHT_ADDR_LOW=WEIGHTS)
+        banks = min(-(-entries * height // configuration.buffer_depth), 12)
+        weight_banks = configuration.buffer_banks - banks - 1
+        for block in ("CDMA", "CSC"):
+            self.set(
+                block,
+                D_BANK=(banks - 1) | (weight_banks - 1) << 16,
+                D_ENTRY_PER_SLICE=entries - 1,
+            )
 
     def program_sdp(
         self,

@@ -97,10 +97,32 @@ def _program_dma_sizes(bench: Bench, settings: Convolution, sizes: Sizes) -> Non
         PAD_BOTTOM=pad.bottom,
     )
     bench.write_words("CDMA", D_ZERO_PADDING_VALUE=pad.value, D_FETCH_GRAIN=0, D_CVT_CFG=0)
-    entry_bytes = sizes.extended_data[0] * sizes.extended_data[2] * settings.precision.byte_count
-    entries = -(-entry_bytes // bench.entry_bytes)
+    line_bytes = sizes.extended_data[0] * sizes.extended_data[2] * settings.precision.byte_count
+    if sizes.extended_data == sizes.data:
+        entries = _feature_entries(bench, sizes.data, settings.precision)
+    else:
+        entries = -(-line_bytes // bench.entry_bytes)
+    _program_entries(bench, entries)
+
+
+def _program_entries(bench: Bench, entries: int) -> None:
+    """Say how many entries of the convolution buffer a line takes."""
     bench.write_words("CDMA", D_ENTRY_PER_SLICE=entries - 1)
     bench.write_words("CSC", D_ENTRY_PER_SLICE=entries - 1)
+
+
+def _feature_entries(bench: Bench, data: tuple[int, int, int], precision: Precision) -> int:
+    """Return the buffer's entries for a line: atoms of a pixel fill entries of their own.
+
+    What is left over of a pixel's atoms shares entries with its neighbours: one atom with three
+    others, two atoms with one; three take an entry.
+    """
+    channels, _, columns = data
+    atoms = -(-channels * precision.byte_count // bench.atom_bytes)
+    whole, rest = divmod(atoms, bench.entry_bytes // bench.atom_bytes)
+    pixels_per_entry = {0: 0, 1: bench.entry_bytes // bench.atom_bytes, 2: 2, 3: 1}[rest]
+    shared = -(-columns // pixels_per_entry) if rest else 0
+    return whole * columns + shared
 
 
 def _program_sequencer_sizes(
@@ -239,6 +261,14 @@ def program_image_input(
         D_ZERO_PADDING_VALUE=padding_values[1] & 0xFFFF,
     )
     _program_pixel_converter(bench, converter)
+
+
+def program_image_entries(bench: Bench, sizes: Sizes, settings: Convolution) -> None:
+    """Pixels of a line, with their padding, follow each other in the buffer."""
+    channels, _, columns = sizes.data
+    pixels = columns + settings.padding.left + settings.padding.right
+    line_bytes = channels * pixels * settings.precision.byte_count
+    _program_entries(bench, -(-line_bytes // bench.entry_bytes))
 
 
 def _program_pixel_converter(bench: Bench, converter: PixelConverter) -> None:

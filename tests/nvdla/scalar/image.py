@@ -48,7 +48,7 @@ class PixelFormat:
     planes: tuple[Plane, ...]
     is_float: bool
     input_precision: Precision
-    """The IN_PRECISION that the table of pixel formats asks for."""
+    """Its IN_PRECISION."""
     largest_x_offset: int
 
     @property
@@ -94,10 +94,10 @@ def _parse_format(number: int, name: str) -> PixelFormat:
 
 
 def _input_precision(name: str, bits: int) -> Precision:
-    """Return what the table of pixel formats asks for; it has T_R16_F under int16."""
+    """Return what the format holds; the table of pixel formats has T_R16_F under int16."""
     if bits == 8:
         return Precision.INT8
-    return Precision.FP16 if name.endswith("16_F") and name != "T_R16_F" else Precision.INT16
+    return Precision.FP16 if name.endswith("16_F") else Precision.INT16
 
 
 def _container(bits: int) -> int:

@@ -101,7 +101,7 @@ def test_formats_have_the_numbers_sizes_and_offsets_of_the_manual() -> None:
     assert FORMATS["T_Y8___U8V8_N444"].channel_count == 3
     offsets = [FORMATS[name].largest_x_offset for name in ("T_R8", "T_R10", "T_X16B16G16R16")]
     assert offsets == [31, 15, 3]
-    assert FORMATS["T_R16_F"].input_precision is Precision.INT16
+    assert FORMATS["T_R16_F"].input_precision is Precision.FP16
     assert FORMATS["T_A16Y16U16V16_F"].input_precision is Precision.FP16
 
 

@@ -7,6 +7,7 @@ device.
 from smelt.nvdla.firmware._graph import MOST_OPERATIONS
 from smelt.nvdla.firmware._scheduler import DEFAULT_TIMEOUT_S, EngineScheduler
 from smelt.nvdla.firmware._statistics import OperationStatistics, TaskStatistics
+from smelt.nvdla.firmware._task import read_task
 from smelt.nvdla.firmware._uio import MappedRegion, UioBus, UioMemory
 
 __all__ = [
@@ -18,4 +19,5 @@ __all__ = [
     "TaskStatistics",
     "UioBus",
     "UioMemory",
+    "read_task",
 ]

@@ -134,10 +134,12 @@ class TaskRun:
         try:
             has_come = remaining_s > 0 and self._registers.bus.wait_for_interrupt(remaining_s)
         except NvdlaError as error:  # a model says why its hardware hangs
-            raise NvdlaError(
-                NvError(error.status or NvError.INVALID_STATE),
-                f"hardware refused an operation: {error}; {self._describe_progress()}",
-            ) from error
+            has_come = False
+            if error.status is not NvError.TIMEOUT:
+                raise NvdlaError(
+                    NvError(error.status or NvError.INVALID_STATE),
+                    f"hardware refused an operation: {error}; {self._describe_progress()}",
+                ) from error
         if not has_come:
             raise NvdlaError(
                 NvError.TIMEOUT,

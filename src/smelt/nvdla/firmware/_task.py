@@ -64,6 +64,23 @@ class TaskDescriptors:
             )
         return self.addresses[index]
 
+    def extents(self) -> list[tuple[TaskAddress, int]]:
+        """Where the task's descriptors lie, each list with its bytes."""
+        network, count = self.network, self.network.num_operations * self.num_rois
+        sizes = {
+            network.dependency_graph_index: count * _COMMON_BYTES,
+            network.operation_desc_index: count * OPERATION_STRIDE_BYTES,
+            network.surface_desc_index: count * SURFACE_STRIDE_BYTES,
+            network.lut_data_index: network.num_luts * LutParameters.size_bytes(),
+            network.roi_array_index: RoiArray.size_bytes() + self.num_rois * Roi.size_bytes(),
+        }
+        lists = [
+            (self.addresses[index], size)
+            for index, size in sizes.items()
+            if 0 <= index < len(self.addresses)
+        ]
+        return [(self.addresses[0], NetworkDescriptor.size_bytes(self.layout)), *lists]
+
     def read_graph(self) -> TaskGraph:
         """Every operation's place in the dependency graph, for every region."""
         space, address = self.address(

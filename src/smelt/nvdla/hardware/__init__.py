@@ -13,6 +13,7 @@ from smelt.nvdla.hardware._configuration import (
     Precision,
     find_configuration,
 )
+from smelt.nvdla.hardware._limits import AddressSpan, TaskLimits
 from smelt.nvdla.hardware._machine import Fault, Machine, MachineMemory, OperationRecord
 from smelt.nvdla.hardware._operation import Counters
 
@@ -25,6 +26,7 @@ __all__ = [
     "NV_SMALL",
     "NV_SMALL_256",
     "NV_SMALL_256_FULL",
+    "AddressSpan",
     "Configuration",
     "Counters",
     "Fault",
@@ -32,5 +34,6 @@ __all__ = [
     "MachineMemory",
     "OperationRecord",
     "Precision",
+    "TaskLimits",
     "find_configuration",
 ]

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from smelt.nvdla.hardware._blocks import Block
 from smelt.nvdla.hardware._memory import Surface, require_space
 
@@ -85,6 +83,7 @@ class BdmaBlock(Block):
                 registers.get("CFG_LINE_REPEAT", "NUMBER") + 1,
                 registers.get("CFG_SURF_REPEAT", "NUMBER") + 1,
                 _UNIT_BYTES,
+                f"BDMA.CFG_{side}_ADDR",
             )
 
         return Transfer(
@@ -100,6 +99,6 @@ def run_bdma(operation: Operation, transfers: list[Transfer]) -> None:
         NvdlaError: memory is left (INVALID_ADDRESS) or a copy is absurdly large (INVALID_SIZE).
     """
     for transfer in transfers:
-        lines = np.ascontiguousarray(operation.dma.atoms(transfer.source))
-        operation.dma.atoms(transfer.target)[...] = lines
+        lines = operation.dma.read_atoms(transfer.source)
+        operation.dma.write_atoms(transfer.target, lines)
         operation.mac_cycles += lines.size // _UNIT_BYTES

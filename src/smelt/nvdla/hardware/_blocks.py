@@ -93,12 +93,17 @@ class Block:
         self.consumer = 0
         self.is_hung = False
         self.start()
-        self.tables: tuple[list[int], list[int]] = ([0] * LE_ENTRIES, [0] * LO_ENTRIES)
+        self.tables: tuple[list[int], list[int]] = ([], [])
+        self.clear_tables()
         if "S_CBUF_FLUSH_STATUS" in self.single:
             self.single["S_CBUF_FLUSH_STATUS"] = 1
 
     def start(self) -> None:
         """Begin: what a kind of block adds."""
+
+    def clear_tables(self) -> None:
+        """Set all entries of the look-up tables to zero."""
+        self.tables = ([0] * LE_ENTRIES, [0] * LO_ENTRIES)
 
     @property
     def is_ready(self) -> bool:

@@ -59,6 +59,7 @@ def _surfaces(operation: Operation, precision: Precision, channels: int) -> tupl
         height,
         count,
         atom,
+        "CDP_RDMA.D_SRC_BASE_ADDR",
     )
     target = Surface(
         registers.space("D_DST_DMA_CFG", "DST_RAM_TYPE"),
@@ -69,6 +70,7 @@ def _surfaces(operation: Operation, precision: Precision, channels: int) -> tupl
         height,
         count,
         atom,
+        "CDP.D_DST_BASE_ADDR",
     )
     return source, target
 

@@ -13,11 +13,12 @@ import numpy as np
 
 from smelt.nvdla._status import NvdlaError, NvError
 from smelt.nvdla.hardware._arithmetic import saturate, shift_right_rounded
+from smelt.nvdla.hardware._buffer import check_buffer
 from smelt.nvdla.hardware._configuration import Precision
 from smelt.nvdla.hardware._exact_convolution import correlate_exact
 from smelt.nvdla.hardware._features import pad_value, read_features
 from smelt.nvdla.hardware._image import read_image
-from smelt.nvdla.hardware._operation import ceil_div
+from smelt.nvdla.hardware._operation import add_products, ceil_div
 from smelt.nvdla.hardware._weights import read_weights
 from smelt.nvdla.hardware._winograd import (
     check_winograd,
@@ -109,6 +110,7 @@ def run_convolution(operation: Operation) -> np.ndarray:
     _check_modes(operation)
     if is_winograd:
         check_winograd(operation, shape)
+    check_buffer(operation, shape, precision)
     fill = pad_value(operation, precision, "CSC")
     if cdma.get("D_DATAIN_FORMAT", "DATAIN_FORMAT"):
         windows, shape = read_image(operation, precision, shape)
@@ -121,13 +123,7 @@ def run_convolution(operation: Operation) -> np.ndarray:
         sums = np.stack([convolve_winograd(operation, cube, weights, shape) for cube in cubes])
     else:
         _check_channels(data[0], shape)
-        exact_block = operation.configuration.atomic_c if operation.exact_fp16 else 0
-        sums = np.stack(
-            [
-                correlate(cube, weights, shape, fill, precision, exact_block=exact_block)
-                for cube in data
-            ]
-        )
+        sums = np.stack([correlate(operation, cube, weights, shape, fill) for cube in data])
     group = operation.configuration.kernel_group(precision)
     operation.mac_cycles = (
         shape.output_height
@@ -176,17 +172,13 @@ def _check_channels(cube: np.ndarray, shape: ConvolutionShape) -> None:
 
 
 def correlate(
+    operation: Operation,
     cube: np.ndarray,
     weights: np.ndarray,
     shape: ConvolutionShape,
     fill: float,
-    precision: Precision,
-    *,
-    exact_block: int = 0,
 ) -> np.ndarray:
-    """Return the exact sums [height, width, kernels] in float64.
-
-    With ``exact_block``, the channels of a MAC cell, fp16 is added as the hardware adds it.
+    """Return the sums [height, width, kernels] in float64, exact for integers.
 
     ``cube`` is [height, width, channels], ``weights`` [kernel height, kernel width, channels,
     kernels].
@@ -195,9 +187,10 @@ def correlate(
     reach_x = (shape.output_width - 1) * shape.stride_x + 1
     height = reach_y + (shape.kernel_height - 1) * shape.dilation_y
     width = reach_x + (shape.kernel_width - 1) * shape.dilation_x
-    if precision is Precision.FP16 and exact_block:
+    precision = operation.registers["CSC"].precision("D_MISC_CFG", "PROC_PRECISION")
+    if precision is Precision.FP16 and operation.exact_fp16:
         padded = _pad(cube, shape, (height, width), fill, np.float16)
-        return correlate_exact(padded, weights, shape, exact_block)
+        return correlate_exact(operation, padded, weights, shape)
     use_float32 = precision is Precision.INT8 and shape.channels <= _EXACT_FLOAT32_TERMS
     dtype = np.float32 if use_float32 else np.float64
     padded = _pad(cube, shape, (height, width), fill, dtype)
@@ -212,7 +205,7 @@ def correlate(
             seen = padded[
                 top : top + reach_y : shape.stride_y, left : left + reach_x : shape.stride_x
             ]
-            total += seen.reshape(-1, shape.channels) @ taps[y, x]
+            add_products(operation, total, seen.reshape(-1, shape.channels), taps[y, x])
     return total.reshape(shape.output_height, shape.output_width, shape.kernels)
 
 

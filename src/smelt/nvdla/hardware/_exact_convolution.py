@@ -22,13 +22,14 @@ from smelt.nvdla.hardware._exact_mac import (
 if TYPE_CHECKING:
     from smelt.nvdla.hardware._convolution import ConvolutionShape
     from smelt.nvdla.hardware._memory import Array
+    from smelt.nvdla.hardware._operation import Operation
 
 _LANES_AT_ONCE = 1 << 18
 _NAN_EXPONENT = 63
 
 
 def correlate_exact(
-    padded: np.ndarray, weights: np.ndarray, shape: ConvolutionShape, block: int
+    operation: Operation, padded: np.ndarray, weights: np.ndarray, shape: ConvolutionShape
 ) -> np.ndarray:
     """Return float32 sums [height, width, kernels] of a padded fp16 input."""
     data = np.ascontiguousarray(padded.astype(np.float16)).view(np.uint16).astype(np.int64)
@@ -37,6 +38,7 @@ def correlate_exact(
     reach_y = (shape.output_height - 1) * shape.stride_y + 1
     reach_x = (shape.output_width - 1) * shape.stride_x + 1
     total = make_accumulator((pixels, shape.kernels))
+    block = operation.configuration.atomic_c
     for first in range(0, shape.channels, block):
         lanes = slice(first, min(first + block, shape.channels))
         for y in range(shape.kernel_height):
@@ -46,14 +48,15 @@ def correlate_exact(
                 left = x * shape.dilation_x
                 columns = slice(left, left + reach_x, shape.stride_x)
                 seen = data[rows, columns, lanes].reshape(pixels, -1)
-                _accumulate(total, seen, words[y, x, lanes].T)
+                _accumulate(operation, total, seen, words[y, x, lanes].T)
     return to_fp32(total).reshape(shape.output_height, shape.output_width, shape.kernels)
 
 
-def _accumulate(total: Accumulator, seen: Array, words: Array) -> None:
+def _accumulate(operation: Operation, total: Accumulator, seen: Array, words: Array) -> None:
     """Add one cell's result to each [pixel, kernel], some pixels at a time."""
     step = max(1, _LANES_AT_ONCE // words.size)
     for start in range(0, len(seen), step):
+        operation.check_time()
         part = slice(start, start + step)
         data = seen[part, None]
         products, exponent = multiply_lanes(data, words[None])
@@ -71,13 +74,16 @@ def _with_nans(data: Array, words: Array, mantissa: Array, exponent: Array) -> t
     return np.where(is_nan, nan_mantissa, mantissa), np.where(is_nan, _NAN_EXPONENT, exponent)
 
 
-def convolve_winograd_exact(tiles: np.ndarray, weights: np.ndarray, kernels: int) -> np.ndarray:
+def convolve_winograd_exact(
+    operation: Operation, tiles: np.ndarray, weights: np.ndarray, kernels: int
+) -> np.ndarray:
     """Return float32 [2, 2, tiles, kernels] of transformed fp16 tiles [4, 4, tiles, channels]."""
     data = np.ascontiguousarray(tiles.astype(np.float16)).view(np.uint16).astype(np.int64)
     words = np.ascontiguousarray(weights).view(np.uint16).astype(np.int64)
     count, channels = data.shape[2:]
     totals = [make_accumulator((count, kernels)) for _ in range(4)]
     for first in range(0, channels, 4):
+        operation.check_time()
         lanes = slice(first, first + 4)
         seen = data[..., lanes].transpose(2, 0, 1, 3).reshape(count, 1, 64)
         held = words[:, :, lanes].transpose(3, 0, 1, 2).reshape(1, kernels, 64)

@@ -56,6 +56,7 @@ def read_features(operation: Operation, precision: Precision) -> list[np.ndarray
             cdma.get("D_DATAIN_SIZE_0", "DATAIN_HEIGHT") + 1,
             ceil_div(channels, operation.configuration.atom_elements(stored)),
             operation.configuration.atom_bytes,
+            "CDMA.D_DAIN_ADDR_0",
         )
         cube = operation.dma.read_cube(surface, DTYPES[stored])[..., :channels]
         cubes.append(_convert(operation, cube, precision))

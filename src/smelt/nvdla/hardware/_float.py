@@ -3,7 +3,8 @@
 Formats: FP16 (5 exponent, 10 mantissa bits), FP17 (6, 10) and FP32. An operation rounds to nearest
 even; what is too large becomes the largest finite value, what is too small zero (FP16 alone has
 denormal numbers), and a sum of zero has the sign of its first operand. A NaN goes through, the
-first operand's before the second's.
+first operand's before the second's; the number in its mantissa stays as it is, in the lowest bits
+of every format.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ class FloatFormat:
     largest: float
 
 
+_FLOAT64_NAN = np.uint64(0x7FF8 << 48)
+_FP16_MANTISSA, _FP16_INFINITY = np.uint64(0x3FF), np.uint64(0x7C00)
+
 FP16 = FloatFormat(11, 2.0**-14, 65504.0)
 FP17 = FloatFormat(11, 2.0**-30, (2 - 2.0**-10) * 2.0**31)
 FP32 = FloatFormat(24, 2.0**-126, (2 - 2.0**-23) * 2.0**127)
@@ -37,10 +41,8 @@ def round_to(values: np.ndarray, target: FloatFormat) -> FloatArray:
     mantissa, exponent = np.frexp(values)
     rounded = np.ldexp(np.rint(np.ldexp(mantissa, target.bits)), exponent - target.bits)
     clamped = np.clip(rounded, -target.largest, target.largest)
-    flushed: FloatArray = np.where(
-        np.abs(clamped) < target.smallest, np.copysign(0.0, clamped), clamped
-    )
-    return flushed
+    flushed = np.where(np.abs(clamped) < target.smallest, np.copysign(0.0, clamped), clamped)
+    return np.where(np.isnan(values), values, flushed)
 
 
 def add(first: np.ndarray, second: np.ndarray, target: FloatFormat) -> FloatArray:
@@ -91,7 +93,18 @@ def differs(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 def widen(values: np.ndarray, target: FloatFormat) -> FloatArray:
     """Return fp16 values in a wider format: infinity becomes its largest value."""
     wide = values.astype(np.float64)
-    return np.where(np.isinf(wide), np.copysign(target.largest, wide), wide)
+    finite = np.where(np.isinf(wide), np.copysign(target.largest, wide), wide)
+    is_nan = np.isnan(wide)
+    if is_nan.any():
+        words = values.view(np.uint16).astype(np.uint64)
+        finite = np.where(is_nan, _make_nan(words >> np.uint64(15), words & _FP16_MANTISSA), finite)
+    return finite
+
+
+def _make_nan(sign: np.ndarray, mantissa: np.ndarray) -> FloatArray:
+    """Return float64 NaNs with a mantissa of up to 23 bits in their lowest."""
+    words: np.ndarray = sign << np.uint64(63) | _FLOAT64_NAN | mantissa
+    return words.view(np.float64)
 
 
 def round_to_fp16(values: np.ndarray) -> np.ndarray:
@@ -101,6 +114,11 @@ def round_to_fp16(values: np.ndarray) -> np.ndarray:
     unit = np.exp2(np.maximum(np.frexp(clipped)[1] - FP16.bits, -24))
     rounded = np.copysign(np.rint(clipped / unit) * unit, clipped)
     halves: np.ndarray = np.clip(rounded, -FP16.largest, FP16.largest).astype(np.float16)
+    is_nan = np.isnan(values)
+    if is_nan.any():
+        words = np.ascontiguousarray(values).view(np.uint64)
+        nans = words >> np.uint64(48) & np.uint64(0x8000) | _FP16_INFINITY | words & _FP16_MANTISSA
+        halves = np.where(is_nan, nans.astype(np.uint16).view(np.float16), halves)
     return halves
 
 
@@ -121,7 +139,7 @@ def _from_bits(word: int, exponent_bits: int, mantissa_bits: int) -> np.ndarray:
     exponent = word >> mantissa_bits & top
     sign = -1.0 if word >> (mantissa_bits + exponent_bits) & 1 else 1.0
     if exponent == top and mantissa:
-        return np.array(np.nan)
+        return _make_nan(np.array(sign < 0, np.uint64), np.array(mantissa, np.uint64))
     if not exponent and not mantissa:
         return np.array(sign * 0.0)
     scale = 2.0 ** (exponent - (top >> 1))

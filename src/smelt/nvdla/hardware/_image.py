@@ -106,8 +106,7 @@ def read_image(
     """
     cdma, csc = operation.registers["CDMA"], operation.registers["CSC"]
     raw = _read_pixels(operation)
-    if raw.dtype == np.float16 and precision is not Precision.FP16:
-        raise NvdlaError(NvError.BAD_VALUE, "CDMA does not convert fp16 pixels to integers")
+    _check_precisions(operation, raw, precision)
     pixels = _convert(operation, raw, precision)
     channels = csc.get("D_DATAIN_SIZE_EXT_1", "DATAIN_CHANNEL_EXT") + 1
     if pixels.shape[2] != channels:
@@ -136,6 +135,21 @@ def read_image(
     return windows, replace(shape, stride_x=1, dilation_x=1, pad_left=0)
 
 
+def _check_precisions(operation: Operation, raw: np.ndarray, precision: Precision) -> None:
+    """Check that pixels are what CDMA was told, and that it can convert them."""
+    cdma = operation.registers["CDMA"]
+    stored = cdma.precision("D_MISC_CFG", "IN_PRECISION")
+    if (raw.dtype == np.float16) != (stored is Precision.FP16):
+        raise NvdlaError(
+            NvError.BAD_VALUE,
+            f"pixel format {cdma.get('D_DATAIN_FORMAT', 'PIXEL_FORMAT')} holds"
+            f" {'fp16' if raw.dtype == np.float16 else 'integers'}, but CDMA's IN_PRECISION is"
+            f" {stored.name.lower()}",
+        )
+    if raw.dtype == np.float16 and precision is not Precision.FP16:
+        raise NvdlaError(NvError.BAD_VALUE, "CDMA does not convert fp16 pixels to integers")
+
+
 def _read_plane(
     operation: Operation, plane: int, space: MemorySpace, pixel_bytes: int, count: tuple[int, int]
 ) -> np.ndarray:
@@ -154,8 +168,10 @@ def _read_plane(
         height,
         1,
         pixel_bytes,
+        f"CDMA.D_DAIN_ADDR_{plane}",
     )
-    return np.ascontiguousarray(operation.dma.atoms(surface)[0])
+    plane_bytes: np.ndarray = operation.dma.read_atoms(surface)[0]
+    return plane_bytes
 
 
 def _read_pixels(operation: Operation) -> np.ndarray:

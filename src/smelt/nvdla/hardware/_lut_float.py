@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,24 +37,28 @@ if TYPE_CHECKING:
 _SDP_FRACTION, _CDP_FRACTION = 2.0**35, 2.0**16
 
 
+@dataclass(frozen=True, slots=True)
+class _Style:
+    """In what SDP's and CDP's tables differ."""
+
+    between: Callable[[FloatArray, FloatArray, np.ndarray], FloatArray]
+    """Interpolates between two entries."""
+    counts_winners: bool
+    adds_step_last: bool
+    """Whether beyond the table its edge is the first operand, whose sign a sum of zero has."""
+
+
 def look_up_fp16(values: FloatArray, lut: Lut, counters: Counters) -> FloatArray:
     """Return SDP's function of fp32 values; entries and slopes are fp16 words."""
-    return _look_up(values, lut, counters, _between_weighted, counts_winners=False)
+    return _look_up(values, lut, counters, _SDP)
 
 
 def look_up_cdp_fp16(values: FloatArray, lut: Lut, counters: Counters) -> FloatArray:
     """Return CDP's function of fp32 sums: fractions of 16 bits, one product an interpolation."""
-    return _look_up(values, lut, counters, _between_difference, counts_winners=True)
+    return _look_up(values, lut, counters, _CDP)
 
 
-def _look_up(
-    values: FloatArray,
-    lut: Lut,
-    counters: Counters,
-    between: Callable[[FloatArray, FloatArray, np.ndarray], FloatArray],
-    *,
-    counts_winners: bool,
-) -> FloatArray:
+def _look_up(values: FloatArray, lut: Lut, counters: Counters, style: _Style) -> FloatArray:
     le = (
         _find_exponential(values, lut)
         if lut.is_exponential
@@ -61,7 +66,7 @@ def _look_up(
     )
     lo = _find_linear(values, lut.lo.start, lut.lo_index_select, LO_ENTRIES)
     use_lo = choose_lo(le, lo, lut)
-    count_hits(le, lo, use_lo, counters, counts_winners=counts_winners)
+    count_hits(le, lo, use_lo, counters, counts_winners=style.counts_winners)
     results: list[FloatArray] = []
     for hit, table, edge, is_exponential in (
         (le, lut.le_table, lut.le, lut.is_exponential),
@@ -71,8 +76,9 @@ def _look_up(
         entries = widen(table.astype(np.uint16).view(np.float16), FP17)
         low = entries[hit.index]
         high = entries[np.minimum(hit.index + 1, table.size - 1)]
-        outside = _outside(values, hit, low, edge, bias)
-        results.append(np.where(hit.missed, outside, between(low, high, hit.fraction)))
+        step = _step_outside(values, hit, edge, bias)
+        outside = add(low, step, FP17) if style.adds_step_last else add(step, low, FP17)
+        results.append(np.where(hit.missed, outside, style.between(low, high, hit.fraction)))
     return np.where(use_lo, results[1], results[0])
 
 
@@ -112,7 +118,8 @@ def _between_difference(low: FloatArray, high: FloatArray, fraction: np.ndarray)
     return add(multiply(difference, fraction, FP17), low, FP17)
 
 
-def _outside(values: FloatArray, hit: Hit, low: FloatArray, edge: Range, bias: float) -> FloatArray:
+def _step_outside(values: FloatArray, hit: Hit, edge: Range, bias: float) -> FloatArray:
+    """Return what is added to a table's edge beyond it."""
     start = add(fp32_from_bits(edge.start), np.array(bias), FP32)
     under = subtract(values, start, FP32)
     over = subtract(values, fp32_from_bits(edge.end), FP32)
@@ -122,4 +129,8 @@ def _outside(values: FloatArray, hit: Hit, low: FloatArray, edge: Range, bias: f
         fp16_from_bits(edge.underflow_scale, FP17),
         fp16_from_bits(edge.overflow_scale, FP17),
     )
-    return add(multiply(distance, scale, FP17), low, FP17)
+    return multiply(distance, scale, FP17)
+
+
+_SDP = _Style(_between_weighted, counts_winners=False, adds_step_last=True)
+_CDP = _Style(_between_difference, counts_winners=True, adds_step_last=False)

@@ -15,9 +15,11 @@ busy, as hardware does when it hangs, the refusal is kept in `Machine.faults`, a
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import weakref
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,18 +29,23 @@ from smelt.nvdla._status import NvdlaError, NvError
 from smelt.nvdla.hardware._bdma import BdmaBlock
 from smelt.nvdla.hardware._blocks import Block, GlobalBlock
 from smelt.nvdla.hardware._engines import CHAINS, find_chain, make_blocks, run_chain
+from smelt.nvdla.hardware._limits import AddressSpan
 from smelt.nvdla.hardware._memory import Dma, Memory
 from smelt.nvdla.hardware._operation import ConvolutionBuffer, Counters, Operation
 from smelt.nvdla.registers import load_register_map
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Generator, Sequence
 
     from typing_extensions import Buffer
 
     from smelt.nvdla.hardware._bdma import Transfer
     from smelt.nvdla.hardware._configuration import Configuration
     from smelt.nvdla.hardware._engines import Chain
+    from smelt.nvdla.hardware._limits import TaskLimits
+
+_SOFTWARE = "a descriptor"
+"""What leads software to memory, for messages."""
 
 KEPT_RECORDS = 4096
 """How many finished operations `Machine.records` remembers."""
@@ -77,18 +84,31 @@ class Fault:
 
 
 class MachineMemory:
-    """The machine's memory, as software's DMA sees it (`DmaMemory`)."""
+    """The machine's memory, as software's DMA sees it (`DmaMemory`).
 
-    def __init__(self, memories: dict[MemorySpace, Memory], advance: Callable[[], None]) -> None:
+    It does not keep its machine: in a cycle, memory of that size would be freed late.
+    """
+
+    def __init__(self, memories: dict[MemorySpace, Memory], machine: Machine) -> None:
         self._memories = memories
-        self._advance = advance
+        self._machine = weakref.ref(machine)
+        self.limits: TaskLimits | None = None
+        """What software may reach while a task runs; its descriptors too."""
+
+    def _advance(self) -> None:
+        machine = self._machine()
+        if machine is not None:
+            machine.advance()
 
     def _window(self, space: MemorySpace, address: int, size_bytes: int) -> np.ndarray:
         self._advance()
         memory = self._memories.get(space)
         if memory is None:
             raise NvdlaError(NvError.INVALID_ADDRESS, f"this machine has no {space.name}")
-        return memory.window(address, size_bytes)
+        window = memory.window(address, size_bytes, _SOFTWARE)
+        if self.limits is not None:
+            self.limits.check(AddressSpan(space, address, address + size_bytes), _SOFTWARE)
+        return window
 
     def read(self, space: MemorySpace, address: int, size_bytes: int, /) -> bytes:
         """Return bytes. Raises NvdlaError(INVALID_ADDRESS): some lie outside."""
@@ -111,6 +131,14 @@ class MachineMemory:
     def base(self, space: MemorySpace) -> int:
         """Return the address of a space's first byte."""
         return self._memories[space].base
+
+
+def _out_of_memory(chain: Chain) -> NvdlaError:
+    return NvdlaError(
+        NvError.INSUFFICIENT_MEMORY,
+        f"the model of {' and '.join(chain.engines)} finds no memory for its arrays; make the"
+        " operation smaller",
+    )
 
 
 class Machine:
@@ -137,11 +165,12 @@ class Machine:
                 MemorySpace.SRAM, sram_base, np.zeros(sram_bytes, np.uint8)
             )
         self._memories = memories
-        self.memory = MachineMemory(memories, self.advance)
+        self.memory = MachineMemory(memories, self)
         self.records: deque[OperationRecord] = deque(maxlen=KEPT_RECORDS)
         self.faults: list[Fault] = []
         self._condition = threading.Condition(threading.RLock())
         self._is_pending = False
+        self._limits: TaskLimits | None = None
         self._buffer = ConvolutionBuffer()
         self._blocks: dict[str, Block] = {}
         self._glb = GlobalBlock(self.register_map)
@@ -156,6 +185,39 @@ class Machine:
             self._buffer = ConvolutionBuffer()
             self.records.clear()
             self.faults.clear()
+
+    @contextlib.contextmanager
+    def limited(self, limits: TaskLimits) -> Generator[None]:
+        """Hold engines and software to a task's limits while inside.
+
+        It begins with an empty convolution buffer and empty tables: what the last task left there
+        is not this one's.
+
+        Raises:
+            NvdlaError: another task is inside (BUSY).
+        """
+        with self._condition:
+            if self._limits is not None:
+                raise NvdlaError(
+                    NvError.BUSY, "another task is running; a machine takes one at a time"
+                )
+            self._buffer = ConvolutionBuffer()
+            for block in self._blocks.values():
+                block.clear_tables()
+            self._set_limits(limits)
+        try:
+            yield
+        finally:
+            self._set_limits(None)
+
+    def protect(self, spans: Sequence[AddressSpan]) -> None:
+        """Let the engines of the task that is inside write some of its memory no longer."""
+        if self._limits is not None:
+            self._set_limits(replace(self._limits, read_only=tuple(spans)))
+
+    def _set_limits(self, limits: TaskLimits | None) -> None:
+        self._limits = limits
+        self.memory.limits = limits
 
     @property
     def total_cycles(self) -> int:
@@ -198,7 +260,9 @@ class Machine:
         self.advance()
         is_raised = self._glb.deliver()
         if not is_raised and self.faults:
-            raise self.faults[0].error
+            error = self.faults[0].error
+            status = NvError(error.status or NvError.INVALID_STATE)
+            raise NvdlaError(status, str(error))  # the kept one would keep this frame
         return is_raised
 
     def advance(self) -> None:
@@ -215,7 +279,7 @@ class Machine:
         operation = Operation(
             configuration=self.configuration,
             registers={name: self._blocks[name].view() for name in chain.blocks},
-            dma=Dma(self._memories),
+            dma=Dma(self._memories, self._limits),
             exact_fp16=self.exact_fp16,
             buffer=self._buffer,
             luts={
@@ -225,10 +289,11 @@ class Machine:
         group = self._blocks[chain.blocks[-1]].consumer
         try:
             run_chain(chain, operation, self._launched(chain))
-        except NvdlaError as error:
+        except (NvdlaError, MemoryError) as failure:
+            error = failure if isinstance(failure, NvdlaError) else _out_of_memory(chain)
             for name in chain.blocks:
                 self._blocks[name].hang()
-            self.faults.append(Fault(chain.engines, group, error))
+            self.faults.append(Fault(chain.engines, group, error.with_traceback(None)))
             self._condition.notify_all()
             return False
         record = self._record(chain, group, operation)

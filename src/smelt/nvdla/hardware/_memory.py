@@ -16,9 +16,13 @@ import numpy as np
 from smelt.nvdla._protocols import MemorySpace
 from smelt.nvdla._status import NvdlaError, NvError
 from smelt.nvdla.hardware._configuration import Precision
+from smelt.nvdla.hardware._limits import AddressSpan
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
+    from smelt.nvdla.hardware._limits import TaskLimits
+
+MAX_CUBE_BYTES = 1 << 27
+"""The largest cube that an engine computes on: some of its arrays take eight bytes an element."""
 
 MAX_WEIGHT_BYTES = 1 << 28
 """The largest kernels that the convolution expands; compressed ones take less in memory."""
@@ -41,8 +45,8 @@ class Memory:
     base: int
     data: Bytes
 
-    def window(self, address: int, size_bytes: int) -> Bytes:
-        """Return a writable view of some bytes.
+    def window(self, address: int, size_bytes: int, what: str) -> Bytes:
+        """Return a writable view of some bytes; ``what`` asks for them.
 
         Raises:
             NvdlaError: some lie outside (INVALID_ADDRESS).
@@ -51,8 +55,8 @@ class Memory:
         if size_bytes < 0 or offset < 0 or offset + size_bytes > self.data.size:
             raise NvdlaError(
                 NvError.INVALID_ADDRESS,
-                f"{self.space.name} bytes {address:#x} to {address + size_bytes:#x} lie outside"
-                f" memory, which is {self.base:#x} to {self.base + self.data.size:#x}",
+                f"{what}: {self.space.name} bytes {address:#x} to {address + size_bytes:#x} lie"
+                f" outside memory, which is {self.base:#x} to {self.base + self.data.size:#x}",
             )
         return self.data[offset : offset + size_bytes]
 
@@ -69,6 +73,8 @@ class Surface:
     height: int
     surfaces: int
     atom_bytes: int
+    register: str
+    """Where its address was programmed, for messages."""
 
     @property
     def size_bytes(self) -> int:
@@ -86,52 +92,71 @@ class Surface:
 
 
 class Dma:
-    """Reads and writes of one operation, counted for its cycle estimate."""
+    """Reads and writes of one operation: held to its task's limits, counted for its estimate."""
 
-    def __init__(self, memories: dict[MemorySpace, Memory]) -> None:
+    def __init__(
+        self, memories: dict[MemorySpace, Memory], limits: TaskLimits | None = None
+    ) -> None:
         self._memories = memories
+        self._limits = limits
         self.bytes_moved = dict.fromkeys(MemorySpace, 0)
 
-    def _memory(self, space: MemorySpace) -> Memory:
+    def check_time(self) -> None:
+        """Let a long operation end at its task's timeout. Raises NvdlaError(TIMEOUT)."""
+        if self._limits is not None:
+            self._limits.check_time()
+
+    def _memory(self, space: MemorySpace, register: str) -> Memory:
         try:
             return self._memories[space]
         except KeyError:
             raise NvdlaError(
-                NvError.INVALID_ADDRESS, f"this machine has no {space.name} interface"
+                NvError.INVALID_ADDRESS, f"{register}: this machine has no {space.name} interface"
             ) from None
 
-    def read_bytes(self, space: MemorySpace, address: int, size_bytes: int) -> Bytes:
-        """Return a copy of some bytes."""
-        window = self._memory(space).window(address, size_bytes)
+    def _window(
+        self, space: MemorySpace, address: int, size_bytes: int, register: str, *, writes: bool
+    ) -> Bytes:
+        window = self._memory(space, register).window(address, size_bytes, register)
+        if self._limits is not None:
+            self._limits.check_time()
+            check = self._limits.check_write if writes else self._limits.check
+            check(AddressSpan(space, address, address + size_bytes), register)
+        return window
+
+    def read_bytes(self, space: MemorySpace, address: int, size_bytes: int, register: str) -> Bytes:
+        """Return a copy of some bytes; ``register`` says where the address was programmed."""
+        window = self._window(space, address, size_bytes, register, writes=False)
         self.bytes_moved[space] += size_bytes
         return window.copy()
-
-    def write_bytes(self, space: MemorySpace, address: int, data: Buffer) -> None:
-        """Set some bytes."""
-        source = np.frombuffer(memoryview(data).cast("B"), np.uint8)
-        self._memory(space).window(address, source.size)[:] = source
-        self.bytes_moved[space] += source.size
 
     @property
     def memory_bytes(self) -> int:
         """Bytes of all memory."""
         return sum(memory.data.size for memory in self._memories.values())
 
-    def check(self, surface: Surface) -> Bytes:
-        """Return the bytes from a surface's first atom to its last.
+    def check_target(self, surface: Surface) -> None:
+        """Check a surface that is to be written, before an engine computes what goes there.
 
         Raises:
-            NvdlaError: some lie outside (INVALID_ADDRESS), or the surface has more atoms than
-                memory (INVALID_SIZE).
+            NvdlaError: some of it lies outside memory, or is not the task's to write
+                (INVALID_ADDRESS), or the surface has more atoms than memory (INVALID_SIZE).
         """
-        memory = self._memory(surface.space)
-        if surface.size_bytes > memory.data.size:
-            raise _oversize(surface.size_bytes, memory.data.size)
-        return memory.window(surface.address, surface.extent_bytes)
+        self._extent(surface, writes=True)
+        _check_size(surface)
 
-    def atoms(self, surface: Surface) -> Bytes:
-        """Return a writable view [surface, line, column, byte] of a surface's atoms."""
-        window = self.check(surface)
+    def _extent(self, surface: Surface, *, writes: bool) -> Bytes:
+        """Return the bytes from a surface's first atom to its last."""
+        memory = self._memory(surface.space, surface.register)
+        if surface.size_bytes > memory.data.size:
+            raise _oversize(surface, memory.data.size)
+        return self._window(
+            surface.space, surface.address, surface.extent_bytes, surface.register, writes=writes
+        )
+
+    def _atoms(self, surface: Surface, *, writes: bool) -> Bytes:
+        """Return a view [surface, line, column, byte] of a surface's atoms."""
+        window = self._extent(surface, writes=writes)
         self.bytes_moved[surface.space] += surface.size_bytes
         return np.lib.stride_tricks.as_strided(
             window,
@@ -139,9 +164,23 @@ class Dma:
             (surface.surface_stride, surface.line_stride, surface.atom_bytes, 1),
         )
 
+    def read_atoms(self, surface: Surface) -> Bytes:
+        """Return a copy [surface, line, column, byte] of a surface's atoms."""
+        return np.array(self._atoms(surface, writes=False), order="C")
+
+    def write_atoms(self, surface: Surface, atoms: Bytes) -> None:
+        """Write [surface, line, column, byte] to a surface."""
+        self._atoms(surface, writes=True)[...] = atoms
+
     def read_cube(self, surface: Surface, dtype: type[np.generic]) -> np.ndarray:
-        """Return [height, width, channels of all atoms] of a surface."""
-        atoms = np.ascontiguousarray(self.atoms(surface)).view(dtype)
+        """Return [height, width, channels of all atoms] of a surface.
+
+        Raises:
+            NvdlaError: it is too large (INVALID_SIZE), or lies outside memory (INVALID_ADDRESS).
+        """
+        view = self._atoms(surface, writes=False)
+        _check_size(surface)
+        atoms = np.ascontiguousarray(view).view(dtype)
         return np.ascontiguousarray(atoms.transpose(1, 2, 0, 3)).reshape(
             surface.height, surface.width, -1
         )
@@ -150,15 +189,23 @@ class Dma:
         """Write [height, width, channels of all atoms] to a surface."""
         lanes = cube.shape[2] // surface.surfaces
         atoms = cube.reshape(surface.height, surface.width, surface.surfaces, lanes)
-        packed = np.ascontiguousarray(atoms.transpose(2, 0, 1, 3)).view(np.uint8)
-        self.atoms(surface)[...] = packed
+        self.write_atoms(surface, np.ascontiguousarray(atoms.transpose(2, 0, 1, 3)).view(np.uint8))
 
 
-def _oversize(size_bytes: int, memory_bytes: int) -> NvdlaError:
+def _check_size(surface: Surface) -> None:
+    if surface.size_bytes > MAX_CUBE_BYTES:
+        raise NvdlaError(
+            NvError.INVALID_SIZE,
+            f"{surface.register}: a cube of {surface.size_bytes} bytes is more than the model"
+            f" computes in one operation, {MAX_CUBE_BYTES}; split it, or check its sizes",
+        )
+
+
+def _oversize(surface: Surface, memory_bytes: int) -> NvdlaError:
     return NvdlaError(
         NvError.INVALID_SIZE,
-        f"a surface of {size_bytes} bytes is more than memory has, {memory_bytes}; its strides"
-        " make it overlap itself, check its sizes",
+        f"{surface.register}: a surface of {surface.size_bytes} bytes is more than memory has,"
+        f" {memory_bytes}; its strides make it overlap itself, check its sizes",
     )
 
 

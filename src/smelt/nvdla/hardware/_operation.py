@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from smelt.nvdla.hardware._state import GroupRegisters
 
 
+_MACS_AT_ONCE = 1 << 31
+"""Multiplications between two looks at the clock: a tenth of a second or so."""
+
+
 @dataclass(slots=True)
 class Counters:
     """What one operation saturated and looked up."""
@@ -53,6 +57,10 @@ class Operation:
     mac_cycles: int = 0
     """Cycles that the arithmetic alone takes."""
 
+    def check_time(self) -> None:
+        """Let a long operation end at its task's timeout. Raises NvdlaError(TIMEOUT)."""
+        self.dma.check_time()
+
     def require_precision(self, precision: Precision, what: str) -> None:
         """Check that the configuration has a precision.
 
@@ -66,6 +74,16 @@ class Operation:
                 f"{what} is programmed for {precision.name.lower()};"
                 f" {self.configuration.name} has {names}",
             )
+
+
+def add_products(
+    operation: Operation, total: np.ndarray, seen: np.ndarray, weights: np.ndarray
+) -> None:
+    """Add a matrix product to ``total``, a part at a time, so that it ends at the timeout."""
+    step = max(1, _MACS_AT_ONCE // max(1, weights.size))
+    for start in range(0, len(seen), step):
+        operation.check_time()
+        total[start : start + step] += seen[start : start + step] @ weights
 
 
 def ceil_div(value: int, divisor: int) -> int:

@@ -95,8 +95,9 @@ def plan_pdp(operation: Operation) -> tuple[Surface, Pooling, Pooling]:
         rows.size_out,
         ceil_div(channels, operation.configuration.atom_elements(precision)),
         operation.configuration.atom_bytes,
+        "PDP.D_DST_BASE_ADDR",
     )
-    operation.dma.check(target)
+    operation.dma.check_target(target)
     return target, columns, rows
 
 
@@ -138,6 +139,7 @@ def _read_input(operation: Operation, precision: Precision, channels: int) -> Ar
         main.get("D_DATA_CUBE_IN_HEIGHT", "CUBE_IN_HEIGHT") + 1,
         ceil_div(channels, operation.configuration.atom_elements(precision)),
         operation.configuration.atom_bytes,
+        "PDP_RDMA.D_SRC_BASE_ADDR",
     )
     return operation.dma.read_cube(surface, DTYPES[precision])
 

@@ -1,4 +1,8 @@
-"""PDP on fp16: sums in FP17 (1 sign, 6 exponent, 10 mantissa bits), rounded at every addition."""
+"""PDP on fp16: sums in FP17 (1 sign, 6 exponent, 10 mantissa bits), rounded at every addition.
+
+Across, what has been gathered is the first operand; down, the new line is. It shows in the sign of
+a sum of zero, and in which of two NaNs passes.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +36,7 @@ def pool_extreme_fp16(
         taps = take_taps(cube, axis, window, fill)
         cube = taps[0].copy()
         for tap in taps[1:]:
-            cube = combine(cube, tap)
+            cube = combine(tap, cube) if axis == 0 else combine(cube, tap)
     return cube.astype(np.float16)
 
 
@@ -73,7 +77,8 @@ def _sum_in_order(
         position = start + index
         inside = ((position >= 0) & (position < window.size_in)).reshape(shape)
         is_first = inside & ((position == 0) | (index == 0)).reshape(shape)
-        total = np.where(is_first, tap, np.where(inside, add(total, tap, FP17), total))
+        both = (tap, total) if axis == 0 else (total, tap)
+        total = np.where(is_first, tap, np.where(inside, add(*both, FP17), total))
         total = np.where((joins == index).reshape(shape), add(total, padding, FP17), total)
     return total
 

@@ -53,6 +53,7 @@ def _surface(
         height,
         count,
         block,
+        f"RBK.D_{side}_ADDR",
     )
 
 
@@ -80,7 +81,7 @@ def _contract(operation: Operation, precision: Precision) -> None:
         block=atom,
         step="SURF",
     )
-    atoms = np.ascontiguousarray(operation.dma.atoms(source))
+    atoms = operation.dma.read_atoms(source)
     blocks = atoms.reshape(stride_y, stride_x, count, height, width, atom)
     # to [y, stride_y, surface, x, stride_x, byte]
     ordered = blocks.transpose(3, 0, 2, 4, 1, 5)
@@ -95,9 +96,10 @@ def _contract(operation: Operation, precision: Precision) -> None:
             height,
             count,
             atom,
+            "RBK.D_DAOUT_ADDR",
         )
         lines = ordered[:, row].transpose(1, 0, 2, 3, 4)
-        operation.dma.atoms(target)[...] = lines.reshape(count, height, width * stride_x, atom)
+        operation.dma.write_atoms(target, lines.reshape(count, height, width * stride_x, atom))
     operation.mac_cycles = atoms.size // atom
 
 
@@ -129,7 +131,7 @@ def _split(operation: Operation, precision: Precision) -> None:
     target = _surface(
         operation, is_input=False, shape=(channels, height, 1), block=line, step="PLANAR"
     )
-    operation.dma.atoms(target)[..., 0, :] = planes.view(np.uint8)
+    operation.dma.write_atoms(target, planes.view(np.uint8)[..., None, :])
     operation.mac_cycles = cube.size // operation.configuration.atom_bytes + 1
 
 
@@ -146,7 +148,7 @@ def _merge(operation: Operation, precision: Precision) -> None:
         operation, is_input=True, shape=(channels, height, 1), block=line, step="PLANAR"
     )
     dtype = np.dtype(f"u{size}")
-    planes = np.ascontiguousarray(operation.dma.atoms(source)[:, :, 0]).view(dtype)
+    planes = operation.dma.read_atoms(source)[:, :, 0].view(dtype)
     cube = np.zeros((height, width, count * elements), dtype)
     cube[..., :channels] = planes[..., :width].transpose(1, 2, 0)
     target = _surface(

@@ -194,6 +194,7 @@ def _read_input(operation: Operation, shape: SdpShape) -> np.ndarray:
         shape.height,
         ceil_div(shape.lanes, elements),
         atom,
+        "SDP_RDMA.D_SRC_BASE_ADDR",
     )
     cube = operation.dma.read_cube(surface, DTYPES[precision])
     return cube[None, :, :, : shape.lanes]
@@ -222,6 +223,7 @@ def _read_operands(operation: Operation, shape: SdpShape, stage: str, rdma: str)
         shape.height if is_surface else 1,
         surfaces,
         block,
+        f"SDP_RDMA.D_{stage}_BASE_ADDR",
     )
     dtype = np.float16 if shape.processing is Precision.FP16 else np.int16
     cube = operation.dma.read_cube(surface, np.int8 if size == 1 else dtype)
@@ -340,6 +342,7 @@ def _targets(operation: Operation, shape: SdpShape) -> list[Surface]:
             shape.height,
             surfaces,
             atom,
+            "SDP.D_DST_BASE_ADDR",
         )
         for batch in range(shape.batches)
     ]
@@ -354,7 +357,7 @@ def check_sdp(operation: Operation) -> None:
     shape = _shape(operation)
     if not operation.registers["SDP"].get("D_FEATURE_MODE_CFG", "OUTPUT_DST"):
         for target in _targets(operation, shape):
-            operation.dma.check(target)
+            operation.dma.check_target(target)
     elif shape.width * shape.height * shape.lanes > operation.dma.memory_bytes:
         raise NvdlaError(
             NvError.INVALID_SIZE,

@@ -50,18 +50,24 @@ def read_weight_elements(operation: Operation, precision: Precision, count: int)
     is_compressed = bool(cdma.get("D_WEIGHT_FORMAT", "WEIGHT_FORMAT"))
     dtype = DTYPES[precision]
     if not is_compressed:
-        data = operation.dma.read_bytes(space, address, count * precision.size_bytes)
+        size_bytes = count * precision.size_bytes
+        data = operation.dma.read_bytes(space, address, size_bytes, "CDMA.D_WEIGHT_ADDR")
         return _flush(operation, data.view(dtype))
     if not operation.configuration.has_compression:
         raise NvdlaError(
             NvError.NOT_SUPPORTED, f"{operation.configuration.name} reads no compressed weights"
         )
     mask_bytes = operation.dma.read_bytes(
-        space, cdma.address("D_WMB_ADDR_LOW", "D_WMB_ADDR_HIGH"), ceil_div(count, 8)
+        space,
+        cdma.address("D_WMB_ADDR_LOW", "D_WMB_ADDR_HIGH"),
+        ceil_div(count, 8),
+        "CDMA.D_WMB_ADDR",
     )
     mask = np.unpackbits(mask_bytes, count=count, bitorder="little").astype(bool)
     stored = int(mask.sum())
-    data = operation.dma.read_bytes(space, address, stored * precision.size_bytes)
+    data = operation.dma.read_bytes(
+        space, address, stored * precision.size_bytes, "CDMA.D_WEIGHT_ADDR"
+    )
     elements = np.zeros(count, dtype)
     elements[mask] = data.view(dtype)
     return _flush(operation, elements)

@@ -15,6 +15,7 @@ from smelt.nvdla.hardware._arithmetic import shift_right_saturated
 from smelt.nvdla.hardware._configuration import Precision
 from smelt.nvdla.hardware._exact_convolution import convolve_winograd_exact
 from smelt.nvdla.hardware._float import FP17, add, round_to_fp16, subtract, widen
+from smelt.nvdla.hardware._operation import add_products
 
 if TYPE_CHECKING:
     from smelt.nvdla.hardware._convolution import ConvolutionShape
@@ -38,13 +39,13 @@ def check_winograd(operation: Operation, shape: ConvolutionShape) -> None:
     fits = (
         shape.kernel_height == shape.kernel_width == TILE
         and shape.channels % _CHANNELS == 0
-        and shape.output_height % 2 == shape.output_width % 2 == 0
+        and shape.output_height % TILE == shape.output_width % TILE == 0
     )
     if not fits:
         raise NvdlaError(
             NvError.BAD_VALUE,
-            f"Winograd needs kernels stored as {TILE} x {TILE}, channels in fours and even output"
-            f" sizes; CSC has {shape.kernel_height} x {shape.kernel_width} x {shape.channels} and"
+            f"Winograd needs kernels stored as {TILE} x {TILE}, channels and output sizes in fours;"
+            f" CSC has {shape.kernel_height} x {shape.kernel_width} x {shape.channels} and"
             f" {shape.output_height} x {shape.output_width}",
         )
 
@@ -61,11 +62,12 @@ def extend_channels(
     step_x = cdma.get("D_CONV_STRIDE", "CONV_X_STRIDE") + 1
     step_y = cdma.get("D_CONV_STRIDE", "CONV_Y_STRIDE") + 1
     height, width, channels = padded.shape
-    if height % step_y or width % step_x or channels * step_x * step_y != shape.channels:
+    is_whole = height % (TILE * step_y) == width % (TILE * step_x) == 0
+    if not is_whole or channels * step_x * step_y != shape.channels:
         raise NvdlaError(
             NvError.BAD_VALUE,
             f"a padded input of {height} x {width} x {channels} with steps {step_y} and {step_x}"
-            f" does not unroll to {shape.channels} channels",
+            f" does not unroll to whole tiles of {shape.channels} channels",
         )
     split = padded.reshape(height // step_y, step_y, width // step_x, step_x, channels)
     extended = split.transpose(0, 2, 1, 3, 4).reshape(height // step_y, width // step_x, -1)
@@ -107,9 +109,13 @@ def convolve_winograd(
     transformed = _transform(operation, tiles)
     pixels = transformed.reshape(TILE, TILE, tiles_y * tiles_x, shape.channels)
     if operation.exact_fp16 and transformed.dtype == np.float16:
-        both = convolve_winograd_exact(pixels, weights, shape.kernels)
+        both = convolve_winograd_exact(operation, pixels, weights, shape.kernels)
     else:
-        both = _reduce(pixels.astype(np.float64) @ weights.astype(np.float64))
+        products = np.zeros((TILE, TILE, pixels.shape[2], shape.kernels), np.float64)
+        for place in np.ndindex(TILE, TILE):
+            seen, held = pixels[place].astype(np.float64), weights[place].astype(np.float64)
+            add_products(operation, products[place], seen, held)
+        both = _reduce(products)
     ordered = both.reshape(2, 2, tiles_y, tiles_x, shape.kernels).transpose(2, 0, 3, 1, 4)
     return ordered.reshape(shape.output_height, shape.output_width, shape.kernels)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Region(NamedTuple):
-    """Pinned memory: one physical address, no IOMMU."""
+    """Pinned memory, at one physical address."""
 
     address: int
     data: Bytes

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import bisect
 import threading
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from smelt.nvdla._codec import DescriptorLayout
 from smelt.nvdla._protocols import MemorySpace
 from smelt.nvdla._status import NvdlaError, NvError
-from smelt.nvdla.firmware import EngineScheduler
-from smelt.nvdla.hardware import Configuration, Machine, find_configuration
-from smelt.nvdla.port._driver import PhysicalTask, Region
-from smelt.nvdla.port._heap import PageHeap
+from smelt.nvdla.firmware import EngineScheduler, read_task
+from smelt.nvdla.hardware import (
+    AddressSpan,
+    Configuration,
+    Machine,
+    TaskLimits,
+    find_configuration,
+)
+from smelt.nvdla.port._driver import PhysicalAddress, PhysicalTask, Region
+from smelt.nvdla.port._heap import PAGE_BYTES, PageHeap
 from smelt.nvdla.port._types import NvDlaHeap
 
 if TYPE_CHECKING:
@@ -35,6 +43,10 @@ class _Instance:
     lock: threading.Lock = field(default_factory=threading.Lock)
     touched: dict[NvDlaHeap, int] = field(default_factory=dict[NvDlaHeap, int])
     """Up to where memory was ever given out; what lies beyond is zero still."""
+    spans: dict[PhysicalAddress, AddressSpan] = field(
+        default_factory=dict[PhysicalAddress, AddressSpan]
+    )
+    """What is allocated, in whole pages, by its first byte."""
 
 
 class MachineDriver:
@@ -99,32 +111,72 @@ class MachineDriver:
             space = MemorySpace.SRAM if heap is NvDlaHeap.SRAM else MemorySpace.DRAM
             memory = owner.machine.memory
             offset = address - memory.base(space)
-            data = memory.view(space)[offset : offset + size]
+            end = address + -(-size // PAGE_BYTES) * PAGE_BYTES
+            pages_in_use = memory.view(space)[offset : end - memory.base(space)]
             if address < owner.touched.get(heap, 0):
-                data[:] = 0
-            owner.touched[heap] = max(owner.touched.get(heap, 0), address + size)
-            return Region(address, data, heap)
+                pages_in_use[:] = 0
+            owner.touched[heap] = max(owner.touched.get(heap, 0), end)
+            region = Region(address, pages_in_use[:size], heap)
+            owner.spans[region.at(0)] = AddressSpan(space, address, end)
+            return region
 
     def release(self, instance: int, region: Region, /) -> None:
         """Give memory back."""
         owner = self._instances[instance]
         with owner.lock:
             owner.heaps[region.heap].release(region.address)
+            del owner.spans[region.at(0)]
 
     def execute(self, instance: int, task: PhysicalTask, /) -> None:
-        """Run one task to its end; one that fails leaves the machine as after a reset."""
+        """Run one task to its end; one that fails leaves the machine as after a reset.
+
+        It reaches the pages of the memory that its address list leads into, and nothing else; its
+        engines read its descriptors, but do not write them.
+        """
         owner = self._instances[instance]
         major, minor, _ = task.interface_version
+        layout = DescriptorLayout.of_version(major, minor)
+        limits = TaskLimits(
+            _mapped_memory(owner, task), deadline_s=time.monotonic() + self._timeout_s
+        )
         try:
-            owner.scheduler.execute_task(
-                task.addresses,
-                timeout_s=self._timeout_s,
-                layout=DescriptorLayout.of_version(major, minor),
-            )
+            with owner.machine.limited(limits):
+                described = read_task(owner.machine.memory, task.addresses, layout)
+                owner.machine.protect(
+                    [
+                        AddressSpan(space, address, address + size)
+                        for (space, address), size in described.extents()
+                    ]
+                )
+                owner.scheduler.execute_task(
+                    task.addresses, timeout_s=self._timeout_s, layout=layout
+                )
         except NvdlaError as error:
             if error.status is not NvError.BUSY:
                 owner.machine.reset()
             raise
+
+
+def _mapped_memory(owner: _Instance, task: PhysicalTask) -> tuple[AddressSpan, ...]:
+    """Return the allocations that a task's addresses lie in.
+
+    Raises:
+        NvdlaError: one lies in none (INVALID_ADDRESS).
+    """
+    with owner.lock:
+        allocated = sorted(owner.spans.items())
+    starts = [place for place, _ in allocated]
+    mapped: set[AddressSpan] = set()
+    for index, place in enumerate(task.addresses):
+        at = bisect.bisect_right(starts, place) - 1
+        if at < 0 or not allocated[at][1].holds(place):
+            raise NvdlaError(
+                NvError.INVALID_ADDRESS,
+                f"address {index} of the task, {place.space.name} {place.address:#x}, lies in no"
+                " memory that was allocated",
+            )
+        mapped.add(allocated[at][1])
+    return tuple(sorted(mapped))
 
 
 def _make_instance(

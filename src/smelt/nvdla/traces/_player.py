@@ -174,7 +174,14 @@ class _Player:
         sizes = {space: _span(ends) for space, ends in spans.items()}
         dram = sizes.get(MemorySpace.DRAM, (0, _PAGE_BYTES))
         sram = sizes.get(MemorySpace.SRAM, (0, 0))
-        return Machine(self._configuration, dram[1], sram[1], dram_base=dram[0], sram_base=sram[0])
+        try:
+            return Machine(
+                self._configuration, dram[1], sram[1], dram_base=dram[0], sram_base=sram[0]
+            )
+        except MemoryError:
+            raise ModelFormatError(
+                f"there is no memory for the {dram[1] + sram[1]} bytes that the trace spans"
+            ) from None
 
     def play(self) -> None:
         """Run all commands."""

@@ -1,0 +1,194 @@
+"""Networks on one device reach their own memory only, and end when their time is up."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from smelt.nvdla import MemorySpace, NvdlaError, NvError, create_runtime
+from smelt.nvdla.hardware import NV_FULL, AddressSpan, Machine, Precision, TaskLimits
+from smelt.nvdla.loadable import (
+    Address,
+    Loadable,
+    Memory,
+    MemoryFlags,
+    PdpSurface,
+)
+from smelt.nvdla.port import LocalPort, MachineDriver, NvDlaHeap, PhysicalTask
+from tests.nvdla.hardware._programs import SOURCE, TARGET, Bench
+from tests.nvdla.runtime.test_hostile_loadables import SOUND, pooling, run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PAGE_BYTES = 4096
+FAR_BYTES = 64 << 10
+
+
+def add_memory(loadable: Loadable, size: int) -> Loadable:
+    """Give a loadable one more memory, and its task the address of it."""
+    number = len(loadable.memories)
+    memory = Memory(number, 0, MemoryFlags.ALLOC, size, PAGE_BYTES)
+    address = Address(len(loadable.addresses), number, 0, size)
+    task = replace(loadable.tasks[0], address_list=(*loadable.tasks[0].address_list, address.id))
+    return replace(
+        loadable,
+        memories=(*loadable.memories, memory),
+        addresses=(*loadable.addresses, address),
+        tasks=(task, *loadable.tasks[1:]),
+    )
+
+
+def reaching(side: str, **fields: int) -> Loadable:
+    """A pooling whose input or output leads elsewhere."""
+    cube = replace(getattr(SOUND, side), **fields)
+    return pooling(replace(SOUND, **{side: cube}))
+
+
+def with_statistics(distance: int) -> Loadable:
+    """A pooling of as many regions as it takes for the last one's counters to lie far away."""
+    return add_memory(pooling(num_rois=distance // 44, stat_list_index=7), 44)
+
+
+ATTACKS: dict[str, tuple[Callable[[int], Loadable], str]] = {
+    "reads it": (
+        lambda distance: reaching("src_data", offset=distance),
+        r"PDP_RDMA\.D_SRC_BASE_ADDR leads to DRAM .*, which is not this task's",
+    ),
+    "writes it": (
+        lambda distance: reaching("dst_data", offset=distance),
+        r"PDP\.D_DST_BASE_ADDR leads to DRAM .*, which is not this task's; its memory is DRAM",
+    ),
+    "strides into it": (
+        lambda distance: pooling(
+            PdpSurface(
+                src_data=replace(SOUND.src_data, channel=64),
+                dst_data=replace(SOUND.dst_data, channel=64, surf_stride=distance),
+            )
+        ),
+        r"PDP\.D_DST_BASE_ADDR leads to DRAM",
+    ),
+    "lets the scheduler write counters there": (
+        lambda distance: with_statistics(distance),
+        r"a descriptor leads to DRAM",
+    ),
+}
+
+
+@pytest.fixture
+def driver() -> MachineDriver:
+    return MachineDriver(NV_FULL, dram_bytes=1 << 20, sram_bytes=1 << 16, timeout_s=5.0)
+
+
+@pytest.mark.requirement("D-42")
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_network_does_not_reach_another_ones_memory(driver: MachineDriver, attack: str) -> None:
+    make, message = ATTACKS[attack]
+    with create_runtime(LocalPort(driver)) as hostile, create_runtime(LocalPort(driver)) as victim:
+        hostile.load(make(FAR_BYTES).to_bytes())
+        source = hostile.allocate_system_memory(64)
+        target = hostile.allocate_system_memory(64)
+        hostile.bind_input_tensor(0, source.mem_handle)
+        hostile.bind_output_tensor(0, target.mem_handle)
+        secrets = [victim.allocate_system_memory(16 << 10) for _ in range(32)]
+        for secret in secrets:
+            secret.data[:] = 42
+        with pytest.raises(NvdlaError, match=message) as caught:
+            hostile.submit()
+        assert caught.value.status is NvError.INVALID_ADDRESS
+        assert all((secret.data == 42).all() for secret in secrets)
+        assert not (target.data == 42).any()
+        assert run(victim, pooling()) == bytes(range(64))
+
+
+@pytest.mark.parametrize("entry", [0, 1, 2, 3])
+def test_engines_do_not_write_their_own_tasks_descriptors(
+    driver: MachineDriver, entry: int
+) -> None:
+    """Else a task could change its graph after it was checked."""
+    with (
+        create_runtime(LocalPort(driver)) as runtime,
+        pytest.raises(NvdlaError, match="over the task's own descriptors") as caught,
+    ):
+        run(runtime, reaching("dst_data", address=entry))
+    assert caught.value.status is NvError.INVALID_ADDRESS
+
+
+def test_what_a_network_leaves_in_its_pages_is_gone_when_another_gets_them(
+    driver: MachineDriver,
+) -> None:
+    """An engine may write the rest of an allocation's last page, which no application sees."""
+    machine = driver.machines[0]
+    region = driver.allocate(0, 40, NvDlaHeap.SYSTEM)
+    whole = machine.memory.view(MemorySpace.DRAM)
+    whole[:PAGE_BYTES] = 7
+    driver.release(0, region)
+    again = driver.allocate(0, 8, NvDlaHeap.SYSTEM)
+    assert again.address == region.address
+    assert not whole[:PAGE_BYTES].any()
+
+
+def test_an_address_in_memory_that_nobody_allocated_is_refused(driver: MachineDriver) -> None:
+    region = driver.allocate(0, 40, NvDlaHeap.SYSTEM)
+    task = PhysicalTask(0, (region.at(0), region.at(PAGE_BYTES)), (0, 12, 0))
+    with pytest.raises(NvdlaError, match=r"address 1 of the task.*no memory that was allocated"):
+        driver.execute(0, task)
+
+
+def test_one_task_finds_nothing_in_the_buffer_and_tables_of_the_last() -> None:
+    bench = Bench()
+    machine = bench.machine
+    bench.put(SOURCE, np.full((4, 4, 32), 3, np.int8))
+    bench.program_convolution(size=(4, 4, 32), kernels=32, kernel=(1, 1), output=(4, 4))
+    bench.program_sdp(size=(4, 4, 32), flying=True)
+    bench.convolve()
+    machine.write(machine.register_map.register("SDP.S_LUT_ACCESS_CFG").address, 1 << 17)
+    machine.write(machine.register_map.register("SDP.S_LUT_ACCESS_DATA").address, 5)
+    whole = TaskLimits((AddressSpan(MemorySpace.DRAM, 0, 1 << 21),))
+    with machine.limited(whole):
+        machine.write(machine.register_map.register("SDP.S_LUT_ACCESS_CFG").address, 0)
+        assert bench.registers.read("SDP.S_LUT_ACCESS_DATA") == 0
+        mode = bench.registers.read("CDMA.D_MISC_CFG")
+        for block in ("CDMA", "CSC"):
+            bench.set(block, D_MISC_CFG=mode | 1 << 16)  # reuse data that are not there any more
+        bench.put(SOURCE, np.zeros((4, 4, 32), np.int8))
+        bench.program_convolution(size=(4, 4, 32), kernels=32, kernel=(1, 1), output=(4, 4))
+        bench.convolve()
+    assert not bench.get(TARGET, 512, np.int8).any()
+
+
+def test_a_machine_runs_one_task_at_a_time() -> None:
+    machine = Machine(NV_FULL, 1 << 12)
+    with machine.limited(TaskLimits(())):
+        with pytest.raises(NvdlaError, match="another task is running") as caught:
+            machine.limited(TaskLimits(())).__enter__()
+        assert caught.value.status is NvError.BUSY
+    with machine.limited(TaskLimits(())):
+        pass
+
+
+@pytest.mark.requirement("D-41")
+def test_an_operation_that_takes_too_long_ends_with_its_task() -> None:
+    """Nothing asks the engine: it looks at the clock itself."""
+    bench = Bench(exact_fp16=True)
+    size = (16, 16, 512)
+    bench.program_convolution(
+        size=size, kernels=512, kernel=(1, 1), output=(16, 16), precision=Precision.FP16
+    )
+    bench.program_sdp(size=(16, 16, 512), precision=Precision.FP16, flying=True)
+    rng = np.random.default_rng(0)
+    bench.put(SOURCE, rng.standard_normal(size).astype(np.float16))
+    begin = time.process_time()
+    whole = AddressSpan(MemorySpace.DRAM, 0, 1 << 21)
+    limits = TaskLimits((whole,), deadline_s=time.monotonic() + 0.2)
+    with (
+        bench.machine.limited(limits),
+        pytest.raises(NvdlaError, match="time was up while an engine still worked") as caught,
+    ):
+        bench.convolve()
+    assert caught.value.status is NvError.TIMEOUT
+    assert time.process_time() - begin < 2.0
