@@ -3,8 +3,8 @@
 - ``lenet``: an image through the official regression's LeNet (fp16, nv_full); needs the reference
   files (SMELT_SHARED, else ../shared).
 - ``resnet50``: all 53 convolutions of a ResNet-50, each with its ReLU and conversion to int8, on
-  nv_large; weights and data are random. The convolution buffer's size is not kept to: hardware
-  would run the larger layers in several parts.
+  nv_large; weights and data are random. A layer that the convolution buffer does not hold runs in
+  several bands of lines.
 
 Beside the time stand the cycles that the model estimates for the hardware.
 """
@@ -12,6 +12,7 @@ Beside the time stand the cycles that the model estimates for the hardware.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import sys
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from smelt.nvdla import Loadable, create_runtime
+from smelt.nvdla.hardware import NV_LARGE
 from smelt.nvdla.loadable import (
     OPERATION_STRIDE_BYTES,
     SURFACE_STRIDE_BYTES,
@@ -59,7 +61,7 @@ if TYPE_CHECKING:
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 ATOM_BYTES: Final = 32
-BUFFER_BYTES: Final = 1 << 20
+BUFFER_BYTES: Final = 1 << 21
 """Room for the largest tensor of a layer."""
 FIRMWARE: Final = Version(0, 12, 5)
 
@@ -88,6 +90,53 @@ class Layer:
     def weight_bytes(self) -> int:
         """Bytes of the weights in memory."""
         return -(-self.kernels * self.kernel**2 * self.channels // 128) * 128
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """Lines of a layer's result whose input fits the convolution buffer."""
+
+    layer: Layer
+    first: int
+    count: int
+
+    @property
+    def top(self) -> int:
+        """The first line that the windows see; negative ones are padding."""
+        return self.first * self.layer.stride - self.layer.kernel // 2
+
+    @property
+    def bottom(self) -> int:
+        """The line after the last that the windows see."""
+        return self.top + (self.count - 1) * self.layer.stride + self.layer.kernel
+
+    @property
+    def lines(self) -> range:
+        """The lines of the input."""
+        return range(max(0, self.top), min(self.layer.size, self.bottom))
+
+
+def entries_per_line(layer: Layer) -> int:
+    """Return the entries of the convolution buffer that a line of the input takes: 2 atoms each."""
+    pairs, rest = divmod(-(-layer.channels // ATOM_BYTES), 2)
+    return pairs * layer.size + rest * -(-layer.size // 2)
+
+
+def weight_banks(layer: Layer) -> int:
+    """Return the banks that a group of kernels takes."""
+    group_bytes = layer.kernel**2 * layer.channels * min(layer.kernels, NV_LARGE.atomic_k)
+    return -(-group_bytes // (NV_LARGE.buffer_depth * NV_LARGE.buffer_width_bytes))
+
+
+def split(layer: Layer) -> list[Band]:
+    """Return a layer's bands."""
+    banks = NV_LARGE.buffer_banks - weight_banks(layer)
+    most = banks * NV_LARGE.buffer_depth // entries_per_line(layer)
+    rows = (most - layer.kernel) // layer.stride + 1
+    return [
+        Band(layer, first, min(rows, layer.out_size - first))
+        for first in range(0, layer.out_size, rows)
+    ]
 
 
 def resnet50() -> Iterator[Layer]:
@@ -183,25 +232,26 @@ def _bind(runtime: Runtime) -> None:
 
 def make_loadable(layers: list[Layer]) -> Loadable:
     """Give a loadable whose layers all read the input and write the output."""
+    bands = [(number, band) for number, layer in enumerate(layers) for band in split(layer)]
+    places = [0, *itertools.accumulate(layer.weight_bytes for layer in layers)]
     network = NetworkDescriptor(
         operation_desc_index=2,
         surface_desc_index=3,
         dependency_graph_index=1,
         op_head=(-1, 0, 1, -1, -1, -1),
         num_rois=1,
-        num_operations=2 * len(layers),
+        num_operations=2 * len(bands),
         num_addresses=7,
     )
-    graph, operations, surfaces, offset = b"", b"", b"", 0
-    for index, layer in enumerate(layers):
-        is_last = index == len(layers) - 1
+    graph, operations, surfaces = b"", b"", b""
+    for index, (number, band) in enumerate(bands):
+        is_last = index == len(bands) - 1
         graph += b"".join(part.to_bytes() for part in _dependencies(index, is_last=is_last))
-        for operation in (_convolution(layer), _activation()):
+        for operation in (_convolution(band), _activation()):
             operations += operation.to_bytes().ljust(OPERATION_STRIDE_BYTES, b"\0")
-        for surface in _surfaces(layer, offset):
+        for surface in _surfaces(band, places[number]):
             surfaces += surface.to_bytes().ljust(SURFACE_STRIDE_BYTES, b"\0")
-        offset += layer.weight_bytes
-    weights = np.random.default_rng(1).integers(-9, 10, offset).astype(np.int8).tobytes()
+    weights = np.random.default_rng(1).integers(-9, 10, places[-1]).astype(np.int8).tobytes()
     blobs = (
         Blob("task-0-addr0", 0, Interface.DLA1, SubInterface.ADDR0, FIRMWARE, network.to_bytes()),
         Blob("task-0-dep_graph", 0, Interface.DLA1, SubInterface.DEPS, FIRMWARE, graph),
@@ -262,31 +312,31 @@ def _dependencies(index: int, *, is_last: bool) -> tuple[CommonOperation, Common
     )
 
 
-def _convolution(layer: Layer) -> ConvOperation:
-    padding = layer.kernel // 2
+def _convolution(band: Band) -> ConvOperation:
+    layer, padding = band.layer, band.layer.kernel // 2
     return ConvOperation(
         data_format=36,
         fetch_grain=1,
-        entry_per_slice=-(-layer.size * layer.channels // 128),
+        entry_per_slice=entries_per_line(layer),
         batch=1,
-        data_bank=8,
-        weight_bank=8,
-        release=layer.size,
+        data_bank=NV_LARGE.buffer_banks - weight_banks(layer),
+        weight_bank=weight_banks(layer),
+        release=len(band.lines),
         input_width_csc=layer.size,
-        input_height_csc=layer.size,
+        input_height_csc=len(band.lines),
         input_channel_csc=layer.channels,
         kernel_width_csc=layer.kernel,
         kernel_height_csc=layer.kernel,
         kernel_channel_csc=layer.channels,
         input_width_cmac=layer.out_size,
-        input_height_cmac=layer.out_size,
+        input_height_cmac=band.count,
         bytes_per_kernel=layer.kernel**2 * layer.channels,
         conv_stride_x=layer.stride,
         conv_stride_y=layer.stride,
         pad_x_left=padding,
         pad_x_right=padding,
-        pad_y_top=padding,
-        pad_y_bottom=padding,
+        pad_y_top=band.lines.start - band.top,
+        pad_y_bottom=band.bottom - band.lines.stop,
         dilation_x=1,
         dilation_y=1,
         in_cvt=Converter(scale=1, enable=1),
@@ -299,7 +349,8 @@ def _activation() -> SdpOperation:
     return SdpOperation(out_cvt=Converter(scale=1, truncate=12, enable=1), batch_num=1, x1_op=stage)
 
 
-def _surfaces(layer: Layer, offset: int) -> tuple[ConvSurface, SdpSurface]:
+def _surfaces(band: Band, offset: int) -> tuple[ConvSurface, SdpSurface]:
+    layer, results = band.layer, range(band.first, band.first + band.count)
     weights = DataCube(
         MemoryType.DRAM,
         4,
@@ -309,24 +360,25 @@ def _surfaces(layer: Layer, offset: int) -> tuple[ConvSurface, SdpSurface]:
         layer.kernel,
         layer.channels,
     )
-    flying = _cube(MemoryType.ON_THE_FLY, -1, layer.out_size, layer.kernels)
-    source = _cube(MemoryType.DRAM, 5, layer.size, layer.channels)
-    target = _cube(MemoryType.DRAM, 6, layer.out_size, layer.kernels)
+    flying = _cube(MemoryType.ON_THE_FLY, -1, layer.out_size, layer.kernels, results)
+    source = _cube(MemoryType.DRAM, 5, layer.size, layer.channels, band.lines)
+    target = _cube(MemoryType.DRAM, 6, layer.out_size, layer.kernels, results)
     return (
         ConvSurface(weight_data=weights, src_data=source, dst_data=flying),
         SdpSurface(src_data=flying, dst_data=target),
     )
 
 
-def _cube(kind: MemoryType, address: int, size: int, channels: int) -> DataCube:
+def _cube(kind: MemoryType, address: int, size: int, channels: int, lines: range) -> DataCube:
+    """Return some lines of a square cube."""
     surface = size * size * ATOM_BYTES
     return DataCube(
         kind,
         address,
-        0,
+        0 if kind is MemoryType.ON_THE_FLY else lines.start * size * ATOM_BYTES,
         surface * -(-channels // ATOM_BYTES),
         size,
-        size,
+        len(lines),
         channels,
         line_stride=size * ATOM_BYTES,
         surf_stride=surface,

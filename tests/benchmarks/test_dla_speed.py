@@ -41,7 +41,13 @@ def _expected(layer: Layer, data: NDArray[np.int64], weights: bytes) -> NDArray[
 
 @pytest.mark.requirement("D-6", "D-7", "D-8")
 @pytest.mark.parametrize(
-    "last", [Layer(6, 40, 70, 3), Layer(7, 100, 33, 1, 2), Layer(9, 3, 8, 7, 2)]
+    "last",
+    [
+        Layer(6, 40, 70, 3),
+        Layer(7, 100, 33, 1, 2),
+        Layer(9, 3, 8, 7, 2),
+        Layer(30, 1024, 4, 3, 2),  # in three bands
+    ],
 )
 def test_a_loadable_of_our_own_computes_its_convolutions(last: Layer) -> None:
     loadable = make_loadable([Layer(5, 32, 32), last])
