@@ -190,7 +190,7 @@ class Backend(ABC, Generic[TargetT]):
                     tactics.append(answer)
                 else:
                     tactics.extend(family.narrowed(node, answer, storage, target))
-        return tactics, refusals
+        return list(dict.fromkeys(tactics)), refusals
 
     def family(self, name: str) -> Family[TargetT]:
         """The family called ``name``. Raises KeyError."""

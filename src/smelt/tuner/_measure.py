@@ -69,11 +69,12 @@ class MeasuringTimer:
         return times if any(map(math.isfinite, times)) else [t.cost_hint for t in tactics]
 
     def _promising(self, tactics: Sequence[Tactic]) -> list[int]:
-        """The best by estimate of each family, for every combination of formats."""
+        """The best by estimate of each family and arithmetic, for every combination of formats."""
         groups: dict[object, list[int]] = {}
         for i, tactic in enumerate(tactics):
             if not is_free(tactic):
-                key = (tactic.inputs, tactic.outputs, tactic.family)
+                arithmetic = dict(tactic.parameters).get("arithmetic")
+                key = (tactic.inputs, tactic.outputs, tactic.family, arithmetic)
                 groups.setdefault(key, []).append(i)
         best = (sorted(g, key=lambda i: tactics[i].cost_hint)[: self.keep] for g in groups.values())
         return sorted(i for group in best for i in group)

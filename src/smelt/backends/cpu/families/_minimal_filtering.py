@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from smelt.backends.cpu._math import multiply_add
+
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from smelt.backends.cpu._emit import Emitter, Reg
     from smelt.ir import Array
 
 Matrix = tuple[tuple[float, ...], ...]
@@ -39,6 +44,11 @@ class Scheme:
     def side(self) -> int:
         """Multiplications of a tile."""
         return len(self.weights)
+
+    @property
+    def reach(self) -> int:
+        """Multiplications of a tile of the longest of the filters that a strided one is made of."""
+        return self.size + -(-self.window // self.stride) - 1
 
     @property
     def span(self) -> int:
@@ -102,3 +112,33 @@ def _filter(size: int, taps: int) -> tuple[Array, Array, Array]:
 
 def _rows(matrix: Array) -> Matrix:
     return tuple(tuple(float(x) for x in row) for row in matrix)
+
+
+def _combine(e: Emitter, factors: Sequence[float], values: Sequence[Reg]) -> Reg:
+    """The sum of values times known factors, units first."""
+    terms = [(f, v) for f, v in zip(factors, values, strict=True) if f != 0]
+    terms.sort(key=lambda t: (t[0] != 1, abs(t[0]) != 1))
+    (factor, total), *rest = terms
+    if factor != 1:
+        total = e.binary("fmul", total, e.constant(factor, total.type))
+    for factor, value in rest:
+        if abs(factor) == 1:
+            total = e.binary("fadd" if factor == 1 else "fsub", total, value)
+        else:
+            total = multiply_add(e, value, e.constant(factor, value.type), total)
+    return total
+
+
+def transformed(
+    e: Emitter, matrix: Sequence[Sequence[float]], read: Callable[[int, int], Reg]
+) -> list[list[Reg]]:
+    """``matrix @ block @ matrix.T``, the block being read column by column."""
+    count = len(matrix[0])
+    halves: list[list[Reg]] = []
+    for column in range(count):
+        values = [read(row, column) for row in range(count)]
+        halves.append([_combine(e, line, values) for line in matrix])
+    return [
+        [_combine(e, line, [half[row] for half in halves]) for line in matrix]
+        for row in range(len(matrix))
+    ]

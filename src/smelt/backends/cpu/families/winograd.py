@@ -15,15 +15,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 import numpy as np
 
-from smelt.backends import Family, Refusal, Tactic
+from smelt.backends import Family, Refusal, Tactic, store_as
 from smelt.backends.cpu._emit import Emitter, Int, Reg
 from smelt.backends.cpu._epilogue import Epilogue, root_of
-from smelt.backends.cpu._math import multiply_add
 from smelt.backends.cpu._scalars import Scalars
 from smelt.backends.cpu._target import CpuTarget
-from smelt.backends.cpu.families._minimal_filtering import Scheme, scheme_of
+from smelt.backends.cpu.families._arithmetic import ARITHMETICS, Arithmetic, arithmetic_for
+from smelt.backends.cpu.families._minimal_filtering import Scheme, scheme_of, transformed
 from smelt.backends.cpu.families._operands import (
     CHANNELS_LAST,
+    arithmetic_of,
     constant_of,
     named,
     pack_bias,
@@ -70,17 +71,20 @@ from smelt.ops.mat_mul import MatMul
 from smelt.types import DType, ceil_div, override
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from smelt.backends import Operands
-    from smelt.engine import Halo, Step
+    from smelt.engine import Halo, Json, Step
     from smelt.ir import Node
     from smelt.types import Dim
 
 _FLOAT_BYTES: Final = 4
 _FEW_CHANNELS: Final = 16
 _SMALL_EXTENT: Final = 11
+_NARROW_SIZE: Final = 2
+_NARROW_REACH: Final = 4
+"""Sides of a filter's tiles whose matrices have only ones and halves: those of 6 lose 10 bits."""
 _GAP: Final = 16
 """Elements between planes: without them planes 4 KiB apart fight for the same cache lines."""
 
@@ -97,41 +101,61 @@ class WinogradFamily(Family[CpuTarget]):
     """Convolution with small square windows in the Winograd domain."""
 
     name: ClassVar[str] = "winograd"
-    narrow: ClassVar[bool] = True
 
     @override
     def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
-        root, count = root_of(node)
+        root = root_of(node)[0]
         if (
             not isinstance(root, Conv)
             or len(set(root.kernel_shape)) > 1
             or root.kernel_shape[0] < 3
         ):
             return
-        found, reason = formats(node)
-        reason = _why_not(node, root) or reason
+        reason = _why_not(node, root) or formats(node)[1]
         if reason:
             yield Refusal(self.name, reason)
             return
-        lanes = target.vector_bits // 32
-        inputs = (CHANNELS_LAST, *[None] * (count - 1), *found)
         for size, most in _choices(node):
-            scheme = scheme_of(*_shape_of(root), size)
-            for budget, vectors in budgets(target)[:most]:
-                seconds = _estimate_seconds(node, scheme, (budget, vectors), target)
-                for rows in _Planes.of(node, scheme).row_choices:
-                    options = parameters(
-                        lanes=lanes, vectors=vectors, pixels=budget, size=size, rows=rows
-                    )
-                    yield Tactic(
-                        self.name,
-                        options,
-                        inputs,
-                        (CHANNELS_LAST,),
-                        (_halo(node, scheme), *[()] * (len(node.inputs) - 1)),
-                        workspace_bytes=_Planes.of(node, scheme, rows).bytes_needed,
-                        cost_hint=seconds * (LOCAL_COST if rows else 1.0),
-                    )
+            for tile in budgets(target)[:most]:
+                yield from self._offers(node, target, size, tile, ARITHMETICS["float32"])
+
+    def _offers(
+        self,
+        node: Node,
+        target: CpuTarget,
+        size: int,
+        tile: tuple[int, int],
+        arithmetic: Arithmetic,
+    ) -> Iterator[Tactic]:
+        """Tiles of one size by register tiles of so many pixels and vectors."""
+        root, count = root_of(node)
+        scheme = scheme_of(*_shape_of(cast("Conv", root)), size)
+        seconds = _estimate_seconds(node, scheme, tile, target) / arithmetic.group
+        options: dict[str, Json] = {"size": size, "pixels": tile[0], "vectors": tile[1]}
+        if arithmetic.group > 1:
+            options["arithmetic"] = arithmetic.name
+        for rows in _Planes.of(node, scheme, arithmetic).row_choices:
+            yield Tactic(
+                self.name,
+                parameters(lanes=target.vector_bits // 32, rows=rows, **options),
+                (CHANNELS_LAST, *[None] * (count - 1), *formats(node)[0]),
+                (CHANNELS_LAST,),
+                (_halo(node, scheme), *[()] * (len(node.inputs) - 1)),
+                workspace_bytes=_Planes.of(node, scheme, arithmetic, rows).bytes_needed,
+                cost_hint=seconds * (LOCAL_COST if rows else 1.0),
+            )
+
+    @override
+    def narrowed(
+        self, node: Node, tactic: Tactic, dtype: DType, target: CpuTarget
+    ) -> tuple[Tactic, ...]:
+        """The tactic as it is, and planes that are narrow, too, where that rounds little."""
+        made = [tactic]
+        arithmetic = arithmetic_for(dtype, target)
+        shape = _shape_of(cast("Conv", root_of(node)[0]))
+        if arithmetic.group > 1 and scheme_of(*shape, _NARROW_SIZE).reach <= _NARROW_REACH:
+            made += self._offers(node, target, _NARROW_SIZE, budgets(target)[0], arithmetic)
+        return tuple(store_as(dtype, node, one) for one in made)
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
@@ -147,7 +171,8 @@ class WinogradFamily(Family[CpuTarget]):
         turned = transpose(reshape(both, filters, channels, planes), 2, 0, 1)
         source = reshape(turned, planes * filters, channels)
         named(f"{weights.name}.winograd{size}", source)
-        packed = [*pack_panels(source, planes, lanes, cast("int", options["vectors"]))]
+        vectors = cast("int", options["vectors"])
+        packed = [*pack_panels(source, planes, lanes, vectors, arithmetic_of(tactic))]
         if bias is not None:
             packed.append(pack_bias(constant_of(bias), 1, lanes))
         return (*packed, *pack_extras(node, CHANNEL_AXIS))
@@ -157,7 +182,7 @@ class WinogradFamily(Family[CpuTarget]):
         options = dict(tactic.parameters)
         shape = _shape_of(cast("Conv", root_of(node)[0]))
         scheme, rows = scheme_of(*shape, cast("int", options["size"])), options["rows"]
-        planes = _Planes.of(node, scheme, cast("int", rows))
+        planes = _Planes.of(node, scheme, arithmetic_of(tactic), cast("int", rows))
         lanes, vectors = cast("int", options["lanes"]), cast("int", options["vectors"])
         panels = int(planes.filters >= lanes * vectors) + int(
             planes.filters % (lanes * vectors) > 0
@@ -188,6 +213,7 @@ class WinogradFamily(Family[CpuTarget]):
                 kernel="in",
                 **planes.json(scalars, lanes),
                 plane=planes.plane_in,
+                stored=planes.stored.value,
                 a=walk_of(x.strides, scalars, x.dtype).as_json(),
                 start=scalars.json(start),
                 channels=planes.channels,
@@ -294,16 +320,22 @@ class _Planes:
     across: int
     channels: int
     filters: int
+    arithmetic: Arithmetic
     rows: int = 0
     """Rows of tiles that are worked on at once, in scratch memory; 0 for all, in the workspace."""
 
     @staticmethod
-    def of(node: Node, scheme: Scheme, rows: int = 0) -> _Planes:
+    def of(node: Node, scheme: Scheme, arithmetic: Arithmetic, rows: int = 0) -> _Planes:
         """The planes of a node."""
         batch, filters, height, width = node.output.tensor.shape
         down, across = (-(-cast("int", e) // scheme.size) for e in (height, width))
-        channels = cast("int", view_shape(node)[1])
-        return _Planes(scheme, batch, down, across, channels, cast("int", filters), rows)
+        sizes = (cast("int", view_shape(node)[1]), cast("int", filters))
+        return _Planes(scheme, batch, down, across, *sizes, arithmetic, rows)
+
+    @property
+    def stored(self) -> DType:
+        """Elements of the transformed inputs; products are float32."""
+        return self.arithmetic.factor
 
     @property
     def count(self) -> int:
@@ -328,8 +360,8 @@ class _Planes:
     @property
     def image_bytes(self) -> tuple[int, int]:
         """Size of all planes of one image's inputs, and of those of its products."""
-        planes = self.count * _FLOAT_BYTES
-        return planes * self.plane_in, planes * self.plane_out
+        read, made = self.stored.size_bytes, _FLOAT_BYTES
+        return self.count * self.plane_in * read, self.count * self.plane_out * made
 
     @property
     def bytes_needed(self) -> Dim:
@@ -339,14 +371,14 @@ class _Planes:
     @property
     def row_choices(self) -> tuple[int, ...]:
         """What `rows` may be, best guess first."""
-        weights = self.count * self.channels * self.filters * _FLOAT_BYTES
+        weights = self.count * self.channels * self.filters * self.stored.size_bytes
         return choose_rows(self.down, weights, lambda n: sum(replace(self, rows=n).image_bytes))
 
     @property
     def tile_rows(self) -> TileRows:
         """Where planes of some rows of tiles lie in scratch memory."""
-        row = self.across * _FLOAT_BYTES
-        steps = (row * self.channels, row * self.filters)
+        read, made = self.channels * self.stored.size_bytes, self.filters * _FLOAT_BYTES
+        steps = (self.across * read, self.across * made)
         return TileRows(self.rows, self.down, self.image_bytes, steps)
 
     def windows(self, operands: Operands) -> tuple[View, View]:
@@ -356,13 +388,11 @@ class _Planes:
             if not self.rows:
                 raise InternalError("winograd needs its workspace")
             nowhere = View(0, 0, DType.FLOAT32, (), ())
-            return nowhere, nowhere
+            return replace(nowhere, dtype=self.stored), nowhere
         sizes = [self.batch * size for size in self.image_bytes]
         first, second = (
-            replace(
-                workspace, dtype=DType.FLOAT32, shape=(ceil_div(size, _FLOAT_BYTES),), strides=(1,)
-            )
-            for size in sizes
+            replace(workspace, dtype=dtype, shape=(ceil_div(size, dtype.size_bytes),), strides=(1,))
+            for size, dtype in zip(sizes, (self.stored, DType.FLOAT32), strict=True)
         )
         return first, replace(second, offset=second.offset + sizes[0])
 
@@ -404,7 +434,7 @@ class _Planes:
 def _estimate_seconds(
     node: Node, scheme: Scheme, tile: tuple[int, int], target: CpuTarget
 ) -> float:
-    planes = _Planes.of(node, scheme)
+    planes = _Planes.of(node, scheme, ARITHMETICS["float32"])
     batch = planes.batch if isinstance(planes.batch, int) else 1
     problem = Problem(planes.count * batch, 1, 1, planes.tiles, planes.filters, planes.channels)
     shape = choose_tile(problem, *tile)
@@ -417,41 +447,11 @@ def _estimate_seconds(
 # ---- the transforms
 
 
-def _combine(e: Emitter, factors: Sequence[float], values: Sequence[Reg]) -> Reg:
-    """The sum of values times known factors, units first."""
-    terms = [(f, v) for f, v in zip(factors, values, strict=True) if f != 0]
-    terms.sort(key=lambda t: (t[0] != 1, abs(t[0]) != 1))
-    (factor, total), *rest = terms
-    if factor != 1:
-        total = e.binary("fmul", total, e.constant(factor, total.type))
-    for factor, value in rest:
-        if abs(factor) == 1:
-            total = e.binary("fadd" if factor == 1 else "fsub", total, value)
-        else:
-            total = multiply_add(e, value, e.constant(factor, value.type), total)
-    return total
-
-
-def _transform(
-    e: Emitter, matrix: Sequence[Sequence[float]], read: Callable[[int, int], Reg]
-) -> list[list[Reg]]:
-    """``matrix @ block @ matrix.T``, the block being read column by column."""
-    count = len(matrix[0])
-    halves: list[list[Reg]] = []
-    for column in range(count):
-        values = [read(row, column) for row in range(count)]
-        halves.append([_combine(e, line, values) for line in matrix])
-    return [
-        [_combine(e, line, [half[row] for half in halves]) for line in matrix]
-        for row in range(len(matrix))
-    ]
-
-
 def _write_in(kernel: KernelSpec) -> str:
     """Transform the inputs of one row of tiles a chunk. Operands: image, planes."""
     e, scheme, lanes = Emitter(kernel.symbol, 2), scheme_of(*kernel["scheme"]), kernel["lanes"]
     channels, across, down = kernel["channels"], kernel["across"], kernel["down"]
-    side, plane = scheme.side, kernel["plane"]
+    side, plane, size = scheme.side, kernel["plane"], DType(kernel["stored"]).size_bytes
     a = Walk(*cast("tuple[Any, ...]", as_json(kernel["a"])))
     row_bytes, column_bytes, image_bytes = (a.bytes_of(e, 1, s) for s in (a.row, a.column, a.image))
     with e.loop(e.begin, e.end) as chunk:
@@ -459,11 +459,11 @@ def _write_in(kernel: KernelSpec) -> str:
         start = a.bytes_of(e, 1, as_json(kernel["start"]))
         line = e.at(e.at(e.pointer(0), start), e.mul(image, image_bytes))
         line = e.at(line, e.mul(row, e.mul(row_bytes, scheme.step)))
-        made = e.at(e.pointer(1), e.mul(image, side * side * plane * _FLOAT_BYTES))
-        made = e.at(made, e.mul(row, across * channels * _FLOAT_BYTES))
+        made = e.at(e.pointer(1), e.mul(image, side * side * plane * size))
+        made = e.at(made, e.mul(row, across * channels * size))
         with e.loop(0, across) as column:
             tile = e.at(line, e.mul(column.index, e.mul(column_bytes, scheme.step)))
-            target = e.at(made, e.mul(column.index, channels * _FLOAT_BYTES))
+            target = e.at(made, e.mul(column.index, channels * size))
 
             strides = (row_bytes, column_bytes)
             whole = channels // lanes * lanes
@@ -488,19 +488,19 @@ def _tile_in(
     rows and columns.
     """
     scheme, kind = scheme_of(*kernel["scheme"]), f"<{kernel['lanes']} x float>"
-    channel, mask = channels
+    (channel, mask), stored = channels, DType(kernel["stored"])
     a, row_bytes, column_bytes = walk
     here = e.at(memory[0], a.bytes_of(e, channel))
-    there = e.at(memory[1], e.mul(channel, _FLOAT_BYTES))
+    there = e.at(memory[1], e.mul(channel, stored.size_bytes))
 
     def read(row: int, column: int) -> Reg:
         at = e.at(e.at(here, e.mul(row_bytes, row)), e.mul(column_bytes, column))
         return load(e, kind, at, mask, a.dtype)
 
-    for row, values in enumerate(_transform(e, scheme.input, read)):
+    for row, values in enumerate(transformed(e, scheme.input, read)):
         for column, value in enumerate(values):
             plane = (row * scheme.side + column) * kernel["plane"]
-            store(e, value, e.at(there, plane * _FLOAT_BYTES), mask)
+            store(e, value, e.at(there, plane * stored.size_bytes), mask, stored)
 
 
 class _OutWriter:
@@ -547,7 +547,7 @@ class _OutWriter:
         def read(i: int, j: int) -> Reg:
             return load(e, kind, e.at(here, (i * side + j) * k["plane"] * _FLOAT_BYTES), mask)
 
-        values = _transform(e, self.scheme.output, read)
+        values = transformed(e, self.scheme.output, read)
         if k["bias"]:
             bias = e.load(kind, e.at(e.pointer(1), e.mul(channel, _FLOAT_BYTES)))
             values = [[e.binary("fadd", v, bias) for v in line] for line in values]
