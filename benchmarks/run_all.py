@@ -66,7 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         begin = time.monotonic()
         command = command_of(part, prepare=options.prepare, folder=options.folder)
         try:
-            done = subprocess.run(command, check=False, timeout=LIMIT_S).returncode == 0
+            limit = None if options.prepare else LIMIT_S
+            done = subprocess.run(command, check=False, timeout=limit).returncode == 0
         except subprocess.TimeoutExpired:
             done = False
         if not done:

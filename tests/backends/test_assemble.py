@@ -119,3 +119,16 @@ def test_random_graphs_of_windows_compute_what_the_references_compute(data: st.D
     planned = Planned(graph, pick(layouts))
     planned.check(random((2, 8, 6, 6)))
     assert all(b.space is not Space.ARENA or b.start >= 0 for b in planned.plan.buffers)
+
+
+def test_packing_weights_leaves_only_what_they_are_made_of() -> None:
+    source = Constant("w", np.arange(6, dtype=np.float32).reshape(2, 3))
+    turned = Constant.derive("turned", ops.Transpose((1, 0)), source)
+    twice = Constant.derive("twice", ops.Transpose((1, 0)), turned)
+    store = WeightStore()
+    store.place(twice)
+    steps = [turned.array, twice.array]
+    assert store.data()[:24].tobytes() == source.array.tobytes()
+    for step, constant in zip(steps, (turned, twice), strict=True):
+        assert constant.array is not step
+        np.testing.assert_array_equal(constant.array, step)

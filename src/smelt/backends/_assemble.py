@@ -89,6 +89,7 @@ class WeightStore:
         for constant, offset in self.entries:
             array = np.ascontiguousarray(constant.array)
             memory[offset : offset + array.nbytes] = array.reshape(-1).view(np.uint8)
+            constant.forget()  # else every step of every derivation would stay
         return memory
 
 

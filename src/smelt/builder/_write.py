@@ -9,6 +9,7 @@ from smelt.devices.cpu import abi
 from smelt.engine import VERSION, EngineHeader, Fingerprint, Weight, detect_host
 from smelt.ops import recipe_to_json
 from smelt.runtime import Engine
+from smelt.types import evaluate_dim
 
 if TYPE_CHECKING:
     from smelt.backends import CodeImage, WeightStore
@@ -64,6 +65,7 @@ def make_engine(parts: EngineParts) -> Engine:
 
 
 def _weight(constant: Constant, offset: int, named: dict[int, str]) -> Weight:
-    array = constant.array
     recipe = recipe_to_json(constant, lambda source: named.get(id(source)))
-    return Weight(constant.name, constant.type.dtype, array.shape, offset, recipe)
+    kind = constant.type
+    shape = tuple(evaluate_dim(extent, {}) for extent in kind.shape)
+    return Weight(constant.name, kind.dtype, shape, offset, recipe)

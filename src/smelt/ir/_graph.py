@@ -64,6 +64,17 @@ class Constant:
             self._array = np.asarray(made, None, "C")
         return self._array
 
+    def forget(self) -> None:
+        """Let go of derived elements, and of those that they were derived from.
+
+        They are computed anew when they are asked for again.
+        """
+        if self.recipe is not None and self._array is not None:
+            self._array = None
+            for constant in self.recipe.inputs:
+                if constant is not None:
+                    constant.forget()
+
     @property
     def type(self) -> TensorType:
         """Element type and shape."""
