@@ -54,10 +54,11 @@ if TYPE_CHECKING:
     from smelt.engine import Halo, Json, KernelSpec, Step, View
     from smelt.ir import Constant, Node, Value
     from smelt.ops.conv_integer import ConvInteger
-    from smelt.types import Dim
+    from smelt.types import Dim, TensorFormat
 
 _CHANNEL_AXIS = 1
 _FEW_CHANNELS = 8
+"""From here on channels lie side by side, and runs need no other columns."""
 _PARTS_PANEL_BYTES = 400 << 10
 """Panels from this size on are summed in passes, one for each row of the window."""
 
@@ -81,22 +82,23 @@ class ConvFamily(Family[CpuTarget]):
             yield Refusal(self.name, extras)
             return
         bias = bias_of(node)
-        first = (
-            CHANNELS_LAST,
+        others = (
             None,
             *([] if len(_root_inputs(node)) < 3 else [LINEAR if _varies(bias) else None]),
+            *extras.formats,
         )
         halo = halo_of(node, root)
         halos = (halo, *[()] * (len(node.inputs) - 1)) if halo else ()
         for options, seconds in _candidates(node, root, target):
-            yield Tactic(
-                self.name,
-                options,
-                (*first, *extras.formats),
-                (CHANNELS_LAST,),
-                halos,
-                cost_hint=seconds,
-            )
+            for first in _layouts(node):
+                yield Tactic(
+                    self.name,
+                    options,
+                    (first, *others),
+                    (CHANNELS_LAST,),
+                    halos,
+                    cost_hint=seconds,
+                )
 
     @override
     def narrowed(
@@ -146,6 +148,13 @@ def _why_not(node: Node, root: Conv) -> str | None:
     if weights.tensor.shape[0] == 0:
         return "there are no filters"
     return None
+
+
+def _layouts(node: Node) -> tuple[TensorFormat, ...]:
+    """How the input may lie: pictures, planes of a few channels, are read as they are."""
+    channels = value_of(node, 0).tensor.shape[1]
+    few = isinstance(channels, int) and 1 < channels < _FEW_CHANNELS
+    return (CHANNELS_LAST, LINEAR) if few else (CHANNELS_LAST,)
 
 
 def _root_inputs(node: Node) -> list[Value | None]:

@@ -85,6 +85,8 @@ _SMALL_EXTENT: Final = 11
 _NARROW_SIZE: Final = 2
 _NARROW_REACH: Final = 4
 """Sides of a filter's tiles whose matrices have only ones and halves: those of 6 lose 10 bits."""
+_TILES: Final = 2
+"""Register tiles to try."""
 _GAP: Final = 16
 """Elements between planes: without them planes 4 KiB apart fight for the same cache lines."""
 
@@ -115,8 +117,8 @@ class WinogradFamily(Family[CpuTarget]):
         if reason:
             yield Refusal(self.name, reason)
             return
-        for size, most in _choices(node):
-            for tile in budgets(target)[:most]:
+        for size in _choices(node):
+            for tile in budgets(target)[:_TILES]:
                 yield from self._offers(node, target, size, tile, ARITHMETICS["float32"])
 
     def _offers(
@@ -283,13 +285,11 @@ def _shape_of(root: Conv) -> tuple[int, int]:
     return root.kernel_shape[0], root.strides[0]
 
 
-def _choices(node: Node) -> tuple[tuple[int, int], ...]:
-    """(tile size, register tiles to try): small images leave much of large tiles empty."""
+def _choices(node: Node) -> tuple[int, ...]:
+    """Tile sizes: small images leave much of large tiles empty."""
     extents = [cast("int", e) for e in node.output.tensor.shape[2:]]
     sizes = _SIZES[_shape_of(cast("Conv", root_of(node)[0]))]
-    if min(extents) > _SMALL_EXTENT:
-        return ((sizes[0], 1),)
-    return ((2, 2), *((size, 1) for size in sizes if size != 2))
+    return sizes[:1] if min(extents) > _SMALL_EXTENT else tuple(sorted(sizes))
 
 
 def _halo(node: Node, scheme: Scheme) -> Halo:
