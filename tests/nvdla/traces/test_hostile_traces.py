@@ -49,6 +49,21 @@ def test_more_memory_than_a_command_may_name_is_refused(tmp_path: Path) -> None:
     assert "more than" in result.reason
 
 
+def test_a_number_of_a_data_file_may_begin_with_zeros_and_not_be_endless(tmp_path: Path) -> None:
+    trace = tmp_path / "t.cfg"
+    trace.write_text(
+        '// configuration: nv_small\nmem_load(pri_mem, 0x0, "d.dat");\n'
+        'check_file(s, 1, 0, 12, "d.dat");\n'
+    )
+    row = "{{offset:{}, size:2, payload:0xff 0x01}}"
+    (tmp_path / "d.dat").write_text(row.format("010"))
+    assert run_trace(trace).state == "passed"
+    (tmp_path / "d.dat").write_text(row.format("1" * 5000))
+    result = run_trace(trace)
+    assert result.state == "failed"
+    assert "5000 digits" in result.reason
+
+
 def test_the_same_memory_filled_again_and_again_is_refused(tmp_path: Path) -> None:
     result = _play(tmp_path, "mem_init(pri_mem, 0x0, 0x10000000, ALL_ONE);\n" * 17)
     assert result.state == "failed"

@@ -49,6 +49,7 @@ _ROW = re.compile(
     rb"offset'?\s*:\s*(0x[0-9a-fA-F]+|\d+)\s*,\s*'?size'?\s*:\s*(0x[0-9a-fA-F]+|\d+)\s*,"
     rb"\s*'?(?:payload|value)'?\s*:\s*((?:\s*0x[0-9a-fA-F]+)+)"
 )
+_MOST_DIGITS = 20
 _HEX_LINE = re.compile(rb"^[ \t]*((?:0x[0-9a-fA-F]+[ \t]*)+)\r?$", re.MULTILINE)
 
 
@@ -206,7 +207,7 @@ def parse_data(content: bytes, limit_bytes: int) -> list[tuple[int, bytes]]:
         return [(0, _hex_bytes(joined))]
     pieces: list[tuple[int, bytes]] = []
     for match in _ROW.finditer(content):
-        offset, size = int(match[1], 0), int(match[2], 0)
+        offset, size = _row_number(match[1]), _row_number(match[2])
         data = _hex_bytes(match[3])
         if len(data) != size or offset + size > limit_bytes:
             raise ModelFormatError(
@@ -215,6 +216,15 @@ def parse_data(content: bytes, limit_bytes: int) -> list[tuple[int, bytes]]:
             )
         pieces.append((offset, data))
     return pieces
+
+
+def _row_number(digits: bytes) -> int:
+    """Read a row's number; a decimal one may begin with zeros."""
+    if len(digits) > _MOST_DIGITS:
+        raise ModelFormatError(
+            f"a row's number has {len(digits)} digits, more than any offset or size"
+        )
+    return int(digits, 16 if digits.startswith(b"0x") else 10)
 
 
 def _hex_bytes(text: bytes) -> bytes:
