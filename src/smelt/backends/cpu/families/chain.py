@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
-from smelt.backends import Family, Operands, Refusal, Stored, Tactic
+from smelt.backends import Family, Operands, Refusal, Stored, Tactic, store_as
 from smelt.backends.cpu._epilogue import root_of
 from smelt.backends.cpu._target import CpuTarget
+from smelt.backends.cpu.families._arithmetic import arithmetic_for
 from smelt.backends.cpu.families._operands import CHANNELS_LAST
 from smelt.backends.cpu.families.conv import ConvFamily, halo_of
 from smelt.backends.cpu.families.copy import clear_launch
@@ -21,7 +22,7 @@ from smelt.engine import Launch, Space, View, parameters
 from smelt.errors import InternalError
 from smelt.ir import Graph
 from smelt.ops.chain import Chain
-from smelt.types import ceil_div, override
+from smelt.types import DType, ceil_div, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -103,8 +104,28 @@ class ChainFamily(Family[CpuTarget]):
             (*a.inputs, *b.inputs[1:]),
             b.outputs,
             halos if any(map(any, halos)) else (),
-            workspace_bytes=_between_bytes(links) + a.workspace_bytes,
+            workspace_bytes=_between_bytes(links, DType.FLOAT32) + a.workspace_bytes,
             cost_hint=a.cost_hint + b.cost_hint,
+        )
+
+    @override
+    def narrowed(
+        self, node: Node, tactic: Tactic, dtype: DType, target: CpuTarget
+    ) -> tuple[Tactic, ...]:
+        """Narrow on both sides and in between."""
+        links, made, a = links_in(node), store_as(dtype, node, tactic), _parts(tactic)[0]
+        of_first, arithmetic = dict(a.parameters), arithmetic_for(dtype, target)
+        read = made.inputs[0]
+        if a.family == ConvFamily.name and read and read.dtype is arithmetic.factor:
+            of_first["arithmetic"] = arithmetic.name
+        own = tactic.workspace_bytes - _between_bytes(links, DType.FLOAT32)
+        options = {**dict(made.parameters), "first": (a.family, parameters(**of_first))}
+        return (
+            replace(
+                made,
+                parameters=parameters(**options, between=dtype.value),
+                workspace_bytes=_between_bytes(links, dtype) + own,
+            ),
         )
 
     @override
@@ -118,7 +139,8 @@ class ChainFamily(Family[CpuTarget]):
         workspace, count = operands.workspace, len(links.first.inputs)
         if workspace is None:
             raise InternalError(f"{node} has no workspace for what is between its ops")
-        between, used = _between_view(links, workspace), _between_bytes(links)
+        stored = DType(dict(tactic.parameters).get("between", DType.FLOAT32.value))
+        between, used = _between_view(links, workspace, stored), _between_bytes(links, stored)
         rest = replace(
             workspace, offset=workspace.offset + used, shape=(workspace.shape[0] - used,)
         )
@@ -150,23 +172,22 @@ def _parts(tactic: Tactic) -> tuple[Tactic, Tactic]:
     return Tactic(first, of_first, (), ()), Tactic(second, of_second, (), ())
 
 
-def _between(links: Links) -> Stored:
+def _between(links: Links, dtype: DType) -> Stored:
     """The tensor between the two, with the zeros that the second reads."""
     root = cast("Conv", root_of(links.second)[0])
     value, halo = links.first.output, halo_of(links.second, root)
-    return Stored(value.name, value.tensor, CHANNELS_LAST, Space.ARENA, halo=halo)
+    form = replace(CHANNELS_LAST, dtype=dtype)
+    return Stored(value.name, value.tensor, form, Space.ARENA, halo=halo)
 
 
-def _between_bytes(links: Links) -> Dim:
+def _between_bytes(links: Links, dtype: DType) -> Dim:
     """Its size, rounded up to cache lines."""
-    return ceil_div(_between(links).geometry()[2], _LINE_BYTES) * _LINE_BYTES
+    return ceil_div(_between(links, dtype).geometry()[2], _LINE_BYTES) * _LINE_BYTES
 
 
-def _between_view(links: Links, workspace: View) -> View:
+def _between_view(links: Links, workspace: View, dtype: DType) -> View:
     """Its window on the workspace."""
-    stored = _between(links)
+    stored = _between(links, dtype)
     strides, offset, _ = stored.geometry()
-    kind = stored.type
-    return View(
-        workspace.buffer, workspace.offset + offset, kind.dtype, kind.shape, strides, stored.halo
-    )
+    shape = stored.type.shape
+    return View(workspace.buffer, workspace.offset + offset, dtype, shape, strides, stored.halo)
