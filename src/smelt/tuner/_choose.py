@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from smelt.types import TensorFormat
 
 _LOG = logging.getLogger(__name__)
-_COPY_BYTES_PER_SECOND = 6e9
 _STEP_SECONDS = 1.5e-6
 
 
@@ -34,6 +33,10 @@ class Timer(Protocol):
 
     def seconds(self, node: Node, tactics: Sequence[Tactic]) -> list[float]:
         """The time of each tactic, measured or estimated; infinity for one that is wrong."""
+        ...
+
+    def copy_seconds(self, moved_bytes: int) -> float:
+        """The time of a copy from one format to another that reads and writes so many bytes."""
         ...
 
 
@@ -89,6 +92,7 @@ def choose(
     for node in graph.nodes:
         kept.append(_best_by_format(node, candidates[id(node)], timer, choice))
         progress(len(kept), len(graph.nodes))
+    copies = _Copies(timer, sizes)
     index = {id(n): i for i, n in enumerate(graph.nodes)}
     costs = [np.array([seconds for _, seconds in options]) for options in kept]
     edges: dict[tuple[int, int], Costs] = {}
@@ -99,18 +103,18 @@ def choose(
             wanted = [tactic.inputs[position] for tactic, _ in kept[number]]
             if value.producer is None:
                 costs[number] = costs[number] + [
-                    _price(value, linear_format(value), w, sizes) for w in wanted
+                    copies.price(value, linear_format(value), w) for w in wanted
                 ]
                 continue
             maker = index[id(value.producer)]
             made = [t.outputs[value.producer.outputs.index(value)] for t, _ in kept[maker]]
-            matrix = np.array([[_price(value, m, w, sizes) for w in wanted] for m in made])
+            matrix = np.array([[copies.price(value, m, w) for w in wanted] for m in made])
             edges[maker, number] = edges.get((maker, number), 0.0) + matrix
     for value in graph.outputs:
         if value.producer is not None:
             maker, asked = index[id(value.producer)], linear_format(value)
             made = [t.outputs[value.producer.outputs.index(value)] for t, _ in kept[maker]]
-            costs[maker] = costs[maker] + [_price(value, m, asked, sizes) for m in made]
+            costs[maker] = costs[maker] + [copies.price(value, m, asked) for m in made]
     for node, options, chosen in zip(graph.nodes, kept, solve(costs, edges), strict=True):
         choice.tactics[id(node)] = options[chosen][0]
     return choice
@@ -135,14 +139,19 @@ def _best_by_format(
     return list(best.values())
 
 
-def _price(
-    value: Value, made: TensorFormat, wanted: TensorFormat | None, sizes: Mapping[str, int]
-) -> float:
-    """Seconds of the copy between two formats, if one is needed."""
-    if wanted is None or same_order(value.tensor, made, wanted):
-        return 0.0
-    if wanted.layout is Layout.STRIDED and made.layout is Layout.LINEAR:
-        return 0.0
-    count = evaluate_dim(element_count(value.tensor.shape), sizes)
-    moved = made.dtype.size_bytes + wanted.dtype.size_bytes
-    return _STEP_SECONDS + count * moved / _COPY_BYTES_PER_SECOND
+@dataclass(frozen=True, slots=True)
+class _Copies:
+    """What copies between formats cost."""
+
+    timer: Timer
+    sizes: Mapping[str, int]
+
+    def price(self, value: Value, made: TensorFormat, wanted: TensorFormat | None) -> float:
+        """Seconds of the copy between two formats, if one is needed."""
+        if wanted is None or same_order(value.tensor, made, wanted):
+            return 0.0
+        if wanted.layout is Layout.STRIDED and made.layout is Layout.LINEAR:
+            return 0.0
+        count = evaluate_dim(element_count(value.tensor.shape), self.sizes)
+        moved = made.dtype.size_bytes + wanted.dtype.size_bytes
+        return _STEP_SECONDS + self.timer.copy_seconds(count * moved)

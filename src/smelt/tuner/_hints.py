@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from smelt.backends import Tactic
     from smelt.ir import Node
+
+
+_MOVED_BYTES_PER_SECOND: Final = 5e10
 
 
 class HintTimer:
@@ -21,3 +24,7 @@ class HintTimer:
         """The cost hints."""
         del node
         return [tactic.cost_hint for tactic in tactics]
+
+    def copy_seconds(self, moved_bytes: int) -> float:
+        """What a copy within a processor's caches takes today."""
+        return moved_bytes / _MOVED_BYTES_PER_SECOND

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from smelt.engine import VERSION
 from smelt.tuner._trial import Laboratory, Repeats
+from smelt.types import DType, TensorType
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,6 +16,11 @@ if TYPE_CHECKING:
     from smelt.backends import Tactic
     from smelt.ir import Node
     from smelt.tuner._timings import TimingCache
+
+
+_COPIED: Final = TensorType(DType.FLOAT32, (1, 64, 56, 56))
+"""Copies of larger and smaller tensors than this one are as fast, but for the smallest."""
+_COPIED_BYTES: Final = 2 * 64 * 56 * 56 * 4
 
 
 class MeasuringTimer:
@@ -67,6 +73,16 @@ class MeasuringTimer:
                 if math.isfinite(seconds):
                     self.cache.put(keys[i], seconds)
         return times if any(map(math.isfinite, times)) else [t.cost_hint for t in tactics]
+
+    def copy_seconds(self, moved_bytes: int) -> float:
+        """Seconds of a copy between formats, by the speed of one that was measured."""
+        lab = self.laboratory
+        key = f"copy of {_COPIED} | {lab.target.name}, {VERSION} {lab.backend.edition}"
+        known = self.cache.get(key)
+        if known is None:
+            known = lab.copy_seconds(_COPIED, repeats=self.repeats)
+            self.cache.put(key, known)
+        return known * moved_bytes / _COPIED_BYTES
 
     def _promising(self, tactics: Sequence[Tactic]) -> list[int]:
         """The best by estimate of each family and arithmetic, for every combination of formats."""

@@ -68,9 +68,8 @@ class _Room:
 
 @dataclass(slots=True)
 class _Lowered:
-    """One tactic on rooms of its own, which nobody has allocated yet: buffer k is room k."""
+    """Steps on rooms of their own, which nobody has allocated yet: buffer k is room k."""
 
-    tactic: Tactic
     steps: tuple[Step, ...]
     rooms: list[_Room]
     inputs: list[View | None]
@@ -81,10 +80,15 @@ class _Lowered:
         """The steps that a processor does."""
         return [s for s in self.steps if isinstance(s, Launch)]
 
+    @property
+    def scratch_bytes(self) -> int:
+        """Memory that each worker needs to itself."""
+        return max((launch.scratch_bytes for launch in self.launches), default=0)
+
 
 @dataclass(slots=True)
 class _Prepared:
-    """One tactic on memory."""
+    """Steps on memory."""
 
     lowered: _Lowered
     memories: list[CpuAllocation]
@@ -133,34 +137,62 @@ class Laboratory:
     def seconds(self, node: Node, tactics: Sequence[Tactic], *, repeats: Repeats) -> list[float]:
         """The time of each tactic; infinity for one whose results are wrong or move."""
         lowered = [self._lower(node, tactic) for tactic in tactics]
-        kernels = [launch.kernel for made in lowered for launch in made.launches]
-        image = self.backend.compile(kernels, self.target)
-        code = MappedCode(image.code)
-        addresses = {name: code.address + offset for name, offset in image.symbols}
+        code, addresses = self._mapped(lowered)
         rng = np.random.default_rng(len(node.name))
         trials = [_data(node, self.sizes, rng, _storage(tactics)) for _ in range(2)]
         shelf = _Shelf(self.memory)
-        return [
-            self._time(node, self._furnish(made, shelf), addresses, trials, repeats)
-            for made in lowered
+        times = [
+            self._time(node, tactic, self._furnish(made, shelf), addresses, trials, repeats)
+            for tactic, made in zip(tactics, lowered, strict=True)
         ]
+        del code
+        return times
+
+    def copy_seconds(self, kind: TensorType, *, repeats: Repeats) -> float:
+        """The time of a copy of a tensor between the model's axis order and channels last."""
+        rooms: list[_Room] = []
+        views = [
+            self._place(
+                Stored("copied", kind, TensorFormat(kind.dtype, layout), Space.ARENA), rooms
+            )
+            for layout in (Layout.LINEAR, Layout.CHANNELS_LAST)
+        ]
+        steps = self.backend.reformat(*views)
+        lowered = _Lowered(steps, rooms, [views[0]], [views[1]])
+        prepared = self._furnish(lowered, _Shelf(self.memory))
+        code, addresses = self._mapped([lowered])
+        scratch = Scratch(self.memory, lowered.scratch_bytes, 1)
+        run_list = self._run_list(prepared, addresses, scratch, 1)
+        try:
+            return best_mean(run_list, repeats)
+        finally:
+            run_list.close()
+            scratch.close()
+            del code
+
+    def _mapped(self, lowered: Sequence[_Lowered]) -> tuple[MappedCode, dict[str, int]]:
+        """The code of all launches, to be kept while it runs, and each kernel's address."""
+        kernels = [launch.kernel for made in lowered for launch in made.launches]
+        image = self.backend.compile(kernels, self.target)
+        code = MappedCode(image.code)
+        return code, {name: code.address + offset for name, offset in image.symbols}
 
     def _time(
         self,
         node: Node,
+        tactic: Tactic,
         prepared: _Prepared,
         addresses: Mapping[str, int],
         trials: Sequence[tuple[list[Array | None], tuple[Array, ...]]],
         repeats: Repeats,
     ) -> float:
-        most = max((s.scratch_bytes for s in prepared.lowered.launches), default=0)
-        scratch = Scratch(self.memory, most, self.threads)
+        scratch = Scratch(self.memory, prepared.lowered.scratch_bytes, self.threads)
         shared = self._run_list(prepared, addresses, scratch, self.threads)
         alone = self._run_list(prepared, addresses, scratch, 1)
         try:
             for arrays, expected in trials:
-                if reason := _check(prepared, arrays, expected, shared):
-                    _LOG.warning("%s: %s is out: %s", node, prepared.lowered.tactic, reason)
+                if reason := _check(tactic, prepared, arrays, expected, shared):
+                    _LOG.warning("%s: %s is out: %s", node, tactic, reason)
                     return math.inf
             return best_mean(alone, repeats)
         finally:
@@ -225,7 +257,7 @@ class Laboratory:
             workspace = self._place(Stored("workspace", kind, linear, Space.ARENA), rooms)
         operands = Operands(tuple(inputs), tuple(outputs), tuple(packed), workspace)
         steps = family.lower(node, tactic, operands)
-        return _Lowered(tactic, steps, rooms, inputs, outputs)
+        return _Lowered(steps, rooms, inputs, outputs)
 
     def _place(self, stored: Stored, rooms: list[_Room], tactic: Tactic | None = None) -> View:
         stored.buffer = len(rooms)
@@ -325,13 +357,13 @@ def random_array(dtype: DType, shape: tuple[int, ...], rng: np.random.Generator)
 
 
 def _check(
+    tactic: Tactic,
     prepared: _Prepared,
     arrays: Sequence[Array | None],
     expected: Sequence[Array],
     run_list: RunList,
 ) -> str | None:
     """Why the results of two runs are not the reference's."""
-    tactic = prepared.lowered.tactic
     for window, array, fmt in zip(prepared.inputs, arrays, tactic.inputs, strict=True):
         if window is not None and fmt is not None:
             if array is None:
