@@ -40,6 +40,15 @@ class SpoiltBackend(CpuBackend):
         return text if self.change is None else self.change(text)
 
 
+class RenewedBackend(SpoiltBackend):
+    """Has other generators, as a later version may."""
+
+    @property
+    @override
+    def edition(self) -> str:
+        return "another"
+
+
 def wrong(text: str) -> str:
     """Minus the smaller of zero and x, where it was the larger."""
     assert "fcmp olt" in text
@@ -113,10 +122,46 @@ def test_what_the_cache_knows_is_not_measured_again() -> None:
     assert backend.compiled == 0
 
 
+def test_what_was_announced_is_compiled_once_and_together() -> None:
+    node, backend = relu_node(), SpoiltBackend()
+    found = timer(backend, TimingCache())
+    found.announce([(node, kernels(node))])
+    ahead = backend.compiled
+    assert ahead > 0
+    found.seconds(node, kernels(node))
+    assert backend.compiled == ahead
+
+
+def test_what_the_cache_knows_is_not_compiled_when_announced() -> None:
+    node, cache = relu_node(), TimingCache()
+    timer(SpoiltBackend(), cache).seconds(node, kernels(node))
+    backend = SpoiltBackend()
+    timer(backend, cache).announce([(node, kernels(node))])
+    assert backend.compiled == 0
+
+
+def test_times_of_other_generators_are_not_believed() -> None:
+    node, cache = relu_node(), TimingCache()
+    timer(SpoiltBackend(), cache).seconds(node, kernels(node))
+    backend = RenewedBackend()
+    timer(backend, cache).seconds(node, kernels(node))
+    assert backend.compiled > 0
+
+
+def test_copies_are_priced_by_one_that_is_measured_once() -> None:
+    cache, backend = TimingCache(), SpoiltBackend()
+    price = timer(backend, cache).copy_seconds
+    assert 0 < price(1 << 20) < 0.1
+    assert price(3 << 20) == pytest.approx(3 * price(1 << 20))
+    assert timer(backend, cache).copy_seconds(1 << 20) == price(1 << 20)
+    assert backend.compiled == 1
+
+
 def test_when_time_is_up_estimates_are_believed() -> None:
     node = relu_node()
     backend = SpoiltBackend()
     late = MeasuringTimer(laboratory(backend), TimingCache(), keep=3, repeats=3, seconds=-1.0)
+    late.announce([(node, kernels(node))])
     assert late.seconds(node, kernels(node)) == [t.cost_hint for t in kernels(node)]
     assert backend.compiled == 0
 
