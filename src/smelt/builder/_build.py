@@ -96,7 +96,8 @@ def build(
         timing_cache: file of measured times, read and extended.
         progress: called with (stage, done, total).
         tune: ``"none"``, ``"fast"``, ``"full"``, seconds to spend on timing candidates, or a
-            `TuningEffort`.
+            `TuningEffort`. Candidates are timed alone, then the best in the whole network, with as
+            many threads as a context has by default.
 
     Raises:
         GraphError: the network is not valid. UnboundSymbolError: a symbolic extent has no value.

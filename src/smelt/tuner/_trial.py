@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -141,10 +142,13 @@ class Laboratory:
         rng = np.random.default_rng(len(node.name))
         trials = [_data(node, self.sizes, rng, _storage(tactics)) for _ in range(2)]
         shelf = _Shelf(self.memory)
-        times = [
-            self._time(node, tactic, self._furnish(made, shelf), addresses, trials, repeats)
-            for tactic, made in zip(tactics, lowered, strict=True)
-        ]
+        with ExitStack() as later:  # a worker may look at a list for a while: wait once for all
+            times = [
+                self._time(
+                    node, tactic, self._furnish(made, shelf), addresses, trials, repeats, later
+                )
+                for tactic, made in zip(tactics, lowered, strict=True)
+            ]
         del code
         return times
 
@@ -185,20 +189,19 @@ class Laboratory:
         addresses: Mapping[str, int],
         trials: Sequence[tuple[list[Array | None], tuple[Array, ...]]],
         repeats: Repeats,
+        later: ExitStack,
     ) -> float:
         scratch = Scratch(self.memory, prepared.lowered.scratch_bytes, self.threads)
         shared = self._run_list(prepared, addresses, scratch, self.threads)
         alone = self._run_list(prepared, addresses, scratch, 1)
-        try:
-            for arrays, expected in trials:
-                if reason := _check(tactic, prepared, arrays, expected, shared):
-                    _LOG.warning("%s: %s is out: %s", node, tactic, reason)
-                    return math.inf
-            return best_mean(alone, repeats)
-        finally:
-            shared.close()
-            alone.close()
-            scratch.close()
+        for used in (scratch, shared, alone):
+            later.callback(used.close)
+        later.callback(prepared.memories.clear)
+        for arrays, expected in trials:
+            if reason := _check(tactic, prepared, arrays, expected, shared):
+                _LOG.warning("%s: %s is out: %s", node, tactic, reason)
+                return math.inf
+        return best_mean(alone, repeats)
 
     def _run_list(
         self, prepared: _Prepared, addresses: Mapping[str, int], scratch: Scratch, threads: int
