@@ -7,8 +7,9 @@ anything is timed. Best and median are over all calls of all turns, without the 
 turn, which refill the caches.
 
 --models takes names, or the groups networks, small and given; benchmarks/support/models.py says
-which models there are. What ours has built is kept in build/benchmark-engines until smelt or the
-model changes; --prepare only builds, so that the rest can be measured when the machine is quiet.
+which models there are. --dtype int8 measures quantised twins (benchmarks/support/quantize.py).
+What ours has built is kept in build/benchmark-engines until smelt or the model changes; --prepare
+only builds, so that the rest can be measured when the machine is quiet.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from benchmarks.support.models import (
     models_with_inputs,
 )
 from benchmarks.support.peak import PeakLoop
+from benchmarks.support.quantize import quantized_model
 from benchmarks.support.results import numbers, parser_for, summary, words, write_rows
 
 if TYPE_CHECKING:
@@ -50,7 +52,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-TOLERANCE: Final = {"float32": 1e-3, "float16": 3e-2, "bfloat16": 1e-1}
+TOLERANCE: Final = {"float32": 1e-3, "float16": 3e-2, "bfloat16": 1e-1, "int8": 1e-1}
 """Largest difference between two engines that is not called an error, of the largest output."""
 
 
@@ -184,8 +186,9 @@ def jobs(options: argparse.Namespace, scratch: str) -> Iterator[Job]:
         found = models_with_inputs(options.models, options.model_dir, scratch, batch, options.shape)
         for model, file, inputs in found:
             for dtype in options.dtype:
+                twin = quantized_model(file, inputs) if dtype == "int8" else file
                 for threads in options.threads:
-                    job = Job(model, str(file), str(inputs), dtype, threads, batch, options.tune)
+                    job = Job(model, str(twin), str(inputs), dtype, threads, batch, options.tune)
                     yield replace(job, bound=options.bound, saved=options.engines)
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 SAVED: Final = ROOT / "build" / "benchmark-engines"
 """Where our engines are kept between measurements."""
-DTYPES: Final = ("float32", "float16", "bfloat16")
+DTYPES: Final = ("float32", "float16", "bfloat16", "int8")
 MOST_CALLS: Final = 4000
 """Calls of one turn: a tiny network's times shall not fill the memory."""
 
@@ -52,6 +52,11 @@ class Job:
     """Whether inputs and outputs are bound once, outside of what is timed."""
     saved: str = ""
     """A folder where our engine may lie from an earlier measurement; empty to build anew."""
+
+    @property
+    def precision(self) -> str:
+        """What is computed in where the model does not say: a quantised model says it itself."""
+        return "float32" if self.dtype == "int8" else self.dtype
 
 
 class Engine(Protocol):
@@ -82,7 +87,7 @@ class Smelt:
             network = smelt.network_from_onnx(job.file)
             shapes = {name: array.shape for name, array in inputs.items()}
             engine = smelt.build(
-                network, device="cpu", precision=job.dtype, shapes=shapes, tune=job.tune
+                network, device="cpu", precision=job.precision, shapes=shapes, tune=job.tune
             )
             if file is not None:
                 file.parent.mkdir(parents=True, exist_ok=True)
@@ -122,7 +127,7 @@ class OnnxRuntime:
 
     def __init__(self, job: Job, inputs: Mapping[str, Array]) -> None:
         """Load the model with every optimisation."""
-        if job.dtype != "float32":
+        if job.precision != "float32":
             raise SystemExit(f"onnxruntime has no {job.dtype} mode on the CPU")
         ort = cast("Any", importlib.import_module("onnxruntime"))
         options = ort.SessionOptions()
@@ -167,7 +172,7 @@ class OpenVino:
     def __init__(self, job: Job, inputs: Mapping[str, Array]) -> None:
         """Compile the model for exactly these shapes."""
         openvino = cast("Any", importlib.import_module("openvino"))
-        precision = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}[job.dtype]
+        precision = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}[job.precision]
         # Without the precision a processor with bfloat16 would not compute in float32 at all.
         settings: dict[str, object] = {
             "PERFORMANCE_HINT": "LATENCY",

@@ -37,6 +37,8 @@ _BY_HAND = {
     # Neither takes as many zero points of weights as there are filters, or of rows.
     ("conv_integer", "weights_with_zero_points"),
     ("mat_mul_integer", "zero_points_apart"),
+    # ONNX wants a scale.
+    ("quantize_linear", "in_steps"),
     # ONNX has no such region.
     ("lrn", "within"),
     ("lrn", "within_larger_than_image"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -20,14 +20,20 @@ if TYPE_CHECKING:
     from smelt.types import Shape, TensorType
 
 
+_ONE: Final = ((), (1,))
+"""Shapes of one number."""
+
+
 def check_scale(
     x: TensorType, scale: TensorType, zero_point: TensorType | None, axis: int | None
 ) -> None:
     """Check that scale and zero point are one for the tensor or one for each place of the axis."""
     require_rank(scale, "the scale", 0, 1)
-    require_shape(zero_point, scale.shape, "the zero point")
-    if scale.rank == 0 or scale.shape == (1,):
+    if scale.shape in _ONE:
+        if zero_point is not None and zero_point.shape not in _ONE:
+            require_shape(zero_point, scale.shape, "the zero point")
         return
+    require_shape(zero_point, scale.shape, "the zero point")
     if axis is None:
         raise ShapeError(f"without an axis there is one scale, not {shape_text(scale.shape)}")
     require_shape(scale, (x.shape[normalize_axis(axis, x.rank)],), "the scale")
@@ -63,7 +69,7 @@ def check_zero_point(
     if zero_point is None:
         return
     require_same_dtype(kind, zero_point)
-    if zero_point.shape not in {(), (1,)}:
+    if zero_point.shape not in _ONE:
         require_shape(zero_point, several, what)
 
 

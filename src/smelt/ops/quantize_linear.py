@@ -29,7 +29,8 @@ _RESULTS = frozenset({DType.INT8, DType.UINT8, DType.INT16, DType.UINT16})
 class QuantizeLinear(Op):
     """``saturate(round(x / scale) + zero_point)``; halves go to even, NaN to the least.
 
-    Inputs are x, scale, and optionally zero_point.
+    Inputs are x, scale, and optionally zero_point. For a whole tensor that is counted in steps
+    already, the scale may be absent.
 
     Shapes: scale and zero point are scalars, or ``[extent of the axis]``; the result's is x's.
 
@@ -57,8 +58,9 @@ class QuantizeLinear(Op):
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 2, 3)
-        x, scale = input_type(self, inputs, 0), input_type(self, inputs, 1)
+        require_inputs(self, inputs, 2 if self.axis is not None else 1, 3)
+        x = input_type(self, inputs, 0)
+        scale = optional_type(self, inputs, 1) or TensorType(DType.FLOAT32, ())
         zero_point = optional_type(self, inputs, 2)
         require_dtype(x, FLOATS | {DType.INT32}, "the input of quantize_linear")
         require_dtype(scale, FLOATS, "the scale of quantize_linear")
@@ -75,7 +77,10 @@ class QuantizeLinear(Op):
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        x, scale = widen(present(inputs, 0)), widen(present(inputs, 1))
+        given_scale = optional_array(inputs, 1)
+        x, scale = widen(present(inputs, 0)), np.ones((), np.float32)
+        if given_scale is not None:
+            scale = widen(given_scale)
         zero = optional_array(inputs, 2)
         dtype = (self.output_dtype or DType.UINT8).numpy if zero is None else zero.dtype
         limits = np.iinfo(dtype)
@@ -109,6 +114,7 @@ class QuantizeLinear(Op):
         whole = cls(axis=None)
         yield Case("whole_tensor", whole, (x, scale, np.array(7, np.uint8)), constants=constants)
         yield Case("whole_int8", whole, (x, scale, np.array(-7, np.int8)), constants=constants)
+        yield Case("in_steps", whole, (x * 30, None, np.array(7, np.uint8)), constants=constants)
         strange = np.array([np.nan, np.inf, -np.inf, 3e38, -3e38, 0.25, 0.75], np.float32)
         for zero in (np.array(9, np.uint8), np.array(-9, np.int8), np.array(9, np.int16)):
             name = f"no_numbers_{zero.dtype.name}"

@@ -45,6 +45,7 @@ class MoveQuantization(Pass):
         names = FreshNames(graph)
         for node in graph.nodes:
             _see_whole(node)
+            _settle_zero(graph, node, names)
         # Last first: what moves up meets what stands above.
         for node in reversed(list(graph.nodes)):
             notes.extend(_move_up(graph, node, names))
@@ -58,6 +59,27 @@ def _see_whole(node: Node) -> None:
     shape = node.inputs[1].tensor.shape
     if shape == () or (shape == (1,) and node.output.tensor.rank > 0):
         node.op = replace(node.op, axis=None)
+
+
+def _settle_zero(graph: Graph, node: Node, names: FreshNames) -> None:
+    """Make one zero point a literal, or leave it out where it is nothing.
+
+    It stands around images and in sums that start from it: new weights could not change it.
+    """
+    if not isinstance(node.op, _BESIDE) or node.op.axis is not None or len(node.inputs) < 3:
+        return
+    zero = node.inputs[2]
+    if zero is None or zero.constant is None:
+        return
+    array = zero.constant.array.reshape(())
+    if not array:
+        graph.set_input(node, 2, None)
+        node.inputs.pop()
+        if isinstance(node.op, ops.QuantizeLinear):
+            node.op = replace(node.op, output_dtype=zero.tensor.dtype)
+    elif zero.constant.recipe is not None or zero.constant.name:
+        literal = array.copy()
+        graph.set_input(node, 2, graph.add_constant(literal, names.make(f"{node.name}/zero")))
 
 
 def _move_up(graph: Graph, node: Node, names: FreshNames) -> list[Note]:

@@ -2,8 +2,7 @@
 
 Behind an integer product stands a factor for each channel, behind DequantizeLinear its scale: both
 can be divided beforehand. What lies between is kept when every step of it scales along: sums,
-rectifiers, bounds. An integer that is dequantised at once is only rounded and bounded; so are the
-results of a product that is quantised once before, and once after a residual is added.
+rectifiers, bounds.
 """
 
 from __future__ import annotations
@@ -17,14 +16,12 @@ from smelt import ops
 from smelt.ir import FreshNames, sole_user
 from smelt.passes._base import Note, Pass, PassResult
 from smelt.passes._emitter import Emitter
-from smelt.passes._steps import dequantized, elements, steps_of
+from smelt.passes._steps import steps_of
 from smelt.types import DType, override
 
 if TYPE_CHECKING:
     from smelt.ir import Graph, Node, Value
-    from smelt.passes._steps import Steps
 
-_ROOTS = (ops.ConvInteger, ops.MatMulInteger)
 _SUMS = (ops.Add, ops.Sub)
 _HOMOGENEOUS = (ops.Relu, ops.LeakyRelu, ops.Neg, ops.Abs)
 _MOST_NODES: Final = 32
@@ -42,96 +39,21 @@ class PushScales(Pass):
         notes: list[Note] = []
         names = FreshNames(graph)
         for node in list(graph.nodes):
-            if isinstance(node.op, ops.DequantizeLinear):
-                notes.extend(_keep_in_registers(graph, node, names))
-        for node in list(graph.nodes):
-            if isinstance(node.op, ops.QuantizeLinear) or _is_division(node):
+            if isinstance(node.op, ops.QuantizeLinear):
                 notes.extend(_push(graph, node, names))
         return PassResult.of(notes)
-
-
-# ---- integers that need not be stored
-
-
-def _keep_in_registers(graph: Graph, node: Node, names: FreshNames) -> list[Note]:
-    """Round and bound, but do not store, what is dequantised at once for a sum."""
-    value, steps = node.inputs[0], steps_of(node)
-    before = None if value is None else value.producer
-    made = None if before is None else steps_of(before)
-    if value is None or before is None or steps is None or made is None:
-        return []
-    if not isinstance(before.op, ops.QuantizeLinear) or not steps.equals(made):
-        return []
-    source, reader = before.inputs[0], sole_user(graph, node.output)
-    if source is None or reader is None or sole_user(graph, value) is not node:
-        return []
-    if not _is_product(graph, source) or not _reads_bytes_beside(reader, node.output):
-        return []
-    emit = Emitter(graph, node, names)
-    counted = emit.op(ops.Div(), source, steps.scale, hint="steps")
-    counted = emit.op(ops.Round(), counted, hint="rounded")
-    low, high = _bounds(steps)
-    counted = emit.op(ops.Clip(), counted, emit.floats(low, source), emit.floats(high, source))
-    made_layers = tuple(dict.fromkeys((*before.layers, *node.layers)))
-    emit.finish(emit.op(ops.Mul(), counted, steps.scale, hint="kept"))
-    graph.remove(before)
-    return [Note(made_layers, made_layers, "rounded without being stored")]
-
-
-def _bounds(steps: Steps) -> tuple[float, float]:
-    limits = np.iinfo(steps.dtype.numpy)
-    return float(limits.min - steps.zero_point), float(limits.max - steps.zero_point)
-
-
-def _is_product(graph: Graph, value: Value) -> bool:
-    """Whether the value is what an integer product stands for, and an epilogue can go on there."""
-    node = value.producer
-    for _ in range(_MOST_NODES):
-        if node is None or sole_user(graph, node.output) is None:
-            return False
-        if isinstance(node.op, _ROOTS):
-            return True
-        varying = [v for v in node.inputs if v is not None and v.constant is None]
-        if not node.op.elementwise or len(varying) != 1:
-            return False
-        node = varying[0].producer
-    return False
-
-
-def _reads_bytes_beside(reader: Node, value: Value) -> bool:
-    """Whether everything else that a sum reads is stored in bytes, or constant."""
-    if not isinstance(reader.op, _SUMS):
-        return False
-    others = [v for v in reader.inputs if v is not None and v is not value]
-    return len(others) == 1 and all(v.constant or dequantized(v) for v in others)
-
-
-# ---- scales
-
-
-def _is_division(node: Node) -> bool:
-    """Whether a node divides, by one number, what is then rounded."""
-    user = node.output.users[0] if len(node.output.users) == 1 else None
-    return isinstance(node.op, ops.Div) and user is not None and isinstance(user.op, ops.Round)
 
 
 def _push(graph: Graph, node: Node, names: FreshNames) -> list[Note]:
     source, scale = node.inputs[0], node.inputs[1]
     if source is None or scale is None or scale.constant is None or not scale.constant.array.size:
         return []
-    if scale.constant.array.size != 1 or elements(scale) == [1.0]:
-        return []
-    if not _scales_along(graph, source, node, _MOST_NODES):
+    if scale.constant.array.size != 1 or not _scales_along(graph, source, node, _MOST_NODES):
         return []
     emit = Emitter(graph, node, names)
     pusher = _Pusher(emit, emit.op(ops.Reshape(), scale, emit.integers(hint="scalar")))
-    if not isinstance(node.op, ops.QuantizeLinear):
-        emit.finish(pusher.divided(source))
-        return [Note(node.layers, node.layers, "its scale went into the factors before")]
-    source = _without_rectifier(node, source)
-    unit = emit.floats([1.0] if scale.tensor.rank else 1.0, scale, "unit")
-    divided = pusher.divided(source)
-    emit.finish(emit.op(node.op, divided, unit, *node.inputs[2:]))
+    divided = pusher.divided(_without_rectifier(node, source))
+    emit.finish(emit.op(node.op, divided, None, *node.inputs[2:]))
     return [Note(node.layers, node.layers, "its scale went into the factors before")]
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from smelt.backends.cpu import _math as m
 from smelt.backends.cpu._emit import Reg, element_type, lane_count, type_suffix, vector_type
-from smelt.backends.cpu._quantization import QUANTIZED, dequantized, quantized
+from smelt.backends.cpu._quantization import QUANTIZED, dequantized, quantized, rounded_steps
 from smelt.engine import Json, as_json, parameters
 from smelt.types import DType
 
@@ -386,19 +386,28 @@ def _clip(c: _Call) -> Reg:
 
 
 def _quantize(c: _Call) -> Reg:
-    x, scale, zero = (*c.args, ABSENT)[:3]
-    if not c.is_float:
-        x = c.e.convert("sitofp", x, "float")
-    steps = x if scale is ABSENT else c.e.binary("fdiv", x, scale)
-    if zero is ABSENT:
-        return quantized(c.e, steps, None, DType(c.attributes["output_dtype"] or "uint8"))
-    return quantized(c.e, steps, zero, c.dtypes[-1])
+    return quantized(c.e, *_steps(c))
 
 
 def _dequantize(c: _Call) -> Reg:
     x, scale, zero = (*c.args, ABSENT)[:3]
     real = dequantized(c.e, x, scale, None if zero is ABSENT else zero, c.dtypes[0])
     return _round_half(c.e, real, c.dtypes[1])
+
+
+def _whole_steps(c: _Call) -> Reg:
+    return rounded_steps(c.e, *_steps(c))
+
+
+def _steps(c: _Call) -> tuple[Reg, Reg | None, DType]:
+    """What is quantised in steps, the zero point and its type."""
+    x, scale, zero = (*c.args, ABSENT)[:3]
+    if not c.is_float:
+        x = c.e.convert("sitofp", x, "float")
+    steps = x if scale is ABSENT else c.e.binary("fdiv", x, scale)
+    if zero is ABSENT:
+        return steps, None, DType(c.attributes["output_dtype"] or "uint8")
+    return steps, zero, c.dtypes[-1]
 
 
 def _where(c: _Call) -> Reg:
@@ -522,6 +531,7 @@ EMITTERS: Final[dict[str, Callable[[_Call], Reg]]] = {
     "tanh": _unary(m.tanh),
     "thresholded_relu": _thresholded_relu,
     "where": _where,
+    "whole_steps": _whole_steps,  # QuantizeLinear before DequantizeLinear: no op of its own
     "xor": _bitwise("xor"),
 }
 """For each elementwise op that generated code computes, what emits it."""

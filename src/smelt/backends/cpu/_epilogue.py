@@ -13,14 +13,13 @@ from smelt.backends.cpu._elementwise import ABSENT, emit_op, op_as_json, why_not
 from smelt.engine import Json, as_json, parameters
 from smelt.ir import Operand
 from smelt.ops import Fused
-from smelt.ops.quantize_linear import QuantizeLinear
 from smelt.types import DType, TensorType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from smelt.backends.cpu._emit import Emitter, Reg
-    from smelt.ir import Node, Op, Value
+    from smelt.ir import Node, Op
 
 ABSENT_INPUT: Final = 1 << 20
 """Stands for an optional input that is not there."""
@@ -29,6 +28,10 @@ _BYTES: Final = frozenset({DType.INT8, DType.UINT8})
 Program = list[tuple["Op", tuple[int, ...], tuple[DType, ...]]]
 """(op, arguments, their dtypes): ``k >= 0`` is the node's input k, ``-1 - j`` the result of op
 j."""
+
+
+Stage = tuple[Any, tuple[int, ...], tuple[str, ...]]
+"""An op as JSON, its arguments and their dtypes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +133,9 @@ def plan_epilogue(node: Node) -> Epilogue | str:
         for value in node.inputs[first:]:
             if value is not None and value.tensor.dtype is not DType.FLOAT32:
                 return f"the epilogue reads {value.name}, which is {value.tensor.dtype.value}"
-    stages: list[tuple[Json, tuple[int, ...], tuple[str, ...]]] = []
+    stages: list[Stage] = []
+    present = [k for k in range(first, len(node.inputs)) if node.inputs[k] is not None]
+    places = {k: place for place, k in enumerate(present)}
     steps = [(stage.op, stage.arguments) for stage in node.op.stages]
     for op, arguments, dtypes in _typed(node, steps, [_root_dtype(node, first)]):
         reason = why_not_emitted(op, dtypes)
@@ -138,11 +143,25 @@ def plan_epilogue(node: Node) -> Epilogue | str:
             return reason
         if any(0 <= a < first for a in arguments):
             return f"{op.name} of the epilogue reads an input of the root"
-        moved = tuple(a - first if 0 <= a < ABSENT_INPUT else a for a in arguments)
-        if isinstance(op, QuantizeLinear) and _is_one(node.inputs[arguments[1]]):
-            moved = (moved[0], ABSENT_INPUT, *moved[2:])
+        moved = tuple(places.get(a, a) for a in arguments)
         stages.append((op_as_json(op), moved, tuple(d.value for d in dtypes)))
-    return Epilogue(tuple(stages), len(node.inputs) - first)
+    _skip_integers(stages)
+    return Epilogue(tuple(stages), len(present))
+
+
+def _skip_integers(stages: list[Stage]) -> None:
+    """Count in floats what is quantised and at once dequantised: steps from the zero point."""
+    for place in range(len(stages) - 1):
+        (op, arguments, dtypes), (after, again, kinds) = stages[place : place + 2]
+        result = -2 - place
+        readers = [k for k, (_, read, _) in enumerate(stages) if result in read]
+        if (op[0], after[0], readers) != ("quantize_linear", "dequantize_linear", [place + 1]):
+            continue
+        x, scale, zero = (*arguments, ABSENT_INPUT)[:3]
+        if again[0] != result or (*again, ABSENT_INPUT)[2] != zero:
+            continue
+        stages[place] = (("whole_steps", op[1]), (x, scale, zero), dtypes)
+        stages[place + 1] = (("mul", ()), (result, again[1]), (DType.FLOAT32.value, kinds[1]))
 
 
 def _root_dtype(node: Node, count: int) -> DType:
@@ -151,10 +170,3 @@ def _root_dtype(node: Node, count: int) -> DType:
     (made,) = root.infer([None if v is None else v.operand for v in node.inputs[:count]])
     dtype = made.dtype if isinstance(made, TensorType) else DType.FLOAT32
     return DType.FLOAT32 if dtype.is_float else dtype
-
-
-def _is_one(value: Value | None) -> bool:
-    """Whether a scale is 1 for good: a literal, which no new weights change."""
-    if value is None or value.constant is None or value.constant.recipe is not None:
-        return False
-    return value.constant.array.size == 1 and float(value.constant.array.ravel()[0]) == 1.0

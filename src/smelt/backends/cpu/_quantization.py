@@ -18,6 +18,7 @@ LIMITS: Final = {
 }
 """What quantised results can hold."""
 
+_ROUNDING: Final = 1.5 * 2**23
 QUANTIZED: Final = frozenset({*LIMITS, DType.INT32})
 """What can be dequantised."""
 
@@ -28,6 +29,23 @@ def quantized(e: Emitter, steps: Reg, zero: Reg | None, dtype: DType) -> Reg:
     Bounds come before rounding, in floating point: integers beyond int32 could not be told apart
     after it.
     """
+    bounded, wide = _bounded(e, steps, zero, dtype)
+    whole = nearest_integer(e, bounded)
+    if wide is not None:
+        whole = e.binary("add", whole, wide)
+    return e.convert("trunc", whole, "i8" if dtype.size_bytes == 1 else "i16")
+
+
+def rounded_steps(e: Emitter, steps: Reg, zero: Reg | None, dtype: DType) -> Reg:
+    """What `quantized` would give, less the zero point and as floats."""
+    bounded, _ = _bounded(e, steps, zero, dtype)
+    # Floats of this size lie 1 apart, so that the sum is rounded as it should be.
+    large = e.constant(_ROUNDING, steps.type)
+    return e.binary("fsub", e.binary("fadd", bounded, large), large)
+
+
+def _bounded(e: Emitter, steps: Reg, zero: Reg | None, dtype: DType) -> tuple[Reg, Reg | None]:
+    """The steps within what the type holds above the zero point; and the zero point, widened."""
     low, high = (e.constant(float(x), steps.type) for x in LIMITS[dtype])
     wide = None
     if zero is not None:
@@ -35,11 +53,7 @@ def quantized(e: Emitter, steps: Reg, zero: Reg | None, dtype: DType) -> Reg:
         above = e.convert("sitofp", wide, "float")
         low, high = e.binary("fsub", low, above), e.binary("fsub", high, above)
     bounded = e.select(e.compare_float("ogt", steps, low), steps, low)
-    bounded = e.select(e.compare_float("olt", bounded, high), bounded, high)
-    whole = nearest_integer(e, bounded)
-    if wide is not None:
-        whole = e.binary("add", whole, wide)
-    return e.convert("trunc", whole, "i8" if dtype.size_bytes == 1 else "i16")
+    return e.select(e.compare_float("olt", bounded, high), bounded, high), wide
 
 
 def nearest_integer(e: Emitter, x: Reg) -> Reg:
