@@ -121,11 +121,11 @@ class Emitter:
         self.lines.append(f"{name}:")
         self.block = name
 
-    def call(self, result: str, function: str, *arguments: Reg) -> Reg:
-        """Call an intrinsic, declaring it on first use."""
+    def call(self, result: str, function: str, *arguments: Reg, flags: str = "") -> Reg:
+        """Call an intrinsic, declaring it on first use; ``flags`` are LLVM's fast-math flags."""
         types = ", ".join(a.type for a in arguments)
         self.declarations[function] = f"declare {result} @{function}({types})"
-        text = f"call {result} @{function}({', '.join(map(str, arguments))})"
+        text = f"call {flags}{result} @{function}({', '.join(map(str, arguments))})"
         if result == "void":
             self.do(text)
             return Reg("", "void")

@@ -1,7 +1,8 @@
 """Pooling on channels-last images: windows that reach beyond the image are clipped, not padded.
 
-A vector of channels of one pixel at a time. Where a whole window lies inside the image its taps
-are written out; at the borders they are looped over. Global pooling sums a channel's places in
+Where whole windows lie inside the image, some beside each other are done together: each column of
+taps is reduced once, for all windows that share it. A single window inside has its taps written
+out; at the borders they are looped over. Global pooling sums a channel's places in
 a fixed order.
 """
 
@@ -53,6 +54,10 @@ if TYPE_CHECKING:
 _WRITTEN_OUT_TAPS: Final = 16
 _VECTORS: Final = 4
 """Vectors of channels that are pooled side by side."""
+_RUN: Final = 4
+"""Windows beside each other that share columns."""
+_RUN_TAPS: Final = 64
+"""Most taps of such windows, shared ones counted once: they are written out."""
 
 
 class PoolFamily(Family[CpuTarget]):
@@ -174,9 +179,11 @@ class _Reducer:
             )
         if self.is_max:
             return larger(self.e, total, element)
-        if self.k["reduction"] == "lp_pool":
-            element = self.raised(element)
-        return self.e.binary("fadd", total, element)
+        return self.e.binary("fadd", total, self.entered(element))
+
+    def entered(self, element: Reg) -> Reg:
+        """What of an element is accumulated."""
+        return self.raised(element) if self.k["reduction"] == "lp_pool" else element
 
     def raised(self, element: Reg) -> Reg:
         """``|x| ** p``."""
@@ -232,11 +239,83 @@ class _WindowWriter(_Reducer):
         with self.w.rows() as (image, row):
             top = e.sub(e.mul(row, self.steps[0]), self.before[0])
             rows = clipped(e, top, self.window[0], self.dilations[0], self.extents[0])
-            with e.loop(0, e.extent(self.p.width)) as column:
-                left = e.sub(e.mul(column.index, self.steps[1]), self.before[1])
-                columns = clipped(e, left, self.window[1], self.dilations[1], self.extents[1])
-                self.pixel((image, row, column.index), (top, left), rows, columns)
+            start, stop = self.shared(rows)
+            width = e.extent(self.p.width)
+            for first, last in ((0, start), (stop, width)):
+                with e.loop(first, last) as column:
+                    left = e.sub(e.mul(column.index, self.steps[1]), self.before[1])
+                    columns = clipped(e, left, self.window[1], self.dilations[1], self.extents[1])
+                    self.pixel((image, row, column.index), (top, left), rows, columns)
+            if stop != 0:
+                with e.loop(start, stop, _RUN) as column:
+                    left = e.sub(e.mul(column.index, self.steps[1]), self.before[1])
+                    self.run((image, row, column.index), (top, left))
         return e.module()
+
+    @property
+    def offsets(self) -> set[int]:
+        """The columns of a run's windows."""
+        return {
+            window * self.steps[1] + tap * self.dilations[1]
+            for window in range(_RUN)
+            for tap in range(self.window[1])
+        }
+
+    def shared(self, rows: tuple[Int, Int]) -> tuple[Int, Int]:
+        """First and end of the columns that are done in runs, in a row of windows."""
+        e, count = self.e, len(self.offsets)
+        if count == _RUN * self.window[1] or count * self.window[0] > _RUN_TAPS:
+            return 0, 0
+        step, before = self.steps[1], self.before[1]
+        start = -(-before // step)
+        reach = (self.window[1] - 1) * self.dilations[1]
+        # Windows from the start on that end inside the image, and there may be none.
+        room = e.sub(e.add(self.extents[1], before + step), reach + 1)
+        inside = e.sub(e.div(e.maximum(room, 0), step), start)
+        inside = e.minimum(inside, e.sub(e.extent(self.p.width), start))
+        runs = e.mul(e.div(e.maximum(inside, 0), _RUN), _RUN)
+        full = e.compare("eq", e.sub(rows[1], rows[0]), self.window[0])
+        stop = e.select(full, e.i64(e.add(runs, start)), e.i64(start))
+        return start, stop
+
+    def run(self, place: tuple[Int, Int, Int], corner: tuple[Int, Int]) -> None:
+        """Windows beside each other, all inside the image."""
+        e = self.e
+        at = e.at(e.pointer(0), self.w.offset(self.a, place[0], *corner))
+        taps = self.window[0] * self.window[1]
+
+        def block(channel: Int, masks: list[Reg | None]) -> None:
+            here = e.at(at, self.a.bytes_of(e, channel))
+            known: dict[int, list[Reg]] = {}
+            for window in range(_RUN):
+                totals: list[Reg] = []
+                for tap in range(self.window[1]):
+                    offset = window * self.steps[1] + tap * self.dilations[1]
+                    if offset not in known:
+                        known[offset] = self.column(here, offset, masks)
+                    totals = self.joined(totals, known[offset])
+                there = (place[0], place[1], e.add(place[2], window))
+                self.finish(totals, there, taps, channel, masks)
+
+        self.w.channels(_VECTORS, block)
+
+    def column(self, at: Reg, offset: int, masks: list[Reg | None]) -> list[Reg]:
+        """A column of taps, for vectors side by side."""
+        here = self.e.at(at, self.step(self.a.column, offset))
+        totals = [self.entered(self.element(here, j, mask)) for j, mask in enumerate(masks)]
+        for row in range(1, self.window[0]):
+            down = self.step(self.a.row, row * self.dilations[0])
+            totals = self.add_all(self.e.at(here, down), totals, masks)
+        return totals
+
+    def joined(self, totals: list[Reg], column: list[Reg]) -> list[Reg]:
+        """What was reduced so far, and one column more."""
+        if not totals:
+            return column
+        pairs = zip(totals, column, strict=True)
+        if self.is_max:
+            return [self.add(total, value) for total, value in pairs]
+        return [self.e.binary("fadd", total, value) for total, value in pairs]
 
     def pixel(
         self,
@@ -245,6 +324,9 @@ class _WindowWriter(_Reducer):
         rows: tuple[Int, Int],
         columns: tuple[Int, Int],
     ) -> None:
+        if self.clamps:
+            self.clamped(place, corner)
+            return
         e = self.e
         at = e.at(e.pointer(0), self.w.offset(self.a, place[0], *corner))
         divisor = self.divisor(corner, rows, columns)
@@ -257,6 +339,48 @@ class _WindowWriter(_Reducer):
             self.channels(place, at, None, None, divisor)
         with e.when(e.compare("ne", area, taps)):
             self.channels(place, at, rows, columns, divisor)
+
+    @property
+    def clamps(self) -> bool:
+        """Whether taps beyond the image may be those at its border, which are in the window too."""
+        counts = (self.p.height, self.p.width)
+        if not self.is_max or self.window[0] * self.window[1] > _WRITTEN_OUT_TAPS:
+            return False
+        for axis in range(2):
+            extent, count = self.extents[axis], counts[axis]
+            if not isinstance(extent, int) or not isinstance(count, int):
+                return False
+            last = (count - 1) * self.steps[axis] - self.before[axis]
+            if self.dilations[axis] != 1 or self.before[axis] >= self.window[axis]:
+                return False
+            if last >= extent:
+                return False
+        return True
+
+    def clamped(self, place: tuple[Int, Int, Int], corner: tuple[Int, Int]) -> None:
+        """A window that may reach beyond the image."""
+        e = self.e
+        at = e.at(e.pointer(0), self.w.offset(self.a, place[0], 0, 0))
+        downs, acrosses = (
+            [
+                self.step(stride, e.minimum(e.maximum(e.add(corner[axis], tap), 0), last))
+                for tap in range(self.window[axis])
+            ]
+            for axis, stride, last in (
+                (0, self.a.row, e.sub(self.extents[0], 1)),
+                (1, self.a.column, e.sub(self.extents[1], 1)),
+            )
+        )
+
+        def block(channel: Int, masks: list[Reg | None]) -> None:
+            here = e.at(at, self.a.bytes_of(e, channel))
+            totals = [self.first()] * len(masks)
+            for down in downs:
+                for across in acrosses:
+                    totals = self.add_all(e.at(e.at(here, down), across), totals, masks)
+            self.finish(totals, place, 1, channel, masks)
+
+        self.w.channels(_VECTORS, block)
 
     def divisor(
         self, corner: tuple[Int, Int], rows: tuple[Int, Int], columns: tuple[Int, Int]
@@ -291,15 +415,26 @@ class _WindowWriter(_Reducer):
                 totals = self.written_out(here, totals, masks)
             else:
                 totals = self.looped(here, totals, masks, rows, columns)
-            for j, (total, mask) in enumerate(zip(totals, masks, strict=True)):
-                value = total
-                if self.k["reduction"] == "average_pool":
-                    value = self.divided(total, divisor)
-                elif self.k["reduction"] == "lp_pool":
-                    value = self.root(total)
-                self.w.finish(value, place, e.add(channel, j * self.p.lanes), mask)
+            self.finish(totals, place, divisor, channel, masks)
 
         self.w.channels(_VECTORS, block)
+
+    def finish(
+        self,
+        totals: list[Reg],
+        place: tuple[Int, Int, Int],
+        divisor: Int,
+        channel: Int,
+        masks: list[Reg | None],
+    ) -> None:
+        """Make results of what was reduced."""
+        for j, (total, mask) in enumerate(zip(totals, masks, strict=True)):
+            value = total
+            if self.k["reduction"] == "average_pool":
+                value = self.divided(total, divisor)
+            elif self.k["reduction"] == "lp_pool":
+                value = self.root(total)
+            self.w.finish(value, place, self.e.add(channel, j * self.p.lanes), mask)
 
     def written_out(self, at: Reg, totals: list[Reg], masks: list[Reg | None]) -> list[Reg]:
         for row in range(self.window[0]):
