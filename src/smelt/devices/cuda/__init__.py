@@ -1,0 +1,59 @@
+"""NVIDIA GPUs as devices, through the driver alone: memory, streams, code, launches, graphs.
+
+Nothing here knows a compiler. ``cuda.bindings`` (the extra ``cuda``) is loaded at the first use of
+a GPU.
+"""
+
+from smelt.devices.cuda._arrays import CudaArray, DeviceView, is_on_gpu, view_of
+from smelt.devices.cuda._code import (
+    TENSOR_MAP_BYTES,
+    WORD_BYTES,
+    CudaFunction,
+    CudaModule,
+    KernelArguments,
+    LaunchShape,
+    launch,
+)
+from smelt.devices.cuda._device import CudaDevice, CudaProperties, cuda_device, cuda_devices
+from smelt.devices.cuda._driver import CudaError, Driver, cuda_driver
+from smelt.devices.cuda._graph import CudaGraph
+from smelt.devices.cuda._memory import (
+    CudaAllocation,
+    CudaMemory,
+    PinnedAllocation,
+    copy_memory,
+    fill_memory,
+    owner_of,
+)
+from smelt.devices.cuda._stream import CudaEvent, CudaStream, handle_of
+
+__all__ = [
+    "TENSOR_MAP_BYTES",
+    "WORD_BYTES",
+    "CudaAllocation",
+    "CudaArray",
+    "CudaDevice",
+    "CudaError",
+    "CudaEvent",
+    "CudaFunction",
+    "CudaGraph",
+    "CudaMemory",
+    "CudaModule",
+    "CudaProperties",
+    "CudaStream",
+    "DeviceView",
+    "Driver",
+    "KernelArguments",
+    "LaunchShape",
+    "PinnedAllocation",
+    "copy_memory",
+    "cuda_device",
+    "cuda_devices",
+    "cuda_driver",
+    "fill_memory",
+    "handle_of",
+    "is_on_gpu",
+    "launch",
+    "owner_of",
+    "view_of",
+]

@@ -1,0 +1,157 @@
+"""A GPU: what it is, and its primary context, which every library in the process shares.
+
+Source: CUDA Driver API reference, "Device Management" and "Primary Context Management".
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from smelt.devices.cuda._driver import cuda_driver
+from smelt.errors import DeviceError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from smelt.devices.cuda._driver import Driver
+
+_NAME_BYTES: Final = 256
+_ATTRIBUTES: Final = {
+    "multiprocessors": "MULTIPROCESSOR_COUNT",
+    "shared_bytes": "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN",
+    "l2_bytes": "L2_CACHE_SIZE",
+    "major": "COMPUTE_CAPABILITY_MAJOR",
+    "minor": "COMPUTE_CAPABILITY_MINOR",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CudaProperties:
+    """What decides which code a GPU runs, and how fast."""
+
+    name: str
+    capability: tuple[int, int]
+    """Compute capability: (9, 0) is Hopper."""
+    multiprocessors: int
+    shared_bytes: int
+    """Shared memory that one block may have."""
+    l2_bytes: int
+    memory_bytes: int
+
+    @property
+    def architecture(self) -> str:
+        """Name of the target: "sm_90"."""
+        return f"sm_{self.capability[0]}{self.capability[1]}"
+
+
+class CudaDevice:
+    """One GPU. There is one object for each; get it from `cuda_device`."""
+
+    def __init__(self, driver: Driver, index: int) -> None:
+        count = driver.call("cuDeviceGetCount")
+        if not 0 <= index < count:
+            there_are = "there is no NVIDIA GPU" if not count else f"GPUs are 0 to {count - 1}"
+            raise DeviceError(f"cuda:{index}: {there_are}; nvidia-smi -L lists them")
+        self.driver = driver
+        self.index = index
+        self._handle = driver.call("cuDeviceGet", index)
+        self._context: Any = driver.call(
+            "cuDevicePrimaryCtxRetain", self._handle, what=f"cuda:{index} cannot be opened"
+        )
+        self._threads = threading.local()
+        self.properties = self._read_properties()
+
+    def _read_properties(self) -> CudaProperties:
+        kinds = self.driver.api.CUdevice_attribute
+        found = {
+            field: int(
+                self.driver.call(
+                    "cuDeviceGetAttribute",
+                    getattr(kinds, f"CU_DEVICE_ATTRIBUTE_{name}"),
+                    self._handle,
+                )
+            )
+            for field, name in _ATTRIBUTES.items()
+        }
+        name: bytes = self.driver.call("cuDeviceGetName", _NAME_BYTES, self._handle)
+        return CudaProperties(
+            name=name.split(b"\0", 1)[0].decode(errors="replace"),
+            capability=(found.pop("major"), found.pop("minor")),
+            memory_bytes=int(self.driver.call("cuDeviceTotalMem", self._handle)),
+            **found,
+        )
+
+    def __repr__(self) -> str:
+        return f"<cuda:{self.index} {self.properties.name}, {self.properties.architecture}>"
+
+    def activate(self) -> None:
+        """Make this GPU the calling thread's own. Other libraries may change it at any time.
+
+        Raises:
+            DeviceError: the device was released, at the interpreter's end.
+        """
+        if self._context is None:
+            raise DeviceError(f"cuda:{self.index} was released")
+        self.driver.call("cuCtxSetCurrent", self._context)
+
+    def call(self, name: str, *arguments: Any, what: str | None = None) -> Any:
+        """Call the driver with this GPU as the thread's own. Raises what `Driver.call` does."""
+        self.activate()
+        return self.driver.call(name, *arguments, what=what)
+
+    @property
+    def free_bytes(self) -> int:
+        """Memory that nobody has taken."""
+        free, _ = self.call("cuMemGetInfo")
+        return int(free)
+
+    def synchronize(self) -> None:
+        """Wait until everything that was queued on this GPU is done.
+
+        Raises:
+            CudaError: some of it failed.
+        """
+        self.call("cuCtxSynchronize")
+
+    def release(self) -> None:
+        """Give the primary context back; nothing may use the device any more."""
+        if self._context is not None:
+            self._context = None
+            self.driver.call("cuDevicePrimaryCtxRelease", self._handle)
+
+
+_lock = threading.Lock()
+_devices: dict[tuple[int, int], CudaDevice] = {}
+
+
+def cuda_device(index: int = 0) -> CudaDevice:
+    """Return the GPU of this number.
+
+    Raises:
+        MissingExtraError: ``cuda.bindings`` is not installed.
+        DeviceError: there is no driver, or no such GPU.
+    """
+    driver = cuda_driver()
+    with _lock:
+        key = (id(driver), index)
+        if key not in _devices:
+            _devices[key] = CudaDevice(driver, index)
+        return _devices[key]
+
+
+def cuda_devices() -> Iterator[CudaDevice]:
+    """Yield every GPU that the driver shows. Raises what `cuda_device` does."""
+    for index in range(cuda_driver().call("cuDeviceGetCount")):
+        yield cuda_device(index)
+
+
+@atexit.register
+def release_devices() -> None:
+    """Give every primary context back."""
+    with _lock:
+        for device in _devices.values():
+            device.release()
+        _devices.clear()

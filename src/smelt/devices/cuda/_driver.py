@@ -1,0 +1,163 @@
+"""The CUDA driver through ``cuda.bindings``: calls that raise, and what the errors mean.
+
+Sources: CUDA Driver API reference, "Error Handling" (names and numbers of the results) and
+"Version Management".
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+from typing import Any, Final
+
+from smelt.errors import DeviceError, EngineMismatchError, MissingExtraError
+
+OLDEST_VERSION: Final = 12000
+"""The oldest driver interface that runs our kernels (CUDA 12.0: it brought library loading)."""
+
+_NOT_READY: Final = 600
+_ADVICE: Final = {
+    1: "an argument is wrong",
+    2: "use a smaller batch, fewer contexts, or another GPU",
+    3: "the driver was shut down or never started in this process",
+    35: "the NVIDIA driver is older than cuda-bindings; update the driver",
+    100: "no NVIDIA GPU is visible; look at nvidia-smi and CUDA_VISIBLE_DEVICES",
+    101: "there is no GPU of this number; nvidia-smi -L lists them",
+    201: "the thread has no context of this GPU",
+    304: "the system refuses; the GPU may be in exclusive use",
+    400: "a stream, event or module was used after it was closed, or on another GPU",
+    700: "a kernel read or wrote outside of its memory; the process can no longer use this GPU",
+    701: "a kernel needs more registers or shared memory than the GPU has",
+    702: "a kernel ran too long for a GPU that also draws a screen",
+    716: "a kernel read from a misaligned address; the process can no longer use this GPU",
+    719: "a kernel failed; the process can no longer use this GPU",
+    900: "this cannot be done while a graph is being captured",
+    901: "the graph that was being captured is lost: something else used its stream",
+}
+_WRONG_CODE: Final = {
+    200: "the code is damaged",
+    209: "the code is for GPUs of another architecture",
+    222: "the code is newer than the driver",
+}
+
+
+class CudaError(DeviceError):
+    """The driver refused a call. ``status`` is the driver's number, ``name`` its name for it."""
+
+    def __init__(self, what: str, status: int, name: str, meaning: str) -> None:
+        advice = _ADVICE.get(status)
+        super().__init__(f"{what}: {name} ({meaning})" + (f"; {advice}" if advice else ""))
+        self.status = status
+        self.name = name
+
+
+class Driver:
+    """The driver of this process. Every call is checked."""
+
+    __slots__ = ("_process", "api", "version")
+
+    def __init__(self, api: Any) -> None:
+        """Start the driver that ``api`` (a module with the names of ``cuda.bindings.driver``) is.
+
+        Raises:
+            DeviceError: there is none, it is too old, or it sees no GPU.
+        """
+        self.api = api
+        self._process = os.getpid()
+        try:
+            self.call("cuInit", 0)
+            self.version: int = self.call("cuDriverGetVersion")
+        except (RuntimeError, OSError, ImportError) as error:
+            raise DeviceError(
+                f"the NVIDIA driver cannot be loaded ({_first_line(error)}); "
+                "install it, or build for another device"
+            ) from error
+        if self.version < OLDEST_VERSION:
+            raise DeviceError(
+                f"the NVIDIA driver offers CUDA {_dotted(self.version)}, and "
+                f"{_dotted(OLDEST_VERSION)} is needed; update the driver"
+            )
+
+    def call(self, name: str, *arguments: Any, what: str | None = None) -> Any:
+        """Call a function of the driver; return what it returns, without the status.
+
+        Args:
+            name: as in the driver's documentation.
+            arguments: as ``cuda.bindings`` takes them.
+            what: the purpose, for the message; else the function's name.
+
+        Raises:
+            CudaError: the driver reports a failure.
+            EngineMismatchError: code was loaded that this GPU or driver cannot run.
+            DeviceError: the process was forked after the driver was started.
+        """
+        if self._process != os.getpid():
+            raise DeviceError(
+                "CUDA cannot be used in a forked process once the parent has used it; "
+                "start processes with multiprocessing's 'spawn' method"
+            )
+        status, *results = getattr(self.api, name)(*arguments)
+        if int(status):
+            raise self._error(what or name, status)
+        if not results:
+            return None
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def is_done(self, name: str, handle: Any) -> bool:
+        """Whether a query (``cuStreamQuery``, ``cuEventQuery``) says that work is complete.
+
+        Raises:
+            CudaError: the work failed.
+        """
+        status, *_ = getattr(self.api, name)(handle)
+        if int(status) == _NOT_READY:
+            return False
+        if int(status):
+            raise self._error(name, status)
+        return True
+
+    def _error(self, what: str, status: Any) -> CudaError | EngineMismatchError:
+        number = int(status)
+        name, meaning = (self._text(f, status) for f in ("cuGetErrorName", "cuGetErrorString"))
+        if number in _WRONG_CODE:
+            return EngineMismatchError(
+                f"{what}: {name} ({meaning}): {_WRONG_CODE[number]}; build the engine again on "
+                "this machine, or name its architecture among the targets"
+            )
+        return CudaError(what, number, name, meaning)
+
+    def _text(self, function: str, status: Any) -> str:
+        found, text = getattr(self.api, function)(status)
+        if int(found) or not text:
+            return f"error {int(status)}"
+        return text.decode() if isinstance(text, bytes) else str(text)
+
+
+def _dotted(version: int) -> str:
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+_lock = threading.Lock()
+_drivers: dict[int, Driver] = {}
+
+
+def cuda_driver() -> Driver:
+    """Return this process's driver, started at the first call.
+
+    Raises:
+        MissingExtraError: ``cuda.bindings`` is not installed.
+        DeviceError: there is no driver, it is too old, or it sees no GPU.
+    """
+    with _lock:
+        if 0 not in _drivers:
+            try:
+                api = importlib.import_module("cuda.bindings.driver")
+            except ModuleNotFoundError as error:
+                raise MissingExtraError("cuda-bindings", "cuda") from error
+            _drivers[0] = Driver(api)
+        return _drivers[0]

@@ -1,0 +1,68 @@
+"""CUDA graphs: a sequence of launches, recorded once and started by one call.
+
+Source: CUDA Driver API reference, "Graph Management"; stream capture.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from smelt.devices.cuda._driver import CudaError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from smelt.devices.cuda._stream import CudaStream
+
+
+class CudaGraph:
+    """Recorded work. What it reads and writes must stay where it was when it was recorded."""
+
+    __slots__ = ("__weakref__", "_finalizer", "_handle", "device")
+
+    def __init__(self, stream: CudaStream, record: Callable[[], None]) -> None:
+        """Record what ``record`` queues on ``stream``; nothing of it runs yet.
+
+        Raises:
+            CudaError: something was queued that a graph cannot hold.
+            Whatever ``record`` raises; the stream can be used again.
+        """
+        device = self.device = stream.device
+        modes = device.driver.api.CUstreamCaptureMode
+        mode = modes.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        device.call("cuStreamBeginCapture", stream.handle, mode)
+        try:
+            record()
+        except BaseException:
+            _abandon_capture(stream)
+            raise
+        graph = device.call("cuStreamEndCapture", stream.handle)
+        try:
+            self._handle: Any = device.call("cuGraphInstantiate", graph, 0)
+        finally:
+            device.call("cuGraphDestroy", graph)
+        self._finalizer = weakref.finalize(self, device.call, "cuGraphExecDestroy", self._handle)
+        self._finalizer.atexit = False
+
+    def upload(self, stream: CudaStream) -> None:
+        """Bring the graph to the GPU ahead of its first launch."""
+        self.device.call("cuGraphUpload", self._handle, stream.handle)
+
+    def launch(self, stream: CudaStream) -> None:
+        """Queue all of it. Raises CudaError: earlier work failed."""
+        self.device.call("cuGraphLaunch", self._handle, stream.handle)
+
+    def close(self) -> None:
+        """Let the graph go once its work is done; again is harmless."""
+        self._finalizer()
+
+
+def _abandon_capture(stream: CudaStream) -> None:
+    device = stream.device
+    try:
+        graph = device.call("cuStreamEndCapture", stream.handle)
+    except CudaError:  # the capture was broken already, and ended by that
+        return
+    if int(graph):
+        device.call("cuGraphDestroy", graph)

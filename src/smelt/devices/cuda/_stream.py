@@ -1,0 +1,159 @@
+"""Streams and events of a GPU, our own or another library's.
+
+Source: CUDA Driver API reference, "Stream Management" and "Event Management"; the protocol
+``__cuda_stream__`` of cuda.core.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any, Final, Self, cast
+
+from smelt.errors import DeviceError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from smelt.devices.cuda._device import CudaDevice
+
+_NON_BLOCKING: Final = 1
+_DISABLE_TIMING: Final = 2
+_HANDLE_NAMES: Final = ("cuda_stream", "ptr", "handle")
+"""What torch, cupy and numba call a stream's handle."""
+
+
+class CudaStream:
+    """Work that a GPU does in order, beside other streams and beside the host."""
+
+    __slots__ = ("__weakref__", "_finalizer", "_keeps", "device", "handle")
+
+    def __init__(self, device: CudaDevice, foreign: object = None) -> None:
+        """Make a stream, or use another library's.
+
+        Args:
+            device: the GPU.
+            foreign: a stream of torch, cupy, numba or cuda.core, anything with
+                ``__cuda_stream__``, or a handle as an integer (0 is the default stream). It is
+                kept alive and never destroyed.
+
+        Raises:
+            DeviceError: it is no stream.
+        """
+        self.device = device
+        self._keeps = foreign
+        self._finalizer: weakref.finalize[..., CudaStream] | None = None
+        if foreign is not None:
+            self.handle: Any = device.driver.api.CUstream(handle_of(foreign))
+            return
+        self.handle = device.call("cuStreamCreate", _NON_BLOCKING)
+        self._finalizer = weakref.finalize(self, device.call, "cuStreamDestroy", self.handle)
+        self._finalizer.atexit = False
+
+    def query(self) -> bool:
+        """Whether everything that was queued is done. Raises CudaError: some of it failed."""
+        self.device.activate()
+        return self.device.driver.is_done("cuStreamQuery", self.handle)
+
+    def synchronize(self) -> None:
+        """Wait until everything that was queued is done. Raises CudaError: some of it failed."""
+        self.device.call("cuStreamSynchronize", self.handle)
+
+    def wait(self, event: CudaEvent) -> None:
+        """Let later work wait until ``event``, as it is now, has come."""
+        self.device.call("cuStreamWaitEvent", self.handle, event.handle, 0)
+
+    def close(self) -> None:
+        """Let the stream go once its work is done; a foreign one stays. Again is harmless."""
+        if self._finalizer is not None:
+            self._finalizer()
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """Version of the protocol, and the handle."""
+        return 0, int(self.handle)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def handle_of(stream: object) -> int:
+    """Return the handle of any library's stream.
+
+    Raises:
+        DeviceError: it is no stream.
+    """
+    if isinstance(stream, int) and not isinstance(stream, bool):
+        if stream < 0:
+            raise DeviceError(f"{stream} is no stream's handle")
+        return stream
+    if hasattr(stream, "__cuda_stream__"):
+        protocol = cast("Any", stream).__cuda_stream__
+        said = cast("tuple[int, int]", protocol() if callable(protocol) else protocol)
+        if said[0] != 0:
+            raise DeviceError(f"the stream speaks version {said[0]} of __cuda_stream__, not 0")
+        return int(said[1])
+    for name in _HANDLE_NAMES:
+        found = getattr(stream, name, None)
+        if isinstance(found, int):
+            return found
+    raise DeviceError(
+        f"{type(stream).__name__} is no CUDA stream; give one of torch, cupy, numba or cuda.core, "
+        "or a handle"
+    )
+
+
+class CudaEvent:
+    """A mark in a stream. Before it is first recorded it counts as reached."""
+
+    __slots__ = ("__weakref__", "_finalizer", "_is_recorded", "device", "handle", "times")
+
+    def __init__(self, device: CudaDevice, *, times: bool = True) -> None:
+        """Make an event; without ``times`` it is cheaper, and knows no `elapsed`."""
+        self.device = device
+        self.times = times
+        self._is_recorded = False
+        self.handle: Any = device.call("cuEventCreate", 0 if times else _DISABLE_TIMING)
+        self._finalizer = weakref.finalize(self, device.call, "cuEventDestroy", self.handle)
+        self._finalizer.atexit = False
+
+    def record(self, stream: CudaStream) -> None:
+        """Mark the place in ``stream`` behind everything that is queued now."""
+        self.device.call("cuEventRecord", self.handle, stream.handle)
+        self._is_recorded = True
+
+    def wait(self, stream: CudaStream) -> None:
+        """Let later work of ``stream`` wait for the mark."""
+        stream.wait(self)
+
+    def query(self) -> bool:
+        """Whether the mark is reached. Raises CudaError: work before it failed."""
+        self.device.activate()
+        return self.device.driver.is_done("cuEventQuery", self.handle)
+
+    def synchronize(self) -> None:
+        """Wait until the mark is reached. Raises CudaError: work before it failed."""
+        self.device.call("cuEventSynchronize", self.handle)
+
+    def elapsed(self, end: CudaEvent) -> float:
+        """Return the milliseconds from this mark to ``end``.
+
+        Raises:
+            DeviceError: one of the two does not keep times, or is not recorded or not reached.
+        """
+        if not (self.times and end.times):
+            raise DeviceError("an event that was made without times has none")
+        for event in (self, end):
+            if not event._is_recorded or not event.query():
+                raise DeviceError("both events must be recorded and reached; synchronize first")
+        return float(self.device.call("cuEventElapsedTime", self.handle, end.handle))
+
+    def close(self) -> None:
+        """Let the event go; again is harmless."""
+        self._finalizer()
