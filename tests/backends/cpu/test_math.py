@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from smelt.backends._fusion import op_as_json
 from smelt.backends.cpu import host_target, target_named
 from smelt.backends.cpu._elementwise import (
     emit_op,
     from_memory,
-    op_as_json,
     register_type,
     to_memory,
     why_not_emitted,

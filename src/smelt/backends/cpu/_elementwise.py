@@ -7,7 +7,6 @@ op is ``(name, attributes)`` (`op_as_json`), so that specs stay data.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -15,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from smelt.backends.cpu import _math as m
 from smelt.backends.cpu._emit import Reg, element_type, lane_count, type_suffix, vector_type
 from smelt.backends.cpu._quantization import QUANTIZED, dequantized, quantized, rounded_steps
-from smelt.engine import Json, as_json, parameters
 from smelt.types import DType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from smelt.backends.cpu._emit import Emitter
+    from smelt.engine import Json
     from smelt.ir import Op
 
 ABSENT: Final = Reg("", "")
@@ -88,20 +87,6 @@ class _Call:
         for other in self.args[1:]:
             result = self.e.binary(op, result, other)
         return result
-
-
-def op_as_json(op: Op) -> Json:
-    """The op as a spec holds it: its name, and its attributes by name."""
-    fields = {f.name: _plain(getattr(op, f.name)) for f in dataclasses.fields(op)}
-    return (op.name, as_json(parameters(**fields)))
-
-
-def _plain(value: Any) -> Json:
-    if isinstance(value, DType):
-        return value.value
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return as_json(value)
 
 
 def why_not_emitted(op: Op, dtypes: Sequence[DType]) -> str | None:

@@ -9,29 +9,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from smelt.backends.cpu._elementwise import ABSENT, emit_op, op_as_json, why_not_emitted
+from smelt.backends._fusion import ABSENT_INPUT, op_as_json, root_of, typed_program
+from smelt.backends.cpu._elementwise import ABSENT, emit_op, why_not_emitted
 from smelt.engine import Json, as_json, parameters
-from smelt.ir import Operand
 from smelt.ops import Fused
 from smelt.types import DType, TensorType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from smelt.backends.cpu._emit import Emitter, Reg
-    from smelt.ir import Node, Op
+    from smelt.ir import Node
 
-ABSENT_INPUT: Final = 1 << 20
-"""Stands for an optional input that is not there."""
 _BYTES: Final = frozenset({DType.INT8, DType.UINT8})
-
-Program = list[tuple["Op", tuple[int, ...], tuple[DType, ...]]]
-"""(op, arguments, their dtypes): ``k >= 0`` is the node's input k, ``-1 - j`` the result of op
-j."""
-
-
-Stage = tuple[Any, tuple[int, ...], tuple[str, ...]]
-"""An op as JSON, its arguments and their dtypes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,50 +65,10 @@ class Epilogue:
         return values[-1]
 
 
-def root_of(node: Node) -> tuple[Op, int]:
-    """The op that a node computes before its epilogue, and how many inputs are its own."""
-    if isinstance(node.op, Fused):
-        return node.op.root, node.op.root_inputs
-    return node.op, len(node.inputs)
-
-
 def counts_bytes(node: Node) -> bool:
     """Whether a node computes with bytes, and its epilogue begins with what came of them."""
     x = node.inputs[0] if node.inputs else None
     return x is not None and x.tensor.dtype in _BYTES
-
-
-def program_of(node: Node) -> Program:
-    """The ops of an elementwise node in order, the root first."""
-    op = node.op
-    if not isinstance(op, Fused):
-        arguments = tuple(k if v is not None else ABSENT_INPUT for k, v in enumerate(node.inputs))
-        return [(op, arguments, tuple(v.tensor.dtype for v in node.inputs if v is not None))]
-    root = [(op.root, tuple(range(op.root_inputs)))]
-    return _typed(node, [*root, *((s.op, s.arguments) for s in op.stages)], [])
-
-
-def _typed(node: Node, steps: Sequence[tuple[Op, tuple[int, ...]]], kinds: list[DType]) -> Program:
-    """The steps with the types of their arguments; ``kinds`` of results begin before them."""
-    program: Program = []
-    for op, arguments in steps:
-        present: list[DType] = []
-        operands: list[Operand | None] = []
-        resolved: list[int] = []
-        for a in arguments:
-            value = node.inputs[a] if a >= 0 else None
-            if a >= 0 and value is None:
-                operands.append(None)
-                resolved.append(ABSENT_INPUT)
-                continue
-            kind = value.tensor.dtype if value is not None else kinds[-a - 1]
-            present.append(kind)
-            operands.append(Operand(TensorType(kind, ())))
-            resolved.append(a)
-        program.append((op, tuple(resolved), tuple(present)))
-        (made,) = op.infer(operands)
-        kinds.append(made.dtype if isinstance(made, TensorType) else DType.FLOAT32)
-    return program
 
 
 def plan_epilogue(node: Node) -> Epilogue | str:
@@ -137,7 +87,7 @@ def plan_epilogue(node: Node) -> Epilogue | str:
     present = [k for k in range(first, len(node.inputs)) if node.inputs[k] is not None]
     places = {k: place for place, k in enumerate(present)}
     steps = [(stage.op, stage.arguments) for stage in node.op.stages]
-    for op, arguments, dtypes in _typed(node, steps, [_root_dtype(node, first)]):
+    for op, arguments, dtypes in typed_program(node, steps, [_root_dtype(node, first)]):
         reason = why_not_emitted(op, dtypes)
         if reason:
             return reason

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smelt.backends import store_as
-from smelt.backends.cpu._epilogue import Epilogue, plan_epilogue, root_of
+from smelt.backends._fusion import root_of
+from smelt.backends.cpu._epilogue import Epilogue, plan_epilogue
 from smelt.backends.cpu.families._arithmetic import ARITHMETICS, arithmetic_for
 from smelt.engine import parameters
 from smelt.errors import InternalError

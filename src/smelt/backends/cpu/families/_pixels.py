@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
     from smelt.backends import Operands
+    from smelt.backends._scalars import Scalars
     from smelt.backends.cpu._emit import Emitter, Int, Reg
-    from smelt.backends.cpu._scalars import Scalars
     from smelt.engine import Json, KernelSpec, View
     from smelt.ir import Node
     from smelt.types import Dim, TensorFormat

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, cast
 
-from smelt.backends.cpu._scalars import Scalars
+from smelt.backends._scalars import Scalars
 from smelt.backends.cpu.families._arithmetic import ARITHMETICS, WORD_BYTES
 from smelt.backends.cpu.families._panel_spec import Panels, Strides
 from smelt.backends.cpu.families._tiling import (

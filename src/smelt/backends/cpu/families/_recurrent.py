@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from smelt.backends._scalars import Scalars
 from smelt.backends.cpu._emit import Int, Reg, emitter_for, vector_type
-from smelt.backends.cpu._scalars import Scalars
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.errors import InternalError
 from smelt.ir import Constant

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from smelt.backends import Family, Operands, Refusal, Tactic
+from smelt.backends._axes import Axis, join_axes, sort_axes
+from smelt.backends._scalars import Scalars
 from smelt.backends.cpu._elementwise import from_memory, register_type, to_memory
 from smelt.backends.cpu._emit import (
     LLVM_TYPES,
@@ -14,8 +16,7 @@ from smelt.backends.cpu._emit import (
     emitter_for,
     vector_type,
 )
-from smelt.backends.cpu._rows import Axis, Walk, join_axes, sort_axes, walk_rows
-from smelt.backends.cpu._scalars import Scalars
+from smelt.backends.cpu._rows import Walk, walk_rows
 from smelt.backends.cpu.families.move import constant_input
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.errors import InternalError

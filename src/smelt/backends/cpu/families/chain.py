@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 from smelt.backends import Family, Operands, Refusal, Stored, Tactic, store_as
-from smelt.backends.cpu._epilogue import root_of
+from smelt.backends._fusion import root_of
 from smelt.backends.cpu._target import CpuTarget
 from smelt.backends.cpu.families._arithmetic import arithmetic_for
 from smelt.backends.cpu.families._operands import CHANNELS_LAST

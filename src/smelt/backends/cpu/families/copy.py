@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from smelt.backends._scalars import Scalars
 from smelt.backends.cpu._emit import (
     LLVM_TYPES,
     Emitter,
@@ -15,7 +16,6 @@ from smelt.backends.cpu._emit import (
     lane_count,
     vector_type,
 )
-from smelt.backends.cpu._scalars import Scalars
 from smelt.backends.cpu.families._transpose import LEAST_TILE, Span, Turn
 from smelt.backends.cpu.families._vectors import Moved
 from smelt.engine import KernelSpec, Launch, parameters

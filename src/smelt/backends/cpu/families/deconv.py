@@ -13,7 +13,7 @@ from itertools import product
 from typing import TYPE_CHECKING, ClassVar, Final, cast
 
 from smelt.backends import Family, Refusal, Tactic
-from smelt.backends.cpu._epilogue import root_of
+from smelt.backends._fusion import root_of
 from smelt.backends.cpu._target import CpuTarget
 from smelt.backends.cpu.families._operands import (
     CHANNELS_LAST,

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Final, cast
 
 from smelt.backends import Family, Refusal, Tactic
+from smelt.backends._fusion import root_of
+from smelt.backends._scalars import Scalars
 from smelt.backends.cpu._emit import Emitter
-from smelt.backends.cpu._epilogue import root_of
 from smelt.backends.cpu._math import multiply_add
-from smelt.backends.cpu._scalars import Scalars
 from smelt.backends.cpu._target import CpuTarget
 from smelt.backends.cpu.families._operands import (
     CHANNELS_LAST,

@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Final, cast
 
 from smelt.backends import Family, Refusal
+from smelt.backends._fusion import root_of
+from smelt.backends._scalars import Scalars
 from smelt.backends.cpu._emit import Emitter, Int, Reg, vector_type
-from smelt.backends.cpu._epilogue import root_of
-from smelt.backends.cpu._scalars import Scalars
 from smelt.backends.cpu._target import CpuTarget
 from smelt.backends.cpu.families._arithmetic import ARITHMETICS, arithmetic_of_bytes
 from smelt.backends.cpu.families._operands import (

@@ -5,18 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from smelt.backends import Family, Operands, Refusal, Tactic
-from smelt.backends.cpu._elementwise import (
-    ABSENT,
-    emit_op,
-    from_memory,
-    op_as_json,
-    to_memory,
-    why_not_emitted,
-)
+from smelt.backends._axes import broadcast_strides, common_axes
+from smelt.backends._fusion import ABSENT_INPUT, op_as_json, program_of
+from smelt.backends._scalars import Scalars
+from smelt.backends.cpu._elementwise import ABSENT, emit_op, from_memory, to_memory, why_not_emitted
 from smelt.backends.cpu._emit import LLVM_TYPES, Emitter, Reg, emitter_for, vector_type
-from smelt.backends.cpu._epilogue import ABSENT_INPUT, program_of
-from smelt.backends.cpu._rows import Walk, broadcast_strides, common_axes, walk_rows
-from smelt.backends.cpu._scalars import Scalars
+from smelt.backends.cpu._rows import Walk, walk_rows
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.types import DType, Layout, TensorFormat, override
 

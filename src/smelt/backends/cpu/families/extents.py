@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from smelt.backends import Family, Operands, Refusal, Tactic
+from smelt.backends._scalars import Scalars
 from smelt.backends.cpu._emit import emitter_for
-from smelt.backends.cpu._scalars import Scalars
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.errors import InternalError
 from smelt.types import DType, Layout, TensorFormat, override

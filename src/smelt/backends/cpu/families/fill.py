@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, ClassVar, Final
 import numpy as np
 
 from smelt.backends import Family, Operands, Refusal, Tactic
+from smelt.backends._axes import common_axes
+from smelt.backends._scalars import Scalars
 from smelt.backends.cpu._emit import LLVM_TYPES, Emitter, Reg, emitter_for, vector_type
-from smelt.backends.cpu._rows import Walk, common_axes, walk_rows
-from smelt.backends.cpu._scalars import Scalars
+from smelt.backends.cpu._rows import Walk, walk_rows
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.errors import InternalError
 from smelt.ops import ConstantOfShape, Range

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from smelt.backends import Family, Operands, Refusal, Tactic, store_as
+from smelt.backends._axes import Axis, join_axes, sort_axes
+from smelt.backends._scalars import Scalars
 from smelt.backends.cpu._emit import Emitter, Reg, emitter_for, vector_type
-from smelt.backends.cpu._rows import Axis, Walk, join_axes, sort_axes, walk_rows
-from smelt.backends.cpu._scalars import Scalars
+from smelt.backends.cpu._rows import Walk, walk_rows
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.errors import InternalError
 from smelt.ops import Gather, GatherElements

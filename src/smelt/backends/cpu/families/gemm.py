@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Final, cast
 
 from smelt.backends import Family, Refusal, Tactic
-from smelt.backends.cpu._epilogue import root_of
-from smelt.backends.cpu._scalars import Scalars
+from smelt.backends._fusion import root_of
+from smelt.backends._scalars import Scalars
 from smelt.backends.cpu._target import CpuTarget
 from smelt.backends.cpu.families._arithmetic import WORD_BYTES
 from smelt.backends.cpu.families._operands import (

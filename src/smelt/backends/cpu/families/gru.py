@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from smelt.backends import Family, Operands, Refusal, Tactic
+from smelt.backends._scalars import Scalars
 from smelt.backends.cpu import _math as m
-from smelt.backends.cpu._scalars import Scalars
 from smelt.backends.cpu.families._recurrent import (
     FLOAT_BYTES,
     B,

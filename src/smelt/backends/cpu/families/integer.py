@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 import numpy as np
 
 from smelt.backends import Family, Refusal, Tactic
-from smelt.backends.cpu._epilogue import root_of
+from smelt.backends._fusion import root_of
 from smelt.backends.cpu._target import CpuTarget
 from smelt.backends.cpu.families._arithmetic import ARITHMETICS, arithmetic_of_bytes
 from smelt.backends.cpu.families._operands import (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from smelt.backends import Family, Operands, Refusal, Tactic
-from smelt.backends.cpu._rows import broadcast_strides
+from smelt.backends._axes import broadcast_strides
 from smelt.backends.cpu.families.copy import clear_launch, copy_launch
 from smelt.errors import InternalError
 from smelt.ops import DepthToSpace, Expand, Pad, Resize, Slice, SpaceToDepth, Tile, Transpose

@@ -6,17 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from smelt.backends import Family, Operands, Refusal, Tactic
+from smelt.backends._axes import Axis, broadcast_strides, join_axes, sort_axes
+from smelt.backends._scalars import Scalars
 from smelt.backends.cpu import _math as m
 from smelt.backends.cpu._emit import Emitter, Reg, emitter_for, vector_type
-from smelt.backends.cpu._rows import (
-    Axis,
-    Walk,
-    broadcast_strides,
-    join_axes,
-    sort_axes,
-    walk_rows,
-)
-from smelt.backends.cpu._scalars import Scalars
+from smelt.backends.cpu._rows import Walk, walk_rows
 from smelt.backends.cpu.families._vectors import load, store
 from smelt.backends.cpu.families.reduce import combine, fold_lanes
 from smelt.engine import KernelSpec, Launch, parameters

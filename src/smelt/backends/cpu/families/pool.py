@@ -12,11 +12,12 @@ import math
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 from smelt.backends import Family, Refusal, Tactic
+from smelt.backends._fusion import root_of
+from smelt.backends._scalars import Scalars
 from smelt.backends.cpu._emit import Emitter, Int, Reg, type_suffix, vector_type
-from smelt.backends.cpu._epilogue import counts_bytes, root_of
+from smelt.backends.cpu._epilogue import counts_bytes
 from smelt.backends.cpu._math import absolute, larger, power
 from smelt.backends.cpu._quantization import LIMITS
-from smelt.backends.cpu._scalars import Scalars
 from smelt.backends.cpu._target import CpuTarget
 from smelt.backends.cpu.families._operands import pack_extras, value_of, view_of
 from smelt.backends.cpu.families._pixels import (

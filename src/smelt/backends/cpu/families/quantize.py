@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from smelt.backends import Family, Operands, Refusal, Tactic
+from smelt.backends._axes import common_axes
+from smelt.backends._scalars import Scalars
 from smelt.backends.cpu import _math as m
 from smelt.backends.cpu._elementwise import from_memory, to_memory
 from smelt.backends.cpu._emit import Emitter, Reg, emitter_for, vector_type
 from smelt.backends.cpu._quantization import LIMITS, dequantized, quantized
-from smelt.backends.cpu._rows import Walk, common_axes, walk_rows
-from smelt.backends.cpu._scalars import Scalars
+from smelt.backends.cpu._rows import Walk, walk_rows
 from smelt.backends.cpu.families.elementwise import load_along
 from smelt.backends.cpu.families.reduce import combine, fold_lanes
 from smelt.engine import KernelSpec, Launch, parameters

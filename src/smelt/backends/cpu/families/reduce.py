@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from smelt.backends import Family, Operands, Refusal, Tactic
+from smelt.backends._axes import Axis, join_axes, sort_axes
+from smelt.backends._scalars import Scalars
 from smelt.backends.cpu import _math as m
 from smelt.backends.cpu._elementwise import from_memory, to_memory
 from smelt.backends.cpu._emit import (
@@ -18,8 +20,7 @@ from smelt.backends.cpu._emit import (
     type_suffix,
     vector_type,
 )
-from smelt.backends.cpu._rows import Axis, Walk, join_axes, sort_axes, walk_rows
-from smelt.backends.cpu._scalars import Scalars
+from smelt.backends.cpu._rows import Walk, walk_rows
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.ops import ReduceMax, ReduceMean, ReduceMin, ReduceProd, ReduceSum
 from smelt.types import DType, Layout, TensorFormat, element_count, override

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, ClassVar, Final
 import numpy as np
 
 from smelt.backends import Family, Operands, Refusal, Tactic, contiguous_strides
+from smelt.backends._axes import Axis, join_axes, sort_axes
+from smelt.backends._scalars import Scalars
 from smelt.backends.cpu._emit import Emitter, Reg, emitter_for, vector_type
-from smelt.backends.cpu._rows import Axis, Walk, join_axes, sort_axes, walk_rows
-from smelt.backends.cpu._scalars import Scalars
+from smelt.backends.cpu._rows import Walk, walk_rows
 from smelt.backends.cpu.families._vectors import Moved, load, store
 from smelt.backends.cpu.families.move import constant_input
 from smelt.engine import KernelSpec, Launch, parameters

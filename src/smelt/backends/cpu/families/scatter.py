@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from smelt.backends import Family, Operands, Refusal, Tactic
+from smelt.backends._scalars import Scalars
 from smelt.backends.cpu._emit import LLVM_TYPES, Emitter, Reg, emitter_for
-from smelt.backends.cpu._scalars import Scalars
 from smelt.backends.cpu.families.copy import copy_launch
 from smelt.backends.cpu.families.reduce import combine
 from smelt.engine import KernelSpec, Launch, parameters

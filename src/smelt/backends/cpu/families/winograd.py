@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 import numpy as np
 
 from smelt.backends import Family, Refusal, Tactic, store_as
+from smelt.backends._fusion import root_of
+from smelt.backends._scalars import Scalars
 from smelt.backends.cpu._emit import Emitter, Int, Reg
-from smelt.backends.cpu._epilogue import Epilogue, root_of
-from smelt.backends.cpu._scalars import Scalars
+from smelt.backends.cpu._epilogue import Epilogue
 from smelt.backends.cpu._target import CpuTarget
 from smelt.backends.cpu.families._arithmetic import ARITHMETICS, Arithmetic, arithmetic_for
 from smelt.backends.cpu.families._minimal_filtering import Scheme, scheme_of, transformed
