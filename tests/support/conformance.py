@@ -46,7 +46,7 @@ from tests.support.cpu_kernels import GuardedBuffer, call_kernel
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from smelt.backends import Assembled, Tactic
+    from smelt.backends import Assembled, Backend, Tactic
     from smelt.backends.cpu import CpuTarget
     from smelt.engine import Plan, View
     from smelt.ir import Case, Node
@@ -163,9 +163,7 @@ def bound_symbols(graph: Graph, wanted: Sequence[Array]) -> Symbols:
     return tuple((name, 0, high) for name, high in sorted(found.items()))
 
 
-def trials_of_cases(
-    cases: Iterable[Case], backend: CpuBackend, target: CpuTarget
-) -> Iterator[Trial]:
+def trials_of_cases(cases: Iterable[Case], backend: Backend[Any], target: Any) -> Iterator[Trial]:
     """Every case by every tactic; with a symbolic batch by one tactic of each family."""
     for case in cases:
         with np.errstate(all="ignore"):
@@ -196,7 +194,7 @@ def sample(items: Iterable[T], count: int, key: Callable[[T], object] | None = N
 
 
 def narrow_trials(
-    cases: Iterable[Case], backend: CpuBackend, target: CpuTarget, storage: DType
+    cases: Iterable[Case], backend: Backend[Any], target: Any, storage: DType
 ) -> Iterator[Trial]:
     """Every case by every tactic that stores float32 as ``storage``, its results too."""
     for case in cases:
@@ -236,7 +234,7 @@ def _trial(
     case: Case,
     graph: Graph,
     tactic: Tactic,
-    backend: CpuBackend,
+    backend: Backend[Any],
     wanted: tuple[Array, ...],
     symbols: Symbols,
 ) -> Trial:

@@ -12,6 +12,8 @@ from smelt.backends._base import (
     Target,
     store_as,
 )
+from smelt.backends._fusion import root_of
+from smelt.backends._scalars import Scalars
 from smelt.backends._storage import Stored, contiguous_strides, linear_format, same_order
 
 __all__ = [
@@ -22,6 +24,7 @@ __all__ = [
     "Family",
     "Operands",
     "Refusal",
+    "Scalars",
     "Tactic",
     "Target",
     "Stored",
@@ -30,6 +33,7 @@ __all__ = [
     "constant_bytes",
     "contiguous_strides",
     "linear_format",
+    "root_of",
     "same_order",
     "store_as",
 ]

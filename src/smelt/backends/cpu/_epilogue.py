@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from smelt.backends._fusion import ABSENT_INPUT, op_as_json, root_of, typed_program
+from smelt.backends._fusion import ABSENT_INPUT, Stage, op_as_json, root_of, typed_program
 from smelt.backends.cpu._elementwise import ABSENT, emit_op, why_not_emitted
 from smelt.engine import Json, as_json, parameters
 from smelt.ops import Fused

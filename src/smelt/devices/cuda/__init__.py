@@ -17,6 +17,7 @@ from smelt.devices.cuda._code import (
 from smelt.devices.cuda._device import CudaDevice, CudaProperties, cuda_device, cuda_devices
 from smelt.devices.cuda._driver import CudaError, Driver, cuda_driver
 from smelt.devices.cuda._graph import CudaGraph
+from smelt.devices.cuda._image import CudaKernel
 from smelt.devices.cuda._memory import (
     CudaAllocation,
     CudaMemory,
@@ -37,6 +38,7 @@ __all__ = [
     "CudaEvent",
     "CudaFunction",
     "CudaGraph",
+    "CudaKernel",
     "CudaMemory",
     "CudaModule",
     "CudaProperties",

@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 import numpy as np
 
-from smelt.backends import Family, Refusal, Tactic, store_as
-from smelt.backends._fusion import root_of
-from smelt.backends._scalars import Scalars
+from smelt.backends import Family, Refusal, Scalars, Tactic, root_of, store_as
 from smelt.backends.cpu._emit import Emitter, Int, Reg
 from smelt.backends.cpu._epilogue import Epilogue
 from smelt.backends.cpu._target import CpuTarget

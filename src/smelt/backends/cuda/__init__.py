@@ -1,0 +1,14 @@
+"""Kernels for NVIDIA GPUs: Triton, compiled ahead of time; no GPU is needed to build."""
+
+from smelt.backends.cuda._backend import CudaBackend
+from smelt.backends.cuda._target import CudaTarget, target_named
+from smelt.backends.cuda._triton import compile_kernel, function_of, load_triton
+
+__all__ = [
+    "CudaBackend",
+    "CudaTarget",
+    "compile_kernel",
+    "function_of",
+    "load_triton",
+    "target_named",
+]

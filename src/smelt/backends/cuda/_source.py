@@ -1,0 +1,144 @@
+"""Writing a kernel in Triton: text, with what is known at build time written out as numbers.
+
+A kernel is a function of its operands' addresses (``p0``, ``p1``, …) and its run-time scalars
+(``s0``, …). Every spec says with ``dtypes`` what the addresses point to, with ``aligned`` which of
+them are multiples of 16, and with ``scalars`` how many scalars follow; ``warps`` and ``pipeline``
+say how the compiler is to spread it and how many loads it may run ahead.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from smelt.types import DType
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+
+    from smelt.engine import Json, KernelSpec, View
+
+_INDENT: Final = "    "
+ALIGNED_BYTES: Final = 16
+TRITON_TYPES: Final = {
+    DType.FLOAT64: "fp64",
+    DType.FLOAT32: "fp32",
+    DType.FLOAT16: "fp16",
+    DType.BFLOAT16: "bf16",
+    DType.INT64: "i64",
+    DType.INT32: "i32",
+    DType.INT16: "i16",
+    DType.INT8: "i8",
+    DType.UINT64: "u64",
+    DType.UINT32: "u32",
+    DType.UINT16: "u16",
+    DType.UINT8: "u8",
+    DType.BOOL: "u8",
+}
+"""What an address points to; a bool is a byte that is 0 or 1."""
+LANGUAGE_TYPES: Final = {
+    DType.FLOAT64: "tl.float64",
+    DType.FLOAT32: "tl.float32",
+    DType.FLOAT16: "tl.float16",
+    DType.BFLOAT16: "tl.bfloat16",
+    DType.INT64: "tl.int64",
+    DType.INT32: "tl.int32",
+    DType.INT16: "tl.int16",
+    DType.INT8: "tl.int8",
+    DType.UINT64: "tl.uint64",
+    DType.UINT32: "tl.uint32",
+    DType.UINT16: "tl.uint16",
+    DType.UINT8: "tl.uint8",
+    DType.BOOL: "tl.int1",
+}
+
+
+def operand_parameters(views: Sequence[View], scalars: int) -> dict[str, Json]:
+    """What every spec says of its operands."""
+    return {
+        "dtypes": tuple(view.dtype.value for view in views),
+        "aligned": tuple(is_aligned(view) for view in views),
+        "scalars": scalars,
+    }
+
+
+def is_aligned(view: View) -> bool:
+    """Whether the window's first element surely lies at a multiple of 16 bytes."""
+    return isinstance(view.offset, int) and view.offset % ALIGNED_BYTES == 0
+
+
+class Source:
+    """The text of one kernel while it is written."""
+
+    def __init__(self, kernel: KernelSpec) -> None:
+        """Begin the function."""
+        self.dtypes = [DType(name) for name in kernel["dtypes"]]
+        self.arguments = [f"p{k}" for k in range(len(self.dtypes))]
+        self.arguments += [f"s{k}" for k in range(kernel["scalars"])]
+        self._lines: list[str] = []
+        self._depth = 1
+
+    def line(self, text: str) -> None:
+        """Write one statement."""
+        self._lines.append(_INDENT * self._depth + text)
+
+    @contextmanager
+    def block(self, header: str) -> Generator[None]:
+        """Write what follows under a header: a loop or a condition."""
+        self.line(header)
+        self._depth += 1
+        yield
+        self._depth -= 1
+
+    @staticmethod
+    def extent(value: Json) -> str:
+        """A number, or the scalar that holds it."""
+        if isinstance(value, tuple):
+            return f"s{value[1]}"
+        return str(value)
+
+    def text(self) -> str:
+        """The whole function."""
+        head = f"def kernel({', '.join(self.arguments)}):"
+        return "\n".join([head, *self._lines, ""])
+
+    # ---- what every kernel says
+
+    def sum_of(self, *terms: tuple[str, Json]) -> str:
+        """``index * stride + …`` without what is zero."""
+        parts: list[str] = []
+        for index, stride in terms:
+            if stride == 0 or index == "0":
+                continue
+            parts.append(index if stride == 1 else f"({index}) * {self.extent(stride)}")
+        return " + ".join(parts) or "0"
+
+    def unravel(self, index: str, extents: Sequence[Json], names: Sequence[str]) -> None:
+        """Write coordinates of a running index, the last axis fastest."""
+        rest = index
+        for position in reversed(range(len(extents))):
+            name, extent = names[position], self.extent(extents[position])
+            if position == 0:
+                self.line(f"{name} = {rest}")
+                return
+            self.line(f"{name} = ({rest}) % {extent}")
+            self.line(f"{name}_rest = ({rest}) // {extent}")
+            rest = f"{name}_rest"
+
+    def load(self, operand: int, offset: str, mask: str | None, other: str = "0") -> str:
+        """An expression for elements in the type that they are computed in."""
+        condition = "" if mask is None else f", mask={mask}, other={other}"
+        value = f"tl.load(p{operand} + ({offset}){condition})"
+        dtype = self.dtypes[operand]
+        if dtype is DType.BOOL:
+            return f"({value} != 0)"
+        if dtype in {DType.FLOAT16, DType.BFLOAT16}:
+            return f"{value}.to(tl.float32)"
+        return value
+
+    def store(self, operand: int, offset: str, value: str, mask: str | None) -> None:
+        """Write elements back in the type of their memory."""
+        dtype = self.dtypes[operand]
+        kind = "tl.uint8" if dtype is DType.BOOL else LANGUAGE_TYPES[dtype]
+        condition = "" if mask is None else f", mask={mask}"
+        self.line(f"tl.store(p{operand} + ({offset}), ({value}).to({kind}){condition})")

@@ -1,0 +1,3 @@
+"""One file per family of kernels; the backend lists them."""
+
+__all__: list[str] = []

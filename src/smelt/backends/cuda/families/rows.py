@@ -1,0 +1,309 @@
+"""Softmax, normalisations and reductions: rows of elements, walked once for each thing to know.
+
+A program does a few rows. Rows that fit in registers are read once; longer ones are read again in
+each pass. Sums have a fixed order.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+
+from smelt.backends._axes import Axis, broadcast_strides, join_axes, sort_axes
+from smelt.backends._base import Family, Operands, Refusal, Tactic
+from smelt.backends._scalars import Scalars
+from smelt.backends.cuda._costs import memory_seconds
+from smelt.backends.cuda._elementwise import literal
+from smelt.backends.cuda._source import Source, operand_parameters
+from smelt.backends.cuda._target import CudaTarget
+from smelt.backends.cuda.families._epilogue import FLOATS
+from smelt.backends.cuda.families._nodes import value_of, view_of
+from smelt.engine import KernelSpec, Launch, parameters
+from smelt.ops import (
+    GlobalAveragePool,
+    GlobalMaxPool,
+    LayerNormalization,
+    LogSoftmax,
+    RMSNormalization,
+    Softmax,
+)
+from smelt.types import Layout, TensorFormat, ceil_div, element_count, override
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from smelt.engine import Step, View
+    from smelt.ir import Node, Op
+    from smelt.types import Dim
+
+_MOST_COLUMNS: Final = 4096
+_ELEMENTS: Final = 4096
+"""Elements that a program holds in registers."""
+_GUESSED_COLUMNS: Final = 1024
+_REDUCTIONS: Final = {
+    "global_average_pool": ("sum", "{x}", "{t} / {n}"),
+    "global_max_pool": ("max", "{x}", "{t}"),
+    "reduce_l1": ("sum", "tl.abs({x})", "{t}"),
+    "reduce_l2": ("sum", "{x} * {x}", "tl.sqrt({t})"),
+    "reduce_log_sum": ("sum", "{x}", "tl.log({t})"),
+    "reduce_max": ("max", "{x}", "{t}"),
+    "reduce_mean": ("sum", "{x}", "{t} / {n}"),
+    "reduce_min": ("min", "{x}", "{t}"),
+    "reduce_sum": ("sum", "{x}", "{t}"),
+    "reduce_sum_square": ("sum", "{x} * {x}", "{t}"),
+}
+"""How elements are folded, what of each, and what becomes of the total of ``n``."""
+_NEUTRAL: Final = {"sum": "0.0", "max": "float('-inf')", "min": "float('inf')"}
+_FOLDS: Final = {
+    "sum": "{a} + {b}",
+    "max": "tl.maximum({a}, {b}, propagate_nan=tl.PropagateNan.ALL)",
+    "min": "tl.minimum({a}, {b}, propagate_nan=tl.PropagateNan.ALL)",
+}
+
+
+class RowsFamily(Family[CudaTarget]):
+    """One or several rows a program."""
+
+    name: ClassVar[str] = "rows"
+
+    @override
+    def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
+        op = node.op
+        if not (_is_soft(op) or _is_norm(op) or op.name in _REDUCTIONS):
+            return
+        if reason := _why_not(node):
+            yield Refusal(self.name, reason)
+            return
+        kind = value_of(node, 0).tensor
+        out = node.output.tensor
+        layouts = [Layout.LINEAR]
+        if kind.rank >= 3 and out.rank == kind.rank and not _is_norm(op):
+            layouts.append(Layout.CHANNELS_LAST)
+        for layout in layouts:
+            others = [
+                None if v is None or op.name in _REDUCTIONS else _linear(v.tensor.dtype)
+                for v in node.inputs[1:]
+            ]
+            inputs = (TensorFormat(kind.dtype, layout), *others)
+            output = TensorFormat(out.dtype, layout)
+            yield Tactic(self.name, (), inputs, (output,), cost_hint=memory_seconds(node))
+
+    @override
+    def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
+        x, out = view_of(operands, 0), operands.outputs[0]
+        extras = [v for v in operands.inputs[1:] if v is not None]
+        views = [x, *extras, out]
+        inner = _inner_axes(node)
+        strides = [broadcast_strides(v, x.shape) for v in extras]
+        strides = [x.strides, *strides, _result_strides(node, out, inner)]
+        outer = [a for a in range(len(x.shape)) if a not in inner]
+        along = _axes(x.shape, strides, inner)
+        others = _axes(x.shape, strides, outer)
+        scalars = Scalars()
+        length = element_count(tuple(x.shape[a] for a in inner))
+        rows = element_count(tuple(x.shape[a] for a in outer))
+        known = length if isinstance(length, int) else _GUESSED_COLUMNS
+        columns = min(_MOST_COLUMNS, max(16, 1 << max(0, known - 1).bit_length()))
+        block = max(1, _ELEMENTS // columns)
+        spec = KernelSpec(
+            self.name,
+            parameters(
+                op=node.op.name,
+                along=tuple(a.json(scalars) for a in along),
+                others=tuple(a.json(scalars) for a in others),
+                length=scalars.json(length),
+                rows=scalars.json(rows),
+                tile=(block, columns),
+                epsilon=float(getattr(node.op, "epsilon", 0.0)),
+                warps=4,
+                pipeline=1,
+                **operand_parameters(views, len(scalars.values)),
+            ),
+        )
+        chunks = ceil_div(rows, block)
+        return (Launch(spec, tuple(views), (len(views) - 1,), scalars.values, chunks),)
+
+    @override
+    def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
+        del target
+        return _Writer(kernel).write()
+
+
+def _linear(dtype: Any) -> TensorFormat:
+    return TensorFormat(dtype, Layout.LINEAR)
+
+
+def _is_soft(op: Op) -> bool:
+    return isinstance(op, Softmax | LogSoftmax)
+
+
+def _is_norm(op: Op) -> bool:
+    return isinstance(op, LayerNormalization | RMSNormalization)
+
+
+def _why_not(node: Node) -> str | None:
+    kind = value_of(node, 0).tensor
+    if kind.dtype not in FLOATS:
+        return f"{kind.dtype.value} is not generated"
+    if kind.rank == 0 or len(node.outputs) > 1:
+        return "only one result, of a tensor with axes, is generated"
+    listed = node.inputs[1] if node.op.name in _REDUCTIONS and len(node.inputs) > 1 else None
+    if listed is not None and listed.constant is None:
+        return f"the axes {listed.name} are not constant"
+    return None
+
+
+def _inner_axes(node: Node) -> tuple[int, ...]:
+    """The axes that a row runs along."""
+    op, rank = node.op, value_of(node, 0).tensor.rank
+    if isinstance(op, Softmax | LogSoftmax):
+        return (op.axis % rank,)
+    if isinstance(op, LayerNormalization | RMSNormalization):
+        return tuple(range(op.axis % rank, rank))
+    if isinstance(op, GlobalAveragePool | GlobalMaxPool):
+        return tuple(range(2, rank))
+    listed = node.inputs[1] if len(node.inputs) > 1 else None
+    constant = None if listed is None else listed.constant
+    axes = None if constant is None else tuple(int(a) for a in constant.array)
+    found: tuple[int, ...] = cast("Any", op).axes(rank, axes)  # every reduction's
+    return found
+
+
+def _result_strides(node: Node, out: View, inner: Sequence[int]) -> tuple[Dim, ...]:
+    """Along the input's axes; 0 along those that the result has no more."""
+    rank = value_of(node, 0).tensor.rank
+    if _is_soft(node.op) or _is_norm(node.op):
+        return out.strides
+    if len(out.shape) == rank:
+        return tuple(0 if a in inner else s for a, s in enumerate(out.strides))
+    left = iter(out.strides)
+    return tuple(0 if a in inner else next(left) for a in range(rank))
+
+
+def _axes(
+    shape: tuple[Dim, ...], strides: Sequence[tuple[Dim, ...]], chosen: Sequence[int]
+) -> list[Axis]:
+    axes = [Axis(shape[a], tuple(s[a] for s in strides)) for a in chosen if shape[a] != 1]
+    return join_axes(sort_axes(axes, 0))
+
+
+class _Writer:
+    def __init__(self, kernel: KernelSpec) -> None:
+        self.k = kernel
+        self.s = Source(kernel)
+        self.along: Any = kernel["along"]
+        self.others: Any = kernel["others"]
+        self.block, self.columns = kernel["tile"]
+        length = kernel["length"]
+        self.fits = isinstance(length, int) and length <= self.columns
+        self.length = self.s.extent(length)
+
+    def write(self) -> str:
+        s, op = self.s, self.k["op"]
+        s.line(f"row = tl.program_id(0) * {self.block} + tl.arange(0, {self.block})")
+        s.line(f"row_ok = row < {s.extent(self.k['rows'])}")
+        names = [f"r{n}" for n in range(len(self.others))]
+        s.unravel("row", [axis[0] for axis in self.others], names)
+        for operand in range(len(s.dtypes)):
+            terms = [(n, axis[1 + operand]) for n, axis in zip(names, self.others, strict=True)]
+            s.line(f"base{operand} = row * 0 + {s.sum_of(*terms)}")
+        if self.fits:
+            self.step_to("0")
+            s.line(f"x = {self.read(0)}")
+        if op in _REDUCTIONS:
+            self.reduce(*_REDUCTIONS[op])
+        elif op in {"softmax", "log_softmax"}:
+            self.soften()
+        else:
+            self.normalise()
+        return s.text()
+
+    # ---- walking a row
+
+    def step_to(self, number: str) -> None:
+        s = self.s
+        s.line(f"j = {number} * {self.columns} + tl.arange(0, {self.columns})")
+        s.line(f"ok = row_ok[:, None] & (j < {self.length})[None, :]")
+        names = [f"j{n}" for n in range(len(self.along))]
+        s.unravel("j", [axis[0] for axis in self.along], names)
+        for operand in range(len(s.dtypes)):
+            terms = [(n, axis[1 + operand]) for n, axis in zip(names, self.along, strict=True)]
+            s.line(f"at{operand} = base{operand}[:, None] + (j * 0 + {s.sum_of(*terms)})[None, :]")
+
+    def read(self, operand: int) -> str:
+        return self.s.load(operand, f"at{operand}", "ok", "0.0")
+
+    def fold(self, name: str, fold: str, element: str) -> None:
+        """Write the total of an expression of ``x`` over each row into a variable."""
+        s = self.s
+        if self.fits:
+            s.line(f"part = tl.where(ok, {element}, {_NEUTRAL[fold]})")
+        else:
+            shape = f"[{self.block}, {self.columns}]"
+            s.line(f"part = tl.full({shape}, {_NEUTRAL[fold]}, tl.float32)")
+            with s.block(f"for number in range(0, {self.stretches()}):"):
+                self.step_to("number")
+                s.line(f"x = {self.read(0)}")
+                s.line(f"one = tl.where(ok, {element}, {_NEUTRAL[fold]})")
+                s.line(f"part = {_FOLDS[fold].format(a='part', b='one')}")
+        # A maximum on tensors forgets what is no number: it is found beside it.
+        s.line(f"{name} = tl.{fold}(part, axis=1)")
+        if fold != "sum":
+            s.line("strange = tl.max((part != part).to(tl.int32), axis=1)")
+            s.line(f"{name} = tl.where(strange > 0, float('nan'), {name})")
+
+    def write_row(self, value: str, extras: int = 0) -> None:
+        """Write an expression of ``x`` for every element of each row."""
+        s = self.s
+        last = len(s.dtypes) - 1
+
+        def emit() -> None:
+            for extra in range(extras):
+                s.line(f"e{extra} = {self.read(1 + extra)}")
+            s.store(last, f"at{last}", value, "ok")
+
+        if self.fits:
+            emit()
+            return
+        with s.block(f"for number in range(0, {self.stretches()}):"):
+            self.step_to("number")
+            s.line(f"x = {self.read(0)}")
+            emit()
+
+    def stretches(self) -> str:
+        return f"({self.length} + {self.columns - 1}) // {self.columns}"
+
+    # ---- what rows are for
+
+    def reduce(self, fold: str, element: str, result: str) -> None:
+        s = self.s
+        self.fold("total", fold, element.format(x="x"))
+        last = len(s.dtypes) - 1
+        count = f"({self.length} * 1.0)"
+        s.store(last, f"base{last}", result.format(t="total", n=count), "row_ok")
+
+    def soften(self) -> None:
+        s = self.s
+        self.fold("most", "max", "x")
+        s.line("most = tl.where(most == float('-inf'), 0.0, most)")
+        self.fold("total", "sum", "tl.exp(x - most[:, None])")
+        if self.k["op"] == "softmax":
+            self.write_row("tl.exp(x - most[:, None]) / total[:, None]")
+        else:
+            self.write_row("x - most[:, None] - tl.log(total)[:, None]")
+
+    def normalise(self) -> None:
+        s = self.s
+        extras = len(s.dtypes) - 2
+        epsilon = literal(self.k["epsilon"])
+        count = f"({self.length} * 1.0)"
+        if self.k["op"] == "layer_normalization":
+            self.fold("total", "sum", "x")
+            s.line(f"mean = total / {count}")
+        else:
+            s.line(f"mean = tl.zeros([{self.block}], tl.float32)")
+        self.fold("energy", "sum", "(x - mean[:, None]) * (x - mean[:, None])")
+        s.line(f"scale = 1.0 / tl.sqrt(energy / {count} + {epsilon})")
+        value = "(x - mean[:, None]) * scale[:, None]"
+        value += " * e0" if extras > 0 else ""
+        value += " + e1" if extras > 1 else ""
+        self.write_row(value, extras)

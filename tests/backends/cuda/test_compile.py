@@ -1,0 +1,168 @@
+"""Kernels for GPUs become machine code on any machine, and say what their launches need."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from smelt.backends import Refusal, WeightStore, assemble
+from smelt.backends.cuda import CudaBackend, CudaTarget, target_named
+from smelt.devices.cuda import CudaKernel
+from smelt.engine import KernelSpec, Launch, parameters
+from smelt.errors import BuildError, EngineFormatError, MissingExtraError, UnsupportedError
+from smelt.ir import Graph
+from smelt.ops.conv import Conv
+from smelt.ops.max_pool import MaxPool
+from smelt.ops.relu import Relu
+from smelt.ops.softmax import Softmax
+from smelt.types import DType, TensorType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from smelt.ir import Node, Op
+
+_HOPPER = CudaTarget(90)
+
+
+def _node(op: Op, dtype: DType = DType.FLOAT16) -> tuple[Graph, Node]:
+    """A graph of one node on an image; a convolution has 32 filters."""
+    graph = Graph("one")
+    x = graph.add_input("x", TensorType(dtype, (1, 64, 14, 14)))
+    weights = []
+    if isinstance(op, Conv):
+        array = np.random.default_rng(0).standard_normal((32, 64, *op.kernel_shape))
+        weights = [graph.add_constant(array.astype(dtype.numpy), "w")]
+    node = graph.add(op, x, *weights, name="node")
+    graph.outputs += node.outputs
+    return graph, node
+
+
+def _kernels(backend: CudaBackend, op: Op) -> list[KernelSpec]:
+    graph, node = _node(op)
+    tactic = backend.candidates(node, _HOPPER)[0][0]
+    plan = assemble(graph, {id(node): tactic}, backend, WeightStore()).plan
+    return [step.kernel for step in plan.steps if isinstance(step, Launch)]
+
+
+@pytest.fixture
+def triton() -> None:
+    pytest.importorskip("triton", reason="not installed: smelt[cuda-build]")
+
+
+@pytest.mark.usefixtures("triton")
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize(
+    "op",
+    [Conv((3, 3), pads=(1, 1, 1, 1)), MaxPool((2, 2)), Softmax(1), Relu()],
+    ids=lambda o: o.name,
+)
+def test_each_family_compiles_without_a_gpu(op: Op, capability: int) -> None:
+    backend = CudaBackend()
+    kernels = _kernels(backend, op)
+    image = backend.compile(kernels, CudaTarget(capability))
+    assert {symbol for symbol, _ in image.symbols} == {kernel.symbol for kernel in kernels}
+    for _, offset in image.symbols:
+        kernel = CudaKernel.from_bytes(image.code, offset)
+        assert kernel.cubin.startswith(b"\x7fELF")
+        assert kernel.threads in {128, 256}
+    assert "torch" not in sys.modules
+
+
+@pytest.mark.usefixtures("triton")
+def test_the_same_kernel_is_compiled_once_and_kept() -> None:
+    class Cache:
+        def __init__(self) -> None:
+            self.kept: dict[str, bytes] = {}
+
+        def get(self, kernel: KernelSpec, target: CudaTarget) -> bytes | None:
+            return self.kept.get(f"{kernel.symbol} {target.name}")
+
+        def put(self, kernel: KernelSpec, target: CudaTarget, content: bytes) -> None:
+            assert f"{kernel.symbol} {target.name}" not in self.kept
+            self.kept[f"{kernel.symbol} {target.name}"] = content
+
+    backend = CudaBackend(Cache())
+    kernels = _kernels(backend, Relu())
+    assert backend.compile(kernels * 2, _HOPPER) == backend.compile(kernels, _HOPPER)
+
+
+@pytest.mark.usefixtures("triton")
+def test_text_that_does_not_compile_names_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = CudaBackend()
+    (kernel, *_) = _kernels(backend, Relu())
+    text = "def kernel(p0, p1):\n    nonsense(p0)\n"
+
+    def write(*_arguments: object) -> str:
+        return text
+
+    monkeypatch.setattr(CudaBackend, "generate", write)
+    with pytest.raises(BuildError, match=f"kernel {kernel.symbol} does not compile"):
+        backend.compile([kernel], _HOPPER)
+
+
+def test_without_the_compiler_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    with pytest.raises(MissingExtraError, match=r"smelt\[cuda-build\]"):
+        CudaBackend().compile(_kernels(CudaBackend(), Relu()), _HOPPER)
+
+
+@pytest.mark.parametrize("name", ["sm_60", "hopper", "sm_9", ""])
+def test_targets_that_do_not_exist_are_refused_with_an_example(name: str) -> None:
+    with pytest.raises(UnsupportedError, match="cuda:sm_90"):
+        target_named(name)
+    assert target_named("sm_90a") == _HOPPER
+
+
+def test_what_a_family_cannot_run_is_refused_with_its_reason() -> None:
+    _, node = _node(MaxPool((2, 2)), DType.FLOAT64)
+    tactics, refusals = CudaBackend().candidates(node, _HOPPER)
+    assert tactics == []
+    assert [str(refusal) for refusal in refusals] == ["pool: float64 is not generated"]
+    assert all(isinstance(refusal, Refusal) for refusal in refusals)
+
+
+# ---- records
+
+_RECORD = CudaKernel("kernel", b"\x7fELF...", 128, 4096, 2)
+
+
+def test_a_record_survives_the_way_through_bytes() -> None:
+    code = bytes(48) + _RECORD.to_bytes() + bytes(16)
+    assert CudaKernel.from_bytes(code, 48) == _RECORD
+
+
+_DAMAGES: list[tuple[Callable[[bytes], bytes], str]] = [
+    (lambda b: b[:20], "beyond the engine's code"),
+    (lambda b: b[:4], "malformed"),
+    (
+        lambda b: b.replace(b'"threads": 128', b'"threads": 1e9'),
+        "a block of 1000000000 threads",
+    ),
+    (lambda b: b.replace(b'"threads"', b'"thrEads"'), "malformed"),
+    (lambda b: b.replace(b"{", b"["), "malformed"),
+    (lambda b: b.replace(b": 4096", b": -409"), "shared memory"),
+    (lambda b: b.replace(b'words": 2', b'words": 9'), "words of scratch"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), _DAMAGES)
+def test_a_damaged_record_is_refused(change: Callable[[bytes], bytes], message: str) -> None:
+    with pytest.raises(EngineFormatError, match=message):
+        CudaKernel.from_bytes(change(_RECORD.to_bytes()), 0)
+
+
+def test_records_with_negative_offsets_are_refused() -> None:
+    with pytest.raises(EngineFormatError):
+        CudaKernel.from_bytes(_RECORD.to_bytes(), -4)
+    with pytest.raises(EngineFormatError):
+        CudaKernel.from_bytes(_RECORD.to_bytes(), 1 << 40)
+
+
+def test_parameters_of_a_kernel_are_data() -> None:
+    (kernel, *_) = _kernels(CudaBackend(), Relu())
+    again = KernelSpec(kernel.family, parameters(**dict(kernel.parameters)))
+    assert again.symbol == kernel.symbol

@@ -1,0 +1,73 @@
+"""Every op's cases by the CUDA backend's tactics, their kernels' own text run by an interpreter."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from smelt.ops import ALL_OPS, Op
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_ROOT = Path(__file__).resolve().parents[2]
+_every_op = pytest.mark.parametrize("op", ALL_OPS, ids=lambda op: op.name)
+
+
+class _Interpreter:
+    """A process in which Triton interprets kernels."""
+
+    def __init__(self) -> None:
+        paths = os.pathsep.join([str(_ROOT), str(_ROOT / "src")])
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.triton_interpreter"],
+            cwd=_ROOT,
+            env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": paths},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def check(self, op: type[Op], how: str) -> None:
+        """Fail with what is wrong with the op's trials; skip where there is none."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        print(op.name, how, file=self.process.stdin, flush=True)
+        answer = self.process.stdout.readline()
+        assert answer, f"the interpreter ended at {op.name}; its message stands above"
+        count, wrong = cast("tuple[int, list[str]]", json.loads(answer))
+        if not count:
+            pytest.skip(f"no kernel for GPUs computes {op.name} yet")
+        assert not wrong, "\n".join(wrong)
+
+
+@pytest.fixture(scope="module")
+def interpreter() -> Iterator[_Interpreter]:
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("the kernels' language is not installed: smelt[cuda-build]")
+    made = _Interpreter()
+    yield made
+    with made.process:  # closes its input, which ends it
+        pass
+
+
+@_every_op
+def test_kernels_for_gpus_compute_what_the_reference_does(
+    op: type[Op], interpreter: _Interpreter
+) -> None:
+    interpreter.check(op, "sampled")
+
+
+@pytest.mark.slow
+@_every_op
+def test_every_kernel_for_gpus_computes_what_the_reference_does(
+    op: type[Op], interpreter: _Interpreter
+) -> None:
+    interpreter.check(op, "all")
