@@ -109,8 +109,7 @@ def test_passes_move_no_quantised_result_by_more_than_a_step(data: st.DataObject
     assert np.count_nonzero(gap) <= max(2, gap.size // 100)
 
 
-@pytest.mark.slow
-@settings(max_examples=5)
+@settings(max_examples=8)
 @given(st.data())
 def test_kernels_give_what_the_rewritten_layer_gives_bit_for_bit(data: st.DataObject) -> None:
     graph = _Layer(data.draw).build()

@@ -125,6 +125,7 @@ def _cases(op: type[ConvInteger], kind: np.dtype[np.uint8 | np.int8]) -> Iterato
     yield case("dilated", op((3, 3), (1, 1), (2, 2, 2, 2), (2, 2)), (1, 8, 9, 9), 8)
     yield case("two_groups", op((3, 3), pads=same, group=2), (1, 6, 7, 7), 34)
     yield case("depthwise", op((3, 3), (1, 1), same, group=17), (1, 17, 8, 9), 17)
+    yield case("depthwise_point", op((1, 1), group=70), (1, 70, 5, 7), 70)
     yield case("depthwise_wide", op((3, 3), (1, 1), same, group=96), (1, 96, 9, 8), 96)
     yield case("depthwise_stride", op((5, 5), (2, 2), (2, 2, 2, 2), group=33), (2, 33, 9, 9), 33)
     yield case("depthwise_3_2", op((3, 3), (2, 2), same, group=70), (1, 70, 11, 10), 70)

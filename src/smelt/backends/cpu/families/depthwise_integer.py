@@ -267,7 +267,9 @@ class _Writer:
         """For each vector of channels, the bytes of a group of rows side by side."""
         rows = range(group * _GROUP, min((group + 1) * _GROUP, self.window[0]))
         loaded = [self.pixel(at, row, count) for row in rows]
-        loaded += [loaded[0]] * (_GROUP - len(loaded))  # their weights are zero
+        # Of rows that are missing the weights are zero.
+        nothing = self.e.constant(0, vector_type("i8", self.bytes))
+        loaded += [nothing] * (_GROUP - len(loaded))
         vectors = -(-count // self.p.lanes)
         first = self.pairs(loaded[0], loaded[1], vectors)
         second = self.pairs(loaded[2], loaded[3], vectors)

@@ -65,6 +65,7 @@ if TYPE_CHECKING:
 
 _MOST_SIGNED = 128
 """How far signed bytes are moved to be unsigned."""
+_FEW_CHANNELS = 8
 _LONGEST_SUM = 1 << 16
 """More products of bytes than these may not fit into 32 bits."""
 
@@ -232,7 +233,7 @@ class _Weights:
         if not isinstance(root_of(node)[0], ConvInteger):
             return _Weights(transpose(weights, 1, 0), by_columns=False)
         filters, depth, *rows, width = (cast("int", e) for e in weights.type.shape)
-        if width == 1 or depth % arithmetic.group == 0:
+        if width == 1 or depth % arithmetic.group == 0 or depth >= _FEW_CHANNELS:
             return _Weights(weights, by_columns=False)
         axes = range(2, 2 + len(rows))
         turned = transpose(weights, 0, 2 + len(rows), 1, *axes)
@@ -318,7 +319,7 @@ def _convolution(node: Node, operands: Operands, reads: _Reads, arithmetic: Arit
     joined = _Weights.of(node, arithmetic).by_columns
     runs_on = window[1] > 1 and a_taps[2] == 1 and a_taps[1] == depth
     taps = (window[0], window[1], depth)
-    if joined or runs_on:
+    if joined or (runs_on and depth % arithmetic.group == 0):
         taps = (window[0], 1, window[1] * depth)
     shape = node.output.tensor.shape
     height, width = shape[2:] if len(shape) == 4 else (1, shape[2])
