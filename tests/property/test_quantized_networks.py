@@ -67,7 +67,7 @@ class _Layer:
         integers = self.random.integers(-128, 128, (filters, channels // group, size, size))
         weights = self.constant(np.asarray(integers, np.int8))
         real = self.add(ops.DequantizeLinear(axis=0), weights, self.constant(factors))
-        bias = self.constant(self.random.normal(size=filters).astype(np.float32))
+        bias = self.constant(np.asarray(self.random.normal(size=filters), np.float32))
         op = ops.Conv((size, size), pads=(pad,) * 4, group=group)
         return self.add(op, x, real, bias)
 
