@@ -77,6 +77,10 @@ def _windows() -> Iterator[Case]:
     stem = Fused(Conv((3, 3), (2, 2), _SAME), 3, (Stage(Relu(), (-1,)),))
     op = Chain(stem, 3, Conv((3, 3), pads=_SAME, group=24))
     yield Case("stem", op, _arrays((3, 24), (1, 18, 17), (3, 3)), constants=constants)
+    for name, pads in (("above", (20, 0, 0, 0)), ("below", (0, 0, 20, 0))):
+        op = Chain(Conv((1, 1)), 3, Conv((3, 3), pads=pads, group=24))
+        arrays = _arrays((3, 24), (1, 9, 8), (1, 3))
+        yield Case(f"padding_alone_{name}", op, arrays, constants=constants)
     wide = Conv((3, 3), dilations=(2, 2), pads=(2, 2, 2, 2), group=20)
     arrays = _arrays((3, 20), (1, 8, 9), (1, 3))
     yield Case("dilated", Chain(Conv((1, 1)), 3, wide), arrays, constants=constants)

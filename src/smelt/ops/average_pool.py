@@ -71,6 +71,8 @@ class AveragePool(Windowed):
     @classmethod
     def cases(cls) -> Iterator[Case]:
         yield Case("2x2", cls((2, 2), (2, 2)), (floats(1, 3, 6, 8),))
+        op = cls((1, 5), pads=(0, 2, 0, 2))
+        yield Case("narrower_than_padding", op, (floats(1, 17, 9, 1),))
         pads = (1, 1, 1, 1)
         yield Case("exclude_pad", cls((3, 3), (2, 2), pads), (floats(2, 17, 7, 9),))
         op = cls((3, 3), (2, 2), pads, count_include_pad=True)

@@ -72,6 +72,8 @@ class MaxPool(Windowed):
         yield Case("dilated", cls((2, 3), (1, 1), (), (3, 2)), (floats(1, 4, 8, 9),))
         yield Case("one_axis", cls((3,), (2,)), (floats(2, 3, 11),))
         yield Case("three_axes", cls((2, 2, 2), (1, 2, 1)), (floats(1, 2, 4, 6, 3),))
+        op = cls((1, 5), pads=(0, 2, 0, 2))
+        yield Case("narrower_than_padding", op, (floats(1, 17, 9, 1),))
         yield Case("empty_batch", cls((2, 2)), (floats(0, 3, 4, 4),))
         yield Case("float16", cls((3, 3)), (floats(1, 9, 6, 6, dtype=np.float16),))
         yield Case("uint8", cls((2, 2), (2, 2)), (integers(1, 3, 6, 6, dtype=np.uint8, high=256),))

@@ -21,7 +21,7 @@ from smelt.devices.cpu import CpuMemory, MappedCode, Scratch, worker_pool
 from smelt.engine import Launch, Space
 from smelt.runtime import CpuMachinery, Memories, NativeSegment, cut_plan
 from smelt.tuner._trial import random_array
-from smelt.types import evaluate_dim
+from smelt.types import encode_bfloat16, evaluate_dim
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -212,8 +212,12 @@ def _is_filler(constant: Constant) -> bool:
 
 
 def _fill(memory: NDArray[np.uint8], rng: np.random.Generator) -> None:
-    """Fill memory with floats, the same few over and over."""
-    block = (_SPREAD * rng.standard_normal(_SMALL_BYTES // 4, np.float32)).view(np.uint8)
+    """Fill memory with floats, the same few over and over.
+
+    They are bfloat16 numbers; two of them are a float32 as large as the second.
+    """
+    numbers = _SPREAD * rng.standard_normal(_SMALL_BYTES // 2, np.float32)
+    block = encode_bfloat16(numbers).view(np.uint8)
     for start in range(0, memory.size, block.size):
         part = memory[start : start + block.size]
         part[:] = block[: part.size]

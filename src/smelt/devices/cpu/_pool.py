@@ -72,8 +72,8 @@ class Worker:
         """Whether every list that was posted has been left."""
         return self._finished.value == self._posted.value
 
-    def avoid(self, processor: int, processors: frozenset[int]) -> None:
-        """Stay off one of ``processors`` from now on, where its lessee runs.
+    def avoid(self, processor: int | None, processors: frozenset[int]) -> None:
+        """Stay off one of ``processors`` from now on, where its lessee runs; None for off none.
 
         The system likes to put a worker that is woken on the processor of who woke it; there it
         waits until the run is over.
@@ -82,7 +82,8 @@ class Worker:
             return
         self._avoids = processor
         native_id = self.thread.native_id
-        if native_id is not None and (others := processors - {processor}):
+        others = processors if processor is None else processors - {processor}
+        if native_id is not None and others:
             with contextlib.suppress(OSError):  # a sandbox may forbid it, and it may be leaving
                 os.sched_setaffinity(native_id, others)
 
@@ -186,9 +187,10 @@ class WorkerPool:
 
     def spread(self, lease: Lease) -> None:
         """Keep the leased workers off the caller's processor where they have another."""
-        if _processor_now is None or len(lease.workers) >= len(self._processors):
+        if _processor_now is None:
             return
-        processor = _processor_now()
+        is_crowded = len(lease.workers) >= len(self._processors)
+        processor = None if is_crowded else _processor_now()
         for worker in lease.workers:
             worker.avoid(processor, self._processors)
 

@@ -374,11 +374,16 @@ class _Writer:
             e.store(zero, e.at(at, place.index))
 
     def image_rows(self, rows: tuple[Int, Int], above: Int) -> tuple[Int, Int]:
-        """Rows of the middle's image that lie under rows of results; ``above`` is the first."""
+        """Rows of the middle's image that lie under rows of results; ``above`` is the first.
+
+        They lie in the scratch memory, none of them where a window sees the padding alone.
+        """
         e, found = self.e, self.found
         reach = (found.window[0] - 1) * found.dilations[0] + 1 - found.before[0]
         last = e.add(e.mul(e.sub(rows[1], 1), found.steps[0]), reach)
-        return e.minimum(e.maximum(above, 0), found.height), e.minimum(last, found.height)
+        bottom = e.add(above, found.rows_under(self.w.p.rows))
+        begin = e.minimum(e.maximum(above, 0), bottom)
+        return begin, e.maximum(e.minimum(last, found.height), begin)
 
     def give_arguments(self, image: Int, panel: Int, above: Int) -> None:
         """What the first's kernel is called with: it writes a panel's rows into the scratch."""

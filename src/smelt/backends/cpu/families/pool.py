@@ -268,12 +268,13 @@ class _WindowWriter(_Reducer):
         if count == _RUN * self.window[1] or count * self.window[0] > _RUN_TAPS:
             return 0, 0
         step, before = self.steps[1], self.before[1]
-        start = -(-before // step)
+        width = e.extent(self.p.width)
+        start = e.minimum(-(-before // step), width)
         reach = (self.window[1] - 1) * self.dilations[1]
         # Windows from the start on that end inside the image, and there may be none.
         room = e.sub(e.add(self.extents[1], before + step), reach + 1)
         inside = e.sub(e.div(e.maximum(room, 0), step), start)
-        inside = e.minimum(inside, e.sub(e.extent(self.p.width), start))
+        inside = e.minimum(inside, e.sub(width, start))
         runs = e.mul(e.div(e.maximum(inside, 0), _RUN), _RUN)
         full = e.compare("eq", e.sub(rows[1], rows[0]), self.window[0])
         stop = e.select(full, e.i64(e.add(runs, start)), e.i64(start))
