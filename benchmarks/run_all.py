@@ -27,6 +27,7 @@ PARTS: Final = {
     "batch8": (LATENCY, "cpu_batch8", "--models networks --batch 8"),
     "bfloat16": (LATENCY, "cpu_bfloat16", "--models networks --dtype bfloat16 --peers openvino"),
     "int8": (LATENCY, "cpu_int8", "--models resnet50,mobilenetv2 --dtype int8"),
+    "untuned": (LATENCY, "cpu_untuned", "--models untuned"),
     "given": (LATENCY, "cpu_given", "--models given"),
     "small": (LATENCY, "cpu_small", "--models small --threads 2,1"),
     "bound": (LATENCY, "cpu_bound", "--models small --threads 1 --bound"),

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
+from benchmarks.support.light import LIGHT, build_light
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
@@ -48,6 +50,7 @@ GROUPS: Final = {
     "networks": (*TOPOLOGIES, "efficientnet_lite0"),
     "small": ("lenet", "pnet"),
     "given": GIVEN,
+    "untuned": LIGHT,
 }
 """Names that stand for several models."""
 SHAPES: Final[dict[str, dict[str, Sequence[int]]]] = {
@@ -88,8 +91,16 @@ def find_models(name: str, folders: Sequence[Path], batch: int) -> Iterator[tupl
     if name == "efficientnet_lite0":
         yield name, build_efficientnet(folders[-1] / "build_efficientnet_lite0_onnx.py")
         return
+    if name in LIGHT:
+        made = CACHE / "light" / f"{name}.onnx"
+        if not made.exists():
+            with tempfile.TemporaryDirectory() as scratch:
+                build_light(name, Path(scratch) / "made.onnx")
+                _keep(Path(scratch) / "made.onnx", made)
+        yield name, made
+        return
     if name not in TOPOLOGIES:
-        known = ", ".join((*TOPOLOGIES, "efficientnet_lite0"))
+        known = ", ".join((*TOPOLOGIES, "efficientnet_lite0", *LIGHT))
         places = ", ".join(map(str, folders))
         raise SystemExit(f"no model {name!r} in {places}; models that can be built: {known}")
     yield name, build_topology(name, folders[-1] / "build_topologies.py", batch)
