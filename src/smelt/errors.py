@@ -112,7 +112,10 @@ class MissingExtraError(SmeltError):
     """An optional package is not installed."""
 
     def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"{package} is not installed; run: pip install 'smelt[{extra}]'")
+        super().__init__(
+            f"{package} is not installed; it comes with smelt[{extra}]: "
+            f"run pip install '.[{extra}]' in smelt's clone"
+        )
         self.package = package
         self.extra = extra
 
