@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import numpy as np
 
 from smelt.errors import UnsupportedError
-from smelt.ops import Chain, ConstantOfShape, Fused
+from smelt.ops import (
+    Add,
+    Chain,
+    ConstantOfShape,
+    ConvInteger,
+    DequantizeLinear,
+    Fused,
+    MatMulInteger,
+    QuantizeLinear,
+    Reshape,
+)
 from smelt.types import DType, TensorType
 
 if TYPE_CHECKING:
@@ -26,6 +36,8 @@ _RENAMED: Final = {"trans_a": "transA", "trans_b": "transB"}
 _OURS_ALONE: Final = frozenset(("count_symbol",))
 """Fields that say how we name a result's extent."""
 _OLDEST_OPSET: Final = 21
+_BIAS: Final = 4
+"""The input of our products of integers that ONNX's have not."""
 
 
 def model_from_graph(graph: Graph) -> onnx.ModelProto:
@@ -114,16 +126,37 @@ class _Exporter:
                 self._apply(op.second, [between, *inputs[count:]], outputs, name)
             case Fused():
                 self._apply_fused(op, inputs, outputs, name)
+            case QuantizeLinear() | DequantizeLinear() if not inputs[1]:
+                one = self._fresh(f"{name}/scale")  # ONNX's scale must be there
+                array = np.array(1, np.float32)
+                self.initialisers.append(self.onnx.numpy_helper.from_array(array, one))
+                self._add(op, [inputs[0], one, *inputs[2:]], outputs, name)
+            case ConvInteger() | MatMulInteger() if len(inputs) > _BIAS and inputs[_BIAS]:
+                self._apply_integer(op, inputs, outputs, name)
             case _:
                 self._add(op, inputs, outputs, name)
 
     def _apply_fused(self, op: Fused, inputs: list[str], outputs: list[str], name: str) -> None:
         results = [self._fresh(f"{name}/{i}") for i in range(len(op.stages))]
         results.append(outputs[0])
-        self._add(op.root, inputs[: op.root_inputs], results[:1], name)
+        self._apply(op.root, inputs[: op.root_inputs], results[:1], name)
         for number, stage in enumerate(op.stages, 1):
             reads = [inputs[a] if a >= 0 else results[-a - 1] for a in stage.arguments]
-            self._add(stage.op, reads, [results[number]], f"{name}/{stage.op.name}_{number}")
+            self._apply(stage.op, reads, [results[number]], f"{name}/{stage.op.name}_{number}")
+
+    def _apply_integer(
+        self, op: ConvInteger | MatMulInteger, inputs: list[str], outputs: list[str], name: str
+    ) -> None:
+        """A product of integers whose bias, which ONNX's has not, is a node of its own."""
+        sums, bias = self._fresh(f"{name}/sums"), inputs[_BIAS]
+        self._add(op, inputs[:_BIAS], [sums], name)
+        if isinstance(op, ConvInteger):
+            channels, shape = self._fresh(f"{name}/channels"), self._fresh(f"{name}/shape")
+            wanted = np.array([-1, *(1 for _ in op.kernel_shape)], np.int64)
+            self.initialisers.append(self.onnx.numpy_helper.from_array(wanted, shape))
+            self._add(Reshape(), [bias, shape], [channels], f"{name}/reshape")
+            bias = channels
+        self._add(Add(), [sums, bias], outputs, f"{name}/bias")
 
     def _fresh(self, name: str) -> str:
         while name in self.taken:

@@ -89,7 +89,9 @@ class Constant:
         known = [None if c is None else c._operand() for c in self.recipe.inputs]
         made = Operand(self.recipe.op.infer(known)[self.recipe.output])
         # Shapes and axes decide what follows from them.
-        return Operand.constant(self.array) if made.tensor.dtype.is_integer else made
+        if made.tensor.dtype.is_integer:
+            return Operand.constant(self.array)
+        return Operand(made.type, self._array)
 
     @staticmethod
     def derive(name: str, op: Op, *inputs: Constant | None, output: int = 0) -> Constant:

@@ -92,7 +92,8 @@ def entering_bytes(node: Node, op: GRU | LSTM, lanes: int) -> Dim:
     if value is None:
         raise InternalError(f"{node} has no sequence")
     moments = value.tensor.shape[0] * value.tensor.shape[1] * op.directions
-    return moments * (op.gates * -(-int(op.hidden_size) // lanes) * lanes * FLOAT_BYTES)
+    size = moments * (op.gates * -(-int(op.hidden_size) // lanes) * lanes * FLOAT_BYTES)
+    return FLOAT_BYTES if size == 0 else size  # even of nothing there is a place
 
 
 def entering_launch(
