@@ -247,3 +247,12 @@ def test_comparing_leaves_the_network_as_it_was() -> None:
 def test_a_comparison_is_a_value() -> None:
     found = compare(inception_model(), tune="none")
     assert dataclasses.asdict(found)["outputs"][0]["name"] == "prob"
+
+
+@pytest.mark.parametrize(("precision", "bound"), [("float16", 3e-3), ("bfloat16", 2e-2)])
+def test_an_engine_of_narrow_numbers_is_held_to_the_bound_of_its_precision(
+    precision: str, bound: float
+) -> None:
+    found = compare(inception_model(), precision=precision)
+    assert found.passed
+    assert {error.tolerance for error in found.outputs} == {bound}

@@ -12,7 +12,7 @@ from smelt.builder import build
 from smelt.compare._export import model_from_graph
 from smelt.compare._inputs import fix_shapes, input_sets, shapes_of_inputs
 from smelt.compare._layers import LayerDifference, find_first_difference, layer_errors
-from smelt.compare._measure import OutputError, measure_error
+from smelt.compare._measure import TOLERANCES, OutputError, measure_error
 from smelt.compare._oracle import make_oracle
 from smelt.compare._reduce import reduce_graph
 from smelt.engine import write_atomically
@@ -94,7 +94,7 @@ def compare(  # gate: options of one question, each with its default
         reduce: where to save the smallest failing part as ONNX, if there is a failure; its inputs
             go beside it.
         tolerance: largest error allowed, relative to an output's largest magnitude; None for
-            1e-4 (float16 3e-3).
+            1e-4, and 3e-3 or 2e-2 where the model or the engine computes in float16 or bfloat16.
         shapes: as for `build`; the inputs' own where they are given.
         outputs: values to compare instead of the model's outputs.
         max_batch_size: batch, where the network leaves it open.
@@ -112,6 +112,8 @@ def compare(  # gate: options of one question, each with its default
     shapes = shapes_of_inputs(graph, given, shapes)
     sets = input_sets(graph, given, shapes, max_batch_size, seed)
     oracle = make_oracle(against, graph, message)
+    if tolerance is None:
+        tolerance = TOLERANCES.get(str(options.get("precision")))
     engine_options: dict[str, Any] = options | {
         "progress": progress,
         "max_batch_size": max_batch_size,
