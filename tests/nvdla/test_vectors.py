@@ -30,8 +30,15 @@ def test_all_units_have_vectors() -> None:
     assert len(UNITS) >= LEAST_UNITS
 
 
+@pytest.mark.parametrize("elements_at_once", [None, 50])
 @pytest.mark.parametrize("unit", UNITS)
-def test_the_machine_gives_the_bits_of_the_vendors_model(unit: str) -> None:
+def test_the_machine_gives_the_bits_of_the_vendors_model(
+    unit: str, elements_at_once: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However small the parts are in which an engine takes a cube."""
+    if elements_at_once is not None:
+        place = "smelt.nvdla.hardware._operation._ELEMENTS_AT_ONCE"
+        monkeypatch.setattr(place, elements_at_once)
     with np.load(FOLDER / f"{unit}.npz", allow_pickle=False) as arrays:
         cases: dict[str, dict[str, NDArray[np.generic]]] = {}
         for name in arrays.files:

@@ -285,6 +285,62 @@ def test_fp16_sums_are_within_the_hardware_s_own_error(exact: bool) -> None:
     assert np.abs(found - expected).max() <= np.spacing(np.float16(np.abs(expected).max()))
 
 
+def _convolve_halves(
+    words: NDArray[np.uint16], kernels: NDArray[np.uint16], *, exact: bool, winograd: bool
+) -> NDArray[np.generic]:
+    """Convolve fp16 words of [8, 8, 32] with 5 kernels, on the fly through SDP."""
+    bench = Bench(exact_fp16=exact)
+    bench.put(SOURCE, bench.pack(words))
+    bench.put(WEIGHTS, kernels)
+    kernel, output = ((4, 4), (4, 4)) if winograd else ((2, 2), (7, 7))
+    bench.program_convolution(
+        size=(8, 8, 32),
+        kernels=5,
+        kernel=kernel,
+        output=output,
+        precision=Precision.FP16,
+        winograd=winograd,
+    )
+    bench.program_sdp(size=(*output, 5), precision=Precision.FP16, flying=True)
+    assert bench.convolve()
+    return bench.unpack(TARGET, (*output, 5), np.float16)
+
+
+@pytest.mark.parametrize("winograd", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_fp16_sums_are_nan_in_double_precision_where_the_hardware_s_are(
+    seed: int, winograd: bool
+) -> None:
+    generator = np.random.default_rng(seed)
+    data = generator.standard_normal((8, 8, 32)).astype(np.float16).view(np.uint16)
+    count = 5 * 32 * (16 if winograd else 4)
+    kernels = generator.standard_normal(count).astype(np.float16).view(np.uint16)
+    quiet, signalling, negative, infinity = 0x7E00, 0x7D00, 0xFE01, 0xFC00
+    for _ in range(seed % 3):
+        data[tuple(generator.integers(0, data.shape))] = generator.choice([quiet, signalling])
+        data[tuple(generator.integers(0, data.shape))] = infinity
+    for _ in range(seed // 3):
+        kernels[generator.integers(0, count)] = negative
+        kernels[generator.integers(0, count)] = infinity
+    fast, exact = (
+        _convolve_halves(data, kernels, exact=exact, winograd=winograd) for exact in (False, True)
+    )
+    assert np.array_equal(np.isnan(fast), np.isnan(exact))
+    if not winograd:  # whose last rows no tile reads
+        assert np.isnan(exact).any() == (seed > 0)
+    assert not np.isinf(fast).any()
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_quiet_nan_passes_the_convolution_as_it_is(exact: bool) -> None:
+    data = np.zeros((8, 8, 32), np.uint16)
+    data[0, 0, 3] = 0x7E00
+    found = _convolve_halves(data, np.zeros(5 * 32 * 4, np.uint16), exact=exact, winograd=False)
+    words = np.ascontiguousarray(found).view(np.uint16)
+    assert (words[0, 0] == 0x7E00).all()
+    assert not words[1:].any()
+
+
 def test_kernels_with_more_channels_than_the_input_are_refused() -> None:
     bench = Bench()
     bench.program_convolution(size=(3, 3, 8), kernels=6, kernel=(1, 1), output=(3, 3))

@@ -18,12 +18,21 @@ from smelt.nvdla.loadable import (
     MemoryFlags,
     PdpSurface,
 )
-from smelt.nvdla.port import LocalPort, MachineDriver, NvDlaHeap, PhysicalTask
+from smelt.nvdla.port import (
+    LocalPort,
+    MachineDriver,
+    NvDlaHeap,
+    PhysicalTask,
+    PortServer,
+    SocketPort,
+)
+from smelt.nvdla.registers import RegisterFile
 from tests.nvdla.hardware._programs import SOURCE, TARGET, Bench
 from tests.nvdla.runtime.test_hostile_loadables import SOUND, pooling, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 PAGE_BYTES = 4096
 FAR_BYTES = 64 << 10
@@ -192,3 +201,99 @@ def test_an_operation_that_takes_too_long_ends_with_its_task() -> None:
         bench.convolve()
     assert caught.value.status is NvError.TIMEOUT
     assert time.process_time() - begin < 2.0
+
+
+LARGE = (64, 8192, 32)
+LARGE_TARGET = 1 << 24
+IN_OUT = ("IN", "OUT")
+
+
+def _program_large(bench: Bench, engine: str) -> None:
+    """Program an engine for a cube of 16 MiB."""
+    line, surface = bench.strides(*LARGE[:2])
+    target: dict[str, int] = {
+        "D_DST_BASE_ADDR_LOW": LARGE_TARGET,
+        "D_DST_LINE_STRIDE": line,
+        "D_DST_SURFACE_STRIDE": surface,
+    }
+    source: dict[str, int] = {
+        "D_SRC_BASE_ADDR_LOW": 0,
+        "D_SRC_LINE_STRIDE": line,
+        "D_SRC_SURFACE_STRIDE": surface,
+    }
+    sizes = {"WIDTH": LARGE[1] - 1, "HEIGHT": LARGE[0] - 1, "CHANNEL": LARGE[2] - 1}
+    if engine == "PDP":
+        cubes = {f"D_DATA_CUBE_{way}_{name}": n for name, n in sizes.items() for way in IN_OUT}
+        del cubes["D_DATA_CUBE_OUT_CHANNEL"]
+        bench.set("PDP", D_OPERATION_MODE_CFG=1 << 4, D_DST_RAM_CFG=1, **cubes, **target)
+        bench.set("PDP", D_POOLING_KERNEL_CFG=7 | 7 << 8, D_POOLING_PADDING_CFG=4 | 4 << 4)
+        bench.set("PDP_RDMA", D_SRC_RAM_CFG=1, **source)
+    elif engine == "CDP":
+        bench.set("CDP", D_DATA_FORMAT=0, D_LRN_CFG=3, D_DST_DMA_CFG=1, **target)
+        cubes = {f"D_DATA_CUBE_{name}": size for name, size in sizes.items()}
+        bench.set("CDP_RDMA", D_SRC_DMA_CFG=1, **cubes, **source)
+    else:
+        bench.program_sdp(size=LARGE)
+        bench.set("SDP", D_DP_BS_CFG=0, D_CVT_SHIFT=3, **target)
+        bench.set("SDP_RDMA", **source)
+
+
+@pytest.mark.requirement("D-41")
+@pytest.mark.parametrize("engine", ["PDP", "CDP", "SDP"])
+def test_a_large_cube_ends_with_its_task(engine: str) -> None:
+    bench = Bench()
+    bench.machine = Machine(NV_FULL, 1 << 25)
+    bench.registers = RegisterFile(bench.machine, bench.machine.register_map)
+    _program_large(bench, engine)
+    bench.enable(engine, f"{engine}_RDMA")
+    whole = AddressSpan(MemorySpace.DRAM, 0, 1 << 25)
+    begin = time.process_time()
+    limits = TaskLimits((whole,), deadline_s=time.monotonic() + 0.05)
+    with (
+        bench.machine.limited(limits),
+        pytest.raises(NvdlaError, match="time was up while an engine still worked") as caught,
+    ):
+        bench.finish()
+    assert caught.value.status is NvError.TIMEOUT
+    assert time.process_time() - begin < 2.0
+
+
+class Broken:
+    """An engine with a fault that nobody foresaw, once."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._monkeypatch = monkeypatch
+        monkeypatch.setattr("smelt.nvdla.hardware._engines.run_pdp", self.run)
+
+    def run(self, *_: object) -> None:
+        self._monkeypatch.undo()
+        raise ValueError("shapes that do not match")
+
+
+def test_an_engine_that_breaks_does_not_take_the_device_with_it(
+    driver: MachineDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with create_runtime(LocalPort(driver)) as runtime:
+        Broken(monkeypatch)
+        with pytest.raises(ValueError, match="do not match"):
+            run(runtime, pooling())
+    with create_runtime(LocalPort(driver)) as runtime:
+        assert run(runtime, pooling()) == bytes(range(64))
+
+
+def test_a_server_says_that_an_engine_broke_and_goes_on(
+    driver: MachineDriver,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with PortServer(tmp_path / "s", driver) as server:
+        server.start()
+        with SocketPort(tmp_path / "s", timeout_s=30) as port, create_runtime(port) as runtime:
+            Broken(monkeypatch)
+            with pytest.raises(NvdlaError, match="ValueError: shapes that do not match") as caught:
+                run(runtime, pooling())
+            assert caught.value.status is NvError.INVALID_STATE
+            assert "a request of kind SUBMIT fails" in caplog.text
+            runtime.unload()
+            assert run(runtime, pooling()) == bytes(range(64))

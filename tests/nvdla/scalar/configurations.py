@@ -56,6 +56,15 @@ def draw_halves(draw: DrawFn, shape: tuple[int, ...], *, largest: float = 256.0)
     return halves
 
 
+def _strew_specials(draw: DrawFn, halves: HalfCube) -> HalfCube:
+    """Put infinities and numbers that are none in a few places, or nowhere."""
+    specials = draw(st.lists(st.sampled_from((np.inf, -np.inf, np.nan)), max_size=3))
+    generator = np.random.default_rng(draw(_SEEDS))
+    for special in specials:
+        halves[tuple(generator.integers(0, halves.shape))] = special
+    return halves
+
+
 # ---- convolution
 
 
@@ -315,6 +324,7 @@ def half_direct_cases(draw: DrawFn) -> HalfDirectCase:
     shape = (channels, draw(st.integers(kernel[0], 5)), draw(st.integers(kernel[1], 5)))
     weights = draw_halves(draw, (draw(st.sampled_from((1, 5, 17))), channels, *kernel), largest=4.0)
     data = draw_halves(draw, shape, largest=16.0)
+    data, weights = _strew_specials(draw, data), _strew_specials(draw, weights)
     return HalfDirectCase(_fit(settings, shape, kernel), data, weights)
 
 

@@ -14,7 +14,7 @@ from smelt.nvdla.hardware._cdp_float import normalise_fp16
 from smelt.nvdla.hardware._configuration import Precision
 from smelt.nvdla.hardware._lut import CDP_STYLE, Lut, look_up, read_lut
 from smelt.nvdla.hardware._memory import DTYPES, Surface
-from smelt.nvdla.hardware._operation import ceil_div
+from smelt.nvdla.hardware._operation import ceil_div, split_plane
 
 if TYPE_CHECKING:
     from smelt.nvdla.hardware._memory import Array
@@ -35,10 +35,12 @@ def run_cdp(operation: Operation) -> None:
     cube = operation.dma.read_cube(source, DTYPES[precision])
     cube[..., channels:] = 0
     lut = _read_lut(registers, operation.luts["CDP"])
-    if precision is Precision.FP16:
-        output = normalise_fp16(operation, cube, lut)
-    else:
-        output = _normalise(operation, cube, lut, precision, channels)
+    output = np.empty_like(cube)
+    for part in split_plane(operation, source.height, source.width, cube.shape[2]):
+        if precision is Precision.FP16:
+            output[part] = normalise_fp16(operation, cube[part], lut)
+        else:
+            output[part] = _normalise(operation, cube[part], lut, precision, channels)
     operation.dma.write_cube(target, output)
     operation.mac_cycles = ceil_div(cube.size, _LANES)
     _report(operation)

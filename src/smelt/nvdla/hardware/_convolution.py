@@ -17,6 +17,7 @@ from smelt.nvdla.hardware._buffer import check_buffer
 from smelt.nvdla.hardware._configuration import Precision
 from smelt.nvdla.hardware._exact_convolution import correlate_exact
 from smelt.nvdla.hardware._features import pad_value, read_features
+from smelt.nvdla.hardware._float import extend_infinities, sums_to_fp32
 from smelt.nvdla.hardware._image import read_image
 from smelt.nvdla.hardware._operation import add_products, ceil_div
 from smelt.nvdla.hardware._weights import read_weights
@@ -196,7 +197,7 @@ def correlate(
     padded = _pad(cube, shape, (height, width), fill, dtype)
     taps = weights.astype(dtype)
     if precision is Precision.FP16:
-        padded, taps = _finite(padded), _finite(taps)
+        padded, taps = extend_infinities(padded), extend_infinities(taps)
     total = np.zeros((shape.output_height * shape.output_width, shape.kernels), np.float64)
     for y in range(shape.kernel_height):
         top = y * shape.dilation_y
@@ -207,14 +208,6 @@ def correlate(
             ]
             add_products(operation, total, seen.reshape(-1, shape.channels), taps[y, x])
     return total.reshape(shape.output_height, shape.output_width, shape.kernels)
-
-
-def _finite(values: np.ndarray) -> np.ndarray:
-    """Return values with infinities as the multipliers read them: the next power of two."""
-    infinite = np.isinf(values)
-    if not infinite.any():
-        return values
-    return np.where(infinite, np.copysign(65536.0, values), values)
 
 
 def _pad(
@@ -248,7 +241,7 @@ def accumulate(operation: Operation, sums: np.ndarray, precision: Precision) -> 
     """Return CACC's output: rounded fp32, or integers shifted and clamped to 32 bits."""
     cacc = operation.registers["CACC"]
     if precision is Precision.FP16:
-        return sums.astype(np.float32)
+        return sums if operation.exact_fp16 else sums_to_fp32(sums)
     shifted = shift_right_rounded(
         saturate(sums.astype(np.int64), 48), cacc.get("D_CLIP_CFG", "CLIP_TRUNCATE")
     )

@@ -30,6 +30,9 @@ class FloatFormat:
 
 _FLOAT64_NAN = np.uint64(0x7FF8 << 48)
 _FP16_MANTISSA, _FP16_INFINITY = np.uint64(0x3FF), np.uint64(0x7C00)
+_FP32_MANTISSA = np.uint64(0x7FFFFF)
+_FP32_NAN = np.uint32(0x7F800200).view(np.float32)
+"""The NaN of double-precision sums: fp16's quiet one, its number in the lowest bits."""
 
 FP16 = FloatFormat(11, 2.0**-14, 65504.0)
 FP17 = FloatFormat(11, 2.0**-30, (2 - 2.0**-10) * 2.0**31)
@@ -91,20 +94,44 @@ def differs(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def widen(values: np.ndarray, target: FloatFormat) -> FloatArray:
-    """Return fp16 values in a wider format: infinity becomes its largest value."""
+    """Return fp16 or fp32 values in a wider format: infinity becomes its largest value."""
     wide = values.astype(np.float64)
     finite = np.where(np.isinf(wide), np.copysign(target.largest, wide), wide)
     is_nan = np.isnan(wide)
     if is_nan.any():
-        words = values.view(np.uint16).astype(np.uint64)
-        finite = np.where(is_nan, _make_nan(words >> np.uint64(15), words & _FP16_MANTISSA), finite)
+        finite = np.where(is_nan, _widen_nans(values), finite)
     return finite
+
+
+def _widen_nans(values: np.ndarray) -> FloatArray:
+    """Return NaNs with the sign and number of fp16 or fp32 ones."""
+    if values.dtype == np.float32:
+        words = values.view(np.uint32).astype(np.uint64)
+        return _make_nan(words >> np.uint64(31), words & _FP32_MANTISSA)
+    words = values.view(np.uint16).astype(np.uint64)
+    return _make_nan(words >> np.uint64(15), words & _FP16_MANTISSA)
 
 
 def _make_nan(sign: np.ndarray, mantissa: np.ndarray) -> FloatArray:
     """Return float64 NaNs with a mantissa of up to 23 bits in their lowest."""
     words: np.ndarray = sign << np.uint64(63) | _FLOAT64_NAN | mantissa
     return words.view(np.float64)
+
+
+def extend_infinities(values: np.ndarray) -> np.ndarray:
+    """Return fp16 values with infinities as the multipliers read them: the next power of two."""
+    infinite = np.isinf(values)
+    if not infinite.any():
+        return values
+    return np.where(infinite, np.copysign(65536.0, values), values)
+
+
+def sums_to_fp32(sums: np.ndarray) -> np.ndarray:
+    """Return double-precision sums of fp16 products in fp32.
+
+    Which NaN comes out of them depends on the order of additions, so all become the same one.
+    """
+    return np.where(np.isnan(sums), _FP32_NAN, sums.astype(np.float32))
 
 
 def round_to_fp16(values: np.ndarray) -> np.ndarray:

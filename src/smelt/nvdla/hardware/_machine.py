@@ -296,6 +296,9 @@ class Machine:
             self.faults.append(Fault(chain.engines, group, error.with_traceback(None)))
             self._condition.notify_all()
             return False
+        except BaseException:
+            self.reset()  # a fault of the model's own: the next operation must not meet it again
+            raise
         record = self._record(chain, group, operation)
         self.records.append(record)
         for name in chain.blocks:

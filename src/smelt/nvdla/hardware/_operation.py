@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from smelt.nvdla._status import NvdlaError, NvError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import numpy as np
 
     from smelt.nvdla.hardware._configuration import Configuration, Precision
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
 
 _MACS_AT_ONCE = 1 << 31
 """Multiplications between two looks at the clock: a tenth of a second or so."""
+
+_ELEMENTS_AT_ONCE = 1 << 20
+"""Elements between two looks at the clock: a second at most, and some of ten megabytes each."""
 
 
 @dataclass(slots=True)
@@ -84,6 +89,24 @@ def add_products(
     for start in range(0, len(seen), step):
         operation.check_time()
         total[start : start + step] += seen[start : start + step] @ weights
+
+
+def split_plane(
+    operation: Operation, lines: int, columns: int, elements: int
+) -> Iterator[tuple[slice, slice]]:
+    """Cut a plane into tiles that bound memory, and look at the clock before each.
+
+    ``elements`` are computed on for each place of the plane.
+
+    Raises:
+        NvdlaError: the task's time is up (TIMEOUT).
+    """
+    across = min(columns, max(1, _ELEMENTS_AT_ONCE // elements))
+    down = max(1, _ELEMENTS_AT_ONCE // (elements * across))
+    for top in range(0, lines, down):
+        for left in range(0, columns, across):
+            operation.check_time()
+            yield slice(top, min(top + down, lines)), slice(left, min(left + across, columns))
 
 
 def ceil_div(value: int, divisor: int) -> int:

@@ -16,7 +16,7 @@ from smelt.nvdla._status import NvdlaError, NvError
 from smelt.nvdla.hardware._arithmetic import saturate, shift_right_rounded, sign_extend
 from smelt.nvdla.hardware._configuration import Precision
 from smelt.nvdla.hardware._memory import DTYPES, Surface
-from smelt.nvdla.hardware._operation import ceil_div
+from smelt.nvdla.hardware._operation import ceil_div, split_plane
 from smelt.nvdla.hardware._pdp_float import pool_average_fp16, pool_extreme_fp16, take_taps
 
 if TYPE_CHECKING:
@@ -54,6 +54,15 @@ class Pooling:
         padded: Array = self.kernel - np.maximum(inside, 0)
         return padded
 
+    def cut(self, outputs: slice) -> tuple[slice, Pooling]:
+        """Return the inputs that some outputs need, and the windows over these alone."""
+        first = outputs.start * self.stride - self.pad_before
+        end = (outputs.stop - 1) * self.stride - self.pad_before + self.kernel
+        inputs = slice(max(first, 0), min(end, self.size_in))
+        count = outputs.stop - outputs.start
+        size_in = inputs.stop - inputs.start
+        return inputs, Pooling(self.kernel, self.stride, max(-first, 0), size_in, count)
+
 
 def run_pdp(operation: Operation, flying: Array | None) -> None:
     """Run one pooling, on a cube from memory or one that SDP hands over."""
@@ -70,7 +79,7 @@ def run_pdp(operation: Operation, flying: Array | None) -> None:
             f"PDP expects {expected} {precision.name.lower()} elements but SDP hands over"
             f" {cube.shape} {cube.dtype}",
         )
-    operation.dma.write_cube(target, _pool(registers, precision, cube, columns, rows))
+    operation.dma.write_cube(target, _pool_in_tiles(operation, precision, cube, columns, rows))
     outputs = target.surfaces * rows.size_out * columns.size_out
     operation.mac_cycles = outputs * columns.kernel
 
@@ -142,6 +151,19 @@ def _read_input(operation: Operation, precision: Precision, channels: int) -> Ar
         "PDP_RDMA.D_SRC_BASE_ADDR",
     )
     return operation.dma.read_cube(surface, DTYPES[precision])
+
+
+def _pool_in_tiles(
+    operation: Operation, precision: Precision, cube: Array, columns: Pooling, rows: Pooling
+) -> np.ndarray:
+    lanes = cube.shape[2]
+    output = np.empty((rows.size_out, columns.size_out, lanes), cube.dtype)
+    registers = operation.registers["PDP"]
+    for lines, part in split_plane(operation, rows.size_out, lanes, columns.size_in * rows.stride):
+        inputs, window = rows.cut(lines)
+        seen = cube[inputs, :, part]
+        output[lines, :, part] = _pool(registers, precision, seen, columns, window)
+    return output
 
 
 def _pool(

@@ -22,7 +22,7 @@ from smelt.nvdla.hardware._configuration import Precision
 from smelt.nvdla.hardware._float import round_to_fp16
 from smelt.nvdla.hardware._lut import SDP_STYLE, look_up
 from smelt.nvdla.hardware._memory import DTYPES, Surface
-from smelt.nvdla.hardware._operation import ceil_div
+from smelt.nvdla.hardware._operation import ceil_div, split_plane
 from smelt.nvdla.hardware._sdp_float import run_stages_fp16
 from smelt.nvdla.hardware._sdp_registers import (
     EQUAL,
@@ -59,6 +59,15 @@ class SdpShape:
     """Channels of all whole atoms at the processing precision."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Stages:
+    """What one operation does with each element."""
+
+    x: tuple[XStage, XStage]
+    y: YStage
+    lut: Lut | None
+
+
 def run_sdp(operation: Operation, flying: np.ndarray | None) -> np.ndarray | None:
     """Run one operation; returns the cube if it goes to PDP on the fly.
 
@@ -68,29 +77,51 @@ def run_sdp(operation: Operation, flying: np.ndarray | None) -> np.ndarray | Non
     shape = _shape(operation)
     cubes = _read_input(operation, shape) if flying is None else _accept(flying, shape)
     operands = [_read_operands(operation, shape, *names) for names in _RDMA]
-    stages = (read_x_stage(registers, "BS"), read_x_stage(registers, "BN"))
-    y_stage = read_y_stage(registers)
-    lut = read_sdp_lut(registers, operation.luts["SDP"]) if y_stage.uses_lut else None
-    _check_stages(operation, y_stage)
-    if shape.processing is Precision.FP16:
-        output, unequal = run_stages_fp16(operation, cubes, operands, stages, y_stage, lut)
-    else:
-        values = cubes.astype(np.int64)
-        for stage, operand in zip(stages, operands, strict=False):
-            values = apply_x_stage(values, stage, operand)
-        values = apply_y_stage(values, y_stage, operands[2], lut, operation.counters)
-        unequal = bool(values.any()) if y_stage.compares else None
-        output = convert_output(operation, values, shape.output)
+    stages = _read_stages(operation)
+    output = np.empty(cubes.shape, DTYPES[shape.output])
+    is_unequal = False
+    elements = shape.batches * shape.lanes
+    for lines, columns in split_plane(operation, shape.height, shape.width, elements):
+        near = [operand.cut(lines, columns) for operand in operands]
+        seen = cubes[:, lines, columns]
+        output[:, lines, columns], unequal = _run_stages(operation, shape, seen, near, stages)
+        is_unequal |= bool(unequal)
     operation.mac_cycles = ceil_div(output.size, _throughput(operation))
     _report(operation)
-    if unequal is not None:
-        registers.report("D_STATUS", int(unequal))
+    if stages.y.compares:
+        registers.report("D_STATUS", int(is_unequal))
         return None
     if registers.get("D_FEATURE_MODE_CFG", "OUTPUT_DST"):
         handed_over: np.ndarray = output[0]
         return handed_over
     _write_output(operation, shape, output)
     return None
+
+
+def _read_stages(operation: Operation) -> _Stages:
+    registers = operation.registers["SDP"]
+    y_stage = read_y_stage(registers)
+    _check_stages(operation, y_stage)
+    lut = read_sdp_lut(registers, operation.luts["SDP"]) if y_stage.uses_lut else None
+    return _Stages((read_x_stage(registers, "BS"), read_x_stage(registers, "BN")), y_stage, lut)
+
+
+def _run_stages(
+    operation: Operation,
+    shape: SdpShape,
+    cubes: np.ndarray,
+    operands: list[Operands],
+    stages: _Stages,
+) -> tuple[np.ndarray, bool | None]:
+    """Return the output and, for the comparing mode, whether any element differs."""
+    if shape.processing is Precision.FP16:
+        return run_stages_fp16(operation, cubes, operands, stages.x, stages.y, stages.lut)
+    values = cubes.astype(np.int64)
+    for stage, operand in zip(stages.x, operands, strict=False):
+        values = apply_x_stage(values, stage, operand)
+    values = apply_y_stage(values, stages.y, operands[2], stages.lut, operation.counters)
+    unequal = bool(values.any()) if stages.y.compares else None
+    return convert_output(operation, values, shape.output), unequal
 
 
 def _report(operation: Operation) -> None:

@@ -24,6 +24,10 @@ class Operands:
     alu: np.ndarray | None
     mul: np.ndarray | None
 
+    def cut(self, lines: slice, columns: slice) -> Operands:
+        """Return what belongs to a part of the cube."""
+        return Operands(*(_cut(operand, lines, columns) for operand in (self.alu, self.mul)))
+
     def require_alu(self, stage: str) -> np.ndarray:
         """Return the ALU operand."""
         return _required(self.alu, stage, "ALU")
@@ -31,6 +35,13 @@ class Operands:
     def require_mul(self, stage: str) -> np.ndarray:
         """Return the multiplier's operand."""
         return _required(self.mul, stage, "multiplier")
+
+
+def _cut(operand: np.ndarray | None, lines: slice, columns: slice) -> np.ndarray | None:
+    """Return a part of [height or 1, width or 1, lanes]; a size of 1 is for all."""
+    if operand is None or operand.shape[:2] == (1, 1):
+        return operand
+    return operand[lines, columns]
 
 
 def _required(operand: np.ndarray | None, stage: str, unit: str) -> np.ndarray:

@@ -14,7 +14,14 @@ from smelt.nvdla._status import NvdlaError, NvError
 from smelt.nvdla.hardware._arithmetic import shift_right_saturated
 from smelt.nvdla.hardware._configuration import Precision
 from smelt.nvdla.hardware._exact_convolution import convolve_winograd_exact
-from smelt.nvdla.hardware._float import FP17, add, round_to_fp16, subtract, widen
+from smelt.nvdla.hardware._float import (
+    FP17,
+    add,
+    extend_infinities,
+    round_to_fp16,
+    subtract,
+    widen,
+)
 from smelt.nvdla.hardware._operation import add_products
 
 if TYPE_CHECKING:
@@ -114,8 +121,11 @@ def convolve_winograd(
         products = np.zeros((TILE, TILE, pixels.shape[2], shape.kernels), np.float64)
         for place in np.ndindex(TILE, TILE):
             seen, held = pixels[place].astype(np.float64), weights[place].astype(np.float64)
-            add_products(operation, products[place], seen, held)
+            add_products(operation, products[place], seen, extend_infinities(held))
         both = _reduce(products)
+        if transformed.dtype == np.float16:
+            # One multiplier cell takes a whole tile, so a NaN reaches all of its outputs.
+            both[:, :, np.isnan(products).any(axis=(0, 1))] = np.nan
     ordered = both.reshape(2, 2, tiles_y, tiles_x, shape.kernels).transpose(2, 0, 3, 1, 4)
     return ordered.reshape(shape.output_height, shape.output_width, shape.kernels)
 

@@ -151,8 +151,8 @@ class MachineDriver:
                 owner.scheduler.execute_task(
                     task.addresses, timeout_s=self._timeout_s, layout=layout
                 )
-        except NvdlaError as error:
-            if error.status is not NvError.BUSY:
+        except BaseException as error:
+            if not (isinstance(error, NvdlaError) and error.status is NvError.BUSY):
                 owner.machine.reset()
             raise
 

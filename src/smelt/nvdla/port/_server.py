@@ -177,10 +177,24 @@ class _Conversation:
                 except NvdlaError as error:
                     text = str(error).encode()[:MOST_DATA_BYTES]
                     send_frame(self._connection, Kind.FAILED, text, status=error.status or 0)
+                except (OSError, ProtocolError):
+                    raise
+                except Exception as error:  # noqa: BLE001  (the client hears of it, the log has it)
+                    _LOG.exception("a request of kind %s fails", frame.kind.name)
+                    self._fail(error)
                 else:
                     send_frame(self._connection, Kind.DONE, answer)
         except (OSError, ProtocolError) as error:
             _LOG.warning("a client is dropped: %s", error)
+
+    def _fail(self, error: Exception) -> None:
+        """Answer that a request met a fault of the driver's own."""
+        status = NvError.INVALID_STATE
+        if isinstance(error, MemoryError):
+            status = NvError.INSUFFICIENT_MEMORY
+        text = f"the device's server fails: {type(error).__name__}: {error}"
+        payload = text.encode(errors="replace")[:MOST_DATA_BYTES]
+        send_frame(self._connection, Kind.FAILED, payload, status=status)
 
     def _answer(self, frame: Frame) -> bytes:
         match frame.kind:
