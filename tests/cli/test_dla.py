@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
+from smelt.nvdla.loadable import DataType, EmuBuffer, EmuPowerOperation
+from smelt.nvdla.port import MachineDriver, PortServer
 from smelt.nvdla.runtime import DlaImage
 from tests.conftest import ROOT
-from tests.support.nvdla_loadables import pooling_loadable
+from tests.support.nvdla_driver import RecordingDriver
+from tests.support.nvdla_loadables import emulated_loadable, pooling_loadable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -173,9 +178,95 @@ def test_driver_and_hardware_can_be_another_process(
     assert "serving 2 nv_full" in server.stderr.readline()
     report = smelt("dla", "run", lenet, "--socket", socket, "--instance", 1, "--json").json
     assert report["outputs"][0]["md5"] == LENET_MD5
-    assert report["configuration"] is None
+    assert report["configuration"] == "nv_full"
+    answer = smelt("dla", "run", lenet, "--socket", socket, "--configuration", "nv_small")
+    assert answer.code == 2
+    assert "--configuration is nv_small, but the server at" in answer.err
+    assert "has nv_full" in answer.err
     server.send_signal(signal.SIGINT)
     assert server.wait(20) == 130
     server.stderr.close()
     assert not socket.exists()
     assert "smelt dla serve" in smelt("dla", "run", lenet, "--socket", socket).err
+
+
+def _halves(tmp_path: Path, format_number: int = 3) -> Path:
+    """A loadable that doubles 32 halves; in its tensors are 8, and atoms say which."""
+    source, target = (EmuBuffer(n, 0, 64, format_number, 1, 1, 32, 32, 32) for n in (3, 4))
+    doubled = EmuPowerOperation(power=1.0, scale=2.0)
+    loadable = emulated_loadable(doubled, source, target)
+    tensors = tuple(
+        replace(tensor, data_type=DataType.HALF, c=8, w=1, stride_0=2, stride_1=32, stride_2=32)
+        for tensor in loadable.tensors
+    )
+    path = tmp_path / "doubles"
+    path.write_bytes(replace(loadable, tensors=tensors).to_bytes())
+    return path
+
+
+def test_a_servers_atoms_pack_the_tensors(smelt: Smelt, tmp_path: Path) -> None:
+    (tmp_path / "in.bin").write_bytes(np.arange(32, dtype=np.float16).tobytes())
+    run = ("dla", "run", _halves(tmp_path), "--input", tmp_path / "in.bin", "--json")
+    with PortServer(tmp_path / "s", MachineDriver("nv_small")) as server:
+        server.start()
+        report = smelt(*run, "--socket", tmp_path / "s").json
+    assert report["configuration"] == "nv_small"
+    assert report["outputs"][0]["values"] == [0, 2, 4, 6, 32, 34, 36, 38]
+    assert smelt(*run).json["outputs"][0]["values"] == [0, 2, 4, 6, 8, 10, 12, 14]
+
+
+def test_a_server_that_does_not_say_its_hardware_needs_a_configuration(
+    smelt: Smelt, tmp_path: Path
+) -> None:
+    path, socket = _halves(tmp_path), tmp_path / "s"
+    with PortServer(socket, RecordingDriver()) as server:
+        server.start()
+        answer = smelt("dla", "run", path, "--socket", socket)
+        assert "does not say what hardware it has: give --configuration" in answer.err
+        report = smelt(
+            "dla", "run", path, "--socket", socket, "--configuration", "nv_small", "--json"
+        ).json
+    assert report["configuration"] == "nv_small"
+
+
+def test_what_is_not_a_number_is_null(smelt: Smelt, tmp_path: Path) -> None:
+    memory = np.full(32, np.nan, np.float16)
+    (tmp_path / "nan.bin").write_bytes(memory.tobytes())
+    report = smelt("dla", "run", _halves(tmp_path), "--json", "--input", tmp_path / "nan.bin")
+    assert report.json["outputs"][0]["values"] == [None] * 8
+    assert "NaN" not in report.out
+
+
+def test_an_unknown_format_names_its_task_operation_and_tensor(
+    smelt: Smelt, tmp_path: Path
+) -> None:
+    answer = smelt("dla", "run", _halves(tmp_path, 65535))
+    assert "task 0: emulated operation 0: its source tensor, at address 3: format 65535" in (
+        answer.err
+    )
+
+
+def test_a_folder_with_a_broken_trace_still_gives_a_list(smelt: Smelt, tmp_path: Path) -> None:
+    (tmp_path / "a.cfg").write_bytes(b"\xff")
+    (tmp_path / "b.cfg").write_text("// configuration: nv_small\n")
+    answer = smelt("dla", "trace", tmp_path, "--json")
+    assert answer.code == 1
+    assert [item["state"] for item in json.loads(answer.out)] == ["failed", "skipped"]
+
+
+def test_a_server_that_is_terminated_removes_its_socket(tmp_path: Path) -> None:
+    socket = tmp_path / "s"
+    server = subprocess.Popen(
+        [sys.executable, "-m", "smelt", "dla", "serve", str(socket)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert server.stderr is not None
+    assert "serving" in server.stderr.readline()
+    server.terminate()
+    assert server.wait(20) == 128 + signal.SIGTERM
+    assert server.stderr.read() == ""
+    server.stderr.close()
+    assert not socket.exists()

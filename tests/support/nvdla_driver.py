@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from smelt.nvdla import NvdlaError, NvError
-from smelt.nvdla.port import NvDlaHeap, PhysicalAddress, PhysicalTask, PortServer, Region
+from smelt.nvdla.port import (
+    DeviceHardware,
+    NvDlaHeap,
+    PhysicalAddress,
+    PhysicalTask,
+    PortServer,
+    Region,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +38,7 @@ class RecordingDriver:
     regions: dict[int, Region] = field(default_factory=dict[int, Region])
     on_execute: Callable[[RecordingDriver, PhysicalTask], None] | None = None
     next_address: int = 0x8000_0000
+    hardware: DeviceHardware | None = None
 
     def allocate(self, instance: int, size: int, heap: NvDlaHeap, /) -> Region:
         assert 0 <= instance < self.num_devices

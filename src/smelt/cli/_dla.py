@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,7 +19,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from smelt.nvdla.loadable import Loadable
-    from smelt.nvdla.port import Driver, MachineDriver, TracedDriver
+    from smelt.nvdla.port import (
+        DeviceHardware,
+        Driver,
+        LocalPort,
+        MachineDriver,
+        SocketPort,
+        TracedDriver,
+    )
     from smelt.nvdla.runtime import NvDlaTensor, Runtime
 
 _MOST_VALUES: Final = 4096
@@ -99,7 +107,11 @@ def _read_loadable(path: str) -> Loadable:
     metavar="FILE",
     help="Where to write an output, in the order of the network's: .npy, .dimg, or raw memory.",
 )
-@_CONFIGURATION
+@click.option(
+    "--configuration",
+    metavar="NAME",
+    help="The hardware.  [default: nv_full, or what the server has]",
+)
 @_EXACT
 @click.option("--socket", metavar="PATH", help="Run at a `smelt dla serve` instead.")
 @click.option("--instance", default=0, show_default=True, help="Which device of the server.")
@@ -114,7 +126,7 @@ def run(
     path: str,
     inputs: tuple[str, ...],
     outputs: tuple[str, ...],
-    configuration: str,
+    configuration: str | None,
     exact_fp16: bool,
     socket: str | None,
     instance: int,
@@ -130,22 +142,26 @@ def run(
       smelt dla run network.nvdla --socket /tmp/dla.sock --json
       smelt dla run network.nvdla --record-trace network.cfg
     """
-    from smelt.nvdla.hardware import find_configuration
-
     if record_trace is not None and (socket or instance):
         raise click.UsageError("--record-trace is for a device of this process, without --socket")
-    hardware = find_configuration(configuration)
-    driver = None if socket else _make_driver(configuration, record_trace, exact_fp16=exact_fp16)
+    if exact_fp16 and socket:
+        raise click.UsageError("--exact-fp16 is for `smelt dla serve`, not for --socket")
+    driver = (
+        None
+        if socket
+        else _make_driver(configuration or "nv_full", record_trace, exact_fp16=exact_fp16)
+    )
     loadable = _read_loadable(path)
-    with _open(driver, socket, instance) as runtime:
+    with _open(driver, socket, instance) as (runtime, port):
         runtime.load(loadable, instance)
+        hardware = _agree(port.hardware, configuration, socket)
         results = _run_once(runtime, inputs, outputs, hardware.atom_bytes)
     cycles = driver.machines[0].total_cycles if driver is not None else None
     if record_trace is not None and driver is not None:
         _write_trace(driver, record_trace)
     report = {
         "loadable": path,
-        "configuration": None if socket else configuration,
+        "configuration": hardware.configuration,
         "estimated_cycles": cycles,
         **results,
     }
@@ -176,9 +192,24 @@ def serve(*, path: str, configuration: str, exact_fp16: bool, devices: int) -> N
     from smelt.nvdla.port import MachineDriver, PortServer
 
     driver: Driver = MachineDriver(configuration, devices, exact_fp16=exact_fp16)
-    with PortServer(path, driver) as server:
+    with _ended_by_sigterm(), PortServer(path, driver) as server:
         say(f"serving {devices} {configuration} at {path}; end with Ctrl-C")
         server.serve_forever()
+
+
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Generator[None]:
+    """Leave on SIGTERM as on an exit, so that what is open is closed."""
+
+    def end(number: int, _: object) -> None:
+        signal.signal(number, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _make_driver(
@@ -200,16 +231,37 @@ def _write_trace(driver: MachineDriver | TracedDriver, path: str) -> None:
 @contextlib.contextmanager
 def _open(
     driver: MachineDriver | TracedDriver | None, socket: str | None, instance: int
-) -> Generator[Runtime]:
+) -> Generator[tuple[Runtime, LocalPort | SocketPort]]:
     from smelt.nvdla import create_runtime
     from smelt.nvdla.port import LocalPort, SocketPort
 
     if driver is not None:
-        with create_runtime(LocalPort(driver)) as runtime:
-            yield runtime
+        local = LocalPort(driver)
+        with create_runtime(local) as runtime:
+            yield runtime, local
     elif socket is not None:
         with SocketPort(socket) as port, create_runtime(port, max_devices=instance + 1) as runtime:
-            yield runtime
+            yield runtime, port
+
+
+def _agree(there: DeviceHardware | None, asked: str | None, socket: str | None) -> DeviceHardware:
+    """What the device is, by its own word; what is asked for must not contradict it."""
+    from smelt.nvdla.hardware import find_configuration
+    from smelt.nvdla.port import DeviceHardware
+
+    if there is None:
+        if asked is None:
+            raise click.UsageError(
+                f"the server at {socket} does not say what hardware it has: give --configuration"
+            )
+        known = find_configuration(asked)
+        return DeviceHardware(known.name, known.atom_bytes)
+    if asked not in (None, there.configuration):
+        raise click.UsageError(
+            f"--configuration is {asked}, but the server at {socket} has {there.configuration}: "
+            f"leave --configuration out, or serve {asked}"
+        )
+    return there
 
 
 def _run_once(

@@ -54,3 +54,7 @@ class NvdlaError(SmeltError):
     def __init__(self, status: NvError, message: str) -> None:
         super().__init__(message)
         self.status = status
+
+    def within(self, place: str) -> NvdlaError:
+        """The same failure, told from further out."""
+        return NvdlaError(NvError(self.status or NvError.SUCCESS), f"{place}: {self}")

@@ -98,10 +98,13 @@ def _graph(**fields: Any) -> bytes:
         ({"addr0": _network(surface_desc_index=7)}, "address 7"),
         ({"addr0": _network(num_luts=1, lut_data_index=6)}, "lookup tables"),
         ({"addr0": _network(num_rois=2, roi_array_index=9)}, "regions of interest is at"),
-        ({"addr0": _network(op_head=(-1, -1, -1, 1, -1, -1))}, "first PDP operation is 1"),
+        (
+            {"addr0": _network(op_head=(-1, -1, -1, 1, -1, -1))},
+            "first PDP operation is number 1, counted from 0, but the task has 1 operation$",
+        ),
         ({"dep_graph": CommonOperation(op_type=6).to_bytes()}, "type 6"),
-        ({"dep_graph": _graph(consumers=(Consumer(1),) * 6)}, "followed by operation 1"),
-        ({"dep_graph": _graph(fused_parent=Consumer(9))}, "followed by operation 9"),
+        ({"dep_graph": _graph(consumers=(Consumer(1),) * 6)}, "followed by operation number 1"),
+        ({"dep_graph": _graph(fused_parent=Consumer(9))}, "followed by operation number 9"),
     ],
 )
 def test_a_network_that_contradicts_itself_is_named(blobs: dict[str, bytes], text: str) -> None:
@@ -165,6 +168,21 @@ def test_the_version_of_a_blob_chooses_the_layout(minor: int, layout: Descriptor
     (view,) = interpret(replace(loadable, blobs=blobs)).tasks
     assert isinstance(view, DlaTaskView)
     assert view.layout is layout
+
+
+@pytest.mark.parametrize(
+    ("version", "shown"),
+    [(Version(0, 12, 3), None), (Version(3, 7, 0), "0.12"), (Version(0, 2, 0), "0.11")],
+)
+def test_firmware_of_an_unknown_version_is_said_to_be_shown_as_another(
+    version: Version, shown: str | None
+) -> None:
+    loadable = pooling_loadable()
+    blobs = tuple(replace(blob, version=version) for blob in loadable.blobs)
+    view = interpret(replace(loadable, blobs=blobs))
+    warning = None if shown is None else f"unknown version {version}, shown as {shown}"
+    assert to_plain(view)["tasks"][0]["warning"] == warning
+    assert (f"firmware of {warning}" in format_text(view)) is (shown is not None)
 
 
 @pytest.mark.requirement("D-9")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smelt.nvdla import NvdlaError, NvError
-from smelt.nvdla.port import NvDlaHeap, PortServer, SocketPort
+from smelt.nvdla.port import DeviceHardware, NvDlaHeap, PortServer, SocketPort
 from tests.support.nvdla_driver import RecordingDriver
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def test_a_wrong_request_is_answered_with_its_code(
 ) -> None:
     before = _frame(OPEN, struct.pack("<I", 0)) + _frame(ALLOCATE, struct.pack("<QQI", 2, 16, 0))
     answer = _talk(path, before + _frame(kind, payload))
-    offset = 2 * (16 + 8)
+    offset = (16 + 12) + (16 + 8)
     magic, answered, number, length = struct.unpack_from("<IIII", answer, offset)
     assert (magic, answered, number) == (MAGIC, FAILED, status)
     assert len(answer) == offset + 16 + length
@@ -111,6 +111,29 @@ def test_random_requests_never_end_the_server(
 ) -> None:
     _talk(path, b"".join(_frame(kind, payload) for kind, payload in requests))
     assert _still_serves(path)
+
+
+@pytest.mark.parametrize("hardware", [None, DeviceHardware("my_nvdla", 16)])
+def test_a_server_says_what_its_devices_are(
+    tmp_path: Path, hardware: DeviceHardware | None
+) -> None:
+    with PortServer(tmp_path / "s", RecordingDriver(hardware=hardware)) as server:
+        server.start()
+        with SocketPort(tmp_path / "s", timeout_s=30) as port:
+            assert port.hardware is None
+            port.open(port.initialize(), 0)
+            assert port.hardware == hardware
+
+
+def test_a_server_of_impossible_atoms_is_refused(tmp_path: Path) -> None:
+    driver = RecordingDriver(hardware=DeviceHardware("odd", 1))
+    with PortServer(tmp_path / "s", driver) as server:
+        server.start()
+        with (
+            SocketPort(tmp_path / "s", timeout_s=30) as port,
+            pytest.raises(NvdlaError, match="an atom has 1 bytes"),
+        ):
+            port.open(port.initialize(), 0)
 
 
 def test_no_server_is_said_so(tmp_path: Path) -> None:

@@ -81,3 +81,20 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(NvdlaError) as caught:
         dtype_of_tensor(_tensor((1, 1, 1), DataType.FLOAT, 32))
     assert caught.value.status is NvError.NOT_SUPPORTED
+
+
+@pytest.mark.parametrize("dtype", ["<U3", "S3", "complex64", "datetime64[s]", "V2"])
+@pytest.mark.parametrize("data_type", [DataType.HALF, DataType.INT8])
+def test_only_numbers_go_into_a_tensor(dtype: str, data_type: DataType) -> None:
+    tensor = _tensor((4, 2, 3), data_type, 32)
+    array = np.zeros((4, 2, 3), dtype)
+    with pytest.raises(NvdlaError, match="bool, integers or floats; the array is") as caught:
+        write_tensor(tensor, array, np.zeros(192, np.uint8))
+    assert caught.value.status is NvError.BAD_PARAMETER
+
+
+def test_truth_values_are_zeros_and_ones() -> None:
+    tensor = _tensor((4, 2, 3), DataType.INT8, 32)
+    memory = np.zeros(192, np.uint8)
+    write_tensor(tensor, np.ones((4, 2, 3), np.bool_), memory)
+    assert array_from_tensor(tensor, memory).sum() == 24

@@ -86,3 +86,25 @@ def test_a_damaged_archive_is_refused(tmp_path: Path, share: float) -> None:
     path.write_bytes(packed)
     with pytest.raises(ModelFormatError, match="no readable archive"):
         find_traces(path)
+
+
+def test_a_file_that_cannot_be_read_is_a_result_and_the_others_still_play(tmp_path: Path) -> None:
+    good = "// configuration: nv_small\nreg_read(NVDLA_GLB.S_INTR_MASK_0, 0x0, 0x0);\n"
+    (tmp_path / "a.cfg").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "b.cfg").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "c.cfg").mkdir()
+    (tmp_path / "c.cfg" / "d.cfg").write_text(good)
+    results = [run_trace(trace) for trace in find_traces(tmp_path)]
+    assert [(result.name, result.state) for result in results] == [
+        ("a", "failed"),
+        ("b", "failed"),
+        ("d", "passed"),
+    ]
+    assert "is not text" in results[0].reason
+    assert "leads nowhere" in results[1].reason
+
+
+@pytest.mark.parametrize("text", ["", "check_nothing(sync_id_0);\n"])
+def test_a_trace_that_checks_nothing_has_not_passed(tmp_path: Path, text: str) -> None:
+    result = _play(tmp_path, text)
+    assert (result.state, result.reason) == ("skipped", "it checks nothing")

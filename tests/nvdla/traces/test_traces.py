@@ -101,11 +101,17 @@ def test_a_missing_data_file_skips_the_trace_and_is_named(tmp_path: Path) -> Non
     [
         ("reg_write(NVDLA_SDP.NOWHERE_0, 0x1);", "has no register"),
         ("reg_write(NVDLA_SDP.D_CVT_SCALE_0, 0x1ffffffff);", "no 32-bit number"),
-        ("reg_write(NVDLA_SDP.D_CVT_SCALE_0);", "wrong number"),
+        (
+            "reg_write(NVDLA_SDP.D_CVT_SCALE_0);",
+            "VALUE is missing: reg_write takes REGISTER, VALUE",
+        ),
+        ("reg_write(NVDLA_SDP.D_CVT_SCALE_0, zz);", "zz is no 32-bit number"),
+        ("mem_init(pri_mem, 0x0);", "SIZE is missing"),
+        ("check_crc();", "SYNC is missing"),
         ("jump(1);", "there is no command jump"),
         ("not a call", "is not a call"),
-        ("mem_init(third_mem, 0x0, 0x10, ALL_ZERO);", "third_mem"),
-        ("mem_init(pri_mem, 0x0, 0x10, ALL_RANDOM);", "ALL_RANDOM"),
+        ("mem_init(third_mem, 0x0, 0x10, ALL_ZERO);", "third_mem is none of pri_mem"),
+        ("mem_init(pri_mem, 0x0, 0x10, ALL_RANDOM);", "ALL_RANDOM is none of ALL_ZERO"),
         ("intr_notify(XYZ_0, sync_id_0);", "has no field"),
         ('mem_load(pri_mem, 0x0, "../../etc/passwd");', "leads out"),
         ('mem_load(pri_mem, 0x0, "/etc/passwd");', "leads out"),
@@ -120,7 +126,9 @@ def test_a_broken_line_fails_with_its_reason(line: str, why: str, tmp_path: Path
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("write_reg 0xffff1401", "wrong number"),
+        ("write_reg 0xffff1401", "VALUE is missing: write_reg takes ADDRESS, VALUE"),
+        ("read_reg 0xffff1401 0x1", "VALUE is missing"),
+        ("dump_mem", "ADDRESS is missing"),
         ("read_reg 0xffff1401 0x1 != 0x1", "no comparison"),
         ("hop", "there is no command hop"),
     ],

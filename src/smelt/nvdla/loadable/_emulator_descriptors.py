@@ -134,7 +134,8 @@ def find_emu_format(number: int, layout: DescriptorLayout) -> EmuFormat:
     formats = tuple(EmuFormat) if layout is DescriptorLayout.WITH_OFFSETS else _OLD_FORMATS
     if number >= len(formats):
         raise NvdlaError(
-            NvError.NOT_SUPPORTED, f"an emulated tensor has format {number}, which is not known"
+            NvError.NOT_SUPPORTED,
+            f"format {number} is not known; 0 to {len(formats) - 1} are",
         )
     return formats[number]
 

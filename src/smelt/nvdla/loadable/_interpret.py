@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     Entry = TypeVar("Entry", Address, Memory, Task)
 
 _MOST_ROIS: Final = 1 << 16
+_KNOWN_FIRMWARE: Final = ((0, 10), (0, 11), (0, 12))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,14 @@ class DlaTaskView:
     operations: tuple[OperationView, ...]
     luts: tuple[LutParameters, ...]
     rois: tuple[Roi, ...]
+
+    @property
+    def warning(self) -> str | None:
+        """What to doubt: the descriptors of an unknown firmware may be laid out differently."""
+        if (self.version.major, self.version.minor) in _KNOWN_FIRMWARE:
+            return None
+        shown = "0.12" if self.layout is DescriptorLayout.WITH_OFFSETS else "0.11"
+        return f"unknown version {self.version}, shown as {shown}"
 
     def edges(self) -> Iterator[Edge]:
         """The dependency graph."""
@@ -290,13 +299,13 @@ def _check_graph(view: DlaTaskView) -> None:
         if edge.target >= count:
             raise ModelFormatError(
                 f"task {view.task.id}: operation {edge.source} is followed by operation "
-                f"{edge.target}, but there are {count}"
+                f"number {edge.target}, counted from 0, but the task has {count}"
             )
     for kind, head in zip(OperationType, view.network.op_head, strict=True):
         if head >= count:
             raise ModelFormatError(
-                f"task {view.task.id}: its first {kind.name} operation is {head}, "
-                f"but there are {count}"
+                f"task {view.task.id}: its first {kind.name} operation is number {head}, "
+                f"counted from 0, but the task has {count or 'no'} operation{'s'[: count != 1]}"
             )
 
 

@@ -76,6 +76,8 @@ def _task_lines(view: TaskView) -> Iterator[str]:
     head = f"task {task.id}: {name_of(Interface, task.interface)}"
     if isinstance(view, DlaTaskView):
         yield f"{head} firmware {view.version}, {len(view.operations)} operations"
+        if view.warning is not None:
+            yield f"  firmware of {view.warning}"
         for operation in view.operations:
             yield from _operation_lines(operation)
         return
@@ -218,6 +220,7 @@ def _plain_task(view: TaskView) -> dict[str, Any]:
     }
     if isinstance(view, DlaTaskView):
         made["firmware"] = str(view.version)
+        made["warning"] = view.warning
         made["network"] = view.network.to_dict()
         made["operations"] = [_plain_operation(operation) for operation in view.operations]
         made["edges"] = [

@@ -23,6 +23,7 @@ from smelt.nvdla.port._frames import (
     HandleReply,
     Kind,
     MemoryRequest,
+    OpenReply,
     OpenRequest,
     ProtocolError,
     pack_tasks,
@@ -30,6 +31,7 @@ from smelt.nvdla.port._frames import (
     send_frame,
 )
 from smelt.nvdla.port._handles import HandlePort
+from smelt.nvdla.port._types import DeviceHardware
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -62,6 +64,7 @@ class SocketPort(HandlePort[int, _Mirror]):
             NvdlaError: DEVICE_NOT_FOUND, no one listens there.
         """
         super().__init__()
+        self._hardware: DeviceHardware | None = None
         self._lock: Final = threading.Lock()
         self._connection: Final = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._connection.settimeout(timeout_s)
@@ -73,6 +76,11 @@ class SocketPort(HandlePort[int, _Mirror]):
                 NvError.DEVICE_NOT_FOUND,
                 f"no one listens at {os.fspath(path)!r} ({error}); start: smelt dla serve",
             ) from error
+
+    @property
+    def hardware(self) -> DeviceHardware | None:
+        """What the device opened last is; None before, and when the server does not say."""
+        return self._hardware
 
     def disconnect(self) -> None:
         """End the connection; the other side frees everything."""
@@ -97,13 +105,18 @@ class SocketPort(HandlePort[int, _Mirror]):
         self._ask(Kind.PRINT, text.encode()[:MOST_DATA_BYTES])
 
     def _open_device(self, instance: int) -> int:
-        return self._ask_handle(Kind.OPEN, OpenRequest(instance).to_bytes())
+        payload = self._ask(Kind.OPEN, OpenRequest(instance).to_bytes()).payload
+        reply = OpenReply.from_bytes(payload)
+        self._hardware = _read_hardware(reply, payload[OpenReply.size_bytes() :])
+        return reply.device
 
     def _close_device(self, device: int) -> None:
         self._ask(Kind.CLOSE, DeviceRequest(device).to_bytes())
 
     def _allocate(self, device: int, size: int, heap: NvDlaHeap) -> tuple[_Mirror, Bytes]:
-        handle = self._ask_handle(Kind.ALLOCATE, AllocateRequest(device, size, heap).to_bytes())
+        request = AllocateRequest(device, size, heap)
+        answer = self._ask(Kind.ALLOCATE, request.to_bytes())
+        handle = HandleReply.from_bytes(answer.payload).handle
         mirror = _Mirror(handle, np.zeros(size, np.uint8), np.zeros(size, np.uint8))
         return mirror, mirror.data
 
@@ -137,9 +150,6 @@ class SocketPort(HandlePort[int, _Mirror]):
                 self._ask(Kind.WRITE, place.to_bytes(), part.tobytes())
                 sent[:] = part
 
-    def _ask_handle(self, kind: Kind, payload: bytes) -> int:
-        return HandleReply.from_bytes(self._ask(kind, payload).payload).handle
-
     def _ask(
         self, kind: Kind, *payload: Buffer, into: Mapping[int, _Mirror] | None = None
     ) -> Frame:
@@ -161,6 +171,17 @@ class SocketPort(HandlePort[int, _Mirror]):
         if frame.kind is Kind.FAILED:
             raise NvdlaError(_status(frame.status), frame.payload.decode(errors="replace"))
         return frame
+
+
+def _read_hardware(reply: OpenReply, name: bytes) -> DeviceHardware | None:
+    if not reply.atom_bytes:
+        return None
+    if reply.atom_bytes % 2:
+        raise NvdlaError(
+            NvError.BAD_VALUE,
+            f"the driver's process says that an atom has {reply.atom_bytes} bytes: an even number",
+        )
+    return DeviceHardware(name.decode(errors="replace"), reply.atom_bytes)
 
 
 def _store(payload: bytes, mirrors: Mapping[int, _Mirror]) -> None:

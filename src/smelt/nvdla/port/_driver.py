@@ -12,7 +12,7 @@ from smelt.nvdla._protocols import MemorySpace
 from smelt.nvdla.port._types import NvDlaHeap
 
 if TYPE_CHECKING:
-    from smelt.nvdla.port._types import Bytes
+    from smelt.nvdla.port._types import Bytes, DeviceHardware
 
 
 class Region(NamedTuple):
@@ -50,6 +50,11 @@ class Driver(Protocol):
     @property
     def num_devices(self) -> int:
         """How many instances there are."""
+        ...
+
+    @property
+    def hardware(self) -> DeviceHardware | None:
+        """What the instances are; None when that is not known."""
         ...
 
     def allocate(self, instance: int, size: int, heap: NvDlaHeap, /) -> Region:

@@ -89,8 +89,17 @@ class MemoryRequest(Descriptor):
 
 
 @dataclass(frozen=True, slots=True)
+class OpenReply(Descriptor):
+    """A device and what it is; the name of its configuration follows."""
+
+    device: int = at(0, "u64")
+    atom_bytes: int = at(8, "u32")
+    """0 when the hardware is not known; then no name follows."""
+
+
+@dataclass(frozen=True, slots=True)
 class HandleReply(Descriptor):
-    """A device or memory."""
+    """Memory."""
 
     handle: int = at(0, "u64")
 

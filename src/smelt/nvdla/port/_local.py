@@ -11,7 +11,7 @@ from smelt.nvdla.port._handles import HandlePort
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from smelt.nvdla.port._types import Bytes, NvDlaHeap, NvDlaTask
+    from smelt.nvdla.port._types import Bytes, DeviceHardware, NvDlaHeap, NvDlaTask
 
 
 class LocalPort(HandlePort[int, Region]):
@@ -20,6 +20,11 @@ class LocalPort(HandlePort[int, Region]):
     def __init__(self, driver: Driver) -> None:
         super().__init__()
         self._driver = driver
+
+    @property
+    def hardware(self) -> DeviceHardware | None:
+        """What the driver's devices are; None when it does not say."""
+        return self._driver.hardware
 
     def _open_device(self, instance: int) -> int:
         count = self._driver.num_devices

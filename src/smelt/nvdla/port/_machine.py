@@ -21,7 +21,7 @@ from smelt.nvdla.hardware import (
 )
 from smelt.nvdla.port._driver import PhysicalAddress, PhysicalTask, Region
 from smelt.nvdla.port._heap import PAGE_BYTES, PageHeap
-from smelt.nvdla.port._types import NvDlaHeap
+from smelt.nvdla.port._types import DeviceHardware, NvDlaHeap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,6 +91,11 @@ class MachineDriver:
     def num_devices(self) -> int:
         """How many instances there are."""
         return len(self._instances)
+
+    @property
+    def hardware(self) -> DeviceHardware:
+        """What the instances are."""
+        return DeviceHardware(self.configuration.name, self.configuration.atom_bytes)
 
     @property
     def machines(self) -> tuple[Machine, ...]:

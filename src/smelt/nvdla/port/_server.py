@@ -22,6 +22,7 @@ from smelt.nvdla.port._frames import (
     HandleReply,
     Kind,
     MemoryRequest,
+    OpenReply,
     OpenRequest,
     ProtocolError,
     receive_frame,
@@ -199,8 +200,7 @@ class _Conversation:
     def _answer(self, frame: Frame) -> bytes:
         match frame.kind:
             case Kind.OPEN:
-                instance = OpenRequest.from_bytes(frame.payload).instance
-                return HandleReply(self._port.open(self._session, instance)).to_bytes()
+                return self._open(OpenRequest.from_bytes(frame.payload).instance)
             case Kind.CLOSE:
                 return self._close(DeviceRequest.from_bytes(frame.payload).device)
             case Kind.ALLOCATE:
@@ -216,6 +216,11 @@ class _Conversation:
                 return b""
             case kind:
                 raise ProtocolError(f"a client sends {kind.name}, which only a server may")
+
+    def _open(self, instance: int) -> bytes:
+        device = self._port.open(self._session, instance)
+        name, atom_bytes = self._port.hardware or ("", 0)
+        return OpenReply(device, atom_bytes).to_bytes() + name.encode()
 
     def _close(self, device: int) -> bytes:
         self._port.close(self._session, device)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from smelt.nvdla._protocols import DmaMemory, RegisterBus
     from smelt.nvdla.hardware import Configuration, Machine
     from smelt.nvdla.port._driver import PhysicalTask, Region
-    from smelt.nvdla.port._types import Bytes, NvDlaHeap
+    from smelt.nvdla.port._types import Bytes, DeviceHardware, NvDlaHeap
 
 
 class TracedDriver:
@@ -45,6 +45,11 @@ class TracedDriver:
     def num_devices(self) -> int:
         """How many instances there are: one."""
         return self._driver.num_devices
+
+    @property
+    def hardware(self) -> DeviceHardware:
+        """What the instance is."""
+        return self._driver.hardware
 
     @property
     def machines(self) -> tuple[Machine, ...]:

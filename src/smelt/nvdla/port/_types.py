@@ -22,6 +22,14 @@ SIZE_LIMIT_BYTES: Final = 1 << 32
 Bytes: TypeAlias = "NDArray[np.uint8]"
 
 
+class DeviceHardware(NamedTuple):
+    """What a user of a device must know of its hardware."""
+
+    configuration: str
+    atom_bytes: int
+    """Of a memory atom: feature tensors are packed by it."""
+
+
 class NvDlaHeap(IntEnum):
     """Which memory to allocate from."""
 

@@ -64,12 +64,12 @@ def run_emulated_task(addresses: Sequence[Bytes]) -> None:
     listed = bytes(operations[: count * EMU_OPERATION_BYTES[layout]])
     described = bytes(buffers[: count * EMU_BUFFERS_BYTES])
     for index in range(count):
-        _run(
-            read_emu_operation(listed, index, layout),
-            EmuBuffers.from_bytes(described, index * EMU_BUFFERS_BYTES, layout),
-            layout,
-            addresses,
-        )
+        operation = read_emu_operation(listed, index, layout)
+        tensors = EmuBuffers.from_bytes(described, index * EMU_BUFFERS_BYTES, layout)
+        try:
+            _run(operation, tensors, layout, addresses)
+        except NvdlaError as error:
+            raise error.within(f"emulated operation {index}") from error
 
 
 def _at(addresses: Sequence[Bytes], index: int, what: str) -> Bytes:
@@ -88,7 +88,7 @@ def _run(
     addresses: Sequence[Bytes],
 ) -> None:
     source, target = buffers.src_data, buffers.dst_data
-    kind = find_emu_format(source.format, layout)
+    kind = _find_format(source, layout)
     if target.format != source.format:
         raise NvdlaError(
             NvError.NOT_SUPPORTED,
@@ -111,6 +111,13 @@ def _run(
             result = _softmax(values, operation.input_scale_factor, kind)
         stored = _to_memory(result, operation, kind)
     addresses[target.address_index][where] = stored.view(np.uint8).reshape(where.shape)
+
+
+def _find_format(source: EmuBuffer, layout: DescriptorLayout) -> EmuFormat:
+    try:
+        return find_emu_format(source.format, layout)
+    except NvdlaError as error:
+        raise error.within(f"its source tensor, at address {source.address_index}") from error
 
 
 def _places(

@@ -65,14 +65,20 @@ def write_tensor(
     """Copy an array, [channel, line, column], into a tensor's memory.
 
     Raises:
-        NvdlaError: BAD_PARAMETER, it has another shape; BAD_VALUE, the tensor's type cannot hold
-            a value; else as `array_from_tensor`.
+        NvdlaError: BAD_PARAMETER, it has another shape, or elements that are neither bool, integer
+            nor float; BAD_VALUE, the tensor's type cannot hold a value; else as
+            `array_from_tensor`.
     """
     expected = (tensor.dims.c, tensor.dims.h, tensor.dims.w)
     if array.shape != expected:
         raise NvdlaError(
             NvError.BAD_PARAMETER,
             f"tensor {tensor.name!r} is {expected} (CxHxW); the array is {array.shape}",
+        )
+    if array.dtype.kind not in "biuf":
+        raise NvdlaError(
+            NvError.BAD_PARAMETER,
+            f"tensor {tensor.name!r} takes bool, integers or floats; the array is {array.dtype}",
         )
     where = _layout(tensor, atom_bytes).find_bytes(memory.nbytes, f"tensor {tensor.name!r}")
     values = _converted(tensor, array)
@@ -83,7 +89,7 @@ def _converted(tensor: NvDlaTensor, array: NDArray[np.generic]) -> NDArray[np.ge
     dtype = dtype_of_tensor(tensor)
     if np.issubdtype(dtype, np.integer) and array.size:
         limits = np.iinfo(dtype.name)
-        is_whole = np.issubdtype(array.dtype, np.integer)
+        is_whole = array.dtype.kind in "biu"
         if not is_whole or array.min() < limits.min or array.max() > limits.max:
             raise NvdlaError(
                 NvError.BAD_VALUE,

@@ -241,9 +241,11 @@ class LoadedNetwork:
                     NvError.BAD_PARAMETER,
                     f"task {task.id} asks for emulator {task.instance}; there is one",
                 )
-            run_emulated_task(
-                [pinned.data[offset:end] for pinned, offset, end in self._places(task)]
-            )
+            places = [pinned.data[offset:end] for pinned, offset, end in self._places(task)]
+            try:
+                run_emulated_task(places)
+            except NvdlaError as error:
+                raise error.within(f"task {task.id}") from error
         else:
             raise NvdlaError(
                 NvError.BAD_PARAMETER,

@@ -25,7 +25,7 @@ from smelt.nvdla.traces._commands import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from smelt.nvdla.registers import RegisterMap
 
@@ -40,6 +40,25 @@ _SPACES = {
 _PATTERNS = {"ALL_ZERO": 0, "ALL_ONE": 0xFF, "ALL_FF": 0xFF}
 _SRAM_WINDOW = range(0x50000000, 0x60000000)
 """Where the test bench of ``.txn`` traces has its on-chip memory."""
+
+_CFG_USAGES = {
+    "reg_write": "REGISTER VALUE",
+    "poll_reg_equal": "REGISTER VALUE",
+    "reg_read": "REGISTER VALUE",
+    "intr_notify": "ENGINE_GROUP",
+    "mem_init": "SPACE ADDRESS SIZE PATTERN",
+    "mem_load": "SPACE ADDRESS FILE",
+    "check_crc": "SYNC SPACE ADDRESS SIZE CRC",
+    "check_file": "SYNC SPACE ADDRESS SIZE FILE",
+}
+_TXN_USAGES = {
+    "wait": "",
+    "write_reg": "ADDRESS VALUE",
+    "read_reg": "ADDRESS MASK VALUE",
+    "load_mem": "ADDRESS SIZE FILE",
+    "dump_mem": "ADDRESS SIZE FILE",
+}
+"""What each command needs; read_reg may have a comparison before its value."""
 
 _T = TypeVar("_T")
 
@@ -102,19 +121,34 @@ def _error(number: int, line: str, why: str) -> ModelFormatError:
 def _guarded(number: int, line: str, read: Callable[[], _T]) -> _T:
     try:
         return read()
-    except (ValueError, IndexError, KeyError) as error:
-        raise _error(
-            number, line, f"has a wrong number, name or count of arguments: {str(error)[:200]}"
-        ) from None
+    except ValueError as error:
+        raise _error(number, line, f"is wrong: {str(error)[:200]}") from None
     except NvdlaError as error:
         raise _error(number, line, str(error)[:200]) from None
 
 
 def _number(text: str, bits: int = 32) -> int:
-    value = int(text, 0)
+    try:
+        value = int(text, 0)
+    except ValueError:
+        value = -1
     if value < 0 or value >> bits:
         raise ValueError(f"{text} is no {bits}-bit number")
     return value
+
+
+def _named(table: Mapping[str, _T], name: str) -> _T:
+    if name not in table:
+        raise ValueError(f"{name} is none of {', '.join(table)}")
+    return table[name]
+
+
+def _check_count(name: str, arguments: Sequence[str], usages: Mapping[str, str]) -> None:
+    if name not in usages:
+        raise ValueError(f"there is no command {name}")
+    needed = usages[name].split()
+    if len(arguments) < len(needed):
+        raise ValueError(f"{needed[len(arguments)]} is missing: {name} takes {', '.join(needed)}")
 
 
 def _register_address(text: str, register_map: RegisterMap) -> int:
@@ -124,27 +158,26 @@ def _register_address(text: str, register_map: RegisterMap) -> int:
 def _cfg(line: int, name: str, arguments: list[str], register_map: RegisterMap) -> Command | None:
     if name in {"check_nothing", "sync_notify", "sync_wait"}:
         return None  # commands run in the order of the file, which satisfies every wait
+    _check_count(name, arguments, _CFG_USAGES)
     if name in {"reg_write", "poll_reg_equal", "reg_read"}:
         return _cfg_register(line, name, arguments, register_map)
     if name == "intr_notify":
-        source, group = arguments[0].rsplit("_", 1)
+        source, _, group = arguments[0].rpartition("_")
         field = f"{source.upper()}_DONE_STATUS{_number(group, 1)}"
         register_map.register("GLB.S_INTR_STATUS").field(field)
         return AwaitInterrupt(line, field)
     if name == "mem_init":
         space, address, size = _region(arguments)
-        return FillMemory(line, space, address, size, _PATTERNS[arguments[3]])
+        return FillMemory(line, space, address, size, _named(_PATTERNS, arguments[3]))
     if name == "mem_load":
         return LoadMemory(
-            line, _SPACES[arguments[0]], _number(arguments[1], 64), arguments[2].strip('"')
+            line, _named(_SPACES, arguments[0]), _number(arguments[1], 64), arguments[2].strip('"')
         )
     if name == "check_crc":
         space, address, size = _region(arguments[1:])
         return CheckCrc(line, space, address, size, _number(arguments[4]))
-    if name == "check_file":
-        space, address, size = _region(arguments[1:])
-        return CheckFile(line, space, address, size, arguments[4].strip('"'))
-    raise ValueError(f"there is no command {name}")
+    space, address, size = _region(arguments[1:])
+    return CheckFile(line, space, address, size, arguments[4].strip('"'))
 
 
 def _cfg_register(line: int, name: str, arguments: list[str], register_map: RegisterMap) -> Command:
@@ -156,7 +189,7 @@ def _cfg_register(line: int, name: str, arguments: list[str], register_map: Regi
 
 
 def _region(arguments: list[str]) -> tuple[MemorySpace, int, int]:
-    return _SPACES[arguments[0]], _number(arguments[1], 64), _size(arguments[2])
+    return _named(_SPACES, arguments[0]), _number(arguments[1], 64), _size(arguments[2])
 
 
 def _size(text: str) -> int:
@@ -171,19 +204,18 @@ def _txn_register(text: str) -> int:
 
 
 def _txn(line: int, name: str, arguments: list[str]) -> Command:
+    _check_count(name, arguments, _TXN_USAGES)
     if name == "wait":
         return AwaitInterrupt(line)
     if name == "write_reg":
         return WriteRegister(line, _txn_register(arguments[0]), _number(arguments[1]))
     if name == "read_reg":
         return _txn_read(line, arguments)
-    if name in {"load_mem", "dump_mem"}:
-        address = _number(arguments[0], 64)
-        space = MemorySpace.SRAM if address in _SRAM_WINDOW else MemorySpace.DRAM
-        if name == "load_mem":
-            return LoadMemory(line, space, address, arguments[2])
-        return CheckFile(line, space, address, _size(arguments[1]), arguments[2])
-    raise ValueError(f"there is no command {name}")
+    address = _number(arguments[0], 64)
+    space = MemorySpace.SRAM if address in _SRAM_WINDOW else MemorySpace.DRAM
+    if name == "load_mem":
+        return LoadMemory(line, space, address, arguments[2])
+    return CheckFile(line, space, address, _size(arguments[1]), arguments[2])
 
 
 def _txn_read(line: int, arguments: list[str]) -> ReadRegister:

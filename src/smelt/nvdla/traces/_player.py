@@ -45,6 +45,9 @@ _COMPARISONS: dict[str, Callable[[int, int], bool]] = {
     ">=": operator.ge,
 }
 
+_CHECKS = (ReadRegister, AwaitInterrupt, CheckCrc, CheckFile)
+"""Commands that can find a difference; a trace without any shows nothing."""
+
 State = Literal["passed", "failed", "skipped"]
 
 
@@ -85,14 +88,18 @@ def run_trace(
         configuration: The hardware; without it, the trace's mark, its folder or its language says.
 
     Returns:
-        Passed; failed, with the first thing that differs; or skipped, naming the data file that
-        is missing.
+        Passed; failed, with the first thing that differs or why it cannot be read; or skipped,
+        naming the data file that is missing, or because nothing in it checks anything.
 
     Raises:
         FileNotFoundError: there is no such trace.
     """
     trace = path if isinstance(path, TraceFile) else _single(path)
-    text = trace.text()
+    try:
+        text = trace.text()
+    except ModelFormatError as error:
+        name = configuration.name if configuration else ""
+        return TraceResult(trace.name, name, "failed", str(error))
     chosen = configuration or _configuration_of(trace, text)
     if chosen is None:
         known = ", ".join(CONFIGURATIONS)
@@ -100,12 +107,14 @@ def run_trace(
             trace.name, "", "skipped", f"its folder names no configuration; known are {known}"
         )
     try:
-        player = _Player(trace, chosen, _parse(trace, text, chosen))
-        player.play()
+        commands = _parse(trace, text, chosen)
+        _Player(trace, chosen, commands).play()
     except _MissingFileError as error:
         return TraceResult(trace.name, chosen.name, "skipped", str(error))
     except (_MismatchError, ModelFormatError, NvdlaError) as error:
         return TraceResult(trace.name, chosen.name, "failed", str(error))
+    if not any(isinstance(command, _CHECKS) for command in commands):
+        return TraceResult(trace.name, chosen.name, "skipped", "it checks nothing")
     return TraceResult(trace.name, chosen.name, "passed")
 
 

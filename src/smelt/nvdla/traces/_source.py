@@ -26,7 +26,10 @@ class _Folder:
 
     def read(self, name: PurePosixPath) -> bytes | None:
         path = self.root / name
-        return path.read_bytes() if path.is_file() else None
+        try:
+            return path.read_bytes() if path.is_file() else None
+        except OSError as error:
+            raise ModelFormatError(f"{name} cannot be read: {error.strerror}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +58,11 @@ class TraceFile:
         """Return the trace itself.
 
         Raises:
-            ModelFormatError: it is not text.
+            ModelFormatError: it cannot be read, or is not text.
         """
         content = self.files.read(self.path)
         if content is None:
-            raise FileNotFoundError(str(self.path))
+            raise ModelFormatError(f"{self.path} is no file: a link that leads nowhere, or a pipe")
         try:
             return content.decode("utf-8")
         except UnicodeDecodeError as error:
@@ -80,13 +83,17 @@ class TraceFile:
 def find_traces(path: str | Path) -> tuple[TraceFile, ...]:
     """Return the traces in a folder or archive, or the one that a file is, sorted by path.
 
+    A name that leads to no file is listed too, so that playing it says so.
+
     Raises:
         FileNotFoundError: nothing is there.
         ModelFormatError: the file is neither a trace nor a readable archive.
     """
     path = Path(path)
     if path.is_dir():
-        found = sorted(item for item in path.rglob("*") if item.suffix in _SUFFIXES)
+        found = sorted(
+            item for item in path.rglob("*") if item.suffix in _SUFFIXES and not item.is_dir()
+        )
         folder = _Folder(path)
         return tuple(TraceFile(PurePosixPath(item.relative_to(path)), folder) for item in found)
     if not path.exists():
