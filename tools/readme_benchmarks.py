@@ -32,6 +32,8 @@ PICTURE: Final = ROOT / "docs" / "images" / "speed.svg"
 OURS: Final = "smelt"
 PEERS: Final = ("onnxruntime", "openvino", "torch")
 _IN_README: Final = frozenset({"cpu_networks.json", "cpu_bfloat16.json", "cpu_int8.json"})
+_LEAST_SHARE: Final = 0.005
+"""A smaller share says that the arithmetic of a network could not be counted."""
 NOTHING: Final = "No measurement is recorded yet.\n"
 
 _MARKED: Final = r"(?P<begin><!-- {0}: begin[^>]*-->\n).*?(?P<end><!-- {0}: end -->)"
@@ -163,7 +165,7 @@ def _text(number: float | None) -> str:
 
 def _share(row: Row | None) -> str:
     share = row.get("share_of_peak") if row else None
-    return f"{share:.0%}" if share else ""
+    return f"{share:.0%}" if share and share >= _LEAST_SHARE else ""
 
 
 # ---- the other benchmarks
