@@ -76,8 +76,8 @@ BUGS = (
     Bug(
         "trace",
         "nvdla/traces/_parse.py",
-        "except (ValueError, IndexError, KeyError) as error:",
-        "except (ValueError, KeyError) as error:",
+        "if len(arguments) < len(needed):",
+        "if needed and not arguments:",
         "IndexError",
     ),
     # An edge of a task's graph may wait for an event that does not exist.
