@@ -15,12 +15,15 @@ _SCALE: Final = 340
 _BAR: Final = 13
 _GAP: Final = 14
 _TOP: Final = 44
+_LABEL: Final = 35
+"""Pixels that a number takes beside its bar."""
 _STYLE: Final = """
 text { font: 12px sans-serif; fill: #444 } .name { font-weight: 600 } .line { stroke: #999 }
+.in { fill: #111 }
 .bar0 { fill: #1f6feb } .bar1 { fill: #b0b8c1 } .bar2 { fill: #8a939d } .bar3 { fill: #69727c }
 @media (prefers-color-scheme: dark) {
 text { fill: #c5ccd3 } .bar0 { fill: #58a6ff } .bar1 { fill: #4a525b } .bar2 { fill: #6a737d }
-.bar3 { fill: #8b949e } }
+.bar3 { fill: #8b949e } .in { fill: #fff } }
 """
 
 
@@ -64,6 +67,11 @@ def chart(bars: Sequence[Bar]) -> str:
                     f' height="{_BAR - 2}"/>'
                 )
                 speed = f"{bar.speeds[engine]:.2f}"
-                parts.append(f'<text x="{_LEFT + length + 5}" y="{y + 10}">{speed}</text>')
+                end = _LEFT + length
+                if one - _LABEL < end < one:  # beside the bar the line would strike it through
+                    where = f'class="in" x="{end - 5}" text-anchor="end"'
+                else:
+                    where = f'x="{end + 5}"'
+                parts.append(f'<text {where} y="{y + 10}">{speed}</text>')
     parts.append(f'<line class="line" x1="{one}" y1="{_TOP - 8}" x2="{one}" y2="{height - 6}"/>')
     return "\n".join([*parts, "</svg>", ""])
