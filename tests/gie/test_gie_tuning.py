@@ -55,7 +55,8 @@ def test_candidates_are_run_on_dummy_data_and_the_fastest_is_chosen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     runs = _count_runs(monkeypatch)
-    engine = build(small_network())
+    # Of few channels a slower candidate may save the copy that turns the picture over.
+    engine = build(small_network(channels=24))
     times = candidates_times(engine)["conv"]
     measured = [seconds for _, seconds in times if seconds < 1]
     assert len(measured) >= 2

@@ -80,12 +80,12 @@ def output_of(layer: gie.InferLayer, index: int = 0) -> Tensor:
 
 
 def small_network(
-    *, relu: bool = True, kind: gie.DataType = gie.DataType.FLOAT
+    *, relu: bool = True, kind: gie.DataType = gie.DataType.FLOAT, channels: int = 4
 ) -> gie.InferNetwork:
     """Conv 3x3 (8 filters, padded) called conv, an activation called relu; result called out."""
     network = gie.InferNetwork("small")
-    x = network.add_input("data", kind, (4, 10, 9))
-    conv = network.add_convolution(x, 8, (3, 3), numbers(8, 4, 3, 3) / 6, numbers(8))
+    x = network.add_input("data", kind, (channels, 10, 9))
+    conv = network.add_convolution(x, 8, (3, 3), numbers(8, channels, 3, 3) / 6, numbers(8))
     conv.set_padding((1, 1))
     conv.set_name("conv")
     last = output_of(conv)
