@@ -82,7 +82,7 @@ def compile_kernel(kernel: KernelSpec, text: str, target: CudaTarget) -> CudaKer
             source = compiler.ASTSource(function, signature, constexprs={}, attrs=aligned)
             goal = targets.GPUTarget("cuda", target.capability, _LANES)
             made = triton.compile(source, target=goal, options=options)
-    except Exception as error:
+    except (triton.TritonError, RuntimeError, SyntaxError) as error:
         raise BuildError(f"kernel {kernel.symbol} does not compile: {error}") from error
     finally:
         linecache.cache.pop(f"<{kernel.symbol}>", None)

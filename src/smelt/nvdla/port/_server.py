@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from smelt.errors import InternalError
 from smelt.nvdla._status import NvdlaError, NvError
 from smelt.nvdla.port._frames import (
     MOST_DATA_BYTES,
@@ -41,6 +42,15 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _MOST_CONNECTIONS: Final = 32
+_FAULTS: Final = (
+    ArithmeticError,
+    InternalError,
+    LookupError,
+    MemoryError,
+    TypeError,
+    ValueError,
+)
+"""What a fault of the modelled hardware raises: the client hears of it, and the log has it."""
 
 
 class PortServer:
@@ -178,9 +188,7 @@ class _Conversation:
                 except NvdlaError as error:
                     text = str(error).encode()[:MOST_DATA_BYTES]
                     send_frame(self._connection, Kind.FAILED, text, status=error.status or 0)
-                except (OSError, ProtocolError):
-                    raise
-                except Exception as error:  # noqa: BLE001  (the client hears of it, the log has it)
+                except _FAULTS as error:
                     _LOG.exception("a request of kind %s fails", frame.kind.name)
                     self._fail(error)
                 else:
