@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 from smelt.engine import Json, as_json, parameters
 from smelt.ir import Operand
 from smelt.ops import Fused
-from smelt.types import DType, TensorType
+from smelt.types import DType, Layout, TensorFormat, TensorType
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from smelt.ir import Node, Op
+    from smelt.ir import Node, Op, Value
+    from smelt.types import Dim
 
 ABSENT_INPUT: Final = 1 << 20
 """Stands for an optional input that is not there."""
@@ -82,3 +83,38 @@ def typed_program(
         (made,) = op.infer(operands)
         kinds.append(made.dtype if isinstance(made, TensorType) else DType.FLOAT32)
     return program
+
+
+def stages_of(node: Node) -> tuple[Stage, ...]:
+    """The program of an elementwise node as a spec holds it, inputs counted without absent ones."""
+    present = [k for k, value in enumerate(node.inputs) if value is not None]
+    places = {k: place for place, k in enumerate(present)}
+    return tuple(
+        (op_as_json(op), tuple(places.get(a, a) for a in arguments), tuple(d.value for d in dtypes))
+        for op, arguments, dtypes in program_of(node)
+    )
+
+
+def format_beside(value: Value, layout: Layout, rank: int) -> TensorFormat:
+    """How an operand is stored beside a result of this rank and layout.
+
+    With fewer axes, as a bias has, it lies in its own order.
+    """
+    own = layout if value.tensor.rank == rank else Layout.LINEAR
+    return TensorFormat(value.tensor.dtype, own)
+
+
+def why_not_elementwise(
+    node: Node, why_not: Callable[[Op, Sequence[DType]], str | None]
+) -> str | None:
+    """Why a node is no program over its result; ``why_not`` says it of one op."""
+    shape = node.output.tensor.shape
+    for value in node.inputs:
+        if value is not None and not _broadcasts(value.tensor.shape, shape):
+            return f"{value.name} {value.tensor} may or may not repeat along {shape}"
+    return next((r for op, _, dtypes in program_of(node) if (r := why_not(op, dtypes))), None)
+
+
+def _broadcasts(shape: tuple[Dim, ...], onto: tuple[Dim, ...]) -> bool:
+    tail = onto[len(onto) - len(shape) :]
+    return all(extent in (1, whole) for extent, whole in zip(shape, tail, strict=True))

@@ -6,22 +6,26 @@ graph.
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from smelt.ir import Node, Value
+    from smelt.types import Dim
 
 LAUNCH_SECONDS: Final = 1.0e-6
 BYTES_PER_SECOND: Final = 4.0e12
 _GUESSED_EXTENT: Final = 8
 
 
+def guess(extent: Dim) -> int:
+    """The extent, or a guess where it is a symbol."""
+    return extent if isinstance(extent, int) else _GUESSED_EXTENT
+
+
 def count_of(value: Value) -> int:
     """Elements of a tensor, symbols guessed."""
-    count = 1
-    for extent in value.tensor.shape:
-        count *= extent if isinstance(extent, int) else _GUESSED_EXTENT
-    return count
+    return prod(map(guess, value.tensor.shape))
 
 
 def memory_seconds(node: Node) -> float:

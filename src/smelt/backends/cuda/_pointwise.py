@@ -63,19 +63,13 @@ def write_pointwise(kernel: KernelSpec) -> str:
         mask = "m"
     names = [f"c{k}" for k in range(len(axes))]
     s.unravel("i", [axis[0] for axis in axes], names)
-    loaded: dict[int, str] = {}
 
     def offset(operand: int) -> str:
         terms = [(name, axis[1 + operand]) for name, axis in zip(names, axes, strict=True)]
         at = s.sum_of(*terms)
         return at if at != "0" else "i * 0"
 
-    def read(operand: int) -> str:
-        if operand not in loaded:
-            s.line(f"x{operand} = {s.load(operand, offset(operand), mask)}")
-            loaded[operand] = f"x{operand}"
-        return loaded[operand]
-
+    read = s.reading(0, offset, mask)
     result = write_stages(s.line, kernel["stages"], read, [])
     last = len(s.dtypes) - 1
     s.store(last, offset(last), result, mask)

@@ -229,14 +229,7 @@ class _Writer:
         ok = _both(_across(self.row_ok, 0), _across(self.column_ok, 1)) or None
         if self.k["alpha"] != 1.0:
             s.line(f"acc = acc * {literal(self.k['alpha'])}")
-        loaded: dict[int, str] = {}
-
-        def read(extra: int) -> str:
-            if extra not in loaded:
-                s.line(f"x{extra} = {s.load(2 + extra, self.place(2 + extra), ok, '0.0')}")
-                loaded[extra] = f"x{extra}"
-            return loaded[extra]
-
+        read = s.reading(2, self.place, ok)
         if self.k["bias"]:
             scale = self.k["bias_scale"]
             s.line(f"acc = acc + {read(0)}" + (f" * {literal(scale)}" if scale != 1.0 else ""))

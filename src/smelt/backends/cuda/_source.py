@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from smelt.types import DType
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
     from smelt.engine import Json, KernelSpec, View
 
@@ -135,6 +135,27 @@ class Source:
         if dtype in {DType.FLOAT16, DType.BFLOAT16}:
             return f"{value}.to(tl.float32)"
         return value
+
+    def reading(
+        self, first: int, place: Callable[[int], str], mask: str | None
+    ) -> Callable[[int], str]:
+        """What gives the variable of an extra operand, loaded when it is first asked for.
+
+        Args:
+            first: the operand that is extra operand 0.
+            place: the offset of an operand, by its number.
+            mask: condition of the elements that are there.
+        """
+        loaded: dict[int, str] = {}
+
+        def read(extra: int) -> str:
+            if extra not in loaded:
+                name = loaded[extra] = f"x{extra}"
+                operand = first + extra
+                self.line(f"{name} = {self.load(operand, place(operand), mask)}")
+            return loaded[extra]
+
+        return read
 
     def store(self, operand: int, offset: str, value: str, mask: str | None) -> None:
         """Write elements back in the type of their memory."""

@@ -75,22 +75,6 @@ def epilogue_of(node: Node, channel_axis: int) -> Epilogue:
     return extras.epilogue
 
 
-def view_of(operands: Operands, index: int) -> View:
-    """The memory of an input that the tactic reads."""
-    view = operands.inputs[index]
-    if view is None:
-        raise InternalError(f"input {index} of a kernel has no memory")
-    return view
-
-
-def value_of(node: Node, index: int) -> Value:
-    """An input that the node must have."""
-    value = node.inputs[index]
-    if value is None:
-        raise InternalError(f"input {index} of {node} is absent")
-    return value
-
-
 def constant_of(value: Value | None) -> Constant:
     """The constant that an input was found to be."""
     if value is None or value.constant is None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 
 from smelt.backends import Family, Refusal, Tactic
 from smelt.backends._fusion import root_of
+from smelt.backends._nodes import value_of, view_of
 from smelt.backends.cpu._target import CpuTarget
 from smelt.backends.cpu.families._operands import (
     CHANNELS_LAST,
@@ -28,8 +29,6 @@ from smelt.backends.cpu.families._operands import (
     plan_extras,
     reshape,
     transpose,
-    value_of,
-    view_of,
 )
 from smelt.backends.cpu.families._panels import write_panels
 from smelt.backends.cpu.families._product import Product, Walk

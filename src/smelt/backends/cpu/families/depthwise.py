@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, cast
 
 from smelt.backends import Family, Refusal, Tactic
 from smelt.backends._fusion import root_of
+from smelt.backends._nodes import view_of
 from smelt.backends._scalars import Scalars
 from smelt.backends.cpu._emit import Emitter
 from smelt.backends.cpu._math import multiply_add
@@ -23,7 +24,6 @@ from smelt.backends.cpu.families._operands import (
     pad_after,
     reshape,
     transpose,
-    view_of,
 )
 from smelt.backends.cpu.families._pixels import (
     CHANNEL_AXIS,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, cast
 
 from smelt.backends import Family, Refusal
 from smelt.backends._fusion import root_of
+from smelt.backends._nodes import view_of
 from smelt.backends._scalars import Scalars
 from smelt.backends.cpu._emit import Emitter, Int, Reg, vector_type
 from smelt.backends.cpu._target import CpuTarget
@@ -24,7 +25,6 @@ from smelt.backends.cpu.families._operands import (
     pad_after,
     reshape,
     transpose,
-    view_of,
 )
 from smelt.backends.cpu.families._pixels import (
     CHANNEL_AXIS,

@@ -6,7 +6,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from smelt.backends import Family, Operands, Refusal, Tactic
 from smelt.backends._axes import broadcast_strides, common_axes
-from smelt.backends._fusion import ABSENT_INPUT, op_as_json, program_of
+from smelt.backends._fusion import (
+    ABSENT_INPUT,
+    format_beside,
+    stages_of,
+    why_not_elementwise,
+)
 from smelt.backends._scalars import Scalars
 from smelt.backends.cpu._elementwise import ABSENT, emit_op, from_memory, to_memory, why_not_emitted
 from smelt.backends.cpu._emit import LLVM_TYPES, Emitter, Reg, emitter_for, vector_type
@@ -20,8 +25,7 @@ if TYPE_CHECKING:
     from smelt.backends.cpu._emit import Int
     from smelt.backends.cpu._target import CpuTarget
     from smelt.engine import Step
-    from smelt.ir import Node, Value
-    from smelt.types import Dim
+    from smelt.ir import Node
 
 _BYTES_PER_SECOND = 8e9
 
@@ -36,14 +40,14 @@ class ElementwiseFamily(Family["CpuTarget"]):
     def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
         if not node.op.elementwise:
             return
-        if reason := _why_not(node):
+        if reason := why_not_elementwise(node, why_not_emitted):
             yield Refusal(self.name, reason)
             return
         kind = node.output.tensor
         layouts = (Layout.CHANNELS_LAST, Layout.LINEAR) if kind.rank >= 3 else (Layout.LINEAR,)
         for layout in layouts:
             inputs = tuple(
-                None if v is None else _format(v, layout, kind.rank) for v in node.inputs
+                None if v is None else format_beside(v, layout, kind.rank) for v in node.inputs
             )
             yield Tactic(
                 self.name,
@@ -62,22 +66,11 @@ class ElementwiseFamily(Family["CpuTarget"]):
         axes = common_axes(output.shape, strides, len(present))
         walk = Walk.over(axes, len(views))
         scalars = Scalars()
-        positions = {
-            k: i for i, k in enumerate(k for k, v in enumerate(operands.inputs) if v is not None)
-        }
-        stages = tuple(
-            (
-                op_as_json(op),
-                tuple(_position(a, positions) for a in args),
-                tuple(d.value for d in dtypes),
-            )
-            for op, args, dtypes in program_of(node)
-        )
         spec = KernelSpec(
             self.name,
             parameters(
                 dtypes=tuple(v.dtype.value for v in views),
-                stages=stages,
+                stages=stages_of(node),
                 walk=walk.json(scalars),
             ),
         )
@@ -102,33 +95,6 @@ class ElementwiseFamily(Family["CpuTarget"]):
         pointers = [e.pointer(k) for k in range(len(dtypes))]
         walk_rows(e, kernel["walk"], pointers, [d.size_bytes for d in dtypes], row)
         return e.module()
-
-
-def _format(value: Value, layout: Layout, rank: int) -> TensorFormat:
-    """The layout where the axes are the result's; fewer, as of a bias, lie in their own order."""
-    own = layout if value.tensor.rank == rank else Layout.LINEAR
-    return TensorFormat(value.tensor.dtype, own)
-
-
-def _position(argument: int, positions: dict[int, int]) -> int:
-    """Inputs counted without the absent ones; results as they are."""
-    return positions[argument] if 0 <= argument < ABSENT_INPUT else argument
-
-
-def _why_not(node: Node) -> str | None:
-    shape = node.output.tensor.shape
-    for value in node.inputs:
-        if value is not None and not _broadcasts(value.tensor.shape, shape):
-            return f"{value.name} {value.tensor} may or may not repeat along {shape}"
-    for op, _, dtypes in program_of(node):
-        if reason := why_not_emitted(op, dtypes):
-            return reason
-    return None
-
-
-def _broadcasts(shape: tuple[Dim, ...], onto: tuple[Dim, ...]) -> bool:
-    tail = onto[len(onto) - len(shape) :]
-    return all(extent in (1, whole) for extent, whole in zip(shape, tail, strict=True))
 
 
 def _cost(node: Node) -> float:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, cast
 
 from smelt.backends import Family, Refusal, Tactic
 from smelt.backends._fusion import root_of
+from smelt.backends._nodes import value_of, view_of
 from smelt.backends._scalars import Scalars
 from smelt.backends.cpu._target import CpuTarget
 from smelt.backends.cpu.families._arithmetic import WORD_BYTES
@@ -28,8 +29,6 @@ from smelt.backends.cpu.families._operands import (
     reshape,
     result_shape,
     transpose,
-    value_of,
-    view_of,
 )
 from smelt.backends.cpu.families._pack import write_pack
 from smelt.backends.cpu.families._panels import write_panels

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 from smelt.backends import Family, Refusal, Tactic
 from smelt.backends._fusion import root_of
+from smelt.backends._nodes import view_of
 from smelt.backends._scalars import Scalars
 from smelt.backends.cpu._emit import Emitter, Int, Reg
 from smelt.backends.cpu._math import multiply_add, power
 from smelt.backends.cpu._target import CpuTarget
-from smelt.backends.cpu.families._operands import CHANNELS_LAST, pack_extras, view_of
+from smelt.backends.cpu.families._operands import CHANNELS_LAST, pack_extras
 from smelt.backends.cpu.families._pixels import (
     CHANNEL_AXIS,
     Pixels,

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 from smelt.backends import Family, Operands, Refusal, Tactic
 from smelt.backends._fusion import root_of
+from smelt.backends._nodes import view_of
 from smelt.backends._scalars import Scalars
 from smelt.backends.cpu._emit import Emitter, Int, Reg
 from smelt.backends.cpu._target import CpuTarget
-from smelt.backends.cpu.families._operands import narrowed_products, pack_extras, view_of
+from smelt.backends.cpu.families._operands import narrowed_products, pack_extras
 from smelt.backends.cpu.families._panel_spec import Panels
 from smelt.backends.cpu.families._panels import write_panels
 from smelt.backends.cpu.families._pixels import (

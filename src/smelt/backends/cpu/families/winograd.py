@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 import numpy as np
 
 from smelt.backends import Family, Refusal, Scalars, Tactic, root_of, store_as
+from smelt.backends._nodes import view_of
 from smelt.backends.cpu._emit import Emitter, Int, Reg
 from smelt.backends.cpu._epilogue import Epilogue
 from smelt.backends.cpu._target import CpuTarget
@@ -31,7 +32,6 @@ from smelt.backends.cpu.families._operands import (
     pack_panels,
     reshape,
     transpose,
-    view_of,
 )
 from smelt.backends.cpu.families._panels import write_panels
 from smelt.backends.cpu.families._pixels import (

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from smelt.backends._axes import broadcast_strides
-from smelt.backends._fusion import op_as_json, root_of
+from smelt.backends._fusion import format_beside, op_as_json, root_of
 from smelt.backends.cuda._elementwise import why_not_written
 from smelt.errors import InternalError
 from smelt.ops import Fused
@@ -46,7 +46,7 @@ def plan_epilogue(node: Node, layout: Layout, first_extra: int = 0) -> Epilogue 
     for value in node.inputs[count:]:
         if value is not None and (reason := _why_not(value, shape)):
             return reason
-        formats.append(None if value is None else _format(value, layout, len(shape)))
+        formats.append(None if value is None else format_beside(value, layout, len(shape)))
     positions = _positions(node)
     stages: list[Json] = []
     for stage in node.op.stages:
@@ -73,11 +73,6 @@ def _positions(node: Node) -> dict[int, int]:
     count = root_of(node)[1]
     present = [k for k in range(count, len(node.inputs)) if node.inputs[k] is not None]
     return {k: number for number, k in enumerate(present)}
-
-
-def _format(value: Value, layout: Layout, rank: int) -> TensorFormat:
-    own = layout if value.tensor.rank == rank else Layout.LINEAR
-    return TensorFormat(value.tensor.dtype, own)
 
 
 def _why_not(value: Value, shape: tuple[Dim, ...]) -> str | None:

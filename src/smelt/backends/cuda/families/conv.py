@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from smelt.backends._axes import Axis, join_axes
 from smelt.backends._base import Family, Operands, Refusal, Tactic
 from smelt.backends._fusion import root_of
+from smelt.backends._nodes import value_of, view_of
 from smelt.backends._scalars import Scalars
+from smelt.backends.cuda._costs import guess
 from smelt.backends.cuda._product import ProductKernel, write_product
 from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda.families._epilogue import (
@@ -17,7 +19,7 @@ from smelt.backends.cuda.families._epilogue import (
     plan_epilogue,
     planned_epilogue,
 )
-from smelt.backends.cuda.families._nodes import finished, value_of, view_of
+from smelt.backends.cuda.families._nodes import finished
 from smelt.backends.cuda.families._tiles import Shape, tiles_for
 from smelt.errors import InternalError
 from smelt.ir import Constant
@@ -31,8 +33,6 @@ if TYPE_CHECKING:
     from smelt.engine import KernelSpec, Launch, Step, View
     from smelt.ir import Node, Value
     from smelt.types import Dim
-
-_GUESSED_EXTENT: Final = 8
 
 
 class ConvFamily(Family[CudaTarget]):
@@ -98,14 +98,9 @@ def _why_not(node: Node) -> str | None:
 
 def _shape(node: Node, root: Conv) -> Shape:
     filters, *rest = (cast("int", e) for e in value_of(node, 1).tensor.shape)
-    rows = depth = 1
-    for axis, extent in enumerate(node.output.tensor.shape):
-        if axis != 1:
-            rows *= extent if isinstance(extent, int) else _GUESSED_EXTENT
-    for extent in rest:
-        depth *= extent
+    rows = prod(guess(e) for axis, e in enumerate(node.output.tensor.shape) if axis != 1)
     columns = filters // root.group
-    return Shape(root.group, rows, columns, depth, value_of(node, 0).tensor.dtype)
+    return Shape(root.group, rows, columns, prod(rest), value_of(node, 0).tensor.dtype)
 
 
 class _Lowering:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from smelt.backends._axes import Axis, broadcast_strides, join_axes
 from smelt.backends._base import Family, Operands, Refusal, Tactic
 from smelt.backends._fusion import root_of
+from smelt.backends._nodes import value_of, view_of
 from smelt.backends._scalars import Scalars
+from smelt.backends.cuda._costs import guess
 from smelt.backends.cuda._product import ProductKernel, write_product
 from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda.families._epilogue import (
@@ -17,7 +19,7 @@ from smelt.backends.cuda.families._epilogue import (
     plan_epilogue,
     planned_epilogue,
 )
-from smelt.backends.cuda.families._nodes import finished, value_of, view_of
+from smelt.backends.cuda.families._nodes import finished
 from smelt.backends.cuda.families._tiles import Shape, tiles_for
 from smelt.ops.gemm import Gemm
 from smelt.ops.mat_mul import MatMul
@@ -30,8 +32,6 @@ if TYPE_CHECKING:
     from smelt.engine import KernelSpec, Launch, Step, View
     from smelt.ir import Node, Value
     from smelt.types import Dim
-
-_GUESSED_EXTENT = 8
 
 
 class GemmFamily(Family[CudaTarget]):
@@ -123,16 +123,12 @@ def _format(value: Value | None) -> TensorFormat | None:
     return TensorFormat(value.tensor.dtype, layout)
 
 
-def _known(extent: Dim) -> int:
-    return extent if isinstance(extent, int) else _GUESSED_EXTENT
-
-
 def _shape(node: Node) -> Shape:
     a, b = _factors(node)
     stack = element_count(node.output.tensor.shape[: max(len(a.stack), len(b.stack))])
     x, y = value_of(node, 0), value_of(node, 1)
-    rows, columns = _known(_extent(x, a.row)), _known(_extent(y, b.column))
-    return Shape(_known(stack), rows, columns, _known(_extent(x, a.column)), x.tensor.dtype)
+    rows, columns = guess(_extent(x, a.row)), guess(_extent(y, b.column))
+    return Shape(guess(stack), rows, columns, guess(_extent(x, a.column)), x.tensor.dtype)
 
 
 class _Lowering:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 from smelt.backends._base import Family, Operands, Refusal, Tactic
 from smelt.backends._fusion import root_of
+from smelt.backends._nodes import value_of, view_of
 from smelt.backends._scalars import Scalars
 from smelt.backends.cuda._costs import memory_seconds
 from smelt.backends.cuda._elementwise import write_stages
@@ -18,7 +19,6 @@ from smelt.backends.cuda.families._epilogue import (
     plan_epilogue,
     planned_epilogue,
 )
-from smelt.backends.cuda.families._nodes import value_of, view_of
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.ops.average_pool import AveragePool
 from smelt.ops.max_pool import MaxPool
@@ -128,14 +128,7 @@ class _Writer:
         with s.block(f"for tap in range(0, {math.prod(w[0] for w in self.windows)}):"):
             self.take_tap(neutral)
         s.line("v = acc / count" if self.k["is_mean"] else "v = acc")
-        loaded: dict[int, str] = {}
-
-        def read(extra: int) -> str:
-            if extra not in loaded:
-                s.line(f"x{extra} = {s.load(1 + extra, self.place(1 + extra), 'm', '0.0')}")
-                loaded[extra] = f"x{extra}"
-            return loaded[extra]
-
+        read = s.reading(1, self.place, "m")
         result = write_stages(s.line, self.k["stages"], read, ["v"])
         last = len(s.dtypes) - 1
         s.store(last, self.place(last), result, "m")

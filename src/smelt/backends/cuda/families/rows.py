@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 from smelt.backends._axes import Axis, broadcast_strides, join_axes, sort_axes
 from smelt.backends._base import Family, Operands, Refusal, Tactic
+from smelt.backends._nodes import value_of, view_of
 from smelt.backends._scalars import Scalars
 from smelt.backends.cuda._costs import memory_seconds
 from smelt.backends.cuda._elementwise import literal
 from smelt.backends.cuda._source import Source, operand_parameters
 from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda.families._epilogue import FLOATS
-from smelt.backends.cuda.families._nodes import value_of, view_of
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.ops import (
     GlobalAveragePool,

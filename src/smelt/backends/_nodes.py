@@ -1,0 +1,28 @@
+"""What every family asks of a node and of its memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from smelt.errors import InternalError
+
+if TYPE_CHECKING:
+    from smelt.backends._base import Operands
+    from smelt.engine import View
+    from smelt.ir import Node, Value
+
+
+def value_of(node: Node, index: int) -> Value:
+    """An input that the node must have."""
+    value = node.inputs[index]
+    if value is None:
+        raise InternalError(f"input {index} of {node} is absent")
+    return value
+
+
+def view_of(operands: Operands, index: int) -> View:
+    """The memory of an input that the tactic reads."""
+    view = operands.inputs[index]
+    if view is None:
+        raise InternalError(f"input {index} of a kernel has no memory")
+    return view
