@@ -13,9 +13,11 @@ from tests.nvdla.scalar.arithmetic import UNCHANGED, Converter, Cube, Precision
 from tests.nvdla.scalar.programs import (
     MEMORY_BYTES,
     OPERANDS,
+    cube_words,
     operand_surface,
     program_float_lut,
     program_lut,
+    surface_words,
 )
 from tests.nvdla.scalar.sdp import (
     Adder,
@@ -95,14 +97,8 @@ def program_source(
     bench.write_words(
         "SDP_RDMA",
         S_POINTER=0,
-        D_DATA_CUBE_WIDTH=shape[2] - 1,
-        D_DATA_CUBE_HEIGHT=shape[1] - 1,
-        D_DATA_CUBE_CHANNEL=shape[0] - 1,
-        D_SRC_BASE_ADDR_LOW=source.address,
-        D_SRC_BASE_ADDR_HIGH=0,
-        D_SRC_LINE_STRIDE=source.line_stride,
-        D_SRC_SURFACE_STRIDE=source.surface_stride,
-        D_SRC_DMA_CFG=space,
+        **cube_words(shape),
+        **surface_words("SRC", source, space),
     )
     bench.write_fields(
         "SDP_RDMA.D_FEATURE_MODE_CFG",
@@ -125,14 +121,8 @@ def program_target(
     bench.write_words(
         "SDP",
         S_POINTER=0,
-        D_DATA_CUBE_WIDTH=shape[2] - 1,
-        D_DATA_CUBE_HEIGHT=shape[1] - 1,
-        D_DATA_CUBE_CHANNEL=shape[0] - 1,
-        D_DST_BASE_ADDR_LOW=target.address,
-        D_DST_BASE_ADDR_HIGH=0,
-        D_DST_LINE_STRIDE=target.line_stride,
-        D_DST_SURFACE_STRIDE=target.surface_stride,
-        D_DST_DMA_CFG=space,
+        **cube_words(shape),
+        **surface_words("DST", target, space),
         D_FEATURE_MODE_CFG=0,
     )
     bench.write_fields(

@@ -288,6 +288,27 @@ def fp17_reciprocal(size: int) -> int:
     return (exponent + FP17.bias << FP17.mantissa_bits) + mantissa
 
 
+def cube_words(shape: tuple[int, ...]) -> dict[str, int]:
+    """What the size registers of a cube (channels, height, width) hold."""
+    channels, height, width = shape
+    return {
+        "D_DATA_CUBE_WIDTH": width - 1,
+        "D_DATA_CUBE_HEIGHT": height - 1,
+        "D_DATA_CUBE_CHANNEL": channels - 1,
+    }
+
+
+def surface_words(side: str, surface: FeatureSurface, space: int) -> dict[str, int]:
+    """What the place registers of a source (SRC) or destination (DST) hold."""
+    return {
+        f"D_{side}_BASE_ADDR_LOW": surface.address,
+        f"D_{side}_BASE_ADDR_HIGH": 0,
+        f"D_{side}_LINE_STRIDE": surface.line_stride,
+        f"D_{side}_SURFACE_STRIDE": surface.surface_stride,
+        f"D_{side}_DMA_CFG": space,
+    }
+
+
 def program_normalization(
     bench: Bench,
     precision: Precision,
@@ -300,24 +321,14 @@ def program_normalization(
     bench.write_words(
         "CDP_RDMA",
         S_POINTER=0,
-        D_DATA_CUBE_WIDTH=shape[2] - 1,
-        D_DATA_CUBE_HEIGHT=shape[1] - 1,
-        D_DATA_CUBE_CHANNEL=shape[0] - 1,
-        D_SRC_BASE_ADDR_LOW=source.address,
-        D_SRC_BASE_ADDR_HIGH=0,
-        D_SRC_LINE_STRIDE=source.line_stride,
-        D_SRC_SURFACE_STRIDE=source.surface_stride,
-        D_SRC_DMA_CFG=spaces[0],
+        **cube_words(shape),
+        **surface_words("SRC", source, spaces[0]),
         D_DATA_FORMAT=int(precision),
     )
     bench.write_words(
         "CDP",
         S_POINTER=0,
-        D_DST_BASE_ADDR_LOW=target.address,
-        D_DST_BASE_ADDR_HIGH=0,
-        D_DST_LINE_STRIDE=target.line_stride,
-        D_DST_SURFACE_STRIDE=target.surface_stride,
-        D_DST_DMA_CFG=spaces[1],
+        **surface_words("DST", target, spaces[1]),
         D_DATA_FORMAT=int(precision),
     )
 

@@ -65,8 +65,7 @@ def write_pointwise(kernel: KernelSpec) -> str:
     s.unravel("i", [axis[0] for axis in axes], names)
 
     def offset(operand: int) -> str:
-        terms = [(name, axis[1 + operand]) for name, axis in zip(names, axes, strict=True)]
-        at = s.sum_of(*terms)
+        at = s.offset(names, axes, operand)
         return at if at != "0" else "i * 0"
 
     read = s.reading(0, offset, mask)

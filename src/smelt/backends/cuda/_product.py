@@ -140,17 +140,14 @@ class _Writer:
 
     def row_offset(self, operand: int) -> str:
         """The part of an operand's offset that rows (and the stack) decide, a vector."""
-        terms = [(n, axis[1 + operand]) for n, axis in zip(self.row_names, self.rows, strict=True)]
-        return f"{self.stack_offset(operand)} + row * 0 + {self.s.sum_of(*terms)}"
-
-    def stack_offset(self, operand: int) -> str:
-        names = zip(self.stack_names, self.stack, strict=True)
-        return self.s.sum_of(*((n, axis[1 + operand]) for n, axis in names))
+        matrix = self.s.offset(self.stack_names, self.stack, operand)
+        return f"{matrix} + row * 0 + {self.s.offset(self.row_names, self.rows, operand)}"
 
     def column_offset(self, operand: int) -> str:
         """The part that columns decide; the second factor's has the stack's, too."""
         text = f"column * 0 + {self.s.sum_of(('column', self.columns[1 + operand]))}"
-        return f"{self.stack_offset(1)} + {text}" if operand == 1 else text
+        matrix = self.s.offset(self.stack_names, self.stack, 1)
+        return f"{matrix} + {text}" if operand == 1 else text
 
     # ---- sums
 

@@ -9,7 +9,7 @@ say how the compiler is to spread it and how many loads it may run ahead.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from smelt.types import DType
 
@@ -112,6 +112,11 @@ class Source:
                 continue
             parts.append(index if stride == 1 else f"({index}) * {self.extent(stride)}")
         return " + ".join(parts) or "0"
+
+    def offset(self, names: Sequence[str], axes: Any, operand: int) -> str:
+        """Where coordinates lie in an operand; each axis is an extent, then every stride."""
+        places = zip(names, axes, strict=True)
+        return self.sum_of(*((name, axis[1 + operand]) for name, axis in places))
 
     def unravel(self, index: str, extents: Sequence[Json], names: Sequence[str]) -> None:
         """Write coordinates of a running index, the last axis fastest."""

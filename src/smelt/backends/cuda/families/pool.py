@@ -156,5 +156,4 @@ class _Writer:
         s.line(f"count += ({which}).to(tl.int32)")
 
     def place(self, operand: int) -> str:
-        terms = [(n, axis[1 + operand]) for n, axis in zip(self.names, self.axes, strict=True)]
-        return f"i * 0 + {self.s.sum_of(*terms)}"
+        return f"i * 0 + {self.s.offset(self.names, self.axes, operand)}"

@@ -204,8 +204,7 @@ class _Writer:
         names = [f"r{n}" for n in range(len(self.others))]
         s.unravel("row", [axis[0] for axis in self.others], names)
         for operand in range(len(s.dtypes)):
-            terms = [(n, axis[1 + operand]) for n, axis in zip(names, self.others, strict=True)]
-            s.line(f"base{operand} = row * 0 + {s.sum_of(*terms)}")
+            s.line(f"base{operand} = row * 0 + {s.offset(names, self.others, operand)}")
         if self.fits:
             self.step_to("0")
             s.line(f"x = {self.read(0)}")
@@ -226,8 +225,8 @@ class _Writer:
         names = [f"j{n}" for n in range(len(self.along))]
         s.unravel("j", [axis[0] for axis in self.along], names)
         for operand in range(len(s.dtypes)):
-            terms = [(n, axis[1 + operand]) for n, axis in zip(names, self.along, strict=True)]
-            s.line(f"at{operand} = base{operand}[:, None] + (j * 0 + {s.sum_of(*terms)})[None, :]")
+            along = s.offset(names, self.along, operand)
+            s.line(f"at{operand} = base{operand}[:, None] + (j * 0 + {along})[None, :]")
 
     def read(self, operand: int) -> str:
         return self.s.load(operand, f"at{operand}", "ok", "0.0")
