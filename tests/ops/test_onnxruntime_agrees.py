@@ -27,7 +27,12 @@ if TYPE_CHECKING:
 
 _STATE = onnxruntime.capi.onnxruntime_pybind11_state
 
-_BEYOND_ONNX_RUNTIME = {("gru", "batch_first"), ("lstm", "batch_first"), ("rnn", "batch_first")}
+_BEYOND_ONNX_RUNTIME = {
+    ("attention", "masked_keys"),  # it wants a row of the mask for each query
+    ("gru", "batch_first"),
+    ("lstm", "batch_first"),
+    ("rnn", "batch_first"),
+}
 _BY_HAND = {
     # ONNX Runtime wants odd sizes and four axes, ONNX's reference confuses channels with the batch.
     ("lrn", "across_even"),

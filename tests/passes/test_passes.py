@@ -286,6 +286,14 @@ def test_a_backend_says_what_it_has_no_code_to_fuse_and_what_it_wants_whole() ->
     assert layers(b.graph) == [("a",), ("r",), ("s",)]
 
 
+def test_ops_of_several_are_made_for_a_backend_that_has_code_for_them() -> None:
+    made = {"chain": "chain-depthwise", "attention": "fuse-attention"}
+    for wanted in ((), ("chain",), ("attention",), ("attention", "chain")):
+        names = {one.name for one in pipeline(composed=wanted)}
+        assert names & set(made.values()) == {made[op] for op in wanted}
+    assert [one.name for one in pipeline()] == [one.name for one in pipeline(composed=("chain",))]
+
+
 def test_options_of_a_pass_are_its_fields() -> None:
     b = Builder()
     heads = [b.conv(name, filters=64) for name in ("a", "b")]

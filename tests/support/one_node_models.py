@@ -45,6 +45,8 @@ def attributes_of(op: Op) -> dict[str, Any]:
         elif isinstance(value, tuple):
             value = list(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
         made[_RENAMED.get(field.name, field.name)] = value
+    if heads := made.pop("heads", 0):
+        made |= {"q_num_heads": heads, "kv_num_heads": heads}
     return made
 
 

@@ -14,6 +14,7 @@ from smelt.ops.asin import Asin
 from smelt.ops.asinh import Asinh
 from smelt.ops.atan import Atan
 from smelt.ops.atanh import Atanh
+from smelt.ops.attention import Attention
 from smelt.ops.average_pool import AveragePool
 from smelt.ops.batch_normalization import BatchNormalization
 from smelt.ops.bit_shift import BitShift
@@ -162,6 +163,7 @@ __all__ = [
     "Asinh",
     "Atan",
     "Atanh",
+    "Attention",
     "AveragePool",
     "BatchNormalization",
     "BitShift",
@@ -320,6 +322,7 @@ ALL_OPS: tuple[type[Op], ...] = (
     Asinh,
     Atan,
     Atanh,
+    Attention,
     AveragePool,
     BatchNormalization,
     BitShift,

@@ -8,6 +8,7 @@ from smelt.passes.combine_affines import CombineAffines
 from smelt.passes.decompose import Decompose
 from smelt.passes.fold_constants import FoldConstants
 from smelt.passes.fold_scales import FoldScales
+from smelt.passes.fuse_attention import FuseAttention
 from smelt.passes.fuse_epilogues import FuseEpilogues
 from smelt.passes.inline_branches import InlineBranches
 from smelt.passes.merge_siblings import MergeSiblings
@@ -31,6 +32,7 @@ __all__ = [
     "Decompose",
     "FoldConstants",
     "FoldScales",
+    "FuseAttention",
     "FuseEpilogues",
     "InlineBranches",
     "MergeSiblings",
@@ -59,6 +61,7 @@ ALL_PASSES: tuple[type[Pass], ...] = (
     Decompose,
     FoldConstants,
     FoldScales,
+    FuseAttention,
     FuseEpilogues,
     InlineBranches,
     MergeSiblings,

@@ -11,6 +11,7 @@ from smelt.passes.combine_affines import CombineAffines
 from smelt.passes.decompose import Decompose
 from smelt.passes.fold_constants import FoldConstants
 from smelt.passes.fold_scales import FoldScales
+from smelt.passes.fuse_attention import FuseAttention
 from smelt.passes.fuse_epilogues import FuseEpilogues
 from smelt.passes.inline_branches import InlineBranches
 from smelt.passes.merge_siblings import MergeSiblings
@@ -47,6 +48,7 @@ DEFAULT_PIPELINE: tuple[Pass, ...] = (
     # Before decomposition, which could take the patterns of exporters apart.
     RecognizeActivations(),
     RecognizeNorms(),
+    FuseAttention(),
     # Then one normal form: what is left is what the passes below and the backends know.
     Decompose(),
     FoldConstants(),
@@ -66,7 +68,10 @@ DEFAULT_PIPELINE: tuple[Pass, ...] = (
     ChainDepthwise(),
     RemoveUnused(),
 )
-"""What every build runs, for engines that compute in float32."""
+"""What builds run, for engines that compute in float32, if they want every composed op."""
+
+_COMPOSED: dict[type[Pass], str] = {ChainDepthwise: "chain", FuseAttention: "attention"}
+"""The passes that make an op of several which not every backend has code for, and that op."""
 
 
 def pipeline(
@@ -74,6 +79,7 @@ def pipeline(
     *,
     never_fused: Collection[str] = (),
     kept_whole: Collection[str] = (),
+    composed: Collection[str] = ("chain",),
 ) -> tuple[Pass, ...]:
     """The passes for one build.
 
@@ -82,9 +88,12 @@ def pipeline(
             and convolutions apart.
         never_fused: names of elementwise ops for which a backend has no generated code.
         kept_whole: names of ops for which a backend has code that is better than their parts.
+        composed: names of ops, each of several, that a backend has code for: "chain", "attention".
     """
     passes: list[Pass] = []
     for one in DEFAULT_PIPELINE:
+        if _COMPOSED.get(type(one)) not in (None, *composed):
+            continue
         match one:
             case PromoteHalf() | ChainDepthwise() if precision != "float32":
                 continue

@@ -14,6 +14,7 @@ from smelt import ops
 from smelt.ir import FreshNames
 from smelt.passes._base import Note, Pass, PassResult
 from smelt.passes._emitter import Emitter
+from smelt.passes._patterns import layers_between, made_by, number_of
 from smelt.types import override
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class RecognizeActivations(Pass):
                 found = pattern(node)
                 if found is None or found[0].type != node.output.type:
                     continue
-                layers = _layers_between(graph, node, found[0])
+                layers = layers_between(graph, node, found[0])
                 emit = Emitter(graph, node, names)
                 made = emit.finish(emit.op(found[1], found[0]))
                 if made is not None:
@@ -52,36 +53,9 @@ class RecognizeActivations(Pass):
         return PassResult.of(notes)
 
 
-def _layers_between(graph: Graph, last: Node, source: Value) -> tuple[str, ...]:
-    """Layers of the nodes from ``source`` to ``last`` that nothing else reads."""
-    inside, pending = [last], [last]
-    while pending:
-        for value in pending.pop().inputs:
-            node = None if value is None or value is source else value.producer
-            if value is None or node is None or node in inside:
-                continue
-            if not graph.is_output(value) and all(user in inside for user in value.users):
-                inside.append(node)
-                pending.append(node)
-    ordered = sorted(inside, key=graph.nodes.index)
-    return tuple(dict.fromkeys(layer for node in ordered for layer in node.layers))
-
-
-def _number(value: Value | None) -> float | None:
-    """The one number that a constant holds."""
-    if value is None or value.constant is None or value.constant.array.size != 1:
-        return None
-    return float(value.constant.array.ravel()[0])
-
-
 def _is_number(value: Value | None, wanted: float) -> bool:
-    number = _number(value)
+    number = number_of(value)
     return number is not None and math.isclose(number, wanted, rel_tol=_CLOSE, abs_tol=1e-12)
-
-
-def _made_by(value: Value | None, kind: type[Op]) -> Node | None:
-    node = None if value is None else value.producer
-    return node if node is not None and isinstance(node.op, kind) else None
 
 
 def _pairs(node: Node | None) -> list[tuple[Value, Value]]:
@@ -94,17 +68,17 @@ def _pairs(node: Node | None) -> list[tuple[Value, Value]]:
 
 def _scaled(value: Value, factor: float) -> Value | None:
     """``x`` where the value is ``x * factor``, or ``x / (1 / factor)``."""
-    for x, number in _pairs(_made_by(value, ops.Mul)):
+    for x, number in _pairs(made_by(value, ops.Mul)):
         if _is_number(number, factor):
             return x
-    divided = _made_by(value, ops.Div)
+    divided = made_by(value, ops.Div)
     if divided is not None and _is_number(divided.inputs[1], 1 / factor):
         return divided.inputs[0]
     return None
 
 
 def _shifted(value: Value | None, term: float) -> Value | None:
-    for x, number in _pairs(_made_by(value, ops.Add)):
+    for x, number in _pairs(made_by(value, ops.Add)):
         if _is_number(number, term):
             return x
     return None
@@ -113,7 +87,7 @@ def _shifted(value: Value | None, term: float) -> Value | None:
 def _swish(node: Node) -> tuple[Value, Op] | None:
     """X * sigmoid(x)."""
     for x, gate in _pairs(node if isinstance(node.op, ops.Mul) else None):
-        sigmoid = _made_by(gate, ops.Sigmoid)
+        sigmoid = made_by(gate, ops.Sigmoid)
         if sigmoid is not None and sigmoid.inputs[0] is x:
             return x, ops.Swish()
     return None
@@ -122,8 +96,8 @@ def _swish(node: Node) -> tuple[Value, Op] | None:
 def _mish(node: Node) -> tuple[Value, Op] | None:
     """X * tanh(softplus(x))."""
     for x, gate in _pairs(node if isinstance(node.op, ops.Mul) else None):
-        tanh = _made_by(gate, ops.Tanh)
-        softplus = None if tanh is None else _made_by(tanh.inputs[0], ops.Softplus)
+        tanh = made_by(gate, ops.Tanh)
+        softplus = None if tanh is None else made_by(tanh.inputs[0], ops.Softplus)
         if softplus is not None and softplus.inputs[0] is x:
             return x, ops.Mish()
     return None
@@ -140,20 +114,20 @@ def _is_relu6(node: Node) -> bool:
 
 def _hard_gate(value: Value | None, x: Value) -> bool:
     """Whether the value is clip(x + 3, 0, 6)."""
-    clip = _made_by(value, ops.Clip)
+    clip = made_by(value, ops.Clip)
     return clip is not None and _is_relu6(clip) and _shifted(clip.inputs[0], 3) is x
 
 
 def _hard_swish(node: Node) -> tuple[Value, Op] | None:
     """X * hard_sigmoid(x), x * (clip(x + 3, 0, 6) / 6) or (x * clip(x + 3, 0, 6)) / 6."""
     for x, gate in _pairs(node if isinstance(node.op, ops.Mul) else None):
-        hard = _made_by(gate, ops.HardSigmoid)
+        hard = made_by(gate, ops.HardSigmoid)
         if hard is not None and hard.inputs[0] is x and _is_sixth(hard.op):
             return x, ops.HardSwish()
         if _hard_gate(_scaled(gate, 1 / 6), x):
             return x, ops.HardSwish()
     product = _scaled(node.output, 1 / 6)
-    for x, gate in _pairs(_made_by(product, ops.Mul)):
+    for x, gate in _pairs(made_by(product, ops.Mul)):
         if _hard_gate(gate, x):
             return x, ops.HardSwish()
     return None
@@ -174,12 +148,12 @@ def _factors(value: Value) -> tuple[float, list[Value]]:
     while pending and len(others) < 8:
         current = pending.pop()
         node = current.producer
-        if (known := _number(current)) is not None:
+        if (known := number_of(current)) is not None:
             number *= known
         elif node is not None and isinstance(node.op, ops.Mul):
             pending.extend(v for v in node.inputs if v is not None)
-        elif node is not None and isinstance(node.op, ops.Div) and _number(node.inputs[1]):
-            number /= _number(node.inputs[1]) or 1.0
+        elif node is not None and isinstance(node.op, ops.Div) and number_of(node.inputs[1]):
+            number /= number_of(node.inputs[1]) or 1.0
             pending.extend(v for v in node.inputs[:1] if v is not None)
         else:
             others.append(current)
@@ -194,7 +168,7 @@ def _gelu(node: Node) -> tuple[Value, Op] | None:
     if len(others) != 2 or not math.isclose(number, 0.5, rel_tol=_CLOSE):
         return None
     for x, gate in (others, others[::-1]):
-        erf = _made_by(_shifted(gate, 1), ops.Erf)
+        erf = made_by(_shifted(gate, 1), ops.Erf)
         inner = (
             None if erf is None or erf.inputs[0] is None else _scaled(erf.inputs[0], math.sqrt(0.5))
         )

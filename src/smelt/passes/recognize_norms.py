@@ -10,6 +10,7 @@ from smelt import ops
 from smelt.ir import FreshNames, remove_dead, sole_user
 from smelt.passes._base import Note, Pass, PassResult
 from smelt.passes._emitter import Emitter
+from smelt.passes._patterns import made_by
 from smelt.types import override
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class RecognizeNorms(Pass):
 
 def _recognize(graph: Graph, node: Node, names: FreshNames) -> Note | None:
     divided, scale = _with_vector(node, ops.Mul)
-    quotient = _made_by(divided, ops.Div)
+    quotient = made_by(divided, ops.Div)
     found = None if quotient is None else _statistics(quotient)
     if divided is None or scale is None or found is None or sole_user(graph, divided) is not node:
         return None
@@ -64,11 +65,6 @@ def _recognize(graph: Graph, node: Node, names: FreshNames) -> Note | None:
     return Note(layers, layers, "one LayerNormalization")
 
 
-def _made_by(value: Value | None, kind: type[Op]) -> Node | None:
-    node = None if value is None else value.producer
-    return node if node is not None and isinstance(node.op, kind) else None
-
-
 def _with_vector(node: Node, kind: type[Op]) -> tuple[Value | None, Value | None]:
     """The operand that varies and the constant along the last axis, of a node of a kind."""
     if not isinstance(node.op, kind) or len(node.inputs) != 2:
@@ -86,9 +82,9 @@ def _with_vector(node: Node, kind: type[Op]) -> tuple[Value | None, Value | None
 def _statistics(quotient: Node) -> tuple[Value, float, list[Node]] | None:
     """What is normalised, with which epsilon, and the nodes that do it."""
     centred, deviation = quotient.inputs
-    root = _made_by(deviation, ops.Sqrt)
-    total = None if root is None else _made_by(root.inputs[0], ops.Add)
-    centre = _made_by(centred, ops.Sub)
+    root = made_by(deviation, ops.Sqrt)
+    total = None if root is None else made_by(root.inputs[0], ops.Add)
+    centre = made_by(centred, ops.Sub)
     if root is None or total is None or centre is None:
         return None
     variance, epsilon = _with_number(total)
@@ -118,7 +114,7 @@ def _with_number(total: Node) -> tuple[Value | None, float]:
 
 
 def _mean_of_last_axis(value: Value | None) -> Node | None:
-    node = _made_by(value, ops.ReduceMean)
+    node = made_by(value, ops.ReduceMean)
     if node is None or not isinstance(node.op, ops.ReduceMean) or not node.op.keepdims:
         return None
     axes = node.inputs[1] if len(node.inputs) > 1 else None
@@ -130,10 +126,10 @@ def _mean_of_last_axis(value: Value | None) -> Node | None:
 
 def _square_root_of(square: Value | None) -> Value | None:
     """``d`` where the value is ``d * d`` or ``d ** 2``."""
-    product = _made_by(square, ops.Mul)
+    product = made_by(square, ops.Mul)
     if product is not None and product.inputs[0] is product.inputs[1]:
         return product.inputs[0]
-    power = _made_by(square, ops.Pow)
+    power = made_by(square, ops.Pow)
     if power is None:
         return None
     base, exponent = power.inputs
@@ -144,7 +140,7 @@ def _square_root_of(square: Value | None) -> Value | None:
 
 def _is_same_difference(value: Value | None, centre: Node) -> bool:
     """Whether the value is made as ``centre`` makes its own: some exporters subtract twice."""
-    other = _made_by(value, ops.Sub)
+    other = made_by(value, ops.Sub)
     if other is None or other.inputs[0] is not centre.inputs[0]:
         return False
     mean = _mean_of_last_axis(other.inputs[1])

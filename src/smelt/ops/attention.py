@@ -1,0 +1,138 @@
+"""Attention: what queries find in keys weighs values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from smelt.errors import ShapeError
+from smelt.ir import Case, Op, Operand
+from smelt.ops._examples import HALF_TOLERANCE, floats
+from smelt.ops._numerics import narrow, widen
+from smelt.ops._operands import optional_array, present
+from smelt.ops._shape import (
+    FLOATS,
+    broadcast_shapes,
+    differ,
+    input_type,
+    known,
+    optional_type,
+    require_dtype,
+    require_inputs,
+    require_rank,
+    require_same_dtype,
+    shape_text,
+)
+from smelt.types import TensorType, override
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from smelt.ir import Array
+    from smelt.types import Dim, Shape, ValueType
+
+
+@dataclass(frozen=True)
+class Attention(Op):
+    """``softmax(scale * Q @ K^T + mask) @ V`` for every head of every item of a batch.
+
+    Inputs are the queries, the keys, the values, and optionally a mask that is added. With
+    ``heads`` they have three axes, and the heads of a place lie one behind the other; without, the
+    heads have an axis of their own.
+
+    Shapes: queries ``[batch, M, heads * D]``, keys ``[batch, N, heads * D]`` and values ``[batch,
+    N, heads * E]`` give ``[batch, M, heads * E]``; or ``[batch, heads, M, D]`` and so on. The mask
+    broadcasts to ``[batch, heads, M, N]``.
+
+    Dtypes: floating-point, one for all.
+
+    Raises ShapeError: when the inputs do not fit each other or the number of heads.
+
+    Source: ONNX Attention-23, of which it is a part (no cache, no causal mask of its own).
+    """
+
+    name: ClassVar[str] = "attention"
+
+    scale: float
+    heads: int = 0
+    """How many heads share the last axis; 0 when they have an axis of their own, the second."""
+
+    @override
+    def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
+        require_inputs(self, inputs, 3, 4)
+        kinds = [input_type(self, inputs, index) for index in range(3)]
+        mask = optional_type(self, inputs, 3)
+        require_dtype(kinds[0], FLOATS, "the input of attention")
+        require_same_dtype(*kinds, mask)
+        for kind, what in zip(kinds, ("queries", "keys", "values"), strict=True):
+            require_rank(kind, what, 3 if self.heads else 4)
+        q, k, v = (self.split(kind.shape) for kind in kinds)
+        pairs = [(k[a], v[a]) for a in (0, 1, 2)] + [(q[a], k[a]) for a in (0, 1, 3)]
+        if any(differ(one, other) for one, other in pairs):
+            texts = ", ".join(shape_text(kind.shape) for kind in kinds)
+            raise ShapeError(f"queries, keys and values {texts} do not fit each other")
+        batch = known(known(q[0], k[0]), v[0])
+        scores = (batch, known(q[1], k[1]), q[2], known(k[2], v[2]))
+        if mask is not None and broadcast_shapes(mask.shape, scores) != scores:
+            raise ShapeError(
+                f"the mask {shape_text(mask.shape)} does not broadcast to {shape_text(scores)}"
+            )
+        shape = (batch, q[2], v[3] * self.heads) if self.heads else (*scores[:3], v[3])
+        return (TensorType(kinds[0].dtype, shape),)
+
+    def split(self, shape: Shape) -> tuple[Dim, Dim, Dim, Dim]:
+        """Batch, heads, places and the width of a head. Raises ShapeError."""
+        if not self.heads:
+            batch, heads, places, width = shape
+            return batch, heads, places, width
+        batch, places, whole = shape
+        if not isinstance(whole, int) or self.heads < 0 or whole % self.heads:
+            raise ShapeError(f"{self.heads} heads do not share {whole} elements evenly")
+        return batch, self.heads, places, whole // self.heads
+
+    @override
+    def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
+        given = [present(inputs, index) for index in range(3)]
+        q, k, v = (self._by_head(widen(array)) for array in given)
+        scores = np.asarray(np.matmul(q, np.swapaxes(k, -1, -2))) * q.dtype.type(self.scale)
+        mask = optional_array(inputs, 3)
+        if mask is not None:
+            scores = scores + widen(mask)
+        if scores.shape[-1]:
+            scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        weights = scores / scores.sum(axis=-1, keepdims=True)
+        result = np.asarray(np.matmul(weights, v))
+        if self.heads:
+            batch, _, places, width = result.shape
+            result = result.transpose(0, 2, 1, 3).reshape(batch, places, self.heads * width)
+        return (narrow(result, given[0].dtype),)
+
+    def _by_head(self, array: Array) -> Array:
+        if not self.heads:
+            return array
+        return array.reshape(*array.shape[:2], self.heads, -1).transpose(0, 2, 1, 3)
+
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        def arrays(*shapes: tuple[int, ...]) -> tuple[Array, ...]:
+            return tuple(floats(*s, low=-2, high=2, seed=n) for n, s in enumerate(shapes))
+
+        def alike(*shape: int) -> tuple[Array, ...]:
+            return arrays(shape, shape, shape)
+
+        yield Case("heads_in_places", cls(0.25, heads=3), alike(2, 37, 3 * 16))
+        yield Case("heads_apart", cls(0.125), alike(2, 3, 21, 32))
+        yield Case("narrow_head", cls(0.5), alike(1, 2, 9, 5))
+        yield Case("one_query", cls(0.3), arrays((2, 2, 1, 16), (2, 2, 70, 16), (2, 2, 70, 24)))
+        yield Case("many_keys", cls(0.2, heads=2), arrays((1, 5, 64), (1, 301, 64), (1, 301, 64)))
+        mask = np.where(floats(2, 1, 1, 19, seed=5) > 0.3, np.float32(-1e9), np.float32(0))
+        yield Case("masked_keys", cls(0.25, heads=2), (*alike(2, 19, 32), mask))
+        whole = floats(3, 11, 11, low=-3, high=3, seed=6)
+        yield Case("mask_of_heads", cls(1.0), (*alike(2, 3, 11, 16), whole))
+        ruled_out = np.where(np.tri(8, dtype=np.bool_), np.float32(0), np.float32("-inf"))
+        yield Case("causal", cls(0.5), (*alike(1, 2, 8, 16), ruled_out))
+        half = tuple(array.astype(np.float16) for array in alike(2, 3, 33, 32))
+        yield Case("half", cls(0.176), half, tolerance=HALF_TOLERANCE)
