@@ -25,8 +25,8 @@ from google.protobuf import text_format
 from google.protobuf.message import DecodeError
 
 from smelt import ops
+from smelt.backends import CodeCache
 from smelt.backends.cpu import CpuBackend, target_named
-from smelt.backends.cpu._code_cache import CodeCache
 from smelt.builder._program import reassembled_plans
 from smelt.engine import (
     KernelSpec,
@@ -441,7 +441,7 @@ _KERNEL: Final = KernelSpec("fuzzed", parameters(size=1))
 
 def _run_code(data: bytes) -> None:
     _home()
-    cache, target = CodeCache.open(), target_named(seeds.TARGET)
+    cache, target = CodeCache.open("fuzzed"), target_named(seeds.TARGET)
     _require(cache is not None and cache_secret() is not None, "there is a cache")
     if cache is None:
         return
@@ -488,7 +488,7 @@ TARGETS: Final = (
     Target("keys", ("smelt.engine._trust",), _run_keys, mutate_tokens, seeds.key_seeds, 3,
            ("Signer", "user_signer", "cache_secret", "verify_signature", "check_signature",
             "remove_trusted_key")),
-    Target("code", ("smelt.backends.cpu._code_cache",), _run_code, mutate_bytes,
+    Target("code", ("smelt.backends._code_cache",), _run_code, mutate_bytes,
            seeds.code_seeds, 2, ("CodeCache.open", "CodeCache.put")),
     Target("loadable",
            ("smelt.nvdla.loadable", "smelt.nvdla.runtime._network",

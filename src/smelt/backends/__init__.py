@@ -12,6 +12,7 @@ from smelt.backends._base import (
     Target,
     store_as,
 )
+from smelt.backends._code_cache import CodeCache, edition_of
 from smelt.backends._fusion import root_of
 from smelt.backends._scalars import Scalars
 from smelt.backends._storage import Stored, contiguous_strides, linear_format, same_order
@@ -20,6 +21,7 @@ __all__ = [
     "Aliasing",
     "Assembled",
     "Backend",
+    "CodeCache",
     "CodeImage",
     "Family",
     "Operands",
@@ -32,6 +34,7 @@ __all__ = [
     "assemble",
     "constant_bytes",
     "contiguous_strides",
+    "edition_of",
     "linear_format",
     "root_of",
     "same_order",

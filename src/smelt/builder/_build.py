@@ -9,12 +9,12 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from smelt.backends import Refusal, WeightStore, assemble
+from smelt.backends import CodeCache, Refusal, WeightStore, assemble
 from smelt.backends.cpu import (
-    CodeCache,
     CpuBackend,
     CpuTarget,
     compile_runtime,
+    generator_edition,
     target_named,
 )
 from smelt.builder._options import (
@@ -206,7 +206,7 @@ class _Build:
         target = target_named(detail or target_name() or "native")
         _check_outputs(self.graph)
         verify(self.graph)
-        backend = CpuBackend(CodeCache.open())
+        backend = CpuBackend(CodeCache.open(generator_edition()))
         boxes = boxes_of(self.graph, self.options.shapes, self.options.max_batch_size)
         if self.options.max_batch_size > 1 and not any(BATCH in box for box in boxes):
             _warn_of_batch(self.options.max_batch_size, self.graph.name)

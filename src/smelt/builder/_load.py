@@ -84,7 +84,13 @@ def _told(file: EngineFile) -> str:
 def _regenerate(file: EngineFile) -> Engine:
     """The engine with code of our own making: only data of the file is believed."""
     # The compiler stays unloaded where an engine is trusted.
-    from smelt.backends.cpu import CodeCache, CpuBackend, compile_runtime, target_named
+    from smelt.backends import CodeCache
+    from smelt.backends.cpu import (
+        CpuBackend,
+        compile_runtime,
+        generator_edition,
+        target_named,
+    )
     from smelt.builder._program import reassembled_plans
 
     header = file.header
@@ -95,7 +101,7 @@ def _regenerate(file: EngineFile) -> Engine:
             target,
             features=tuple(f for f in header.fingerprint.features if f in detect_host().features),
         )
-    backend = CpuBackend(CodeCache.open())
+    backend = CpuBackend(CodeCache.open(generator_edition()))
     plans = reassembled_plans(header, backend, target, file.source)
     steps = (step for plan in plans for step in plan.steps)
     image = backend.compile([s.kernel for s in steps if isinstance(s, Launch)], target)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from smelt.backends import CodeCache
 from smelt.backends.cpu import compile_ir, target_named
-from smelt.backends.cpu._code_cache import CodeCache
 from smelt.engine import KernelSpec, parameters
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def opened() -> CodeCache:
-    cache = CodeCache.open()
+    cache = CodeCache.open("edition")
     assert cache is not None
     return cache
 
@@ -83,15 +83,15 @@ def test_there_is_no_cache_without_a_home_or_where_it_is_not_wanted(
 ) -> None:
     monkeypatch.setenv("SMELT_HOME", str(tmp_path))
     monkeypatch.setenv("SMELT_NO_CODE_CACHE", "1")
-    assert CodeCache.open() is None
+    assert CodeCache.open("edition") is None
     monkeypatch.delenv("SMELT_NO_CODE_CACHE")
     blocked = tmp_path / "file"
     blocked.write_text("")
     monkeypatch.setenv("SMELT_HOME", str(blocked / "home"))
-    assert CodeCache.open() is None
+    assert CodeCache.open("edition") is None
     monkeypatch.delenv("SMELT_HOME")
     monkeypatch.delenv("HOME")
-    assert CodeCache.open() is None
+    assert CodeCache.open("edition") is None
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
@@ -114,9 +114,9 @@ def test_a_folder_that_has_vanished_is_no_error(home: Path) -> None:
 def test_processes_share_the_cache(home: Path) -> None:
     program = (
         "from smelt.backends.cpu import target_named\n"
-        "from smelt.backends.cpu._code_cache import CodeCache\n"
+        "from smelt.backends import CodeCache\n"
         "from smelt.engine import KernelSpec, parameters\n"
-        "cache = CodeCache.open()\n"
+        "cache = CodeCache.open('edition')\n"
         "for size in range(40):\n"
         "    kernel = KernelSpec('shared', parameters(size=size))\n"
         "    found = cache.get(kernel, target_named('x86-64-v3'))\n"

@@ -1,18 +1,17 @@
 """Compile half for processors: kernels as LLVM IR, compiled and linked into one image."""
 
-from smelt.backends.cpu._backend import CpuBackend, compile_runtime
-from smelt.backends.cpu._code_cache import CodeCache
+from smelt.backends.cpu._backend import CpuBackend, compile_runtime, generator_edition
 from smelt.backends.cpu._compile import assembly_of, compile_ir
 from smelt.backends.cpu._link import link
 from smelt.backends.cpu._target import CpuTarget, host_target, target_named
 
 __all__ = [
-    "CodeCache",
     "CpuBackend",
     "CpuTarget",
     "assembly_of",
     "compile_ir",
     "compile_runtime",
+    "generator_edition",
     "host_target",
     "link",
     "target_named",

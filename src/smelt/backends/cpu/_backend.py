@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import functools
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from smelt.backends._base import Backend, CodeImage, Family
+from smelt.backends._code_cache import edition_of
 from smelt.backends._reference import ReferenceFamily
 from smelt.backends._windows import WindowFamily
-from smelt.backends.cpu._code_cache import generator_edition
 from smelt.backends.cpu._compile import compile_ir
 from smelt.backends.cpu._link import link
+from smelt.backends.cpu._llvm import llvm_version
 from smelt.backends.cpu._native_runtime import runtime_image
 from smelt.backends.cpu._target import CpuTarget
 from smelt.backends.cpu.families.axis import AxisFamily
@@ -48,7 +50,7 @@ from smelt.backends.cpu.families.resample import ResampleFamily
 from smelt.backends.cpu.families.scatter import ScatterFamily
 from smelt.backends.cpu.families.stream import stream_weights
 from smelt.backends.cpu.families.winograd import WinogradFamily
-from smelt.devices.cpu import available_processors
+from smelt.devices.cpu import abi, available_processors
 from smelt.engine import detect_host
 from smelt.types import override
 
@@ -171,6 +173,12 @@ class CpuBackend(Backend[CpuTarget]):
         if self.cache is not None:
             self.cache.put(kernel, target, made)
         return made
+
+
+@functools.cache
+def generator_edition() -> str:
+    """What makes the code: LLVM's version, the interface to the device, and our generators."""
+    return edition_of(Path(__file__).parent, f"{llvm_version()}, interface {abi.ABI_VERSION}")
 
 
 def compile_runtime(target: CpuTarget) -> CodeImage:

@@ -2,13 +2,19 @@
 
 from smelt.backends.cuda._backend import CudaBackend
 from smelt.backends.cuda._target import CudaTarget, target_named
-from smelt.backends.cuda._triton import compile_kernel, function_of, load_triton
+from smelt.backends.cuda._triton import (
+    compile_kernel,
+    function_of,
+    generator_edition,
+    load_triton,
+)
 
 __all__ = [
     "CudaBackend",
     "CudaTarget",
     "compile_kernel",
     "function_of",
+    "generator_edition",
     "load_triton",
     "target_named",
 ]

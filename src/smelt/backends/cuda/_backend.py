@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, ClassVar, Final, Protocol
 
 from smelt.backends._base import Backend, CodeImage, Family
 from smelt.backends._fusion import op_as_json
+from smelt.backends._reference import ReferenceFamily
 from smelt.backends._windows import WindowFamily
 from smelt.backends.cuda._pointwise import pointwise_launch, write_pointwise
 from smelt.backends.cuda._target import CudaTarget
-from smelt.backends.cuda._triton import compile_kernel
+from smelt.backends.cuda._triton import compile_kernel, generator_edition
 from smelt.backends.cuda.families.conv import ConvFamily
 from smelt.backends.cuda.families.elementwise import ElementwiseFamily
 from smelt.backends.cuda.families.gemm import GemmFamily
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from smelt.engine import KernelSpec, Step, View
 
 COPY: Final = "copy"
-_ALIGNMENT_BYTES: Final = 16
 
 
 class KernelCache(Protocol):
@@ -56,6 +56,7 @@ class CudaBackend(Backend[CudaTarget]):
             GemmFamily(),
             PoolFamily(),
             RowsFamily(),
+            ReferenceFamily(),
         )
         self.cache = cache
         self.jobs = jobs
@@ -70,6 +71,11 @@ class CudaBackend(Backend[CudaTarget]):
     def clear_halo(self, view: View, value: int = 0) -> tuple[Step, ...]:
         raise InternalError(f"no kernel for GPUs reads a halo, and {view} has one of {value}")
 
+    @property
+    @override
+    def edition(self) -> str:
+        return generator_edition()[:12]
+
     def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
         """The kernel's text."""
         if kernel.family == COPY:
@@ -81,7 +87,7 @@ class CudaBackend(Backend[CudaTarget]):
         unique = {kernel.symbol: kernel for kernel in kernels}
 
         def build(kernel: KernelSpec) -> bytes:
-            return self._record(kernel, target)
+            return b"".join(self._record(kernel, part) for part in target.parts)
 
         with ThreadPoolExecutor(self.jobs) as pool:
             records = list(pool.map(build, unique.values()))
@@ -89,7 +95,7 @@ class CudaBackend(Backend[CudaTarget]):
         symbols: list[tuple[str, int]] = []
         for symbol, record in zip(unique, records, strict=True):
             symbols.append((symbol, len(code)))
-            code += record + bytes(-len(record) % _ALIGNMENT_BYTES)
+            code += record
         return CodeImage(bytes(code), tuple(sorted(symbols)))
 
     def _record(self, kernel: KernelSpec, target: CudaTarget) -> bytes:

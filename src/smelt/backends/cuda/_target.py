@@ -7,26 +7,45 @@ from dataclasses import dataclass
 from typing import Final
 
 from smelt.errors import UnsupportedError
+from smelt.types import DType
 
 _NAME: Final = re.compile(r"sm_(\d{2,3})a?")
 _OLDEST: Final = 75
+_FIRST_WITH_BFLOAT16: Final = 80
 _SHARED_BYTES: Final = {75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 120: 99 << 10}
 _LARGE_SHARED_BYTES: Final = 227 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class CudaTarget:
-    """A GPU architecture. Two equal targets get equal code."""
+    """A GPU architecture, or several for which one plan must do. Two equal targets get equal code.
+
+    Of several, `capability` is the oldest: what it can, all can.
+    """
 
     capability: int
     """Compute capability, ten times: 90 is Hopper."""
     multiprocessors: int = 132
     """For the cost model alone; code does not depend on it."""
+    newer: tuple[int, ...] = ()
+    """Capabilities of further architectures, ascending."""
+    allows_tf32: bool = False
+    """Whether products of float32 may be rounded to ten bits on their way in."""
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """Names of the architectures, ascending: ("sm_90",)."""
+        return tuple(f"sm_{number}" for number in (self.capability, *self.newer))
 
     @property
     def architecture(self) -> str:
-        """Name of the architecture: "sm_90"."""
-        return f"sm_{self.capability}"
+        """The architectures in one word: "sm_90", or "sm_80,sm_90"."""
+        return ",".join(self.architectures)
+
+    @property
+    def parts(self) -> tuple[CudaTarget, ...]:
+        """What code is compiled for: a target for each architecture, which says nothing else."""
+        return tuple(CudaTarget(number) for number in (self.capability, *self.newer))
 
     @property
     def name(self) -> str:
@@ -36,19 +55,30 @@ class CudaTarget:
     @property
     def shared_bytes(self) -> int:
         """Shared memory that a block may have (CUDA C++ Programming Guide, table of features)."""
-        return _SHARED_BYTES.get(self.capability, _LARGE_SHARED_BYTES)
+        all_ = (self.capability, *self.newer)
+        return min(_SHARED_BYTES.get(number, _LARGE_SHARED_BYTES) for number in all_)
+
+    def storage(self, wanted: DType) -> DType:
+        """How float32 tensors are stored where ``wanted`` is asked for."""
+        is_old = wanted is DType.BFLOAT16 and self.capability < _FIRST_WITH_BFLOAT16
+        return DType.FLOAT32 if is_old else wanted
 
 
 def target_named(name: str) -> CudaTarget:
-    """Return the target of an architecture's name: "sm_90".
+    """Return the target of an architecture's name, or of several: "sm_90", "sm_80,sm_90".
 
     Raises:
-        UnsupportedError: it is no such name, or older than the kernels.
+        UnsupportedError: there is no such name, or one is older than the kernels.
     """
+    numbers = sorted({_capability(part.strip()) for part in name.split(",")})
+    return CudaTarget(numbers[0], newer=tuple(numbers[1:]))
+
+
+def _capability(name: str) -> int:
     found = _NAME.fullmatch(name)
     if found is None or int(found[1]) < _OLDEST:
         raise UnsupportedError(
-            f"there is no GPU target {name!r}; give an architecture from sm_{_OLDEST} on: "
-            "device='cuda:sm_90'"
+            f"there is no GPU target {name!r}; give an architecture from sm_{_OLDEST} on, or "
+            "several: device='cuda:sm_90', device='cuda:sm_80,sm_90'"
         )
-    return CudaTarget(int(found[1]))
+    return int(found[1])

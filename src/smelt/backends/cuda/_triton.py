@@ -5,13 +5,17 @@ No GPU and no driver is needed, and torch is never imported.
 
 from __future__ import annotations
 
+import functools
 import importlib
+import importlib.metadata
 import linecache
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from smelt.backends._code_cache import edition_of
 from smelt.backends.cuda._source import TRITON_TYPES
-from smelt.devices.cuda import CudaKernel
+from smelt.devices.cuda import ABI_VERSION, CudaKernel
 from smelt.errors import BuildError, MissingExtraError
 from smelt.types import DType
 
@@ -37,6 +41,20 @@ def load_triton() -> Any:
         return importlib.import_module("triton")
     except ModuleNotFoundError as error:
         raise MissingExtraError("triton", "cuda-build") from error
+
+
+@functools.cache
+def generator_edition() -> str:
+    """What makes the code: Triton's version, the interface to the device, and our generators.
+
+    Raises:
+        MissingExtraError: Triton is not installed.
+    """
+    try:
+        version = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError as error:
+        raise MissingExtraError("triton", "cuda-build") from error
+    return edition_of(Path(__file__).parent, f"triton {version}, interface {ABI_VERSION}")
 
 
 def function_of(text: str, symbol: str) -> Callable[..., None]:

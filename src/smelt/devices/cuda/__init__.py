@@ -17,7 +17,7 @@ from smelt.devices.cuda._code import (
 from smelt.devices.cuda._device import CudaDevice, CudaProperties, cuda_device, cuda_devices
 from smelt.devices.cuda._driver import CudaError, Driver, cuda_driver
 from smelt.devices.cuda._graph import CudaGraph
-from smelt.devices.cuda._image import CudaKernel
+from smelt.devices.cuda._image import ABI_VERSION, CudaKernel, matching_architecture
 from smelt.devices.cuda._memory import (
     CudaAllocation,
     CudaMemory,
@@ -29,6 +29,7 @@ from smelt.devices.cuda._memory import (
 from smelt.devices.cuda._stream import CudaEvent, CudaStream, handle_of
 
 __all__ = [
+    "ABI_VERSION",
     "TENSOR_MAP_BYTES",
     "WORD_BYTES",
     "CudaAllocation",
@@ -56,6 +57,7 @@ __all__ = [
     "handle_of",
     "is_on_gpu",
     "launch",
+    "matching_architecture",
     "owner_of",
     "view_of",
 ]

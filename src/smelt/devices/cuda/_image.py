@@ -1,7 +1,8 @@
 """How kernels for GPUs lie in an engine's code: a cubin, and what its launches need to know.
 
-A *record* is a length, that many bytes of JSON, and the cubin; the engine's table of symbols says
-where each record starts.
+A *record* is two lengths, that many bytes of JSON and of a cubin, and zeros up to a multiple of 16.
+The engine's table of symbols says where each kernel's records start: one for every architecture
+that the engine is for, in the order in which its fingerprint names them.
 """
 
 from __future__ import annotations
@@ -14,9 +15,14 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from smelt.errors import EngineFormatError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+ABI_VERSION: Final = 1
+"""Changes with records, and with how launches pass their arguments."""
 _LENGTHS: Final = struct.Struct("<II")
+_ALIGNMENT_BYTES: Final = 16
+_FIRST_EXACT: Final = 90
+"""From this capability on code is for one architecture alone."""
 _MOST_THREADS: Final = 1024
 _MOST_SHARED_BYTES: Final = 1 << 20
 
@@ -41,26 +47,59 @@ class CudaKernel:
         fields = asdict(self)
         del fields["cubin"]
         text = json.dumps(fields, sort_keys=True).encode()
-        return _LENGTHS.pack(len(text), len(self.cubin)) + text + self.cubin
+        record = _LENGTHS.pack(len(text), len(self.cubin)) + text + self.cubin
+        return record + bytes(-len(record) % _ALIGNMENT_BYTES)
 
     @staticmethod
-    def from_bytes(code: bytes | memoryview, offset: int) -> CudaKernel:
+    def from_bytes(code: bytes | memoryview, offset: int, place: int = 0) -> CudaKernel:
         """Read the record at an offset of the engine's code.
+
+        Args:
+            code: the engine's.
+            offset: where the kernel's records start.
+            place: which of them, for an engine of several architectures.
 
         Raises:
             EngineFormatError: it is truncated or malformed.
         """
         view = memoryview(code)
         try:
-            text_size, cubin_size = _LENGTHS.unpack_from(view, offset)
-            start = offset + _LENGTHS.size
-            end = start + text_size + cubin_size
-            if offset < 0 or end > len(view):
-                raise EngineFormatError("a kernel's record reaches beyond the engine's code")
-            fields = json.loads(bytes(view[start : start + text_size]))
-            return _checked(fields, bytes(view[start + text_size : end]))
+            for _ in range(place):
+                offset = _parts(view, offset)[-1]
+            text, cubin, _ = _parts(view, offset)
+            return _checked(json.loads(text), cubin)
         except (struct.error, ValueError, TypeError, KeyError, RecursionError) as error:
             raise EngineFormatError(f"a kernel's record is malformed: {error}") from error
+
+
+def matching_architecture(built_for: Sequence[str], capability: tuple[int, int]) -> int | None:
+    """Which of an engine's architectures a GPU runs best; None when it runs none.
+
+    Code for sm_90 and newer uses what only that very architecture has. Older code runs on GPUs of
+    the same major number and the same or a larger minor one.
+    """
+    major, minor = capability
+    best = -1
+    found = None
+    for place, name in enumerate(built_for):
+        number = int(name.removeprefix("sm_")) if name.removeprefix("sm_").isdecimal() else 0
+        runs = number == 10 * major + minor
+        if number < _FIRST_EXACT:
+            runs = number // 10 == major and number % 10 <= minor
+        if runs and number > best:
+            best, found = number, place
+    return found
+
+
+def _parts(view: memoryview, offset: int) -> tuple[bytes, bytes, int]:
+    """A record's text and cubin, and where the next record starts."""
+    text_size, cubin_size = _LENGTHS.unpack_from(view, offset)
+    start = offset + _LENGTHS.size
+    middle, end = start + text_size, start + text_size + cubin_size
+    if offset < 0 or end > len(view):
+        raise EngineFormatError("a kernel's record reaches beyond the engine's code")
+    after = end + (offset - end) % _ALIGNMENT_BYTES
+    return bytes(view[start:middle]), bytes(view[middle:end]), after
 
 
 def _checked(fields: Any, cubin: bytes) -> CudaKernel:

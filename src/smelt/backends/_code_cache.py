@@ -7,21 +7,19 @@ appear whole or not at all, so processes may share the folder.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import hmac
 import logging
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from smelt import config
-from smelt.backends.cpu._llvm import llvm_version
-from smelt.devices.cpu import abi
 from smelt.engine import VERSION, cache_secret, write_atomically
 from smelt.errors import SmeltError
 
 if TYPE_CHECKING:
-    from smelt.backends.cpu._target import CpuTarget
+    from pathlib import Path
+
+    from smelt.backends._base import Target
     from smelt.engine import KernelSpec
 
 _LOG = logging.getLogger(__name__)
@@ -31,16 +29,21 @@ _MAX_BYTES: Final = 1 << 26
 
 
 class CodeCache:
-    """A folder of objects, by kernel and target."""
+    """A folder of compiled kernels, by kernel and target."""
 
-    def __init__(self, folder: Path, secret: bytes) -> None:
-        """Keep entries in ``folder``, sealed with ``secret``."""
+    def __init__(self, folder: Path, secret: bytes, edition: str) -> None:
+        """Keep entries in ``folder``, sealed with ``secret``; see `open`."""
         self._folder = folder
         self._secret = secret
+        self._edition = edition
 
     @classmethod
-    def open(cls) -> CodeCache | None:
-        """Return the user's cache; None where there is none, or the user wants none."""
+    def open(cls, edition: str) -> CodeCache | None:
+        """Return the user's cache; None where there is none, or the user wants none.
+
+        Args:
+            edition: what code depends on beside kernel and target: generators, compiler.
+        """
         if not config.code_cache_enabled():
             return None
         folder = config.cache_directory()
@@ -53,10 +56,10 @@ class CodeCache:
         except OSError as error:
             _LOG.debug("kernels are not kept: %s", error)
             return None
-        return cls(folder / "code", secret)
+        return cls(folder / "code", secret, edition)
 
-    def get(self, kernel: KernelSpec, target: CpuTarget, /) -> bytes | None:
-        """Return the kernel's object, if it is known and unharmed."""
+    def get(self, kernel: KernelSpec, target: Target, /) -> bytes | None:
+        """Return the kernel's code, if it is known and unharmed."""
         path = self._path(kernel, target)
         try:
             with path.open("rb") as file:
@@ -72,16 +75,16 @@ class CodeCache:
             return None
         return content
 
-    def put(self, kernel: KernelSpec, target: CpuTarget, content: bytes, /) -> None:
-        """Keep a kernel's object. That it cannot be kept is no error."""
+    def put(self, kernel: KernelSpec, target: Target, content: bytes, /) -> None:
+        """Keep a kernel's code. That it cannot be kept is no error."""
         path = self._path(kernel, target)
         try:
             write_atomically(path, iter((self._seal(path.name, content), content)))
         except SmeltError as error:
             _LOG.debug("%s", error)
 
-    def _path(self, kernel: KernelSpec, target: CpuTarget) -> Path:
-        made_for = (kernel.symbol, repr(target), VERSION, abi.ABI_VERSION, generator_edition())
+    def _path(self, kernel: KernelSpec, target: Target) -> Path:
+        made_for = (kernel.symbol, repr(target), VERSION, self._edition)
         digest = hashlib.sha256(repr(made_for).encode()).hexdigest()
         return self._folder / f"{kernel.symbol[:60]}-{digest[:32]}.o"
 
@@ -91,12 +94,10 @@ class CodeCache:
         return _MAGIC + hmac.digest(self._secret, message, "sha256")
 
 
-@functools.cache
-def generator_edition() -> str:
-    """What makes the code: LLVM's version, and the sources of our generators."""
-    digest = hashlib.sha256(llvm_version().encode())
-    root = Path(__file__).parent
-    for path in sorted(root.rglob("*.py")):
-        digest.update(path.relative_to(root).as_posix().encode())
+def edition_of(folder: Path, compiler: str) -> str:
+    """What makes code: the compiler by name and version, and the generators in a folder."""
+    digest = hashlib.sha256(compiler.encode())
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(path.relative_to(folder).as_posix().encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()
