@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from smelt import ops
 from smelt.backends._fusion import op_as_json
 from smelt.backends.cpu import host_target, target_named
 from smelt.backends.cpu._elementwise import (
@@ -32,8 +33,9 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 TARGETS = [host_target()]
-if host_target().vector_bits == 512:
-    TARGETS.append(target_named("x86-64-v3"))
+if host_target().architecture == "x86_64":  # every narrower width, the last without multiply-add
+    widths = {512: ["x86-64-v3", "x86-64"], 256: ["x86-64"], 128: []}
+    TARGETS += [target_named(name) for name in widths[host_target().vector_bits]]
 
 
 def elementwise(
@@ -141,6 +143,56 @@ def test_functions_are_right_to_a_few_units_in_the_last_place(
     made = elementwise((name, ()), [x], DType.FLOAT32, lanes, target)
     assert units_in_the_last_place(made, wanted) <= limit
     zeros = np.isin(x, [0.0]) & (wanted == 0)
+    assert np.array_equal(np.signbit(made[zeros]), np.signbit(wanted[zeros]))
+
+
+def every_kind_of_float() -> Array:
+    """A million floats, equally many of each magnitude, and all that lie about the borders."""
+    rng = np.random.default_rng(7)
+    borders = [0.0, 2.0**-126, 1e-4, 0.625, 1.0, 3.92, 4.0, 9.01, 10.06, 14.3, 88.72, 103.97, 104.0]
+    bits = np.array(borders, np.float32).view(np.int32)[:, None] + np.arange(-300, 300)
+    parts = [
+        np.arange(0, 1 << 31, 4093),
+        rng.integers(0x38000000, 0x43000000, 300_000),  # 3e-5 to 128
+        np.maximum(bits, 0).ravel(),
+        [0x7F7FFFFF, 0x7F800000, 0x7FC00000, 0x00000001, 0x007FFFFF],
+    ]
+    x = np.concatenate(parts).astype(np.int32).view(np.float32)
+    return np.concatenate([x, -x])
+
+
+def exact_gelu(x: Array) -> Array:
+    upper = np.array([math.erfc(v) for v in -x / math.sqrt(2)])
+    return np.where(np.isneginf(x), -0.0, x * upper / 2)
+
+
+DENSE: list[tuple[Op, Callable[[Array], Array], float, float]] = [
+    (ops.Exp(), np.exp, 1.1, 1.1),
+    (ops.Erf(), exact_erf, 1.4, 1.4),
+    (ops.Tanh(), np.tanh, 1.4, 1.4),
+    (ops.Sigmoid(), lambda x: 1 / (1 + np.exp(-x)), 2.5, 2.5),
+    (ops.Gelu(), exact_gelu, 6.2, 70),
+]
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
+@pytest.mark.parametrize(
+    ("op", "function", "limit", "without_fma"), DENSE, ids=[op.name for op, *_ in DENSE]
+)
+def test_exponentials_are_right_for_every_kind_of_float(
+    op: Op,
+    function: Callable[[Array], Array],
+    limit: float,
+    without_fma: float,
+    target: CpuTarget,
+) -> None:
+    x = every_kind_of_float()
+    with np.errstate(all="ignore"):
+        wanted = function(x.astype(np.float64))
+    made = elementwise(op_as_json(op), [x], DType.FLOAT32, target.vector_bits // 32, target)
+    fused = target.has("fma") or target.architecture == "aarch64"
+    assert units_in_the_last_place(made, wanted) <= (limit if fused else without_fma)
+    zeros = np.isin(x, [0.0])
     assert np.array_equal(np.signbit(made[zeros]), np.signbit(wanted[zeros]))
 
 

@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 
 from smelt import ops
 from smelt.backends.cpu.families.normalize import NormalizeFamily
-from tests.support.cpu_families import assert_tactics_agree, random
+from tests.support.cpu_families import (
+    assert_tactics_agree,
+    make_node,
+    random,
+    run_tactic,
+    tactics_of,
+)
 from tests.support.random_operands import (
     assert_agrees_somehow,
     every_target,
@@ -66,6 +72,20 @@ def test_layer_normalisation_agrees_from_any_axis(data: st.DataObject) -> None:
 def test_softmax_of_large_magnitudes_stays_finite(target: CpuTarget) -> None:
     line = np.array([[1e30, -1e30, 3e38, 0.0] * 9, [-1e4, -2e4, -1e4, -9e9] * 9], np.float32)
     assert_tactics_agree(FAMILY, ops.Softmax(1), [line], target=target)
+
+
+@every_target
+@pytest.mark.parametrize("shape", [(2, 64), (2, 301), (64, 2)])
+def test_small_probabilities_keep_their_digits(target: CpuTarget, shape: tuple[int, int]) -> None:
+    axis = int(np.argmax(shape))
+    x = -np.linspace(0, 103, max(shape), dtype=np.float32)
+    x = np.stack([x, x + 7], axis=1 - axis)
+    exact = np.exp(x.astype(np.float64) - x.max(axis, keepdims=True))
+    exact /= exact.sum(axis, keepdims=True)
+    node = make_node(ops.Softmax(axis), [x], frozenset())
+    for tactic in tactics_of(FAMILY, node, target):
+        (made,) = run_tactic(FAMILY, node, tactic, [x], target=target)
+        np.testing.assert_allclose(made, exact, rtol=5e-7, atol=3e-45)
 
 
 @every_target

@@ -246,7 +246,7 @@ def _softmax(line: _Line) -> None:
 
     def grown(source: Reg, result: Reg, width: int) -> Reg:
         x = line.load(source, width)
-        power = m.exp_below(e, e.binary("fsub", x, line.spread(top, width)))
+        power = m.lifted_exp(e, e.binary("fsub", x, line.spread(top, width)))
         if kept:
             line.store(power, result)
         return power
@@ -259,7 +259,7 @@ def _softmax(line: _Line) -> None:
             y = line.load(places[1], width, 1)
         else:  # narrow memory would round the powers once more
             x = line.load(places[0], width)
-            y = m.exp_below(e, e.binary("fsub", x, line.spread(top, width)))
+            y = m.lifted_exp(e, e.binary("fsub", x, line.spread(top, width)))
         line.store(e.binary("fmul", y, line.spread(scale, width)), places[1])
 
     line.each(write)
@@ -272,7 +272,7 @@ def _softmax_in_registers(line: _Line, count: int) -> None:
     read, written = (d.size_bytes for d in line.dtypes[:2])
     lines = [line.load(e.at(source, k * width * read), width) for k in range(count)]
     top = line.spread(fold_lanes(e, _LARGEST, _tree(e, _LARGEST, lines)), width)
-    powers = [m.exp_below(e, e.binary("fsub", x, top)) for x in lines]
+    powers = [m.lifted_exp(e, e.binary("fsub", x, top)) for x in lines]
     total = fold_lanes(e, "reduce_sum", _tree(e, "reduce_sum", powers))
     scale = line.spread(e.binary("fdiv", line.constant(1.0), total), width)
     for k, power in enumerate(powers):
@@ -295,9 +295,10 @@ def _log_softmax(line: _Line) -> None:
 
     def grown(source: Reg, _result: Reg, width: int) -> Reg:
         x = line.load(source, width)
-        return m.exp_below(e, e.binary("fsub", x, line.spread(top, width)))
+        return m.lifted_exp(e, e.binary("fsub", x, line.spread(top, width)))
 
-    shift = m.log(e, line.fold("reduce_sum", 0.0, grown))
+    total = line.fold("reduce_sum", 0.0, grown)
+    shift = m.log(e, e.binary("fmul", total, e.constant(m.UNLIFT, total.type)))
 
     def write(places: Sequence[Reg], width: int) -> None:
         x = line.load(places[0], width)
