@@ -1,6 +1,7 @@
 """Kernels for NVIDIA GPUs: Triton, compiled ahead of time; no GPU is needed to build."""
 
 from smelt.backends.cuda._backend import CudaBackend
+from smelt.backends.cuda._pool import CompilerPool
 from smelt.backends.cuda._target import CudaTarget, target_named
 from smelt.backends.cuda._triton import (
     compile_kernel,
@@ -10,6 +11,7 @@ from smelt.backends.cuda._triton import (
 )
 
 __all__ = [
+    "CompilerPool",
     "CudaBackend",
     "CudaTarget",
     "compile_kernel",

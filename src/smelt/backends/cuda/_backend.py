@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, ClassVar, Final, Protocol
 
 from smelt.backends._base import Backend, CodeImage, Family
@@ -10,21 +10,23 @@ from smelt.backends._fusion import op_as_json
 from smelt.backends._reference import ReferenceFamily
 from smelt.backends._windows import WindowFamily
 from smelt.backends.cuda._pointwise import pointwise_launch, write_pointwise
+from smelt.backends.cuda._pool import CompilerPool
 from smelt.backends.cuda._target import CudaTarget
-from smelt.backends.cuda._triton import compile_kernel, generator_edition
+from smelt.backends.cuda._triton import generator_edition
 from smelt.backends.cuda.families.conv import ConvFamily
 from smelt.backends.cuda.families.elementwise import ElementwiseFamily
 from smelt.backends.cuda.families.gemm import GemmFamily
 from smelt.backends.cuda.families.pool import PoolFamily
 from smelt.backends.cuda.families.rows import RowsFamily
-from smelt.errors import InternalError
+from smelt.devices.cpu import available_processors
+from smelt.errors import BuildError, InternalError
 from smelt.ops.identity import Identity
 from smelt.types import override
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from concurrent.futures import Future
 
-    from smelt.devices.cuda import CudaKernel
     from smelt.engine import KernelSpec, Step, View
 
 COPY: Final = "copy"
@@ -47,8 +49,17 @@ class CudaBackend(Backend[CudaTarget]):
 
     name: ClassVar[str] = "cuda"
 
-    def __init__(self, cache: KernelCache | None = None, *, jobs: int = 2) -> None:
-        """A backend that keeps compiled kernels in ``cache`` and compiles ``jobs`` at a time."""
+    def __init__(
+        self,
+        cache: KernelCache | None = None,
+        *,
+        jobs: int | None = None,
+        pool: CompilerPool | None = None,
+    ) -> None:
+        """A backend that keeps compiled kernels in ``cache`` and compiles ``jobs`` at a time.
+
+        Unless told otherwise, it compiles one kernel a processor.
+        """
         self.families: tuple[Family[CudaTarget], ...] = (
             WindowFamily(),
             ConvFamily(),
@@ -59,7 +70,9 @@ class CudaBackend(Backend[CudaTarget]):
             ReferenceFamily(),
         )
         self.cache = cache
-        self.jobs = jobs
+        self.pool = pool or CompilerPool(jobs or len(available_processors()))
+        self._made: dict[tuple[str, CudaTarget], bytes | Future[bytes]] = {}
+        """Records, and those on their way."""
 
     @override
     def reformat(self, source: View, destination: View) -> tuple[Step, ...]:
@@ -82,27 +95,52 @@ class CudaBackend(Backend[CudaTarget]):
             return write_pointwise(kernel)
         return self.family(kernel.family).generate(kernel, target)
 
+    def begin(self, kernels: Sequence[KernelSpec], target: CudaTarget) -> None:
+        """Have kernels compiled, and go on; `records` waits for one."""
+        for kernel in kernels:
+            for part in target.parts:
+                if (kernel.symbol, part) not in self._made:
+                    self._made[kernel.symbol, part] = self._begun(kernel, part)
+
+    def _begun(self, kernel: KernelSpec, part: CudaTarget) -> bytes | Future[bytes]:
+        known = None if self.cache is None else self.cache.get(kernel, part)
+        if known is not None:
+            return known
+        return self.pool.submit(kernel, self.generate(kernel, part), part)
+
+    def records(self, kernel: KernelSpec, target: CudaTarget) -> bytes:
+        """The kernel's records, compiled if need be.
+
+        Raises:
+            BuildError: the compiler refuses it.
+            MissingExtraError: Triton is not installed.
+        """
+        self.begin([kernel], target)
+        return b"".join(self._record(kernel, part) for part in target.parts)
+
+    def _record(self, kernel: KernelSpec, part: CudaTarget) -> bytes:
+        made = self._made[kernel.symbol, part]
+        if isinstance(made, bytes):
+            return made
+        record = self._made[kernel.symbol, part] = made.result()
+        if self.cache is not None:
+            self.cache.put(kernel, part, record)
+        return record
+
+    @override
+    def prepare(self, kernels: Sequence[KernelSpec], target: CudaTarget) -> None:
+        self.begin(kernels, target)
+        for kernel in kernels:
+            with suppress(BuildError):  # whoever needs this one will be told
+                self.records(kernel, target)
+
     @override
     def compile(self, kernels: Sequence[KernelSpec], target: CudaTarget) -> CodeImage:
         unique = {kernel.symbol: kernel for kernel in kernels}
-
-        def build(kernel: KernelSpec) -> bytes:
-            return b"".join(self._record(kernel, part) for part in target.parts)
-
-        with ThreadPoolExecutor(self.jobs) as pool:
-            records = list(pool.map(build, unique.values()))
+        self.begin(list(unique.values()), target)
         code = bytearray()
         symbols: list[tuple[str, int]] = []
-        for symbol, record in zip(unique, records, strict=True):
+        for symbol, kernel in unique.items():
             symbols.append((symbol, len(code)))
-            code += record
+            code += self.records(kernel, target)
         return CodeImage(bytes(code), tuple(sorted(symbols)))
-
-    def _record(self, kernel: KernelSpec, target: CudaTarget) -> bytes:
-        if self.cache is not None and (known := self.cache.get(kernel, target)) is not None:
-            return known
-        made: CudaKernel = compile_kernel(kernel, self.generate(kernel, target), target)
-        record = made.to_bytes()
-        if self.cache is not None:
-            self.cache.put(kernel, target, record)
-        return record

@@ -6,10 +6,13 @@ No GPU and no driver is needed, and torch is never imported.
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib
 import importlib.metadata
+import importlib.util
 import linecache
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -57,9 +60,35 @@ def generator_edition() -> str:
     return edition_of(Path(__file__).parent, f"triton {version}, interface {ABI_VERSION}")
 
 
-def function_of(text: str, symbol: str) -> Callable[..., None]:
-    """Return the Python function that a kernel's text defines; Triton reads its lines again."""
-    name = f"<{symbol}>"
+def require_triton() -> None:
+    """Raise MissingExtraError if Triton is not installed; it is not loaded."""
+    try:
+        found = importlib.util.find_spec("triton")
+    except ValueError:  # it was taken out of this process
+        found = None
+    if found is None:
+        raise MissingExtraError("triton", "cuda-build")
+
+
+def keep_compiled_in(folder: str) -> None:
+    """Have Triton write there what it keeps, and no more of it than the machine code.
+
+    Where it keeps things by default others may have put something, and no seal would tell.
+    """
+    with suppress(ModuleNotFoundError):  # the first kernel will say so
+        knobs = importlib.import_module("triton.knobs")
+        knobs.cache.dir = folder
+        knobs.compilation.store_binary_only = True
+
+
+def function_of(text: str, name: str) -> Callable[..., None]:
+    """Return the Python function that a kernel's text defines; Triton reads its lines again.
+
+    Args:
+        text: the kernel's.
+        name: stands for a file's name in Python's messages and in the machine code.
+    """
+    name = f"<{name}>"
     lines = text.splitlines(keepends=True)
     linecache.cache[name] = (len(text), None, lines, name)
     names: dict[str, Any] = {
@@ -94,16 +123,18 @@ def compile_kernel(kernel: KernelSpec, text: str, target: CudaTarget) -> CudaKer
         "num_stages": kernel["pipeline"],
         "enable_fp_fusion": True,
     }
+    # Triton compiles equal texts once, whatever kernels they are of: so none may be named.
+    name = hashlib.sha256(text.encode()).hexdigest()[:20]
     try:
         with _lock:  # the compiler keeps settings of one compilation in its module
-            function = jit.JITFunction(function_of(text, kernel.symbol))
+            function = jit.JITFunction(function_of(text, name))
             source = compiler.ASTSource(function, signature, constexprs={}, attrs=aligned)
             goal = targets.GPUTarget("cuda", target.capability, _LANES)
             made = triton.compile(source, target=goal, options=options)
     except (triton.TritonError, RuntimeError, SyntaxError) as error:
         raise BuildError(f"kernel {kernel.symbol} does not compile: {error}") from error
     finally:
-        linecache.cache.pop(f"<{kernel.symbol}>", None)
+        linecache.cache.pop(f"<{name}>", None)
     facts = made.metadata
     return CudaKernel(
         entry=facts.name,

@@ -1,0 +1,251 @@
+"""Kernels compiled many at once, in processes: the compiler keeps global state, and may fail badly.
+
+The processes are new ones, never forks: a fork of a process that uses a GPU is of no use to anyone.
+One that dies or takes too long at a kernel is replaced, and that kernel is refused; nothing else is
+lost. A record does not depend on which process made it, nor on when.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+import weakref
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from smelt.backends.cuda._triton import compile_kernel, require_triton
+from smelt.backends.cuda._worker import DONE, READY, read_frame, request, write_frame
+from smelt.errors import BuildError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from smelt.backends.cuda._target import CudaTarget
+    from smelt.engine import KernelSpec
+
+_SECONDS: Final = 60.0
+"""A kernel that is not compiled after this time never will be."""
+_START_SECONDS: Final = 60.0
+_TOLD_CHARACTERS: Final = 500
+"""How much of what a compiler prints is told."""
+_PATHS: Final = "import json, sys; sys.path[:] = json.loads(sys.argv[1])"
+_PROGRAM: Final = "from smelt.backends.cuda._worker import main; main(sys.argv[2])"
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    kernel: KernelSpec
+    text: str
+    target: CudaTarget
+    done: Future[bytes]
+
+
+class CompilerPool:
+    """Processes that are started when there is work for them, and end with the pool."""
+
+    def __init__(self, jobs: int, *, seconds: float = _SECONDS, program: str = _PROGRAM) -> None:
+        """A pool without processes.
+
+        Args:
+            jobs: how many kernels may be compiled at once.
+            seconds: how long one may take.
+            program: what a process runs; its ``sys.argv[2]`` is a folder for the compiler.
+        """
+        self._jobs = jobs
+        self._shop = _Shop(seconds, program)
+        self._finalizer = weakref.finalize(self, self._shop.close)
+
+    def submit(self, kernel: KernelSpec, text: str, target: CudaTarget) -> Future[bytes]:
+        """Have a kernel compiled. The future has its record, or a BuildError.
+
+        Raises:
+            MissingExtraError: Triton is not installed.
+        """
+        require_triton()
+        shop, done = self._shop, Future[bytes]()
+        shop.jobs.put(_Job(kernel, text, target, done))
+        with shop.lock:
+            if len(shop.threads) < self._jobs and shop.jobs.qsize() > shop.idle:
+                thread = threading.Thread(target=_serve, args=(shop,), daemon=True)
+                shop.threads.append(thread)
+                thread.start()
+        return done
+
+    def close(self) -> None:
+        """End all processes; what is not compiled is cancelled. Again is harmless."""
+        self._finalizer()
+
+
+@dataclass(slots=True)
+class _Shop:
+    """What the pool shares with its threads, each of which waits for one process."""
+
+    seconds: float
+    program: str
+    jobs: queue.SimpleQueue[_Job | None] = field(default_factory=queue.SimpleQueue[_Job | None])
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    threads: list[threading.Thread] = field(default_factory=list[threading.Thread])
+    workers: list[_Worker] = field(default_factory=list["_Worker"])
+    idle: int = 0
+    is_closed: bool = False
+    _folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def folder(self) -> str:
+        """Where the compiler writes: a folder of this pool alone, not what others may change."""
+        with self.lock:
+            if self._folder is None:
+                self._folder = tempfile.TemporaryDirectory(
+                    prefix="smelt-compilers-", ignore_cleanup_errors=True
+                )
+            return self._folder.name
+
+    def close(self) -> None:
+        with self.lock:
+            self.is_closed = True
+            workers, threads = list(self.workers), list(self.threads)
+        for worker in workers:
+            worker.process.kill()
+        for _ in threads:
+            self.jobs.put(None)
+        for thread in threads:
+            thread.join()
+        if self._folder is not None:
+            self._folder.cleanup()
+
+
+def _serve(shop: _Shop) -> None:
+    """Do jobs until the pool is closed, with one process and, where it dies, its successors."""
+    worker: _Worker | None = None
+    while True:
+        with shop.lock:
+            shop.idle += 1
+        job = shop.jobs.get()
+        with shop.lock:
+            shop.idle -= 1
+        if job is None:
+            break
+        if shop.is_closed or not job.done.set_running_or_notify_cancel():
+            job.done.cancel()
+            continue
+        try:
+            if worker is None or not worker.is_alive:
+                worker = _started(shop, worker)
+            job.done.set_result(_compiled(job, worker, shop.seconds))
+        except BaseException as error:  # noqa: BLE001  (who waits for the future gets it)
+            job.done.set_exception(error)
+    if worker is not None:
+        worker.close()
+
+
+def _compiled(job: _Job, worker: _Worker | None, seconds: float) -> bytes:
+    if worker is None:
+        return compile_kernel(job.kernel, job.text, job.target).to_bytes()
+    asked = request(job.kernel, job.text, job.target)
+    reply = worker.ask(asked, seconds)
+    if reply is None:
+        why = worker.cause_of_death(seconds)
+        raise BuildError(f"kernel {job.kernel.symbol} does not compile: {why}")
+    if reply[:1] == DONE:
+        return reply[1:]
+    raise BuildError(reply[1:].decode(errors="replace") + worker.printed())
+
+
+class _Worker:
+    """One process, and what it prints."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        """Start it. Raises OSError: it cannot be."""
+        with ExitStack() as stack:
+            self.errors = stack.enter_context(tempfile.TemporaryFile(buffering=0))
+            self.process = subprocess.Popen(  # noqa: S603  (our own program)
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors
+            )
+            stack.pop_all()
+        self.timed_out = False
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can be asked."""
+        return self.process.poll() is None
+
+    def ask(self, asked: bytes, seconds: float) -> bytes | None:
+        """Its answer; None when it has died of the question, or was ended after ``seconds``."""
+        assert self.process.stdin is not None  # noqa: S101  (a pipe)
+        self.errors.seek(0)
+        self.errors.truncate()
+        try:
+            write_frame(self.process.stdin, asked)
+        except OSError:
+            return None
+        return self.reply(seconds)
+
+    def reply(self, seconds: float) -> bytes | None:
+        """What it says next; None when it has died, or was ended after ``seconds``."""
+        assert self.process.stdout is not None  # noqa: S101  (a pipe)
+        watchdog = threading.Timer(seconds, self._end)
+        watchdog.daemon = True
+        watchdog.start()
+        try:
+            return read_frame(self.process.stdout)
+        finally:
+            watchdog.cancel()
+
+    def _end(self) -> None:
+        self.timed_out = True
+        self.process.kill()
+
+    def cause_of_death(self, seconds: float) -> str:
+        """Why there was no answer; the process is gone for certain."""
+        self.process.kill()
+        status = self.process.wait()
+        if self.timed_out:
+            return f"it takes longer than {seconds:g} s"
+        return f"the compiler ended with status {status}{self.printed()}"
+
+    def printed(self) -> str:
+        """The end of what the compiler printed, as the end of a message."""
+        self.errors.seek(0)
+        text = self.errors.read().decode(errors="replace").strip()
+        return f"\n{text[-_TOLD_CHARACTERS:]}" if text else ""
+
+    def close(self) -> None:
+        """End it, and forget what it printed."""
+        self.process.kill()
+        with self.process:
+            pass
+        self.errors.close()
+
+
+def _started(shop: _Shop, before: _Worker | None) -> _Worker | None:
+    """A new process, in place of one that died; None where there can be none."""
+    if before is not None:
+        _end(before, shop)
+    if not sys.executable:
+        return None
+    start = f"{_PATHS}\n{shop.program}"
+    command = [sys.executable, "-I", "-c", start, json.dumps(sys.path), shop.folder()]
+    try:
+        worker = _Worker(command)
+    except OSError:
+        return None
+    with shop.lock:
+        shop.workers.append(worker)
+        is_late = shop.is_closed
+    if is_late:
+        worker.process.kill()
+    if worker.reply(_START_SECONDS) == READY:
+        return worker
+    _end(worker, shop)
+    return None
+
+
+def _end(worker: _Worker, shop: _Shop) -> None:
+    worker.close()
+    with shop.lock:
+        shop.workers.remove(worker)
