@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
+from smelt.devices.cuda import CudaDevice, cuda_device, cuda_devices
+from smelt.errors import DeviceError, MissingExtraError
 from tests import requirements_plugin
 
 if TYPE_CHECKING:
@@ -48,6 +50,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tag the tests, and run the quick ones first: they say soonest what broke."""
     requirements_plugin.tag(items)
+    for item in items:
+        if "gpu" in getattr(item, "fixturenames", ()):
+            item.add_marker("gpu")
     items.sort(key=_cost)
 
 
@@ -81,3 +86,21 @@ def _own_home(tmp_path_factory: pytest.TempPathFactory) -> Generator[Path]:
         for variable in ("HOME", "USERPROFILE"):
             patch.setenv(variable, str(home))
         yield home
+
+
+@pytest.fixture(scope="session")
+def gpu() -> CudaDevice:
+    """The first NVIDIA GPU; the test is skipped where there is none."""
+    try:
+        return cuda_device(0)
+    except (MissingExtraError, DeviceError) as error:
+        pytest.skip(f"no NVIDIA GPU: {error}")
+
+
+@pytest.fixture(scope="session")
+def gpus(gpu: CudaDevice) -> tuple[CudaDevice, CudaDevice]:
+    """Two NVIDIA GPUs; the test is skipped where there are fewer."""
+    found = list(cuda_devices())
+    if len(found) < 2:
+        pytest.skip(f"one NVIDIA GPU alone: {gpu!r}")
+    return found[0], found[1]

@@ -12,9 +12,9 @@ from smelt.backends.cpu import CpuBackend
 from smelt.engine import Launch, read_engine
 from smelt.ir import Case
 from smelt.ops import ALL_OPS, Conv, Op
-from tests.support.conformance import Trial, difference, sample, trials_of_cases
 from tests.support.guest import EMULATOR, TARGET, Guest
 from tests.support.real_models import mnist, model_named, relative_error
+from tests.support.trials import Trial, difference, sample, trials_of_cases
 
 if TYPE_CHECKING:
     from pathlib import Path

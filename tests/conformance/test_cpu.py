@@ -9,15 +9,8 @@ import smelt
 from smelt.backends.cpu import CpuBackend, target_named
 from smelt.engine import detect_host
 from smelt.ops import ALL_OPS, Op
-from tests.support.conformance import (
-    Bench,
-    bound_symbols,
-    difference,
-    failures,
-    graph_of,
-    sample,
-    trials_of_cases,
-)
+from tests.support.conformance import Bench, failures
+from tests.support.trials import bound_symbols, difference, graph_of, sample, trials_of_cases
 
 _SAMPLED_CASES = 4
 _SAMPLED_TRIALS = 6

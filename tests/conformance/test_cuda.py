@@ -1,4 +1,8 @@
-"""Every op's cases by the CUDA backend's tactics, their kernels' own text run by an interpreter."""
+"""Every op's cases by the CUDA backend's tactics: interpreted here, compiled where there is a GPU.
+
+An interpreter runs the kernels' own text on the host, on every machine. On a GPU the same kernels
+are compiled by many processes, launched, and must give the same bits again.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +17,16 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from smelt.ops import ALL_OPS, Op
+from tests.support.cuda_trials import CudaWorkers, Request, every_request
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from concurrent.futures import Future
 
+    from smelt.devices.cuda import CudaDevice
+    from tests.support.cuda_trials import Answer
+
+_MOST_SECONDS = 300.0
 _ROOT = Path(__file__).resolve().parents[2]
 _every_op = pytest.mark.parametrize("op", ALL_OPS, ids=lambda op: op.name)
 
@@ -71,3 +81,25 @@ def test_every_kernel_for_gpus_computes_what_the_reference_does(
     op: type[Op], interpreter: _Interpreter
 ) -> None:
     interpreter.check(op, "all")
+
+
+@pytest.fixture(scope="module")
+def answers(gpu: CudaDevice) -> Iterator[dict[Request, list[Future[Answer]]]]:
+    """What became of every trial, as soon as it is known."""
+    del gpu
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("the kernels' language is not installed: smelt[cuda-build]")
+    workers = CudaWorkers()
+    yield {asked: workers.ask(asked) for asked in every_request()}
+    workers.close()
+
+
+@pytest.mark.parametrize("asked", list(every_request()), ids=str)
+def test_compiled_kernels_compute_on_the_gpu_what_the_reference_does(
+    asked: Request, answers: dict[Request, list[Future[Answer]]]
+) -> None:
+    found = [share.result(_MOST_SECONDS) for share in answers[asked]]
+    if not sum(answer.trials for answer in found):
+        pytest.skip(f"no kernel for GPUs computes {asked} yet")
+    wrong = [reason for answer in found for reason in answer.wrong]
+    assert not wrong, "\n".join(wrong)

@@ -12,7 +12,8 @@ import pytest
 from smelt.backends.cpu import CpuBackend, host_target
 from smelt.ir import Case
 from smelt.ops import Conv, ConvTranspose, Gemm, MatMul, Op
-from tests.support.conformance import Bench, trials_of_cases
+from tests.support.conformance import Bench
+from tests.support.trials import trials_of_cases
 
 
 def _filters(count: int, *shape: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:

@@ -1,21 +1,17 @@
-"""Every tactic of a backend for one op's cases, assembled, compiled once and run two ways.
+"""The trials of the CPU backend, compiled once and run two ways.
 
-A *trial* is one case by one tactic, as a network of one node. It goes the way that a real network
-goes (assemble, compile, run list, contexts of one and of three threads), and is run once more with
-every buffer of the plan between guard pages.
+A trial goes the way that a real network goes (assemble, compile, run list, contexts of one and of
+three threads), and is run once more with every buffer of the plan between guard pages.
 """
 
 from __future__ import annotations
 
 import ctypes
-import random
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from smelt.backends import WeightStore, assemble, store_as
 from smelt.backends.cpu import CpuBackend, compile_runtime, host_target
 from smelt.devices.cpu import MappedCode, abi
 from smelt.engine import (
@@ -23,226 +19,27 @@ from smelt.engine import (
     Binding,
     EngineHeader,
     Fingerprint,
-    HostCall,
     Launch,
     Space,
     detect_host,
 )
-from smelt.errors import ShapeError
-from smelt.ir import Graph, clone
 from smelt.runtime import Engine
-from smelt.types import (
-    DType,
-    SymbolicDim,
-    TensorType,
-    decode_bfloat16,
-    encode_bfloat16,
-    evaluate_dim,
-    substitute_dim,
-    symbols_of,
-)
+from smelt.types import evaluate_dim
 from tests.support.cpu_kernels import GuardedBuffer, call_kernel
+from tests.support.trials import Trial, difference, narrow_trials
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from smelt.backends import Assembled, Backend, Tactic
     from smelt.backends.cpu import CpuTarget
-    from smelt.engine import Plan, View
-    from smelt.ir import Case, Node
-    from smelt.types import Dim
+    from smelt.engine import View
+    from smelt.ir import Case
+    from smelt.types import DType, TensorType
 
 Array = np.ndarray[Any, Any]
-T = TypeVar("T")
-Symbols = tuple[tuple[str, int, int], ...]
 
 _KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
 _THREADS = (2, 3, 4)
-_MOST_EXACT = 40
-"""Of so many tactics of one case all are tried; of more, so many evenly spread ones."""
-
-
-@dataclass(slots=True)
-class Trial:
-    """One case by one tactic."""
-
-    case: Case
-    tactic: Tactic
-    graph: Graph
-    symbols: Symbols
-    assembled: Assembled
-    weights: WeightStore
-    wanted: tuple[Array, ...]
-
-    def __str__(self) -> str:
-        layouts = [*self.tactic.inputs, *self.tactic.outputs]
-        formats = " ".join("-" if f is None else f.layout.value for f in layouts)
-        batch = " with a symbolic batch" if self.symbols else ""
-        return f"{self.case.name} by {self.tactic} on {formats}{batch}"
-
-    @property
-    def plan(self) -> Plan:
-        """The plan."""
-        return self.assembled.plan
-
-    @property
-    def arrays(self) -> dict[str, Array]:
-        """The inputs that are not constants, by name."""
-        named = {f"x{index}": array for index, array in enumerate(self.case.inputs)}
-        return {v.name: array for v in self.graph.inputs if (array := named[v.name]) is not None}
-
-    @property
-    def values(self) -> dict[str, int]:
-        """The symbols' values in a run on the case's inputs."""
-        known: dict[str, int] = {name: high for name, _, high in self.symbols}
-        for value in self.graph.inputs:
-            shape: tuple[int, ...] = self.arrays[value.name].shape
-            for dim, extent in zip(value.tensor.shape, shape, strict=True):
-                known |= dict.fromkeys(symbols_of(dim), extent)
-        return known
-
-
-def graph_of(case: Case, *, symbolic: bool = False) -> Graph:
-    """The case's node alone: its inputs are x0, x1, …; its outputs are the graph's.
-
-    Raises ShapeError when the op's results do not follow from symbolic extents.
-    """
-    graph = Graph("case")
-    batch = _batch(case)
-    if symbolic and batch is None:
-        raise ShapeError("the inputs have no batch in common")
-    values: list[Any] = []
-    for index, array in enumerate(case.inputs):
-        if array is None:
-            values.append(None)
-        elif index in case.constants:
-            values.append(graph.add_constant(array, f"x{index}"))
-        else:
-            shape: tuple[Any, ...] = array.shape
-            if symbolic and array.ndim > 1:
-                shape = (SymbolicDim.symbol("batch"), *shape[1:])
-            kind = TensorType(DType.from_numpy(array.dtype), shape)
-            values.append(graph.add_input(f"x{index}", kind))
-    graph.outputs += graph.add(case.op, *values, name="node").outputs
-    return graph
-
-
-def check_range(graph: Graph, symbols: Symbols) -> None:
-    """Refuse, as a build does, what fits as symbols but not at both ends of their ranges.
-
-    Raises ShapeError.
-    """
-    for end in (0, 1):
-        values: dict[str, Dim] = {name: (low, high)[end] for name, low, high in symbols}
-        fixed = clone(graph)
-        for value in fixed.inputs:
-            shape = tuple(substitute_dim(d, values) for d in value.tensor.shape)
-            value.type = TensorType(value.tensor.dtype, shape)
-        fixed.infer()
-
-
-def _batch(case: Case) -> int | None:
-    """The first extent of all inputs that vary and have axes, if it is one and more than one."""
-    found = {
-        array.shape[0]
-        for index, array in enumerate(case.inputs)
-        if array is not None and array.ndim > 1 and index not in case.constants
-    }
-    (batch,) = found if len(found) == 1 else (0,)
-    return batch if batch > 1 else None
-
-
-def bound_symbols(graph: Graph, wanted: Sequence[Array]) -> Symbols:
-    """Bounds of what a run itself decides: what the reference gave, and a little more."""
-    known = {s for v in graph.inputs for s in symbols_of(*v.tensor.shape)}
-    found: dict[str, int] = {}
-    for value, array in zip(graph.outputs, wanted, strict=True):
-        for dim, extent in zip(value.tensor.shape, array.shape, strict=True):
-            for name in symbols_of(dim) - known:
-                found[name] = max(found.get(name, 0), extent + 3)
-    return tuple((name, 0, high) for name, high in sorted(found.items()))
-
-
-def trials_of_cases(cases: Iterable[Case], backend: Backend[Any], target: Any) -> Iterator[Trial]:
-    """Every case by every tactic; with a symbolic batch by one tactic of each family."""
-    for case in cases:
-        with np.errstate(all="ignore"):
-            wanted = case.op.reference(*case.inputs)
-        graph = graph_of(case)
-        for tactic in _spread(backend.candidates(graph.nodes[0], target)[0]):
-            yield _trial(case, graph, tactic, backend, wanted, ())
-        open_symbols = (("batch", 1, (_batch(case) or 1) + 2),)
-        try:
-            graph = graph_of(case, symbolic=True)
-            check_range(graph, open_symbols)
-        except ShapeError:
-            continue
-        seen: set[str] = set()
-        for tactic in backend.candidates(graph.nodes[0], target)[0]:
-            if tactic.family not in seen:
-                seen.add(tactic.family)
-                yield _trial(case, graph, tactic, backend, wanted, open_symbols)
-
-
-def sample(items: Iterable[T], count: int, key: Callable[[T], object] | None = None) -> list[T]:
-    """A few of the items, always the same: one of each key, and others up to a number."""
-    shuffled = list(items)
-    random.Random(len(shuffled)).shuffle(shuffled)  # noqa: S311  (a choice of tests)
-    first = list({key(item): item for item in shuffled}.values()) if key else []
-    others = [item for item in shuffled if not any(item is chosen for chosen in first)]
-    return [*first, *others[: max(0, count - len(first))]]
-
-
-def narrow_trials(
-    cases: Iterable[Case], backend: Backend[Any], target: Any, storage: DType
-) -> Iterator[Trial]:
-    """Every case by every tactic that stores float32 as ``storage``, its results too."""
-    for case in cases:
-        rounded = _rounded(case, storage)
-        with np.errstate(all="ignore"):
-            wanted = rounded.op.reference(*rounded.inputs)
-        graph = graph_of(rounded)
-        node = graph.nodes[0]
-        wide = backend.candidates(node, target)[0]
-        for tactic in _spread(backend.candidates(node, target, storage)[0]):
-            if tactic not in wide:
-                made = store_as(storage, node, tactic, outputs=True)
-                yield _trial(rounded, graph, made, backend, wanted, ())
-
-
-def _rounded(case: Case, storage: DType) -> Case:
-    """The case on numbers that ``storage`` holds, to the error that storing results in it makes."""
-    arrays: list[Array | None] = []
-    for index, array in enumerate(case.inputs):
-        if array is None or array.dtype != np.float32 or index in case.constants:
-            arrays.append(array)
-        elif storage is DType.BFLOAT16:
-            arrays.append(decode_bfloat16(encode_bfloat16(array)))
-        else:
-            arrays.append(array.astype(storage.numpy).astype(np.float32))
-    tolerance = max(case.tolerance, {DType.BFLOAT16: 1e-2, DType.FLOAT16: 2e-3}[storage])
-    return replace(case, inputs=tuple(arrays), tolerance=tolerance)
-
-
-def _spread(tactics: list[Tactic]) -> list[Tactic]:
-    if len(tactics) <= _MOST_EXACT:
-        return tactics
-    return [tactics[i * len(tactics) // _MOST_EXACT] for i in range(_MOST_EXACT)]
-
-
-def _trial(
-    case: Case,
-    graph: Graph,
-    tactic: Tactic,
-    backend: Backend[Any],
-    wanted: tuple[Array, ...],
-    symbols: Symbols,
-) -> Trial:
-    symbols = (*symbols, *bound_symbols(graph, wanted))
-    weights = WeightStore()
-    node: Node = graph.nodes[0]
-    assembled = assemble(graph, {id(node): tactic}, backend, weights, symbols=symbols)
-    return Trial(case, tactic, graph, symbols, assembled, weights, wanted)
 
 
 class Bench:
@@ -340,23 +137,6 @@ def _bound(buffer: GuardedBuffer, kind: TensorType, values: Mapping[str, int]) -
     return buffer.array(kind.dtype.numpy, shape)
 
 
-def difference(mine: Array, wanted: Array, tolerance: float) -> str | None:
-    """Why an output is not the reference's; None when it is, to the tolerance."""
-    if mine.shape != wanted.shape or mine.dtype != wanted.dtype:
-        return f"{mine.dtype}{list(mine.shape)}, not {wanted.dtype}{list(wanted.shape)}"
-    if wanted.dtype.kind != "f":
-        return None if np.array_equal(mine, wanted) else "elements differ"
-    a, b = mine.astype(np.float64), wanted.astype(np.float64)
-    finite = np.isfinite(b)
-    if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
-        return "what is infinite or no number differs"
-    scale = float(np.abs(b[finite]).max(initial=0.0))
-    error = float(np.abs(a[finite] - b[finite]).max(initial=0.0))
-    if not error <= tolerance * scale:
-        return f"an error of {error:.2g} where the largest magnitude is {scale:.2g}"
-    return None
-
-
 def failures(trial: Trial, bench: Bench, number: int) -> list[str]:
     """What is wrong with a trial, in words; by turns other numbers of threads are compared."""
     found: list[str] = []
@@ -381,11 +161,6 @@ def failures(trial: Trial, bench: Bench, number: int) -> list[str]:
         if reason := difference(mine, wanted, trial.case.tolerance):
             found.append(f"{trial}, between guard pages: {reason}")
     return found
-
-
-def has_python_step(trial: Trial) -> bool:
-    """Whether the trial runs a reference."""
-    return any(isinstance(step, HostCall) for step in trial.plan.steps)
 
 
 def check_narrow(cases: Iterable[Case], storage: DType) -> int:

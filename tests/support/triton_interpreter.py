@@ -17,22 +17,18 @@ import numpy as np
 
 from smelt.backends.cuda import CudaBackend, CudaTarget, function_of
 from smelt.backends.cuda._source import TRITON_TYPES
-from smelt.engine import Launch, Space
+from smelt.engine import Launch
 from smelt.ops import ALL_OPS
 from smelt.types import DType, evaluate_dim
-from tests.support.conformance import difference, sample, trials_of_cases
+from tests.support.trial_memory import TrialMemory
+from tests.support.trials import difference, sample, trials_of_cases
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from smelt.engine import KernelSpec
     from smelt.ops import Op
-    from tests.support.conformance import Trial
+    from tests.support.trials import Trial
 
-Array = np.ndarray[Any, Any]
 TARGET = CudaTarget(90)
-_GUARD_BYTES = 4096
-_POISON = 0xA5
 
 
 class _Storage:
@@ -107,51 +103,16 @@ def _let_tensors_bound_loops(interpreter: Any) -> None:
         interpreter.smelt_patched = True
 
 
-def run_trial(trial: Trial, backend: CudaBackend) -> tuple[Array, ...]:
-    """The outputs of a trial's plan, each buffer with room around it that must stay as it is."""
-    values = trial.values
-    inputs = list(trial.arrays.values())
-    data = np.frombuffer(bytes(trial.weights.data()), np.uint8)
-    buffers: list[Array] = []
-    for buffer in trial.plan.buffers:
-        memory = np.full(buffer.size_bytes + 2 * _GUARD_BYTES, _POISON, np.uint8)
-        inner = memory[_GUARD_BYTES : _GUARD_BYTES + buffer.size_bytes]
-        if buffer.space is Space.WEIGHTS:
-            inner[:] = data[buffer.start : buffer.start + buffer.size_bytes]
-        elif buffer.space is Space.INPUT:
-            flat = np.ascontiguousarray(inputs[buffer.start]).reshape(-1).view(np.uint8)
-            inner[: flat.size] = flat
-        buffers.append(memory)
+def run_trial(trial: Trial, backend: CudaBackend) -> TrialMemory:
+    """Run a trial's plan; what it leaves in memory."""
+    memory = TrialMemory(trial)
+    bases = [int(array.ctypes.data) for array in memory.arrays]
     for step in trial.plan.steps:
         assert isinstance(step, Launch), step
-        _launch(step, buffers, values, backend)
-    for memory, buffer in zip(buffers, trial.plan.buffers, strict=True):
-        assert (memory[:_GUARD_BYTES] == _POISON).all(), trial
-        assert (memory[_GUARD_BYTES + buffer.size_bytes :] == _POISON).all(), trial
-    places = {b.start: k for k, b in enumerate(trial.plan.buffers) if b.space is Space.OUTPUT}
-    return tuple(
-        _output(buffers[places[len(inputs) + number]], value.tensor, values)
-        for number, value in enumerate(trial.graph.outputs)
-    )
-
-
-def _launch(
-    step: Launch, buffers: list[Array], values: Mapping[str, int], backend: CudaBackend
-) -> None:
-    words = [
-        int(buffers[v.buffer].ctypes.data) + _GUARD_BYTES + evaluate_dim(v.offset, values)
-        for v in step.operands
-    ]
-    scalars = [evaluate_dim(s, values) for s in step.scalars]
-    interpret(backend, step.kernel, words, scalars, evaluate_dim(step.chunks, values))
-
-
-def _output(memory: Array, kind: Any, values: Mapping[str, int]) -> Array:
-    shape = tuple(evaluate_dim(d, values) for d in kind.shape)
-    count = int(np.prod(shape)) * kind.dtype.size_bytes
-    inner = memory[_GUARD_BYTES : _GUARD_BYTES + count]
-    found: Array = inner.view(kind.dtype.numpy).reshape(shape)
-    return found
+        scalars = [evaluate_dim(s, trial.values) for s in step.scalars]
+        programs = evaluate_dim(step.chunks, trial.values)
+        interpret(backend, step.kernel, memory.words(step, bases), scalars, programs)
+    return memory
 
 
 _SAMPLED_CASES = 4
@@ -167,12 +128,13 @@ def check(op: type[Op], *, sampled: bool) -> tuple[int, list[str]]:
     trials = [t for t in trials_of_cases(cases, backend, TARGET) if not t.tactic.is_reference]
     if sampled:
         trials = sample(trials, _SAMPLED_TRIALS, key=lambda trial: trial.tactic.family)
-    wrong = [
-        f"{trial}: {reason}"
-        for trial in trials
-        for mine, wanted in zip(run_trial(trial, backend), trial.wanted, strict=True)
-        if (reason := difference(mine, wanted, trial.case.tolerance))
-    ]
+    wrong: list[str] = []
+    for trial in trials:
+        memory = run_trial(trial, backend)
+        wrong += [f"{trial}: {reason}" for reason in memory.damage()]
+        for mine, wanted in zip(memory.outputs(), trial.wanted, strict=True):
+            if reason := difference(mine, wanted, trial.case.tolerance):
+                wrong.append(f"{trial}: {reason}")
     return len(trials), wrong
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
+from smelt.devices.cuda._memory import owner_of
 from smelt.devices.cuda._stream import CudaEvent, CudaStream
 from smelt.errors import BindingError
 from smelt.types import DType
@@ -97,31 +98,34 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 def is_on_gpu(value: object) -> bool:
     """Whether ``value`` is an array whose memory is a GPU's."""
-    if hasattr(value, "__cuda_array_interface__"):
-        return True
     where = getattr(value, "__dlpack_device__", None)
-    return where is not None and int(where()[0]) in _ON_GPU
+    if where is not None:
+        return int(where()[0]) in _ON_GPU
+    return hasattr(value, "__cuda_array_interface__")
 
 
 def view_of(value: object, stream: CudaStream) -> DeviceView:
     """Look into any library's array on a GPU; ``stream`` waits for whatever still writes it.
 
+    DLPack is asked first: the array interface has no bfloat16 (torch says float16), does not say
+    which GPU, and most who offer it do not say who still writes.
+
     Args:
-        value: has ``__cuda_array_interface__``, or DLPack's two methods.
+        value: has DLPack's two methods, or ``__cuda_array_interface__``.
         stream: will read or write the array.
 
     Raises:
         BindingError: it is no such array, lies on another GPU, or has no dtype of ours.
     """
+    if hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
+        return _from_dlpack(cast("Any", value), stream)
     interface = getattr(value, "__cuda_array_interface__", None)
-    if interface is not None:
-        return _from_interface(value, interface, stream)
-    if not hasattr(value, "__dlpack__") or not hasattr(value, "__dlpack_device__"):
+    if interface is None:
         raise BindingError(
-            f"{type(value).__name__} is no array on a GPU: it has neither "
-            "__cuda_array_interface__ nor __dlpack__"
+            f"{type(value).__name__} is no array on a GPU: it has neither __dlpack__ nor "
+            "__cuda_array_interface__"
         )
-    return _from_dlpack(cast("Any", value), stream)
+    return _from_interface(value, interface, stream)
 
 
 def _from_interface(value: object, interface: Any, stream: CudaStream) -> DeviceView:
@@ -135,6 +139,8 @@ def _from_interface(value: object, interface: Any, stream: CudaStream) -> Device
         raise BindingError(f"__cuda_array_interface__ is not as version 3 says: {error}") from error
     if interface.get("mask") is not None:
         raise BindingError("masked arrays cannot be read; fill them first")
+    if (owner := owner_of(stream.device, int(address or 0))) not in {None, stream.device.index}:
+        raise BindingError(_elsewhere(owner, stream))
     if queue is not None:
         _wait_for(stream, int(queue))
     size = dtype.size_bytes
@@ -161,9 +167,7 @@ def _from_dlpack(value: Any, stream: CudaStream) -> DeviceView:
     if int(kind) not in _ON_GPU:
         raise BindingError(f"the array lies on a device of DLPack's kind {int(kind)}, not on a GPU")
     if int(number) != stream.device.index:
-        raise BindingError(
-            f"the array lies on cuda:{number}, and cuda:{stream.device.index} needs it; move it"
-        )
+        raise BindingError(_elsewhere(number, stream))
     try:
         capsule = value.__dlpack__(stream=int(stream.handle) or _DEFAULT_STREAM)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
@@ -179,6 +183,10 @@ def _from_dlpack(value: Any, stream: CudaStream) -> DeviceView:
     return DeviceView(
         address, shape, strides, _dtype(tensor.dtype), is_read_only=False, keeps=keeps
     )
+
+
+def _elsewhere(number: object, stream: CudaStream) -> str:
+    return f"the array lies on cuda:{number}, and cuda:{stream.device.index} needs it; move it"
 
 
 def _dtype(found: Any) -> DType:
