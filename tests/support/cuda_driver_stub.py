@@ -248,9 +248,14 @@ class StubDriver:
             architecture, kernels = json.loads(code)
         except ValueError:
             return CUresult.CUDA_ERROR_INVALID_IMAGE, 0
-        if architecture != self.architecture:
-            return CUresult.CUDA_ERROR_NO_BINARY_FOR_GPU, 0
+        if architecture != self.architecture:  # which is seen when it is first used
+            return OK, self._new("library", None)
         return OK, self._new("library", kernels)
+
+    def cuLibraryGetModule(self, library: int) -> tuple[CUresult, int]:
+        if self.live[library][1] is None:
+            return CUresult.CUDA_ERROR_NO_BINARY_FOR_GPU, 0
+        return OK, library
 
     def cuLibraryUnload(self, library: int) -> tuple[CUresult]:
         return self._drop("library", library)

@@ -59,6 +59,8 @@ class CudaModule:
         self._functions: dict[tuple[str, int], CudaFunction] = {}
         self._finalizer = weakref.finalize(self, device.call, "cuLibraryUnload", self._library)
         self._finalizer.atexit = False
+        # A library is looked at only when it is first used; what is wrong with it shall come now.
+        device.call("cuLibraryGetModule", self._library, what=what)
 
     def function(self, name: str, dynamic_shared_bytes: int = 0) -> CudaFunction:
         """Return the kernel of this name, allowed to have so much dynamic shared memory.
