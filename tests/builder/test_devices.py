@@ -5,35 +5,35 @@ from __future__ import annotations
 import pytest
 
 from smelt.builder import BuildOptions
-from smelt.builder._options import first_known, parse_device
+from smelt.builder._cpu_toolchain import CpuToolchain
+from smelt.builder._toolchain import open_toolchain
 from smelt.errors import UnsupportedError
 
 
 @pytest.mark.parametrize(
-    ("text", "meaning"),
-    [
-        ("cpu", ("cpu", None)),
-        ("cpu:0", ("cpu", None)),
-        ("cpu:x86-64-v3", ("cpu", "x86-64-v3")),
-        ("null", ("null", None)),
-    ],
+    ("text", "kind"),
+    [("cpu", "cpu"), ("cpu:0", "cpu"), ("cpu:x86-64-v3", "cpu"), ("null", "null")],
 )
-def test_a_device_is_a_kind_and_an_index_or_a_target(
-    text: str, meaning: tuple[str, str | None]
-) -> None:
-    assert parse_device(text) == meaning
+def test_a_device_is_a_kind_and_an_index_or_a_target(text: str, kind: str) -> None:
+    assert open_toolchain(text).fingerprint.device == kind
 
 
-@pytest.mark.parametrize("text", ["cpu:1", "gpu", "cuda:0", "", "cpu0"])
+def test_a_target_is_the_one_that_is_named() -> None:
+    tools = open_toolchain("cpu:x86-64-v3")
+    assert isinstance(tools, CpuToolchain)
+    assert tools.target.cpu == "x86-64-v3"
+
+
+@pytest.mark.parametrize("text", ["cpu:1", "gpu", "dla:nv_small", "", "cpu0"])
 def test_a_device_that_does_not_exist_is_refused_by_name(text: str) -> None:
     with pytest.raises(UnsupportedError, match=f"device '{text}'"):
-        parse_device(text)
+        open_toolchain(text)
 
 
-def test_the_first_known_device_of_a_list_is_taken() -> None:
-    assert first_known(["dla:nv_small", "cpu"]) == "cpu"
-    with pytest.raises(UnsupportedError, match="no device"):
-        first_known(["dla:nv_small", "cuda"])
+def test_the_first_device_of_a_list_that_can_be_built_for_is_taken() -> None:
+    assert open_toolchain(["dla:nv_small", "cpu"]).fingerprint.device == "cpu"
+    with pytest.raises(UnsupportedError, match=r"no device(.|\n)*dla:nv_small: (.|\n)*tpu: "):
+        open_toolchain(["dla:nv_small", "tpu"])
 
 
 def test_a_precision_that_cannot_be_built_says_what_can() -> None:

@@ -172,6 +172,10 @@ class Backend(ABC, Generic[TargetT]):
 
     name: ClassVar[str]
     families: tuple[Family[TargetT], ...]
+    composed: ClassVar[tuple[str, ...]] = ()
+    """Ops made of several that passes may form, for there is code for them."""
+    never_fused: ClassVar[tuple[str, ...]] = ()
+    """Ops that passes must not fuse as elementwise ones, for there is no code for them so."""
 
     def candidates(
         self, node: Node, target: TargetT, storage: DType = DType.FLOAT32

@@ -9,46 +9,28 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from smelt.backends import CodeCache, Refusal, WeightStore, assemble
-from smelt.backends.cpu import (
-    CpuBackend,
-    CpuTarget,
-    compile_runtime,
-    generator_edition,
-    target_named,
-)
+from smelt.backends import Refusal, WeightStore, assemble
 from smelt.builder._options import (
     EFFORTS,
     PRECISIONS,
     BuildOptions,
     Progress,
     TuningEffort,
-    first_known,
-    parse_device,
 )
 from smelt.builder._program import Symbols, program_of
 from smelt.builder._report import describe_plan
 from smelt.builder._shapes import BATCH, Box, boxes_of
+from smelt.builder._toolchain import Toolchain, Tuning, open_toolchain
 from smelt.builder._workspace import workspace_bytes
 from smelt.builder._write import EngineParts, make_engine
-from smelt.config import cache_directory, target_name, thread_count
-from smelt.devices.cpu import available_processors, native_runtime
-from smelt.engine import Binding, Launch, detect_host
+from smelt.config import cache_directory
+from smelt.engine import Binding, Launch
 from smelt.errors import BuildError
 from smelt.ir import Graph, clone, verify
 from smelt.network import NetworkDefinition
 from smelt.ops import DetectionOutput, NonMaxSuppression
-from smelt.passes import pipeline, run_passes
-from smelt.tuner import (
-    Candidates,
-    HintTimer,
-    Laboratory,
-    MeasuringTimer,
-    NetworkTrial,
-    Rehearsal,
-    TimingCache,
-    choose,
-)
+from smelt.passes import run_passes
+from smelt.tuner import Candidates, TimingCache, choose
 from smelt.types import evaluate_dim, substitute_dim
 
 if TYPE_CHECKING:
@@ -60,11 +42,9 @@ if TYPE_CHECKING:
     from smelt.engine import KernelSpec
     from smelt.ir import Node
     from smelt.runtime import Engine
-    from smelt.tuner import Choice, Timer
+    from smelt.tuner import Choice
 
 _LOG = logging.getLogger(__name__)
-_SHARE_ALONE = 0.45
-"""The share of the tuning's time after which candidates are no longer timed alone."""
 
 
 def build(
@@ -82,8 +62,10 @@ def build(
 
     Args:
         network: what to run; it is not changed. Its weights are read now, by reference.
-        device: ``"cpu"``, ``"cpu:x86-64-v3"`` (a target to compile for) or ``"null"`` (computes
-            nothing); a list of them is an order of preference.
+        device: ``"cpu"``, ``"cpu:x86-64-v3"`` (a target to compile for), ``"cuda"`` and
+            ``"cuda:1"`` (a GPU of this machine), ``"cuda:sm_90"`` and ``"cuda:sm_80,sm_90"`` (GPU
+            architectures, for which no GPU is needed) or ``"null"`` (computes nothing); a list of
+            them is an order of preference: the first that can be built for here.
         precision: ``"float32"``, or ``"bfloat16"`` or ``"float16"``: how what the model has in
             float32 is stored between layers, and multiplied where the processor multiplies that
             (bfloat16 with AVX512_BF16). Sums and all other arithmetic are float32; bindings keep
@@ -103,9 +85,9 @@ def build(
         GraphError: the network is not valid. UnboundSymbolError: a symbolic extent has no value.
         UnsupportedError: nothing can run a node; lists every reason.
         BuildError: the options contradict each other or the workspace limit.
+        DeviceError: there is no such GPU here. MissingExtraError: its compiler is not installed.
     """
     options = BuildOptions(
-        first_known(device),
         precision,
         max_batch_size,
         max_workspace_bytes,
@@ -114,7 +96,8 @@ def build(
         tune,
     )
     graph = _graph_of(network)
-    return _Build(graph, options, progress or (lambda _stage, _done, _total: None)).run()
+    silent: Progress = lambda _stage, _done, _total: None  # noqa: E731  (it has a type)
+    return _Build(graph, options, open_toolchain(device), progress or silent).run()
 
 
 def _graph_of(network: object) -> Graph:
@@ -176,6 +159,7 @@ class _PlanParts:
 class _Build:
     graph: Graph
     options: BuildOptions
+    tools: Toolchain
     progress: Progress
     weights: WeightStore = field(default_factory=WeightStore)
     timings: TimingCache = field(init=False)
@@ -202,28 +186,23 @@ class _Build:
         return dataclasses.replace(EFFORTS["full"], seconds=tune)
 
     def run(self) -> Engine:
-        kind, detail = parse_device(self.options.device)
-        target = target_named(detail or target_name() or "native")
         _check_outputs(self.graph)
         verify(self.graph)
-        backend = CpuBackend(CodeCache.open(generator_edition()))
         boxes = boxes_of(self.graph, self.options.shapes, self.options.max_batch_size)
         if self.options.max_batch_size > 1 and not any(BATCH in box for box in boxes):
             _warn_of_batch(self.options.max_batch_size, self.graph.name)
         plans = [self._optimise(box, number, len(boxes)) for number, box in enumerate(boxes)]
         for plan in plans:
-            self._choose(plan, backend, target)
+            self._choose(plan)
         self.timings.save()
-        self._pack(plans, backend)
+        self._pack(plans)
         self.progress("link", 0, 1)
-        kernels = _kernels(plans)
-        image = backend.compile(kernels, target)
+        image, runtime = self.tools.link(_kernels(plans))
         self.progress("link", 1, 1)
         return make_engine(
             EngineParts(
                 name=self.graph.name,
-                device=kind,
-                target=target,
+                fingerprint=self.tools.fingerprint,
                 bindings=_bindings(self.graph, plans),
                 max_batch_size=max(
                     (box[BATCH].high for box in boxes if BATCH in box), default=None
@@ -233,17 +212,17 @@ class _Build:
                 weights=self.weights,
                 model=self.graph,
                 image=image,
-                runtime=compile_runtime(target),
+                runtime=runtime,
                 report=json.dumps([_report(p, self.graph) for p in plans]),
                 program=program_of([p.program for p in plans], self.weights),
             )
         )
 
-    def _pack(self, plans: list[_PlanParts], backend: CpuBackend) -> None:
+    def _pack(self, plans: list[_PlanParts]) -> None:
         self.progress("pack", 0, len(plans))
         first = 0
         for number, plan in enumerate(plans):
-            plan.assembled = self._assemble(plan, backend, first)
+            plan.assembled = self._assemble(plan, first)
             first += len(plan.assembled.layers)
             self.progress("pack", number + 1, len(plans))
 
@@ -256,19 +235,21 @@ class _Build:
         fixed = {name: b.low for name, b in box.items() if b.low == b.high}
         specialise(graph, fixed)
         bound_counts(graph, {name: b.high for name, b in box.items()})
-        passes = pipeline()
-        report = run_passes(graph, passes, lambda _: self.progress("optimise", number, count))
+        report = run_passes(
+            graph, self.tools.passes(), lambda _: self.progress("optimise", number, count)
+        )
         for note in report.notes:
             _LOG.info("%s", note)
         self.progress("optimise", number + 1, count)
         open_box = {n: b for n, b in box.items() if n not in fixed}
         return _PlanParts(open_box, fixed, graph, report.to_json())
 
-    def _choose(self, plan: _PlanParts, backend: CpuBackend, target: CpuTarget) -> None:
+    def _choose(self, plan: _PlanParts) -> None:
         candidates: dict[int, Candidates] = {}
-        storage = target.storage(PRECISIONS[self.options.precision])
+        tools = self.tools
+        storage = tools.storage(PRECISIONS[self.options.precision])
         for node in plan.graph.nodes:
-            tactics, refusals = backend.candidates(node, target, storage)
+            tactics, refusals = tools.backend.candidates(node, tools.target, storage)
             small = [t for t in tactics if self._fits(t, plan)]
             refusals += [
                 Refusal(t.family, f"{t} needs {t.workspace_bytes} bytes of workspace")
@@ -276,8 +257,9 @@ class _Build:
                 if t not in small
             ]
             candidates[id(node)] = Candidates(tuple(small), tuple(refusals))
-        timer, started = self._timer(plan, backend, target), time.perf_counter()
-        while plan.choice is None or self._drop_large(plan, candidates, backend):
+        tuning = self._tuning(plan)
+        timer, started = tools.timer(tuning), time.perf_counter()
+        while plan.choice is None or self._drop_large(plan, candidates):
             plan.choice = choose(
                 plan.graph,
                 candidates,
@@ -285,19 +267,32 @@ class _Build:
                 plan.sizes,
                 lambda done, total: self.progress("tune", done, total),
             )
-        self._compare_in_network(plan, backend, target, time.perf_counter() - started)
+        tools.improve(tuning, plan.choice, time.perf_counter() - started)
+        tactics_ = plan.choice.tactics
         for node in plan.graph.nodes:
+            size = self._workspace(plan, node, tactics_[id(node)])
+            plan.workspace_bytes = max(plan.workspace_bytes, size)
             plan.refusals[node.name] = [str(r) for r in candidates[id(node)].refusals]
 
-    def _drop_large(
-        self, plan: _PlanParts, candidates: dict[int, Candidates], backend: CpuBackend
-    ) -> bool:
+    def _tuning(self, plan: _PlanParts) -> Tuning:
+        most = self.options.max_workspace_bytes
+        return Tuning(
+            plan.graph,
+            plan.symbols,
+            plan.sizes,
+            self.effort,
+            self.deadline,
+            self.timings,
+            lambda node, tactic: self._workspace(plan, node, tactic) <= most,
+        )
+
+    def _drop_large(self, plan: _PlanParts, candidates: dict[int, Candidates]) -> bool:
         """Drop what was chosen and needs too much with its workers' memory; say if anything did."""
         assert plan.choice is not None  # noqa: S101  (there is something chosen)
         found = False
         for node in plan.graph.nodes:
             tactic, known = plan.choice.tactics[id(node)], candidates[id(node)]
-            size = workspace_bytes(backend, node, tactic, plan.largest, _workers())
+            size = self._workspace(plan, node, tactic)
             if size > self.options.max_workspace_bytes:
                 found = True
                 reason = f"{tactic} needs {size} bytes of workspace with its workers' memory"
@@ -307,76 +302,19 @@ class _Build:
                 )
         return found
 
-    def _compare_in_network(
-        self, plan: _PlanParts, backend: CpuBackend, target: CpuTarget, spent_s: float
-    ) -> None:
-        """Let the best candidates of each node show what they are worth in the whole plan."""
-        assert plan.choice is not None  # noqa: S101  (it was made before)
-
-        def needed(node: Node, tactic: Tactic) -> int:
-            return workspace_bytes(backend, node, tactic, plan.largest, _workers())
-
-        effort = self.effort
-        if effort is not None and _runs_here(target):
-            image = compile_runtime(target)
-            stage = Rehearsal(
-                plan.graph,
-                backend,
-                target,
-                native_runtime(image.code, dict(image.symbols)),
-                symbols=plan.symbols,
-                sizes=plan.sizes,
-                threads=_workers(),
-            )
-            NetworkTrial(
-                plan.graph,
-                plan.choice,
-                stage,
-                backend,
-                self.timings,
-                effort=effort.network,
-                where=f"{target.name}, {_workers()} threads",
-                sizes=plan.sizes,
-                may_play=lambda n, t: needed(n, t) <= self.options.max_workspace_bytes,
-                deadline=self.deadline,
-                ahead_s=spent_s,
-            ).run()
-        tactics = plan.choice.tactics
-        plan.workspace_bytes = max((needed(n, tactics[id(n)]) for n in plan.graph.nodes), default=0)
+    def _workspace(self, plan: _PlanParts, node: Node, tactic: Tactic) -> int:
+        return workspace_bytes(self.tools.backend, node, tactic, plan.largest, self.tools.workers)
 
     def _fits(self, tactic: Tactic, plan: _PlanParts) -> bool:
         needed = evaluate_dim(tactic.workspace_bytes, plan.largest)
         return needed <= self.options.max_workspace_bytes
 
-    def _timer(self, plan: _PlanParts, backend: CpuBackend, target: CpuTarget) -> Timer:
-        tune = self.effort
-        if tune is None or not _runs_here(target):
-            return HintTimer()
-        image = compile_runtime(target)
-        laboratory = Laboratory(
-            backend,
-            target,
-            native_runtime(image.code, dict(image.symbols)),
-            threads=_workers(),
-            sizes=plan.sizes,
-        )
-        return MeasuringTimer(
-            laboratory,
-            self.timings,
-            keep=tune.candidates,
-            repeats=tune.repeats,
-            averaged=tune.averaged,
-            seconds=(self.deadline - time.perf_counter()) * _SHARE_ALONE,
-            seconds_each=tune.seconds_each,
-            sample_seconds=tune.sample_seconds,
-        )
-
-    def _assemble(self, plan: _PlanParts, backend: CpuBackend, first_layer: int) -> Assembled:
+    def _assemble(self, plan: _PlanParts, first_layer: int) -> Assembled:
         assert plan.choice is not None  # noqa: S101  (chosen in the stage before)
         return assemble(
             plan.graph,
             plan.choice.tactics,
-            backend,
+            self.tools.backend,
             self.weights,
             symbols=plan.symbols,
             first_layer=first_layer,
@@ -455,13 +393,3 @@ def _report(plan: _PlanParts, source: Graph) -> dict[str, Any]:
         source, plan.graph, plan.report, plan.choice, plan.refusals, plan.assembled
     )
     return {**described, "workspace_bytes": plan.workspace_bytes}
-
-
-def _workers() -> int:
-    """Threads that a context has unless it is told otherwise."""
-    return thread_count() or len(available_processors())
-
-
-def _runs_here(target: CpuTarget) -> bool:
-    host = detect_host()
-    return target.architecture == host.architecture and set(target.features) <= set(host.features)

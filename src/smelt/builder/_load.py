@@ -7,18 +7,9 @@ import logging
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, BinaryIO
 
-from smelt.devices.cpu import abi
-from smelt.engine import (
-    VERSION,
-    Launch,
-    check_fingerprint,
-    detect_host,
-    key_id,
-    read_engine,
-    verify_signature,
-)
+from smelt.engine import Launch, key_id, read_engine, verify_signature
 from smelt.errors import EngineMismatchError, SmeltError, TrustError
-from smelt.runtime import Engine
+from smelt.runtime import Engine, check_machine
 
 if TYPE_CHECKING:
     import os
@@ -27,6 +18,8 @@ if TYPE_CHECKING:
     from smelt.runtime import Trust
 
 _LOG = logging.getLogger(__name__)
+_COMPILERS = {"cuda": "triton"}
+"""The package that makes code for a kind of device, where it is not llvmlite."""
 
 
 def load(
@@ -60,7 +53,7 @@ def load(
     try:
         verify_signature(file)
     except TrustError as error:
-        if find_spec("llvmlite") is None:
+        if find_spec(_COMPILERS.get(built_for, "llvmlite")) is None:
             raise
         _LOG.debug("%s", error)
         _LOG.warning("%s", _told(file))
@@ -83,28 +76,14 @@ def _told(file: EngineFile) -> str:
 
 def _regenerate(file: EngineFile) -> Engine:
     """The engine with code of our own making: only data of the file is believed."""
-    # The compiler stays unloaded where an engine is trusted.
-    from smelt.backends import CodeCache
-    from smelt.backends.cpu import (
-        CpuBackend,
-        compile_runtime,
-        generator_edition,
-        target_named,
-    )
     from smelt.builder._program import reassembled_plans
+    from smelt.builder._toolchain import toolchain_of
 
     header = file.header
-    check_fingerprint(header.fingerprint, abi=abi.ABI_VERSION, version=VERSION)
-    target = target_named("native")
-    if header.fingerprint.features != target.features:
-        target = dataclasses.replace(
-            target,
-            features=tuple(f for f in header.fingerprint.features if f in detect_host().features),
-        )
-    backend = CpuBackend(CodeCache.open(generator_edition()))
-    plans = reassembled_plans(header, backend, target, file.source)
+    check_machine(header)
+    tools = toolchain_of(header.fingerprint)
+    plans = reassembled_plans(header, tools.backend, tools.target, file.source)
     steps = (step for plan in plans for step in plan.steps)
-    image = backend.compile([s.kernel for s in steps if isinstance(s, Launch)], target)
-    runtime = compile_runtime(target)
+    image, runtime = tools.link([s.kernel for s in steps if isinstance(s, Launch)])
     fresh = dataclasses.replace(header, symbols=image.symbols, runtime_symbols=runtime.symbols)
     return Engine.create(fresh, file.weights, image.code, runtime.code)

@@ -11,7 +11,7 @@ from smelt.tuner import Effort
 from smelt.types import DType
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
     from pathlib import Path
 
     from smelt.builder._shapes import ShapeSpec
@@ -63,7 +63,6 @@ EFFORTS: Final = {
 class BuildOptions:
     """The options of ``build``; see there."""
 
-    device: str = "cpu"
     precision: str = "float32"
     max_batch_size: int = 1
     max_workspace_bytes: int = 1 << 30
@@ -84,39 +83,3 @@ class BuildOptions:
             )
         if isinstance(self.tune, str) and self.tune not in ("none", "fast", "full"):
             raise BuildError(f'tune is {self.tune!r}; give "none", "fast", "full" or seconds')
-
-
-def first_known(device: str | Sequence[str]) -> str:
-    """The first device of an order of preference that this version builds for.
-
-    Raises UnsupportedError: when there is none; says why each one is not.
-    """
-    names = [device] if isinstance(device, str) else list(device)
-    reasons: list[str] = []
-    for name in names:
-        try:
-            parse_device(name)
-        except UnsupportedError as error:
-            reasons.append(str(error))
-        else:
-            return name
-    raise UnsupportedError(f"no device of {names} can be built for", reasons=reasons)
-
-
-def parse_device(text: str) -> tuple[str, str | None]:
-    """The kind of device, and the target to compile for; None for this machine's.
-
-    Raises UnsupportedError: for a kind that does not exist, or an index of which there is none.
-    """
-    kind, _, detail = text.partition(":")
-    if kind not in ("cpu", "null"):
-        raise UnsupportedError(
-            f"device {text!r} is not one that this version builds for: cpu, cpu:TARGET, null"
-        )
-    if detail.isdecimal():
-        if int(detail):
-            raise UnsupportedError(
-                f"device {text!r} does not exist: this machine has {kind}:0 alone"
-            )
-        return kind, None
-    return kind, detail or None

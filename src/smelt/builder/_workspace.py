@@ -12,13 +12,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from smelt.backends import Backend, Tactic
-    from smelt.backends.cpu import CpuTarget
     from smelt.engine import Halo, View
     from smelt.ir import Node, Value
 
 
 def workspace_bytes(
-    backend: Backend[CpuTarget],
+    backend: Backend[Any],
     node: Node,
     tactic: Tactic,
     largest: Mapping[str, int],
@@ -36,12 +35,14 @@ def workspace_bytes(
     shared = evaluate_dim(tactic.workspace_bytes, largest)
     if tactic.is_reference or tactic.aliasing.value != "none":
         return shared
+    if not workers:
+        return shared
     steps = backend.family(tactic.family).lower(node, tactic, _operands(backend, node, tactic))
     own = max((step.scratch_bytes for step in steps if isinstance(step, Launch)), default=0)
     return shared + workers * own
 
 
-def _operands(backend: Backend[CpuTarget], node: Node, tactic: Tactic) -> Operands:
+def _operands(backend: Backend[Any], node: Node, tactic: Tactic) -> Operands:
     """Operands in memory of their own, which nobody allocates."""
     halos: tuple[Halo, ...] = tactic.halos or ((),) * len(node.inputs)
     views: list[View] = []

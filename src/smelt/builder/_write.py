@@ -5,16 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from smelt.devices.cpu import abi
-from smelt.engine import VERSION, EngineHeader, Fingerprint, Weight, detect_host
+from smelt.engine import EngineHeader, Weight
 from smelt.ops import recipe_to_json
 from smelt.runtime import Engine
 from smelt.types import evaluate_dim
 
 if TYPE_CHECKING:
     from smelt.backends import CodeImage, WeightStore
-    from smelt.backends.cpu import CpuTarget
-    from smelt.engine import Binding, LayerInfo, Plan
+    from smelt.engine import Binding, Fingerprint, LayerInfo, Plan
     from smelt.ir import Constant, Graph
 
 
@@ -23,8 +21,7 @@ class EngineParts:
     """Everything that an engine is made of."""
 
     name: str
-    device: str
-    target: CpuTarget
+    fingerprint: Fingerprint
     bindings: tuple[Binding, ...]
     max_batch_size: int | None
     plans: tuple[Plan, ...]
@@ -43,14 +40,7 @@ def make_engine(parts: EngineParts) -> Engine:
     named = {id(s): s.name for c in parts.model.constants() for s in c.sources()}
     header = EngineHeader(
         name=parts.name,
-        fingerprint=Fingerprint(
-            device=parts.device,
-            architecture=parts.target.architecture,
-            features=parts.target.features,
-            system=detect_host().system,
-            abi=abi.ABI_VERSION,
-            version=VERSION,
-        ),
+        fingerprint=parts.fingerprint,
         bindings=parts.bindings,
         max_batch_size=parts.max_batch_size,
         plans=parts.plans,

@@ -1,7 +1,7 @@
 """Run engines: load, bind, run, profile. Nothing from here down knows a compiler."""
 
 from smelt.runtime._context import ExecutionContext, Profiler
-from smelt.runtime._engine import Engine, Trust
+from smelt.runtime._engine import Engine, Trust, check_machine
 from smelt.runtime._segments import CpuMachinery, Memories, NativeSegment, cut_plan
 from smelt.runtime._streams import Event, Stream
 
@@ -15,5 +15,6 @@ __all__ = [
     "Profiler",
     "Stream",
     "Trust",
+    "check_machine",
     "cut_plan",
 ]

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, BinaryIO, Literal, Self
 import numpy as np
 
 from smelt.devices.cpu import CpuMemory, MappedCode, abi, native_runtime
+from smelt.devices.cuda import ABI_VERSION as CUDA_ABI_VERSION
+from smelt.devices.cuda import cuda_device
 from smelt.engine import (
     VERSION,
     EngineFile,
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
     from smelt.engine import Binding, BytesLike, EngineHeader, LayerInfo, SignerLike
 
 _LOG = logging.getLogger(__name__)
-_DEVICES = frozenset({"cpu", "null"})
+_DEVICES = frozenset({"cpu", "cuda", "null"})
 
 Trust = Literal["signed", "always"]
 
@@ -67,7 +69,7 @@ class LoadedCode:
         self.header = header
         self.runtime: NativeRuntime | None = None
         self.functions: dict[str, int] = {}
-        if header.fingerprint.device != "null":
+        if header.fingerprint.device == "cpu":
             self.runtime = native_runtime(runtime_code, dict(header.runtime_symbols))
             self._code = MappedCode(code)
             base = self._code.address
@@ -108,7 +110,7 @@ class Engine:
         self._refusal = ""
         """Why the engine does not run here."""
         try:
-            _check_host(header)
+            check_machine(header)
         except EngineMismatchError as error:
             if not elsewhere:
                 raise
@@ -217,7 +219,10 @@ class Engine:
 
         Raises:
             ContextError: the engine is closed, or ``threads`` is no positive number.
+            DeviceError: the engine is for GPUs, and there is none.
         """
+        if self.device == "cuda":
+            cuda_device()
         return ExecutionContext(self, self.loaded_code, threads, tracker)
 
     @property
@@ -302,19 +307,20 @@ class Engine:
         return f"<Engine {self.name!r} for {self.device}, {len(self.layers)} layers>"
 
 
-def _check_host(header: EngineHeader) -> None:
-    """Raise EngineMismatchError when an engine cannot run on this machine."""
-    if header.fingerprint.device not in _DEVICES:
+def check_machine(header: EngineHeader) -> None:
+    """Raise EngineMismatchError when an engine cannot run on this machine.
+
+    One for GPUs is not held to this machine's processor, and a machine without a GPU may hold it.
+    """
+    built_for = header.fingerprint
+    if built_for.device not in _DEVICES:
         raise EngineMismatchError(
-            f"this engine is for the device {header.fingerprint.device!r}, "
-            "and this smelt runs cpu and null"
+            f"this engine is for the device {built_for.device!r}, "
+            f"and this smelt runs {', '.join(sorted(_DEVICES))}"
         )
-    if header.fingerprint.device == "null":
-        host = Host(
-            header.fingerprint.architecture,
-            header.fingerprint.features,
-            header.fingerprint.system,
-        )
-    else:
-        host = detect_host()
-    check_fingerprint(header.fingerprint, abi=abi.ABI_VERSION, version=VERSION, host=host)
+    own = Host(built_for.architecture, built_for.features, built_for.system)
+    if built_for.device == "cuda":
+        check_fingerprint(built_for, abi=CUDA_ABI_VERSION, version=VERSION, host=own)
+        return
+    host = own if built_for.device == "null" else detect_host()
+    check_fingerprint(built_for, abi=abi.ABI_VERSION, version=VERSION, host=host)

@@ -9,6 +9,7 @@ from smelt.backends._base import Backend, CodeImage, Family
 from smelt.backends._fusion import op_as_json
 from smelt.backends._reference import ReferenceFamily
 from smelt.backends._windows import WindowFamily
+from smelt.backends.cuda._elementwise import EXPRESSIONS
 from smelt.backends.cuda._pointwise import pointwise_launch, write_pointwise
 from smelt.backends.cuda._pool import CompilerPool
 from smelt.backends.cuda._target import CudaTarget
@@ -20,6 +21,7 @@ from smelt.backends.cuda.families.pool import PoolFamily
 from smelt.backends.cuda.families.rows import RowsFamily
 from smelt.devices.cpu import available_processors
 from smelt.errors import BuildError, InternalError
+from smelt.ops import ALL_OPS
 from smelt.ops.identity import Identity
 from smelt.types import override
 
@@ -48,6 +50,9 @@ class CudaBackend(Backend[CudaTarget]):
     """Compiles for NVIDIA GPUs: NHWC or linear, through Triton, with or without a GPU."""
 
     name: ClassVar[str] = "cuda"
+    never_fused: ClassVar[tuple[str, ...]] = tuple(
+        sorted(op.name for op in ALL_OPS if op.name not in EXPRESSIONS)
+    )
 
     def __init__(
         self,

@@ -1,0 +1,147 @@
+"""Building for processors, and for the device that computes nothing: LLVM."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import TYPE_CHECKING, Final
+
+from smelt.backends import CodeCache
+from smelt.backends.cpu import CpuBackend, compile_runtime, generator_edition, target_named
+from smelt.builder._toolchain import Toolchain
+from smelt.config import target_name, thread_count
+from smelt.devices.cpu import abi, available_processors, native_runtime
+from smelt.engine import VERSION, Fingerprint, detect_host
+from smelt.errors import UnsupportedError
+from smelt.tuner import HintTimer, Laboratory, MeasuringTimer, NetworkTrial, Rehearsal
+from smelt.types import override
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from smelt.backends import CodeImage
+    from smelt.backends.cpu import CpuTarget
+    from smelt.builder._toolchain import Tuning
+    from smelt.devices.cpu import NativeRuntime
+    from smelt.engine import KernelSpec
+    from smelt.tuner import Choice, Timer
+    from smelt.types import DType
+
+_SHARE_ALONE: Final = 0.45
+"""The share of the tuning's time after which candidates are no longer timed alone."""
+
+
+class CpuToolchain(Toolchain):
+    """LLVM, and the clock of this machine where it runs the target's code."""
+
+    def __init__(self, kind: str, target: CpuTarget) -> None:
+        """Make code for ``target``; ``kind`` is "cpu" or "null"."""
+        self.kind = kind
+        self._target = target
+        self.backend = CpuBackend(CodeCache.open(generator_edition()))
+        self.workers = thread_count() or len(available_processors())
+
+    @property
+    @override
+    def target(self) -> CpuTarget:
+        return self._target
+
+    @property
+    @override
+    def fingerprint(self) -> Fingerprint:
+        return Fingerprint(
+            device=self.kind,
+            architecture=self.target.architecture,
+            features=self.target.features,
+            system=detect_host().system,
+            abi=abi.ABI_VERSION,
+            version=VERSION,
+        )
+
+    @override
+    def storage(self, wanted: DType) -> DType:
+        return self.target.storage(wanted)
+
+    @override
+    def timer(self, tuning: Tuning) -> Timer:
+        effort = tuning.effort
+        if effort is None or not self._runs_here():
+            return HintTimer()
+        laboratory = Laboratory(
+            self.backend, self.target, self._runtime(), threads=self.workers, sizes=tuning.sizes
+        )
+        return MeasuringTimer(
+            laboratory,
+            tuning.timings,
+            keep=effort.candidates,
+            repeats=effort.repeats,
+            averaged=effort.averaged,
+            seconds=(tuning.deadline - time.perf_counter()) * _SHARE_ALONE,
+            seconds_each=effort.seconds_each,
+            sample_seconds=effort.sample_seconds,
+        )
+
+    @override
+    def improve(self, tuning: Tuning, choice: Choice, spent_s: float) -> None:
+        if tuning.effort is None or not self._runs_here():
+            return
+        stage = Rehearsal(
+            tuning.graph,
+            self.backend,
+            self.target,
+            self._runtime(),
+            symbols=tuning.symbols,
+            sizes=tuning.sizes,
+            threads=self.workers,
+        )
+        NetworkTrial(
+            tuning.graph,
+            choice,
+            stage,
+            self.backend,
+            tuning.timings,
+            effort=tuning.effort.network,
+            where=f"{self.target.name}, {self.workers} threads",
+            sizes=tuning.sizes,
+            may_play=tuning.may_play,
+            deadline=tuning.deadline,
+            ahead_s=spent_s,
+        ).run()
+
+    @override
+    def link(self, kernels: Sequence[KernelSpec]) -> tuple[CodeImage, CodeImage]:
+        return self.backend.compile(kernels, self.target), compile_runtime(self.target)
+
+    def _runs_here(self) -> bool:
+        host, target = detect_host(), self.target
+        is_subset = set(target.features) <= set(host.features)
+        return target.architecture == host.architecture and is_subset
+
+    def _runtime(self) -> NativeRuntime:
+        image = compile_runtime(self.target)
+        return native_runtime(image.code, dict(image.symbols))
+
+
+def open_toolchain(kind: str, detail: str) -> CpuToolchain:
+    """The toolchain for a target; without one, for this machine.
+
+    Raises:
+        UnsupportedError: there is no such target, or no such index.
+    """
+    if detail.isdecimal() and int(detail):
+        raise UnsupportedError(
+            f"device '{kind}:{detail}' does not exist: this machine has {kind}:0 alone"
+        )
+    named = "" if detail.isdecimal() else detail
+    return CpuToolchain(kind, target_named(named or target_name() or "native"))
+
+
+def toolchain_of(fingerprint: Fingerprint) -> CpuToolchain:
+    """The toolchain for this machine, as far as an engine's features go."""
+    target = target_named("native")
+    if fingerprint.features != target.features:
+        here = detect_host().features
+        target = dataclasses.replace(
+            target, features=tuple(f for f in fingerprint.features if f in here)
+        )
+    return CpuToolchain(fingerprint.device, target)

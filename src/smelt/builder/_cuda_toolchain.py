@@ -1,0 +1,107 @@
+"""Building for NVIDIA GPUs, with one or without: Triton."""
+
+from __future__ import annotations
+
+import dataclasses
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from smelt.backends import CodeCache, CodeImage
+from smelt.backends.cuda import CudaBackend, generator_edition, target_named
+from smelt.builder._toolchain import Toolchain
+from smelt.devices.cuda import ABI_VERSION, cuda_device
+from smelt.engine import VERSION, Fingerprint
+from smelt.errors import DeviceError, MissingExtraError
+from smelt.tuner import HintTimer
+from smelt.types import override
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from smelt.backends.cuda import CudaTarget
+    from smelt.builder._toolchain import Tuning
+    from smelt.engine import KernelSpec
+    from smelt.tuner import Choice, Timer
+    from smelt.types import DType
+
+
+class CudaToolchain(Toolchain):
+    """Triton; the GPU's clock where there is a GPU."""
+
+    workers = 0
+
+    def __init__(self, target: CudaTarget, index: int | None = None) -> None:
+        """Make code for ``target``, which is the GPU ``index``, if that is given.
+
+        Raises:
+            MissingExtraError: Triton is not installed.
+        """
+        if find_spec("triton") is None:
+            raise MissingExtraError("triton", "cuda-build")
+        self._target = target
+        self.index = index
+        self.backend = CudaBackend(CodeCache.open(generator_edition()))
+
+    @property
+    @override
+    def target(self) -> CudaTarget:
+        return self._target
+
+    @property
+    @override
+    def fingerprint(self) -> Fingerprint:
+        return Fingerprint(
+            device="cuda",
+            architecture=self.target.architecture,
+            features=("tf32",) if self.target.allows_tf32 else (),
+            system="any",
+            abi=ABI_VERSION,
+            version=VERSION,
+        )
+
+    @override
+    def storage(self, wanted: DType) -> DType:
+        return self.target.storage(wanted)
+
+    @override
+    def timer(self, tuning: Tuning) -> Timer:
+        return HintTimer()
+
+    @override
+    def improve(self, tuning: Tuning, choice: Choice, spent_s: float) -> None:
+        del tuning, choice, spent_s
+
+    @override
+    def link(self, kernels: Sequence[KernelSpec]) -> tuple[CodeImage, CodeImage]:
+        return self.backend.compile(kernels, self.target), CodeImage(b"", ())
+
+
+def open_toolchain(kind: str, detail: str) -> CudaToolchain:
+    """The toolchain for architectures by name, or for a GPU of this machine.
+
+    Raises:
+        UnsupportedError: there is no such architecture.
+        DeviceError: there is no such GPU, or no driver.
+        MissingExtraError: a package is not installed.
+    """
+    if detail and not detail.isdecimal():
+        return CudaToolchain(target_named(detail))
+    index = int(detail or 0)
+    try:
+        found = cuda_device(index).properties
+    except DeviceError as error:
+        raise DeviceError(
+            f"device {':'.join(filter(None, (kind, detail)))!r}: {error}. To build on a machine "
+            "without a GPU, name the architecture: device='cuda:sm_90'"
+        ) from error
+    target = dataclasses.replace(
+        target_named(found.architecture), multiprocessors=found.multiprocessors
+    )
+    return CudaToolchain(target, index)
+
+
+def toolchain_of(fingerprint: Fingerprint) -> CudaToolchain:
+    """The toolchain for an engine's architectures."""
+    target = target_named(fingerprint.architecture)
+    allows_tf32 = "tf32" in fingerprint.features
+    return CudaToolchain(dataclasses.replace(target, allows_tf32=allows_tf32))

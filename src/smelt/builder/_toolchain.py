@@ -1,0 +1,134 @@
+"""What a build asks of the kind of device that it builds for; which kind that is.
+
+A toolchain is loaded when its device is asked for: building for a GPU needs no LLVM, and building
+for a processor no Triton.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+from smelt.errors import DeviceError, MissingExtraError, UnsupportedError
+from smelt.passes import pipeline
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from smelt.backends import Backend, CodeImage, Tactic, Target
+    from smelt.builder._options import TuningEffort
+    from smelt.builder._program import Symbols
+    from smelt.engine import Fingerprint, KernelSpec
+    from smelt.ir import Graph, Node
+    from smelt.passes import Pass
+    from smelt.tuner import Choice, Timer, TimingCache
+    from smelt.types import DType
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """What there is to tune, and how thoroughly."""
+
+    graph: Graph
+    symbols: Symbols
+    """Every symbol with its smallest and largest value."""
+    sizes: Mapping[str, int]
+    """The symbol values to tune for."""
+    effort: TuningEffort | None
+    """None: nothing is timed."""
+    deadline: float
+    """When tuning must be done, in the time of ``time.perf_counter``."""
+    timings: TimingCache
+    may_play: Callable[[Node, Tactic], bool]
+    """Whether a tactic keeps within the workspace that it may have."""
+
+
+class Toolchain(ABC):
+    """A kind of device to build for, with the target and how its code is made and timed."""
+
+    backend: Backend[Any]
+    workers: int
+    """How many have scratch memory of their own."""
+
+    @property
+    @abstractmethod
+    def target(self) -> Target:
+        """What code is made for."""
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> Fingerprint:
+        """What the engine says it was made for."""
+
+    @abstractmethod
+    def storage(self, wanted: DType) -> DType:
+        """How float32 tensors are stored where ``wanted`` is asked for."""
+
+    @abstractmethod
+    def timer(self, tuning: Tuning) -> Timer:
+        """What tells candidates apart."""
+
+    @abstractmethod
+    def improve(self, tuning: Tuning, choice: Choice, spent_s: float) -> None:
+        """Let the best candidates show what they are worth in the whole plan.
+
+        ``spent_s`` is what it took to choose.
+        """
+
+    @abstractmethod
+    def link(self, kernels: Sequence[KernelSpec]) -> tuple[CodeImage, CodeImage]:
+        """The kernels' code, and what every engine carries to run it."""
+
+    def passes(self) -> tuple[Pass, ...]:
+        """What makes a network this backend's."""
+        return pipeline(never_fused=self.backend.never_fused, composed=self.backend.composed)
+
+
+_HOMES: Final = {"cpu": "_cpu_toolchain", "null": "_cpu_toolchain", "cuda": "_cuda_toolchain"}
+"""The file of each kind of device."""
+_GRAMMAR: Final = "cpu, cpu:TARGET, cuda, cuda:INDEX, cuda:sm_90, cuda:sm_80,sm_90, null"
+
+
+def open_toolchain(device: str | Sequence[str]) -> Toolchain:
+    """The toolchain of the first device of an order of preference that can be built for.
+
+    Raises:
+        UnsupportedError: no device of several can be; says why each one cannot.
+        SmeltError: why the only one cannot be.
+    """
+    names = [device] if isinstance(device, str) else list(device)
+    reasons: list[str] = []
+    for name in names:
+        try:
+            return _opened(name)
+        except (UnsupportedError, DeviceError, MissingExtraError) as error:
+            if len(names) == 1:
+                raise
+            _LOG.info("not built for %s: %s", name, error)
+            reasons.append(f"{name}: {error}")
+    raise UnsupportedError(f"no device of {names} can be built for", reasons=reasons)
+
+
+def _opened(name: str) -> Toolchain:
+    kind, _, detail = name.partition(":")
+    if kind not in _HOMES:
+        raise UnsupportedError(
+            f"device {name!r} is not one that this version builds for: {_GRAMMAR}"
+        )
+    made: Toolchain = _home(kind).open_toolchain(kind, detail)
+    return made
+
+
+def toolchain_of(fingerprint: Fingerprint) -> Toolchain:
+    """The toolchain with which an engine of this fingerprint is made anew."""
+    made: Toolchain = _home(fingerprint.device).toolchain_of(fingerprint)
+    return made
+
+
+def _home(kind: str) -> Any:
+    return import_module(f"smelt.builder.{_HOMES[kind]}")

@@ -1,0 +1,202 @@
+"""Engines for GPUs, made where there is none."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import subprocess
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+import smelt
+from smelt.builder import _cuda_toolchain
+from smelt.builder._toolchain import open_toolchain
+from smelt.devices.cuda import CudaKernel, _driver
+from smelt.engine import HostCall, Launch, read_engine, serialize_engine
+from smelt.errors import (
+    DeviceError,
+    EngineFormatError,
+    EngineMismatchError,
+    MissingExtraError,
+    UnsupportedError,
+)
+from smelt.inspect import report_of, report_to_text
+from tests.support.cuda_driver_stub import StubDriver
+from tests.support.small_networks import small_network
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from types import ModuleType
+
+    from smelt.runtime import Engine
+
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="not installed: smelt[cuda-build]"
+)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    pytest.importorskip("triton", reason="not installed: smelt[cuda-build]")
+    return smelt.build(small_network(), device="cuda:sm_90", tune="none", max_batch_size=3)
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Callable[[StubDriver | None], None]:
+    """Give the process a driver, or none at all."""
+
+    def install(stub: StubDriver | None) -> None:
+        monkeypatch.setattr(_driver, "_drivers", {})
+        find = importlib.import_module
+
+        def import_module(name: str, package: str | None = None) -> ModuleType:
+            if name != "cuda.bindings.driver":
+                return find(name, package)
+            if stub is None:
+                raise ModuleNotFoundError(name)
+            return stub  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
+
+        monkeypatch.setattr(importlib, "import_module", import_module)
+
+    return install
+
+
+def _steps(engine: Engine) -> list[Launch | HostCall]:
+    return [step for plan in engine.header.plans for step in plan.steps]
+
+
+def test_an_engine_for_gpus_holds_a_cubin_for_every_launch(engine: Engine) -> None:
+    assert (engine.device, engine.header.fingerprint.architecture) == ("cuda", "sm_90")
+    file = read_engine(engine.serialize())
+    symbols = dict(file.header.symbols)
+    for step in _steps(engine):
+        assert isinstance(step, Launch)
+        kernel = CudaKernel.from_bytes(file.code, symbols[step.kernel.symbol])
+        assert kernel.cubin.startswith(b"\x7fELF")
+
+
+def test_it_is_saved_loaded_and_inspected_without_a_gpu(engine: Engine, tmp_path: Path) -> None:
+    engine.save(tmp_path / "small.engine")
+    loaded = smelt.load(tmp_path / "small.engine", device="cuda")
+    assert loaded.header == engine.header
+    assert loaded.serialize() == engine.serialize()
+    text = report_to_text(report_of(read_engine(tmp_path / "small.engine")), ["layers"], width=120)
+    assert "sm_90" in text
+    assert "conv1" in text
+
+
+def test_it_is_for_no_other_device(engine: Engine) -> None:
+    with pytest.raises(EngineMismatchError, match="built for 'cuda', not 'cpu'"):
+        smelt.load(engine.serialize(), device="cpu")
+
+
+def test_a_context_needs_a_gpu(engine: Engine, driver: Callable[[StubDriver | None], None]) -> None:
+    driver(None)
+    with pytest.raises(MissingExtraError, match=r"smelt\[cuda\]"):
+        engine.create_context()
+    driver(StubDriver(devices=0))
+    with pytest.raises(DeviceError, match="no NVIDIA GPU"):
+        engine.create_context()
+
+
+def test_what_nobody_vouches_for_is_generated_anew(engine: Engine) -> None:
+    file = read_engine(engine.serialize())
+    hostile = bytes(len(file.code))
+    unsigned = serialize_engine(file.header, file.weights, hostile, b"", None)
+    made = read_engine(smelt.load(unsigned).serialize())
+    assert made.header == file.header
+    assert made.code == file.code
+
+
+def test_an_altered_plan_is_not_generated(engine: Engine) -> None:
+    file = read_engine(engine.serialize())
+    (plan,) = file.header.plans
+    last = plan.steps[-1]
+    assert isinstance(last, Launch)
+    altered = replace(plan, steps=(*plan.steps[:-1], replace(last, chunks=7)))
+    header = replace(file.header, plans=(altered,))
+    with pytest.raises(EngineFormatError, match="altered"):
+        smelt.load(serialize_engine(header, file.weights, file.code, b"", None))
+
+
+@needs_triton
+def test_a_fat_engine_has_code_for_each_architecture() -> None:
+    net = smelt.NetworkDefinition("tiny")
+    x = net.add_input("x", "float32", (64,))
+    net.mark_output(net.add_activation(x, "relu", name="relu"))
+    engine = smelt.build(net, device="cuda:sm_90,sm_80", tune="none")
+    assert engine.header.fingerprint.architecture == "sm_80,sm_90"
+    file = read_engine(engine.serialize())
+    for _, offset in file.header.symbols:
+        one, other = (CudaKernel.from_bytes(file.code, offset, place) for place in (0, 1))
+        assert one.cubin != other.cubin
+    assert read_engine(smelt.load(engine.serialize()).serialize()).code == file.code
+
+
+@needs_triton
+def test_a_build_for_gpus_loads_no_llvm() -> None:
+    program = (
+        "import sys, smelt\n"
+        "from tests.support.small_networks import small_network\n"
+        "smelt.build(small_network(), device='cuda:sm_90', tune='none')\n"
+        "print(sorted({'llvmlite', 'torch', 'cuda', 'onnx'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"
+
+
+# ---- which device
+
+
+def test_the_gpu_that_is_there_decides_the_architecture(
+    driver: Callable[[StubDriver | None], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver(StubDriver())
+    monkeypatch.setattr(_cuda_toolchain, "find_spec", str)
+    monkeypatch.setattr(_cuda_toolchain, "generator_edition", str)
+    for device in ("cuda", "cuda:1"):
+        assert open_toolchain(device).fingerprint.architecture == "sm_90"
+    with pytest.raises(DeviceError, match="GPUs are 0 to 1"):
+        open_toolchain("cuda:2")
+
+
+def test_without_a_gpu_the_next_device_of_a_list_is_taken(
+    driver: Callable[[StubDriver | None], None],
+) -> None:
+    for absent in (None, StubDriver(devices=0), StubDriver(version=11080)):
+        driver(absent)
+        assert open_toolchain(["cuda", "cpu"]).fingerprint.device == "cpu"
+        with pytest.raises(UnsupportedError, match="cuda:1: "):
+            open_toolchain(["cuda", "cuda:1"])
+
+
+def test_without_a_gpu_the_error_says_how_to_build_for_one(
+    driver: Callable[[StubDriver | None], None],
+) -> None:
+    driver(StubDriver(devices=0))
+    with pytest.raises(DeviceError, match="device='cuda:sm_90'"):
+        open_toolchain("cuda")
+
+
+def test_an_absent_package_is_named_with_its_extra(
+    driver: Callable[[StubDriver | None], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver(None)
+    with pytest.raises(MissingExtraError, match=r"^cuda-bindings .*smelt\[cuda\].*$"):
+        open_toolchain("cuda")
+    monkeypatch.setitem(sys.modules, "triton", None)
+    with pytest.raises(MissingExtraError, match=r"^triton .*smelt\[cuda-build\].*$"):
+        open_toolchain("cuda:sm_90")
+    assert open_toolchain(["cuda:sm_90", "cpu"]).fingerprint.device == "cpu"
+
+
+@pytest.mark.parametrize("device", ["cuda:sm_60", "cuda:hopper", "cuda:sm_90,sm_1", "cuda:-1"])
+def test_an_architecture_that_does_not_exist_is_refused(device: str) -> None:
+    with pytest.raises(UnsupportedError, match="there is no GPU target"):
+        open_toolchain(device)
