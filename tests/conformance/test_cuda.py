@@ -75,6 +75,13 @@ def test_kernels_for_gpus_compute_what_the_reference_does(
     interpreter.check(op, "sampled")
 
 
+@_every_op
+def test_kernels_for_gpus_read_and_write_float16_where_nodes_have_float32(
+    op: type[Op], interpreter: _Interpreter
+) -> None:
+    interpreter.check(op, "float16")
+
+
 @pytest.mark.slow
 @_every_op
 def test_every_kernel_for_gpus_computes_what_the_reference_does(

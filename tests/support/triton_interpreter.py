@@ -21,7 +21,7 @@ from smelt.engine import Launch
 from smelt.ops import ALL_OPS
 from smelt.types import DType, evaluate_dim
 from tests.support.trial_memory import TrialMemory
-from tests.support.trials import difference, sample, trials_of_cases
+from tests.support.trials import difference, narrow_trials, sample, trials_of_cases
 
 if TYPE_CHECKING:
     from smelt.engine import KernelSpec
@@ -119,14 +119,23 @@ _SAMPLED_CASES = 4
 _SAMPLED_TRIALS = 6
 
 
-def check(op: type[Op], *, sampled: bool) -> tuple[int, list[str]]:
-    """How many trials of an op were run, and what was wrong with them."""
+def check(op: type[Op], how: str) -> tuple[int, list[str]]:
+    """How many trials of an op were run, and what was wrong with them.
+
+    Args:
+        op: whose cases.
+        how: "all" of them, some ("sampled"), or some with float32 stored as "float16".
+    """
     backend = CudaBackend()
     cases = list(op.cases())
-    if sampled:
+    if how != "all":
         cases = sample(cases, _SAMPLED_CASES)
-    trials = [t for t in trials_of_cases(cases, backend, TARGET) if not t.tactic.is_reference]
-    if sampled:
+    if how == DType.FLOAT16.value:
+        found = narrow_trials(cases, backend, TARGET, DType.FLOAT16)
+    else:
+        found = trials_of_cases(cases, backend, TARGET)
+    trials = [trial for trial in found if not trial.tactic.is_reference]
+    if how != "all":
         trials = sample(trials, _SAMPLED_TRIALS, key=lambda trial: trial.tactic.family)
     wrong: list[str] = []
     for trial in trials:
@@ -139,11 +148,11 @@ def check(op: type[Op], *, sampled: bool) -> tuple[int, list[str]]:
 
 
 def main() -> None:
-    """Answer each line ``OP sampled|all`` with a line of JSON."""
+    """Answer each line ``OP sampled|all|float16`` with a line of JSON."""
     ops = {op.name: op for op in ALL_OPS}
     for line in sys.stdin:
         name, how = line.split()
-        answer = check(ops[name], sampled=how == "sampled")
+        answer = check(ops[name], how)
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
 

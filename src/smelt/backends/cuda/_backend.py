@@ -14,6 +14,7 @@ from smelt.backends.cuda._pointwise import pointwise_launch, write_pointwise
 from smelt.backends.cuda._pool import CompilerPool
 from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda._triton import generator_edition
+from smelt.backends.cuda.families.attention import AttentionFamily
 from smelt.backends.cuda.families.conv import ConvFamily
 from smelt.backends.cuda.families.elementwise import ElementwiseFamily
 from smelt.backends.cuda.families.gemm import GemmFamily
@@ -50,6 +51,7 @@ class CudaBackend(Backend[CudaTarget]):
     """Compiles for NVIDIA GPUs: NHWC or linear, through Triton, with or without a GPU."""
 
     name: ClassVar[str] = "cuda"
+    composed: ClassVar[tuple[str, ...]] = ("attention",)
     never_fused: ClassVar[tuple[str, ...]] = tuple(
         sorted(op.name for op in ALL_OPS if op.name not in EXPRESSIONS)
     )
@@ -67,6 +69,7 @@ class CudaBackend(Backend[CudaTarget]):
         """
         self.families: tuple[Family[CudaTarget], ...] = (
             WindowFamily(),
+            AttentionFamily(),
             ConvFamily(),
             ElementwiseFamily(),
             GemmFamily(),

@@ -27,6 +27,7 @@ class ElementwiseFamily(Family[CudaTarget]):
     """One pass over the output; each value runs through the whole program in registers."""
 
     name: ClassVar[str] = "elementwise"
+    narrow: ClassVar[bool] = True
 
     @override
     def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:

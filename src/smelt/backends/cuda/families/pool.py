@@ -38,6 +38,7 @@ class PoolFamily(Family[CudaTarget]):
     """A block of results, channels fastest, each walking its own window."""
 
     name: ClassVar[str] = "pool"
+    narrow: ClassVar[bool] = True
 
     @override
     def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:

@@ -64,6 +64,7 @@ class RowsFamily(Family[CudaTarget]):
     """One or several rows a program."""
 
     name: ClassVar[str] = "rows"
+    narrow: ClassVar[bool] = True
 
     @override
     def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:

@@ -1,0 +1,275 @@
+"""Attention in one kernel: scores and their softmax stay in registers.
+
+A program does a block of queries of one head. It walks the keys in blocks, keeps the largest score
+and the sum of exponentials of each query so far, and scales what it has when a larger one comes
+(Dao, "FlashAttention-2", 2023, algorithm 1). Powers are of two, with the scale taken into the
+scores once.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+
+from smelt.backends._axes import broadcast_strides
+from smelt.backends._base import Family, Operands, Refusal, Tactic, store_as
+from smelt.backends._nodes import value_of, view_of
+from smelt.backends._scalars import Scalars
+from smelt.backends.cuda._costs import BYTES_PER_SECOND, LAUNCH_SECONDS, count_of, guess
+from smelt.backends.cuda._elementwise import literal
+from smelt.backends.cuda._source import LANGUAGE_TYPES, Source, operand_parameters
+from smelt.backends.cuda._target import CudaTarget
+from smelt.backends.cuda.families._epilogue import FLOATS
+from smelt.engine import KernelSpec, Launch, parameters
+from smelt.ops import Attention, Transpose
+from smelt.types import DType, Layout, TensorFormat, ceil_div, override
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from smelt.engine import Json, Step, View
+    from smelt.ir import Node, Value
+    from smelt.types import Dim
+
+_BLOCKS: Final = (
+    (16, 128, 4), (16, 64, 4), (32, 128, 4), (32, 64, 4), (64, 128, 4), (64, 64, 4),
+    (128, 128, 8), (128, 64, 4),
+)  # fmt: skip
+"""Queries and keys of a block, and warps."""
+_KEPT: Final = 6
+_WIDEST_HEAD: Final = 256
+_LEAST: Final = 16
+"""Of each extent of a product on tensor cores."""
+_STEP_SECONDS: Final = 5.0e-7
+_LOG2_E: Final = math.log2(math.e)
+
+
+class AttentionFamily(Family[CudaTarget]):
+    """Any number of keys; heads of up to 256 elements."""
+
+    name: ClassVar[str] = "attention"
+    narrow: ClassVar[bool] = True
+
+    @override
+    def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
+        op = node.op
+        if not isinstance(op, Attention):
+            return
+        if reason := _why_not(node, op):
+            yield Refusal(self.name, reason)
+            return
+        inputs = tuple(None if v is None else _format(v) for v in node.inputs)
+        result = TensorFormat(node.output.tensor.dtype, Layout.LINEAR)
+        for options, seconds in _options(node, op, target):
+            yield Tactic(self.name, options, inputs, (result,), cost_hint=seconds)
+
+    @override
+    def narrowed(
+        self, node: Node, tactic: Tactic, dtype: DType, target: CudaTarget
+    ) -> tuple[Tactic, ...]:
+        """How float32 is multiplied says nothing of narrower words."""
+        del target
+        options = dict(tactic.parameters) | {"precision": "ieee"}
+        return (store_as(dtype, node, replace(tactic, parameters=parameters(**options))),)
+
+    @override
+    def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
+        op = cast("Attention", node.op)
+        options: dict[str, Any] = dict(tactic.parameters)
+        q, k, v = (view_of(operands, index) for index in range(3))
+        out = operands.outputs[0]
+        mask = operands.inputs[3] if len(operands.inputs) > 3 else None
+        batch, heads, queries, width = op.split(q.shape)
+        _, _, keys, result_width = op.split(v.shape)
+        scalars = Scalars()
+        views = [q, k, v, *([] if mask is None else [mask]), out]
+        strides = [_strides(op, view) for view in (q, k, v)]
+        if mask is not None:
+            strides.append(broadcast_strides(mask, (batch, heads, queries, keys)))
+        strides.append(_strides(op, out))
+        spec = KernelSpec(
+            self.name,
+            parameters(
+                block=options["block"],
+                extents=scalars.all_json((heads, queries, keys, width, result_width)),
+                strides=tuple(map(scalars.all_json, strides)),
+                scale=op.scale,
+                precision=options["precision"],
+                warps=options["warps"],
+                pipeline=options["pipeline"],
+                **operand_parameters(views, len(scalars.values)),
+            ),
+        )
+        chunks = batch * heads * ceil_div(queries, options["block"][0])
+        return (Launch(spec, tuple(views), (len(views) - 1,), scalars.values, chunks),)
+
+    @override
+    def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
+        del target
+        return _Writer(kernel).write()
+
+
+def _why_not(node: Node, op: Attention) -> str | None:
+    kind = value_of(node, 0).tensor
+    if kind.dtype not in FLOATS:
+        return f"computes in floating point, not {kind.dtype.value}"
+    for index in (0, 2):
+        width = op.split(value_of(node, index).tensor.shape)[3]
+        if not isinstance(width, int) or not 0 < width <= _WIDEST_HEAD:
+            return f"heads of {width} elements, not of up to {_WIDEST_HEAD}"
+    keys = op.split(value_of(node, 1).tensor.shape)[2]
+    return "there are no keys" if keys == 0 else None
+
+
+def _format(value: Value) -> TensorFormat:
+    """Operands are read through any strides; only transposes make such windows."""
+    made = value.producer
+    turned = made is not None and isinstance(made.op, Transpose) and value.constant is None
+    return TensorFormat(value.tensor.dtype, Layout.STRIDED if turned else Layout.LINEAR)
+
+
+def _options(
+    node: Node, op: Attention, target: CudaTarget
+) -> list[tuple[tuple[tuple[str, Json], ...], float]]:
+    """The most promising blocks, with estimated seconds, best first."""
+    q, v = value_of(node, 0).tensor, value_of(node, 2).tensor
+    batch, heads, queries, width = map(guess, op.split(q.shape))
+    keys, result_width = map(guess, op.split(v.shape)[2:])
+    moved = sum(count_of(x) for x in (*node.inputs, node.output) if x is not None)
+    memory = moved * q.dtype.size_bytes / BYTES_PER_SECOND
+    found: list[tuple[float, tuple[tuple[str, Json], ...]]] = []
+    for rows, columns, warps in _BLOCKS:
+        elements = (rows + columns) * _padded(width) + columns * _padded(result_width)
+        pipeline = 1 if keys <= columns else 2
+        if elements * pipeline * q.dtype.size_bytes > target.shared_bytes // 2:
+            continue
+        if columns > 2 * max(_LEAST, _power(keys)) or rows > 2 * max(_LEAST, _power(queries)):
+            continue
+        programs = batch * heads * -(-queries // rows)
+        waves = -(-programs // (4 * target.multiprocessors))
+        steps = -(-keys // columns)
+        work = steps * _STEP_SECONDS * max(1.0, rows * columns / 4096 / warps)
+        seconds = LAUNCH_SECONDS + max(memory, waves * work)
+        for precision in _precisions(q.dtype):
+            options = parameters(
+                block=(rows, columns), pipeline=pipeline, precision=precision, warps=warps
+            )
+            found.append((seconds * (1.0 if precision != "ieee" else 1.5), options))
+    return [(options, s) for s, options in sorted(found, key=lambda pair: pair[0])[:_KEPT]]
+
+
+def _precisions(dtype: DType) -> tuple[str, ...]:
+    """How float32 is multiplied: in three products of tensor cores, or without them."""
+    return ("tf32x3", "ieee") if dtype is DType.FLOAT32 else ("ieee",)
+
+
+def _power(value: int) -> int:
+    return 1 << max(0, value - 1).bit_length()
+
+
+def _padded(width: int) -> int:
+    return max(_LEAST, _power(width))
+
+
+def _strides(op: Attention, view: View) -> tuple[Dim, ...]:
+    """Of batch, head, place and element."""
+    if not op.heads:
+        return view.strides
+    batch, place, element = view.strides
+    whole = view.shape[2]
+    assert isinstance(whole, int)  # noqa: S101  (inference found that heads share it)
+    return (batch, whole // op.heads * element, place, element)
+
+
+class _Writer:
+    def __init__(self, kernel: KernelSpec) -> None:
+        self.k = kernel
+        self.s = Source(kernel)
+        self.rows, self.columns = kernel["block"]
+        self.heads, self.queries, self.keys, self.width, self.result_width = kernel["extents"]
+        self.masked = len(self.s.dtypes) > 4
+        self.last = len(self.s.dtypes) - 1
+        self.at_once = isinstance(self.keys, int) and self.keys <= self.columns
+
+    def write(self) -> str:
+        s = self.s
+        blocks = f"(({s.extent(self.queries)} + {self.rows - 1}) // {self.rows})"
+        s.line("program = tl.program_id(0).to(tl.int64)")
+        s.line(f"head = (program // {blocks}) % {s.extent(self.heads)}")
+        s.line(f"item = program // ({blocks} * {s.extent(self.heads)})")
+        s.line(f"row = (program % {blocks}) * {self.rows} + tl.arange(0, {self.rows})")
+        s.line(f"d = tl.arange(0, {_padded(self.width)})")
+        s.line(f"e = tl.arange(0, {_padded(self.result_width)})")
+        s.line(f"row_ok = row < {s.extent(self.queries)}")
+        for operand in range(len(s.dtypes)):
+            batch, head, *_ = self.k["strides"][operand]
+            s.line(f"base{operand} = p{operand} + ({s.sum_of(('item', batch), ('head', head))})")
+        q_ok = self.inside("row_ok[:, None]", "d[None, :]", self.width)
+        s.line(f"q = tl.load({self.place(0, 'row[:, None]', 'd[None, :]')}, {q_ok})")
+        s.line(f"acc = tl.zeros([{self.rows}, {_padded(self.result_width)}], tl.float32)")
+        if self.at_once:
+            self.take_keys("0")
+            s.line("most = tl.max(scores, 1)")
+            s.line("power = tl.exp2(scores - most[:, None])")
+            s.line("total = tl.sum(power, 1)")
+            self.add_values()
+        else:
+            self.walk()
+        s.line("acc = acc / total[:, None]")
+        ok = self.inside("row_ok[:, None]", "e[None, :]", self.result_width, other=False)
+        place = self.place(self.last, "row[:, None]", "e[None, :]")
+        s.line(f"tl.store({place}, acc.to({LANGUAGE_TYPES[s.dtypes[self.last]]}), {ok})")
+        return s.text()
+
+    def walk(self) -> None:
+        s = self.s
+        s.line(f"most = tl.full([{self.rows}], float('-inf'), tl.float32)")
+        s.line(f"total = tl.zeros([{self.rows}], tl.float32)")
+        with s.block(f"for start in range(0, {s.extent(self.keys)}, {self.columns}):"):
+            self.take_keys("start")
+            s.line("larger = tl.maximum(most, tl.max(scores, 1))")
+            # Until a key counts there is nothing to scale, and infinities have no difference.
+            s.line("origin = tl.where(larger == float('-inf'), 0.0, larger)")
+            s.line("power = tl.exp2(scores - origin[:, None])")
+            s.line("shrink = tl.exp2(most - origin)")
+            s.line("total = total * shrink + tl.sum(power, 1)")
+            s.line("acc = acc * shrink[:, None]")
+            self.add_values()
+            s.line("most = larger")
+
+    def take_keys(self, start: str) -> None:
+        s = self.s
+        s.line(f"column = {start} + tl.arange(0, {self.columns})")
+        s.line(f"column_ok = column < {s.extent(self.keys)}")
+        ok = self.inside("column_ok[None, :]", "d[:, None]", self.width)
+        s.line(f"k = tl.load({self.place(1, 'column[None, :]', 'd[:, None]')}, {ok})")
+        factor = literal(self.k["scale"] * _LOG2_E)
+        s.line(f"scores = tl.dot(q, k{self.how()}) * {factor}")
+        if self.masked:
+            both = "row_ok[:, None] & column_ok[None, :]"
+            place = self.place(3, "row[:, None]", "column[None, :]")
+            s.line(f"mask = tl.load({place}, mask={both}, other=0.0).to(tl.float32)")
+            s.line(f"scores = scores + mask * {_LOG2_E!r}")
+        if not (isinstance(self.keys, int) and self.keys % self.columns == 0):
+            s.line("scores = tl.where(column_ok[None, :], scores, float('-inf'))")
+
+    def add_values(self) -> None:
+        s = self.s
+        ok = self.inside("column_ok[:, None]", "e[None, :]", self.result_width)
+        s.line(f"v = tl.load({self.place(2, 'column[:, None]', 'e[None, :]')}, {ok})")
+        s.line(f"acc = tl.dot(power.to(v.dtype), v, acc{self.how()})")
+
+    def how(self) -> str:
+        is_single = self.s.dtypes[0] is DType.FLOAT32
+        return f', input_precision="{self.k["precision"]}"' if is_single else ""
+
+    def place(self, operand: int, along: str, across: str) -> str:
+        _, _, place, element = self.k["strides"][operand]
+        return f"base{operand} + ({self.s.sum_of((along, place), (across, element))})"
+
+    def inside(self, places: str, elements: str, width: int, *, other: bool = True) -> str:
+        """The keywords of a load or store: which places and elements of a head are there."""
+        full = width == _padded(width)
+        mask = places if full else f"{places} & ({elements} < {width})"
+        return f"mask={mask}" + (", other=0.0" if other else "")
