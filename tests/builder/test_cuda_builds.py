@@ -13,7 +13,7 @@ import pytest
 
 import smelt
 from smelt.builder import _cuda_toolchain
-from smelt.builder._toolchain import open_toolchain
+from smelt.builder._toolchain import open_toolchain, toolchain_of
 from smelt.devices.cuda import CudaKernel, _driver
 from smelt.engine import HostCall, Launch, read_engine, serialize_engine
 from smelt.errors import (
@@ -149,6 +149,15 @@ def test_a_build_for_gpus_loads_no_llvm() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout == "[]\n"
+
+
+@needs_triton
+def test_tf32_must_be_asked_for() -> None:
+    exact = open_toolchain("cuda:sm_90")
+    assert not exact.fingerprint.features
+    asked = open_toolchain("cuda:sm_90", allows_tf32=True)
+    assert asked.fingerprint.features == ("tf32",)
+    assert toolchain_of(asked.fingerprint).target == asked.target
 
 
 # ---- which device

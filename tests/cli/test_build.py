@@ -45,6 +45,19 @@ def test_without_a_destination_the_engine_has_the_models_name_and_lies_here(
     assert [path.name for path in tmp_path.iterdir()] == ["inception.engine"]
 
 
+def test_an_engine_for_gpus_needs_none(smelt: Smelt, tmp_path: Path) -> None:
+    pytest.importorskip("triton", reason="not installed: smelt[cuda-build]")
+    model, path = tmp_path / "model.onnx", tmp_path / "m.engine"
+    save_model(two_inputs_model(), model)
+    options = ("--device", "cuda:sm_90", "--precision", "float16", "--tune", "none")
+    options += ("--shape", "a=4x6", "--shape", "b=4x4")
+    told = smelt("build", model, "-o", path, *options, "--json").json
+    assert told["device"] == "cuda"
+    shown = smelt("inspect", path, "--json").json
+    assert shown["architecture"] == "sm_90"
+    assert shown["kernels"]
+
+
 def test_the_json_answer_describes_the_engine(smelt: Smelt, model: Path, tmp_path: Path) -> None:
     path = tmp_path / "m.engine"
     told = smelt("build", model, "-o", path, "--tune", "none", "--json").json

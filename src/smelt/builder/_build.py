@@ -13,6 +13,7 @@ from smelt.backends import Refusal, WeightStore, assemble
 from smelt.builder._options import (
     EFFORTS,
     PRECISIONS,
+    TF32,
     BuildOptions,
     Progress,
     TuningEffort,
@@ -67,9 +68,10 @@ def build(
             architectures, for which no GPU is needed) or ``"null"`` (computes nothing); a list of
             them is an order of preference: the first that can be built for here.
         precision: ``"float32"``, or ``"bfloat16"`` or ``"float16"``: how what the model has in
-            float32 is stored between layers, and multiplied where the processor multiplies that
-            (bfloat16 with AVX512_BF16). Sums and all other arithmetic are float32; bindings keep
-            the model's dtype. For processors that cannot convert it, it stays float32.
+            float32 is stored between layers, and multiplied where the device multiplies that
+            (GPUs; bfloat16 with AVX512_BF16). Sums and all other arithmetic are float32; bindings
+            keep the model's dtype. For processors that cannot convert it, it stays float32.
+            ``"tf32"`` stores float32, and lets GPUs round it to ten bits where it is multiplied.
         max_batch_size: largest implicit batch. Smaller ones run too.
         max_workspace_bytes: bound of the scratch memory, in bytes, that one step may use beside
             its tensors.
@@ -96,8 +98,9 @@ def build(
         tune,
     )
     graph = _graph_of(network)
+    tools = open_toolchain(device, allows_tf32=precision == TF32)
     silent: Progress = lambda _stage, _done, _total: None  # noqa: E731  (it has a type)
-    return _Build(graph, options, open_toolchain(device), progress or silent).run()
+    return _Build(graph, options, tools, progress or silent).run()
 
 
 def _graph_of(network: object) -> Graph:

@@ -122,12 +122,13 @@ class CpuToolchain(Toolchain):
         return native_runtime(image.code, dict(image.symbols))
 
 
-def open_toolchain(kind: str, detail: str) -> CpuToolchain:
-    """The toolchain for a target; without one, for this machine.
+def open_toolchain(kind: str, detail: str, *, allows_tf32: bool) -> CpuToolchain:
+    """The toolchain for a target; without one, for this machine. No processor multiplies tf32.
 
     Raises:
         UnsupportedError: there is no such target, or no such index.
     """
+    del allows_tf32
     if detail.isdecimal() and int(detail):
         raise UnsupportedError(
             f"device '{kind}:{detail}' does not exist: this machine has {kind}:0 alone"

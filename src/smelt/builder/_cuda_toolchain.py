@@ -76,7 +76,7 @@ class CudaToolchain(Toolchain):
         return self.backend.compile(kernels, self.target), CodeImage(b"", ())
 
 
-def open_toolchain(kind: str, detail: str) -> CudaToolchain:
+def open_toolchain(kind: str, detail: str, *, allows_tf32: bool) -> CudaToolchain:
     """The toolchain for architectures by name, or for a GPU of this machine.
 
     Raises:
@@ -85,7 +85,7 @@ def open_toolchain(kind: str, detail: str) -> CudaToolchain:
         MissingExtraError: a package is not installed.
     """
     if detail and not detail.isdecimal():
-        return CudaToolchain(target_named(detail))
+        return CudaToolchain(dataclasses.replace(target_named(detail), allows_tf32=allows_tf32))
     index = int(detail or 0)
     try:
         found = cuda_device(index).properties
@@ -95,7 +95,9 @@ def open_toolchain(kind: str, detail: str) -> CudaToolchain:
             "without a GPU, name the architecture: device='cuda:sm_90'"
         ) from error
     target = dataclasses.replace(
-        target_named(found.architecture), multiprocessors=found.multiprocessors
+        target_named(found.architecture),
+        multiprocessors=found.multiprocessors,
+        allows_tf32=allows_tf32,
     )
     return CudaToolchain(target, index)
 

@@ -16,7 +16,12 @@ if TYPE_CHECKING:
 
     from smelt.builder._shapes import ShapeSpec
 
-PRECISIONS: Final = {d.value: d for d in (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)}
+TF32: Final = "tf32"
+"""The precision that stores float32 and multiplies ten of its bits where that is faster."""
+PRECISIONS: Final = {
+    **{d.value: d for d in (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)},
+    TF32: DType.FLOAT32,
+}
 """How an engine may store what the model has in float32, by name."""
 STAGES: Final = ("optimise", "tune", "pack", "link", "write")
 

@@ -94,8 +94,12 @@ _HOMES: Final = {"cpu": "_cpu_toolchain", "null": "_cpu_toolchain", "cuda": "_cu
 _GRAMMAR: Final = "cpu, cpu:TARGET, cuda, cuda:INDEX, cuda:sm_90, cuda:sm_80,sm_90, null"
 
 
-def open_toolchain(device: str | Sequence[str]) -> Toolchain:
+def open_toolchain(device: str | Sequence[str], *, allows_tf32: bool = False) -> Toolchain:
     """The toolchain of the first device of an order of preference that can be built for.
+
+    Args:
+        device: what ``build`` says of it.
+        allows_tf32: whether float32 may be rounded to ten bits where it is multiplied.
 
     Raises:
         UnsupportedError: no device of several can be; says why each one cannot.
@@ -105,7 +109,7 @@ def open_toolchain(device: str | Sequence[str]) -> Toolchain:
     reasons: list[str] = []
     for name in names:
         try:
-            return _opened(name)
+            return _opened(name, allows_tf32=allows_tf32)
         except (UnsupportedError, DeviceError, MissingExtraError) as error:
             if len(names) == 1:
                 raise
@@ -114,13 +118,13 @@ def open_toolchain(device: str | Sequence[str]) -> Toolchain:
     raise UnsupportedError(f"no device of {names} can be built for", reasons=reasons)
 
 
-def _opened(name: str) -> Toolchain:
+def _opened(name: str, *, allows_tf32: bool) -> Toolchain:
     kind, _, detail = name.partition(":")
     if kind not in _HOMES:
         raise UnsupportedError(
             f"device {name!r} is not one that this version builds for: {_GRAMMAR}"
         )
-    made: Toolchain = _home(kind).open_toolchain(kind, detail)
+    made: Toolchain = _home(kind).open_toolchain(kind, detail, allows_tf32=allows_tf32)
     return made
 
 

@@ -47,7 +47,7 @@ def build(
     r"""Build an engine from MODEL, an .onnx file or Caffe's deploy.prototxt.
 
     The engine is one file: optimised plan, packed weights and machine code for this processor (or
-    for --device cpu:TARGET). It is signed with your key; `smelt trust` lets others run it. An
+    for another --device). It is signed with your key; `smelt trust` lets others run it. An
     interrupted or failed build leaves no file.
 
     \b
@@ -57,6 +57,7 @@ def build(
       smelt build model.onnx --shape input=1..8x3x224x224 --tune full
       smelt build model.onnx --shape 1x3x224x224 --shape 1x3x320x320     (a plan for each)
       smelt build model.onnx --output features --device cpu:x86-64-v3
+      smelt build model.onnx --device cuda:sm_90 --precision float16     (no GPU needed)
     """
     del output  # part of the build's arguments
     start = time.perf_counter()

@@ -51,15 +51,17 @@ _OPTIONS: Final = (
         "--device",
         multiple=True,
         metavar="DEVICE",
-        help="cpu, cpu:TARGET (cpu:x86-64-v3 runs on most machines) or null; repeat for an order "
-        "of preference.  [default: cpu]",
+        help="cpu, cpu:TARGET (cpu:x86-64-v3 runs on most machines), cuda or cuda:INDEX (a GPU of "
+        "this machine), cuda:sm_90 or cuda:sm_80,sm_90 (for GPUs elsewhere), or null; repeat for "
+        "an order of preference.  [default: cpu]",
     ),
     click.option(
         "--precision",
         default="float32",
         show_default=True,
         metavar="DTYPE",
-        help="How float32 is stored between layers: float32, bfloat16 or float16.",
+        help="How float32 is stored between layers: float32, bfloat16 or float16; or tf32: float32 "
+        "that GPUs may round to ten bits where they multiply.",
     ),
     click.option(
         "--max-batch-size",
