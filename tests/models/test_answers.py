@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import cv2
 import numpy as np
@@ -11,8 +10,8 @@ import pytest
 
 import smelt
 from tests.support import downloads
+from tests.support.answers import IMAGENET, classes_of_pictures, digits_read
 from tests.support.real_models import (
-    imagenet_picture,
     mnist,
     model_named,
     picture,
@@ -23,7 +22,6 @@ from tests.support.real_models import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from smelt import Engine
@@ -33,23 +31,11 @@ pytestmark = pytest.mark.shared
 
 
 def test_lenet_reads_9914_of_the_10000_digits_in_batches(shared: Path) -> None:
-    assert _digits_read(shared) == 9914
+    assert digits_read(shared) == 9914
 
 
 def test_lenet_reads_as_many_digits_in_bfloat16(shared: Path) -> None:
-    assert _digits_read(shared, precision="bfloat16") >= 9900
-
-
-def _digits_read(shared: Path, **options: Any) -> int:
-    images, labels = mnist(shared)
-    engine = model_named("lenet").build(shared, max_batch_size=512, **options)
-    with engine.create_context() as context:
-        parts = [
-            context.run({"data": images[at : at + 512] / 256})["prob"]
-            for at in range(0, len(images), 512)
-        ]
-    answers = np.concatenate(parts).reshape(len(images), 10).argmax(axis=1)
-    return int((answers == labels).sum())
+    assert digits_read(shared, precision="bfloat16") >= 9900
 
 
 @pytest.mark.slow
@@ -64,61 +50,21 @@ def test_cntks_network_reads_9891_of_the_10000_digits(shared: Path) -> None:
     assert int((np.array(answers) == labels).sum()) == 9891
 
 
-_IMAGENET: dict[str, tuple[str, Callable[[Path], Array]]] = {
-    "squeezenet_v1.0_caffe": (
-        "squeezenet_v1.0",
-        lambda path: imagenet_picture(path, 227, area=True, mean=(104, 117, 123)),
-    ),
-    "squeezenet1.1_fp16_onnx": (
-        "squeezenet1.1_fp16",
-        lambda path: imagenet_picture(path, 224, area=True, mean=(104, 117, 123)).astype(
-            np.float16
-        ),
-    ),
-    "efficientnet_lite0_onnx": (
-        "efficientnet_lite0",
-        lambda path: imagenet_picture(path, 224, area=True, mean=127, scale=1 / 128, rgb=True),
-    ),
-}
-
-
-@pytest.mark.parametrize("key", _IMAGENET)
+@pytest.mark.parametrize("key", IMAGENET)
 def test_the_five_best_classes_of_fifty_pictures_are_those_of_the_other_engines(
     key: str, shared: Path
 ) -> None:
-    found = _classes_of_pictures(key, shared)
+    found = classes_of_pictures(key, shared)
     assert [entry for entry in found if set(entry[0]) != set(entry[1])] == []
     assert [entry for entry in found if entry[0][0] != entry[1][0]] == []
 
 
-@pytest.mark.parametrize("key", _IMAGENET)
+@pytest.mark.parametrize("key", IMAGENET)
 def test_the_best_class_of_at_least_48_pictures_is_the_same_in_bfloat16(
     key: str, shared: Path
 ) -> None:
-    found = _classes_of_pictures(key, shared, precision="bfloat16")
+    found = classes_of_pictures(key, shared, precision="bfloat16")
     assert sum(best[0] == wanted[0] for best, wanted in found) >= 48
-
-
-def _classes_of_pictures(
-    key: str, shared: Path, **options: Any
-) -> list[tuple[list[int], list[int]]]:
-    """For each picture the five best classes, and those of the other engines."""
-    name, prepare = _IMAGENET[key]
-    folder = shared / "data/imagenet"
-    known = json.loads((folder / "reference_top5_1000.json").read_text())
-    wanted = dict(zip(known["files"], known["top5"][key], strict=True))
-    engine = model_named(name).build(shared, **options)
-    (binding,) = engine.inputs
-    pictures = sorted((folder / "images").iterdir())
-    assert len(pictures) == 50
-    found: list[tuple[list[int], list[int]]] = []
-    with engine.create_context() as context:
-        for path in pictures:
-            (scores,) = context.run({binding.name: prepare(path)}).values()
-            # Of equal scores, and half precision has them, the last class was listed first.
-            best = np.argsort(scores.reshape(-1), kind="stable")[::-1][:5].tolist()
-            found.append((best, wanted[path.name]))
-    return found
 
 
 def test_ultraface_answers_alike_from_caffe_and_from_onnx(shared: Path) -> None:

@@ -287,11 +287,17 @@ def test_a_backend_says_what_it_has_no_code_to_fuse_and_what_it_wants_whole() ->
 
 
 def test_ops_of_several_are_made_for_a_backend_that_has_code_for_them() -> None:
-    made = {"chain": "chain-depthwise", "attention": "fuse-attention"}
-    for wanted in ((), ("chain",), ("attention",), ("attention", "chain")):
+    made = {
+        "chain": "chain-depthwise",
+        "attention": "fuse-attention",
+        "integer": "absorb-quantization",
+    }
+    for wanted in ((), ("chain",), ("attention",), ("attention", "chain"), ("integer",)):
         names = {one.name for one in pipeline(composed=wanted)}
         assert names & set(made.values()) == {made[op] for op in wanted}
-    assert [one.name for one in pipeline()] == [one.name for one in pipeline(composed=("chain",))]
+    assert [one.name for one in pipeline()] == [
+        one.name for one in pipeline(composed=("chain", "integer"))
+    ]
 
 
 def test_options_of_a_pass_are_its_fields() -> None:

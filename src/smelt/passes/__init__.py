@@ -21,6 +21,7 @@ from smelt.passes.recognize_norms import RecognizeNorms
 from smelt.passes.remove_noops import RemoveNoops
 from smelt.passes.remove_unused import RemoveUnused
 from smelt.passes.simplify_concats import SimplifyConcats
+from smelt.passes.simplify_integers import SimplifyIntegers
 from smelt.passes.sink_transposes import SinkTransposes
 
 __all__ = [
@@ -49,6 +50,7 @@ __all__ = [
     "RemoveNoops",
     "RemoveUnused",
     "SimplifyConcats",
+    "SimplifyIntegers",
     "SinkTransposes",
     "pipeline",
     "run_passes",
@@ -73,5 +75,6 @@ ALL_PASSES: tuple[type[Pass], ...] = (
     RemoveNoops,
     RemoveUnused,
     SimplifyConcats,
+    SimplifyIntegers,
     SinkTransposes,
 )

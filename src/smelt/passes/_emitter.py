@@ -11,7 +11,7 @@ from smelt.ir import Constant, FreshNames, Value, substitute
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from smelt.ir import Graph, Node, Op
+    from smelt.ir import Array, Graph, Node, Op
 
 
 class Emitter:
@@ -42,12 +42,14 @@ class Emitter:
 
     def floats(self, value: float | Sequence[float], like: Value, hint: str = "value") -> Value:
         """A constant of the element type of ``like``."""
-        array = np.asarray(value, like.tensor.dtype.numpy)
-        return self._graph.add_constant(array, self._names.make(f"{self._node.name}/{hint}"))
+        return self.array(np.asarray(value, like.tensor.dtype.numpy), hint)
 
     def integers(self, *values: int, hint: str = "sizes") -> Value:
         """A constant vector of int64."""
-        array = np.asarray(values, np.int64)
+        return self.array(np.asarray(values, np.int64), hint)
+
+    def array(self, array: Array, hint: str = "value") -> Value:
+        """A constant."""
         return self._graph.add_constant(array, self._names.make(f"{self._node.name}/{hint}"))
 
     def finish(self, result: Value) -> Node | None:

@@ -23,6 +23,7 @@ from smelt.passes.recognize_norms import RecognizeNorms
 from smelt.passes.remove_noops import RemoveNoops
 from smelt.passes.remove_unused import RemoveUnused
 from smelt.passes.simplify_concats import SimplifyConcats
+from smelt.passes.simplify_integers import SimplifyIntegers
 from smelt.passes.sink_transposes import SinkTransposes
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ DEFAULT_PIPELINE: tuple[Pass, ...] = (
     # While every tensor is still wrapped as exporters wrap it: later passes would tear that apart.
     MoveQuantization(),
     AbsorbQuantization(),
+    SimplifyIntegers(),
     RemoveUnused(),
     PushScales(),
     RemoveUnused(),
@@ -70,7 +72,11 @@ DEFAULT_PIPELINE: tuple[Pass, ...] = (
 )
 """What builds run, for engines that compute in float32, if they want every composed op."""
 
-_COMPOSED: dict[type[Pass], str] = {ChainDepthwise: "chain", FuseAttention: "attention"}
+_COMPOSED: dict[type[Pass], str] = {
+    AbsorbQuantization: "integer",
+    ChainDepthwise: "chain",
+    FuseAttention: "attention",
+}
 """The passes that make an op of several which not every backend has code for, and that op."""
 
 
@@ -79,7 +85,7 @@ def pipeline(
     *,
     never_fused: Collection[str] = (),
     kept_whole: Collection[str] = (),
-    composed: Collection[str] = ("chain",),
+    composed: Collection[str] = ("chain", "integer"),
 ) -> tuple[Pass, ...]:
     """The passes for one build.
 
@@ -88,7 +94,8 @@ def pipeline(
             and convolutions apart.
         never_fused: names of elementwise ops for which a backend has no generated code.
         kept_whole: names of ops for which a backend has code that is better than their parts.
-        composed: names of ops, each of several, that a backend has code for: "chain", "attention".
+        composed: names of ops, each of several, that a backend has code for: "chain", "attention",
+            and "integer" where products of bytes have code.
     """
     passes: list[Pass] = []
     for one in DEFAULT_PIPELINE:
@@ -97,6 +104,8 @@ def pipeline(
         match one:
             case PromoteHalf() | ChainDepthwise() if precision != "float32":
                 continue
+            case SimplifyIntegers():
+                passes.append(replace(one, kernels="integer" in composed))
             case FuseEpilogues():
                 passes.append(replace(one, excluded=tuple(sorted(never_fused))))
             case Decompose():

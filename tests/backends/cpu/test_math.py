@@ -32,10 +32,12 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
-TARGETS = [host_target()]
-if host_target().architecture == "x86_64":  # every narrower width, the last without multiply-add
-    widths = {512: ["x86-64-v3", "x86-64"], 256: ["x86-64"], 128: []}
-    TARGETS += [target_named(name) for name in widths[host_target().vector_bits]]
+NARROWER = {512: ("x86-64-v3", "x86-64"), 256: ("x86-64",), 128: ()}  # the last has no FMA
+HOST = host_target()
+TARGETS = [
+    HOST,
+    *(target_named(n) for n in NARROWER[HOST.vector_bits] if HOST.architecture == "x86_64"),
+]
 
 
 def elementwise(

@@ -103,33 +103,3 @@ def quantized_matmul(call: Call) -> list[Value]:
     b = call.emit("DequantizeLinear", *call.inputs[3:6], axis=-1)
     made = call.emit("MatMul", a, b)
     return call.emit_all("QuantizeLinear", made, *call.inputs[6:8])
-
-
-def integer_matmul(call: Call) -> list[Value]:
-    """MatMulInteger: a product in int32 of what lies above the zero points."""
-    a = _above_zero(call, 0, 2, DType.INT32, (-1, 1))
-    b = _above_zero(call, 1, 3, DType.INT32, (1, -1))
-    return call.emit_all("MatMul", a, b)
-
-
-def integer_convolution(call: Call) -> list[Value]:
-    """ConvInteger: float32 holds its sums exactly up to 2**24."""
-    x = _above_zero(call, 0, 2, DType.FLOAT32, (1,))
-    weights = call.input(1)
-    shape = (-1, *[1] * (weights.tensor.rank - 1))
-    made = convolve(call, x, _above_zero(call, 1, 3, DType.FLOAT32, shape), None)
-    return call.emit_all("Cast", made, to=DType.INT32)
-
-
-def _above_zero(
-    call: Call, index: int, zero_index: int, dtype: DType, shape: tuple[int, ...]
-) -> Value:
-    """Input ``index`` in a wider type, less its zero point; several of them have ``shape``."""
-    value = call.emit("Cast", call.input(index), to=dtype)
-    zero = call.optional(zero_index)
-    if zero is None:
-        return value
-    zero = call.emit("Cast", zero, to=dtype)
-    if zero.tensor.rank == 1 and zero.tensor.shape != (1,):
-        zero = call.emit("Reshape", zero, call.integers_value(shape))
-    return call.emit("Sub", value, zero)

@@ -21,12 +21,20 @@ def convolution(call: Call) -> list[Value]:
     return [convolve(call, call.input(0), call.input(1), call.optional(2))]
 
 
-def convolve(call: Call, x: Value, weights: Value, bias: Value | None) -> Value:
+def integer_convolution(call: Call) -> list[Value]:
+    """ConvInteger: as Conv, with zero points."""
+    zeros = call.optional(2), call.optional(3)
+    return [convolve(call, call.input(0), call.input(1), *zeros, op="ConvInteger")]
+
+
+def convolve(
+    call: Call, x: Value, weights: Value, *others: Value | None, op: str = "Conv"
+) -> Value:
     """Emit a convolution with the attributes of the call."""
     kernel = _kernel_of(call, weights)
     attributes = call.without("auto_pad", "pads", "kernel_shape")
     pads = _resolve_pads(call, x.tensor.shape[2:], kernel)
-    return call.emit("Conv", x, weights, bias, kernel_shape=kernel, pads=pads, **attributes)
+    return call.emit(op, x, weights, *others, kernel_shape=kernel, pads=pads, **attributes)
 
 
 def pooling(call: Call) -> list[Value]:

@@ -1,0 +1,103 @@
+"""Products of integers with zero points of every kind: exact, and by the kernels of bytes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import smelt
+from smelt import ops
+from smelt.interp import interpret
+from smelt.ir import Graph, clone
+from smelt.passes import pipeline, run_passes
+from smelt.types import DType, TensorType
+from tests.support.real_models import reference_steps
+
+if TYPE_CHECKING:
+    from smelt.ir import Op
+
+Array = np.ndarray[Any, Any]
+
+_OPS: dict[str, tuple[Op, tuple[int, ...], tuple[int, ...]]] = {
+    "product": (ops.MatMulInteger(), (5, 70), (70, 19)),
+    "stack": (ops.MatMulInteger(), (2, 3, 40), (40, 19)),
+    "padded": (ops.ConvInteger((3, 3), pads=(1, 1, 1, 1)), (2, 9, 7, 7), (20, 9, 3, 3)),
+    "bare": (ops.ConvInteger((2, 2), (2, 2)), (1, 9, 7, 7), (20, 9, 2, 2)),
+    "depthwise": (
+        ops.ConvInteger((3, 3), pads=(1, 1, 1, 1), group=20),
+        (1, 20, 7, 7),
+        (20, 1, 3, 3),
+    ),
+}
+
+
+def _integers(seed: int, kind: Any, *shape: int) -> Array:
+    limits = np.iinfo(kind)
+    random = np.random.default_rng(seed)
+    return random.integers(limits.min, limits.max, shape, endpoint=True).astype(kind)
+
+
+def _network(
+    what: str, kinds: tuple[Any, Any], x_zero: str, w_zero: str, *, constant: bool = True
+) -> tuple[Graph, dict[str, Array]]:
+    """The product as a network; zero points are "none", "constant", "varying" or "each"."""
+    op, x_shape, w_shape = _OPS[what]
+    graph, given = Graph("integers"), dict[str, Array]()
+
+    def add(name: str, array: Array, *, fixed: bool) -> Any:
+        if fixed:
+            return graph.add_constant(array, name)
+        given[name] = array
+        return graph.add_input(name, TensorType(DType.from_numpy(array.dtype), array.shape))
+
+    x = add("x", _integers(1, kinds[0], *x_shape), fixed=False)
+    weights = add("w", _integers(2, kinds[1], *w_shape), fixed=constant)
+    filters = w_shape[0] if isinstance(op, ops.ConvInteger) else w_shape[1]
+    zeros = [
+        None
+        if how == "none"
+        else add(
+            name,
+            _integers(3, kind, *([filters] if how == "each" else [])),
+            fixed=how != "varying",
+        )
+        for name, kind, how in (("xz", kinds[0], x_zero), ("wz", kinds[1], w_zero))
+    ]
+    graph.outputs = [graph.add(op, x, weights, *zeros, name="y").output]
+    return graph, given
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize("w_zero", ["none", "constant", "each"])
+@pytest.mark.parametrize("x_zero", ["none", "constant", "varying"])
+@pytest.mark.parametrize("kinds", [(np.uint8, np.int8), (np.int8, np.uint8)])
+@pytest.mark.parametrize("what", _OPS)
+def test_the_passes_keep_every_sum(
+    what: str, kinds: tuple[Any, Any], x_zero: str, w_zero: str, kernels: bool
+) -> None:
+    graph, given = _network(what, kinds, x_zero, w_zero)
+    made = clone(graph)
+    run_passes(made, pipeline(composed=["integer"] if kernels else []))
+    np.testing.assert_array_equal(interpret(made, given)["y"], interpret(graph, given)["y"])
+
+
+@pytest.mark.parametrize("x_zero", ["constant", "varying"])
+@pytest.mark.parametrize("what", _OPS)
+def test_they_are_computed_by_kernels_exactly(what: str, x_zero: str) -> None:
+    graph, given = _network(what, (np.uint8, np.uint8), x_zero, "each")
+    engine = smelt.build(clone(graph), tune="none")
+    assert reference_steps(engine) == []
+    with engine.create_context() as context:
+        made = context.run(given)["y"]
+    np.testing.assert_array_equal(made, interpret(graph, given)["y"])
+
+
+def test_short_sums_of_weights_that_vary_need_no_reference_either() -> None:
+    graph, given = _network("product", (np.uint8, np.int8), "varying", "varying", constant=False)
+    engine = smelt.build(clone(graph), tune="none")
+    assert reference_steps(engine) == []
+    with engine.create_context() as context:
+        made = context.run(given)["y"]
+    np.testing.assert_array_equal(made, interpret(graph, given)["y"])
