@@ -1,8 +1,8 @@
 """Which op of ONNX, from which version on, is brought to smelt's ops in which way.
 
 An op that stands here under no version, but has a class of its name in ``smelt.ops``, means the
-same in every version that is read: it goes over as it is. What has no class either is expanded
-where ONNX defines it by other ops.
+same in every version that is read: it goes over as it is. What has no class either, or only one
+that is a part of it, is expanded where ONNX defines it by other ops.
 """
 
 from __future__ import annotations
@@ -87,6 +87,9 @@ RULES: Final[Mapping[str, Mapping[int, Converter]]] = {
     "Upsample": {1: shapes.upsample_of_attribute, 9: shapes.upsample},
 }
 
+_EXPANDED: Final = frozenset({"Attention"})
+"""Ops of ONNX that have a class of their name, which is only a part of what they are."""
+
 
 def custom_rule(domain: str, op_type: str) -> Converter | None:
     """How an op of another domain becomes a registered one: ``domain.OpType`` or ``OpType``."""
@@ -109,4 +112,4 @@ def rule_for(op_type: str, version: int) -> Converter | None:
     versions = RULES.get(op_type)
     if versions is not None:
         return versions[max(since for since in versions if since <= version)]
-    return direct if op_type in op_classes() else None
+    return direct if op_type in op_classes() and op_type not in _EXPANDED else None
