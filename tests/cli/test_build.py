@@ -49,8 +49,8 @@ def test_an_engine_for_gpus_needs_none(smelt: Smelt, tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="not installed: smelt[cuda-build]")
     model, path = tmp_path / "model.onnx", tmp_path / "m.engine"
     save_model(two_inputs_model(), model)
-    options = ("--device", "cuda:sm_90", "--precision", "float16", "--tune", "none")
-    options += ("--shape", "a=4x6", "--shape", "b=4x4")
+    options = ["--device", "cuda:sm_90", "--precision", "float16", "--tune", "none"]
+    options += ["--shape", "a=4x6", "--shape", "b=4x4"]
     told = smelt("build", model, "-o", path, *options, "--json").json
     assert told["device"] == "cuda"
     shown = smelt("inspect", path, "--json").json
