@@ -9,6 +9,8 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING, Final
 
+from smelt.types import evaluate_dim, symbols_of
+
 if TYPE_CHECKING:
     from smelt.ir import Node, Value
     from smelt.types import Dim
@@ -19,8 +21,8 @@ _GUESSED_EXTENT: Final = 8
 
 
 def guess(extent: Dim) -> int:
-    """The extent, or a guess where it is a symbol."""
-    return extent if isinstance(extent, int) else _GUESSED_EXTENT
+    """The extent, or a guess where it depends on symbols."""
+    return evaluate_dim(extent, dict.fromkeys(symbols_of(extent), _GUESSED_EXTENT))
 
 
 def count_of(value: Value) -> int:

@@ -9,9 +9,10 @@ from smelt.backends._base import Family, Operands, Refusal, Tactic
 from smelt.backends._fusion import root_of
 from smelt.backends._nodes import value_of, view_of
 from smelt.backends._scalars import Scalars
-from smelt.backends.cuda._costs import memory_seconds
+from smelt.backends.cuda._costs import count_of, guess, memory_seconds
 from smelt.backends.cuda._elementwise import write_stages
-from smelt.backends.cuda._source import Source, operand_parameters
+from smelt.backends.cuda._pointwise import side_of
+from smelt.backends.cuda._source import LANGUAGE_TYPES, Source, operand_parameters
 from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda.families._epilogue import (
     FLOATS,
@@ -27,15 +28,17 @@ from smelt.types import DType, Layout, TensorFormat, ceil_div, element_count, ov
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from smelt.engine import Json, Step
+    from smelt.engine import Json, Step, View
     from smelt.ir import Node
 
-_BLOCK: Final = 256
+_SIZES: Final = ((512, 2), (1024, 4), (2048, 4))
+"""Elements of a program's results, and its warps."""
+_UNROLLED_TAPS: Final = 16
 _LEAST: Final = {DType.INT8: "-128", DType.UINT8: "0"}
 
 
 class PoolFamily(Family[CudaTarget]):
-    """A block of results, channels fastest, each walking its own window."""
+    """A program does a few places of the result, with many channels of each."""
 
     name: ClassVar[str] = "pool"
     narrow: ClassVar[bool] = True
@@ -54,7 +57,12 @@ class PoolFamily(Family[CudaTarget]):
             return
         image = TensorFormat(kind, Layout.CHANNELS_LAST)
         inputs = (image, *epilogue.formats)
-        yield Tactic(self.name, (), inputs, (image,), cost_hint=memory_seconds(node))
+        seconds, total = memory_seconds(node), count_of(node.output)
+        for number, (elements, warps) in enumerate(_SIZES):
+            if number == 0 or total >= elements * target.multiprocessors:
+                cost = seconds * (1 - 0.01 * number)
+                options = parameters(elements=elements, warps=warps)
+                yield Tactic(self.name, options, inputs, (image,), cost_hint=cost)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
@@ -63,38 +71,33 @@ class PoolFamily(Family[CudaTarget]):
         extras = extra_views(node, operands)
         views = [x, *(view for view, _ in extras), out]
         scalars = Scalars()
+        options: dict[str, Any] = dict(tactic.parameters)
         rank = len(out.shape)
         strides = [strides for _, strides in extras] + [out.strides]
         axes = tuple(
             scalars.all_json((out.shape[a], x.strides[a], *(s[a] for s in strides)))
             for a in (0, *range(2, rank), 1)
         )
-        windows = tuple(
-            (
-                root.kernel_shape[a],
-                root.strides[a],
-                root.dilations[a],
-                *root.pad_pairs[a],
-                *scalars.all_json((x.shape[2 + a], x.strides[2 + a])),
-            )
-            for a in range(rank - 2)
-        )
-        total = element_count(out.shape)
+        channels = out.shape[1]
+        places = element_count((out.shape[0], *out.shape[2:]))
+        across = side_of(guess(channels), options["elements"] // 2)
+        along = max(1, options["elements"] // across)
         spec = KernelSpec(
             self.name,
             parameters(
                 axes=axes,
-                windows=windows,
-                total=scalars.json(total),
+                windows=_windows(root, x, scalars),
+                places=scalars.json(places),
+                tile=(along, across),
                 is_mean=isinstance(root, AveragePool),
                 include_pad=isinstance(root, AveragePool) and root.count_include_pad,
                 stages=planned_epilogue(node, Layout.CHANNELS_LAST).stages,
-                warps=4,
+                warps=options["warps"],
                 pipeline=1,
                 **operand_parameters(views, len(scalars.values)),
             ),
         )
-        chunks = ceil_div(total, _BLOCK)
+        chunks = ceil_div(places, along) * ceil_div(channels, across)
         return (Launch(spec, tuple(views), (len(views) - 1,), scalars.values, chunks),)
 
     @override
@@ -103,43 +106,70 @@ class PoolFamily(Family[CudaTarget]):
         return _Writer(kernel).write()
 
 
+def _windows(root: MaxPool | AveragePool, x: View, scalars: Scalars) -> tuple[Json, ...]:
+    """Of each axis: taps, step, dilation, padding before and after, and the input's axis."""
+    return tuple(
+        (
+            root.kernel_shape[a],
+            root.strides[a],
+            root.dilations[a],
+            *root.pad_pairs[a],
+            *scalars.all_json((x.shape[2 + a], x.strides[2 + a])),
+        )
+        for a in range(len(x.shape) - 2)
+    )
+
+
 class _Writer:
     def __init__(self, kernel: KernelSpec) -> None:
         self.k = kernel
         self.s = Source(kernel)
         self.axes: Any = kernel["axes"]
         self.windows: Any = kernel["windows"]
-        self.names = ["n", *(f"d{a}" for a in range(len(self.windows))), "c"]
+        self.along, self.across = kernel["tile"]
+        self.names = ["n", *(f"d{a}" for a in range(len(self.windows)))]
 
     def write(self) -> str:
         s = self.s
-        s.line(f"i = tl.program_id(0).to(tl.int64) * {_BLOCK} + tl.arange(0, {_BLOCK})")
-        s.line(f"m = i < {s.extent(self.k['total'])}")
-        s.unravel("i", [axis[0] for axis in self.axes], self.names)
-        for a, (_, step, _, before, *_) in enumerate(self.windows):
-            s.line(f"at{a} = d{a} * {step} - {before}")
-        ends = [(self.names[0], self.axes[0][1]), ("c", self.axes[-1][1])]
-        s.line(f"base = {s.sum_of(*ends)}")
+        self.find_tile()
         kind = s.dtypes[0]
-        is_float = kind in FLOATS
         neutral = "0.0" if self.k["is_mean"] else _LEAST.get(kind, "float('-inf')")
-        zeros = "tl.float32" if is_float else "tl.int32"
-        s.line(f"acc = tl.full([{_BLOCK}], {neutral}, {zeros})")
-        s.line(f"count = tl.zeros([{_BLOCK}], tl.int32)")
-        with s.block(f"for tap in range(0, {math.prod(w[0] for w in self.windows)}):"):
+        held = "tl.float32" if self.k["is_mean"] else LANGUAGE_TYPES[kind]
+        s.line(f"acc = tl.full([{self.along}, {self.across}], {neutral}, {held})")
+        s.line(f"count = tl.zeros([{self.along}], tl.int32)")
+        taps = math.prod(w[0] for w in self.windows)
+        loop = "tl.static_range" if taps <= _UNROLLED_TAPS else "range"
+        with s.block(f"for tap in {loop}(0, {taps}):"):
             self.take_tap(neutral)
-        s.line("v = acc / count" if self.k["is_mean"] else "v = acc")
+        widened = "acc.to(tl.float32)" if kind in FLOATS else "acc.to(tl.int32)"
+        s.line("v = acc / count[:, None]" if self.k["is_mean"] else f"v = {widened}")
         read = s.reading(1, self.place, "m")
         result = write_stages(s.line, self.k["stages"], read, ["v"])
         last = len(s.dtypes) - 1
         s.store(last, self.place(last), result, "m")
         return s.text()
 
+    def find_tile(self) -> None:
+        s = self.s
+        channels, places = self.axes[-1][0], self.k["places"]
+        stretches = f"(({s.extent(channels)} + {self.across - 1}) // {self.across})"
+        s.line("program = tl.program_id(0).to(tl.int64)")
+        s.line(f"c = (program % {stretches}) * {self.across} + tl.arange(0, {self.across})")
+        s.line(f"i = (program // {stretches}) * {self.along} + tl.arange(0, {self.along})")
+        s.line(f"c_ok = (c < {s.extent(channels)})[None, :]")
+        s.line(f"i_ok = i < {s.extent(places)}")
+        s.line("m = i_ok[:, None] & c_ok")
+        s.unravel("i", [axis[0] for axis in self.axes[:-1]], self.names)
+        for a, (_, step, _, before, *_) in enumerate(self.windows):
+            s.line(f"at{a} = d{a} * {step} - {before}")
+        s.line(f"base = {s.sum_of(('n', self.axes[0][1]))}")
+        s.line(f"channel = {s.sum_of(('c', self.axes[-1][1]))}")
+
     def take_tap(self, neutral: str) -> None:
         s = self.s
         taps = [f"t{a}" for a in range(len(self.windows))]
         s.unravel("tap", [w[0] for w in self.windows], taps)
-        inside, counted, terms = ["m"], ["m"], list[tuple[str, "Json"]]()
+        inside, counted, terms = ["i_ok"], ["i_ok"], list[tuple[str, "Json"]]()
         for a, (_, _, dilation, before, after, extent, stride) in enumerate(self.windows):
             end = s.extent(extent)
             s.line(f"h{a} = at{a} + t{a} * {dilation}")
@@ -147,14 +177,17 @@ class _Writer:
             counted.append(f"(h{a} >= -{before}) & (h{a} < {end} + {after})")
             terms.append((f"h{a}", stride))
         s.line(f"ok = {' & '.join(inside)}")
-        offset = f"base + {s.sum_of(*terms)}"
+        offset = f"(base + {s.sum_of(*terms)})[:, None] + channel[None, :]"
+        x = f"tl.load(p0 + ({offset}), mask=ok[:, None] & c_ok, other={neutral})"
         if not self.k["is_mean"]:
             nan = ", propagate_nan=tl.PropagateNan.ALL" if s.dtypes[0] in FLOATS else ""
-            s.line(f"acc = tl.maximum(acc, {s.load(0, offset, 'ok', neutral)}{nan})")
+            s.line(f"acc = tl.maximum(acc, {x}{nan})")
             return
-        s.line(f"acc += {s.load(0, offset, 'ok', neutral)}")
+        s.line(f"acc += {x}.to(tl.float32)")
         which = " & ".join(counted) if self.k["include_pad"] else "ok"
         s.line(f"count += ({which}).to(tl.int32)")
 
     def place(self, operand: int) -> str:
-        return f"i * 0 + {self.s.offset(self.names, self.axes, operand)}"
+        along = f"i * 0 + {self.s.offset(self.names, self.axes[:-1], operand)}"
+        across = f"c * 0 + {self.s.sum_of(('c', self.axes[-1][1 + operand]))}"
+        return f"({along})[:, None] + ({across})[None, :]"

@@ -1,22 +1,29 @@
 """Softmax, normalisations and reductions: rows of elements, walked once for each thing to know.
 
 A program does a few rows. Rows that fit in registers are read once; longer ones are read again in
-each pass. Sums have a fixed order.
+each pass. Sums have a fixed order. Several sizes of programs are offered: few rows want small ones.
 """
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 from smelt.backends._axes import Axis, broadcast_strides, join_axes, sort_axes
 from smelt.backends._base import Family, Operands, Refusal, Tactic
+from smelt.backends._fusion import root_of
 from smelt.backends._nodes import value_of, view_of
 from smelt.backends._scalars import Scalars
-from smelt.backends.cuda._costs import memory_seconds
-from smelt.backends.cuda._elementwise import literal
+from smelt.backends.cuda._costs import LAUNCH_SECONDS, guess, memory_seconds
+from smelt.backends.cuda._elementwise import literal, write_stages
 from smelt.backends.cuda._source import Source, operand_parameters
 from smelt.backends.cuda._target import CudaTarget
-from smelt.backends.cuda.families._epilogue import FLOATS
+from smelt.backends.cuda.families._epilogue import (
+    FLOATS,
+    extra_views,
+    plan_epilogue,
+    planned_epilogue,
+)
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.ops import (
     GlobalAveragePool,
@@ -31,13 +38,18 @@ from smelt.types import Layout, TensorFormat, ceil_div, element_count, override
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from smelt.engine import Step, View
+    from smelt.engine import Parameters, Step
     from smelt.ir import Node, Op
     from smelt.types import Dim
 
 _MOST_COLUMNS: Final = 4096
-_ELEMENTS: Final = 4096
-"""Elements that a program holds in registers."""
+_SIZES: Final = ((512, 1), (1024, 2), (2048, 4), (4096, 4), (4096, 8))
+"""Elements that a program holds in registers, and its warps."""
+_KEPT: Final = 3
+_TURN_SECONDS: Final = 1.2e-6
+"""What a program takes beside moving its memory: sums across lanes and warps, divisions."""
+_RESIDENT_WARPS: Final = 32
+"""Warps that a multiprocessor surely runs at a time."""
 _GUESSED_COLUMNS: Final = 1024
 _REDUCTIONS: Final = {
     "global_average_pool": ("sum", "{x}", "{t} / {n}"),
@@ -68,54 +80,62 @@ class RowsFamily(Family[CudaTarget]):
 
     @override
     def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
-        op = node.op
+        op, count = root_of(node)
         if not (_is_soft(op) or _is_norm(op) or op.name in _REDUCTIONS):
             return
-        if reason := _why_not(node):
-            yield Refusal(self.name, reason)
-            return
-        kind = value_of(node, 0).tensor
-        out = node.output.tensor
+        kind, out = value_of(node, 0).tensor, node.output.tensor
         layouts = [Layout.LINEAR]
         if kind.rank >= 3 and out.rank == kind.rank and not _is_norm(op):
             layouts.append(Layout.CHANNELS_LAST)
         for layout in layouts:
+            epilogue = plan_epilogue(node, layout)
+            reason = _why_not(node) or (epilogue if isinstance(epilogue, str) else None)
+            if reason or isinstance(epilogue, str):
+                yield Refusal(self.name, str(reason))
+                return
             others = [
                 None if v is None or op.name in _REDUCTIONS else _linear(v.tensor.dtype)
-                for v in node.inputs[1:]
+                for v in node.inputs[1:count]
             ]
-            inputs = (TensorFormat(kind.dtype, layout), *others)
+            inputs = (TensorFormat(kind.dtype, layout), *others, *epilogue.formats)
             output = TensorFormat(out.dtype, layout)
-            yield Tactic(self.name, (), inputs, (output,), cost_hint=memory_seconds(node))
+            for options, seconds in _options(node, target):
+                yield Tactic(self.name, options, inputs, (output,), cost_hint=seconds)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
         x, out = view_of(operands, 0), operands.outputs[0]
-        extras = [v for v in operands.inputs[1:] if v is not None]
-        views = [x, *extras, out]
+        op, count = root_of(node)
+        own = [v for v in operands.inputs[1:count] if v is not None]
+        extras = extra_views(node, operands)
+        views = [x, *own, *(view for view, _ in extras), out]
         inner = _inner_axes(node)
-        strides = [broadcast_strides(v, x.shape) for v in extras]
-        strides = [x.strides, *strides, _result_strides(node, out, inner)]
+        strides = [broadcast_strides(v, x.shape) for v in own]
+        results = [_result_strides(node, found, inner) for _, found in extras]
+        strides = [x.strides, *strides, *results, _result_strides(node, out.strides, inner)]
         outer = [a for a in range(len(x.shape)) if a not in inner]
         along = _axes(x.shape, strides, inner)
         others = _axes(x.shape, strides, outer)
         scalars = Scalars()
         length = element_count(tuple(x.shape[a] for a in inner))
         rows = element_count(tuple(x.shape[a] for a in outer))
-        known = length if isinstance(length, int) else _GUESSED_COLUMNS
-        columns = min(_MOST_COLUMNS, max(16, 1 << max(0, known - 1).bit_length()))
-        block = max(1, _ELEMENTS // columns)
+        options: dict[str, Any] = dict(tactic.parameters)
+        columns = _columns(length)
+        block = max(1, options["elements"] // columns)
+        layout = tactic.outputs[0].layout
         spec = KernelSpec(
             self.name,
             parameters(
-                op=node.op.name,
+                op=op.name,
+                own=len(own),
                 along=tuple(a.json(scalars) for a in along),
                 others=tuple(a.json(scalars) for a in others),
                 length=scalars.json(length),
                 rows=scalars.json(rows),
                 tile=(block, columns),
-                epsilon=float(getattr(node.op, "epsilon", 0.0)),
-                warps=4,
+                epsilon=float(getattr(op, "epsilon", 0.0)),
+                stages=planned_epilogue(node, layout).stages,
+                warps=options["warps"],
                 pipeline=1,
                 **operand_parameters(views, len(scalars.values)),
             ),
@@ -127,6 +147,33 @@ class RowsFamily(Family[CudaTarget]):
     def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
         del target
         return _Writer(kernel).write()
+
+
+def _options(node: Node, target: CudaTarget) -> list[tuple[Parameters, float]]:
+    """The most promising sizes of a program, with estimated seconds, best first."""
+    shape = value_of(node, 0).tensor.shape
+    length = prod(guess(shape[a]) for a in _inner_axes(node))
+    rows = prod(guess(extent) for extent in shape) // max(1, length)
+    columns = _columns(length)
+    found: dict[tuple[int, int], tuple[float, Parameters]] = {}
+    for elements, warps in _SIZES:
+        block = max(1, elements // columns)
+        if block * columns > 2 * elements and length > columns:
+            continue
+        programs = -(-rows // block)
+        waves = -(-programs * warps // (_RESIDENT_WARPS * target.multiprocessors))
+        each = _TURN_SECONDS * -(-length // columns) * block * columns / (warps * 512)
+        seconds = max(memory_seconds(node), LAUNCH_SECONDS + waves * each)
+        options = parameters(elements=elements, warps=warps)
+        found.setdefault((block, warps), (seconds * (1 + 0.01 * len(found)), options))
+    best = sorted(found.values(), key=lambda pair: pair[0])[:_KEPT]
+    return [(options, seconds) for seconds, options in best]
+
+
+def _columns(length: Dim) -> int:
+    """Elements of a row that a program has at a time."""
+    known = length if isinstance(length, int) else _GUESSED_COLUMNS
+    return min(_MOST_COLUMNS, max(16, 1 << max(0, known - 1).bit_length()))
 
 
 def _linear(dtype: Any) -> TensorFormat:
@@ -142,12 +189,13 @@ def _is_norm(op: Op) -> bool:
 
 
 def _why_not(node: Node) -> str | None:
+    op, count = root_of(node)
     kind = value_of(node, 0).tensor
     if kind.dtype not in FLOATS:
         return f"{kind.dtype.value} is not generated"
     if kind.rank == 0 or len(node.outputs) > 1:
         return "only one result, of a tensor with axes, is generated"
-    listed = node.inputs[1] if node.op.name in _REDUCTIONS and len(node.inputs) > 1 else None
+    listed = node.inputs[1] if op.name in _REDUCTIONS and count > 1 else None
     if listed is not None and listed.constant is None:
         return f"the axes {listed.name} are not constant"
     return None
@@ -155,28 +203,28 @@ def _why_not(node: Node) -> str | None:
 
 def _inner_axes(node: Node) -> tuple[int, ...]:
     """The axes that a row runs along."""
-    op, rank = node.op, value_of(node, 0).tensor.rank
+    (op, count), rank = root_of(node), value_of(node, 0).tensor.rank
     if isinstance(op, Softmax | LogSoftmax):
         return (op.axis % rank,)
     if isinstance(op, LayerNormalization | RMSNormalization):
         return tuple(range(op.axis % rank, rank))
     if isinstance(op, GlobalAveragePool | GlobalMaxPool):
         return tuple(range(2, rank))
-    listed = node.inputs[1] if len(node.inputs) > 1 else None
+    listed = node.inputs[1] if count > 1 else None
     constant = None if listed is None else listed.constant
     axes = None if constant is None else tuple(int(a) for a in constant.array)
     found: tuple[int, ...] = cast("Any", op).axes(rank, axes)  # every reduction's
     return found
 
 
-def _result_strides(node: Node, out: View, inner: Sequence[int]) -> tuple[Dim, ...]:
-    """Along the input's axes; 0 along those that the result has no more."""
-    rank = value_of(node, 0).tensor.rank
-    if _is_soft(node.op) or _is_norm(node.op):
-        return out.strides
-    if len(out.shape) == rank:
-        return tuple(0 if a in inner else s for a, s in enumerate(out.strides))
-    left = iter(out.strides)
+def _result_strides(node: Node, strides: tuple[Dim, ...], inner: Sequence[int]) -> tuple[Dim, ...]:
+    """A result's strides along the input's axes; 0 along those that it has no more."""
+    op, rank = root_of(node)[0], value_of(node, 0).tensor.rank
+    if _is_soft(op) or _is_norm(op):
+        return strides
+    if len(strides) == rank:
+        return tuple(0 if a in inner else s for a, s in enumerate(strides))
+    left = iter(strides)
     return tuple(0 if a in inner else next(left) for a in range(rank))
 
 
@@ -194,13 +242,14 @@ class _Writer:
         self.along: Any = kernel["along"]
         self.others: Any = kernel["others"]
         self.block, self.columns = kernel["tile"]
+        self.own: int = kernel["own"]
         length = kernel["length"]
         self.fits = isinstance(length, int) and length <= self.columns
         self.length = self.s.extent(length)
 
     def write(self) -> str:
         s, op = self.s, self.k["op"]
-        s.line(f"row = tl.program_id(0) * {self.block} + tl.arange(0, {self.block})")
+        s.line(f"row = tl.program_id(0).to(tl.int64) * {self.block} + tl.arange(0, {self.block})")
         s.line(f"row_ok = row < {s.extent(self.k['rows'])}")
         names = [f"r{n}" for n in range(len(self.others))]
         s.unravel("row", [axis[0] for axis in self.others], names)
@@ -227,7 +276,9 @@ class _Writer:
         s.unravel("j", [axis[0] for axis in self.along], names)
         for operand in range(len(s.dtypes)):
             along = s.offset(names, self.along, operand)
-            s.line(f"at{operand} = base{operand}[:, None] + (j * 0 + {along})[None, :]")
+            if all(axis[1 + operand] == 0 for axis in self.along):
+                along = "j * 0"
+            s.line(f"at{operand} = base{operand}[:, None] + ({along})[None, :]")
 
     def read(self, operand: int) -> str:
         return self.s.load(operand, f"at{operand}", "ok", "0.0")
@@ -251,15 +302,15 @@ class _Writer:
             s.line("strange = tl.max((part != part).to(tl.int32), axis=1)")
             s.line(f"{name} = tl.where(strange > 0, float('nan'), {name})")
 
-    def write_row(self, value: str, extras: int = 0) -> None:
+    def write_row(self, value: str) -> None:
         """Write an expression of ``x`` for every element of each row."""
         s = self.s
         last = len(s.dtypes) - 1
 
         def emit() -> None:
-            for extra in range(extras):
-                s.line(f"e{extra} = {self.read(1 + extra)}")
-            s.store(last, f"at{last}", value, "ok")
+            for own in range(self.own):
+                s.line(f"e{own} = {self.read(1 + own)}")
+            s.store(last, f"at{last}", self.finished(value, "at", "ok"), "ok")
 
         if self.fits:
             emit()
@@ -268,6 +319,15 @@ class _Writer:
             self.step_to("number")
             s.line(f"x = {self.read(0)}")
             emit()
+
+    def finished(self, value: str, place: str, mask: str) -> str:
+        """The variable of a result behind the epilogue, whose operands lie at ``place``."""
+        if not self.k["stages"]:
+            return value
+        s = self.s
+        s.line(f"result = {value}")
+        read = s.reading(1 + self.own, lambda operand: f"{place}{operand}", mask)
+        return write_stages(s.line, self.k["stages"], read, ["result"])
 
     def stretches(self) -> str:
         return f"({self.length} + {self.columns - 1}) // {self.columns}"
@@ -279,7 +339,8 @@ class _Writer:
         self.fold("total", fold, element.format(x="x"))
         last = len(s.dtypes) - 1
         count = f"({self.length} * 1.0)"
-        s.store(last, f"base{last}", result.format(t="total", n=count), "row_ok")
+        value = self.finished(result.format(t="total", n=count), "base", "row_ok")
+        s.store(last, f"base{last}", value, "row_ok")
 
     def soften(self) -> None:
         s = self.s
@@ -293,7 +354,6 @@ class _Writer:
 
     def normalise(self) -> None:
         s = self.s
-        extras = len(s.dtypes) - 2
         epsilon = literal(self.k["epsilon"])
         count = f"({self.length} * 1.0)"
         if self.k["op"] == "layer_normalization":
@@ -304,6 +364,6 @@ class _Writer:
         self.fold("energy", "sum", "(x - mean[:, None]) * (x - mean[:, None])")
         s.line(f"scale = 1.0 / tl.sqrt(energy / {count} + {epsilon})")
         value = "(x - mean[:, None]) * scale[:, None]"
-        value += " * e0" if extras > 0 else ""
-        value += " + e1" if extras > 1 else ""
-        self.write_row(value, extras)
+        value += " * e0" if self.own > 0 else ""
+        value += " + e1" if self.own > 1 else ""
+        self.write_row(value)
