@@ -154,10 +154,21 @@ def test_a_build_for_gpus_loads_no_llvm() -> None:
 @needs_triton
 def test_tf32_must_be_asked_for() -> None:
     exact = open_toolchain("cuda:sm_90")
-    assert not exact.fingerprint.features
     asked = open_toolchain("cuda:sm_90", allows_tf32=True)
-    assert asked.fingerprint.features == ("tf32",)
+    assert set(asked.fingerprint.features) - set(exact.fingerprint.features) == {"tf32"}
     assert toolchain_of(asked.fingerprint).target == asked.target
+
+
+@needs_triton
+@pytest.mark.parametrize("size", ["multiprocessors=", "multiprocessors=1e3", "multiprocessors=-1"])
+def test_a_fingerprint_that_no_build_writes_is_refused(size: str) -> None:
+    fingerprint = open_toolchain("cuda:sm_90").fingerprint
+    for features in ((size,), (), fingerprint.features * 2):
+        with pytest.raises(EngineFormatError, match="how large a GPU"):
+            toolchain_of(replace(fingerprint, features=features))
+    many = ",".join(f"sm_{number}" for number in range(80, 99))
+    with pytest.raises(UnsupportedError, match="give fewer"):
+        toolchain_of(replace(fingerprint, architecture=many))
 
 
 # ---- which device

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from smelt.backends import CodeCache, CodeImage
 from smelt.backends.cuda import CudaBackend, generator_edition, target_named
+from smelt.builder._options import TF32
 from smelt.builder._toolchain import Toolchain
 from smelt.devices.cuda import ABI_VERSION, cuda_device
 from smelt.engine import VERSION, Fingerprint
-from smelt.errors import DeviceError, MissingExtraError
+from smelt.errors import DeviceError, EngineFormatError, MissingExtraError
 from smelt.tuner import HintTimer
 from smelt.types import override
 
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     from smelt.engine import KernelSpec
     from smelt.tuner import Choice, Timer
     from smelt.types import DType
+
+
+_SIZE: Final = "multiprocessors="
 
 
 class CudaToolchain(Toolchain):
@@ -53,7 +58,7 @@ class CudaToolchain(Toolchain):
         return Fingerprint(
             device="cuda",
             architecture=self.target.architecture,
-            features=("tf32",) if self.target.allows_tf32 else (),
+            features=_features(self.target),
             system="any",
             abi=ABI_VERSION,
             version=VERSION,
@@ -102,8 +107,23 @@ def open_toolchain(kind: str, detail: str, *, allows_tf32: bool) -> CudaToolchai
     return CudaToolchain(target, index)
 
 
+def _features(target: CudaTarget) -> tuple[str, ...]:
+    """What decides which tactics a target has, beside its architecture."""
+    size = f"{_SIZE}{target.multiprocessors}"
+    return (size, TF32) if target.allows_tf32 else (size,)
+
+
 def toolchain_of(fingerprint: Fingerprint) -> CudaToolchain:
-    """The toolchain for an engine's architectures."""
+    """The toolchain that made an engine.
+
+    Raises:
+        EngineFormatError: the fingerprint is none that a build writes.
+    """
     target = target_named(fingerprint.architecture)
-    allows_tf32 = "tf32" in fingerprint.features
-    return CudaToolchain(dataclasses.replace(target, allows_tf32=allows_tf32))
+    sizes = [f.removeprefix(_SIZE) for f in fingerprint.features if f.startswith(_SIZE)]
+    if len(sizes) != 1 or not re.fullmatch(r"[1-9][0-9]{0,4}", sizes[0]):
+        raise EngineFormatError("the engine does not say for how large a GPU it was tuned")
+    target = dataclasses.replace(
+        target, multiprocessors=int(sizes[0]), allows_tf32=TF32 in fingerprint.features
+    )
+    return CudaToolchain(target)

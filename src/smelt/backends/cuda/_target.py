@@ -11,6 +11,7 @@ from smelt.types import DType
 
 _NAME: Final = re.compile(r"sm_(\d{2,3})a?")
 _OLDEST: Final = 75
+_MOST_PARTS: Final = 16
 _FIRST_WITH_BFLOAT16: Final = 80
 _SHARED_BYTES: Final = {75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 120: 99 << 10}
 _LARGE_SHARED_BYTES: Final = 227 << 10
@@ -70,7 +71,10 @@ def target_named(name: str) -> CudaTarget:
     Raises:
         UnsupportedError: there is no such name, or one is older than the kernels.
     """
-    numbers = sorted({_capability(part.strip()) for part in name.split(",")})
+    parts = name.split(",")
+    if len(parts) > _MOST_PARTS:
+        raise UnsupportedError(f"{len(parts)} GPU architectures for one engine; give fewer")
+    numbers = sorted({_capability(part.strip()) for part in parts})
     return CudaTarget(numbers[0], newer=tuple(numbers[1:]))
 
 
