@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks.support.models import ROOT, load_inputs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -253,12 +253,20 @@ def known_engines(names: list[str]) -> list[str]:
     return names
 
 
-def saved_engine(job: Job, inputs: Mapping[str, Array]) -> Path | None:
-    """Return where our engine for a job is kept: it is another for another smelt or model."""
+def saved_engine(
+    job: Job, inputs: Mapping[str, Array], sources: Sequence[Path] | None = None
+) -> Path | None:
+    """Return where an engine for a job is kept: it is another for another model.
+
+    Args:
+        job: what it is for.
+        inputs: they have its shapes.
+        sources: files that make it; None for all of smelt.
+    """
     if not job.saved:
         return None
     digest = hashlib.sha256(Path(job.file).read_bytes())
-    for file in sorted((ROOT / "src").rglob("*.py")):
+    for file in sorted((ROOT / "src").rglob("*.py")) if sources is None else sources:
         digest.update(file.read_bytes())
     shapes = [(name, array.shape) for name, array in inputs.items()]
     digest.update(f"{shapes} {job.tune}".encode())
@@ -269,23 +277,33 @@ def saved_engine(job: Job, inputs: Mapping[str, Array]) -> Path | None:
 # ---- in a worker
 
 
-def serve(name: str) -> None:
-    """Be one engine's worker: one command on each line of the input, one reply to each."""
+def serve(
+    name: str,
+    engines: Mapping[str, Callable[[Job, Mapping[str, Array]], Any]] | None = None,
+    turn: Callable[[Any, float, int], object] | None = None,
+) -> None:
+    """Be one engine's worker: one command on each line of the input, one reply to each.
+
+    Args:
+        name: which engine.
+        engines: all that there are; None for those on the CPU.
+        turn: runs one for some seconds after some calls that do not count, and tells the times.
+    """
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what libraries print must not get among the replies
-    engine: Engine | None = None
+    made: Any = None
     for line in sys.stdin:
         command = json.loads(line)
         reply: object = None
         if "job" in command:
-            engine = None  # the old one goes before the new one comes
+            made = None  # the old one goes before the new one comes
             job = Job(**command["job"])
-            engine = ENGINES[name](job, load_inputs(Path(job.inputs)))
-            reply = [engine.version, engine.options]
-        elif engine is not None and "save" in command:
-            np.savez(command["save"], *engine.outputs())
-        elif engine is not None:
-            reply = take_turn(engine, command["seconds"], command["warm_up"])
+            made = (engines or ENGINES)[name](job, load_inputs(Path(job.inputs)))
+            reply = [made.version, made.options]
+        elif made is not None and "save" in command:
+            np.savez(command["save"], *made.outputs())
+        elif made is not None:
+            reply = (turn or take_turn)(made, command["seconds"], command["warm_up"])
         print(json.dumps(reply), file=replies, flush=True)
 
 
@@ -313,20 +331,21 @@ class EngineFailedError(Exception):
 class Worker:
     """The process of one engine."""
 
-    def __init__(self, engine: str, *, threads: int, limit: float) -> None:
+    def __init__(self, engine: str, *, threads: int, limit: float, room: str = "engines") -> None:
         """Start it.
 
         Args:
             engine: its name.
             threads: how many it will use: ours tunes for so many.
             limit: seconds after which a reply is not waited for any more.
+            room: the module beside this one whose ``serve`` knows the engine.
         """
         self.engine = engine
         self._limit = limit
         self.version = ""
         self.options: dict[str, object] = {}
-        program = "import sys; from benchmarks.support.engines import serve; serve(sys.argv[1])"
-        path = os.pathsep.join([str(ROOT), str(ROOT / "src")])
+        program = f"import sys; from benchmarks.support.{room} import serve; serve(sys.argv[1])"
+        path = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
         environment = os.environ | {"PYTHONPATH": path, "SMELT_THREADS": str(threads)}
         self._process = subprocess.Popen(
             [sys.executable, "-c", program, engine],
@@ -354,7 +373,11 @@ class Worker:
 
     def take_turn(self, seconds: float, warm_up: int) -> list[float]:
         """Return the milliseconds of each call of a turn."""
-        return cast("list[float]", self._ask({"seconds": seconds, "warm_up": warm_up}))
+        return cast("list[float]", self.turn(seconds, warm_up))
+
+    def turn(self, seconds: float, warm_up: int) -> object:
+        """Return what a turn told."""
+        return self._ask({"seconds": seconds, "warm_up": warm_up})
 
     def close(self) -> None:
         """End the process."""

@@ -240,6 +240,15 @@ def count_gflop(file: Path, inputs: Mapping[str, Array]) -> float:
 
     Taps on padding count; what else a network does is not counted.
     """
+    graph = _module("onnx").load(str(file), load_external_data=False).graph
+    shapes = shapes_of(file, inputs)
+    if not shapes:
+        return 0.0
+    return sum(_flop(node, shapes) for node in graph.node) / 1e9
+
+
+def shapes_of(file: Path, inputs: Mapping[str, Array]) -> dict[str, Sequence[int]]:
+    """Return the extents of every tensor on such inputs; nothing where they cannot be told."""
     onnx = _module("onnx")
     model = onnx.load(str(file), load_external_data=False)
     for value in model.graph.input:
@@ -250,12 +259,12 @@ def count_gflop(file: Path, inputs: Mapping[str, Array]) -> float:
     try:
         graph = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
     except onnx.shape_inference.InferenceError:
-        return 0.0
-    shapes = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
+        return {}
+    shapes: dict[str, Sequence[int]] = {t.name: list(t.dims) for t in graph.initializer}
     for value in (*graph.input, *graph.value_info, *graph.output):
         dims = value.type.tensor_type.shape.dim
         shapes.setdefault(value.name, [int(dim.dim_value) for dim in dims])
-    return sum(_flop(node, shapes) for node in graph.node) / 1e9
+    return shapes
 
 
 def _flop(node: Any, shapes: Mapping[str, Sequence[int]]) -> float:
