@@ -43,17 +43,17 @@ if TYPE_CHECKING:
     Array = NDArray[Any]
 
 OURS: Final = "smelt"
-TOLERANCE: Final = {"float32": 1e-3, "tfloat32": 1e-2, "float16": 3e-2, "bfloat16": 1e-1}
+TOLERANCE: Final = {"float32": 1e-3, "tf32": 1e-2, "float16": 3e-2, "bfloat16": 1e-1}
 """Largest difference between two engines that is not called an error, of the largest output."""
 CEILINGS: Final = {
     "float32": Ceilings(60e12, 4.3e12),
-    "tfloat32": Ceilings(395e12, 4.3e12),
+    "tf32": Ceilings(395e12, 4.3e12),
     "float16": Ceilings(790e12, 4.3e12),
     "bfloat16": Ceilings(790e12, 4.3e12),
 }
 """What an H200 does at best: products and copies measured on random data, and of float32 (and tf32)
 the vendor's rate in the same proportion."""
-_ITEM_BYTES: Final = {"float32": 4, "tfloat32": 4, "float16": 2, "bfloat16": 2}
+_ITEM_BYTES: Final = {"float32": 4, "tf32": 4, "float16": 2, "bfloat16": 2}
 
 Row = dict[str, Any]
 

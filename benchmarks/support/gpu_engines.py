@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import logging
+import lzma
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
@@ -188,7 +190,7 @@ class Torch:
         networks: Any = importlib.import_module("benchmarks.support.torch_network")
         torch = self._torch = networks.torch
         torch.backends.cudnn.benchmark = True
-        allows = job.dtype == "tfloat32"
+        allows = job.dtype == "tf32"
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allows
         begin = time.monotonic()
         network = read_network(Path(job.file))
@@ -247,18 +249,22 @@ class TorchCompiled(Torch):
         file = saved_engine(job, inputs, [Path(__file__).with_name("torch_network.py")])
         compiler: Any = importlib.import_module("torch").compiler
         if file is not None:
-            file = file.with_suffix(".inductor")
+            file = file.with_suffix(".inductor.xz")
             if file.exists():
-                compiler.load_cache_artifacts(file.read_bytes())
+                compiler.load_cache_artifacts(lzma.decompress(file.read_bytes()))
         super().__init__(job, inputs)
         if file is not None and not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
             if (found := compiler.save_cache_artifacts()) is not None:
-                file.write_bytes(found[0])
+                file.write_bytes(lzma.compress(found[0], preset=1))
         self.options["mode"] = "max-autotune"
 
     def prepare(self, module: Any) -> Any:
         """Compile; the graph is captured by us, as for the others."""
+        selection: Any = importlib.import_module("torch._inductor.select_algorithm")
+        selection.PRINT_AUTOTUNE = False
+        selection.config.max_autotune_report_choices_stats = False
+        logging.getLogger("torch._inductor").setLevel(logging.CRITICAL)
         return self._torch.compile(module, mode="max-autotune-no-cudagraphs", dynamic=False)
 
 
@@ -271,8 +277,8 @@ class Xla:
         begin = time.monotonic()
         jax = self._jax = networks.jax
         network = read_network(Path(job.file))
-        precision = "default" if job.dtype == "tfloat32" else "highest"
-        dtype = "float32" if job.dtype == "tfloat32" else job.dtype
+        precision = "default" if job.dtype == "tf32" else "highest"
+        dtype = "float32" if job.dtype == "tf32" else job.dtype
         jax.config.update("jax_default_matmul_precision", precision)
         self._run, self._constants = networks.jax_function(network, dtype)
         self._inputs = [

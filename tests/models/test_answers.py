@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import cv2
 import numpy as np
 import pytest
 
@@ -16,6 +15,7 @@ from tests.support.real_models import (
     model_named,
     picture,
     relative_error,
+    resized,
     run_engine,
     run_onnxruntime,
     speech_windows,
@@ -89,7 +89,7 @@ def test_ultraface_sees_the_astronauts_face(shared: Path) -> None:
 @pytest.mark.parametrize("number", [0, 1, 3])
 def test_fastestdet_finds_in_a_picture_what_onnx_runtime_finds(number: int, shared: Path) -> None:
     model = model_named("fastestdet")
-    image = cv2.resize(picture(shared / f"data/images/{number}.jpg"), (352, 352))
+    image = resized(picture(shared / f"data/images/{number}.jpg"), (352, 352))
     given = {"input.1": image.transpose(2, 0, 1)[None].astype(np.float32) / 255}
     (mine,) = run_engine(_engine("fastestdet", shared), given).values()
     (theirs,) = run_onnxruntime(str(model.files(shared)[0]), given).values()
@@ -108,7 +108,7 @@ def _cells(output: Array) -> list[tuple[int, int]]:
 def test_pp_ocr_tells_a_text_from_a_text_upside_down(shared: Path) -> None:
     image: Array = picture(shared / "data/images/text.png")
     height, width = image.shape[:2]
-    image = cv2.resize(image, (min(192, round(48 * width / height)), 48))
+    image = resized(image, (min(192, round(48 * width / height)), 48))
     values = np.zeros((2, 3, 48, 192), np.float32)
     for row, turned in enumerate((image, image[::-1, ::-1])):
         scaled = turned.transpose(2, 0, 1).astype(np.float32) / 127.5 - 1

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import importlib.util
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import cv2
 import numpy as np
 import onnxruntime
+from PIL import Image
 
 import smelt
 from smelt.engine import HostCall
@@ -84,6 +86,7 @@ def run_onnxruntime(path: str, given: Arrays) -> Arrays:
 
 def run_opencv(files: tuple[Path, ...], given: Arrays, outputs: list[str]) -> Arrays:
     """The named blobs of a Caffe network."""
+    cv2: Any = importlib.import_module("cv2")
     network = cv2.dnn.readNetFromCaffe(*map(str, files))
     network.setPreferableBackend(cv2.dnn.DNN_BACKEND_OPENCV)
     for name, array in given.items():
@@ -127,17 +130,35 @@ def _op_name(op: Json) -> str:
 
 
 def picture(path: Path) -> NDArray[np.uint8]:
-    """A picture, blue first."""
+    """A picture, blue first; without OpenCV another decoder's, which may differ in last bits."""
+    if (cv2 := _opencv()) is None:
+        return np.asarray(Image.open(path).convert("RGB"), np.uint8)[:, :, ::-1]
     image = cv2.imread(str(path), cv2.IMREAD_COLOR)
     assert image is not None, path
     return np.asarray(image, np.uint8)
+
+
+def _opencv() -> Any:
+    """OpenCV, or None: not every machine with a GPU has it."""
+    return importlib.import_module("cv2") if importlib.util.find_spec("cv2") else None
+
+
+def resized(
+    image: NDArray[np.uint8], size: tuple[int, int], *, area: bool = False
+) -> NDArray[np.uint8]:
+    """A picture of another (width, height)."""
+    if (cv2 := _opencv()) is not None:
+        kind = cv2.INTER_AREA if area else cv2.INTER_LINEAR
+        return np.asarray(cv2.resize(image, size, interpolation=kind), np.uint8)
+    kind = Image.Resampling.BOX if area else Image.Resampling.BILINEAR
+    return np.asarray(Image.fromarray(np.ascontiguousarray(image)).resize(size, kind), np.uint8)
 
 
 def astronaut(
     shared: Path, size: tuple[int, int], mean: Any, scale: float = 1.0, *, rgb: bool = False
 ) -> NDArray[np.float32]:
     """The astronaut as ``[1, 3, height, width]``; ``size`` is (width, height)."""
-    image = cv2.resize(picture(shared / "data/images/astronaut.png"), size)
+    image = resized(picture(shared / "data/images/astronaut.png"), size)
     values = (image.astype(np.float32) - np.asarray(mean, np.float32)) * np.float32(scale)
     values = values[:, :, ::-1] if rgb else values
     return np.ascontiguousarray(values.transpose(2, 0, 1)[None])
@@ -161,9 +182,7 @@ def imagenet_picture(
     image: Array = picture(path)
     height, width = image.shape[:2]
     factor = 256 / min(height, width)
-    size = (round(width * factor), round(height * factor))
-    kind = cv2.INTER_AREA if area else cv2.INTER_LINEAR
-    image = cv2.resize(image, size, interpolation=kind)
+    image = resized(image, (round(width * factor), round(height * factor)), area=area)
     top, left = (image.shape[0] - crop) // 2, (image.shape[1] - crop) // 2
     image = image[top : top + crop, left : left + crop]
     image = image[:, :, ::-1] if rgb else image

@@ -1,0 +1,150 @@
+"""Networks on a GPU: trained ones, and those that are measured, in every precision.
+
+Answers are compared with ONNX Runtime's in float32, and with the references where the model is not
+ONNX. Narrow types may err by design.md's bounds, float16 by three times torch's own error at most.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import smelt
+from benchmarks.cpu_latency import largest_error
+from benchmarks.support.models import TOPOLOGIES, build_topology, random_inputs
+from benchmarks.support.onnx_steps import read_network
+from smelt.interp import interpret
+from tests.support.answers import classes_of_pictures, digits_read
+from tests.support.gpu import library, nothing_is_lost
+from tests.support.real_models import (
+    ALL_MODELS,
+    DATA_DEPENDENT,
+    RealModel,
+    model_named,
+    relative_error,
+    run_engine,
+    run_onnxruntime,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from smelt import Engine
+    from smelt.devices.cuda import CudaDevice
+    from tests.support.real_models import Array, Arrays
+
+pytestmark = pytest.mark.shared
+
+_BOUNDS = {"float32": 1e-4, "tf32": 3e-3, "float16": 3e-3, "bfloat16": 2e-2}
+_TORCHS_ERRORS = 3.0
+_RUNS = 4
+
+
+def _wanted(model: RealModel, shared: Path) -> Arrays:
+    given = model.inputs(shared)
+    files = model.files(shared)
+    if len(files) == 1:
+        return run_onnxruntime(str(files[0]), given)
+    return interpret(model.network(shared).graph, given)
+
+
+def _run_often(engine: Engine, given: Arrays) -> Arrays:
+    """The outputs of several runs in two contexts, which must agree in every bit."""
+    with engine.create_context() as context:
+        first = context.run(given)
+        runs = [context.run(given) for _ in range(_RUNS - 1)]
+    runs.append(run_engine(engine, given))
+    for made in runs:
+        for name, array in first.items():
+            assert made[name].tobytes() == array.tobytes(), f"{name} moves from run to run"
+    return first
+
+
+def _decides_by_data(model: RealModel, shared: Path) -> bool:
+    nodes = model.network(shared).graph.nodes
+    return any(node.op.name in DATA_DEPENDENT for node in nodes)
+
+
+@pytest.mark.parametrize("precision", list(_BOUNDS))
+@pytest.mark.parametrize("model", ALL_MODELS, ids=lambda model: model.name)
+def test_a_trained_network_answers_on_a_gpu_as_elsewhere(
+    model: RealModel, precision: str, shared: Path, gpu: CudaDevice
+) -> None:
+    if precision != "float32" and _decides_by_data(model, shared):
+        pytest.skip("a rounded score may choose another box, which says nothing about errors")
+    given, wanted = model.inputs(shared), _wanted(model, shared)
+    with nothing_is_lost(gpu), model.build(shared, device="cuda", precision=precision) as engine:
+        mine = _run_often(engine, given)
+    assert mine.keys() == wanted.keys()
+    for name, array in wanted.items():
+        bound = max(_BOUNDS[precision], model.tolerance)
+        assert relative_error(mine[name], array) <= bound, name
+
+
+@pytest.mark.parametrize("precision", list(_BOUNDS))
+def test_lenet_reads_as_many_digits_on_a_gpu(precision: str, shared: Path, gpu: CudaDevice) -> None:
+    del gpu
+    read = digits_read(shared, device="cuda", precision=precision)
+    assert read == 9914 if precision == "float32" else read >= 9900
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+@pytest.mark.parametrize("key", ["squeezenet_v1.0_caffe", "squeezenet1.1_fp16_onnx"])
+def test_pictures_are_of_the_same_classes_on_a_gpu(
+    key: str, precision: str, shared: Path, gpu: CudaDevice
+) -> None:
+    del gpu
+    answers = classes_of_pictures(key, shared, device="cuda", precision=precision)
+    assert len(answers) == 50
+    on_cpu = classes_of_pictures(key, shared)
+    assert [mine[0] for mine, _ in answers] == [mine[0] for mine, _ in on_cpu]
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+@pytest.mark.parametrize("name", TOPOLOGIES)
+def test_float16_errs_at_most_three_times_as_far_as_torchs(
+    name: str, batch: int, shared: Path, gpu: CudaDevice
+) -> None:
+    del gpu
+    file = build_topology(name, shared / "models/build_topologies.py", batch)
+    given = random_inputs(file, batch, {})
+    wanted = list(run_onnxruntime(str(file), given).values())
+    shapes = {key: array.shape for key, array in given.items()}
+    network = smelt.network_from_onnx(file)
+    with smelt.build(
+        network, device="cuda", precision="float16", tune="none", shapes=shapes
+    ) as engine:
+        mine = largest_error(list(_run_often(engine, given).values()), wanted)
+    assert mine <= _BOUNDS["float16"]
+    assert mine <= _TORCHS_ERRORS * largest_error(_run_torch(file, given), wanted)
+
+
+def _run_torch(file: Path, given: Arrays) -> list[Array]:
+    torch = library("torch")
+    networks: Any = library("benchmarks.support.torch_network")
+    network = read_network(file)
+    module = networks.torch_module(network, "float16")
+    inputs = [
+        networks.torch_tensor(torch.from_numpy(given[key]), "float16") for key in network.inputs
+    ]
+    with torch.inference_mode():
+        return [np.asarray(result.float().cpu().numpy()) for result in module(*inputs)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+@pytest.mark.parametrize("name", ["lenet", "squeezenet1.1_fp16", "mtcnn_o_onnx", "ppocr_cls"])
+def test_a_network_tuned_by_timing_on_a_gpu_answers_too(
+    name: str, precision: str, shared: Path, gpu: CudaDevice, caplog: pytest.LogCaptureFixture
+) -> None:
+    del gpu
+    model = model_named(name)
+    wanted = _wanted(model, shared)
+    with model.build(shared, tune="fast", device="cuda", precision=precision) as engine:
+        mine = _run_often(engine, model.inputs(shared))
+    assert " is out: " not in caplog.text
+    for output, array in wanted.items():
+        bound = max(_BOUNDS[precision], model.tolerance)
+        assert relative_error(mine[output], array) <= bound, output
