@@ -177,6 +177,9 @@ def test_builder_makes_networks_and_engines_and_shows_its_options() -> None:
     assert not builder.half2_mode
     assert builder.max_batch_size == 1
     assert not builder.platform_has_fast_fp16
+    builder.device = "cuda:1"
+    assert builder.platform_has_fast_fp16
+    builder.device = "cpu"
     builder.set_max_batch_size(3)
     builder.set_max_workspace_size(1 << 22)
     builder.set_debug_sync(True)

@@ -28,7 +28,7 @@ class InferBuilder(Destroyable):
     def __init__(self, logger: Logger) -> None:
         self.logger = adopt(self, logger)
         self.device = "cpu"
-        """What engines are built for."""
+        """What engines are built for: "cuda" for a GPU, "cuda:1" for another one."""
         self.max_batch_size = 1
         self.max_workspace_size = _DEFAULT_WORKSPACE_BYTES
         """Bytes of scratch that a step may use at run time."""
@@ -67,8 +67,8 @@ class InferBuilder(Destroyable):
 
     @property
     def platform_has_fast_fp16(self) -> bool:
-        """Whether 16-bit arithmetic is faster than 32-bit on the device: on no processor yet."""
-        return False
+        """Whether 16-bit arithmetic is faster than 32-bit on the device: on GPUs."""
+        return self.device.partition(":")[0] == "cuda"
 
     def create_network(self) -> InferNetwork:
         """Return an empty network."""
@@ -93,12 +93,14 @@ class InferBuilder(Destroyable):
         if self.max_batch_size < 1:
             raise BuildError(f"max_batch_size is {self.max_batch_size}; it must be at least 1")
         network.check(self.max_batch_size)
-        if self.half2_mode:
+        is_half = self.half2_mode and self.platform_has_fast_fp16
+        if self.half2_mode and not is_half:
             message = f"half2 mode is for GPUs; on {self.device!r} layers compute in float32"
             self.logger.log(Severity.WARNING, message)
         engine = build(
             float32_bindings(network.graph),
             device=self.device,
+            precision="float16" if is_half else "float32",
             max_batch_size=self.max_batch_size,
             max_workspace_bytes=self.max_workspace_size,
             tune=TuningEffort(
