@@ -101,6 +101,21 @@ numpy.save(folder + "/result.npy", result)
     np.testing.assert_array_equal(np.load(tmp_path / "result.npy"), expected)
 
 
+def test_an_engine_for_gpus_says_on_a_bare_machine_what_it_needs(
+    bare: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("triton", reason="not installed: smelt[cuda-build]")
+    smelt = cast("Any", importlib.import_module("smelt"))
+    network = smelt.NetworkDefinition("small")
+    x = network.add_input("data", "float32", (8,))
+    network.mark_output(network.add_activation(x, "relu"))
+    engine = smelt.build(network, device="cuda:sm_90", tune="none")
+    engine.save(tmp_path / "small.engine")
+    code = "import smelt; smelt.load(sys.argv[1]).create_context()"
+    done = run_bare(bare, code, str(tmp_path / "small.engine"))
+    assert "MissingExtraError: cuda-bindings is not installed" in done.stderr
+
+
 def test_a_bare_machine_says_what_reading_a_model_needs(bare: Path) -> None:
     done = run_bare(bare, "import smelt; smelt.network_from_onnx('m.onnx')")
     assert "UnsupportedError: onnx is not installed; run: pip install onnx" in done.stderr
