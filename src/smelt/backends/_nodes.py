@@ -9,7 +9,7 @@ from smelt.errors import InternalError
 if TYPE_CHECKING:
     from smelt.backends._base import Operands
     from smelt.engine import View
-    from smelt.ir import Node, Value
+    from smelt.ir import Array, Node, Value
 
 
 def value_of(node: Node, index: int) -> Value:
@@ -26,3 +26,9 @@ def view_of(operands: Operands, index: int) -> View:
     if view is None:
         raise InternalError(f"input {index} of a kernel has no memory")
     return view
+
+
+def constant_input(node: Node, index: int) -> Array | None:
+    """The elements of a constant input; None when it is absent or not constant."""
+    value = node.inputs[index] if index < len(node.inputs) else None
+    return None if value is None or value.constant is None else value.constant.array

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smelt import ops
-from smelt.backends.cpu.families.move import MoveFamily
+from smelt.backends.cpu.families.move import move_family
 from tests.support.cpu_families import assert_tactics_agree, random
 from tests.support.random_operands import (
     assert_agrees_somehow,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from smelt.backends.cpu import CpuTarget
     from smelt.ir import Case
 
-FAMILY = MoveFamily()
+FAMILY = move_family()
 KINDS = (
     ops.DepthToSpace,
     ops.Expand,

@@ -39,7 +39,7 @@ from smelt.backends.cpu.families.gru import GruFamily
 from smelt.backends.cpu.families.integer import IntegerFamily
 from smelt.backends.cpu.families.lrn import LrnFamily
 from smelt.backends.cpu.families.lstm import LstmFamily
-from smelt.backends.cpu.families.move import MoveFamily
+from smelt.backends.cpu.families.move import move_family
 from smelt.backends.cpu.families.normalize import NormalizeFamily
 from smelt.backends.cpu.families.panelwise import PanelwiseFamily
 from smelt.backends.cpu.families.place import PlaceFamily
@@ -100,7 +100,7 @@ class CpuBackend(Backend[CpuTarget]):
             IntegerFamily(),
             LrnFamily(),
             LstmFamily(),
-            MoveFamily(),
+            move_family(),
             NormalizeFamily(),
             PanelwiseFamily(),
             PlaceFamily(),

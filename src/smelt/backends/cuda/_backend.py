@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, ClassVar, Final, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from smelt.backends._base import Backend, CodeImage, Family
-from smelt.backends._fusion import op_as_json
 from smelt.backends._reference import ReferenceFamily
 from smelt.backends._windows import WindowFamily
 from smelt.backends.cuda._elementwise import EXPRESSIONS
-from smelt.backends.cuda._pointwise import pointwise_launch, write_pointwise
+from smelt.backends.cuda._pointwise import write_pointwise
 from smelt.backends.cuda._pool import CompilerPool
 from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda._triton import generator_edition
 from smelt.backends.cuda.families.attention import AttentionFamily
 from smelt.backends.cuda.families.conv import ConvFamily
 from smelt.backends.cuda.families.elementwise import ElementwiseFamily
+from smelt.backends.cuda.families.gather import GatherFamily
 from smelt.backends.cuda.families.gemm import GemmFamily
+from smelt.backends.cuda.families.move import COPY, copy_launch, move_family
 from smelt.backends.cuda.families.pool import PoolFamily
+from smelt.backends.cuda.families.resample import ResampleFamily
 from smelt.backends.cuda.families.rows import RowsFamily
 from smelt.devices.cpu import available_processors
 from smelt.errors import BuildError, InternalError
 from smelt.ops import ALL_OPS
-from smelt.ops.identity import Identity
 from smelt.types import override
 
 if TYPE_CHECKING:
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from smelt.engine import KernelSpec, Step, View
-
-COPY: Final = "copy"
 
 
 class KernelCache(Protocol):
@@ -72,8 +71,11 @@ class CudaBackend(Backend[CudaTarget]):
             AttentionFamily(),
             ConvFamily(),
             ElementwiseFamily(),
+            GatherFamily(),
             GemmFamily(),
+            move_family(),
             PoolFamily(),
+            ResampleFamily(),
             RowsFamily(),
             ReferenceFamily(),
         )
@@ -84,9 +86,7 @@ class CudaBackend(Backend[CudaTarget]):
 
     @override
     def reformat(self, source: View, destination: View) -> tuple[Step, ...]:
-        kinds = (source.dtype.value,)
-        stages = ((op_as_json(Identity()), (0,), kinds),)
-        return (pointwise_launch(COPY, [source, destination], stages),)
+        return (copy_launch(source, destination),)
 
     @override
     def clear_halo(self, view: View, value: int = 0) -> tuple[Step, ...]:

@@ -143,6 +143,14 @@ def _cast(c: _Call) -> str:
     return f"{rounded}.to(tl.float32)" if target in _HALVES else rounded
 
 
+def _fill(c: _Call) -> str:
+    """A value that no operand gives: where padding lies."""
+    value = c.attributes["value"]
+    if isinstance(value, float):
+        return f"tl.full([], {literal(value)}, tl.float32)"
+    return f"tl.full([], {int(value)}, tl.int64)"
+
+
 def _swish(c: _Call) -> str:
     inner = f"{c.number('alpha')} * {c.x}"
     return f"{c.x} * {sigmoid(inner)}"
@@ -166,6 +174,7 @@ EXPRESSIONS: Final[dict[str, Callable[[_Call], str]]] = {
     "equal": lambda c: f"{c.x} == {c.y}",
     "erf": _unary("tl.erf({x})"),
     "exp": _unary("tl.exp({x})"),
+    "fill": _fill,
     "floor": _unary("tl.floor({x})"),
     "gelu": _gelu,
     "greater": lambda c: f"{c.x} > {c.y}",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from smelt.backends import Family, Operands, Refusal, Tactic
 from smelt.backends._axes import Axis, join_axes, sort_axes
+from smelt.backends._nodes import constant_input
 from smelt.backends._scalars import Scalars
 from smelt.backends.cpu._elementwise import from_memory, register_type, to_memory
 from smelt.backends.cpu._emit import (
@@ -17,7 +18,6 @@ from smelt.backends.cpu._emit import (
     vector_type,
 )
 from smelt.backends.cpu._rows import Walk, walk_rows
-from smelt.backends.cpu.families.move import constant_input
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.errors import InternalError
 from smelt.ops import ArgMax, ArgMin, CumSum, TopK

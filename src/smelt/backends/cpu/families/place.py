@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from smelt.backends import Family, Operands, Refusal, Tactic
 from smelt.backends._axes import common_axes
+from smelt.backends._nodes import constant_input
 from smelt.backends._scalars import Scalars
 from smelt.backends.cpu._emit import Emitter, Reg, emitter_for
 from smelt.backends.cpu._rows import Walk, walk_rows
-from smelt.backends.cpu.families.move import constant_input
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.errors import InternalError
 from smelt.ops import OneHot, Trilu

@@ -1,0 +1,129 @@
+"""Gather along one axis: lines of a table picked by run-time or constant indices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from smelt.backends._axes import Axis, join_axes, sort_axes
+from smelt.backends._base import Family, Operands, Refusal, Tactic
+from smelt.backends._nodes import value_of, view_of
+from smelt.backends._scalars import Scalars
+from smelt.backends.cuda._costs import LAUNCH_SECONDS, count_of, guess
+from smelt.backends.cuda._pointwise import side_of
+from smelt.backends.cuda._source import Source, operand_parameters
+from smelt.backends.cuda._target import CudaTarget
+from smelt.engine import KernelSpec, Launch, parameters
+from smelt.ops import Gather, GatherElements
+from smelt.types import DType, Layout, TensorFormat, ceil_div, element_count, override
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from smelt.engine import Step, View
+    from smelt.ir import Node
+
+_ELEMENTS: Final = 1024
+_SECONDS_PER_BYTE: Final = 1e-12
+
+
+class GatherFamily(Family[CudaTarget]):
+    """Any element type; indices beyond the axis are held inside it, so memory is never left."""
+
+    name: ClassVar[str] = "gather"
+    narrow: ClassVar[bool] = True
+
+    @override
+    def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
+        if not isinstance(node.op, Gather | GatherElements):
+            return
+        data, indices = value_of(node, 0).tensor, value_of(node, 1).tensor
+        if indices.dtype not in (DType.INT32, DType.INT64):
+            yield Refusal(self.name, f"indices of {indices.dtype.value} are not generated")
+            return
+        table, places = (TensorFormat(k.dtype, Layout.LINEAR) for k in (data, indices))
+        moved = count_of(node.output) * data.dtype.size_bytes
+        seconds = LAUNCH_SECONDS + moved * _SECONDS_PER_BYTE
+        yield Tactic(self.name, (), (table, places), (table,), cost_hint=seconds)
+
+    @override
+    def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
+        data, indices, out = view_of(operands, 0), view_of(operands, 1), operands.outputs[0]
+        axis = value_of(node, 0).tensor.rank
+        axis = getattr(node.op, "axis", 0) % axis
+        make = _element_axes if isinstance(node.op, GatherElements) else _line_axes
+        axes = [a for a in make(data, indices, out, axis) if a.extent != 1]
+        axes = join_axes(sort_axes(axes, 2)) or [Axis(1, (0, 0, 0))]
+        if len(axes) == 1:
+            axes = [Axis(1, (0, 0, 0)), *axes]
+        scalars = Scalars()
+        across = side_of(guess(axes[-1].extent), _ELEMENTS)
+        lines = element_count(tuple(a.extent for a in axes[:-1]))
+        along = min(_ELEMENTS // across, side_of(guess(lines), _ELEMENTS))
+        spec = KernelSpec(
+            self.name,
+            parameters(
+                axes=tuple(a.json(scalars) for a in axes),
+                extent=scalars.json(data.shape[axis]),
+                stride=scalars.json(data.strides[axis]),
+                lines=scalars.json(lines),
+                tile=(along, across),
+                warps=4,
+                pipeline=1,
+                **operand_parameters((data, indices, out), len(scalars.values)),
+            ),
+        )
+        chunks = ceil_div(lines, along) * ceil_div(axes[-1].extent, across)
+        return (Launch(spec, (data, indices, out), (2,), scalars.values, chunks),)
+
+    @override
+    def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
+        del target
+        return _write(kernel)
+
+
+def _line_axes(data: View, indices: View, result: View, axis: int) -> list[Axis]:
+    """The indices' axes stand where the gathered axis stood."""
+    picks = len(indices.shape)
+    axes: list[Axis] = []
+    for place, (extent, stride) in enumerate(zip(result.shape, result.strides, strict=True)):
+        if axis <= place < axis + picks:
+            axes.append(Axis(extent, (0, indices.strides[place - axis], stride)))
+        else:
+            own = place if place < axis else place - picks + 1
+            axes.append(Axis(extent, (data.strides[own], 0, stride)))
+    return axes
+
+
+def _element_axes(data: View, indices: View, result: View, axis: int) -> list[Axis]:
+    """Every element has an index of its own."""
+    return [
+        Axis(extent, (0 if a == axis else data.strides[a], indices.strides[a], stride))
+        for a, (extent, stride) in enumerate(zip(result.shape, result.strides, strict=True))
+    ]
+
+
+def _write(kernel: KernelSpec) -> str:
+    s = Source(kernel)
+    axes: Any = kernel["axes"]
+    along, across = kernel["tile"]
+    width, extent = s.extent(axes[-1][0]), s.extent(kernel["extent"])
+    stretches = f"(({width} + {across - 1}) // {across})"
+    s.line("program = tl.program_id(0).to(tl.int64)")
+    s.line(f"j = (program % {stretches}) * {across} + tl.arange(0, {across})")
+    s.line(f"i = (program // {stretches}) * {along} + tl.arange(0, {along})")
+    s.line(f"i_ok = i < {s.extent(kernel['lines'])}")
+    s.line(f"m = i_ok[:, None] & (j < {width})[None, :]")
+    names = [f"c{n}" for n in range(len(axes) - 1)]
+    s.unravel("i", [axis[0] for axis in axes[:-1]], names)
+    line = [f"({s.offset(names, axes[:-1], operand)} + i * 0)[:, None]" for operand in range(3)]
+    item = [f"({s.sum_of(('j', axes[-1][1 + operand]))} + j * 0)[None, :]" for operand in range(3)]
+    if axes[-1][2] == 0:  # a whole line has one index
+        s.line(f"index = tl.load(p1 + {line[1]}, mask=i_ok[:, None], other=0).to(tl.int64)")
+    else:
+        s.line(f"index = tl.load(p1 + {line[1]} + {item[1]}, mask=m, other=0).to(tl.int64)")
+    s.line(f"index = tl.where(index < 0, index + {extent}, index)")
+    s.line(f"index = tl.minimum(tl.maximum(index, 0), {extent} - 1)")
+    picked = s.sum_of(("index", kernel["stride"]))
+    s.line(f"x = tl.load(p0 + ({picked} + {line[0]} + {item[0]}), mask=m, other=0)")
+    s.store(2, f"{line[2]} + {item[2]}", "x", "m")
+    return s.text()

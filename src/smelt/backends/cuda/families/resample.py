@@ -1,0 +1,170 @@
+"""Resize in one launch, by tables of indices and weights made at build."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from smelt.backends._base import Family, Operands, Refusal, Tactic
+from smelt.backends._nodes import view_of
+from smelt.backends._resampling import resize_tables, table_constants, tables_of
+from smelt.backends._scalars import Scalars
+from smelt.backends.cuda._costs import guess, memory_seconds
+from smelt.backends.cuda._pointwise import side_of
+from smelt.backends.cuda._source import Source, operand_parameters
+from smelt.backends.cuda._target import CudaTarget
+from smelt.backends.cuda.families._epilogue import FLOATS
+from smelt.engine import KernelSpec, Launch, parameters
+from smelt.ops import Resize
+from smelt.types import Layout, TensorFormat, ceil_div, element_count, override
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from smelt.engine import Step
+    from smelt.ir import Constant, Node
+
+_ELEMENTS: Final = 1024
+_MOST_TAPS: Final = 256
+"""Elements that make one, over all axes."""
+_UNROLLED_TAPS: Final = 16
+
+
+class ResampleFamily(Family[CudaTarget]):
+    """Each place sums what the tables of all axes name; operands are x, tables, result."""
+
+    name: ClassVar[str] = "resample"
+    narrow: ClassVar[bool] = True
+
+    @override
+    def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
+        if not isinstance(node.op, Resize):
+            return
+        tables = resize_tables(node, node.op)
+        kind = node.output.tensor
+        if isinstance(tables, str):
+            yield Refusal(self.name, tables)
+            return
+        weighted = any(table.is_weighted for table in tables)
+        if weighted and kind.dtype not in FLOATS:
+            yield Refusal(self.name, f"sums of {kind.dtype.value} are not generated")
+            return
+        if prod(table.taps for table in tables) > _MOST_TAPS:
+            yield Refusal(self.name, f"more than {_MOST_TAPS} elements make one")
+            return
+        absent = (None,) * (len(node.inputs) - 1)
+        for layout in (Layout.CHANNELS_LAST, Layout.LINEAR) if kind.rank >= 3 else (Layout.LINEAR,):
+            form = TensorFormat(kind.dtype, layout)
+            seconds = memory_seconds(node)
+            yield Tactic(self.name, (), (form, *absent), (form,), cost_hint=seconds)
+
+    @override
+    def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
+        return table_constants(node)
+
+    @override
+    def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
+        x, out = view_of(operands, 0), operands.outputs[0]
+        views = [x, *operands.packed, out]
+        scalars = Scalars()
+        order = tactic.outputs[0].layout.axis_order(len(out.shape))
+        tables = {table.axis: number for number, table in enumerate(tables_of(node))}
+        taps = [table.taps for table in tables_of(node)]
+        across = side_of(guess(out.shape[order[-1]]), _ELEMENTS)
+        along = _ELEMENTS // across
+        places = element_count(tuple(out.shape[a] for a in order[:-1]))
+        axes = tuple(
+            (
+                *scalars.all_json((out.shape[a], x.strides[a], out.strides[a])),
+                tables.get(a, -1),
+            )
+            for a in order
+        )
+        spec = KernelSpec(
+            self.name,
+            parameters(
+                axes=axes,
+                taps=tuple(taps),
+                weighted=tuple(table.is_weighted for table in tables_of(node)),
+                places=scalars.json(places),
+                tile=(along, across),
+                warps=4,
+                pipeline=1,
+                **operand_parameters(views, len(scalars.values)),
+            ),
+        )
+        chunks = ceil_div(places, along) * ceil_div(out.shape[order[-1]], across)
+        return (Launch(spec, tuple(views), (len(views) - 1,), scalars.values, chunks),)
+
+    @override
+    def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
+        del target
+        return _Writer(kernel).write()
+
+
+class _Writer:
+    def __init__(self, kernel: KernelSpec) -> None:
+        self.k = kernel
+        self.s = Source(kernel)
+        self.axes: Any = kernel["axes"]
+        self.along, self.across = kernel["tile"]
+        self.names = [f"c{a}" for a in range(len(self.axes))]
+
+    def write(self) -> str:
+        s = self.s
+        last = len(s.dtypes) - 1
+        is_sum = any(self.k["weighted"])
+        self.find_tile()
+        if is_sum:
+            s.line(f"acc = tl.zeros([{self.along}, {self.across}], tl.float32)")
+        count = prod(self.k["taps"])
+        loop = "tl.static_range" if count <= _UNROLLED_TAPS else "range"
+        with s.block(f"for tap in {loop}(0, {count}):"):
+            offset, weight = self.take_tap()
+            x = f"tl.load(p0 + ({offset}), mask=m, other=0)"
+            if is_sum:
+                s.line(f"acc += {x}.to(tl.float32)" + (f" * {weight}" if weight else ""))
+            else:
+                s.line(f"acc = {x}")
+        terms = [
+            (self.spread(name, a), axis[2])
+            for a, (name, axis) in enumerate(zip(self.names, self.axes, strict=True))
+        ]
+        s.store(last, s.sum_of(*terms), "acc", "m")
+        return s.text()
+
+    def find_tile(self) -> None:
+        s = self.s
+        width = s.extent(self.axes[-1][0])
+        stretches = f"(({width} + {self.across - 1}) // {self.across})"
+        last = self.names[-1]
+        s.line("program = tl.program_id(0).to(tl.int64)")
+        s.line(f"{last} = (program % {stretches}) * {self.across} + tl.arange(0, {self.across})")
+        s.line(f"i = (program // {stretches}) * {self.along} + tl.arange(0, {self.along})")
+        s.line(f"i_ok = i < {s.extent(self.k['places'])}")
+        s.line(f"{last}_ok = {last} < {width}")
+        s.line(f"m = i_ok[:, None] & {last}_ok[None, :]")
+        s.unravel("i", [axis[0] for axis in self.axes[:-1]], self.names[:-1])
+
+    def take_tap(self) -> tuple[str, str]:
+        """Where a tap finds its element, and its weight."""
+        s = self.s
+        s.unravel("tap", self.k["taps"], [f"t{n}" for n in range(len(self.k["taps"]))])
+        terms: list[tuple[str, Any]] = []
+        weights: list[str] = []
+        for a, (name, axis) in enumerate(zip(self.names, self.axes, strict=True)):
+            _, stride, _, number = axis
+            if number < 0:
+                terms.append((self.spread(name, a), stride))
+                continue
+            ok = "i_ok" if a < len(self.axes) - 1 else f"{name}_ok"
+            entry = f"{name} * {self.k['taps'][number]} + t{number}"
+            s.line(f"at{a} = tl.load(p{1 + 2 * number} + ({entry}), mask={ok}, other=0)")
+            terms.append((self.spread(f"at{a}.to(tl.int64)", a), stride))
+            if self.k["weighted"][number]:
+                s.line(f"w{a} = tl.load(p{2 + 2 * number} + ({entry}), mask={ok}, other=0.0)")
+                weights.append(self.spread(f"w{a}", a))
+        return s.sum_of(*terms), " * ".join(weights)
+
+    def spread(self, vector: str, axis: int) -> str:
+        return f"{vector}[:, None]" if axis < len(self.axes) - 1 else f"{vector}[None, :]"
