@@ -4,8 +4,9 @@ usage: python tools/readme_benchmarks.py [--check]
 
 A file is a list of rows, as one of the benchmarks writes it; what was measured in one run is in one
 file, and times of different runs are never compared. The file's name says which benchmark it is:
-cpu_kernels, build_time, memory, contention, or any other cpu_* for latencies. README shows the
-networks on two threads, and a chart of them; docs/performance.md shows everything. With --check
+cpu_kernels, build_time, memory, contention, any other cpu_* for latencies, or DATE_GPU for those on
+a GPU. README shows the networks on two threads, and a chart of them; docs/performance.md shows
+everything. With --check
 nothing is written, and what is stale fails.
 """
 
@@ -31,6 +32,8 @@ RESULTS: Final = ROOT / "benchmarks" / "results"
 PICTURE: Final = ROOT / "docs" / "images" / "speed.svg"
 OURS: Final = "smelt"
 PEERS: Final = ("onnxruntime", "openvino", "torch")
+GPU_PEERS: Final = ("torch", "torch.compile", "xla")
+_ON_GPU: Final = "20[0-9][0-9]-*_"
 _IN_README: Final = frozenset({"cpu_networks.json", "cpu_bfloat16.json", "cpu_int8.json"})
 _LEAST_SHARE: Final = 0.005
 """A smaller share says that the arithmetic of a network could not be counted."""
@@ -168,6 +171,48 @@ def _share(row: Row | None) -> str:
     return f"{share:.0%}" if share and share >= _LEAST_SHARE else ""
 
 
+# ---- on GPUs
+
+
+def gpu_table(rows: Sequence[tuple[str, Row]]) -> str:
+    """Return whole networks on GPUs: a line for each run, model, type and batch."""
+    settings: dict[tuple[Any, ...], dict[str, Row]] = {}
+    for source, row in rows:
+        key = (source, row["dtype"], row["batch"], row["model"])
+        settings.setdefault(key, {})[row["engine"]] = row
+    if not settings:
+        return NOTHING
+    heads = ["model", "type", "batch", OURS, "cold", "call", *GPU_PEERS]
+    heads += [f"/ {name}" for name in GPU_PEERS] + ["roofline", "of it"]
+    body: list[list[str]] = []
+    for (_, dtype, batch, model), found in sorted(settings.items()):
+        ours = found.get(OURS)
+        times = [found[name]["median_ms"] if name in found else None for name in GPU_PEERS]
+        body.append(
+            [
+                model,
+                dtype,
+                str(batch),
+                *(_milliseconds(ours[k] if ours else None) for k in _GPU_TIMES),
+                *map(_milliseconds, times),
+                *(_text(t / ours["median_ms"] if t and ours else None) for t in times),
+                _milliseconds(next(iter(found.values()))["roofline_ms"]),
+                f"{ours['share_of_roofline']:.0%}" if ours else "",
+            ]
+        )
+    versions = sorted({f"{row['engine']} {row['version']}" for _, row in rows})
+    machines = sorted({row["machine"] for _, row in rows if row.get("machine")})
+    where = f" on {'; '.join(machines)}" if machines else ""
+    return "\n".join(lines_of(heads, body, 2)) + f"\n\nWith {', '.join(versions)}{where}.\n"
+
+
+_GPU_TIMES: Final = ("median_ms", "cold_ms", "call_ms")
+
+
+def _milliseconds(time: float | None) -> str:
+    return "" if time is None else f"{time:.3f}"
+
+
 # ---- the other benchmarks
 
 
@@ -280,6 +325,7 @@ def pages(folder: Path) -> dict[Path, Callable[[str], str]]:
     shown = readme_rows(table)
     parts = {
         "latency": latency_table(table),
+        "gpu": gpu_table(read_rows(folder, _ON_GPU)),
         "kernels": kernel_table(read_rows(folder, "cpu_kernels")),
         "memory": memory_table(read_rows(folder, "memory")),
         "builds": build_table(read_rows(folder, "build_time")),

@@ -62,6 +62,19 @@ def test_a_group_has_the_geometric_mean_of_its_ratios(tmp_path: Path) -> None:
     assert "Geometric means of the ratios: networks, float32, 2 threads, batch 1: 2.00." in table
 
 
+def test_networks_on_a_gpu_have_a_ratio_to_each_other_engine(tmp_path: Path) -> None:
+    more = {"dtype": "float16", "cold_ms": None, "call_ms": 5.0, "roofline_ms": 0.5}
+    rows = [
+        _row("smelt", 1.0, **more, share_of_roofline=0.25),
+        _row("xla", 3.0, **more, share_of_roofline=0.125),
+    ]
+    (tmp_path / "2026-01-02_gpu.json").write_text(json.dumps(rows))
+    table = tables.gpu_table(tables.read_rows(tmp_path, "20[0-9][0-9]-*_"))
+    line = "| net | float16 | 1 | 2.000 |  | 5.000 |  |  | 4.000 |  |  | 2.00 | 0.500 | 25% |"
+    assert line in table
+    assert tables.gpu_table([]) == tables.NOTHING
+
+
 def test_readme_shows_networks_on_two_threads_alone(tmp_path: Path) -> None:
     _latencies(tmp_path, "cpu_given", _row("smelt", 1.0, model="given"))
     rows = [_row("smelt", 1.0), _row("smelt", 1.0, threads=1)]
