@@ -9,6 +9,7 @@ import pytest
 
 import smelt
 from smelt import ops
+from smelt.backends.cpu import CpuBackend
 from smelt.interp import interpret
 from smelt.ir import Graph, clone
 from smelt.passes import pipeline, run_passes
@@ -101,3 +102,7 @@ def test_short_sums_of_weights_that_vary_need_no_reference_either() -> None:
     with engine.create_context() as context:
         made = context.run(given)["y"]
     np.testing.assert_array_equal(made, interpret(graph, given)["y"])
+
+
+def test_engines_for_processors_multiply_bytes() -> None:
+    assert "integer" in CpuBackend.composed

@@ -76,7 +76,7 @@ class CpuBackend(Backend[CpuTarget]):
     """Compiles for processors: NHWC or linear, float32, LLVM IR."""
 
     name: ClassVar[str] = "cpu"
-    composed: ClassVar[tuple[str, ...]] = ("chain",)
+    composed: ClassVar[tuple[str, ...]] = ("chain", "integer")
 
     def __init__(self, cache: ObjectCache | None = None, *, jobs: int | None = None) -> None:
         """A backend that keeps compiled kernels in ``cache`` and compiles ``jobs`` at a time.
