@@ -33,15 +33,19 @@ if TYPE_CHECKING:
     from smelt.types import Dim
 
 _BLOCKS: Final = (
-    (16, 128, 4), (16, 64, 4), (32, 128, 4), (32, 64, 4), (64, 128, 4), (64, 64, 4),
-    (128, 128, 8), (128, 64, 4),
+    (16, 128, 4), (16, 64, 4), (32, 128, 4), (64, 128, 4), (64, 64, 4), (128, 128, 8),
+    (128, 64, 8), (128, 64, 4), (64, 32, 4),
 )  # fmt: skip
 """Queries and keys of a block, and warps."""
 _KEPT: Final = 6
 _WIDEST_HEAD: Final = 256
 _LEAST: Final = 16
 """Of each extent of a product on tensor cores."""
-_STEP_SECONDS: Final = 5.0e-7
+_STEP_SECONDS: Final = 1.0e-6
+"""Latency of a block of keys that nothing hides."""
+_KEY_SECONDS: Final = 4.0e-9
+_SCORE_SECONDS: Final = 9.0e-11
+"""Of a multiprocessor, for each key of a block and for each score (measured on an H200)."""
 _LOG2_E: Final = math.log2(math.e)
 
 
@@ -147,15 +151,15 @@ def _options(
         if columns > 2 * max(_LEAST, _power(keys)) or rows > 2 * max(_LEAST, _power(queries)):
             continue
         programs = batch * heads * -(-queries // rows)
-        waves = -(-programs // (4 * target.multiprocessors))
         steps = -(-keys // columns)
-        work = steps * _STEP_SECONDS * max(1.0, rows * columns / 4096 / warps)
-        seconds = LAUNCH_SECONDS + max(memory, waves * work)
+        work = steps * columns * (_KEY_SECONDS + rows * _SCORE_SECONDS) * max(1.0, width / 64)
+        seconds = max(memory, programs * work / target.multiprocessors, steps * _STEP_SECONDS)
         for precision in _precisions(q.dtype):
             options = parameters(
                 block=(rows, columns), pipeline=pipeline, precision=precision, warps=warps
             )
-            found.append((seconds * (1.0 if precision != "ieee" else 1.5), options))
+            slow = precision == "ieee" and q.dtype is DType.FLOAT32
+            found.append((LAUNCH_SECONDS + seconds * (1.5 if slow else 1.0), options))
     return [(options, s) for s, options in sorted(found, key=lambda pair: pair[0])[:_KEPT]]
 
 
@@ -190,6 +194,12 @@ class _Writer:
         self.heads, self.queries, self.keys, self.width, self.result_width = kernel["extents"]
         self.masked = len(self.s.dtypes) > 4
         self.last = len(self.s.dtypes) - 1
+        self.whole_rows = isinstance(self.queries, int) and self.queries % self.rows == 0
+        self.whole_columns = isinstance(self.keys, int) and self.keys % self.columns == 0
+        self.factor = f" * {literal(kernel['scale'] * _LOG2_E)}"
+        # Scaling where powers are taken is one multiplication and subtraction in one; the largest
+        # score stays the largest only if the factor is positive, and masks are added after it.
+        self.times = "" if self.masked or kernel["scale"] <= 0 else self.factor
         self.at_once = isinstance(self.keys, int) and self.keys <= self.columns
 
     def write(self) -> str:
@@ -205,21 +215,22 @@ class _Writer:
         for operand in range(len(s.dtypes)):
             batch, head, *_ = self.k["strides"][operand]
             s.line(f"base{operand} = p{operand} + ({s.sum_of(('item', batch), ('head', head))})")
-        q_ok = self.inside("row_ok[:, None]", "d[None, :]", self.width)
-        s.line(f"q = tl.load({self.place(0, 'row[:, None]', 'd[None, :]')}, {q_ok})")
+        row_ok = "" if self.whole_rows else "row_ok[:, None]"
+        q_ok = self.inside(row_ok, "d[None, :]", self.width)
+        s.line(f"q = tl.load({self.place(0, 'row[:, None]', 'd[None, :]')}{q_ok})")
         s.line(f"acc = tl.zeros([{self.rows}, {_padded(self.result_width)}], tl.float32)")
         if self.at_once:
             self.take_keys("0")
-            s.line("most = tl.max(scores, 1)")
-            s.line("power = tl.exp2(scores - most[:, None])")
+            s.line(f"most = tl.max(scores, 1){self.times}")
+            s.line(f"power = tl.exp2(scores{self.times} - most[:, None])")
             s.line("total = tl.sum(power, 1)")
             self.add_values()
         else:
             self.walk()
         s.line("acc = acc / total[:, None]")
-        ok = self.inside("row_ok[:, None]", "e[None, :]", self.result_width, other=False)
+        ok = self.inside(row_ok, "e[None, :]", self.result_width, other=False)
         place = self.place(self.last, "row[:, None]", "e[None, :]")
-        s.line(f"tl.store({place}, acc.to({LANGUAGE_TYPES[s.dtypes[self.last]]}), {ok})")
+        s.line(f"tl.store({place}, acc.to({LANGUAGE_TYPES[s.dtypes[self.last]]}){ok})")
         return s.text()
 
     def walk(self) -> None:
@@ -228,10 +239,10 @@ class _Writer:
         s.line(f"total = tl.zeros([{self.rows}], tl.float32)")
         with s.block(f"for start in range(0, {s.extent(self.keys)}, {self.columns}):"):
             self.take_keys("start")
-            s.line("larger = tl.maximum(most, tl.max(scores, 1))")
+            s.line(f"larger = tl.maximum(most, tl.max(scores, 1){self.times})")
             # Until a key counts there is nothing to scale, and infinities have no difference.
             s.line("origin = tl.where(larger == float('-inf'), 0.0, larger)")
-            s.line("power = tl.exp2(scores - origin[:, None])")
+            s.line(f"power = tl.exp2(scores{self.times} - origin[:, None])")
             s.line("shrink = tl.exp2(most - origin)")
             s.line("total = total * shrink + tl.sum(power, 1)")
             s.line("acc = acc * shrink[:, None]")
@@ -242,22 +253,23 @@ class _Writer:
         s = self.s
         s.line(f"column = {start} + tl.arange(0, {self.columns})")
         s.line(f"column_ok = column < {s.extent(self.keys)}")
-        ok = self.inside("column_ok[None, :]", "d[:, None]", self.width)
-        s.line(f"k = tl.load({self.place(1, 'column[None, :]', 'd[:, None]')}, {ok})")
-        factor = literal(self.k["scale"] * _LOG2_E)
-        s.line(f"scores = tl.dot(q, k{self.how()}) * {factor}")
+        column_ok = "" if self.whole_columns else "column_ok[None, :]"
+        ok = self.inside(column_ok, "d[:, None]", self.width)
+        s.line(f"k = tl.load({self.place(1, 'column[None, :]', 'd[:, None]')}{ok})")
+        s.line(f"scores = tl.dot(q, k{self.how()})" + ("" if self.times else self.factor))
         if self.masked:
             both = "row_ok[:, None] & column_ok[None, :]"
             place = self.place(3, "row[:, None]", "column[None, :]")
             s.line(f"mask = tl.load({place}, mask={both}, other=0.0).to(tl.float32)")
             s.line(f"scores = scores + mask * {_LOG2_E!r}")
-        if not (isinstance(self.keys, int) and self.keys % self.columns == 0):
+        if not self.whole_columns:
             s.line("scores = tl.where(column_ok[None, :], scores, float('-inf'))")
 
     def add_values(self) -> None:
         s = self.s
-        ok = self.inside("column_ok[:, None]", "e[None, :]", self.result_width)
-        s.line(f"v = tl.load({self.place(2, 'column[:, None]', 'e[None, :]')}, {ok})")
+        column_ok = "" if self.whole_columns else "column_ok[:, None]"
+        ok = self.inside(column_ok, "e[None, :]", self.result_width)
+        s.line(f"v = tl.load({self.place(2, 'column[:, None]', 'e[None, :]')}{ok})")
         s.line(f"acc = tl.dot(power.to(v.dtype), v, acc{self.how()})")
 
     def how(self) -> str:
@@ -271,5 +283,5 @@ class _Writer:
     def inside(self, places: str, elements: str, width: int, *, other: bool = True) -> str:
         """The keywords of a load or store: which places and elements of a head are there."""
         full = width == _padded(width)
-        mask = places if full else f"{places} & ({elements} < {width})"
-        return f"mask={mask}" + (", other=0.0" if other else "")
+        mask = " & ".join(c for c in (places, "" if full else f"({elements} < {width})") if c)
+        return f", mask={mask}" + (", other=0.0" if other else "") if mask else ""

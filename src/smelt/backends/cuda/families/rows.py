@@ -43,11 +43,13 @@ if TYPE_CHECKING:
     from smelt.types import Dim
 
 _MOST_COLUMNS: Final = 4096
-_SIZES: Final = ((512, 1), (1024, 2), (2048, 4), (4096, 4), (4096, 8))
+_SIZES: Final = ((512, 1), (1024, 2), (2048, 4), (4096, 4), (4096, 8), (8192, 8))
 """Elements that a program holds in registers, and its warps."""
 _KEPT: Final = 3
 _TURN_SECONDS: Final = 1.2e-6
 """What a program takes beside moving its memory: sums across lanes and warps, divisions."""
+_LINE_BYTES: Final = 128
+"""Of memory, that is read at a time."""
 _RESIDENT_WARPS: Final = 32
 """Warps that a multiprocessor surely runs at a time."""
 _GUESSED_COLUMNS: Final = 1024
@@ -99,7 +101,7 @@ class RowsFamily(Family[CudaTarget]):
             ]
             inputs = (TensorFormat(kind.dtype, layout), *others, *epilogue.formats)
             output = TensorFormat(out.dtype, layout)
-            for options, seconds in _options(node, target):
+            for options, seconds in _options(node, layout, target):
                 yield Tactic(self.name, options, inputs, (output,), cost_hint=seconds)
 
     @override
@@ -149,7 +151,7 @@ class RowsFamily(Family[CudaTarget]):
         return _Writer(kernel).write()
 
 
-def _options(node: Node, target: CudaTarget) -> list[tuple[Parameters, float]]:
+def _options(node: Node, layout: Layout, target: CudaTarget) -> list[tuple[Parameters, float]]:
     """The most promising sizes of a program, with estimated seconds, best first."""
     shape = value_of(node, 0).tensor.shape
     length = prod(guess(shape[a]) for a in _inner_axes(node))
@@ -163,11 +165,20 @@ def _options(node: Node, target: CudaTarget) -> list[tuple[Parameters, float]]:
         programs = -(-rows // block)
         waves = -(-programs * warps // (_RESIDENT_WARPS * target.multiprocessors))
         each = _TURN_SECONDS * -(-length // columns) * block * columns / (warps * 512)
-        seconds = max(memory_seconds(node), LAUNCH_SECONDS + waves * each)
+        across = _reads_across(node, layout)
+        line = block * value_of(node, 0).tensor.dtype.size_bytes if across else _LINE_BYTES
+        memory = memory_seconds(node) * max(1.0, _LINE_BYTES / line)
+        seconds = max(memory, LAUNCH_SECONDS + waves * each)
         options = parameters(elements=elements, warps=warps)
         found.setdefault((block, warps), (seconds * (1 + 0.01 * len(found)), options))
     best = sorted(found.values(), key=lambda pair: pair[0])[:_KEPT]
     return [(options, seconds) for seconds, options in best]
+
+
+def _reads_across(node: Node, layout: Layout) -> bool:
+    """Whether rows lie beside each other in memory, not their elements."""
+    rank = value_of(node, 0).tensor.rank
+    return layout.axis_order(rank)[-1] not in _inner_axes(node)
 
 
 def _columns(length: Dim) -> int:
