@@ -58,6 +58,7 @@ DENSE: Final = "dense"
 _POISONS: Final = (0xA5, 0x5A, 0xFF)
 """What outputs and workspaces hold before each run; the last is no number in any float."""
 _SAMPLED_TRIALS: Final = 6
+_TF32_ERROR: Final = 3e-3
 _STICKY: Final = frozenset({700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 999})
 """The driver's errors after which a process cannot use the GPU."""
 
@@ -190,18 +191,30 @@ def _shuffled(trial: Trial) -> tuple[list[Array], tuple[Array, ...]]:
 def trials_for(request: Request, backend: CudaBackend, target: CudaTarget) -> list[Trial]:
     """The trials of a request's share."""
     cases = _cases(request.op)
-    storage = DType(request.storage)
     every: Iterable[Trial]
-    if storage is DType.FLOAT32:
+    if request.storage == "float32":
         every = trials_of_cases(cases, backend, target)
+    elif request.storage == "tf32":
+        every = _tf32_trials(cases, backend, target)
     else:
-        every = narrow_trials(cases, backend, target, storage)
+        every = narrow_trials(cases, backend, target, DType(request.storage))
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
-        made = list(every)
+        made = [trial for trial in every if not trial.tactic.is_reference]
     if request.is_sampled:
         made = sample(made, _SAMPLED_TRIALS, key=lambda trial: trial.tactic.family)
     return made[request.part :: request.parts]
+
+
+def _tf32_trials(
+    cases: Iterable[Case], backend: CudaBackend, target: CudaTarget
+) -> Iterator[Trial]:
+    """Every case by every tactic that rounds factors to ten bits."""
+    for case in cases:
+        rough = replace(case, tolerance=max(case.tolerance, _TF32_ERROR))
+        for trial in trials_of_cases([rough], backend, replace(target, allows_tf32=True)):
+            if trial.tactic not in backend.candidates(trial.graph.nodes[0], target)[0]:
+                yield trial
 
 
 def _cases(name: str) -> Sequence[Case]:
@@ -302,7 +315,7 @@ class CudaWorkers:
 
 
 _LARGE: Final = frozenset({"conv", "fused", "gemm", "mat_mul", DENSE})
-_STORAGES: Final = ("float32", "float16", "bfloat16")
+_STORAGES: Final = ("float32", "tf32", "float16", "bfloat16")
 
 
 def every_request() -> Iterator[Request]:
