@@ -130,7 +130,8 @@ def test_each_call_is_made_for_its_own_gpu(stub: StubDriver) -> None:
     first, second = CudaDevice(driver, 0), CudaDevice(driver, 1)
     for device in (first, second, first):
         device.synchronize()
-        assert stub.current == device.index
+        assert stub.current is None  # the thread keeps what it had
+    assert stub.synchronized == [0, 1, 0]
     first.release()
     second.release()
     with pytest.raises(DeviceError, match="released"):
@@ -269,7 +270,7 @@ def test_work_that_is_not_done_is_told_from_work_that_failed(
 # ---- code, launches, graphs
 
 
-def _adds_one(words: Sequence[int]) -> None:
+def _adds_one(words: Sequence[int], _blocks: int) -> None:
     array = (ctypes.c_uint8 * words[1]).from_address(words[0])
     for i in range(words[1]):
         array[i] += 1
@@ -278,7 +279,7 @@ def _adds_one(words: Sequence[int]) -> None:
 @pytest.fixture
 def module(device: CudaDevice, stub: StubDriver) -> Iterator[CudaModule]:
     stub.kernels["adds_one"] = _adds_one
-    stub.words = 2
+    stub.words["adds_one"] = 2
     found = CudaModule(device, code_for("sm_90", "adds_one"))
     yield found
     found.close()

@@ -91,7 +91,7 @@ def test_weights_of_a_file_are_used_where_they_are_mapped(tmp_path: Path) -> Non
     with Path("/proc/self/maps").open() as file:
         assert str(path) not in file.read()
     engine = Engine.load(path)
-    address = int(engine.loaded_code.weights.ctypes.data)
+    address = engine.loaded_code.weights.address
     with Path("/proc/self/maps").open() as file:
         rows = [row for row in file if str(path) in row]
     spans = [tuple(int(end, 16) for end in row.split()[0].split("-")) for row in rows]
@@ -142,7 +142,7 @@ def test_an_engine_for_another_machine_or_version_is_refused() -> None:
     for changed in (
         replace(fingerprint, version="0.0.1"),
         replace(fingerprint, architecture="sparc"),
-        replace(fingerprint, device="cuda"),
+        replace(fingerprint, device="dla"),
     ):
         other = affine_header(fingerprint=changed)
         signed = serialize_engine(

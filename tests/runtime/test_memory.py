@@ -117,7 +117,7 @@ def test_a_saved_engine_is_kept_in_large_pages_where_the_system_can(
         assert any(view)
         wanted = _mapping("self", plain)["FilePmdMapped"]
     with smelt.load(saved) as engine:
-        assert int(engine.loaded_code.weights[::4096].sum()) > 0
+        assert int(engine.loaded_code.weights.bytes[::4096].sum()) > 0
         assert _mapping("self", saved)["FilePmdMapped"] >= wanted
 
 

@@ -1,21 +1,28 @@
 # ruff: noqa: N802  (functions have the driver's own names)
 """A driver without a GPU: the functions of ``cuda.bindings.driver`` that smelt calls, on the host.
 
-Memory is the process's own, streams do their work at once, and "code" names Python functions, so
-what is launched, captured, waited for and given back can be looked at. It is as strict as the real
-one: unknown handles, code for other GPUs and leaks are seen.
+Memory is the process's own and "code" names Python functions, so what is launched, captured, waited
+for and given back can be looked at. It is as strict as the real one: unknown handles, code for
+other GPUs and leaks are seen. Streams do their work at once, or, if they are *lazy*, as late as the
+rules allow: only when somebody waits for it, the latest of what may go on at once first. Whoever
+relies on an order that nothing guarantees then gets wrong results.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
+from collections import deque
+from dataclasses import dataclass, field
 from enum import IntEnum
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
 
 class CUresult(IntEnum):
@@ -25,6 +32,7 @@ class CUresult(IntEnum):
     CUDA_ERROR_INVALID_VALUE = 1
     CUDA_ERROR_OUT_OF_MEMORY = 2
     CUDA_ERROR_NO_DEVICE = 100
+    CUDA_ERROR_INVALID_CONTEXT = 201
     CUDA_ERROR_INVALID_IMAGE = 200
     CUDA_ERROR_NO_BINARY_FOR_GPU = 209
     CUDA_ERROR_INVALID_HANDLE = 400
@@ -54,11 +62,44 @@ class _Failing:
 OK = CUresult.CUDA_SUCCESS
 BAD_HANDLE = CUresult.CUDA_ERROR_INVALID_HANDLE
 MOST_THREADS = 1024
+_MEMORY_ALIGNMENT = 256
+_POISON = 0xA5
 
 
 def code_for(architecture: str, *kernels: str) -> bytes:
     """Return "code" for an architecture that holds kernels by name."""
     return json.dumps([architecture, kernels]).encode()
+
+
+@dataclass
+class _Node:
+    """Work in a graph."""
+
+    work: Callable[[], object]
+    needs: list[_Node]
+    event: int | None = None
+    """What it marks."""
+
+
+@dataclass
+class _Queue:
+    """A stream: work by the number at which it was queued."""
+
+    is_blocking: bool
+    work: deque[tuple[int, Callable[[], object]]] = field(
+        default_factory=deque[tuple[int, "Callable[[], object]"]]
+    )
+    captured: list[_Node] | None = None
+    """Its nodes while it is being captured."""
+    last: list[_Node] = field(default_factory=list[_Node])
+    """On what the next node will depend."""
+
+
+class _Queues(dict[int, _Queue]):
+    """Streams by handle; other libraries' come unannounced."""
+
+    def __missing__(self, handle: int) -> _Queue:
+        return self.setdefault(handle, _Queue(is_blocking=handle == 0))
 
 
 class StubDriver:
@@ -68,20 +109,35 @@ class StubDriver:
     CUstreamCaptureMode = CUlaunchAttributeID = _Names()
     CUstream = int
 
-    def __init__(self, *, version: int = 13000, devices: int = 2, memory: int = 1 << 30) -> None:
-        self.version, self.devices, self.memory = version, devices, memory
+    def __init__(
+        self,
+        *,
+        version: int = 13000,
+        devices: int = 2,
+        memory: int = 1 << 30,
+        lazy: bool = False,
+    ) -> None:
+        self.version, self.devices, self.memory, self.lazy = version, devices, memory, lazy
         self.architecture = "sm_90"
-        self.kernels: dict[str, Callable[[Sequence[int]], None]] = {}
+        self.kernels: dict[str, Callable[[list[int], int], None]] = {}
+        """What kernels do with their argument words and number of blocks."""
+        self.words: dict[str, int] = {}
+        """Argument words of each kernel."""
         self.live: dict[int, tuple[str, Any]] = {}
         """Every handle that was given out and not given back: its kind, and what it stands for."""
         self.calls: list[str] = []
         self.failures: dict[str, CUresult] = {}
         """Functions that fail at their next call, and how."""
-        self.current: object = None
+        self.current: int | None = None
+        """The thread's GPU."""
+        self.synchronized: list[int | None] = []
+        """The thread's GPU at each synchronization of a whole GPU."""
         self.launches: list[SimpleNamespace] = []
-        self.words = 0
-        """Argument words that every launch has."""
-        self._capture: list[Callable[[], object]] | None = None
+        self._owners: dict[int, int | None] = {}
+        self._queues = _Queues()
+        self._records: dict[int, tuple[int, int]] = {}
+        """For each event the stream and the number at which it was last recorded."""
+        self._clock = 0
         self._next = 1000
 
     def __getattribute__(self, name: str) -> Any:
@@ -105,12 +161,37 @@ class StubDriver:
         del self.live[int(handle)]
         return (OK,)
 
-    def _do(self, work: Callable[[], object]) -> tuple[CUresult]:
-        if self._capture is None:
-            work()
-        else:
-            self._capture.append(work)
+    def _do(self, stream: int, work: Callable[[], object]) -> tuple[CUresult]:
+        """Do work, or queue it, or let it be recorded."""
+        queue = self._queues[int(stream)]
+        if queue.captured is not None:
+            node = _Node(work, queue.last)
+            queue.captured.append(node)
+            queue.last = [node]
+            return (OK,)
+        if queue.is_blocking:  # the default stream takes turns with these
+            for other, rival in self._queues.items():
+                if rival.is_blocking and 0 in {other, int(stream)} and rival is not queue:
+                    self._queue(queue, functools.partial(self._run, other, self._clock))
+        self._queue(queue, work)
+        if not self.lazy:
+            self._run(int(stream))
         return (OK,)
+
+    def _queue(self, queue: _Queue, work: Callable[[], object]) -> None:
+        self._clock += 1
+        queue.work.append((self._clock, work))
+
+    def _run(self, stream: int, until: int | None = None) -> None:
+        """Do what was queued, up to a number."""
+        queue = self._queues.get(stream)
+        limit = self._clock if until is None else until
+        while queue is not None and queue.work and queue.work[0][0] <= limit:
+            queue.work.popleft()[1]()
+
+    def _run_all(self) -> None:
+        for stream in reversed(list(self._queues)):
+            self._run(stream)
 
     def live_kinds(self) -> list[str]:
         """Return the kinds of what was not given back, sorted."""
@@ -154,10 +235,21 @@ class StubDriver:
         return self._drop("context", held[0])
 
     def cuCtxSetCurrent(self, context: int) -> tuple[CUresult]:
-        self.current = self.live[context][1]
+        self.current = self.live[context][1] if context else None
         return (OK,)
 
+    def cuCtxGetCurrent(self) -> tuple[CUresult, int]:
+        held = [h for h, found in self.live.items() if found == ("context", self.current)]
+        return OK, held[0] if held else 0
+
+    def cuCtxGetDevice(self) -> tuple[CUresult, int | None]:
+        if self.current is None:
+            return CUresult.CUDA_ERROR_INVALID_CONTEXT, None
+        return OK, self.current
+
     def cuCtxSynchronize(self) -> tuple[CUresult]:
+        self.synchronized.append(self.current)
+        self._run_all()
         return (OK,)
 
     # ---- memory
@@ -171,57 +263,89 @@ class StubDriver:
     def cuMemAlloc(self, size: int) -> tuple[CUresult, int]:
         if self._taken() + size > self.memory:
             return CUresult.CUDA_ERROR_OUT_OF_MEMORY, 0
-        memory = (ctypes.c_uint8 * size)()
-        address = ctypes.addressof(memory)
-        self.live[address] = ("memory", memory)
-        return OK, address
+        return OK, self._memory("memory", size)
+
+    def _memory(self, kind: str, size: int) -> int:
+        memory = np.full(size + _MEMORY_ALIGNMENT, _POISON, np.uint8)
+        start = -int(memory.ctypes.data) % _MEMORY_ALIGNMENT
+        memory = memory[start : start + size]
+        address = int(memory.ctypes.data)
+        self.live[address] = (kind, memory)
+        self._owners[address] = self.current
+        return address
+
+    def _owner(self, kind: str, address: int) -> int | None:
+        """The first address of the live memory that an address is in."""
+        for first, (found, memory) in self.live.items():
+            if found == kind and first <= address < first + len(memory):
+                return first
+        return None
 
     def cuMemFree(self, address: int) -> tuple[CUresult]:
+        self._run_all()
         return self._drop("memory", address)
 
     def cuMemAllocAsync(self, size: int, _stream: int) -> tuple[CUresult, int]:
         return self.cuMemAlloc(size)
 
     def cuMemFreeAsync(self, address: int, _stream: int) -> tuple[CUresult]:
-        return self._drop("memory", address)
+        return self.cuMemFree(address)
 
     def cuMemHostAlloc(self, size: int, _flags: int) -> tuple[CUresult, int]:
-        memory = (ctypes.c_uint8 * size)()
-        self.live[ctypes.addressof(memory)] = ("pinned", memory)
-        return OK, ctypes.addressof(memory)
+        return OK, self._memory("pinned", size)
 
     def cuMemFreeHost(self, address: int) -> tuple[CUresult]:
+        self._run_all()
         return self._drop("pinned", address)
 
-    def cuMemcpyAsync(self, target: int, source: int, size: int, _s: int) -> tuple[CUresult]:
-        return self._do(lambda: ctypes.memmove(target, source, size))
+    def cuMemcpyAsync(self, target: int, source: int, size: int, s: int) -> tuple[CUresult]:
+        known = [
+            self._owner("memory", address) is None and self._owner("pinned", address) is None
+            for address in (target, source)
+        ]
+        if known[1]:  # pageable memory is read at once
+            data = ctypes.string_at(source, size)
+            return self._do(s, lambda: ctypes.memmove(target, data, size))
+        done = self._do(s, lambda: ctypes.memmove(target, source, size))
+        if known[0]:  # and waited for when it is written
+            self._run(int(s))
+        return done
 
-    def cuMemsetD8Async(self, target: int, value: int, size: int, _s: int) -> tuple[CUresult]:
-        return self._do(lambda: ctypes.memset(target, value, size))
+    def cuMemsetD8Async(self, target: int, value: int, size: int, s: int) -> tuple[CUresult]:
+        return self._do(s, lambda: ctypes.memset(target, value, size))
 
     def cuPointerGetAttribute(self, _kind: str, address: int) -> tuple[CUresult, int | None]:
-        if self.live.get(address, ("",))[0] != "memory":
+        found = self._owner("memory", address) or self._owner("pinned", address)
+        if found is None:
             return CUresult.CUDA_ERROR_INVALID_VALUE, None
-        return OK, 0
+        return OK, self._owners[found]
 
     # ---- streams and events
 
-    def cuStreamCreate(self, _flags: int) -> tuple[CUresult, int]:
-        return OK, self._new("stream")
+    def cuStreamCreate(self, flags: int) -> tuple[CUresult, int]:
+        handle = self._new("stream")
+        self._queues[handle] = _Queue(is_blocking=flags == 0)
+        return OK, handle
 
     def cuStreamDestroy(self, stream: int) -> tuple[CUresult]:
+        self._run(int(stream))
+        self._queues.pop(int(stream), None)
         return self._drop("stream", stream)
 
-    def cuStreamQuery(self, _stream: int) -> tuple[CUresult]:
+    def cuStreamQuery(self, stream: int) -> tuple[CUresult]:
+        return (CUresult.CUDA_ERROR_NOT_READY if self._queues[int(stream)].work else OK,)
+
+    def cuStreamSynchronize(self, stream: int) -> tuple[CUresult]:
+        if any(queue.captured is not None for queue in self._queues.values()):
+            return (CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,)
+        self._run(int(stream))
         return (OK,)
 
-    def cuStreamSynchronize(self, _stream: int) -> tuple[CUresult]:
-        return (
-            CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED if self._capture is not None else OK,
-        )
-
-    def cuStreamWaitEvent(self, _stream: int, event: int, _flags: int) -> tuple[CUresult]:
-        return (OK if event in self.live else BAD_HANDLE,)
+    def cuStreamWaitEvent(self, stream: int, event: int, _flags: int) -> tuple[CUresult]:
+        if event not in self.live:
+            return (BAD_HANDLE,)
+        other, number = self._records.get(event, (0, 0))
+        return self._do(stream, lambda: self._run(other, number))
 
     def cuEventCreate(self, _flags: int) -> tuple[CUresult, int]:
         return OK, self._new("event")
@@ -229,13 +353,32 @@ class StubDriver:
     def cuEventDestroy(self, event: int) -> tuple[CUresult]:
         return self._drop("event", event)
 
-    def cuEventRecord(self, event: int, _stream: int) -> tuple[CUresult]:
-        return (OK if event in self.live else BAD_HANDLE,)
+    def cuEventRecord(self, event: int, stream: int) -> tuple[CUresult]:
+        if event not in self.live:
+            return (BAD_HANDLE,)
+        if self._queues[int(stream)].captured is not None:
+            return (CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,)
+        done = self._do(stream, lambda: None)
+        self._records[event] = (int(stream), self._clock)
+        return done
 
-    def cuEventQuery(self, _event: int) -> tuple[CUresult]:
+    def cuEventRecordWithFlags(self, event: int, stream: int, flags: int) -> tuple[CUresult]:
+        if flags != 1:
+            return self.cuEventRecord(event, stream)
+        if event not in self.live:
+            return (BAD_HANDLE,)
+        self._do(stream, lambda: None)
+        self._queues[int(stream)].last[0].event = event
         return (OK,)
 
-    def cuEventSynchronize(self, _event: int) -> tuple[CUresult]:
+    def cuEventQuery(self, event: int) -> tuple[CUresult]:
+        stream, number = self._records.get(event, (0, 0))
+        queue = self._queues.get(stream)
+        waits = queue is not None and queue.work and queue.work[0][0] <= number
+        return (CUresult.CUDA_ERROR_NOT_READY if waits else OK,)
+
+    def cuEventSynchronize(self, event: int) -> tuple[CUresult]:
+        self._run(*self._records.get(event, (0, 0)))
         return (OK,)
 
     def cuEventElapsedTime(self, _start: int, _end: int) -> tuple[CUresult, float]:
@@ -284,35 +427,87 @@ class StubDriver:
     ) -> tuple[CUresult]:
         if config.blockDimX > MOST_THREADS:
             return (CUresult.CUDA_ERROR_INVALID_VALUE,)
-        pointers = (ctypes.c_void_p * self.words).from_address(arguments)
-        words = [ctypes.c_uint64.from_address(p or 0).value for p in pointers]
+        words = self._words(function, arguments)
         self.launches.append(config)
-        run = self.kernels.get(function)
-        return self._do(lambda: run(words) if run else None)
+        blocks = config.gridDimX
+        return self._do(config.hStream, lambda: self._launch(function, words, blocks))
+
+    def _words(self, function: str, arguments: int) -> list[int]:
+        pointers = (ctypes.c_void_p * self.words.get(function, 0)).from_address(arguments)
+        return [ctypes.c_uint64.from_address(p or 0).value for p in pointers]
+
+    def _launch(self, function: str, words: list[int], blocks: int) -> None:
+        if (run := self.kernels.get(function)) is not None:
+            run(words, blocks)
 
     # ---- graphs
 
-    def cuStreamBeginCapture(self, _stream: int, _mode: str) -> tuple[CUresult]:
-        self._capture = []
+    def cuStreamBeginCapture(self, stream: int, _mode: str) -> tuple[CUresult]:
+        queue = self._queues[int(stream)]
+        queue.captured, queue.last = [], []
         return (OK,)
 
-    def cuStreamEndCapture(self, _stream: int) -> tuple[CUresult, int]:
-        recorded, self._capture = self._capture, None
+    def cuStreamEndCapture(self, stream: int) -> tuple[CUresult, int]:
+        queue = self._queues[int(stream)]
+        recorded, queue.captured = queue.captured, None
         return OK, self._new("graph", recorded)
+
+    def cuStreamGetCaptureInfo(
+        self, stream: int
+    ) -> tuple[CUresult, str, int, int, list[_Node], list[None], int]:
+        last = self._queues[int(stream)].last
+        return OK, "active", 1, 0, last, [None] * len(last), len(last)
+
+    def cuStreamUpdateCaptureDependencies(
+        self, stream: int, nodes: list[_Node], _edges: object, count: int, flags: int
+    ) -> tuple[CUresult]:
+        if flags != 1 or count != len(nodes):
+            return (CUresult.CUDA_ERROR_INVALID_VALUE,)
+        self._queues[int(stream)].last = list(nodes)
+        return (OK,)
 
     def cuGraphDestroy(self, graph: int) -> tuple[CUresult]:
         return self._drop("graph", graph)
 
     def cuGraphInstantiate(self, graph: int, _flags: int) -> tuple[CUresult, int]:
-        return OK, self._new("executable graph", self.live[graph][1])
+        nodes = self.live[graph][1]
+        return OK, self._new("executable graph", {id(node): [node, node.work] for node in nodes})
+
+    def CUDA_KERNEL_NODE_PARAMS(self) -> SimpleNamespace:
+        return SimpleNamespace()
+
+    def cuGraphExecKernelNodeSetParams(
+        self, graph: int, node: _Node, parameters: SimpleNamespace
+    ) -> tuple[CUresult]:
+        known = self.live[graph][1].get(id(node))
+        if known is None:
+            return (CUresult.CUDA_ERROR_INVALID_VALUE,)
+        words = self._words(parameters.func, parameters.kernelParams)
+        function, blocks = parameters.func, parameters.gridDimX
+        known[1] = lambda: self._launch(function, words, blocks)
+        return (OK,)
 
     def cuGraphUpload(self, _graph: int, _stream: int) -> tuple[CUresult]:
         return (OK,)
 
-    def cuGraphLaunch(self, graph: int, _stream: int) -> tuple[CUresult]:
-        for work in self.live[graph][1]:
-            work()
-        return (OK,)
+    def cuGraphLaunch(self, graph: int, stream: int) -> tuple[CUresult]:
+        nodes = [tuple(pair) for pair in self.live[graph][1].values()]
+        done = self._do(stream, lambda: _perform(nodes))
+        for node, _ in nodes:
+            if node.event is not None:
+                self._records[node.event] = (int(stream), self._clock)
+        return done
 
     def cuGraphExecDestroy(self, graph: int) -> tuple[CUresult]:
         return self._drop("executable graph", graph)
+
+
+def _perform(nodes: list[tuple[_Node, Callable[[], object]]]) -> None:
+    """Do a graph's work, of what may be done next always the latest."""
+    done: set[int] = set()
+    left = list(nodes)
+    while left:
+        pair = next(p for p in reversed(left) if all(id(n) in done for n in p[0].needs))
+        left.remove(pair)
+        pair[1]()
+        done.add(id(pair[0]))

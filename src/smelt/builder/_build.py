@@ -206,6 +206,7 @@ class _Build:
             EngineParts(
                 name=self.graph.name,
                 fingerprint=self.tools.fingerprint,
+                device=self.tools.device,
                 bindings=_bindings(self.graph, plans),
                 max_batch_size=max(
                     (box[BATCH].high for box in boxes if BATCH in box), default=None

@@ -45,6 +45,7 @@ class CudaToolchain(Toolchain):
             raise MissingExtraError("triton", "cuda-build")
         self._target = target
         self.index = index
+        self.device = None if index is None else f"cuda:{index}"
         self.backend = CudaBackend(CodeCache.open(generator_edition()))
 
     @property

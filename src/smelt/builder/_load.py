@@ -49,7 +49,7 @@ def load(
     if trust not in ("signed", "always"):
         raise SmeltError(f"trust is 'signed' or 'always', not {trust!r}")
     if trust == "always":
-        return Engine(file)
+        return Engine(file, device=device)
     try:
         verify_signature(file)
     except TrustError as error:
@@ -57,8 +57,8 @@ def load(
             raise
         _LOG.debug("%s", error)
         _LOG.warning("%s", _told(file))
-        return _regenerate(file)
-    return Engine(file)
+        return _regenerate(file, device)
+    return Engine(file, device=device)
 
 
 def _told(file: EngineFile) -> str:
@@ -74,7 +74,7 @@ def _told(file: EngineFile) -> str:
     )
 
 
-def _regenerate(file: EngineFile) -> Engine:
+def _regenerate(file: EngineFile, device: str | None) -> Engine:
     """The engine with code of our own making: only data of the file is believed."""
     from smelt.builder._program import reassembled_plans
     from smelt.builder._toolchain import toolchain_of
@@ -86,4 +86,4 @@ def _regenerate(file: EngineFile) -> Engine:
     steps = (step for plan in plans for step in plan.steps)
     image, runtime = tools.link([s.kernel for s in steps if isinstance(s, Launch)])
     fresh = dataclasses.replace(header, symbols=image.symbols, runtime_symbols=runtime.symbols)
-    return Engine.create(fresh, file.weights, image.code, runtime.code)
+    return Engine.create(fresh, file.weights, image.code, runtime.code, device=device)

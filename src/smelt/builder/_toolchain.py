@@ -54,6 +54,8 @@ class Toolchain(ABC):
     backend: Backend[Any]
     workers: int
     """How many have scratch memory of their own."""
+    device: str | None = None
+    """Where what is built shall run, if that is one of several devices of its kind."""
 
     @property
     @abstractmethod

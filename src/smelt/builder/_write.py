@@ -33,6 +33,8 @@ class EngineParts:
     runtime: CodeImage
     report: str
     program: str
+    device: str | None = None
+    """Where it shall run, if that is one of several of its kind."""
 
 
 def make_engine(parts: EngineParts) -> Engine:
@@ -51,7 +53,13 @@ def make_engine(parts: EngineParts) -> Engine:
         report=parts.report,
         program=parts.program,
     )
-    return Engine.create(header, parts.weights.data(), parts.image.code, parts.runtime.code)
+    return Engine.create(
+        header,
+        parts.weights.data(),
+        parts.image.code,
+        parts.runtime.code,
+        device=parts.device,
+    )
 
 
 def _weight(constant: Constant, offset: int, named: dict[int, str]) -> Weight:

@@ -1,8 +1,15 @@
 """Run engines: load, bind, run, profile. Nothing from here down knows a compiler."""
 
+from smelt.runtime._code import check_machine
 from smelt.runtime._context import ExecutionContext, Profiler
-from smelt.runtime._engine import Engine, Trust, check_machine
-from smelt.runtime._segments import CpuMachinery, Memories, NativeSegment, cut_plan
+from smelt.runtime._engine import Engine, Trust
+from smelt.runtime._segments import (
+    CpuMachinery,
+    Memories,
+    NativeSegment,
+    Segment,
+    cut_plan,
+)
 from smelt.runtime._streams import Event, Stream
 
 __all__ = [
@@ -13,6 +20,7 @@ __all__ = [
     "Memories",
     "NativeSegment",
     "Profiler",
+    "Segment",
     "Stream",
     "Trust",
     "check_machine",

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
+from math import prod
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
 from smelt.errors import BindingError
-from smelt.types import DType
+from smelt.types import DType, evaluate_dim
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 _HOST_KINDS: Final = frozenset({1, 3})
 """DLPack's device kinds whose memory a processor reads: its own, and CUDA's pinned."""
+
+_HOMES: Final = {"jax": "jax.numpy", "jaxlib": "jax.numpy"}
+"""Modules that know DLPack, of libraries whose outermost module does not."""
 
 
 def array_from_value(value: object, binding: Binding, wanted: np.dtype[Any]) -> NDArray[Any]:
@@ -107,19 +111,31 @@ def address_of(array: NDArray[Any]) -> int:
     return address
 
 
+def trimmed(binding: Binding, array: NDArray[Any], values: Mapping[str, int]) -> NDArray[Any]:
+    """The part of an output that a run with data-dependent sizes has filled."""
+    shape = [evaluate_dim(dim, values) for dim in binding.shape]
+    if tuple(shape) == array.shape:
+        return array
+    return array.reshape(-1)[: prod(shape)].reshape(shape)
+
+
+def library_of(value: object) -> Any:
+    """Return the module that makes arrays like ``value`` from DLPack's; None for numpy, or none."""
+    root = type(value).__module__.partition(".")[0]
+    library: Any = sys.modules.get(_HOMES.get(root, root))
+    return None if root == "numpy" or not hasattr(library, "from_dlpack") else library
+
+
 def exporter_for(values: object) -> Callable[[NDArray[Any], DType], Any] | None:
     """Return what makes a result an array of the same library as ``values``; None for numpy."""
     if isinstance(values, np.ndarray):
         return None
-    root = type(values).__module__.partition(".")[0]
-    if root == "numpy" or not hasattr(values, "__dlpack__"):
-        return None
-    library = sys.modules.get(root)
-    if library is None or not hasattr(library, "from_dlpack"):
+    library = library_of(values)
+    if library is None or not hasattr(values, "__dlpack__"):
         return None
 
     def export(array: NDArray[Any], dtype: DType) -> Any:  # an array of that library
-        if dtype is DType.BFLOAT16 and root == "torch":
+        if dtype is DType.BFLOAT16 and library.__name__ == "torch":
             return library.from_dlpack(array.view(np.int16)).view(library.bfloat16)
         return library.from_dlpack(array)
 

@@ -3,42 +3,22 @@
 from __future__ import annotations
 
 import os
-import time
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, cast
 
 import numpy as np
 from numpy import ndarray
 
-from smelt import config
-from smelt.devices.cpu import (
-    CpuEvent,
-    CpuMemory,
-    CpuStream,
-    Mark,
-    Scratch,
-    available_processors,
-    worker_pool,
-)
-from smelt.devices.null import NullMemory
 from smelt.errors import BindingError, ContextError
-from smelt.runtime._arrays import (
-    address_of,
-    array_from_value,
-    contiguous_array,
-    exporter_for,
-    writable_array,
-)
-from smelt.runtime._segments import CpuMachinery, Memories, NullMachinery, cut_plan
+from smelt.runtime._segments import Memories, cut_plan
 from smelt.runtime._shapes import (
     call_from_values,
     check_room,
     values_from_batch,
     values_from_shapes,
 )
-from smelt.runtime._staging import Staging
-from smelt.types import evaluate_dim
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,19 +26,23 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from smelt.devices import AllocationTracker
-    from smelt.devices.cpu import CpuAllocation
-    from smelt.devices.null import NullAllocation
     from smelt.engine import Binding
-    from smelt.runtime._engine import Engine, LoadedCode
+    from smelt.runtime._code import LoadedCode
+    from smelt.runtime._engine import Engine
     from smelt.runtime._segments import Machinery, Segment
     from smelt.runtime._shapes import Call
-    from smelt.runtime._staging import Ready
+    from smelt.runtime._staging import Ready, Staging
 
-_MAX_THREADS: Final = 1024
 _KEPT_SHAPES: Final = 64
-_POLL_S: Final = 2e-4
-_RUN: Final = "run"
+RUN: Final = "run"
+
+
+class Consumption(Protocol):
+    """Hears that the inputs of a run are no longer needed."""
+
+    def reach(self) -> None:
+        """Take note."""
+        ...
 
 
 class Profiler(Protocol):
@@ -69,50 +53,30 @@ class Profiler(Protocol):
         ...
 
 
-class ExecutionContext:
+class ExecutionContext(ABC):
     """Runs an engine, one inference at a time; get one from `Engine.create_context`.
 
     It keeps its engine alive. A second thread that comes while it is busy gets a `ContextError`:
     give each thread its own context.
     """
 
+    threads: int
+    """Of the host, that a run uses at most."""
+
     def __init__(
-        self,
-        engine: Engine,
-        code: LoadedCode,
-        threads: int | None,
-        tracker: AllocationTracker | None,
+        self, engine: Engine, code: LoadedCode, machinery: Machinery, staging: Staging
     ) -> None:
         self._engine, self._code = engine, code
         self._header = code.header
-        self.threads = _thread_count(threads)
+        self._machinery, self._staging = machinery, staging
         self._profiler: Profiler | None = None
-        plans = self._header.plans
-        arena_bytes = max(plan.arena_bytes for plan in plans)
-        self._allocations: list[CpuAllocation | NullAllocation | Scratch] = []
-        self._machinery: Machinery
-        if code.runtime is None:
-            self._allocations = [NullMemory(tracker).allocate(arena_bytes, "arena")]
-            self._machinery = NullMachinery()
-            self._staging = Staging(None, self._header)
-        else:
-            memory = CpuMemory(tracker)
-            arena = memory.allocate(arena_bytes, "arena")
-            arena.bytes[:] = 0
-            scratch = Scratch(memory, max(plan.scratch_bytes for plan in plans), self.threads)
-            self._staging = Staging(memory, self._header)
-            self._allocations = [arena, scratch, *self._staging.allocations]
-            self._machinery = CpuMachinery(
-                code.functions, code.runtime, worker_pool(), memory, self.threads, scratch
-            )
         self._segments: dict[int, list[Segment]] = {}
         self._weights = code.weights
-        self._memories = Memories(self._allocations[0].address, int(self._weights.ctypes.data))
+        self._memories = Memories(0, self._weights.address)
         self._ports = [(i, b, b.dtype.numpy) for i, b in enumerate(self._header.bindings)]
         self._inputs = [port for port in self._ports if port[1].is_input]
         self._outputs = [port for port in self._ports if not port[1].is_input]
         self._ready: dict[object, Ready] = {}
-        self._new = np.zeros if code.runtime is None else np.empty
         self._is_closed = False
         self.reset()
         _contexts.add(self)
@@ -122,8 +86,6 @@ class ExecutionContext:
         self._owner: dict[str, object] = {}
         """Holds what stands for the run that is going on, if one is; `setdefault` takes the context
         in one step, whatever other threads do."""
-        self._pending: Mark | None = None
-        """The end of the latest `enqueue`."""
 
     @property
     def engine(self) -> Engine:
@@ -165,18 +127,11 @@ class ExecutionContext:
             ready = self._ready.get(shapes)
             if ready is None:
                 ready = self._ready_for(shapes)
-            results, values = self._compute(ready, arrays)
+            return self._compute(ready, arrays, inputs)
         finally:
             # No call stands here: at a call an interrupt could come before the context is free.
-            if _RUN in self._owner and self._owner[_RUN] is token:
-                del self._owner[_RUN]
-        if values is not ready.call.values:
-            for _, binding, _ in self._outputs:
-                results[binding.name] = self._trim(binding, results[binding.name], values)
-        for value in inputs.values():
-            if type(value) is not ndarray and (export := exporter_for(value)) is not None:
-                return {b.name: export(results[b.name], b.dtype) for _, b, _ in self._outputs}
-        return results
+            if RUN in self._owner and self._owner[RUN] is token:
+                del self._owner[RUN]
 
     def _arrays_from(
         self, inputs: Mapping[str, Any]
@@ -194,7 +149,7 @@ class ExecutionContext:
             except KeyError:
                 raise _misnamed(inputs, self._engine.inputs) from None
             if type(array) is not ndarray or array.dtype is not dtype:
-                array = array_from_value(array, binding, dtype)
+                array = self._input(array, binding, dtype)
             arrays[index] = array
             shapes.append(array.shape)
         return arrays, tuple(shapes)
@@ -211,27 +166,19 @@ class ExecutionContext:
         self._ready[key] = ready = self._staging.ready(call, shapes)
         return ready
 
-    def _compute(self, ready: Ready, arrays: list[Any]) -> tuple[dict[str, Any], dict[str, int]]:
-        """Run on inputs; return new outputs by name, and the symbols' values after the run."""
-        call = ready.call
-        for index, place in ready.outputs:
-            if place is None:
-                dtype = self._ports[index][2]
-                arrays[index] = self._new(call.shapes[index], dtype)
-        values = self._perform(ready, arrays, None)
-        results: dict[str, Any] = {}
-        for index, place in ready.outputs:
-            name = self._ports[index][1].name
-            results[name] = arrays[index] if place is None else place.copy()
-        return results, values
+    @abstractmethod
+    def _compute(
+        self, ready: Ready, arrays: list[Any], inputs: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Run on inputs, given by binding and as they came; return new outputs by name."""
 
-    @staticmethod
-    def _trim(binding: Binding, array: NDArray[Any], values: Mapping[str, int]) -> NDArray[Any]:
-        """The part of an output that a run with data-dependent sizes has filled."""
-        shape = [evaluate_dim(dim, values) for dim in binding.shape]
-        if tuple(shape) == array.shape:
-            return array
-        return array.reshape(-1)[: int(np.prod(shape, dtype=np.int64))].reshape(shape)
+    @abstractmethod
+    def _input(self, value: Any, binding: Binding, dtype: np.dtype[Any]) -> Any:
+        """An array of any library as one that has the binding's dtype, or BindingError."""
+
+    @abstractmethod
+    def _output(self, value: Any, binding: Binding, dtype: np.dtype[Any]) -> Any:
+        """The same for an array that will be written."""
 
     # ---- by index
 
@@ -252,17 +199,18 @@ class ExecutionContext:
         token = object()
         try:
             self._enter(token)
-            self._perform_bound(ready, arrays, None)
+            self._perform_bound(ready, arrays)
         finally:
-            if _RUN in self._owner and self._owner[_RUN] is token:
-                del self._owner[_RUN]
+            if RUN in self._owner and self._owner[RUN] is token:
+                del self._owner[RUN]
 
+    @abstractmethod
     def enqueue(
         self,
         batch_size: int,
         bindings: Sequence[Any],
-        stream: CpuStream,
-        input_consumed: CpuEvent | None = None,
+        stream: Any,
+        input_consumed: Any = None,
     ) -> None:
         """Queue one run on a stream and return at once.
 
@@ -272,40 +220,15 @@ class ExecutionContext:
         Args:
             batch_size: as for `execute`.
             bindings: as for `execute`; the arrays are kept until the run is complete.
-            stream: does the work, in order.
-            input_consumed: recorded when the inputs may be changed again.
+            stream: does the work, in order: a `smelt.Stream` of the engine's device; on a GPU also
+                another library's, or a handle.
+            input_consumed: a `smelt.Event`, recorded when the inputs may be changed again.
 
         Raises:
             BindingError: as for `execute`.
             ContextError: the batch is too large, the context is closed, or ``stream`` or
                 ``input_consumed`` is none.
         """
-        _check_queue(stream, input_consumed)
-        ready, arrays = self._bind(batch_size, bindings)
-        before, done, consumed = self._pending, Mark(), Mark()
-
-        def work() -> None:
-            if before is not None:
-                before.wait()
-            token = object()
-            try:
-                self._wait_for(token)
-                self._check_open()
-                self._perform_bound(ready, arrays, consumed)
-            finally:
-                if _RUN in self._owner and self._owner[_RUN] is token:
-                    del self._owner[_RUN]
-            arrays.clear()
-
-        if input_consumed is not None:
-            input_consumed.mark = consumed
-        self._pending = done
-        try:
-            stream.submit(work, consumed, done)
-        except BaseException:
-            consumed.reach()
-            done.reach()
-            raise
 
     def _bind(self, batch_size: int, bindings: Sequence[Any]) -> tuple[Ready, list[Any]]:
         """The call for bindings by index, and these as arrays and addresses."""
@@ -322,13 +245,20 @@ class ExecutionContext:
                 or array.dtype is not dtype
                 or not (binding.is_input or array.flags.carray)
             ):
-                array = arrays[index] = _bound(array, binding, dtype)
+                array = arrays[index] = self._bound(array, binding, dtype)
             shapes.append(None if isinstance(array, int) else array.shape)
         key = (batch_size, tuple(shapes))
         ready = self._ready.get(key)
         if ready is None:
             ready = self._ready_for_batch(batch_size, key[1])
         return ready, arrays
+
+    def _bound(self, value: Any, binding: Binding, dtype: np.dtype[Any]) -> Any:
+        """What an application bound, as an array or an address."""
+        if isinstance(value, int | np.integer):
+            return _checked_address(binding, int(cast("int", value)))
+        convert = self._input if binding.is_input else self._output
+        return convert(value, binding, dtype)
 
     def _ready_for_batch(
         self, batch_size: int, shapes: tuple[tuple[int, ...] | None, ...]
@@ -341,53 +271,31 @@ class ExecutionContext:
                 check_room(binding, shape, needed)
         return self._keep((batch_size, shapes), call, shapes)
 
-    def _perform_bound(self, ready: Ready, arrays: list[Any], consumed: Mark | None) -> None:
-        self._perform(ready, arrays, consumed)
-        for index, place in ready.outputs:
-            if place is not None:
-                arrays[index][...] = place
+    @abstractmethod
+    def _perform_bound(self, ready: Ready, arrays: list[Any]) -> None:
+        """Run on the application's memory, and return when the outputs are there."""
 
     # ---- one run
 
     def _enter(self, token: object) -> None:
         """Take the context for a synchronous run. Whoever calls gives it back if it is his."""
-        pending = self._pending
-        if pending is not None:
-            pending.wait()
-        if self._owner.setdefault(_RUN, token) is not token:
+        if self._owner.setdefault(RUN, token) is not token:
             raise ContextError(
                 "this context is busy in another thread; create one context for each thread"
             )
         if self._is_closed:
             self._check_open()
 
-    def _wait_for(self, token: object) -> None:
-        """Make ``token`` the owner of the context when a run that is going on is complete."""
-        while self._owner.setdefault(_RUN, token) is not token:
-            time.sleep(_POLL_S)  # rare: a synchronous run in another thread
-
     def _check_open(self) -> None:
         if self._is_closed:
             raise ContextError("this context is closed; create another from its engine")
 
-    def _perform(self, ready: Ready, arrays: list[Any], consumed: Mark | None) -> dict[str, int]:
-        """Run on arrays, or addresses, by binding; outputs that have a place are left there."""
-        addresses = ready.addresses
-        if not ready.is_staged:
-            addresses = addresses.copy()
-            for index, place in enumerate(ready.places):
-                if place is None:
-                    addresses[index], arrays[index] = _address(arrays[index])
-        for index, place in ready.inputs:
-            if place is not None:
-                place[...] = arrays[index]
-        call = ready.call
-        values = call.values.copy() if call.is_open else call.values
-        self._execute(call.plan, values, addresses, consumed)
-        return values
-
     def _execute(
-        self, number: int, values: dict[str, int], addresses: list[int], consumed: Mark | None
+        self,
+        number: int,
+        values: dict[str, int],
+        addresses: list[int],
+        consumed: Consumption | None,
     ) -> None:
         if self._weights is not self._code.weights:
             self._use_new_weights()
@@ -401,7 +309,11 @@ class ExecutionContext:
             self._execute_watched(number, values, addresses, consumed)
 
     def _execute_watched(
-        self, number: int, values: dict[str, int], addresses: list[int], consumed: Mark | None
+        self,
+        number: int,
+        values: dict[str, int],
+        addresses: list[int],
+        consumed: Consumption | None,
     ) -> None:
         """The same in several segments, or with somebody who wants to know how far it is."""
         segments, profiler = self._segments[number], self._profiler
@@ -431,34 +343,24 @@ class ExecutionContext:
 
     def _use_new_weights(self) -> None:
         self._weights = self._code.weights
-        self._memories.weights = int(self._weights.ctypes.data)
+        self._memories.weights = self._weights.address
         for segments in self._segments.values():
             for segment in segments:
                 segment.forget()
 
     # ---- the end
 
+    @abstractmethod
     def close(self) -> None:
         """Give back the context's memory, once what was enqueued is done. Again is harmless."""
-        if self._is_closed:
-            return
-        pending = self._pending
-        if pending is not None:
-            pending.wait()
-        token = object()
-        try:
-            self._wait_for(token)
-            self._is_closed = True
-            for segments in self._segments.values():
-                for segment in segments:
-                    segment.close()
-            self._segments.clear()
-            self._ready.clear()
-            for allocation in self._allocations:
-                allocation.close()
-        finally:
-            if _RUN in self._owner and self._owner[_RUN] is token:
-                del self._owner[_RUN]
+
+    def _close_segments(self) -> None:
+        self._is_closed = True
+        for segments in self._segments.values():
+            for segment in segments:
+                segment.close()
+        self._segments.clear()
+        self._ready.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -490,30 +392,6 @@ def _misnamed(inputs: Mapping[str, object], wanted: Sequence[Binding]) -> Bindin
     return BindingError(f"the engine's inputs are {', '.join(sorted(names))}; {'; '.join(parts)}")
 
 
-def _bound(value: Any, binding: Binding, dtype: np.dtype[Any]) -> NDArray[Any] | int:
-    """What an application bound, as an array or an address."""
-    if isinstance(value, int | np.integer):
-        return _checked_address(binding, int(cast("int", value)))
-    convert = array_from_value if binding.is_input else writable_array
-    return convert(value, binding, dtype)
-
-
-def _check_queue(stream: object, event: object) -> None:
-    """Refuse what is no stream or event, before anything waits for it."""
-    if not isinstance(stream, CpuStream):
-        raise ContextError(f"enqueue needs a smelt.Stream, not {type(stream).__name__}")
-    if not isinstance(event, CpuEvent | None):
-        raise ContextError(f"input_consumed is a smelt.Event, not {type(event).__name__}")
-
-
-def _address(array: NDArray[Any] | int) -> tuple[int, NDArray[Any] | int]:
-    """Where kernels find an array, and what must live meanwhile."""
-    if isinstance(array, int):
-        return array, array
-    array = contiguous_array(array)
-    return address_of(array), array
-
-
 def _checked_address(binding: Binding, address: int) -> int:
     """An application's address is taken on trust, but for what is none anywhere."""
     if not 0 < address < 1 << 64:
@@ -521,14 +399,6 @@ def _checked_address(binding: Binding, address: int) -> int:
             f"{binding.name}: {address} is no address; pass an array, or its address"
         )
     return address
-
-
-def _thread_count(threads: int | None) -> int:
-    if threads is None:
-        return config.thread_count() or len(available_processors())
-    if type(threads) is not int or not 1 <= threads <= _MAX_THREADS:
-        raise ContextError(f"threads is a number from 1 to {_MAX_THREADS}, not {threads!r}")
-    return threads
 
 
 def _forget_parent() -> None:

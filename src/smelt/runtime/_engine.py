@@ -9,16 +9,9 @@ from typing import TYPE_CHECKING, BinaryIO, Literal, Self
 
 import numpy as np
 
-from smelt.devices.cpu import CpuMemory, MappedCode, abi, native_runtime
-from smelt.devices.cuda import ABI_VERSION as CUDA_ABI_VERSION
-from smelt.devices.cuda import cuda_device
 from smelt.engine import (
-    VERSION,
     EngineFile,
-    Host,
-    check_fingerprint,
     check_signature,
-    detect_host,
     read_engine,
     serialize_engine,
     user_signer,
@@ -26,8 +19,13 @@ from smelt.engine import (
     verify_signature,
     write_engine,
 )
-from smelt.errors import ContextError, EngineMismatchError, InternalError, SmeltError
-from smelt.runtime._context import ExecutionContext
+from smelt.errors import (
+    ContextError,
+    EngineMismatchError,
+    InternalError,
+    SmeltError,
+)
+from smelt.runtime._code import check_machine, load_code
 
 if TYPE_CHECKING:
     import os
@@ -37,11 +35,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from smelt.devices import AllocationTracker
-    from smelt.devices.cpu import NativeRuntime
     from smelt.engine import Binding, BytesLike, EngineHeader, LayerInfo, SignerLike
+    from smelt.runtime._code import LoadedCode
+    from smelt.runtime._context import ExecutionContext
 
 _LOG = logging.getLogger(__name__)
-_DEVICES = frozenset({"cpu", "cuda", "null"})
 
 Trust = Literal["signed", "always"]
 
@@ -60,81 +58,66 @@ class _KeptSignature:
         return self.signature
 
 
-class LoadedCode:
-    """Mapped code and weights, shared by an engine and its contexts; alive while any of them is."""
-
-    def __init__(
-        self, header: EngineHeader, weights: NDArray[np.uint8], code: bytes, runtime_code: bytes
-    ) -> None:
-        self.header = header
-        self.runtime: NativeRuntime | None = None
-        self.functions: dict[str, int] = {}
-        if header.fingerprint.device == "cpu":
-            self.runtime = native_runtime(runtime_code, dict(header.runtime_symbols))
-            self._code = MappedCode(code)
-            base = self._code.address
-            self.functions = {name: base + offset for name, offset in header.symbols}
-        self.weights = _aligned(weights)
-        """Read-only. Replaced as a whole by a refit; contexts notice."""
-
-
-def _aligned(weights: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The weights where kernels may read them: mapped files are aligned, bytes often are not."""
-    if weights.ctypes.data % abi.ALIGNMENT_BYTES == 0:
-        return weights
-    copy = CpuMemory().allocate(weights.size, "weights").bytes
-    copy[:] = weights
-    copy.flags.writeable = False
-    return copy
-
-
 class Engine:
     """A network, optimised and compiled, ready to run.
 
     Any number of contexts may run it at once; they share its weights.
     """
 
-    def __init__(self, file: EngineFile, *, elsewhere: bool = False) -> None:
+    def __init__(
+        self, file: EngineFile, *, device: str | None = None, elsewhere: bool = False
+    ) -> None:
         """Take a file whose origin is known to be good. Use `load` for any other.
 
         Args:
             file: what the engine is made of.
+            device: where it shall run, as "cuda:1"; None for whatever it was built for, on a GPU
+                the one that the calling thread has selected.
             elsewhere: whether it may be for another machine: it can then be saved and inspected.
 
         Raises:
-            EngineMismatchError: it was built for another machine or another smelt.
+            EngineMismatchError: it was built for another machine, device or smelt.
+            DeviceError: there is no such device.
             EngineFormatError: its plans are not sound.
         """
         self._file = file
         header = file.header
+        self._device_name = device
         self._refusal = ""
         """Why the engine does not run here."""
+        self._code: LoadedCode | None = None
+        self._is_closed = False
+        verify_plans(header, weights_bytes=file.weights.size, code_bytes=len(file.code))
         try:
             check_machine(header)
+            self._code = load_code(file, device, is_needed=False)
         except EngineMismatchError as error:
             if not elsewhere:
                 raise
             self._refusal = str(error)
-        verify_plans(header, weights_bytes=file.weights.size, code_bytes=len(file.code))
-        self._code: LoadedCode | None = None
-        if not self._refusal:
-            self._code = LoadedCode(header, file.weights, file.code, file.runtime_code)
         self._serialized: bytes | None = None
         self._lock = threading.Lock()
 
     @classmethod
     def load(
-        cls, source: str | os.PathLike[str] | BytesLike | BinaryIO, *, trust: Trust = "signed"
+        cls,
+        source: str | os.PathLike[str] | BytesLike | BinaryIO,
+        *,
+        device: str | None = None,
+        trust: Trust = "signed",
     ) -> Engine:
         """Load an engine from a path, from bytes or from an open binary file.
 
         An engine is machine code. ``trust="signed"`` runs it only if a key that this user trusts
         signed it; ``"always"`` runs anything, and is for files that nobody else can have written.
+        An engine for GPUs is bound to ``device``, or else to the GPU that the calling thread has
+        selected.
 
         Raises:
             EngineFormatError: the file is damaged or no engine.
             TrustError: it is unsigned, or signed by nobody whom this user trusts.
-            EngineMismatchError: it was built for another machine or another smelt.
+            EngineMismatchError: it was built for another machine, device or smelt.
+            DeviceError: there is no such device.
         """
         if trust not in ("signed", "always"):
             raise SmeltError(f"trust is 'signed' or 'always', not {trust!r}")
@@ -143,17 +126,23 @@ class Engine:
             _LOG.debug("%s is signed by %s", file.source, verify_signature(file).label)
         elif file.signature is not None:
             check_signature(file.signature, file.source)
-        return cls(file)
+        return cls(file, device=device)
 
     @classmethod
     def create(
-        cls, header: EngineHeader, weights: BytesLike, code: bytes, runtime_code: bytes
+        cls,
+        header: EngineHeader,
+        weights: BytesLike,
+        code: bytes,
+        runtime_code: bytes,
+        *,
+        device: str | None = None,
     ) -> Engine:
         """Make an engine of parts that this process has generated itself."""
         data = np.frombuffer(weights, np.uint8).view()
         data.flags.writeable = False
         file = EngineFile(header, data, code, runtime_code, None, "the engine")
-        return cls(file, elsewhere=True)
+        return cls(file, device=device, elsewhere=True)
 
     @property
     def header(self) -> EngineHeader:
@@ -219,11 +208,9 @@ class Engine:
 
         Raises:
             ContextError: the engine is closed, or ``threads`` is no positive number.
-            DeviceError: the engine is for GPUs, and there is none.
+            DeviceError: the engine is for GPUs, and there is none, or too little memory.
         """
-        if self.device == "cuda":
-            cuda_device()
-        return ExecutionContext(self, self.loaded_code, threads, tracker)
+        return self.loaded_code.create_context(self, threads, tracker)
 
     @property
     def loaded_code(self) -> LoadedCode:
@@ -232,12 +219,18 @@ class Engine:
         Raises:
             ContextError: the engine is closed.
             EngineMismatchError: it was built for another machine.
+            DeviceError: the engine is for GPUs, and there is none.
         """
         if self._refusal:
             raise EngineMismatchError(self._refusal)
-        if self._code is None:
+        if self._is_closed:
             raise ContextError("this engine is closed; load it again")
-        return self._code
+        code = self._code
+        if code is None:
+            code = self._code = load_code(self._file, self._device_name)
+        if code is None:
+            raise InternalError("no code was loaded, and nothing said why")
+        return code
 
     def refit(self, weights: Mapping[str, NDArray[np.generic]]) -> None:
         """Replace weights of the model by new ones of the same shape, packed as the old ones were.
@@ -252,11 +245,12 @@ class Engine:
 
         with self._lock:
             code = self.loaded_code
-            code.weights = refitted_weights(self.header, code.weights, weights)
+            fresh = refitted_weights(self.header, code.weights.bytes, weights)
+            code.weights = code.place(fresh)
             self._serialized = None
             file = self._file
             self._file = EngineFile(
-                file.header, code.weights, file.code, file.runtime_code, None, file.source
+                file.header, fresh, file.code, file.runtime_code, None, file.source
             )
 
     def serialize(self) -> bytes:
@@ -289,6 +283,7 @@ class Engine:
 
     def close(self) -> None:
         """Let go of code and weights. Contexts that exist go on; again is harmless."""
+        self._is_closed = True
         self._code = None
         self._serialized = None
 
@@ -305,22 +300,3 @@ class Engine:
 
     def __repr__(self) -> str:
         return f"<Engine {self.name!r} for {self.device}, {len(self.layers)} layers>"
-
-
-def check_machine(header: EngineHeader) -> None:
-    """Raise EngineMismatchError when an engine cannot run on this machine.
-
-    One for GPUs is not held to this machine's processor, and a machine without a GPU may hold it.
-    """
-    built_for = header.fingerprint
-    if built_for.device not in _DEVICES:
-        raise EngineMismatchError(
-            f"this engine is for the device {built_for.device!r}, "
-            f"and this smelt runs {', '.join(sorted(_DEVICES))}"
-        )
-    own = Host(built_for.architecture, built_for.features, built_for.system)
-    if built_for.device == "cuda":
-        check_fingerprint(built_for, abi=CUDA_ABI_VERSION, version=VERSION, host=own)
-        return
-    host = own if built_for.device == "null" else detect_host()
-    check_fingerprint(built_for, abi=abi.ABI_VERSION, version=VERSION, host=host)

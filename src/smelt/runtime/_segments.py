@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from smelt.engine import HostCall, Plan, Step, View
     from smelt.types import Dim
 
-_KEPT_SHAPES: Final = 16
+KEPT_SHAPES: Final = 16
 """Sets of symbol values for which words are kept."""
 
 
@@ -38,6 +38,73 @@ class Memories:
 
     arena: int
     weights: int
+
+
+class Segment(Protocol):
+    """A stretch of a plan, ready to run."""
+
+    @property
+    def reads_input(self) -> bool:
+        """Whether it reads the application's inputs."""
+        ...
+
+    def run(
+        self, values: dict[str, int], memories: Memories, addresses: list[int], *, timed: bool
+    ) -> None:
+        """Run; ``addresses`` are the application's, by binding.
+
+        Symbols that the results decide are set in ``values``. Who changes ``values`` or
+        ``addresses`` afterwards passes others the next time.
+        """
+        ...
+
+    def milliseconds(self) -> list[tuple[int, float]]:
+        """Return layers and times of the last timed run."""
+        ...
+
+    def forget(self) -> None:
+        """Evaluate everything again: the memories have moved."""
+        ...
+
+    def close(self) -> None:
+        """Give back what the segment holds."""
+        ...
+
+
+class Machinery(Protocol):
+    """What a device makes segments with."""
+
+    def native(self, steps: Sequence[Launch], plan: Plan) -> Segment:
+        """The launches as one segment."""
+        ...
+
+    def host(self, step: HostCall, plan: Plan) -> Segment | None:
+        """A step that Python does; None where nothing is done at all."""
+        ...
+
+
+class Reach(Protocol):
+    """How Python's steps reach the memory of a plan."""
+
+    def load(self, space: Space, address: int, size_bytes: int) -> Any:
+        """Return the bytes at an address, as an object with a writable buffer."""
+        ...
+
+    def store(self, address: int, data: Any) -> None:
+        """Put back what was loaded from an address, and changed."""
+        ...
+
+
+class HostReach:
+    """The process's own memory: everything is changed where it is."""
+
+    def load(self, space: Space, address: int, size_bytes: int) -> Any:
+        """Return the memory itself."""
+        del space
+        return memoryview((ctypes.c_uint8 * size_bytes).from_address(address))
+
+    def store(self, address: int, data: Any) -> None:
+        """Nothing: it is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +124,20 @@ class CpuMachinery:
         """Length of the ticks in which rows are timed."""
         return self.runtime.milliseconds_per_tick()
 
+    def native(self, steps: Sequence[Launch], plan: Plan) -> NativeSegment:
+        """The launches as one segment."""
+        return NativeSegment(steps, plan, self)
+
+    def host(self, step: HostCall, plan: Plan) -> HostSegment:
+        """A step that Python does."""
+        return HostSegment(step, plan, HostReach())
+
     def run_list(self, steps: Sequence[Launch]) -> RunList:
         """The launches as a list for workers."""
-        rows: list[Row] = []
-        wait_for = 0
-        for number, step in enumerate(steps):
-            wait_for = number if step.waits else wait_for
-            words = len(step.operands) + len(step.scalars)
-            rows.append(Row(self.functions[step.kernel.symbol], words, wait_for))
+        rows = [
+            Row(self.functions[step.kernel.symbol], word_count(step), wait_for)
+            for step, wait_for in zip(steps, waits_of(steps), strict=True)
+        ]
         return RunList(
             rows,
             self.runtime,
@@ -81,21 +154,37 @@ class NullMachinery:
 
     milliseconds_per_tick = 0.0
 
+    def native(self, steps: Sequence[Launch], plan: Plan) -> NativeSegment:
+        """The launches as one segment."""
+        return NativeSegment(steps, plan, self)
+
+    def host(self, step: HostCall, plan: Plan) -> None:
+        """Nothing."""
+
     def run_list(self, steps: Sequence[Launch]) -> NullRunList:
         """The launches as a list for nobody."""
-        return NullRunList(sum(len(s.operands) + len(s.scalars) for s in steps), len(steps))
+        return NullRunList(sum(map(word_count, steps)), len(steps))
 
 
-Machinery = CpuMachinery | NullMachinery
+def word_count(step: Launch) -> int:
+    """Argument words of a launch."""
+    return len(step.operands) + len(step.scalars)
 
 
-class NativeSegment:
-    """Launches that one foreign call runs."""
+def waits_of(steps: Sequence[Launch]) -> list[int]:
+    """Return for each launch how many of the launches must be complete before it starts."""
+    found: list[int] = []
+    for number, step in enumerate(steps):
+        found.append(number if step.waits or not found else found[-1])
+    return found
 
-    def __init__(self, steps: Sequence[Launch], plan: Plan, machinery: Machinery) -> None:
+
+class ArgumentWords:
+    """The argument words of a sequence of launches, as they follow from values and memories."""
+
+    def __init__(self, steps: Sequence[Launch], plan: Plan) -> None:
         self.layers = [step.layer for step in steps]
-        self._plan = plan
-        self._machinery = machinery
+        self._buffers = plan.buffers
         self._words: list[tuple[int, Dim]] = []
         """Buffer, or -1 for a scalar, and offset or value, of each argument word."""
         for step in steps:
@@ -106,26 +195,54 @@ class NativeSegment:
             plan.buffers[buffer].space is Space.INPUT for buffer, _ in self._words if buffer >= 0
         )
         used = symbols_of(*(dim for _, dim in self._words), *self._chunks)
-        self._symbols = sorted(used)
+        self.symbols = sorted(used)
+        self.positions: list[int] = []
+        """Of the words that name the application's memory; until then they hold an offset."""
+        self.bindings: list[int] = []
+        """The binding of each of these."""
+        for position, (buffer, _) in enumerate(self._words):
+            if buffer < 0 or plan.buffers[buffer].space in {Space.ARENA, Space.WEIGHTS}:
+                continue
+            self.positions.append(position)
+            self.bindings.append(plan.buffers[buffer].start)
+
+    def __len__(self) -> int:
+        return len(self._words)
+
+    def evaluate(
+        self, values: Mapping[str, int], memories: Memories
+    ) -> tuple[NDArray[np.int64], list[int]]:
+        """Return every word, and every launch's number of chunks."""
+        bases = {Space.ARENA: memories.arena, Space.WEIGHTS: memories.weights}
+        words = np.zeros(len(self._words), np.int64)
+        for position, (buffer, dim) in enumerate(self._words):
+            base = 0
+            if buffer >= 0 and self._buffers[buffer].space in bases:
+                found = self._buffers[buffer]
+                base = bases[found.space] + found.start
+            words[position] = base + evaluate_dim(dim, values)
+        return words, [evaluate_dim(chunks, values) for chunks in self._chunks]
+
+
+class NativeSegment:
+    """Launches that one foreign call runs."""
+
+    def __init__(
+        self, steps: Sequence[Launch], plan: Plan, machinery: CpuMachinery | NullMachinery
+    ) -> None:
+        self._arguments = ArgumentWords(steps, plan)
+        self._machinery = machinery
+        self.reads_input = self._arguments.reads_input
+        self._symbols = self._arguments.symbols
         self._list = machinery.run_list(steps)
-        self._find_bindings()
+        self._positions, self._bindings = self._arguments.positions, self._arguments.bindings
+        self._offsets: list[int] = []
         self._kept: dict[tuple[int, ...], tuple[NDArray[np.int64], list[int]]] = {}
         self._values: tuple[int, ...] | None = None
         self._addresses: list[int] = []
         self._seen_values: Mapping[str, int] | None = None
         self._seen_addresses: list[int] = []
         """For what the list's words were last written; None for the values if it is unknown."""
-
-    def _find_bindings(self) -> None:
-        """Positions of the words that name the application's memory, with their bindings."""
-        self._positions: list[int] = []
-        self._bindings: list[int] = []
-        for position, (buffer, _) in enumerate(self._words):
-            if buffer < 0 or self._plan.buffers[buffer].space in {Space.ARENA, Space.WEIGHTS}:
-                continue
-            self._positions.append(position)
-            self._bindings.append(self._plan.buffers[buffer].start)
-        self._offsets: list[int] = []
 
     def forget(self) -> None:
         """Evaluate every word again: the memories have moved."""
@@ -165,9 +282,9 @@ class NativeSegment:
 
     def _use(self, key: tuple[int, ...], values: Mapping[str, int], memories: Memories) -> None:
         if key not in self._kept:
-            while len(self._kept) >= _KEPT_SHAPES:
+            while len(self._kept) >= KEPT_SHAPES:
                 self._kept.pop(next(iter(self._kept)))
-            self._kept[key] = self._evaluate(values, memories)
+            self._kept[key] = self._arguments.evaluate(values, memories)
         words, chunks = self._kept[key]
         self._values = None  # not this segment's until it is complete
         self._list.set_chunks(chunks)
@@ -176,25 +293,12 @@ class NativeSegment:
         self._addresses = []
         self._values = key
 
-    def _evaluate(
-        self, values: Mapping[str, int], memories: Memories
-    ) -> tuple[NDArray[np.int64], list[int]]:
-        bases = {Space.ARENA: memories.arena, Space.WEIGHTS: memories.weights}
-        words = np.zeros(len(self._words), np.int64)
-        for position, (buffer, dim) in enumerate(self._words):
-            base = 0
-            if buffer >= 0 and self._plan.buffers[buffer].space in bases:
-                found = self._plan.buffers[buffer]
-                base = bases[found.space] + found.start
-            words[position] = base + evaluate_dim(dim, values)
-        return words, [evaluate_dim(chunks, values) for chunks in self._chunks]
-
     def milliseconds(self) -> list[tuple[int, float]]:
         """Return the layer and time of each launch of the last timed run."""
         scale = self._machinery.milliseconds_per_tick
         return [
             (layer, ticks * scale)
-            for layer, ticks in zip(self.layers, self._list.row_ticks(), strict=True)
+            for layer, ticks in zip(self._arguments.layers, self._list.row_ticks(), strict=True)
         ]
 
     def close(self) -> None:
@@ -205,8 +309,9 @@ class NativeSegment:
 class HostSegment:
     """One step that Python does: the reference of an op on the plan's memory."""
 
-    def __init__(self, step: HostCall, plan: Plan) -> None:
+    def __init__(self, step: HostCall, plan: Plan, reach: Reach) -> None:
         self.layer = step.layer
+        self._reach = reach
         self._step = step
         self._plan = plan
         # Most engines have no such step, and need not load what every op means.
@@ -228,7 +333,7 @@ class HostSegment:
         """
         start_ns = time.perf_counter_ns() if timed else 0
         inputs = [
-            None if view is None else self._look(view, values, memories, addresses)
+            None if view is None else self._look(view, values, memories, addresses)[0]
             for view in self._step.inputs
         ]
         for array in inputs:
@@ -245,13 +350,14 @@ class HostSegment:
         if len(results) < len(self._step.outputs):
             raise InternalError(f"{self._op.name} has {len(results)} results")
         for view, result in zip(self._step.outputs, results, strict=False):
-            target = self._look(view, values, memories, addresses)
+            target, address, memory = self._look(view, values, memories, addresses)
             if target.shape != result.shape or target.dtype != result.dtype:
                 raise InternalError(
                     f"{self._op.name}: the reference gave {result.dtype}{list(result.shape)} "
                     f"where the plan has {target.dtype}{list(target.shape)}"
                 )
             target[...] = result
+            self._reach.store(address, memory)
         if timed:
             self._milliseconds = (time.perf_counter_ns() - start_ns) / 1e6
 
@@ -264,8 +370,8 @@ class HostSegment:
 
     def _look(
         self, view: View, values: Mapping[str, int], memories: Memories, addresses: list[int]
-    ) -> NDArray[Any]:
-        """The view's elements in place."""
+    ) -> tuple[NDArray[Any], int, Any]:
+        """The view's elements, and the address and the bytes of its footprint."""
         buffer = self._plan.buffers[view.buffer]
         if buffer.space is Space.ARENA:
             start = memories.arena + buffer.start
@@ -276,18 +382,15 @@ class HostSegment:
         shape = [evaluate_dim(extent, values) for extent in view.shape]
         dtype = view.dtype.numpy
         if 0 in shape:
-            return np.empty(shape, dtype)
+            return np.empty(shape, dtype), 0, b""
         low, high = view.footprint(values)
         strides = [evaluate_dim(stride, values) * dtype.itemsize for stride in view.strides]
-        memory = memoryview((ctypes.c_uint8 * (high - low)).from_address(start + low))
+        memory = self._reach.load(buffer.space, start + low, high - low)
         offset = evaluate_dim(view.offset, values) - low
-        return np.ndarray(shape, dtype, memory, offset, strides)
+        return np.ndarray(shape, dtype, memory, offset, strides), start + low, memory
 
     def close(self) -> None:
         """Give back what the segment holds: nothing."""
-
-
-Segment = NativeSegment | HostSegment
 
 
 def cut_plan(plan: Plan, machinery: Machinery) -> list[Segment]:
@@ -297,7 +400,7 @@ def cut_plan(plan: Plan, machinery: Machinery) -> list[Segment]:
 
     def finish() -> None:
         if launches:
-            segments.append(NativeSegment(launches, plan, machinery))
+            segments.append(machinery.native(launches, plan))
             launches.clear()
 
     step: Step
@@ -306,7 +409,7 @@ def cut_plan(plan: Plan, machinery: Machinery) -> list[Segment]:
             launches.append(step)
             continue
         finish()
-        if not isinstance(machinery, NullMachinery):
-            segments.append(HostSegment(step, plan))
+        if (segment := machinery.host(step, plan)) is not None:
+            segments.append(segment)
     finish()
     return segments

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any, Final, Self
+
 from smelt.devices.cpu import CpuEvent, CpuStream
-from smelt.errors import UnsupportedError
+from smelt.errors import DeviceError, UnsupportedError
 
-_HOST_DEVICES = frozenset({"cpu", "null"})
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from smelt.devices.cuda import CudaDevice, CudaEvent, CudaStream
+
+_HOST_DEVICES: Final = frozenset({"cpu", "null"})
+_CUDA: Final = "cuda"
+_PROTOCOL: Final = "__cuda_stream__"
 
 
-class Stream(CpuStream):
+class Stream:
     """Work that is done in order, beside the thread that queues it."""
 
     def __init__(self, device: str = "cpu") -> None:
@@ -16,27 +26,149 @@ class Stream(CpuStream):
 
         Raises:
             UnsupportedError: the device has no streams here.
+            DeviceError: there is no such GPU.
         """
-        self.device = _checked(device)
-        super().__init__()
+        self.device = device
+        self.native: CpuStream | CudaStream
+        """The device's own."""
+        if _kind_of(device) == _CUDA:
+            from smelt.devices.cuda import CudaStream  # few have a GPU
+
+            self.native = CudaStream(gpu_named(device))
+        else:
+            self.native = CpuStream()
+
+    def submit(self, task: Callable[[], object]) -> None:
+        """Queue a task of Python's; on a processor only.
+
+        Raises:
+            DeviceError: the stream is closed, or a GPU's.
+        """
+        if not isinstance(self.native, CpuStream):
+            raise DeviceError(f"a stream of {self.device} takes no tasks of Python's")
+        self.native.submit(task)
+
+    def query(self) -> bool:
+        """Whether everything that was queued is done."""
+        return self.native.query()
+
+    def synchronize(self) -> None:
+        """Wait until everything that was queued is done. Raises what queued work raised; once."""
+        self.native.synchronize()
+
+    def wait(self, event: Event) -> None:
+        """Let later work wait until ``event``, as it is now, has come."""
+        native: Any = self.native
+        native.wait(_same_kind(self, event))
+
+    def close(self) -> None:
+        """Finish what was queued and let the stream go. Again is harmless."""
+        self.native.close()
+
+    @property
+    def __cuda_stream__(self) -> Callable[[], tuple[int, int]]:
+        """The protocol by which other libraries take a GPU's stream."""
+        found: Callable[[], tuple[int, int]] = getattr(self.native, _PROTOCOL)
+        return found
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
 
 
-class Event(CpuEvent):
-    """A mark in a stream."""
+class Event:
+    """A mark in a stream. Before it is first recorded it counts as reached."""
 
-    __slots__ = ("device",)
+    __slots__ = ("device", "native")
 
     def __init__(self, device: str = "cpu") -> None:
         """Make an event of ``device``.
 
         Raises:
             UnsupportedError: the device has no events here.
+            DeviceError: there is no such GPU.
         """
-        self.device = _checked(device)
-        super().__init__()
+        self.device = device
+        self.native: CpuEvent | CudaEvent
+        """The device's own."""
+        if _kind_of(device) == _CUDA:
+            from smelt.devices.cuda import CudaEvent  # few have a GPU
+
+            self.native = CudaEvent(gpu_named(device))
+        else:
+            self.native = CpuEvent()
+
+    def record(self, stream: Stream) -> None:
+        """Mark the place in ``stream`` behind everything that is queued now."""
+        native: Any = self.native
+        native.record(_same_kind(self, stream))
+
+    def wait(self, stream: Stream) -> None:
+        """Let later work of ``stream`` wait for the mark."""
+        stream.wait(self)
+
+    def query(self) -> bool:
+        """Whether the mark is reached."""
+        return self.native.query()
+
+    def synchronize(self) -> None:
+        """Wait until the mark is reached."""
+        self.native.synchronize()
+
+    def elapsed(self, end: Event) -> float:
+        """Return the milliseconds from this mark to ``end``.
+
+        Raises:
+            DeviceError: one of the two is not recorded or not reached.
+        """
+        native: Any = self.native
+        return float(native.elapsed(_same_kind(self, end)))
 
 
-def _checked(device: str) -> str:
-    if device.partition(":")[0] not in _HOST_DEVICES:
-        raise UnsupportedError(f"there are no streams for {device!r}; this smelt runs cpu and null")
-    return device
+def native_stream(stream: object) -> object:
+    """Return the device's own stream behind one of ours; others as they are."""
+    return stream.native if isinstance(stream, Stream) else stream
+
+
+def native_event(event: object) -> object:
+    """Return the device's own event behind one of ours; others as they are."""
+    return event.native if isinstance(event, Event) else event
+
+
+def gpu_named(device: str | None) -> CudaDevice:
+    """Return the GPU that a device's name means: the thread's own where no number is given.
+
+    Raises:
+        DeviceError: there is no driver, or no such GPU.
+        MissingExtraError: ``cuda.bindings`` is not installed.
+    """
+    from smelt.devices.cuda import cuda_device, selected_device
+
+    number = (device or "").partition(":")[2]
+    if not number or number.startswith("sm_"):
+        return selected_device()
+    if not number.isdecimal():
+        raise DeviceError(f"{device!r} is no GPU; write 'cuda' or 'cuda:0'")
+    return cuda_device(int(number))
+
+
+def _kind_of(device: str) -> str:
+    kind = device.partition(":")[0]
+    if kind not in {*_HOST_DEVICES, _CUDA}:
+        raise UnsupportedError(f"there are no streams for {device!r}, but for cpu, cuda and null")
+    return kind
+
+
+def _same_kind(mine: Stream | Event, other: Stream | Event) -> object:
+    if isinstance(mine.native, CpuEvent | CpuStream) != isinstance(
+        other.native, CpuEvent | CpuStream
+    ):
+        raise DeviceError(f"what is of {mine.device} cannot go with what is of {other.device}")
+    return other.native

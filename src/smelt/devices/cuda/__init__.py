@@ -14,7 +14,14 @@ from smelt.devices.cuda._code import (
     LaunchShape,
     launch,
 )
-from smelt.devices.cuda._device import CudaDevice, CudaProperties, cuda_device, cuda_devices
+from smelt.devices.cuda._device import (
+    CudaDevice,
+    CudaProperties,
+    cuda_device,
+    cuda_devices,
+    selected_device,
+    selected_index,
+)
 from smelt.devices.cuda._driver import CudaError, Driver, cuda_driver
 from smelt.devices.cuda._graph import CudaGraph
 from smelt.devices.cuda._image import ABI_VERSION, CudaKernel, matching_architecture
@@ -26,7 +33,14 @@ from smelt.devices.cuda._memory import (
     fill_memory,
     owner_of,
 )
-from smelt.devices.cuda._stream import CudaEvent, CudaStream, handle_of
+from smelt.devices.cuda._run_list import (
+    CudaRow,
+    CudaRunList,
+    LoadedKernel,
+    RunGraph,
+    groups_of,
+)
+from smelt.devices.cuda._stream import CudaEvent, CudaStream, Follower, handle_of
 
 __all__ = [
     "ABI_VERSION",
@@ -43,21 +57,29 @@ __all__ = [
     "CudaMemory",
     "CudaModule",
     "CudaProperties",
+    "CudaRow",
+    "CudaRunList",
     "CudaStream",
     "DeviceView",
     "Driver",
+    "Follower",
     "KernelArguments",
     "LaunchShape",
+    "LoadedKernel",
     "PinnedAllocation",
+    "RunGraph",
     "copy_memory",
     "cuda_device",
     "cuda_devices",
     "cuda_driver",
     "fill_memory",
+    "groups_of",
     "handle_of",
     "is_on_gpu",
     "launch",
     "matching_architecture",
     "owner_of",
+    "selected_device",
+    "selected_index",
     "view_of",
 ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from smelt.errors import DeviceError, EngineFormatError
 
@@ -57,7 +57,7 @@ class CudaModule:
         what = f"code of {len(code)} bytes cannot be loaded on {device!r}"
         self._library: Any = device.call("cuLibraryLoadData", code, [], [], 0, [], [], 0, what=what)
         self._functions: dict[tuple[str, int], CudaFunction] = {}
-        self._finalizer = weakref.finalize(self, device.call, "cuLibraryUnload", self._library)
+        self._finalizer = weakref.finalize(self, device.give_back, "cuLibraryUnload", self._library)
         self._finalizer.atexit = False
         # A library is looked at only when it is first used; what is wrong with it shall come now.
         device.call("cuLibraryGetModule", self._library, what=what)
@@ -108,6 +108,15 @@ class CudaModule:
     def close(self) -> None:
         """Unload the code once no launch uses it; again is harmless."""
         self._finalizer()
+
+
+class Arguments(Protocol):
+    """Arguments of one launch, in memory that the driver reads."""
+
+    @property
+    def address(self) -> int:
+        """Where the pointers to the arguments lie."""
+        ...
 
 
 class KernelArguments:
@@ -168,7 +177,7 @@ class LaunchShape:
 def launch(
     function: CudaFunction,
     shape: LaunchShape,
-    arguments: KernelArguments,
+    arguments: Arguments,
     stream: CudaStream,
 ) -> None:
     """Queue one launch; the arguments are read before this returns.

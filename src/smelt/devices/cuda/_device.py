@@ -6,6 +6,7 @@ Source: CUDA Driver API reference, "Device Management" and "Primary Context Mana
 from __future__ import annotations
 
 import atexit
+import logging
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from smelt.devices.cuda._driver import Driver
 
+_LOG = logging.getLogger(__name__)
 _NAME_BYTES: Final = 256
 _ATTRIBUTES: Final = {
     "multiprocessors": "MULTIPROCESSOR_COUNT",
@@ -61,7 +63,7 @@ class CudaDevice:
         self._context: Any = driver.call(
             "cuDevicePrimaryCtxRetain", self._handle, what=f"cuda:{index} cannot be opened"
         )
-        self._threads = threading.local()
+        self._context_handle = int(self._context)
         self.properties = self._read_properties()
 
     def _read_properties(self) -> CudaProperties:
@@ -87,20 +89,49 @@ class CudaDevice:
     def __repr__(self) -> str:
         return f"<cuda:{self.index} {self.properties.name}, {self.properties.architecture}>"
 
-    def activate(self) -> None:
-        """Make this GPU the calling thread's own. Other libraries may change it at any time.
+    def select(self) -> Any:
+        """Make this GPU the calling thread's own, and return what `restore` takes to undo that.
+
+        Other libraries may change the thread's GPU at any time, and rely on it themselves.
 
         Raises:
             DeviceError: the device was released, at the interpreter's end.
         """
         if self._context is None:
             raise DeviceError(f"cuda:{self.index} was released")
+        current = self.driver.call("cuCtxGetCurrent")
+        if int(current) == self._context_handle:
+            return None
         self.driver.call("cuCtxSetCurrent", self._context)
+        return current
+
+    def restore(self, previous: Any) -> None:
+        """Give the thread the GPU back, or none, that it had before `select`."""
+        if previous is not None:
+            self.driver.call("cuCtxSetCurrent", previous)
 
     def call(self, name: str, *arguments: Any, what: str | None = None) -> Any:
         """Call the driver with this GPU as the thread's own. Raises what `Driver.call` does."""
-        self.activate()
-        return self.driver.call(name, *arguments, what=what)
+        previous = self.select()
+        try:
+            return self.driver.call(name, *arguments, what=what)
+        finally:
+            self.restore(previous)
+
+    def is_done(self, name: str, handle: Any) -> bool:
+        """Whether a query says that work is complete. Raises CudaError: the work failed."""
+        previous = self.select()
+        try:
+            return self.driver.is_done(name, handle)
+        finally:
+            self.restore(previous)
+
+    def give_back(self, name: str, *arguments: Any) -> None:
+        """Call a function that gives something back. Where the GPU is lost, so is what it held."""
+        try:
+            self.call(name, *arguments)
+        except DeviceError as error:
+            _LOG.debug("%s of cuda:%d: %s", name, self.index, error)
 
     @property
     def free_bytes(self) -> int:
@@ -140,6 +171,21 @@ def cuda_device(index: int = 0) -> CudaDevice:
         if key not in _devices:
             _devices[key] = CudaDevice(driver, index)
         return _devices[key]
+
+
+def selected_device() -> CudaDevice:
+    """Return the GPU that the calling thread has selected through any library, or else the first.
+
+    Raises what `cuda_device` does.
+    """
+    return cuda_device(selected_index(cuda_driver()) or 0)
+
+
+def selected_index(driver: Driver) -> int | None:
+    """Return the number of the calling thread's GPU; None where it has selected none."""
+    if not int(driver.call("cuCtxGetCurrent")):
+        return None
+    return int(driver.call("cuCtxGetDevice"))
 
 
 def cuda_devices() -> Iterator[CudaDevice]:

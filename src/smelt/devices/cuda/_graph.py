@@ -13,6 +13,7 @@ from smelt.devices.cuda._driver import CudaError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from smelt.devices.cuda._device import CudaDevice
     from smelt.devices.cuda._stream import CudaStream
 
 
@@ -37,12 +38,14 @@ class CudaGraph:
         except BaseException:
             _abandon_capture(stream)
             raise
+        # The recorded graph stays: its nodes name what is to be changed in the executable one.
         graph = device.call("cuStreamEndCapture", stream.handle)
         try:
             self._handle: Any = device.call("cuGraphInstantiate", graph, 0)
-        finally:
-            device.call("cuGraphDestroy", graph)
-        self._finalizer = weakref.finalize(self, device.call, "cuGraphExecDestroy", self._handle)
+        except BaseException:
+            device.give_back("cuGraphDestroy", graph)
+            raise
+        self._finalizer = weakref.finalize(self, _destroy, device, self._handle, graph)
         self._finalizer.atexit = False
 
     def upload(self, stream: CudaStream) -> None:
@@ -53,9 +56,23 @@ class CudaGraph:
         """Queue all of it. Raises CudaError: earlier work failed."""
         self.device.call("cuGraphLaunch", self._handle, stream.handle)
 
+    def set_kernel(self, node: Any, parameters: Any) -> None:
+        """Give a recorded launch other arguments, for later launches of the graph.
+
+        Args:
+            node: the launch's, as the capture told.
+            parameters: a ``CUDA_KERNEL_NODE_PARAMS`` of the same kernel.
+        """
+        self.device.call("cuGraphExecKernelNodeSetParams", self._handle, node, parameters)
+
     def close(self) -> None:
         """Let the graph go once its work is done; again is harmless."""
         self._finalizer()
+
+
+def _destroy(device: CudaDevice, executable: Any, graph: Any) -> None:
+    device.give_back("cuGraphExecDestroy", executable)
+    device.give_back("cuGraphDestroy", graph)
 
 
 def _abandon_capture(stream: CudaStream) -> None:

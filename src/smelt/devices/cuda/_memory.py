@@ -85,7 +85,7 @@ class CudaMemory:
 
         def give_back() -> None:
             if size_bytes:
-                device.call(give, pointer, *order)
+                device.give_back(give, pointer, *order)
             if tracker is not None:
                 tracker.released(address, size_bytes, tag)
 
@@ -110,7 +110,7 @@ class PinnedAllocation:
         self.address = int(pointer)
         memory = (ctypes.c_uint8 * size_bytes).from_address(self.address)
         self.bytes = np.frombuffer(memoryview(memory), np.uint8)
-        self._finalizer = weakref.finalize(self, device.call, "cuMemFreeHost", pointer)
+        self._finalizer = weakref.finalize(self, device.give_back, "cuMemFreeHost", pointer)
         self._finalizer.atexit = False
 
     def close(self) -> None:

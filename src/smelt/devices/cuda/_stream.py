@@ -6,18 +6,21 @@ Source: CUDA Driver API reference, "Stream Management" and "Event Management"; t
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 from smelt.errors import DeviceError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
     from smelt.devices.cuda._device import CudaDevice
 
 _NON_BLOCKING: Final = 1
 _DISABLE_TIMING: Final = 2
+_EXTERNAL: Final = 1
 _HANDLE_NAMES: Final = ("cuda_stream", "ptr", "handle")
 """What torch, cupy and numba call a stream's handle."""
 
@@ -25,9 +28,11 @@ _HANDLE_NAMES: Final = ("cuda_stream", "ptr", "handle")
 class CudaStream:
     """Work that a GPU does in order, beside other streams and beside the host."""
 
-    __slots__ = ("__weakref__", "_finalizer", "_keeps", "device", "handle")
+    __slots__ = ("__weakref__", "_finalizer", "_followers", "_keeps", "device", "handle")
 
-    def __init__(self, device: CudaDevice, foreign: object = None) -> None:
+    def __init__(
+        self, device: CudaDevice, foreign: object = None, *, follows_default: bool = False
+    ) -> None:
         """Make a stream, or use another library's.
 
         Args:
@@ -35,28 +40,38 @@ class CudaStream:
             foreign: a stream of torch, cupy, numba or cuda.core, anything with
                 ``__cuda_stream__``, or a handle as an integer (0 is the default stream). It is
                 kept alive and never destroyed.
+            follows_default: whether a new stream takes turns with the default stream, which other
+                streams of ours do not wait for.
 
         Raises:
             DeviceError: it is no stream.
         """
         self.device = device
         self._keeps = foreign
+        self._followers: list[Follower] = []
         self._finalizer: weakref.finalize[..., CudaStream] | None = None
         if foreign is not None:
             self.handle: Any = device.driver.api.CUstream(handle_of(foreign))
             return
-        self.handle = device.call("cuStreamCreate", _NON_BLOCKING)
-        self._finalizer = weakref.finalize(self, device.call, "cuStreamDestroy", self.handle)
+        self.handle = device.call("cuStreamCreate", 0 if follows_default else _NON_BLOCKING)
+        self._finalizer = weakref.finalize(self, device.give_back, "cuStreamDestroy", self.handle)
         self._finalizer.atexit = False
 
     def query(self) -> bool:
         """Whether everything that was queued is done. Raises CudaError: some of it failed."""
-        self.device.activate()
-        return self.device.driver.is_done("cuStreamQuery", self.handle)
+        return self.device.is_done("cuStreamQuery", self.handle)
 
     def synchronize(self) -> None:
         """Wait until everything that was queued is done. Raises CudaError: some of it failed."""
         self.device.call("cuStreamSynchronize", self.handle)
+        followers, self._followers = self._followers, []
+        for follower in followers:
+            follower.wait()
+
+    def follow(self, follower: Follower) -> None:
+        """Let `synchronize` wait for what is done on the host about the stream's work, too."""
+        self._followers = [f for f in self._followers if f.is_awaited]
+        self._followers.append(follower)
 
     def wait(self, event: CudaEvent) -> None:
         """Let later work wait until ``event``, as it is now, has come."""
@@ -81,6 +96,38 @@ class CudaStream:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+class Follower:
+    """Something that the host does once work of a GPU is complete, on a thread of its own."""
+
+    __slots__ = ("_error", "_task", "_thread")
+
+    def __init__(self, task: Callable[[], object]) -> None:
+        """Begin; the task itself waits for the GPU."""
+        self._task = task
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, name="smelt-follower", daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        try:
+            self._task()
+        except BaseException as error:  # noqa: BLE001  (raised again by wait)
+            self._error = error
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether there is something to wait for, or to hear."""
+        return self._thread.is_alive() or self._error is not None
+
+    def wait(self) -> None:
+        """Wait until it is done. Raises what the task raised; once."""
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
 
 
 def handle_of(stream: object) -> int:
@@ -120,12 +167,17 @@ class CudaEvent:
         self.times = times
         self._is_recorded = False
         self.handle: Any = device.call("cuEventCreate", 0 if times else _DISABLE_TIMING)
-        self._finalizer = weakref.finalize(self, device.call, "cuEventDestroy", self.handle)
+        self._finalizer = weakref.finalize(self, device.give_back, "cuEventDestroy", self.handle)
         self._finalizer.atexit = False
 
     def record(self, stream: CudaStream) -> None:
         """Mark the place in ``stream`` behind everything that is queued now."""
         self.device.call("cuEventRecord", self.handle, stream.handle)
+        self._is_recorded = True
+
+    def record_in_graph(self, stream: CudaStream) -> None:
+        """Mark a place in the graph that is being recorded; each run of the graph comes by it."""
+        self.device.call("cuEventRecordWithFlags", self.handle, stream.handle, _EXTERNAL)
         self._is_recorded = True
 
     def wait(self, stream: CudaStream) -> None:
@@ -134,8 +186,7 @@ class CudaEvent:
 
     def query(self) -> bool:
         """Whether the mark is reached. Raises CudaError: work before it failed."""
-        self.device.activate()
-        return self.device.driver.is_done("cuEventQuery", self.handle)
+        return self.device.is_done("cuEventQuery", self.handle)
 
     def synchronize(self) -> None:
         """Wait until the mark is reached. Raises CudaError: work before it failed."""

@@ -1,0 +1,244 @@
+"""Launches with their arguments: queued one by one, or recorded into graphs that are moved.
+
+Arguments are one array of 64-bit words. The driver reads them when a launch is queued or recorded;
+a graph keeps what it read, so where a word changes the graph's node must be given its words again.
+
+Source: CUDA Driver API reference, "Graph Management" (cuGraphExecKernelNodeSetParams) and "Stream
+Management" (cuStreamGetCaptureInfo, cuStreamUpdateCaptureDependencies).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from smelt.devices.cuda._code import LaunchShape, launch
+from smelt.devices.cuda._graph import CudaGraph
+from smelt.errors import ContextError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from smelt.devices.cuda._code import CudaFunction, CudaModule
+    from smelt.devices.cuda._image import CudaKernel
+    from smelt.devices.cuda._stream import CudaEvent, CudaStream
+
+_SET_DEPENDENCIES: Final = 1
+_WORD_BYTES: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedKernel:
+    """A kernel of an engine on one GPU."""
+
+    function: CudaFunction
+    kernel: CudaKernel
+    module: CudaModule
+    """What the function is part of; it must live as long."""
+
+    def shape(self, blocks: int) -> LaunchShape:
+        """A launch of so many blocks."""
+        return LaunchShape(
+            (blocks, 1, 1),
+            self.kernel.threads,
+            self.kernel.dynamic_shared_bytes,
+            may_start_early=self.kernel.may_start_early,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CudaRow:
+    """One launch of a list."""
+
+    kernel: LoadedKernel
+    words: int
+    """Argument words, scratch left out."""
+    wait_for: int
+    """How many rows of the list must be complete before this one starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Arguments:
+    """Where the pointers to one launch's words lie."""
+
+    address: int
+
+
+class CudaRunList:
+    """Rows with their words and numbers of blocks."""
+
+    def __init__(
+        self, rows: Sequence[CudaRow], words: NDArray[np.int64], blocks: Sequence[int]
+    ) -> None:
+        """Take a list's rows; ``words`` has those of all rows, one row's after another's.
+
+        Raises:
+            ContextError: a number of blocks is negative.
+        """
+        if min(blocks, default=0) < 0:
+            raise ContextError("a launch has a negative number of blocks")
+        self.rows, self.blocks = rows, blocks
+        self.words = np.append(words, np.int64(0))
+        """Who changes them gives them again to each graph that is kept; the last one is 0."""
+        base = int(self.words.ctypes.data)
+        nothing = base + len(words) * _WORD_BYTES
+        pointers: list[int] = []
+        starts: list[int] = []
+        first = 0
+        for row in rows:
+            starts.append(len(pointers) * _WORD_BYTES)
+            pointers += range(base + first * _WORD_BYTES, nothing, _WORD_BYTES)[: row.words]
+            pointers += [nothing] * row.kernel.kernel.scratch_words
+            first += row.words
+        self._pointers = np.array([*pointers, 0], np.uint64)
+        place = int(self._pointers.ctypes.data)
+        self.arguments = [_Arguments(place + start) for start in starts]
+
+    def launch(self, row: int, stream: CudaStream) -> None:
+        """Queue one row. Raises CudaError: the driver refuses it, or earlier work failed."""
+        kernel = self.rows[row].kernel
+        launch(kernel.function, kernel.shape(self.blocks[row]), self.arguments[row], stream)
+
+    def launch_all(self, stream: CudaStream) -> None:
+        """Queue every row, one after another. Raises what `launch` does."""
+        for row in range(len(self.rows)):
+            self.launch(row, stream)
+
+    def close(self) -> None:
+        """Nothing is held but words."""
+
+
+class RunGraph:
+    """A run list's rows as a graph."""
+
+    def __init__(
+        self,
+        rows: CudaRunList,
+        stream: CudaStream,
+        *,
+        moving: Collection[int] = (),
+        marks: Mapping[int, CudaEvent] | None = None,
+    ) -> None:
+        """Record the rows.
+
+        Args:
+            rows: the list, which must live as long.
+            stream: nothing else may use it meanwhile.
+            moving: the rows whose words may change: `move` gives them to the graph.
+            marks: events to be marked when so many rows are complete. With marks all rows run
+                one after another.
+
+        Raises:
+            CudaError: the driver refuses a launch.
+        """
+        self._list = rows
+        self._device = stream.device
+        self._nodes: dict[int, Any] = {}
+        self._parameters: dict[int, Any] = {}
+        self._moving = frozenset(moving)
+        branches = any(row.wait_for != number for number, row in enumerate(rows.rows))
+
+        def record() -> None:
+            if marks is not None:
+                self._record_marked(stream, marks)
+            elif branches:
+                self._record_branches(stream)
+            else:
+                self._record_chain(stream)
+
+        self._graph = CudaGraph(stream, record)
+
+    def _record_chain(self, stream: CudaStream) -> None:
+        for row in range(len(self._list.rows)):
+            self._list.launch(row, stream)
+            if row in self._moving and self._list.blocks[row]:
+                self._nodes[row] = captured_nodes(stream)[0]
+
+    def _record_marked(self, stream: CudaStream, marks: Mapping[int, CudaEvent]) -> None:
+        for row in range(len(self._list.rows) + 1):
+            if row in marks:
+                marks[row].record_in_graph(stream)
+            if row == len(self._list.rows):
+                break
+            self._list.launch(row, stream)
+            if row in self._moving and self._list.blocks[row]:
+                self._nodes[row] = captured_nodes(stream)[0]
+
+    def _record_branches(self, stream: CudaStream) -> None:
+        """Rows that wait for the same rows lie side by side."""
+        before: list[Any] = []
+        beside: list[Any] = []
+        for number, row in enumerate(self._list.rows):
+            if row.wait_for == number and beside:
+                before, beside = beside, []
+            depend_on(stream, before)
+            self._list.launch(number, stream)
+            if self._list.blocks[number]:
+                node = captured_nodes(stream)[0]
+                beside.append(node)
+                if number in self._moving:
+                    self._nodes[number] = node
+        depend_on(stream, beside or before)
+
+    def move(self, row: int) -> None:
+        """Give the graph the words that a row has now, for its next launches.
+
+        Raises:
+            CudaError: the driver refuses.
+        """
+        node = self._nodes.get(row)
+        if node is None:
+            return
+        if row not in self._parameters:
+            self._parameters[row] = self._parameters_of(row)
+        self._graph.set_kernel(node, self._parameters[row])
+
+    def _parameters_of(self, row: int) -> Any:
+        kernel = self._list.rows[row].kernel
+        made = self._device.driver.api.CUDA_KERNEL_NODE_PARAMS()
+        made.func = kernel.function.handle
+        made.gridDimX, made.gridDimY, made.gridDimZ = self._list.blocks[row], 1, 1
+        made.blockDimX, made.blockDimY, made.blockDimZ = kernel.kernel.threads, 1, 1
+        made.sharedMemBytes = kernel.kernel.dynamic_shared_bytes
+        made.kernelParams = self._list.arguments[row].address
+        return made
+
+    def launch(self, stream: CudaStream) -> None:
+        """Queue all rows. Raises CudaError: earlier work failed."""
+        self._graph.launch(stream)
+
+    def close(self) -> None:
+        """Let the graph go once its work is done; again is harmless."""
+        self._graph.close()
+
+
+def captured_nodes(stream: CudaStream) -> list[Any]:
+    """Return the nodes on which the next work of a stream that is being captured will depend."""
+    device = stream.device
+    api = device.driver.api
+    # Until CUDA 13 the first name was that of a form which refuses early starts.
+    newer = "cuStreamGetCaptureInfo_v3"
+    name = newer if hasattr(api, newer) else "cuStreamGetCaptureInfo"
+    found = device.driver.call(name, stream.handle)
+    return list(found[3])
+
+
+def depend_on(stream: CudaStream, nodes: Sequence[Any]) -> None:
+    """Let the next work of a stream that is being captured depend on just these nodes."""
+    device = stream.device
+    # The same history: the second name was another form's until CUDA 13.
+    newer = "cuStreamUpdateCaptureDependencies_v2"
+    name = newer if hasattr(device.driver.api, newer) else "cuStreamUpdateCaptureDependencies"
+    device.driver.call(name, stream.handle, list(nodes), None, len(nodes), _SET_DEPENDENCIES)
+
+
+def groups_of(layers: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Return runs of rows of the same layer: the layer, the first row, and one past the last."""
+    starts = [row for row, layer in enumerate(layers) if row == 0 or layers[row - 1] != layer]
+    ends = [*starts, len(layers)]
+    return [(layers[first], first, last) for first, last in pairwise(ends)]

@@ -1,0 +1,147 @@
+"""What an engine and its contexts share: code and weights, where the device reads them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from smelt.devices.cpu import CpuMemory, MappedCode, abi, native_runtime
+from smelt.devices.cuda import ABI_VERSION as CUDA_ABI_VERSION
+from smelt.engine import VERSION, Host, check_fingerprint, detect_host
+from smelt.errors import DeviceError, EngineMismatchError, MissingExtraError
+from smelt.types import override
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from smelt.devices import AllocationTracker
+    from smelt.devices.cpu import NativeRuntime
+    from smelt.engine import EngineFile, EngineHeader
+    from smelt.runtime._context import ExecutionContext
+    from smelt.runtime._engine import Engine
+
+_CUDA: Final = "cuda"
+_DEVICES: Final = frozenset({"cpu", _CUDA, "null"})
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedWeights:
+    """An engine's weights on a device; replaced as a whole by a refit."""
+
+    bytes: NDArray[np.uint8]
+    """On the host. Read-only."""
+    address: int
+    """Where the device reads them."""
+    keeps: object = None
+    """What must live as long."""
+
+
+class LoadedCode(ABC):
+    """Code and weights on a device, shared by an engine and its contexts; alive while one is."""
+
+    header: EngineHeader
+    weights: LoadedWeights
+    """Contexts notice when it is another."""
+
+    @abstractmethod
+    def place(self, weights: NDArray[np.uint8]) -> LoadedWeights:
+        """Bring weights to where the device reads them."""
+
+    @abstractmethod
+    def create_context(
+        self, engine: Engine, threads: int | None, tracker: AllocationTracker | None
+    ) -> ExecutionContext:
+        """Create a context of the device's kind."""
+
+
+class HostCode(LoadedCode):
+    """Code that the processor runs, or nobody."""
+
+    def __init__(self, file: EngineFile) -> None:
+        header = self.header = file.header
+        self.runtime: NativeRuntime | None = None
+        self.functions: dict[str, int] = {}
+        if header.fingerprint.device != "null":
+            self.runtime = native_runtime(file.runtime_code, dict(header.runtime_symbols))
+            self._code = MappedCode(file.code)
+            base = self._code.address
+            self.functions = {name: base + offset for name, offset in header.symbols}
+        self.weights = self.place(file.weights)
+
+    @override
+    def place(self, weights: NDArray[np.uint8]) -> LoadedWeights:
+        placed = _aligned(weights)
+        return LoadedWeights(placed, int(placed.ctypes.data))
+
+    @override
+    def create_context(
+        self, engine: Engine, threads: int | None, tracker: AllocationTracker | None
+    ) -> ExecutionContext:
+        from smelt.runtime._host_context import HostContext
+
+        return HostContext(engine, self, threads, tracker)
+
+
+def _aligned(weights: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The weights where kernels may read them: mapped files are aligned, bytes often are not."""
+    if weights.ctypes.data % abi.ALIGNMENT_BYTES == 0:
+        return weights
+    copy = CpuMemory().allocate(weights.size, "weights").bytes
+    copy[:] = weights
+    copy.flags.writeable = False
+    return copy
+
+
+def check_machine(header: EngineHeader) -> None:
+    """Check that this machine and this smelt can run an engine.
+
+    One for GPUs is not held to this machine's processor, and a machine without a GPU may hold it.
+
+    Raises:
+        EngineMismatchError: they cannot.
+    """
+    built_for = header.fingerprint
+    if built_for.device not in _DEVICES:
+        raise EngineMismatchError(
+            f"this engine is for the device {built_for.device!r}, "
+            f"and this smelt runs {', '.join(sorted(_DEVICES))}"
+        )
+    host = Host(built_for.architecture, built_for.features, built_for.system)
+    if built_for.device == "cpu":
+        host = detect_host()
+    version = CUDA_ABI_VERSION if built_for.device == _CUDA else abi.ABI_VERSION
+    check_fingerprint(built_for, abi=version, version=VERSION, host=host)
+
+
+def load_code(file: EngineFile, device: str | None, *, is_needed: bool = True) -> LoadedCode | None:
+    """Load an engine's code and weights onto a device.
+
+    Args:
+        file: the engine.
+        device: the device's name, "cuda:1"; None for any that fits.
+        is_needed: whether it is an error that there is no GPU at all; else the result is None.
+
+    Raises:
+        EngineMismatchError: the engine is for another device, or another GPU.
+        DeviceError: there is no such GPU, or it has too little memory.
+        MissingExtraError: ``cuda.bindings`` is not installed.
+    """
+    kind, _, detail = (device or file.header.fingerprint.device).partition(":")
+    if kind != file.header.fingerprint.device:
+        raise EngineMismatchError(
+            f"this engine was built for {file.header.fingerprint.device!r}, not {device!r}; "
+            "build it again for that"
+        )
+    if kind != _CUDA:
+        return HostCode(file)
+    from smelt.runtime._cuda_code import CudaCode, find_gpu  # few have a GPU
+
+    try:
+        found = find_gpu(file.header.fingerprint, device)
+    except (DeviceError, MissingExtraError):
+        if is_needed or detail.isdecimal():
+            raise
+        return None
+    return CudaCode(file, *found)

@@ -1,0 +1,237 @@
+"""Arrays in a GPU's memory: other libraries' as inputs and outputs, in their own order of work.
+
+torch and cupy have a current stream, on which their arrays are made and used, so work on their
+arrays is queued there and nobody waits. Other libraries say through DLPack when an array is ready.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from smelt.devices.cuda import (
+    CudaArray,
+    CudaMemory,
+    CudaStream,
+    is_on_gpu,
+    view_of,
+)
+from smelt.errors import BindingError
+from smelt.runtime._arrays import library_of
+from smelt.types import DType
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from smelt.devices.cuda import CudaDevice
+    from smelt.engine import Binding
+
+ALIGNED_BYTES: Final = 16
+"""Kernels read so many bytes at once: an array elsewhere is copied first."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuArray:
+    """An array in the engine's GPU."""
+
+    address: int
+    shape: tuple[int, ...]
+    dtype: DType
+    is_contiguous: bool
+    is_read_only: bool
+    ordered_on: int | None
+    """Handle of the stream on which it is written and read; None when the engine's own waits."""
+    keeps: object
+
+
+class ArrayLibrary(Protocol):
+    """A library that has a current stream and makes arrays by itself."""
+
+    def current_stream(self, device: CudaDevice) -> int:
+        """Handle of the stream on which it works now."""
+        ...
+
+    def view(self, value: Any, device: CudaDevice) -> GpuArray:
+        """One of its arrays."""
+        ...
+
+    def contiguous(self, value: Any) -> Any:
+        """The array without gaps."""
+        ...
+
+    def empty(self, shape: Sequence[int], dtype: DType, device: CudaDevice) -> Any:
+        """A new array."""
+        ...
+
+
+class _Torch:
+    """PyTorch."""
+
+    def __init__(self, module: Any) -> None:
+        self._torch = module
+
+    def current_stream(self, device: CudaDevice) -> int:
+        return int(self._torch.cuda.current_stream(device.index).cuda_stream)
+
+    def view(self, value: Any, device: CudaDevice) -> GpuArray:
+        if value.device.index != device.index:
+            raise _elsewhere(f"cuda:{value.device.index}", device)
+        return GpuArray(
+            int(value.data_ptr()),
+            tuple(value.shape),
+            DType(str(value.dtype).rpartition(".")[2]),
+            is_contiguous=bool(value.is_contiguous()),
+            is_read_only=False,
+            ordered_on=self.current_stream(device),
+            keeps=value,
+        )
+
+    def contiguous(self, value: Any) -> Any:
+        return value.contiguous()
+
+    def empty(self, shape: Sequence[int], dtype: DType, device: CudaDevice) -> Any:
+        torch = self._torch
+        place = torch.device("cuda", device.index)
+        return torch.empty(tuple(shape), dtype=getattr(torch, dtype.value), device=place)
+
+
+class _Cupy:
+    """CuPy."""
+
+    def __init__(self, module: Any) -> None:
+        self._cupy = module
+
+    def current_stream(self, device: CudaDevice) -> int:
+        with self._cupy.cuda.Device(device.index):
+            return int(self._cupy.cuda.get_current_stream().ptr)
+
+    def view(self, value: Any, device: CudaDevice) -> GpuArray:
+        if value.device.id != device.index:
+            raise _elsewhere(f"cuda:{value.device.id}", device)
+        return GpuArray(
+            int(value.data.ptr),
+            tuple(value.shape),
+            DType.from_numpy(value.dtype),
+            is_contiguous=bool(value.flags.c_contiguous),
+            is_read_only=False,
+            ordered_on=self.current_stream(device),
+            keeps=value,
+        )
+
+    def contiguous(self, value: Any) -> Any:
+        return self._cupy.ascontiguousarray(value)
+
+    def empty(self, shape: Sequence[int], dtype: DType, device: CudaDevice) -> Any:
+        with self._cupy.cuda.Device(device.index):
+            return self._cupy.empty(tuple(shape), dtype.numpy)
+
+
+_LIBRARIES: Final[dict[str, Any]] = {"torch": _Torch, "cupy": _Cupy}
+
+
+def library_with_stream(value: object) -> ArrayLibrary | None:
+    """Return the library of an array, if it has a current stream."""
+    name = type(value).__module__.partition(".")[0]
+    made = _LIBRARIES.get(name)
+    module = sys.modules.get(name)
+    found: ArrayLibrary | None = None if made is None or module is None else made(module)
+    return found
+
+
+def gpu_array(value: object, binding: Binding, stream: CudaStream) -> GpuArray | None:
+    """Return an array in a GPU's memory as one that has the binding's dtype; None for others.
+
+    Args:
+        value: any array.
+        binding: what it is for.
+        stream: waits for whoever writes it, unless its library has a current stream.
+
+    Raises:
+        BindingError: it lies on another GPU, has another dtype, or cannot be written.
+    """
+    if not is_on_gpu(value):
+        return None
+    library = library_with_stream(value)
+    try:
+        if library is None:
+            found = _foreign(value, stream)
+        else:
+            found = library.view(value, stream.device)
+            if binding.is_input and not found.is_contiguous:
+                found = library.view(library.contiguous(value), stream.device)
+    except (BindingError, ValueError) as error:
+        raise BindingError(f"{binding.name}: {error}") from error
+    _check(found, binding)
+    return found
+
+
+def _foreign(value: object, stream: CudaStream) -> GpuArray:
+    view = view_of(value, stream)
+    return GpuArray(
+        view.address,
+        view.shape,
+        view.dtype,
+        is_contiguous=view.is_contiguous,
+        is_read_only=view.is_read_only,
+        ordered_on=None,
+        keeps=view.keeps,
+    )
+
+
+def _check(array: GpuArray, binding: Binding) -> None:
+    wanted = binding.dtype
+    same = array.dtype is wanted or (
+        wanted is DType.BFLOAT16 and array.dtype in {DType.UINT16, DType.INT16}
+    )
+    if not same:
+        raise BindingError(
+            f"{binding.name}: the array has dtype {array.dtype.value}, and {wanted.value} is "
+            "needed; convert it if that is what you want"
+        )
+    if not array.is_contiguous:
+        raise BindingError(f"{binding.name}: an array on a GPU must be contiguous; copy it so")
+    if not binding.is_input and array.is_read_only:
+        raise BindingError(f"{binding.name}: an output is written in place, so it must be writable")
+
+
+def _elsewhere(where: str, device: CudaDevice) -> BindingError:
+    return BindingError(f"the array lies on {where}, and cuda:{device.index} needs it; move it")
+
+
+class ResultMaker:
+    """Makes the results of a run as arrays of the library of its inputs."""
+
+    def __init__(self, like: object, device: CudaDevice) -> None:
+        """Take an input that is on the GPU."""
+        self._device = device
+        self._library = library_with_stream(like)
+        self._home = library_of(like)
+
+    def current_stream(self) -> int | None:
+        """Handle of the stream on which the library works; None when it has none."""
+        return None if self._library is None else self._library.current_stream(self._device)
+
+    def empty(self, binding: Binding, shape: Sequence[int]) -> tuple[Any, int]:
+        """A new array, and its address."""
+        if self._library is not None:
+            array = self._library.empty(shape, binding.dtype, self._device)
+            return array, self._library.view(array, self._device).address
+        size = prod(shape) * binding.dtype.size_bytes
+        memory = CudaMemory(self._device).allocate(size, "results")
+        return CudaArray(memory, binding.dtype, shape), memory.address
+
+    def finish(self, array: Any, shape: Sequence[int], stream: CudaStream) -> Any:
+        """The array cut to the shape that the run gave it, for whoever asked; not waited for."""
+        if tuple(array.shape) != tuple(shape):
+            if self._library is None:
+                array = CudaArray(array.allocation, array.dtype, shape)
+            else:
+                array = array.reshape(-1)[: prod(shape)].reshape(tuple(shape))
+        if self._library is not None:
+            return array
+        array.written_on(stream)
+        if self._home is None or not hasattr(self._home, "from_dlpack"):
+            return array
+        return self._home.from_dlpack(array)

@@ -1,0 +1,109 @@
+"""An engine's cubins and weights on one GPU, shared by its contexts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from smelt.devices.cuda import (
+    CudaKernel,
+    CudaMemory,
+    CudaModule,
+    CudaStream,
+    LoadedKernel,
+    copy_memory,
+    matching_architecture,
+)
+from smelt.engine import Launch
+from smelt.errors import EngineFormatError, EngineMismatchError
+from smelt.runtime._code import LoadedCode, LoadedWeights
+from smelt.runtime._streams import gpu_named
+from smelt.types import override
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from smelt.devices import AllocationTracker
+    from smelt.devices.cuda import CudaDevice
+    from smelt.engine import EngineFile, EngineHeader, Fingerprint
+    from smelt.runtime._context import ExecutionContext
+    from smelt.runtime._engine import Engine
+
+
+def find_gpu(fingerprint: Fingerprint, name: str | None) -> tuple[CudaDevice, int]:
+    """Return the GPU of a name, or the calling thread's own, and which of the code it runs.
+
+    Raises:
+        EngineMismatchError: it runs none.
+        DeviceError: there is no such GPU.
+    """
+    device = gpu_named(name)
+    found = device.properties
+    place = matching_architecture(fingerprint.architecture.split(","), found.capability)
+    if place is None:
+        raise EngineMismatchError(
+            f"this engine was built for {fingerprint.architecture}, and {device!r} runs code for "
+            f"{found.architecture}; build it again for that, or for several: "
+            f"device='cuda:{fingerprint.architecture},{found.architecture}'"
+        )
+    return device, place
+
+
+class CudaCode(LoadedCode):
+    """The kernels and weights of an engine on one GPU."""
+
+    def __init__(self, file: EngineFile, device: CudaDevice, place: int) -> None:
+        """Load them.
+
+        Args:
+            file: the engine.
+            device: the GPU.
+            place: which of the engine's architectures is the GPU's.
+
+        Raises:
+            EngineFormatError: a kernel's record is malformed.
+            EngineMismatchError: the driver or the GPU cannot run the code.
+            DeviceError: there is too little memory.
+        """
+        self.header = file.header
+        self.device = device
+        self.kernels = _load_kernels(file, device, place)
+        self.weights = self.place(file.weights)
+
+    @override
+    def place(self, weights: NDArray[np.uint8]) -> LoadedWeights:
+        memory = CudaMemory(self.device).allocate(weights.size, "weights")
+        with CudaStream(self.device) as stream:
+            copy_memory(self.device, memory.address, int(weights.ctypes.data), weights.size, stream)
+            stream.synchronize()
+        return LoadedWeights(weights, memory.address, memory)
+
+    @override
+    def create_context(
+        self, engine: Engine, threads: int | None, tracker: AllocationTracker | None
+    ) -> ExecutionContext:
+        from smelt.runtime._cuda_context import CudaContext
+
+        return CudaContext(engine, self, tracker)
+
+
+def _load_kernels(file: EngineFile, device: CudaDevice, place: int) -> dict[str, LoadedKernel]:
+    used = _used_symbols(file.header)
+    modules: dict[bytes, CudaModule] = {}
+    found: dict[str, LoadedKernel] = {}
+    for symbol, offset in file.header.symbols:
+        if symbol not in used:
+            continue
+        kernel = CudaKernel.from_bytes(file.code, offset, place)
+        if kernel.cubin not in modules:
+            modules[kernel.cubin] = CudaModule(device, kernel.cubin)
+        function = modules[kernel.cubin].function(kernel.entry, kernel.dynamic_shared_bytes)
+        found[symbol] = LoadedKernel(function, kernel, modules[kernel.cubin])
+    if missing := sorted(used - found.keys()):
+        raise EngineFormatError(f"the engine has no code for {', '.join(missing)}")
+    return found
+
+
+def _used_symbols(header: EngineHeader) -> set[str]:
+    steps = (step for plan in header.plans for step in plan.steps)
+    return {step.kernel.symbol for step in steps if isinstance(step, Launch)}

@@ -1,0 +1,404 @@
+"""Execution on a GPU: on the application's stream or our own, beside the host."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from contextlib import ExitStack
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from smelt.devices.cuda import (
+    CudaEvent,
+    CudaMemory,
+    CudaStream,
+    Follower,
+    fill_memory,
+    owner_of,
+    selected_index,
+)
+from smelt.errors import BindingError, ContextError, DeviceError
+from smelt.runtime._arrays import (
+    array_from_value,
+    exporter_for,
+    trimmed,
+    writable_array,
+)
+from smelt.runtime._context import RUN, ExecutionContext
+from smelt.runtime._cuda_arrays import ALIGNED_BYTES, GpuArray, ResultMaker, gpu_array
+from smelt.runtime._cuda_segments import CudaMachinery
+from smelt.runtime._cuda_staging import CudaStaging
+from smelt.runtime._staging import Staging
+from smelt.runtime._streams import native_event, native_stream
+from smelt.types import evaluate_dim, override
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from smelt.devices import AllocationTracker
+    from smelt.engine import Binding
+    from smelt.runtime._context import Consumption
+    from smelt.runtime._cuda_code import CudaCode
+    from smelt.runtime._engine import Engine
+    from smelt.runtime._staging import Ready
+
+_LOG = logging.getLogger(__name__)
+_MOST_KNOWN: Final = 256
+
+
+class _Consumed:
+    """Records an event once the inputs are read."""
+
+    def __init__(self, event: CudaEvent, stream: CudaStream) -> None:
+        self._event: CudaEvent | None = event
+        self._stream = stream
+
+    def reach(self) -> None:
+        if self._event is not None:
+            self._event.record(self._stream)
+            self._event = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    """A profiled run whose times nobody has heard of yet."""
+
+    plan: int
+    profiler: Any
+
+
+class CudaContext(ExecutionContext):
+    """Runs an engine on one GPU."""
+
+    def __init__(self, engine: Engine, code: CudaCode, tracker: AllocationTracker | None) -> None:
+        self.threads = 1
+        self.device = device = code.device
+        arena_bytes = max(plan.arena_bytes for plan in code.header.plans)
+        with ExitStack() as made:
+            arena = CudaMemory(device, tracker).allocate(arena_bytes, "arena")
+            made.callback(arena.close)
+            # Its work follows what the default stream does, where torch and others work unasked.
+            self._stream = made.enter_context(CudaStream(device, follows_default=True))
+            recorder = made.enter_context(CudaStream(device))
+            self._done = CudaEvent(device, times=False)
+            made.callback(self._done.close)
+            fill_memory(device, arena.address, arena_bytes, self._stream)
+            self._stream.synchronize()
+            self._places = CudaStaging(device, tracker)
+            made.callback(self._places.close)
+            self._held = made.pop_all()
+        self._machine = CudaMachinery(device, code.kernels, recorder, self._stream, code.weights)
+        super().__init__(engine, code, self._machine, Staging(None, code.header))
+        self._memories.arena = arena.address
+        self._known: set[int] = set()
+        """Addresses that were seen to be the GPU's."""
+
+    @override
+    def reset(self) -> None:
+        super().reset()
+        self._last: int | None = None
+        """Handle of the stream of the latest run, if that may be going on."""
+        self._kept: deque[tuple[CudaEvent, list[Any]]] = deque()
+        """Arrays of runs that may be going on."""
+        self._timed: _Timed | None = None
+        self._reporter: Follower | None = None
+
+    # ---- arrays
+
+    @override
+    def _input(self, value: Any, binding: Binding, dtype: np.dtype[Any]) -> Any:
+        found = gpu_array(value, binding, self._stream)
+        return array_from_value(value, binding, dtype) if found is None else found
+
+    @override
+    def _output(self, value: Any, binding: Binding, dtype: np.dtype[Any]) -> Any:
+        found = gpu_array(value, binding, self._stream)
+        return writable_array(value, binding, dtype) if found is None else found
+
+    @override
+    def _bind(self, batch_size: int, bindings: Sequence[Any]) -> tuple[Ready, list[Any]]:
+        self._check_selected()
+        ready, arrays = super()._bind(batch_size, bindings)
+        for (_, binding, _), array in zip(self._ports, arrays, strict=True):
+            if isinstance(array, int) and array not in self._known:
+                self._check_address(binding, array)
+        return ready, arrays
+
+    def _check_selected(self) -> None:
+        """The calling thread must not have selected another GPU: its addresses would be that's."""
+        index = selected_index(self.device.driver)
+        if index is not None and index != self.device.index:
+            raise ContextError(
+                f"the engine is bound to cuda:{self.device.index}, and this thread has selected "
+                f"cuda:{index}; select the engine's, or load the engine with "
+                f"device='cuda:{index}'"
+            )
+
+    def _check_address(self, binding: Binding, address: int) -> None:
+        """Refuse at once what would make the GPU unusable for the whole process."""
+        owner = owner_of(self.device, address)
+        if owner != self.device.index:
+            where = "no memory that a GPU reaches" if owner is None else f"memory of cuda:{owner}"
+            raise BindingError(
+                f"{binding.name}: {address:#x} is {where}, and cuda:{self.device.index} needs it; "
+                "pass an array, or the address of one on that GPU"
+            )
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        self._known.add(address)
+
+    # ---- by name
+
+    @override
+    def _compute(
+        self, ready: Ready, arrays: list[Any], inputs: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        previous = self.device.select()
+        try:
+            for index, _, _ in self._inputs:
+                if isinstance(arrays[index], GpuArray):
+                    name = self._ports[index][1].name
+                    return self._compute_there(ready, arrays, inputs[name])
+            return self._compute_here(ready, arrays, inputs)
+        finally:
+            self.device.restore(previous)
+
+    def _compute_there(self, ready: Ready, arrays: list[Any], like: Any) -> dict[str, Any]:
+        """Results beside the inputs, in the order of their library's work; not waited for."""
+        maker = ResultMaker(like, self.device)
+        handle = maker.current_stream()
+        stream = self._stream if handle is None else CudaStream(self.device, handle)
+        made: dict[int, Any] = {}
+        for index, binding, _ in self._outputs:
+            made[index], arrays[index] = maker.empty(binding, ready.call.shapes[index])
+        values = self._queue(ready, arrays, stream, None)
+        self._finish_queued(stream, [*arrays, *made.values()])
+        return {
+            binding.name: maker.finish(
+                made[index], [evaluate_dim(dim, values) for dim in binding.shape], stream
+            )
+            for index, binding, _ in self._outputs
+        }
+
+    def _compute_here(
+        self, ready: Ready, arrays: list[Any], inputs: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Results on the host."""
+        shapes = ready.call.shapes
+        for index, _, dtype in self._outputs:
+            arrays[index] = np.empty(shapes[index], dtype)
+        values = self._queue(ready, arrays, self._stream, None)
+        self._finish()
+        results: dict[str, NDArray[Any]] = {
+            binding.name: trimmed(binding, arrays[index], values)
+            for index, binding, _ in self._outputs
+        }
+        for value in inputs.values():
+            if (export := exporter_for(value)) is not None:
+                return {b.name: export(results[b.name], b.dtype) for _, b, _ in self._outputs}
+        return results
+
+    # ---- by index
+
+    @override
+    def _perform_bound(self, ready: Ready, arrays: list[Any]) -> None:
+        previous = self.device.select()
+        try:
+            self._queue(ready, arrays, self._stream, None)
+            self._finish()
+        finally:
+            self.device.restore(previous)
+
+    @override
+    def enqueue(
+        self,
+        batch_size: int,
+        bindings: Sequence[Any],
+        stream: Any,
+        input_consumed: Any = None,
+    ) -> None:
+        queue = self._queue_of(stream)
+        event = native_event(input_consumed)
+        if not isinstance(event, CudaEvent | None):
+            raise ContextError(
+                f"input_consumed is a smelt.Event of cuda, not {type(input_consumed).__name__}"
+            )
+        ready, arrays = self._bind(batch_size, bindings)
+        token = object()
+        previous = self.device.select()
+        try:
+            self._enter(token)
+            consumed = None if event is None else _Consumed(event, queue)
+            self._queue(ready, arrays, queue, consumed)
+            self._finish_queued(queue, arrays)
+        finally:
+            if RUN in self._owner and self._owner[RUN] is token:
+                del self._owner[RUN]
+            self.device.restore(previous)
+
+    def _queue_of(self, stream: Any) -> CudaStream:
+        found = native_stream(stream)
+        if isinstance(found, CudaStream):
+            if found.device is not self.device:
+                raise ContextError(
+                    f"the engine is bound to cuda:{self.device.index}, and the stream is "
+                    f"cuda:{found.device.index}'s"
+                )
+            return found
+        try:
+            return CudaStream(self.device, found if found is not None else ())
+        except DeviceError as error:
+            raise ContextError(f"enqueue needs a stream: {error}") from error
+
+    # ---- one run
+
+    def _queue(
+        self, ready: Ready, arrays: list[Any], stream: CudaStream, consumed: _Consumed | None
+    ) -> dict[str, int]:
+        """Queue a run on arrays and addresses by binding; return the symbols' values."""
+        self._machine.stream = stream
+        self._places.forget()
+        self._follow(arrays, stream)
+        call = ready.call
+        addresses = [0] * len(arrays)
+        back: list[tuple[int, Any, int]] = []
+        for index, binding, _ in self._ports:
+            array = arrays[index]
+            address = array.address if isinstance(array, GpuArray) else array
+            if isinstance(address, int) and address % ALIGNED_BYTES == 0:
+                addresses[index] = address
+                continue
+            size = prod(call.shapes[index]) * binding.dtype.size_bytes
+            if binding.is_input:
+                self._wait_for_places()
+                addresses[index] = self._places.bring(index, address, size, stream)
+            else:
+                addresses[index] = self._places.reserve(index, size)
+                back.append((index, address, size))
+        values = call.values.copy() if call.is_open else call.values
+        self._execute(call.plan, values, addresses, consumed)
+        if consumed is not None:
+            consumed.reach()
+        for index, target, size in back:
+            self._places.take_back(index, target, size, stream)
+        return values
+
+    def _wait_for_places(self) -> None:
+        """Pinned memory is written anew only when the run before has read it."""
+        if self._last is not None:
+            self._done.synchronize()
+
+    def _follow(self, arrays: list[Any], stream: CudaStream) -> None:
+        """Let the stream wait for the run before, and for what still writes the arrays."""
+        handle = int(stream.handle)
+        if self._last is not None and self._last != handle:
+            stream.wait(self._done)
+        others = {array.ordered_on for array in arrays if isinstance(array, GpuArray)}
+        for other in others - {handle}:
+            if other is None and stream is self._stream:
+                continue
+            ready = CudaEvent(self.device, times=False)
+            ready.record(self._stream if other is None else CudaStream(self.device, other))
+            stream.wait(ready)
+
+    def _finish(self) -> None:
+        """Wait until a run on the context's own stream is complete."""
+        self._last = int(self._stream.handle)  # until it is known to have ended
+        self._stream.synchronize()
+        self._last = None
+        self._kept.clear()
+        self._places.deliver()
+        if self._timed is not None:
+            self._tell(self._timed)
+
+    def _finish_queued(self, stream: CudaStream, arrays: list[Any]) -> None:
+        """Note the end of a run that is queued; keep what it works on until then."""
+        self._done.record(stream)
+        self._last = int(stream.handle)
+        while self._kept and self._kept[0][0].query():
+            self._kept.popleft()
+        if any(not isinstance(array, int) for array in arrays):
+            end = CudaEvent(self.device, times=False)
+            end.record(stream)
+            self._kept.append((end, arrays))
+        if self._places.is_owed:
+            stream.synchronize()
+            self._places.deliver()
+        if self._timed is not None:
+            self._report_later(stream, self._timed)
+
+    # ---- profiling
+
+    @override
+    def _execute_watched(
+        self,
+        number: int,
+        values: dict[str, int],
+        addresses: list[int],
+        consumed: Consumption | None,
+    ) -> None:
+        profiler = self._profiler
+        if profiler is None:
+            super()._execute_watched(number, values, addresses, consumed)
+            return
+        self._await_report()
+        for segment in self._segments[number]:
+            segment.run(values, self._memories, addresses, timed=True)
+        self._timed = _Timed(number, profiler)
+
+    def _tell(self, timed: _Timed) -> None:
+        """Report the times of a run once it is complete."""
+        self._timed = None
+        times: dict[int, float] = {}
+        for segment in self._segments[timed.plan]:
+            for layer, milliseconds in segment.milliseconds():
+                times[layer] = times.get(layer, 0.0) + milliseconds
+        self._report(timed.profiler, timed.plan, times)
+
+    def _report_later(self, stream: CudaStream, timed: _Timed) -> None:
+        """Report on another thread; whoever synchronizes our stream waits for that too."""
+        self._timed = None
+        self._reporter = reporter = Follower(lambda: self._tell(timed))
+        stream.follow(reporter)
+
+    def _await_report(self) -> None:
+        reporter, self._reporter = self._reporter, None
+        if reporter is not None:
+            reporter.wait()
+
+    @override
+    def _use_new_weights(self) -> None:
+        self._await_report()
+        self._wait()  # what is queued reads the old ones
+        super()._use_new_weights()
+        self._machine.weights = self._weights
+
+    # ---- the end
+
+    def _wait(self) -> None:
+        if self._last is not None:
+            self._done.synchronize()
+
+    @override
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        token = object()
+        try:
+            self._enter(token)
+            try:
+                self._wait()
+                self._await_report()
+            except DeviceError as error:  # whoever waits for the run hears of it
+                _LOG.debug("a context is closed after %s", error)
+            self._close_segments()
+            self._kept.clear()
+            self._held.close()
+        finally:
+            if RUN in self._owner and self._owner[RUN] is token:
+                del self._owner[RUN]

@@ -1,0 +1,200 @@
+"""Segments on a GPU: launches as a graph for each set of symbol values, Python's steps by copies.
+
+A graph keeps the addresses that it was recorded with. The arena and the weights never move; where
+the application's arrays are others than in the run before, the few launches that touch them are
+given their words again, which costs far less than a copy or another recording.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smelt.devices.cuda import (
+    CudaEvent,
+    CudaRow,
+    CudaRunList,
+    RunGraph,
+    copy_memory,
+    groups_of,
+)
+from smelt.engine import Space
+from smelt.runtime._segments import (
+    KEPT_SHAPES,
+    ArgumentWords,
+    HostSegment,
+    waits_of,
+    word_count,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from smelt.devices.cuda import CudaDevice, CudaStream, LoadedKernel
+    from smelt.engine import HostCall, Launch, Plan
+    from smelt.runtime._code import LoadedWeights
+    from smelt.runtime._segments import Memories
+
+
+@dataclass(slots=True)
+class CudaMachinery:
+    """What segments for one context on a GPU are made with."""
+
+    device: CudaDevice
+    kernels: Mapping[str, LoadedKernel]
+    recorder: CudaStream
+    """Graphs are recorded on it; nothing runs there."""
+    stream: CudaStream
+    """Where the run that is going on is queued."""
+    weights: LoadedWeights
+
+    def native(self, steps: Sequence[Launch], plan: Plan) -> GraphSegment:
+        """The launches as one segment."""
+        return GraphSegment(steps, plan, self)
+
+    def host(self, step: HostCall, plan: Plan) -> HostSegment:
+        """A step that Python does, on copies."""
+        return HostSegment(step, plan, _CopyReach(self))
+
+
+class _CopyReach:
+    """A GPU's memory through copies, in the order of the run's stream."""
+
+    def __init__(self, machinery: CudaMachinery) -> None:
+        self._machinery = machinery
+
+    def load(self, space: Space, address: int, size_bytes: int) -> NDArray[np.uint8]:
+        machinery = self._machinery
+        if space is Space.WEIGHTS:  # these are on the host as well
+            start = address - machinery.weights.address
+            return machinery.weights.bytes[start : start + size_bytes]
+        data = np.empty(size_bytes, np.uint8)
+        stream = machinery.stream
+        copy_memory(machinery.device, int(data.ctypes.data), address, size_bytes, stream)
+        stream.synchronize()
+        return data
+
+    def store(self, address: int, data: Any) -> None:
+        machinery = self._machinery
+        if len(data):
+            source = int(data.ctypes.data)
+            copy_memory(machinery.device, address, source, len(data), machinery.stream)
+
+
+@dataclass(slots=True)
+class _Recording:
+    """A graph, and the words that it has."""
+
+    rows: CudaRunList
+    graph: RunGraph
+    offsets: list[int]
+    """Of the words that name the application's memory."""
+    addresses: list[int]
+    """The application's, as the graph has them; [] when that is unknown."""
+    marks: dict[int, CudaEvent]
+
+
+class GraphSegment:
+    """Launches that one graph runs."""
+
+    def __init__(self, steps: Sequence[Launch], plan: Plan, machinery: CudaMachinery) -> None:
+        self._machinery = machinery
+        self._arguments = arguments = ArgumentWords(steps, plan)
+        self.reads_input = arguments.reads_input
+        counts = [word_count(step) for step in steps]
+        self._rows = [
+            CudaRow(machinery.kernels[step.kernel.symbol], words, wait_for)
+            for step, words, wait_for in zip(steps, counts, waits_of(steps), strict=True)
+        ]
+        owners = np.repeat(np.arange(len(steps)), counts)
+        self._moving = [int(owners[position]) for position in arguments.positions]
+        """The row of each word that names the application's memory."""
+        self._groups = groups_of(arguments.layers)
+        self._kept: dict[tuple[bool, tuple[int, ...]], _Recording] = {}
+        self._timed: _Recording | None = None
+
+    def run(
+        self, values: dict[str, int], memories: Memories, addresses: list[int], *, timed: bool
+    ) -> None:
+        """Queue the launches; with ``timed`` one after another, each layer between two marks."""
+        key = (timed, tuple([values[name] for name in self._arguments.symbols]))
+        recording = self._kept.get(key)
+        if recording is None:
+            recording = self._record(key, values, memories, addresses)
+        elif recording.addresses != addresses:
+            self._move(recording, addresses)
+        recording.graph.launch(self._machinery.stream)
+        if timed:
+            self._timed = recording
+
+    def _record(
+        self,
+        key: tuple[bool, tuple[int, ...]],
+        values: Mapping[str, int],
+        memories: Memories,
+        addresses: list[int],
+    ) -> _Recording:
+        while len(self._kept) >= KEPT_SHAPES:
+            self._kept.pop(next(iter(self._kept))).graph.close()
+        words, blocks = self._arguments.evaluate(values, memories)
+        positions = self._arguments.positions
+        offsets = [int(words[position]) for position in positions]
+        rows = zip(positions, self._arguments.bindings, offsets, strict=True)
+        for position, binding, offset in rows:
+            words[position] = addresses[binding] + offset
+        made = CudaRunList(self._rows, words, blocks)
+        marks: dict[int, CudaEvent] = {}
+        if key[0]:
+            places = [first for _, first, _ in self._groups] + [len(self._rows)]
+            marks = {place: CudaEvent(self._machinery.device) for place in places}
+        graph = RunGraph(
+            made, self._machinery.recorder, moving=set(self._moving), marks=marks or None
+        )
+        self._kept[key] = found = _Recording(made, graph, offsets, addresses.copy(), marks)
+        return found
+
+    def _move(self, recording: _Recording, addresses: list[int]) -> None:
+        """Give the launches that touch the application's memory its new addresses."""
+        recording.addresses = []
+        words, changed = recording.rows.words, set[int]()
+        places = zip(
+            self._arguments.positions,
+            self._arguments.bindings,
+            recording.offsets,
+            self._moving,
+            strict=True,
+        )
+        for position, binding, offset, row in places:
+            wanted = addresses[binding] + offset
+            if words[position] != wanted:
+                words[position] = wanted
+                changed.add(row)
+        for row in changed:
+            recording.graph.move(row)
+        recording.addresses = addresses.copy()
+
+    def milliseconds(self) -> list[tuple[int, float]]:
+        """Wait for the last timed run, and return the layer and time of each stretch of a layer."""
+        if self._timed is None:
+            return []
+        marks = self._timed.marks
+        marks[len(self._rows)].synchronize()
+        found: list[tuple[int, float]] = []
+        for layer, first, last in self._groups:
+            found.append((layer, marks[first].elapsed(marks[last])))
+        return found
+
+    def forget(self) -> None:
+        """Record everything again: the memories have moved."""
+        self.close()
+
+    def close(self) -> None:
+        """Let the graphs go."""
+        for recording in self._kept.values():
+            recording.graph.close()
+        self._kept.clear()
+        self._timed = None

@@ -1,0 +1,107 @@
+"""Places on the GPU, and in pinned memory, for arrays that kernels cannot read where they are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from smelt.devices.cuda import CudaMemory, PinnedAllocation, copy_memory
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from smelt.devices import Allocation, AllocationTracker
+    from smelt.devices.cuda import CudaAllocation, CudaDevice, CudaStream
+
+_CHUNK_BYTES: Final = 4 << 20
+"""A large array is sent in such pieces: one is sent while the next is brought to pinned memory."""
+
+
+class CudaStaging:
+    """One context's places, a binding's each; they grow when a larger array comes."""
+
+    def __init__(self, device: CudaDevice, tracker: AllocationTracker | None) -> None:
+        self._device = device
+        self._memory = CudaMemory(device, tracker)
+        self._there: dict[int, CudaAllocation] = {}
+        self._pinned: dict[int, PinnedAllocation] = {}
+        self._owed: list[tuple[NDArray[Any], NDArray[np.uint8]]] = []
+
+    def reserve(self, index: int, size_bytes: int) -> int:
+        """Return the address of a binding's place on the GPU, made so large.
+
+        Raises:
+            DeviceError: there is too little memory.
+        """
+        place = self._there.get(index)
+        if place is None or place.size_bytes < size_bytes:
+            if place is not None:
+                del self._there[index]
+                place.close()
+            place = self._there[index] = self._memory.allocate(size_bytes, "staging")
+        return place.address
+
+    def _pin(self, index: int, size_bytes: int) -> PinnedAllocation:
+        place = self._pinned.get(index)
+        if place is None or place.size_bytes < size_bytes:
+            if place is not None:
+                del self._pinned[index]
+                place.close()
+            place = self._pinned[index] = PinnedAllocation(self._device, size_bytes, "staging")
+        return place
+
+    def bring(
+        self, index: int, source: NDArray[Any] | int, size_bytes: int, stream: CudaStream
+    ) -> int:
+        """Queue a copy of an input to its place; return the place's address.
+
+        Nothing that was queued for this place may still be going on.
+        """
+        target = self.reserve(index, size_bytes)
+        if isinstance(source, int):
+            copy_memory(self._device, target, source, size_bytes, stream)
+            return target
+        pinned = self._pin(index, size_bytes)
+        flat = np.ascontiguousarray(source).reshape(-1).view(np.uint8)
+        for start in range(0, size_bytes, _CHUNK_BYTES):
+            end = min(start + _CHUNK_BYTES, size_bytes)
+            pinned.bytes[start:end] = flat[start:end]
+            copy_memory(self._device, target + start, pinned.address + start, end - start, stream)
+        return target
+
+    def take_back(
+        self, index: int, target: NDArray[Any] | int, size_bytes: int, stream: CudaStream
+    ) -> None:
+        """Queue a copy of an output from its place; for the host `deliver` does the rest."""
+        source = self.reserve(index, size_bytes)
+        if isinstance(target, int):
+            copy_memory(self._device, target, source, size_bytes, stream)
+            return
+        pinned = self._pin(index, size_bytes)
+        copy_memory(self._device, pinned.address, source, size_bytes, stream)
+        self._owed.append((target, pinned.bytes[:size_bytes]))
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether arrays on the host wait for `deliver`."""
+        return bool(self._owed)
+
+    def forget(self) -> None:
+        """Owe nothing: the run failed."""
+        self._owed.clear()
+
+    def deliver(self) -> None:
+        """Bring what is complete to the host's arrays."""
+        for target, data in self._owed:
+            target.reshape(-1).view(np.uint8)[: data.size] = data
+        self._owed.clear()
+
+    def close(self) -> None:
+        """Give the places back; nothing may use them."""
+        places: list[Allocation] = [*self._there.values(), *self._pinned.values()]
+        self._there.clear()
+        self._pinned.clear()
+        for place in places:
+            place.close()
+        self._owed.clear()

@@ -1,0 +1,242 @@
+"""Execution on the processor, and on the null device: arrays where they are, or copied if small."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy import ndarray
+
+from smelt import config
+from smelt.devices.cpu import (
+    CpuEvent,
+    CpuMemory,
+    CpuStream,
+    Mark,
+    Scratch,
+    available_processors,
+    worker_pool,
+)
+from smelt.devices.null import NullMemory
+from smelt.errors import ContextError
+from smelt.runtime._arrays import (
+    address_of,
+    array_from_value,
+    contiguous_array,
+    exporter_for,
+    trimmed,
+    writable_array,
+)
+from smelt.runtime._context import RUN, ExecutionContext
+from smelt.runtime._segments import CpuMachinery, NullMachinery
+from smelt.runtime._staging import Staging
+from smelt.runtime._streams import Event, Stream, native_event, native_stream
+from smelt.types import override
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from smelt.devices import AllocationTracker
+    from smelt.devices.cpu import CpuAllocation
+    from smelt.devices.null import NullAllocation
+    from smelt.engine import Binding
+    from smelt.runtime._code import HostCode
+    from smelt.runtime._engine import Engine
+    from smelt.runtime._segments import Machinery
+    from smelt.runtime._staging import Ready
+
+_MAX_THREADS: Final = 1024
+_POLL_S: Final = 2e-4
+
+
+class HostContext(ExecutionContext):
+    """Runs an engine for the processor."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        code: HostCode,
+        threads: int | None,
+        tracker: AllocationTracker | None,
+    ) -> None:
+        self.threads = _thread_count(threads)
+        header = code.header
+        arena_bytes = max(plan.arena_bytes for plan in header.plans)
+        self._allocations: list[CpuAllocation | NullAllocation | Scratch]
+        machinery: Machinery
+        if code.runtime is None:
+            self._allocations = [NullMemory(tracker).allocate(arena_bytes, "arena")]
+            machinery, staging = NullMachinery(), Staging(None, header)
+        else:
+            memory = CpuMemory(tracker)
+            arena = memory.allocate(arena_bytes, "arena")
+            arena.bytes[:] = 0
+            scratch = Scratch(memory, max(p.scratch_bytes for p in header.plans), self.threads)
+            staging = Staging(memory, header)
+            self._allocations = [arena, scratch, *staging.allocations]
+            machinery = CpuMachinery(
+                code.functions, code.runtime, worker_pool(), memory, self.threads, scratch
+            )
+        super().__init__(engine, code, machinery, staging)
+        self._memories.arena = self._allocations[0].address
+        self._new = np.zeros if code.runtime is None else np.empty
+
+    @override
+    def reset(self) -> None:
+        super().reset()
+        self._pending: Mark | None = None
+        """The end of the latest `enqueue`."""
+
+    @override
+    def _input(self, value: Any, binding: Binding, dtype: np.dtype[Any]) -> NDArray[Any]:
+        return array_from_value(value, binding, dtype)
+
+    @override
+    def _output(self, value: Any, binding: Binding, dtype: np.dtype[Any]) -> NDArray[Any]:
+        return writable_array(value, binding, dtype)
+
+    @override
+    def _compute(
+        self, ready: Ready, arrays: list[Any], inputs: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        call = ready.call
+        for index, place in ready.outputs:
+            if place is None:
+                dtype = self._ports[index][2]
+                arrays[index] = self._new(call.shapes[index], dtype)
+        values = self._perform(ready, arrays, None)
+        results: dict[str, Any] = {}
+        for index, place in ready.outputs:
+            name = self._ports[index][1].name
+            results[name] = arrays[index] if place is None else place.copy()
+        if values is not call.values:
+            for _, binding, _ in self._outputs:
+                results[binding.name] = trimmed(binding, results[binding.name], values)
+        for value in inputs.values():
+            if type(value) is not ndarray and (export := exporter_for(value)) is not None:
+                return {b.name: export(results[b.name], b.dtype) for _, b, _ in self._outputs}
+        return results
+
+    @override
+    def enqueue(
+        self,
+        batch_size: int,
+        bindings: Sequence[Any],
+        stream: Any,
+        input_consumed: Any = None,
+    ) -> None:
+        queue, event = _checked_queue(stream, input_consumed)
+        ready, arrays = self._bind(batch_size, bindings)
+        before, done, consumed = self._pending, Mark(), Mark()
+
+        def work() -> None:
+            if before is not None:
+                before.wait()
+            token = object()
+            try:
+                self._wait_for(token)
+                self._check_open()
+                self._perform_with(ready, arrays, consumed)
+            finally:
+                if RUN in self._owner and self._owner[RUN] is token:
+                    del self._owner[RUN]
+            arrays.clear()
+
+        if event is not None:
+            event.mark = consumed
+        self._pending = done
+        try:
+            queue.submit(work, consumed, done)
+        except BaseException:
+            consumed.reach()
+            done.reach()
+            raise
+
+    @override
+    def _perform_bound(self, ready: Ready, arrays: list[Any]) -> None:
+        self._perform_with(ready, arrays, None)
+
+    def _perform_with(self, ready: Ready, arrays: list[Any], consumed: Mark | None) -> None:
+        self._perform(ready, arrays, consumed)
+        for index, place in ready.outputs:
+            if place is not None:
+                arrays[index][...] = place
+
+    @override
+    def _enter(self, token: object) -> None:
+        pending = self._pending
+        if pending is not None:
+            pending.wait()
+        super()._enter(token)
+
+    def _wait_for(self, token: object) -> None:
+        """Make ``token`` the owner of the context when a run that is going on is complete."""
+        while self._owner.setdefault(RUN, token) is not token:
+            time.sleep(_POLL_S)  # rare: a synchronous run in another thread
+
+    def _perform(self, ready: Ready, arrays: list[Any], consumed: Mark | None) -> dict[str, int]:
+        """Run on arrays, or addresses, by binding; outputs that have a place are left there."""
+        addresses = ready.addresses
+        if not ready.is_staged:
+            addresses = addresses.copy()
+            for index, place in enumerate(ready.places):
+                if place is None:
+                    addresses[index], arrays[index] = _address(arrays[index])
+        for index, place in ready.inputs:
+            if place is not None:
+                place[...] = arrays[index]
+        call = ready.call
+        values = call.values.copy() if call.is_open else call.values
+        self._execute(call.plan, values, addresses, consumed)
+        return values
+
+    @override
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        pending = self._pending
+        if pending is not None:
+            pending.wait()
+        token = object()
+        try:
+            self._wait_for(token)
+            self._close_segments()
+            for allocation in self._allocations:
+                allocation.close()
+        finally:
+            if RUN in self._owner and self._owner[RUN] is token:
+                del self._owner[RUN]
+
+
+def _checked_queue(stream: object, event: object) -> tuple[CpuStream, CpuEvent | None]:
+    """The processor's stream and event; refuse others before anything waits for them."""
+    queue, mark = native_stream(stream), native_event(event)
+    if not isinstance(queue, CpuStream):
+        raise ContextError(f"enqueue needs a smelt.Stream, not {_told(stream)}")
+    if not isinstance(mark, CpuEvent | None):
+        raise ContextError(f"input_consumed is a smelt.Event, not {_told(event)}")
+    return queue, mark
+
+
+def _told(thing: object) -> str:
+    name = type(thing).__name__
+    return f"{name} of {thing.device}" if isinstance(thing, Stream | Event) else name
+
+
+def _address(array: NDArray[Any] | int) -> tuple[int, NDArray[Any] | int]:
+    """Where kernels find an array, and what must live meanwhile."""
+    if isinstance(array, int):
+        return array, array
+    array = contiguous_array(array)
+    return address_of(array), array
+
+
+def _thread_count(threads: int | None) -> int:
+    if threads is None:
+        return config.thread_count() or len(available_processors())
+    if type(threads) is not int or not 1 <= threads <= _MAX_THREADS:
+        raise ContextError(f"threads is a number from 1 to {_MAX_THREADS}, not {threads!r}")
+    return threads

@@ -1,0 +1,469 @@
+"""Execution on a GPU, on a driver without one that does everything as late as it may."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from smelt.devices.cuda import (
+    CudaArray,
+    CudaError,
+    CudaMemory,
+    CudaStream,
+    copy_memory,
+    cuda_device,
+)
+from smelt.errors import BindingError, ContextError, DeviceError, EngineMismatchError
+from smelt.runtime import Event, Stream
+from smelt.runtime._cuda_context import CudaContext
+from smelt.types import DType
+from tests.support.cuda_driver_stub import CUresult, StubDriver
+from tests.support.cuda_engines import affine_gpu_engine, floats_at, use_stub
+from tests.support.engines import COLUMNS, MAX_BATCH, affine, affine_weights, batch_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from smelt.runtime import Engine, ExecutionContext
+
+Array = np.ndarray[Any, Any]
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[StubDriver]:
+    """A lazy driver; what a test takes of it must have been given back at its end."""
+    found = StubDriver(lazy=True)
+    use_stub(found, monkeypatch)
+    yield found
+    gc.collect()
+    assert set(found.live_kinds()) <= {"context"}
+
+
+@pytest.fixture
+def engine(stub: StubDriver) -> Iterator[Engine]:
+    with affine_gpu_engine(stub) as found:
+        yield found
+
+
+class _OnGpu:
+    """A float32 array on the GPU, and its content."""
+
+    def __init__(self, content: Array, *, shift: int = 0) -> None:
+        device = cuda_device()
+        self.shape, self.size = content.shape, content.nbytes
+        self.memory = CudaMemory(device).allocate(self.size + shift, "test")
+        self.address = self.memory.address + shift
+        self.array = CudaArray(self.memory, DType.FLOAT32, content.shape)
+        with CudaStream(device) as stream:
+            copy_memory(device, self.address, int(content.ctypes.data), self.size, stream)
+            stream.synchronize()
+
+    def content(self) -> Array:
+        """What is there now; nothing is waited for."""
+        return _read(self.address, self.shape)
+
+
+def _read(address: int, shape: tuple[int, ...]) -> Array:
+    return floats_at(address, prod(shape)).reshape(shape).copy()
+
+
+def _empty(rows: int = MAX_BATCH) -> _OnGpu:
+    return _OnGpu(np.full((rows, COLUMNS), np.nan, np.float32))
+
+
+# ---- by name
+
+
+def test_numpy_comes_in_and_out(engine: Engine) -> None:
+    with engine.create_context() as context:
+        for rows in (1, MAX_BATCH, 3, 1):
+            x = batch_of(rows, rows)
+            assert np.array_equal(context.run({"x": x})["y"], affine(x))
+
+
+def test_any_arrangement_on_the_host_is_read_right(engine: Engine) -> None:
+    x = batch_of(4)
+    with engine.create_context() as context:
+        for given in (x[::-1], np.asfortranarray(x), x[::2], x[:, ::1]):
+            assert np.array_equal(context.run({"x": given})["y"], affine(given))
+
+
+def test_arrays_on_the_gpu_give_arrays_on_the_gpu(engine: Engine) -> None:
+    x = batch_of(3)
+    with engine.create_context() as context:
+        y = context.run({"x": _OnGpu(x).array})["y"]
+        assert isinstance(y, CudaArray)
+        y.synchronize()
+        assert np.array_equal(_read(y.allocation.address, y.shape), affine(x))
+
+
+def test_results_of_one_run_are_not_touched_by_the_next(engine: Engine) -> None:
+    first, second = batch_of(2, 1), batch_of(2, 2)
+    with engine.create_context() as context:
+        one = context.run({"x": first})["y"]
+        context.run({"x": second})
+        assert np.array_equal(one, affine(first))
+
+
+# ---- by index
+
+
+def test_execute_takes_addresses_and_arrays_of_both_sides(engine: Engine) -> None:
+    x = batch_of(3)
+    there, y, host = _OnGpu(x), _empty(3), np.zeros((3, COLUMNS), np.float32)
+    with engine.create_context() as context:
+        context.execute(3, [there.address, y.address])
+        assert np.array_equal(y.content(), affine(x))
+        context.execute(3, [there.array, host])
+        assert np.array_equal(host, affine(x))
+        host[:] = 0
+        context.execute(3, [x, host])
+        assert np.array_equal(host, affine(x))
+
+
+def test_other_addresses_are_given_to_the_same_graph(engine: Engine, stub: StubDriver) -> None:
+    with engine.create_context() as context:
+        for seed in range(4):
+            x = batch_of(2, seed)
+            given, y = _OnGpu(x), _empty(2)
+            context.execute(2, [given.address, y.address])
+            assert np.array_equal(y.content(), affine(x))
+        assert stub.calls.count("cuGraphInstantiate") == 1
+
+
+def test_graphs_are_kept_for_the_batches_met_lately(engine: Engine, stub: StubDriver) -> None:
+    with engine.create_context() as context:
+        for rows in (1, 2, 1, 2, 3):
+            context.run({"x": batch_of(rows)})
+        assert stub.calls.count("cuGraphInstantiate") == 3
+
+
+def test_an_address_that_kernels_cannot_read_at_once_is_copied(engine: Engine) -> None:
+    x = batch_of(2)
+    given = _OnGpu(x, shift=4)
+    y = _OnGpu(np.zeros((2, COLUMNS), np.float32), shift=8)
+    with engine.create_context() as context:
+        context.execute(2, [given.address, y.address])
+    assert np.array_equal(y.content(), affine(x))
+
+
+@pytest.mark.parametrize("where", ["host", "nowhere", "the other GPU"])
+def test_addresses_that_the_gpu_does_not_reach_are_refused(engine: Engine, where: str) -> None:
+    x, y = batch_of(1), _empty(1)
+    other = CudaMemory(cuda_device(1)).allocate(x.nbytes, "test")
+    address = {"host": int(x.ctypes.data), "nowhere": 4096, "the other GPU": other.address}[where]
+    with (
+        engine.create_context() as context,
+        pytest.raises(BindingError, match=r"^x: 0x.* is (no memory that|memory of cuda:1)"),
+    ):
+        context.execute(1, [address, y.address])
+
+
+# ---- streams
+
+
+def test_enqueue_returns_before_the_work_is_done(engine: Engine) -> None:
+    x, y = batch_of(2), _empty(2)
+    given = _OnGpu(x)
+    with engine.create_context() as context, Stream("cuda") as stream:
+        context.enqueue(2, [given.address, y.address], stream)
+        assert np.isnan(y.content()).all()
+        stream.synchronize()
+        assert np.array_equal(y.content(), affine(x))
+
+
+class _ForeignStream:
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._handle
+
+
+@pytest.mark.parametrize("kind", ["ours", "native", "protocol", "handle", "default"])
+def test_any_stream_will_do(engine: Engine, kind: str) -> None:
+    x, y = batch_of(2), _empty(2)
+    given = _OnGpu(x)
+    with engine.create_context() as context, Stream("cuda") as stream:
+        native: Any = stream.native
+        handle = int(native.handle)
+        chosen: Any = {
+            "ours": stream,
+            "native": native,
+            "protocol": _ForeignStream(handle),
+            "handle": handle,
+            "default": 0,
+        }[kind]
+        context.enqueue(2, [given.address, y.address], chosen)
+        (CudaStream(cuda_device(), 0) if kind == "default" else native).synchronize()
+        assert np.array_equal(y.content(), affine(x))
+
+
+def test_a_second_run_waits_for_the_first_on_whatever_stream(engine: Engine) -> None:
+    first, second = batch_of(2, 1), batch_of(2, 2)
+    a, b, y, z = _OnGpu(first), _OnGpu(second), _empty(2), _empty(2)
+    with engine.create_context() as context, Stream("cuda") as one, Stream("cuda") as two:
+        context.enqueue(2, [a.address, y.address], one)
+        context.enqueue(2, [b.address, z.address], two)
+        two.synchronize()
+        assert np.array_equal(z.content(), affine(second))
+        assert np.array_equal(y.content(), affine(first))
+        context.enqueue(2, [b.address, y.address], one)
+        assert np.array_equal(context.run({"x": first})["y"], affine(first))
+        assert np.array_equal(y.content(), affine(second))
+
+
+def test_the_event_says_when_the_inputs_are_free(engine: Engine) -> None:
+    x, y = batch_of(2), _empty(2)
+    given = _OnGpu(x)
+    consumed = Event("cuda")
+    with engine.create_context() as context, Stream("cuda") as stream:
+        context.enqueue(2, [given.address, y.address], stream, consumed)
+        assert not consumed.query()
+        consumed.synchronize()
+        stream.synchronize()
+        assert np.array_equal(y.content(), affine(x))
+
+
+def test_arrays_live_until_an_enqueued_run_is_complete(engine: Engine) -> None:
+    x, y = batch_of(2), _empty(2)
+    with engine.create_context() as context, Stream("cuda") as stream:
+        context.enqueue(2, [_OnGpu(x).array, y.array], stream)
+        gc.collect()
+        stream.synchronize()
+        assert np.array_equal(y.content(), affine(x))
+
+
+def test_arrays_of_the_host_may_change_after_enqueue(engine: Engine) -> None:
+    y, z = _empty(2), _empty(2)
+    x = batch_of(2, 1)
+    with engine.create_context() as context, Stream("cuda") as stream:
+        context.enqueue(2, [x, y.address], stream)
+        x[:] = batch_of(2, 2)
+        context.enqueue(2, [x, z.address], stream)
+        x[:] = 0
+        stream.synchronize()
+        assert np.array_equal(y.content(), affine(batch_of(2, 1)))
+        assert np.array_equal(z.content(), affine(batch_of(2, 2)))
+        host = np.zeros((2, COLUMNS), np.float32)
+        context.enqueue(2, [batch_of(2, 3), host], stream)
+        stream.synchronize()
+        assert np.array_equal(host, affine(batch_of(2, 3)))
+
+
+@pytest.mark.parametrize("wrong", [None, "stream", True, object()])
+def test_what_is_no_stream_or_event_is_refused(engine: Engine, wrong: Any) -> None:
+    x, y = batch_of(1), _empty(1)
+    with engine.create_context() as context, Stream("cuda") as stream:
+        with pytest.raises(ContextError, match="needs a stream"):
+            context.enqueue(1, [x, y.address], wrong)
+        with pytest.raises(ContextError, match=r"is a smelt\.Event of cuda"):
+            context.enqueue(1, [x, y.address], stream, stream)
+
+
+# ---- several GPUs
+
+
+def _gpu_of(context: ExecutionContext) -> int:
+    assert isinstance(context, CudaContext)
+    return context.device.index
+
+
+@pytest.mark.requirement("G-65", "G-66")
+def test_an_engine_is_bound_to_the_gpu_that_is_named_or_selected(stub: StubDriver) -> None:
+    for device, wanted in (("cuda:1", 1), ("cuda:0", 0), ("cuda", 0), (None, 0)):
+        with affine_gpu_engine(stub, device=device) as engine, engine.create_context() as context:
+            assert _gpu_of(context) == wanted
+            x = batch_of(2)
+            assert np.array_equal(context.run({"x": x})["y"], affine(x))
+    previous = cuda_device(1).select()
+    with affine_gpu_engine(stub) as engine, engine.create_context() as context:
+        assert _gpu_of(context) == 1
+    cuda_device(1).restore(0 if previous is None else previous)
+
+
+@pytest.mark.requirement("G-67")
+def test_a_thread_that_selected_another_gpu_is_told(engine: Engine, stub: StubDriver) -> None:
+    x, y = _OnGpu(batch_of(1)), _empty(1)
+    with engine.create_context() as context, Stream("cuda:1") as other:
+        stub.current = 1
+        with pytest.raises(ContextError, match=r"bound to cuda:0, .*selected cuda:1"):
+            context.execute(1, [x.address, y.address])
+        with pytest.raises(ContextError, match=r"bound to cuda:0, .*selected cuda:1"):
+            context.enqueue(1, [x.address, y.address], 0)
+        assert context.run({"x": batch_of(1)})["y"].shape == (1, COLUMNS)
+        assert stub.current == 1  # as the thread left it
+        stub.current = None
+        with pytest.raises(ContextError, match="the stream is cuda:1's"):
+            context.enqueue(1, [x.address, y.address], other)
+
+
+def test_an_engine_for_another_gpu_is_refused(stub: StubDriver) -> None:
+    stub.architecture = "sm_80"
+    engine_for = affine_gpu_engine
+    with pytest.raises(EngineMismatchError, match=r"another|sm_80|architecture"):
+        engine_for(stub)
+    stub.architecture = "sm_90"
+    with pytest.raises(EngineMismatchError, match="'cuda', not 'cpu'"):
+        engine_for(stub, device="cpu")
+    with pytest.raises(DeviceError, match="cuda:7"):
+        engine_for(stub, device="cuda:7")
+
+
+# ---- profiling
+
+
+class _Profiler:
+    def __init__(self) -> None:
+        self.layers: list[str] = []
+        self.total = 0.0
+
+    def report_layer_time(self, name: str, milliseconds: float) -> None:
+        """Take note."""
+        self.layers.append(name)
+        self.total += milliseconds
+
+
+def test_every_layer_is_reported_once_also_when_asynchronous(engine: Engine) -> None:
+    x, y = _OnGpu(batch_of(1)), _empty(1)
+    profiler = _Profiler()
+    with engine.create_context() as context, Stream("cuda") as stream:
+        context.profiler = profiler
+        context.run({"x": batch_of(1)})
+        context.execute(1, [x.address, y.address])
+        assert profiler.layers == ["scale1 + relu1", "shift1"] * 2
+        context.enqueue(1, [x.address, y.address], stream)
+        context.enqueue(1, [x.address, y.address], stream)
+        stream.synchronize()
+        assert profiler.layers == ["scale1 + relu1", "shift1"] * 4
+        assert profiler.total == pytest.approx(8 * 0.25)
+        context.profiler = None
+        assert np.array_equal(context.run({"x": batch_of(1)})["y"], affine(batch_of(1)))
+
+
+def test_a_profiler_that_fails_is_heard_and_leaves_the_context_usable(engine: Engine) -> None:
+    class Broken:
+        def report_layer_time(self, name: str, milliseconds: float) -> None:
+            raise KeyError(name, milliseconds)
+
+    x, y = _OnGpu(batch_of(1)), _empty(1)
+    with engine.create_context() as context, Stream("cuda") as stream:
+        context.profiler = Broken()
+        context.enqueue(1, [x.address, y.address], stream)
+        with pytest.raises(KeyError):
+            stream.synchronize()
+        with pytest.raises(KeyError):
+            context.run({"x": batch_of(1)})
+        context.profiler = None
+        assert np.array_equal(context.run({"x": batch_of(1)})["y"], affine(batch_of(1)))
+
+
+# ---- refit, failures, the end
+
+
+def test_refitted_weights_are_used_from_the_next_run_on(engine: Engine) -> None:
+    x = batch_of(2)
+    a, b = affine_weights()
+    with engine.create_context() as context:
+        assert np.array_equal(context.run({"x": x})["y"], affine(x))
+        engine.refit({"a": a * 2})
+        assert np.array_equal(context.run({"x": x})["y"], x * (a * 2) + b)
+
+
+def test_a_context_that_finds_no_memory_leaves_none_behind(
+    engine: Engine, stub: StubDriver
+) -> None:
+    before = stub.live_kinds()
+    for function in ("cuMemAlloc", "cuStreamCreate", "cuEventCreate", "cuMemsetD8Async"):
+        stub.failures[function] = CUresult.CUDA_ERROR_OUT_OF_MEMORY
+        with pytest.raises(CudaError, match="OUT_OF_MEMORY"):
+            engine.create_context()
+        gc.collect()
+        assert stub.live_kinds() == before
+
+
+@pytest.mark.parametrize(
+    "function", ["cuMemAlloc", "cuMemHostAlloc", "cuGraphInstantiate", "cuGraphLaunch"]
+)
+def test_a_run_that_fails_leaves_the_context_usable(
+    engine: Engine, stub: StubDriver, function: str
+) -> None:
+    x = batch_of(2)
+    with engine.create_context() as context:
+        stub.failures[function] = CUresult.CUDA_ERROR_OUT_OF_MEMORY
+        with pytest.raises(CudaError, match="OUT_OF_MEMORY"):
+            context.run({"x": x})
+        assert np.array_equal(context.run({"x": x})["y"], affine(x))
+
+
+def test_a_gpu_that_is_lost_is_named_and_everything_still_closes(
+    engine: Engine, stub: StubDriver
+) -> None:
+    context = engine.create_context()
+    stub.failures["cuStreamSynchronize"] = CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
+    with pytest.raises(CudaError, match=r"ILLEGAL_ADDRESS .* outside of its memory"):
+        context.run({"x": batch_of(1)})
+    for function in ("cuMemFree", "cuGraphExecDestroy", "cuStreamDestroy", "cuEventSynchronize"):
+        stub.failures[function] = CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
+    context.close()
+    engine.close()
+    stub.failures.clear()
+    stub.live = {h: f for h, f in stub.live.items() if f[0] in {"context", "library"}}
+
+
+def test_engine_context_and_results_close_in_any_order(stub: StubDriver) -> None:
+    engine = affine_gpu_engine(stub)
+    context = engine.create_context()
+    engine.close()
+    x = batch_of(2)
+    y = context.run({"x": _OnGpu(x).array})["y"]
+    context.close()
+    context.close()
+    del engine, context
+    gc.collect()
+    y.synchronize()
+    assert np.array_equal(_read(y.allocation.address, y.shape), affine(x))
+
+
+def test_closing_waits_for_what_was_enqueued(engine: Engine) -> None:
+    x, y = batch_of(2), _empty(2)
+    given = _OnGpu(x)
+    with Stream("cuda") as stream:
+        context = engine.create_context()
+        context.enqueue(2, [given.address, y.address], stream)
+        context.close()
+        assert np.array_equal(y.content(), affine(x))
+        with pytest.raises(ContextError, match="closed"):
+            context.run({"x": x})
+
+
+def test_a_busy_context_refuses_a_second_thread(engine: Engine, stub: StubDriver) -> None:
+    started, go = threading.Event(), threading.Event()
+    found: list[BaseException] = []
+
+    def blocked(*_arguments: Any) -> None:
+        started.set()
+        go.wait(10)
+
+    def run(context: ExecutionContext) -> None:
+        context.run({"x": batch_of(1)})
+
+    symbol = next(iter(stub.kernels))
+    kernel, stub.kernels[symbol] = stub.kernels[symbol], blocked
+    with engine.create_context() as context:
+        thread = threading.Thread(target=run, args=(context,))
+        thread.start()
+        started.wait(10)
+        try:
+            context.run({"x": batch_of(1)})
+        except ContextError as error:
+            found.append(error)
+        go.set()
+        thread.join()
+        stub.kernels[symbol] = kernel
+    assert "busy in another thread" in str(found[0])
