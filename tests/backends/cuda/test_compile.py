@@ -29,12 +29,14 @@ _HOPPER = CudaTarget(90)
 
 
 def _node(op: Op, dtype: DType = DType.FLOAT16) -> tuple[Graph, Node]:
-    """A graph of one node on an image; a convolution has 32 filters."""
+    """A graph of one node on an image; a convolution has 32 filters, or one for each channel."""
     graph = Graph("one")
     x = graph.add_input("x", TensorType(dtype, (1, 64, 14, 14)))
     weights = []
     if isinstance(op, Conv):
-        array = np.random.default_rng(0).standard_normal((32, 64, *op.kernel_shape))
+        array = np.random.default_rng(0).standard_normal(
+            (64, 1, *op.kernel_shape) if op.group > 1 else (32, 64, *op.kernel_shape)
+        )
         weights = [graph.add_constant(array.astype(dtype.numpy), "w")]
     node = graph.add(op, x, *weights, name="node")
     graph.outputs += node.outputs
@@ -57,7 +59,13 @@ def triton() -> None:
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize(
     "op",
-    [Conv((3, 3), pads=(1, 1, 1, 1)), MaxPool((2, 2)), Softmax(1), Relu()],
+    [
+        Conv((3, 3), pads=(1, 1, 1, 1)),
+        Conv((3, 3), group=64, pads=(1, 1, 1, 1)),
+        MaxPool((2, 2)),
+        Softmax(1),
+        Relu(),
+    ],
     ids=lambda o: o.name,
 )
 def test_each_family_compiles_without_a_gpu(op: Op, capability: int) -> None:
@@ -69,6 +77,7 @@ def test_each_family_compiles_without_a_gpu(op: Op, capability: int) -> None:
         kernel = CudaKernel.from_bytes(image.code, offset)
         assert kernel.cubin.startswith(b"\x7fELF")
         assert kernel.threads in {32, 64, 128, 256}
+        assert kernel.may_start_early == (capability >= 90)
     assert "torch" not in sys.modules
 
 

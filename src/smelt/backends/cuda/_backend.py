@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from smelt.backends._base import Backend, CodeImage, Family
@@ -11,10 +12,12 @@ from smelt.backends._windows import WindowFamily
 from smelt.backends.cuda._elementwise import EXPRESSIONS
 from smelt.backends.cuda._pointwise import write_pointwise
 from smelt.backends.cuda._pool import CompilerPool
+from smelt.backends.cuda._source import without_early_start
 from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda._triton import generator_edition
 from smelt.backends.cuda.families.attention import AttentionFamily
 from smelt.backends.cuda.families.conv import ConvFamily
+from smelt.backends.cuda.families.depthwise import DepthwiseFamily
 from smelt.backends.cuda.families.elementwise import ElementwiseFamily
 from smelt.backends.cuda.families.gather import GatherFamily
 from smelt.backends.cuda.families.gemm import GemmFamily
@@ -25,13 +28,15 @@ from smelt.backends.cuda.families.rows import RowsFamily
 from smelt.devices.cpu import available_processors
 from smelt.errors import BuildError, InternalError
 from smelt.ops import ALL_OPS
-from smelt.types import override
+from smelt.types import DType, override
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from concurrent.futures import Future
 
+    from smelt.backends._base import Refusal, Tactic
     from smelt.engine import KernelSpec, Step, View
+    from smelt.ir import Node
 
 
 class KernelCache(Protocol):
@@ -70,6 +75,7 @@ class CudaBackend(Backend[CudaTarget]):
             WindowFamily(),
             AttentionFamily(),
             ConvFamily(),
+            DepthwiseFamily(),
             ElementwiseFamily(),
             GatherFamily(),
             GemmFamily(),
@@ -83,6 +89,12 @@ class CudaBackend(Backend[CudaTarget]):
         self.pool = pool or CompilerPool(jobs or len(available_processors()))
         self._made: dict[tuple[str, CudaTarget], bytes | Future[bytes]] = {}
         """Records, and those on their way."""
+
+    @override
+    def candidates(
+        self, node: Node, target: CudaTarget, storage: DType = DType.FLOAT32
+    ) -> tuple[list[Tactic], list[Refusal]]:
+        return super().candidates(node, replace(target, narrow=storage), storage)
 
     @override
     def reformat(self, source: View, destination: View) -> tuple[Step, ...]:
@@ -100,8 +112,10 @@ class CudaBackend(Backend[CudaTarget]):
     def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
         """The kernel's text."""
         if kernel.family == COPY:
-            return write_pointwise(kernel)
-        return self.family(kernel.family).generate(kernel, target)
+            text = write_pointwise(kernel)
+        else:
+            text = self.family(kernel.family).generate(kernel, target)
+        return text if target.starts_early else without_early_start(text)
 
     def begin(self, kernels: Sequence[KernelSpec], target: CudaTarget) -> None:
         """Have kernels compiled, and go on; `records` waits for one."""

@@ -2,26 +2,31 @@
 
 The result is a matrix: its *rows* are places (images, pixels), its *columns* channels of a group.
 A program does one tile; it walks the taps of the window and, in each, the *run* (the channels of
-the input), and gathers both factors with strides, so nothing is unfolded. Places outside of the
-image are masked. Short runs (an image's three colours) are walked together with the taps.
+the input), and gathers both factors with strides, so nothing is unfolded. Which taps lie inside of
+the image is found out once for each place, as bits. Runs that no whole number of steps fits are
+walked together with the taps.
+
+A program may start before the launch before has ended: until that has, it finds its tile, asks for
+its part of the weights, and touches nothing else.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, ClassVar, Final
 
-from smelt.backends.cuda._elementwise import literal, write_stages
-from smelt.backends.cuda._source import Source
+from smelt.backends.cuda._source import LANGUAGE_TYPES
+from smelt.backends.cuda._tile_writer import TileWriter, across, both, divides, masked
 from smelt.engine import KernelSpec, as_json, parameters
-from smelt.types import DType
+from smelt.types import DType, override
 
 if TYPE_CHECKING:
     from smelt.engine import Json
 
-_LEAST_RUN: Final = 16
-"""Runs from this length on are walked tap by tap."""
+_PREFETCH: Final = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
+_LINE_BYTES: Final = 128
+_LANES: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +37,8 @@ class ProductKernel:
     the result's.
     """
 
-    operands: tuple[tuple[str, Json], ...]
-    """What `operand_parameters` says."""
+    sums: str
+    """What is summed: "product", "pieces" of one, or "channels" each with its own window."""
     stack: tuple[tuple[Json, ...], ...]
     """Axes that tell one product from another (groups, matrices): extent, then strides."""
     rows: tuple[tuple[Json, ...], ...]
@@ -50,6 +55,9 @@ class ProductKernel:
     """Of the first and the second factor."""
     tap_stride: Json
     """Of the second factor, from tap to tap."""
+    depth: int
+    """Elements of a column of the second factor where there is a window: the taps' runs one behind
+    the other, then zeros."""
     tile: tuple[int, int, int]
     """Rows, columns and steps of the sum."""
     bias: bool
@@ -60,8 +68,27 @@ class ProductKernel:
     stages: Json
     precision: str
     """How float32 is multiplied: "ieee" or "tf32"."""
+    clamps: bool
+    """Whether places and columns behind the last read what the last ones read: their factors lie
+    along the run, so that nothing is lost by it."""
+    constants: tuple[bool, ...]
+    """For each operand, whether it is a weight, which may be read before earlier launches end."""
+    asks: bool
+    """Whether weights are asked for before earlier launches end."""
+    early: bool
+    """Whether extra operands are read before the sum, not after it."""
+    pieces: int
+    """Parts of the sum that programs do side by side, into a result for each."""
+    added: int
+    """How many such results are added."""
+    piece_stride: Json
+    """From the result of a piece to the next one's."""
     warps: int
     pipeline: int
+    operands: tuple[tuple[str, Json], ...] = ()
+    """What `operand_parameters` says."""
+    far: tuple[bool, ...] = ()
+    """For each operand, whether offsets along its outermost axis may need more than 32 bits."""
 
     def spec(self, family: str) -> KernelSpec:
         """The kernel as data."""
@@ -74,188 +101,170 @@ class ProductKernel:
 
 
 def write_product(kernel: KernelSpec) -> str:
-    """The text of a product's kernel.
-
-    Operands: first factor, second factor, extra operands, result.
-    """
-    return _Writer(kernel).write()
+    """The text of a product's kernel."""
+    return _WRITERS[kernel["sums"]](kernel).write()
 
 
-class _Writer:
-    def __init__(self, kernel: KernelSpec) -> None:
-        self.k = kernel
-        self.s = Source(kernel)
-        self.extras = len(self.s.dtypes) - 3
-        self.tile = cast("tuple[int, int, int]", tuple(kernel["tile"]))
-        self.stack: Any = kernel["stack"]
-        self.rows: Any = kernel["rows"]
-        self.windows: Any = kernel["windows"]
-        self.columns: Any = kernel["columns"]
-        places: Json = 1
-        for extent, *_ in self.rows:
-            places = places * extent if isinstance(places, int) and isinstance(extent, int) else ""
-        self.row_ok = "" if _divides(self.tile[0], places) else "row_ok"
-        self.column_ok = "" if _divides(self.tile[1], self.columns[0]) else "column_ok"
-        self.row_names = [f"r{n}" for n in range(len(self.rows))]
-        self.stack_names = [f"g{n}" for n in range(len(self.stack))]
+class ProductWriter(TileWriter):
+    """Operands: first factor, second factor, extra operands, result."""
 
-    def write(self) -> str:
-        s, (bm, bn, _) = self.s, self.tile
-        self.find_tile()
-        s.line(f"acc = tl.zeros([{bm}, {bn}], tl.float32)")
-        if isinstance(self.k["run"], int) and self.k["run"] < _LEAST_RUN and self.windows:
-            self.sum_gathered()
+    @override
+    def prepare(self) -> None:
+        s = self.s
+        start = s.extent(self.k["start"])
+        rows = self.row_offset(0)
+        s.line(f"step = tl.arange(0, {self.tile[2]})")
+        s.line(f"a_rows = p0 + ({rows}{'' if start == '0' else f' - {start}'})")
+        name = "column"
+        if self.column_ok and self.k["clamps"]:
+            name = "filter"
+            s.line(f"filter = tl.minimum(column, {self.column_count} - 1)")
+        columns = s.sum_of((name, self.columns[2]))
+        columns = columns if columns != "0" else f"{name} * 0"
+        if self.stack:
+            far = self.k["far"][1]
+            columns = s.join(s.offset(self.stack_names, self.stack, 1, far=far), columns)
+        s.line(f"b_columns = p1 + ({columns})")
+        if self.k["asks"]:
+            self.ask_for_weights()
+
+    @override
+    def sum(self) -> None:
+        bm, bn, bk = self.tile
+        self.s.line(f"acc = tl.zeros([{bm}, {bn}], tl.float32)")
+        run = self.k["run"]
+        if self.windows and not (isinstance(run, int) and run % bk == 0):
+            self.sum_together()
         else:
             self.sum_by_tap()
-        self.finish()
-        return s.text()
 
-    def find_tile(self) -> None:
-        """Coordinates of the program's tile, and what every tap starts from."""
-        s, (bm, bn, bk) = self.s, self.tile
-        rows = " * ".join(s.extent(axis[0]) for axis in self.rows) or "1"
-        s.line(f"row_count = {rows}")
-        s.line(f"tiles_across = {_cdiv(s.extent(self.columns[0]), bn)}")
-        s.line(f"tiles_down = {_cdiv('row_count', bm)}")
-        s.line("tile = tl.program_id(0)")
-        s.line("across = tile % tiles_across")
-        s.line("down = (tile // tiles_across) % tiles_down")
-        if self.stack:
-            s.line("matrix = tile // (tiles_across * tiles_down)")
-            s.unravel("matrix", [axis[0] for axis in self.stack], self.stack_names)
-        s.line(f"row = down * {bm} + tl.arange(0, {bm})")
-        s.line(f"column = across * {bn} + tl.arange(0, {bn})")
-        s.line(f"step = tl.arange(0, {bk})")
-        if self.row_ok:
-            s.line("row_ok = row < row_count")
-        if self.column_ok:
-            s.line(f"column_ok = column < {s.extent(self.columns[0])}")
-        s.unravel("row", [axis[0] for axis in self.rows], self.row_names)
-        for name, axis in zip(self.row_names, self.rows, strict=True):
-            if axis[-1] >= 0:
-                _, _, move, _, before, _ = self.windows[axis[-1]]
-                s.line(f"at{axis[-1]} = {name} * {move} - {before}")
-        s.line(f"a_rows = {self.row_offset(0)} - {s.extent(self.k['start'])}")
-        s.line(f"b_columns = {self.column_offset(1)}")
-
-    def row_offset(self, operand: int) -> str:
-        """The part of an operand's offset that rows (and the stack) decide, a vector."""
-        matrix = self.s.offset(self.stack_names, self.stack, operand)
-        return f"{matrix} + row * 0 + {self.s.offset(self.row_names, self.rows, operand)}"
-
-    def column_offset(self, operand: int) -> str:
-        """The part that columns decide; the second factor's has the stack's, too."""
-        text = f"column * 0 + {self.s.sum_of(('column', self.columns[1 + operand]))}"
-        matrix = self.s.offset(self.stack_names, self.stack, 1)
-        return f"{matrix} + {text}" if operand == 1 else text
-
-    # ---- sums
+    def loop(self, outer: int, inner: str) -> str:
+        """The head of the loop over this program's part of the steps."""
+        steps = str(outer * int(inner)) if inner.isdigit() else f"{outer} * {inner}"
+        pieces = self.k["pieces"]
+        if pieces == 1:
+            return f"for number in range(0, {steps}):"
+        each = self.s.divide_up(steps, pieces) if inner.isdigit() else f"tl.cdiv({steps}, {pieces})"
+        self.s.line(f"begin = piece * {each}")
+        end = f"begin + {each}"
+        if not divides(pieces, steps):
+            end = f"tl.minimum({end}, {steps})"
+        return f"for number in range(begin, {end}):"
 
     def sum_by_tap(self) -> None:
         """One step of the loop is a stretch of the run within one tap."""
         s, bk = self.s, self.tile[2]
-        run, taps = s.extent(self.k["run"]), self.tap_count()
-        stretches = _cdiv(run, bk)
-        with s.block(f"for number in range(0, {taps} * ({stretches})):"):
-            s.line(f"tap = number // ({stretches})")
-            s.line(f"c = (number % ({stretches})) * {bk} + step")
-            ok, offset = self.place_tap([self.row_ok], "a_rows", "")
-            c_ok = "" if _divides(bk, self.k["run"]) else f"(c < {run})"
+        run = s.extent(self.k["run"])
+        stretches = s.divide_up(run, bk)
+        with s.block(self.loop(self.taps, stretches)):
+            place = ""
+            a_ok = self.row_ok if not self.k["clamps"] else ""
+            if self.windows:
+                s.line(f"tap = number // {stretches}")
+                s.line(f"c = (number % {stretches}) * {bk} + step")
+                inside, place = self.place_tap("tap", "")
+                a_ok = both(a_ok, inside)
+            else:
+                s.line(f"c = number * {bk} + step")
+            c_ok = "" if divides(bk, run) else f"(c < {run})"
             a_run, b_run = self.k["run_strides"]
-            a_at = f"({offset})[:, None] + ({s.sum_of(('c', a_run))})[None, :]"
-            b_steps = s.sum_of(("tap", self.k["tap_stride"]), ("c", b_run))
-            b_at = f"({b_steps} + step * 0)[:, None] + b_columns[None, :]"
+            a_at = s.join(place, s.sum_of(("c", a_run)))
+            b_at = s.sum_of(*[("tap", self.k["tap_stride"])][: len(self.windows)], ("c", b_run))
             self.multiply(
-                a_at, _both(_across(ok, 0), _across(c_ok, 1)),
-                b_at, _both(_across(self.column_ok, 1), _across(c_ok, 0)),
-            )  # fmt: skip
+                f"a_rows[:, None] + ({a_at})[None, :]",
+                both(across(a_ok, 0), across(c_ok, 1)),
+                f"b_columns[None, :] + ({b_at})[:, None]",
+                both(across("" if self.k["clamps"] else self.column_ok, 1), across(c_ok, 0)),
+            )
 
-    def sum_gathered(self) -> None:
-        """Taps and the run are one axis; each step finds its own tap."""
-        s, bk, run = self.s, self.tile[2], self.k["run"]
-        total = self.tap_count() * run
-        with s.block(f"for number in range(0, {-(-total // bk)}):"):
+    def sum_together(self) -> None:
+        """Taps and the run are one axis; each step finds its own taps."""
+        s, bk, run = self.s, self.tile[2], self.s.extent(self.k["run"])
+        total = str(self.taps * int(run))
+        with s.block(self.loop(1, s.divide_up(total, bk))):
             s.line(f"k = number * {bk} + step")
             s.line(f"c = k % {run}")
             s.line(f"tap = k // {run}")
-            s.line(f"k_ok = k < {total}")
-            rows = _across(self.row_ok, 0)
-            ok, offset = self.place_tap([rows], "a_rows[:, None]", "[:, None]")
-            a_run, b_run = self.k["run_strides"]
-            a_at = f"{offset} + ({s.sum_of(('c', a_run))})[None, :]"
-            b_steps = s.sum_of(("tap", self.k["tap_stride"]), ("c", b_run))
-            b_at = f"({b_steps})[:, None] + b_columns[None, :]"
+            k_ok = "" if divides(bk, total) else f"(k < {total})"
+            a_ok = across("" if self.k["clamps"] else self.row_ok, 0)
+            inside, place = self.place_tap("tap", "[:, None]")
+            a_at = s.join(place, s.sum_of(("c", self.k["run_strides"][0])))
+            b_ok = "" if divides(bk, self.k["depth"]) else f"(k < {self.k['depth']})"
             self.multiply(
-                a_at, _both(ok, "k_ok[None, :]"),
-                b_at, _both(_across(self.column_ok, 1), "k_ok[:, None]"),
-            )  # fmt: skip
-
-    def tap_count(self) -> int:
-        count = 1
-        for taps, *_ in self.windows:
-            count *= taps
-        return count
-
-    def place_tap(self, conditions: list[str], offset: str, spread: str) -> tuple[str, str]:
-        """Which places a tap finds inside the image, and where; by element with ``spread``."""
-        s = self.s
-        names = [f"t{n}" for n in range(len(self.windows))]
-        s.unravel("tap", [w[0] for w in self.windows], names)
-        checked = {axis[-1] for axis in self.rows}
-        for number, (name, window) in enumerate(zip(names, self.windows, strict=True)):
-            _, stride, _, dilation, _, extent = window
-            turned = f"{name}[None, :]" if spread else name
-            offset += f" + {turned} * {s.extent(stride)}"
-            if number in checked:
-                place = f"(at{number}{spread} + {turned} * {dilation})"
-                conditions.append(f"({place} >= 0) & ({place} < {s.extent(extent)})")
-        return _both(*conditions), offset
+                f"a_rows[:, None] + ({a_at})[None, :]",
+                both(a_ok, inside, across(k_ok, 1)),
+                "b_columns[None, :] + k[:, None]",
+                both(across("" if self.k["clamps"] else self.column_ok, 1), across(b_ok, 0)),
+            )
 
     def multiply(self, a_at: str, a_mask: str, b_at: str, b_mask: str) -> None:
         s = self.s
-        s.line(f"a = tl.load(p0 + ({a_at}){_masked(a_mask)})")
-        s.line(f"b = tl.load(p1 + ({b_at}){_masked(b_mask)})")
-        is_single = s.dtypes[0] is DType.FLOAT32
-        how = f', input_precision="{self.k["precision"]}"' if is_single else ""
+        a, b = s.dtypes[:2]
+        cast_a = f".to({LANGUAGE_TYPES[b]})" if a is not b else ""
+        s.line(f"a = tl.load({a_at}{masked(a_mask)}){cast_a}")
+        s.line(f"b = tl.load({b_at}{masked(b_mask)})")
+        how = f', input_precision="{self.k["precision"]}"' if b is DType.FLOAT32 else ""
         s.line(f"acc = tl.dot(a, b, acc{how})")
 
-    # ---- epilogue
+    def ask_for_weights(self) -> None:
+        """Have the tile's weights brought near; tiles below each other share the work."""
+        s, bn = self.s, self.tile[1]
+        run, (_, stride) = self.k["run"], self.k["run_strides"]
+        if stride != 1 or not isinstance(run, int):
+            return
+        line = _LINE_BYTES // s.dtypes[1].size_bytes
+        count = -(-self.taps * run // line)
+        wide = max(1, self.k["warps"] * _LANES // bn)
+        step = f"{self.down} * {wide}"
+        with s.block(f"for first in range(down * {wide}, {count}, {step}):"):
+            s.line(f"line = tl.minimum(first + tl.arange(0, {wide}), {count - 1}) * {line}")
+            s.line("place = (b_columns[:, None] + line[None, :]).to(tl.int64)")
+            how = "dtype=tl.int32, is_pure=False, pack=1"
+            s.line(f'tl.inline_asm_elementwise("{_PREFETCH}", "=r,l", [place], {how})')
 
-    def finish(self) -> None:
+
+class ChannelsWriter(TileWriter):
+    """Each channel with its own window. Operands: image, weights by tap, extra operands, result."""
+
+    @override
+    def prepare(self) -> None:
         s = self.s
-        ok = _both(_across(self.row_ok, 0), _across(self.column_ok, 1)) or None
-        if self.k["alpha"] != 1.0:
-            s.line(f"acc = acc * {literal(self.k['alpha'])}")
-        read = s.reading(2, self.place, ok)
-        if self.k["bias"]:
-            scale = self.k["bias_scale"]
-            s.line(f"acc = acc + {read(0)}" + (f" * {literal(scale)}" if scale != 1.0 else ""))
-        result = write_stages(s.line, self.k["stages"], read, ["acc"])
-        last = 2 + self.extras
-        s.store(last, self.place(last), result, ok)
+        start = s.extent(self.k["start"])
+        rows = self.row_offset(0)
+        columns = self.column_offset(0)
+        s.line(f"a_rows = p0 + ({rows}{'' if start == '0' else f' - {start}'})")
+        s.line(f"a_tile = a_rows[:, None] + ({columns})[None, :]")
 
-    def place(self, operand: int) -> str:
-        """Offsets of an operand for every element of the tile."""
-        return f"({self.row_offset(operand)})[:, None] + ({self.column_offset(operand)})[None, :]"
-
-
-def _divides(size: int, extent: Any) -> bool:
-    """Whether tiles of this size surely end where the extent does."""
-    return isinstance(extent, int) and extent % size == 0
+    @override
+    def sum(self) -> None:
+        s = self.s
+        columns = across(self.column_ok, 1)
+        for tap in range(self.taps):
+            inside, place = self.place_tap(str(tap), "")
+            ok = both(across(inside, 0), columns)
+            s.line(f"a = tl.load(a_tile + ({place}){masked(ok)}).to(tl.float32)")
+            weights = f"p1 + (column + {tap * self.columns[0]})"
+            s.line(f"b = tl.load({weights}{masked(self.column_ok)}).to(tl.float32)[None, :]")
+            s.line("acc = a * b" if tap == 0 else "acc += a * b")
 
 
-def _across(vector: str, axis: int) -> str:
-    """A condition on rows (0) or columns (1) as one on the tile; none stays none."""
-    return vector and f"({vector})[{':, None' if axis == 0 else 'None, :'}]"
+class PiecesWriter(TileWriter):
+    """Adds the results of pieces. Operands: those results, extra operands, result."""
+
+    factors: ClassVar[int] = 1
+
+    @override
+    def sum(self) -> None:
+        s = self.s
+        at, mask = self.place(0)
+        for piece in range(self.k["added"]):
+            stride = s.product_of([piece, self.k["piece_stride"]]) if piece else "0"
+            text = f"tl.load({at} + {stride}{masked(mask)})"
+            s.line(f"acc = {text if piece == 0 else f'acc + {text}'}")
 
 
-def _both(*conditions: str) -> str:
-    return " & ".join(c if c.startswith("(") else f"({c})" for c in conditions if c)
-
-
-def _masked(condition: str) -> str:
-    return f", mask={condition}, other=0.0" if condition else ""
-
-
-def _cdiv(value: str, by: int) -> str:
-    return str(-(-int(value) // by)) if value.isdigit() else f"({value} + {by - 1}) // {by}"
+_WRITERS: Final[dict[str, type[TileWriter]]] = {
+    "product": ProductWriter,
+    "pieces": PiecesWriter,
+    "channels": ChannelsWriter,
+}

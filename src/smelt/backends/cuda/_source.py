@@ -4,6 +4,10 @@ A kernel is a function of its operands' addresses (``p0``, ``p1``, …) and its 
 (``s0``, …). Every spec says with ``dtypes`` what the addresses point to, with ``aligned`` which of
 them are multiples of 16, and with ``scalars`` how many scalars follow; ``warps`` and ``pipeline``
 say how the compiler is to spread it and how many loads it may run ahead.
+
+A kernel may be started before the launch before it has ended, and lets the next one do the same; it
+waits before it touches anything but weights. Architectures that know nothing of this get the text
+without those lines.
 """
 
 from __future__ import annotations
@@ -14,11 +18,13 @@ from typing import TYPE_CHECKING, Any, Final
 from smelt.types import DType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Sequence
 
     from smelt.engine import Json, KernelSpec, View
 
 _INDENT: Final = "    "
+_LET_NEXT_START: Final = "tl.extra.cuda.gdc_launch_dependents()"
+_WAIT: Final = "tl.extra.cuda.gdc_wait()"
 ALIGNED_BYTES: Final = 16
 TRITON_TYPES: Final = {
     DType.FLOAT64: "fp64",
@@ -62,6 +68,17 @@ def operand_parameters(views: Sequence[View], scalars: int) -> dict[str, Json]:
     }
 
 
+def starts_early(text: str) -> bool:
+    """Whether the kernel waits by itself for the launch before it."""
+    return _WAIT in text
+
+
+def without_early_start(text: str) -> str:
+    """The kernel for an architecture on which no launch starts before another has ended."""
+    lines = text.splitlines(keepends=True)
+    return "".join(line for line in lines if line.strip() not in {_WAIT, _LET_NEXT_START})
+
+
 def is_aligned(view: View) -> bool:
     """Whether the window's first element surely lies at a multiple of 16 bytes."""
     return isinstance(view.offset, int) and view.offset % ALIGNED_BYTES == 0
@@ -77,10 +94,16 @@ class Source:
         self.arguments += [f"s{k}" for k in range(kernel["scalars"])]
         self._lines: list[str] = []
         self._depth = 1
+        self._waits = False
 
     def line(self, text: str) -> None:
         """Write one statement."""
         self._lines.append(_INDENT * self._depth + text)
+
+    def wait(self) -> None:
+        """Let what was launched before end; without this, the whole kernel waits."""
+        self._waits = True
+        self.line(_WAIT)
 
     @contextmanager
     def block(self, header: str) -> Generator[None]:
@@ -99,8 +122,10 @@ class Source:
 
     def text(self) -> str:
         """The whole function."""
-        head = f"def kernel({', '.join(self.arguments)}):"
-        return "\n".join([head, *self._lines, ""])
+        head = [f"def kernel({', '.join(self.arguments)}):", _INDENT + _LET_NEXT_START]
+        if not self._waits:
+            head.append(_INDENT + _WAIT)
+        return "\n".join([*head, *self._lines, ""])
 
     # ---- what every kernel says
 
@@ -113,10 +138,37 @@ class Source:
             parts.append(index if stride == 1 else f"({index}) * {self.extent(stride)}")
         return " + ".join(parts) or "0"
 
-    def offset(self, names: Sequence[str], axes: Any, operand: int) -> str:
-        """Where coordinates lie in an operand; each axis is an extent, then every stride."""
-        places = zip(names, axes, strict=True)
-        return self.sum_of(*((name, axis[1 + operand]) for name, axis in places))
+    @staticmethod
+    def join(*terms: str) -> str:
+        """A sum of texts, without what is nothing."""
+        return " + ".join(term for term in terms if term not in {"", "0"}) or "0"
+
+    def product_of(self, extents: Iterable[Json]) -> str:
+        """A product of extents: a number where all are known."""
+        known, others = 1, list[str]()
+        for extent in extents:
+            if isinstance(extent, int):
+                known *= extent
+            else:
+                others.append(self.extent(extent))
+        if not others:
+            return str(known)
+        return f"({' * '.join([*others, str(known)] if known != 1 else others)})"
+
+    @staticmethod
+    def divide_up(value: str, by: int) -> str:
+        """How many pieces of a size make up an extent."""
+        return str(-(-int(value) // by)) if value.isdigit() else f"(({value} + {by - 1}) // {by})"
+
+    def offset(self, names: Sequence[str], axes: Any, operand: int, *, far: bool = False) -> str:
+        """Where coordinates lie in an operand; each axis is an extent, then every stride.
+
+        With ``far`` the first coordinate's part is computed in 64 bits.
+        """
+        terms = [(name, axis[1 + operand]) for name, axis in zip(names, axes, strict=True)]
+        if far and terms:
+            terms[0] = (f"{names[0]}.to(tl.int64)", terms[0][1])
+        return self.sum_of(*terms)
 
     def unravel(self, index: str, extents: Sequence[Json], names: Sequence[str]) -> None:
         """Write coordinates of a running index, the last axis fastest."""

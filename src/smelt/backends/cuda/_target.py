@@ -13,6 +13,7 @@ _NAME: Final = re.compile(r"sm_(\d{2,3})a?")
 _OLDEST: Final = 75
 _MOST_PARTS: Final = 16
 _FIRST_WITH_BFLOAT16: Final = 80
+_EARLY_STARTS_FROM: Final = 90
 _SHARED_BYTES: Final = {75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 120: 99 << 10}
 _LARGE_SHARED_BYTES: Final = 227 << 10
 
@@ -33,6 +34,9 @@ class CudaTarget:
     allows_tf32: bool = False
     """Whether products of float32 may be rounded to ten bits on their way in."""
 
+    narrow: DType = DType.FLOAT32
+    """What float32 is stored as where a family can; the backend sets it while it lists tactics."""
+
     @property
     def architectures(self) -> tuple[str, ...]:
         """Names of the architectures, ascending: ("sm_90",)."""
@@ -52,6 +56,15 @@ class CudaTarget:
     def name(self) -> str:
         """The target in one word, for caches and reports."""
         return f"cuda:{self.architecture}:{self.multiprocessors}"
+
+    def factors(self, dtype: DType) -> DType:
+        """Element type in which tensors of a type are multiplied."""
+        return self.narrow if dtype is DType.FLOAT32 else dtype
+
+    @property
+    def starts_early(self) -> bool:
+        """Whether a launch may start before the one before it has ended."""
+        return self.capability >= _EARLY_STARTS_FROM
 
     @property
     def shared_bytes(self) -> int:

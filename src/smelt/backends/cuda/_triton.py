@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from smelt.backends._code_cache import edition_of
-from smelt.backends.cuda._source import TRITON_TYPES
+from smelt.backends.cuda._source import TRITON_TYPES, starts_early
 from smelt.devices.cuda import ABI_VERSION, CudaKernel
 from smelt.errors import BuildError, MissingExtraError
 from smelt.types import DType
@@ -142,4 +142,5 @@ def compile_kernel(kernel: KernelSpec, text: str, target: CudaTarget) -> CudaKer
         threads=facts.num_warps * _LANES,
         dynamic_shared_bytes=facts.shared,
         scratch_words=_SCRATCH_WORDS,
+        may_start_early=starts_early(text),
     )

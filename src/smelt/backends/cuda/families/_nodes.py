@@ -1,26 +1,19 @@
-"""What families ask of a node and of its memory."""
+"""What products ask of a node's weights."""
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING
 
-from smelt.backends.cuda._source import operand_parameters
-from smelt.engine import Launch
+from smelt.ir import Constant
+from smelt.ops.cast import Cast
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from smelt.backends._scalars import Scalars
-    from smelt.backends.cuda._product import ProductKernel
-    from smelt.engine import View
-    from smelt.types import Dim
+    from smelt.backends._base import Tactic
 
 
-def finished(
-    kernel: ProductKernel, family: str, views: Sequence[View], scalars: Scalars, chunks: Dim
-) -> Launch:
-    """The launch of a product, once every scalar is known; the last view is the result."""
-    operands = tuple(operand_parameters(views, len(scalars.values)).items())
-    spec = dataclasses.replace(kernel, operands=operands).spec(family)
-    return Launch(spec, tuple(views), (len(views) - 1,), scalars.values, chunks)
+def as_factor(weights: Constant, tactic: Tactic) -> Constant:
+    """Packed weights in the element type that the tactic multiplies in: its first input's."""
+    first = tactic.inputs[0]
+    if first is None or first.dtype is weights.type.dtype:
+        return weights
+    return Constant.derive(f"{weights.name}.{first.dtype.value}", Cast(first.dtype), weights)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+
+import numpy as np
 
 from smelt.backends._axes import Axis, join_axes
 from smelt.backends._base import Family, Operands, Refusal, Tactic
@@ -19,13 +21,16 @@ from smelt.backends.cuda.families._epilogue import (
     plan_epilogue,
     planned_epilogue,
 )
-from smelt.backends.cuda.families._nodes import finished
-from smelt.backends.cuda.families._tiles import Shape, tiles_for
+from smelt.backends.cuda.families._grid import SUM_BYTES, Grid, launches_of
+from smelt.backends.cuda.families._nodes import as_factor
+from smelt.backends.cuda.families._tiles import Shape, choices, tiles_for
 from smelt.errors import InternalError
 from smelt.ir import Constant
 from smelt.ops.conv import Conv
+from smelt.ops.pad import Pad
+from smelt.ops.reshape import Reshape
 from smelt.ops.transpose import Transpose
-from smelt.types import Layout, TensorFormat, ceil_div, element_count, override
+from smelt.types import Layout, TensorFormat, element_count, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,27 +40,34 @@ if TYPE_CHECKING:
     from smelt.types import Dim
 
 
+_VECTOR: Final = 8
+"""Elements of 16 bytes in 16 bits."""
+_WRITTEN_TAPS: Final = 49
+"""Of a kernel that has them written out."""
+
+
 class ConvFamily(Family[CudaTarget]):
     """Implicit products: rows are pixels, columns filters, sums run over taps and channels."""
 
     name: ClassVar[str] = "conv"
+    narrow: ClassVar[bool] = True
 
     @override
     def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
-        root, count = root_of(node)
+        root, _ = root_of(node)
         if not isinstance(root, Conv):
             return
-        epilogue = plan_epilogue(node, Layout.CHANNELS_LAST, _bias_count(node))
-        reason = _why_not(node) or (epilogue if isinstance(epilogue, str) else None)
-        if reason or isinstance(epilogue, str):
-            yield Refusal(self.name, str(reason))
+        if reason := reason_against(node):
+            yield Refusal(self.name, reason)
             return
-        kind = value_of(node, 0).tensor.dtype
-        image = TensorFormat(kind, Layout.CHANNELS_LAST)
-        bias = [TensorFormat(kind, Layout.LINEAR) if _bias(node) else None][: count - 2]
-        for options, seconds in tiles_for(_shape(node, root), target):
-            inputs = (image, None, *bias, *epilogue.formats)
-            yield Tactic(self.name, options, inputs, (image,), cost_hint=seconds)
+        if is_depthwise(node, root):
+            yield Refusal(self.name, "the channels have nothing to do with each other")
+            return
+        inputs, output = formats_of(node)
+        places = element_count(tuple(e for a, e in enumerate(node.output.tensor.shape) if a != 1))
+        sums = places * (value_of(node, 1).tensor.shape[0] * SUM_BYTES)
+        for choice, seconds in tiles_for(_shape(node, root, target), target):
+            yield choice.tactic(self.name, inputs, output, sums, seconds)
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
@@ -64,17 +76,29 @@ class ConvFamily(Family[CudaTarget]):
             raise InternalError(f"{node} has tactics, but its weights are not constant")
         rank = weights.type.rank
         order = (0, *range(2, rank), 1)
-        return (Constant.derive(f"{weights.name}.taps_first", Transpose(order), weights),)
+        made = Constant.derive(f"{weights.name}.taps_first", Transpose(order), weights)
+        filters, *rest = (cast("int", e) for e in weights.type.shape)
+        if missing := _padded(prod(rest)) - prod(rest):
+            flat = Constant(f"{weights.name}.rows", np.array([filters, prod(rest)], np.int64))
+            made = Constant.derive(f"{weights.name}.taps", Reshape(), made, flat)
+            pads = Constant(f"{weights.name}.pads", np.array([0, 0, 0, missing], np.int64))
+            made = Constant.derive(f"{weights.name}.padded", Pad(), made, pads)
+        return (as_factor(made, tactic),)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
         root = cast("Conv", root_of(node)[0])
-        return (_Lowering(node, root, tactic, operands).launch(),)
+        return ConvLowering(node, root, tactic, operands).launches()
 
     @override
     def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
         del target
         return write_product(kernel)
+
+
+def _padded(depth: int) -> int:
+    """Elements of a filter as it is packed, so that each begins where vectors may."""
+    return -(-depth // _VECTOR) * _VECTOR
 
 
 def _bias(node: Node) -> Value | None:
@@ -85,7 +109,8 @@ def _bias_count(node: Node) -> int:
     return int(_bias(node) is not None)
 
 
-def _why_not(node: Node) -> str | None:
+def reason_against(node: Node) -> str | None:
+    """Why no kernel for GPUs computes a convolution, or None."""
     kind, weights = value_of(node, 0).tensor.dtype, value_of(node, 1)
     if kind not in FLOATS:
         return f"computes in floating point, not {kind.value}"
@@ -93,20 +118,39 @@ def _why_not(node: Node) -> str | None:
         return f"the weights {weights.name} are not constant"
     if weights.tensor.shape[0] == 0:
         return "there are no filters"
-    return None
+    epilogue = plan_epilogue(node, Layout.CHANNELS_LAST, _bias_count(node))
+    return epilogue if isinstance(epilogue, str) else None
 
 
-def _shape(node: Node, root: Conv) -> Shape:
+def is_depthwise(node: Node, root: Conv) -> bool:
+    """Whether each channel has one filter of its own, few enough taps to be written out."""
+    filters, depth, *window = (cast("int", e) for e in value_of(node, 1).tensor.shape)
+    return depth == 1 and filters == root.group > 1 and prod(window) <= _WRITTEN_TAPS
+
+
+def formats_of(node: Node) -> tuple[tuple[TensorFormat | None, ...], TensorFormat]:
+    """How a convolution's inputs and its result are stored; weights are packed."""
+    kind, count = value_of(node, 0).tensor.dtype, root_of(node)[1]
+    image = TensorFormat(kind, Layout.CHANNELS_LAST)
+    bias = [TensorFormat(kind, Layout.LINEAR) if _bias(node) else None][: count - 2]
+    epilogue = planned_epilogue(node, Layout.CHANNELS_LAST, _bias_count(node))
+    return (image, None, *bias, *epilogue.formats), image
+
+
+def _shape(node: Node, root: Conv, target: CudaTarget) -> Shape:
     filters, *rest = (cast("int", e) for e in value_of(node, 1).tensor.shape)
     rows = prod(guess(e) for axis, e in enumerate(node.output.tensor.shape) if axis != 1)
     columns = filters // root.group
-    return Shape(root.group, rows, columns, prod(rest), value_of(node, 0).tensor.dtype)
+    dtype = target.factors(value_of(node, 0).tensor.dtype)
+    adds = len(node.inputs) > 3
+    return Shape(root.group, rows, columns, prod(rest), dtype, adds=adds, run=rest[0])
 
 
-class _Lowering:
-    """One launch on the memory of its operands."""
+class ConvLowering:
+    """A convolution on the memory of its operands."""
 
     def __init__(self, node: Node, root: Conv, tactic: Tactic, operands: Operands) -> None:
+        """Gather the operands; their order is the kernels'."""
         x, out = view_of(operands, 0), operands.outputs[0]
         self.node, self.root, self.tactic = node, root, tactic
         self.x, self.out = x, out
@@ -117,60 +161,71 @@ class _Lowering:
             extras.insert(0, (view, strides))
         self.extras = extras
         self.views: list[View] = [x, operands.packed[0], *(view for view, _ in extras), out]
+        self.workspace = operands.workspace
         self.scalars = Scalars()
 
     def strides(self, axis: int) -> tuple[Dim, ...]:
         """Of the extra operands and the result, along an axis of the result."""
         return (*(strides[axis] for _, strides in self.extras), self.out.strides[axis])
 
-    def launch(self) -> Launch:
+    def launches(self) -> tuple[Launch, ...]:
+        """One launch, or those of the pieces of the sum."""
         node, root = self.node, self.root
-        options: dict[str, Any] = dict(self.tactic.parameters)
-        tile = options["tile"]
         filters, depth, *window = (cast("int", e) for e in value_of(node, 1).tensor.shape)
-        count = prod(window)
         columns = filters // root.group
-        rows = self.rows()
+        each = _padded(depth * prod(window))
         group = (
             depth * self.x.strides[1],
-            columns * depth * count,
+            columns * each,
             *(columns * s for s in self.strides(1)),
         )
-        epilogue = planned_epilogue(node, Layout.CHANNELS_LAST, _bias_count(node))
         kernel = ProductKernel(
-            operands=(),
+            sums="product",
             stack=((root.group, *self.scalars.all_json(group)),) if root.group > 1 else (),
-            rows=tuple(rows),
-            columns=(columns, 0, depth * count, *self.scalars.all_json(self.strides(1))),
-            windows=self.windows() if window_is_wide(root) else (),
-            start=self.scalars.json(self.padding_stride()) if window_is_wide(root) else 0,
             run=depth,
             run_strides=(self.scalars.json(self.x.strides[1]), 1),
             tap_stride=depth,
-            tile=tile,
-            bias=_bias(node) is not None,
-            bias_scale=1.0,
-            alpha=1.0,
-            stages=epilogue.stages,
-            precision="ieee",
-            warps=options["warps"],
-            pipeline=options["pipeline"],
+            depth=each,
+            **self.common(),
+            **choices(self.tactic),
         )
-        places = element_count(tuple(e for a, e in enumerate(self.out.shape) if a != 1))
-        chunks = root.group * ceil_div(columns, tile[1]) * ceil_div(places, tile[0])
-        return finished(kernel, ConvFamily.name, self.views, self.scalars, chunks)
+        grid = self.grid(Axis(columns, (0, each, *self.strides(1))), root.group)
+        return launches_of(
+            self.tactic.family, kernel, grid, self.views, self.scalars, self.workspace
+        )
 
-    def rows(self) -> list[tuple[Any, ...]]:
-        """The axes of the places; those whose windows stay inside are joined where they run on."""
+    def common(self) -> dict[str, Any]:
+        """What kernels of all convolutions say: the window, and the epilogue."""
+        node, root = self.node, self.root
+        is_wide = window_is_wide(root)
+        return {
+            "rows": (),
+            "columns": (),
+            "windows": self.windows() if is_wide else (),
+            "start": self.scalars.json(self.padding_stride()) if is_wide else 0,
+            "bias": _bias(node) is not None,
+            "bias_scale": 1.0,
+            "alpha": 1.0,
+            "stages": planned_epilogue(node, Layout.CHANNELS_LAST, _bias_count(node)).stages,
+            "clamps": self.x.strides[1] == 1,
+            "constants": (False, True, *self.constant_extras(), False),
+        }
+
+    def constant_extras(self) -> Iterator[bool]:
+        """Whether each extra operand is a weight."""
+        first = 2 if _bias(self.node) is not None else root_of(self.node)[1]
+        return (v.constant is not None for v in self.node.inputs[first:] if v is not None)
+
+    def grid(self, columns: Axis, groups: int) -> Grid:
+        """The result; axes whose windows stay inside are joined where they run on."""
         root, shape = self.root, self.out.shape
-        found: list[tuple[Any, ...]] = []
+        found: list[Axis] = []
+        windows: list[int] = []
         plain: list[Axis] = []
 
         def flush() -> None:
-            found.extend(
-                (*self.scalars.all_json((axis.extent, *axis.strides)), -1)
-                for axis in join_axes(plain)
-            )
+            found.extend(join_axes(plain))
+            windows.extend([-1] * (len(found) - len(windows)))
             plain.clear()
 
         for axis in (0, *range(2, len(shape))):
@@ -178,11 +233,12 @@ class _Lowering:
             strides = (self.x.strides[axis] * step, 0, *self.strides(axis))
             if axis >= 2 and window_is_wide(root) and self.leaves_image(axis - 2):
                 flush()
-                found.append((*self.scalars.all_json((shape[axis], *strides)), axis - 2))
+                found.append(Axis(shape[axis], strides))
+                windows.append(axis - 2)
             else:
                 plain.append(Axis(shape[axis], strides))
         flush()
-        return found
+        return Grid(tuple(found), tuple(windows), columns, groups)
 
     def leaves_image(self, axis: int) -> bool:
         """Whether a window along a spatial axis reaches outside of the image."""
@@ -201,6 +257,7 @@ class _Lowering:
         return total
 
     def windows(self) -> tuple[tuple[Any, ...], ...]:
+        """The axes of the window as kernels want them."""
         root = self.root
         return tuple(
             (

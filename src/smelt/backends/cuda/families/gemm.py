@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from smelt.backends._axes import Axis, broadcast_strides, join_axes
 from smelt.backends._base import Family, Operands, Refusal, Tactic
@@ -19,12 +19,14 @@ from smelt.backends.cuda.families._epilogue import (
     plan_epilogue,
     planned_epilogue,
 )
-from smelt.backends.cuda.families._nodes import finished
-from smelt.backends.cuda.families._tiles import Shape, tiles_for
+from smelt.backends.cuda.families._grid import SUM_BYTES, Grid, launches_of
+from smelt.backends.cuda.families._nodes import as_factor
+from smelt.backends.cuda.families._tiles import Shape, choices, tiles_for
+from smelt.ir import Constant
 from smelt.ops.gemm import Gemm
 from smelt.ops.mat_mul import MatMul
 from smelt.ops.transpose import Transpose
-from smelt.types import Layout, TensorFormat, ceil_div, element_count, override
+from smelt.types import Layout, TensorFormat, element_count, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,6 +40,7 @@ class GemmFamily(Family[CudaTarget]):
     """Rows are the first factor's, columns the second's; matrices of a stack are programs."""
 
     name: ClassVar[str] = "gemm"
+    narrow: ClassVar[bool] = True
 
     @override
     def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
@@ -49,15 +52,31 @@ class GemmFamily(Family[CudaTarget]):
         if reason or isinstance(epilogue, str):
             yield Refusal(self.name, str(reason))
             return
-        own = tuple(_format(value) for value in node.inputs[:count])
+        own = [_format(value) for value in node.inputs[:count]]
+        if value_of(node, 1).constant is not None:
+            own[1] = None
         result = TensorFormat(node.output.tensor.dtype, Layout.LINEAR)
-        for options, seconds in tiles_for(_shape(node), target):
-            inputs = (*own, *epilogue.formats)
-            yield Tactic(self.name, options, inputs, (result,), cost_hint=seconds)
+        inputs = (*own, *epilogue.formats)
+        sums = element_count(node.output.tensor.shape) * SUM_BYTES
+        for choice, seconds in tiles_for(_shape(node, target), target):
+            yield choice.tactic(self.name, inputs, result, sums, seconds)
+
+    @override
+    def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
+        """A constant second factor, the elements of a column side by side."""
+        weights = value_of(node, 1).constant
+        if weights is None:
+            return ()
+        rank = weights.type.rank
+        if rank > 1 and not _factors(node)[1].is_transposed:
+            order = (*range(rank - 2), rank - 1, rank - 2)
+            name = f"{weights.name}.columns_first"
+            weights = Constant.derive(name, Transpose(order), weights)
+        return (as_factor(weights, tactic),)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
-        return (_Lowering(node, tactic, operands).launch(),)
+        return _Lowering(node, tactic, operands).launches()
 
     @override
     def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
@@ -72,6 +91,7 @@ class _Matrix:
     stack: tuple[Dim, ...]
     row: int | None
     column: int | None
+    is_transposed: bool = False
 
     @staticmethod
     def of(value: Value, *, transposed: bool, vector_is_column: bool) -> _Matrix:
@@ -79,7 +99,7 @@ class _Matrix:
         if rank == 1:
             return _Matrix((), 0, None) if vector_is_column else _Matrix((), None, 0)
         row, column = (rank - 1, rank - 2) if transposed else (rank - 2, rank - 1)
-        return _Matrix(value.tensor.shape[:-2], row, column)
+        return _Matrix(value.tensor.shape[:-2], row, column, transposed)
 
     def stride(self, view: View, axis: int | None) -> Dim:
         return 0 if axis is None else view.strides[axis]
@@ -123,20 +143,23 @@ def _format(value: Value | None) -> TensorFormat | None:
     return TensorFormat(value.tensor.dtype, layout)
 
 
-def _shape(node: Node) -> Shape:
+def _shape(node: Node, target: CudaTarget) -> Shape:
     a, b = _factors(node)
     stack = element_count(node.output.tensor.shape[: max(len(a.stack), len(b.stack))])
     x, y = value_of(node, 0), value_of(node, 1)
     rows, columns = guess(_extent(x, a.row)), guess(_extent(y, b.column))
-    return Shape(guess(stack), rows, columns, guess(_extent(x, a.column)), x.tensor.dtype)
+    depth, dtype = guess(_extent(x, a.column)), target.factors(x.tensor.dtype)
+    return Shape(guess(stack), rows, columns, depth, dtype, adds=len(node.inputs) > 3)
 
 
 class _Lowering:
-    """One launch on the memory of its operands."""
+    """A product on the memory of its operands."""
 
     def __init__(self, node: Node, tactic: Tactic, operands: Operands) -> None:
         self.node, self.tactic = node, tactic
-        self.x, self.y = view_of(operands, 0), view_of(operands, 1)
+        self.x = view_of(operands, 0)
+        self.y = operands.packed[0] if operands.packed else view_of(operands, 1)
+        self.is_packed = bool(operands.packed)
         self.out = operands.outputs[0]
         self.a, self.b = _factors(node)
         self.extras = extra_views(node, operands)
@@ -144,6 +167,7 @@ class _Lowering:
             view = view_of(operands, 2)
             self.extras.insert(0, (view, broadcast_strides(view, self.out.shape)))
         self.views = [self.x, self.y, *(view for view, _ in self.extras), self.out]
+        self.workspace = operands.workspace
         self.scalars = Scalars()
 
     def along(self, axis: int | None) -> tuple[Dim, ...]:
@@ -151,6 +175,17 @@ class _Lowering:
         if axis is None:
             return (0,) * (len(self.extras) + 1)
         return (*(strides[axis] for _, strides in self.extras), self.out.strides[axis])
+
+    def second_strides(self) -> tuple[Dim, Dim]:
+        """Of the second factor, from column to column and down a column."""
+        if not self.is_packed:
+            return self.b.stride(self.y, self.b.column), self.b.stride(self.y, self.b.row)
+        return (self.y.strides[-2] if len(self.y.shape) > 1 else 0), 1
+
+    def constant_extras(self) -> Iterator[bool]:
+        """Whether each extra operand is a weight."""
+        first = 2 if _addend(self.node) is not None else root_of(self.node)[1]
+        return (v.constant is not None for v in self.node.inputs[first:] if v is not None)
 
     def axes(self) -> tuple[list[Axis], Axis]:
         """The stack, and the rows; where the second factor is one, all of it is rows."""
@@ -167,44 +202,43 @@ class _Lowering:
         )
         return stack, rows
 
-    def launch(self) -> Launch:
-        options: dict[str, Any] = dict(self.tactic.parameters)
-        bm, bn, _ = tile = options["tile"]
+    def launches(self) -> tuple[Launch, ...]:
         a, b, root = self.a, self.b, root_of(self.node)[0]
         stack, row = self.axes()
         rows = [row]
         if all(axis.strides[1] == 0 for axis in stack):
             stack, rows = [], join_axes([*stack, row])
+        columns_stride, rows_stride = self.second_strides()
         matrices = join_axes([axis for axis in stack if axis.extent != 1])
-        columns = _extent(value_of(self.node, 1), b.column)
         last = None if b.column is None else len(self.out.shape) - 1
-        json = self.scalars.all_json
+        json = self.scalars.json
         kernel = ProductKernel(
-            operands=(),
-            stack=tuple(json((axis.extent, *axis.strides)) for axis in matrices),
-            rows=tuple((*json((axis.extent, *axis.strides)), -1) for axis in rows),
-            columns=json((columns, 0, b.stride(self.y, b.column), *self.along(last))),
+            sums="product",
+            stack=tuple(self.scalars.all_json((a.extent, *a.strides)) for a in matrices),
+            rows=(),
+            columns=(),
             windows=(),
             start=0,
-            run=self.scalars.json(_extent(value_of(self.node, 0), a.column)),
-            run_strides=(
-                self.scalars.json(a.stride(self.x, a.column)),
-                self.scalars.json(b.stride(self.y, b.row)),
-            ),
+            run=json(_extent(value_of(self.node, 0), a.column)),
+            run_strides=(json(a.stride(self.x, a.column)), json(rows_stride)),
             tap_stride=0,
-            tile=tile,
+            depth=0,
             bias=_addend(self.node) is not None,
             bias_scale=root.beta if isinstance(root, Gemm) else 1.0,
             alpha=root.alpha if isinstance(root, Gemm) else 1.0,
             stages=planned_epilogue(self.node, Layout.LINEAR, _addend_count(self.node)).stages,
-            precision="ieee",
-            warps=options["warps"],
-            pipeline=options["pipeline"],
+            clamps=a.stride(self.x, a.column) == 1 and rows_stride == 1,
+            constants=(False, self.is_packed, *self.constant_extras(), False),
+            **choices(self.tactic, asks=self.is_packed),
         )
-        places = element_count(tuple(axis.extent for axis in rows))
+        columns = Axis(
+            _extent(value_of(self.node, 1), b.column), (0, columns_stride, *self.along(last))
+        )
         count = element_count(tuple(axis.extent for axis in matrices))
-        chunks = count * ceil_div(columns, bn) * ceil_div(places, bm)
-        return finished(kernel, GemmFamily.name, self.views, self.scalars, chunks)
+        grid = Grid(tuple(rows), (-1,) * len(rows), columns, count)
+        return launches_of(
+            self.tactic.family, kernel, grid, self.views, self.scalars, self.workspace
+        )
 
 
 def _stack_stride(factor: _Matrix, view: View, axis: int) -> Dim:

@@ -1,0 +1,196 @@
+"""The products of real networks as single nodes: what `gpu_kernels.py` measures.
+
+Every distinct convolution and matrix product of a network, with its epilogue, as the passes leave
+them, and how often the network has it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from smelt.ir import Graph
+from smelt.ops import Fused
+from smelt.ops.add import Add
+from smelt.ops.clip import Clip
+from smelt.ops.conv import Conv
+from smelt.ops.fused import Stage
+from smelt.ops.gelu import Gelu
+from smelt.ops.gemm import Gemm
+from smelt.ops.relu import Relu
+from smelt.types import DType, TensorType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from smelt.ir import Node, Op, Value
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A convolution of square images, or with ``size`` 0 a product of matrices."""
+
+    rows: int
+    """Images, or rows of the first factor."""
+    size: int
+    channels: int
+    filters: int
+    kernel: int = 1
+    stride: int = 1
+    groups: int = 1
+    then: str = "relu"
+    """Activation: "", "relu", "clip" (0 to 6) or "gelu"."""
+    adds: bool = False
+    """Whether a tensor of the result's shape is added before the activation."""
+
+    @property
+    def label(self) -> str:
+        """The product in one word."""
+        if not self.size:
+            kind = f"gemm {self.rows}x{self.channels}-{self.filters}"
+        else:
+            kind = f"conv{self.kernel}s{self.stride} {self.size}px {self.channels}-{self.filters}"
+        groups = " depthwise" if self.groups > 1 else ""
+        return f"{kind}{groups}{' +x' if self.adds else ''}{' ' + self.then if self.then else ''}"
+
+    @property
+    def places(self) -> int:
+        """Rows of the result."""
+        before = self.kernel // 2
+        if not self.size:
+            return self.rows
+        return self.rows * ((self.size + 2 * before - self.kernel) // self.stride + 1) ** 2
+
+    @property
+    def flop(self) -> float:
+        """Multiplications and additions."""
+        depth = self.channels // self.groups * self.kernel**2
+        return 2.0 * self.places * self.filters * depth
+
+    def moved_bytes(self, element: int) -> float:
+        """What must be read and written at least, once each."""
+        read = self.rows * (self.size or 1) ** 2 * self.channels
+        if self.kernel < self.stride:
+            read //= self.stride**2
+        weights = self.filters * self.channels // self.groups * self.kernel**2
+        return element * (read + weights + self.places * self.filters * (2 if self.adds else 1))
+
+    def node(self, dtype: DType) -> Node:
+        """The product as the one node of a graph, on random weights."""
+        graph = Graph("product")
+        random = np.random.default_rng(0)
+        root: Op
+
+        def constant(name: str, *shape: int) -> Value:
+            scale = prod(shape[1:]) ** -0.5 if len(shape) > 1 else 1.0
+            array = random.standard_normal(shape, np.float32) * np.float32(scale)
+            return graph.add_constant(array.astype(dtype.numpy), name)
+
+        if self.size:
+            root = Conv(
+                (self.kernel,) * 2,
+                strides=(self.stride,) * 2,
+                pads=(self.kernel // 2,) * 4,
+                group=self.groups,
+            )
+            shape = (self.rows, self.channels, self.size, self.size)
+            depth = self.channels // self.groups
+            weights = constant("w", self.filters, depth, self.kernel, self.kernel)
+        else:
+            root = Gemm(trans_b=1)
+            shape = (self.rows, self.channels)
+            weights = constant("w", self.filters, self.channels)
+        inputs = [graph.add_input("x", TensorType(dtype, shape)), weights]
+        inputs.append(constant("b", self.filters))
+        result = root.infer([v.operand for v in inputs])[0]
+        stages: list[Stage] = []
+        if self.adds:
+            inputs.append(graph.add_input("r", result))
+            stages.append(Stage(Add(), (-1, 3)))
+        if self.then == "clip":
+            inputs += [graph.add_constant(np.array(v, dtype.numpy), f"c{v}") for v in (0, 6)]
+            stages.append(Stage(Clip(), (-1 - len(stages), len(inputs) - 2, len(inputs) - 1)))
+        elif self.then:
+            stages.append(Stage({"relu": Relu(), "gelu": Gelu()}[self.then], (-1 - len(stages),)))
+        node = graph.add(Fused(root, 3, tuple(stages)) if stages else root, *inputs, name="node")
+        graph.outputs += node.outputs
+        return node
+
+
+def _resnet50(batch: int) -> Iterator[Product]:
+    yield Product(batch, 224, 3, 64, 7, 2)
+    size, channels = 56, 64
+    for planes, blocks, first in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
+        for block in range(blocks):
+            stride = first if block == 0 else 1
+            yield Product(batch, size, channels, planes)
+            yield Product(batch, size, planes, planes, 3, stride)
+            if block == 0:
+                yield Product(batch, size, channels, 4 * planes, 1, stride, then="")
+            size //= stride
+            yield Product(batch, size, planes, 4 * planes, adds=True)
+            channels = 4 * planes
+    yield Product(batch, 0, 2048, 1000, then="")
+
+
+def _mobilenetv2(batch: int) -> Iterator[Product]:
+    yield Product(batch, 224, 3, 32, 3, 2, then="clip")
+    size, channels = 112, 32
+    plan = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1),
+            (6, 160, 3, 2), (6, 320, 1, 1))  # fmt: skip
+    for factor, filters, blocks, first in plan:
+        for block in range(blocks):
+            stride, wide = first if block == 0 else 1, channels * factor
+            if factor > 1:
+                yield Product(batch, size, channels, wide, then="clip")
+            yield Product(batch, size, wide, wide, 3, stride, wide, then="clip")
+            size //= stride
+            yield Product(batch, size, wide, filters, then="", adds=block > 0)
+            channels = filters
+    yield Product(batch, 7, 320, 1280, then="clip")
+    yield Product(batch, 0, 1280, 1000, then="")
+
+
+def _googlenet(batch: int) -> Iterator[Product]:
+    yield Product(batch, 224, 3, 64, 7, 2)
+    yield Product(batch, 56, 64, 64)
+    yield Product(batch, 56, 64, 192, 3)
+    modules = (
+        (28, 192, 64, 96, 128, 16, 32, 32), (28, 256, 128, 128, 192, 32, 96, 64),
+        (14, 480, 192, 96, 208, 16, 48, 64), (14, 512, 160, 112, 224, 24, 64, 64),
+        (14, 512, 128, 128, 256, 24, 64, 64), (14, 512, 112, 144, 288, 32, 64, 64),
+        (14, 528, 256, 160, 320, 32, 128, 128), (7, 832, 256, 160, 320, 32, 128, 128),
+        (7, 832, 384, 192, 384, 48, 128, 128),
+    )  # fmt: skip
+    for size, channels, one, before3, three, before5, five, pooled in modules:
+        yield Product(batch, size, channels, one + before3 + before5)
+        yield Product(batch, size, before3, three, 3)
+        yield Product(batch, size, before5, five, 5)
+        yield Product(batch, size, channels, pooled)
+    yield Product(batch, 0, 1024, 1000, then="")
+
+
+def _minilm(batch: int) -> Iterator[Product]:
+    rows = 128 * batch
+    for _ in range(6):
+        yield Product(rows, 0, 384, 1152, then="")
+        yield Product(rows, 0, 384, 384, then="", adds=True)
+        yield Product(rows, 0, 384, 1536, then="gelu")
+        yield Product(rows, 0, 1536, 384, then="", adds=True)
+
+
+NETWORKS: dict[str, Callable[[int], Iterator[Product]]] = {
+    "resnet50": _resnet50,
+    "mobilenetv2": _mobilenetv2,
+    "googlenet": _googlenet,
+    "minilm": _minilm,
+}
+
+
+def products_of(network: str, batch: int) -> dict[Product, int]:
+    """The distinct products of a network, and how often it has each."""
+    return dict(Counter(NETWORKS[network](batch)))
