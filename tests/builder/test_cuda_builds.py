@@ -14,7 +14,7 @@ import pytest
 import smelt
 from smelt.builder import _cuda_toolchain
 from smelt.builder._toolchain import open_toolchain, toolchain_of
-from smelt.devices.cuda import CudaKernel, _driver
+from smelt.devices.cuda import CudaKernel, _driver, cuda_device
 from smelt.engine import HostCall, Launch, read_engine, serialize_engine
 from smelt.errors import (
     DeviceError,
@@ -182,6 +182,9 @@ def test_the_gpu_that_is_there_decides_the_architecture(
     monkeypatch.setattr(_cuda_toolchain, "generator_edition", str)
     for device in ("cuda", "cuda:1"):
         assert open_toolchain(device).fingerprint.architecture == "sm_90"
+    assert open_toolchain("cuda").device == "cuda:0"
+    cuda_device(1).activate()
+    assert open_toolchain("cuda").device == "cuda:1"
     with pytest.raises(DeviceError, match="GPUs are 0 to 1"):
         open_toolchain("cuda:2")
 

@@ -11,7 +11,7 @@ from smelt.backends import CodeCache, CodeImage
 from smelt.backends.cuda import CudaBackend, generator_edition, target_named
 from smelt.builder._options import TF32
 from smelt.builder._toolchain import Toolchain
-from smelt.devices.cuda import ABI_VERSION, cuda_device
+from smelt.devices.cuda import ABI_VERSION, cuda_device, selected_device
 from smelt.engine import VERSION, Fingerprint
 from smelt.errors import DeviceError, EngineFormatError, MissingExtraError
 from smelt.tuner import HintTimer
@@ -85,6 +85,8 @@ class CudaToolchain(Toolchain):
 def open_toolchain(kind: str, detail: str, *, allows_tf32: bool) -> CudaToolchain:
     """The toolchain for architectures by name, or for a GPU of this machine.
 
+    Without a number that is the GPU which the calling thread has selected.
+
     Raises:
         UnsupportedError: there is no such architecture.
         DeviceError: there is no such GPU, or no driver.
@@ -92,20 +94,19 @@ def open_toolchain(kind: str, detail: str, *, allows_tf32: bool) -> CudaToolchai
     """
     if detail and not detail.isdecimal():
         return CudaToolchain(dataclasses.replace(target_named(detail), allows_tf32=allows_tf32))
-    index = int(detail or 0)
     try:
-        found = cuda_device(index).properties
+        gpu = cuda_device(int(detail)) if detail else selected_device()
     except DeviceError as error:
         raise DeviceError(
             f"device {':'.join(filter(None, (kind, detail)))!r}: {error}. To build on a machine "
             "without a GPU, name the architecture: device='cuda:sm_90'"
         ) from error
     target = dataclasses.replace(
-        target_named(found.architecture),
-        multiprocessors=found.multiprocessors,
+        target_named(gpu.properties.architecture),
+        multiprocessors=gpu.properties.multiprocessors,
         allows_tf32=allows_tf32,
     )
-    return CudaToolchain(target, index)
+    return CudaToolchain(target, gpu.index)
 
 
 def _features(target: CudaTarget) -> tuple[str, ...]:
