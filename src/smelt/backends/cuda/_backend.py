@@ -23,6 +23,7 @@ from smelt.backends.cuda.families.gather import GatherFamily
 from smelt.backends.cuda.families.gemm import GemmFamily
 from smelt.backends.cuda.families.move import COPY, copy_launch, move_family
 from smelt.backends.cuda.families.pool import PoolFamily
+from smelt.backends.cuda.families.recurrent import RecurrentFamily
 from smelt.backends.cuda.families.resample import ResampleFamily
 from smelt.backends.cuda.families.rows import RowsFamily
 from smelt.devices.cpu import available_processors
@@ -81,6 +82,7 @@ class CudaBackend(Backend[CudaTarget]):
             GemmFamily(),
             move_family(),
             PoolFamily(),
+            RecurrentFamily(),
             ResampleFamily(),
             RowsFamily(),
             ReferenceFamily(),

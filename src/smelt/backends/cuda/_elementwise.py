@@ -81,7 +81,7 @@ def sigmoid(x: str) -> str:
     return f"(1.0 / (1.0 + tl.exp(-({x}))))"
 
 
-def _tanh(x: str) -> str:
+def tanh(x: str) -> str:
     return f"(2.0 / (1.0 + tl.exp(-2.0 * ({x}))) - 1.0)"
 
 
@@ -104,7 +104,7 @@ def _clip(c: _Call) -> str:
 def _gelu(c: _Call) -> str:
     if c.attributes.get("approximate", "none") == "tanh":
         inner = f"0.7978845608028654 * ({c.x} + 0.044715 * {c.x} * {c.x} * {c.x})"
-        return f"0.5 * {c.x} * (1.0 + {_tanh(inner)})"
+        return f"0.5 * {c.x} * (1.0 + {tanh(inner)})"
     return f"0.5 * {c.x} * (1.0 + tl.erf({c.x} * 0.7071067811865476))"
 
 
@@ -191,7 +191,7 @@ EXPRESSIONS: Final[dict[str, Callable[[_Call], str]]] = {
     "max": _extreme("maximum"),
     "mean": _mean,
     "min": _extreme("minimum"),
-    "mish": lambda c: f"{c.x} * {_tanh(_softplus(c.x))}",
+    "mish": lambda c: f"{c.x} * {tanh(_softplus(c.x))}",
     "mul": _fold("*"),
     "neg": _unary("-({x})"),
     "not": _unary("({x}) == 0"),
@@ -210,7 +210,7 @@ EXPRESSIONS: Final[dict[str, Callable[[_Call], str]]] = {
     "sub": _fold("-"),
     "sum": _fold("+"),
     "swish": _swish,
-    "tanh": lambda c: _tanh(c.x),
+    "tanh": lambda c: tanh(c.x),
     "where": lambda c: f"tl.where({c.x}, {c.args[1]}, {c.args[2]})",
     "xor": _fold("^"),
 }

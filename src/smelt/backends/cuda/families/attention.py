@@ -146,7 +146,7 @@ def _options(
     for rows, columns, warps in _BLOCKS:
         elements = (rows + columns) * _padded(width) + columns * _padded(result_width)
         pipeline = 1 if keys <= columns else 2
-        if elements * pipeline * q.dtype.size_bytes > target.shared_bytes // 2:
+        if elements * pipeline * q.dtype.size_bytes > target.shared_bytes * 3 // 4:
             continue
         if columns > 2 * max(_LEAST, _power(keys)) or rows > 2 * max(_LEAST, _power(queries)):
             continue
