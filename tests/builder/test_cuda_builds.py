@@ -183,7 +183,7 @@ def test_the_gpu_that_is_there_decides_the_architecture(
     for device in ("cuda", "cuda:1"):
         assert open_toolchain(device).fingerprint.architecture == "sm_90"
     assert open_toolchain("cuda").device == "cuda:0"
-    cuda_device(1).activate()
+    cuda_device(1).select()
     assert open_toolchain("cuda").device == "cuda:1"
     with pytest.raises(DeviceError, match="GPUs are 0 to 1"):
         open_toolchain("cuda:2")
