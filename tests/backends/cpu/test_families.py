@@ -404,6 +404,40 @@ def test_winograd_agrees_with_its_reference(
     assert_tactics_agree(WinogradFamily(), fused, [*arrays, residual], frozenset({1, 2}), gap=2)
 
 
+@every_target
+@pytest.mark.parametrize(
+    ("shape", "filters", "window", "stride", "pads"),
+    [
+        ((1, 3, 37, 45), 64, 7, 2, (3, 3, 3, 3)),
+        ((2, 3, 20, 17), 37, 7, 2, (0, 1, 2, 3)),
+        ((1, 1, 24, 24), 32, 7, 2, (3, 3, 3, 3)),
+        ((2, 2, 33, 35), 20, 5, 2, (2, 2, 2, 2)),
+        ((1, 3, 67, 63), 32, 11, 4, (0, 0, 0, 0)),
+    ],
+)
+def test_winograd_folds_few_channels_into_one_vector(
+    target: CpuTarget,
+    shape: tuple[int, ...],
+    filters: int,
+    window: int,
+    stride: int,
+    pads: tuple[int, ...],
+) -> None:
+    weights = random((filters, shape[1], window, window), 1)
+    arrays = [random(shape), weights, random((filters,), 2)]
+    root = Conv((window, window), (stride, stride), pads)
+    if stride * shape[1] > target.vector_bits // 32:
+        node = make_node(root, arrays, frozenset({1, 2}))
+        (answer,) = WinogradFamily().tactics(node, target)
+        assert isinstance(answer, Refusal)
+        assert "do not fit" in answer.reason
+        return
+    for gap in (0, 3):
+        assert_tactics_agree(
+            WinogradFamily(), root, arrays, frozenset({1, 2}), target=target, gap=gap
+        )
+
+
 def test_winograd_refuses_weights_that_are_not_finite() -> None:
     weights = random((32, 32, 3, 3))
     weights[3, 2, 1, 0] = np.inf

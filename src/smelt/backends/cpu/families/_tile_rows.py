@@ -56,7 +56,8 @@ def choose_rows(
     if weights_bytes > _WEIGHTS_BYTES:
         return (0,)
     divisors = (n for n in range(down // _LEAST_CHUNKS, 0, -1) if down % n == 0)
-    best = next((n for n in divisors if planes_bytes(n) <= _PLANES_BYTES), 0)
+    room = max(_PLANES_BYTES, _WEIGHTS_BYTES - weights_bytes)
+    best = next((n for n in divisors if planes_bytes(n) <= room), 0)
     return (best, 0) if best else (0,)
 
 

@@ -9,6 +9,7 @@ order of 1e-5.
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
@@ -21,6 +22,7 @@ from smelt.backends.cpu._emit import Emitter, Int, Reg
 from smelt.backends.cpu._epilogue import Epilogue
 from smelt.backends.cpu._target import CpuTarget
 from smelt.backends.cpu.families._arithmetic import ARITHMETICS, Arithmetic, arithmetic_for
+from smelt.backends.cpu.families._image_tiles import fold_weights, write_tiles
 from smelt.backends.cpu.families._minimal_filtering import Scheme, scheme_of, transformed
 from smelt.backends.cpu.families._operands import (
     CHANNELS_LAST,
@@ -38,7 +40,6 @@ from smelt.backends.cpu.families._pixels import (
     CHANNEL_AXIS,
     Pixels,
     PixelWriter,
-    Walk,
     formats,
     pixels_of,
     walk_of,
@@ -60,7 +61,7 @@ from smelt.backends.cpu.families._tiling import (
     choose_tile,
     estimate_seconds,
 )
-from smelt.backends.cpu.families._vectors import load, store, unravel
+from smelt.backends.cpu.families._vectors import load, unravel
 from smelt.backends.cpu.families.conv import bias_of
 from smelt.engine import KernelSpec, Launch, View, as_json, parameters
 from smelt.errors import InternalError
@@ -92,10 +93,15 @@ _GAP: Final = 16
 _SIZES: Final[dict[tuple[int, int], tuple[int, ...]]] = {
     (3, 1): (4, 2),
     (3, 2): (2, 4),
+    (4, 1): (3,),
     (5, 1): (2,),
     (5, 2): (2,),
 }
 """Sizes of tiles for each window and stride, those for large images first."""
+_MOST_FOLDED: Final = 64
+"""Channels of a folded pixel, at most."""
+_FOLDED_TAPS: Final = 3
+"""Folding adds zeros to windows: those of fewer taps afterwards are not worth it."""
 
 
 class WinogradFamily(Family[CpuTarget]):
@@ -116,6 +122,10 @@ class WinogradFamily(Family[CpuTarget]):
         if reason:
             yield Refusal(self.name, reason)
             return
+        fold = _fold_of(node)
+        if fold * cast("int", view_shape(node)[1]) > target.vector_bits // 32 and fold > 1:
+            yield Refusal(self.name, f"{fold} columns of channels do not fit into a vector")
+            return
         for size in _choices(node):
             for tile in budgets(target)[:_TILES]:
                 yield from self._offers(node, target, size, tile, ARITHMETICS["float32"])
@@ -129,8 +139,7 @@ class WinogradFamily(Family[CpuTarget]):
         arithmetic: Arithmetic,
     ) -> Iterator[Tactic]:
         """Tiles of one size by register tiles of so many pixels and vectors."""
-        root, count = root_of(node)
-        scheme = scheme_of(*_shape_of(cast("Conv", root)), size)
+        count, scheme = root_of(node)[1], _scheme_of(node, size)
         seconds = _estimate_seconds(node, scheme, tile, target) / arithmetic.group
         options: dict[str, Json] = {"size": size, "pixels": tile[0], "vectors": tile[1]}
         if arithmetic.group > 1:
@@ -153,8 +162,8 @@ class WinogradFamily(Family[CpuTarget]):
         """The tactic as it is, and planes that are narrow, too, where that rounds little."""
         made = [tactic]
         arithmetic = arithmetic_for(dtype, target)
-        shape = _shape_of(cast("Conv", root_of(node)[0]))
-        if arithmetic.group > 1 and scheme_of(*shape, _NARROW_SIZE).reach <= _NARROW_REACH:
+        reach = _scheme_of(node, _NARROW_SIZE).reach
+        if arithmetic.group > 1 and reach <= _NARROW_REACH:
             made += self._offers(node, target, _NARROW_SIZE, budgets(target)[0], arithmetic)
         return tuple(store_as(dtype, node, one) for one in made)
 
@@ -162,9 +171,9 @@ class WinogradFamily(Family[CpuTarget]):
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
         options, bias = dict(tactic.parameters), bias_of(node)
         lanes, size = cast("int", options["lanes"]), cast("int", options["size"])
-        weights = constant_of(node.inputs[1])
+        weights = fold_weights(constant_of(node.inputs[1]), _fold_of(node))
         filters, channels = (cast("int", e) for e in weights.type.shape[:2])
-        scheme = scheme_of(*_shape_of(cast("Conv", root_of(node)[0])), size)
+        scheme = _scheme_of(node, size)
         factor = np.array(scheme.weights, np.float32)
         left = Constant.derive(weights.name, MatMul(), Constant("", factor), weights)
         both = Constant.derive(weights.name, MatMul(), left, Constant("", factor.T.copy()))
@@ -181,8 +190,7 @@ class WinogradFamily(Family[CpuTarget]):
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
         options = dict(tactic.parameters)
-        shape = _shape_of(cast("Conv", root_of(node)[0]))
-        scheme, rows = scheme_of(*shape, cast("int", options["size"])), options["rows"]
+        scheme, rows = _scheme_of(node, cast("int", options["size"])), options["rows"]
         planes = _Planes.of(node, scheme, arithmetic_of(tactic), cast("int", rows))
         lanes, vectors = cast("int", options["lanes"]), cast("int", options["vectors"])
         panels = int(planes.filters >= lanes * vectors) + int(
@@ -218,6 +226,7 @@ class WinogradFamily(Family[CpuTarget]):
                 a=walk_of(x.strides, scalars, x.dtype).as_json(),
                 start=scalars.json(start),
                 channels=planes.channels,
+                **({"fold": planes.fold} if planes.fold > 1 else {}),
             ),
         )
         views = (x, planes.windows(operands)[0])
@@ -253,7 +262,7 @@ class WinogradFamily(Family[CpuTarget]):
             return write_rows(kernel, lambda part: self.generate(part, target))
         if kernel["kernel"] == "panels":
             return write_panels(kernel)
-        return _write_in(kernel) if kernel["kernel"] == "in" else _OutWriter(kernel).write()
+        return write_tiles(kernel) if kernel["kernel"] == "in" else _OutWriter(kernel).write()
 
 
 def _why_not(node: Node, root: Conv) -> str | None:
@@ -265,12 +274,12 @@ def _why_not(node: Node, root: Conv) -> str | None:
         return "the weights are not constant"
     if bias is not None and bias.constant is None:
         return f"the bias {bias.name} is not constant"
-    if _shape_of(root) not in _SIZES or len(set(root.strides)) > 1:
+    if _shape_of(node) not in _SIZES or len(set(root.strides)) > 1:
         return f"windows of {root.kernel_shape} with strides {root.strides} are not transformed"
     if root.dilations != (1, 1) or root.group != 1:
         return "dilations and groups are not transformed"
     filters, channels = (cast("int", e) for e in weights.tensor.shape[:2])
-    if min(filters, channels) < _FEW_CHANNELS:
+    if filters < _FEW_CHANNELS or (channels < _FEW_CHANNELS and _fold_of(node) == 1):
         return f"{channels} channels and {filters} filters are too few to pay for transforms"
     if not np.isfinite(weights.constant.array).all():
         return "weights that are not finite would spread beyond their windows"
@@ -279,26 +288,47 @@ def _why_not(node: Node, root: Conv) -> str | None:
     return None
 
 
-def _shape_of(root: Conv) -> tuple[int, int]:
-    """Extent and stride of the window."""
-    return root.kernel_shape[0], root.strides[0]
+def _shape_of(node: Node) -> tuple[int, int]:
+    """Extent and stride of the window, of the folded one if it is folded."""
+    root = cast("Conv", root_of(node)[0])
+    window, stride = root.kernel_shape[0], root.strides[0]
+    return (-(-window // stride), 1) if _fold_of(node) > 1 else (window, stride)
+
+
+def _fold_of(node: Node) -> int:
+    """The stride, where few channels are folded: those of a square of pixels become one's."""
+    root = cast("Conv", root_of(node)[0])
+    window, stride = root.kernel_shape[0], root.strides[0]
+    channels = view_shape(node)[1]
+    few = isinstance(channels, int) and channels * stride**2 < _MOST_FOLDED
+    return stride if few and window >= _FOLDED_TAPS * stride - 1 else 1
+
+
+def _scheme_of(node: Node, size: int) -> Scheme:
+    return scheme_of(*_shape_of(node), size)
 
 
 def _choices(node: Node) -> tuple[int, ...]:
     """Tile sizes: small images leave much of large tiles empty."""
     extents = [cast("int", e) for e in node.output.tensor.shape[2:]]
-    sizes = _SIZES[_shape_of(cast("Conv", root_of(node)[0]))]
-    return sizes[:1] if min(extents) > _SMALL_EXTENT else tuple(sorted(sizes))
+    first, *others = _SIZES[_shape_of(node)]
+    if min(extents) <= _SMALL_EXTENT:
+        return tuple(sorted((first, *others)))
+
+    def products(size: int) -> int:
+        return _scheme_of(node, size).side ** 2 * math.prod(-(-e // size) for e in extents)
+
+    return (first, *(size for size in others if products(size) < products(first)))
 
 
 def _halo(node: Node, scheme: Scheme) -> Halo:
     """Zeros that tiles read: padding, and what the last tiles have beyond the image."""
     pairs: list[tuple[int, int]] = [(0, 0), (0, 0)]
     shape, made = view_shape(node), node.output.tensor.shape
-    root = cast("Conv", root_of(node)[0])
+    root, fold = cast("Conv", root_of(node)[0]), _fold_of(node)
     for axis, (before, _) in enumerate(root.pad_pairs, 2):
         extent, count = cast("int", shape[axis]), cast("int", made[axis])
-        read = (-(-count // scheme.size) - 1) * scheme.step + scheme.span
+        read = fold * ((-(-count // scheme.size) - 1) * scheme.step + scheme.span)
         pairs.append((before, max(0, read - before - extent)))
     return tuple(pairs)
 
@@ -320,6 +350,8 @@ class _Planes:
     channels: int
     filters: int
     arithmetic: Arithmetic
+    fold: int
+    """Rows and columns of pixels whose channels are one's; 1 unless there are few."""
     rows: int = 0
     """Rows of tiles that are worked on at once, in scratch memory; 0 for all, in the workspace."""
 
@@ -328,8 +360,9 @@ class _Planes:
         """The planes of a node."""
         batch, filters, height, width = node.output.tensor.shape
         down, across = (-(-cast("int", e) // scheme.size) for e in (height, width))
-        sizes = (cast("int", view_shape(node)[1]), cast("int", filters))
-        return _Planes(scheme, batch, down, across, *sizes, arithmetic, rows)
+        fold = _fold_of(node)
+        sizes = (cast("int", view_shape(node)[1]) * fold**2, cast("int", filters))
+        return _Planes(scheme, batch, down, across, *sizes, arithmetic, fold, rows)
 
     @property
     def stored(self) -> DType:
@@ -443,63 +476,7 @@ def _estimate_seconds(
     return seconds + (moved + 0.5 * weights) * _FLOAT_BYTES / (2 * MEMORY_BYTES_PER_SECOND)
 
 
-# ---- the transforms
-
-
-def _write_in(kernel: KernelSpec) -> str:
-    """Transform the inputs of one row of tiles a chunk. Operands: image, planes."""
-    e, scheme, lanes = Emitter(kernel.symbol, 2), scheme_of(*kernel["scheme"]), kernel["lanes"]
-    channels, across, down = kernel["channels"], kernel["across"], kernel["down"]
-    side, plane, size = scheme.side, kernel["plane"], DType(kernel["stored"]).size_bytes
-    a = Walk(*cast("tuple[Any, ...]", as_json(kernel["a"])))
-    row_bytes, column_bytes, image_bytes = (a.bytes_of(e, 1, s) for s in (a.row, a.column, a.image))
-    with e.loop(e.begin, e.end) as chunk:
-        image, row = unravel(e, chunk.index, (as_json(kernel["batch"]), down))
-        start = a.bytes_of(e, 1, as_json(kernel["start"]))
-        line = e.at(e.at(e.pointer(0), start), e.mul(image, image_bytes))
-        line = e.at(line, e.mul(row, e.mul(row_bytes, scheme.step)))
-        made = e.at(e.pointer(1), e.mul(image, side * side * plane * size))
-        made = e.at(made, e.mul(row, across * channels * size))
-        with e.loop(0, across) as column:
-            tile = e.at(line, e.mul(column.index, e.mul(column_bytes, scheme.step)))
-            target = e.at(made, e.mul(column.index, channels * size))
-
-            strides = (row_bytes, column_bytes)
-            whole = channels // lanes * lanes
-            with e.loop(0, whole, lanes) as channel:
-                _tile_in(e, kernel, (tile, target), (a, *strides), (channel.index, None))
-            if whole < channels:
-                mask = e.tail_mask(channels - whole, lanes)
-                _tile_in(e, kernel, (tile, target), (a, *strides), (whole, mask))
-    return e.module()
-
-
-def _tile_in(
-    e: Emitter,
-    kernel: KernelSpec,
-    memory: tuple[Reg, Reg],
-    walk: tuple[Walk, Int, Int],
-    channels: tuple[Int, Reg | None],
-) -> None:
-    """Transform a vector of channels of a tile.
-
-    ``memory``: the tile, and its place in a plane. ``walk``: the image's, and the bytes of its
-    rows and columns.
-    """
-    scheme, kind = scheme_of(*kernel["scheme"]), f"<{kernel['lanes']} x float>"
-    (channel, mask), stored = channels, DType(kernel["stored"])
-    a, row_bytes, column_bytes = walk
-    here = e.at(memory[0], a.bytes_of(e, channel))
-    there = e.at(memory[1], e.mul(channel, stored.size_bytes))
-
-    def read(row: int, column: int) -> Reg:
-        at = e.at(e.at(here, e.mul(row_bytes, row)), e.mul(column_bytes, column))
-        return load(e, kind, at, mask, a.dtype)
-
-    for row, values in enumerate(transformed(e, scheme.input, read)):
-        for column, value in enumerate(values):
-            plane = (row * scheme.side + column) * kernel["plane"]
-            store(e, value, e.at(there, plane * stored.size_bytes), mask, stored)
+# ---- the transform back
 
 
 class _OutWriter:
