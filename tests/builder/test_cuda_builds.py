@@ -23,8 +23,12 @@ from smelt.errors import (
     MissingExtraError,
     UnsupportedError,
 )
+from smelt.gie import create_infer_builder
 from smelt.inspect import report_of, report_to_text
+from smelt.types import DType
 from tests.support.cuda_driver_stub import StubDriver
+from tests.support.gie import RecordingLogger
+from tests.support.gie import small_network as gie_network
 from tests.support.small_networks import small_network
 
 if TYPE_CHECKING:
@@ -169,6 +173,36 @@ def test_a_fingerprint_that_no_build_writes_is_refused(size: str) -> None:
     many = ",".join(f"sm_{number}" for number in range(80, 99))
     with pytest.raises(UnsupportedError, match="give fewer"):
         toolchain_of(replace(fingerprint, architecture=many))
+
+
+@needs_triton
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+def test_narrow_engines_hold_narrow_weights(precision: str) -> None:
+    engine = smelt.build(small_network(), device="cuda:sm_90", tune="none", precision=precision)
+    large = {w.dtype for w in engine.header.weights if len(w.shape) > 1}
+    assert large == {DType(precision)}
+    assert {b.dtype for b in engine.bindings} == {DType.FLOAT32}
+
+
+@needs_triton
+@pytest.mark.requirement("G-42", "G-64")
+def test_half2_mode_stores_halves_behind_float32_bindings() -> None:
+    engines: list[Engine] = []
+    for is_half in (False, True):
+        builder = create_infer_builder(RecordingLogger())
+        builder.device = "cuda:sm_90"
+        builder.min_find_iterations = builder.average_find_iterations = 1
+        builder.set_half2_mode(is_half)
+        network = gie_network()
+        engines.append(builder.build_cuda_engine(network).engine)
+        builder.destroy()
+    kinds = [
+        {view.dtype for s in _steps(e) if isinstance(s, Launch) for view in s.operands}
+        for e in engines
+    ]
+    assert DType.FLOAT16 not in kinds[0]
+    assert DType.FLOAT16 in kinds[1]
+    assert {b.dtype for e in engines for b in e.bindings} == {DType.FLOAT32}
 
 
 # ---- which device
