@@ -13,25 +13,32 @@ from smelt.backends.cpu import CpuBackend, compile_runtime, host_target
 from smelt.devices.cpu import native_runtime
 from smelt.ir import Graph
 from smelt.passes import pipeline, run_passes
-from smelt.tuner import Rehearsal
+from smelt.tuner import CpuScene, Rehearsal
 from smelt.types import DType, SymbolicDim, TensorType
 from tests.support.small_networks import small_network
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from smelt.backends import Tactic
 
 
 def rehearsal(graph: Graph, **batch: int) -> Rehearsal:
     image = compile_runtime(host_target())
-    return Rehearsal(
-        graph,
-        CpuBackend(jobs=1),
-        host_target(),
-        native_runtime(image.code, dict(image.symbols)),
-        symbols=tuple((name, 1, size) for name, size in batch.items()),
-        sizes=batch,
-        threads=2,
-    )
+
+    def open_scene(casts: Sequence[dict[int, Tactic]]) -> CpuScene:
+        return CpuScene(
+            graph,
+            casts,
+            CpuBackend(jobs=1),
+            host_target(),
+            native_runtime(image.code, dict(image.symbols)),
+            symbols=tuple((name, 1, size) for name, size in batch.items()),
+            sizes=batch,
+            threads=2,
+        )
+
+    return Rehearsal(graph, open_scene, sizes=batch)
 
 
 def first_tactics(graph: Graph) -> dict[int, Tactic]:

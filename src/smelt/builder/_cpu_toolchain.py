@@ -13,13 +13,20 @@ from smelt.config import target_name, thread_count
 from smelt.devices.cpu import abi, available_processors, native_runtime
 from smelt.engine import VERSION, Fingerprint, detect_host
 from smelt.errors import UnsupportedError
-from smelt.tuner import HintTimer, Laboratory, MeasuringTimer, NetworkTrial, Rehearsal
+from smelt.tuner import (
+    CpuScene,
+    HintTimer,
+    Laboratory,
+    MeasuringTimer,
+    NetworkTrial,
+    Rehearsal,
+)
 from smelt.types import override
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from smelt.backends import CodeImage
+    from smelt.backends import CodeImage, Tactic
     from smelt.backends.cpu import CpuTarget
     from smelt.builder._toolchain import Tuning
     from smelt.devices.cpu import NativeRuntime
@@ -85,19 +92,23 @@ class CpuToolchain(Toolchain):
     def improve(self, tuning: Tuning, choice: Choice, spent_s: float) -> None:
         if tuning.effort is None or not self._runs_here():
             return
-        stage = Rehearsal(
-            tuning.graph,
-            self.backend,
-            self.target,
-            self._runtime(),
-            symbols=tuning.symbols,
-            sizes=tuning.sizes,
-            threads=self.workers,
-        )
+
+        def open_scene(casts: Sequence[dict[int, Tactic]]) -> CpuScene:
+            return CpuScene(
+                tuning.graph,
+                casts,
+                self.backend,
+                self.target,
+                self._runtime(),
+                symbols=tuning.symbols,
+                sizes=tuning.sizes,
+                threads=self.workers,
+            )
+
         NetworkTrial(
             tuning.graph,
             choice,
-            stage,
+            Rehearsal(tuning.graph, open_scene, sizes=tuning.sizes),
             self.backend,
             tuning.timings,
             effort=tuning.effort.network,

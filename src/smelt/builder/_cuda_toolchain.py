@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import time
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
@@ -14,20 +15,39 @@ from smelt.builder._toolchain import Toolchain
 from smelt.devices.cuda import ABI_VERSION, cuda_device, selected_device
 from smelt.engine import VERSION, Fingerprint
 from smelt.errors import DeviceError, EngineFormatError, MissingExtraError
-from smelt.tuner import HintTimer
+from smelt.tuner import (
+    CudaLaboratory,
+    CudaScene,
+    HintTimer,
+    MeasuringTimer,
+    NetworkTrial,
+    Rehearsal,
+    place_of,
+)
 from smelt.types import override
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from smelt.backends import Tactic
     from smelt.backends.cuda import CudaTarget
     from smelt.builder._toolchain import Tuning
     from smelt.engine import KernelSpec
     from smelt.tuner import Choice, Timer
     from smelt.types import DType
 
-
 _SIZE: Final = "multiprocessors="
+_COPY_SECONDS: Final = 2.0e-6
+"""What a copy between formats takes that moves next to nothing, launch included."""
+_COPY_BYTES_PER_SECOND: Final = 2.5e12
+_CANDIDATES: Final = 4
+"""Candidates that are tried for each one that would be on a processor: there are more of them, and
+they are compiled on all processors while the GPU times."""
+_SHARE_ALONE: Final = 0.7
+"""The share of the tuning's time after which candidates are no longer timed alone."""
+_SHARE_AGAIN: Final = 0.2
+"""How much of the time that they took alone it may take to compile candidates for their places in
+the network: most are the same there."""
 
 
 class CudaToolchain(Toolchain):
@@ -46,7 +66,7 @@ class CudaToolchain(Toolchain):
         self._target = target
         self.index = index
         self.device = None if index is None else f"cuda:{index}"
-        self.backend = CudaBackend(CodeCache.open(generator_edition()))
+        self.backend = self._kernels = CudaBackend(CodeCache.open(generator_edition()))
 
     @property
     @override
@@ -71,11 +91,49 @@ class CudaToolchain(Toolchain):
 
     @override
     def timer(self, tuning: Tuning) -> Timer:
-        return HintTimer()
+        effort = tuning.effort
+        if effort is None or self.index is None:
+            return HintTimer(step_seconds=_COPY_SECONDS, bytes_per_second=_COPY_BYTES_PER_SECOND)
+        device = cuda_device(self.index)
+        return MeasuringTimer(
+            CudaLaboratory(self._kernels, self.target, device, sizes=tuning.sizes),
+            tuning.timings,
+            keep=effort.candidates * _CANDIDATES,
+            repeats=effort.repeats,
+            seconds=(tuning.deadline - time.perf_counter()) * _SHARE_ALONE,
+        )
 
     @override
     def improve(self, tuning: Tuning, choice: Choice, spent_s: float) -> None:
-        del tuning, choice, spent_s
+        effort = tuning.effort
+        if effort is None or self.index is None:
+            return
+        device = cuda_device(self.index)
+
+        def open_scene(casts: Sequence[dict[int, Tactic]]) -> CudaScene:
+            return CudaScene(
+                tuning.graph,
+                casts,
+                self._kernels,
+                self.target,
+                device,
+                symbols=tuning.symbols,
+                sizes=tuning.sizes,
+            )
+
+        NetworkTrial(
+            tuning.graph,
+            choice,
+            Rehearsal(tuning.graph, open_scene, sizes=tuning.sizes),
+            self.backend,
+            tuning.timings,
+            effort=dataclasses.replace(effort.network, least_seconds=0.0),
+            where=place_of(self.target, device),
+            sizes=tuning.sizes,
+            may_play=tuning.may_play,
+            deadline=tuning.deadline,
+            ahead_s=spent_s * _SHARE_AGAIN,
+        ).run()
 
     @override
     def link(self, kernels: Sequence[KernelSpec]) -> tuple[CodeImage, CodeImage]:

@@ -1,10 +1,16 @@
 """Run engines: load, bind, run, profile. Nothing from here down knows a compiler."""
 
-from smelt.runtime._code import check_machine
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from smelt.runtime._code import LoadedWeights, check_machine
 from smelt.runtime._context import ExecutionContext, Profiler
 from smelt.runtime._engine import Engine, Trust
 from smelt.runtime._segments import (
     CpuMachinery,
+    HostSegment,
+    Machinery,
     Memories,
     NativeSegment,
     Segment,
@@ -12,11 +18,18 @@ from smelt.runtime._segments import (
 )
 from smelt.runtime._streams import Event, Stream
 
+if TYPE_CHECKING:
+    from smelt.runtime._cuda_segments import CudaMachinery
+
 __all__ = [
     "CpuMachinery",
+    "CudaMachinery",
     "Engine",
     "Event",
     "ExecutionContext",
+    "HostSegment",
+    "LoadedWeights",
+    "Machinery",
     "Memories",
     "NativeSegment",
     "Profiler",
@@ -26,3 +39,12 @@ __all__ = [
     "check_machine",
     "cut_plan",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Load what only GPUs need when it is asked for."""
+    if name != "CudaMachinery":
+        raise AttributeError(f"module 'smelt.runtime' has no attribute {name!r}")
+    from smelt.runtime._cuda_segments import CudaMachinery
+
+    return CudaMachinery

@@ -2,15 +2,21 @@
 
 from smelt.tuner._choose import Candidates, Choice, Timer, choose
 from smelt.tuner._context import Effort, NetworkTrial, Stage
+from smelt.tuner._cuda_rehearsal import CudaScene
+from smelt.tuner._cuda_trial import CudaLaboratory, place_of
 from smelt.tuner._hints import HintTimer
 from smelt.tuner._measure import MeasuringTimer
-from smelt.tuner._rehearsal import Rehearsal
+from smelt.tuner._rehearsal import CpuScene, Rehearsal
+from smelt.tuner._specimen import relative_error
 from smelt.tuner._timings import TimingCache
-from smelt.tuner._trial import Laboratory, relative_error
+from smelt.tuner._trial import Laboratory
 
 __all__ = [
     "Candidates",
     "Choice",
+    "CpuScene",
+    "CudaLaboratory",
+    "CudaScene",
     "Effort",
     "HintTimer",
     "Laboratory",
@@ -21,5 +27,6 @@ __all__ = [
     "Timer",
     "TimingCache",
     "choose",
+    "place_of",
     "relative_error",
 ]

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from smelt.types import TensorFormat
 
 _LOG = logging.getLogger(__name__)
-_STEP_SECONDS = 1.5e-6
 
 
 class Timer(Protocol):
@@ -36,7 +35,7 @@ class Timer(Protocol):
         ...
 
     def copy_seconds(self, moved_bytes: int) -> float:
-        """The time of a copy from one format to another that reads and writes so many bytes."""
+        """The time of a step that copies between formats, reading and writing so many bytes."""
         ...
 
 
@@ -154,4 +153,4 @@ class _Copies:
             return 0.0
         count = evaluate_dim(element_count(value.tensor.shape), self.sizes)
         moved = made.dtype.size_bytes + wanted.dtype.size_bytes
-        return _STEP_SECONDS + self.timer.copy_seconds(count * moved)
+        return self.timer.copy_seconds(count * moved)

@@ -14,7 +14,7 @@ import logging
 import math
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from smelt.backends import Backend, Tactic
-    from smelt.backends.cpu import CpuTarget
     from smelt.ir import Graph, Node
     from smelt.tuner._choose import Choice
     from smelt.tuner._rehearsal import Cast
@@ -107,7 +106,7 @@ class NetworkTrial:
         graph: Graph,
         choice: Choice,
         stage: Stage,
-        backend: Backend[CpuTarget],
+        backend: Backend[Any],
         cache: TimingCache,
         *,
         effort: Effort,
@@ -211,7 +210,11 @@ class NetworkTrial:
         def holding(first: int, last: int) -> float:
             """The time of a stretch in all the plans that change nothing there."""
             judged = {i for i in self.timed if first < i <= last}
-            plain = [r for r, t in zip(runs[1:], takes, strict=True) if not t.taken & judged]
+            plain = [
+                r
+                for r, t in zip(runs[1:], takes, strict=True)
+                if not t.taken & judged and np.isfinite(r).all()
+            ]
             return _median(np.concatenate([runs[0], *plain]), first, last)
 
         seconds: dict[tuple[str, Tactic], float] = {}
@@ -223,6 +226,8 @@ class NetworkTrial:
                 if (part.text, tactic) not in plays:
                     continue
                 played = runs[1 + plays[part.text, tactic]]
+                if not np.isfinite(played).all():
+                    continue
                 after = sum(_median(played, *span) for span in part.spans)
                 charged = max(0.0, own + after - before) / len(part.nodes)
                 seconds[part.text, tactic] = charged / 1e3

@@ -11,11 +11,23 @@ if TYPE_CHECKING:
     from smelt.ir import Node
 
 
+STEP_SECONDS: Final = 1.5e-6
+"""What a step of a processor takes that does next to nothing."""
 _MOVED_BYTES_PER_SECOND: Final = 5e10
+"""Copies within a processor's caches."""
 
 
 class HintTimer:
     """Believes the families' estimates: for absent machines, and for ``tune="none"``."""
+
+    def __init__(
+        self,
+        *,
+        step_seconds: float = STEP_SECONDS,
+        bytes_per_second: float = _MOVED_BYTES_PER_SECOND,
+    ) -> None:
+        """Believe also that copies go at this rate. The defaults are a processor's."""
+        self._step_seconds, self._bytes_per_second = step_seconds, bytes_per_second
 
     def announce(self, work: Sequence[tuple[Node, Sequence[Tactic]]]) -> None:
         """Nothing: there will be no measurements."""
@@ -26,5 +38,5 @@ class HintTimer:
         return [tactic.cost_hint for tactic in tactics]
 
     def copy_seconds(self, moved_bytes: int) -> float:
-        """What a copy within a processor's caches takes today."""
-        return moved_bytes / _MOVED_BYTES_PER_SECOND
+        """A step, and the time that the bytes take."""
+        return self._step_seconds + moved_bytes / self._bytes_per_second

@@ -4,23 +4,47 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from smelt.engine import VERSION
-from smelt.tuner._trial import Laboratory, Repeats
-from smelt.types import DType, TensorType
+from smelt.tuner._specimen import Repeats
+from smelt.types import element_count, evaluate_dim
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from smelt.backends import Tactic
     from smelt.ir import Node
     from smelt.tuner._timings import TimingCache
+    from smelt.types import TensorType
 
 
-_COPIED: Final = TensorType(DType.FLOAT32, (1, 64, 56, 56))
-"""Copies of larger and smaller tensors than this one are as fast, but for the smallest."""
-_COPIED_BYTES: Final = 2 * 64 * 56 * 56 * 4
+class Bench(Protocol):
+    """Where tactics of single nodes are tried: a laboratory of some device."""
+
+    copied: ClassVar[tuple[TensorType, TensorType]]
+    """A small tensor and a large one, by whose copies other copies are priced."""
+
+    @property
+    def where(self) -> str:
+        """What times depend on beside nodes, tactics and sizes: machine, compiler, generators."""
+        ...
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """The symbol values that are tuned for."""
+        ...
+
+    def compile_ahead(self, work: Sequence[tuple[Node, Tactic]], *, deadline: float) -> None:
+        """Compile what is going to be timed, as much as can be until ``deadline``."""
+        ...
+
+    def seconds(self, node: Node, tactics: Sequence[Tactic], *, repeats: Repeats) -> list[float]:
+        """The time of each tactic; infinity for one that is wrong, NaN where there was no time."""
+        ...
+
+    def copy_seconds(self, kind: TensorType, *, repeats: Repeats) -> float:
+        """The time of a copy of a tensor between the model's axis order and channels last."""
+        ...
 
 
 class MeasuringTimer:
@@ -28,7 +52,7 @@ class MeasuringTimer:
 
     def __init__(
         self,
-        laboratory: Laboratory,
+        laboratory: Bench,
         cache: TimingCache,
         *,
         keep: int,
@@ -72,17 +96,22 @@ class MeasuringTimer:
                 times[i] = seconds
                 if math.isfinite(seconds):
                     self.cache.put(keys[i], seconds)
-        return times if any(map(math.isfinite, times)) else [t.cost_hint for t in tactics]
+        return _settled(times, tactics, chosen)
 
     def copy_seconds(self, moved_bytes: int) -> float:
-        """Seconds of a copy between formats, by the speed of one that was measured."""
-        lab = self.laboratory
-        key = f"copy of {_COPIED} | {lab.target.name}, {VERSION} {lab.backend.edition}"
+        """Seconds of a copy between formats, by those that were measured."""
+        small, large = self.laboratory.copied
+        least, most = self._copy_of(small), self._copy_of(large)
+        share = (moved_bytes - _moved_bytes(small)) / (_moved_bytes(large) - _moved_bytes(small))
+        return least + max(0.0, most - least) * max(0.0, share)
+
+    def _copy_of(self, kind: TensorType) -> float:
+        key = f"copy of {kind} | {self.laboratory.where}"
         known = self.cache.get(key)
         if known is None:
-            known = lab.copy_seconds(_COPIED, repeats=self.repeats)
+            known = self.laboratory.copy_seconds(kind, repeats=self.repeats)
             self.cache.put(key, known)
-        return known * moved_bytes / _COPIED_BYTES
+        return known
 
     def _promising(self, tactics: Sequence[Tactic]) -> list[int]:
         """The best by estimate of each family and arithmetic, for every combination of formats."""
@@ -97,8 +126,13 @@ class MeasuringTimer:
 
     def _key(self, node: Node, tactic: Tactic) -> str:
         lab = self.laboratory
-        where = f"{lab.target.name}, {VERSION} {lab.backend.edition}, {sorted(lab.sizes.items())}"
+        where = f"{lab.where}, {sorted(lab.sizes.items())}"
         return f"{node_text(node)} | {tactic_text(tactic)} | {where}"
+
+
+def _moved_bytes(kind: TensorType) -> int:
+    """What a copy of the tensor reads and writes."""
+    return 2 * kind.dtype.size_bytes * evaluate_dim(element_count(kind.shape), {})
 
 
 def node_text(node: Node) -> str:
@@ -111,6 +145,19 @@ def tactic_text(tactic: Tactic) -> str:
     """A tactic with its formats."""
     formats = " ".join("-" if f is None else str(f) for f in (*tactic.inputs, *tactic.outputs))
     return f"{tactic} | {formats}"
+
+
+def _settled(
+    times: Sequence[float], tactics: Sequence[Tactic], chosen: Sequence[int]
+) -> list[float]:
+    """Times of which none is unknown: where nothing could be measured, estimates are believed."""
+    is_measured = any(math.isfinite(times[i]) for i in chosen)
+    late = math.inf if is_measured else None
+    settled = [
+        (t.cost_hint if late is None else late) if math.isnan(seconds) else seconds
+        for seconds, t in zip(times, tactics, strict=True)
+    ]
+    return settled if any(map(math.isfinite, settled)) else [t.cost_hint for t in tactics]
 
 
 def is_free(tactic: Tactic) -> bool:

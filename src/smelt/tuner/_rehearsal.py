@@ -11,6 +11,7 @@ engine will have them, in the order in which they are read, is what counts.
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -19,23 +20,25 @@ import numpy as np
 from smelt.backends import WeightStore, assemble, constant_bytes
 from smelt.devices.cpu import CpuMemory, MappedCode, Scratch, worker_pool
 from smelt.engine import Launch, Space
-from smelt.runtime import CpuMachinery, Memories, NativeSegment, cut_plan
-from smelt.tuner._trial import random_array
-from smelt.types import encode_bfloat16, evaluate_dim
+from smelt.runtime import CpuMachinery, HostSegment, Memories, cut_plan
+from smelt.tuner._specimen import random_array
+from smelt.types import encode_bfloat16, evaluate_dim, override
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from smelt.backends import Assembled, Backend, Tactic
     from smelt.backends.cpu import CpuTarget
     from smelt.devices.cpu import CpuAllocation, NativeRuntime
-    from smelt.engine import Plan
     from smelt.ir import Array, Constant, Graph, Value
+    from smelt.runtime import Machinery, Segment
 
 Cast = dict[int, "Tactic"]
 """The tactic of each node, by ``id(node)``."""
+Symbols = tuple[tuple[str, int, int], ...]
+"""Every symbol with its smallest and largest value."""
 
 _SMALL_BYTES: Final = 64 << 10
 """Constants up to this size are what they are: they may be indices, axes, or bounds."""
@@ -49,10 +52,33 @@ _SPREAD: Final = 0.1
 class _Performance:
     """One plan on the common memory."""
 
-    segments: list[NativeSegment]
+    segments: list[Segment]
     ends: list[int]
     """For each node, how many layers are complete when it is."""
     layers: int
+
+
+class Scene(ABC):
+    """The memory and code that plans share while they run by turns."""
+
+    plans: Sequence[Assembled | None]
+    """A plan for each cast; None where its code cannot be had."""
+    machinery: Machinery
+    memories: Memories
+    addresses: list[int]
+    """Of the bindings."""
+
+    def whole_ms(self, run: Callable[[], None]) -> float | None:
+        """How long ``run`` takes, which queues a plan without stamps.
+
+        None where stamps cost nothing: their sum is as good.
+        """
+        del run
+        return None
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give everything back."""
 
 
 class Rehearsal:
@@ -64,105 +90,107 @@ class Rehearsal:
     def __init__(
         self,
         graph: Graph,
-        backend: Backend[CpuTarget],
-        target: CpuTarget,
-        runtime: NativeRuntime,
+        open_scene: Callable[[Sequence[Cast]], Scene],
         *,
-        symbols: tuple[tuple[str, int, int], ...],
         sizes: Mapping[str, int],
-        threads: int,
     ) -> None:
-        self.graph, self.backend, self.target, self.runtime = graph, backend, target, runtime
-        self.symbols, self.sizes, self.threads = symbols, sizes, threads
-        self.memory = CpuMemory()
+        """Rehearse a graph.
+
+        Args:
+            graph: optimised, its types inferred.
+            open_scene: assembles plans of casts on a device.
+            sizes: values of all symbols.
+        """
+        self.graph, self.open_scene, self.sizes = graph, open_scene, dict(sizes)
 
     def milliseconds(
         self, casts: Sequence[Cast], *, runs: int, seconds: float
     ) -> list[NDArray[np.float64]]:
         """For each cast an array (runs, nodes + 1): when each node was complete, then the whole.
 
-        Runs in which something else held the machine up are left out.
+        Runs in which something else held the machine up are left out. A cast whose code cannot be
+        had takes forever.
 
         Args:
             casts: tactics of all nodes; one plan is made of each.
             runs: how many runs of each plan are wanted, after a first time that does not count.
             seconds: after this time there are as many as there are, but one.
         """
-        plans, weights_bytes, exact = self._assemble(casts)
-        stage = _Stage(self, [made.plan for made in plans], weights_bytes, exact)
-        performances: list[_Performance] = []
+        scene = self.open_scene(casts)
+        performances: list[_Performance | None] = []
         try:
-            performances += [self._perform(made, stage) for made in plans]
+            performances += [self._perform(made, scene) for made in scene.plans]
             for performance in performances:
-                self._run(performance, stage)
-            return self._by_turns(performances, stage, runs, seconds)
+                if performance is not None:
+                    self._run(performance, scene)
+            return self._by_turns(performances, scene, runs, seconds)
         finally:
             for performance in performances:
-                for segment in performance.segments:
+                for segment in performance.segments if performance else ():
                     segment.close()
-            stage.close()
+            scene.close()
 
     def _by_turns(
-        self, performances: Sequence[_Performance], stage: _Stage, runs: int, seconds: float
+        self, performances: Sequence[_Performance | None], scene: Scene, runs: int, seconds: float
     ) -> list[NDArray[np.float64]]:
         deadline = time.perf_counter() + seconds
+        never = np.full(len(self.graph.nodes) + 1, np.inf)
         times: list[list[NDArray[np.float64]]] = [[] for _ in performances]
         while True:
             for own, performance in zip(times, performances, strict=True):
-                own.append(self._run(performance, stage))
+                own.append(never if performance is None else self._run(performance, scene))
             good = [undisturbed(np.array(own)) for own in times]
             if min(map(len, good)) >= runs or time.perf_counter() > deadline:
                 return good
 
-    def _assemble(self, casts: Sequence[Cast]) -> tuple[list[Assembled], int, WeightStore]:
-        """The plans, the bytes that large weights take, and the small constants behind them."""
-        made: list[tuple[Assembled, WeightStore]] = []
-        for cast in casts:
-            weights = WeightStore()
-            plan = assemble(self.graph, cast, self.backend, weights, symbols=self.symbols)
-            made.append((plan, weights))
-        exact, largest = WeightStore(), max(weights.size_bytes for _, weights in made)
-        plans: list[Assembled] = []
-        for assembled, weights in made:
-            moved = {
-                offset: largest + exact.place(constant)
-                for constant, offset in weights.entries
-                if constant_bytes(constant) and not _is_filler(constant)
-            }
-            buffers = tuple(
-                replace(b, start=moved.get(b.start, b.start)) if b.space is Space.WEIGHTS else b
-                for b in assembled.plan.buffers
-            )
-            plans.append(replace(assembled, plan=replace(assembled.plan, buffers=buffers)))
-        return plans, largest, exact
-
-    def _perform(self, made: Assembled, stage: _Stage) -> _Performance:
-        segments = cut_plan(made.plan, stage.machinery)
+    def _perform(self, made: Assembled | None, scene: Scene) -> _Performance | None:
+        if made is None:
+            return None
+        segments = cut_plan(made.plan, scene.machinery)
         positions = {dict(info.details).get("node"): i for i, info in enumerate(made.layers)}
         ends: list[int] = []
         for node in self.graph.nodes:
             before = ends[-1] if ends else 0
             ends.append(max(before, positions.get(node.name, -1) + 1))
-        native = [s for s in segments if isinstance(s, NativeSegment)]
+        native = [s for s in segments if not isinstance(s, HostSegment)]
         return _Performance(native, ends, len(made.layers))
 
-    def _run(self, performance: _Performance, stage: _Stage) -> NDArray[np.float64]:
+    def _run(self, performance: _Performance, scene: Scene) -> NDArray[np.float64]:
         spent = np.zeros(performance.layers + 1)
         for segment in performance.segments:
-            segment.run(self.sizes, stage.memories, stage.addresses, timed=True)
+            segment.run(self.sizes, scene.memories, scene.addresses, timed=True)
             for layer, milliseconds in segment.milliseconds():
                 spent[layer + 1] += milliseconds
         clock = np.cumsum(spent)
-        return np.append(clock[performance.ends], clock[-1])
+
+        def run() -> None:
+            for segment in performance.segments:
+                segment.run(self.sizes, scene.memories, scene.addresses, timed=False)
+
+        whole = scene.whole_ms(run)
+        return np.append(clock[performance.ends], clock[-1] if whole is None else whole)
 
 
-class _Stage:
-    """The memory and code that performances share."""
+class CpuScene(Scene):
+    """The stage on this machine's processors."""
 
     def __init__(
-        self, rehearsal: Rehearsal, plans: Sequence[Plan], weights_bytes: int, exact: WeightStore
+        self,
+        graph: Graph,
+        casts: Sequence[Cast],
+        backend: Backend[CpuTarget],
+        target: CpuTarget,
+        runtime: NativeRuntime,
+        *,
+        symbols: Symbols,
+        sizes: Mapping[str, int],
+        threads: int,
     ) -> None:
-        memory = rehearsal.memory
+        """Assemble plans of ``casts``."""
+        made, weights_bytes, exact = _assembled(graph, casts, backend, symbols)
+        self.plans = made
+        plans = [one.plan for one in made]
+        memory = CpuMemory()
         rng = np.random.default_rng(0)
         arena = memory.allocate(max(plan.arena_bytes for plan in plans), "trial")
         arena.bytes[:] = 0
@@ -170,28 +198,51 @@ class _Stage:
         _fill(weights.bytes[:weights_bytes], rng)
         weights.bytes[weights_bytes:] = exact.data()
         launches = [s for plan in plans for s in plan.steps if isinstance(s, Launch)]
-        image = rehearsal.backend.compile([s.kernel for s in launches], rehearsal.target)
+        image = backend.compile([s.kernel for s in launches], target)
         self.code = MappedCode(image.code)
         most = max((s.scratch_bytes for s in launches), default=0)
-        scratch = Scratch(memory, most, rehearsal.threads)
+        scratch = Scratch(memory, most, threads)
         self.machinery = CpuMachinery(
             {name: self.code.address + offset for name, offset in image.symbols},
-            rehearsal.runtime,
+            runtime,
             worker_pool(),
             memory,
-            rehearsal.threads,
+            threads,
             scratch,
         )
         self.memories = Memories(arena.address, weights.address)
         self.allocations: list[CpuAllocation | Scratch] = [arena, weights, scratch]
-        values = [*rehearsal.graph.inputs, *rehearsal.graph.outputs]
-        self.bindings = [_binding(value, rehearsal.sizes, rng) for value in values]
+        self.bindings = [binding_of(v, sizes, rng) for v in (*graph.inputs, *graph.outputs)]
         self.addresses = [int(array.ctypes.data) for array in self.bindings]
 
+    @override
     def close(self) -> None:
-        """Give the memory back."""
         for allocation in self.allocations:
             allocation.close()
+
+
+def _assembled(
+    graph: Graph, casts: Sequence[Cast], backend: Backend[CpuTarget], symbols: Symbols
+) -> tuple[list[Assembled], int, WeightStore]:
+    """The plans, the bytes that large weights take, and the small constants behind them."""
+    made: list[tuple[Assembled, WeightStore]] = []
+    for cast in casts:
+        weights = WeightStore()
+        made.append((assemble(graph, cast, backend, weights, symbols=symbols), weights))
+    exact, largest = WeightStore(), max(weights.size_bytes for _, weights in made)
+    plans: list[Assembled] = []
+    for assembled, weights in made:
+        moved = {
+            offset: largest + exact.place(constant)
+            for constant, offset in weights.entries
+            if constant_bytes(constant) and not _is_filler(constant)
+        }
+        buffers = tuple(
+            replace(b, start=moved.get(b.start, b.start)) if b.space is Space.WEIGHTS else b
+            for b in assembled.plan.buffers
+        )
+        plans.append(replace(assembled, plan=replace(assembled.plan, buffers=buffers)))
+    return plans, largest, exact
 
 
 def undisturbed(times: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -223,6 +274,7 @@ def _fill(memory: NDArray[np.uint8], rng: np.random.Generator) -> None:
         part[:] = block[: part.size]
 
 
-def _binding(value: Value, sizes: Mapping[str, int], rng: np.random.Generator) -> Array:
+def binding_of(value: Value, sizes: Mapping[str, int], rng: np.random.Generator) -> Array:
+    """An array for an input or output, at random."""
     shape = tuple(evaluate_dim(d, sizes) for d in value.tensor.shape)
     return np.ascontiguousarray(random_array(value.tensor.dtype, shape, rng))

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from smelt.backends.cuda import CompilerPool, CudaBackend, CudaTarget
-from smelt.engine import KernelSpec, parameters
+from smelt.engine import KernelSpec, Launch, View, parameters
 from smelt.errors import BuildError
+from smelt.types import DType
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,23 +54,13 @@ def _kernel(number: int = 0) -> KernelSpec:
 
 def _copies(count: int) -> list[KernelSpec]:
     """Kernels that compile: copies of various lengths."""
-    return [
-        KernelSpec(
-            "copy",
-            parameters(
-                axes=((256 * n, 1, 1),),
-                block=256,
-                stages=((("identity", ()), (0,), ("float32",)),),
-                total=256 * n,
-                warps=4,
-                pipeline=1,
-                dtypes=("float32", "float32"),
-                aligned=(True, True),
-                scalars=0,
-            ),
-        )
+    backend = CudaBackend(jobs=1)
+    views = [
+        [View(buffer, 0, DType.FLOAT32, (256 * n,), (1,)) for buffer in range(2)]
         for n in range(1, count + 1)
     ]
+    steps = [step for pair in views for step in backend.reformat(*pair)]
+    return [step.kernel for step in steps if isinstance(step, Launch)]
 
 
 def test_each_kernel_gets_its_own_answer(pool: CompilerPool) -> None:

@@ -10,6 +10,7 @@ from smelt.backends._base import Backend, CodeImage, Family
 from smelt.backends._reference import ReferenceFamily
 from smelt.backends._windows import WindowFamily
 from smelt.backends.cuda._elementwise import EXPRESSIONS
+from smelt.backends.cuda._gauge import GAUGE, write_gauge
 from smelt.backends.cuda._pointwise import write_pointwise
 from smelt.backends.cuda._pool import CompilerPool
 from smelt.backends.cuda._source import without_early_start
@@ -115,6 +116,8 @@ class CudaBackend(Backend[CudaTarget]):
         """The kernel's text."""
         if kernel.family == COPY:
             text = write_pointwise(kernel)
+        elif kernel.family == GAUGE:
+            text = write_gauge(kernel)
         else:
             text = self.family(kernel.family).generate(kernel, target)
         return text if target.starts_early else without_early_start(text)
@@ -132,21 +135,29 @@ class CudaBackend(Backend[CudaTarget]):
             return known
         return self.pool.submit(kernel, self.generate(kernel, part), part)
 
-    def records(self, kernel: KernelSpec, target: CudaTarget) -> bytes:
+    def records(
+        self, kernel: KernelSpec, target: CudaTarget, *, wait_s: float | None = None
+    ) -> bytes:
         """The kernel's records, compiled if need be.
+
+        Args:
+            kernel: what to compile.
+            target: for which GPUs.
+            wait_s: how long to wait at most for each; else until it is compiled.
 
         Raises:
             BuildError: the compiler refuses it.
+            TimeoutError: it is not compiled yet.
             MissingExtraError: Triton is not installed.
         """
         self.begin([kernel], target)
-        return b"".join(self._record(kernel, part) for part in target.parts)
+        return b"".join(self._record(kernel, part, wait_s) for part in target.parts)
 
-    def _record(self, kernel: KernelSpec, part: CudaTarget) -> bytes:
+    def _record(self, kernel: KernelSpec, part: CudaTarget, wait_s: float | None) -> bytes:
         made = self._made[kernel.symbol, part]
         if isinstance(made, bytes):
             return made
-        record = self._made[kernel.symbol, part] = made.result()
+        record = self._made[kernel.symbol, part] = made.result(wait_s)
         if self.cache is not None:
             self.cache.put(kernel, part, record)
         return record

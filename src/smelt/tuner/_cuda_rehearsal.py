@@ -1,0 +1,146 @@
+"""The stage on a GPU: plans of one graph share an arena and weights, and run as graphs by turns.
+
+Weights are what they are, so that activations are as in the engine: what numbers are multiplied
+decides how much power a GPU takes, and by that its clock.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from smelt.backends import WeightStore, assemble
+from smelt.devices.cuda import (
+    CudaEvent,
+    CudaKernel,
+    CudaMemory,
+    CudaModule,
+    CudaStream,
+    LoadedKernel,
+    copy_memory,
+)
+from smelt.engine import Launch, Space
+from smelt.errors import BuildError
+from smelt.runtime import CudaMachinery, LoadedWeights, Memories
+from smelt.tuner._rehearsal import Scene, binding_of
+from smelt.types import override
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from smelt.backends import Assembled
+    from smelt.backends.cuda import CudaBackend, CudaTarget
+    from smelt.devices.cuda import CudaAllocation, CudaDevice
+    from smelt.ir import Array, Graph
+    from smelt.tuner._rehearsal import Cast, Symbols
+
+
+class CudaScene(Scene):
+    """Plans on one GPU."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        casts: Sequence[Cast],
+        backend: CudaBackend,
+        target: CudaTarget,
+        device: CudaDevice,
+        *,
+        symbols: Symbols,
+        sizes: Mapping[str, int],
+    ) -> None:
+        """Assemble plans of ``casts``; one that the compiler refuses is None."""
+        self.device = device
+        self._open = ExitStack()
+        store = WeightStore()
+        made = [assemble(graph, cast, backend, store, symbols=symbols) for cast in casts]
+        for one in made:
+            backend.begin([s.kernel for s in _launches(one)], target)
+        self._backend, self._target = backend, target
+        self._modules: dict[str, LoadedKernel | None] = {}
+        self.plans = [one if self._is_loaded(one) else None for one in made]
+        self.stream = self._open.enter_context(CudaStream(device))
+        recorder = self._open.enter_context(CudaStream(device))
+        data = store.data()
+        weights = self._uploaded(data)
+        self._bindings = self._bound(graph, made, sizes)
+        arena = self._room(max(one.plan.arena_bytes for one in made))
+        kernels = {name: kernel for name, kernel in self._modules.items() if kernel is not None}
+        self.machinery = CudaMachinery(
+            device, kernels, recorder, self.stream, LoadedWeights(data, weights.address, weights)
+        )
+        self.memories = Memories(arena.address, weights.address)
+        self.addresses = [memory.address for memory in self._bindings]
+        self._marks = [CudaEvent(device) for _ in range(2)]
+
+    # ---- code
+
+    def _is_loaded(self, made: Assembled) -> bool:
+        """Whether all of a plan's kernels are on the GPU."""
+        return all(self._loaded(step) is not None for step in _launches(made))
+
+    def _loaded(self, step: Launch) -> LoadedKernel | None:
+        name = step.kernel.symbol
+        if name not in self._modules:
+            try:
+                record = self._backend.records(step.kernel, self._target)
+            except BuildError:
+                self._modules[name] = None
+            else:
+                kernel = CudaKernel.from_bytes(record, 0)
+                module = CudaModule(self.device, kernel.cubin)
+                function = module.function(kernel.entry, kernel.dynamic_shared_bytes)
+                self._modules[name] = LoadedKernel(function, kernel, module)
+        return self._modules[name]
+
+    # ---- memory
+
+    def _room(self, size_bytes: int) -> CudaAllocation:
+        memory = CudaMemory(self.device).allocate(max(size_bytes, 1), "trial")
+        self._open.callback(memory.close)
+        return memory
+
+    def _uploaded(self, data: NDArray[np.uint8], size_bytes: int = 0) -> CudaAllocation:
+        memory = self._room(max(data.size, size_bytes))
+        copy_memory(self.device, memory.address, int(data.ctypes.data), data.size, self.stream)
+        self.stream.synchronize()
+        return memory
+
+    def _bound(
+        self, graph: Graph, made: Sequence[Assembled], sizes: Mapping[str, int]
+    ) -> list[CudaAllocation]:
+        """Memory for inputs and outputs, as large as any plan needs it."""
+        spaces = {Space.INPUT, Space.OUTPUT}
+        largest: dict[int, int] = {}
+        for buffer in (b for one in made for b in one.plan.buffers if b.space in spaces):
+            largest[buffer.start] = max(largest.get(buffer.start, 0), buffer.size_bytes)
+        rng = np.random.default_rng(0)
+        arrays: list[Array] = [binding_of(v, sizes, rng) for v in (*graph.inputs, *graph.outputs)]
+        return [
+            self._uploaded(array.reshape(-1).view(np.uint8), largest.get(number, 0))
+            for number, array in enumerate(arrays)
+        ]
+
+    # ---- time
+
+    @override
+    def whole_ms(self, run: Callable[[], None]) -> float:
+        start, end = self._marks
+        start.record(self.stream)
+        run()
+        end.record(self.stream)
+        end.synchronize()
+        return start.elapsed(end)
+
+    @override
+    def close(self) -> None:
+        self.device.synchronize()
+        self._open.close()
+
+
+def _launches(made: Assembled) -> list[Launch]:
+    return [step for step in made.plan.steps if isinstance(step, Launch)]

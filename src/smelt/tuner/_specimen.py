@@ -1,0 +1,224 @@
+"""One tactic by itself: its steps on memory of its own, what goes in, and what must come out.
+
+This is what every laboratory prepares, whatever it measures with.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from smelt.backends import Operands, Stored
+from smelt.engine import Launch, Space
+from smelt.types import (
+    DType,
+    Layout,
+    TensorFormat,
+    TensorType,
+    decode_bfloat16,
+    encode_bfloat16,
+    evaluate_dim,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from smelt.backends import Backend, Tactic
+    from smelt.engine import Step, View
+    from smelt.ir import Array, Constant, Node
+
+_STORED: Final = (DType.BFLOAT16, DType.FLOAT16)
+"""Narrow types of storage, the narrowest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repeats:
+    """How a candidate is timed: the best of ``count`` means of ``averaged`` runs each, or more."""
+
+    count: int
+    averaged: int = 1
+    seconds: float = 0.02
+    """Time for it, after two means."""
+    sample_seconds: float = 0.0
+    """A mean is taken of more runs where it would last less than this."""
+
+
+@dataclass(slots=True)
+class Room:
+    """A stretch of memory that a tactic needs."""
+
+    size_bytes: int
+    fill: int = 0
+    """What its bytes are before anything is written: halos have values."""
+    content: Constant | None = None
+    """What the family has packed into it."""
+    is_constant: bool = False
+    """Whether it holds what no run changes: weights."""
+
+
+@dataclass(slots=True)
+class Specimen:
+    """Steps on rooms, which nobody has allocated yet: buffer k is room k."""
+
+    steps: tuple[Step, ...]
+    rooms: list[Room]
+    inputs: list[View | None]
+    outputs: list[View]
+
+    @property
+    def launches(self) -> list[Launch]:
+        """The steps that a device does."""
+        return [s for s in self.steps if isinstance(s, Launch)]
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Memory that each worker needs to itself."""
+        return max((launch.scratch_bytes for launch in self.launches), default=0)
+
+
+@dataclass(slots=True)
+class _Place:
+    """Rooms while they are being made."""
+
+    sizes: Mapping[str, int]
+    rooms: list[Room] = field(default_factory=list[Room])
+
+    def view(self, stored: Stored, *, fill: int = 0, is_constant: bool = False) -> View:
+        stored.buffer = len(self.rooms)
+        size = evaluate_dim(stored.geometry()[2], self.sizes)
+        self.rooms.append(Room(size, fill, is_constant=is_constant))
+        return stored.view()
+
+
+def lower_alone(
+    backend: Backend[Any], node: Node, tactic: Tactic, sizes: Mapping[str, int]
+) -> Specimen:
+    """The steps of one tactic of one node, on rooms of their own."""
+    place = _Place(sizes)
+    family = backend.family(tactic.family)
+    fill = tactic.halo_value & 0xFF  # only bytes have any but zero
+    halos = tactic.halos or ((),) * len(node.inputs)
+    inputs = [
+        None
+        if v is None or f is None
+        else place.view(
+            Stored(v.name, v.tensor, f, Space.ARENA, halo=h),
+            fill=fill,
+            is_constant=v.constant is not None,
+        )
+        for v, f, h in zip(node.inputs, tactic.inputs, halos, strict=True)
+    ]
+    outputs = [
+        place.view(Stored(v.name, v.tensor, f, Space.ARENA))
+        for v, f in zip(node.outputs, tactic.outputs, strict=True)
+    ]
+    packed: list[View] = []
+    for constant in family.pack(node, tactic):
+        linear = TensorFormat(constant.type.dtype, Layout.LINEAR)
+        stored = Stored(constant.name, constant.type, linear, Space.ARENA)
+        packed.append(place.view(stored, is_constant=True))
+        place.rooms[-1].content = constant
+    workspace = None
+    if tactic.workspace_bytes != 0:
+        kind = TensorType(DType.UINT8, (evaluate_dim(tactic.workspace_bytes, sizes),))
+        linear = TensorFormat(kind.dtype, Layout.LINEAR)
+        workspace = place.view(Stored("workspace", kind, linear, Space.ARENA))
+    operands = Operands(tuple(inputs), tuple(outputs), tuple(packed), workspace)
+    return Specimen(family.lower(node, tactic, operands), place.rooms, inputs, outputs)
+
+
+def copy_alone(backend: Backend[Any], kind: TensorType, sizes: Mapping[str, int]) -> Specimen:
+    """A copy of a tensor from the model's axis order to channels last."""
+    place = _Place(sizes)
+    views = [
+        place.view(Stored("copied", kind, TensorFormat(kind.dtype, layout), Space.ARENA))
+        for layout in (Layout.LINEAR, Layout.CHANNELS_LAST)
+    ]
+    return Specimen(backend.reformat(*views), place.rooms, [views[0]], [views[1]])
+
+
+def window_on(view: View, memory: NDArray[np.uint8], sizes: Mapping[str, int]) -> NDArray[Any]:
+    """A tensor in the memory of its room, in logical axis order."""
+    dtype = view.dtype.numpy
+    flat = memory[evaluate_dim(view.offset, sizes) :]
+    flat = flat[: flat.size // dtype.itemsize * dtype.itemsize].view(dtype)
+    shape = tuple(evaluate_dim(d, sizes) for d in view.shape)
+    strides = tuple(evaluate_dim(s, sizes) * dtype.itemsize for s in view.strides)
+    return np.lib.stride_tricks.as_strided(flat, shape, strides)
+
+
+# ---- what goes in, and what must come out
+
+
+def storage_of(tactics: Sequence[Tactic]) -> DType:
+    """The narrowest type in which tactics store float32."""
+    formats = {f.dtype for t in tactics for f in (*t.inputs, *t.outputs) if f is not None}
+    return next((dtype for dtype in _STORED if dtype in formats), DType.FLOAT32)
+
+
+def random_data(
+    node: Node, sizes: Mapping[str, int], rng: np.random.Generator, storage: DType
+) -> tuple[list[Array | None], tuple[Array, ...]]:
+    """Random inputs of a node (its constants as they are), and what the reference makes of them.
+
+    The numbers are such as ``storage`` holds exactly: all tactics then compute from the same.
+    """
+    arrays: list[Array | None] = []
+    for value in node.inputs:
+        if value is None or value.constant is not None:
+            arrays.append(None if value is None or value.constant is None else value.constant.array)
+            continue
+        shape = tuple(evaluate_dim(d, sizes) for d in value.tensor.shape)
+        if value.dims is not None:  # kernels may rely on what follows from shapes
+            known = [evaluate_dim(d, sizes) for d in value.dims]
+            arrays.append(np.array(known, value.tensor.dtype.numpy).reshape(shape))
+            continue
+        array = random_array(value.tensor.dtype, shape, rng)
+        narrow = array.dtype == np.float32 and storage is not DType.FLOAT32
+        arrays.append(decoded(encoded(array, storage), storage) if narrow else array)
+    with np.errstate(all="ignore"):
+        return arrays, node.op.reference(*arrays)
+
+
+def encoded(array: Array, stored: DType) -> Array:
+    """The elements as memory of another type holds them."""
+    if array.dtype.kind != "f":
+        return array
+    return encode_bfloat16(array) if stored is DType.BFLOAT16 else array.astype(stored.numpy)
+
+
+def decoded(array: Array, stored: DType) -> Array:
+    """What lies in memory, as numbers."""
+    return decode_bfloat16(array) if stored is DType.BFLOAT16 else array.astype(np.float32)
+
+
+def random_array(dtype: DType, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+    """Something for an input: any floats, and small integers, which may be indices."""
+    if dtype is DType.BOOL:
+        return rng.random(shape) < 0.5
+    if dtype.is_float:
+        return rng.standard_normal(shape, np.float32).astype(dtype.numpy)
+    return rng.integers(0, 2, shape).astype(dtype.numpy)
+
+
+def relative_error(got: Array, wanted: Array) -> float:
+    """Largest difference, relative to the largest finite magnitude wanted; 0 or inf for ints."""
+    if got.shape != wanted.shape:
+        return math.inf
+    if got.size == 0:
+        return 0.0
+    if wanted.dtype.kind != "f":
+        return 0.0 if np.array_equal(got, wanted) else math.inf
+    a, b = got.astype(np.float64), wanted.astype(np.float64)
+    finite = np.isfinite(b)
+    if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
+        return math.inf
+    if not finite.any():
+        return 0.0
+    scale = float(np.abs(b[finite]).max())
+    return float(np.abs(a[finite] - b[finite]).max()) / (scale or 1.0)
