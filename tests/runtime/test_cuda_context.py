@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import threading
 from math import prod
@@ -23,12 +24,31 @@ from smelt.runtime import Event, Stream
 from smelt.runtime._cuda_context import CudaContext
 from smelt.types import DType
 from tests.support.cuda_driver_stub import CUresult, StubDriver
-from tests.support.cuda_engines import affine_gpu_engine, floats_at, use_stub
-from tests.support.engines import COLUMNS, MAX_BATCH, affine, affine_weights, batch_of
+from tests.support.cuda_engines import (
+    affine_gpu_engine,
+    engine_of,
+    floats_at,
+    gpu_header,
+    image_of,
+    use_stub,
+)
+from tests.support.engines import (
+    ADD,
+    COLUMNS,
+    MAX_BATCH,
+    MULTIPLY,
+    affine,
+    affine_data,
+    affine_weights,
+    batch_of,
+    counting_header,
+    host_header,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from smelt.engine import EngineHeader
     from smelt.runtime import Engine, ExecutionContext
 
 Array = np.ndarray[Any, Any]
@@ -162,6 +182,56 @@ def test_addresses_that_the_gpu_does_not_reach_are_refused(engine: Engine, where
         pytest.raises(BindingError, match=r"^x: 0x.* is (no memory that|memory of cuda:1)"),
     ):
         context.execute(1, [address, y.address])
+
+
+# ---- steps of Python's
+
+
+def _compiled(header: EngineHeader, weights: bytes, stub: StubDriver) -> Engine:
+    affine_gpu_engine(stub).close()  # teaches the driver its kernels
+    code, symbols = image_of((MULTIPLY, ADD))
+    return engine_of(gpu_header(header, symbols), weights, code)
+
+
+def test_steps_of_python_run_between_graphs(stub: StubDriver) -> None:
+    a, b = affine_weights()
+    profiler = _Profiler()
+    with (
+        _compiled(host_header(), affine_data(), stub) as engine,
+        engine.create_context() as context,
+        Stream("cuda") as stream,
+    ):
+        for rows in (6, 1, 4):
+            x, y = batch_of(rows, rows), _empty(rows)
+            wanted = np.maximum(x * a, 0) + b
+            np.testing.assert_array_equal(context.run({"x": x})["y"], wanted)
+            context.enqueue(rows, [x, y.address], stream)
+            stream.synchronize()
+            np.testing.assert_array_equal(y.content(), wanted)
+        context.profiler = profiler
+        context.run({"x": batch_of(2)})
+    assert profiler.layers == ["scale1 + relu1", "shift1"]
+    assert profiler.total > 0.5
+
+
+@pytest.mark.parametrize("where", ["host", "gpu"])
+def test_sizes_that_a_run_decides_trim_the_outputs(stub: StubDriver, where: str) -> None:
+    with (
+        _compiled(counting_header(), b"", stub) as engine,
+        engine.create_context() as context,
+    ):
+        for seed in range(5):
+            x = (batch_of(5, seed)[:, :4] > 0.5).astype(np.float32)
+            wanted = np.array(np.nonzero(x))
+            if where == "host":
+                np.testing.assert_array_equal(context.run({"x": x})["y"], wanted)
+                continue
+            y = context.run({"x": _OnGpu(x).array})["y"]
+            y.synchronize()
+            memory: Any = (ctypes.c_int64 * wanted.size).from_address(y.allocation.address)
+            np.testing.assert_array_equal(np.array(memory).reshape(y.shape), wanted)
+        with pytest.raises(ContextError, match=r"count = 24.*at most 20"):
+            context.run({"x": np.ones((6, 4), np.float32)})
 
 
 # ---- streams

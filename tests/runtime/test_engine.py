@@ -17,14 +17,7 @@ import numpy as np
 import pytest
 
 from smelt.engine import (
-    Binding,
-    Buffer,
-    EngineHeader,
-    HostCall,
-    Launch,
-    Plan,
     Signer,
-    Space,
     read_engine,
     serialize_engine,
 )
@@ -36,7 +29,6 @@ from smelt.errors import (
     SmeltError,
     TrustError,
 )
-from smelt.ops import NonZero, Relu, op_to_json
 from smelt.runtime import Engine
 from smelt.types import DType, SymbolicDim
 from tests.support.engines import (
@@ -50,8 +42,9 @@ from tests.support.engines import (
     affine_weights,
     batch_of,
     code_image,
+    counting_header,
+    host_header,
     runtime_bytes,
-    view,
 )
 
 X = batch_of(3)
@@ -230,21 +223,6 @@ def test_weights_that_do_not_fit_are_refused(arrays: dict[str, Any], words: str)
 # ---- host steps, several plans
 
 
-def host_header() -> EngineHeader:
-    """T = x * a; u = relu(t), by its reference; y = u + b."""
-    header = affine_header()
-    (plan,) = header.plans
-    relu = HostCall(
-        op_to_json(Relu()), (view(3, BATCH, COLUMNS),), (view(5, BATCH, COLUMNS),), layer=1
-    )
-    first, second = plan.steps
-    assert isinstance(second, Launch)
-    second = replace(second, operands=(view(5, BATCH, COLUMNS), *second.operands[1:]))
-    buffers = (*plan.buffers, Buffer(Space.ARENA, 1024, MAX_BATCH * COLUMNS * 4))
-    steps = (first, relu, second)
-    return replace(header, plans=(replace(plan, buffers=buffers, steps=steps, arena_bytes=2048),))
-
-
 def test_host_steps_run_between_native_ones() -> None:
     a, b = affine_weights()
     profile: dict[str, float] = {}
@@ -261,29 +239,6 @@ def test_host_steps_run_between_native_ones() -> None:
             np.testing.assert_array_equal(context.run({"x": x})["y"], np.maximum(x * a, 0) + b)
     assert profile["scale1 + relu1"] > 0
     assert profile["shift1"] > 0
-
-
-def counting_header() -> EngineHeader:
-    """Y = the indices of x's non-zero elements: as many columns as there are."""
-    count = SymbolicDim.symbol("count")
-    call = HostCall(
-        op_to_json(NonZero()),
-        (replace(view(0, BATCH, 4), dtype=DType.FLOAT32),),
-        (replace(view(1, 2, count), dtype=DType.INT64),),
-        sizes=(("count", 0, 1),),
-    )
-    plan = Plan(
-        (("batch", 1, 6), ("count", 0, 20)),
-        (Buffer(Space.INPUT, 0, 96), Buffer(Space.OUTPUT, 1, 320)),
-        (call,),
-        0,
-        0,
-    )
-    bindings = (
-        Binding("x", is_input=True, dtype=DType.FLOAT32, shape=(BATCH, 4)),
-        Binding("y", is_input=False, dtype=DType.INT64, shape=(2, count)),
-    )
-    return replace(affine_header(), plans=(plan,), bindings=bindings, weights=())
 
 
 def test_sizes_that_a_run_decides_trim_the_outputs() -> None:

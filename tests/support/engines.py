@@ -17,6 +17,7 @@ from smelt.engine import (
     Buffer,
     EngineHeader,
     Fingerprint,
+    HostCall,
     KernelSpec,
     Launch,
     LayerInfo,
@@ -28,6 +29,7 @@ from smelt.engine import (
     detect_host,
     parameters,
 )
+from smelt.ops import NonZero, Relu, op_to_json
 from smelt.runtime import Engine
 from smelt.types import DType, SymbolicDim
 
@@ -198,3 +200,41 @@ def affine(x: NDArray[np.float32]) -> NDArray[np.float32]:
 def batch_of(rows: int, seed: int = 0) -> NDArray[np.float32]:
     """Some input."""
     return np.random.default_rng(seed).standard_normal((rows, COLUMNS)).astype(np.float32)
+
+
+def host_header() -> EngineHeader:
+    """T = x * a; u = relu(t), by its reference; y = u + b."""
+    header = affine_header()
+    (plan,) = header.plans
+    relu = HostCall(
+        op_to_json(Relu()), (view(3, BATCH, COLUMNS),), (view(5, BATCH, COLUMNS),), layer=1
+    )
+    first, second = plan.steps
+    assert isinstance(second, Launch)
+    second = replace(second, operands=(view(5, BATCH, COLUMNS), *second.operands[1:]))
+    buffers = (*plan.buffers, Buffer(Space.ARENA, 1024, MAX_BATCH * COLUMNS * 4))
+    steps = (first, relu, second)
+    return replace(header, plans=(replace(plan, buffers=buffers, steps=steps, arena_bytes=2048),))
+
+
+def counting_header() -> EngineHeader:
+    """Y = the indices of x's non-zero elements: as many columns as there are."""
+    count = SymbolicDim.symbol("count")
+    call = HostCall(
+        op_to_json(NonZero()),
+        (replace(view(0, BATCH, 4), dtype=DType.FLOAT32),),
+        (replace(view(1, 2, count), dtype=DType.INT64),),
+        sizes=(("count", 0, 1),),
+    )
+    plan = Plan(
+        (("batch", 1, 6), ("count", 0, 20)),
+        (Buffer(Space.INPUT, 0, 96), Buffer(Space.OUTPUT, 1, 320)),
+        (call,),
+        0,
+        0,
+    )
+    bindings = (
+        Binding("x", is_input=True, dtype=DType.FLOAT32, shape=(BATCH, 4)),
+        Binding("y", is_input=False, dtype=DType.INT64, shape=(2, count)),
+    )
+    return replace(affine_header(), plans=(plan,), bindings=bindings, weights=())

@@ -1,0 +1,176 @@
+"""Whole networks on a GPU that is none: built as for one, run by the runtime's own code.
+
+The driver is the stub, at its laziest; where an engine would have machine code, Triton's own
+interpreter runs the kernels' text. Triton decides when it is first imported whether it interprets,
+so this runs as a process of its own, which reads the names of networks and answers with what is
+wrong:
+``TRITON_INTERPRET=1 python -m tests.support.cuda_networks``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import smelt
+from smelt import ops
+from smelt.backends import CodeImage
+from smelt.backends.cuda import CudaBackend
+from smelt.devices.cuda import CudaKernel
+from smelt.interp import interpret as interpret_graph
+from tests.support.cuda_driver_stub import StubDriver, code_for
+from tests.support.cuda_engines import use_stub
+from tests.support.small_networks import small_network, weights
+from tests.support.triton_interpreter import interpret
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from smelt.engine import KernelSpec
+    from smelt.runtime import Engine
+
+Array = np.ndarray[Any, Any]
+_ARCHITECTURE = "sm_90"
+_SIGN = 1 << 63
+
+
+class InterpretedGpu(StubDriver):
+    """A driver whose kernels are Triton's text, interpreted."""
+
+    def __init__(self) -> None:
+        super().__init__(lazy=True)
+        self._backend = CudaBackend()
+
+    def install(self, patch: pytest.MonkeyPatch) -> None:
+        """Be this process's driver, and have engines built for it."""
+        use_stub(self, patch)
+        patch.setattr(CudaBackend, "compile", lambda _backend, kernels, _target: self.link(kernels))
+
+    def link(self, kernels: Sequence[KernelSpec]) -> CodeImage:
+        """Records of kernels, whose code is their symbol."""
+        code = b""
+        symbols: list[tuple[str, int]] = []
+        for kernel in {kernel.symbol: kernel for kernel in kernels}.values():
+            symbols.append((kernel.symbol, len(code)))
+            self._learn(kernel)
+            record = CudaKernel(
+                kernel.symbol,
+                code_for(_ARCHITECTURE, kernel.symbol),
+                32 * kernel["warps"],
+                0,
+                scratch_words=2,
+                may_start_early=True,
+            )
+            code += record.to_bytes()
+        return CodeImage(code, tuple(sorted(symbols)))
+
+    def _learn(self, kernel: KernelSpec) -> None:
+        operands, scalars = len(kernel["dtypes"]), int(kernel["scalars"])
+
+        def run(words: list[int], blocks: int) -> None:
+            assert words[operands + scalars :] == [0, 0], "the compiler's scratch pointers"
+            signed = [(w ^ _SIGN) - _SIGN for w in words[operands : operands + scalars]]
+            interpret(self._backend, kernel, words[:operands], signed, blocks)
+
+        self.kernels[kernel.symbol] = run
+        self.words[kernel.symbol] = operands + scalars + 2
+
+
+def _branches() -> smelt.NetworkDefinition:
+    """Convolutions with a residual, by strides and groups, on two branches."""
+    net = smelt.NetworkDefinition("branches")
+    x = net.add_input("data", "float32", (4, 12, 12))
+    y = net.add_convolution(x, 8, 3, weights(8, 4, 3, 3), weights(8), padding=1, name="stem")
+    y = net.add_activation(y, "relu", name="stem_relu")
+    z = net.add_convolution(y, 8, 3, weights(8, 8, 3, 3, seed=1), padding=1, name="body")
+    y = net.add_elementwise(y, z, "sum", name="residual")
+    left = net.add_pooling(y, "average", 2, stride=2, name="average")
+    right = net.add_convolution(
+        y, 8, 3, weights(8, 1, 3, 3, seed=2), stride=2, padding=1, groups=8, name="depthwise"
+    )
+    net.mark_output(net.add_concatenation([left, right], name="join"))
+    net.mark_output(net.add_activation(z, "sigmoid", name="gate"))
+    return net
+
+
+def _with_python() -> smelt.NetworkDefinition:
+    """A running sum, which no kernel makes, between launches."""
+    net = smelt.NetworkDefinition("sorted")
+    x = net.add_input("data", "float32", (24,))
+    y = net.add_fully_connected(x, 16, weights(16, 24), weights(16), name="fc")
+    total: Any = net.add(ops.CumSum(), y, np.array(1))
+    net.mark_output(net.add_activation(total, "relu", name="relu"))
+    return net
+
+
+NETWORKS: dict[str, tuple[Callable[[], smelt.NetworkDefinition], str, float]] = {
+    "small": (small_network, "float32", 1e-4),
+    "small in float16": (small_network, "float16", 3e-3),
+    "branches": (_branches, "float32", 1e-4),
+    "python": (_with_python, "float32", 1e-4),
+}
+
+
+def check(name: str) -> str:
+    """What is wrong with a network; nothing if nothing is."""
+    make, precision, tolerance = NETWORKS[name]
+    engine = smelt.build(
+        make(), device="cuda:sm_90", precision=precision, tune="none", max_batch_size=3
+    )
+    found: list[str] = []
+    rng = np.random.default_rng(1)
+    with engine.create_context() as context, engine.create_context() as other:
+        for batch in (1, 3, 2, 3):
+            given = engine.inputs[0]
+            shape = (batch, *(int(str(d)) for d in given.shape[1:]))
+            x = rng.standard_normal(shape).astype(np.float32)
+            wanted = interpret_graph(make().graph, {given.name: x})
+            by_name = context.run({given.name: x})
+            found += _differences(by_name, wanted, tolerance)
+            found += _differences(_enqueued(engine, other, x, by_name), wanted, tolerance)
+    return "\n".join(found)
+
+
+def _enqueued(
+    engine: Engine, context: smelt.ExecutionContext, x: Array, like: dict[str, Array]
+) -> dict[str, Array]:
+    """The same on a stream of the application's, from and to arrays of the host."""
+    made = {binding.name: np.zeros_like(like[binding.name]) for binding in engine.outputs}
+    bindings = [x if b.is_input else made[b.name] for b in engine.bindings]
+    with smelt.Stream("cuda") as stream:
+        context.enqueue(len(x), bindings, stream)
+        stream.synchronize()
+    return made
+
+
+def _differences(made: dict[str, Array], wanted: dict[str, Array], tolerance: float) -> list[str]:
+    found: list[str] = []
+    for name, array in wanted.items():
+        mine = made[name]
+        scale = float(np.abs(array).max(initial=0.0)) or 1.0
+        if mine.shape != array.shape:
+            found.append(f"{name} has shape {mine.shape}, not {array.shape}")
+        elif (error := float(np.abs(mine - array).max(initial=0.0)) / scale) > tolerance:
+            found.append(f"{name} has an error of {error:.2g} for a batch of {len(array)}")
+    return found
+
+
+def main() -> None:
+    """Answer each line, a network's name, with a line of JSON."""
+    InterpretedGpu().install(pytest.MonkeyPatch())
+    for line in sys.stdin:
+        try:
+            answer = check(line.strip())
+        except Exception:  # noqa: BLE001  (the test shows it)
+            answer = traceback.format_exc()
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
