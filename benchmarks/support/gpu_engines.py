@@ -8,7 +8,6 @@ many inferences. To add one: a class like those below, and its name in `ENGINES`
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import logging
 import lzma
 import time
@@ -155,7 +154,7 @@ class Smelt:
             self._copy(place.address, int(array.ctypes.data), array.nbytes)
         self._enqueue()
         self._recorder.stream.synchronize()
-        self.version = importlib.metadata.version("smelt")
+        self.version = str(smelt.__version__)
         self.options: dict[str, object] = {"tune": job.tune, "ready_s": round(ready, 2)}
 
     def _copy(self, target: int, source: int, size_bytes: int) -> None:

@@ -148,7 +148,7 @@ def failures(trial: Trial, bench: Bench, number: int) -> list[str]:
             made = context.run(trial.arrays)
         runs.append([made[v.name] for v in trial.graph.outputs])
     for one, several, wanted in zip(*runs, trial.wanted, strict=True):
-        if reason := difference(one, wanted, trial.case.tolerance):
+        if reason := difference(one, wanted, trial.case.tolerance, trial.step):
             found.append(f"{trial}: {reason}")
         if (
             not np.array_equal(one.view(np.uint8), several.view(np.uint8))
@@ -158,7 +158,7 @@ def failures(trial: Trial, bench: Bench, number: int) -> list[str]:
             found.append(f"{trial}: {threads} threads give other bits than one")
     guarded = bench.run_guarded(trial, at_end=number % 2 == 0)
     for mine, wanted in zip(guarded or (), trial.wanted if guarded else (), strict=True):
-        if reason := difference(mine, wanted, trial.case.tolerance):
+        if reason := difference(mine, wanted, trial.case.tolerance, trial.step):
             found.append(f"{trial}, between guard pages: {reason}")
     return found
 

@@ -161,7 +161,7 @@ def failures(trial: Trial, bench: _Bench) -> list[str]:
         runs.append([output.tobytes() for output in outputs])
         reasons = memory.damage()
         for mine, right in zip(outputs, wanted, strict=True):
-            if reason := difference(mine, right, trial.case.tolerance):
+            if reason := difference(mine, right, trial.case.tolerance, trial.step):
                 reasons.append(reason)
         found += [f"{trial}, run {number}: {reason}" for reason in reasons]
     if runs[0] != runs[-1]:

@@ -66,6 +66,12 @@ class Trial:
         return self.assembled.plan
 
     @property
+    def step(self) -> float:
+        """Distance of numbers next to zero in the types that results are stored in."""
+        is_half = any(fmt.dtype is DType.FLOAT16 for fmt in self.tactic.outputs)
+        return float(np.finfo(np.float16).smallest_subnormal) if is_half else 0.0
+
+    @property
     def arrays(self) -> dict[str, Array]:
         """The inputs that are not constants, by name."""
         named = {f"x{index}": array for index, array in enumerate(self.case.inputs)}
@@ -225,8 +231,15 @@ def _trial(
     return Trial(case, tactic, graph, symbols, assembled, weights, wanted)
 
 
-def difference(mine: Array, wanted: Array, tolerance: float) -> str | None:
-    """Why an output is not the reference's; None when it is, to the tolerance."""
+def difference(mine: Array, wanted: Array, tolerance: float, step: float = 0.0) -> str | None:
+    """Why an output is not the reference's; None when it is.
+
+    Args:
+        mine: what a tactic made.
+        wanted: what the reference makes.
+        tolerance: the error that is allowed, of the largest magnitude.
+        step: and what is allowed beside that: the distance of numbers next to zero.
+    """
     if mine.shape != wanted.shape or mine.dtype != wanted.dtype:
         return f"{mine.dtype}{list(mine.shape)}, not {wanted.dtype}{list(wanted.shape)}"
     if wanted.dtype.kind != "f":
@@ -237,6 +250,6 @@ def difference(mine: Array, wanted: Array, tolerance: float) -> str | None:
         return "what is infinite or no number differs"
     scale = float(np.abs(b[finite]).max(initial=0.0))
     error = float(np.abs(a[finite] - b[finite]).max(initial=0.0))
-    if not error <= tolerance * scale:
+    if not error <= tolerance * scale + step:
         return f"an error of {error:.2g} where the largest magnitude is {scale:.2g}"
     return None

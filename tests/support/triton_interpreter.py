@@ -154,7 +154,7 @@ def check(op: type[Op], how: str) -> tuple[int, list[str]]:
         memory = run_trial(trial, backend)
         wrong += [f"{trial}: {reason}" for reason in memory.damage()]
         for mine, wanted in zip(memory.outputs(), trial.wanted, strict=True):
-            if reason := difference(mine, wanted, trial.case.tolerance):
+            if reason := difference(mine, wanted, trial.case.tolerance, trial.step):
                 wrong.append(f"{trial}: {reason}")
     return len(trials), wrong
 
