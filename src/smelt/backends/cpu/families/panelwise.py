@@ -78,17 +78,19 @@ class PanelwiseFamily(Family[CpuTarget]):
             reason = refused[0].reason if refused else "the extents of an image are not known"
             yield Refusal(self.name, reason)
             return
-        a, b = cast("Tactic", first[0]), cast("Tactic", second[0])
-        halos = (*(a.halos or ((),) * len(a.inputs)), *((),) * (len(b.inputs) - 1))
+        b = cast("Tactic", second[0])
+        ways = {a.inputs: a for a in reversed(cast("list[Tactic]", first))}
         for options, seconds in _candidates(links, target):
-            yield Tactic(
-                self.name,
-                options,
-                (*a.inputs, *b.inputs[1:]),
-                b.outputs,
-                halos if any(map(any, halos)) else (),
-                cost_hint=seconds,
-            )
+            for a in ways.values():
+                halos = (*(a.halos or ((),) * len(a.inputs)), *((),) * (len(b.inputs) - 1))
+                yield Tactic(
+                    self.name,
+                    options,
+                    (*a.inputs, *b.inputs[1:]),
+                    b.outputs,
+                    halos if any(map(any, halos)) else (),
+                    cost_hint=seconds,
+                )
 
     @override
     def narrowed(

@@ -123,7 +123,7 @@ class WinogradFamily(Family[CpuTarget]):
             yield Refusal(self.name, reason)
             return
         fold = _fold_of(node)
-        if fold * cast("int", view_shape(node)[1]) > target.vector_bits // 32 and fold > 1:
+        if fold > 1 and fold * cast("int", view_shape(node)[1]) > target.vector_bits // 32:
             yield Refusal(self.name, f"{fold} columns of channels do not fit into a vector")
             return
         for size in _choices(node):
