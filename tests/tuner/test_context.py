@@ -37,6 +37,7 @@ class FakeStage:
     def __init__(self, graph: Graph, choice: Choice, cost: Cost = lambda _cast, _i: None) -> None:
         self.graph, self.held, self.special = graph, dict(choice.tactics), cost
         self.played: list[list[Cast]] = []
+        self.judges_whole, self.seconds_each = False, 0.0
 
     def cost(self, cast: Cast, position: int) -> float:
         found = self.special(cast, position)

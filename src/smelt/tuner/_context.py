@@ -50,6 +50,12 @@ _TIE: Final = 0.01
 class Stage(Protocol):
     """Where plans run by turns; a `Rehearsal`."""
 
+    judges_whole: bool
+    """Whether a stretch of a plan says nothing: launches run into each other there. Then each
+    candidate has a plan to itself, and is judged by the whole."""
+    seconds_each: float
+    """What it takes to prepare a plan."""
+
     def milliseconds(
         self, casts: Sequence[Cast], *, runs: int, seconds: float
     ) -> list[NDArray[np.float64]]:
@@ -190,7 +196,8 @@ class NetworkTrial:
         """How many plans there is time to try beside the one that holds."""
         left = max(0.0, self.deadline - time.perf_counter() - self.ahead_s)
         whole = sum(self._alone(cast).values())
-        return int(min(self.effort.seconds, left) / (_LEAST_RUNS * max(whole, 1e-6))) - 1
+        each = self.stage.seconds_each + _LEAST_RUNS * max(whole, 1e-6)
+        return int(min(self.effort.seconds, left) / each) - 1
 
     def _alone(self, cast: Cast) -> dict[int, float]:
         """The seconds of each node by itself, where it takes any."""
@@ -280,6 +287,8 @@ class NetworkTrial:
 
     def _spans(self, part: _Part) -> list[tuple[int, int]]:
         """Where the part is judged: around each of its nodes, what overlaps made one."""
+        if self.stage.judges_whole:
+            return [(-1, len(self.graph.nodes))]
         place = {id(self.graph.nodes[i]): k for k, i in enumerate(self.timed)}
         spans: list[tuple[int, int]] = []
         for k in sorted(place[id(node)] for node in part.nodes):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -20,6 +20,7 @@ import numpy as np
 from smelt.backends import WeightStore, assemble, constant_bytes
 from smelt.devices.cpu import CpuMemory, MappedCode, Scratch, worker_pool
 from smelt.engine import Launch, Space
+from smelt.errors import InternalError
 from smelt.runtime import CpuMachinery, HostSegment, Memories, cut_plan
 from smelt.tuner._specimen import random_array
 from smelt.types import encode_bfloat16, evaluate_dim, override
@@ -56,6 +57,10 @@ class _Performance:
     ends: list[int]
     """For each node, how many layers are complete when it is."""
     layers: int
+    stamps: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    """When each node was complete in the latest run that had stamps, in milliseconds."""
+    whole: float = 0.0
+    """When all was."""
 
 
 class Scene(ABC):
@@ -68,13 +73,9 @@ class Scene(ABC):
     addresses: list[int]
     """Of the bindings."""
 
-    def whole_ms(self, run: Callable[[], None]) -> float | None:
-        """How long ``run`` takes, which queues a plan without stamps.
-
-        None where stamps cost nothing: their sum is as good.
-        """
-        del run
-        return None
+    def whole_ms(self, run: Callable[[], None]) -> float:
+        """How long ``run`` takes, which runs a plan without stamps, in a sequence of such runs."""
+        raise InternalError(f"{type(self).__name__} judges by stamps, not by {run}")
 
     @abstractmethod
     def close(self) -> None:
@@ -93,6 +94,8 @@ class Rehearsal:
         open_scene: Callable[[Sequence[Cast]], Scene],
         *,
         sizes: Mapping[str, int],
+        judges_whole: bool = False,
+        seconds_each: float = 0.0,
     ) -> None:
         """Rehearse a graph.
 
@@ -100,16 +103,20 @@ class Rehearsal:
             graph: optimised, its types inferred.
             open_scene: assembles plans of casts on a device.
             sizes: values of all symbols.
+            judges_whole: whether stamps would disturb a plan: all but the first have none.
+            seconds_each: what it takes to prepare a plan.
         """
         self.graph, self.open_scene, self.sizes = graph, open_scene, dict(sizes)
+        self.judges_whole, self.seconds_each = judges_whole, seconds_each
 
     def milliseconds(
         self, casts: Sequence[Cast], *, runs: int, seconds: float
     ) -> list[NDArray[np.float64]]:
         """For each cast an array (runs, nodes + 1): when each node was complete, then the whole.
 
-        Runs in which something else held the machine up are left out. A cast whose code cannot be
-        had takes forever.
+        Where only wholes are judged, nodes are complete when those of the first cast are. Runs in
+        which something else held the machine up are left out. A cast whose code cannot be had takes
+        forever.
 
         Args:
             casts: tactics of all nodes; one plan is made of each.
@@ -122,7 +129,7 @@ class Rehearsal:
             performances += [self._perform(made, scene) for made in scene.plans]
             for performance in performances:
                 if performance is not None:
-                    self._run(performance, scene)
+                    self._stamp(performance, performances[0], scene)
             return self._by_turns(performances, scene, runs, seconds)
         finally:
             for performance in performances:
@@ -155,20 +162,29 @@ class Rehearsal:
         native = [s for s in segments if not isinstance(s, HostSegment)]
         return _Performance(native, ends, len(made.layers))
 
-    def _run(self, performance: _Performance, scene: Scene) -> NDArray[np.float64]:
+    def _stamp(self, performance: _Performance, first: _Performance | None, scene: Scene) -> None:
+        """Run a plan for the first time, and note when its nodes are complete."""
+        if self.judges_whole and performance is not first:
+            performance.stamps = np.zeros(len(self.graph.nodes)) if first is None else first.stamps
+            return
         spent = np.zeros(performance.layers + 1)
         for segment in performance.segments:
             segment.run(self.sizes, scene.memories, scene.addresses, timed=True)
             for layer, milliseconds in segment.milliseconds():
                 spent[layer + 1] += milliseconds
         clock = np.cumsum(spent)
+        performance.stamps, performance.whole = clock[performance.ends], float(clock[-1])
+
+    def _run(self, performance: _Performance, scene: Scene) -> NDArray[np.float64]:
+        if not self.judges_whole:
+            self._stamp(performance, performance, scene)
+            return np.append(performance.stamps, performance.whole)
 
         def run() -> None:
             for segment in performance.segments:
                 segment.run(self.sizes, scene.memories, scene.addresses, timed=False)
 
-        whole = scene.whole_ms(run)
-        return np.append(clock[performance.ends], clock[-1] if whole is None else whole)
+        return np.append(performance.stamps, scene.whole_ms(run))
 
 
 class CpuScene(Scene):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from smelt.backends._base import Backend, CodeImage, Family
@@ -133,7 +134,8 @@ class CudaBackend(Backend[CudaTarget]):
         known = None if self.cache is None else self.cache.get(kernel, part)
         if known is not None:
             return known
-        return self.pool.submit(kernel, self.generate(kernel, part), part)
+        keep = None if self.cache is None else partial(self.cache.put, kernel, part)
+        return self.pool.submit(kernel, self.generate(kernel, part), part, keep)
 
     def records(
         self, kernel: KernelSpec, target: CudaTarget, *, wait_s: float | None = None
@@ -158,8 +160,6 @@ class CudaBackend(Backend[CudaTarget]):
         if isinstance(made, bytes):
             return made
         record = self._made[kernel.symbol, part] = made.result(wait_s)
-        if self.cache is not None:
-            self.cache.put(kernel, part, record)
         return record
 
     @override

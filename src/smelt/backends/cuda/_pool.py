@@ -24,7 +24,7 @@ from smelt.backends.cuda._worker import DONE, READY, read_frame, request, write_
 from smelt.errors import BuildError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from smelt.backends.cuda._target import CudaTarget
     from smelt.engine import KernelSpec
@@ -43,6 +43,7 @@ class _Job:
     kernel: KernelSpec
     text: str
     target: CudaTarget
+    keep: Callable[[bytes], None] | None
     done: Future[bytes]
 
 
@@ -61,15 +62,27 @@ class CompilerPool:
         self._shop = _Shop(seconds, program)
         self._finalizer = weakref.finalize(self, self._shop.close)
 
-    def submit(self, kernel: KernelSpec, text: str, target: CudaTarget) -> Future[bytes]:
+    def submit(
+        self,
+        kernel: KernelSpec,
+        text: str,
+        target: CudaTarget,
+        keep: Callable[[bytes], None] | None = None,
+    ) -> Future[bytes]:
         """Have a kernel compiled. The future has its record, or a BuildError.
+
+        Args:
+            kernel: what is compiled.
+            text: its text.
+            target: for which GPU.
+            keep: told the record first, in the thread that waited for the compiler.
 
         Raises:
             MissingExtraError: Triton is not installed.
         """
         require_triton()
         shop, done = self._shop, Future[bytes]()
-        shop.jobs.put(_Job(kernel, text, target, done))
+        shop.jobs.put(_Job(kernel, text, target, keep, done))
         with shop.lock:
             if len(shop.threads) < self._jobs and shop.jobs.qsize() > shop.idle:
                 thread = threading.Thread(target=_serve, args=(shop,), daemon=True)
@@ -136,7 +149,10 @@ def _serve(shop: _Shop) -> None:
         try:
             if worker is None or not worker.is_alive:
                 worker = _started(shop, worker)
-            job.done.set_result(_compiled(job, worker, shop.seconds))
+            record = _compiled(job, worker, shop.seconds)
+            if job.keep is not None:
+                job.keep(record)
+            job.done.set_result(record)
         except BaseException as error:  # noqa: BLE001  (who waits for the future gets it)
             job.done.set_exception(error)
     if worker is not None:
