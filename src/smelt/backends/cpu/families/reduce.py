@@ -140,7 +140,7 @@ class ReduceFamily(Family["CpuTarget"]):
                 whole = e.add(first, e.mul(e.div(e.sub(last, first), lanes), lanes))
                 with e.loop(first, whole, lanes) as steps:
                     fold.column(starts, strides, steps.index, lanes, 1)
-            across = lanes if gone and gone[-1][1] == 1 and strides[0] != 1 else 1
+            across = lanes if gone and gone[-1][1] == 1 else 1
             with e.loop(whole, last) as steps:
                 fold.column(starts, strides, steps.index, 1, across)
 
