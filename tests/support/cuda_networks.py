@@ -31,6 +31,7 @@ from tests.support.triton_interpreter import interpret
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from smelt.backends.cuda import CudaTarget
     from smelt.engine import KernelSpec
     from smelt.runtime import Engine
 
@@ -49,7 +50,13 @@ class InterpretedGpu(StubDriver):
     def install(self, patch: pytest.MonkeyPatch) -> None:
         """Be this process's driver, and have engines built for it."""
         use_stub(self, patch)
-        patch.setattr(CudaBackend, "compile", lambda _backend, kernels, _target: self.link(kernels))
+
+        def compile_none(
+            _backend: CudaBackend, kernels: Sequence[KernelSpec], _target: CudaTarget
+        ) -> CodeImage:
+            return self.link(kernels)
+
+        patch.setattr(CudaBackend, "compile", compile_none)
 
     def link(self, kernels: Sequence[KernelSpec]) -> CodeImage:
         """Records of kernels, whose code is their symbol."""
