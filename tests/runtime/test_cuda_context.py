@@ -16,7 +16,6 @@ from smelt.devices.cuda import (
     CudaError,
     CudaMemory,
     CudaStream,
-    copy_memory,
     cuda_device,
 )
 from smelt.errors import BindingError, ContextError, DeviceError, EngineMismatchError
@@ -64,8 +63,13 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[StubDriver]:
     assert set(found.live_kinds()) <= {"context"}
 
 
-@pytest.fixture
-def engine(stub: StubDriver) -> Iterator[Engine]:
+@pytest.fixture(params=["small arrays read in place", "every array copied"])
+def engine(
+    stub: StubDriver, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Engine]:
+    if request.param == "every array copied":
+        for name in ("DIRECT_INPUT_BYTES", "DIRECT_OUTPUT_BYTES"):
+            monkeypatch.setattr(f"smelt.runtime._cuda_staging.{name}", 0)
     with affine_gpu_engine(stub) as found:
         yield found
 
@@ -79,9 +83,11 @@ class _OnGpu:
         self.memory = CudaMemory(device).allocate(self.size + shift, "test")
         self.address = self.memory.address + shift
         self.array = CudaArray(self.memory, DType.FLOAT32, content.shape)
-        with CudaStream(device) as stream:
-            copy_memory(device, self.address, int(content.ctypes.data), self.size, stream)
-            stream.synchronize()
+        self.fill(content)
+
+    def fill(self, content: Array) -> None:
+        """Write there, now."""
+        ctypes.memmove(self.address, content.ctypes.data, self.size)
 
     def content(self) -> Array:
         """What is there now; nothing is waited for."""
@@ -288,16 +294,22 @@ def test_a_second_run_waits_for_the_first_on_whatever_stream(engine: Engine) -> 
         assert np.array_equal(y.content(), affine(second))
 
 
-def test_the_event_says_when_the_inputs_are_free(engine: Engine) -> None:
+@pytest.mark.requirement("G-51")
+def test_the_event_says_when_the_inputs_are_free_and_the_rest_goes_on(engine: Engine) -> None:
     x, y = batch_of(2), _empty(2)
     given = _OnGpu(x)
     consumed = Event("cuda")
     with engine.create_context() as context, Stream("cuda") as stream:
-        context.enqueue(2, [given.address, y.address], stream, consumed)
-        assert not consumed.query()
-        consumed.synchronize()
-        stream.synchronize()
-        assert np.array_equal(y.content(), affine(x))
+        for seed in range(2):
+            x = batch_of(2, seed)
+            given.fill(x)
+            context.enqueue(2, [given.address, y.address], stream, consumed)
+            assert not consumed.query()
+            consumed.synchronize()
+            given.fill(np.zeros_like(x))
+            assert not np.array_equal(y.content(), affine(x))
+            stream.synchronize()
+            assert np.array_equal(y.content(), affine(x))
 
 
 def test_arrays_live_until_an_enqueued_run_is_complete(engine: Engine) -> None:
@@ -464,10 +476,11 @@ def test_a_run_that_fails_leaves_the_context_usable(
     engine: Engine, stub: StubDriver, function: str
 ) -> None:
     x = batch_of(2)
+    given = _OnGpu(x).array if function == "cuMemAlloc" else x  # results there are new memory
     with engine.create_context() as context:
         stub.failures[function] = CUresult.CUDA_ERROR_OUT_OF_MEMORY
         with pytest.raises(CudaError, match="OUT_OF_MEMORY"):
-            context.run({"x": x})
+            context.run({"x": given})
         assert np.array_equal(context.run({"x": x})["y"], affine(x))
 
 

@@ -29,20 +29,12 @@ if TYPE_CHECKING:
     from smelt.engine import Binding
     from smelt.runtime._code import LoadedCode
     from smelt.runtime._engine import Engine
-    from smelt.runtime._segments import Machinery, Segment
+    from smelt.runtime._segments import Consumption, Machinery, Segment
     from smelt.runtime._shapes import Call
     from smelt.runtime._staging import Ready, Staging
 
 _KEPT_SHAPES: Final = 64
 RUN: Final = "run"
-
-
-class Consumption(Protocol):
-    """Hears that the inputs of a run are no longer needed."""
-
-    def reach(self) -> None:
-        """Take note."""
-        ...
 
 
 class Profiler(Protocol):

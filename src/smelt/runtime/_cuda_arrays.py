@@ -32,20 +32,6 @@ ALIGNED_BYTES: Final = 16
 """Kernels read so many bytes at once: an array elsewhere is copied first."""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuArray:
-    """An array in the engine's GPU."""
-
-    address: int
-    shape: tuple[int, ...]
-    dtype: DType
-    is_contiguous: bool
-    is_read_only: bool
-    ordered_on: int | None
-    """Handle of the stream on which it is written and read; None when the engine's own waits."""
-    keeps: object
-
-
 class ArrayLibrary(Protocol):
     """A library that has a current stream and makes arrays by itself."""
 
@@ -53,8 +39,16 @@ class ArrayLibrary(Protocol):
         """Handle of the stream on which it works now."""
         ...
 
+    def is_on_gpu(self, value: Any) -> bool:
+        """Whether an array of the library is in a GPU's memory."""
+        ...
+
     def view(self, value: Any, device: CudaDevice) -> GpuArray:
-        """One of its arrays."""
+        """An array that is there. Raises BindingError: it is on another GPU."""
+        ...
+
+    def address(self, value: Any) -> int:
+        """Where an array starts."""
         ...
 
     def contiguous(self, value: Any) -> Any:
@@ -66,27 +60,53 @@ class ArrayLibrary(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class GpuArray:
+    """An array in the engine's GPU."""
+
+    address: int
+    shape: tuple[int, ...]
+    dtype: DType
+    is_contiguous: bool
+    is_read_only: bool
+    library: ArrayLibrary | None
+    """On whose current stream it is written and read; None: the context's own waits for it."""
+    keeps: object
+
+
 class _Torch:
     """PyTorch."""
 
     def __init__(self, module: Any) -> None:
         self._torch = module
+        self._dtypes: dict[Any, DType] = {
+            getattr(module, dtype.value): dtype for dtype in DType if hasattr(module, dtype.value)
+        }
 
     def current_stream(self, device: CudaDevice) -> int:
         return int(self._torch.cuda.current_stream(device.index).cuda_stream)
 
+    def is_on_gpu(self, value: Any) -> bool:
+        return bool(value.is_cuda)
+
     def view(self, value: Any, device: CudaDevice) -> GpuArray:
-        if value.device.index != device.index:
-            raise _elsewhere(f"cuda:{value.device.index}", device)
+        index = value.get_device()
+        if index != device.index:
+            raise _elsewhere(index, device)
+        if value.dtype not in self._dtypes:
+            raise BindingError(f"{value.dtype} is none of ours")
         return GpuArray(
-            int(value.data_ptr()),
+            value.data_ptr(),
             tuple(value.shape),
-            DType(str(value.dtype).rpartition(".")[2]),
-            is_contiguous=bool(value.is_contiguous()),
+            self._dtypes[value.dtype],
+            is_contiguous=value.is_contiguous(),
             is_read_only=False,
-            ordered_on=self.current_stream(device),
+            library=self,
             keeps=value,
         )
+
+    def address(self, value: Any) -> int:
+        return int(value.data_ptr())
 
     def contiguous(self, value: Any) -> Any:
         return value.contiguous()
@@ -104,21 +124,27 @@ class _Cupy:
         self._cupy = module
 
     def current_stream(self, device: CudaDevice) -> int:
-        with self._cupy.cuda.Device(device.index):
-            return int(self._cupy.cuda.get_current_stream().ptr)
+        return int(self._cupy.cuda.get_current_stream(device.index).ptr)
+
+    def is_on_gpu(self, value: Any) -> bool:
+        del value
+        return True
 
     def view(self, value: Any, device: CudaDevice) -> GpuArray:
         if value.device.id != device.index:
-            raise _elsewhere(f"cuda:{value.device.id}", device)
+            raise _elsewhere(value.device.id, device)
         return GpuArray(
-            int(value.data.ptr),
+            self.address(value),
             tuple(value.shape),
             DType.from_numpy(value.dtype),
             is_contiguous=bool(value.flags.c_contiguous),
             is_read_only=False,
-            ordered_on=self.current_stream(device),
+            library=self,
             keeps=value,
         )
+
+    def address(self, value: Any) -> int:
+        return int(value.data.ptr)
 
     def contiguous(self, value: Any) -> Any:
         return self._cupy.ascontiguousarray(value)
@@ -128,16 +154,19 @@ class _Cupy:
             return self._cupy.empty(tuple(shape), dtype.numpy)
 
 
-_LIBRARIES: Final[dict[str, Any]] = {"torch": _Torch, "cupy": _Cupy}
+_KINDS: Final[dict[str, Any]] = {"torch": _Torch, "cupy": _Cupy}
+_libraries: dict[str, ArrayLibrary] = {}
 
 
 def library_with_stream(value: object) -> ArrayLibrary | None:
     """Return the library of an array, if it has a current stream."""
     name = type(value).__module__.partition(".")[0]
-    made = _LIBRARIES.get(name)
-    module = sys.modules.get(name)
-    found: ArrayLibrary | None = None if made is None or module is None else made(module)
-    return found
+    if name not in _libraries:
+        module = sys.modules.get(name)
+        if name not in _KINDS or not hasattr(module, "from_dlpack"):
+            return None
+        _libraries[name] = _KINDS[name](module)
+    return _libraries[name]
 
 
 def gpu_array(value: object, binding: Binding, stream: CudaStream) -> GpuArray | None:
@@ -151,9 +180,9 @@ def gpu_array(value: object, binding: Binding, stream: CudaStream) -> GpuArray |
     Raises:
         BindingError: it lies on another GPU, has another dtype, or cannot be written.
     """
-    if not is_on_gpu(value):
-        return None
     library = library_with_stream(value)
+    if not (is_on_gpu(value) if library is None else library.is_on_gpu(value)):
+        return None
     try:
         if library is None:
             found = _foreign(value, stream)
@@ -161,7 +190,7 @@ def gpu_array(value: object, binding: Binding, stream: CudaStream) -> GpuArray |
             found = library.view(value, stream.device)
             if binding.is_input and not found.is_contiguous:
                 found = library.view(library.contiguous(value), stream.device)
-    except (BindingError, ValueError) as error:
+    except BindingError as error:
         raise BindingError(f"{binding.name}: {error}") from error
     _check(found, binding)
     return found
@@ -175,7 +204,7 @@ def _foreign(value: object, stream: CudaStream) -> GpuArray:
         view.dtype,
         is_contiguous=view.is_contiguous,
         is_read_only=view.is_read_only,
-        ordered_on=None,
+        library=None,
         keeps=view.keeps,
     )
 
@@ -196,8 +225,10 @@ def _check(array: GpuArray, binding: Binding) -> None:
         raise BindingError(f"{binding.name}: an output is written in place, so it must be writable")
 
 
-def _elsewhere(where: str, device: CudaDevice) -> BindingError:
-    return BindingError(f"the array lies on {where}, and cuda:{device.index} needs it; move it")
+def _elsewhere(index: int, device: CudaDevice) -> BindingError:
+    return BindingError(
+        f"the array lies on cuda:{index}, and cuda:{device.index} needs it; move it"
+    )
 
 
 class ResultMaker:
@@ -206,18 +237,18 @@ class ResultMaker:
     def __init__(self, like: object, device: CudaDevice) -> None:
         """Take an input that is on the GPU."""
         self._device = device
-        self._library = library_with_stream(like)
+        self.library = library_with_stream(like)
         self._home = library_of(like)
 
     def current_stream(self) -> int | None:
         """Handle of the stream on which the library works; None when it has none."""
-        return None if self._library is None else self._library.current_stream(self._device)
+        return None if self.library is None else self.library.current_stream(self._device)
 
     def empty(self, binding: Binding, shape: Sequence[int]) -> tuple[Any, int]:
         """A new array, and its address."""
-        if self._library is not None:
-            array = self._library.empty(shape, binding.dtype, self._device)
-            return array, self._library.view(array, self._device).address
+        if self.library is not None:
+            array = self.library.empty(shape, binding.dtype, self._device)
+            return array, self.library.address(array)
         size = prod(shape) * binding.dtype.size_bytes
         memory = CudaMemory(self._device).allocate(size, "results")
         return CudaArray(memory, binding.dtype, shape), memory.address
@@ -225,11 +256,11 @@ class ResultMaker:
     def finish(self, array: Any, shape: Sequence[int], stream: CudaStream) -> Any:
         """The array cut to the shape that the run gave it, for whoever asked; not waited for."""
         if tuple(array.shape) != tuple(shape):
-            if self._library is None:
+            if self.library is None:
                 array = CudaArray(array.allocation, array.dtype, shape)
             else:
                 array = array.reshape(-1)[: prod(shape)].reshape(tuple(shape))
-        if self._library is not None:
+        if self.library is not None:
             return array
         array.written_on(stream)
         if self._home is None or not hasattr(self._home, "from_dlpack"):

@@ -17,6 +17,7 @@ from smelt.devices.cuda import (
     CudaStream,
     Follower,
     fill_memory,
+    handle_of,
     owner_of,
     selected_index,
 )
@@ -42,9 +43,10 @@ if TYPE_CHECKING:
 
     from smelt.devices import AllocationTracker
     from smelt.engine import Binding
-    from smelt.runtime._context import Consumption
+    from smelt.runtime._cuda_arrays import ArrayLibrary
     from smelt.runtime._cuda_code import CudaCode
     from smelt.runtime._engine import Engine
+    from smelt.runtime._segments import Consumption
     from smelt.runtime._staging import Ready
 
 _LOG = logging.getLogger(__name__)
@@ -52,7 +54,7 @@ _MOST_KNOWN: Final = 256
 
 
 class _Consumed:
-    """Records an event once the inputs are read."""
+    """Records an event once, when the inputs are read."""
 
     def __init__(self, event: CudaEvent, stream: CudaStream) -> None:
         self._event: CudaEvent | None = event
@@ -95,6 +97,7 @@ class CudaContext(ExecutionContext):
         self._machine = CudaMachinery(device, code.kernels, recorder, self._stream, code.weights)
         super().__init__(engine, code, self._machine, Staging(None, code.header))
         self._memories.arena = arena.address
+        self._foreigners: dict[int, CudaStream] = {}
         self._known: set[int] = set()
         """Addresses that were seen to be the GPU's."""
 
@@ -104,7 +107,8 @@ class CudaContext(ExecutionContext):
         self._last: int | None = None
         """Handle of the stream of the latest run, if that may be going on."""
         self._kept: deque[tuple[CudaEvent, list[Any]]] = deque()
-        """Arrays of runs that may be going on."""
+        """Arrays of runs that may be going on, and what says when they are done."""
+        self._free: list[CudaEvent] = []
         self._timed: _Timed | None = None
         self._reporter: Follower | None = None
 
@@ -172,12 +176,17 @@ class CudaContext(ExecutionContext):
         """Results beside the inputs, in the order of their library's work; not waited for."""
         maker = ResultMaker(like, self.device)
         handle = maker.current_stream()
-        stream = self._stream if handle is None else CudaStream(self.device, handle)
+        stream = self._stream if handle is None else self._foreign(handle)
         made: dict[int, Any] = {}
         for index, binding, _ in self._outputs:
             made[index], arrays[index] = maker.empty(binding, ready.call.shapes[index])
-        values = self._queue(ready, arrays, stream, None)
-        self._finish_queued(stream, [*arrays, *made.values()])
+        values = self._queue(ready, arrays, stream, None, maker.library)
+        # What is ordered on this very stream is given back in its order as well.
+        own = maker.library
+        self._finish_queued(
+            stream,
+            [a for a in arrays if own is None or not isinstance(a, GpuArray) or a.library != own],
+        )
         return {
             binding.name: maker.finish(
                 made[index], [evaluate_dim(dim, values) for dim in binding.shape], stream
@@ -251,19 +260,36 @@ class CudaContext(ExecutionContext):
                 )
             return found
         try:
-            return CudaStream(self.device, found if found is not None else ())
+            return self._foreign(handle_of(found))
         except DeviceError as error:
             raise ContextError(f"enqueue needs a stream: {error}") from error
+
+    def _foreign(self, handle: int) -> CudaStream:
+        """Another library's stream."""
+        stream = self._foreigners.get(handle)
+        if stream is None:
+            if len(self._foreigners) >= _MOST_KNOWN:
+                self._foreigners.clear()
+            stream = self._foreigners[handle] = CudaStream(self.device, handle)
+        return stream
 
     # ---- one run
 
     def _queue(
-        self, ready: Ready, arrays: list[Any], stream: CudaStream, consumed: _Consumed | None
+        self,
+        ready: Ready,
+        arrays: list[Any],
+        stream: CudaStream,
+        consumed: _Consumed | None,
+        library: ArrayLibrary | None = None,
     ) -> dict[str, int]:
-        """Queue a run on arrays and addresses by binding; return the symbols' values."""
+        """Queue a run on arrays and addresses by binding; return the symbols' values.
+
+        ``library`` is one whose current stream it is.
+        """
         self._machine.stream = stream
         self._places.forget()
-        self._follow(arrays, stream)
+        self._follow(arrays, stream, library)
         call = ready.call
         addresses = [0] * len(arrays)
         back: list[tuple[int, Any, int]] = []
@@ -278,7 +304,7 @@ class CudaContext(ExecutionContext):
                 self._wait_for_places()
                 addresses[index] = self._places.bring(index, address, size, stream)
             else:
-                addresses[index] = self._places.reserve(index, size)
+                addresses[index] = self._places.reserve(index, address, size)
                 back.append((index, address, size))
         values = call.values.copy() if call.is_open else call.values
         self._execute(call.plan, values, addresses, consumed)
@@ -293,18 +319,20 @@ class CudaContext(ExecutionContext):
         if self._last is not None:
             self._done.synchronize()
 
-    def _follow(self, arrays: list[Any], stream: CudaStream) -> None:
+    def _follow(self, arrays: list[Any], stream: CudaStream, library: ArrayLibrary | None) -> None:
         """Let the stream wait for the run before, and for what still writes the arrays."""
         handle = int(stream.handle)
         if self._last is not None and self._last != handle:
             stream.wait(self._done)
-        others = {array.ordered_on for array in arrays if isinstance(array, GpuArray)}
-        for other in others - {handle}:
-            if other is None and stream is self._stream:
-                continue
-            ready = CudaEvent(self.device, times=False)
-            ready.record(self._stream if other is None else CudaStream(self.device, other))
-            stream.wait(ready)
+        found = {array.library for array in arrays if isinstance(array, GpuArray)}
+        for other in found - {library}:
+            rival = self._stream
+            if other is not None:
+                rival = self._foreign(other.current_stream(self.device))
+            if int(rival.handle) != handle:
+                ready = CudaEvent(self.device, times=False)
+                ready.record(rival)
+                stream.wait(ready)
 
     def _finish(self) -> None:
         """Wait until a run on the context's own stream is complete."""
@@ -320,17 +348,21 @@ class CudaContext(ExecutionContext):
         """Note the end of a run that is queued; keep what it works on until then."""
         self._done.record(stream)
         self._last = int(stream.handle)
-        while self._kept and self._kept[0][0].query():
-            self._kept.popleft()
-        if any(not isinstance(array, int) for array in arrays):
-            end = CudaEvent(self.device, times=False)
-            end.record(stream)
-            self._kept.append((end, arrays))
+        self._keep_meanwhile(stream, [array for array in arrays if not isinstance(array, int)])
         if self._places.is_owed:
             stream.synchronize()
             self._places.deliver()
         if self._timed is not None:
             self._report_later(stream, self._timed)
+
+    def _keep_meanwhile(self, stream: CudaStream, arrays: list[Any]) -> None:
+        """Let arrays live until what is queued now is done."""
+        while self._kept and self._kept[0][0].query():
+            self._free.append(self._kept.popleft()[0])
+        if arrays:
+            end = self._free.pop() if self._free else CudaEvent(self.device, times=False)
+            end.record(stream)
+            self._kept.append((end, arrays))
 
     # ---- profiling
 
@@ -342,14 +374,16 @@ class CudaContext(ExecutionContext):
         addresses: list[int],
         consumed: Consumption | None,
     ) -> None:
-        profiler = self._profiler
-        if profiler is None:
-            super()._execute_watched(number, values, addresses, consumed)
-            return
-        self._await_report()
-        for segment in self._segments[number]:
-            segment.run(values, self._memories, addresses, timed=True)
-        self._timed = _Timed(number, profiler)
+        segments, profiler = self._segments[number], self._profiler
+        if profiler is not None:
+            self._await_report()
+        last = max((i for i, s in enumerate(segments) if s.reads_input), default=-1)
+        for position, segment in enumerate(segments):
+            self._machine.consumed = consumed if position == last else None
+            segment.run(values, self._memories, addresses, timed=profiler is not None)
+        self._machine.consumed = None
+        if profiler is not None:
+            self._timed = _Timed(number, profiler)
 
     def _tell(self, timed: _Timed) -> None:
         """Report the times of a run once it is complete."""

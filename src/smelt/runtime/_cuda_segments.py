@@ -8,7 +8,7 @@ given their words again, which costs far less than a copy or another recording.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from smelt.runtime._segments import (
     waits_of,
     word_count,
 )
+from smelt.runtime._shapes import decided_symbols
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,7 +38,10 @@ if TYPE_CHECKING:
     from smelt.devices.cuda import CudaDevice, CudaStream, LoadedKernel
     from smelt.engine import HostCall, Launch, Plan
     from smelt.runtime._code import LoadedWeights
-    from smelt.runtime._segments import Memories
+    from smelt.runtime._segments import Consumption, Memories
+
+
+_MOST_MET: Final = 256
 
 
 @dataclass(slots=True)
@@ -51,6 +55,8 @@ class CudaMachinery:
     stream: CudaStream
     """Where the run that is going on is queued."""
     weights: LoadedWeights
+    consumed: Consumption | None = None
+    """Hears from the segment that runs next, once that has read the inputs."""
 
     def native(self, steps: Sequence[Launch], plan: Plan) -> GraphSegment:
         """The launches as one segment."""
@@ -85,6 +91,10 @@ class _CopyReach:
             copy_memory(machinery.device, address, source, len(data), machinery.stream)
 
 
+_Key = tuple[range, bool, tuple[int, ...]]
+"""Which rows, whether they are timed, and the values of the symbols that they depend on."""
+
+
 @dataclass(slots=True)
 class _Recording:
     """A graph, and the words that it has."""
@@ -99,7 +109,7 @@ class _Recording:
 
 
 class GraphSegment:
-    """Launches that one graph runs."""
+    """Launches that one graph runs; or two, where somebody waits for the inputs to be read."""
 
     def __init__(self, steps: Sequence[Launch], plan: Plan, machinery: CudaMachinery) -> None:
         self._machinery = machinery
@@ -113,48 +123,82 @@ class GraphSegment:
         owners = np.repeat(np.arange(len(steps)), counts)
         self._moving = [int(owners[position]) for position in arguments.positions]
         """The row of each word that names the application's memory."""
+        readers = [int(owners[position]) for position in arguments.input_positions]
+        self._whole = range(len(steps))
+        self._parts = _split(self._rows, max(readers, default=-1) + 1)
+        """What reads the inputs, and the rest."""
         self._groups = groups_of(arguments.layers)
-        self._kept: dict[tuple[bool, tuple[int, ...]], _Recording] = {}
+        self._is_open = not decided_symbols(plan).isdisjoint(arguments.symbols)
+        """Whether the run itself decides what is launched: then most graphs would be used once."""
+        self._kept: dict[_Key, _Recording] = {}
+        self._met: set[_Key] = set()
         self._timed: _Recording | None = None
 
     def run(
         self, values: dict[str, int], memories: Memories, addresses: list[int], *, timed: bool
     ) -> None:
         """Queue the launches; with ``timed`` one after another, each layer between two marks."""
-        key = (timed, tuple([values[name] for name in self._arguments.symbols]))
+        key = tuple([values[name] for name in self._arguments.symbols])
+        consumed = self._machinery.consumed
+        if timed or consumed is None or not self.reads_input:
+            self._queue((self._whole, timed, key), values, memories, addresses)
+            return
+        for part in self._parts:
+            self._queue((part, timed, key), values, memories, addresses)
+            if part is self._parts[0]:
+                consumed.reach()
+
+    def _queue(
+        self, key: _Key, values: Mapping[str, int], memories: Memories, addresses: list[int]
+    ) -> None:
         recording = self._kept.get(key)
         if recording is None:
+            if self._is_open and not key[1] and key not in self._met:
+                self._launch_once(key, values, memories, addresses)
+                return
             recording = self._record(key, values, memories, addresses)
         elif recording.addresses != addresses:
             self._move(recording, addresses)
         recording.graph.launch(self._machinery.stream)
-        if timed:
+        if key[1]:
             self._timed = recording
 
-    def _record(
-        self,
-        key: tuple[bool, tuple[int, ...]],
-        values: Mapping[str, int],
-        memories: Memories,
-        addresses: list[int],
-    ) -> _Recording:
-        while len(self._kept) >= KEPT_SHAPES:
-            self._kept.pop(next(iter(self._kept))).graph.close()
+    def _listed(
+        self, values: Mapping[str, int], memories: Memories, addresses: list[int]
+    ) -> tuple[CudaRunList, list[int]]:
+        """The rows with their words, and what was where the application's addresses are now."""
         words, blocks = self._arguments.evaluate(values, memories)
         positions = self._arguments.positions
         offsets = [int(words[position]) for position in positions]
         rows = zip(positions, self._arguments.bindings, offsets, strict=True)
         for position, binding, offset in rows:
             words[position] = addresses[binding] + offset
-        made = CudaRunList(self._rows, words, blocks)
-        marks: dict[int, CudaEvent] = {}
-        if key[0]:
+        return CudaRunList(self._rows, words, blocks), offsets
+
+    def _launch_once(
+        self, key: _Key, values: Mapping[str, int], memories: Memories, addresses: list[int]
+    ) -> None:
+        if len(self._met) >= _MOST_MET:
+            self._met.clear()
+        self._met.add(key)
+        rows, _ = self._listed(values, memories, addresses)
+        for row in key[0]:
+            rows.launch(row, self._machinery.stream)
+
+    def _record(
+        self, key: _Key, values: Mapping[str, int], memories: Memories, addresses: list[int]
+    ) -> _Recording:
+        while len(self._kept) >= KEPT_SHAPES:
+            self._kept.pop(next(iter(self._kept))).graph.close()
+        rows, offsets = self._listed(values, memories, addresses)
+        part, timed, _ = key
+        marks: dict[int, CudaEvent] | None = None
+        if timed:
             places = [first for _, first, _ in self._groups] + [len(self._rows)]
             marks = {place: CudaEvent(self._machinery.device) for place in places}
-        graph = RunGraph(
-            made, self._machinery.recorder, moving=set(self._moving), marks=marks or None
-        )
-        self._kept[key] = found = _Recording(made, graph, offsets, addresses.copy(), marks)
+        moving = set(self._moving)
+        graph = RunGraph(rows, self._machinery.recorder, part=part, moving=moving, marks=marks)
+        self._kept[key] = found = _Recording(rows, graph, offsets, addresses.copy(), marks or {})
         return found
 
     def _move(self, recording: _Recording, addresses: list[int]) -> None:
@@ -183,10 +227,7 @@ class GraphSegment:
             return []
         marks = self._timed.marks
         marks[len(self._rows)].synchronize()
-        found: list[tuple[int, float]] = []
-        for layer, first, last in self._groups:
-            found.append((layer, marks[first].elapsed(marks[last])))
-        return found
+        return [(layer, marks[first].elapsed(marks[last])) for layer, first, last in self._groups]
 
     def forget(self) -> None:
         """Record everything again: the memories have moved."""
@@ -197,4 +238,12 @@ class GraphSegment:
         for recording in self._kept.values():
             recording.graph.close()
         self._kept.clear()
+        self._met.clear()
         self._timed = None
+
+
+def _split(rows: Sequence[CudaRow], count: int) -> tuple[range, ...]:
+    """The rows in two: so many at least, up to one that waits for all before it, and the rest."""
+    while count < len(rows) and rows[count].wait_for != count:
+        count += 1
+    return tuple(part for part in (range(count), range(count, len(rows))) if part)

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 _CHUNK_BYTES: Final = 4 << 20
 """A large array is sent in such pieces: one is sent while the next is brought to pinned memory."""
+DIRECT_INPUT_BYTES: Final = 4 << 10
+DIRECT_OUTPUT_BYTES: Final = 64 << 10
+"""Up to so many bytes kernels read and write pinned memory themselves: less than a copy costs."""
 
 
 class CudaStaging:
@@ -28,12 +31,17 @@ class CudaStaging:
         self._pinned: dict[int, PinnedAllocation] = {}
         self._owed: list[tuple[NDArray[Any], NDArray[np.uint8]]] = []
 
-    def reserve(self, index: int, size_bytes: int) -> int:
-        """Return the address of a binding's place on the GPU, made so large.
+    def reserve(self, index: int, target: NDArray[Any] | int, size_bytes: int) -> int:
+        """Return the address of the place for an output that will be brought to ``target``.
 
         Raises:
             DeviceError: there is too little memory.
         """
+        if not isinstance(target, int) and size_bytes <= DIRECT_OUTPUT_BYTES:
+            return self._pin(index, size_bytes).address
+        return self._room(index, size_bytes)
+
+    def _room(self, index: int, size_bytes: int) -> int:
         place = self._there.get(index)
         if place is None or place.size_bytes < size_bytes:
             if place is not None:
@@ -58,12 +66,16 @@ class CudaStaging:
 
         Nothing that was queued for this place may still be going on.
         """
-        target = self.reserve(index, size_bytes)
         if isinstance(source, int):
+            target = self._room(index, size_bytes)
             copy_memory(self._device, target, source, size_bytes, stream)
             return target
         pinned = self._pin(index, size_bytes)
         flat = np.ascontiguousarray(source).reshape(-1).view(np.uint8)
+        if size_bytes <= DIRECT_INPUT_BYTES:
+            pinned.bytes[:size_bytes] = flat[:size_bytes]
+            return pinned.address
+        target = self._room(index, size_bytes)
         for start in range(0, size_bytes, _CHUNK_BYTES):
             end = min(start + _CHUNK_BYTES, size_bytes)
             pinned.bytes[start:end] = flat[start:end]
@@ -74,12 +86,14 @@ class CudaStaging:
         self, index: int, target: NDArray[Any] | int, size_bytes: int, stream: CudaStream
     ) -> None:
         """Queue a copy of an output from its place; for the host `deliver` does the rest."""
-        source = self.reserve(index, size_bytes)
         if isinstance(target, int):
+            source = self._room(index, size_bytes)
             copy_memory(self._device, target, source, size_bytes, stream)
             return
         pinned = self._pin(index, size_bytes)
-        copy_memory(self._device, pinned.address, source, size_bytes, stream)
+        if size_bytes > DIRECT_OUTPUT_BYTES:
+            source = self._room(index, size_bytes)
+            copy_memory(self._device, pinned.address, source, size_bytes, stream)
         self._owed.append((target, pinned.bytes[:size_bytes]))
 
     @property

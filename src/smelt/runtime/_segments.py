@@ -40,6 +40,14 @@ class Memories:
     weights: int
 
 
+class Consumption(Protocol):
+    """Hears that the inputs of a run are no longer needed."""
+
+    def reach(self) -> None:
+        """Take note."""
+        ...
+
+
 class Segment(Protocol):
     """A stretch of a plan, ready to run."""
 
@@ -191,11 +199,14 @@ class ArgumentWords:
             self._words += [(view.buffer, view.offset) for view in step.operands]
             self._words += [(-1, scalar) for scalar in step.scalars]
         self._chunks: list[Dim] = [step.chunks for step in steps]
-        self.reads_input = any(
-            plan.buffers[buffer].space is Space.INPUT for buffer, _ in self._words if buffer >= 0
-        )
         used = symbols_of(*(dim for _, dim in self._words), *self._chunks)
         self.symbols = sorted(used)
+        self.input_positions = [
+            position
+            for position, (buffer, _) in enumerate(self._words)
+            if buffer >= 0 and plan.buffers[buffer].space is Space.INPUT
+        ]
+        self.reads_input = bool(self.input_positions)
         self.positions: list[int] = []
         """Of the words that name the application's memory; until then they hold an offset."""
         self.bindings: list[int] = []

@@ -101,7 +101,7 @@ def call_from_values(header: EngineHeader, values: dict[str, int]) -> Call:
     shapes = tuple(
         tuple([evaluate_dim(dim, values) for dim in binding.shape]) for binding in header.bindings
     )
-    is_open = any(step.sizes for step in _host_calls(header.plans[number]))
+    is_open = bool(decided_symbols(header.plans[number]))
     return Call(number, values, shapes, is_open)
 
 
@@ -183,13 +183,15 @@ def _batch_too_large(batch: int, most: int) -> ContextError:
     )
 
 
-def _host_calls(plan: Plan) -> list[HostCall]:
-    return [step for step in plan.steps if isinstance(step, HostCall)]
+def decided_symbols(plan: Plan) -> set[str]:
+    """Return the symbols whose values a run itself decides."""
+    calls = [step for step in plan.steps if isinstance(step, HostCall)]
+    return {name for call in calls for name, _, _ in call.sizes}
 
 
 def _complete(plan: Plan, values: dict[str, int]) -> None:
     """Give symbols that a run itself decides their largest values."""
-    decided = {name for step in _host_calls(plan) for name, _, _ in step.sizes}
+    decided = decided_symbols(plan)
     for name, low, high in plan.symbols:
         if name not in values and name not in decided and low != high:
             raise BindingError(

@@ -113,6 +113,8 @@ class CudaDevice:
     def call(self, name: str, *arguments: Any, what: str | None = None) -> Any:
         """Call the driver with this GPU as the thread's own. Raises what `Driver.call` does."""
         previous = self.select()
+        if previous is None:
+            return self.driver.call(name, *arguments, what=what)
         try:
             return self.driver.call(name, *arguments, what=what)
         finally:

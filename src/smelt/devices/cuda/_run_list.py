@@ -41,13 +41,13 @@ class LoadedKernel:
     module: CudaModule
     """What the function is part of; it must live as long."""
 
-    def shape(self, blocks: int) -> LaunchShape:
-        """A launch of so many blocks."""
+    def shape(self, blocks: int, *, starts_early: bool = True) -> LaunchShape:
+        """A launch of so many blocks; it starts early only if its code can wait by itself."""
         return LaunchShape(
             (blocks, 1, 1),
             self.kernel.threads,
             self.kernel.dynamic_shared_bytes,
-            may_start_early=self.kernel.may_start_early,
+            may_start_early=starts_early and self.kernel.may_start_early,
         )
 
 
@@ -99,10 +99,11 @@ class CudaRunList:
         place = int(self._pointers.ctypes.data)
         self.arguments = [_Arguments(place + start) for start in starts]
 
-    def launch(self, row: int, stream: CudaStream) -> None:
+    def launch(self, row: int, stream: CudaStream, *, starts_early: bool = True) -> None:
         """Queue one row. Raises CudaError: the driver refuses it, or earlier work failed."""
         kernel = self.rows[row].kernel
-        launch(kernel.function, kernel.shape(self.blocks[row]), self.arguments[row], stream)
+        shape = kernel.shape(self.blocks[row], starts_early=starts_early)
+        launch(kernel.function, shape, self.arguments[row], stream)
 
     def launch_all(self, stream: CudaStream) -> None:
         """Queue every row, one after another. Raises what `launch` does."""
@@ -121,6 +122,7 @@ class RunGraph:
         rows: CudaRunList,
         stream: CudaStream,
         *,
+        part: range | None = None,
         moving: Collection[int] = (),
         marks: Mapping[int, CudaEvent] | None = None,
     ) -> None:
@@ -129,9 +131,10 @@ class RunGraph:
         Args:
             rows: the list, which must live as long.
             stream: nothing else may use it meanwhile.
+            part: consecutive rows, if not all; the first must not wait for less than all before.
             moving: the rows whose words may change: `move` gives them to the graph.
-            marks: events to be marked when so many rows are complete. With marks all rows run
-                one after another.
+            marks: events to be marked before the rows of these numbers, and after the last. With
+                marks all rows run one after another.
 
         Raises:
             CudaError: the driver refuses a launch.
@@ -141,48 +144,46 @@ class RunGraph:
         self._nodes: dict[int, Any] = {}
         self._parameters: dict[int, Any] = {}
         self._moving = frozenset(moving)
-        branches = any(row.wait_for != number for number, row in enumerate(rows.rows))
+        chosen = range(len(rows.rows)) if part is None else part
+        branches = any(rows.rows[number].wait_for != number for number in chosen)
 
         def record() -> None:
             if marks is not None:
-                self._record_marked(stream, marks)
+                self._record_marked(stream, chosen, marks)
             elif branches:
-                self._record_branches(stream)
+                self._record_branches(stream, chosen)
             else:
-                self._record_chain(stream)
+                for row in chosen:
+                    self._record_row(stream, row)
 
         self._graph = CudaGraph(stream, record)
 
-    def _record_chain(self, stream: CudaStream) -> None:
-        for row in range(len(self._list.rows)):
-            self._list.launch(row, stream)
-            if row in self._moving and self._list.blocks[row]:
-                self._nodes[row] = captured_nodes(stream)[0]
+    def _record_row(self, stream: CudaStream, row: int, *, starts_early: bool = True) -> None:
+        self._list.launch(row, stream, starts_early=starts_early)
+        if row in self._moving and self._list.blocks[row]:
+            self._nodes[row] = captured_nodes(stream)[0]
 
-    def _record_marked(self, stream: CudaStream, marks: Mapping[int, CudaEvent]) -> None:
-        for row in range(len(self._list.rows) + 1):
+    def _record_marked(
+        self, stream: CudaStream, part: range, marks: Mapping[int, CudaEvent]
+    ) -> None:
+        for row in part:
             if row in marks:
                 marks[row].record_in_graph(stream)
-            if row == len(self._list.rows):
-                break
-            self._list.launch(row, stream)
-            if row in self._moving and self._list.blocks[row]:
-                self._nodes[row] = captured_nodes(stream)[0]
+            self._record_row(stream, row, starts_early=False)
+        if part.stop in marks:
+            marks[part.stop].record_in_graph(stream)
 
-    def _record_branches(self, stream: CudaStream) -> None:
+    def _record_branches(self, stream: CudaStream, part: range) -> None:
         """Rows that wait for the same rows lie side by side."""
         before: list[Any] = []
         beside: list[Any] = []
-        for number, row in enumerate(self._list.rows):
-            if row.wait_for == number and beside:
+        for number in part:
+            if self._list.rows[number].wait_for == number and beside:
                 before, beside = beside, []
             depend_on(stream, before)
-            self._list.launch(number, stream)
+            self._record_row(stream, number)
             if self._list.blocks[number]:
-                node = captured_nodes(stream)[0]
-                beside.append(node)
-                if number in self._moving:
-                    self._nodes[number] = node
+                beside.append(captured_nodes(stream)[0])
         depend_on(stream, beside or before)
 
     def move(self, row: int) -> None:
