@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smelt.backends import Aliasing, Operands, Refusal, Tactic, contiguous_strides
-from smelt.backends.cpu import host_target
-from smelt.backends.cpu.families.copy import CLEAR, COPY, generate_clear, generate_copy
+from smelt.backends.cpu import CpuBackend, host_target
 from smelt.engine import Launch, View
 from smelt.ir import Graph
 from smelt.types import DType, Layout, SymbolicDim, TensorType, evaluate_dim
@@ -27,8 +26,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
-_COPIES = {COPY: generate_copy, CLEAR: generate_clear}
-"""What no family generates: it is the backend's."""
+_BACKEND = CpuBackend(jobs=1)
 
 
 def make_node(
@@ -200,7 +198,7 @@ def run_tactic(
     chosen = target or host_target()
     before = [memory.buffers[v.buffer].bytes.copy() for v in outputs]
     run_launches(
-        lambda spec: _COPIES.get(spec.family, family.generate)(spec, chosen),
+        lambda spec: _BACKEND.generate(spec, chosen),
         launches,
         memory.buffers,
         values=values,

@@ -16,6 +16,7 @@ from smelt.backends.cpu._link import link
 from smelt.backends.cpu._llvm import llvm_version
 from smelt.backends.cpu._native_runtime import runtime_image
 from smelt.backends.cpu._target import CpuTarget
+from smelt.backends.cpu.families.attention import AttentionFamily
 from smelt.backends.cpu.families.axis import AxisFamily
 from smelt.backends.cpu.families.chain import ChainFamily
 from smelt.backends.cpu.families.conv import ConvFamily
@@ -76,7 +77,7 @@ class CpuBackend(Backend[CpuTarget]):
     """Compiles for processors: NHWC or linear, float32, LLVM IR."""
 
     name: ClassVar[str] = "cpu"
-    composed: ClassVar[tuple[str, ...]] = ("chain", "integer")
+    composed: ClassVar[tuple[str, ...]] = ("attention", "chain", "integer")
 
     def __init__(self, cache: ObjectCache | None = None, *, jobs: int | None = None) -> None:
         """A backend that keeps compiled kernels in ``cache`` and compiles ``jobs`` at a time.
@@ -85,6 +86,7 @@ class CpuBackend(Backend[CpuTarget]):
         """
         self.families: tuple[Family[CpuTarget], ...] = (
             WindowFamily(),
+            AttentionFamily(),
             AxisFamily(),
             ChainFamily(),
             ConvFamily(),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from smelt.backends.cpu._emit import Emitter, Int, Reg
+from smelt.backends.cpu.families._parts import call_part, join_parts
 from smelt.engine import KernelSpec, Launch, as_json, parameters
 from smelt.types import ceil_div
 
@@ -26,7 +27,6 @@ _WEIGHTS_BYTES: Final = 640 << 10
 """Weights that stay in the second cache beside the planes of some rows of tiles."""
 _PLANES_BYTES: Final = 288 << 10
 _LEAST_CHUNKS: Final = 6
-_WORD_BYTES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def write_rows(kernel: KernelSpec, generate: Callable[[KernelSpec], str]) -> str
     stages: Any = as_json(kernel["stages"])
     specs = [KernelSpec(kernel.family, stage) for stage in stages]
     texts = [generate(spec) for spec in specs]
-    return _join(_Rows(kernel, [spec.symbol for spec in specs]).write(), texts)
+    return join_parts(_Rows(kernel, [spec.symbol for spec in specs]).write(), texts)
 
 
 class _Rows:
@@ -144,30 +144,7 @@ class _Rows:
     def call(
         self, part: int, frames: Sequence[Reg], operands: Sequence[Reg], chunks: tuple[Int, Int]
     ) -> None:
-        e, frame = self.e, frames[part]
+        e = self.e
         before = sum(self.scalars[:part])
         scalars = [e.i64(e.extent(("arg", before + k))) for k in range(self.scalars[part])]
-        for number, word in enumerate((*operands, *scalars)):
-            e.store(word, e.at(frame, number * _WORD_BYTES), _WORD_BYTES)
-        begin, end = (e.i64(chunk) for chunk in chunks)
-        e.do(f"call void @{self.symbols[part]}({frame}, {begin}, {end}, {e.scratch})")
-
-
-def _join(whole: str, parts: Sequence[str]) -> str:
-    """One module: every declaration once, the parts known to it alone.
-
-    They stay functions of their own: their arguments are constant in each call, not between calls.
-    """
-    lines = whole.splitlines()
-    for part in parts:
-        for line in part.splitlines():
-            if line.startswith("define void"):
-                lines.append(
-                    line.replace("define void", "define internal void", 1).replace(
-                        "nounwind {", "nounwind noinline {"
-                    )
-                )
-            else:
-                lines.append(line)
-    declared = sorted({line for line in lines if line.startswith("declare ")})
-    return "\n".join([*declared, *(line for line in lines if line not in declared), ""])
+        call_part(e, self.symbols[part], frames[part], (*operands, *scalars), chunks)

@@ -1,0 +1,479 @@
+"""Attention: two products with a softmax between, of some queries of one head at a time.
+
+A worker packs keys and values of a head; then, for some queries after the others, it multiplies,
+normalises the scores and multiplies again, all in its own scratch memory: scores are never stored.
+It is the kernels of `GemmFamily` and `NormalizeFamily` in one launch; where extents are not known
+they are launches of their own, with scores in the workspace.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+
+from smelt.backends import Family, Operands, Refusal, Tactic, store_as
+from smelt.backends._axes import broadcast_strides
+from smelt.backends._nodes import value_of, view_of
+from smelt.backends._scalars import Scalars
+from smelt.backends.cpu._emit import Emitter, Int, Reg
+from smelt.backends.cpu._target import CpuTarget
+from smelt.backends.cpu.families._operands import LINEAR
+from smelt.backends.cpu.families._panel_spec import Panels
+from smelt.backends.cpu.families._parts import call_part, join_parts
+from smelt.backends.cpu.families._vectors import unravel
+from smelt.backends.cpu.families.gemm import STRIDED, GemmFamily
+from smelt.backends.cpu.families.normalize import NormalizeFamily
+from smelt.engine import KernelSpec, Launch, View, as_json, parameters
+from smelt.errors import InternalError
+from smelt.ir import Graph
+from smelt.ops.add import Add
+from smelt.ops.attention import Attention
+from smelt.ops.fused import Fused, Stage
+from smelt.ops.mat_mul import MatMul
+from smelt.ops.softmax import Softmax
+from smelt.ops.transpose import Transpose
+from smelt.types import DType, TensorFormat, TensorType, ceil_div, element_count, override
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from smelt.engine import Json, Step
+    from smelt.ir import Node, Value
+    from smelt.types import Dim
+
+_GEMM: Final = GemmFamily()
+_SOFTMAX: Final = NormalizeFamily()
+_FAMILIES: Final[dict[str, Family[CpuTarget]]] = {f.name: f for f in (_GEMM, _SOFTMAX)}
+_QUERIES: Final = (128, 48)
+"""So many queries of a head are worked on at once, about."""
+_SCRATCH_BYTES: Final = 1 << 20
+_LEAST_CHUNKS: Final = 12
+"""Workers share a head's queries where there are fewer heads in all, and pack its keys again."""
+_LINE_BYTES: Final = 64
+_APART_COST: Final = 1.1
+"""The time of five launches, relative to one."""
+_SECONDS_PER_SCORE: Final = 2.5e-10
+_NOWHERE: Final = View(0, 0, DType.FLOAT32, (), ())
+
+
+class AttentionFamily(Family[CpuTarget]):
+    """Float32; the widths of heads are known."""
+
+    name: ClassVar[str] = "attention"
+
+    @override
+    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
+        if not isinstance(node.op, Attention):
+            return
+        whole = _Sizes.of(node)
+        reason = _why_not(node, whole)
+        links = None if reason else _Links.of(node, whole)
+        pairs = [] if links is None else _pairs(links, target)
+        if links is None or not pairs:
+            yield Refusal(self.name, reason or "its products have no kernels")
+            return
+        inputs = tuple(None if v is None else _format(v) for v in node.inputs)
+        for first, second, seconds in pairs:
+            for queries in (*whole.blocks(), 0):
+                options = parameters(
+                    queries=queries, first=first.parameters, second=second.parameters
+                )
+                tactic = Tactic(self.name, options, inputs, (LINEAR,))
+                yield replace(
+                    tactic,
+                    workspace_bytes=0 if queries else _Memory.of(node, tactic).size_bytes,
+                    cost_hint=seconds * (1.0 if queries else _APART_COST),
+                )
+
+    @override
+    def narrowed(
+        self, node: Node, tactic: Tactic, dtype: DType, target: CpuTarget
+    ) -> tuple[Tactic, ...]:
+        """Scores stay float32; the weights that a softmax makes of them are stored as asked."""
+        made = store_as(dtype, node, tactic)
+        options: dict[str, Any] = dict(made.parameters)
+        links = _Links.of(node, _Sizes.of(node))
+        for name, link in (("first", links.scores), ("second", links.values)):
+            formats = tuple(None if v is None else LINEAR for v in link.inputs)
+            plain = Tactic(_GEMM.name, options[name], formats, (LINEAR,))
+            options[name] = _GEMM.narrowed(link, plain, dtype, target)[0].parameters
+        made = replace(made, parameters=parameters(**options, between=dtype.value))
+        size = 0 if options["queries"] else _Memory.of(node, made).size_bytes
+        return (replace(made, workspace_bytes=size),)
+
+    @override
+    def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
+        op, options = cast("Attention", node.op), dict(tactic.parameters)
+        places = _Places.of(op, operands)
+        queries = cast("int", options["queries"])
+        if not queries:
+            return tuple(_launches(node, tactic, places, operands.workspace))
+        joined = _Joined(places, _Sizes.of(node), queries, _Memory.of(node, tactic))
+        stages = _launches(node, tactic, joined.window(), None)
+        return (joined.launch(self.name, stages),)
+
+    @override
+    def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
+        stages: Any = as_json(kernel["stages"])
+        specs = [KernelSpec(family, options) for family, options, *_ in stages]
+        texts = [_FAMILIES[spec.family].generate(spec, target) for spec in specs]
+        return join_parts(_write(kernel, [spec.symbol for spec in specs]), texts)
+
+
+# ---- what is computed
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """Extents of the scores, and what is summed for them and of them."""
+
+    stack: tuple[Dim, ...]
+    """Batch and heads."""
+    queries: Dim
+    keys: Dim
+    width: Dim
+    result_width: Dim
+
+    @staticmethod
+    def of(node: Node) -> _Sizes:
+        op = cast("Attention", node.op)
+        *stack, queries, width = op.split(value_of(node, 0).tensor.shape)
+        _, _, keys, result_width = op.split(value_of(node, 2).tensor.shape)
+        return _Sizes(tuple(stack), queries, keys, width, result_width)
+
+    def blocks(self) -> tuple[int, ...]:
+        """Queries that may be worked on at once; none where that has to be known and is not."""
+        queries, extents = self.queries, (self.keys, self.width, self.result_width)
+        if not isinstance(queries, int) or not all(isinstance(e, int) for e in extents):
+            return ()
+        found = [ceil_div(queries, max(1, round(queries / wanted))) for wanted in _QUERIES]
+        known = cast("tuple[int, ...]", tuple(dict.fromkeys(found)))
+        return tuple(n for n in known if n * cast("int", self.keys) * 4 <= _SCRATCH_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class _Links:
+    """The ops that it stands for, in a graph of their own."""
+
+    scores: Node
+    soft: Node
+    values: Node
+
+    @staticmethod
+    def of(node: Node, sizes: _Sizes) -> _Links:
+        graph, s = Graph(node.name), sizes
+
+        def place(name: str, *shape: Dim) -> Value:
+            return graph.add_input(name, TensorType(DType.FLOAT32, (*s.stack, *shape)))
+
+        q, k = place("q", s.queries, s.width), place("k", s.width, s.keys)
+        mask = node.inputs[3] if len(node.inputs) > 3 else None
+        op, inputs = cast("Any", MatMul()), [q, k]
+        if mask is not None:
+            given = mask.tensor.shape
+            whole = (*s.stack, s.queries, s.keys)
+            shape = ((1,) * (4 - len(given)) + given)[4 - len(whole) :]
+            shape = tuple(1 if g == 1 else w for g, w in zip(shape, whole, strict=True))
+            inputs.append(graph.add_input("mask", TensorType(DType.FLOAT32, shape)))
+            op = Fused(MatMul(), 2, (Stage(Add(), (-1, 2)),))
+        scores = graph.add(op, *inputs, name="scores")
+        soft = graph.add(Softmax(-1), scores.output, name="soft")
+        v = place("v", s.keys, s.result_width)
+        values = graph.add(MatMul(), soft.output, v, name="values")
+        graph.outputs.append(values.output)
+        return _Links(scores, soft, values)
+
+
+def _why_not(node: Node, sizes: _Sizes) -> str | None:
+    for value in (*node.inputs, node.output):
+        if value is not None and value.tensor.dtype is not DType.FLOAT32:
+            return f"computes in float32, and {value.name} is {value.tensor.dtype.value}"
+    if not isinstance(sizes.width, int) or not isinstance(sizes.result_width, int):
+        return "the width of its heads is not known"
+    if 0 in (sizes.width, sizes.result_width, sizes.queries, sizes.keys, *sizes.stack):
+        return "it is empty"
+    return None
+
+
+def _format(value: Value) -> TensorFormat:
+    """Operands are read through any strides; only transposes make such windows."""
+    made = value.producer
+    return STRIDED if made is not None and isinstance(made.op, Transpose) else LINEAR
+
+
+def _pairs(links: _Links, target: CpuTarget) -> list[tuple[Tactic, Tactic, float]]:
+    """The best two ways to multiply, with estimated seconds."""
+    ways = [
+        [t for t in _GEMM.tactics(link, target) if isinstance(t, Tactic)][:2]
+        for link in (links.scores, links.values)
+    ]
+    count = element_count(links.scores.output.tensor.shape)
+    seconds = (count if isinstance(count, int) else 1 << 14) * _SECONDS_PER_SCORE
+    return [(a, b, a.cost_hint + b.cost_hint + seconds) for a, b in zip(*ways, strict=False)]
+
+
+# ---- where it is
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """What lies in the workspace or in scratch memory: keys and values packed, then the scores.
+
+    Weights take the place of their scores, unless they are narrower: then they lie behind them.
+    """
+
+    keys_bytes: Dim
+    values_bytes: Dim
+    row: Dim
+    """Elements from one line of scores to the next."""
+    stack: tuple[Dim, ...]
+    queries: Dim
+    dtype: DType
+    """Of the weights."""
+
+    @staticmethod
+    def of(node: Node, tactic: Tactic) -> _Memory:
+        options: dict[str, Any] = dict(tactic.parameters)
+        sizes = _Sizes.of(node)
+        stack, queries = sizes.stack, sizes.queries
+        if options["queries"]:
+            stack, queries = (), options["queries"]
+        both = ((sizes.keys, sizes.width), (sizes.result_width, sizes.keys))
+        packed: list[Dim] = []
+        for (columns, rows), name in zip(both, ("first", "second"), strict=True):
+            of_product = dict(options[name])
+            width = of_product["lanes"] * of_product["vectors"]
+            size = ceil_div(columns, width) * width * _LINE_BYTES * ceil_div(rows * 4, _LINE_BYTES)
+            packed.append(size * element_count(stack))
+        # A line is no power of two, so that lines do not contend for the same places of the cache.
+        row = ceil_div(sizes.keys, 16) * 16 + 16
+        dtype = DType(options.get("between", DType.FLOAT32.value))
+        return _Memory(packed[0], packed[1], row, stack, queries, dtype)
+
+    @property
+    def scores_at(self) -> Dim:
+        return self.keys_bytes + self.values_bytes
+
+    @property
+    def weights_at(self) -> Dim:
+        narrow = self.dtype is not DType.FLOAT32
+        return self.scores_at + (self._bytes_of(DType.FLOAT32) if narrow else 0)
+
+    @property
+    def size_bytes(self) -> Dim:
+        return self.weights_at + self._bytes_of(self.dtype)
+
+    def _bytes_of(self, dtype: DType) -> Dim:
+        elements = element_count(self.stack) * self.queries * self.row
+        return ceil_div(elements * dtype.size_bytes, _LINE_BYTES) * _LINE_BYTES
+
+    def windows(self, workspace: View | None, keys: Dim) -> tuple[View, View, View, View]:
+        """Keys, values, scores and weights; in scratch memory only their elements are known."""
+        whole = replace(workspace or _NOWHERE, dtype=DType.FLOAT32, strides=(1,))
+        packed_keys = replace(whole, shape=(self.keys_bytes // 4,))
+        packed_values = replace(
+            whole, offset=whole.offset + self.keys_bytes, shape=(self.values_bytes // 4,)
+        )
+        shape = (*self.stack, self.queries, keys)
+        strides: tuple[Dim, ...] = (self.row, 1)
+        step = self.queries * self.row
+        for extent in reversed(self.stack):
+            strides, step = (step, *strides), step * extent
+        scores, weights = (
+            View(whole.buffer, whole.offset + at, dtype, shape, strides)
+            for at, dtype in ((self.scores_at, DType.FLOAT32), (self.weights_at, self.dtype))
+        )
+        return packed_keys, packed_values, scores, weights
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """The operands, each with the axes batch, head, place and element, or without the first two."""
+
+    q: View
+    k: View
+    v: View
+    mask: View | None
+    out: View
+
+    @staticmethod
+    def of(op: Attention, operands: Operands) -> _Places:
+        q, k, v = (_apart(op, view_of(operands, index)) for index in range(3))
+        mask = operands.inputs[3] if len(operands.inputs) > 3 else None
+        if mask is not None:
+            whole = (*q.shape[:3], k.shape[2])
+            shape = (1,) * (4 - len(mask.shape)) + mask.shape
+            mask = replace(mask, shape=shape, strides=broadcast_strides(mask, whole))
+        return _Places(q, k, v, mask, _apart(op, operands.outputs[0]))
+
+    def all(self) -> tuple[View, ...]:
+        return (self.q, self.k, self.v, *([] if self.mask is None else [self.mask]), self.out)
+
+
+def _apart(op: Attention, view: View) -> View:
+    """The view with an axis of heads."""
+    if not op.heads:
+        return view
+    batch, place, element = view.strides
+    shape = op.split(view.shape)
+    return replace(view, shape=shape, strides=(batch, shape[3] * element, place, element))
+
+
+def _launches(node: Node, tactic: Tactic, places: _Places, workspace: View | None) -> list[Launch]:
+    """Keys packed, values packed; scores, their softmax, the values' sums."""
+    options: dict[str, Any] = dict(tactic.parameters)
+    *stack, queries, width = places.q.shape
+    sizes = _Sizes(tuple(stack), queries, places.k.shape[-2], width, places.v.shape[-1])
+    links = _Links.of(node, sizes)
+    keys, values, scores, weights = _Memory.of(node, tactic).windows(workspace, sizes.keys)
+    turned = replace(
+        places.k,
+        shape=(*places.k.shape[:-2], *reversed(places.k.shape[-2:])),
+        strides=(*places.k.strides[:-2], *reversed(places.k.strides[-2:])),
+    )
+    masks = () if places.mask is None else (places.mask,)
+    read = Operands((places.q, turned, *masks), (scores,), (), keys)
+    pack_keys, multiply = _product(links.scores, options["first"], read)
+    panels = replace(Panels.from_spec(multiply.kernel), alpha=cast("Attention", node.op).scale)
+    multiply = replace(multiply, kernel=panels.spec(_GEMM.name))
+    plain = Tactic(_SOFTMAX.name, (), (LINEAR,), (LINEAR,))
+    (soft,) = _SOFTMAX.lower(links.soft, plain, Operands((scores,), (weights,), ()))
+    read = Operands((weights, places.v), (places.out,), (), values)
+    pack_values, add = _product(links.values, options["second"], read)
+    pack_values = replace(pack_values, waits=False)
+    return [pack_keys, pack_values, multiply, cast("Launch", soft), add]
+
+
+def _product(node: Node, options: Any, operands: Operands) -> list[Launch]:
+    formats = tuple(None if view is None else LINEAR for view in operands.inputs)
+    steps = _GEMM.lower(node, Tactic(_GEMM.name, options, formats, (LINEAR,)), operands)
+    return [cast("Launch", step) for step in steps]
+
+
+# ---- in one launch
+
+_KEYS: Final = -1
+_VALUES: Final = -2
+_SCORES: Final = -3
+_WEIGHTS: Final = -4
+_OWN: Final = (_KEYS, _VALUES, _SCORES, _WEIGHTS)
+_PACKS: Final = 2
+"""The first stages, which a chunk needs only once."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Joined:
+    """All of it for some queries of one head, in scratch memory."""
+
+    places: _Places
+    sizes: _Sizes
+    queries: int
+    memory: _Memory
+
+    def window(self) -> _Places:
+        """What one chunk sees of the operands."""
+
+        def inner(view: View, rows: Dim) -> View:
+            shape = (rows, view.shape[3])
+            return View(view.buffer, 0, view.dtype, shape, view.strides[2:])
+
+        p, mask = self.places, self.places.mask
+        if mask is not None:
+            mask = inner(mask, self.queries if mask.shape[2] != 1 else 1)
+        k, v = (inner(view, self.sizes.keys) for view in (p.k, p.v))
+        return _Places(inner(p.q, self.queries), k, v, mask, inner(p.out, self.queries))
+
+    def launch(self, family: str, stages: Sequence[Launch]) -> Launch:
+        if any(stage.scalars for stage in stages):
+            raise InternalError("a chunk of attention has extents that are not known")
+        views, scalars, memory = self.places.all(), Scalars(), self.memory
+        last = len(views) - 1
+        masks = (3,) if last > 3 else ()
+        operands = (
+            (1, _KEYS),
+            (2, _VALUES),
+            (0, _KEYS, *masks, _SCORES),
+            (_SCORES, _WEIGHTS),
+            (_WEIGHTS, _VALUES, last),
+        )
+        together, blocks = self._blocks()
+        parts = -(-blocks // together)
+        spec = KernelSpec(
+            family,
+            parameters(
+                stages=tuple(
+                    (s.kernel.family, s.kernel.parameters, o, cast("int", s.chunks))
+                    for s, o in zip(stages, operands, strict=True)
+                ),
+                extents=(*scalars.all_json(self.sizes.stack), parts),
+                queries=(self.queries, cast("int", self.sizes.queries)),
+                blocks=(together, blocks),
+                strides=tuple(
+                    _steps(view, scalars, moves=number not in (1, 2))
+                    for number, view in enumerate(views)
+                ),
+                memory=scalars.all_json(
+                    (0, memory.keys_bytes, memory.scores_at, memory.weights_at)
+                ),
+            ),
+        )
+        scratch = cast("int", memory.size_bytes)
+        chunks = element_count(self.sizes.stack) * parts
+        return Launch(spec, views, (last,), scalars.values, chunks, scratch_bytes=scratch)
+
+    def _blocks(self) -> tuple[int, int]:
+        """Blocks of queries of a chunk, and of a head."""
+        blocks = -(-cast("int", self.sizes.queries) // self.queries)
+        heads = element_count(self.sizes.stack)
+        parts = 1 if not isinstance(heads, int) else -(-_LEAST_CHUNKS // heads)
+        return max(1, blocks // parts), blocks
+
+
+def _steps(view: View, scalars: Scalars, *, moves: bool) -> Json:
+    """Bytes from one item of the batch, one head and one query to the next."""
+    size = view.dtype.size_bytes
+    batch, head, place = (stride * size for stride in view.strides[:3])
+    return scalars.all_json((batch, head, place if moves else 0))
+
+
+def _write(kernel: KernelSpec, symbols: Sequence[str]) -> str:
+    """The loop over chunks, which calls the parts."""
+    strides: Any = as_json(kernel["strides"])
+    stages: Any = as_json(kernel["stages"])
+    extents: Any = as_json(kernel["extents"])
+    memory: Any = as_json(kernel["memory"])
+    e = Emitter(kernel.symbol, len(strides))
+    frames = [e.emit("ptr", f"alloca [{len(o)} x i64], align 16") for _, _, o, _ in stages]
+    own = {number: e.at(e.scratch, at) for number, at in zip(_OWN, memory, strict=True)}
+
+    def call(chosen: slice, at: dict[int, Reg]) -> None:
+        for (_, _, operands, count), symbol, frame in list(
+            zip(stages, symbols, frames, strict=True)
+        )[chosen]:
+            call_part(e, symbol, frame, [at[number] for number in operands], (0, count))
+
+    with e.loop(e.begin, e.end) as chunk:
+        *stack, part = unravel(e, chunk.index, extents)
+        at = own | {
+            number: _moved(e, e.pointer(number), steps[:2], stack)
+            for number, steps in enumerate(strides)
+        }
+        call(slice(_PACKS), at)
+        together, blocks = cast("tuple[int, int]", as_json(kernel["blocks"]))
+        first = e.mul(part, together)
+        with e.loop(first, e.minimum(e.add(first, together), blocks)) as block:
+            # The last block overlaps the one before rather than being smaller.
+            size, queries = cast("tuple[int, int]", as_json(kernel["queries"]))
+            row = e.minimum(e.mul(block.index, size), queries - size)
+            here = own | {
+                number: _moved(e, at[number], steps[2:], [row])
+                for number, steps in enumerate(strides)
+            }
+            call(slice(_PACKS, None), here)
+    return e.module()
+
+
+def _moved(e: Emitter, at: Reg, steps: Sequence[Json], indices: Sequence[Int]) -> Reg:
+    for index, step in zip(indices, steps, strict=True):
+        at = e.at(at, e.mul(index, e.extent(step)))
+    return at
