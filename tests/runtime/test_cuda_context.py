@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import sys
 import threading
 from math import prod
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -443,6 +445,21 @@ def test_a_profiler_that_fails_is_heard_and_leaves_the_context_usable(engine: En
             context.run({"x": batch_of(1)})
         context.profiler = None
         assert np.array_equal(context.run({"x": batch_of(1)})["y"], affine(batch_of(1)))
+
+
+def test_runs_are_ranges_in_a_system_profiler_where_its_package_is(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    ranges = SimpleNamespace(push_range=said.append, pop_range=lambda: said.append("end"))
+    monkeypatch.setitem(sys.modules, "nvtx", ranges)
+    with engine.create_context() as context:
+        context.run({"x": batch_of(1)})
+    assert said == ["affine", "end"]
+    monkeypatch.setitem(sys.modules, "nvtx", None)
+    with engine.create_context() as context:
+        context.run({"x": batch_of(1)})
+    assert said == ["affine", "end"]
 
 
 # ---- refit, failures, the end

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections import deque
 from contextlib import ExitStack
@@ -97,6 +98,7 @@ class CudaContext(ExecutionContext):
         self._machine = CudaMachinery(device, code.kernels, recorder, self._stream, code.weights)
         super().__init__(engine, code, self._machine, Staging(None, code.header))
         self._memories.arena = arena.address
+        self._ranges = _load_nvtx()
         self._foreigners: dict[int, CudaStream] = {}
         self._known: set[int] = set()
         """Addresses that were seen to be the GPU's."""
@@ -367,6 +369,23 @@ class CudaContext(ExecutionContext):
     # ---- profiling
 
     @override
+    def _execute(
+        self,
+        number: int,
+        values: dict[str, int],
+        addresses: list[int],
+        consumed: Consumption | None,
+    ) -> None:
+        if self._ranges is None:
+            super()._execute(number, values, addresses, consumed)
+            return
+        self._ranges.push_range(self._header.name)
+        try:
+            super()._execute(number, values, addresses, consumed)
+        finally:
+            self._ranges.pop_range()
+
+    @override
     def _execute_watched(
         self,
         number: int,
@@ -436,3 +455,11 @@ class CudaContext(ExecutionContext):
         finally:
             if RUN in self._owner and self._owner[RUN] is token:
                 del self._owner[RUN]
+
+
+def _load_nvtx() -> Any:
+    """The package by which the time line of a system profiler shows runs; None where it is not."""
+    try:
+        return importlib.import_module("nvtx")
+    except ImportError:
+        return None
