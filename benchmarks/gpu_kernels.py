@@ -10,362 +10,122 @@ Nothing of the builder or runtime takes part.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import multiprocessing
 import os
-import statistics
+import re
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if not __package__:  # run as a script
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from benchmarks.support.gpu_products import products_of
-from smelt.backends import Operands, Tactic, store_as
-from smelt.backends.cuda import CudaBackend, CudaTarget, compile_kernel
-from smelt.backends.cuda.families import _tiles
-from smelt.devices.cuda import (
-    WORD_BYTES,
-    CudaEvent,
-    CudaGraph,
-    CudaKernel,
-    CudaModule,
-    CudaStream,
-    KernelArguments,
-    LaunchShape,
-    cuda_device,
-    launch,
+from benchmarks.support.gpu_products import NETWORKS, products_of
+from benchmarks.support.gpu_rig import (
+    Bench,
+    Candidate,
+    Memory,
+    Rig,
+    candidates_of,
+    compiled,
 )
-from smelt.engine import Launch, View
+from smelt.backends.cuda import CudaBackend, CudaTarget
+from smelt.backends.cuda.families import _tiles
+from smelt.devices.cuda import CudaGraph
 from smelt.errors import SmeltError
-from smelt.types import DType, element_count, evaluate_dim
+from smelt.types import DType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from benchmarks.support.gpu_products import Product
-    from smelt.engine import KernelSpec
     from smelt.ir import Node
 
 FLOPS = 790e12
 BYTES_PER_SECOND = 4.3e12
 TOLERANCE = 3e-3
-_LAUNCHES = 20
-_ROTATED_BYTES = 120 << 20
-_MOST_SETS = 20
+Submit = Callable[..., Future[bytes]]
+
+_NEXT = "tl.extra.cuda.gdc_launch_dependents()"
 
 
-@dataclass(slots=True)
-class Candidate:
-    """A tactic, its launches, and their kernels while they are compiled."""
-
-    tactic: Tactic
-    steps: list[Launch]
-    records: list[Future[bytes]]
-
-    @property
-    def name(self) -> str:
-        """The tactic in short."""
-        return str(self.tactic)
+def _without_prefetch(text: str) -> str:
+    kept: list[str] = []
+    inside = False
+    for line in text.splitlines():
+        inside = line.startswith("    for first in ") or (inside and line.startswith("        "))
+        if not inside:
+            kept.append(line)
+    return "\n".join([*kept, ""])
 
 
-def lowered(backend: CudaBackend, node: Node, tactic: Tactic) -> list[Launch]:
-    """The launches of a tactic on memory of its own: view ``k`` lies in buffer ``k``."""
-    views: list[View] = []
-
-    def place(shape: Any, dtype: DType, order: Sequence[int]) -> View:
-        strides = [0] * len(shape)
-        step = 1
-        for axis in reversed(order):
-            strides[axis] = step
-            step *= shape[axis]
-        views.append(View(len(views), 0, dtype, tuple(shape), tuple(strides)))
-        return views[-1]
-
-    inputs: list[View | None] = []
-    for value, fmt in zip(node.inputs, tactic.inputs, strict=True):
-        known = value is not None and fmt is not None
-        inputs.append(
-            place(value.tensor.shape, fmt.dtype, fmt.layout.axis_order(value.tensor.rank))
-            if known and value is not None and fmt is not None
-            else None
-        )
-    outputs = tuple(
-        place(v.tensor.shape, f.dtype, f.layout.axis_order(v.tensor.rank))
-        for v, f in zip(node.outputs, tactic.outputs, strict=True)
-    )
-    family = backend.family(tactic.family)
-    packed = tuple(
-        place(c.type.shape, c.type.dtype, range(c.type.rank)) for c in family.pack(node, tactic)
-    )
-    size = evaluate_dim(tactic.workspace_bytes, {})
-    room = place((size,), DType.UINT8, (0,)) if size else None
-    steps = family.lower(node, tactic, Operands(tuple(inputs), outputs, packed, room))
-    return [step for step in steps if isinstance(step, Launch)]
+def _at_its_beginning(text: str) -> str:
+    head, *lines = [line for line in text.splitlines() if line.strip() != _NEXT]
+    return "\n".join([head, f"    {_NEXT}", *lines, ""])
 
 
-def compiled(kernel: KernelSpec, text: str, target: CudaTarget) -> bytes:
-    """One kernel's record; runs in a process of its own."""
-    return compile_kernel(kernel, text, target).to_bytes()
+VARIANTS: dict[str, Callable[[str], str]] = {
+    "after its wait": lambda text: text,
+    "at its beginning": _at_its_beginning,
+    "after its wait, no prefetch": _without_prefetch,
+}
+"""When a kernel of a chain lets the next one start."""
 
 
-def candidates_of(
-    backend: CudaBackend,
-    node: Node,
-    target: CudaTarget,
-    submit: Callable[..., Future[bytes]],
-    storage: DType,
-) -> list[Candidate]:
-    """Every tactic of a node, its kernels being compiled."""
-    found: list[Candidate] = []
-    for tactic in backend.candidates(node, target, storage)[0]:
-        if tactic.is_reference:
-            continue
-        if storage is not DType.FLOAT32:
-            tactic = store_as(storage, node, tactic, outputs=True)
-        steps = lowered(backend, node, tactic)
-        records = [
-            submit(compiled, s.kernel, backend.generate(s.kernel, target), target) for s in steps
-        ]
-        found.append(Candidate(tactic, steps, records))
-    return found
+def measure_chain(
+    rig: Rig, chain: list[tuple[Memory, Candidate]], target: CudaTarget, submit: Submit
+) -> None:
+    """Print what the best kernels of a network take one behind the other, as they are and else."""
+    backend = CudaBackend()
+    distinct = {id(candidate): (memory, candidate) for memory, candidate in chain}
+    for name, change in VARIANTS.items():
+        benches: dict[int, Bench] = {}
+        for key, (memory, candidate) in distinct.items():
+            texts = [change(backend.generate(s.kernel, target)) for s in candidate.steps]
+            steps = zip(candidate.steps, texts, strict=True)
+            records = [submit(compiled, s.kernel, text, target) for s, text in steps]
+            made = dataclasses.replace(candidate, records=records)
+            benches[key] = Bench(memory, made, backend)
+        print(f"next starts {name}: errors up to {max(b.error() for b in benches.values()):.2g}")
+        order = [benches[id(candidate)] for _, candidate in chain]
+        print(f"chain of {len(order)}: {chain_us(rig, order):.1f} us")
+        if name == next(iter(VARIANTS)):
+            print(f"started late: {chain_us(rig, order, early=False):.1f} us")
+            alike = sorted(order, key=id)
+            print(f"alike behind each other: {chain_us(rig, alike):.1f} us")
+            print(f"on one set of memory: {chain_us(rig, order, sets=1):.1f} us")
+            print(f"both: {chain_us(rig, alike, sets=1):.1f} us")
+        for module in [module for bench in benches.values() for module in bench.modules]:
+            module.close()
 
 
-class Rig:
-    """The GPU, through torch for memory and references, through the driver for our launches."""
+def chain_us(rig: Rig, order: Sequence[Bench], *, early: bool = True, sets: int = 1 << 20) -> float:
+    """Microseconds of launches one behind the other, in one graph."""
 
-    def __init__(self) -> None:
-        """Take the first GPU."""
-        import torch
+    def record() -> None:
+        for number, bench in enumerate(order):
+            bench.queue(number % sets, early=early)
 
-        self.torch = torch
-        torch.backends.cuda.matmul.allow_tf32 = False
-        torch.backends.cudnn.allow_tf32 = False
-        torch.backends.cudnn.benchmark = True
-        torch.manual_seed(time.time_ns() % 2**31)
-        torch.zeros(1, device="cuda")
-        self.device = cuda_device(0)
-        self.stream = CudaStream(self.device)
-        self.flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
-
-    def dtype(self, dtype: DType) -> Any:
-        """Torch's name of an element type."""
-        return getattr(self.torch, dtype.value)
-
-    def filled(self, view: View, scale: float = 1.0) -> Any:
-        """A random tensor that lies as the view says."""
-        count = evaluate_dim(element_count(view.shape), {})
-        kind = self.dtype(view.dtype)
-        if view.dtype is DType.UINT8:
-            return self.torch.zeros(count, dtype=kind, device="cuda")
-        flat = (self.torch.randn(count, device="cuda") * scale).to(kind)
-        return flat.as_strided(view.shape, view.strides)
-
-    def milliseconds(self, graph: CudaGraph, rounds: int) -> float:
-        """Median of a graph's replays."""
-        times: list[float] = []
-        marks = [(CudaEvent(self.device), CudaEvent(self.device)) for _ in range(rounds)]
-        graph.launch(self.stream)
-        for begin, end in marks:
-            begin.record(self.stream)
-            graph.launch(self.stream)
-            end.record(self.stream)
-        self.stream.synchronize()
-        times += [begin.elapsed(end) for begin, end in marks]
-        return statistics.median(times)
-
-    def torch_us(self, work: Sequence[Callable[[], Any]]) -> float:
-        """Microseconds of each of several calls into torch, in a graph."""
-        torch = self.torch
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for call in work:
-                call()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for call in work:
-                call()
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        graph.replay()
-        times: list[float] = []
-        for _ in range(5):
-            begin.record()
-            graph.replay()
-            end.record()
-            torch.cuda.synchronize()
-            times.append(begin.elapsed_time(end))
-        return statistics.median(times) * 1e3 / len(work)
-
-
-class Memory:
-    """Sets of operands of one product: values that every candidate of it shares."""
-
-    def __init__(self, rig: Rig, product: Product, node: Node) -> None:
-        """Draw the values of two sets, and compute what they give."""
-        self.rig, self.product, self.node = rig, product, node
-        size = product.moved_bytes(2)
-        self.sets = int(min(_MOST_SETS, max(2, -(-_ROTATED_BYTES // size))))
-        self.inputs: dict[tuple[int, int], Any] = {}
-        self.known: dict[int, Any] = {}
-        self.pool: dict[tuple[Any, ...], Any] = {}
-        torch = rig.torch
-        for index, value in enumerate(node.inputs):
-            if value is not None and value.constant is not None:
-                array = value.constant.array
-                for number in range(2):
-                    self.inputs[number, index] = torch.from_numpy(array).cuda()
-            elif value is not None:
-                for number in range(2):
-                    made = torch.randn(*value.tensor.shape, device="cuda")
-                    self.inputs[number, index] = made.half().to(rig.dtype(value.tensor.dtype))
-        self.wanted = [self._reference(number) for number in range(2)]
-
-    def _reference(self, number: int) -> Any:
-        torch, product = self.rig.torch, self.product
-        functional = torch.nn.functional
-        x, w, b = (self.inputs[number, k].float() for k in range(3))
-        w = w.half().float()
-        if product.size:
-            y = functional.conv2d(
-                x, w, b, product.stride, product.kernel // 2, groups=product.groups
-            )
-        else:
-            y = functional.linear(x, w, b)
-        if product.adds:
-            y += self.inputs[number, 3].float()
-        then = product.then
-        if then == "gelu":
-            return functional.gelu(y)
-        return y.clamp(0, 6) if then == "clip" else y.relu() if then == "relu" else y
-
-    def operand(self, view: View, number: int, name: str, source: Any) -> Any:
-        """Memory for one view of one set; with a source, its values are there."""
-        key = (name, view.dtype, view.shape, view.strides, number)
-        if key not in self.pool:
-            made = self.rig.filled(view)
-            if source is not None:
-                made.copy_(source)
-            self.pool[key] = made
-        return self.pool[key]
-
-    def torch_us(self) -> float:
-        """What torch takes for the root alone, channels last, bias included."""
-        torch, product = self.rig.torch, self.product
-        functional = torch.nn.functional
-        calls: list[Callable[[], Any]] = []
-        for _ in range(self.sets):
-            x, w, b = (self.inputs[0, k].half().clone() for k in range(3))
-            if product.size:
-                last = torch.channels_last
-                x, w = x.to(memory_format=last), w.to(memory_format=last)
-                args = (x, w, b, product.stride, product.kernel // 2, 1, product.groups)
-                calls.append(lambda args=args: functional.conv2d(*args))
-            else:
-                calls.append(lambda x=x, w=w, b=b: functional.linear(x, w, b))
-        return self.rig.torch_us(calls * -(-_LAUNCHES // len(calls)))
-
-
-class Bench:
-    """One candidate, loaded."""
-
-    def __init__(self, memory: Memory, candidate: Candidate, backend: CudaBackend) -> None:
-        """Load the kernels and lay out the arguments of every set."""
-        self.memory, self.rig = memory, memory.rig
-        records = [CudaKernel.from_bytes(f.result(), 0) for f in candidate.records]
-        self.modules = [CudaModule(self.rig.device, r.cubin) for r in records]
-        self.functions = [
-            module.function(r.entry, r.dynamic_shared_bytes)
-            for module, r in zip(self.modules, records, strict=True)
-        ]
-        node, tactic = memory.node, candidate.tactic
-        packed = backend.family(tactic.family).pack(node, tactic)
-        self.places: dict[int, Any] = {}
-        self.results: dict[int, Any] = {}
-        self.names: dict[int, str] = {}
-        count = 0
-        for index, (value, fmt) in enumerate(zip(node.inputs, tactic.inputs, strict=True)):
-            if value is not None and fmt is not None:
-                self.places[count] = index
-                count += 1
-        self.output = count
-        torch = self.rig.torch
-        for offset, constant in enumerate(packed):
-            self.places[count + 1 + offset] = torch.from_numpy(constant.array).cuda()
-            self.names[count + 1 + offset] = f"{constant.name} {constant.recipe}"
-        self.sets = [self._arguments(candidate, records, n) for n in range(memory.sets)]
-
-    def _arguments(self, candidate: Candidate, records: Any, number: int) -> list[Any]:
-        queued: list[Any] = []
-        for step, record, function in zip(candidate.steps, records, self.functions, strict=True):
-            words: list[int] = []
-            for position, view in enumerate(step.operands):
-                source = self.places.get(view.buffer)
-                if isinstance(source, int):
-                    source = self.memory.inputs[number % 2, source]
-                name = self.names.get(view.buffer, str(view.buffer))
-                made = self.memory.operand(view, number, name, source)
-                if view.buffer == self.output and position in step.writes:
-                    self.results[number] = made
-                words.append(made.data_ptr())
-            words += [evaluate_dim(s, {}) for s in step.scalars] + [0] * record.scratch_words
-            arguments = KernelArguments([WORD_BYTES] * len(words))
-            for place, word in enumerate(words):
-                arguments.set_word(place, word)
-            shape = LaunchShape(
-                (evaluate_dim(step.chunks, {}), 1, 1),
-                record.threads,
-                record.dynamic_shared_bytes,
-                may_start_early=record.may_start_early,
-            )
-            queued.append((function, shape, arguments))
-        return queued
-
-    def queue(self, number: int) -> None:
-        """Launch the candidate on one set."""
-        for function, shape, arguments in self.sets[number % len(self.sets)]:
-            launch(function, shape, arguments, self.rig.stream)
-
-    def error(self) -> float:
-        """The larger relative error of two sets, their outputs poisoned before."""
-        worst = 0.0
-        for number in range(2):
-            self.results[number].fill_(float("nan"))
-            self.rig.torch.cuda.synchronize()
-            self.queue(number)
-            self.rig.stream.synchronize()
-            wanted = self.memory.wanted[number]
-            difference = (self.results[number].float() - wanted).norm() / wanted.norm()
-            value = float(difference)
-            worst = max(worst, value if value == value else float("inf"))
-        return worst
-
-    def microseconds(self, rounds: int) -> float:
-        """One launch of many in a graph."""
-        count = max(_LAUNCHES, len(self.sets))
-
-        def record() -> None:
-            for number in range(count):
-                self.queue(number)
-
-        graph = CudaGraph(self.rig.stream, record)
-        try:
-            return self.rig.milliseconds(graph, rounds) * 1e3 / count
-        finally:
-            graph.close()
+    graph = CudaGraph(rig.stream, record)
+    try:
+        return rig.milliseconds(graph, 30) * 1e3
+    finally:
+        graph.close()
 
 
 def measure(
     rig: Rig, product: Product, node: Node, found: list[Candidate], options: argparse.Namespace
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], Memory, Candidate | None]:
     """The row of one product."""
     backend, memory = CudaBackend(), Memory(rig, product, node)
     times: list[tuple[float, str, int]] = []
+    best: tuple[float, Candidate | None] = (float("inf"), None)
     wrong: list[str] = []
     for candidate in found:
         try:
@@ -378,6 +138,7 @@ def measure(
             else:
                 registers = max(f.registers for f in bench.functions)
                 times.append((round(taken, 2), candidate.name, registers))
+                best = min(best, (taken, candidate), key=lambda pair: pair[0])
             for module in bench.modules:
                 module.close()
         except SmeltError as problem:
@@ -386,10 +147,11 @@ def measure(
     roof = max(product.flop / FLOPS, product.moved_bytes(2) / BYTES_PER_SECOND) * 1e6
     torch_us = round(memory.torch_us(), 2) if options.torch else None
     memory.pool.clear()
-    return {
+    row = {
         "label": product.label, "rows": product.rows, "roof_us": round(roof, 2),
         "torch_us": torch_us, "times": times, "wrong": wrong,
     }  # fmt: skip
+    return row, memory, best[1]
 
 
 def report(row: dict[str, Any], count: int, shown: int) -> None:
@@ -406,42 +168,72 @@ def report(row: dict[str, Any], count: int, shown: int) -> None:
     sys.stdout.flush()
 
 
+@dataclass(slots=True)
+class Job:
+    """A network, and its products while their candidates are compiled."""
+
+    network: str
+    batch: int
+    products: list[tuple[Product, int, Node, list[Candidate]]]
+    chain: dict[Product, tuple[Memory, Candidate]] = field(default_factory=dict)
+    """The best candidate of each product that was measured."""
+
+    def cancel(self) -> None:
+        """Compile no more."""
+        for *_, found in self.products:
+            for candidate in found:
+                for record in candidate.records:
+                    record.cancel()
+
+
+def begin_job(text: str, pattern: str, target: CudaTarget, submit: Submit) -> Job:
+    """Have all candidates of a network's products compiled."""
+    network, batch = text.split(":")
+    backend, job = CudaBackend(), Job(network, int(batch), [])
+    for product, count in products_of(network, job.batch).items():
+        if re.search(pattern, product.label):
+            node = product.node(DType.FLOAT32)
+            found = candidates_of(backend, node, target, submit, DType.FLOAT16)
+            job.products.append((product, count, node, found))
+    return job
+
+
+def run_job(rig: Rig, job: Job, options: argparse.Namespace, end: float) -> list[dict[str, Any]]:
+    """Measure the products of a network as long as there is time; their rows."""
+    rows: list[dict[str, Any]] = []
+    print(f"== {job.network} at batch {job.batch}, {end - time.monotonic():.1f} s are left")
+    for product, count, node, found in job.products:
+        if time.monotonic() > end:
+            print("out of time")
+            break
+        row, memory, best = measure(rig, product, node, found, options)
+        if best is not None:
+            job.chain[product] = (memory, best)
+        report(row, count, options.shown)
+        rows.append({"network": job.network, "batch": job.batch, "count": count, **row})
+    total = sum(row["count"] * row["times"][0][0] for row in rows if row["times"])
+    beside = sum(row["count"] * (row["torch_us"] or 0.0) for row in rows)
+    print(f"== {job.network} at batch {job.batch}: {total:.1f} us in sum; torch {beside:.1f}")
+    return rows
+
+
 def run(options: argparse.Namespace) -> None:
-    """Measure every product of the jobs, as long as there is time."""
-    begin = time.monotonic()
-    target, backend = CudaTarget(90), CudaBackend()
+    """Measure all jobs."""
+    begin, target = time.monotonic(), CudaTarget(90)
     if options.kept:
         _tiles._KEPT = options.kept
     workers = options.workers or max(1, (os.cpu_count() or 2) - 1)
     rows: list[dict[str, Any]] = []
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        jobs: list[tuple[str, int, list[Any]]] = []
-        for text in options.jobs:
-            network, batch = text.split(":")
-            listed: list[Any] = []
-            for product, count in products_of(network, int(batch)).items():
-                if options.only and options.only not in product.label:
-                    continue
-                node = product.node(DType.FLOAT32)
-                found = candidates_of(backend, node, target, pool.submit, DType.FLOAT16)
-                listed.append((product, count, node, found))
-            jobs.append((network, int(batch), listed))
+        jobs = [begin_job(text, options.only, target, pool.submit) for text in options.jobs]
         rig = Rig()
-        for network, batch, listed in jobs:
-            total, beside = 0.0, 0.0
-            print(f"== {network} at batch {batch}, {time.monotonic() - begin:.1f} s")
-            for product, count, node, found in listed:
-                if time.monotonic() - begin > options.seconds:
-                    print("out of time")
-                    break
-                row = measure(rig, product, node, found, options)
-                report(row, count, options.shown)
-                rows.append({"network": network, "batch": batch, "count": count, **row})
-                total += count * (row["times"][0][0] if row["times"] else 0.0)
-                beside += count * (row["torch_us"] or 0.0)
-            print(f"== {network} at batch {batch}: {total:.1f} us in sum; torch {beside:.1f}")
-        for future in [r for _, _, x in jobs for *_, found in x for c in found for r in c.records]:
-            future.cancel()
+        for job in jobs:
+            rows += run_job(rig, job, options, begin + options.seconds)
+            products = NETWORKS[job.network](job.batch)
+            order = [job.chain[p] for p in products if p in job.chain]
+            if order and options.chain:
+                measure_chain(rig, order, target, pool.submit)
+            job.cancel()
     print(f"{time.monotonic() - begin:.1f} s")
     if options.json:
         Path(options.json).write_text(json.dumps(rows, indent=0) + "\n", encoding="utf-8")
@@ -451,13 +243,14 @@ def main() -> None:
     """Read the command line and measure."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("jobs", nargs="+", help="NETWORK:BATCH, as in resnet50:1")
-    parser.add_argument("--only", default="", help="products whose label has this text")
+    parser.add_argument("--only", default="", help="products whose label this pattern finds")
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--shown", type=int, default=2, help="how many of the best are printed")
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--kept", type=int, default=0, help="tactics of each product")
     parser.add_argument("--torch", action="store_true", help="time torch as well")
+    parser.add_argument("--chain", action="store_true", help="time the best as a network, too")
     parser.add_argument("--json", help="where all times are written")
     run(parser.parse_args())
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from smelt.ops import Fused
 from smelt.ops.add import Add
 from smelt.ops.clip import Clip
 from smelt.ops.conv import Conv
+from smelt.ops.conv_sum import ConvSum
 from smelt.ops.fused import Stage
 from smelt.ops.gelu import Gelu
 from smelt.ops.gemm import Gemm
@@ -27,7 +28,7 @@ from smelt.types import DType, TensorType
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from smelt.ir import Node, Op, Value
+    from smelt.ir import Node, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,9 @@ class Product:
     """Activation: "", "relu", "clip" (0 to 6) or "gelu"."""
     adds: bool = False
     """Whether a tensor of the result's shape is added before the activation."""
+    shortcut: int = 0
+    """Channels of a second image, whose projection is added."""
+    shortcut_stride: int = 1
 
     @property
     def label(self) -> str:
@@ -55,6 +59,8 @@ class Product:
         else:
             kind = f"conv{self.kernel}s{self.stride} {self.size}px {self.channels}-{self.filters}"
         groups = " depthwise" if self.groups > 1 else ""
+        if self.shortcut:
+            groups = f" sum {self.shortcut}s{self.shortcut_stride}"
         return f"{kind}{groups}{' +x' if self.adds else ''}{' ' + self.then if self.then else ''}"
 
     @property
@@ -68,7 +74,7 @@ class Product:
     @property
     def flop(self) -> float:
         """Multiplications and additions."""
-        depth = self.channels // self.groups * self.kernel**2
+        depth = self.channels // self.groups * self.kernel**2 + self.shortcut
         return 2.0 * self.places * self.filters * depth
 
     def moved_bytes(self, element: int) -> float:
@@ -77,48 +83,56 @@ class Product:
         if self.kernel < self.stride:
             read //= self.stride**2
         weights = self.filters * self.channels // self.groups * self.kernel**2
+        read += self.places * self.shortcut
+        weights += self.filters * self.shortcut
         return element * (read + weights + self.places * self.filters * (2 if self.adds else 1))
 
     def node(self, dtype: DType) -> Node:
         """The product as the one node of a graph, on random weights."""
         graph = Graph("product")
+        root, inputs = self._root(graph, dtype)
+        own = len(inputs)
+        stages: list[Stage] = []
+        if self.adds:
+            inputs.append(graph.add_input("r", root.infer([v.operand for v in inputs])[0]))
+            stages.append(Stage(Add(), (-1, own)))
+        if self.then == "clip":
+            inputs += [graph.add_constant(np.array(v, dtype.numpy), f"c{v}") for v in (0, 6)]
+            stages.append(Stage(Clip(), (-1 - len(stages), len(inputs) - 2, len(inputs) - 1)))
+        elif self.then:
+            stages.append(Stage({"relu": Relu(), "gelu": Gelu()}[self.then], (-1 - len(stages),)))
+        node = graph.add(Fused(root, own, tuple(stages)) if stages else root, *inputs, name="node")
+        graph.outputs += node.outputs
+        return node
+
+    def _root(self, graph: Graph, dtype: DType) -> tuple[Any, list[Value]]:
+        """What is summed, and its operands."""
         random = np.random.default_rng(0)
-        root: Op
 
         def constant(name: str, *shape: int) -> Value:
             scale = prod(shape[1:]) ** -0.5 if len(shape) > 1 else 1.0
             array = random.standard_normal(shape, np.float32) * np.float32(scale)
             return graph.add_constant(array.astype(dtype.numpy), name)
 
-        if self.size:
-            root = Conv(
-                (self.kernel,) * 2,
-                strides=(self.stride,) * 2,
-                pads=(self.kernel // 2,) * 4,
-                group=self.groups,
-            )
-            shape = (self.rows, self.channels, self.size, self.size)
-            depth = self.channels // self.groups
-            weights = constant("w", self.filters, depth, self.kernel, self.kernel)
-        else:
-            root = Gemm(trans_b=1)
-            shape = (self.rows, self.channels)
-            weights = constant("w", self.filters, self.channels)
-        inputs = [graph.add_input("x", TensorType(dtype, shape)), weights]
-        inputs.append(constant("b", self.filters))
-        result = root.infer([v.operand for v in inputs])[0]
-        stages: list[Stage] = []
-        if self.adds:
-            inputs.append(graph.add_input("r", result))
-            stages.append(Stage(Add(), (-1, 3)))
-        if self.then == "clip":
-            inputs += [graph.add_constant(np.array(v, dtype.numpy), f"c{v}") for v in (0, 6)]
-            stages.append(Stage(Clip(), (-1 - len(stages), len(inputs) - 2, len(inputs) - 1)))
-        elif self.then:
-            stages.append(Stage({"relu": Relu(), "gelu": Gelu()}[self.then], (-1 - len(stages),)))
-        node = graph.add(Fused(root, 3, tuple(stages)) if stages else root, *inputs, name="node")
-        graph.outputs += node.outputs
-        return node
+        def image(name: str, *shape: int) -> Value:
+            return graph.add_input(name, TensorType(dtype, shape))
+
+        bias = constant("b", self.filters)
+        if not self.size:
+            x = image("x", self.rows, self.channels)
+            return Gemm(trans_b=1), [x, constant("w", self.filters, self.channels), bias]
+        window = (self.kernel, self.kernel)
+        pads = (self.kernel // 2,) * 4
+        root = Conv(window, strides=(self.stride,) * 2, pads=pads, group=self.groups)
+        x = image("x", self.rows, self.channels, self.size, self.size)
+        weights = constant("w", self.filters, self.channels // self.groups, *window)
+        if not self.shortcut:
+            return root, [x, weights, bias]
+        extent = self.size * self.shortcut_stride
+        second = image("y", self.rows, self.shortcut, extent, extent)
+        taken = constant("v", self.filters, self.shortcut, 1, 1)
+        projection = Conv((1, 1), strides=(self.shortcut_stride,) * 2)
+        return ConvSum(root, projection), [x, weights, second, taken, bias]
 
 
 def _resnet50(batch: int) -> Iterator[Product]:
@@ -129,10 +143,13 @@ def _resnet50(batch: int) -> Iterator[Product]:
             stride = first if block == 0 else 1
             yield Product(batch, size, channels, planes)
             yield Product(batch, size, planes, planes, 3, stride)
-            if block == 0:
-                yield Product(batch, size, channels, 4 * planes, 1, stride, then="")
             size //= stride
-            yield Product(batch, size, planes, 4 * planes, adds=True)
+            if block == 0:
+                yield Product(
+                    batch, size, planes, 4 * planes, shortcut=channels, shortcut_stride=stride
+                )
+            else:
+                yield Product(batch, size, planes, 4 * planes, adds=True)
             channels = 4 * planes
     yield Product(batch, 0, 2048, 1000, then="")
 

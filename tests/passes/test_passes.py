@@ -290,9 +290,10 @@ def test_ops_of_several_are_made_for_a_backend_that_has_code_for_them() -> None:
     made = {
         "chain": "chain-depthwise",
         "attention": "fuse-attention",
+        "conv_sum": "fold-projections",
         "integer": "absorb-quantization",
     }
-    for wanted in ((), ("chain",), ("attention",), ("attention", "chain"), ("integer",)):
+    for wanted in ((), ("chain",), ("attention",), ("attention", "conv_sum"), ("integer",)):
         names = {one.name for one in pipeline(composed=wanted)}
         assert names & set(made.values()) == {made[op] for op in wanted}
     assert [one.name for one in pipeline()] == [

@@ -29,6 +29,7 @@ from smelt.ops.concat import Concat
 from smelt.ops.constant_of_shape import ConstantOfShape
 from smelt.ops.conv import Conv
 from smelt.ops.conv_integer import ConvInteger
+from smelt.ops.conv_sum import ConvSum
 from smelt.ops.conv_transpose import ConvTranspose
 from smelt.ops.cos import Cos
 from smelt.ops.cosh import Cosh
@@ -179,6 +180,7 @@ __all__ = [
     "ConstantOfShape",
     "Conv",
     "ConvInteger",
+    "ConvSum",
     "ConvTranspose",
     "Cos",
     "Cosh",
@@ -337,6 +339,7 @@ ALL_OPS: tuple[type[Op], ...] = (
     ConstantOfShape,
     Conv,
     ConvInteger,
+    ConvSum,
     ConvTranspose,
     Cos,
     Cosh,

@@ -7,6 +7,7 @@ from smelt.passes.chain_depthwise import ChainDepthwise
 from smelt.passes.combine_affines import CombineAffines
 from smelt.passes.decompose import Decompose
 from smelt.passes.fold_constants import FoldConstants
+from smelt.passes.fold_projections import FoldProjections
 from smelt.passes.fold_scales import FoldScales
 from smelt.passes.fuse_attention import FuseAttention
 from smelt.passes.fuse_epilogues import FuseEpilogues
@@ -32,6 +33,7 @@ __all__ = [
     "DEFAULT_PIPELINE",
     "Decompose",
     "FoldConstants",
+    "FoldProjections",
     "FoldScales",
     "FuseAttention",
     "FuseEpilogues",
@@ -62,6 +64,7 @@ ALL_PASSES: tuple[type[Pass], ...] = (
     CombineAffines,
     Decompose,
     FoldConstants,
+    FoldProjections,
     FoldScales,
     FuseAttention,
     FuseEpilogues,

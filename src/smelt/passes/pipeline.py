@@ -10,6 +10,7 @@ from smelt.passes.chain_depthwise import ChainDepthwise
 from smelt.passes.combine_affines import CombineAffines
 from smelt.passes.decompose import Decompose
 from smelt.passes.fold_constants import FoldConstants
+from smelt.passes.fold_projections import FoldProjections
 from smelt.passes.fold_scales import FoldScales
 from smelt.passes.fuse_attention import FuseAttention
 from smelt.passes.fuse_epilogues import FuseEpilogues
@@ -66,6 +67,7 @@ DEFAULT_PIPELINE: tuple[Pass, ...] = (
     # Epilogues before siblings: siblings are merged with their epilogues, when these are alike.
     FuseEpilogues(),
     MergeSiblings(),
+    FoldProjections(),
     # Last, of what no other pass has a use for apart.
     ChainDepthwise(),
     RemoveUnused(),
@@ -75,6 +77,7 @@ DEFAULT_PIPELINE: tuple[Pass, ...] = (
 _COMPOSED: dict[type[Pass], str] = {
     AbsorbQuantization: "integer",
     ChainDepthwise: "chain",
+    FoldProjections: "conv_sum",
     FuseAttention: "attention",
 }
 """The passes that make an op of several which not every backend has code for, and that op."""

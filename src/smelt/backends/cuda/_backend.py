@@ -19,6 +19,7 @@ from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda._triton import generator_edition
 from smelt.backends.cuda.families.attention import AttentionFamily
 from smelt.backends.cuda.families.conv import ConvFamily
+from smelt.backends.cuda.families.conv_sum import ConvSumFamily
 from smelt.backends.cuda.families.depthwise import DepthwiseFamily
 from smelt.backends.cuda.families.elementwise import ElementwiseFamily
 from smelt.backends.cuda.families.gather import GatherFamily
@@ -28,6 +29,7 @@ from smelt.backends.cuda.families.pool import PoolFamily
 from smelt.backends.cuda.families.recurrent import RecurrentFamily
 from smelt.backends.cuda.families.resample import ResampleFamily
 from smelt.backends.cuda.families.rows import RowsFamily
+from smelt.backends.cuda.families.stem import StemFamily
 from smelt.devices.cpu import available_processors
 from smelt.errors import BuildError, InternalError
 from smelt.ops import ALL_OPS
@@ -58,7 +60,7 @@ class CudaBackend(Backend[CudaTarget]):
     """Compiles for NVIDIA GPUs: NHWC or linear, through Triton, with or without a GPU."""
 
     name: ClassVar[str] = "cuda"
-    composed: ClassVar[tuple[str, ...]] = ("attention",)
+    composed: ClassVar[tuple[str, ...]] = ("attention", "conv_sum")
     never_fused: ClassVar[tuple[str, ...]] = tuple(
         sorted(op.name for op in ALL_OPS if op.name not in EXPRESSIONS)
     )
@@ -78,6 +80,7 @@ class CudaBackend(Backend[CudaTarget]):
             WindowFamily(),
             AttentionFamily(),
             ConvFamily(),
+            ConvSumFamily(),
             DepthwiseFamily(),
             ElementwiseFamily(),
             GatherFamily(),
@@ -87,6 +90,7 @@ class CudaBackend(Backend[CudaTarget]):
             RecurrentFamily(),
             ResampleFamily(),
             RowsFamily(),
+            StemFamily(),
             ReferenceFamily(),
         )
         self.cache = cache

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Final
 
 from smelt.backends.cuda._source import LANGUAGE_TYPES
 from smelt.backends.cuda._tile_writer import TileWriter, across, both, divides, masked
@@ -85,6 +85,10 @@ class ProductKernel:
     """From the result of a piece to the next one's."""
     warps: int
     pipeline: int
+    factors: int = 2
+    """Operands that are summed; extra operands follow, then the result."""
+    second_run: int = 0
+    """Channels of a second image, whose pixels alone lengthen the sum: then it is factor three."""
     operands: tuple[tuple[str, Json], ...] = ()
     """What `operand_parameters` says."""
     far: tuple[bool, ...] = ()
@@ -115,6 +119,8 @@ class ProductWriter(TileWriter):
         rows = self.row_offset(0)
         s.line(f"step = tl.arange(0, {self.tile[2]})")
         s.line(f"a_rows = p0 + ({rows}{'' if start == '0' else f' - {start}'})")
+        if self.k["second_run"]:
+            s.line(f"second_rows = p2 + ({self.row_offset(2)})")
         name = "column"
         if self.column_ok and self.k["clamps"]:
             name = "filter"
@@ -132,15 +138,20 @@ class ProductWriter(TileWriter):
     def sum(self) -> None:
         bm, bn, bk = self.tile
         self.s.line(f"acc = tl.zeros([{bm}, {bn}], tl.float32)")
-        run = self.k["run"]
+        run, second = self.k["run"], self.k["second_run"]
+        self.turns = second > 0 and run % bk == second % bk == 0
         if self.windows and not (isinstance(run, int) and run % bk == 0):
             self.sum_together()
         else:
             self.sum_by_tap()
+        if second and not self.turns:
+            self.sum_second()
 
     def loop(self, outer: int, inner: str) -> str:
         """The head of the loop over this program's part of the steps."""
         steps = str(outer * int(inner)) if inner.isdigit() else f"{outer} * {inner}"
+        if self.turns:
+            steps = str(int(steps) + self.k["second_run"] // self.tile[2])
         pieces = self.k["pieces"]
         if pieces == 1:
             return f"for number in range(0, {steps}):"
@@ -170,11 +181,39 @@ class ProductWriter(TileWriter):
             a_run, b_run = self.k["run_strides"]
             a_at = s.join(place, s.sum_of(("c", a_run)))
             b_at = s.sum_of(*[("tap", self.k["tap_stride"])][: len(self.windows)], ("c", b_run))
+            rows = "a_rows"
+            if self.turns:
+                rows, a_at, b_at, a_ok = "rows", "at", "k", self.turn_to_second(a_at, a_ok)
             self.multiply(
-                f"a_rows[:, None] + ({a_at})[None, :]",
+                f"{rows}[:, None] + ({a_at})[None, :]",
                 both(across(a_ok, 0), across(c_ok, 1)),
                 f"b_columns[None, :] + ({b_at})[:, None]",
                 both(across("" if self.k["clamps"] else self.column_ok, 1), across(c_ok, 0)),
+            )
+
+    def turn_to_second(self, a_at: str, a_ok: str) -> str:
+        """Take the step from the second image where the first is through; the new condition."""
+        s, bk = self.s, self.tile[2]
+        steps = self.taps * self.k["run"] // bk
+        s.line(f"is_second = number >= {steps}")
+        s.line(f"k = number * {bk} + step")
+        s.line("rows = tl.where(is_second, second_rows, a_rows)")
+        s.line(f"at = tl.where(is_second, k - {steps * bk}, {a_at})")
+        return a_ok and f"({a_ok}) | is_second"
+
+    def sum_second(self) -> None:
+        """The pixels of the second image, where steps would reach from one image into both."""
+        s, bk, run = self.s, self.tile[2], self.k["second_run"]
+        with s.block(f"for number in range(0, {-(-run // bk)}):"):
+            s.line(f"c = number * {bk} + step")
+            c_ok = "" if run % bk == 0 else f"(c < {run})"
+            a_ok = across("" if self.k["clamps"] else self.row_ok, 0)
+            b_ok = across("" if self.k["clamps"] else self.column_ok, 1)
+            self.multiply(
+                "second_rows[:, None] + c[None, :]",
+                both(a_ok, across(c_ok, 1)),
+                f"b_columns[None, :] + (c + {self.taps * self.k['run']})[:, None]",
+                both(b_ok, across(c_ok, 0)),
             )
 
     def sum_together(self) -> None:
@@ -189,7 +228,8 @@ class ProductWriter(TileWriter):
             a_ok = across("" if self.k["clamps"] else self.row_ok, 0)
             inside, place = self.place_tap("tap", "[:, None]")
             a_at = s.join(place, s.sum_of(("c", self.k["run_strides"][0])))
-            b_ok = "" if divides(bk, self.k["depth"]) else f"(k < {self.k['depth']})"
+            depth = total if self.k["second_run"] else self.k["depth"]
+            b_ok = "" if divides(bk, depth) else f"(k < {depth})"
             self.multiply(
                 f"a_rows[:, None] + ({a_at})[None, :]",
                 both(a_ok, inside, across(k_ok, 1)),
@@ -213,7 +253,7 @@ class ProductWriter(TileWriter):
         if stride != 1 or not isinstance(run, int):
             return
         line = _LINE_BYTES // s.dtypes[1].size_bytes
-        count = -(-self.taps * run // line)
+        count = -(-(self.taps * run + self.k["second_run"]) // line)
         wide = max(1, self.k["warps"] * _LANES // bn)
         step = f"{self.down} * {wide}"
         with s.block(f"for first in range(down * {wide}, {count}, {step}):"):
@@ -250,8 +290,6 @@ class ChannelsWriter(TileWriter):
 
 class PiecesWriter(TileWriter):
     """Adds the results of pieces. Operands: those results, extra operands, result."""
-
-    factors: ClassVar[int] = 1
 
     @override
     def sum(self) -> None:

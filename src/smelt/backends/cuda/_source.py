@@ -6,8 +6,9 @@ them are multiples of 16, and with ``scalars`` how many scalars follow; ``warps`
 say how the compiler is to spread it and how many loads it may run ahead.
 
 A kernel may be started before the launch before it has ended, and lets the next one do the same; it
-waits before it touches anything but weights. Architectures that know nothing of this get the text
-without those lines.
+waits before it touches anything but weights. It lets the next one start once it has waited itself:
+one waiting launch is enough to hide what a launch costs, and more of them take up room.
+Architectures that know nothing of this get the text without those lines.
 """
 
 from __future__ import annotations
@@ -104,6 +105,7 @@ class Source:
         """Let what was launched before end; without this, the whole kernel waits."""
         self._waits = True
         self.line(_WAIT)
+        self.line(_LET_NEXT_START)
 
     @contextmanager
     def block(self, header: str) -> Generator[None]:
@@ -122,9 +124,9 @@ class Source:
 
     def text(self) -> str:
         """The whole function."""
-        head = [f"def kernel({', '.join(self.arguments)}):", _INDENT + _LET_NEXT_START]
+        head = [f"def kernel({', '.join(self.arguments)}):"]
         if not self._waits:
-            head.append(_INDENT + _WAIT)
+            head += [_INDENT + _WAIT, _INDENT + _LET_NEXT_START]
         return "\n".join([*head, *self._lines, ""])
 
     # ---- what every kernel says

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from math import prod
-from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from smelt.backends.cuda._elementwise import literal, write_stages
 from smelt.backends.cuda._source import LANGUAGE_TYPES, Source
@@ -24,14 +24,12 @@ _MOST_BITS: Final = 31
 class TileWriter(ABC):
     """Writes the kernel of one spec; see `ProductKernel` for what that says."""
 
-    factors: ClassVar[int] = 2
-    """Operands that are summed; extra operands follow, then the result."""
-
     def __init__(self, kernel: KernelSpec) -> None:
         """Read the spec."""
         self.k = kernel
         self.s = Source(kernel)
         self.last = len(self.s.dtypes) - 1
+        self.factors: int = kernel["factors"]
         self.tile = cast("tuple[int, int, int]", tuple(kernel["tile"]))
         self.stack: Any = kernel["stack"]
         self.rows: Any = kernel["rows"]

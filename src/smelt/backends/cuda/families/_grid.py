@@ -89,6 +89,7 @@ def _sum_pieces(kernel: ProductKernel, stride: Json) -> tuple[ProductKernel, Pro
     adding = dataclasses.replace(
         kernel,
         sums="pieces",
+        factors=1,
         windows=(),
         start=0,
         run=0,

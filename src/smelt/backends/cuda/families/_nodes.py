@@ -8,12 +8,11 @@ from smelt.ir import Constant
 from smelt.ops.cast import Cast
 
 if TYPE_CHECKING:
-    from smelt.backends._base import Tactic
+    from smelt.types import DType
 
 
-def as_factor(weights: Constant, tactic: Tactic) -> Constant:
-    """Packed weights in the element type that the tactic multiplies in: its first input's."""
-    first = tactic.inputs[0]
-    if first is None or first.dtype is weights.type.dtype:
+def as_factor(weights: Constant, dtype: DType) -> Constant:
+    """Packed weights in the element type that the tactic multiplies in."""
+    if dtype is weights.type.dtype:
         return weights
-    return Constant.derive(f"{weights.name}.{first.dtype.value}", Cast(first.dtype), weights)
+    return Constant.derive(f"{weights.name}.{dtype.value}", Cast(dtype), weights)

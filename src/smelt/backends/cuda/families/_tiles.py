@@ -32,11 +32,14 @@ _TILE_SECONDS: Final = 1.5e-6
 """Beginning and end of a tile."""
 _ADDING_SECONDS: Final = 2.0e-6
 """Of the launch that adds the pieces of a sum."""
+_SCATTERED: Final = 6.0
+"""How much longer steps take whose elements are read one by one."""
 _REGISTERS: Final = 65536
 _THREADS: Final = 2048
 _WARP_LANES: Final = 32
 _VECTOR: Final = 8
-"""Elements of a load; runs of other lengths are read one by one, which nothing runs ahead of."""
+_LEAST_VECTOR: Final = 4
+"""Elements of a load that may run ahead."""
 _LARGEST_TILE: Final = 128 * 256
 _LEAST_AREA: Final = {4: 0, 8: 64 * 128}
 _MOST_AREA: Final = {4: 128 * 128, 8: _LARGEST_TILE}
@@ -67,6 +70,8 @@ class Shape:
     """Whether the epilogue reads a tensor."""
     run: int = 0
     """Elements of the depth that lie side by side; 0 for all of them."""
+    image: int = 0
+    """Elements of the first factor, where windows read them several times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +155,7 @@ def _pipelines(
     """How many steps' factors may be held: one where nothing can run ahead."""
     if steps == 1 or shape.run % _VECTOR:
         yield 1
+    if steps == 1 or shape.run % _LEAST_VECTOR:
         return
     each = (tile[0] + tile[1]) * tile[2] * shape.dtype.size_bytes
     for pipeline in (2, 3) if shape.dtype is DType.FLOAT32 else (2, 3, 4, 6, 8):
@@ -191,12 +197,15 @@ def _seconds(shape: Shape, choice: Choice, target: CudaTarget) -> float:
     if bm < _LEAST_WIDE_ROWS:
         rate *= 0.55
     work = 2.0 * bm * bn * bk * target.multiprocessors / rate
+    if shape.run % _LEAST_VECTOR:
+        work *= _SCATTERED
     moved = (bm + bn) * bk * size / (_SHARED_BYTES_PER_SECOND * 3)
     ahead = max(1, min(choice.pipeline - 1, steps))
     step = max(beside * max(work, moved), _LATENCY_SECONDS / ahead)
     written = bm * bn * size * (1 + shape.adds) * beside / (_SHARED_BYTES_PER_SECOND * 3)
     own = -(-each // beside) * (steps * step + _TILE_SECONDS + written)
-    read = (shape.rows + shape.columns) * shape.depth + shape.rows * shape.columns
+    first = shape.image or shape.rows * shape.depth
+    read = first + shape.columns * (shape.depth + shape.rows * (1 + shape.adds))
     floor = shape.matrices * read * size / BYTES_PER_SECOND
     apart = _ADDING_SECONDS if choice.pieces > 1 else 0.0
     return LAUNCH_SECONDS + max(own, floor) + apart

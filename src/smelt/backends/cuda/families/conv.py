@@ -12,7 +12,7 @@ from smelt.backends._base import Family, Operands, Refusal, Tactic
 from smelt.backends._fusion import root_of
 from smelt.backends._nodes import value_of, view_of
 from smelt.backends._scalars import Scalars
-from smelt.backends.cuda._costs import guess
+from smelt.backends.cuda._costs import count_of, guess
 from smelt.backends.cuda._product import ProductKernel, write_product
 from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda.families._epilogue import (
@@ -27,6 +27,7 @@ from smelt.backends.cuda.families._tiles import Shape, choices, tiles_for
 from smelt.errors import InternalError
 from smelt.ir import Constant
 from smelt.ops.conv import Conv
+from smelt.ops.conv_sum import ConvSum
 from smelt.ops.pad import Pad
 from smelt.ops.reshape import Reshape
 from smelt.ops.transpose import Transpose
@@ -35,7 +36,7 @@ from smelt.types import Layout, TensorFormat, element_count, override
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from smelt.engine import KernelSpec, Launch, Step, View
+    from smelt.engine import KernelSpec, Launch, Step
     from smelt.ir import Node, Value
     from smelt.types import Dim
 
@@ -74,16 +75,7 @@ class ConvFamily(Family[CudaTarget]):
         weights = value_of(node, 1).constant
         if weights is None:
             raise InternalError(f"{node} has tactics, but its weights are not constant")
-        rank = weights.type.rank
-        order = (0, *range(2, rank), 1)
-        made = Constant.derive(f"{weights.name}.taps_first", Transpose(order), weights)
-        filters, *rest = (cast("int", e) for e in weights.type.shape)
-        if missing := _padded(prod(rest)) - prod(rest):
-            flat = Constant(f"{weights.name}.rows", np.array([filters, prod(rest)], np.int64))
-            made = Constant.derive(f"{weights.name}.taps", Reshape(), made, flat)
-            pads = Constant(f"{weights.name}.pads", np.array([0, 0, 0, missing], np.int64))
-            made = Constant.derive(f"{weights.name}.padded", Pad(), made, pads)
-        return (as_factor(made, tactic),)
+        return (as_factor(pack_filters(weights), cast("TensorFormat", tactic.inputs[0]).dtype),)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
@@ -96,13 +88,38 @@ class ConvFamily(Family[CudaTarget]):
         return write_product(kernel)
 
 
+def pack_filters(weights: Constant) -> Constant:
+    """Filters as kernels read them: tap by tap, then zeros up to a whole vector."""
+    filters, *_ = weights.type.shape
+    order = (0, *range(2, weights.type.rank), 1)
+    made = Constant.derive(f"{weights.name}.taps_first", Transpose(order), weights)
+    shape = Constant(f"{weights.name}.rows", np.array([filters, -1], np.int64))
+    rows = Constant.derive(f"{weights.name}.taps", Reshape(), made, shape)
+    return end_in_vectors(rows)
+
+
+def end_in_vectors(rows: Constant) -> Constant:
+    """Rows with zeros up to a whole vector."""
+    _, length = (cast("int", e) for e in rows.type.shape)
+    if _padded(length) == length:
+        return rows
+    ends = Constant(f"{rows.name}.ends", np.array([0, 0, 0, _padded(length) - length]))
+    return Constant.derive(f"{rows.name}.padded", Pad(), rows, ends)
+
+
 def _padded(depth: int) -> int:
     """Elements of a filter as it is packed, so that each begins where vectors may."""
     return -(-depth // _VECTOR) * _VECTOR
 
 
+def _own_count(node: Node) -> int:
+    """Images and weights."""
+    return 4 if isinstance(root_of(node)[0], ConvSum) else 2
+
+
 def _bias(node: Node) -> Value | None:
-    return node.inputs[2] if root_of(node)[1] > 2 else None
+    own = _own_count(node)
+    return node.inputs[own] if root_of(node)[1] > own else None
 
 
 def _bias_count(node: Node) -> int:
@@ -131,10 +148,10 @@ def is_depthwise(node: Node, root: Conv) -> bool:
 def formats_of(node: Node) -> tuple[tuple[TensorFormat | None, ...], TensorFormat]:
     """How a convolution's inputs and its result are stored; weights are packed."""
     kind, count = value_of(node, 0).tensor.dtype, root_of(node)[1]
-    image = TensorFormat(kind, Layout.CHANNELS_LAST)
-    bias = [TensorFormat(kind, Layout.LINEAR) if _bias(node) else None][: count - 2]
+    image, own = TensorFormat(kind, Layout.CHANNELS_LAST), _own_count(node)
+    bias = [TensorFormat(kind, Layout.LINEAR) if _bias(node) else None][: count - own]
     epilogue = planned_epilogue(node, Layout.CHANNELS_LAST, _bias_count(node))
-    return (image, None, *bias, *epilogue.formats), image
+    return (*(image, None) * (own // 2), *bias, *epilogue.formats), image
 
 
 def _shape(node: Node, root: Conv, target: CudaTarget) -> Shape:
@@ -143,37 +160,65 @@ def _shape(node: Node, root: Conv, target: CudaTarget) -> Shape:
     columns = filters // root.group
     dtype = target.factors(value_of(node, 0).tensor.dtype)
     adds = len(node.inputs) > 3
-    return Shape(root.group, rows, columns, prod(rest), dtype, adds=adds, run=rest[0])
+    image = count_of(value_of(node, 0)) // root.group
+    return Shape(root.group, rows, columns, prod(rest), dtype, adds, rest[0], image)
 
 
 class ConvLowering:
     """A convolution on the memory of its operands."""
 
-    def __init__(self, node: Node, root: Conv, tactic: Tactic, operands: Operands) -> None:
-        """Gather the operands; their order is the kernels'."""
+    def __init__(
+        self,
+        node: Node,
+        root: Conv,
+        tactic: Tactic,
+        operands: Operands,
+        run: int = 0,
+        second: Conv | None = None,
+    ) -> None:
+        """Gather the operands; their order is the kernels'.
+
+        Args:
+            node: the convolution, with its epilogue.
+            root: what of it is summed.
+            tactic: how.
+            operands: their memory.
+            run: channels of the image as it lies there, if more than it has.
+            second: what is summed as well, of the pixels of a second image.
+        """
         x, out = view_of(operands, 0), operands.outputs[0]
+        self.run = run
         self.node, self.root, self.tactic = node, root, tactic
         self.x, self.out = x, out
         extras = extra_views(node, operands)
         if _bias(node) is not None:
-            view = view_of(operands, 2)
+            view = view_of(operands, _own_count(node))
             strides = tuple(view.strides[0] if axis == 1 else 0 for axis in range(len(out.shape)))
             extras.insert(0, (view, strides))
         self.extras = extras
-        self.views: list[View] = [x, operands.packed[0], *(view for view, _ in extras), out]
+        self.second = None if second is None else (second, view_of(operands, 2))
+        others = [] if self.second is None else [self.second[1]]
+        self.views = [x, operands.packed[0], *others, *(view for view, _ in extras), out]
         self.workspace = operands.workspace
         self.scalars = Scalars()
 
     def strides(self, axis: int) -> tuple[Dim, ...]:
-        """Of the extra operands and the result, along an axis of the result."""
-        return (*(strides[axis] for _, strides in self.extras), self.out.strides[axis])
+        """Of a second image, extra operands and the result, along an axis of the result."""
+        own = (*(strides[axis] for _, strides in self.extras), self.out.strides[axis])
+        if self.second is None:
+            return own
+        root, view = self.second
+        step = root.strides[axis - 2] if axis >= 2 else 1
+        return (view.strides[axis] * step if axis != 1 else 0, *own)
 
     def launches(self) -> tuple[Launch, ...]:
         """One launch, or those of the pieces of the sum."""
         node, root = self.node, self.root
-        filters, depth, *window = (cast("int", e) for e in value_of(node, 1).tensor.shape)
+        filters, depth, *_ = (cast("int", e) for e in value_of(node, 1).tensor.shape)
+        depth = self.run or depth
         columns = filters // root.group
-        each = _padded(depth * prod(window))
+        second = 0 if self.second is None else cast("int", self.second[1].shape[1])
+        each = _padded(depth * prod(root.kernel_shape) + second)
         group = (
             depth * self.x.strides[1],
             columns * each,
@@ -186,6 +231,8 @@ class ConvLowering:
             run_strides=(self.scalars.json(self.x.strides[1]), 1),
             tap_stride=depth,
             depth=each,
+            factors=2 if self.second is None else 3,
+            second_run=second,
             **self.common(),
             **choices(self.tactic),
         )
@@ -208,13 +255,15 @@ class ConvLowering:
             "alpha": 1.0,
             "stages": planned_epilogue(node, Layout.CHANNELS_LAST, _bias_count(node)).stages,
             "clamps": self.x.strides[1] == 1,
-            "constants": (False, True, *self.constant_extras(), False),
+            "constants": self.constants(),
         }
 
-    def constant_extras(self) -> Iterator[bool]:
-        """Whether each extra operand is a weight."""
-        first = 2 if _bias(self.node) is not None else root_of(self.node)[1]
-        return (v.constant is not None for v in self.node.inputs[first:] if v is not None)
+    def constants(self) -> tuple[bool, ...]:
+        """Whether each operand is a weight."""
+        own = _own_count(self.node)
+        first = own if _bias(self.node) is not None else root_of(self.node)[1]
+        extras = (v.constant is not None for v in self.node.inputs[first:] if v is not None)
+        return (False, True, *[False] * (self.second is not None), *extras, False)
 
     def grid(self, columns: Axis, groups: int) -> Grid:
         """The result; axes whose windows stay inside are joined where they run on."""

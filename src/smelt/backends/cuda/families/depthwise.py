@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from smelt.engine import KernelSpec, Step
     from smelt.ir import Node
+    from smelt.types import TensorFormat
 
 _ELEMENTS: Final = (1024, 2048, 4096)
 """Of a program."""
@@ -68,7 +69,7 @@ class DepthwiseFamily(Family[CudaTarget]):
             raise InternalError(f"{node} has tactics, but its weights are not constant")
         order = (*range(2, weights.type.rank), 1, 0)
         taps = Constant.derive(f"{weights.name}.taps_of_channels", Transpose(order), weights)
-        return (as_factor(taps, tactic),)
+        return (as_factor(taps, cast("TensorFormat", tactic.inputs[0]).dtype),)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from smelt.backends._axes import Axis, broadcast_strides, join_axes
 from smelt.backends._base import Family, Operands, Refusal, Tactic
@@ -72,7 +72,7 @@ class GemmFamily(Family[CudaTarget]):
             order = (*range(rank - 2), rank - 1, rank - 2)
             name = f"{weights.name}.columns_first"
             weights = Constant.derive(name, Transpose(order), weights)
-        return (as_factor(weights, tactic),)
+        return (as_factor(weights, cast("TensorFormat", tactic.inputs[0]).dtype),)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:

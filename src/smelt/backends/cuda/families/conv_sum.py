@@ -1,0 +1,101 @@
+"""Two convolutions that are added, the second of single pixels: one longer sum."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING, ClassVar, cast
+
+import numpy as np
+
+from smelt.backends._base import Family, Operands, Refusal, Tactic
+from smelt.backends._fusion import root_of
+from smelt.backends._nodes import value_of
+from smelt.backends.cuda._costs import count_of
+from smelt.backends.cuda._product import write_product
+from smelt.backends.cuda._target import CudaTarget
+from smelt.backends.cuda.families._nodes import as_factor
+from smelt.backends.cuda.families._tiles import Shape, tiles_for
+from smelt.backends.cuda.families.conv import (
+    ConvLowering,
+    end_in_vectors,
+    formats_of,
+    reason_against,
+)
+from smelt.errors import InternalError
+from smelt.ir import Constant
+from smelt.ops.concat import Concat
+from smelt.ops.conv_sum import ConvSum
+from smelt.ops.reshape import Reshape
+from smelt.ops.transpose import Transpose
+from smelt.types import override
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from smelt.engine import KernelSpec, Step
+    from smelt.ir import Node
+    from smelt.types import TensorFormat
+
+
+class ConvSumFamily(Family[CudaTarget]):
+    """Sums run over the first image's taps and channels, then over the second's channels."""
+
+    name: ClassVar[str] = "conv_sum"
+    narrow: ClassVar[bool] = True
+
+    @override
+    def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
+        root, _ = root_of(node)
+        if not isinstance(root, ConvSum):
+            return
+        if reason := _why_not(node, root) or reason_against(node):
+            yield Refusal(self.name, reason)
+            return
+        inputs, output = formats_of(node)
+        filters, depth, *window = (cast("int", e) for e in value_of(node, 1).tensor.shape)
+        second = cast("int", value_of(node, 3).tensor.shape[1])
+        dtype = target.factors(value_of(node, 0).tensor.dtype)
+        image = count_of(value_of(node, 0)) + count_of(value_of(node, 2))
+        rows = count_of(node.output) // filters
+        total = depth * prod(window) + second
+        for choice, seconds in tiles_for(
+            Shape(1, rows, filters, total, dtype, run=depth, image=image), target
+        ):
+            if choice.pieces == 1:
+                yield choice.tactic(self.name, inputs, output, 0, seconds)
+
+    @override
+    def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
+        """Each filter of the first convolution, tap by tap, and behind it the second's."""
+        parts: list[Constant] = []
+        for index in (1, 3):
+            weights = value_of(node, index).constant
+            if weights is None:
+                raise InternalError(f"{node} has tactics, but its weights are not constant")
+            order = (0, *range(2, weights.type.rank), 1)
+            turned = Constant.derive(f"{weights.name}.taps_first", Transpose(order), weights)
+            shape = np.array([weights.type.shape[0], -1], np.int64)
+            rows = Constant(f"{weights.name}.rows", shape)
+            parts.append(Constant.derive(f"{weights.name}.taps", Reshape(), turned, rows))
+        joined = Constant.derive(f"{parts[0].name}+{parts[1].name}", Concat(1), *parts)
+        dtype = cast("TensorFormat", tactic.inputs[0]).dtype
+        return (as_factor(end_in_vectors(joined), dtype),)
+
+    @override
+    def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
+        root = cast("ConvSum", root_of(node)[0])
+        return ConvLowering(node, root.first, tactic, operands, second=root.second).launches()
+
+    @override
+    def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
+        del target
+        return write_product(kernel)
+
+
+def _why_not(node: Node, root: ConvSum) -> str | None:
+    if root.first.group > 1 or root.second.group > 1:
+        return "the channels are in groups"
+    if any(root.second.pads) or set(root.second.kernel_shape) != {1}:
+        return "the second convolution's windows are more than pixels"
+    weights = value_of(node, 3)
+    return None if weights.constant is not None else f"{weights.name} is not constant"

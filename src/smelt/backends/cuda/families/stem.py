@@ -1,0 +1,246 @@
+"""Convolution of images of few channels: first into pixels of whole vectors, with their padding.
+
+Three colours side by side are no vector, and each element would be read and tested for itself. A
+first launch writes the image channels last, in the element type of the product, with channels of
+zeros behind the last and zeros all around: then no place needs a test, and the pixels of a window's
+row are one run, read in whole vectors. A run may end with pixels that are no part of the window;
+their weights are zeros. Where the image is the application's own, the first launch is the copy that
+it needs anyway.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+
+import numpy as np
+
+from smelt.backends._base import Family, Operands, Refusal, Tactic, store_as
+from smelt.backends._fusion import root_of
+from smelt.backends._nodes import value_of, view_of
+from smelt.backends._scalars import Scalars
+from smelt.backends.cuda._costs import count_of
+from smelt.backends.cuda._product import write_product
+from smelt.backends.cuda._source import LANGUAGE_TYPES, Source, operand_parameters
+from smelt.backends.cuda._target import CudaTarget
+from smelt.backends.cuda.families._nodes import as_factor
+from smelt.backends.cuda.families._tiles import Shape, tiles_for
+from smelt.backends.cuda.families.conv import (
+    ConvLowering,
+    formats_of,
+    pack_filters,
+    reason_against,
+)
+from smelt.engine import KernelSpec, Launch, View, parameters
+from smelt.errors import InternalError
+from smelt.ir import Constant
+from smelt.ops.conv import Conv
+from smelt.ops.pad import Pad
+from smelt.types import DType, Layout, TensorFormat, ceil_div, element_count, override
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from smelt.engine import Step
+    from smelt.ir import Node
+    from smelt.types import Dim
+
+_WIDTHS: Final = (4, 8, 16)
+"""Channels of a pixel as it is written."""
+_VECTOR: Final = 8
+_CACHED_RUN: Final = 4
+"""Said of runs so that loads through the first-level cache are tried, too: windows overlap."""
+_PIXELS: Final = 256
+"""Of a program that writes pixels."""
+_WIDEST_BYTES: Final = 4
+
+
+class StemFamily(Family[CudaTarget]):
+    """Dense convolutions of images whose channels fill no vector."""
+
+    name: ClassVar[str] = "stem"
+    narrow: ClassVar[bool] = True
+
+    @override
+    def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
+        root, _ = root_of(node)
+        if not isinstance(root, Conv):
+            return
+        if reason := _why_not(node, root) or reason_against(node):
+            yield Refusal(self.name, reason)
+            return
+        (image, *others), output = formats_of(node)
+        first = TensorFormat(image.dtype if image else output.dtype, Layout.LINEAR)
+        filters, depth, *_ = (cast("int", e) for e in value_of(node, 1).tensor.shape)
+        width, run = _run(node, root)
+        rows = count_of(node.output) // filters
+        dtype = target.factors(first.dtype)
+        read = width * count_of(value_of(node, 0)) // depth
+        total, adds = run * prod(root.kernel_shape[:-1]), len(others) > 2
+        shape = Shape(1, rows, filters, total, dtype, adds, _CACHED_RUN, read)
+        pixels = element_count(_padded_shape(node, root))
+        for choice, seconds in tiles_for(shape, target):
+            if choice.pieces == 1:
+                made = choice.tactic(self.name, (first, *others), output, 0, seconds)
+                yield replace(made, workspace_bytes=pixels * _WIDEST_BYTES)
+
+    @override
+    def narrowed(
+        self, node: Node, tactic: Tactic, dtype: DType, target: CudaTarget
+    ) -> tuple[Tactic, ...]:
+        del target
+        made = store_as(dtype, node, tactic)
+        if value_of(node, 0).producer is None:  # it is not copied to be read once more
+            made = replace(made, inputs=(tactic.inputs[0], *made.inputs[1:]))
+        options = {**dict(made.parameters), "factors": dtype.value}
+        return (replace(made, parameters=parameters(**options)),)
+
+    @override
+    def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
+        weights = value_of(node, 1).constant
+        if weights is None:
+            raise InternalError(f"{node} has tactics, but its weights are not constant")
+        width, run = _run(node, cast("Conv", root_of(node)[0]))
+        _, depth, *window = (cast("int", e) for e in weights.type.shape)
+        after = np.zeros((2, weights.type.rank), np.int64)
+        after[1, 1], after[1, -1] = width - depth, run // width - window[-1]
+        amounts = Constant(f"{weights.name}.zeros", after.reshape(-1))
+        wide = Constant.derive(f"{weights.name}.wide", Pad(), weights, amounts)
+        return (as_factor(pack_filters(wide), _factors(tactic)),)
+
+    @override
+    def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
+        root = cast("Conv", root_of(node)[0])
+        room, image = operands.workspace, view_of(operands, 0)
+        if room is None:
+            raise InternalError(f"{node} has no room for its pixels")
+        width, run = _run(node, root)
+        count, *places, _ = shape = _padded_shape(node, root)
+        strides: list[Dim] = [1]
+        for extent in reversed((*places, width)):
+            strides.insert(0, strides[0] * extent)
+        # Windows begin at every pixel, and their rows are runs: pixels that overlap.
+        places[-1] = places[-1] - (run // width - 1)
+        runs = View(
+            room.buffer,
+            room.offset,
+            _factors(tactic),
+            (count, run, *places),
+            (strides[0], 1, *strides[1:-1]),
+        )
+        rank = len(root.kernel_shape)
+        inside = replace(root, pads=(0,) * (2 * rank), kernel_shape=(*root.kernel_shape[:-1], 1))
+        own = replace(operands, inputs=(runs, *operands.inputs[1:]))
+        lowering = ConvLowering(node, inside, _without_factors(tactic), own, run)
+        return (_write_pixels(image, runs, root, shape), *lowering.launches())
+
+    @override
+    def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
+        del target
+        is_product = any(name == "sums" for name, _ in kernel.parameters)
+        return write_product(kernel) if is_product else _write(kernel)
+
+
+def _why_not(node: Node, root: Conv) -> str | None:
+    depth = cast("int", value_of(node, 1).tensor.shape[1])
+    if root.group > 1:
+        return "the channels are in groups"
+    if depth % 8 == 0 or depth > _WIDTHS[-1]:
+        return f"{depth} channels fill vectors, or nearly"
+    if root.dilations[-1] > 1:
+        return "the pixels of a window's row do not lie side by side"
+    if value_of(node, 0).tensor.shape[0] == 0:
+        return "there are no images"
+    return None
+
+
+def _run(node: Node, root: Conv) -> tuple[int, int]:
+    """Channels of a pixel as it is written, and elements of a row of the window.
+
+    Windows begin where vectors may, and their rows end there.
+    """
+    depth = cast("int", value_of(node, 1).tensor.shape[1])
+    step = root.strides[-1]
+    width = next(w for w in _WIDTHS if w >= depth and w * step % _VECTOR == 0)
+    return width, -(-width * root.kernel_shape[-1] // _VECTOR) * _VECTOR
+
+
+def _factors(tactic: Tactic) -> DType:
+    """Element type that the product is computed in."""
+    options = dict(tactic.parameters)
+    return DType(options["factors"]) if "factors" in options else tactic.outputs[0].dtype
+
+
+def _without_factors(tactic: Tactic) -> Tactic:
+    options = {name: value for name, value in tactic.parameters if name != "factors"}
+    return replace(tactic, parameters=parameters(**options))
+
+
+def _padded_shape(node: Node, root: Conv) -> tuple[Dim, ...]:
+    """Images, places with their padding, channels; lines end with what the last run needs.
+
+    And where the next line may begin.
+    """
+    count, _, *places = value_of(node, 0).tensor.shape
+    padded = [e + sum(pair) for e, pair in zip(places, root.pad_pairs, strict=True)]
+    width, run = _run(node, root)
+    padded[-1] = padded[-1] + run // width - root.kernel_shape[-1]
+    if isinstance(line := padded[-1], int):
+        padded[-1] = line + -line % (_VECTOR // min(width, _VECTOR))
+    return (count, *padded, width)
+
+
+def _write_pixels(image: View, runs: View, root: Conv, shape: tuple[Dim, ...]) -> Launch:
+    """The launch that writes every element of the pixels."""
+    scalars = Scalars()
+    strides: list[Dim] = [1]
+    for extent in reversed(shape[1:]):
+        strides.insert(0, strides[0] * extent)
+    pixels = View(runs.buffer, runs.offset, runs.dtype, shape, tuple(strides))
+    views = (image, pixels)
+    total = element_count(shape[:-1])
+    befores = (0, *(before for before, _ in root.pad_pairs))
+    axes = tuple(
+        (*scalars.all_json((shape[a], image.shape[b], image.strides[b])), before)
+        for (a, b), before in zip(enumerate((0, *range(2, len(image.shape)))), befores, strict=True)
+    )
+    spec = KernelSpec(
+        StemFamily.name,
+        parameters(
+            axes=axes,
+            channels=scalars.all_json((image.shape[1], image.strides[1], shape[-1])),
+            total=scalars.json(total),
+            warps=4,
+            pipeline=1,
+            **operand_parameters(views, len(scalars.values)),
+        ),
+    )
+    return Launch(spec, views, (1,), scalars.values, ceil_div(total, _PIXELS))
+
+
+def _write(kernel: KernelSpec) -> str:
+    """The text of a kernel that writes pixels."""
+    s = Source(kernel)
+    axes: Any = kernel["axes"]
+    count, stride, width = kernel["channels"]
+    names = [f"d{n}" for n in range(len(axes))]
+    s.line(f"i = tl.program_id(0) * {_PIXELS} + tl.arange(0, {_PIXELS})")
+    s.line(f"c = tl.arange(0, {width})")
+    s.line(f"is_pixel = i < {s.extent(kernel['total'])}")
+    s.unravel("i", [axis[0] for axis in axes], names)
+    conditions = ["is_pixel"]
+    terms: list[tuple[str, Any]] = []
+    for name, (_, extent, step, before) in zip(names, axes, strict=True):
+        s.line(f"{name} = {name} - {before}")
+        if name != names[0]:
+            conditions.append(f"({name} >= 0) & ({name} < {s.extent(extent)})")
+        terms.append((f"{name}.to(tl.int64)" if name == names[0] else name, step))
+    s.line(f"inside = {' & '.join(conditions)}")
+    s.line(f"at = p0 + ({s.sum_of(*terms)})")
+    mask = f"inside[:, None] & (c < {count})[None, :]"
+    s.line(f"x = tl.load(at[:, None] + ({s.sum_of(('c', stride))})[None, :], mask={mask}, other=0)")
+    place = f"(p1 + i.to(tl.int64) * {width})[:, None] + c[None, :]"
+    kind = LANGUAGE_TYPES[s.dtypes[1]]
+    s.line(f"tl.store({place}, x.to({kind}), mask=is_pixel[:, None])")
+    return s.text()
