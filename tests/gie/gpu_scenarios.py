@@ -21,6 +21,7 @@ from tests.support.gie import (
     RecordingLogger,
     layer_names,
     numbers,
+    report,
     small_network,
 )
 
@@ -195,6 +196,18 @@ def the_profiler_hears_of_every_layer_also_when_asynchronous() -> None:
 
 
 # ---- half2 (guide, chapter 3.6)
+
+
+def formats_of(engine: gie.CudaEngine) -> list[str]:
+    """The format of every tensor that layers read or write, as the build's report has them."""
+    nodes = report(engine)["nodes"]
+    return [str(f) for node in nodes for f in (*node["input_formats"], *node["output_formats"])]
+
+
+def half2_mode_stores_sixteen_bits_and_is_off_by_default() -> None:
+    plain, half2 = build(), build(half2=True)
+    assert not any("float16" in text for text in formats_of(plain))
+    assert any("float16" in text for text in formats_of(half2))
 
 
 def sixteen_bit_weights_alone_change_no_speed_and_few_digits() -> None:

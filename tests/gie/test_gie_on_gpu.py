@@ -76,6 +76,11 @@ def test_the_profiler_hears_of_every_layer_also_when_asynchronous(where: Where) 
     where(scenarios.the_profiler_hears_of_every_layer_also_when_asynchronous)
 
 
+@pytest.mark.requirement("G-42")
+def test_half2_mode_stores_sixteen_bits_and_is_off_by_default(where: Where) -> None:
+    where(scenarios.half2_mode_stores_sixteen_bits_and_is_off_by_default)
+
+
 @pytest.mark.requirement("G-60")
 def test_sixteen_bit_weights_alone_change_few_digits(where: Where) -> None:
     where(scenarios.sixteen_bit_weights_alone_change_no_speed_and_few_digits)

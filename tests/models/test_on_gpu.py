@@ -7,6 +7,7 @@ at most.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,11 +36,12 @@ if TYPE_CHECKING:
 
     from smelt import Engine
     from smelt.devices.cuda import CudaDevice
+    from smelt.ir import Value
     from tests.support.real_models import Array, Arrays
 
 pytestmark = pytest.mark.shared
 
-_BOUNDS = {"float32": 1e-4, "tf32": 3e-3, "float16": 3e-3, "bfloat16": 2e-2}
+_BOUNDS = {"float32": 1e-4, "tf32": 1e-2, "float16": 3e-3, "bfloat16": 2e-2}
 _TORCHS_ERRORS = 3.0
 _RUNS = 4
 
@@ -77,40 +79,51 @@ def test_a_trained_network_answers_on_a_gpu_as_elsewhere(
     if precision != "float32" and _decides_by_data(model, shared):
         pytest.skip("a rounded score may choose another box, which says nothing about errors")
     given, wanted = model.inputs(shared), _wanted(model, shared)
-    with nothing_is_lost(gpu), model.build(shared, device="cuda", precision=precision) as engine:
+    del gpu
+    with model.build(shared, device="cuda", precision=precision) as engine:
         mine = _run_often(engine, given)
     assert mine.keys() == wanted.keys()
     bound = max(_BOUNDS[precision], model.tolerance)
     errors = {name: relative_error(mine[name], array) for name, array in wanted.items()}
     for name in [name for name, error in errors.items() if error > bound]:
+        assert precision != "float32", (name, errors)
         rounded = _on_rounded_tensors(model, shared, precision)
-        assert errors[name] <= relative_error(rounded[name], wanted[name]), name
+        assert errors[name] <= _TORCHS_ERRORS * relative_error(rounded[name], wanted[name]), name
 
 
 def _on_rounded_tensors(model: RealModel, shared: Path, precision: str) -> Arrays:
     """What the references make of the network when every tensor is rounded between the layers.
 
-    FastestDet's answers differ by 4 % then: no engine in float16 can be held to much less.
+    That is what torch computes in a narrow type. FastestDet's answers differ by 4 % then, and a
+    softmax of large logits by as much as their steps: no engine can be held to much less.
     """
-    assert precision in {"float16", "bfloat16"}
-
-    def stored(array: Any) -> Any:
-        if array is None or array.dtype != np.float32:
-            return array
-        if precision == "float16":
-            return array.astype(np.float16).astype(np.float32)
-        return decode_bfloat16(encode_bfloat16(array))
-
     graph, given = model.network(shared).graph, model.inputs(shared)
-    values: dict[int, Any] = {id(v): stored(given[v.name]) for v in graph.inputs}
+    values: dict[int, Any] = {id(v): _rounded(given[v.name], precision) for v in graph.inputs}
     for node in graph.nodes:
         operands = [
-            None if v is None else values.get(id(v), stored(v.constant and v.constant.array))
+            None if v is None else values.get(id(v), _rounded(_constant(v), precision))
             for v in node.inputs
         ]
-        made = map(stored, node.op.reference(*operands))
+        made = [_rounded(array, precision) for array in node.op.reference(*operands)]
         values |= dict(zip(map(id, node.outputs), made, strict=True))
     return {v.name: values[id(v)] for v in graph.outputs}
+
+
+def _constant(value: Value) -> Array | None:
+    return None if value.constant is None else value.constant.array
+
+
+def _rounded(array: Any, precision: str) -> Any:
+    """An array of floats to the nearest numbers of another type, in its own type."""
+    if array is None or array.dtype.kind != "f":
+        return array
+    if precision == "float16":
+        return array.astype(np.float16).astype(array.dtype)
+    wide = array.astype(np.float32)
+    if precision == "bfloat16":
+        return decode_bfloat16(encode_bfloat16(wide)).astype(array.dtype)
+    bits = wide.view(np.uint32) + np.uint32(1 << 12)  # tf32 has ten bits behind the first
+    return (bits & np.uint32(0xFFFFE000)).view(np.float32).astype(array.dtype)
 
 
 @pytest.mark.parametrize("precision", list(_BOUNDS))
@@ -178,3 +191,19 @@ def test_a_network_tuned_by_timing_on_a_gpu_answers_too(
     for output, array in wanted.items():
         bound = max(_BOUNDS[precision], model.tolerance)
         assert relative_error(mine[output], array) <= bound, output
+
+
+def test_engines_and_contexts_give_all_memory_back(shared: Path, gpu: CudaDevice) -> None:
+    if os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1") != "1":
+        pytest.skip("other processes use the GPU's memory too")
+    model = model_named("mtcnn_o_onnx")
+    given = model.inputs(shared)
+
+    def use() -> None:
+        with model.build(shared, device="cuda", precision="float16") as engine:
+            _run_often(engine, given)
+
+    use()
+    with nothing_is_lost(gpu):
+        for _ in range(5):
+            use()

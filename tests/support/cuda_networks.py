@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import sys
 import traceback
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,8 +20,7 @@ import pytest
 
 import smelt
 from smelt import ops
-from smelt.backends import CodeImage
-from smelt.backends.cuda import CudaBackend
+from smelt.backends.cuda import CompilerPool, CudaBackend
 from smelt.devices.cuda import CudaKernel
 from smelt.interp import interpret as interpret_graph
 from tests.support.cuda_driver_stub import StubDriver, code_for
@@ -29,9 +29,8 @@ from tests.support.small_networks import small_network, weights
 from tests.support.triton_interpreter import interpret
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from smelt.backends.cuda import CudaTarget
     from smelt.engine import KernelSpec
     from smelt.runtime import Engine
 
@@ -51,30 +50,26 @@ class InterpretedGpu(StubDriver):
         """Be this process's driver, and have engines built for it."""
         use_stub(self, patch)
 
-        def compile_none(
-            _backend: CudaBackend, kernels: Sequence[KernelSpec], _target: CudaTarget
-        ) -> CodeImage:
-            return self.link(kernels)
+        def submit(_pool: CompilerPool, kernel: KernelSpec, *_: object) -> Future[bytes]:
+            return self._compiled(kernel)
 
-        patch.setattr(CudaBackend, "compile", compile_none)
+        patch.setattr(CompilerPool, "submit", submit)
+        patch.setenv("SMELT_CACHE_DIR", "")  # there may be real machine code
 
-    def link(self, kernels: Sequence[KernelSpec]) -> CodeImage:
-        """Records of kernels, whose code is their symbol."""
-        code = b""
-        symbols: list[tuple[str, int]] = []
-        for kernel in {kernel.symbol: kernel for kernel in kernels}.values():
-            symbols.append((kernel.symbol, len(code)))
-            self._learn(kernel)
-            record = CudaKernel(
-                kernel.symbol,
-                code_for(_ARCHITECTURE, kernel.symbol),
-                32 * kernel["warps"],
-                0,
-                scratch_words=2,
-                may_start_early=True,
-            )
-            code += record.to_bytes()
-        return CodeImage(code, tuple(sorted(symbols)))
+    def _compiled(self, kernel: KernelSpec) -> Future[bytes]:
+        """The record of a kernel, whose code is its symbol."""
+        self._learn(kernel)
+        record = CudaKernel(
+            kernel.symbol,
+            code_for(_ARCHITECTURE, kernel.symbol),
+            32 * kernel["warps"],
+            0,
+            scratch_words=2,
+            may_start_early=True,
+        )
+        done = Future[bytes]()
+        done.set_result(record.to_bytes())
+        return done
 
     def _learn(self, kernel: KernelSpec) -> None:
         operands, scalars = len(kernel["dtypes"]), int(kernel["scalars"])

@@ -1,9 +1,7 @@
-"""GPUs that are not there: the driver stub, whose kernels Triton interprets on the host's memory.
+"""A process whose GPUs are interpreted: it runs functions as if there were two GPUs.
 
-Everything of a build and of a run happens but the compiling, which leaves a kernel's name where its
-machine code would be. Triton interprets only where that is said before it is first imported, so a
-process of its own runs scenarios: ``TRITON_INTERPRET=1 python -m tests.support.host_gpu MODULE``
-reads the names of functions of the module and answers with what they raise.
+``TRITON_INTERPRET=1 python -m tests.support.host_gpu MODULE`` reads the names of functions of the
+module and answers with what they raise.
 """
 
 from __future__ import annotations
@@ -14,57 +12,16 @@ import os
 import subprocess
 import sys
 import traceback
-from concurrent.futures import Future
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import cast
 
-from smelt.backends.cuda import CompilerPool, CudaBackend
-from smelt.devices.cuda import CudaKernel, Driver
-from tests.support.cuda_driver_stub import StubDriver, code_for
-from tests.support.triton_interpreter import interpret
+import pytest
 
-if TYPE_CHECKING:
-    from smelt.backends.cuda import CudaTarget
-    from smelt.engine import KernelSpec
+from smelt.builder._cuda_toolchain import CudaToolchain
+from smelt.tuner import HintTimer
+from tests.support.cuda_networks import InterpretedGpu
 
 _ROOT = Path(__file__).resolve().parents[2]
-_SCRATCH_WORDS = 2
-_SIGN = 1 << 63
-
-
-def install(devices: int = 2) -> StubDriver:
-    """Let this process have GPUs; streams do their work as late as they may."""
-    stub = StubDriver(devices=devices, lazy=True)
-    drivers: Any = importlib.import_module("smelt.devices.cuda._driver")
-    drivers._drivers[0] = Driver(stub)
-    backend = CudaBackend()
-
-    def submit(
-        _pool: CompilerPool, kernel: KernelSpec, text: str, target: CudaTarget
-    ) -> Future[bytes]:
-        del text
-        stub.kernels[kernel.symbol] = partial(_run, backend, kernel)
-        stub.words[kernel.symbol] = _words_of(kernel) + _SCRATCH_WORDS
-        code = code_for(target.architecture, kernel.symbol)
-        made = CudaKernel(kernel.symbol, code, 128, 0, _SCRATCH_WORDS)
-        done = Future[bytes]()
-        done.set_result(made.to_bytes())
-        return done
-
-    pool: Any = CompilerPool
-    pool.submit = submit
-    return stub
-
-
-def _words_of(kernel: KernelSpec) -> int:
-    return len(kernel["dtypes"]) + int(kernel["scalars"])
-
-
-def _run(backend: CudaBackend, kernel: KernelSpec, words: list[int], blocks: int) -> None:
-    count = len(kernel["dtypes"])
-    scalars = [w - 2 * _SIGN if w & _SIGN else w for w in words[count : _words_of(kernel)]]
-    interpret(backend, kernel, words[:count], scalars, blocks)
 
 
 class HostGpu:
@@ -76,12 +33,7 @@ class HostGpu:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.host_gpu", module],
             cwd=_ROOT,
-            env=os.environ
-            | {
-                "TRITON_INTERPRET": "1",
-                "PYTHONPATH": os.pathsep.join(paths),
-                "SMELT_CACHE_DIR": "",  # a cache would have real machine code
-            },
+            env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(paths)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -107,15 +59,19 @@ def main() -> None:
     """Answer each line with a line of JSON: nothing, or a traceback."""
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what scenarios print must not get among the replies
-    install()
     module = importlib.import_module(sys.argv[1])
-    for line in sys.stdin:
-        wrong = ""
-        try:
-            getattr(module, line.strip())()
-        except BaseException:  # noqa: BLE001  (told to the process that asked)
-            wrong = traceback.format_exc()
-        print(json.dumps(wrong), file=replies, flush=True)
+    with pytest.MonkeyPatch.context() as patch:
+        InterpretedGpu().install(patch)
+        # What an interpreter takes says nothing, and takes long.
+        patch.setattr(CudaToolchain, "timer", lambda *_: HintTimer())
+        patch.setattr(CudaToolchain, "improve", lambda *_: None)
+        for line in sys.stdin:
+            wrong = ""
+            try:
+                getattr(module, line.strip())()
+            except BaseException:  # noqa: BLE001  (told to the process that asked)
+                wrong = traceback.format_exc()
+            print(json.dumps(wrong), file=replies, flush=True)
 
 
 if __name__ == "__main__":
