@@ -55,6 +55,15 @@ class HostGpu:
             pass
 
 
+def _estimate(*_: object) -> HintTimer:
+    """What an interpreter takes says nothing, and takes long."""
+    return HintTimer()
+
+
+def _leave(*_: object) -> None:
+    return
+
+
 def main() -> None:
     """Answer each line with a line of JSON: nothing, or a traceback."""
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -62,9 +71,8 @@ def main() -> None:
     module = importlib.import_module(sys.argv[1])
     with pytest.MonkeyPatch.context() as patch:
         InterpretedGpu().install(patch)
-        # What an interpreter takes says nothing, and takes long.
-        patch.setattr(CudaToolchain, "timer", lambda *_: HintTimer())
-        patch.setattr(CudaToolchain, "improve", lambda *_: None)
+        patch.setattr(CudaToolchain, "timer", _estimate)
+        patch.setattr(CudaToolchain, "improve", _leave)
         for line in sys.stdin:
             wrong = ""
             try:
