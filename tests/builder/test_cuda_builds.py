@@ -83,6 +83,12 @@ def test_an_engine_for_gpus_holds_a_cubin_for_every_launch(engine: Engine) -> No
         assert kernel.cubin.startswith(b"\x7fELF")
 
 
+def test_branches_of_a_network_run_at_once(engine: Engine) -> None:
+    kinds = {info.name: number for number, info in enumerate(engine.layers)}
+    beside = {step.layer for step in _steps(engine) if isinstance(step, Launch) and not step.waits}
+    assert beside & {kinds["left"], kinds["right"]}
+
+
 def test_it_is_saved_loaded_and_inspected_without_a_gpu(engine: Engine, tmp_path: Path) -> None:
     engine.save(tmp_path / "small.engine")
     loaded = smelt.load(tmp_path / "small.engine", device="cuda")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from smelt.backends._arena import ALIGNMENT_BYTES, Life, assign_offsets, lower_bound
 from smelt.backends._base import Operands
+from smelt.backends._schedule import touches_of
 from smelt.backends._storage import Compute, StoragePlanner, contiguous_strides, size_bytes
 from smelt.devices.cpu import CpuMemory
 from smelt.engine import Buffer, Launch, LayerInfo, Plan, Space, View
@@ -17,7 +19,7 @@ from smelt.ops import Cast, Transpose
 from smelt.types import Layout, element_count, evaluate_dim
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -134,6 +136,9 @@ class _Assembler:
                 self._number(stored)
         for action in self.storage.actions:
             self._emit(action)
+        groups = self.backend.groups(self.steps, self.largest)
+        if groups is not None:
+            self._regroup(groups)
         arena = [
             i for i, owner in enumerate(self.owners) if owner is not None and self._alive(owner)
         ]
@@ -151,6 +156,27 @@ class _Assembler:
         )
         bound = lower_bound(lives, self.started)
         return Assembled(plan, tuple(self.layers), tuple(self.storage.notes), bound, names)
+
+    def _regroup(self, groups: Sequence[Sequence[int]]) -> None:
+        """Bring the steps into another order, in which those of a group may run at once."""
+        steps = self.steps
+        self.steps, self.started = [], []
+        for group in groups:
+            complete = len(self.steps)
+            for number, old in enumerate(group):
+                step = steps[old]
+                if isinstance(step, Launch):
+                    step = replace(step, waits=number == 0)
+                self.steps.append(step)
+                self.started.append(complete)
+        used: dict[int, list[int]] = defaultdict(list)
+        for place, step in enumerate(self.steps):
+            for view, _ in touches_of(step):
+                used[view.buffer].append(place)
+        for buffer, owner in enumerate(self.owners):
+            if owner is not None:
+                places = used[buffer] or [-1]
+                owner.first_step, owner.last_step = places[0], places[-1]
 
     # ---- buffers
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
 from smelt.types import DType
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from smelt.engine import Buffer, Halo, KernelSpec, Parameters, Step, View
     from smelt.ir import Constant, Node, Value
@@ -207,6 +207,14 @@ class Backend(ABC, Generic[TargetT]):
     @abstractmethod
     def clear_halo(self, view: View, value: int = 0) -> tuple[Step, ...]:
         """Steps that write ``value`` into the halo around a window, and nowhere else."""
+
+    def groups(self, steps: Sequence[Step], largest: Mapping[str, int]) -> list[list[int]] | None:
+        """Which steps of a plan run at once: positions in a new order, each group after another.
+
+        None leaves them as they are. ``largest`` has the largest value of each symbol.
+        """
+        del steps, largest
+        return None
 
     def stream_weights(
         self, steps: Sequence[Step], buffers: Sequence[Buffer]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Final, Protocol
 
 from smelt.backends._base import Backend, CodeImage, Family
 from smelt.backends._reference import ReferenceFamily
+from smelt.backends._schedule import grouped
 from smelt.backends._windows import WindowFamily
 from smelt.backends.cuda._elementwise import EXPRESSIONS
 from smelt.backends.cuda._gauge import GAUGE, write_gauge
@@ -33,15 +34,18 @@ from smelt.backends.cuda.families.stem import StemFamily
 from smelt.devices.cpu import available_processors
 from smelt.errors import BuildError, InternalError
 from smelt.ops import ALL_OPS
-from smelt.types import DType, override
+from smelt.types import DType, evaluate_dim, override
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from concurrent.futures import Future
 
     from smelt.backends._base import Refusal, Tactic
     from smelt.engine import KernelSpec, Step, View
     from smelt.ir import Node
+
+_FEW_BLOCKS: Final = 1024
+"""Launches of more fill a GPU by themselves."""
 
 
 class KernelCache(Protocol):
@@ -116,6 +120,10 @@ class CudaBackend(Backend[CudaTarget]):
     @override
     def edition(self) -> str:
         return generator_edition()[:12]
+
+    @override
+    def groups(self, steps: Sequence[Step], largest: Mapping[str, int]) -> list[list[int]]:
+        return grouped(steps, lambda launch: evaluate_dim(launch.chunks, largest) <= _FEW_BLOCKS)
 
     def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
         """The kernel's text."""
