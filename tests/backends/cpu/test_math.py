@@ -171,7 +171,7 @@ def exact_gelu(x: Array) -> Array:
 DENSE: list[tuple[Op, Callable[[Array], Array], float, float]] = [
     (ops.Exp(), np.exp, 1.1, 1.1),
     (ops.Erf(), exact_erf, 1.4, 1.4),
-    (ops.Tanh(), np.tanh, 1.4, 1.4),
+    (ops.Tanh(), np.tanh, 1.6, 1.6),
     (ops.Sigmoid(), lambda x: 1 / (1 + np.exp(-x)), 2.5, 2.5),
     (ops.Gelu(), exact_gelu, 6.2, 70),
 ]

@@ -34,9 +34,10 @@ if TYPE_CHECKING:
     from smelt.ir import Case, Op
 
 REDUCTIONS = (ops.ReduceSum, ops.ReduceMean, ops.ReduceMax, ops.ReduceMin, ops.ReduceProd)
+POOLS = (ops.GlobalAveragePool, ops.GlobalMaxPool)
 LINES = (ops.ArgMax, ops.ArgMin, ops.CumSum, ops.TopK)
 FAMILIES: list[tuple[Family[CpuTarget], tuple[type, ...]]] = [
-    (ReduceFamily(), REDUCTIONS),
+    (ReduceFamily(), REDUCTIONS + POOLS),
     (AxisFamily(), LINES),
 ]
 CASES = [(f, c) for f, kinds in FAMILIES for c in supported_cases(f, kinds)]

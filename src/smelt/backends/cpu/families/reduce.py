@@ -22,7 +22,15 @@ from smelt.backends.cpu._emit import (
 )
 from smelt.backends.cpu._rows import Walk, walk_rows
 from smelt.engine import KernelSpec, Launch, parameters
-from smelt.ops import ReduceMax, ReduceMean, ReduceMin, ReduceProd, ReduceSum
+from smelt.ops import (
+    GlobalAveragePool,
+    GlobalMaxPool,
+    ReduceMax,
+    ReduceMean,
+    ReduceMin,
+    ReduceProd,
+    ReduceSum,
+)
 from smelt.types import DType, Layout, TensorFormat, element_count, override
 
 if TYPE_CHECKING:
@@ -34,6 +42,12 @@ if TYPE_CHECKING:
     from smelt.ir import Node
 
 _OPS: Final = (ReduceSum, ReduceMean, ReduceMax, ReduceMin, ReduceProd)
+_POOLS: Final[dict[type, str]] = {
+    GlobalAveragePool: ReduceMean.name,
+    GlobalMaxPool: ReduceMax.name,
+}
+"""Reductions of all places, where places run on in memory."""
+_CHAINS: Final = 4
 _FIRST: Final = {
     "reduce_sum": 0.0,
     "reduce_mean": 0.0,
@@ -80,23 +94,24 @@ class ReduceFamily(Family["CpuTarget"]):
 
     @override
     def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
-        if not isinstance(node.op, _OPS):
+        is_pool = type(node.op) in _POOLS
+        if not isinstance(node.op, _OPS) and not is_pool:
             return
         source = node.inputs[0]
         if source is None or source.tensor.dtype not in _TYPES:
             yield Refusal(self.name, "only floats, bytes, int32 and int64 are generated")
             return
         dtype = source.tensor.dtype
-        if dtype in _BYTES and not isinstance(node.op, ReduceMax | ReduceMin):
+        if dtype in _BYTES and not isinstance(node.op, ReduceMax | ReduceMin | GlobalMaxPool):
             yield Refusal(self.name, f"sums of {dtype.value} wrap around and are not generated")
             return
         if reduced_axes(node) is None:
             yield Refusal(self.name, "the axes are not constant")
             return
         absent = (None,) * (len(node.inputs) - 1)
-        layouts = (
-            (Layout.CHANNELS_LAST, Layout.LINEAR) if source.tensor.rank >= 3 else (Layout.LINEAR,)
-        )
+        layouts: tuple[Layout, ...] = (Layout.LINEAR,)
+        if source.tensor.rank >= 3 and not is_pool:
+            layouts = (Layout.CHANNELS_LAST, Layout.LINEAR)
         for layout in layouts:
             for after in (
                 layouts if node.output.tensor.rank == source.tensor.rank else (Layout.LINEAR,)
@@ -118,7 +133,7 @@ class ReduceFamily(Family["CpuTarget"]):
         spec = KernelSpec(
             self.name,
             parameters(
-                op=node.op.name,
+                op=_POOLS.get(type(node.op), node.op.name),
                 dtypes=(source.dtype.value, result.dtype.value),
                 walk=walk.json(scalars),
                 gone=tuple(a.json(scalars) for a in space.gone),
@@ -158,6 +173,8 @@ def reduced_axes(node: Node) -> tuple[int, ...] | None:
     """The axes that a reduction removes, counted from 0; None when they are not constant."""
     source = node.inputs[0]
     rank = 0 if source is None else source.tensor.rank
+    if type(node.op) in _POOLS:
+        return tuple(range(2, rank))
     given = node.inputs[1] if len(node.inputs) > 1 else None
     if given is None:
         return () if getattr(node.op, "noop_with_empty_axes", 0) else tuple(range(rank))
@@ -265,14 +282,31 @@ class _Fold:
                 now = (steps.values[0], steps.values[1])
                 steps.carry = self._nest(inner, at, now, lanes, across)
             return steps.values[0], steps.values[1]
+        begun, many = self._abreast(extent, pointer, totals[0], lanes)
         whole = e.mul(e.div(extent, across), across)
-        with e.loop(0, whole, across, carried=totals[:1]) as steps:
+        with e.loop(many, whole, across, carried=(begun,)) as steps:
             at = e.at(pointer, e.mul(steps.index, size))
             steps.carry = (combine(e, op, steps.values[0], self._load(at, lanes)),)
         with e.loop(whole, extent, carried=totals[1:]) as singles:
             at = e.at(pointer, e.mul(singles.index, size))
             singles.carry = (combine(e, op, singles.values[0], self._load(at, 1)),)
         return steps.values[0], singles.values[0]
+
+    def _abreast(self, extent: Int, pointer: Reg, total: Reg, lanes: int) -> tuple[Reg, Int]:
+        """Several vectors at a time: none waits for the sum of the one before it."""
+        e, op, size = self.e, self.op, self.dtype.size_bytes
+        step = _CHAINS * lanes
+        if isinstance(extent, int) and extent < step:
+            return total, 0
+        many = e.mul(e.div(extent, step), step)
+        totals = [total, *[self.first(lanes)] * (_CHAINS - 1)]
+        with e.loop(0, many, step, carried=totals) as steps:
+            at = e.at(pointer, e.mul(steps.index, size))
+            loads = [self._load(e.at(at, k * lanes * size), lanes) for k in range(_CHAINS)]
+            pairs = zip(steps.values, loads, strict=True)
+            steps.carry = [combine(e, op, before, x) for before, x in pairs]
+        a, b, c, d = steps.values
+        return combine(e, op, combine(e, op, a, b), combine(e, op, c, d)), many
 
 
 def combine(e: Emitter, op: str, a: Reg, b: Reg) -> Reg:
