@@ -6,6 +6,7 @@ They run where there is a GPU, and in a process whose GPUs are interpreted (test
 from __future__ import annotations
 
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,8 +20,10 @@ from smelt.interp import interpret
 from tests.support.gie import (
     AccumulatingProfiler,
     RecordingLogger,
+    candidates_times,
     layer_names,
     numbers,
+    output_of,
     report,
     small_network,
 )
@@ -229,6 +232,58 @@ def odd_batches_run_in_half2() -> None:
     for batch in range(1, MAX_BATCH + 1):
         mine = execute(engine, everything[:batch])
         assert error_of(mine, right[:batch]) < _HALF_ERROR, batch
+
+
+def half2_is_the_fastest_mode_for_larger_batches() -> None:
+    """On a GPU that computes in 16 bits; sixteen images."""
+    batch, times = 16, dict[bool, float]()
+    for half2 in (False, True):
+        builder = gie.create_infer_builder(RecordingLogger())
+        builder.device, builder.half2_mode, builder.max_batch_size = "cuda", half2, batch
+        assert builder.platform_has_fast_fp16
+        engine = builder.build_cuda_engine(_large_network())
+        times[half2] = milliseconds(engine, batch)
+    assert times[True] < times[False]
+
+
+def _large_network() -> gie.InferNetwork:
+    network = gie.InferNetwork()
+    last = network.add_input("data", gie.DataType.HALF, (64, 56, 56))
+    for number in range(4):
+        weights = numbers(64, 64, 3, 3, seed=number).astype(np.float16) / 24
+        layer = network.add_convolution(last, 64, (3, 3), weights)
+        layer.set_padding((1, 1))
+        last = output_of(network.add_activation(output_of(layer), gie.ActivationType.RELU))
+    network.mark_output(last)
+    return network
+
+
+def milliseconds(engine: gie.CudaEngine, batch: int, runs: int = 20) -> float:
+    """The least time of a run among several, on the GPU."""
+    buffers, context = Buffers(engine, batch), engine.create_execution_context()
+    marks = [smelt.Event("cuda") for _ in range(runs + 1)]
+    with smelt.Stream("cuda") as stream:
+        for _ in range(3):
+            context.enqueue(batch, buffers.addresses, stream)
+        for mark in marks[:-1]:
+            mark.record(stream)
+            context.enqueue(batch, buffers.addresses, stream)
+        marks[-1].record(stream)
+        stream.synchronize()
+    return min(before.elapsed(after) for before, after in pairwise(marks))
+
+
+def candidates_are_timed_and_the_fastest_is_chosen() -> None:
+    """The builder runs layers on made-up data on this very GPU."""
+    engine = build()
+    measured = [seconds for times in candidates_times(engine).values() for _, seconds in times]
+    assert len(measured) >= 2
+    assert all(seconds > 1e-7 for seconds in measured)
+    for name, times in candidates_times(engine).items():
+        (node,) = [node for node in report(engine)["nodes"] if node["name"] == name]
+        inside = report(engine)["in_network"].get(name, times)
+        best = {min(found, key=lambda timed: timed[1])[0] for found in (times, inside)}
+        assert node["tactic"] in best
 
 
 # ---- several GPUs (guide, chapter 3.7)

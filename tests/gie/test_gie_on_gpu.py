@@ -13,6 +13,8 @@ from tests.support.host_gpu import HostGpu
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from smelt.devices.cuda import CudaDevice
+
     Scenario = Callable[[], None]
     Where = Callable[[Scenario], None]
 
@@ -109,3 +111,15 @@ def test_a_context_is_bound_to_the_gpu_of_its_engine(where_two_are: Where) -> No
 @pytest.mark.requirement("G-67")
 def test_a_thread_with_another_gpu_selected_is_told(where_two_are: Where) -> None:
     where_two_are(scenarios.a_thread_with_another_gpu_selected_is_told_in_either_call)
+
+
+@pytest.mark.requirement("G-25")
+def test_candidates_run_on_the_gpu_and_the_fastest_is_chosen(gpu: CudaDevice) -> None:
+    del gpu
+    scenarios.candidates_are_timed_and_the_fastest_is_chosen()
+
+
+@pytest.mark.requirement("G-62")
+def test_half2_is_the_fastest_mode_for_larger_batches(gpu: CudaDevice) -> None:
+    del gpu
+    scenarios.half2_is_the_fastest_mode_for_larger_batches()
