@@ -79,8 +79,8 @@ def test_the_profiler_hears_of_every_layer_also_when_asynchronous(where: Where) 
 
 
 @pytest.mark.requirement("G-42")
-def test_half2_mode_stores_sixteen_bits_and_is_off_by_default(where: Where) -> None:
-    where(scenarios.half2_mode_stores_sixteen_bits_and_is_off_by_default)
+def test_half2_mode_stores_sixteen_bits_between_layers_and_is_off_by_default(where: Where) -> None:
+    where(scenarios.half2_mode_stores_sixteen_bits_between_layers_and_is_off_by_default)
 
 
 @pytest.mark.requirement("G-60")
