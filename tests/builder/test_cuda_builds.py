@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 import smelt
@@ -164,9 +165,31 @@ def test_a_build_for_gpus_loads_no_llvm() -> None:
 @needs_triton
 def test_tf32_must_be_asked_for() -> None:
     exact = open_toolchain("cuda:sm_90")
-    asked = open_toolchain("cuda:sm_90", allows_tf32=True)
+    asked = open_toolchain("cuda:sm_90", "tf32")
     assert set(asked.fingerprint.features) - set(exact.fingerprint.features) == {"tf32"}
     assert toolchain_of(asked.fingerprint).target == asked.target
+
+
+@needs_triton
+@pytest.mark.requirement("G-42", "G-61", "G-64")
+def test_half2_keeps_images_in_pairs_between_layers_and_bindings_as_they_are() -> None:
+    net = smelt.NetworkDefinition("pairs")
+    x = net.add_input("data", "float32", (3, 8, 8))
+    weights = np.ones((4, 3, 3, 3), np.float32)
+    y = net.add_convolution(x, 4, (3, 3), weights, padding=(1, 1), name="conv")
+    y = net.add_activation(y, "relu", name="relu")
+    net.mark_output(net.add_pooling(y, "max", (2, 2), stride=(2, 2), name="pool"))
+    engine = smelt.build(net, "cuda:sm_90", "half2", max_batch_size=5, tune="none")
+    assert {b.dtype for b in engine.header.bindings} == {DType.FLOAT32}
+    (plan,) = engine.header.plans
+    launches = [step for step in plan.steps if isinstance(step, Launch)]
+    kinds = [step.kernel.family for step in launches]
+    assert kinds == ["pairing", "pairs", "pairs", "pairing"]
+    views = [view for step in launches for view in step.operands]
+    assert DType.FLOAT16 in {view.dtype for view in views if view.shape[-1] == 2}
+    alone = smelt.build(net, "cuda:sm_90", "half2", max_batch_size=1, tune="none")
+    names = [s.kernel.family for s in alone.header.plans[0].steps if isinstance(s, Launch)]
+    assert "pairs" not in names
 
 
 @needs_triton

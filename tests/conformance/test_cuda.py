@@ -82,6 +82,12 @@ def test_kernels_for_gpus_read_and_write_float16_where_nodes_have_float32(
     interpreter.check(op, "float16")
 
 
+@_every_op
+@pytest.mark.requirement("G-61")
+def test_kernels_for_gpus_take_images_in_pairs(op: type[Op], interpreter: _Interpreter) -> None:
+    interpreter.check(op, "pairs")
+
+
 @pytest.mark.slow
 @_every_op
 def test_every_kernel_for_gpus_computes_what_the_reference_does(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from tests.support.trials import difference, narrow_trials, sample, trials_of_ca
 
 if TYPE_CHECKING:
     from smelt.engine import KernelSpec
+    from smelt.ir import Case
     from smelt.ops import Op
     from tests.support.trials import Trial
 
@@ -129,6 +131,25 @@ def _leave_out_hints() -> None:
 
 _SAMPLED_CASES = 4
 _SAMPLED_TRIALS = 6
+_PAIRS = "pairs"
+
+
+def _with_another_image(case: Case) -> Case | None:
+    """The case with its first image once more at the end of the batch, if it has a batch."""
+    batches = {
+        array.shape[0]
+        for index, array in enumerate(case.inputs)
+        if array is not None and array.ndim > 1 and index not in case.constants
+    }
+    if len(batches) != 1:
+        return None
+    inputs = tuple(
+        array
+        if array is None or array.ndim <= 1 or index in case.constants
+        else np.concatenate([array, array[:1]])
+        for index, array in enumerate(case.inputs)
+    )
+    return replace(case, name=f"{case.name} and another", inputs=inputs)
 
 
 def check(op: type[Op], how: str) -> tuple[int, list[str]]:
@@ -136,17 +157,24 @@ def check(op: type[Op], how: str) -> tuple[int, list[str]]:
 
     Args:
         op: whose cases.
-        how: "all" of them, some ("sampled"), or some with float32 stored as "float16".
+        how: "all" of them, some ("sampled"), some with float32 stored as "float16", or all in
+            "pairs" of images.
     """
     backend = CudaBackend()
     cases = list(op.cases())
-    if how != "all":
+    if how not in {"all", _PAIRS}:
         cases = sample(cases, _SAMPLED_CASES)
-    if how == DType.FLOAT16.value:
+    if how == _PAIRS:
+        target = replace(TARGET, pairs=True)
+        cases += [other for case in cases if (other := _with_another_image(case)) is not None]
+        found = narrow_trials(cases, backend, target, DType.FLOAT16)
+    elif how == DType.FLOAT16.value:
         found = narrow_trials(cases, backend, TARGET, DType.FLOAT16)
     else:
         found = trials_of_cases(cases, backend, TARGET)
     trials = [trial for trial in found if not trial.tactic.is_reference]
+    if how == _PAIRS:
+        trials = [trial for trial in trials if trial.tactic.family == _PAIRS]
     if how != "all":
         trials = sample(trials, _SAMPLED_TRIALS, key=lambda trial: trial.tactic.family)
     wrong: list[str] = []
@@ -160,7 +188,7 @@ def check(op: type[Op], how: str) -> tuple[int, list[str]]:
 
 
 def main() -> None:
-    """Answer each line ``OP sampled|all|float16`` with a line of JSON."""
+    """Answer each line ``OP sampled|all|float16|pairs`` with a line of JSON."""
     ops = {op.name: op for op in ALL_OPS}
     for line in sys.stdin:
         name, how = line.split()

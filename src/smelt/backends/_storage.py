@@ -64,11 +64,13 @@ class Stored:
         if self.buffer < 0:
             raise InternalError(f"{self.name} has no buffer yet")
         strides, offset, _ = self.geometry()
-        return View(self.buffer, offset, self.format.dtype, self.type.shape, strides, self.halo)
+        shape = self.format.layout.stored_shape(self.type.shape)
+        return View(self.buffer, offset, self.format.dtype, shape, strides, self.halo)
 
     def geometry(self) -> tuple[tuple[Dim, ...], Dim, Dim]:
         """Strides in elements, then offset of the first element and whole size in bytes."""
-        shape, rank = self.type.shape, self.type.rank
+        shape = self.format.layout.stored_shape(self.type.shape)
+        rank = len(shape)
         halo = self.halo or ((0, 0),) * rank
         strides: list[Dim] = [0] * rank
         step: Dim = 1
@@ -345,7 +347,7 @@ def same_order(kind: TensorType, a: TensorFormat, b: TensorFormat) -> bool:
     """Whether two formats of a tensor have the same bytes: only axes of extent 1 lie elsewhere."""
     orders = (fmt.layout.axis_order(kind.rank) for fmt in (a, b))
     first, second = ([x for x in order if kind.shape[x] != 1] for order in orders)
-    if Layout.STRIDED in (a.layout, b.layout) and a != b:
+    if a != b and {a.layout, b.layout} & {Layout.STRIDED, Layout.PAIRED}:
         return False
     return a.dtype is b.dtype and first == second
 

@@ -13,7 +13,6 @@ from smelt.backends import Refusal, WeightStore, assemble
 from smelt.builder._options import (
     EFFORTS,
     PRECISIONS,
-    TF32,
     BuildOptions,
     Progress,
     TuningEffort,
@@ -72,6 +71,7 @@ def build(
             (GPUs; bfloat16 with AVX512_BF16). Sums and all other arithmetic are float32; bindings
             keep the model's dtype. For processors that cannot convert it, it stays float32.
             ``"tf32"`` stores float32, and lets GPUs round it to ten bits where it is multiplied.
+            ``"half2"`` stores float16, and keeps images in pairs between a GPU's layers.
         max_batch_size: largest implicit batch. Smaller ones run too.
         max_workspace_bytes: bound of the scratch memory, in bytes, that one step may use beside
             its tensors.
@@ -98,7 +98,7 @@ def build(
         tune,
     )
     graph = _graph_of(network)
-    tools = open_toolchain(device, allows_tf32=precision == TF32)
+    tools = open_toolchain(device, precision)
     silent: Progress = lambda _stage, _done, _total: None  # noqa: E731  (it has a type)
     return _Build(graph, options, tools, progress or silent).run()
 

@@ -133,13 +133,13 @@ class CpuToolchain(Toolchain):
         return native_runtime(image.code, dict(image.symbols))
 
 
-def open_toolchain(kind: str, detail: str, *, allows_tf32: bool) -> CpuToolchain:
-    """The toolchain for a target; without one, for this machine. No processor multiplies tf32.
+def open_toolchain(kind: str, detail: str, precision: str) -> CpuToolchain:
+    """The toolchain for a target; without one, for this machine. Precisions are all of storage.
 
     Raises:
         UnsupportedError: there is no such target, or no such index.
     """
-    del allows_tf32
+    del precision
     if detail.isdecimal() and int(detail):
         raise UnsupportedError(
             f"device '{kind}:{detail}' does not exist: this machine has {kind}:0 alone"

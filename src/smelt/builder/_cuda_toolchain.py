@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from smelt.backends import CodeCache, CodeImage
 from smelt.backends.cuda import CudaBackend, generator_edition, target_named
-from smelt.builder._options import TF32
+from smelt.builder._options import HALF2, TF32
 from smelt.builder._toolchain import Toolchain
 from smelt.devices.cuda import ABI_VERSION, cuda_device, selected_device
 from smelt.engine import VERSION, Fingerprint
@@ -27,7 +27,7 @@ from smelt.tuner import (
 from smelt.types import override
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from smelt.backends import Tactic
     from smelt.backends.cuda import CudaTarget
@@ -148,7 +148,7 @@ class CudaToolchain(Toolchain):
         return self.backend.compile(kernels, self.target), CodeImage(b"", ())
 
 
-def open_toolchain(kind: str, detail: str, *, allows_tf32: bool) -> CudaToolchain:
+def open_toolchain(kind: str, detail: str, precision: str) -> CudaToolchain:
     """The toolchain for architectures by name, or for a GPU of this machine.
 
     Without a number that is the GPU which the calling thread has selected.
@@ -159,7 +159,7 @@ def open_toolchain(kind: str, detail: str, *, allows_tf32: bool) -> CudaToolchai
         MissingExtraError: a package is not installed.
     """
     if detail and not detail.isdecimal():
-        return CudaToolchain(dataclasses.replace(target_named(detail), allows_tf32=allows_tf32))
+        return CudaToolchain(_offering(target_named(detail), {precision}))
     try:
         gpu = cuda_device(int(detail)) if detail else selected_device()
     except DeviceError as error:
@@ -170,15 +170,20 @@ def open_toolchain(kind: str, detail: str, *, allows_tf32: bool) -> CudaToolchai
     target = dataclasses.replace(
         target_named(gpu.properties.architecture),
         multiprocessors=gpu.properties.multiprocessors,
-        allows_tf32=allows_tf32,
     )
-    return CudaToolchain(target, gpu.index)
+    return CudaToolchain(_offering(target, {precision}), gpu.index)
 
 
 def _features(target: CudaTarget) -> tuple[str, ...]:
     """What decides which tactics a target has, beside its architecture."""
     size = f"{_SIZE}{target.multiprocessors}"
-    return (size, TF32) if target.allows_tf32 else (size,)
+    asked = [(HALF2, target.pairs), (TF32, target.allows_tf32)]
+    return (*(name for name, is_asked in asked if is_asked), size)
+
+
+def _offering(target: CudaTarget, asked: Collection[str]) -> CudaTarget:
+    """The target with the tactics that some precisions ask for."""
+    return dataclasses.replace(target, allows_tf32=TF32 in asked, pairs=HALF2 in asked)
 
 
 def toolchain_of(fingerprint: Fingerprint) -> CudaToolchain:
@@ -191,7 +196,5 @@ def toolchain_of(fingerprint: Fingerprint) -> CudaToolchain:
     sizes = [f.removeprefix(_SIZE) for f in fingerprint.features if f.startswith(_SIZE)]
     if len(sizes) != 1 or not re.fullmatch(r"[1-9][0-9]{0,4}", sizes[0]):
         raise EngineFormatError("the engine does not say for how large a GPU it was tuned")
-    target = dataclasses.replace(
-        target, multiprocessors=int(sizes[0]), allows_tf32=TF32 in fingerprint.features
-    )
-    return CudaToolchain(target)
+    target = dataclasses.replace(target, multiprocessors=int(sizes[0]))
+    return CudaToolchain(_offering(target, fingerprint.features))

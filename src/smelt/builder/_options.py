@@ -18,9 +18,12 @@ if TYPE_CHECKING:
 
 TF32: Final = "tf32"
 """The precision that stores float32 and multiplies ten of its bits where that is faster."""
+HALF2: Final = "half2"
+"""The precision that stores float16, and on GPUs keeps images in pairs between layers."""
 PRECISIONS: Final = {
     **{d.value: d for d in (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)},
     TF32: DType.FLOAT32,
+    HALF2: DType.FLOAT16,
 }
 """How an engine may store what the model has in float32, by name."""
 STAGES: Final = ("optimise", "tune", "pack", "link", "write")

@@ -96,12 +96,12 @@ _HOMES: Final = {"cpu": "_cpu_toolchain", "null": "_cpu_toolchain", "cuda": "_cu
 _GRAMMAR: Final = "cpu, cpu:TARGET, cuda, cuda:INDEX, cuda:sm_90, cuda:sm_80,sm_90, null"
 
 
-def open_toolchain(device: str | Sequence[str], *, allows_tf32: bool = False) -> Toolchain:
+def open_toolchain(device: str | Sequence[str], precision: str = "float32") -> Toolchain:
     """The toolchain of the first device of an order of preference that can be built for.
 
     Args:
         device: what ``build`` says of it.
-        allows_tf32: whether float32 may be rounded to ten bits where it is multiplied.
+        precision: what ``build`` says of it; a target may offer other tactics for it.
 
     Raises:
         UnsupportedError: no device of several can be; says why each one cannot.
@@ -111,7 +111,7 @@ def open_toolchain(device: str | Sequence[str], *, allows_tf32: bool = False) ->
     reasons: list[str] = []
     for name in names:
         try:
-            return _opened(name, allows_tf32=allows_tf32)
+            return _opened(name, precision)
         except (UnsupportedError, DeviceError, MissingExtraError) as error:
             if len(names) == 1:
                 raise
@@ -120,13 +120,13 @@ def open_toolchain(device: str | Sequence[str], *, allows_tf32: bool = False) ->
     raise UnsupportedError(f"no device of {names} can be built for", reasons=reasons)
 
 
-def _opened(name: str, *, allows_tf32: bool) -> Toolchain:
+def _opened(name: str, precision: str) -> Toolchain:
     kind, _, detail = name.partition(":")
     if kind not in _HOMES:
         raise UnsupportedError(
             f"device {name!r} is not one that this version builds for: {_GRAMMAR}"
         )
-    made: Toolchain = _home(kind).open_toolchain(kind, detail, allows_tf32=allows_tf32)
+    made: Toolchain = _home(kind).open_toolchain(kind, detail, precision)
     return made
 
 

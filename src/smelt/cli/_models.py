@@ -60,8 +60,8 @@ _OPTIONS: Final = (
         default="float32",
         show_default=True,
         metavar="DTYPE",
-        help="How float32 is stored between layers: float32, bfloat16 or float16; or tf32: float32 "
-        "that GPUs may round to ten bits where they multiply.",
+        help="How float32 is stored between layers: float32, bfloat16 or float16; tf32: float32 "
+        "that GPUs may round to ten bits where they multiply; half2: float16, images in pairs.",
     ),
     click.option(
         "--max-batch-size",

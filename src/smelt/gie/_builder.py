@@ -100,7 +100,7 @@ class InferBuilder(Destroyable):
         engine = build(
             float32_bindings(network.graph),
             device=self.device,
-            precision="float16" if is_half else "float32",
+            precision="half2" if is_half else "float32",
             max_batch_size=self.max_batch_size,
             max_workspace_bytes=self.max_workspace_size,
             tune=TuningEffort(

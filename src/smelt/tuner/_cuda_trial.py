@@ -22,6 +22,7 @@ from smelt.engine import VERSION
 from smelt.errors import BuildError, DeviceError
 from smelt.tuner._cuda_gauge import POISON, Gauge
 from smelt.tuner._specimen import (
+    as_stored,
     copy_alone,
     encoded,
     lower_alone,
@@ -344,7 +345,8 @@ class _Bench:
         assert view is not None and fmt is not None and array is not None  # noqa: S101, PT018
         room = specimen.rooms[view.buffer]
         host = np.full(room.size_bytes, room.fill, np.uint8)
-        window_on(view, host, self.lab.sizes)[...] = encoded(array, fmt.dtype)
+        stored = as_stored(encoded(array, fmt.dtype), fmt.layout)
+        window_on(view, host, self.lab.sizes)[...] = stored
         return host
 
     def _input(
@@ -393,8 +395,9 @@ class _Bench:
         self._run_poisoned(trial, part)
         expected = self.data[part][1]
         outputs = zip(trial.outputs[part], trial.specimen.outputs, expected, strict=True)
-        for position, (memory, view, wanted) in enumerate(outputs):
+        for position, (memory, view, result) in enumerate(outputs):
             fmt = tactic.outputs[position]
+            wanted = as_stored(result, fmt.layout)
             key = ("expected", position, fmt, part, memory.size_bytes)
             count = memory.size_bytes // fmt.dtype.size_bytes
             if not fmt.dtype.is_float:

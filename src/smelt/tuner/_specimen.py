@@ -152,6 +152,18 @@ def window_on(view: View, memory: NDArray[np.uint8], sizes: Mapping[str, int]) -
     return np.lib.stride_tricks.as_strided(flat, shape, strides)
 
 
+def as_stored(array: Array, layout: Layout) -> Array:
+    """An array in the axis order of views of a layout; an image without a twin gets a copy for one.
+
+    So its twin's results are copies, too.
+    """
+    if layout is not Layout.PAIRED:
+        return array
+    if len(array) % 2:
+        array = np.concatenate([array, array[-1:]])
+    return np.moveaxis(array.reshape(-1, 2, *array.shape[1:]), 1, -1)
+
+
 # ---- what goes in, and what must come out
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from smelt.types._dim import Dim
+from smelt.types._dim import Dim, ceil_div
 
 if TYPE_CHECKING:
     from smelt.types._dtype import DType
@@ -70,8 +70,18 @@ class Layout(Enum):
     """Any strides that a window has: what reads or writes it cares for none but the last. With
     memory of its own, such a tensor lies like a linear one."""
 
+    PAIRED = "paired"
+    """Images in pairs, the elements of two adjacent ones side by side: ``[pairs, C, H, W, 2]``, as
+    views of it say. Of an odd number of images the last pair has one that nobody reads."""
+
+    def stored_shape(self, shape: Shape) -> Shape:
+        """The extents of a tensor in memory, in the order of its views."""
+        if self is not Layout.PAIRED:
+            return shape
+        return (ceil_div(shape[0], 2), *shape[1:], 2)
+
     def axis_order(self, rank: int) -> tuple[int, ...]:
-        """Logical axes, outermost in memory first."""
+        """Axes of views, outermost in memory first."""
         if self is not Layout.CHANNELS_LAST or rank < 3:
             return tuple(range(rank))
         return (0, *range(2, rank), 1)

@@ -26,6 +26,12 @@ from smelt.backends.cuda.families.elementwise import ElementwiseFamily
 from smelt.backends.cuda.families.gather import GatherFamily
 from smelt.backends.cuda.families.gemm import GemmFamily
 from smelt.backends.cuda.families.move import COPY, copy_launch, move_family
+from smelt.backends.cuda.families.pairs import (
+    PAIRING,
+    PairsFamily,
+    pairing_launch,
+    write_pairing,
+)
 from smelt.backends.cuda.families.pool import PoolFamily
 from smelt.backends.cuda.families.recurrent import RecurrentFamily
 from smelt.backends.cuda.families.resample import ResampleFamily
@@ -90,6 +96,7 @@ class CudaBackend(Backend[CudaTarget]):
             GatherFamily(),
             GemmFamily(),
             move_family(),
+            PairsFamily(),
             PoolFamily(),
             RecurrentFamily(),
             ResampleFamily(),
@@ -106,11 +113,14 @@ class CudaBackend(Backend[CudaTarget]):
     def candidates(
         self, node: Node, target: CudaTarget, storage: DType = DType.FLOAT32
     ) -> tuple[list[Tactic], list[Refusal]]:
-        return super().candidates(node, replace(target, narrow=storage), storage)
+        tactics, refusals = super().candidates(node, replace(target, narrow=storage), storage)
+        pairs = [tactic for tactic in tactics if tactic.family == PairsFamily.name]
+        return pairs or tactics, refusals
 
     @override
     def reformat(self, source: View, destination: View) -> tuple[Step, ...]:
-        return (copy_launch(source, destination),)
+        in_pairs = len(source.shape) != len(destination.shape)
+        return ((pairing_launch if in_pairs else copy_launch)(source, destination),)
 
     @override
     def clear_halo(self, view: View, value: int = 0) -> tuple[Step, ...]:
@@ -127,8 +137,9 @@ class CudaBackend(Backend[CudaTarget]):
 
     def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
         """The kernel's text."""
-        if kernel.family == COPY:
-            text = write_pointwise(kernel)
+        copies = {COPY: write_pointwise, PAIRING: write_pairing}
+        if kernel.family in copies:
+            text = copies[kernel.family](kernel)
         elif kernel.family == GAUGE:
             text = write_gauge(kernel)
         else:

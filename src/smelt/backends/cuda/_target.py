@@ -34,6 +34,8 @@ class CudaTarget:
     allows_tf32: bool = False
     """Whether products of float32 may be rounded to ten bits on their way in."""
 
+    pairs: bool = False
+    """Whether images go in pairs, where a kernel takes them so."""
     narrow: DType = DType.FLOAT32
     """What float32 is stored as where a family can; the backend sets it while it lists tactics."""
 

@@ -67,7 +67,7 @@ class ConvFamily(Family[CudaTarget]):
         inputs, output = formats_of(node)
         places = element_count(tuple(e for a, e in enumerate(node.output.tensor.shape) if a != 1))
         sums = places * (value_of(node, 1).tensor.shape[0] * SUM_BYTES)
-        for choice, seconds in tiles_for(_shape(node, root, target), target):
+        for choice, seconds in tiles_for(product_shape(node, root, target), target):
             yield choice.tactic(self.name, inputs, output, sums, seconds)
 
     @override
@@ -122,7 +122,8 @@ def _bias(node: Node) -> Value | None:
     return node.inputs[own] if root_of(node)[1] > own else None
 
 
-def _bias_count(node: Node) -> int:
+def bias_count(node: Node) -> int:
+    """How many extra operands are its bias: one or none."""
     return int(_bias(node) is not None)
 
 
@@ -135,7 +136,7 @@ def reason_against(node: Node) -> str | None:
         return f"the weights {weights.name} are not constant"
     if weights.tensor.shape[0] == 0:
         return "there are no filters"
-    epilogue = plan_epilogue(node, Layout.CHANNELS_LAST, _bias_count(node))
+    epilogue = plan_epilogue(node, Layout.CHANNELS_LAST, bias_count(node))
     return epilogue if isinstance(epilogue, str) else None
 
 
@@ -150,11 +151,12 @@ def formats_of(node: Node) -> tuple[tuple[TensorFormat | None, ...], TensorForma
     kind, count = value_of(node, 0).tensor.dtype, root_of(node)[1]
     image, own = TensorFormat(kind, Layout.CHANNELS_LAST), _own_count(node)
     bias = [TensorFormat(kind, Layout.LINEAR) if _bias(node) else None][: count - own]
-    epilogue = planned_epilogue(node, Layout.CHANNELS_LAST, _bias_count(node))
+    epilogue = planned_epilogue(node, Layout.CHANNELS_LAST, bias_count(node))
     return (*(image, None) * (own // 2), *bias, *epilogue.formats), image
 
 
-def _shape(node: Node, root: Conv, target: CudaTarget) -> Shape:
+def product_shape(node: Node, root: Conv, target: CudaTarget) -> Shape:
+    """The product that a convolution is."""
     filters, *rest = (cast("int", e) for e in value_of(node, 1).tensor.shape)
     rows = prod(guess(e) for axis, e in enumerate(node.output.tensor.shape) if axis != 1)
     columns = filters // root.group
@@ -253,7 +255,7 @@ class ConvLowering:
             "bias": _bias(node) is not None,
             "bias_scale": 1.0,
             "alpha": 1.0,
-            "stages": planned_epilogue(node, Layout.CHANNELS_LAST, _bias_count(node)).stages,
+            "stages": planned_epilogue(node, Layout.CHANNELS_LAST, bias_count(node)).stages,
             "clamps": self.x.strides[1] == 1,
             "constants": self.constants(),
         }

@@ -26,10 +26,11 @@ from smelt.ops.max_pool import MaxPool
 from smelt.types import DType, Layout, TensorFormat, ceil_div, element_count, override
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from smelt.engine import Json, Step, View
+    from smelt.engine import Json, Parameters, Step, View
     from smelt.ir import Node
+    from smelt.types import Dim
 
 _SIZES: Final = ((512, 2), (1024, 4), (2048, 4))
 """Elements of a program's results, and its warps."""
@@ -57,53 +58,78 @@ class PoolFamily(Family[CudaTarget]):
             return
         image = TensorFormat(kind, Layout.CHANNELS_LAST)
         inputs = (image, *epilogue.formats)
-        seconds, total = memory_seconds(node), count_of(node.output)
-        for number, (elements, warps) in enumerate(_SIZES):
-            if number == 0 or total >= elements * target.multiprocessors:
-                cost = seconds * (1 - 0.01 * number)
-                options = parameters(elements=elements, warps=warps)
-                yield Tactic(self.name, options, inputs, (image,), cost_hint=cost)
+        for options, cost in pool_options(node, target):
+            yield Tactic(self.name, options, inputs, (image,), cost_hint=cost)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
         root = cast("MaxPool | AveragePool", root_of(node)[0])
-        x, out = view_of(operands, 0), operands.outputs[0]
-        extras = extra_views(node, operands)
-        views = [x, *(view for view, _ in extras), out]
-        scalars = Scalars()
-        options: dict[str, Any] = dict(tactic.parameters)
-        rank = len(out.shape)
-        strides = [strides for _, strides in extras] + [out.strides]
-        axes = tuple(
-            scalars.all_json((out.shape[a], x.strides[a], *(s[a] for s in strides)))
-            for a in (0, *range(2, rank), 1)
+        views = (view_of(operands, 0), operands.outputs[0])
+        epilogue = (
+            extra_views(node, operands),
+            planned_epilogue(node, Layout.CHANNELS_LAST).stages,
         )
-        channels = out.shape[1]
-        places = element_count((out.shape[0], *out.shape[2:]))
-        across = side_of(guess(channels), options["elements"] // 2)
-        along = max(1, options["elements"] // across)
-        spec = KernelSpec(
-            self.name,
-            parameters(
-                axes=axes,
-                windows=_windows(root, x, scalars),
-                places=scalars.json(places),
-                tile=(along, across),
-                is_mean=isinstance(root, AveragePool),
-                include_pad=isinstance(root, AveragePool) and root.count_include_pad,
-                stages=planned_epilogue(node, Layout.CHANNELS_LAST).stages,
-                warps=options["warps"],
-                pipeline=1,
-                **operand_parameters(views, len(scalars.values)),
-            ),
-        )
-        chunks = ceil_div(places, along) * ceil_div(channels, across)
-        return (Launch(spec, tuple(views), (len(views) - 1,), scalars.values, chunks),)
+        return (pool_launch(tactic, root, views, epilogue),)
 
     @override
     def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
         del target
-        return _Writer(kernel).write()
+        return write_pool(kernel)
+
+
+def pool_options(node: Node, target: CudaTarget) -> Iterator[tuple[Parameters, float]]:
+    """Yield the sizes of programs that a pool may have, and the seconds that it should take."""
+    seconds, total = memory_seconds(node), count_of(node.output)
+    for number, (elements, warps) in enumerate(_SIZES):
+        if number == 0 or total >= elements * target.multiprocessors:
+            yield parameters(elements=elements, warps=warps), seconds * (1 - 0.01 * number)
+
+
+def pool_launch(
+    tactic: Tactic,
+    root: MaxPool | AveragePool,
+    views: tuple[View, View],
+    epilogue: tuple[Sequence[tuple[View, tuple[Dim, ...]]], Json],
+) -> Launch:
+    """The launch of a pool from the first view, images with channels, into the second one.
+
+    The epilogue is its operands, with strides along the result, and its stages.
+    """
+    (x, out), (extras, stages) = views, epilogue
+    operands = [x, *(view for view, _ in extras), out]
+    options: dict[str, Any] = dict(tactic.parameters)
+    scalars = Scalars()
+    strides = [strides for _, strides in extras] + [out.strides]
+    axes = tuple(
+        scalars.all_json((out.shape[a], x.strides[a], *(s[a] for s in strides)))
+        for a in (0, *range(2, len(out.shape)), 1)
+    )
+    channels = out.shape[1]
+    places = element_count((out.shape[0], *out.shape[2:]))
+    across = side_of(guess(channels), options["elements"] // 2)
+    along = max(1, options["elements"] // across)
+    spec = KernelSpec(
+        tactic.family,
+        parameters(
+            axes=axes,
+            windows=_windows(root, x, scalars),
+            places=scalars.json(places),
+            tile=(along, across),
+            is_mean=isinstance(root, AveragePool),
+            include_pad=isinstance(root, AveragePool) and root.count_include_pad,
+            stages=stages,
+            warps=options["warps"],
+            pipeline=1,
+            **operand_parameters(operands, len(scalars.values)),
+        ),
+    )
+    chunks = ceil_div(places, along) * ceil_div(channels, across)
+    return Launch(spec, tuple(operands), (len(operands) - 1,), scalars.values, chunks)
+
+
+def write_pool(kernel: KernelSpec) -> str:
+    """The text of a pool's kernel."""
+    return _Writer(kernel).write()
 
 
 def _windows(root: MaxPool | AveragePool, x: View, scalars: Scalars) -> tuple[Json, ...]:

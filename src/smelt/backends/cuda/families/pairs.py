@@ -1,0 +1,237 @@
+"""Images in pairs: convolutions, pools and elementwise ops on elements of two images side by side.
+
+To a kernel the image of a pair is one more axis of each image, the innermost, along which windows
+have one tap. So the kernels are those of other layouts; they move at least two elements at a time,
+whatever a network's channels are. The last of an odd number of images has a twin that is computed
+and never read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from smelt.backends._axes import Axis, join_axes, sort_axes
+from smelt.backends._base import Family, Operands, Refusal, Tactic
+from smelt.backends._fusion import root_of, stages_of, why_not_elementwise
+from smelt.backends._nodes import view_of
+from smelt.backends._scalars import Scalars
+from smelt.backends.cuda._costs import memory_seconds
+from smelt.backends.cuda._elementwise import why_not_written
+from smelt.backends.cuda._pointwise import pointwise_launch, write_pointwise
+from smelt.backends.cuda._product import write_product
+from smelt.backends.cuda._source import Source, operand_parameters
+from smelt.backends.cuda._target import CudaTarget
+from smelt.backends.cuda.families._epilogue import FLOATS
+from smelt.backends.cuda.families._tiles import tiles_for
+from smelt.backends.cuda.families.conv import (
+    ConvFamily,
+    ConvLowering,
+    is_depthwise,
+    product_shape,
+    reason_against,
+)
+from smelt.backends.cuda.families.pool import pool_launch, pool_options, write_pool
+from smelt.engine import KernelSpec, Launch, parameters
+from smelt.ops.average_pool import AveragePool
+from smelt.ops.conv import Conv
+from smelt.ops.max_pool import MaxPool
+from smelt.types import DType, Layout, TensorFormat, ceil_div, element_count, override
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from smelt.engine import Parameters, Step, View
+    from smelt.ir import Constant, Node, Value
+
+PAIRING: Final = "pairing"
+_BLOCK: Final = 1024
+_LEAST_RANK: Final = 3
+
+
+class PairsFamily(Family[CudaTarget]):
+    """What a target that asks for pairs runs on them: more than one image, stored in 16 bits."""
+
+    name: ClassVar[str] = "pairs"
+    narrow: ClassVar[bool] = True
+
+    @override
+    def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
+        root, _ = root_of(node)
+        known = isinstance(root, Conv | MaxPool | AveragePool) or node.op.elementwise
+        if not target.pairs or not known:
+            return
+        if reason := _why_not(node, target):
+            yield Refusal(self.name, reason)
+            return
+        inputs = tuple(_format(node, index) for index in range(len(node.inputs)))
+        output = TensorFormat(node.output.tensor.dtype, Layout.PAIRED)
+        for options, seconds in _options(node, target):
+            yield Tactic(self.name, options, inputs, (output,), cost_hint=seconds)
+
+    @override
+    def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
+        is_conv = isinstance(root_of(node)[0], Conv)
+        return ConvFamily().pack(node, tactic) if is_conv else ()
+
+    @override
+    def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
+        root, _ = root_of(node)
+        if isinstance(root, Conv):
+            return _PairsLowering(node, root, tactic, operands).launches()
+        if isinstance(root, MaxPool | AveragePool):
+            views = (_folded(view_of(operands, 0)), _folded(operands.outputs[0]))
+            return (pool_launch(tactic, root, views, ((), ())),)
+        out = operands.outputs[0]
+        views_ = [_beside(view, out) for view in operands.inputs if view is not None]
+        return (pointwise_launch(self.name, [*views_, out], stages_of(node)),)
+
+    @override
+    def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
+        del target
+        names = {name for name, _ in kernel.parameters}
+        if "sums" in names:
+            return write_product(kernel)
+        return write_pool(kernel) if "include_pad" in names else write_pointwise(kernel)
+
+
+class _PairsLowering(ConvLowering):
+    """A convolution whose images have the pair as one more axis, which no window moves along."""
+
+    def __init__(self, node: Node, root: Conv, tactic: Tactic, operands: Operands) -> None:
+        before, after = zip(*root.pad_pairs, strict=True)
+        deeper = Conv(
+            (*root.kernel_shape, 1),
+            (*root.strides, 1),
+            (*before, 0, *after, 0),
+            (*root.dilations, 1),
+            root.group,
+        )
+        super().__init__(node, deeper, tactic, operands)
+        rank = len(self.out.shape)
+        self.extras = [
+            (view, strides if len(strides) == rank else (*strides, 0))
+            for view, strides in self.extras
+        ]
+
+
+def _why_not(node: Node, target: CudaTarget) -> str | None:
+    root, count = root_of(node)
+    out = node.output.tensor
+    if target.narrow.size_bytes != DType.FLOAT16.size_bytes or out.dtype not in FLOATS:
+        return "only what is stored in 16 bits goes in pairs"
+    if out.rank < _LEAST_RANK or out.shape[0] == 1:
+        return "there is no second image"
+    for value in node.inputs:
+        if value is not None and (reason := _why_not_beside(value, node)):
+            return reason
+    if isinstance(root, Conv):
+        if is_depthwise(node, root):
+            return "the channels have nothing to do with each other"
+        return reason_against(node)
+    if isinstance(root, MaxPool | AveragePool):
+        return None if len(node.inputs) == count else "pools of pairs take no epilogue"
+    return why_not_elementwise(node, why_not_written)
+
+
+def _why_not_beside(value: Value, node: Node) -> str | None:
+    """Whether an operand goes in pairs with the result, or repeats for every image."""
+    out, kind = node.output.tensor, value.tensor
+    is_image = kind.rank == out.rank and kind.shape[0] == out.shape[0]
+    if is_image and value.constant is None:
+        return None if kind.dtype in FLOATS else f"{value.name} is {kind.dtype.value}"
+    repeats = value.constant is not None and (kind.rank < out.rank or kind.shape[0] == 1)
+    is_weight = value.constant is not None and isinstance(root_of(node)[0], Conv)
+    return None if repeats or is_weight else f"{value.name} neither goes in pairs nor is constant"
+
+
+def _format(node: Node, index: int) -> TensorFormat | None:
+    value = node.inputs[index]
+    root, count = root_of(node)
+    if value is None or (index == 1 and count > 1 and isinstance(root, Conv)):
+        return None
+    layout = Layout.LINEAR if value.constant is not None else Layout.PAIRED
+    return TensorFormat(value.tensor.dtype, layout)
+
+
+def _options(node: Node, target: CudaTarget) -> Iterator[tuple[Parameters, float]]:
+    root, _ = root_of(node)
+    if isinstance(root, Conv):
+        for choice, seconds in tiles_for(product_shape(node, root, target), target):
+            if choice.pieces == 1:
+                yield choice.tactic("", (), TensorFormat(DType.FLOAT16), 0, 0.0).parameters, seconds
+    elif isinstance(root, MaxPool | AveragePool):
+        yield from pool_options(node, target)
+    else:
+        yield (), memory_seconds(node)
+
+
+def _folded(view: View) -> View:
+    """Channels of pairs as images, and the two of a pair as their channels."""
+    pairs, channels, *extents, two = view.shape
+    strides = (view.strides[1], view.strides[-1], *view.strides[2:-1])
+    return replace(view, shape=(pairs * channels, two, *extents), strides=strides)
+
+
+def _beside(view: View, out: View) -> View:
+    """An operand as one that repeats for both of a pair, if it does not go in pairs itself."""
+    if len(view.shape) == len(out.shape):
+        return view
+    return replace(view, shape=(*view.shape, 1), strides=(*view.strides, 0))
+
+
+# ---- into pairs and out of them
+
+
+def pairing_launch(source: View, destination: View) -> Launch:
+    """Copy images into pairs, or out of them; one of the views is of pairs."""
+    to_pairs = len(destination.shape) > len(source.shape)
+    single, pairs = (source, destination) if to_pairs else (destination, source)
+    images, inner = single.shape[0], range(1, len(single.shape))
+    axes = [Axis(single.shape[a], (single.strides[a], pairs.strides[a])) for a in inner]
+    axes = join_axes(sort_axes([a for a in axes if a.extent != 1], 0)) or [Axis(1, (0, 0))]
+    places = element_count(tuple(axis.extent for axis in axes))
+    scalars = Scalars()
+    spec = KernelSpec(
+        PAIRING,
+        parameters(
+            axes=tuple(axis.json(scalars) for axis in axes),
+            places=scalars.json(places),
+            images=scalars.json(images),
+            strides=scalars.all_json((single.strides[0], pairs.strides[0])),
+            to_pairs=to_pairs,
+            warps=4,
+            pipeline=1,
+            **operand_parameters((source, destination), len(scalars.values)),
+        ),
+    )
+    chunks = ceil_div(images, 2) * ceil_div(places, _BLOCK)
+    return Launch(spec, (source, destination), (1,), scalars.values, chunks)
+
+
+def write_pairing(kernel: KernelSpec) -> str:
+    """The text of a copy into pairs, or out of them; what has no twin gets zeros for one."""
+    s = Source(kernel)
+    axes: Any = kernel["axes"]
+    places = s.extent(kernel["places"])
+    single, pair = kernel["strides"]
+    blocks = f"(({places} + {_BLOCK - 1}) // {_BLOCK})"
+    s.line("program = tl.program_id(0).to(tl.int64)")
+    s.line(f"both = program // {blocks}")
+    s.line(f"i = (program % {blocks}) * {_BLOCK} + tl.arange(0, {_BLOCK})")
+    s.line("e = tl.arange(0, 2)")
+    s.line(f"i_ok = (i < {places})[:, None] & (e < 2)[None, :]")
+    s.line(f"there = i_ok & (both * 2 + e < {s.extent(kernel['images'])})[None, :]")
+    names = [f"c{n}" for n in range(len(axes))]
+    s.unravel("i", [axis[0] for axis in axes], names)
+    one = s.sum_of(("both * 2 + e", single))
+    alone = f"(i * 0 + {s.offset(names, axes, 0)})[:, None] + (e * 0 + {one})[None, :]"
+    start = s.sum_of(("both", pair))
+    paired = f"(i * 0 + {s.offset(names, axes, 1)})[:, None] + ({start} + e)[None, :]"
+    if kernel["to_pairs"]:
+        s.line(f"x = {s.load(0, alone, 'there')}")
+        s.store(1, paired, "x", "i_ok")
+    else:
+        s.line(f"x = {s.load(0, paired, 'there')}")
+        s.store(1, alone, "x", "there")
+    return s.text()
