@@ -37,7 +37,7 @@ from benchmarks.support.gpu_rig import (
 )
 from smelt.backends.cuda import CudaBackend, CudaTarget
 from smelt.backends.cuda.families import _tiles
-from smelt.devices.cuda import CudaGraph
+from smelt.devices.cuda import CudaGraph, _code
 from smelt.errors import SmeltError
 from smelt.types import DType
 
@@ -220,6 +220,7 @@ def run_job(rig: Rig, job: Job, options: argparse.Namespace, end: float) -> list
 def run(options: argparse.Namespace) -> None:
     """Measure all jobs."""
     begin, target = time.monotonic(), CudaTarget(90)
+    _code._CARVEOUT_PERCENT = options.carveout
     if options.kept:
         _tiles._KEPT = options.kept
     workers = options.workers or max(1, (os.cpu_count() or 2) - 1)
@@ -249,6 +250,7 @@ def main() -> None:
     parser.add_argument("--shown", type=int, default=2, help="how many of the best are printed")
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--kept", type=int, default=0, help="tactics of each product")
+    parser.add_argument("--carveout", type=int, default=100, help="percent; -1: the driver's way")
     parser.add_argument("--torch", action="store_true", help="time torch as well")
     parser.add_argument("--chain", action="store_true", help="time the best as a network, too")
     parser.add_argument("--json", help="where all times are written")
