@@ -55,27 +55,27 @@ Submit = Callable[..., Future[bytes]]
 _NEXT = "tl.extra.cuda.gdc_launch_dependents()"
 
 
-def _without_prefetch(text: str) -> str:
-    kept: list[str] = []
-    inside = False
-    for line in text.splitlines():
-        inside = line.startswith("    for first in ") or (inside and line.startswith("        "))
-        if not inside:
-            kept.append(line)
-    return "\n".join([*kept, ""])
-
-
 def _at_its_beginning(text: str) -> str:
+    """The kernel that lets the next one start before it waits itself."""
     head, *lines = [line for line in text.splitlines() if line.strip() != _NEXT]
     return "\n".join([head, f"    {_NEXT}", *lines, ""])
 
 
-VARIANTS: dict[str, Callable[[str], str]] = {
-    "after its wait": lambda text: text,
-    "at its beginning": _at_its_beginning,
-    "after its wait, no prefetch": _without_prefetch,
-}
-"""When a kernel of a chain lets the next one start."""
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """How the kernels of a chain are made and loaded."""
+
+    name: str
+    change: Callable[[str], str]
+    carveout: int = 100
+    """Percent of a multiprocessor's memory that blocks may have; -1: as the driver thinks."""
+
+
+VARIANTS = (
+    Variant("as it is", lambda text: text),
+    Variant("as the driver divides memory", lambda text: text, -1),
+    Variant("the next starts at a launch's beginning", _at_its_beginning),
+)
 
 
 def measure_chain(
@@ -84,18 +84,20 @@ def measure_chain(
     """Print what the best kernels of a network take one behind the other, as they are and else."""
     backend = CudaBackend()
     distinct = {id(candidate): (memory, candidate) for memory, candidate in chain}
-    for name, change in VARIANTS.items():
+    for variant in VARIANTS:
+        _code._CARVEOUT_PERCENT = variant.carveout
         benches: dict[int, Bench] = {}
         for key, (memory, candidate) in distinct.items():
-            texts = [change(backend.generate(s.kernel, target)) for s in candidate.steps]
+            texts = [variant.change(backend.generate(s.kernel, target)) for s in candidate.steps]
             steps = zip(candidate.steps, texts, strict=True)
             records = [submit(compiled, s.kernel, text, target) for s, text in steps]
             made = dataclasses.replace(candidate, records=records)
             benches[key] = Bench(memory, made, backend)
-        print(f"next starts {name}: errors up to {max(b.error() for b in benches.values()):.2g}")
+        worst = max(bench.error() for bench in benches.values())
+        print(f"-- {variant.name}: errors up to {worst:.2g}")
         order = [benches[id(candidate)] for _, candidate in chain]
         print(f"chain of {len(order)}: {chain_us(rig, order):.1f} us")
-        if name == next(iter(VARIANTS)):
+        if variant is VARIANTS[0]:
             print(f"started late: {chain_us(rig, order, early=False):.1f} us")
             alike = sorted(order, key=id)
             print(f"alike behind each other: {chain_us(rig, alike):.1f} us")
@@ -220,7 +222,6 @@ def run_job(rig: Rig, job: Job, options: argparse.Namespace, end: float) -> list
 def run(options: argparse.Namespace) -> None:
     """Measure all jobs."""
     begin, target = time.monotonic(), CudaTarget(90)
-    _code._CARVEOUT_PERCENT = options.carveout
     if options.kept:
         _tiles._KEPT = options.kept
     workers = options.workers or max(1, (os.cpu_count() or 2) - 1)
@@ -250,7 +251,6 @@ def main() -> None:
     parser.add_argument("--shown", type=int, default=2, help="how many of the best are printed")
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--kept", type=int, default=0, help="tactics of each product")
-    parser.add_argument("--carveout", type=int, default=100, help="percent; -1: the driver's way")
     parser.add_argument("--torch", action="store_true", help="time torch as well")
     parser.add_argument("--chain", action="store_true", help="time the best as a network, too")
     parser.add_argument("--json", help="where all times are written")
