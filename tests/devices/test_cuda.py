@@ -205,6 +205,21 @@ def test_bytes_go_to_the_gpu_and_back(device: CudaDevice) -> None:
     there.close()
 
 
+def test_memory_is_told_apart_by_the_gpu_that_has_it(stub: StubDriver) -> None:
+    driver = Driver(stub)
+    devices = [CudaDevice(driver, index) for index in (0, 1)]
+    memory = [CudaMemory(device).allocate(64, "array") for device in devices]
+    pinned = PinnedAllocation(devices[0], 64, "staging")
+    for device in devices:
+        assert [owner_of(device, there.address + 8) for there in memory] == [0, 1]
+        assert owner_of(device, pinned.address) == device.index
+        assert stub.current is None
+    del memory, pinned
+    gc.collect()
+    for device in devices:
+        device.release()
+
+
 # ---- streams and events
 
 

@@ -35,7 +35,9 @@ def interpreter() -> Iterator[subprocess.Popen[str]]:
         yield made
 
 
-@pytest.mark.parametrize("network", ["small", "small in float16", "branches", "python"])
+@pytest.mark.parametrize(
+    "network", ["small", "small in float16", "branches", "inception", "python"]
+)
 def test_a_network_computes_on_a_gpu_what_its_references_do(
     network: str, interpreter: subprocess.Popen[str]
 ) -> None:

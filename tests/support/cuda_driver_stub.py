@@ -314,11 +314,17 @@ class StubDriver:
     def cuMemsetD8Async(self, target: int, value: int, size: int, s: int) -> tuple[CUresult]:
         return self._do(s, lambda: ctypes.memset(target, value, size))
 
-    def cuPointerGetAttribute(self, _kind: str, address: int) -> tuple[CUresult, int | None]:
-        found = self._owner("memory", address) or self._owner("pinned", address)
-        if found is None:
+    def cuPointerGetAttribute(self, kind: str, address: int) -> tuple[CUresult, int | None]:
+        found = self._owner("memory", address)
+        is_pinned = found is None and self._owner("pinned", address) is not None
+        if found is None and not is_pinned:
             return CUresult.CUDA_ERROR_INVALID_VALUE, None
-        return OK, self._owners[found]
+        if kind.endswith("MEMORY_TYPE"):
+            return OK, 1 if is_pinned else 2
+        if kind.endswith("DEVICE_ORDINAL"):
+            return OK, 0  # whatever the driver says: an error of cuda.bindings
+        owner = None if found is None else self._owners[found]
+        return OK, next(h for h, live in self.live.items() if live == ("context", owner))
 
     # ---- streams and events
 

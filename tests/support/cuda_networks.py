@@ -110,10 +110,29 @@ def _with_python() -> smelt.NetworkDefinition:
     return net
 
 
+def _inception() -> smelt.NetworkDefinition:
+    """Branches of one, two and three steps, joined, twice."""
+    net = smelt.NetworkDefinition("inception")
+    y = net.add_input("data", "float32", (8, 6, 6))
+    for block in range(2):
+        parts = [net.add_convolution(y, 4, 1, weights(4, 8, 1, 1, seed=block), name=f"a{block}")]
+        z = net.add_convolution(y, 4, 1, weights(4, 8, 1, 1, seed=5 + block), name=f"b{block}")
+        z = net.add_convolution(
+            z, 2, 3, weights(2, 4, 3, 3, seed=7 + block), padding=1, name=f"c{block}"
+        )
+        parts.append(z)
+        z = net.add_pooling(y, "max", 3, stride=1, padding=1, name=f"pool{block}")
+        parts.append(net.add_convolution(z, 2, 1, weights(2, 8, 1, 1), name=f"d{block}"))
+        y = net.add_concatenation(parts, name=f"join{block}")
+    net.mark_output(y)
+    return net
+
+
 NETWORKS: dict[str, tuple[Callable[[], smelt.NetworkDefinition], str, float]] = {
     "small": (small_network, "float32", 1e-4),
     "small in float16": (small_network, "float16", 3e-3),
     "branches": (_branches, "float32", 1e-4),
+    "inception": (_inception, "float32", 1e-4),
     "python": (_with_python, "float32", 1e-4),
 }
 

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 _CHUNK_BYTES: Final = 4 << 20
 """A large array is sent in such pieces: one is sent while the next is brought to pinned memory."""
-DIRECT_INPUT_BYTES: Final = 4 << 10
 DIRECT_OUTPUT_BYTES: Final = 64 << 10
-"""Up to so many bytes kernels read and write pinned memory themselves: less than a copy costs."""
+"""Up to so many bytes kernels write to pinned memory themselves, which is sooner done than a copy.
+Inputs are copied whatever their size: kernels may read them many times."""
 
 
 class CudaStaging:
@@ -72,9 +72,6 @@ class CudaStaging:
             return target
         pinned = self._pin(index, size_bytes)
         flat = np.ascontiguousarray(source).reshape(-1).view(np.uint8)
-        if size_bytes <= DIRECT_INPUT_BYTES:
-            pinned.bytes[:size_bytes] = flat[:size_bytes]
-            return pinned.address
         target = self._room(index, size_bytes)
         for start in range(0, size_bytes, _CHUNK_BYTES):
             end = min(start + _CHUNK_BYTES, size_bytes)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from smelt.devices._base import AllocationTracker
     from smelt.devices.cuda._device import CudaDevice
     from smelt.devices.cuda._stream import CudaStream
+
+_ON_DEVICE: Final = 2
+"""The driver's number for memory of a GPU."""
 
 
 class CudaAllocation:
@@ -149,9 +152,28 @@ def fill_memory(device: CudaDevice, target: int, size_bytes: int, stream: CudaSt
 
 
 def owner_of(device: CudaDevice, address: int) -> int | None:
-    """Return the number of the GPU whose memory an address is in; None for the host's."""
-    kind = device.driver.api.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    """Return the number of the GPU whose memory an address is in; None for the host's.
+
+    Pinned memory of the host counts as ``device``'s: every GPU reaches it.
+    """
+    kinds = device.driver.api.CUpointer_attribute
+
+    def read(kind: str) -> Any:
+        attribute = getattr(kinds, f"CU_POINTER_ATTRIBUTE_{kind}")
+        return device.call("cuPointerGetAttribute", attribute, address)
+
     try:
-        return int(device.call("cuPointerGetAttribute", kind, address))
+        read("DEVICE_ORDINAL")  # only whether there is one: cuda.bindings 13.3 always reads 0
     except CudaError:
         return None
+    if int(read("MEMORY_TYPE")) != _ON_DEVICE:
+        return device.index
+    context = read("CONTEXT")
+    if not int(context):  # memory of a pool has none
+        return device.index
+    previous = device.driver.call("cuCtxGetCurrent")
+    device.driver.call("cuCtxSetCurrent", context)
+    try:
+        return int(device.driver.call("cuCtxGetDevice"))
+    finally:
+        device.driver.call("cuCtxSetCurrent", previous)
