@@ -274,9 +274,10 @@ def _halos(data: Any) -> tuple[Halo, ...]:
 
 def _checked(tactic: Tactic, node: Node, backend: Backend[Any], target: Target) -> Tactic:
     """The tactic, if it is one that the backend itself lists for the node."""
-    formats = (*tactic.inputs, *tactic.outputs)
-    narrow = {f.dtype for f in formats if f is not None} & set(PRECISIONS.values())
-    listed = (backend.candidates(node, target, s)[0] for s in {DType.FLOAT32, *narrow})
+    formats = {f.dtype for f in (*tactic.inputs, *tactic.outputs) if f is not None}
+    # Whose formats are all wide may still multiply in narrow types: those come last.
+    storages = sorted(set(PRECISIONS.values()), key=lambda s: (s not in formats, s.value))
+    listed = (backend.candidates(node, target, storage)[0] for storage in storages)
     if not any(tactic in tactics for tactics in listed):
         raise EngineFormatError(f"{tactic} is no tactic for {node}")
     return tactic
