@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from smelt.backends._axes import Axis, join_axes, sort_axes
-from smelt.backends._base import Family, Operands, Refusal, Tactic
+from smelt.backends._base import Aliasing, Family, Operands, Refusal, Tactic, store_as
 from smelt.backends._fusion import root_of, stages_of, why_not_elementwise
 from smelt.backends._nodes import view_of
 from smelt.backends._scalars import Scalars
@@ -34,8 +34,10 @@ from smelt.backends.cuda.families.conv import (
 from smelt.backends.cuda.families.pool import pool_launch, pool_options, write_pool
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.ops.average_pool import AveragePool
+from smelt.ops.concat import Concat
 from smelt.ops.conv import Conv
 from smelt.ops.max_pool import MaxPool
+from smelt.ops.split import Split
 from smelt.types import DType, Layout, TensorFormat, ceil_div, element_count, override
 
 if TYPE_CHECKING:
@@ -43,10 +45,12 @@ if TYPE_CHECKING:
 
     from smelt.engine import Parameters, Step, View
     from smelt.ir import Constant, Node, Value
+    from smelt.types import Dim
 
 PAIRING: Final = "pairing"
 _BLOCK: Final = 1024
 _LEAST_RANK: Final = 3
+_ALIASING: Final[dict[type, Aliasing]] = {Concat: Aliasing.JOIN, Split: Aliasing.VIEW}
 
 
 class PairsFamily(Family[CudaTarget]):
@@ -58,16 +62,40 @@ class PairsFamily(Family[CudaTarget]):
     @override
     def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
         root, _ = root_of(node)
-        known = isinstance(root, Conv | MaxPool | AveragePool) or node.op.elementwise
-        if not target.pairs or not known:
+        known = isinstance(root, Conv | MaxPool | AveragePool | Concat | Split)
+        if not target.pairs or not (known or node.op.elementwise):
             return
         if reason := _why_not(node, target):
             yield Refusal(self.name, reason)
             return
         inputs = tuple(_format(node, index) for index in range(len(node.inputs)))
-        output = TensorFormat(node.output.tensor.dtype, Layout.PAIRED)
+        outputs = tuple(TensorFormat(v.tensor.dtype, Layout.PAIRED) for v in node.outputs)
+        if aliasing := _ALIASING.get(type(root)):
+            yield Tactic(self.name, (), inputs, outputs, aliasing=aliasing)
+            return
         for options, seconds in _options(node, target):
-            yield Tactic(self.name, options, inputs, (output,), cost_hint=seconds)
+            yield Tactic(self.name, options, inputs, outputs, cost_hint=seconds)
+
+    @override
+    def narrowed(
+        self, node: Node, tactic: Tactic, dtype: DType, target: CudaTarget
+    ) -> tuple[Tactic, ...]:
+        """Windows have the elements of what they are windows on."""
+        del target
+        return (store_as(dtype, node, tactic, outputs=tactic.aliasing is not Aliasing.NONE),)
+
+    @override
+    def views(self, node: Node, tactic: Tactic, view: View) -> tuple[View, ...]:
+        parts = node.inputs if tactic.aliasing is Aliasing.JOIN else node.outputs
+        found: list[View] = []
+        first: Dim = 0
+        for value in parts:
+            channels: Dim = 1 if value is None else value.tensor.shape[1]
+            offset = view.offset + view.strides[1] * first * view.dtype.size_bytes
+            shape = (view.shape[0], channels, *view.shape[2:])
+            found.append(replace(view, offset=offset, shape=shape))
+            first = first + channels
+        return tuple(found)
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
@@ -80,8 +108,8 @@ class PairsFamily(Family[CudaTarget]):
         if isinstance(root, Conv):
             return _PairsLowering(node, root, tactic, operands).launches()
         if isinstance(root, MaxPool | AveragePool):
-            views = (_folded(view_of(operands, 0)), _folded(operands.outputs[0]))
-            return (pool_launch(tactic, root, views, ((), ())),)
+            views = (_turned(view_of(operands, 0)), _turned(operands.outputs[0]))
+            return (pool_launch(tactic, _deeper(root), views, ((), ())),)
         out = operands.outputs[0]
         views_ = [_beside(view, out) for view in operands.inputs if view is not None]
         return (pointwise_launch(self.name, [*views_, out], stages_of(node)),)
@@ -117,12 +145,15 @@ class _PairsLowering(ConvLowering):
 
 def _why_not(node: Node, target: CudaTarget) -> str | None:
     root, count = root_of(node)
-    out = node.output.tensor
+    out = node.outputs[0].tensor
     if target.narrow.size_bytes != DType.FLOAT16.size_bytes or out.dtype not in FLOATS:
         return "only what is stored in 16 bits goes in pairs"
     if out.rank < _LEAST_RANK or out.shape[0] == 1:
         return "there is no second image"
-    for value in node.inputs:
+    if isinstance(root, Concat | Split) and root.axis % out.rank != 1:
+        return "only channels are parted and joined"
+    parts = node.inputs[:1] if isinstance(root, Split) else node.inputs
+    for value in parts:
         if value is not None and (reason := _why_not_beside(value, node)):
             return reason
     if isinstance(root, Conv):
@@ -131,12 +162,12 @@ def _why_not(node: Node, target: CudaTarget) -> str | None:
         return reason_against(node)
     if isinstance(root, MaxPool | AveragePool):
         return None if len(node.inputs) == count else "pools of pairs take no epilogue"
-    return why_not_elementwise(node, why_not_written)
+    return None if isinstance(root, Concat | Split) else why_not_elementwise(node, why_not_written)
 
 
 def _why_not_beside(value: Value, node: Node) -> str | None:
     """Whether an operand goes in pairs with the result, or repeats for every image."""
-    out, kind = node.output.tensor, value.tensor
+    out, kind = node.outputs[0].tensor, value.tensor
     is_image = kind.rank == out.rank and kind.shape[0] == out.shape[0]
     if is_image and value.constant is None:
         return None if kind.dtype in FLOATS else f"{value.name} is {kind.dtype.value}"
@@ -148,7 +179,7 @@ def _why_not_beside(value: Value, node: Node) -> str | None:
 def _format(node: Node, index: int) -> TensorFormat | None:
     value = node.inputs[index]
     root, count = root_of(node)
-    if value is None or (index == 1 and count > 1 and isinstance(root, Conv)):
+    if value is None or (index == 1 and count > 1 and isinstance(root, Conv | Split)):
         return None
     layout = Layout.LINEAR if value.constant is not None else Layout.PAIRED
     return TensorFormat(value.tensor.dtype, layout)
@@ -166,11 +197,23 @@ def _options(node: Node, target: CudaTarget) -> Iterator[tuple[Parameters, float
         yield (), memory_seconds(node)
 
 
-def _folded(view: View) -> View:
-    """Channels of pairs as images, and the two of a pair as their channels."""
-    pairs, channels, *extents, two = view.shape
-    strides = (view.strides[1], view.strides[-1], *view.strides[2:-1])
-    return replace(view, shape=(pairs * channels, two, *extents), strides=strides)
+def _turned(view: View) -> View:
+    """The two of a pair as the channels of images whose first axis is that of the channels."""
+    order = (0, len(view.shape) - 1, *range(1, len(view.shape) - 1))
+    shape = tuple(view.shape[axis] for axis in order)
+    return replace(view, shape=shape, strides=tuple(view.strides[axis] for axis in order))
+
+
+def _deeper(root: MaxPool | AveragePool) -> MaxPool | AveragePool:
+    """The pool with one more axis, the first, which no window moves along."""
+    before, after = zip(*root.pad_pairs, strict=True)
+    return replace(
+        root,
+        kernel_shape=(1, *root.kernel_shape),
+        strides=(1, *root.strides),
+        pads=(0, *before, 0, *after),
+        dilations=(1, *root.dilations),
+    )
 
 
 def _beside(view: View, out: View) -> View:
