@@ -15,11 +15,13 @@ other engines from an earlier measurement, so that ours can be measured anew alo
 from __future__ import annotations
 
 import json
+import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -58,21 +60,36 @@ _ITEM_BYTES: Final = {"float32": 4, "tf32": 4, "float16": 2, "bfloat16": 2}
 Row = dict[str, Any]
 
 
-def start(job: Job, names: Sequence[str], limit: float, stack: ExitStack) -> list[Worker]:
-    """Return a worker for each engine that can run the job; one after another, for they tune."""
-    workers: list[Worker] = []
-    for name in names:
-        begin = time.monotonic()
-        worker = Worker(name, threads=job.threads, limit=limit, room="gpu_engines")
-        stack.callback(worker.close)
-        try:
-            worker.load(job)
-        except EngineFailedError as error:
-            print(f"{_label(job)}: left out: {error}", file=sys.stderr, flush=True)
-        else:
-            print(f"{_label(job)}: {name} is ready after {time.monotonic() - begin:.1f} s")
-            workers.append(worker)
-    return workers
+class Workers:
+    """A process for each engine, which stays for the next network."""
+
+    def __init__(self, names: Sequence[str], limit: float) -> None:
+        """Start none yet."""
+        self.names, self._limit = names, limit
+        self._made: dict[str, Worker] = {}
+
+    def ready(self, job: Job, names: Sequence[str]) -> list[Worker]:
+        """Return those that can run the job, made ready one after another, for they tune."""
+        workers: list[Worker] = []
+        for name in names:
+            begin = time.monotonic()
+            if name not in self._made:
+                self._made[name] = Worker(name, threads=1, limit=self._limit, room="gpu_engines")
+            try:
+                self._made[name].load(job)
+            except EngineFailedError as error:
+                print(f"{_label(job)}: left out: {error}", file=sys.stderr, flush=True)
+                self._made.pop(name).close()
+            else:
+                seconds = time.monotonic() - begin
+                print(f"{_label(job)}: {name} is ready after {seconds:.1f} s", flush=True)
+                workers.append(self._made[name])
+        return workers
+
+    def close(self) -> None:
+        """End them."""
+        for worker in self._made.values():
+            worker.close()
 
 
 def _label(job: Job) -> str:
@@ -103,16 +120,17 @@ def take_rounds(workers: Sequence[Worker], options: argparse.Namespace) -> dict[
     return times
 
 
-def measure(job: Job, names: Sequence[str], options: argparse.Namespace) -> list[Row]:
+def measure(
+    job: Job, workers: Workers, names: Sequence[str], options: argparse.Namespace
+) -> list[Row]:
     """Return a row for each engine."""
     file, inputs = Path(job.file), Path(job.inputs)
-    with ExitStack() as stack:
-        workers = start(job, names, options.limit, stack)
-        if not workers:
-            return []
-        errors = compare(workers, job, inputs.parent)
-        near = [w for w in workers if errors[w.engine] <= TOLERANCE[job.dtype]]
-        times = take_rounds(near, options)
+    ready = workers.ready(job, names)
+    if not ready:
+        return []
+    errors = compare(ready, job, inputs.parent)
+    near = [w for w in ready if errors[w.engine] <= TOLERANCE[job.dtype]]
+    times = take_rounds(near, options)
     least = roofline_ms(
         read_network(file),
         shapes_of(file, load_inputs(inputs)),
@@ -171,6 +189,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--models", default="resnet50", help="names or groups, separated by commas")
     add("--dtype", type=words, default=["float16"], help=f"of {', '.join(TOLERANCE)}, by commas")
     add("--batch", type=numbers, default=[1], help="one number or several, by commas")
+    add("--settings", type=words, default=[], help="MODEL:BATCH by commas, in place of those two")
     add("--peers", type=words, default=["torch", "xla"], help="engines to compare with")
     add("--compiled", type=words, default=["resnet50", "minilm"], help="for torch.compile")
     add("--no-smelt", action="store_true", help="measure the peers alone")
@@ -192,25 +211,40 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def jobs(options: argparse.Namespace, scratch: str) -> Iterator[Job]:
     """Yield everything to measure."""
-    for batch in options.batch:
-        found = models_with_inputs(options.models, options.model_dir, scratch, batch, options.shape)
+    settings = [(text.partition(":")[0], int(text.partition(":")[2])) for text in options.settings]
+    for models, batch in settings or [(options.models, batch) for batch in options.batch]:
+        found = models_with_inputs(models, options.model_dir, scratch, batch, options.shape)
         for model, file, inputs in found:
             for dtype in options.dtype:
                 job = Job(model, str(file), str(inputs), dtype, 1, batch, options.tune)
                 yield replace(job, saved=options.engines)
 
 
+def name_of_gpu() -> str:
+    """Return the first GPU and its driver."""
+    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader", "--id=0"]
+    if shutil.which(command[0]) is None:
+        return "an unnamed GPU"
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    name, _, driver = done.stdout.strip().partition(", ")
+    return f"{name} with driver {driver}" if driver else "an unnamed GPU"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure every model and write the rows."""
     options = parse(arguments)
     names = [*([] if options.no_smelt else [OURS]), *options.peers]
+    gpu = name_of_gpu()
     rows: list[Row] = []
     failed: list[str] = []
-    with tempfile.TemporaryDirectory() as scratch:
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        closing(Workers(names, options.limit)) as workers,
+    ):
         for job in jobs(options, scratch):
             wanted = [n for n in names if n != "torch.compile" or job.model in options.compiled]
             try:
-                measured = measure(job, wanted, options)
+                measured = measure(job, workers, wanted, options)
             except EngineFailedError as error:
                 print(f"{_label(job)}: {error}", file=sys.stderr)
                 measured = []
@@ -221,7 +255,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 measured += earlier_rows(options.earlier, measured[0], engines)
             print_rows(measured)
             rows += measured
-            write_rows(options.json, rows)
+            write_rows(options.json, rows, gpu)
     if failed:
         print(f"not measured with {names[0]}: {', '.join(failed)}", file=sys.stderr)
     return int(bool(failed))

@@ -247,6 +247,7 @@ class TorchCompiled(Torch):
         """Take what was found earlier, compile, and keep what was found."""
         file = saved_engine(job, inputs, [Path(__file__).with_name("torch_network.py")])
         compiler: Any = importlib.import_module("torch").compiler
+        compiler.reset()
         if file is not None:
             file = file.with_suffix(".inductor.xz")
             if file.exists():

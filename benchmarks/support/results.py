@@ -37,11 +37,13 @@ def words(text: str) -> list[str]:
     return [part for part in text.split(",") if part]
 
 
-def write_rows(file: Path | None, rows: Sequence[dict[str, Any]]) -> None:
-    """Write what was measured so far; every row says on which machine."""
+def write_rows(
+    file: Path | None, rows: Sequence[dict[str, Any]], device: str | None = None
+) -> None:
+    """Write what was measured so far; every row says on which machine, and on which device."""
     if file is None:
         return
-    where = machine()
+    where = machine() if device is None else f"{device}, {machine()}"
     file.parent.mkdir(parents=True, exist_ok=True)
     written = [{**row, "machine": where} for row in rows]
     file.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")

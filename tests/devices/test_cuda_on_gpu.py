@@ -127,6 +127,7 @@ def test_memory_comes_back_closed_or_forgotten(gpu: CudaDevice) -> None:
         del kept
     with CudaStream(gpu) as stream:
         pooled = CudaMemory(gpu).allocate_on(stream, 16 * _MIB, "test")
+        assert owner_of(gpu, pooled.address) == gpu.index
         fill_memory(gpu, pooled.address, 16 * _MIB, stream)
         pooled.close()
         stream.synchronize()
