@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from benchmarks import build_time, contention, cpu_kernels, memory, run_all
+from benchmarks import barrier, build_time, contention, cpu_kernels, memory, run_all
 from benchmarks.support.peak import PeakLoop
 
 pytestmark = pytest.mark.skipif(
@@ -93,3 +93,9 @@ def test_every_part_of_all_measurements_has_options_that_its_script_takes(
     done = subprocess.run([*command, "--help"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert all(word in done.stdout for word in command[2:] if word.startswith("--"))
+
+
+def test_a_barrier_is_measured_for_each_number_of_threads(tmp_path: Path) -> None:
+    file = tmp_path / "barrier.json"
+    assert barrier.main(["--threads", "1,2", "--runs", "3", "--json", str(file)]) == 0
+    assert [row["threads"] for row in json.loads(file.read_text())] == [1, 2]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from smelt.builder import BuildOptions
@@ -28,6 +30,12 @@ def test_a_target_is_the_one_that_is_named() -> None:
 def test_a_device_that_does_not_exist_is_refused_by_name(text: str) -> None:
     with pytest.raises(UnsupportedError, match=f"device '{text}'"):
         open_toolchain(text)
+
+
+@pytest.mark.parametrize("device", [3, None, b"cpu", [], ["cpu", 3]])
+def test_what_is_no_name_is_refused_with_those_there_are(device: Any) -> None:
+    with pytest.raises(UnsupportedError, match=r"is no name and no list of names; there are: cpu"):
+        open_toolchain(device)
 
 
 def test_the_first_device_of_a_list_that_can_be_built_for_is_taken() -> None:

@@ -206,7 +206,7 @@ def test_a_build_of_over_a_second_tells_every_stage_with_its_count(
     answer = smelt("build", model, "-o", tmp_path / "e", "--tune", "none", "--json")
     stages = [line.split()[0] for line in answer.err.splitlines()]
     assert stages == ["parse", "optimise", "tune", "pack", "link", "write"]
-    assert "tune 11/11 (" in answer.err
+    assert "tune 11/11 (after " in answer.err
     assert answer.json["network"] == "inception"
 
 

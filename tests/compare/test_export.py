@@ -60,7 +60,9 @@ def test_every_case_of_every_op_that_onnx_has_means_the_same_when_it_is_read_aga
         wanted = interpret(graph, inputs)
         got = interpret(again, inputs)
         for key, array in wanted.items():
-            np.testing.assert_allclose(got[key], array, 1e-5, 1e-6, err_msg=f"{name} {case.name}")
+            # Attention is expanded: what is half inside is rounded more often.
+            atol = 4e-3 if name == "Attention" and array.dtype == np.float16 else 1e-6
+            np.testing.assert_allclose(got[key], array, 1e-5, atol, err_msg=f"{name} {case.name}")
         checked.add(name)
     assert checked >= {op.__name__ for op in ALL_OPS} - ABSENT - REGIONS
 
@@ -70,7 +72,9 @@ def test_a_fused_graph_is_written_as_the_ops_that_it_was_fused_from() -> None:
     run_passes(graph, pipeline())
     assert any(isinstance(node.op, Fused) for node in graph.nodes)
     image = np.random.default_rng(0).standard_normal((1, 3, 16, 16)).astype(np.float32)
-    again = network_from_onnx(model_from_graph(graph)).graph
+    model = model_from_graph(graph)
+    assert model.opset_import[0].version == 21  # what says all of it; others read no newer one
+    again = network_from_onnx(model).graph
     np.testing.assert_allclose(
         interpret(again, {"image": image})["prob"],
         interpret(graph, {"image": image})["prob"],

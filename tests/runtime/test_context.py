@@ -164,6 +164,7 @@ def test_results_come_back_in_the_library_of_the_inputs(
         (batch_of(1)[:, 1:], r"shape \[1, 23\] is not \[batch, 24\]: axis 1 must be 24"),
         (np.empty((0, COLUMNS), np.float32), "no plan for batch = 0.*batch 1 to 6"),
         (None, "dtype object"),
+        ([[1.0], [1.0, 2.0]], "x: this is no array"),
     ],
 )
 def test_an_array_that_does_not_fit_is_refused_by_name(

@@ -10,7 +10,7 @@ import logging
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from smelt.errors import DeviceError, MissingExtraError, UnsupportedError
 from smelt.passes import pipeline
@@ -107,7 +107,7 @@ def open_toolchain(device: str | Sequence[str], precision: str = "float32") -> T
         UnsupportedError: no device of several can be; says why each one cannot.
         SmeltError: why the only one cannot be.
     """
-    names = [device] if isinstance(device, str) else list(device)
+    names = _names_of(device)
     reasons: list[str] = []
     for name in names:
         try:
@@ -118,6 +118,21 @@ def open_toolchain(device: str | Sequence[str], precision: str = "float32") -> T
             _LOG.info("not built for %s: %s", name, error)
             reasons.append(f"{name}: {error}")
     raise UnsupportedError(f"no device of {names} can be built for", reasons=reasons)
+
+
+def _names_of(device: object) -> list[str]:
+    """What ``build`` says of the device, as a list of names."""
+    given: Sequence[object] = ()
+    if isinstance(device, str):
+        given = (device,)
+    elif isinstance(device, list | tuple):
+        given = cast("Sequence[object]", device)
+    names = [name for name in given if isinstance(name, str)]
+    if not names or len(names) < len(given):
+        raise UnsupportedError(
+            f"device {device!r} is no name and no list of names; there are: {_GRAMMAR}"
+        )
+    return names
 
 
 def _opened(name: str, precision: str) -> Toolchain:

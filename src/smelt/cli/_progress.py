@@ -72,7 +72,7 @@ class ProgressLine:
             if done == total and stage not in self._told:
                 self._told.add(stage)
                 seconds = time.perf_counter() - self._start
-                say(f"{stage} {done}/{total} ({seconds:.1f} s)")
+                say(f"{stage} {done}/{total} (after {seconds:.1f} s)")
 
     def __enter__(self) -> Self:
         return self

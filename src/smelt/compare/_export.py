@@ -17,6 +17,7 @@ from smelt.ops import (
     Chain,
     ConstantOfShape,
     ConvInteger,
+    ConvSum,
     DequantizeLinear,
     Fused,
     MatMulInteger,
@@ -126,6 +127,11 @@ class _Exporter:
                 self._apply(op.second, [between, *inputs[count:]], outputs, name)
             case Fused():
                 self._apply_fused(op, inputs, outputs, name)
+            case ConvSum():
+                parts = [self._fresh(f"{name}/{part}") for part in ("first", "second")]
+                self._apply(op.first, [*inputs[:2], *inputs[4:]], parts[:1], parts[0])
+                self._apply(op.second, inputs[2:4], parts[1:], parts[1])
+                self._add(Add(), parts, outputs, name)
             case QuantizeLinear() | DequantizeLinear() if not inputs[1]:
                 one = self._fresh(f"{name}/scale")  # ONNX's scale must be there
                 array = np.array(1, np.float32)
@@ -166,9 +172,9 @@ class _Exporter:
 
     def _add(self, op: Op, inputs: Sequence[str], outputs: Sequence[str], name: str) -> None:
         kind = type(op).__name__
-        schema = self._schema(kind)
         if op.regions:
             raise UnsupportedError(f"{kind} has graphs of its own, which are not written")
+        schema = self._schema(kind, op)
         attributes = dict(self._attributes(op, set(schema.attributes)))
         self.opset = max(self.opset, int(schema.since_version))
         used = list(inputs)
@@ -176,11 +182,20 @@ class _Exporter:
             used.pop()
         self.nodes.append(self.onnx.helper.make_node(kind, used, outputs, name=name, **attributes))
 
-    def _schema(self, kind: str) -> Any:
+    def _schema(self, kind: str, op: Op) -> Any:
+        """The op's oldest schema that says all of it: other engines are slow to read new ones."""
         try:
-            return self.onnx.defs.get_schema(kind)
+            newest = self.onnx.defs.get_schema(kind)
         except self.onnx.defs.SchemaError as error:
             raise UnsupportedError(f"ONNX has no op {kind}") from error
+        if newest.since_version <= _OLDEST_OPSET:
+            return newest
+        try:
+            old = self.onnx.defs.get_schema(kind, max_inclusive_version=_OLDEST_OPSET)
+            tuple(self._attributes(op, set(old.attributes)))
+        except (self.onnx.defs.SchemaError, UnsupportedError):
+            return newest
+        return old
 
     def _attributes(self, op: Op, known: set[str]) -> Iterator[tuple[str, object]]:
         if isinstance(op, ConstantOfShape):

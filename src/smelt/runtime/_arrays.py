@@ -69,7 +69,10 @@ def _as_numpy(value: object, binding: Binding) -> NDArray[Any]:
 def _import(value: object, binding: Binding) -> NDArray[Any]:
     where = getattr(value, "__dlpack_device__", None)
     if where is None:
-        return np.asarray(value)
+        try:
+            return np.asarray(value)
+        except ValueError as error:  # lists whose lengths differ
+            raise BindingError(f"{binding.name}: this is no array: {error}") from error
     kind, number = where()
     if kind not in _HOST_KINDS:
         raise BindingError(

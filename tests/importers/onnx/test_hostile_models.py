@@ -230,6 +230,15 @@ def test_every_unsupported_node_is_reported_at_once() -> None:
         assert words in reasons
 
 
+def test_what_many_nodes_have_in_common_is_told_once() -> None:
+    nodes = [helper.make_node("Det", [f"x{n}"], [f"x{n + 1}"], name=f"d{n}") for n in range(5)]
+    with pytest.raises(UnsupportedError, match=r"^5 part") as caught:
+        import_onnx(_model(nodes, inputs=[float_info("x0", [2, 2])], outputs=["x5"]))
+    (reason,) = caught.value.reasons
+    assert reason.startswith("Det-17 'd0': smelt has no op Det")
+    assert reason.endswith("(and 4 more alike)")
+
+
 @pytest.mark.parametrize(("opset", "words"), [(6, "7 to"), (999, "install a newer onnx")])
 def test_an_opset_that_is_not_read_is_refused(opset: int, words: str) -> None:
     with pytest.raises(UnsupportedError, match=f"opset {opset}.*{words}"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from smelt.errors import GraphError, ModelFormatError, UnsupportedError
@@ -43,7 +44,7 @@ def _import(model: LoadedModel, outputs: Sequence[str] | None) -> Graph:
     if state.problems:
         raise UnsupportedError(
             f"{len(state.problems)} part(s) of ONNX model {graph.name!r} cannot be run:",
-            reasons=state.problems,
+            reasons=_grouped(state.problems),
         )
     _warn_of_wrong_shapes(scope, proto)
     wanted = [entry.name for entry in proto.output] if outputs is None else list(outputs)
@@ -53,6 +54,21 @@ def _import(model: LoadedModel, outputs: Sequence[str] | None) -> Graph:
         )
     _mark_outputs(scope, wanted)
     return graph
+
+
+def _grouped(problems: Sequence[str]) -> list[str]:
+    """The problems, those that differ in nothing but the node's name told once."""
+    first: dict[tuple[str, str], str] = {}
+    others: Counter[tuple[str, str]] = Counter()
+    for problem in problems:
+        op, _, rest = problem.partition(" '")
+        key = (op, rest.partition("': ")[2] or problem)
+        others[key] += key in first
+        first.setdefault(key, problem)
+    return [
+        text if not others[key] else f"{text} (and {others[key]} more alike)"
+        for key, text in first.items()
+    ]
 
 
 def _functions(model: LoadedModel) -> dict[FunctionKey, FunctionProto]:
