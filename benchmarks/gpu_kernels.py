@@ -37,7 +37,7 @@ from benchmarks.support.gpu_rig import (
 )
 from smelt.backends.cuda import CudaBackend, CudaTarget
 from smelt.backends.cuda.families import _tiles
-from smelt.devices.cuda import CudaGraph, _code
+from smelt.devices.cuda import CudaGraph
 from smelt.errors import SmeltError
 from smelt.types import DType
 
@@ -61,21 +61,11 @@ def _at_its_beginning(text: str) -> str:
     return "\n".join([head, f"    {_NEXT}", *lines, ""])
 
 
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """How the kernels of a chain are made and loaded."""
-
-    name: str
-    change: Callable[[str], str]
-    carveout: int = 100
-    """Percent of a multiprocessor's memory that blocks may have; -1: as the driver thinks."""
-
-
-VARIANTS = (
-    Variant("as it is", lambda text: text),
-    Variant("as the driver divides memory", lambda text: text, -1),
-    Variant("the next starts at a launch's beginning", _at_its_beginning),
-)
+VARIANTS: dict[str, Callable[[str], str]] = {
+    "as it is": lambda text: text,
+    "the next starts at a launch's beginning": _at_its_beginning,
+}
+"""How the kernels of a chain are changed."""
 
 
 def measure_chain(
@@ -84,20 +74,19 @@ def measure_chain(
     """Print what the best kernels of a network take one behind the other, as they are and else."""
     backend = CudaBackend()
     distinct = {id(candidate): (memory, candidate) for memory, candidate in chain}
-    for variant in VARIANTS:
-        _code._CARVEOUT_PERCENT = variant.carveout
+    for name, change in VARIANTS.items():
         benches: dict[int, Bench] = {}
         for key, (memory, candidate) in distinct.items():
-            texts = [variant.change(backend.generate(s.kernel, target)) for s in candidate.steps]
+            texts = [change(backend.generate(s.kernel, target)) for s in candidate.steps]
             steps = zip(candidate.steps, texts, strict=True)
             records = [submit(compiled, s.kernel, text, target) for s, text in steps]
             made = dataclasses.replace(candidate, records=records)
             benches[key] = Bench(memory, made, backend)
         worst = max(bench.error() for bench in benches.values())
-        print(f"-- {variant.name}: errors up to {worst:.2g}")
+        print(f"-- {name}: errors up to {worst:.2g}")
         order = [benches[id(candidate)] for _, candidate in chain]
         print(f"chain of {len(order)}: {chain_us(rig, order):.1f} us")
-        if variant is VARIANTS[0]:
+        if change is VARIANTS["as it is"]:
             print(f"started late: {chain_us(rig, order, early=False):.1f} us")
             alike = sorted(order, key=id)
             print(f"alike behind each other: {chain_us(rig, alike):.1f} us")

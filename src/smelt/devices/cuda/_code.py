@@ -23,9 +23,6 @@ TENSOR_MAP_BYTES: Final = 128
 _TENSOR_MAP_ALIGNMENT: Final = 64
 _FREE_SHARED_BYTES: Final = 48 << 10
 """Dynamic shared memory that a kernel may have without asking."""
-_CARVEOUT_PERCENT: Final = 100
-"""Of the memory that a multiprocessor divides between its first-level cache and blocks, what blocks
-get. All kernels ask for the same: where it changes, one launch must end before the next begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +91,6 @@ class CudaModule:
         if dynamic_shared_bytes > _FREE_SHARED_BYTES:
             largest = kinds.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             device.call("cuFuncSetAttribute", handle, largest, dynamic_shared_bytes)
-        carveout = kinds.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
-        device.call("cuFuncSetAttribute", handle, carveout, _CARVEOUT_PERCENT)
 
         def read(attribute: str) -> int:
             kind = getattr(kinds, f"CU_FUNC_ATTRIBUTE_{attribute}")
