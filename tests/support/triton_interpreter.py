@@ -22,7 +22,7 @@ from smelt.engine import Launch
 from smelt.ops import ALL_OPS
 from smelt.types import DType, evaluate_dim
 from tests.support.trial_memory import TrialMemory
-from tests.support.trials import difference, narrow_trials, sample, trials_of_cases
+from tests.support.trials import difference, graph_of, narrow_trials, sample, trials_of_cases
 
 if TYPE_CHECKING:
     from smelt.engine import KernelSpec
@@ -134,6 +134,12 @@ _SAMPLED_TRIALS = 6
 _PAIRS = "pairs"
 
 
+def _goes_in_pairs(case: Case, backend: CudaBackend, target: CudaTarget) -> bool:
+    """Whether there is a tactic on pairs of images."""
+    tactics, _ = backend.candidates(graph_of(case).nodes[0], target, DType.FLOAT16)
+    return any(tactic.family == _PAIRS for tactic in tactics)
+
+
 def _with_another_image(case: Case) -> Case | None:
     """The case with its first image once more at the end of the batch, if it has a batch."""
     batches = {
@@ -166,6 +172,7 @@ def check(op: type[Op], how: str) -> tuple[int, list[str]]:
         cases = sample(cases, _SAMPLED_CASES)
     if how == _PAIRS:
         target = replace(TARGET, pairs=True)
+        cases = [case for case in cases if _goes_in_pairs(case, backend, target)]
         cases += [other for case in cases if (other := _with_another_image(case)) is not None]
         found = narrow_trials(cases, backend, target, DType.FLOAT16)
     elif how == DType.FLOAT16.value:
