@@ -16,8 +16,9 @@ from smelt.compare import compare, load_inputs
 from smelt.errors import BindingError, MissingExtraError, SmeltError
 from smelt.importers import network_from_onnx
 from smelt.interp import interpret
-from smelt.ir import clone
-from smelt.ops import Conv, LeakyRelu, Relu
+from smelt.ir import Graph, clone
+from smelt.ops import Conv, LeakyRelu, MatMul, Relu
+from smelt.types import DType, TensorType
 from tests.support.small_models import (
     boxes_model,
     check_model,
@@ -221,6 +222,20 @@ def test_results_that_move_between_runs_fail_however_small_the_difference(
     assert found.outputs[0].moves
     assert found.outputs[0].relative_error < 1e-4
     assert not found.passed
+
+
+def test_what_is_half_between_layers_is_not_rounded_by_the_references() -> None:
+    graph, random = Graph("half"), np.random.default_rng(0)
+    value = graph.add_input("x", TensorType(DType.FLOAT16, (4, 64)))
+    for number in range(8):
+        weights = (random.standard_normal((64, 64)) / 8).astype(np.float16)
+        factor = graph.add_constant(weights, f"w{number}")
+        value = graph.add(MatMul(), value, factor, name=f"product{number}").output
+    graph.outputs = [value]
+    found = compare(graph, tune="none", layers=True)
+    assert found.passed
+    assert found.outputs[0].dtype == "float16"
+    assert found.outputs[0].relative_error <= 5e-4  # a rounding of the last result
 
 
 def test_an_unknown_oracle_or_input_is_refused_by_name() -> None:
