@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final
 
 from smelt.backends.cpu._emit import Emitter, Int, Reg
@@ -116,9 +117,13 @@ class _Writer:
         self.whole = e.div(filters, p.panel_width)
         self.left = e.mod(filters, p.panel_width)
         panels = self.panels = e.div(e.add(filters, p.panel_width - 1), p.panel_width)
-        extents = [p.counts[0], p.groups, *p.images, *p.counts[1:]]
+        own = len(list(takewhile(bool, p.b_images)))
+        extents = [*p.images[:own], p.counts[0], p.groups, *p.images[own:], *p.counts[1:]]
         with e.loop(e.begin, e.end) as chunk:
-            block, group, *images, down, across = unravel(e, chunk.index, extents)
+            # Images with panels of their own come one after the other, as their panels lie.
+            *images, down, across = unravel(e, chunk.index, extents)
+            block, group = images[own : own + 2]
+            del images[own : own + 2]
             place = self.place(group, images, down, across)
             first = e.mul(block, p.blocks[2])
             last = e.minimum(e.add(first, p.blocks[2]), panels)
