@@ -25,6 +25,7 @@ from smelt.backends.cuda.families.depthwise import DepthwiseFamily
 from smelt.backends.cuda.families.elementwise import ElementwiseFamily
 from smelt.backends.cuda.families.gather import GatherFamily
 from smelt.backends.cuda.families.gemm import GemmFamily
+from smelt.backends.cuda.families.lrn import LrnFamily
 from smelt.backends.cuda.families.move import COPY, copy_launch, move_family
 from smelt.backends.cuda.families.pairs import (
     PAIRING,
@@ -95,6 +96,7 @@ class CudaBackend(Backend[CudaTarget]):
             ElementwiseFamily(),
             GatherFamily(),
             GemmFamily(),
+            LrnFamily(),
             move_family(),
             PairsFamily(),
             PoolFamily(),

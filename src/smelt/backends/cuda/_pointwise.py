@@ -233,3 +233,24 @@ class _Writer:
         if len(self.tile) == 1:
             return vector
         return f"{vector}[:, None]" if number == 0 else f"{vector}[None, :]"
+
+
+def write_places(s: Source, axes: Any, tile: tuple[int, int], places: Json) -> list[str]:
+    """Write which elements a program does: a tile of some places along the last axis.
+
+    Variables are ``c0``, ``c1``, … for the coordinates, all but the last along the tile's rows, and
+    ``m`` for which of them exist, ``i_ok`` for which rows do. Returned are coordinates as they
+    broadcast over the tile.
+    """
+    along, across = tile
+    names = [f"c{a}" for a in range(len(axes))]
+    last, width = names[-1], s.extent(axes[-1][0])
+    stretches = f"(({width} + {across - 1}) // {across})"
+    s.line("program = tl.program_id(0).to(tl.int64)")
+    s.line(f"{last} = (program % {stretches}) * {across} + tl.arange(0, {across})")
+    s.line(f"i = (program // {stretches}) * {along} + tl.arange(0, {along})")
+    s.line(f"i_ok = i < {s.extent(places)}")
+    s.line(f"{last}_ok = {last} < {width}")
+    s.line(f"m = i_ok[:, None] & {last}_ok[None, :]")
+    s.unravel("i", [axis[0] for axis in axes[:-1]], names[:-1])
+    return [*(f"{name}[:, None]" for name in names[:-1]), f"{last}[None, :]"]

@@ -10,7 +10,7 @@ from smelt.backends._nodes import view_of
 from smelt.backends._resampling import resize_tables, table_constants, tables_of
 from smelt.backends._scalars import Scalars
 from smelt.backends.cuda._costs import guess, memory_seconds
-from smelt.backends.cuda._pointwise import side_of
+from smelt.backends.cuda._pointwise import side_of, write_places
 from smelt.backends.cuda._source import Source, operand_parameters
 from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda.families._epilogue import FLOATS
@@ -114,7 +114,7 @@ class _Writer:
         s = self.s
         last = len(s.dtypes) - 1
         is_sum = any(self.k["weighted"])
-        self.find_tile()
+        write_places(s, self.axes, (self.along, self.across), self.k["places"])
         if is_sum:
             s.line(f"acc = tl.zeros([{self.along}, {self.across}], tl.float32)")
         count = prod(self.k["taps"])
@@ -132,19 +132,6 @@ class _Writer:
         ]
         s.store(last, s.sum_of(*terms), "acc", "m")
         return s.text()
-
-    def find_tile(self) -> None:
-        s = self.s
-        width = s.extent(self.axes[-1][0])
-        stretches = f"(({width} + {self.across - 1}) // {self.across})"
-        last = self.names[-1]
-        s.line("program = tl.program_id(0).to(tl.int64)")
-        s.line(f"{last} = (program % {stretches}) * {self.across} + tl.arange(0, {self.across})")
-        s.line(f"i = (program // {stretches}) * {self.along} + tl.arange(0, {self.along})")
-        s.line(f"i_ok = i < {s.extent(self.k['places'])}")
-        s.line(f"{last}_ok = {last} < {width}")
-        s.line(f"m = i_ok[:, None] & {last}_ok[None, :]")
-        s.unravel("i", [axis[0] for axis in self.axes[:-1]], self.names[:-1])
 
     def take_tap(self) -> tuple[str, str]:
         """Where a tap finds its element, and its weight."""

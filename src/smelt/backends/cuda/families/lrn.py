@@ -1,0 +1,122 @@
+"""Local response normalisation: every element by the energy of its neighbours, in one launch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from smelt.backends._base import Family, Operands, Refusal, Tactic
+from smelt.backends._nodes import view_of
+from smelt.backends._scalars import Scalars
+from smelt.backends.cuda._costs import guess, memory_seconds
+from smelt.backends.cuda._elementwise import literal
+from smelt.backends.cuda._pointwise import side_of, write_places
+from smelt.backends.cuda._source import Source, operand_parameters
+from smelt.backends.cuda._target import CudaTarget
+from smelt.backends.cuda.families._epilogue import FLOATS
+from smelt.engine import KernelSpec, Launch, parameters
+from smelt.ops import LRN
+from smelt.types import Layout, TensorFormat, ceil_div, element_count, override
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from smelt.engine import Step
+    from smelt.ir import Node
+
+_ELEMENTS: Final = 1024
+"""Of the result that a program does."""
+_MOST_NEIGHBOURS: Final = 256
+
+
+class LrnFamily(Family[CudaTarget]):
+    """Neighbours are read by each element anew: they lie in the nearest cache."""
+
+    name: ClassVar[str] = "lrn"
+    narrow: ClassVar[bool] = True
+
+    @override
+    def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
+        if not isinstance(node.op, LRN):
+            return
+        kind = node.output.tensor
+        if kind.dtype not in FLOATS:
+            yield Refusal(self.name, f"{kind.dtype.value} is not generated")
+            return
+        if _neighbours(node.op) > _MOST_NEIGHBOURS:
+            yield Refusal(self.name, f"more than {_MOST_NEIGHBOURS} neighbours")
+            return
+        for layout in (Layout.CHANNELS_LAST, Layout.LINEAR) if kind.rank >= 3 else (Layout.LINEAR,):
+            form = TensorFormat(kind.dtype, layout)
+            yield Tactic(self.name, (), (form,), (form,), cost_hint=memory_seconds(node))
+
+    @override
+    def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
+        op = node.op
+        assert isinstance(op, LRN)  # noqa: S101  (it has tactics)
+        x, out = view_of(operands, 0), operands.outputs[0]
+        order = tactic.outputs[0].layout.axis_order(len(out.shape))
+        scalars = Scalars()
+        across = side_of(guess(out.shape[order[-1]]), _ELEMENTS)
+        along = _ELEMENTS // across
+        places = element_count(tuple(out.shape[a] for a in order[:-1]))
+        axes = tuple(
+            (*scalars.all_json((out.shape[a], x.strides[a], out.strides[a])), a in _region(op))
+            for a in order
+        )
+        spec = KernelSpec(
+            self.name,
+            parameters(
+                axes=axes,
+                size=op.size,
+                scale=op.alpha / _neighbours(op),
+                power=-op.beta,
+                bias=op.bias,
+                places=scalars.json(places),
+                tile=(along, across),
+                warps=4,
+                pipeline=1,
+                **operand_parameters((x, out), len(scalars.values)),
+            ),
+        )
+        chunks = ceil_div(places, along) * ceil_div(out.shape[order[-1]], across)
+        return (Launch(spec, (x, out), (1,), scalars.values, chunks),)
+
+    @override
+    def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
+        del target
+        return _write(kernel)
+
+
+def _region(op: LRN) -> tuple[int, ...]:
+    """The axes along which neighbours lie."""
+    return (2, 3) if op.region == "within_channel" else (1,)
+
+
+def _neighbours(op: LRN) -> int:
+    return int(op.size ** len(_region(op)))
+
+
+def _write(kernel: KernelSpec) -> str:
+    s = Source(kernel)
+    axes: Any = kernel["axes"]
+    size = kernel["size"]
+    before = (size - 1) // 2
+    places = write_places(s, axes, kernel["tile"], kernel["places"])
+    s.line(f"at = {s.sum_of(*((p, axis[1]) for p, axis in zip(places, axes, strict=True)))}")
+    near = [(p, axis) for p, axis in zip(places, axes, strict=True) if axis[3]]
+    taps = [f"t{n}" for n in range(len(near))]
+    s.line(f"acc = tl.zeros([{kernel['tile'][0]}, {kernel['tile'][1]}], tl.float32)")
+    with s.block(f"for tap in tl.static_range(0, {size ** len(near)}):"):
+        s.unravel("tap", [size] * len(near), taps)
+        inside = ["m"]
+        for tap, (place, (extent, *_)) in zip(taps, near, strict=True):
+            there = f"({place} + {tap} - {before})"
+            inside += [f"({there} >= 0)", f"({there} < {s.extent(extent)})"]
+        steps = ((f"{t} - {before}", axis[1]) for t, (_, axis) in zip(taps, near, strict=True))
+        s.line(f"shift = {s.sum_of(*steps)}")
+        s.line(f"x = {s.load(0, 'at + shift', ' & '.join(inside))}")
+        s.line("acc += x * x")
+    s.line(f"base = {literal(kernel['bias'])} + {literal(kernel['scale'])} * acc")
+    s.line(f"v = {s.load(0, 'at', 'm')} * tl.exp2({literal(kernel['power'])} * tl.log2(base))")
+    s.store(1, s.sum_of(*((p, axis[2]) for p, axis in zip(places, axes, strict=True))), "v", "m")
+    return s.text()
