@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from smelt.ir import Graph, Node
+    from smelt.ir import Node
 
     Culprit = Callable[[Graph, Node], bool]
 
