@@ -6,7 +6,7 @@ import os
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, Self, cast
 
 import numpy as np
 from numpy import ndarray
@@ -271,12 +271,15 @@ class ExecutionContext(ABC):
 
     def _enter(self, token: object) -> None:
         """Take the context for a synchronous run. Whoever calls gives it back if it is his."""
-        if self._owner.setdefault(RUN, token) is not token:
-            raise ContextError(
-                "this context is busy in another thread; create one context for each thread"
-            )
-        if self._is_closed:
-            self._check_open()
+        if self._owner.setdefault(RUN, token) is not token or self._is_closed:
+            self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        """Say why the context cannot be entered."""
+        self._check_open()
+        raise ContextError(
+            "this context is busy in another thread; create one context for each thread"
+        )
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -139,7 +139,7 @@ class HostContext(ExecutionContext):
             try:
                 self._wait_for(token)
                 self._check_open()
-                self._perform_with(ready, arrays, consumed)
+                self._perform_bound(ready, arrays, consumed)
             finally:
                 if RUN in self._owner and self._owner[RUN] is token:
                     del self._owner[RUN]
@@ -156,10 +156,7 @@ class HostContext(ExecutionContext):
             raise
 
     @override
-    def _perform_bound(self, ready: Ready, arrays: list[Any]) -> None:
-        self._perform_with(ready, arrays, None)
-
-    def _perform_with(self, ready: Ready, arrays: list[Any], consumed: Mark | None) -> None:
+    def _perform_bound(self, ready: Ready, arrays: list[Any], consumed: Mark | None = None) -> None:
         self._perform(ready, arrays, consumed)
         for index, place in ready.outputs:
             if place is not None:
@@ -170,7 +167,9 @@ class HostContext(ExecutionContext):
         pending = self._pending
         if pending is not None:
             pending.wait()
-        super()._enter(token)
+        # Written out once more: a small network's run is not much longer than a call.
+        if self._owner.setdefault(RUN, token) is not token or self._is_closed:
+            self._refuse()
 
     def _wait_for(self, token: object) -> None:
         """Make ``token`` the owner of the context when a run that is going on is complete."""
