@@ -77,6 +77,19 @@ class _Library:
     stream: CudaStream
 
 
+class _Anything:
+    """A device's name, or a choice of one, of which nothing is asked."""
+
+    def __init__(self, *_arguments: object) -> None:
+        pass
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_error: object) -> None:
+        pass
+
+
 @pytest.fixture
 def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[StubDriver]:
     found = StubDriver(lazy=True)
@@ -108,16 +121,6 @@ def library(
         made.dtype = dtype
         return made
 
-    class Device:
-        def __init__(self, *_arguments: object) -> None:
-            pass
-
-        def __enter__(self) -> None:
-            pass
-
-        def __exit__(self, *_error: object) -> None:
-            pass
-
     def stream_of(_index: int) -> SimpleNamespace:
         return SimpleNamespace(cuda_stream=handle, ptr=handle)
 
@@ -126,12 +129,12 @@ def library(
         float32="float32",
         float16="float16",
         empty=empty,
-        device=Device,
+        device=_Anything,
         ascontiguousarray=tensor.contiguous,
         cuda=SimpleNamespace(
             current_stream=stream_of,
             get_current_stream=stream_of,
-            Device=Device,
+            Device=_Anything,
         ),
     )
     monkeypatch.setattr(arrays, "_libraries", {})

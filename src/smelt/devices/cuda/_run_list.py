@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 _SET_DEPENDENCIES: Final = 1
 _WORD_BYTES: Final = 8
-_MOST_WAITED_FOR: Final = 1
-"""Launches that wait for more start when these have ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +181,7 @@ class RunGraph:
             if self._list.rows[number].wait_for == number and beside:
                 before, beside = beside, []
             depend_on(stream, before)
-            self._record_row(stream, number, starts_early=len(before) <= _MOST_WAITED_FOR)
+            self._record_row(stream, number)
             if self._list.blocks[number]:
                 beside.append(captured_nodes(stream)[0])
         depend_on(stream, beside or before)
