@@ -41,7 +41,14 @@ from smelt.ops import ALL_OPS
 from smelt.types import DType, evaluate_dim
 from tests.support.dense_cases import DENSE_CASES
 from tests.support.trial_memory import TrialMemory
-from tests.support.trials import difference, narrow_trials, sample, trials_of_cases
+from tests.support.trials import (
+    PAIRS,
+    difference,
+    narrow_trials,
+    paired_trials,
+    sample,
+    trials_of_cases,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -196,6 +203,8 @@ def trials_for(request: Request, backend: CudaBackend, target: CudaTarget) -> li
         every = trials_of_cases(cases, backend, target)
     elif request.storage == "tf32":
         every = _tf32_trials(cases, backend, target)
+    elif request.storage == PAIRS:
+        every = paired_trials(cases, backend, replace(target, pairs=True))
     else:
         every = narrow_trials(cases, backend, target, DType(request.storage))
     with warnings.catch_warnings(), np.errstate(all="ignore"):
@@ -315,7 +324,7 @@ class CudaWorkers:
 
 
 _LARGE: Final = frozenset({"conv", "fused", "gemm", "mat_mul", DENSE})
-_STORAGES: Final = ("float32", "tf32", "float16", "bfloat16")
+_STORAGES: Final = ("float32", "tf32", "float16", "bfloat16", PAIRS)
 
 
 def every_request() -> Iterator[Request]:

@@ -38,6 +38,8 @@ Array = np.ndarray[Any, Any]
 T = TypeVar("T")
 Symbols = tuple[tuple[str, int, int], ...]
 
+PAIRS = "pairs"
+"""The family whose kernels take images in pairs."""
 _MOST_EXACT = 40
 """Of so many tactics of one case all are tried; of more, so many evenly spread ones."""
 
@@ -194,6 +196,45 @@ def narrow_trials(
             if tactic not in wide:
                 made = store_as(storage, node, tactic, outputs=True)
                 yield _trial(rounded, graph, made, backend, wanted, ())
+
+
+def paired_trials(cases: Iterable[Case], backend: Backend[Any], target: Any) -> Iterator[Trial]:
+    """Every case by every tactic that takes images in pairs, and with one image more.
+
+    Args:
+        cases: of one op.
+        backend: whose tactics.
+        target: one where images go in pairs.
+    """
+    given = list(cases)
+    more = [other for case in given if (other := _with_another_image(case)) is not None]
+    for case in (*given, *more):
+        try:
+            (node,) = graph_of(case).nodes
+        except ShapeError:  # an operand's first extent was no number of images
+            continue
+        if PAIRS in {t.family for t in backend.candidates(node, target, DType.FLOAT16)[0]}:
+            for trial in narrow_trials([case], backend, target, DType.FLOAT16):
+                if trial.tactic.family == PAIRS:
+                    yield trial
+
+
+def _with_another_image(case: Case) -> Case | None:
+    """The case with its first image once more at the end of the batch, if it has a batch."""
+    batches = {
+        array.shape[0]
+        for index, array in enumerate(case.inputs)
+        if array is not None and array.ndim > 1 and index not in case.constants
+    }
+    if len(batches) != 1:
+        return None
+    inputs = tuple(
+        array
+        if array is None or array.ndim <= 1 or index in case.constants
+        else np.concatenate([array, array[:1]])
+        for index, array in enumerate(case.inputs)
+    )
+    return replace(case, name=f"{case.name} and another", inputs=inputs)
 
 
 def _rounded(case: Case, storage: DType) -> Case:

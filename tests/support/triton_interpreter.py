@@ -22,11 +22,17 @@ from smelt.engine import Launch
 from smelt.ops import ALL_OPS
 from smelt.types import DType, evaluate_dim
 from tests.support.trial_memory import TrialMemory
-from tests.support.trials import difference, graph_of, narrow_trials, sample, trials_of_cases
+from tests.support.trials import (
+    PAIRS,
+    difference,
+    narrow_trials,
+    paired_trials,
+    sample,
+    trials_of_cases,
+)
 
 if TYPE_CHECKING:
     from smelt.engine import KernelSpec
-    from smelt.ir import Case
     from smelt.ops import Op
     from tests.support.trials import Trial
 
@@ -131,31 +137,6 @@ def _leave_out_hints() -> None:
 
 _SAMPLED_CASES = 4
 _SAMPLED_TRIALS = 6
-_PAIRS = "pairs"
-
-
-def _goes_in_pairs(case: Case, backend: CudaBackend, target: CudaTarget) -> bool:
-    """Whether there is a tactic on pairs of images."""
-    tactics, _ = backend.candidates(graph_of(case).nodes[0], target, DType.FLOAT16)
-    return any(tactic.family == _PAIRS for tactic in tactics)
-
-
-def _with_another_image(case: Case) -> Case | None:
-    """The case with its first image once more at the end of the batch, if it has a batch."""
-    batches = {
-        array.shape[0]
-        for index, array in enumerate(case.inputs)
-        if array is not None and array.ndim > 1 and index not in case.constants
-    }
-    if len(batches) != 1:
-        return None
-    inputs = tuple(
-        array
-        if array is None or array.ndim <= 1 or index in case.constants
-        else np.concatenate([array, array[:1]])
-        for index, array in enumerate(case.inputs)
-    )
-    return replace(case, name=f"{case.name} and another", inputs=inputs)
 
 
 def check(op: type[Op], how: str) -> tuple[int, list[str]]:
@@ -168,20 +149,15 @@ def check(op: type[Op], how: str) -> tuple[int, list[str]]:
     """
     backend = CudaBackend()
     cases = list(op.cases())
-    if how not in {"all", _PAIRS}:
+    if how not in {"all", PAIRS}:
         cases = sample(cases, _SAMPLED_CASES)
-    if how == _PAIRS:
-        target = replace(TARGET, pairs=True)
-        cases = [case for case in cases if _goes_in_pairs(case, backend, target)]
-        cases += [other for case in cases if (other := _with_another_image(case)) is not None]
-        found = narrow_trials(cases, backend, target, DType.FLOAT16)
+    if how == PAIRS:
+        found = paired_trials(cases, backend, replace(TARGET, pairs=True))
     elif how == DType.FLOAT16.value:
         found = narrow_trials(cases, backend, TARGET, DType.FLOAT16)
     else:
         found = trials_of_cases(cases, backend, TARGET)
     trials = [trial for trial in found if not trial.tactic.is_reference]
-    if how == _PAIRS:
-        trials = [trial for trial in trials if trial.tactic.family == _PAIRS]
     if how != "all":
         trials = sample(trials, _SAMPLED_TRIALS, key=lambda trial: trial.tactic.family)
     wrong: list[str] = []
