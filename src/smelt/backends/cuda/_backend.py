@@ -21,6 +21,7 @@ from smelt.backends.cuda._triton import generator_edition
 from smelt.backends.cuda.families.attention import AttentionFamily
 from smelt.backends.cuda.families.conv import ConvFamily
 from smelt.backends.cuda.families.conv_sum import ConvSumFamily
+from smelt.backends.cuda.families.deconv import DeconvFamily
 from smelt.backends.cuda.families.depthwise import DepthwiseFamily
 from smelt.backends.cuda.families.elementwise import ElementwiseFamily
 from smelt.backends.cuda.families.gather import GatherFamily
@@ -92,6 +93,7 @@ class CudaBackend(Backend[CudaTarget]):
             AttentionFamily(),
             ConvFamily(),
             ConvSumFamily(),
+            DeconvFamily(),
             DepthwiseFamily(),
             ElementwiseFamily(),
             GatherFamily(),
