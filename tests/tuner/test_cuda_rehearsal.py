@@ -18,6 +18,8 @@ from tests.support.cuda_candidates import HOPPER, ClockedStub, StubBackend, tact
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
     from smelt.backends import Tactic
 
 _DTYPE = DType.FLOAT32
@@ -89,3 +91,43 @@ def test_nothing_is_left_on_the_gpu() -> None:
     stage.rehearsal.milliseconds([stage.cast("slow", "fast")], runs=1, seconds=10.0)
     gc.collect()
     assert set(stage.stub.live_kinds()) == {"context"}
+
+
+class Overlapping:
+    """A stage where the first node gains by starting early and the second loses."""
+
+    judges_whole, seconds_each = True, 0.0
+
+    def __init__(self, stage: Stage) -> None:
+        self.nodes = stage.graph.nodes
+
+    def milliseconds(
+        self, casts: Sequence[dict[int, Tactic]], *, runs: int, seconds: float
+    ) -> list[NDArray[np.float64]]:
+        assert seconds > 0
+        found: list[NDArray[np.float64]] = []
+        for cast in casts:
+            early = [cast[id(node)].starts_early for node in self.nodes]
+            whole = 2.0 - 0.3 * early[0] + 0.5 * early[1]
+            found.append(np.tile([1.0, 2.0, whole], (runs, 1)))
+        return found
+
+
+def test_each_node_starts_early_only_where_the_network_gains() -> None:
+    stage = Stage()
+    stage.graph.nodes[1].op = ops.Sub()  # equal nodes have equal tactics
+    choice = Choice(stage.cast("slow", "slow"))
+    for node in stage.graph.nodes:
+        choice.timed[id(node)] = [(tactic_of("slow", _DTYPE), 1e-3)]
+    NetworkTrial(
+        stage.graph,
+        choice,
+        Overlapping(stage),
+        stage.backend,
+        TimingCache(),
+        effort=Effort(least_seconds=0.0),
+        where="the stub",
+        sizes={},
+    ).run()
+    assert [choice.tactics[id(n)].starts_early for n in stage.graph.nodes] == [True, False]
+    assert str(choice.tactics[id(stage.graph.nodes[0])]).endswith(" early")

@@ -264,7 +264,13 @@ class _Assembler:
             packed,
             None if action.workspace is None else action.workspace.view(),
         )
-        return family.lower(node, tactic, operands), _layer_info(node, tactic)
+        steps = family.lower(node, tactic, operands)
+        if tactic.starts_early:
+            steps = tuple(
+                replace(step, starts_early=True) if isinstance(step, Launch) else step
+                for step in steps
+            )
+        return steps, _layer_info(node, tactic)
 
     def _packed(self, constant: Constant) -> View:
         kind = constant.type

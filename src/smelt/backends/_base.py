@@ -57,6 +57,8 @@ class Tactic:
     workspace_bytes: Dim = 0
     """Memory that the launches share between them, beside the operands."""
     aliasing: Aliasing = Aliasing.NONE
+    starts_early: bool = False
+    """Whether its launches may begin before those before have ended: see `Launch.starts_early`."""
     is_reference: bool = False
     """Whether this runs the op's numpy reference: always right, never fast."""
     cost_hint: float = field(default=0.0, compare=False)
@@ -64,7 +66,7 @@ class Tactic:
 
     def __str__(self) -> str:
         options = ", ".join(f"{k}={v}" for k, v in self.parameters)
-        return f"{self.family}({options})"
+        return f"{self.family}({options})" + (" early" if self.starts_early else "")
 
 
 def store_as(
@@ -195,6 +197,11 @@ class Backend(ABC, Generic[TargetT]):
                 else:
                     tactics.extend(family.narrowed(node, answer, storage, target))
         return list(dict.fromkeys(tactics)), refusals
+
+    def variants(self, tactic: Tactic) -> tuple[Tactic, ...]:
+        """The ways to launch the kernels of a tactic, itself among them; () if there is but one."""
+        del tactic
+        return ()
 
     def family(self, name: str) -> Family[TargetT]:
         """The family called ``name``. Raises KeyError."""

@@ -135,7 +135,9 @@ class CudaToolchain(Toolchain):
             ),
             self.backend,
             tuning.timings,
-            effort=dataclasses.replace(effort.network, least_seconds=0.0),
+            effort=dataclasses.replace(
+                effort.network, least_seconds=0.0, rivals=2 * effort.network.rivals
+            ),
             where=place_of(self.target, device),
             sizes=tuning.sizes,
             may_play=tuning.may_play,

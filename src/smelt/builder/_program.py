@@ -112,6 +112,7 @@ def _tactic_to_data(tactic: Tactic) -> Any:
         tactic.halo_value,
         str(tactic.workspace_bytes),
         tactic.aliasing.value,
+        tactic.starts_early,
         tactic.is_reference,
     ]
 
@@ -249,7 +250,7 @@ def _required(value: Value | None) -> Value:
 
 def _tactic_from_data(data: Any) -> Tactic:
     family, parameters, inputs, outputs, halos, value, *rest = data
-    workspace, aliasing, is_reference = rest
+    workspace, aliasing, starts_early, is_reference = rest
     results = [_format_from_data(f) for f in outputs]
     return Tactic(
         str(family),
@@ -260,6 +261,7 @@ def _tactic_from_data(data: Any) -> Tactic:
         int(value),
         dim_from_text(workspace),
         Aliasing(aliasing),
+        bool(starts_early),
         bool(is_reference),
     )
 
@@ -278,6 +280,7 @@ def _checked(tactic: Tactic, node: Node, backend: Backend[Any], target: Target) 
     # Whose formats are all wide may still multiply in narrow types: those come last.
     storages = sorted(set(PRECISIONS.values()), key=lambda s: (s not in formats, s.value))
     listed = (backend.candidates(node, target, storage)[0] for storage in storages)
-    if not any(tactic in tactics for tactics in listed):
+    ways = {tactic, *backend.variants(tactic)}
+    if not any(ways & set(tactics) for tactics in listed):
         raise EngineFormatError(f"{tactic} is no tactic for {node}")
     return tactic

@@ -255,6 +255,7 @@ _LAUNCH: Final = _record(
     chunks=_DIM,
     scratch_bytes=_INT,
     waits=_BOOL,
+    starts_early=_BOOL,
     layer=_INT,
 )
 _HOST_CALL: Final = _record(

@@ -119,6 +119,9 @@ class Launch:
     """Scratch memory for each worker, its content undefined."""
     waits: bool = True
     """Whether every earlier step must be complete before this one starts."""
+    starts_early: bool = False
+    """Whether the device may begin it before the steps that it waits for have ended, where its code
+    itself waits for them."""
     layer: int = 0
     """Index into the engine's layers, for the profiler and messages."""
 

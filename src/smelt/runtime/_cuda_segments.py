@@ -117,7 +117,7 @@ class GraphSegment:
         self.reads_input = arguments.reads_input
         counts = [word_count(step) for step in steps]
         self._rows = [
-            CudaRow(machinery.kernels[step.kernel.symbol], words, wait_for)
+            CudaRow(machinery.kernels[step.kernel.symbol], words, wait_for, step.starts_early)
             for step, words, wait_for in zip(steps, counts, waits_of(steps), strict=True)
         ]
         owners = np.repeat(np.arange(len(steps)), counts)

@@ -13,7 +13,7 @@ import hashlib
 import logging
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
@@ -149,16 +149,27 @@ class NetworkTrial:
     def run(self) -> None:
         """Put the best tactics into the choice, with the reasons."""
         first = dict(self.choice.tactics)
-        best = first
         if sum(self._alone(first).values()) < self.effort.least_seconds:
             return
+        best = self._fastest([first, *self._all_alike(first)])
         for _ in range(self.effort.passes):
             better = self._improved(best)
-            if better is None or better == best:
+            if better is None or better == best or self._fastest([better, best]) == best:
                 break
             best = better
-        if best != first and self._is_faster(best, first):
-            self.choice.tactics = best
+        self.choice.tactics = best
+
+    def _all_alike(self, cast: Cast) -> list[Cast]:
+        """The cast with all kernels launched in one way, for each way."""
+        if self._seconds_left() <= 0:
+            return []
+        ways = {k: self.backend.variants(tactic) for k, tactic in cast.items()}
+        count = max(map(len, ways.values()), default=0)
+        alike = [
+            {k: ways[k][number] if ways[k] else tactic for k, tactic in cast.items()}
+            for number in range(count)
+        ]
+        return [one for one in alike if one != cast]
 
     # ---- one pass
 
@@ -202,7 +213,12 @@ class NetworkTrial:
     def _alone(self, cast: Cast) -> dict[int, float]:
         """The seconds of each node by itself, where it takes any."""
         nodes = [self.graph.nodes[i] for i in self.timed]
-        return {id(n): dict(self.choice.timed[id(n)]).get(cast[id(n)], 0.0) for n in nodes}
+        found: dict[int, float] = {}
+        for node in nodes:
+            times, tactic = dict(self.choice.timed[id(node)]), cast[id(node)]
+            ways = self.backend.variants(tactic) or (tactic,)
+            found[id(node)] = max((times.get(way, 0.0) for way in ways), default=0.0)
+        return found
 
     def _measured(
         self, parts: Sequence[_Part], cast: Cast, most: int
@@ -272,12 +288,17 @@ class NetworkTrial:
             and not is_free(tactic)
         ]
         most = min((seconds for _, seconds in same), default=0.0) * self.effort.slower
-        others = [t for t, s in same if s <= most and t != holder and self.may_play(node, t)]
+        ways = self.backend.variants(holder) or (holder,)
+        others = [
+            replace(t, starts_early=holder.starts_early)
+            for t, s in same
+            if s <= most and t not in ways and self.may_play(node, t)
+        ]
         families = {t.family: t for t in reversed(others) if t.family != holder.family}
         # What works in another way may fare quite differently here, so its best comes first.
         first = list(families.values())
         rest = [t for t in others if t not in first]
-        return [holder, *[*first, *rest][: self.effort.rivals]]
+        return [holder, *(t for t in ways if t != holder), *[*first, *rest][: self.effort.rivals]]
 
     def _bytes(self, node: Node, tactic: Tactic) -> int:
         """Memory that a tactic goes through beside the tensors."""
@@ -302,23 +323,22 @@ class NetworkTrial:
 
     # ---- the whole
 
-    def _is_faster(self, new: Cast, old: Cast) -> bool:
-        contexts = [self._context(old), self._context(new)]
-        keys = [
-            f"{c} | whole, beside {other}"
-            for c, other in zip(contexts, contexts[::-1], strict=True)
-        ]
+    def _fastest(self, casts: Sequence[Cast]) -> Cast:
+        """Of several casts the fastest; of equal ones the first."""
+        if len(casts) == 1:
+            return casts[0]
+        contexts = [self._context(cast) for cast in casts]
+        keys = [f"{own} | whole, beside {' '.join(contexts)}" for own in contexts]
         if any(self.cache.get(key) is None for key in keys):
             runs = self.stage.milliseconds(
-                [old, new], runs=3 * self.effort.runs, seconds=self._seconds_left()
+                casts, runs=3 * self.effort.runs, seconds=self._seconds_left()
             )
             for key, times in zip(keys, runs, strict=True):
-                self.cache.put(key, float(np.median(times[:, -1])) / 1e3)
-        before, after = (self.cache.get(key) or 0.0 for key in keys)
-        _LOG.debug(
-            "whole plan: %.3e s with what was chosen alone, %.3e s in context", before, after
-        )
-        return after <= before
+                if np.isfinite(times).all():
+                    self.cache.put(key, float(np.median(times[:, -1])) / 1e3)
+        seconds = [self.cache.get(key) or math.inf for key in keys]
+        _LOG.debug("whole plans: %s", ", ".join(f"{s:.3e} s" for s in seconds))
+        return casts[min(range(len(casts)), key=lambda i: (seconds[i], i))]
 
     def _context(self, cast: Cast) -> str:
         """Everything on which times in the network depend, as a short name."""

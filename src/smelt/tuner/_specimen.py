@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from smelt.backends import Operands, Stored
+from smelt.backends import Operands, Stored, root_of
 from smelt.engine import Launch, Space
+from smelt.ops import AveragePool, Conv, ConvSum, MaxPool
 from smelt.types import (
     DType,
     Layout,
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from smelt.engine import Step, View
     from smelt.ir import Array, Constant, Node
 
+_IMAGES: Final = 4
+"""Different images in a large batch."""
 _STORED: Final = (DType.BFLOAT16, DType.FLOAT16)
 """Narrow types of storage, the narrowest first."""
 
@@ -178,14 +181,20 @@ def random_data(
 ) -> tuple[list[Array | None], tuple[Array, ...]]:
     """Random inputs of a node (its constants as they are), and what the reference makes of them.
 
-    The numbers are such as ``storage`` holds exactly: all tactics then compute from the same.
+    The numbers are such as ``storage`` holds exactly: all tactics then compute from the same. Where
+    each image of a batch is computed by itself, a large batch is a few images in random order: the
+    reference takes its time.
     """
     arrays: list[Array | None] = []
+    batch = _batch_of_images(node, sizes)
+    order = rng.permutation(np.arange(batch) % _IMAGES)
     for value in node.inputs:
         if value is None or value.constant is not None:
             arrays.append(None if value is None or value.constant is None else value.constant.array)
             continue
         shape = tuple(evaluate_dim(d, sizes) for d in value.tensor.shape)
+        if batch:
+            shape = (_IMAGES, *shape[1:])
         if value.dims is not None:  # kernels may rely on what follows from shapes
             known = [evaluate_dim(d, sizes) for d in value.dims]
             arrays.append(np.array(known, value.tensor.dtype.numpy).reshape(shape))
@@ -194,7 +203,25 @@ def random_data(
         narrow = array.dtype == np.float32 and storage is not DType.FLOAT32
         arrays.append(decoded(encoded(array, storage), storage) if narrow else array)
     with np.errstate(all="ignore"):
-        return arrays, node.op.reference(*arrays)
+        results = node.op.reference(*arrays)
+    if not batch:
+        return arrays, results
+    varying = [value is not None and value.constant is None for value in node.inputs]
+    spread = [
+        array[order] if varies and array is not None else array
+        for array, varies in zip(arrays, varying, strict=True)
+    ]
+    return spread, tuple(result[order] for result in results)
+
+
+def _batch_of_images(node: Node, sizes: Mapping[str, int]) -> int:
+    """The images of a batch, if there are many and each is computed by itself; else 0."""
+    if not isinstance(root_of(node)[0], Conv | ConvSum | MaxPool | AveragePool):
+        return 0
+    images = [v.tensor for v in node.inputs if v is not None and v.constant is None]
+    counts = {evaluate_dim(kind.shape[0], sizes) if kind.rank > 2 else 0 for kind in images}
+    count = counts.pop() if len(counts) == 1 else 0
+    return count if count > _IMAGES else 0
 
 
 def encoded(array: Array, stored: DType) -> Array:

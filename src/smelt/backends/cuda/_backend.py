@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Final, Protocol
 
-from smelt.backends._base import Backend, CodeImage, Family
+from smelt.backends._base import Aliasing, Backend, CodeImage, Family
 from smelt.backends._reference import ReferenceFamily
 from smelt.backends._schedule import grouped
 from smelt.backends._windows import WindowFamily
@@ -54,6 +54,11 @@ if TYPE_CHECKING:
 
 _FEW_BLOCKS: Final = 1024
 """Launches of more fill a GPU by themselves."""
+
+
+def _moves(tactic: Tactic) -> bool:
+    """Whether a tactic has launches."""
+    return not tactic.is_reference and tactic.aliasing is Aliasing.NONE
 
 
 class KernelCache(Protocol):
@@ -120,6 +125,12 @@ class CudaBackend(Backend[CudaTarget]):
         tactics, refusals = super().candidates(node, replace(target, narrow=storage), storage)
         pairs = [tactic for tactic in tactics if tactic.family == PairsFamily.name]
         return pairs or tactics, refusals
+
+    @override
+    def variants(self, tactic: Tactic) -> tuple[Tactic, ...]:
+        if not _moves(tactic):
+            return ()
+        return tuple(replace(tactic, starts_early=early) for early in (False, True))
 
     @override
     def reformat(self, source: View, destination: View) -> tuple[Step, ...]:

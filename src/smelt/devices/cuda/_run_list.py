@@ -60,6 +60,8 @@ class CudaRow:
     """Argument words, scratch left out."""
     wait_for: int
     """How many rows of the list must be complete before this one starts."""
+    starts_early: bool = True
+    """Whether it may begin before they are, if its code can wait by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,8 @@ class CudaRunList:
     def launch(self, row: int, stream: CudaStream, *, starts_early: bool = True) -> None:
         """Queue one row. Raises CudaError: the driver refuses it, or earlier work failed."""
         kernel = self.rows[row].kernel
-        shape = kernel.shape(self.blocks[row], starts_early=starts_early)
+        early = starts_early and self.rows[row].starts_early
+        shape = kernel.shape(self.blocks[row], starts_early=early)
         launch(kernel.function, shape, self.arguments[row], stream)
 
     def launch_all(self, stream: CudaStream) -> None:
