@@ -500,6 +500,34 @@ def test_a_run_that_fails_leaves_the_context_usable(
         assert np.array_equal(context.run({"x": x})["y"], affine(x))
 
 
+@pytest.mark.parametrize("where", ["host", "between words"])
+def test_what_a_failed_run_has_queued_is_waited_for_by_the_next(
+    engine: Engine, stub: StubDriver, where: str
+) -> None:
+    first, second, y = batch_of(2, 1), batch_of(2, 2), _empty(2)
+    shifted = [_OnGpu(x, shift=4) for x in (first, second)]
+    given = [x.address for x in shifted] if where == "between words" else [first, second]
+    with engine.create_context() as context, Stream("cuda") as one, Stream("cuda") as two:
+        stub.failures["cuGraphLaunch"] = CUresult.CUDA_ERROR_OUT_OF_MEMORY
+        with pytest.raises(CudaError, match="OUT_OF_MEMORY"):
+            context.enqueue(2, [given[0], y.address], one)
+        stub.calls.clear()
+        context.enqueue(2, [given[1], y.address], two)
+        assert "cuStreamWaitEvent" in stub.calls, "the first input may be on its way"
+        two.synchronize()
+        assert np.array_equal(y.content(), affine(second))
+
+
+def test_threads_default_streams_are_taken_for_different_ones(
+    engine: Engine, stub: StubDriver
+) -> None:
+    x, y = _OnGpu(batch_of(2)), _empty(2)
+    with engine.create_context() as context:
+        for handle, waits in ((1, 0), (1, 0), (2, 1), (2, 2)):
+            context.enqueue(2, [x.address, y.address], handle)
+            assert stub.calls.count("cuStreamWaitEvent") == waits
+
+
 def test_a_gpu_that_is_lost_is_named_and_everything_still_closes(
     engine: Engine, stub: StubDriver
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 from collections import deque
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, Final
@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _MOST_KNOWN: Final = 256
+_THREADS_OWN: Final = 2
+"""Handle of the default stream of whichever thread asks: two threads' are two streams."""
 
 
 class _Consumed:
@@ -292,6 +294,18 @@ class CudaContext(ExecutionContext):
         self._machine.stream = stream
         self._places.forget()
         self._follow(arrays, stream, library)
+        try:
+            return self._queue_steps(ready, arrays, stream, consumed)
+        except BaseException:
+            self._places.forget()
+            with suppress(DeviceError):  # part of the run may be going on: the next waits for it
+                self._note_end(stream, arrays)
+            raise
+
+    def _queue_steps(
+        self, ready: Ready, arrays: list[Any], stream: CudaStream, consumed: _Consumed | None
+    ) -> dict[str, int]:
+        """Queue the copies and segments of a run."""
         call = ready.call
         addresses = [0] * len(arrays)
         back: list[tuple[int, Any, int]] = []
@@ -324,7 +338,7 @@ class CudaContext(ExecutionContext):
     def _follow(self, arrays: list[Any], stream: CudaStream, library: ArrayLibrary | None) -> None:
         """Let the stream wait for the run before, and for what still writes the arrays."""
         handle = int(stream.handle)
-        if self._last is not None and self._last != handle:
+        if self._last is not None and (self._last != handle or handle == _THREADS_OWN):
             stream.wait(self._done)
         found = {array.library for array in arrays if isinstance(array, GpuArray)}
         for other in found - {library}:
@@ -347,15 +361,19 @@ class CudaContext(ExecutionContext):
             self._tell(self._timed)
 
     def _finish_queued(self, stream: CudaStream, arrays: list[Any]) -> None:
-        """Note the end of a run that is queued; keep what it works on until then."""
-        self._done.record(stream)
-        self._last = int(stream.handle)
-        self._keep_meanwhile(stream, [array for array in arrays if not isinstance(array, int)])
+        """Note the end of a run that is queued; bring what the host waits for."""
+        self._note_end(stream, arrays)
         if self._places.is_owed:
             stream.synchronize()
             self._places.deliver()
         if self._timed is not None:
             self._report_later(stream, self._timed)
+
+    def _note_end(self, stream: CudaStream, arrays: list[Any]) -> None:
+        """Mark the end of what is queued; keep what it works on until then."""
+        self._done.record(stream)
+        self._last = int(stream.handle)
+        self._keep_meanwhile(stream, [array for array in arrays if not isinstance(array, int)])
 
     def _keep_meanwhile(self, stream: CudaStream, arrays: list[Any]) -> None:
         """Let arrays live until what is queued now is done."""
