@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Final, Protocol
 
-from smelt.backends._base import Aliasing, Backend, CodeImage, Family
+from smelt.backends._base import Aliasing, Backend, CodeImage, Family, Refusal
 from smelt.backends._reference import ReferenceFamily
 from smelt.backends._schedule import grouped
 from smelt.backends._windows import WindowFamily
@@ -15,6 +15,7 @@ from smelt.backends.cuda._elementwise import EXPRESSIONS
 from smelt.backends.cuda._gauge import GAUGE, write_gauge
 from smelt.backends.cuda._pointwise import write_pointwise
 from smelt.backends.cuda._pool import CompilerPool
+from smelt.backends.cuda._reach import why_too_far
 from smelt.backends.cuda._source import without_early_start
 from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda._triton import generator_edition
@@ -48,12 +49,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from concurrent.futures import Future
 
-    from smelt.backends._base import Refusal, Tactic
+    from smelt.backends._base import Tactic
     from smelt.engine import KernelSpec, Step, View
     from smelt.ir import Node
 
 _FEW_BLOCKS: Final = 1024
 """Launches of more fill a GPU by themselves."""
+_NEAR: Final = ("attention", "conv", "conv_sum", "depthwise", "gemm", "pairs", "rows", "stem")
+"""Families whose kernels count in 32 bits."""
 
 
 def _moves(tactic: Tactic) -> bool:
@@ -123,6 +126,10 @@ class CudaBackend(Backend[CudaTarget]):
         self, node: Node, target: CudaTarget, storage: DType = DType.FLOAT32
     ) -> tuple[list[Tactic], list[Refusal]]:
         tactics, refusals = super().candidates(node, replace(target, narrow=storage), storage)
+        if any(tactic.family in _NEAR for tactic in tactics) and (reason := why_too_far(node)):
+            refused = sorted({tactic.family for tactic in tactics} & set(_NEAR))
+            refusals += [Refusal(family, reason) for family in refused]
+            tactics = [tactic for tactic in tactics if tactic.family not in _NEAR]
         pairs = [tactic for tactic in tactics if tactic.family == PairsFamily.name]
         return pairs or tactics, refusals
 

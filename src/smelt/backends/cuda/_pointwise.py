@@ -35,6 +35,8 @@ _LINE: Final = 64
 """Elements of a tile's side along which a turned operand runs on."""
 _LEAST_LINE: Final = 16
 _LEAST_BLOCK: Final = 256
+_FARTHEST: Final = (1 << 31) - 1
+"""Further from a tile's first element, the next ones are counted in 64 bits."""
 _WASTE: Final = 1.15
 """How much more than an axis its tiles may cover, if shorter ones cover it better."""
 
@@ -216,7 +218,9 @@ class _Writer:
         for number, axis in enumerate(self.inner):
             stride = axis[1 + operand]
             if stride != 0:
-                terms.append(f"{self.spread(f'e{number}', number)} * {self.s.extent(stride)}")
+                is_far = isinstance(stride, int) and abs(stride) * self.tile[number] > _FARTHEST
+                steps = f"e{number}.to(tl.int64)" if is_far else f"e{number}"
+                terms.append(f"{self.spread(steps, number)} * {self.s.extent(stride)}")
             elif whole:
                 terms.append(f"{self.spread(f'e{number}', number)} * 0")
         return " + ".join(terms)

@@ -20,8 +20,9 @@ from smelt.backends._base import Family, Operands, Refusal, Tactic, store_as
 from smelt.backends._fusion import root_of
 from smelt.backends._nodes import value_of, view_of
 from smelt.backends._scalars import Scalars
-from smelt.backends.cuda._costs import count_of
+from smelt.backends.cuda._costs import count_of, guess
 from smelt.backends.cuda._product import write_product
+from smelt.backends.cuda._reach import MOST_ELEMENTS
 from smelt.backends.cuda._source import LANGUAGE_TYPES, Source, operand_parameters
 from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda.families._nodes import as_factor
@@ -152,6 +153,8 @@ def _why_not(node: Node, root: Conv) -> str | None:
         return "the pixels of a window's row do not lie side by side"
     if value_of(node, 0).tensor.shape[0] == 0:
         return "there are no images"
+    if prod(map(guess, _padded_shape(node, root)[1:])) > MOST_ELEMENTS:
+        return "the pixels of an image are more than 32 bits tell"
     return None
 
 
