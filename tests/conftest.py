@@ -90,11 +90,20 @@ def _own_home(tmp_path_factory: pytest.TempPathFactory) -> Generator[Path]:
 
 @pytest.fixture(scope="session")
 def gpu() -> CudaDevice:
-    """The first NVIDIA GPU; the test is skipped where there is none."""
+    """The first NVIDIA GPU; the test is skipped where there is none.
+
+    Of several test processes each keeps to its share of the processors: a build starts as many
+    compilers as there are.
+    """
     try:
-        return cuda_device(0)
+        device = cuda_device(0)
     except (MissingExtraError, DeviceError) as error:
         pytest.skip(f"no NVIDIA GPU: {error}")
+    if (count := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))) > 1:
+        number = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
+        every = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, every[number::count] or every)
+    return device
 
 
 @pytest.fixture(scope="session")

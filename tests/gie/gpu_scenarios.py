@@ -259,7 +259,7 @@ def half2_is_the_fastest_mode_for_larger_batches() -> None:
         builder = gie.create_infer_builder(RecordingLogger())
         builder.device, builder.half2_mode, builder.max_batch_size = "cuda", half2, batch
         assert builder.platform_has_fast_fp16
-        engine = builder.build_cuda_engine(_layers(4, 64, 56))
+        engine = builder.build_cuda_engine(_layers(2, 64, 56))
         times[half2] = milliseconds(engine, batch)
     assert times[True] < times[False]
 
@@ -287,8 +287,9 @@ def candidates_are_timed_and_the_fastest_is_chosen() -> None:
     assert all(seconds > 1e-7 for seconds in measured)
     for name, times in candidates_times(engine).items():
         (node,) = [node for node in report(engine)["nodes"] if node["name"] == name]
+        alone, chosen = dict(times), node["tactic"].removesuffix(" early")
         # The whole network has the last word; it may prefer what is nearly the fastest alone.
-        assert dict(times)[node["tactic"]] <= 2 * min(seconds for _, seconds in times)
+        assert alone[chosen] <= 2 * min(alone.values())
 
 
 # ---- several GPUs (guide, chapter 3.7)
