@@ -10,12 +10,24 @@ from smelt.errors import UnsupportedError
 from smelt.types import DType
 
 _NAME: Final = re.compile(r"sm_(\d{2,3})a?")
-_OLDEST: Final = 75
 _MOST_PARTS: Final = 16
 _FIRST_WITH_BFLOAT16: Final = 80
 _EARLY_STARTS_FROM: Final = 90
-_SHARED_BYTES: Final = {75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 120: 99 << 10}
-_LARGE_SHARED_BYTES: Final = 227 << 10
+_SHARED_KIB: Final = {
+    75: 64,
+    80: 163,
+    86: 99,
+    87: 163,
+    89: 99,
+    90: 227,
+    100: 227,
+    103: 227,
+    110: 227,
+    120: 99,
+    121: 99,
+}
+"""Shared memory that a block may have on each architecture there is (CUDA C++ Programming Guide,
+table of features)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +82,9 @@ class CudaTarget:
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory that a block may have (CUDA C++ Programming Guide, table of features)."""
+        """Shared memory that a block may have on every one of the architectures."""
         all_ = (self.capability, *self.newer)
-        return min(_SHARED_BYTES.get(number, _LARGE_SHARED_BYTES) for number in all_)
+        return min(_SHARED_KIB[number] for number in all_) << 10
 
     def storage(self, wanted: DType) -> DType:
         """How float32 tensors are stored where ``wanted`` is asked for."""
@@ -84,7 +96,7 @@ def target_named(name: str) -> CudaTarget:
     """Return the target of an architecture's name, or of several: "sm_90", "sm_80,sm_90".
 
     Raises:
-        UnsupportedError: there is no such name, or one is older than the kernels.
+        UnsupportedError: no kernels are made for such an architecture.
     """
     parts = name.split(",")
     if len(parts) > _MOST_PARTS:
@@ -95,9 +107,10 @@ def target_named(name: str) -> CudaTarget:
 
 def _capability(name: str) -> int:
     found = _NAME.fullmatch(name)
-    if found is None or int(found[1]) < _OLDEST:
+    if found is None or int(found[1]) not in _SHARED_KIB:
+        known = ", ".join(f"sm_{number}" for number in _SHARED_KIB)
         raise UnsupportedError(
-            f"there is no GPU target {name!r}; give an architecture from sm_{_OLDEST} on, or "
-            "several: device='cuda:sm_90', device='cuda:sm_80,sm_90'"
+            f"there is no GPU target {name!r}, but {known}; give one of them, or several: "
+            "device='cuda:sm_90', device='cuda:sm_80,sm_90'"
         )
     return int(found[1])
