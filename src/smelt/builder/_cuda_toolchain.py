@@ -164,6 +164,9 @@ def open_toolchain(kind: str, detail: str, precision: str) -> CudaToolchain:
         return CudaToolchain(_offering(target_named(detail), {precision}))
     try:
         gpu = cuda_device(int(detail)) if detail else selected_device()
+    except MissingExtraError as error:
+        # Building needs the compiler, too: one extra brings both.
+        raise MissingExtraError(error.package, "cuda-build") from error
     except DeviceError as error:
         raise DeviceError(
             f"device {':'.join(filter(None, (kind, detail)))!r}: {error}. To build on a machine "

@@ -115,7 +115,7 @@ def open_toolchain(device: str | Sequence[str], precision: str = "float32") -> T
         except (UnsupportedError, DeviceError, MissingExtraError) as error:
             if len(names) == 1:
                 raise
-            _LOG.info("not built for %s: %s", name, error)
+            _LOG.warning("not built for %s: %s", name, error)
             reasons.append(f"{name}: {error}")
     raise UnsupportedError(f"no device of {names} can be built for", reasons=reasons)
 
