@@ -264,7 +264,9 @@ def test_a_comparison_is_a_value() -> None:
     assert dataclasses.asdict(found)["outputs"][0]["name"] == "prob"
 
 
-@pytest.mark.parametrize(("precision", "bound"), [("float16", 3e-3), ("bfloat16", 2e-2)])
+@pytest.mark.parametrize(
+    ("precision", "bound"), [("float16", 3e-3), ("half2", 3e-3), ("tf32", 1e-2), ("bfloat16", 2e-2)]
+)
 def test_an_engine_of_narrow_numbers_is_held_to_the_bound_of_its_precision(
     precision: str, bound: float
 ) -> None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     "--tolerance",
     type=click.FloatRange(0),
     help="Largest error allowed, relative to an output's largest magnitude.  "
-    "[default: 1e-4; models or --precision of float16 3e-3, bfloat16 2e-2]",
+    "[default: 1e-4; models or --precision of float16 and half2 3e-3, tf32 1e-2, bfloat16 2e-2]",
 )
 @click.option(
     "--input",

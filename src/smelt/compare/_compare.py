@@ -94,7 +94,8 @@ def compare(  # gate: options of one question, each with its default
         reduce: where to save the smallest failing part as ONNX, if there is a failure; its inputs
             go beside it.
         tolerance: largest error allowed, relative to an output's largest magnitude; None for
-            1e-4, and 3e-3 or 2e-2 where the model or the engine computes in float16 or bfloat16.
+            1e-4, and where the model or the engine computes in less than float32 for 3e-3 (float16,
+            half2), 1e-2 (tf32) or 2e-2 (bfloat16).
         shapes: as for `build`; the inputs' own where they are given.
         outputs: values to compare instead of the model's outputs.
         max_batch_size: batch, where the network leaves it open.

@@ -11,8 +11,9 @@ import numpy as np
 if TYPE_CHECKING:
     from smelt.ir import Array
 
-TOLERANCES: Final = {"float16": 3e-3, "bfloat16": 2e-2}
-"""Errors allowed where nothing is said, relative to the output's largest magnitude."""
+TOLERANCES: Final = {"float16": 3e-3, "half2": 3e-3, "tf32": 1e-2, "bfloat16": 2e-2}
+"""Errors allowed where nothing is said, relative to the output's largest magnitude, by dtype and by
+what ``build`` calls a precision."""
 DEFAULT_TOLERANCE: Final = 1e-4
 
 
