@@ -210,6 +210,17 @@ def test_a_build_of_over_a_second_tells_every_stage_with_its_count(
     assert answer.json["network"] == "inception"
 
 
+def test_a_stage_that_ended_in_the_first_second_is_told_with_its_own_time(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times = iter([10.0, 10.5, 13.5])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(times))
+    with _progress.ProgressLine() as line:
+        line("parse", 1, 1)
+        line("tune", 1, 1)
+    assert capsys.readouterr().err == "parse 1/1 (after 0.5 s)\ntune 1/1 (after 3.5 s)\n"
+
+
 def test_what_is_no_model_is_told_what_would_be_one(smelt: Smelt, picture: Path) -> None:
     answer = smelt("build", picture, "--tune", "none")
     assert answer.code == 1

@@ -25,6 +25,7 @@ class ProgressLine:
         self._quiet = quiet
         self._start = time.perf_counter()
         self._stages: dict[str, tuple[int, int]] = {}
+        self._ends: dict[str, float] = {}
         self._bar: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
         self._told: set[str] = set()
@@ -33,7 +34,10 @@ class ProgressLine:
     def __call__(self, stage: str, done: int, total: int) -> None:
         """Hear that ``done`` of ``total`` parts of ``stage`` are done."""
         self._stages[stage] = (done, total)
-        if self._quiet or time.perf_counter() - self._start < _PATIENCE_SECONDS:
+        seconds = time.perf_counter() - self._start
+        if done == total:
+            self._ends[stage] = seconds
+        if self._quiet or seconds < _PATIENCE_SECONDS:
             return
         if sys.stderr.isatty():
             self._draw()
@@ -71,8 +75,7 @@ class ProgressLine:
         for stage, (done, total) in self._stages.items():
             if done == total and stage not in self._told:
                 self._told.add(stage)
-                seconds = time.perf_counter() - self._start
-                say(f"{stage} {done}/{total} (after {seconds:.1f} s)")
+                say(f"{stage} {done}/{total} (after {self._ends[stage]:.1f} s)")
 
     def __enter__(self) -> Self:
         return self

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from smelt.inspect._svg_graph import graph_to_svg
 from smelt.inspect._svg_memory import memory_to_svg
-from smelt.inspect._text import format_bytes, format_seconds
+from smelt.inspect._text import format_bytes, format_seconds, system_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -56,7 +56,8 @@ def _head(report: EngineReport) -> Iterator[str]:
     features = f" with {', '.join(report.features)}" if report.features else ""
     yield (
         f"<p>An engine for {escape(report.device)}: {escape(report.architecture)}"
-        f"{escape(features)}, {escape(report.system)}; built by smelt {escape(report.version)}.</p>"
+        f"{escape(features)}, {escape(system_of(report))}; "
+        f"built by smelt {escape(report.version)}.</p>"
     )
     facts = [
         ("weights", format_bytes(report.weight_bytes)),
@@ -113,6 +114,8 @@ def _plan(report: EngineReport, plan: PlanReport, number: int) -> Iterator[str]:
         yield "<p>Grey nodes only look differently at memory; red ones run in Python.</p>"
         yield f'<div class="scroll">{graph_to_svg(plan, report.bindings)}</div>'
     yield "<h3>Layers</h3>"
+    yield "<p>Open a tactic for its rivals. Times are estimates where nothing was timed; those in"
+    yield " the network, where they were taken, count what a layer costs its neighbours.</p>"
     yield from _layers(plan.layers)
     yield "<h3>What the passes did</h3>"
     yield from _passes(plan)

@@ -55,8 +55,13 @@ def format_seconds(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds * 1e6:,.1f} us"
 
 
+def system_of(report: EngineReport) -> str:
+    """The operating system that an engine is for."""
+    return "any system" if report.system == "any" else report.system
+
+
 def _summary(report: EngineReport) -> Iterator[str]:
-    where = f"{report.device}, {report.architecture} {report.system}, smelt {report.version}"
+    where = f"{report.device}, {report.architecture}, {system_of(report)}, smelt {report.version}"
     yield f"{report.network}: an engine for {where}"
     if report.signer is not None:
         yield f"  {_signed(report.signer)}"
