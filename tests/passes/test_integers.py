@@ -23,6 +23,7 @@ Array = np.ndarray[Any, Any]
 
 _OPS: dict[str, tuple[Op, tuple[int, ...], tuple[int, ...]]] = {
     "product": (ops.MatMulInteger(), (5, 70), (70, 19)),
+    "vector": (ops.MatMulInteger(), (70,), (70, 19)),
     "stack": (ops.MatMulInteger(), (2, 3, 40), (40, 19)),
     "padded": (ops.ConvInteger((3, 3), pads=(1, 1, 1, 1)), (2, 9, 7, 7), (20, 9, 3, 3)),
     "bare": (ops.ConvInteger((2, 2), (2, 2)), (1, 9, 7, 7), (20, 9, 2, 2)),
@@ -43,7 +44,7 @@ def _integers(seed: int, kind: Any, *shape: int) -> Array:
 def _network(
     what: str, kinds: tuple[Any, Any], x_zero: str, w_zero: str, *, constant: bool = True
 ) -> tuple[Graph, dict[str, Array]]:
-    """The product as a network; zero points are "none", "constant", "varying" or "each"."""
+    """The product as a network, with zero points that are constant, vary, or stand for each row."""
     op, x_shape, w_shape = _OPS[what]
     graph, given = Graph("integers"), dict[str, Array]()
 
@@ -56,14 +57,16 @@ def _network(
     x = add("x", _integers(1, kinds[0], *x_shape), fixed=False)
     weights = add("w", _integers(2, kinds[1], *w_shape), fixed=constant)
     filters = w_shape[0] if isinstance(op, ops.ConvInteger) else w_shape[1]
+    several = {"xz": x_shape[-2:-1], "wz": (filters,)}
+
+    def zero(name: str, kind: Any, how: str) -> Any:
+        if how == "nothing":
+            return add(name, np.zeros(several[name], kind), fixed=True)
+        shape = several[name] if how == "each" else ()
+        return add(name, _integers(3, kind, *shape), fixed=how != "varying")
+
     zeros = [
-        None
-        if how == "none"
-        else add(
-            name,
-            _integers(3, kind, *([filters] if how == "each" else [])),
-            fixed=how != "varying",
-        )
+        None if how == "none" else zero(name, kind, how)
         for name, kind, how in (("xz", kinds[0], x_zero), ("wz", kinds[1], w_zero))
     ]
     graph.outputs = [graph.add(op, x, weights, *zeros, name="y").output]
@@ -71,7 +74,7 @@ def _network(
 
 
 @pytest.mark.parametrize("kernels", [True, False])
-@pytest.mark.parametrize("w_zero", ["none", "constant", "each"])
+@pytest.mark.parametrize("w_zero", ["none", "constant", "varying", "each"])
 @pytest.mark.parametrize("x_zero", ["none", "constant", "varying"])
 @pytest.mark.parametrize("kinds", [(np.uint8, np.int8), (np.int8, np.uint8)])
 @pytest.mark.parametrize("what", _OPS)
@@ -84,10 +87,19 @@ def test_the_passes_keep_every_sum(
     np.testing.assert_array_equal(interpret(made, given)["y"], interpret(graph, given)["y"])
 
 
+@pytest.mark.parametrize("w_zero", ["varying", "each"])
 @pytest.mark.parametrize("x_zero", ["constant", "varying"])
-@pytest.mark.parametrize("what", _OPS)
-def test_they_are_computed_by_kernels_exactly(what: str, x_zero: str) -> None:
-    graph, given = _network(what, (np.uint8, np.uint8), x_zero, "each")
+@pytest.mark.parametrize("what", [what for what in _OPS if what != "vector"])
+def test_they_are_computed_by_kernels_exactly(what: str, x_zero: str, w_zero: str) -> None:
+    _assert_exact_by_kernels(*_network(what, (np.uint8, np.uint8), x_zero, w_zero))
+
+
+@pytest.mark.parametrize("what", ["product", "stack"])
+def test_zero_points_of_each_row_that_are_all_nothing_are_left_out(what: str) -> None:
+    _assert_exact_by_kernels(*_network(what, (np.uint8, np.int8), "nothing", "nothing"))
+
+
+def _assert_exact_by_kernels(graph: Graph, given: dict[str, Array]) -> None:
     engine = smelt.build(clone(graph), tune="none")
     assert reference_steps(engine) == []
     with engine.create_context() as context:
@@ -96,12 +108,9 @@ def test_they_are_computed_by_kernels_exactly(what: str, x_zero: str) -> None:
 
 
 def test_short_sums_of_weights_that_vary_need_no_reference_either() -> None:
-    graph, given = _network("product", (np.uint8, np.int8), "varying", "varying", constant=False)
-    engine = smelt.build(clone(graph), tune="none")
-    assert reference_steps(engine) == []
-    with engine.create_context() as context:
-        made = context.run(given)["y"]
-    np.testing.assert_array_equal(made, interpret(graph, given)["y"])
+    _assert_exact_by_kernels(
+        *_network("product", (np.uint8, np.int8), "varying", "varying", constant=False)
+    )
 
 
 def test_engines_for_processors_multiply_bytes() -> None:

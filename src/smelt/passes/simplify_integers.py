@@ -2,7 +2,8 @@
 
 Those take signed constant weights without a zero point, and activations with a constant one. The
 rest follows from multiplying out: sum((x - a)(w - b)) is sum((x - a) w) - b sum(x - a); and an
-``a`` that only a run finds out leaves the sum as a sum(w). All of it is exact, in integers.
+``a`` that only a run finds out leaves the sum as a sum(w). All of it is exact, in integers; both
+zero points may be what only a run finds out, but not the weights.
 """
 
 from __future__ import annotations
@@ -86,18 +87,18 @@ class _Product:
     @property
     def is_simple(self) -> bool:
         """Whether the kernels take it as it is."""
-        x_zero, signed = self._zero(2), self.weights.tensor.dtype is DType.INT8
+        x_zero = self.node.inputs[2] if len(self.node.inputs) > 2 else None  # even if it is nothing
+        signed = self.weights.tensor.dtype is DType.INT8
         constant = x_zero is None or len(elements(x_zero)) == 1
         return self.weights.constant is not None and signed and constant and not self._zero(3)
 
     def in_integers(self) -> Value | None:
         """Products of signed weights, and what is to be taken off; None where they vary."""
-        zero = self._zero(3)
-        if self.weights.constant is None or (zero is not None and zero.constant is None):
+        if self.weights.constant is None:
             return None
         if isinstance(self.op, ops.MatMulInteger) and self.weights.tensor.rank != 2:
             return None
-        weights, offset = self._signed(zero)
+        weights, offset = self._signed(self._zero(3))
         total = self._sums(self.op, weights)
         if total is None or offset is None:
             return total
@@ -119,7 +120,8 @@ class _Product:
         none = emit.array(np.array(0, np.int32), "zero")
         offset = emit.op(ops.Sub(), none if offset is None else offset, middle, hint="zero")
         weights = emit.op(ops.Cast(DType.INT8), moved, hint="weights")
-        return weights, offset if any(elements(offset)) else None
+        nothing = offset.constant is not None and not any(elements(offset))
+        return weights, None if nothing else offset
 
     def _sums(self, op: Integers, weights: Value) -> Value | None:
         """The sums of what lies above the input's zero point, times signed weights."""
@@ -144,7 +146,9 @@ class _Product:
             extents = (extents[0], *((k - 1) * d + 1 for k, d in pairs))
         if not all(isinstance(extent, int) for extent in extents):
             return None
-        return self.emit.array(np.ones((1, *cast("tuple[int, ...]", extents)), np.uint8), "ones")
+        rows = () if self.x.tensor.rank == 1 else (1,)
+        ones = np.ones((*rows, *cast("tuple[int, ...]", extents)), np.uint8)
+        return self.emit.array(ones, "ones")
 
     def _plain_sums(self, weights: Value) -> Value | None:
         """The sums of what lies above the input's zero point."""
