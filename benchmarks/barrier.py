@@ -1,7 +1,7 @@
 """Measure what it costs that a step waits for every worker: a run list of equal small steps.
 
-A step has a chunk of a quarter of a microsecond for each worker. Its time, less that of a chunk on a
-thread that has nobody to wait for, is what handing over and waiting take.
+A step has a chunk of a quarter of a microsecond for each worker. Its time, less that of a chunk on
+a thread that has nobody to wait for, is what handing over and waiting take.
 """
 
 from __future__ import annotations

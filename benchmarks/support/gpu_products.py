@@ -120,7 +120,7 @@ class Product:
         bias = constant("b", self.filters)
         if not self.size:
             x = image("x", self.rows, self.channels)
-            return Gemm(trans_b=1), [x, constant("w", self.filters, self.channels), bias]
+            return Gemm(trans_b=True), [x, constant("w", self.filters, self.channels), bias]
         window = (self.kernel, self.kernel)
         pads = (self.kernel // 2,) * 4
         root = Conv(window, strides=(self.stride,) * 2, pads=pads, group=self.groups)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import statistics
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from smelt.backends import Operands, Tactic, store_as
@@ -120,8 +122,7 @@ class Rig:
 
     def __init__(self) -> None:
         """Take the first GPU."""
-        import torch
-
+        torch: Any = importlib.import_module("torch")
         self.torch = torch
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
@@ -209,8 +210,7 @@ class Memory:
         functional = torch.nn.functional
         x, w, *others = (self.inputs[number, k].float() for k in range(len(self.inputs) // 2))
         w = w.half().float()
-        if product.shortcut:
-            image, filters, *others = others
+        shortcut, others = (others[:2], others[2:]) if product.shortcut else ([], others)
         b = others[0]
         if product.size:
             y = functional.conv2d(
@@ -218,7 +218,8 @@ class Memory:
             )
         else:
             y = functional.linear(x, w, b)
-        if product.shortcut:
+        if shortcut:
+            image, filters = shortcut
             y += functional.conv2d(image, filters.half().float(), None, product.shortcut_stride)
         if product.adds:
             y += others[1]
@@ -258,9 +259,9 @@ class Memory:
                 last = torch.channels_last
                 x, w = x.to(memory_format=last), w.to(memory_format=last)
                 args = (x, w, b, product.stride, product.kernel // 2, 1, product.groups)
-                calls.append(lambda args=args: functional.conv2d(*args))
+                calls.append(partial(functional.conv2d, *args))
             else:
-                calls.append(lambda x=x, w=w, b=b: functional.linear(x, w, b))
+                calls.append(partial(functional.linear, x, w, b))
         return self.rig.torch_us(calls * -(-_LAUNCHES // len(calls)))
 
 
