@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 if not __package__:  # run as a script
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from benchmarks.support.gpu_products import NETWORKS, products_of
+from benchmarks.support.gpu_products import NETWORKS, Product, products_of
 from benchmarks.support.gpu_rig import (
     Bench,
     Candidate,
@@ -44,7 +44,6 @@ from smelt.types import DType
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from benchmarks.support.gpu_products import Product
     from smelt.ir import Node
 
 FLOPS = 790e12
