@@ -63,7 +63,7 @@ def test_a_group_has_the_geometric_mean_of_its_ratios(tmp_path: Path) -> None:
 
 
 def test_networks_on_a_gpu_have_a_ratio_to_each_other_engine(tmp_path: Path) -> None:
-    more = {"dtype": "float16", "cold_ms": None, "call_ms": 5.0, "roofline_ms": 0.5}
+    more: dict[str, Any] = {"dtype": "float16", "cold_ms": None, "call_ms": 5.0, "roofline_ms": 0.5}
     rows = [
         _row("smelt", 1.0, **more, share_of_roofline=0.25),
         _row("xla", 3.0, **more, share_of_roofline=0.125),
