@@ -349,6 +349,16 @@ def test_what_is_no_stream_or_event_is_refused(engine: Engine, wrong: Any) -> No
             context.enqueue(1, [x, y.address], stream, stream)
 
 
+def test_closing_a_stream_finishes_what_was_queued(engine: Engine) -> None:
+    x, y = batch_of(2), _empty(2)
+    given = _OnGpu(x)
+    with engine.create_context() as context:
+        with Stream("cuda") as stream:
+            context.enqueue(2, [given.address, y.address], stream)
+            assert not np.array_equal(y.content(), affine(x))
+        assert np.array_equal(y.content(), affine(x))
+
+
 # ---- several GPUs
 
 
@@ -384,6 +394,8 @@ def test_a_thread_that_selected_another_gpu_is_told(engine: Engine, stub: StubDr
         stub.current = None
         with pytest.raises(ContextError, match="the stream is cuda:1's"):
             context.enqueue(1, [x.address, y.address], other)
+        with pytest.raises(ContextError, match="input_consumed is cuda:1's"):
+            context.enqueue(1, [x.address, y.address], 0, Event("cuda:1"))
 
 
 def test_an_engine_for_another_gpu_is_refused(stub: StubDriver) -> None:

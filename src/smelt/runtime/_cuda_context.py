@@ -236,11 +236,7 @@ class CudaContext(ExecutionContext):
         input_consumed: Any = None,
     ) -> None:
         queue = self._queue_of(stream)
-        event = native_event(input_consumed)
-        if not isinstance(event, CudaEvent | None):
-            raise ContextError(
-                f"input_consumed is a smelt.Event of cuda, not {type(input_consumed).__name__}"
-            )
+        event = self._event_of(input_consumed)
         ready, arrays = self._bind(batch_size, bindings)
         token = object()
         previous = self.device.select()
@@ -267,6 +263,19 @@ class CudaContext(ExecutionContext):
             return self._foreign(handle_of(found))
         except DeviceError as error:
             raise ContextError(f"enqueue needs a stream: {error}") from error
+
+    def _event_of(self, input_consumed: Any) -> CudaEvent | None:
+        event = native_event(input_consumed)
+        if not isinstance(event, CudaEvent | None):
+            raise ContextError(
+                f"input_consumed is a smelt.Event of cuda, not {type(input_consumed).__name__}"
+            )
+        if event is not None and event.device is not self.device:
+            raise ContextError(
+                f"the engine is bound to cuda:{self.device.index}, and input_consumed is "
+                f"cuda:{event.device.index}'s"
+            )
+        return event
 
     def _foreign(self, handle: int) -> CudaStream:
         """Another library's stream."""

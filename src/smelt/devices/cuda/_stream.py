@@ -78,8 +78,9 @@ class CudaStream:
         self.device.call("cuStreamWaitEvent", self.handle, event.handle, 0)
 
     def close(self) -> None:
-        """Let the stream go once its work is done; a foreign one stays. Again is harmless."""
-        if self._finalizer is not None:
+        """Finish what was queued and let the stream go; a foreign one stays. Again is harmless."""
+        if self._finalizer is not None and self._finalizer.alive:
+            self.device.give_back("cuStreamSynchronize", self.handle)
             self._finalizer()
 
     def __cuda_stream__(self) -> tuple[int, int]:
