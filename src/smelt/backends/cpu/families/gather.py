@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from smelt.backends import Family, Operands, Refusal, Tactic, store_as
-from smelt.backends._axes import Axis, join_axes, sort_axes
+from smelt.backends._axes import join_axes, sort_axes
+from smelt.backends._gathers import element_axes, row_axes
 from smelt.backends._scalars import Scalars
 from smelt.backends.cpu._emit import Emitter, Reg, emitter_for, vector_type
 from smelt.backends.cpu._rows import Walk, walk_rows
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from smelt.backends.cpu._emit import Int
     from smelt.backends.cpu._target import CpuTarget
-    from smelt.engine import Step, View
+    from smelt.engine import Step
     from smelt.ir import Node
 
 
@@ -59,7 +60,7 @@ class GatherFamily(Family["CpuTarget"]):
         if data is None or indices is None or not isinstance(node.op, Gather | GatherElements):
             raise InternalError(f"{node} lacks an input")
         axis = node.op.axis % len(data.shape)
-        make = _element_axes if isinstance(node.op, GatherElements) else _row_axes
+        make = element_axes if isinstance(node.op, GatherElements) else row_axes
         axes = make(data, indices, result, axis)
         scalars = Scalars()
         walk = Walk.over(join_axes(sort_axes([a for a in axes if a.extent != 1], 2)), 3)
@@ -105,27 +106,6 @@ class GatherFamily(Family["CpuTarget"]):
         pointers = [e.pointer(k) for k in range(3)]
         walk_rows(e, kernel["walk"], pointers, [size, index_size, size], row)
         return e.module()
-
-
-def _row_axes(data: View, indices: View, result: View, axis: int) -> list[Axis]:
-    """The indices' axes stand where the gathered axis stood."""
-    picks = len(indices.shape)
-    axes: list[Axis] = []
-    for place, (extent, stride) in enumerate(zip(result.shape, result.strides, strict=True)):
-        if axis <= place < axis + picks:
-            axes.append(Axis(extent, (0, indices.strides[place - axis], stride)))
-        else:
-            own = place if place < axis else place - picks + 1
-            axes.append(Axis(extent, (data.strides[own], 0, stride)))
-    return axes
-
-
-def _element_axes(data: View, indices: View, result: View, axis: int) -> list[Axis]:
-    """Every element has an index of its own."""
-    return [
-        Axis(extent, (0 if a == axis else data.strides[a], indices.strides[a], stride))
-        for a, (extent, stride) in enumerate(zip(result.shape, result.strides, strict=True))
-    ]
 
 
 def _picked(e: Emitter, kernel: KernelSpec, place: Reg) -> Int:

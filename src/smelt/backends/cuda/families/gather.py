@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from smelt.backends._axes import Axis, join_axes, sort_axes
 from smelt.backends._base import Family, Operands, Refusal, Tactic
+from smelt.backends._gathers import element_axes, row_axes
 from smelt.backends._nodes import value_of, view_of
 from smelt.backends._scalars import Scalars
 from smelt.backends.cuda._costs import LAUNCH_SECONDS, count_of, guess
@@ -19,7 +20,7 @@ from smelt.types import DType, Layout, TensorFormat, ceil_div, element_count, ov
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from smelt.engine import Step, View
+    from smelt.engine import Step
     from smelt.ir import Node
 
 _ELEMENTS: Final = 1024
@@ -50,7 +51,7 @@ class GatherFamily(Family[CudaTarget]):
         data, indices, out = view_of(operands, 0), view_of(operands, 1), operands.outputs[0]
         axis = value_of(node, 0).tensor.rank
         axis = getattr(node.op, "axis", 0) % axis
-        make = _element_axes if isinstance(node.op, GatherElements) else _line_axes
+        make = element_axes if isinstance(node.op, GatherElements) else row_axes
         axes = [a for a in make(data, indices, out, axis) if a.extent != 1]
         axes = join_axes(sort_axes(axes, 2)) or [Axis(1, (0, 0, 0))]
         if len(axes) == 1:
@@ -79,27 +80,6 @@ class GatherFamily(Family[CudaTarget]):
     def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
         del target
         return _write(kernel)
-
-
-def _line_axes(data: View, indices: View, result: View, axis: int) -> list[Axis]:
-    """The indices' axes stand where the gathered axis stood."""
-    picks = len(indices.shape)
-    axes: list[Axis] = []
-    for place, (extent, stride) in enumerate(zip(result.shape, result.strides, strict=True)):
-        if axis <= place < axis + picks:
-            axes.append(Axis(extent, (0, indices.strides[place - axis], stride)))
-        else:
-            own = place if place < axis else place - picks + 1
-            axes.append(Axis(extent, (data.strides[own], 0, stride)))
-    return axes
-
-
-def _element_axes(data: View, indices: View, result: View, axis: int) -> list[Axis]:
-    """Every element has an index of its own."""
-    return [
-        Axis(extent, (0 if a == axis else data.strides[a], indices.strides[a], stride))
-        for a, (extent, stride) in enumerate(zip(result.shape, result.strides, strict=True))
-    ]
 
 
 def _write(kernel: KernelSpec) -> str:
