@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
 MAGIC: Final = b"\x89SMELT\r\n"
 """Not text, and broken by whatever translates line ends."""
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
+"""Raised with every change of what a header may hold."""
 ALIGNMENT_BYTES: Final = 4096
 MAX_HEADER_BYTES: Final = 1 << 28
 LARGE_PAGE_BYTES: Final = 1 << 21
