@@ -24,6 +24,8 @@ LIGHT: Final = (
     "vgg19",
     "zfnet512",
 )
+_INITIALIZERS_APART: Final = 4
+"""Before this version only what is an input, too, may be an initializer; nobody else has a shape."""
 _PRODUCTS: Final = frozenset({"Conv", "Gemm", "MatMul"})
 _FACTORS: Final = {("BatchNormalization", 1), ("BatchNormalization", 4), ("Mul", 0), ("Mul", 1)}
 """Operands that are near one: scales, variances."""
@@ -51,6 +53,7 @@ def build_light(name: str, file: Path) -> None:
         graph.initializer.append(onnx.numpy_helper.from_array(array, node.output[0]))
     del graph.node[:]
     graph.node.extend(kept)
+    model.ir_version = max(model.ir_version, _INITIALIZERS_APART)
     onnx.save(model, str(file))
 
 

@@ -11,6 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.cpu_latency import largest_error, main
 from benchmarks.support.engines import EngineFailedError, Job, Worker
+from benchmarks.support.light import build_light
 from benchmarks.support.models import count_gflop, expand, find_models, random_inputs
 
 if TYPE_CHECKING:
@@ -59,6 +60,12 @@ def test_arithmetic_is_counted_at_the_measured_shapes(tmp_path: Path) -> None:
     inputs = random_inputs(tmp_path / "one.onnx", 2, {})
     expected = 2 * (2 * 4 * 8 * 8) * (3 * 3 * 3) / 1e9
     assert count_gflop(tmp_path / "one.onnx", inputs) == pytest.approx(expected)
+
+
+def test_arithmetic_is_counted_in_networks_whose_weights_were_drawn(tmp_path: Path) -> None:
+    build_light("shufflenet", tmp_path / "light.onnx")
+    inputs = random_inputs(tmp_path / "light.onnx", 1, {})
+    assert count_gflop(tmp_path / "light.onnx", inputs) == pytest.approx(0.249, abs=1e-3)
 
 
 FAST = ["--rounds", "1", "--seconds", "0.01", "--threads", "1"]
