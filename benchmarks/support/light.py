@@ -25,7 +25,7 @@ LIGHT: Final = (
     "zfnet512",
 )
 _INITIALIZERS_APART: Final = 4
-"""Before this version only what is an input, too, may be an initializer; nobody else has a shape."""
+"""Before this version shape inference knows only such initializers as are inputs, too."""
 _PRODUCTS: Final = frozenset({"Conv", "Gemm", "MatMul"})
 _FACTORS: Final = {("BatchNormalization", 1), ("BatchNormalization", 4), ("Mul", 0), ("Mul", 1)}
 """Operands that are near one: scales, variances."""
