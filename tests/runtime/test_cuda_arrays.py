@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 
 from smelt.devices.cuda import CudaMemory, CudaStream, PinnedAllocation, copy_memory, cuda_device
+from smelt.engine import Space
 from smelt.errors import BindingError
 from smelt.runtime import _cuda_arrays as arrays
 from tests.support.cuda_driver_stub import StubDriver
 from tests.support.cuda_engines import affine_gpu_engine, floats_at, use_stub
-from tests.support.engines import COLUMNS, affine, batch_of
+from tests.support.engines import COLUMNS, affine, affine_header, batch_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -111,7 +112,13 @@ def library(
 ) -> Iterator[_Library]:
     """One of the two, as a module of that name."""
     del stub
-    name = str(request.param)
+    monkeypatch.setattr(arrays, "_libraries", {})
+    found = _library(str(request.param), monkeypatch)
+    yield found
+    found.stream.close()
+
+
+def _library(name: str, monkeypatch: pytest.MonkeyPatch) -> _Library:
     tensor: type[_Tensor] = type("Tensor", (_Tensor,), {"__module__": name})
     stream = CudaStream(cuda_device())
     handle = int(stream.handle)
@@ -137,10 +144,8 @@ def library(
             Device=_Anything,
         ),
     )
-    monkeypatch.setattr(arrays, "_libraries", {})
     monkeypatch.setitem(sys.modules, name, module)
-    yield _Library(tensor, stream)
-    stream.close()
+    return _Library(tensor, stream)
 
 
 def test_results_are_the_librarys_in_the_order_of_its_stream(
@@ -177,6 +182,40 @@ def test_execute_waits_for_the_librarys_stream(engine: Engine, library: _Library
         context.execute(2, [given, y])
         assert np.array_equal(y.content(), affine(x))
     pinned.close()
+
+
+def test_another_library_writes_its_inputs_only_when_they_are_read(
+    stub: StubDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrays, "_libraries", {})
+    first, second = (_library(name, monkeypatch) for name in ("torch", "cupy"))
+    x = batch_of(2)
+    zeros = PinnedAllocation(cuda_device(), x.nbytes, "zeros")
+    zeros.bytes[:] = 0
+    with _engine_of_two_inputs(stub) as engine, engine.create_context() as context:
+        given, unused = second.tensor(x.shape).fill(x), first.tensor(x.shape)
+        y = context.run({"unused": unused, "x": given})["y"]
+        copy_memory(cuda_device(), given.memory.address, zeros.address, x.nbytes, second.stream)
+        second.stream.synchronize()
+        first.stream.synchronize()
+        assert not given.content().any()
+        assert np.array_equal(y.content(), affine(x))
+    for library in (first, second):
+        library.stream.close()
+    zeros.close()
+
+
+def _engine_of_two_inputs(stub: StubDriver) -> Engine:
+    """The engine ``y = x * a + b`` with an input before x that nobody reads."""
+    header = affine_header()
+    (plan,), (x, y) = header.plans, header.bindings
+    spaces = {Space.INPUT, Space.OUTPUT}
+    buffers = tuple(replace(b, start=b.start + (b.space in spaces)) for b in plan.buffers)
+    return affine_gpu_engine(
+        stub,
+        plans=(replace(plan, buffers=buffers),),
+        bindings=(replace(x, name="unused"), x, y),
+    )
 
 
 def test_arrays_elsewhere_or_of_another_type_are_refused(engine: Engine, library: _Library) -> None:

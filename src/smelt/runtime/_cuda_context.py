@@ -191,6 +191,9 @@ class CudaContext(ExecutionContext):
             stream,
             [a for a in arrays if own is None or not isinstance(a, GpuArray) or a.library != own],
         )
+        for other in _libraries_of(arrays) - {own, None}:  # whose arrays may be written now
+            assert other is not None  # noqa: S101  (left out above)
+            self._foreign(other.current_stream(self.device)).wait(self._done)
         return {
             binding.name: maker.finish(
                 made[index], [evaluate_dim(dim, values) for dim in binding.shape], stream
@@ -349,8 +352,7 @@ class CudaContext(ExecutionContext):
         handle = int(stream.handle)
         if self._last is not None and (self._last != handle or handle == _THREADS_OWN):
             stream.wait(self._done)
-        found = {array.library for array in arrays if isinstance(array, GpuArray)}
-        for other in found - {library}:
+        for other in _libraries_of(arrays) - {library}:
             rival = self._stream
             if other is not None:
                 rival = self._foreign(other.current_stream(self.device))
@@ -482,6 +484,11 @@ class CudaContext(ExecutionContext):
         finally:
             if RUN in self._owner and self._owner[RUN] is token:
                 del self._owner[RUN]
+
+
+def _libraries_of(arrays: Sequence[Any]) -> set[ArrayLibrary | None]:
+    """Whose arrays are on the GPU; None stands for those without a current stream."""
+    return {array.library for array in arrays if isinstance(array, GpuArray)}
 
 
 def _load_nvtx() -> Any:
