@@ -231,7 +231,7 @@ def half2_mode_stores_sixteen_bits_between_layers_and_is_off_by_default() -> Non
     assert "float16/paired" in formats_of(half2)
 
 
-def sixteen_bit_weights_alone_change_no_speed_and_few_digits() -> None:
+def sixteen_bit_weights_alone_change_few_digits() -> None:
     engine = build(kind=gie.DataType.HALF)
     x = numbers(2, 4, 10, 9)
     assert error_of(execute(engine, x), wanted(x)) < _HALF_ERROR

@@ -85,7 +85,7 @@ def test_half2_mode_stores_sixteen_bits_between_layers_and_is_off_by_default(whe
 
 @pytest.mark.requirement("G-60")
 def test_sixteen_bit_weights_alone_change_few_digits(where: Where) -> None:
-    where(scenarios.sixteen_bit_weights_alone_change_no_speed_and_few_digits)
+    where(scenarios.sixteen_bit_weights_alone_change_few_digits)
 
 
 @pytest.mark.requirement("G-63")
