@@ -167,6 +167,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=100_000, help="inferences of each precision")
     parser.add_argument("--seconds", type=float, default=60.0, help="for each precision at most")
     parser.add_argument("--precision", default="float32,float16", help="separated by commas")
+    # Untuned, no launch starts before the one before has ended: that would prove less.
+    parser.add_argument("--tune", default="fast", help="tuning effort")
     options = parser.parse_args(arguments)
     smelt = cast("Any", importlib.import_module("smelt"))
     folder = reference_folder() / "lenet_bvlc"
@@ -176,7 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             folder / "lenet.prototxt", folder / "lenet_iter_10000.caffemodel"
         )
         engine = smelt.build(
-            network, device="cuda", precision=precision, max_batch_size=_MOST, tune="none"
+            network, device="cuda", precision=precision, max_batch_size=_MOST, tune=options.tune
         )
         found = Soak(engine, "cuda").run(options.count, options.seconds)
         failed |= not is_good(found, options.count)

@@ -17,7 +17,9 @@ import smelt
 from benchmarks.cpu_latency import largest_error
 from benchmarks.support.models import TOPOLOGIES, build_topology, random_inputs
 from benchmarks.support.onnx_steps import read_network
+from smelt.devices.cuda import CudaRow
 from smelt.interp import interpret
+from smelt.runtime import _cuda_segments
 from smelt.types import decode_bfloat16, encode_bfloat16
 from tests.support.answers import classes_of_pictures, digits_read
 from tests.support.gpu import library, nothing_is_lost
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from smelt import Engine
-    from smelt.devices.cuda import CudaDevice
+    from smelt.devices.cuda import CudaDevice, LoadedKernel
     from smelt.ir import Value
     from tests.support.real_models import Array, Arrays
 
@@ -44,6 +46,7 @@ pytestmark = pytest.mark.shared
 _BOUNDS = {"float32": 1e-4, "tf32": 1e-2, "float16": 3e-3, "bfloat16": 2e-2}
 _TORCHS_ERRORS = 3.0
 _RUNS = 4
+_EARLY_RUNS = 40
 
 
 def _wanted(model: RealModel, shared: Path) -> Arrays:
@@ -164,6 +167,26 @@ def test_float16_errs_at_most_three_times_as_far_as_torchs(
     assert mine <= _TORCHS_ERRORS * largest_error(_run_torch(file, given), wanted)
 
 
+def check_early_starts(engine: Engine, given: Arrays, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare runs in which no launch starts early, as none does untuned, and in which all do.
+
+    Inputs alternate: what a launch reads too soon is then of another run.
+    """
+    turns = [given, {key: np.roll(array, 1, -1) for key, array in given.items()}]
+    with engine.create_context() as context:
+        wanted = [context.run(turn) for turn in turns]
+
+    def early(kernel: LoadedKernel, words: int, wait_for: int, _starts_early: bool) -> CudaRow:
+        return CudaRow(kernel, words, wait_for, starts_early=True)
+
+    monkeypatch.setattr(_cuda_segments, "CudaRow", early)
+    with engine.create_context() as context:
+        for number in range(_EARLY_RUNS):
+            mine = context.run(turns[number % 2])
+            for name, array in wanted[number % 2].items():
+                assert mine[name].tobytes() == array.tobytes(), f"{name} of run {number}"
+
+
 def _run_torch(file: Path, given: Arrays) -> list[Array]:
     torch = library("torch")
     networks: Any = library("benchmarks.support.torch_network")
@@ -174,6 +197,22 @@ def _run_torch(file: Path, given: Arrays) -> list[Array]:
     ]
     with torch.inference_mode():
         return [np.asarray(result.float().cpu().numpy()) for result in module(*inputs)]
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+@pytest.mark.parametrize("name", TOPOLOGIES)
+def test_launches_that_start_early_change_no_bit(
+    name: str, batch: int, shared: Path, gpu: CudaDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del gpu
+    file = build_topology(name, shared / "models/build_topologies.py", batch)
+    given = random_inputs(file, batch, {})
+    shapes = {key: array.shape for key, array in given.items()}
+    network = smelt.network_from_onnx(file)
+    with smelt.build(
+        network, device="cuda", precision="float16", tune="none", shapes=shapes
+    ) as engine:
+        check_early_starts(engine, given, monkeypatch)
 
 
 @pytest.mark.slow
