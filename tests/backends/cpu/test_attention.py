@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from smelt import ops
+from smelt.backends.cpu import host_target
 from smelt.backends.cpu.families.attention import AttentionFamily
-from tests.support.cpu_families import assert_tactics_agree, random
+from tests.support.cpu_families import assert_tactics_agree, make_node, random, tactics_of
 from tests.support.random_operands import every_target
 
 if TYPE_CHECKING:
@@ -41,6 +42,21 @@ def test_blocks_of_queries_that_overlap_are_right_on_several_threads(
         FAMILY, ops.Attention(0.3, heads), [q, k, v, mask], target=target, workers=3, gap=3
     )
     assert len(_queries(tactics)) > 1
+
+
+@pytest.mark.parametrize("keys", [5_461, 6_000, 100_000, 1_000_000])
+def test_very_many_keys_take_one_launch_and_little_memory(keys: int) -> None:
+    shapes = [(1, 12, 4096, 32), (1, 12, keys, 32), (1, 12, keys, 32)]
+    node = make_node(ops.Attention(0.25), [np.empty(s, np.float32) for s in shapes], frozenset())
+    found = _queries(tactics_of(FAMILY, node, host_target())) - {0}
+    assert found
+    assert max(found) * keys * 4 <= max(1 << 20, keys * 4)
+
+
+def test_few_queries_at_once_are_right() -> None:
+    arrays = [random((1, 2, 9, 8)), random((1, 2, 70_000, 8), 1), random((1, 2, 70_000, 5), 2)]
+    tactics = assert_tactics_agree(FAMILY, ops.Attention(0.25), arrays, workers=2)
+    assert _queries(tactics) == {3, 0}
 
 
 def test_a_batch_that_only_a_run_knows_takes_one_launch_too() -> None:

@@ -47,6 +47,7 @@ _FAMILIES: Final[dict[str, Family[CpuTarget]]] = {f.name: f for f in (_GEMM, _SO
 _QUERIES: Final = (128, 48)
 """So many queries of a head are worked on at once, about."""
 _SCRATCH_BYTES: Final = 1 << 20
+"""For the scores of these queries: fewer are worked on at once where there are very many keys."""
 _LEAST_CHUNKS: Final = 12
 """Workers share a head's queries where there are fewer heads in all, and pack its keys again."""
 _LINE_BYTES: Final = 64
@@ -146,9 +147,9 @@ class _Sizes:
         queries, extents = self.queries, (self.keys, self.width, self.result_width)
         if not isinstance(queries, int) or not all(isinstance(e, int) for e in extents):
             return ()
-        found = [ceil_div(queries, max(1, round(queries / wanted))) for wanted in _QUERIES]
-        known = cast("tuple[int, ...]", tuple(dict.fromkeys(found)))
-        return tuple(n for n in known if n * cast("int", self.keys) * 4 <= _SCRATCH_BYTES)
+        most = max(1, _SCRATCH_BYTES // (4 * cast("int", self.keys)))
+        parts = (max(round(queries / n), -(-queries // most)) for n in _QUERIES)
+        return tuple(dict.fromkeys(-(-queries // count) for count in parts))
 
 
 @dataclass(frozen=True, slots=True)
