@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pytest
@@ -23,6 +23,7 @@ from smelt.types import DType, TensorType
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from smelt.backends import Tactic
     from smelt.ir import Node, Op
 
 _HOPPER = CudaTarget(90)
@@ -48,6 +49,13 @@ def _kernels(backend: CudaBackend, op: Op) -> list[KernelSpec]:
     tactic = backend.candidates(node, _HOPPER)[0][0]
     plan = assemble(graph, {id(node): tactic}, backend, WeightStore()).plan
     return [step.kernel for step in plan.steps if isinstance(step, Launch)]
+
+
+def _held(tactic: Tactic) -> int:
+    """How many numbers a tactic holds in shared memory."""
+    chosen = dict(tactic.parameters)
+    rows, columns, depth = cast("tuple[int, int, int]", chosen["tile"])
+    return (rows + columns) * depth * cast("int", chosen["pipeline"])
 
 
 @pytest.fixture
@@ -132,6 +140,19 @@ def test_what_a_family_cannot_run_is_refused_with_its_reason() -> None:
     assert all(tactic.is_reference for tactic in tactics)
     assert [str(refusal) for refusal in refusals] == ["pool: float64 is not generated"]
     assert all(isinstance(refusal, Refusal) for refusal in refusals)
+
+
+@pytest.mark.usefixtures("triton")
+def test_a_kernel_that_needs_more_shared_memory_than_there_is_does_not_compile() -> None:
+    backend = CudaBackend()
+    graph, node = _node(Conv((3, 3), pads=(1, 1, 1, 1)))
+    tactics, _ = backend.candidates(node, _HOPPER)
+    largest = max((t for t in tactics if not t.is_reference), key=_held)
+    plan = assemble(graph, {id(node): largest}, backend, WeightStore()).plan
+    kernels = [step.kernel for step in plan.steps if isinstance(step, Launch)]
+    backend.compile(kernels, _HOPPER)
+    with pytest.raises(BuildError, match=r"needs \d+ bytes of shared memory, .* sm_86 has 101376"):
+        backend.compile(kernels, CudaTarget(86))
 
 
 def test_several_architectures_are_a_target_that_holds_to_the_least_of_them() -> None:

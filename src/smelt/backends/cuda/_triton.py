@@ -136,6 +136,11 @@ def compile_kernel(kernel: KernelSpec, text: str, target: CudaTarget) -> CudaKer
     finally:
         linecache.cache.pop(f"<{name}>", None)
     facts = made.metadata
+    if facts.shared > target.shared_bytes:
+        raise BuildError(
+            f"kernel {kernel.symbol} needs {facts.shared} bytes of shared memory, and a block on "
+            f"{target.architecture} has {target.shared_bytes}"
+        )
     return CudaKernel(
         entry=facts.name,
         cubin=made.asm["cubin"],

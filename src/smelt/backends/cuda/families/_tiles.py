@@ -153,13 +153,14 @@ def _pipelines(
     shape: Shape, tile: tuple[int, int, int], steps: int, target: CudaTarget
 ) -> Iterator[int]:
     """How many steps' factors may be held: one where nothing can run ahead."""
-    if steps == 1 or shape.run % _VECTOR:
+    each = (tile[0] + tile[1]) * tile[2] * shape.dtype.size_bytes
+    most = (target.shared_bytes - _OWN_SHARED_BYTES) // each
+    if most and (steps == 1 or shape.run % _VECTOR):
         yield 1
     if steps == 1 or shape.run % _LEAST_VECTOR:
         return
-    each = (tile[0] + tile[1]) * tile[2] * shape.dtype.size_bytes
     for pipeline in (2, 3) if shape.dtype is DType.FLOAT32 else (2, 3, 4, 6, 8):
-        if pipeline * each <= target.shared_bytes - _OWN_SHARED_BYTES:
+        if pipeline <= most:
             yield pipeline
 
 
