@@ -136,11 +136,7 @@ def compile_kernel(kernel: KernelSpec, text: str, target: CudaTarget) -> CudaKer
     finally:
         linecache.cache.pop(f"<{name}>", None)
     facts = made.metadata
-    if facts.shared > target.shared_bytes:
-        raise BuildError(
-            f"kernel {kernel.symbol} needs {facts.shared} bytes of shared memory, and a block on "
-            f"{target.architecture} has {target.shared_bytes}"
-        )
+    _check_shared(kernel, facts.shared, target)
     return CudaKernel(
         entry=facts.name,
         cubin=made.asm["cubin"],
@@ -149,3 +145,15 @@ def compile_kernel(kernel: KernelSpec, text: str, target: CudaTarget) -> CudaKer
         scratch_words=_SCRATCH_WORDS,
         may_start_early=starts_early(text),
     )
+
+
+def _check_shared(kernel: KernelSpec, needed_bytes: int, target: CudaTarget) -> None:
+    """Whether a block may have the shared memory that a kernel needs.
+
+    Raises BuildError: it may not.
+    """
+    if needed_bytes > target.shared_bytes:
+        raise BuildError(
+            f"kernel {kernel.symbol} needs {needed_bytes} bytes of shared memory, and a block on "
+            f"{target.architecture} has {target.shared_bytes}"
+        )
