@@ -12,7 +12,8 @@ from smelt.backends._base import (
     Target,
     store_as,
 )
-from smelt.backends._code_cache import CodeCache, edition_of
+from smelt.backends._code_cache import CodeCache
+from smelt.backends._edition import edition_of
 from smelt.backends._fusion import root_of
 from smelt.backends._scalars import Scalars
 from smelt.backends._storage import Stored, contiguous_strides, linear_format, same_order

@@ -92,12 +92,3 @@ class CodeCache:
         """What stands before an entry. The name is sealed too: entries cannot be exchanged."""
         message = len(name).to_bytes(4, "little") + name.encode() + content
         return _MAGIC + hmac.digest(self._secret, message, "sha256")
-
-
-def edition_of(folder: Path, compiler: str) -> str:
-    """What makes code: the compiler by name and version, and the generators in a folder."""
-    digest = hashlib.sha256(compiler.encode())
-    for path in sorted(folder.rglob("*.py")):
-        digest.update(path.relative_to(folder).as_posix().encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()

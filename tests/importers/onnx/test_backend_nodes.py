@@ -41,7 +41,7 @@ MISSING_OPS: Final = (
 
 REFUSED: Final[Sequence[str]] = (
     # What the reason must be, when a case is refused.
-    rf"smelt has no op ({MISSING_OPS})$",
+    rf"smelt has no op ({MISSING_OPS})( \(and \d+ more alike\))?$",
     r"element type (string|u?int[24]|float[48]\w*|complex64|complex128) is not supported",
     r"weights in bfloat16 are not supported",
     r"is (sequence|optional); only dense tensors are supported",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from smelt.backends._base import Backend, CodeImage, Family
-from smelt.backends._code_cache import edition_of
+from smelt.backends._edition import edition_of
 from smelt.backends._reference import ReferenceFamily
 from smelt.backends._windows import WindowFamily
 from smelt.backends.cpu._compile import compile_ir

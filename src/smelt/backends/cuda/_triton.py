@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from smelt.backends._code_cache import edition_of
+from smelt.backends._edition import edition_of
 from smelt.backends.cuda._source import TRITON_TYPES, starts_early
 from smelt.devices.cuda import ABI_VERSION, CudaKernel
 from smelt.errors import BuildError, MissingExtraError
