@@ -15,7 +15,6 @@ every length and offset before it follows one, and maps a file's weights instead
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import mmap
@@ -30,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from smelt.engine._codec import header_from_data, header_to_data, parse_json
+from smelt.engine._pages import keep_in_large_pages, map_file
 from smelt.errors import EngineFormatError, SmeltError
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ FORMAT_VERSION: Final = 2
 """Raised with every change of what a header may hold."""
 ALIGNMENT_BYTES: Final = 4096
 MAX_HEADER_BYTES: Final = 1 << 28
-LARGE_PAGE_BYTES: Final = 1 << 21
 
 _PREFIX: Final = struct.Struct("<8sIIQQ32x")
 _SIGNATURE: Final = struct.Struct("<I32s64s28x")
@@ -146,7 +145,7 @@ def write_atomically(path: str | os.PathLike[str], parts: Iterator[bytes | memor
                 file.write(part)
             file.flush()
             os.fsync(file.fileno())
-            _keep_in_large_pages(file.fileno())
+            keep_in_large_pages(file.fileno())
         draft.replace(target)
     except OSError as error:
         draft.unlink(missing_ok=True)
@@ -156,31 +155,6 @@ def write_atomically(path: str | os.PathLike[str], parts: Iterator[bytes | memor
     except BaseException:
         draft.unlink(missing_ok=True)  # Ctrl-C leaves no half-written file
         raise
-
-
-def _keep_in_large_pages(number: int) -> None:
-    """Have the system's cache hold a file that was just written in pages of 2 MiB where it can.
-
-    Weights that stream from memory are found sooner so. What is written lies in small pages, and
-    stays there; what is read for a mapping that asks for large ones does not.
-    """
-    size = os.fstat(number).st_size
-    if size < LARGE_PAGE_BYTES or not hasattr(os, "posix_fadvise"):
-        return
-    with contextlib.suppress(OSError, ValueError):  # it is only advice
-        os.posix_fadvise(number, 0, 0, os.POSIX_FADV_DONTNEED)
-        with _map(number) as view:
-            for start in range(0, size, mmap.PAGESIZE):
-                view[start]
-
-
-def _map(number: int) -> mmap.mmap:
-    """Map an open file, to be read."""
-    view = mmap.mmap(number, 0, access=mmap.ACCESS_READ)
-    if len(view) >= LARGE_PAGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a system without them says that it knows them not
-            view.madvise(mmap.MADV_HUGEPAGE)
-    return view
 
 
 def _write_into(device: Path, parts: Iterator[bytes | memoryview]) -> None:
@@ -267,7 +241,7 @@ def _map_file(path: str | os.PathLike[str]) -> NDArray[np.uint8]:
             if os.fstat(file.fileno()).st_size == 0:
                 raise EngineFormatError(f"{os.fspath(path)} is empty; copy it again")
             # The mapping lives as long as an array looks into it.
-            return np.frombuffer(_map(file.fileno()), np.uint8)
+            return np.frombuffer(map_file(file.fileno()), np.uint8)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise EngineFormatError(f"{os.fspath(path)} cannot be read: {reason}") from error
