@@ -69,7 +69,7 @@ class GpuArray:
     dtype: DType
     is_contiguous: bool
     is_read_only: bool
-    library: ArrayLibrary | None
+    framework: ArrayLibrary | None
     """On whose current stream it is written and read; None: the context's own waits for it."""
     keeps: object
 
@@ -101,7 +101,7 @@ class _Torch:
             self._dtypes[value.dtype],
             is_contiguous=value.is_contiguous(),
             is_read_only=False,
-            library=self,
+            framework=self,
             keeps=value,
         )
 
@@ -139,7 +139,7 @@ class _Cupy:
             DType.from_numpy(value.dtype),
             is_contiguous=bool(value.flags.c_contiguous),
             is_read_only=False,
-            library=self,
+            framework=self,
             keeps=value,
         )
 
@@ -204,7 +204,7 @@ def _foreign(value: object, stream: CudaStream) -> GpuArray:
         view.dtype,
         is_contiguous=view.is_contiguous,
         is_read_only=view.is_read_only,
-        library=None,
+        framework=None,
         keeps=view.keeps,
     )
 
@@ -237,18 +237,18 @@ class ResultMaker:
     def __init__(self, like: object, device: CudaDevice) -> None:
         """Take an input that is on the GPU."""
         self._device = device
-        self.library = library_with_stream(like)
+        self.framework = library_with_stream(like)
         self._home = library_of(like)
 
     def current_stream(self) -> int | None:
         """Handle of the stream on which the library works; None when it has none."""
-        return None if self.library is None else self.library.current_stream(self._device)
+        return None if self.framework is None else self.framework.current_stream(self._device)
 
     def empty(self, binding: Binding, shape: Sequence[int]) -> tuple[Any, int]:
         """A new array, and its address."""
-        if self.library is not None:
-            array = self.library.empty(shape, binding.dtype, self._device)
-            return array, self.library.address(array)
+        if self.framework is not None:
+            array = self.framework.empty(shape, binding.dtype, self._device)
+            return array, self.framework.address(array)
         size = prod(shape) * binding.dtype.size_bytes
         memory = CudaMemory(self._device).allocate(size, "results")
         return CudaArray(memory, binding.dtype, shape), memory.address
@@ -256,11 +256,11 @@ class ResultMaker:
     def finish(self, array: Any, shape: Sequence[int], stream: CudaStream) -> Any:
         """The array cut to the shape that the run gave it, for whoever asked; not waited for."""
         if tuple(array.shape) != tuple(shape):
-            if self.library is None:
+            if self.framework is None:
                 array = CudaArray(array.allocation, array.dtype, shape)
             else:
                 array = array.reshape(-1)[: prod(shape)].reshape(tuple(shape))
-        if self.library is not None:
+        if self.framework is not None:
             return array
         array.written_on(stream)
         if self._home is None or not hasattr(self._home, "from_dlpack"):

@@ -184,12 +184,12 @@ class CudaContext(ExecutionContext):
         made: dict[int, Any] = {}
         for index, binding, _ in self._outputs:
             made[index], arrays[index] = maker.empty(binding, ready.call.shapes[index])
-        values = self._queue(ready, arrays, stream, None, maker.library)
+        values = self._queue(ready, arrays, stream, None, maker.framework)
         # What is ordered on this very stream is given back in its order as well.
-        own = maker.library
+        own = maker.framework
         self._finish_queued(
             stream,
-            [a for a in arrays if own is None or not isinstance(a, GpuArray) or a.library != own],
+            [a for a in arrays if own is None or not isinstance(a, GpuArray) or a.framework != own],
         )
         for other in _libraries_of(arrays) - {own, None}:  # whose arrays may be written now
             assert other is not None  # noqa: S101  (left out above)
@@ -488,7 +488,7 @@ class CudaContext(ExecutionContext):
 
 def _libraries_of(arrays: Sequence[Any]) -> set[ArrayLibrary | None]:
     """Whose arrays are on the GPU; None stands for those without a current stream."""
-    return {array.library for array in arrays if isinstance(array, GpuArray)}
+    return {array.framework for array in arrays if isinstance(array, GpuArray)}
 
 
 def _load_nvtx() -> Any:
