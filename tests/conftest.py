@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
-from smelt.devices.cuda import CudaDevice, cuda_device, cuda_devices
+from smelt.devices.cuda import CudaDevice, cuda_device
 from smelt.errors import DeviceError, MissingExtraError
 from tests import requirements_plugin
 
@@ -109,7 +109,7 @@ def gpu() -> CudaDevice:
 @pytest.fixture(scope="session")
 def gpus(gpu: CudaDevice) -> tuple[CudaDevice, CudaDevice]:
     """Two NVIDIA GPUs; the test is skipped where there are fewer."""
-    found = list(cuda_devices())
-    if len(found) < 2:
-        pytest.skip(f"one NVIDIA GPU alone: {gpu!r}")
-    return found[0], found[1]
+    try:
+        return gpu, cuda_device(1)
+    except DeviceError as error:
+        pytest.skip(f"one NVIDIA GPU alone: {error}")

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from smelt.backends import Operands, Tactic, store_as
 from smelt.backends.cuda import compile_kernel
 from smelt.devices.cuda import (
-    WORD_BYTES,
     CudaEvent,
     CudaGraph,
     CudaKernel,
@@ -312,9 +311,7 @@ class Bench:
                     self.results[number] = made
                 words.append(made.data_ptr())
             words += [evaluate_dim(s, {}) for s in step.scalars] + [0] * record.scratch_words
-            arguments = KernelArguments([WORD_BYTES] * len(words))
-            for place, word in enumerate(words):
-                arguments.set_word(place, word)
+            arguments = KernelArguments(words)
             shape = LaunchShape(
                 (evaluate_dim(step.chunks, {}), 1, 1),
                 record.threads,

@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 
 from smelt.devices.cuda import (
-    TENSOR_MAP_BYTES,
-    WORD_BYTES,
     CudaArray,
     CudaDevice,
     CudaError,
@@ -158,13 +156,11 @@ class Ledger:
 def test_memory_is_tracked_by_purpose_and_given_back(device: CudaDevice) -> None:
     ledger = Ledger()
     memory = CudaMemory(device, ledger)
-    with CudaStream(device) as stream:
-        kept = memory.allocate(100, "arena")
-        pooled = memory.allocate_on(stream, 50, "output")
-        assert ledger.bytes == {"arena": 100, "output": 50}
-        kept.close()
-        kept.close()
-        pooled.close()
+    kept, other = memory.allocate(100, "arena"), memory.allocate(50, "output")
+    assert ledger.bytes == {"arena": 100, "output": 50}
+    kept.close()
+    kept.close()
+    other.close()
     assert ledger.bytes == {"arena": 0, "output": 0}
 
 
@@ -304,12 +300,9 @@ def test_a_launch_gets_its_words_and_shape(
     device: CudaDevice, stub: StubDriver, module: CudaModule
 ) -> None:
     array = np.zeros(4, np.uint8)
-    arguments = KernelArguments([WORD_BYTES, WORD_BYTES])
-    arguments.set_word(0, array.ctypes.data)
-    arguments.set_word(1, 3)
+    arguments = KernelArguments([array.ctypes.data, 3])
     function = module.function("adds_one", 100 << 10)
-    assert function.registers == 64
-    shape = LaunchShape((2, 1, 1), 128, 100 << 10, cluster=2, may_start_early=True)
+    shape = LaunchShape((2, 1, 1), 128, 100 << 10, may_start_early=True)
     with CudaStream(device) as stream:
         launch(function, shape, arguments, stream)
         launch(function, LaunchShape((0, 1, 1), 128), arguments, stream)
@@ -318,22 +311,15 @@ def test_a_launch_gets_its_words_and_shape(
             launch(function, LaunchShape((1, 1, 1), 4096), arguments, stream)
     config = stub.launches[0]
     assert (config.gridDimX, config.blockDimX, config.sharedMemBytes) == (2, 128, 100 << 10)
-    assert config.numAttrs == 2
+    assert config.numAttrs == 1
 
 
-def test_tensor_maps_lie_aligned_among_the_words(device: CudaDevice) -> None:
+def test_words_are_as_wide_as_addresses_and_may_be_negative(device: CudaDevice) -> None:
     del device
-    arguments = KernelArguments([WORD_BYTES, TENSOR_MAP_BYTES, WORD_BYTES])
-    content = bytes(range(TENSOR_MAP_BYTES))
-    arguments.set_tensor_map(1, content)
-    arguments.set_word(2, -1)
-    pointers = (ctypes.c_void_p * 3).from_address(arguments.address)
-    at = pointers[1] or 0
-    assert at % 64 == 0
-    assert ctypes.string_at(at, TENSOR_MAP_BYTES) == content
-    assert ctypes.c_int64.from_address(pointers[2] or 0).value == -1
-    with pytest.raises(ValueError, match="128 bytes, not 5"):
-        arguments.set_tensor_map(1, b"short")
+    arguments = KernelArguments([1 << 63, -1])
+    pointers = (ctypes.c_void_p * 2).from_address(arguments.address)
+    assert ctypes.c_uint64.from_address(pointers[0] or 0).value == 1 << 63
+    assert ctypes.c_int64.from_address(pointers[1] or 0).value == -1
 
 
 def test_code_for_another_gpu_is_a_mismatch(device: CudaDevice) -> None:
@@ -357,9 +343,7 @@ def test_a_graph_repeats_what_was_recorded_and_runs_nothing_before(
     device: CudaDevice, module: CudaModule
 ) -> None:
     array = np.zeros(2, np.uint8)
-    arguments = KernelArguments([WORD_BYTES, WORD_BYTES])
-    arguments.set_word(0, array.ctypes.data)
-    arguments.set_word(1, 2)
+    arguments = KernelArguments([array.ctypes.data, 2])
     function, shape = module.function("adds_one"), LaunchShape((1, 1, 1), 32)
     with CudaStream(device) as stream:
 
@@ -368,7 +352,6 @@ def test_a_graph_repeats_what_was_recorded_and_runs_nothing_before(
             launch(function, shape, arguments, stream)
 
         graph = CudaGraph(stream, launch_twice)
-        graph.upload(stream)
         assert array.tolist() == [0, 0]
         graph.launch(stream)
         graph.launch(stream)

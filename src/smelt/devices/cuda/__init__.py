@@ -6,8 +6,6 @@ a GPU.
 
 from smelt.devices.cuda._arrays import CudaArray, DeviceView, is_on_gpu, view_of
 from smelt.devices.cuda._code import (
-    TENSOR_MAP_BYTES,
-    WORD_BYTES,
     CudaFunction,
     CudaModule,
     KernelArguments,
@@ -18,7 +16,6 @@ from smelt.devices.cuda._device import (
     CudaDevice,
     CudaProperties,
     cuda_device,
-    cuda_devices,
     selected_device,
     selected_index,
 )
@@ -44,8 +41,6 @@ from smelt.devices.cuda._stream import CudaEvent, CudaStream, Follower, handle_o
 
 __all__ = [
     "ABI_VERSION",
-    "TENSOR_MAP_BYTES",
-    "WORD_BYTES",
     "CudaAllocation",
     "CudaArray",
     "CudaDevice",
@@ -70,7 +65,6 @@ __all__ = [
     "RunGraph",
     "copy_memory",
     "cuda_device",
-    "cuda_devices",
     "cuda_driver",
     "fill_memory",
     "groups_of",

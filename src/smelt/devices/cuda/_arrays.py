@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from smelt.devices.cuda._memory import CudaAllocation
 
 DLPACK_CUDA: Final = 2
-DLPACK_PINNED: Final = 3
 DLPACK_MANAGED: Final = 13
 _ON_GPU: Final = frozenset({DLPACK_CUDA, DLPACK_MANAGED})
 _DEFAULT_STREAM: Final = 1

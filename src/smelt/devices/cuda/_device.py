@@ -15,8 +15,6 @@ from smelt.devices.cuda._driver import cuda_driver
 from smelt.errors import DeviceError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from smelt.devices.cuda._driver import Driver
 
 _LOG = logging.getLogger(__name__)
@@ -188,12 +186,6 @@ def selected_index(driver: Driver) -> int | None:
     if not int(driver.call("cuCtxGetCurrent")):
         return None
     return int(driver.call("cuCtxGetDevice"))
-
-
-def cuda_devices() -> Iterator[CudaDevice]:
-    """Yield every GPU that the driver shows. Raises what `cuda_device` does."""
-    for index in range(cuda_driver().call("cuDeviceGetCount")):
-        yield cuda_device(index)
 
 
 @atexit.register

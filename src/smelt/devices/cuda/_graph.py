@@ -48,10 +48,6 @@ class CudaGraph:
         self._finalizer = weakref.finalize(self, _destroy, device, self._handle, graph)
         self._finalizer.atexit = False
 
-    def upload(self, stream: CudaStream) -> None:
-        """Bring the graph to the GPU ahead of its first launch."""
-        self.device.call("cuGraphUpload", self._handle, stream.handle)
-
     def launch(self, stream: CudaStream) -> None:
         """Queue all of it. Raises CudaError: earlier work failed."""
         self.device.call("cuGraphLaunch", self._handle, stream.handle)

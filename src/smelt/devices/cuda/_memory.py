@@ -1,6 +1,6 @@
 """Memory of a GPU, pinned memory of the host, and copies between whatever there is.
 
-Source: CUDA Driver API reference, "Memory Management" and "Stream Ordered Memory Allocator".
+Source: CUDA Driver API reference, "Memory Management".
 """
 
 from __future__ import annotations
@@ -67,28 +67,15 @@ class CudaMemory:
         Raises:
             DeviceError: there is not so much.
         """
-        return self._make("cuMemAlloc", "cuMemFree", size_bytes, tag, ())
-
-    def allocate_on(self, stream: CudaStream, size_bytes: int, tag: str) -> CudaAllocation:
-        """Return memory of the GPU's pool, to be used and given back in the order of ``stream``.
-
-        Raises:
-            DeviceError: there is not so much.
-        """
-        return self._make("cuMemAllocAsync", "cuMemFreeAsync", size_bytes, tag, (stream.handle,))
-
-    def _make(
-        self, take: str, give: str, size_bytes: int, tag: str, order: tuple[Any, ...]
-    ) -> CudaAllocation:
         device, tracker = self.device, self.tracker
         pointer: Any = 0
         if size_bytes:
-            pointer = _taken(device, take, (size_bytes, *order), tag, size_bytes)
+            pointer = _taken(device, "cuMemAlloc", (size_bytes,), tag, size_bytes)
         address = int(pointer)
 
         def give_back() -> None:
             if size_bytes:
-                device.give_back(give, pointer, *order)
+                device.give_back("cuMemFree", pointer)
             if tracker is not None:
                 tracker.released(address, size_bytes, tag)
 

@@ -113,9 +113,6 @@ class CudaRunList:
         for row in range(len(self.rows)):
             self.launch(row, stream)
 
-    def close(self) -> None:
-        """Nothing is held but words."""
-
 
 class RunGraph:
     """A run list's rows as a graph."""
