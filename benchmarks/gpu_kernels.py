@@ -114,7 +114,7 @@ def measure(
 ) -> tuple[dict[str, Any], Memory, Candidate | None]:
     """The row of one product."""
     backend, memory = CudaBackend(), Memory(rig, product, node)
-    times: list[tuple[float, str, int]] = []
+    times: list[tuple[float, str]] = []
     best: tuple[float, Candidate | None] = (float("inf"), None)
     wrong: list[str] = []
     for candidate in found:
@@ -126,8 +126,7 @@ def measure(
             if error > TOLERANCE:
                 wrong.append(f"{candidate.name}: error {before:.2g} then {error:.2g}")
             else:
-                registers = max(f.registers for f in bench.functions)
-                times.append((round(taken, 2), candidate.name, registers))
+                times.append((round(taken, 2), candidate.name))
                 best = min(best, (taken, candidate), key=lambda pair: pair[0])
             for module in bench.modules:
                 module.close()
@@ -151,8 +150,8 @@ def report(row: dict[str, Any], count: int, shown: int) -> None:
     share = row["roof_us"] / best if times else 0.0
     beside = "" if row["torch_us"] is None else f" torch {row['torch_us']:8.2f}"
     print(f"{row['label']:34s} x{count:<2d} {best:8.2f} us {share:4.0%} of roof{beside}")
-    for taken, name, registers in times[:shown]:
-        print(f"      {taken:8.2f}  {name}  regs {registers}")
+    for taken, name in times[:shown]:
+        print(f"      {taken:8.2f}  {name}")
     for text in row["wrong"][:3]:
         print(f"      WRONG ({len(row['wrong'])}) {text}")
     sys.stdout.flush()
