@@ -79,21 +79,7 @@ class Smelt:
 
     def __init__(self, job: Job, inputs: Mapping[str, Array]) -> None:
         """Take the saved engine for exactly these shapes, or build and save it."""
-        smelt = cast("Any", importlib.import_module("smelt"))
-        file = saved_engine(job, inputs)
-        if file is not None and file.exists():
-            engine = smelt.load(file)
-        else:
-            network = smelt.network_from_onnx(job.file)
-            shapes = {name: array.shape for name, array in inputs.items()}
-            engine = smelt.build(
-                network, device="cpu", precision=job.precision, shapes=shapes, tune=job.tune
-            )
-            if file is not None:
-                file.parent.mkdir(parents=True, exist_ok=True)
-                for old in file.parent.glob(file.name.rpartition("-")[0] + "-*.engine"):
-                    old.unlink()
-                engine.save(file)
+        engine = our_engine(job, inputs, "cpu")
         self._context: Any = engine.create_context(threads=job.threads)
         self._names = [binding.name for binding in engine.outputs]
         self._inputs = dict(inputs)
@@ -253,14 +239,34 @@ def known_engines(names: list[str]) -> list[str]:
     return names
 
 
+def our_engine(job: Job, inputs: Mapping[str, Array], device: str) -> Any:
+    """Return the saved engine for exactly these shapes, or build and save it."""
+    smelt = cast("Any", importlib.import_module("smelt"))
+    file = saved_engine(job, inputs, device)
+    if file is not None and file.exists():
+        return smelt.load(file)
+    network = smelt.network_from_onnx(job.file)
+    shapes = {name: array.shape for name, array in inputs.items()}
+    engine = smelt.build(
+        network, device=device, precision=job.precision, shapes=shapes, tune=job.tune
+    )
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        for old in file.parent.glob(file.name.rpartition("-")[0] + "-*.engine"):
+            old.unlink()
+        engine.save(file)
+    return engine
+
+
 def saved_engine(
-    job: Job, inputs: Mapping[str, Array], sources: Sequence[Path] | None = None
+    job: Job, inputs: Mapping[str, Array], device: str, sources: Sequence[Path] | None = None
 ) -> Path | None:
-    """Return where an engine for a job is kept: it is another for another model.
+    """Return where an engine for a job is kept: it is another for another model or device.
 
     Args:
         job: what it is for.
         inputs: they have its shapes.
+        device: where it runs.
         sources: files that make it; None for all of smelt.
     """
     if not job.saved:
@@ -270,7 +276,7 @@ def saved_engine(
         digest.update(file.read_bytes())
     shapes = [(name, array.shape) for name, array in inputs.items()]
     digest.update(f"{shapes} {job.tune}".encode())
-    name = f"{job.model}-{job.dtype}-{job.threads}".replace("/", "_")
+    name = f"{job.model}-{device}-{job.dtype}-{job.threads}".replace("/", "_")
     return Path(job.saved) / f"{name}-{job.batch}-{digest.hexdigest()[:20]}.engine"
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 import numpy as np
 
 from benchmarks.support import engines
-from benchmarks.support.engines import saved_engine
+from benchmarks.support.engines import our_engine, saved_engine
 from benchmarks.support.onnx_steps import read_network
 
 if TYPE_CHECKING:
@@ -121,18 +121,7 @@ class Smelt:
         smelt = cast("Any", importlib.import_module("smelt"))
         cuda = cast("Any", importlib.import_module("smelt.devices.cuda"))
         begin = time.monotonic()
-        file = saved_engine(job, inputs)
-        if file is not None and file.exists():
-            engine = smelt.load(file)
-        else:
-            network = smelt.network_from_onnx(job.file)
-            shapes = {name: array.shape for name, array in inputs.items()}
-            engine = smelt.build(
-                network, device="cuda", precision=job.precision, shapes=shapes, tune=job.tune
-            )
-            if file is not None:
-                file.parent.mkdir(parents=True, exist_ok=True)
-                engine.save(file)
+        engine = our_engine(job, inputs, "cuda")
         ready = time.monotonic() - begin
         self._recorder = Recorder()
         self._context: Any = engine.create_context()
@@ -245,7 +234,7 @@ class TorchCompiled(Torch):
 
     def __init__(self, job: Job, inputs: Mapping[str, Array]) -> None:
         """Take what was found earlier, compile, and keep what was found."""
-        file = saved_engine(job, inputs, [Path(__file__).with_name("torch_network.py")])
+        file = saved_engine(job, inputs, "cuda", [Path(__file__).with_name("torch_network.py")])
         compiler: Any = importlib.import_module("torch").compiler
         compiler.reset()
         if file is not None:

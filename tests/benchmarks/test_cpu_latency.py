@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.cpu_latency import largest_error, main
-from benchmarks.support.engines import EngineFailedError, Job, Worker
+from benchmarks.support.engines import EngineFailedError, Job, Worker, saved_engine
 from benchmarks.support.light import build_light
 from benchmarks.support.models import count_gflop, expand, find_models, random_inputs
 
@@ -94,6 +94,11 @@ def test_a_saved_engine_is_taken_again_and_bound(model: Path) -> None:
     before = engine.stat().st_mtime_ns
     assert main([*options, "--bound"]) == 0
     assert engine.stat().st_mtime_ns == before
+
+
+def test_engines_for_other_devices_are_other_engines(model: Path) -> None:
+    job = Job("tiny", str(model), "", "float32", 1, saved=str(model.parent))
+    assert saved_engine(job, {}, "cpu") != saved_engine(job, {}, "cuda")
 
 
 def test_an_engine_that_takes_too_long_is_given_up(model: Path) -> None:
