@@ -123,7 +123,6 @@ class Smelt:
         begin = time.monotonic()
         engine = our_engine(job, inputs, "cuda")
         ready = time.monotonic() - begin
-        self._recorder = Recorder()
         self._context: Any = engine.create_context()
         self._stream: Any = smelt.Stream("cuda")
         self._recorder = Recorder(self._stream)
