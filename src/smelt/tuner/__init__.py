@@ -7,7 +7,7 @@ from smelt.tuner._cuda_trial import CudaLaboratory, place_of
 from smelt.tuner._hints import HintTimer
 from smelt.tuner._measure import MeasuringTimer
 from smelt.tuner._rehearsal import CpuScene, Rehearsal
-from smelt.tuner._specimen import relative_error
+from smelt.tuner._specimen import lower_alone, relative_error
 from smelt.tuner._timings import TimingCache
 from smelt.tuner._trial import Laboratory
 
@@ -27,6 +27,7 @@ __all__ = [
     "Timer",
     "TimingCache",
     "choose",
+    "lower_alone",
     "place_of",
     "relative_error",
 ]
