@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 
 from smelt.cli._console import say
+from smelt.types import Closing, override
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from rich.progress import Progress, TaskID
 
 _PATIENCE_SECONDS: Final = 1.0
 _REFRESH_SECONDS: Final = 0.1
 
 
-class ProgressLine:
+class ProgressLine(Closing):
     """A listener of builds; a context manager, because a terminal is to be left tidy."""
 
     def __init__(self, *, quiet: bool = False) -> None:
@@ -77,14 +76,8 @@ class ProgressLine:
                 self._told.add(stage)
                 say(f"{stage} {done}/{total} (after {self._ends[stage]:.1f} s)")
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    @override
+    def close(self) -> None:
+        """Take the bar away."""
         if self._bar is not None:
             self._bar.stop()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import weakref
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, cast
 
 import numpy as np
 from numpy import ndarray
@@ -19,10 +19,10 @@ from smelt.runtime._shapes import (
     values_from_batch,
     values_from_shapes,
 )
+from smelt.types import Closing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import TracebackType
 
     from numpy.typing import NDArray
 
@@ -45,7 +45,7 @@ class Profiler(Protocol):
         ...
 
 
-class ExecutionContext(ABC):
+class ExecutionContext(Closing):
     """Runs an engine, one inference at a time; get one from `Engine.create_context`.
 
     It keeps its engine alive. A second thread that comes while it is busy gets a `ContextError`:
@@ -356,17 +356,6 @@ class ExecutionContext(ABC):
                 segment.close()
         self._segments.clear()
         self._ready.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _check_mapping(inputs: object, wanted: Sequence[Binding]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, BinaryIO, Literal, Self
+from typing import TYPE_CHECKING, BinaryIO, Literal
 
 import numpy as np
 
@@ -26,11 +26,11 @@ from smelt.errors import (
     SmeltError,
 )
 from smelt.runtime._code import check_machine, load_code
+from smelt.types import Closing, override
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
-    from types import TracebackType
 
     from numpy.typing import NDArray
 
@@ -58,7 +58,7 @@ class _KeptSignature:
         return self.signature
 
 
-class Engine:
+class Engine(Closing):
     """A network, optimised and compiled, ready to run.
 
     Any number of contexts may run it at once; they share its weights.
@@ -281,22 +281,12 @@ class Engine:
             return _KeptSignature(signature.public_key, signature.signature, signature.message)
         return user_signer()
 
+    @override
     def close(self) -> None:
         """Let go of code and weights. Contexts that exist go on; again is harmless."""
         self._is_closed = True
         self._code = None
         self._serialized = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<Engine {self.name!r} for {self.device}, {len(self.layers)} layers>"

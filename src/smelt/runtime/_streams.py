@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 from smelt.devices.cpu import CpuEvent, CpuStream
 from smelt.errors import DeviceError, UnsupportedError
+from smelt.types import Closing, override
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
     from smelt.devices.cuda import CudaDevice, CudaEvent, CudaStream
 
@@ -18,7 +18,7 @@ _CUDA: Final = "cuda"
 _PROTOCOL: Final = "__cuda_stream__"
 
 
-class Stream:
+class Stream(Closing):
     """Work that is done in order, beside the thread that queues it."""
 
     def __init__(self, device: str = "cpu") -> None:
@@ -61,6 +61,7 @@ class Stream:
         native: Any = self.native
         native.wait(_same_kind(self, event))
 
+    @override
     def close(self) -> None:
         """Finish what was queued and let the stream go. Again is harmless."""
         self.native.close()
@@ -70,17 +71,6 @@ class Stream:
         """The protocol by which other libraries take a GPU's stream."""
         found: Callable[[], tuple[int, int]] = getattr(self.native, _PROTOCOL)
         return found
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class Event:

@@ -1,5 +1,6 @@
-"""Element types, dimensions, layouts and value types: immutable values."""
+"""Element types, dimensions, layouts and value types: immutable values; what classes share."""
 
+from smelt.types._closing import Closing
 from smelt.types._dim import (
     Dim,
     Symbol,
@@ -24,6 +25,7 @@ from smelt.types._value import (
 )
 
 __all__ = [
+    "Closing",
     "DType",
     "Dim",
     "Layout",

@@ -9,13 +9,13 @@ import threading
 import time
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from smelt.errors import DeviceError
+from smelt.types import Closing, override
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
 _LOG = logging.getLogger(__name__)
 _EXIT_TIMEOUT_S = 10.0
@@ -47,7 +47,7 @@ class Mark:
         self._reached.wait()
 
 
-class CpuStream:
+class CpuStream(Closing):
     """A queue of work that one thread does in order.
 
     Work that fails is reported by the next `synchronize`, which raises the very exception that the
@@ -110,6 +110,7 @@ class CpuStream:
         if mark is not None and not mark.is_reached:
             self.submit(mark.wait)
 
+    @override
     def close(self) -> None:
         """Finish what was queued and let the thread go. Again is harmless."""
         with self._condition:
@@ -120,17 +121,6 @@ class CpuStream:
             if self._process == os.getpid():
                 thread.join()
             self._thread = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _work(self) -> None:
         while True:

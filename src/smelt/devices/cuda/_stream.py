@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, Final, Self, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from smelt.errors import DeviceError
+from smelt.types import Closing, override
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
     from smelt.devices.cuda._device import CudaDevice
 
@@ -25,7 +25,7 @@ _HANDLE_NAMES: Final = ("cuda_stream", "ptr", "handle")
 """What torch, cupy and numba call a stream's handle."""
 
 
-class CudaStream:
+class CudaStream(Closing):
     """Work that a GPU does in order, beside other streams and beside the host."""
 
     __slots__ = ("__weakref__", "_finalizer", "_followers", "_keeps", "device", "handle")
@@ -77,6 +77,7 @@ class CudaStream:
         """Let later work wait until ``event``, as it is now, has come."""
         self.device.call("cuStreamWaitEvent", self.handle, event.handle, 0)
 
+    @override
     def close(self) -> None:
         """Finish what was queued and let the stream go; a foreign one stays. Again is harmless."""
         if self._finalizer is not None and self._finalizer.alive:
@@ -86,17 +87,6 @@ class CudaStream:
     def __cuda_stream__(self) -> tuple[int, int]:
         """Version of the protocol, and the handle."""
         return 0, int(self.handle)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class Follower:

@@ -11,9 +11,10 @@ import mmap
 import os
 import select
 import time
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from smelt.nvdla._status import NvdlaError, NvError
+from smelt.types import Closing, override
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,7 +60,7 @@ class _Mapping:
             os.close(self.file)
 
 
-class UioBus:
+class UioBus(Closing):
     """A `RegisterBus` on a mapped device."""
 
     def __init__(
@@ -87,12 +88,7 @@ class UioBus:
         self._words = self._mapping.view[: size_bytes - size_bytes % _WORD_BYTES].cast("I")
         self._interrupts = self._mapping.file if interrupt_file is None else interrupt_file
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
+    @override
     def close(self) -> None:
         """Unmap the device."""
         self._words.release()
@@ -150,7 +146,7 @@ class MappedRegion(NamedTuple):
     """Where it starts in the file; a multiple of the page size."""
 
 
-class UioMemory:
+class UioMemory(Closing):
     """A `DmaMemory` on mapped regions."""
 
     def __init__(self, regions: Sequence[MappedRegion]) -> None:
@@ -164,12 +160,7 @@ class UioMemory:
             self.close()
             raise
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
+    @override
     def close(self) -> None:
         """Unmap all regions."""
         for _, mapping in self._regions:

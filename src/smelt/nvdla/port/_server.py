@@ -32,11 +32,9 @@ from smelt.nvdla.port._frames import (
 )
 from smelt.nvdla.port._local import LocalPort
 from smelt.nvdla.port._types import NvDlaHeap
+from smelt.types import Closing, override
 
 if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
-
     from smelt.nvdla.port._driver import Driver
     from smelt.nvdla.port._types import Bytes, PinnedMemory
 
@@ -53,7 +51,7 @@ _FAULTS: Final = (
 """What a fault of the modelled hardware raises: the client hears of it, and the log has it."""
 
 
-class PortServer:
+class PortServer(Closing):
     """Listens on a Unix socket that only this user may open."""
 
     def __init__(self, path: str | os.PathLike[str], driver: Driver) -> None:
@@ -96,6 +94,7 @@ class PortServer:
                 self._connections.add(connection)
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
+    @override
     def close(self) -> None:
         """Stop listening, end every connection, and remove the socket."""
         if self._is_closing.is_set():
@@ -108,19 +107,6 @@ class PortServer:
         if self._thread is not None:
             self._thread.join()
         self._path.unlink(missing_ok=True)
-
-    def __enter__(self) -> Self:
-        """The server itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close."""
-        self.close()
 
     def _serve(self, connection: socket.socket) -> None:
         try:

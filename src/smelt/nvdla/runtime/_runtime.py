@@ -14,11 +14,10 @@ from smelt.nvdla.port import LocalPort, MachineDriver, NvDlaHeap, PinnedMemory
 from smelt.nvdla.runtime._device import OpenDevice
 from smelt.nvdla.runtime._network import LoadedNetwork
 from smelt.nvdla.runtime._tensor import NvDlaTensor
+from smelt.types import Closing, override
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import TracebackType
-    from typing import Self
 
     from typing_extensions import Buffer
 
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 _DEFAULT_MAX_DEVICES: Final = 1
 
 
-class Runtime:
+class Runtime(Closing):
     """`IRuntime`: every documented call by its name in snake_case.
 
     What fails raises `NvdlaError`, whose ``status`` is the documented code. One network at a time
@@ -261,25 +260,13 @@ class Runtime:
         """Stop the emulator: tasks for it fail with NOT_INITIALIZED until `init_emu`."""
         self._has_emulator = False
 
+    @override
     def close(self) -> None:
         """Unload every network, free every memory, close every device."""
         self._networks.clear()
         self._system_memory.clear()
         self._devices.clear()
         self._port.destroy(self._session)
-
-    def __enter__(self) -> Self:
-        """The runtime itself; leaving closes it."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close."""
-        self.close()
 
 
 def create_runtime(
