@@ -6,16 +6,20 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any, Final
 
+from smelt.backends._base import Refusal, Tactic
 from smelt.engine import Json, as_json, parameters
 from smelt.ir import Operand
 from smelt.ops import Fused
 from smelt.types import DType, Layout, TensorFormat, TensorType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from smelt.ir import Node, Op, Value
     from smelt.types import Dim
+
+    WhyNot = Callable[[Op, Sequence[DType]], str | None]
+    """Says why an op of arguments of these types is not written, or None."""
 
 ABSENT_INPUT: Final = 1 << 20
 """Stands for an optional input that is not there."""
@@ -95,6 +99,11 @@ def stages_of(node: Node) -> tuple[Stage, ...]:
     )
 
 
+def layouts_of(rank: int) -> tuple[Layout, ...]:
+    """How a tensor may lie, the likelier first: images with their channels last."""
+    return (Layout.CHANNELS_LAST, Layout.LINEAR) if rank >= 3 else (Layout.LINEAR,)
+
+
 def format_beside(value: Value, layout: Layout, rank: int) -> TensorFormat:
     """How an operand is stored beside a result of this rank and layout.
 
@@ -104,9 +113,33 @@ def format_beside(value: Value, layout: Layout, rank: int) -> TensorFormat:
     return TensorFormat(value.tensor.dtype, own)
 
 
-def why_not_elementwise(
-    node: Node, why_not: Callable[[Op, Sequence[DType]], str | None]
-) -> str | None:
+def elementwise_tactics(
+    family: str, node: Node, why_not: WhyNot, seconds_of: Callable[[Node], float]
+) -> Iterator[Tactic | Refusal]:
+    """Yield the tactics of a family that runs a program over its result, in every layout.
+
+    Args:
+        family: its name.
+        node: any; one that is not elementwise has none.
+        why_not: why the family cannot write one op.
+        seconds_of: estimates what a node takes.
+    """
+    if not node.op.elementwise:
+        return
+    if reason := why_not_elementwise(node, why_not):
+        yield Refusal(family, reason)
+        return
+    kind = node.output.tensor
+    seconds = seconds_of(node)
+    for layout in layouts_of(kind.rank):
+        inputs = tuple(
+            None if v is None else format_beside(v, layout, kind.rank) for v in node.inputs
+        )
+        output = TensorFormat(kind.dtype, layout)
+        yield Tactic(family, (), inputs, (output,), cost_hint=seconds)
+
+
+def why_not_elementwise(node: Node, why_not: WhyNot) -> str | None:
     """Why a node is no program over its result; ``why_not`` says it of one op."""
     shape = node.output.tensor.shape
     for value in node.inputs:

@@ -9,10 +9,11 @@ import numpy as np
 
 from smelt.backends._axes import broadcast_strides
 from smelt.backends._base import Family, Operands, Refusal, Tactic, TargetT
+from smelt.backends._fusion import layouts_of
 from smelt.backends._nodes import constant_input
 from smelt.errors import InternalError
 from smelt.ops import DepthToSpace, Expand, Pad, Resize, Slice, SpaceToDepth, Tile, Transpose
-from smelt.types import Layout, TensorFormat, override
+from smelt.types import TensorFormat, override
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -56,8 +57,8 @@ class MoveFamily(Family[TargetT]):
             raise InternalError(f"{node} has no input")
         absent = (None,) * (len(node.inputs) - 1)
         dtype = source.tensor.dtype
-        for before in _layouts(source.tensor.rank):
-            for after in _layouts(node.output.tensor.rank):
+        for before in reversed(layouts_of(source.tensor.rank)):
+            for after in reversed(layouts_of(node.output.tensor.rank)):
                 yield Tactic(
                     self.name,
                     (),
@@ -76,10 +77,6 @@ class MoveFamily(Family[TargetT]):
     @override
     def generate(self, kernel: KernelSpec, target: TargetT) -> str:
         raise InternalError(f"{kernel.symbol}: moves are made of copies")
-
-
-def _layouts(rank: int) -> tuple[Layout, ...]:
-    return (Layout.LINEAR, Layout.CHANNELS_LAST) if rank >= 3 else (Layout.LINEAR,)
 
 
 def _is_absent(node: Node, index: int) -> bool:

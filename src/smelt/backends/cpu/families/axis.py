@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from smelt.backends import Family, Operands, Refusal, Tactic
 from smelt.backends._axes import Axis, join_axes, sort_axes
+from smelt.backends._fusion import layouts_of
 from smelt.backends._nodes import constant_input
 from smelt.backends._scalars import Scalars
 from smelt.backends.cpu._elementwise import from_memory, register_type, to_memory
@@ -53,7 +54,7 @@ class AxisFamily(Family["CpuTarget"]):
             raise InternalError(f"{node} has no input")
         rank = source.tensor.rank
         same = all(v.tensor.rank == rank for v in node.outputs)
-        for layout in (Layout.LINEAR, Layout.CHANNELS_LAST) if rank >= 3 else (Layout.LINEAR,):
+        for layout in reversed(layouts_of(rank)):
             inputs = (TensorFormat(source.tensor.dtype, layout), *(None for _ in node.inputs[1:]))
             after = layout if same else Layout.LINEAR
             results = tuple(TensorFormat(v.tensor.dtype, after) for v in node.outputs)

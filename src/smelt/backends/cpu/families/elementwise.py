@@ -6,18 +6,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from smelt.backends import Family, Operands, Refusal, Tactic
 from smelt.backends._axes import broadcast_strides, common_axes
-from smelt.backends._fusion import (
-    ABSENT_INPUT,
-    format_beside,
-    stages_of,
-    why_not_elementwise,
-)
+from smelt.backends._fusion import ABSENT_INPUT, elementwise_tactics, stages_of
 from smelt.backends._scalars import Scalars
 from smelt.backends.cpu._elementwise import ABSENT, emit_op, from_memory, to_memory, why_not_emitted
 from smelt.backends.cpu._emit import LLVM_TYPES, Emitter, Reg, emitter_for, vector_type
 from smelt.backends.cpu._rows import Walk, walk_rows
 from smelt.engine import KernelSpec, Launch, parameters
-from smelt.types import DType, Layout, TensorFormat, override
+from smelt.types import DType, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -38,24 +33,7 @@ class ElementwiseFamily(Family["CpuTarget"]):
 
     @override
     def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
-        if not node.op.elementwise:
-            return
-        if reason := why_not_elementwise(node, why_not_emitted):
-            yield Refusal(self.name, reason)
-            return
-        kind = node.output.tensor
-        layouts = (Layout.CHANNELS_LAST, Layout.LINEAR) if kind.rank >= 3 else (Layout.LINEAR,)
-        for layout in layouts:
-            inputs = tuple(
-                None if v is None else format_beside(v, layout, kind.rank) for v in node.inputs
-            )
-            yield Tactic(
-                self.name,
-                (),
-                inputs,
-                (TensorFormat(kind.dtype, layout),),
-                cost_hint=_cost(node),
-            )
+        return elementwise_tactics(self.name, node, why_not_emitted, _cost)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from smelt.backends import Family, Operands, Refusal, Tactic
 from smelt.backends._axes import common_axes
+from smelt.backends._fusion import layouts_of
 from smelt.backends._scalars import Scalars
 from smelt.backends.cpu import _math as m
 from smelt.backends.cpu._elementwise import from_memory, to_memory
@@ -46,7 +47,7 @@ class QuantizeFamily(Family["CpuTarget"]):
             yield Refusal(self.name, reason)
             return
         rank = node.outputs[0].tensor.rank
-        for layout in (Layout.CHANNELS_LAST, Layout.LINEAR) if rank >= 3 else (Layout.LINEAR,):
+        for layout in layouts_of(rank):
             inputs = tuple(
                 None
                 if v is None

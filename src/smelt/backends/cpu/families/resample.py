@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from smelt.backends import Family, Operands, Refusal, Tactic, contiguous_strides
 from smelt.backends._axes import Axis, join_axes, sort_axes
+from smelt.backends._fusion import layouts_of
 from smelt.backends._nodes import value_of
 from smelt.backends._resampling import Table, resize_tables, table_constants, tables_of
 from smelt.backends._scalars import Scalars
@@ -52,7 +53,7 @@ class ResampleFamily(Family["CpuTarget"]):
         for shape in _shapes(node, tables)[:-1]:
             workspace = workspace + element_count(shape) * size
         absent = (None,) * (len(node.inputs) - 1)
-        for layout in (Layout.CHANNELS_LAST, Layout.LINEAR) if kind.rank >= 3 else (Layout.LINEAR,):
+        for layout in layouts_of(kind.rank):
             form = TensorFormat(kind.dtype, layout)
             yield Tactic(
                 self.name,

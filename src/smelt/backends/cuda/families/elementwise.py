@@ -5,16 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from smelt.backends._base import Family, Operands, Refusal, Tactic
-from smelt.backends._fusion import (
-    format_beside,
-    stages_of,
-    why_not_elementwise,
-)
+from smelt.backends._fusion import elementwise_tactics, stages_of
 from smelt.backends.cuda._costs import memory_seconds
 from smelt.backends.cuda._elementwise import why_not_written
 from smelt.backends.cuda._pointwise import pointwise_launch, write_pointwise
 from smelt.backends.cuda._target import CudaTarget
-from smelt.types import Layout, TensorFormat, override
+from smelt.types import override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,20 +27,7 @@ class ElementwiseFamily(Family[CudaTarget]):
 
     @override
     def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
-        if not node.op.elementwise:
-            return
-        if reason := why_not_elementwise(node, why_not_written):
-            yield Refusal(self.name, reason)
-            return
-        kind = node.output.tensor
-        layouts = (Layout.CHANNELS_LAST, Layout.LINEAR) if kind.rank >= 3 else (Layout.LINEAR,)
-        for layout in layouts:
-            inputs = tuple(
-                None if v is None else format_beside(v, layout, kind.rank) for v in node.inputs
-            )
-            output = TensorFormat(kind.dtype, layout)
-            seconds = memory_seconds(node)
-            yield Tactic(self.name, (), inputs, (output,), cost_hint=seconds)
+        return elementwise_tactics(self.name, node, why_not_written, memory_seconds)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:

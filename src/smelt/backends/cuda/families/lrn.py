@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from smelt.backends._base import Family, Operands, Refusal, Tactic
+from smelt.backends._fusion import layouts_of
 from smelt.backends._nodes import view_of
 from smelt.backends._scalars import Scalars
 from smelt.backends.cuda._costs import guess, memory_seconds
@@ -15,7 +16,7 @@ from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda.families._epilogue import FLOATS
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.ops import LRN
-from smelt.types import Layout, TensorFormat, ceil_div, element_count, override
+from smelt.types import TensorFormat, ceil_div, element_count, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,7 +46,7 @@ class LrnFamily(Family[CudaTarget]):
         if _neighbours(node.op) > _MOST_NEIGHBOURS:
             yield Refusal(self.name, f"more than {_MOST_NEIGHBOURS} neighbours")
             return
-        for layout in (Layout.CHANNELS_LAST, Layout.LINEAR) if kind.rank >= 3 else (Layout.LINEAR,):
+        for layout in layouts_of(kind.rank):
             form = TensorFormat(kind.dtype, layout)
             yield Tactic(self.name, (), (form,), (form,), cost_hint=memory_seconds(node))
 

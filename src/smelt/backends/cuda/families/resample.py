@@ -6,6 +6,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from smelt.backends._base import Family, Operands, Refusal, Tactic
+from smelt.backends._fusion import layouts_of
 from smelt.backends._nodes import view_of
 from smelt.backends._resampling import resize_tables, table_constants, tables_of
 from smelt.backends._scalars import Scalars
@@ -16,7 +17,7 @@ from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda.families._epilogue import FLOATS
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.ops import Resize
-from smelt.types import Layout, TensorFormat, ceil_div, element_count, override
+from smelt.types import TensorFormat, ceil_div, element_count, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,7 +54,7 @@ class ResampleFamily(Family[CudaTarget]):
             yield Refusal(self.name, f"more than {_MOST_TAPS} elements make one")
             return
         absent = (None,) * (len(node.inputs) - 1)
-        for layout in (Layout.CHANNELS_LAST, Layout.LINEAR) if kind.rank >= 3 else (Layout.LINEAR,):
+        for layout in layouts_of(kind.rank):
             form = TensorFormat(kind.dtype, layout)
             seconds = memory_seconds(node)
             yield Tactic(self.name, (), (form, *absent), (form,), cost_hint=seconds)
