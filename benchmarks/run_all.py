@@ -35,10 +35,11 @@ PARTS: Final = {
     "builds": ("build_time.py", "build_time", ""),
     "memory": ("memory.py", "memory", ""),
     "contention": ("contention.py", "contention", ""),
+    "barrier": ("barrier.py", "barrier", ""),
 }
 """The script of each part, the file of its rows, and its options."""
-NOT_PREPARED: Final = frozenset({"builds", "memory"})
-"""Parts that build in what they measure."""
+NOT_PREPARED: Final = frozenset({"builds", "memory", "barrier"})
+"""Parts that build in what they measure, or build nothing."""
 
 
 def command_of(part: str, *, prepare: bool, folder: Path) -> list[str]:
