@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from smelt.ops import ALL_OPS, Op
+from smelt.ops import ALL_OPS, Conv, ConvSum, Gemm, MatMul, Op
 from tests.support.cuda_trials import CudaWorkers, Request, every_request
 
 if TYPE_CHECKING:
@@ -80,6 +80,20 @@ def test_kernels_for_gpus_read_and_write_float16_where_nodes_have_float32(
     op: type[Op], interpreter: _Interpreter
 ) -> None:
     interpreter.check(op, "float16")
+
+
+@_every_op
+def test_kernels_for_gpus_read_and_write_bfloat16_where_nodes_have_float32(
+    op: type[Op], interpreter: _Interpreter
+) -> None:
+    interpreter.check(op, "bfloat16")
+
+
+@pytest.mark.parametrize("op", [Conv, ConvSum, Gemm, MatMul], ids=lambda op: op.name)
+def test_kernels_for_gpus_round_to_tf32_what_they_multiply(
+    op: type[Op], interpreter: _Interpreter
+) -> None:
+    interpreter.check(op, "tf32")
 
 
 @_every_op

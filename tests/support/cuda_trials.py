@@ -42,10 +42,12 @@ from tests.support.dense_cases import DENSE_CASES
 from tests.support.trial_memory import TrialMemory
 from tests.support.trials import (
     PAIRS,
+    TF32,
     difference,
     narrow_trials,
     paired_trials,
     sample,
+    tf32_trials,
     trials_of_cases,
 )
 
@@ -64,7 +66,6 @@ DENSE: Final = "dense"
 _POISONS: Final = (0xA5, 0x5A, 0xFF)
 """What outputs and workspaces hold before each run; the last is no number in any float."""
 _SAMPLED_TRIALS: Final = 6
-_TF32_ERROR: Final = 3e-3
 _STICKY: Final = frozenset({700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 999})
 """The driver's errors after which a process cannot use the GPU."""
 
@@ -198,8 +199,8 @@ def trials_for(request: Request, backend: CudaBackend, target: CudaTarget) -> li
     every: Iterable[Trial]
     if request.storage == "float32":
         every = trials_of_cases(cases, backend, target)
-    elif request.storage == "tf32":
-        every = _tf32_trials(cases, backend, target)
+    elif request.storage == TF32:
+        every = tf32_trials(cases, backend, replace(target, allows_tf32=True))
     elif request.storage == PAIRS:
         every = paired_trials(cases, backend, replace(target, pairs=True))
     else:
@@ -210,17 +211,6 @@ def trials_for(request: Request, backend: CudaBackend, target: CudaTarget) -> li
     if request.is_sampled:
         made = sample(made, _SAMPLED_TRIALS, key=lambda trial: trial.tactic.family)
     return made[request.part :: request.parts]
-
-
-def _tf32_trials(
-    cases: Iterable[Case], backend: CudaBackend, target: CudaTarget
-) -> Iterator[Trial]:
-    """Every case by every tactic that rounds factors to ten bits."""
-    for case in cases:
-        rough = replace(case, tolerance=max(case.tolerance, _TF32_ERROR))
-        for trial in trials_of_cases([rough], backend, replace(target, allows_tf32=True)):
-            if trial.tactic not in backend.candidates(trial.graph.nodes[0], target)[0]:
-                yield trial
 
 
 def _cases(name: str) -> Sequence[Case]:
@@ -321,7 +311,7 @@ class CudaWorkers:
 
 
 _LARGE: Final = frozenset({"conv", "fused", "gemm", "mat_mul", DENSE})
-_STORAGES: Final = ("float32", "tf32", "float16", "bfloat16", PAIRS)
+_STORAGES: Final = ("float32", TF32, "float16", "bfloat16", PAIRS)
 
 
 def every_request() -> Iterator[Request]:

@@ -16,6 +16,7 @@ import numpy as np
 from smelt.backends import WeightStore, assemble, store_as
 from smelt.errors import ShapeError
 from smelt.ir import Graph, clone
+from smelt.ops.round_mantissa import RoundMantissa
 from smelt.types import (
     DType,
     SymbolicDim,
@@ -40,6 +41,12 @@ Symbols = tuple[tuple[str, int, int], ...]
 
 PAIRS = "pairs"
 """The family whose kernels take images in pairs."""
+TF32 = "tf32"
+"""How tactics multiply float32 that round it to ten bits."""
+_FACTORS = {"conv": (0, 1), "conv_sum": (0, 1, 2, 3), "gemm": (0, 1), "mat_mul": (0, 1)}
+"""Which inputs of an op are multiplied."""
+_TF32_ERRORS = (1e-5, 2e-3)
+"""What is allowed where rounding is part of what is wanted, and where it is not."""
 _MOST_EXACT = 40
 """Of so many tactics of one case all are tried; of more, so many evenly spread ones."""
 
@@ -217,6 +224,33 @@ def paired_trials(cases: Iterable[Case], backend: Backend[Any], target: Any) -> 
             for trial in narrow_trials([case], backend, target, DType.FLOAT16):
                 if trial.tactic.family == PAIRS:
                     yield trial
+
+
+def tf32_trials(cases: Iterable[Case], backend: Backend[Any], target: Any) -> Iterator[Trial]:
+    """Every case by every tactic that multiplies float32 with ten bits behind the first.
+
+    Of ops that only multiply, what is wanted follows from factors rounded to nearest, as exactly
+    as in float32; of others, roughly.
+    """
+    exact, rough = _TF32_ERRORS
+    for case in cases:
+        factors = _FACTORS.get(case.op.name, ())
+        arrays = tuple(
+            _in_tf32(a) if k in factors and a is not None and a.dtype == np.float32 else a
+            for k, a in enumerate(case.inputs)
+        )
+        with np.errstate(all="ignore"):
+            wanted = case.op.reference(*arrays)
+        graph = graph_of(case)
+        loose = replace(case, tolerance=max(case.tolerance, exact if factors else rough))
+        for tactic in _spread(backend.candidates(graph.nodes[0], target)[0]):
+            if dict(tactic.parameters).get("precision") == TF32:
+                yield _trial(loose, graph, tactic, backend, wanted, ())
+
+
+def _in_tf32(array: Array) -> Array:
+    (rounded,) = RoundMantissa().reference(array)
+    return rounded
 
 
 def _with_another_image(case: Case) -> Case | None:

@@ -12,6 +12,7 @@ import importlib
 import json
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,14 +21,17 @@ from smelt.backends.cuda import CudaBackend, CudaTarget, function_of
 from smelt.backends.cuda._source import TRITON_TYPES
 from smelt.engine import Launch
 from smelt.ops import ALL_OPS
+from smelt.ops.round_mantissa import RoundMantissa
 from smelt.types import DType, evaluate_dim
 from tests.support.trial_memory import TrialMemory
 from tests.support.trials import (
     PAIRS,
+    TF32,
     difference,
     narrow_trials,
     paired_trials,
     sample,
+    tf32_trials,
     trials_of_cases,
 )
 
@@ -90,10 +94,19 @@ def interpret(
     interpreter = importlib.import_module("triton.runtime.interpreter")
     function = function_of(backend.generate(kernel, TARGET), kernel.symbol)
     pointers = [_Pointer(word, DType(d)) for word, d in zip(words, kernel["dtypes"], strict=True)]
-    _let_tensors_bound_loops(interpreter)
-    _leave_out_hints()
+    _patch(interpreter)
     with np.errstate(all="ignore"):
         interpreter.InterpretedFunction(function)[(programs,)](*pointers, *scalars)
+
+
+def _patch(interpreter: Any) -> None:
+    """Teach the interpreter what kernels need of a GPU, once."""
+    if not hasattr(interpreter, "smelt_patched"):
+        _let_tensors_bound_loops(interpreter)
+        _compute_in_bfloat16(interpreter)
+        _cut_off_for_tf32(interpreter)
+        _replace_assembly()
+        interpreter.smelt_patched = True
 
 
 def _as_int(tensor: Any) -> int:
@@ -107,9 +120,57 @@ def _let_tensors_bound_loops(interpreter: Any) -> None:
         original(tensor, scope)
         scope.set_attr(tensor, "__index__", _as_int)
 
-    if not hasattr(interpreter, "smelt_patched"):
-        interpreter._patch_lang_tensor = patch
-        interpreter.smelt_patched = True
+    interpreter._patch_lang_tensor = patch
+
+
+def _compute_in_bfloat16(interpreter: Any) -> None:
+    """To the interpreter these are integers: give it numbers, and casts that round."""
+    builder, bfloat16 = interpreter.InterpreterBuilder, interpreter.tl.bfloat16
+    numbers, bits = np.dtype(importlib.import_module("ml_dtypes").bfloat16), np.dtype(np.uint16)
+    memory, dtype_of, cast = interpreter._interpreter, interpreter._get_np_dtype, builder.cast_impl
+
+    def load(addresses: Any, mask: Any, other: Any, dtype: Any) -> Any:
+        if dtype != numbers:
+            return memory.load(addresses, mask, other, dtype)
+        return memory.load(addresses, mask, other.view(bits), bits).view(numbers)
+
+    def store(addresses: Any, values: Any, mask: Any) -> None:
+        memory.store(addresses, values.view(bits) if values.dtype == numbers else values, mask)
+
+    def known_dtype(kind: Any) -> Any:
+        return numbers if kind.scalar == bfloat16 else dtype_of(kind)
+
+    def cast_through_float32(self: Any, source: Any, kind: Any) -> Any:
+        if bfloat16 not in {source.dtype.scalar, kind.scalar}:
+            return cast(self, source, kind)
+        with np.errstate(all="ignore"):
+            data = source.data.astype(np.float32).astype(known_dtype(kind))
+        return interpreter.TensorHandle(data, kind.scalar)
+
+    interpreter._interpreter = SimpleNamespace(**vars(memory) | {"load": load, "store": store})
+    interpreter._get_np_dtype = known_dtype
+    builder.cast_impl = cast_through_float32
+
+
+def _cut_off_for_tf32(interpreter: Any) -> None:
+    """Products see ten bits of a float32 behind the first if so told, and bfloat16 in full."""
+    builder, tf32 = interpreter.InterpreterBuilder, interpreter._ir.INPUT_PRECISION.TF32
+    dot = builder.create_dot
+
+    def seen(handle: Any, precision: Any) -> Any:
+        data = handle.data
+        if data.dtype == np.float32 and precision == tf32:
+            data = (data.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
+        elif handle.dtype.scalar == interpreter.tl.bfloat16:
+            data = data.astype(np.float32)
+        else:
+            return handle
+        return interpreter.TensorHandle(data, interpreter.tl.float32)
+
+    def create_dot(self: Any, a: Any, b: Any, total: Any, precision: Any, *others: Any) -> Any:
+        return dot(self, seen(a, precision), seen(b, precision), total, precision, *others)
+
+    builder.create_dot = create_dot
 
 
 def run_trial(trial: Trial, backend: CudaBackend) -> TrialMemory:
@@ -124,15 +185,24 @@ def run_trial(trial: Trial, backend: CudaBackend) -> TrialMemory:
     return memory
 
 
-def _leave_out_hints() -> None:
-    """What only asks for time: early starts, and prefetches, the one assembly in our kernels."""
+def _replace_assembly() -> None:
+    """Without early starts and prefetches, which only ask for time; rounding is done in numpy."""
     language: Any = importlib.import_module("triton.language")
 
     def nothing(*_arguments: object, **_options: object) -> None:
         return
 
+    def assembly(text: str, _registers: str, operands: list[Any], **_options: object) -> Any:
+        if text.startswith("prefetch."):
+            return None
+        assert text == "cvt.rna.tf32.f32 $0, $1;", text
+        (handle,) = (operand.handle for operand in operands)
+        (rounded,) = RoundMantissa().reference(handle.data)
+        made = type(handle)(rounded, handle.dtype)
+        return language.core.tensor(made, operands[0].type)
+
     language.extra.cuda.gdc_wait = language.extra.cuda.gdc_launch_dependents = nothing
-    language.inline_asm_elementwise = nothing
+    language.inline_asm_elementwise = assembly
 
 
 _SAMPLED_CASES = 4
@@ -144,8 +214,8 @@ def check(op: type[Op], how: str) -> tuple[int, list[str]]:
 
     Args:
         op: whose cases.
-        how: "all" of them, some ("sampled"), some with float32 stored as "float16", or all in
-            "pairs" of images.
+        how: "all" of them, some ("sampled"), some with float32 stored as "float16" or "bfloat16",
+            some with float32 multiplied as "tf32", or all in "pairs" of images.
     """
     backend = CudaBackend()
     cases = list(op.cases())
@@ -153,13 +223,17 @@ def check(op: type[Op], how: str) -> tuple[int, list[str]]:
         cases = sample(cases, _SAMPLED_CASES)
     if how == PAIRS:
         found = paired_trials(cases, backend, replace(TARGET, pairs=True))
-    elif how == DType.FLOAT16.value:
-        found = narrow_trials(cases, backend, TARGET, DType.FLOAT16)
+    elif how == TF32:
+        found = tf32_trials(cases, backend, replace(TARGET, allows_tf32=True))
+    elif how in {DType.FLOAT16.value, DType.BFLOAT16.value}:
+        found = narrow_trials(cases, backend, TARGET, DType(how))
     else:
         found = trials_of_cases(cases, backend, TARGET)
     trials = [trial for trial in found if not trial.tactic.is_reference]
     if how != "all":
-        trials = sample(trials, _SAMPLED_TRIALS, key=lambda trial: trial.tactic.family)
+        # What bfloat16 adds to float16 is numbers alone: one trial of each family shows them.
+        count = 1 if how == DType.BFLOAT16.value else _SAMPLED_TRIALS
+        trials = sample(trials, count, key=lambda trial: trial.tactic.family)
     wrong: list[str] = []
     for trial in trials:
         memory = run_trial(trial, backend)
@@ -171,7 +245,7 @@ def check(op: type[Op], how: str) -> tuple[int, list[str]]:
 
 
 def main() -> None:
-    """Answer each line ``OP sampled|all|float16|pairs`` with a line of JSON."""
+    """Answer each line ``OP sampled|all|float16|bfloat16|tf32|pairs`` with a line of JSON."""
     ops = {op.name: op for op in ALL_OPS}
     for line in sys.stdin:
         name, how = line.split()

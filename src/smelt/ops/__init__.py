@@ -118,6 +118,7 @@ from smelt.ops.resize import Resize
 from smelt.ops.rms_normalization import RMSNormalization
 from smelt.ops.rnn import RNN
 from smelt.ops.round import Round
+from smelt.ops.round_mantissa import RoundMantissa
 from smelt.ops.scatter_elements import ScatterElements
 from smelt.ops.scatter_nd import ScatterND
 from smelt.ops.selu import Selu
@@ -278,6 +279,7 @@ __all__ = [
     "RMSNormalization",
     "RNN",
     "Round",
+    "RoundMantissa",
     "ScatterElements",
     "ScatterND",
     "Selu",
@@ -428,6 +430,7 @@ ALL_OPS: tuple[type[Op], ...] = (
     RMSNormalization,
     RNN,
     Round,
+    RoundMantissa,
     ScatterElements,
     ScatterND,
     Selu,

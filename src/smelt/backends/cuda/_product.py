@@ -24,6 +24,9 @@ from smelt.types import DType, override
 if TYPE_CHECKING:
     from smelt.engine import Json
 
+TF32: Final = "tf32"
+"""A precision: float32 is multiplied with ten bits behind the first."""
+_ROUND: Final = "cvt.rna.tf32.f32 $0, $1;"
 _PREFETCH: Final = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
 _LINE_BYTES: Final = 128
 _LANES: Final = 32
@@ -67,7 +70,7 @@ class ProductKernel:
     alpha: float
     stages: Json
     precision: str
-    """How float32 is multiplied: "ieee" or "tf32"."""
+    """How float32 is multiplied: "ieee", "tf32x3" or "tf32"."""
     clamps: bool
     """Whether places and columns behind the last read what the last ones read: their factors lie
     along the run, so that nothing is lost by it."""
@@ -244,7 +247,16 @@ class ProductWriter(TileWriter):
         s.line(f"a = tl.load({a_at}{masked(a_mask)}){cast_a}")
         s.line(f"b = tl.load({b_at}{masked(b_mask)})")
         how = f', input_precision="{self.k["precision"]}"' if b is DType.FLOAT32 else ""
+        if b is DType.FLOAT32 and self.k["precision"] == TF32:
+            self.round_to_tf32("a")
+            if not self.k["constants"][1]:
+                self.round_to_tf32("b")
         s.line(f"acc = tl.dot(a, b, acc{how})")
+
+    def round_to_tf32(self, name: str) -> None:
+        """Tensor cores cut off what tf32 has no room for: round before they do."""
+        how = "dtype=tl.float32, is_pure=True, pack=1"
+        self.s.line(f'{name} = tl.inline_asm_elementwise("{_ROUND}", "=r,r", [{name}], {how})')
 
     def ask_for_weights(self) -> None:
         """Have the tile's weights brought near; tiles below each other share the work."""

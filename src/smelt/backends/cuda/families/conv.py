@@ -75,7 +75,9 @@ class ConvFamily(Family[CudaTarget]):
         weights = value_of(node, 1).constant
         if weights is None:
             raise InternalError(f"{node} has tactics, but its weights are not constant")
-        return (as_factor(pack_filters(weights), cast("TensorFormat", tactic.inputs[0]).dtype),)
+        return (
+            as_factor(pack_filters(weights), cast("TensorFormat", tactic.inputs[0]).dtype, tactic),
+        )
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:

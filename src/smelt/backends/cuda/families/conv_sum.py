@@ -79,7 +79,7 @@ class ConvSumFamily(Family[CudaTarget]):
             parts.append(Constant.derive(f"{weights.name}.taps", Reshape(), turned, rows))
         joined = Constant.derive(f"{parts[0].name}+{parts[1].name}", Concat(1), *parts)
         dtype = cast("TensorFormat", tactic.inputs[0]).dtype
-        return (as_factor(end_in_vectors(joined), dtype),)
+        return (as_factor(end_in_vectors(joined), dtype, tactic),)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:

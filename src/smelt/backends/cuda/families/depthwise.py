@@ -69,7 +69,7 @@ class DepthwiseFamily(Family[CudaTarget]):
             raise InternalError(f"{node} has tactics, but its weights are not constant")
         order = (*range(2, weights.type.rank), 1, 0)
         taps = Constant.derive(f"{weights.name}.taps_of_channels", Transpose(order), weights)
-        return (as_factor(taps, cast("TensorFormat", tactic.inputs[0]).dtype),)
+        return (as_factor(taps, cast("TensorFormat", tactic.inputs[0]).dtype, tactic),)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:

@@ -72,7 +72,7 @@ class GemmFamily(Family[CudaTarget]):
             order = (*range(rank - 2), rank - 1, rank - 2)
             name = f"{weights.name}.columns_first"
             weights = Constant.derive(name, Transpose(order), weights)
-        return (as_factor(weights, cast("TensorFormat", tactic.inputs[0]).dtype),)
+        return (as_factor(weights, cast("TensorFormat", tactic.inputs[0]).dtype, tactic),)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:

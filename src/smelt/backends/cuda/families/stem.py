@@ -108,7 +108,7 @@ class StemFamily(Family[CudaTarget]):
         after[1, 1], after[1, -1] = width - depth, run // width - window[-1]
         amounts = Constant(f"{weights.name}.zeros", after.reshape(-1))
         wide = Constant.derive(f"{weights.name}.wide", Pad(), weights, amounts)
-        return (as_factor(pack_filters(wide), _factors(tactic)),)
+        return (as_factor(pack_filters(wide), _factors(tactic), tactic),)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
