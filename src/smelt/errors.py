@@ -14,7 +14,7 @@ document numbers it
   - BindingError             an array given to an engine does not fit its binding
   - ContextError             an execution context or engine is used wrongly: closed, busy
   - DeviceError              the driver or the device reported a failure
-  - MissingExtraError        an optional package is not installed; names the extra
+  - MissingExtraError        a package is not installed; says how to get it
 * InternalError              a broken invariant of smelt itself: a bug, never caught with SmeltError
 """
 
@@ -109,13 +109,22 @@ class DeviceError(SmeltError):
 
 
 class MissingExtraError(SmeltError):
-    """An optional package is not installed."""
+    """A package is not installed that not every machine needs."""
 
-    def __init__(self, package: str, extra: str) -> None:
-        super().__init__(
-            f"{package} is not installed; it comes with smelt[{extra}]: "
-            f"run pip install '.[{extra}]' in smelt's clone"
-        )
+    def __init__(self, package: str, extra: str | None = None, *, advice: str = "") -> None:
+        """Say how to get the package.
+
+        Args:
+            package: its name on PyPI.
+            extra: the extra that brings it; None for what comes with every whole installation.
+            advice: what to do, where the usual is not all that there is.
+        """
+        usual = f"run: pip install {package}"
+        if extra is not None:
+            usual = (
+                f"smelt's extra {extra!r} brings it: run pip install '.[{extra}]' in smelt's clone"
+            )
+        super().__init__(f"{package} is not installed; {advice or usual}")
         self.package = package
         self.extra = extra
 

@@ -70,7 +70,7 @@ def test_without_the_bindings_the_error_names_the_extra(monkeypatch: pytest.Monk
     module = importlib.import_module("smelt.devices.cuda._driver")
     monkeypatch.setattr(module, "_drivers", {})
     monkeypatch.setitem(sys.modules, "cuda.bindings.driver", None)
-    with pytest.raises(MissingExtraError, match=r"smelt\[cuda\]"):
+    with pytest.raises(MissingExtraError, match=r"run pip install \'\.\[cuda\]\' in"):
         cuda_driver()
 
 

@@ -118,7 +118,7 @@ def test_an_engine_for_gpus_says_on_a_bare_machine_what_it_needs(
 
 def test_a_bare_machine_says_what_reading_a_model_needs(bare: Path) -> None:
     done = run_bare(bare, "import smelt; smelt.network_from_onnx('m.onnx')")
-    assert "UnsupportedError: onnx is not installed; run: pip install onnx" in done.stderr
+    assert "MissingExtraError: onnx is not installed; run: pip install onnx" in done.stderr
 
 
 def test_a_bare_machine_says_what_the_command_line_needs(bare: Path) -> None:

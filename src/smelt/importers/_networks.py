@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from smelt.errors import ModelFormatError, UnsupportedError
+from smelt.errors import MissingExtraError, ModelFormatError
 from smelt.network import NetworkDefinition
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ def network_from_onnx(
         ModelFormatError: the model is malformed or cut off, or external data is missing.
         GraphError: the network is wrong.
         UnsupportedError: naming every node that cannot be imported, with the reason.
+        MissingExtraError: the package onnx is not installed.
     """
     _check_given(model)
     with _packages_needed():
@@ -92,7 +93,7 @@ def _packages_needed() -> Generator[None]:
         yield
     except ModuleNotFoundError as error:
         package = {"google": "protobuf"}.get(module := (error.name or "").split(".")[0], module)
-        raise UnsupportedError(f"{package} is not installed; run: pip install {package}") from error
+        raise MissingExtraError(package) from error
 
 
 def _names(outputs: Sequence[str] | None) -> Sequence[str] | None:

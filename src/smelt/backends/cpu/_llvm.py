@@ -7,21 +7,21 @@ import functools
 from importlib import import_module
 from typing import Any
 
-from smelt.errors import UnsupportedError
+from smelt.errors import MissingExtraError
 
 
 @functools.cache
 def load_llvm() -> Any:
     """Return llvmlite's binding, which ships no types.
 
-    Raises UnsupportedError: it is not installed.
+    Raises MissingExtraError: it is not installed.
     """
     try:
         return import_module("llvmlite.binding")
     except ModuleNotFoundError as error:
-        raise UnsupportedError(
-            "code cannot be generated here: llvmlite is not installed; run: pip install llvmlite, "
-            "or load an engine that a key you trust has signed"
+        raise MissingExtraError(
+            "llvmlite",
+            advice="run: pip install llvmlite, or load an engine that a key you trust has signed",
         ) from error
 
 
