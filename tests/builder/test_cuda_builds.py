@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import platform
 import subprocess
 import sys
 from dataclasses import replace
@@ -107,7 +108,7 @@ def test_it_is_for_no_other_device(engine: Engine) -> None:
 
 def test_a_context_needs_a_gpu(engine: Engine, driver: Callable[[StubDriver | None], None]) -> None:
     driver(None)
-    with pytest.raises(MissingExtraError, match=r"smelt\[cuda\]"):
+    with pytest.raises(MissingExtraError, match=r"run pip install \'\.\[cuda\]\' in"):
         engine.create_context()
     driver(StubDriver(devices=0))
     with pytest.raises(DeviceError, match="no NVIDIA GPU"):
@@ -241,7 +242,7 @@ def test_the_gpu_that_is_there_decides_the_architecture(
     driver: Callable[[StubDriver | None], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver(StubDriver())
-    monkeypatch.setattr(_cuda_toolchain, "find_spec", str)
+    monkeypatch.setattr(_cuda_toolchain, "require_triton", str)
     monkeypatch.setattr(_cuda_toolchain, "generator_edition", str)
     for device in ("cuda", "cuda:1"):
         assert open_toolchain(device).fingerprint.architecture == "sm_90"
@@ -276,14 +277,31 @@ def test_an_absent_package_is_named_with_its_extra(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     driver(None)
-    with pytest.raises(MissingExtraError, match=r"^cuda-bindings .*smelt\[cuda-build\].*$"):
-        open_toolchain("cuda")
+    with monkeypatch.context() as patch:
+        patch.setattr(_cuda_toolchain, "require_triton", str)
+        with pytest.raises(MissingExtraError, match=r"^cuda-bindings .*\.\[cuda-build\]' in .*$"):
+            open_toolchain("cuda")
     monkeypatch.setitem(sys.modules, "triton", None)
-    with pytest.raises(MissingExtraError, match=r"^triton .*smelt\[cuda-build\].*$"):
-        open_toolchain("cuda:sm_90")
+    for device in ("cuda", "cuda:sm_90"):
+        with pytest.raises(MissingExtraError, match=r"^triton .*\.\[cuda-build\]' in .*$"):
+            open_toolchain(device)
     with caplog.at_level("WARNING"):
         assert open_toolchain(["cuda:sm_90", "cpu"]).fingerprint.device == "cpu"
     assert "not built for cuda:sm_90: triton is not installed" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("system", "machine"), [("linux", "aarch64"), ("win32", "AMD64"), ("darwin", "arm64")]
+)
+def test_where_the_extra_does_not_bring_the_compiler_the_error_says_so(
+    monkeypatch: pytest.MonkeyPatch, system: str, machine: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    with pytest.raises(MissingExtraError, match=f"Linux on x86-64 alone.*on {machine}") as caught:
+        open_toolchain("cuda:sm_90")
+    assert "pip install" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 import re
 import time
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
 from smelt.backends import CodeCache, CodeImage
-from smelt.backends.cuda import CudaBackend, generator_edition, target_named
+from smelt.backends.cuda import CudaBackend, generator_edition, require_triton, target_named
 from smelt.builder._options import HALF2, TF32
 from smelt.builder._toolchain import Toolchain
 from smelt.devices.cuda import ABI_VERSION, cuda_device, selected_device
@@ -63,8 +62,7 @@ class CudaToolchain(Toolchain):
         Raises:
             MissingExtraError: Triton is not installed.
         """
-        if find_spec("triton") is None:
-            raise MissingExtraError("triton", "cuda-build")
+        require_triton()
         self._target = target
         self.index = index
         self.device = None if index is None else f"cuda:{index}"
@@ -165,7 +163,7 @@ def open_toolchain(kind: str, detail: str, precision: str) -> CudaToolchain:
     try:
         gpu = cuda_device(int(detail)) if detail else selected_device()
     except MissingExtraError as error:
-        # Building needs the compiler, too: one extra brings both.
+        require_triton()  # building needs the compiler, too, and one extra brings both
         raise MissingExtraError(error.package, "cuda-build") from error
     except DeviceError as error:
         raise DeviceError(

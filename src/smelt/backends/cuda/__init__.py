@@ -9,6 +9,7 @@ from smelt.backends.cuda._triton import (
     function_of,
     generator_edition,
     load_triton,
+    require_triton,
 )
 
 __all__ = [
@@ -23,5 +24,6 @@ __all__ = [
     "function_of",
     "generator_edition",
     "load_triton",
+    "require_triton",
     "target_named",
 ]

@@ -11,6 +11,8 @@ import importlib
 import importlib.metadata
 import importlib.util
 import linecache
+import platform
+import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -43,7 +45,7 @@ def load_triton() -> Any:
     try:
         return importlib.import_module("triton")
     except ModuleNotFoundError as error:
-        raise MissingExtraError("triton", "cuda-build") from error
+        raise _missing_triton() from error
 
 
 @functools.cache
@@ -56,7 +58,7 @@ def generator_edition() -> str:
     try:
         version = importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError as error:
-        raise MissingExtraError("triton", "cuda-build") from error
+        raise _missing_triton() from error
     return edition_of(Path(__file__).parent, f"triton {version}, interface {ABI_VERSION}")
 
 
@@ -67,7 +69,21 @@ def require_triton() -> None:
     except ValueError:  # it was taken out of this process
         found = None
     if found is None:
-        raise MissingExtraError("triton", "cuda-build")
+        raise _missing_triton()
+
+
+def _missing_triton() -> MissingExtraError:
+    """The error that says how to get Triton: the extra brings it to some machines only."""
+    machine = platform.machine()
+    if sys.platform == "linux" and machine == "x86_64":
+        return MissingExtraError("triton", "cuda-build")
+    return MissingExtraError(
+        "triton",
+        "cuda-build",
+        advice="smelt's extra 'cuda-build' brings it to Linux on x86-64 alone, and this is "
+        f"{platform.system()} on {machine}: build there with device='cuda:sm_90' or the like, "
+        "which needs no GPU, and run the engine here",
+    )
 
 
 def keep_compiled_in(folder: str) -> None:
