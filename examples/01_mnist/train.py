@@ -322,6 +322,12 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent)
     options = parser.parse_args()
+    if options.epochs < 1:
+        parser.error("--epochs must be 1 or more")
+    try:
+        options.output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:  # better now than after minutes of training
+        parser.error(f"nothing can be written there: {error}")
     images, labels = load()
     held = len(images) // 10
     random = np.random.default_rng(SEED)
@@ -335,7 +341,6 @@ def main() -> None:
             losses.append(net.train(x, wanted, step, rate))
         right = float((net.forward(images[:held]).argmax(1) == labels[:held]).mean())
         print(f"epoch {epoch + 1:2}: loss {np.mean(losses):.4f}, held out {right:.1%} right")
-    options.output.mkdir(parents=True, exist_ok=True)
     write_caffe(net, options.output)
     write_onnx(net, options.output)
     write_pictures(images[:held], labels[:held], options.output / "digits")

@@ -192,15 +192,32 @@ def print_profile(measured: Measured, *, every: bool) -> None:
     print(f"{measured.plain:.2f} ms without")
 
 
+def whole_number(least: int, most: int) -> Callable[[str], int]:
+    """What reads an option that is a whole number within bounds."""
+
+    def read(text: str) -> int:
+        if not (text.isdecimal() and len(text) < 10 and least <= int(text) <= most):
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least} to {most}")
+        return int(text)
+
+    return read
+
+
+SIZE = whole_number(47, 2048)  # of 46 rows too few are left for the last window
+BATCH = whole_number(1, 256)
+
+
 def main() -> None:
     """Build, profile, print."""
     parser = argparse.ArgumentParser(description="profile GoogLeNet layer by layer")
-    parser.add_argument("--size", type=int, default=224, help="rows and columns of the input")
-    parser.add_argument("--batch", type=int, default=1, help="images at a time")
-    parser.add_argument("--iterations", type=int, default=10, help="runs that are averaged")
-    parser.add_argument("--threads", type=int, default=0, help="0: as many as there are cores")
+    parser.add_argument("--size", type=SIZE, default=224, help="rows and columns of the input")
+    parser.add_argument("--batch", type=BATCH, default=1, help="images at a time")
+    parser.add_argument(
+        "--iterations", type=whole_number(1, 10**6), default=10, help="averaged runs"
+    )
+    parser.add_argument("--threads", type=whole_number(0, 1024), default=0, help="0: one a core")
     parser.add_argument("--layers", action="store_true", help="print every layer")
-    parser.add_argument("--tune", default="fast", help="none, fast or full")
+    parser.add_argument("--tune", default="fast", choices=("none", "fast", "full"))
     options = parser.parse_args()
     network = GoogLeNet(options.size).network
     start = time.perf_counter()
@@ -213,4 +230,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (smelt.SmeltError, MemoryError) as error:
+        raise SystemExit(f"error: {error or 'there is not enough memory for this'}") from error

@@ -10,8 +10,9 @@ import sys
 from collections import defaultdict
 
 import numpy as np
-from profile_layers import GoogLeNet
+from profile_layers import BATCH, SIZE, GoogLeNet
 
+import smelt
 from smelt import gie
 
 TIMING_ITERATIONS = 10
@@ -47,8 +48,8 @@ class Profiler:
 def main() -> None:
     """Build with half2 mode where it pays, execute synchronously, print the means."""
     parser = argparse.ArgumentParser(description="GoogLeNet through the GIE façade")
-    parser.add_argument("--size", type=int, default=224, help="rows and columns of the input")
-    parser.add_argument("--batch", type=int, default=4, help="images at a time")
+    parser.add_argument("--size", type=SIZE, default=224, help="rows and columns of the input")
+    parser.add_argument("--batch", type=BATCH, default=4, help="images at a time")
     options = parser.parse_args()
     builder = gie.create_infer_builder(Logger())
     network = builder.create_network()
@@ -73,4 +74,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (smelt.SmeltError, MemoryError) as error:
+        raise SystemExit(f"error: {error or 'there is not enough memory for this'}") from error

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.examples import run_example
+from tests.support.examples import run_example, start_example
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,3 +46,20 @@ def test_sample_through_the_facade_averages_every_layer(tmp_path: Path) -> None:
     times = [float(number) for number in re.findall(r"([\d.]+) ms", shown)]
     assert len(times) == int(counts[0][1]) + 1
     assert sum(times[:-1]) == pytest.approx(times[-1], abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("script", "option", "value"),
+    [
+        ("profile_layers.py", "--size", "0"),
+        ("profile_layers.py", "--iterations", "-1"),
+        ("sample_googlenet.py", "--batch", "9" * 5000),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused_in_a_line(
+    tmp_path: Path, script: str, option: str, value: str
+) -> None:
+    done = start_example("02_googlenet_profile", script, option, value, home=tmp_path)
+    assert done.returncode == 2
+    assert f"argument {option}: {value!r} is no whole number from" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr

@@ -12,8 +12,18 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 def run_example(folder: str, script: str, *options: str, home: Path) -> str:
     """Run the script of an example; return what it prints. Fails when the script does."""
+    run = start_example(folder, script, *options, home=home)
+    assert run.returncode == 0, run.stderr
+    assert not run.stderr, run.stderr
+    return run.stdout
+
+
+def start_example(
+    folder: str, script: str, *options: str, home: Path
+) -> subprocess.CompletedProcess[str]:
+    """Run the script of an example, and tell how it ended."""
     environment = {name: v for name, v in os.environ.items() if not name.startswith("SMELT_")}
-    run = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-W", "error", str(EXAMPLES / folder / script), *options],
         capture_output=True,
         text=True,
@@ -22,6 +32,3 @@ def run_example(folder: str, script: str, *options: str, home: Path) -> str:
         cwd=home,
         env={**environment, "HOME": str(home), "USERPROFILE": str(home)},
     )
-    assert run.returncode == 0, run.stderr
-    assert not run.stderr, run.stderr
-    return run.stdout
