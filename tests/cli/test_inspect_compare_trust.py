@@ -124,7 +124,7 @@ def test_the_json_of_a_comparison_has_its_documented_keys(smelt: Smelt, model: P
     assert told["passed"] is True
     assert set(told["outputs"][0]) == {
         "name", "dtype", "shape", "largest_magnitude", "max_abs_error", "relative_error",
-        "tolerance", "moves", "passed",
+        "tolerance", "moves", "steps", "allowed_steps", "caution", "passed",
     }  # fmt: skip
 
 

@@ -13,11 +13,23 @@ import pytest
 from smelt.builder import build
 from smelt.compare import _compare as room
 from smelt.compare import compare, load_inputs
+from smelt.compare._layers import with_outputs
+from smelt.compare._quantized import quantized_steps
 from smelt.errors import BindingError, MissingExtraError, SmeltError
 from smelt.importers import network_from_onnx
 from smelt.interp import interpret
 from smelt.ir import Graph, clone
-from smelt.ops import Conv, LeakyRelu, MatMul, Relu
+from smelt.ops import (
+    ArgMax,
+    Conv,
+    DequantizeLinear,
+    LeakyRelu,
+    MatMul,
+    Mul,
+    QuantizeLinear,
+    Relu,
+    Softmax,
+)
 from smelt.types import DType, TensorType
 from tests.support.small_models import (
     boxes_model,
@@ -236,6 +248,92 @@ def test_what_is_half_between_layers_is_not_rounded_by_the_references() -> None:
     assert found.passed
     assert found.outputs[0].dtype == "float16"
     assert found.outputs[0].relative_error <= 5e-4  # a rounding of the last result
+
+
+# ---- quantised networks
+
+
+def _quantized(first: int = 0, second: int = 0) -> Graph:
+    """Bytes, eight times as much, bytes again; either so many steps off."""
+    graph = Graph("bytes")
+    value = graph.add_input("x", TensorType(DType.FLOAT32, (4, 9)))
+    for number, shift in enumerate((first, second)):
+        scale = graph.add_constant(np.array(0.03125, np.float32), f"scale{number}")
+        zeros = [np.array(zero, np.uint8) for zero in (128, 128 - shift)]
+        zero, moved = (graph.add_constant(z, f"zero{number}{k}") for k, z in enumerate(zeros))
+        integers = graph.add(QuantizeLinear(), value, scale, zero, name=f"q{number}").output
+        value = graph.add(DequantizeLinear(), integers, scale, moved, name=f"d{number}").output
+        graph.outputs = [value]
+        eight = graph.add_constant(np.array(8, np.float32), f"eight{number}")
+        value = graph.add(Mul(), value, eight, name=f"m{number}").output
+    graph.remove_unused()
+    return graph
+
+
+def _build_instead(monkeypatch: pytest.MonkeyPatch, wrong: Graph) -> None:
+    """Let builds make an engine of another network, which has the same names."""
+
+    def build_wrongly(network: Any, **options: Any) -> Any:
+        names = [value.name for value in getattr(network, "graph", network).outputs]
+        return build(with_outputs(wrong, names), **options)
+
+    monkeypatch.setattr(room, "build", build_wrongly)
+
+
+@pytest.mark.parametrize(("shift", "passes"), [(0, True), (2, True), (3, False)])
+def test_what_follows_from_bytes_may_be_steps_apart_and_they_are_counted(
+    monkeypatch: pytest.MonkeyPatch, *, shift: int, passes: bool
+) -> None:
+    _build_instead(monkeypatch, _quantized(0, shift))
+    found = compare(_quantized(), tune="none", layers=True)
+    (error,) = found.outputs
+    assert (error.steps, error.allowed_steps) == (shift, 2)
+    assert found.passed == passes
+    first = found.first_difference
+    assert (first.tensor if first else "") == ("" if passes else "d1")
+    assert compare(_quantized(), tune="none", steps=0).passed == (shift == 0)
+
+
+def test_a_layer_is_not_blamed_for_the_steps_of_those_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _build_instead(monkeypatch, _quantized(1))
+    found = compare(_quantized(), tune="none", layers=True)
+    assert [error.steps for error in found.outputs] == [8]
+    assert {name: error.steps for name, error in found.layers} == {
+        "q0": 0, "d0": 1, "m0": 0, "q1": 0, "d1": 0
+    }  # fmt: skip
+    assert found.first_difference is None
+    assert not found.passed
+
+
+def test_steps_are_counted_in_bytes_and_in_what_is_made_of_them_alone() -> None:
+    graph = _quantized()
+    (value,) = graph.outputs
+    for op in (Softmax(), ArgMax()):
+        graph.add(op, value, name=op.name)
+    graph.add(Mul(), value, value, name="square")
+    sizes = {name: step.size for name, step in quantized_steps(graph).items()}
+    assert sizes.pop("square") is None
+    assert sizes == {"q0": 1, "d0": 1 / 32, "m0": 1 / 32, "q1": 1, "d1": 1 / 32, "softmax": 1 / 32}
+    assert quantized_steps(graph)["square"].size_for(0.5) == 0.5 / 255
+
+
+# ---- outputs that say little
+
+
+def test_an_output_that_is_saturated_names_the_tensor_that_tells_more() -> None:
+    graph = Graph("odds")
+    x = graph.add_input("x", TensorType(DType.FLOAT32, (2, 5)))
+    graph.outputs = [graph.add(Softmax(), x, name="prob").output]
+    scores = np.random.default_rng(0).standard_normal((2, 5)).astype(np.float32)
+    (mild,) = compare(graph, inputs={"x": scores}, tune="none").outputs
+    (wild,) = compare(graph, inputs={"x": 1000 * scores}, tune="none").outputs
+    assert mild.caution == ""
+    assert wild.caution.startswith("every element is 0 or 1")
+    assert "'x', from which softmax makes it" in wild.caution
+    (even,) = compare(graph, inputs={"x": 0 * scores}, tune="none").outputs
+    assert even.caution == "every element is 0.2"
 
 
 def test_an_unknown_oracle_or_input_is_refused_by_name() -> None:

@@ -12,7 +12,7 @@ from smelt.cli._models import BuildArguments, build_options, open_network
 from smelt.cli._parse import pairs_from_texts, shapes_from_texts
 
 if TYPE_CHECKING:
-    from smelt.compare import Comparison
+    from smelt.compare import Comparison, OutputError
     from smelt.network import NetworkDefinition
 
 
@@ -36,6 +36,13 @@ if TYPE_CHECKING:
     type=click.FloatRange(0),
     help="Largest error allowed, relative to an output's largest magnitude.  "
     "[default: 1e-4; models or --precision of float16 and half2 3e-3, tf32 1e-2, bfloat16 2e-2]",
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(0),
+    default=2,
+    show_default=True,
+    help="Quantisation steps by which what follows from quantised tensors may differ besides.",
 )
 @click.option(
     "--input",
@@ -146,22 +153,28 @@ def _error(error: Any) -> dict[str, Any]:
 
 
 def _show(found: Comparison) -> None:
+    counts_steps = any(error.steps is not None for error in found.outputs)
     rows = [
         (
             error.name,
             f"{error.dtype}{list(error.shape)}",
             f"{error.max_abs_error:.3g}",
             f"{error.relative_error:.2e}",
+            *([_steps(error)] if counts_steps else []),
             f"{error.tolerance:.0e}",
             "ok" if error.passed else "moves between runs" if error.moves else "DIFFERS",
         )
         for error in found.outputs
     ]
-    heads = ("output", "type", "max error", "relative", "allowed", "")
+    counted = ["steps"] if counts_steps else []
+    heads = ("output", "type", "max error", "relative", *counted, "allowed", "")
     print_table(rows, heads, title=f"{found.network} against {found.against}")
+    _show_cautions(found)
     if found.layers:
-        right = sum(error.passed for _, error in found.layers)
-        click.echo(f"{right} of {len(found.layers)} intermediate results agree")
+        right = [error for _, error in found.layers if error.passed]
+        off = sum(round(error.steps or 0) > 0 for error in right)
+        apart = f", {off} of them some quantisation steps apart" if off else ""
+        click.echo(f"{len(right)} of {len(found.layers)} intermediate results agree{apart}")
     first = found.first_difference
     if first is not None:
         where = "only where layers are fused" if first.fused_only else "also when it stands alone"
@@ -169,7 +182,22 @@ def _show(found: Comparison) -> None:
             f"first difference: layer {first.layer} ({first.op}), tensor {first.tensor}, "
             f"relative error {first.error.relative_error:.2e}, {where}"
         )
+    elif found.layers and not found.passed:
+        click.echo("no layer is wrong by itself: it is steps that add up, or what is fused")
     _show_reduction(found)
+
+
+def _steps(error: OutputError) -> str:
+    """How many quantisation steps it is off, of how many it may be."""
+    return "" if error.steps is None else f"{error.steps:.2g} of {error.allowed_steps}"
+
+
+def _show_cautions(found: Comparison) -> None:
+    cautions = [error for error in found.outputs if error.caution]
+    for error in cautions:
+        click.echo(f"{error.name} says little on these inputs: {error.caution}")
+    if cautions:
+        click.echo("(--input NAME=FILE.npy gives real inputs, --output NAME another tensor)")
 
 
 def _show_reduction(found: Comparison) -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from smelt.builder import build
+from smelt.compare._caution import caution_about
 from smelt.compare._export import model_from_graph
 from smelt.compare._inputs import fix_shapes, input_sets, shapes_of_inputs
 from smelt.compare._layers import LayerDifference, find_first_difference, layer_errors
-from smelt.compare._measure import TOLERANCES, OutputError, measure_error
+from smelt.compare._measure import TOLERANCES, Judge, OutputError
 from smelt.compare._oracle import make_oracle
+from smelt.compare._quantized import STEPS_ALLOWED, quantized_steps
 from smelt.compare._reduce import reduce_graph
 from smelt.engine import write_atomically
 from smelt.errors import SmeltError, UnsupportedError
@@ -28,7 +31,9 @@ if TYPE_CHECKING:
     import onnx
 
     from smelt.builder import Progress, ShapeSpec
+    from smelt.compare._oracle import Oracle
     from smelt.ir import Array
+    from smelt.runtime import ExecutionContext
 
     Model = str | os.PathLike[str] | bytes | onnx.ModelProto | NetworkDefinition | Graph
 
@@ -75,6 +80,7 @@ def compare(  # gate: options of one question, each with its default
     layers: bool = False,
     reduce: str | os.PathLike[str] | None = None,
     tolerance: float | None = None,
+    steps: int = STEPS_ALLOWED,
     shapes: Mapping[str, ShapeSpec] | None = None,
     outputs: Sequence[str] | None = None,
     max_batch_size: int = 1,
@@ -96,6 +102,7 @@ def compare(  # gate: options of one question, each with its default
         tolerance: largest error allowed, relative to an output's largest magnitude; None for
             1e-4, and where the model or the engine computes in less than float32 for 3e-3 (float16,
             half2), 1e-2 (tf32) or 2e-2 (bfloat16).
+        steps: quantisation steps by which what follows from quantised tensors may differ besides.
         shapes: as for `build`; the inputs' own where they are given.
         outputs: values to compare instead of the model's outputs.
         max_batch_size: batch, where the network leaves it open.
@@ -119,25 +126,45 @@ def compare(  # gate: options of one question, each with its default
         "progress": progress,
         "max_batch_size": max_batch_size,
     }
-    worst: dict[str, OutputError] = {}
-    failing = 0
+    judge = Judge(tolerance, steps, quantized_steps(graph))
     with (
         build(graph, shapes=shapes, **engine_options) as engine,
         engine.create_context(threads=threads) as context,
     ):
-        for number, arrays in enumerate(sets):
-            wanted = oracle.values(arrays, [value.name for value in graph.outputs])
-            results = [context.run(arrays) for _ in range(2)]
-            for error in _output_errors(results, wanted, tolerance):
-                before = worst.get(error.name)
-                if before is None or _badness(error) > _badness(before):
-                    worst[error.name] = error
-                    failing = failing if error.passed else number
-    trial = _Trial(against, tolerance, threads, engine_options)
-    found: Comparison = Comparison(graph.name, against, tuple(worst.values()))
+        errors, failing = _worst_errors(graph, sets, oracle, context, judge)
+    trial = _Trial(against, judge, threads, engine_options)
+    found: Comparison = Comparison(graph.name, against, errors)
     if not layers and (reduce is None or found.passed):
         return found
     return trial.explain(found, graph, sets[failing], message, layers=layers, reduce=reduce)
+
+
+def _worst_errors(
+    graph: Graph,
+    sets: Sequence[Mapping[str, Array]],
+    oracle: Oracle,
+    context: ExecutionContext,
+    judge: Judge,
+) -> tuple[tuple[OutputError, ...], int]:
+    """The worst error of each output over all inputs, and the inputs where one is not allowed.
+
+    What says little with these inputs is a caution, if no others say more.
+    """
+    worst: dict[str, OutputError] = {}
+    cautions: dict[str, str] = {}
+    made = {value.name: value for value in graph.outputs}
+    failing = 0
+    for number, arrays in enumerate(sets):
+        wanted = oracle.values(arrays, list(made))
+        results = [context.run(arrays) for _ in range(2)]
+        for error in _output_errors(results, wanted, judge):
+            name, array = error.name, wanted[error.name]
+            if name not in worst or _badness(error) > _badness(worst[name]):
+                worst[name] = error
+                failing = failing if error.passed else number
+            if cautions.get(name, "first"):
+                cautions[name] = caution_about(made[name], array, judge.limit(array))
+    return tuple(replace(e, caution=cautions[e.name]) for e in worst.values()), failing
 
 
 def _badness(error: OutputError) -> tuple[bool, float]:
@@ -172,15 +199,14 @@ def _open(
 def _output_errors(
     results: Sequence[Mapping[str, Array]],
     wanted: Mapping[str, Array],
-    tolerance: float | None,
+    judge: Judge,
 ) -> list[OutputError]:
     first, second = results
     return [
-        measure_error(
+        judge.error(
             name,
             np.asarray(first[name]),
             array,
-            tolerance,
             moves=np.asarray(first[name]).tobytes() != np.asarray(second[name]).tobytes(),
         )
         for name, array in wanted.items()
@@ -192,7 +218,7 @@ class _Trial:
     """How parts of the network are tried."""
 
     against: str
-    tolerance: float | None
+    judge: Judge
     threads: int | None
     options: dict[str, Any]
 
@@ -212,12 +238,11 @@ class _Trial:
         first: LayerDifference | None = None
         if layers:
             oracle = make_oracle(self.against, fixed, message)
-            errors = layer_errors(fixed, inputs, oracle, self.tolerance, self.run)
+            ask = partial(make_oracle, self.against)
+            errors = layer_errors(fixed, inputs, oracle, self.judge, self.run, ask)
             rows = tuple((" + ".join(node.layers) or node.name, error) for node, error in errors)
             if not (found.passed and all(error.passed for _, error in errors)):
-                first = find_first_difference(
-                    fixed, inputs, oracle, self.tolerance, self.run, errors
-                )
+                first = find_first_difference(fixed, inputs, oracle, self.judge, self.run, errors)
         reduction = None
         if reduce is not None and (first is not None or not found.passed):
             reduction = self.reduce(fixed, inputs, Path(reduce))
@@ -240,10 +265,8 @@ class _Trial:
             got = self.run(graph, inputs)
         except SmeltError:
             return False  # this part is no network by itself
-        return any(
-            not measure_error(name, got[name], array, self.tolerance).passed
-            for name, array in wanted.items()
-        )
+        judge = replace(self.judge, quantized=quantized_steps(graph))
+        return any(not judge.error(name, got[name], array).passed for name, array in wanted.items())
 
     def reduce(self, graph: Graph, inputs: Mapping[str, Array], path: Path) -> Reduction:
         """Find the smallest part that fails, and save it."""

@@ -5,18 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from smelt.compare._measure import OutputError, measure_error
+import numpy as np
+
+from smelt.compare._reduce import cut_part
+from smelt.errors import UnsupportedError
 from smelt.ir import clone
 from smelt.types import DType, TensorType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from smelt.compare._measure import Judge, OutputError
     from smelt.compare._oracle import Oracle
     from smelt.ir import Array, Graph, Node, Value
 
     Run = Callable[[Graph, Mapping[str, Array]], dict[str, Array]]
     """Builds an engine of a graph and runs it."""
+    AskAbout = Callable[[Graph], Oracle]
+    """Gives the oracle of a part of the network."""
 
 
 _NEAREST: Final = 4
@@ -55,26 +61,48 @@ def layer_errors(
     graph: Graph,
     inputs: Mapping[str, Array],
     oracle: Oracle,
-    tolerance: float | None,
+    judge: Judge,
     run: Run,
+    ask: AskAbout,
 ) -> list[tuple[Node, OutputError]]:
-    """The error of each intermediate result, in an engine that shows them all."""
+    """The error of each intermediate result, in an engine that shows them all.
+
+    One quantisation step may become many within a few layers, all of them right. So a layer whose
+    result is counted in steps is judged by what it makes of that which the engine itself gave it.
+    """
     shown = shown_values(graph)
     names = [value.name for _, value in shown]
-    wanted = oracle.values(inputs, names)
     got = run(with_outputs(graph, names), inputs)
+    wanted = oracle.values(inputs, [name for name in names if name not in judge.quantized])
+    known = {id(value): np.asarray(inputs[value.name]) for value in graph.inputs}
+    known |= {id(value): got[value.name] for _, value in shown}
+    for node, value in shown:
+        if value.name in judge.quantized:
+            wanted |= _alone(graph, node, known, ask)
     return [
-        (node, measure_error(value.name, got[value.name], wanted[value.name], tolerance))
+        (node, judge.error(value.name, got[value.name], wanted[value.name]))
         for node, value in shown
         if value.name in wanted
     ]
+
+
+def _alone(graph: Graph, node: Node, known: Mapping[int, Array], ask: AskAbout) -> dict[str, Array]:
+    """What a node should make of what it was given; nothing, where that cannot be told."""
+    if any(v is not None and v.constant is None and id(v) not in known for v in node.inputs):
+        return {}
+    part, arrays = cut_part(graph, [node], known)
+    names = [value.name for value in part.nodes[0].outputs]
+    try:
+        return ask(part).values(arrays, names)
+    except UnsupportedError:
+        return {}
 
 
 def find_first_difference(
     graph: Graph,
     inputs: Mapping[str, Array],
     oracle: Oracle,
-    tolerance: float | None,
+    judge: Judge,
     run: Run,
     errors: Sequence[tuple[Node, OutputError]],
 ) -> LayerDifference | None:
@@ -82,16 +110,17 @@ def find_first_difference(
 
     An engine that shows every intermediate result fuses less. Where all of its results are right
     and the network's are not, single results are asked for, from a wrong output towards the inputs.
+    What is counted in steps tells nothing there: it may be right and many of them off.
     """
     for node, error in errors:
         if not error.passed:
             return _difference(node, error, fused_only=False)
-    producers = {error.name: node for node, error in errors}
+    producers = {e.name: node for node, e in errors if e.name not in judge.quantized}
     wanted = oracle.values(inputs, list(producers))
 
     def error_at(name: str) -> OutputError:
         got = run(with_outputs(graph, [name]), inputs)[name]
-        return measure_error(name, got, wanted[name], tolerance)
+        return judge.error(name, got, wanted[name])
 
     found: OutputError | None = None
     suspects = [value.name for value in graph.outputs if value.name in producers]

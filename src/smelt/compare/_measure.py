@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from smelt.compare._quantized import Step
     from smelt.ir import Array
 
 TOLERANCES: Final = {"float16": 3e-3, "half2": 3e-3, "tf32": 1e-2, "bfloat16": 2e-2}
@@ -29,15 +32,54 @@ class OutputError:
     max_abs_error: float
     """Infinite where shapes differ, or one has no number where the other has one."""
     relative_error: float
-    """The largest absolute error by the largest magnitude; infinite for unequal integers."""
+    """The largest absolute error by the largest magnitude; infinite for unequal integers, if they
+    stand for no real numbers."""
     tolerance: float
+    """Largest relative error allowed, that of the allowed steps included."""
     moves: bool = False
     """Whether two runs on the same inputs gave different bits: a race, wrong whatever its size."""
+    steps: float | None = None
+    """The largest absolute error in quantisation steps; None where none are counted."""
+    allowed_steps: int | None = None
+    caution: str = ""
+    """Why it says little that an output agrees; empty where it says something."""
 
     @property
     def passed(self) -> bool:
         """Whether the error is allowed."""
         return self.relative_error <= self.tolerance and not self.moves
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """What errors are allowed."""
+
+    tolerance: float | None
+    """Largest relative error; None for what suits the dtype."""
+    allowed_steps: int = 0
+    """Quantisation steps that are allowed besides, in what follows from quantised tensors."""
+    quantized: Mapping[str, Step] = field(default_factory=dict[str, "Step"])
+    """The steps of these tensors, by name."""
+
+    def limit(self, wanted: Array) -> float:
+        """Largest relative error allowed in an array, where no steps are counted."""
+        usual = TOLERANCES.get(str(wanted.dtype), DEFAULT_TOLERANCE)
+        return usual if self.tolerance is None else self.tolerance
+
+    def error(self, name: str, got: Array, wanted: Array, *, moves: bool = False) -> OutputError:
+        """The error of ``got``, which should be ``wanted``; ``moves`` as in `OutputError`."""
+        step = self.quantized.get(name)
+        magnitude, absolute, relative = _errors(got, wanted, is_real=step is not None)
+        limit = self.limit(wanted)
+        steps = allowed = None
+        if step is not None:
+            size = step.size_for(magnitude)
+            steps, allowed = absolute / (size or 1.0), self.allowed_steps
+            limit += allowed * size / (magnitude or 1.0)
+        kind, shape = str(wanted.dtype), tuple(wanted.shape)
+        return OutputError(
+            name, kind, shape, magnitude, absolute, relative, limit, moves, steps, allowed
+        )
 
 
 def measure_error(
@@ -52,14 +94,10 @@ def measure_error(
         tolerance: largest relative error allowed; None for what suits the dtype.
         moves: whether another run gave something else.
     """
-    limit = TOLERANCES.get(str(wanted.dtype), DEFAULT_TOLERANCE) if tolerance is None else tolerance
-    magnitude, absolute, relative = _errors(got, wanted)
-    return OutputError(
-        name, str(wanted.dtype), tuple(wanted.shape), magnitude, absolute, relative, limit, moves
-    )
+    return Judge(tolerance).error(name, got, wanted, moves=moves)
 
 
-def _errors(got: Array, wanted: Array) -> tuple[float, float, float]:
+def _errors(got: Array, wanted: Array, *, is_real: bool) -> tuple[float, float, float]:
     """Largest magnitude wanted, largest absolute error, and that relative to the magnitude."""
     if got.shape != wanted.shape or got.dtype != wanted.dtype:
         return 0.0, math.inf, math.inf
@@ -75,6 +113,6 @@ def _errors(got: Array, wanted: Array) -> tuple[float, float, float]:
     absolute = float(np.abs(a[finite] - b[finite]).max())
     if math.isnan(absolute):
         return magnitude, math.inf, math.inf
-    if wanted.dtype.kind != "f":
+    if wanted.dtype.kind != "f" and not is_real:
         return magnitude, absolute, 0.0 if absolute == 0 else math.inf
     return magnitude, absolute, absolute / (magnitude or 1.0)

@@ -1,0 +1,70 @@
+"""Outputs of which it says little that they agree."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from smelt import ops
+
+if TYPE_CHECKING:
+    from smelt.ir import Array, Node, Op, Value
+
+_BOUNDS: Final[dict[type[Op], tuple[int, int]]] = {
+    ops.HardSigmoid: (0, 1),
+    ops.Sigmoid: (0, 1),
+    ops.Softmax: (0, 1),
+    ops.Softsign: (-1, 1),
+    ops.Tanh: (-1, 1),
+}
+"""What elements come to where inputs are large."""
+_MOVING: Final = (
+    ops.DequantizeLinear,
+    ops.Flatten,
+    ops.Identity,
+    ops.QuantizeLinear,
+    ops.Reshape,
+    ops.Squeeze,
+    ops.Transpose,
+    ops.Unsqueeze,
+)
+
+
+def caution_about(output: Value, wanted: Array, tolerance: float) -> str:
+    """Why it says little that an output agrees; empty where it says something.
+
+    Args:
+        output: the output.
+        wanted: what it should be.
+        tolerance: the error that is allowed, relative to the largest magnitude: what differs by
+            no more is not told apart.
+    """
+    if wanted.dtype.kind != "f" or wanted.size == 0:
+        return ""
+    if not np.isfinite(wanted).any():
+        return "no element is a finite number"
+    allowed = tolerance * float(np.abs(wanted).max())
+    node = _maker(output)
+    bounds = None if node is None else _BOUNDS.get(type(node.op))
+    if node is not None and bounds is not None:
+        distance = np.minimum(*(np.abs(wanted - bound) for bound in bounds))
+        read = node.inputs[0]
+        if distance.max() <= allowed and read is not None:
+            return (
+                f"every element is {bounds[0]} or {bounds[1]}, whatever the numbers before; "
+                f"{read.name!r}, from which {node.op.name} makes it, tells more"
+            )
+    spread = float(wanted.max() - wanted.min())
+    if wanted.size > 1 and spread <= allowed:
+        return f"every element is {wanted.flat[0]:.4g}"
+    return ""
+
+
+def _maker(value: Value) -> Node | None:
+    """The node that computes a value, behind those that only move or round it."""
+    node = value.producer
+    while node is not None and isinstance(node.op, _MOVING):
+        read = node.inputs[0]
+        node = None if read is None else read.producer
+    return node
