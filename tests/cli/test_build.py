@@ -74,6 +74,8 @@ def test_the_json_answer_describes_the_engine(smelt: Smelt, model: Path, tmp_pat
         "layers",
         "reference_steps",
         "reference_ops",
+        "reference_layers",
+        "host_copy_bytes",
         "plans",
         "inputs",
         "outputs",
@@ -83,8 +85,25 @@ def test_the_json_answer_describes_the_engine(smelt: Smelt, model: Path, tmp_pat
 def test_a_build_says_which_steps_will_be_slow(smelt: Smelt, tmp_path: Path) -> None:
     path = save_model(boxes_model(), tmp_path / "boxes.onnx")
     answer = smelt("build", path, "-o", tmp_path / "boxes.engine", "--tune", "none")
-    assert "1 of its steps run a reference in Python" in answer.err
-    assert "non_max_suppression" in answer.err
+    told = "1 step runs in Python, which is slow: non_max_suppression (layers selected)"
+    assert told in answer.err
+
+
+def test_a_build_for_a_gpu_says_what_stays_on_the_host_and_what_copies_cost(
+    smelt: Smelt, tmp_path: Path
+) -> None:
+    pytest.importorskip("triton", reason="the extra cuda-build is not installed")
+    path, page = tmp_path / "boxes.engine", tmp_path / "boxes.html"
+    model = save_model(boxes_model(), tmp_path / "boxes.onnx")
+    answer = smelt("build", model, "-o", path, "--device", "cuda:sm_90", "--json")
+    told = answer.json
+    assert told["reference_layers"] == ["selected"]
+    assert told["host_copy_bytes"] == 8 * 4 * 4 + 8 * 4 + 3 * 3 * 8
+    line = "1 step runs on the host, in Python, which is slow, and 232 B are copied"
+    assert line in smelt("build", model, "-o", path, "--device", "cuda:sm_90").err
+    assert line in smelt("inspect", path).out
+    smelt("inspect", path, "--html", page)
+    assert line in page.read_text()
 
 
 def test_quiet_means_not_a_word(smelt: Smelt, model: Path, tmp_path: Path) -> None:

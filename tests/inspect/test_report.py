@@ -190,6 +190,8 @@ def test_the_json_report_has_its_documented_keys_and_is_standard_json(
         "max_batch_size",
         "reference_steps",
         "reference_ops",
+        "reference_layers",
+        "host_copy_bytes",
         "weight_bytes",
         "bindings",
         "plans",

@@ -89,6 +89,8 @@ def _summary(engine: Engine, path: Path, seconds: float) -> dict[str, Any]:
         "layers": len(engine.layers),
         "reference_steps": report.reference_steps,
         "reference_ops": list(report.reference_ops),
+        "reference_layers": list(report.reference_layers),
+        "host_copy_bytes": report.host_copy_bytes,
         "plans": len(header.plans),
         "inputs": [binding_to_json(b) for b in engine.inputs],
         "outputs": [binding_to_json(b) for b in engine.outputs],
@@ -102,9 +104,8 @@ def binding_to_json(binding: Any) -> dict[str, Any]:
 
 
 def _say_summary(engine: Engine, path: Path, seconds: float) -> None:
-    from smelt.inspect import report_of
+    from smelt.inspect import report_of, tell_host_steps
 
-    report = report_of(engine)
     say(
         f"{path}: {engine.name}, {len(engine.layers)} layers for {engine.device}, "
         f"{format_bytes(path.stat().st_size)}, built in {seconds:.1f} s"
@@ -112,9 +113,5 @@ def _say_summary(engine: Engine, path: Path, seconds: float) -> None:
     for what, bindings in (("in ", engine.inputs), ("out", engine.outputs)):
         for b in bindings:
             say(f"  {what} {b.name}: {b.dtype.value}[{', '.join(map(str, b.shape))}]")
-    if report.reference_steps:
-        ops = ", ".join(report.reference_ops)
-        say(
-            f"  {report.reference_steps} of its steps run a reference in Python, which is slow: "
-            f"{ops}. `smelt inspect {path} --tactics` says why"
-        )
+    if told := tell_host_steps(report_of(engine)):
+        say(f"  {told}. `smelt inspect {path} --tactics` says why")

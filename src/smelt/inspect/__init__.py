@@ -19,7 +19,7 @@ from smelt.inspect._report import (
 )
 from smelt.inspect._svg_graph import graph_to_svg
 from smelt.inspect._svg_memory import memory_to_svg
-from smelt.inspect._text import SECTIONS, report_to_text
+from smelt.inspect._text import SECTIONS, report_to_text, tell_host_steps
 
 __all__ = [
     "SECTIONS",
@@ -41,4 +41,5 @@ __all__ = [
     "report_to_html",
     "report_to_json",
     "report_to_text",
+    "tell_host_steps",
 ]

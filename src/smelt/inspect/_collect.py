@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import numpy as np
 
 from smelt.engine import EngineFile, HostCall, Launch, Space, key_id, verify_signature
-from smelt.errors import EngineFormatError, TrustError
+from smelt.errors import EngineFormatError, TrustError, UnboundSymbolError
 from smelt.inspect._report import (
     BindingReport,
     CandidateReport,
@@ -33,6 +33,7 @@ from smelt.inspect._report import (
 )
 from smelt.ir import Constant
 from smelt.ops import recipe_from_json
+from smelt.types import evaluate_dim
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -144,7 +145,9 @@ def _layer_ranges(header: EngineHeader) -> Iterator[range]:
 def _plan(header: EngineHeader, number: int, told: Mapping[str, Any], layers: range) -> PlanReport:
     plan = header.plans[number]
     kinds = [is_host for is_host, _ in groupby(isinstance(s, HostCall) for s in plan.steps)]
-    references = tuple(_op_name(s) for s in plan.steps if isinstance(s, HostCall))
+    calls = [step for step in plan.steps if isinstance(step, HostCall)]
+    references = tuple(map(_op_name, calls))
+    is_apart = header.fingerprint.device == "cuda"
     memory = tuple(_memory(told)) or tuple(_memory_of_plan(plan))
     bound = told.get("lower_bound_bytes")
     return PlanReport(
@@ -155,6 +158,7 @@ def _plan(header: EngineHeader, number: int, told: Mapping[str, Any], layers: ra
         host_segments=kinds.count(True),
         reference_steps=len(references),
         reference_ops=references,
+        host_copy_bytes=sum(_copied_bytes(call, plan) for call in calls) if is_apart else 0,
         arena_bytes=plan.arena_bytes,
         arena_lower_bound_bytes=bound if isinstance(bound, int) else _most_alive(memory),
         scratch_bytes=plan.scratch_bytes,
@@ -172,6 +176,21 @@ def _plan(header: EngineHeader, number: int, told: Mapping[str, Any], layers: ra
 def _op_name(step: HostCall) -> str:
     op = step.op
     return str(op[1]) if isinstance(op, tuple) and len(op) > 1 else "?"
+
+
+def _copied_bytes(call: HostCall, plan: Plan) -> int:
+    """Bytes that cross between host and device for a step, at the plan's largest extents."""
+    views = [view for view in (*call.inputs, *call.outputs) if view is not None]
+    total = 0
+    for view in views:
+        # Weights are on the host as well. A file that was only read has not been verified.
+        if view.buffer in range(len(plan.buffers)) and (
+            plan.buffers[view.buffer].space is not Space.WEIGHTS
+        ):
+            with contextlib.suppress(UnboundSymbolError):
+                extents = [evaluate_dim(extent, plan.largest) for extent in view.shape]
+                total += math.prod(extents) * view.dtype.size_bytes
+    return total
 
 
 def _layer(

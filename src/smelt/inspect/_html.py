@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from smelt.inspect._svg_graph import graph_to_svg
 from smelt.inspect._svg_memory import memory_to_svg
-from smelt.inspect._text import format_bytes, format_seconds, system_of
+from smelt.inspect._text import format_bytes, format_seconds, system_of, tell_host_steps
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -68,9 +68,8 @@ def _head(report: EngineReport) -> Iterator[str]:
     if report.max_batch_size is not None:
         facts.append(("largest batch", str(report.max_batch_size)))
     yield from _facts(facts)
-    if report.reference_ops:
-        ops = ", ".join(report.reference_ops)
-        yield f'<p class="no">These run in Python, and are slow: {escape(ops)}.</p>'
+    if told := tell_host_steps(report):
+        yield f'<p class="no">{escape(told)}.</p>'
     rows = [
         (
             "in" if b.is_input else "out",

@@ -2,6 +2,7 @@
 
 Top level: ``network``, ``device``, ``architecture``, ``features``, ``system``, ``version``,
 ``max_batch_size``, ``reference_steps`` (an integer), ``reference_ops`` (a list of op names),
+``reference_layers`` (whose they are), ``host_copy_bytes`` (0 where nothing is copied for them),
 ``weight_bytes``, ``bindings``, ``plans``, ``weights``, ``kernels``, ``signer`` (null for an engine
 that is not from a file). What lies below has the names of the fields of `smelt.inspect`'s values; a
 plan's ``layers`` carry tactics, formats, candidates and refusals, ``passes`` what was fused and why
@@ -30,6 +31,8 @@ def report_to_json(report: EngineReport) -> dict[str, Any]:
         **fields,
         "reference_steps": report.reference_steps,
         "reference_ops": list(report.reference_ops),
+        "reference_layers": list(report.reference_layers),
+        "host_copy_bytes": report.host_copy_bytes,
         "weight_bytes": report.weight_bytes,
         **parts,
     }

@@ -124,6 +124,8 @@ class PlanReport:
     """Steps that run an op's reference in Python."""
     reference_ops: tuple[str, ...]
     """The op of each such step."""
+    host_copy_bytes: int
+    """Bytes that are copied between the device and the host for these steps in each run."""
     arena_bytes: int
     arena_lower_bound_bytes: int
     """The largest sum of tensors alive at once; no arena can be smaller."""
@@ -205,6 +207,17 @@ class EngineReport:
     def reference_ops(self) -> tuple[str, ...]:
         """The ops of those steps, each once."""
         return tuple(dict.fromkeys(op for plan in self.plans for op in plan.reference_ops))
+
+    @property
+    def reference_layers(self) -> tuple[str, ...]:
+        """The layers of those steps."""
+        layers = (layer for plan in self.plans for layer in plan.layers if layer.is_reference)
+        return tuple(dict.fromkeys(layer.name for layer in layers))
+
+    @property
+    def host_copy_bytes(self) -> int:
+        """Bytes copied for those steps in each run; 0 where the device has no memory of its own."""
+        return max((plan.host_copy_bytes for plan in self.plans), default=0)
 
     @property
     def weight_bytes(self) -> int:

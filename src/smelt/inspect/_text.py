@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
     from smelt.inspect._report import EngineReport, LayerReport, PlanReport, SignerReport
 
+_LAYERS_TOLD: Final = 3
+"""Layers that a sentence names; tables name all."""
+
 Rows = "Sequence[Sequence[object]]"
 
 
@@ -55,6 +58,23 @@ def format_seconds(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds * 1e6:,.1f} us"
 
 
+def tell_host_steps(report: EngineReport) -> str:
+    """What runs in Python and what it costs, in a sentence; empty where all is native code."""
+    if not report.reference_steps:
+        return ""
+    layers = report.reference_layers
+    names = ", ".join(layers[:_LAYERS_TOLD])
+    if len(layers) > _LAYERS_TOLD:
+        names += f" and {len(layers) - _LAYERS_TOLD} more"
+    where = "in Python, which is slow"
+    if report.host_copy_bytes:
+        size = format_bytes(report.host_copy_bytes)
+        where = f"on the host, in Python, which is slow, and {size} are copied for them in each run"
+    ops = ", ".join(report.reference_ops)
+    steps = "1 step runs" if report.reference_steps == 1 else f"{report.reference_steps} steps run"
+    return f"{steps} {where}: {ops} (layers {names})"
+
+
 def system_of(report: EngineReport) -> str:
     """The operating system that an engine is for."""
     return "any system" if report.system == "any" else report.system
@@ -69,8 +89,9 @@ def _summary(report: EngineReport) -> Iterator[str]:
         shape = ", ".join(map(str, b.shape))
         yield f"  {'in ' if b.is_input else 'out'} {b.name}: {b.dtype}[{shape}]"
     yield f"  weights {format_bytes(report.weight_bytes)}, {len(report.kernels)} kernels"
-    ops = f" ({', '.join(report.reference_ops)})" if report.reference_ops else ""
-    yield f"  reference steps: {report.reference_steps}{ops}"
+    yield f"  reference steps: {report.reference_steps}"
+    if told := tell_host_steps(report):
+        yield f"  {told}"
 
 
 def _signed(signer: SignerReport) -> str:
@@ -117,7 +138,8 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[object]], numbers: str 
     return table
 
 
-def _layers(_report: EngineReport, plan: PlanReport) -> Iterator[RenderableType]:
+def _layers(report: EngineReport, plan: PlanReport) -> Iterator[RenderableType]:
+    slow = "reference on the host (slow)" if report.host_copy_bytes else "reference (slow)"
     rows = [
         (
             layer.index,
@@ -125,7 +147,7 @@ def _layers(_report: EngineReport, plan: PlanReport) -> Iterator[RenderableType]
             layer.op,
             ", ".join(layer.outputs),
             " ".join(layer.output_formats),
-            "reference (slow)" if layer.is_reference else layer.tactic,
+            slow if layer.is_reference else layer.tactic,
         )
         for layer in plan.layers
     ]
