@@ -5,6 +5,9 @@ compiled side by side, each result is compared with float32 arithmetic on fresh 
 poisoned, before and after the timing), and 20 or more launches on rotating memory are timed as one
 CUDA graph. The best stand beside what torch takes for the same op, and beside the roofline.
 Nothing of the builder or runtime takes part.
+
+What a family gains: ``gpu_kernels resnet50:32 resnet50:128 --family held`` measures the products
+that it has tactics for, beside the most promising others.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +39,7 @@ from benchmarks.support.gpu_rig import (
     candidates_of,
     compiled,
 )
+from smelt.backends import Tactic
 from smelt.backends.cuda import CudaBackend, CudaTarget
 from smelt.backends.cuda.families import _tiles
 from smelt.devices.cuda import CudaGraph
@@ -115,6 +120,7 @@ def measure(
     """The row of one product."""
     backend, memory = CudaBackend(), Memory(rig, product, node)
     times: list[tuple[float, str]] = []
+    errors: dict[str, float] = {}
     best: tuple[float, Candidate | None] = (float("inf"), None)
     wrong: list[str] = []
     for candidate in found:
@@ -127,6 +133,7 @@ def measure(
                 wrong.append(f"{candidate.name}: error {before:.2g} then {error:.2g}")
             else:
                 times.append((round(taken, 2), candidate.name))
+                errors[candidate.name] = error
                 best = min(best, (taken, candidate), key=lambda pair: pair[0])
             for module in bench.modules:
                 module.close()
@@ -138,7 +145,7 @@ def measure(
     memory.pool.clear()
     row = {
         "label": product.label, "rows": product.rows, "roof_us": round(roof, 2),
-        "torch_us": torch_us, "times": times, "wrong": wrong,
+        "torch_us": torch_us, "times": times, "wrong": wrong, "errors": errors,
     }  # fmt: skip
     return row, memory, best[1]
 
@@ -155,6 +162,34 @@ def report(row: dict[str, Any], count: int, shown: int) -> None:
     for text in row["wrong"][:3]:
         print(f"      WRONG ({len(row['wrong'])}) {text}")
     sys.stdout.flush()
+
+
+def best_of(row: dict[str, Any], family: str, *, others: bool) -> tuple[float, str]:
+    """The shortest time in a row, and whose it is: of a family, or of all others."""
+    found = [(t, name) for t, name in row["times"] if name.startswith(f"{family}(") is not others]
+    return min(found, default=(float("nan"), "none"))
+
+
+def report_family(rows: Sequence[dict[str, Any]], family: str) -> None:
+    """Print what a family's best tactic takes for each product, beside the best of the others."""
+    before = after = 0.0
+    print(f"-- {family} beside the best of the others, microseconds; the largest error of both")
+    for row in rows:
+        old, new = (best_of(row, family, others=others) for others in (True, False))
+        error = max(row["errors"].get(name, 0.0) for _, name in (old, new))
+        share = f"{old[0]:8.2f} {new[0]:8.2f}  {new[0] / old[0]:5.0%}  {error:.1e}"
+        label = f"{row['network']}:{row['batch']} {row['label']}"
+        print(f"{label:46s} x{row['count']:<2d} {share}  {new[1]}")
+        before += row["count"] * old[0]
+        after += row["count"] * min(time for time, _ in (old, new) if time == time)
+    print(f"-- all of them: {before:.1f} us without, {after:.1f} us with {family}")
+
+
+def picked(tactics: list[Tactic], family: str, kept: int) -> list[Tactic]:
+    """A family's tactics and the most promising others; none if it has none."""
+    own = [t for t in tactics if t.family == family]
+    others = [t for t in tactics if t.family != family]
+    return [*own, *sorted(others, key=lambda t: t.cost_hint)[:kept]] if own else []
 
 
 @dataclass(slots=True)
@@ -177,15 +212,19 @@ class Job:
                     record.cancel()
 
 
-def begin_job(text: str, pattern: str, target: CudaTarget, submit: Submit) -> Job:
+def begin_job(
+    text: str, pattern: str, target: CudaTarget, submit: Submit, family: str, others: int
+) -> Job:
     """Have all candidates of a network's products compiled."""
     network, batch = text.split(":")
     backend, job = CudaBackend(), Job(network, int(batch), [])
     for product, count in products_of(network, job.batch).items():
         if re.search(pattern, product.label):
             node = product.node(DType.FLOAT32)
-            found = candidates_of(backend, node, target, submit, DType.FLOAT16)
-            job.products.append((product, count, node, found))
+            pick = partial(picked, family=family, kept=others) if family else list[Tactic]
+            found = candidates_of(backend, node, target, submit, DType.FLOAT16, pick)
+            if found:
+                job.products.append((product, count, node, found))
     return job
 
 
@@ -217,7 +256,8 @@ def run(options: argparse.Namespace) -> None:
     workers = options.workers or max(1, (os.cpu_count() or 2) - 1)
     rows: list[dict[str, Any]] = []
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        jobs = [begin_job(text, options.only, target, pool.submit) for text in options.jobs]
+        wanted = (options.only, target, pool.submit, options.family, options.others)
+        jobs = [begin_job(text, *wanted) for text in options.jobs]
         rig = Rig()
         for job in jobs:
             rows += run_job(rig, job, options, begin + options.seconds)
@@ -226,6 +266,8 @@ def run(options: argparse.Namespace) -> None:
             if order and options.chain:
                 measure_chain(rig, order, target, pool.submit)
             job.cancel()
+    if options.family:
+        report_family(rows, options.family)
     print(f"{time.monotonic() - begin:.1f} s")
     if options.json:
         Path(options.json).write_text(json.dumps(rows, indent=0) + "\n", encoding="utf-8")
@@ -236,6 +278,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("jobs", nargs="+", help="NETWORK:BATCH, as in resnet50:1")
     parser.add_argument("--only", default="", help="products whose label this pattern finds")
+    parser.add_argument("--family", default="", help="measure what it computes, beside others")
+    parser.add_argument("--others", type=int, default=12, help="how many of those others")
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--shown", type=int, default=2, help="how many of the best are printed")

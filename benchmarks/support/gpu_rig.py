@@ -100,12 +100,12 @@ def candidates_of(
     target: CudaTarget,
     submit: Callable[..., Future[bytes]],
     storage: DType,
+    pick: Callable[[list[Tactic]], list[Tactic]] = lambda tactics: tactics,
 ) -> list[Candidate]:
-    """Every tactic of a node, its kernels being compiled."""
+    """The tactics of a node that are picked, their kernels being compiled."""
     found: list[Candidate] = []
-    for tactic in backend.candidates(node, target, storage)[0]:
-        if tactic.is_reference:
-            continue
+    tactics = [t for t in backend.candidates(node, target, storage)[0] if not t.is_reference]
+    for tactic in pick(tactics):
         if storage is not DType.FLOAT32:
             tactic = store_as(storage, node, tactic, outputs=True)
         steps = lowered(backend, node, tactic)

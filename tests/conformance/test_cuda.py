@@ -96,6 +96,12 @@ def test_kernels_for_gpus_round_to_tf32_what_they_multiply(
     interpreter.check(op, "tf32")
 
 
+def test_kernels_that_hold_their_weights_compute_what_the_reference_does(
+    interpreter: _Interpreter,
+) -> None:
+    interpreter.check(Conv, "held")
+
+
 @_every_op
 @pytest.mark.requirement("G-61")
 def test_kernels_for_gpus_take_images_in_pairs(op: type[Op], interpreter: _Interpreter) -> None:

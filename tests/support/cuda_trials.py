@@ -39,6 +39,7 @@ from smelt.errors import SmeltError
 from smelt.ops import ALL_OPS
 from smelt.types import DType, evaluate_dim
 from tests.support.dense_cases import DENSE_CASES
+from tests.support.held_cases import HELD, held_trials
 from tests.support.trial_memory import TrialMemory
 from tests.support.trials import (
     PAIRS,
@@ -197,7 +198,9 @@ def trials_for(request: Request, backend: CudaBackend, target: CudaTarget) -> li
     """The trials of a request's share."""
     cases = _cases(request.op)
     every: Iterable[Trial]
-    if request.storage == "float32":
+    if request.op == HELD:
+        every = held_trials(backend, target, DType(request.storage))
+    elif request.storage == "float32":
         every = trials_of_cases(cases, backend, target)
     elif request.storage == TF32:
         every = tf32_trials(cases, backend, replace(target, allows_tf32=True))
@@ -214,8 +217,8 @@ def trials_for(request: Request, backend: CudaBackend, target: CudaTarget) -> li
 
 
 def _cases(name: str) -> Sequence[Case]:
-    if name == DENSE:
-        return DENSE_CASES
+    if name in {DENSE, HELD}:
+        return DENSE_CASES if name == DENSE else ()
     return list({op.name: op for op in ALL_OPS}[name].cases())
 
 
@@ -311,11 +314,14 @@ class CudaWorkers:
 
 
 _LARGE: Final = frozenset({"conv", "fused", "gemm", "mat_mul", DENSE})
-_STORAGES: Final = ("float32", TF32, "float16", "bfloat16", PAIRS)
+_NARROW: Final = ("float16", "bfloat16")
+_STORAGES: Final = ("float32", TF32, *_NARROW, PAIRS)
 
 
 def every_request() -> Iterator[Request]:
     """Every op in every storage, the large ones first."""
+    for storage in _NARROW:
+        yield Request(HELD, storage)
     names = sorted([*(op.name for op in ALL_OPS), DENSE], key=lambda name: name not in _LARGE)
     for name in names:
         for storage in _STORAGES:

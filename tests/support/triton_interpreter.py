@@ -23,6 +23,7 @@ from smelt.engine import Launch
 from smelt.ops import ALL_OPS
 from smelt.ops.round_mantissa import RoundMantissa
 from smelt.types import DType, evaluate_dim
+from tests.support.held_cases import HELD, held_trials
 from tests.support.trial_memory import TrialMemory
 from tests.support.trials import (
     PAIRS,
@@ -215,7 +216,8 @@ def check(op: type[Op], how: str) -> tuple[int, list[str]]:
     Args:
         op: whose cases.
         how: "all" of them, some ("sampled"), some with float32 stored as "float16" or "bfloat16",
-            some with float32 multiplied as "tf32", or all in "pairs" of images.
+            some with float32 multiplied as "tf32", all in "pairs" of images; or, whatever the op,
+            all of programs that hold their weights ("held").
     """
     backend = CudaBackend()
     cases = list(op.cases())
@@ -223,6 +225,8 @@ def check(op: type[Op], how: str) -> tuple[int, list[str]]:
         cases = sample(cases, _SAMPLED_CASES)
     if how == PAIRS:
         found = paired_trials(cases, backend, replace(TARGET, pairs=True))
+    elif how == HELD:
+        found = held_trials(backend, TARGET, DType.FLOAT16)
     elif how == TF32:
         found = tf32_trials(cases, backend, replace(TARGET, allows_tf32=True))
     elif how in {DType.FLOAT16.value, DType.BFLOAT16.value}:
@@ -230,7 +234,7 @@ def check(op: type[Op], how: str) -> tuple[int, list[str]]:
     else:
         found = trials_of_cases(cases, backend, TARGET)
     trials = [trial for trial in found if not trial.tactic.is_reference]
-    if how != "all":
+    if how not in {"all", HELD}:
         # What bfloat16 adds to float16 is numbers alone: one trial of each family shows them.
         count = 1 if how == DType.BFLOAT16.value else _SAMPLED_TRIALS
         trials = sample(trials, count, key=lambda trial: trial.tactic.family)
@@ -245,7 +249,7 @@ def check(op: type[Op], how: str) -> tuple[int, list[str]]:
 
 
 def main() -> None:
-    """Answer each line ``OP sampled|all|float16|bfloat16|tf32|pairs`` with a line of JSON."""
+    """Answer each line ``OP sampled|all|float16|bfloat16|tf32|pairs|held`` with a line of JSON."""
     ops = {op.name: op for op in ALL_OPS}
     for line in sys.stdin:
         name, how = line.split()

@@ -27,6 +27,7 @@ from smelt.backends.cuda.families.depthwise import DepthwiseFamily
 from smelt.backends.cuda.families.elementwise import ElementwiseFamily
 from smelt.backends.cuda.families.gather import GatherFamily
 from smelt.backends.cuda.families.gemm import GemmFamily
+from smelt.backends.cuda.families.held import HeldFamily
 from smelt.backends.cuda.families.lrn import LrnFamily
 from smelt.backends.cuda.families.move import COPY, copy_launch, move_family
 from smelt.backends.cuda.families.pairs import (
@@ -55,7 +56,9 @@ if TYPE_CHECKING:
 
 _FEW_BLOCKS: Final = 1024
 """Launches of more fill a GPU by themselves."""
-_NEAR: Final = ("attention", "conv", "conv_sum", "depthwise", "gemm", "pairs", "rows", "stem")
+_NEAR: Final = (
+    "attention", "conv", "conv_sum", "depthwise", "gemm", "held", "pairs", "rows", "stem",
+)  # fmt: skip
 """Families whose kernels count in 32 bits."""
 
 
@@ -106,6 +109,7 @@ class CudaBackend(Backend[CudaTarget]):
             ElementwiseFamily(),
             GatherFamily(),
             GemmFamily(),
+            HeldFamily(),
             LrnFamily(),
             move_family(),
             PairsFamily(),

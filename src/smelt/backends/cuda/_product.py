@@ -41,7 +41,8 @@ class ProductKernel:
     """
 
     sums: str
-    """What is summed: "product", "pieces" of one, or "channels" each with its own window."""
+    """What is summed: "product", the same by programs that have "held" their weights, "pieces" of
+    one, or "channels" each with its own window."""
     stack: tuple[tuple[Json, ...], ...]
     """Axes that tell one product from another (groups, matrices): extent, then strides."""
     rows: tuple[tuple[Json, ...], ...]
@@ -88,6 +89,8 @@ class ProductKernel:
     """From the result of a piece to the next one's."""
     warps: int
     pipeline: int
+    programs: int = 0
+    """Where programs hold their weights: how many share a stretch of columns."""
     factors: int = 2
     """Operands that are summed; extra operands follow, then the result."""
     second_run: int = 0
@@ -117,13 +120,24 @@ class ProductWriter(TileWriter):
 
     @override
     def prepare(self) -> None:
+        self.prepare_columns()
+        self.prepare_rows()
+        if self.k["asks"]:
+            self.ask_for_weights()
+
+    def prepare_rows(self) -> None:
+        """Where the places' first taps lie."""
         s = self.s
         start = s.extent(self.k["start"])
         rows = self.row_offset(0)
-        s.line(f"step = tl.arange(0, {self.tile[2]})")
         s.line(f"a_rows = p0 + ({rows}{'' if start == '0' else f' - {start}'})")
         if self.k["second_run"]:
             s.line(f"second_rows = p2 + ({self.row_offset(2)})")
+
+    def prepare_columns(self) -> None:
+        """Where the weights of the columns lie."""
+        s = self.s
+        s.line(f"step = tl.arange(0, {self.tile[2]})")
         name = "column"
         if self.column_ok and self.k["clamps"]:
             name = "filter"
@@ -134,8 +148,6 @@ class ProductWriter(TileWriter):
             far = self.k["far"][1]
             columns = s.join(s.offset(self.stack_names, self.stack, 1, far=far), columns)
         s.line(f"b_columns = p1 + ({columns})")
-        if self.k["asks"]:
-            self.ask_for_weights()
 
     @override
     def sum(self) -> None:
@@ -241,17 +253,21 @@ class ProductWriter(TileWriter):
             )
 
     def multiply(self, a_at: str, a_mask: str, b_at: str, b_mask: str) -> None:
+        self.s.line(f"b = tl.load({b_at}{masked(b_mask)})")
+        self.multiply_by("b", a_at, a_mask)
+
+    def multiply_by(self, weights: str, a_at: str, a_mask: str) -> None:
+        """Add the product of what lies there with weights that are loaded."""
         s = self.s
         a, b = s.dtypes[:2]
         cast_a = f".to({LANGUAGE_TYPES[b]})" if a is not b else ""
         s.line(f"a = tl.load({a_at}{masked(a_mask)}){cast_a}")
-        s.line(f"b = tl.load({b_at}{masked(b_mask)})")
         how = f', input_precision="{self.k["precision"]}"' if b is DType.FLOAT32 else ""
         if b is DType.FLOAT32 and self.k["precision"] == TF32:
             self.round_to_tf32("a")
             if not self.k["constants"][1]:
-                self.round_to_tf32("b")
-        s.line(f"acc = tl.dot(a, b, acc{how})")
+                self.round_to_tf32(weights)
+        s.line(f"acc = tl.dot(a, {weights}, acc{how})")
 
     def round_to_tf32(self, name: str) -> None:
         """Tensor cores cut off what tf32 has no room for: round before they do."""
@@ -273,6 +289,76 @@ class ProductWriter(TileWriter):
             s.line("place = (b_columns[:, None] + line[None, :]).to(tl.int64)")
             how = "dtype=tl.int32, is_pure=False, pack=1"
             s.line(f'tl.inline_asm_elementwise("{_PREFETCH}", "=r,l", [place], {how})')
+
+
+class HeldWriter(ProductWriter):
+    """The same by programs that hold the weights of their columns, and do tile after tile below.
+
+    The steps of a sum are written out, each with weights of its own. So the loop is over tiles, and
+    what the compiler loads ahead is the next tiles' pixels and extra operands.
+    """
+
+    @override
+    def write(self) -> str:
+        s, (bm, bn, _) = self.s, self.tile
+        self.find_scalars()
+        s.line("program = tl.program_id(0)")
+        s.line(f"across = program % {self.across}")
+        self.find_columns()
+        self.prepare_columns()
+        steps = self.steps()
+        for number, first in enumerate(steps):
+            self.hold(number, first)
+        extras = range(self.last - self.factors)
+        for extra in extras:
+            operand = self.factors + extra
+            if self.k["constants"][operand] and self.repeats(operand)[0]:
+                self.read(extra)
+        s.wait()
+        tiles = f"program // {self.across}, {self.down}, {self.k['programs']}"
+        with s.block(f"for down in tl.range({tiles}, num_stages={self.k['pipeline']}):"):
+            self.find_rows()
+            self.prepare_rows()
+            s.line(f"acc = tl.zeros([{bm}, {bn}], tl.float32)")
+            for number, first in enumerate(steps):
+                self.multiply_by(f"b{number}", *self.pixels(first))
+            self.finish()
+        return s.text()
+
+    def steps(self) -> range:
+        """Where the steps of the sum begin, in what the taps' runs and a second image's make."""
+        return range(0, self.taps * self.k["run"] + self.k["second_run"], self.tile[2])
+
+    def hold(self, number: int, first: int) -> None:
+        """Load the weights of a step."""
+        s, bk = self.s, self.tile[2]
+        s.line(f"k = {s.join(str(first), 'step')}")
+        total = self.taps * self.k["run"] + self.k["second_run"]
+        k_ok = "" if first + bk <= total else f"(k < {total})"
+        ok = both(across("" if self.k["clamps"] else self.column_ok, 1), across(k_ok, 0))
+        s.line(f"b{number} = tl.load(b_columns[None, :] + k[:, None]{masked(ok)})")
+
+    def pixels(self, first: int) -> tuple[str, str]:
+        """Where a step's elements of the image lie, and which of them are there."""
+        s, bk, run = self.s, self.tile[2], self.k["run"]
+        own, row_ok = self.taps * run, "" if self.k["clamps"] else self.row_ok
+        if first >= own:
+            channels = s.join(str(first - own), "step")
+            return f"second_rows[:, None] + ({channels})[None, :]", across(row_ok, 0)
+        within, place, k_ok = "", "", ""
+        channels = s.join(str(first % run), "step")
+        if run % bk == 0 and self.windows:
+            inside, place = self.place_tap(str(first // run), "")
+            within = across(inside, 0)
+        elif run % bk:
+            s.line(f"k = {s.join(str(first), 'step')}")
+            s.line(f"tap = k // {run}")
+            within, place = self.place_tap("tap", "[:, None]")
+            channels = f"k % {run}"
+            k_ok = "" if first + bk <= own else f"(k < {own})"
+        at = s.join(place, s.sum_of((channels, self.k["run_strides"][0])))
+        ok = both(across(row_ok, 0), within, across(k_ok, 1))
+        return f"a_rows[:, None] + ({at})[None, :]", ok
 
 
 class ChannelsWriter(TileWriter):
@@ -315,6 +401,7 @@ class PiecesWriter(TileWriter):
 
 _WRITERS: Final[dict[str, type[TileWriter]]] = {
     "product": ProductWriter,
+    "held": HeldWriter,
     "pieces": PiecesWriter,
     "channels": ChannelsWriter,
 }

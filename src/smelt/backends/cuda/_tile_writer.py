@@ -73,10 +73,8 @@ class TileWriter(ABC):
 
     def find_tile(self) -> None:
         """Coordinates of the program's tile, and what every tap starts from."""
-        s, (bm, bn, _) = self.s, self.tile
-        across, down, pieces = self.across, self.down, self.k["pieces"]
-        for scalar in range(self.k["scalars"]):
-            s.line(f"s{scalar} = s{scalar}.to(tl.int32)")
+        s, across, down, pieces = self.s, self.across, self.down, self.k["pieces"]
+        self.find_scalars()
         s.line("tile = tl.program_id(0)")
         if pieces > 1:
             s.line(f"piece = tile % {pieces}")
@@ -88,14 +86,26 @@ class TileWriter(ABC):
             s.unravel("matrix", [axis[0] for axis in self.stack], self.stack_names)
         else:
             s.line(f"down = tile // {across}")
-        s.line(f"row = down * {bm} + tl.arange(0, {bm})")
+        self.find_columns()
+        self.find_rows()
+
+    def find_scalars(self) -> None:
+        for scalar in range(self.k["scalars"]):
+            self.s.line(f"s{scalar} = s{scalar}.to(tl.int32)")
+
+    def find_columns(self) -> None:
+        s, bn = self.s, self.tile[1]
         s.line(f"column = across * {bn} + tl.arange(0, {bn})")
+        if self.column_ok:
+            s.line(f"column_ok = column < {self.column_count}")
+
+    def find_rows(self) -> None:
+        s, bm = self.s, self.tile[0]
+        s.line(f"row = down * {bm} + tl.arange(0, {bm})")
         if self.row_ok:
             s.line(f"row_ok = row < {self.row_count}")
             if self.k["clamps"]:
                 s.line(f"row = tl.minimum(row, {self.row_count} - 1)")
-        if self.column_ok:
-            s.line(f"column_ok = column < {self.column_count}")
         s.unravel("row", [axis[0] for axis in self.rows], self.row_names)
         self.find_taps()
 

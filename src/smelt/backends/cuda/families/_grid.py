@@ -143,8 +143,8 @@ def _launch(
     )
     operands = tuple(operand_parameters(views, len(scalars.values)).items())
     spec = dataclasses.replace(kernel, operands=operands).spec(family)
-    tiles = ceil_div(grid.columns.extent, bn) * ceil_div(grid.places, bm)
-    chunks = grid.matrices * kernel.pieces * tiles
+    down = kernel.programs or ceil_div(grid.places, bm)
+    chunks = grid.matrices * kernel.pieces * ceil_div(grid.columns.extent, bn) * down
     return Launch(spec, tuple(views), (len(views) - 1,), scalars.values, chunks)
 
 

@@ -101,7 +101,8 @@ class Choice:
 
 def choices(tactic: Tactic, *, asks: bool = True) -> dict[str, Any]:
     """What a tactic's parameters say of its kernel; ``asks`` for weights ahead."""
-    return {"asks": asks, "added": 1, "piece_stride": 0, **dict(tactic.parameters)}
+    known = {"sums": "product", "asks": asks, "added": 1, "piece_stride": 0}
+    return {**known, **dict(tactic.parameters)}
 
 
 def tiles_for(shape: Shape, target: CudaTarget) -> Iterator[tuple[Choice, float]]:

@@ -229,7 +229,6 @@ class ConvLowering:
             *(columns * s for s in self.strides(1)),
         )
         kernel = ProductKernel(
-            sums="product",
             stack=((root.group, *self.scalars.all_json(group)),) if root.group > 1 else (),
             run=depth,
             run_strides=(self.scalars.json(self.x.strides[1]), 1),

@@ -52,15 +52,7 @@ class ConvSumFamily(Family[CudaTarget]):
             yield Refusal(self.name, reason)
             return
         inputs, output = formats_of(node)
-        filters, depth, *window = (cast("int", e) for e in value_of(node, 1).tensor.shape)
-        second = cast("int", value_of(node, 3).tensor.shape[1])
-        dtype = target.factors(value_of(node, 0).tensor.dtype)
-        image = count_of(value_of(node, 0)) + count_of(value_of(node, 2))
-        rows = count_of(node.output) // filters
-        total = depth * prod(window) + second
-        for choice, seconds in tiles_for(
-            Shape(1, rows, filters, total, dtype, run=depth, image=image), target
-        ):
+        for choice, seconds in tiles_for(sum_shape(node, root, target), target):
             if choice.pieces == 1:
                 yield choice.tactic(self.name, inputs, output, 0, seconds)
 
@@ -90,6 +82,17 @@ class ConvSumFamily(Family[CudaTarget]):
     def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
         del target
         return write_product(kernel)
+
+
+def sum_shape(node: Node, root: ConvSum, target: CudaTarget) -> Shape:
+    """The product that the sum is."""
+    filters, depth, *window = (cast("int", e) for e in value_of(node, 1).tensor.shape)
+    second = cast("int", value_of(node, 3).tensor.shape[1])
+    dtype = target.factors(value_of(node, 0).tensor.dtype)
+    image = count_of(value_of(node, 0)) + count_of(value_of(node, 2))
+    rows = count_of(node.output) // filters
+    total = depth * prod(window) + second
+    return Shape(root.first.group, rows, filters, total, dtype, run=depth, image=image)
 
 
 def _why_not(node: Node, root: ConvSum) -> str | None:

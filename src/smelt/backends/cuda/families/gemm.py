@@ -213,7 +213,6 @@ class _Lowering:
         last = None if b.column is None else len(self.out.shape) - 1
         json = self.scalars.json
         kernel = ProductKernel(
-            sums="product",
             stack=tuple(self.scalars.all_json((a.extent, *a.strides)) for a in matrices),
             rows=(),
             columns=(),

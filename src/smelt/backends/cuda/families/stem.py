@@ -68,20 +68,13 @@ class StemFamily(Family[CudaTarget]):
         root, _ = root_of(node)
         if not isinstance(root, Conv):
             return
-        if reason := _why_not(node, root) or reason_against(node):
+        if reason := why_no_stem(node, root) or reason_against(node):
             yield Refusal(self.name, reason)
             return
         (image, *others), output = formats_of(node)
         first = TensorFormat(image.dtype if image else output.dtype, Layout.LINEAR)
-        filters, depth, *_ = (cast("int", e) for e in value_of(node, 1).tensor.shape)
-        width, run = _run(node, root)
-        rows = count_of(node.output) // filters
-        dtype = target.factors(first.dtype)
-        read = width * count_of(value_of(node, 0)) // depth
-        total, adds = run * prod(root.kernel_shape[:-1]), len(others) > 2
-        shape = Shape(1, rows, filters, total, dtype, adds, _CACHED_RUN, read)
         pixels = element_count(_padded_shape(node, root))
-        for choice, seconds in tiles_for(shape, target):
+        for choice, seconds in tiles_for(stem_shape(node, root, target), target):
             if choice.pieces == 1:
                 made = choice.tactic(self.name, (first, *others), output, 0, seconds)
                 yield replace(made, workspace_bytes=pixels * _WIDEST_BYTES)
@@ -102,7 +95,7 @@ class StemFamily(Family[CudaTarget]):
         weights = value_of(node, 1).constant
         if weights is None:
             raise InternalError(f"{node} has tactics, but its weights are not constant")
-        width, run = _run(node, cast("Conv", root_of(node)[0]))
+        width, run = row_of(node, cast("Conv", root_of(node)[0]))
         _, depth, *window = (cast("int", e) for e in weights.type.shape)
         after = np.zeros((2, weights.type.rank), np.int64)
         after[1, 1], after[1, -1] = width - depth, run // width - window[-1]
@@ -116,7 +109,7 @@ class StemFamily(Family[CudaTarget]):
         room, image = operands.workspace, view_of(operands, 0)
         if room is None:
             raise InternalError(f"{node} has no room for its pixels")
-        width, run = _run(node, root)
+        width, run = row_of(node, root)
         count, *places, _ = shape = _padded_shape(node, root)
         strides: list[Dim] = [1]
         for extent in reversed((*places, width)):
@@ -143,7 +136,19 @@ class StemFamily(Family[CudaTarget]):
         return write_product(kernel) if is_product else _write(kernel)
 
 
-def _why_not(node: Node, root: Conv) -> str | None:
+def stem_shape(node: Node, root: Conv, target: CudaTarget) -> Shape:
+    """The product that the second launch is."""
+    filters, depth, *_ = (cast("int", e) for e in value_of(node, 1).tensor.shape)
+    width, run = row_of(node, root)
+    dtype = target.factors(value_of(node, 0).tensor.dtype)
+    read = width * count_of(value_of(node, 0)) // depth
+    total, adds = run * prod(root.kernel_shape[:-1]), len(node.inputs) > 3
+    rows = count_of(node.output) // filters
+    return Shape(1, rows, filters, total, dtype, adds, _CACHED_RUN, read)
+
+
+def why_no_stem(node: Node, root: Conv) -> str | None:
+    """Why the pixels of a convolution are read as they are, or None."""
     depth = cast("int", value_of(node, 1).tensor.shape[1])
     if root.group > 1:
         return "the channels are in groups"
@@ -158,7 +163,7 @@ def _why_not(node: Node, root: Conv) -> str | None:
     return None
 
 
-def _run(node: Node, root: Conv) -> tuple[int, int]:
+def row_of(node: Node, root: Conv) -> tuple[int, int]:
     """Channels of a pixel as it is written, and elements of a row of the window.
 
     Windows begin where vectors may, and their rows end there.
@@ -187,7 +192,7 @@ def _padded_shape(node: Node, root: Conv) -> tuple[Dim, ...]:
     """
     count, _, *places = value_of(node, 0).tensor.shape
     padded = [e + sum(pair) for e, pair in zip(places, root.pad_pairs, strict=True)]
-    width, run = _run(node, root)
+    width, run = row_of(node, root)
     padded[-1] = padded[-1] + run // width - root.kernel_shape[-1]
     if isinstance(line := padded[-1], int):
         padded[-1] = line + -line % (_VECTOR // min(width, _VECTOR))

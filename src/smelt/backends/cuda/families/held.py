@@ -1,0 +1,227 @@
+"""Convolutions of many places by programs that stay: each holds its weights, and does many tiles.
+
+A program for each tile reads the weights anew, waits for its first pixels with nothing else to do,
+and multiplies nothing while it writes. Here a program reads the weights of its columns once, before
+the launch before it has ended, and walks down the rows; what the next tiles read is on its way
+while it does one. That pays where sums are short: what a tile costs beside its products is then
+most of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import gcd
+from typing import TYPE_CHECKING, ClassVar, Final, cast
+
+from smelt.backends._base import Family, Operands, Refusal, Tactic
+from smelt.backends._fusion import root_of
+from smelt.backends._nodes import value_of
+from smelt.backends.cuda._costs import BYTES_PER_SECOND, LAUNCH_SECONDS
+from smelt.backends.cuda._product import write_product
+from smelt.backends.cuda._target import CudaTarget
+from smelt.backends.cuda.families.conv import ConvFamily, product_shape
+from smelt.backends.cuda.families.conv_sum import ConvSumFamily, sum_shape
+from smelt.backends.cuda.families.stem import StemFamily, row_of, stem_shape, why_no_stem
+from smelt.engine import parameters
+from smelt.ops.conv import Conv
+from smelt.ops.conv_sum import ConvSum
+from smelt.types import DType, override
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from smelt.backends.cuda.families._tiles import Shape
+    from smelt.engine import KernelSpec, Step
+    from smelt.ir import Constant, Node
+
+_KEPT: Final = 4
+_TILES: Final = {
+    (64, 64): (4, 2),
+    (64, 128): (2, 1),
+    (128, 64): (2, 1),
+    (128, 128): (1,),
+}
+"""Rows and columns, and how many programs of them a multiprocessor may have registers for."""
+_EIGHT_WARPS_FROM: Final = 128 * 128
+"""Elements of a tile."""
+_DEEPEST_STEP: Final = 256
+_LEAST_STEP: Final = 64
+_LEAST_FILLED: Final = 0.75
+"""Share of a step that must not be zeros."""
+_MOST_STEPS: Final = 3
+"""Each is waited for."""
+_VECTOR: Final = 8
+"""Elements of 16 bytes in 16 bits: what is loaded ahead goes in such pieces."""
+_LEAST_TILES: Final = 2
+"""Of a program; with fewer there is nothing to load ahead."""
+_PIPELINES: Final = (4, 3, 2)
+_FIRST_WITH_IT: Final = 80
+"""Capability from which on tiles are loaded ahead without going through registers."""
+_OWN_SHARED_BYTES: Final = 2048
+_FLOPS: Final = 6.8e14
+_FED: Final = 8.0e10
+"""Bytes a second that one multiprocessor gets from the second-level cache, at most."""
+_SHARED_BYTES_PER_SECOND: Final = 2.1e11
+"""Of one multiprocessor's shared memory."""
+_FRAGMENT: Final = (64, 16)
+"""Rows and steps of one instruction, for which it reads both factors again."""
+_TILE_SECONDS: Final = 5.0e-7
+"""What a tile takes beside its products and loads."""
+_APART: Final = 0.2
+"""How much of the shorter of two things that could go on at once is not hidden."""
+_LATER: Final = 1.01
+"""How much longer these are said to take than the best of other kernels: without a clock they are
+not chosen."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """What a tactic decides."""
+
+    tile: tuple[int, int, int]
+    pipeline: int
+    beside: int
+    """Programs of a multiprocessor."""
+    programs: int
+    """Those that share a stretch of columns."""
+
+    @property
+    def warps(self) -> int:
+        return 8 if self.tile[0] * self.tile[1] >= _EIGHT_WARPS_FROM else 4
+
+    def tactic(self, base: Tactic, seconds: float) -> Tactic:
+        """The decision as data, of what another tactic computes."""
+        kept = [(k, v) for k, v in base.parameters if k in {"precision", "factors"}]
+        decided = parameters(
+            tile=self.tile,
+            warps=self.warps,
+            pipeline=self.pipeline,
+            programs=self.programs,
+            sums="held",
+            early=False,
+            pieces=1,
+        )
+        hint = max(seconds, base.cost_hint) * _LATER
+        options = tuple(sorted([*kept, *decided]))
+        return replace(base, family=HeldFamily.name, parameters=options, cost_hint=hint)
+
+
+class HeldFamily(Family[CudaTarget]):
+    """What other families compute by a program for each tile."""
+
+    name: ClassVar[str] = "held"
+    narrow: ClassVar[bool] = True
+
+    @override
+    def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
+        found = _product_of(node, target)
+        if found is None:
+            return
+        base, shape, step = found
+        if reason := _why_not(shape, step, target):
+            yield Refusal(self.name, reason)
+            return
+        plain = [t for t in base.tactics(node, target) if isinstance(t, Tactic)]
+        plain = [t for t in plain if dict(t.parameters)["pieces"] == 1]
+        choices = [(_seconds(shape, c, target), c) for c in _choices(shape, step, target)]
+        if not choices:
+            yield Refusal(self.name, "weights and the next tiles do not fit, or tiles are too few")
+        for seconds, choice in sorted(choices, key=lambda pair: pair[0])[:_KEPT]:
+            yield from (choice.tactic(tactic, seconds) for tactic in plain[:1])
+
+    @override
+    def narrowed(
+        self, node: Node, tactic: Tactic, dtype: DType, target: CudaTarget
+    ) -> tuple[Tactic, ...]:
+        return _base_of(node).narrowed(node, tactic, dtype, target)
+
+    @override
+    def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
+        return _base_of(node).pack(node, tactic)
+
+    @override
+    def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
+        return _base_of(node).lower(node, tactic, operands)
+
+    @override
+    def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
+        del target
+        return write_product(kernel)
+
+
+def _base_of(node: Node) -> Family[CudaTarget]:
+    """The family of the same product by a program for each tile."""
+    root, _ = root_of(node)
+    if isinstance(root, ConvSum):
+        return ConvSumFamily()
+    is_stem = isinstance(root, Conv) and why_no_stem(node, root) is None
+    return StemFamily() if is_stem else ConvFamily()
+
+
+def _product_of(node: Node, target: CudaTarget) -> tuple[Family[CudaTarget], Shape, int] | None:
+    """Whose product a node is, its extents, and how long steps of its sum are; None for others."""
+    root, _ = root_of(node)
+    if not isinstance(root, Conv | ConvSum):
+        return None
+    base = _base_of(node)
+    run = cast("int", value_of(node, 1).tensor.shape[1])
+    if isinstance(root, ConvSum):
+        second = cast("int", value_of(node, 3).tensor.shape[1])
+        return base, sum_shape(node, root, target), gcd(run, second, _DEEPEST_STEP)
+    shape = product_shape(node, root, target)
+    if isinstance(base, StemFamily):
+        shape, run = stem_shape(node, root, target), row_of(node, root)[1]
+    whole = 1 << (shape.depth - 1).bit_length()
+    is_whole = whole <= _DEEPEST_STEP and shape.depth >= _LEAST_FILLED * whole
+    return base, shape, whole if is_whole and run % _VECTOR == 0 else gcd(run, _DEEPEST_STEP)
+
+
+def _why_not(shape: Shape, step: int, target: CudaTarget) -> str | None:
+    if shape.dtype.size_bytes != DType.FLOAT16.size_bytes:
+        return "its factors have more than 16 bits"
+    if target.capability < _FIRST_WITH_IT:
+        return f"{target.architecture} loads nothing ahead"
+    if shape.matrices > 1 or all(shape.columns % columns for _, columns in _TILES):
+        return "the filters are in groups, or fill no tile"
+    if step < _LEAST_STEP or shape.depth > _MOST_STEPS * step:
+        return f"a sum of {shape.depth} has more than {_MOST_STEPS} steps, or short ones"
+    return None
+
+
+def _choices(shape: Shape, step: int, target: CudaTarget) -> Iterator[_Choice]:
+    """For each size of tile and number of programs, what loads furthest ahead."""
+    depth = -(-shape.depth // step) * step
+    for (bm, bn), numbers in _TILES.items():
+        if shape.columns % bn:
+            continue
+        held = depth * bn + bm * bn // 2
+        for beside in numbers:
+            programs = max(1, target.multiprocessors * beside // (shape.columns // bn))
+            if -(-shape.rows // bm) < _LEAST_TILES * programs:
+                continue
+            most = target.shared_bytes // beside - _OWN_SHARED_BYTES
+            for pipeline in _PIPELINES:
+                ahead = pipeline * bm * depth + (pipeline - 1) * shape.adds * bm * bn
+                if (held + ahead) * shape.dtype.size_bytes <= most:
+                    yield _Choice((bm, bn, step), pipeline, beside, programs)
+                    break
+
+
+def _seconds(shape: Shape, choice: _Choice, target: CudaTarget) -> float:
+    bm, bn, _ = choice.tile
+    size, beside = shape.dtype.size_bytes, choice.beside
+    rows, steps = _FRAGMENT
+    work = 2.0 * bm * bn * shape.depth * target.multiprocessors / _FLOPS
+    extra = bm * bn * shape.adds
+    fed = (bm * shape.depth + extra) * size / _FED
+    read = bm // rows * (shape.depth // steps) * (rows + bn) * steps
+    through = read + bm * shape.depth + 2 * extra + 2 * bm * bn
+    busy = max(work, fed, through * size / _SHARED_BYTES_PER_SECOND)
+    down = -(-shape.rows // bm)
+    each = -(-down // choice.programs)
+    tiles = each * max(beside * busy, work + _TILE_SECONDS)
+    first = shape.image or shape.rows * shape.depth
+    moved = first + shape.columns * (shape.depth + shape.rows * (1 + shape.adds))
+    floor = moved * size / BYTES_PER_SECOND
+    weights = beside * bn * shape.depth * size / _FED
+    return LAUNCH_SECONDS + weights + max(tiles, floor) + _APART * min(tiles, floor)

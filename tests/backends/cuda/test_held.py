@@ -1,0 +1,82 @@
+"""Programs that hold their weights are offered where they may pay, and never chosen unseen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from smelt.backends import Tactic, WeightStore, assemble
+from smelt.backends.cuda import CudaBackend, CudaTarget
+from smelt.devices.cuda import CudaKernel
+from smelt.engine import Launch
+from smelt.ir import Graph
+from smelt.ops.conv import Conv
+from smelt.types import DType, TensorType
+
+if TYPE_CHECKING:
+    from smelt.ir import Node
+
+_HOPPER = CudaTarget(90)
+
+
+def _convolution(
+    batch: int, channels: int, filters: int, op: Conv, size: int = 28, dtype: DType = DType.FLOAT16
+) -> tuple[Graph, Node]:
+    graph = Graph("one")
+    x = graph.add_input("x", TensorType(dtype, (batch, channels, size, size)))
+    array = np.random.default_rng(0).standard_normal((filters, channels, *op.kernel_shape))
+    node = graph.add(op, x, graph.add_constant(array.astype(dtype.numpy), "w"), name="node")
+    graph.outputs += node.outputs
+    return graph, node
+
+
+def _held(node: Node, target: CudaTarget = _HOPPER) -> list[Tactic]:
+    return [t for t in CudaBackend().candidates(node, target)[0] if t.family == "held"]
+
+
+@pytest.mark.parametrize("channels", [64, 128, 256])
+def test_they_are_never_the_first_by_estimate(channels: int) -> None:
+    _, node = _convolution(32, channels, 512, Conv((1, 1)))
+    tactics, _ = CudaBackend().candidates(node, _HOPPER)
+    assert 1 <= len(_held(node)) <= 4
+    assert min(tactics, key=lambda t: t.cost_hint).family == "conv"
+
+
+@pytest.mark.parametrize(
+    ("batch", "channels", "filters", "op", "target"),
+    [
+        (1, 128, 512, Conv((1, 1)), _HOPPER),
+        (32, 128, 40, Conv((1, 1)), _HOPPER),
+        (32, 1024, 256, Conv((1, 1)), _HOPPER),
+        (32, 128, 128, Conv((3, 3), pads=(1, 1, 1, 1)), _HOPPER),
+        (32, 20, 64, Conv((1, 1)), _HOPPER),
+        (32, 128, 512, Conv((1, 1)), CudaTarget(75)),
+    ],
+    ids=["few places", "odd filters", "deep", "wide windows", "no vectors", "old"],
+)
+def test_they_are_not_offered_where_nothing_is_gained(
+    batch: int, channels: int, filters: int, op: Conv, target: CudaTarget
+) -> None:
+    _, node = _convolution(batch, channels, filters, op)
+    assert not _held(node, target)
+
+
+def test_they_multiply_sixteen_bits_alone() -> None:
+    _, node = _convolution(32, 128, 512, Conv((1, 1)), dtype=DType.FLOAT32)
+    assert not _held(node)
+
+
+def test_what_they_load_ahead_fits_as_often_as_they_are_to_run_beside_each_other() -> None:
+    graph, node = _convolution(32, 256, 1024, Conv((1, 1)), size=14)
+    backend = CudaBackend(jobs=1)
+    for tactic in _held(node)[:1]:
+        assembled = assemble(graph, {id(node): tactic}, backend, WeightStore())
+        launches = [s for s in assembled.plan.steps if isinstance(s, Launch)]
+        (launch,) = (s for s in launches if s.kernel.family == "held")
+        record = CudaKernel.from_bytes(backend.records(launch.kernel, _HOPPER), 0)
+        beside = -(-int(str(launch.chunks)) // _HOPPER.multiprocessors)
+        assert beside * (record.dynamic_shared_bytes + 1024) <= 228 << 10
+        assert record.may_start_early
+    backend.pool.close()

@@ -1,0 +1,79 @@
+"""Convolutions for programs that hold their weights: of more places than one tile has."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from smelt.ir import Case
+from smelt.ops import Add, Conv, ConvSum, Fused, Relu, Stage
+from tests.support.trials import narrow_trials, trials_of_cases
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from smelt.backends.cuda import CudaBackend, CudaTarget
+    from smelt.types import DType
+    from tests.support.trials import Trial
+
+HELD: Final = "held"
+"""The family; in requests, its cases."""
+_HALF_TOLERANCE: Final = 2e-3
+
+
+def _random(*shape: int, seed: int = 0) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def _conv(name: str, op: Conv, image: tuple[int, ...], filters: int, *, adds: bool = False) -> Case:
+    """A convolution with bias, rectified; ``adds`` a residual before that."""
+    weights = _random(filters, image[1], *op.kernel_shape, seed=1)
+    arrays = [_random(*image), weights, _random(filters, seed=2)]
+    stages = [Stage(Relu(), (-1,))]
+    if adds:
+        (result,) = op.reference(*arrays)
+        arrays.append(_random(*result.shape, seed=3))
+        stages = [Stage(Add(), (-1, 3)), Stage(Relu(), (-2,))]
+    return Case(name, Fused(op, 3, tuple(stages)), tuple(arrays), constants=frozenset({1, 2}))
+
+
+def _sum() -> Case:
+    arrays: tuple[NDArray[Any], ...] = (
+        _random(2, 64, 9, 8),
+        _random(64, 64, 1, 1, seed=1),
+        _random(2, 128, 18, 16, seed=2),
+        _random(64, 128, 1, 1, seed=3),
+        _random(64, seed=4),
+    )
+    op = Fused(ConvSum(Conv((1, 1)), Conv((1, 1), (2, 2))), 5, (Stage(Relu(), (-1,)),))
+    return Case("two images", op, arrays, constants=frozenset({1, 3, 4}))
+
+
+def _half() -> Case:
+    arrays = (_random(3, 64, 9, 8), _random(128, 64, 1, 1, seed=1))
+    halves = tuple(array.astype(np.float16) for array in arrays)
+    return Case("float16", Conv((1, 1)), halves, _HALF_TOLERANCE, frozenset({1}))
+
+
+_CASES: Final = (
+    _conv("a residual", Conv((1, 1)), (2, 64, 9, 8), 128, adds=True),
+    _conv("steps", Conv((1, 1), (2, 2)), (2, 512, 17, 18), 64),
+    _conv("windows", Conv((3, 3), pads=(1, 1, 1, 1)), (2, 24, 9, 8), 64),
+    _conv("three channels", Conv((7, 7), (2, 2), (3, 3, 3, 3)), (1, 3, 31, 29), 64),
+    _sum(),
+)
+
+
+def held_trials(backend: CudaBackend, target: CudaTarget, storage: DType) -> Iterator[Trial]:
+    """Every case by every such tactic of a GPU that is small enough for them to be offered."""
+    small = replace(target, multiprocessors=1)
+    every = chain(
+        narrow_trials(_CASES, backend, small, storage),
+        trials_of_cases([_half()], backend, small),
+    )
+    return (trial for trial in every if trial.tactic.family == HELD)
