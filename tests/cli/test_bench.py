@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def test_the_answer_has_its_documented_keys_and_sane_numbers(smelt: Smelt, engine: Path) -> None:
     told = smelt("bench", engine, "--iterations", "20", "--threads", "1", "--json").json
     assert set(told) == {
-        "engine", "network", "device", "threads", "batch", "iterations",
+        "engine", "network", "device", "threads", "batch", "sizes", "iterations",
         "best_ms", "median_ms", "mean_ms", "p95_ms", "items_per_second",
     }  # fmt: skip
     assert (told["iterations"], told["threads"], told["batch"]) == (20, 1, 1)

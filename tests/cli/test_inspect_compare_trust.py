@@ -43,6 +43,7 @@ def test_the_json_of_an_engine_starts_with_its_reference_steps(smelt: Smelt, eng
         ("--memory", "tensors share"),
         ("--graph", "graph before: 18 nodes"),
         ("--kernels", "kernel"),
+        ("--roofline", "no peaks of"),
         ("--packed-weights", "refitted from"),
     ],
 )
@@ -79,6 +80,44 @@ def test_pages_and_pictures_are_written_to_files(
     assert page.read_text().startswith("<!doctype html>")
     titles = [ElementTree.parse(path).getroot()[0].text for path in (memory, graph)]  # noqa: S314
     assert titles == ["Memory over time", "The graph after the passes"]
+
+
+def test_kernels_show_their_text_where_it_is_asked_for(smelt: Smelt, engine: Path) -> None:
+    assert "define" in smelt("inspect", engine, "--source").out
+    assert "define" not in smelt("inspect", engine, "--all").out
+    told = smelt("inspect", engine, "--source", "--json").json["kernels"]
+    assert {source["language"] for kernel in told for source in kernel["sources"]} == {"LLVM IR"}
+
+
+def test_layers_times_are_shares_of_what_the_device_does_at_best(
+    smelt: Smelt, engine: Path, tmp_path: Path
+) -> None:
+    times = tmp_path / "bench.json"
+    times.write_text(smelt("bench", engine, "--iterations", "2", "--profile", "--json").out)
+    options = ("--times", times, "--peaks", "1e12,1e12")
+    told = smelt("inspect", engine, *options, "--json").json["plans"][0]
+    work = next(layer["work"] for layer in told["layers"] if layer["name"] == "conv1 + relu1")
+    assert work["share_of_bound"] == work["bound_seconds"] / work["measured_seconds"]
+    assert told["work"]["share_of_bound"] > 0
+    assert "bounds are those of the given peaks" in smelt("inspect", engine, *options, "--all").out
+    times.write_text('{"layers": [{"name": "another", "milliseconds": 1}], "sizes": {}}')
+    assert "no time of any layer" in smelt("inspect", engine, *options).err
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"layers": 3}', '{"layers": [{"name": 1}]}'])
+def test_a_file_without_layers_times_is_told(
+    smelt: Smelt, engine: Path, tmp_path: Path, content: str
+) -> None:
+    path = tmp_path / "bench.json"
+    path.write_text(content)
+    answer = smelt("inspect", engine, "--times", path)
+    assert answer.code == 1
+    assert "smelt bench ENGINE --profile --json" in answer.err
+
+
+@pytest.mark.parametrize("rates", ["1", "1,0", "1,2,3", "nan,1", "fast"])
+def test_peaks_are_two_rates(smelt: Smelt, engine: Path, rates: str) -> None:
+    assert smelt("inspect", engine, "--peaks", rates).code == 2
 
 
 def test_a_model_is_built_to_be_inspected(smelt: Smelt, model: Path) -> None:

@@ -15,6 +15,7 @@ from smelt.backends.cpu import CpuBackend, target_named
 from smelt.builder._program import program_of
 from smelt.builder._report import describe_plan
 from smelt.devices.cpu import abi
+from smelt.devices.cuda import CudaKernel
 from smelt.engine import (
     VERSION,
     Binding,
@@ -41,6 +42,7 @@ from smelt.tuner import Choice
 from smelt.types import DType, OptionalType, SequenceType, SymbolicDim, TensorType
 from tests.fuzz.user_op import Fuzzed
 from tests.importers.caffe.builders import random_array
+from tests.support.cubins import Kernel, make_cubin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -326,6 +328,20 @@ def dim_seeds() -> Iterator[bytes]:
         "n//n",
     ):
         yield text.encode()
+
+
+CUBINS: Final = b"".join(
+    CudaKernel("k", make_cubin(Kernel("k", 64, shared, frame)), 128, 4096).to_bytes()
+    for shared, frame in ((0, 0), (1024, 96))
+)
+"""A kernel's records for two GPUs."""
+
+
+def cubin_seeds() -> Iterator[bytes]:
+    """Code of engines for GPUs, and cubins."""
+    yield CUBINS
+    yield make_cubin(Kernel("k"))
+    yield make_cubin(Kernel("other"), Kernel("k", 255, 4096, 8), reserves=True)
 
 
 def code_seeds() -> Iterator[bytes]:

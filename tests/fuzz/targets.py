@@ -28,7 +28,10 @@ from smelt import ops
 from smelt.backends import CodeCache
 from smelt.backends.cpu import CpuBackend, target_named
 from smelt.builder._program import reassembled_plans
+from smelt.devices.cuda import ABI_VERSION, resources_of
 from smelt.engine import (
+    VERSION,
+    Fingerprint,
     KernelSpec,
     Launch,
     Plan,
@@ -51,6 +54,7 @@ from smelt.errors import SmeltError
 from smelt.importers.caffe import import_caffe, new_message, read_mean
 from smelt.importers.onnx import import_onnx
 from smelt.inspect import report_of, report_to_json, report_to_text
+from smelt.inspect._machine_code import CubinReader
 from smelt.ir import Constant, collect_constants, parse_graph, print_graph
 from smelt.ops import op_from_json, op_to_json, recipe_from_json
 from smelt.runtime._refit import refitted_weights
@@ -276,7 +280,7 @@ def _run_plan(data: bytes) -> None:
     """A header: read, written again, inspected, refitted, its plans verified."""
     header = header_from_data(parse_json(data))
     _require(header_from_data(header_to_data(header)) == header, "a header is read as written")
-    report = report_of(_Headed(header))
+    report = report_of(_Headed(header, seeds.CUBINS))
     report_to_text(report)
     report_to_json(report)
     for plan in header.plans:
@@ -299,6 +303,7 @@ def _refit(header: EngineHeader) -> None:
 @dataclass(frozen=True, slots=True)
 class _Headed:
     header: EngineHeader
+    code: bytes
 
 
 _NEW_WEIGHTS: Final[tuple[dict[str, Array], ...]] = (
@@ -458,6 +463,22 @@ def _run_code(data: bytes) -> None:
     _require(cache.get(_KERNEL, target) is None or data == sound, "no other entry is believed")
 
 
+_GPU: Final = Fingerprint("cuda", "sm_75,sm_90,sm_1", (), "any", ABI_VERSION, VERSION)
+
+
+def _run_cubin(data: bytes) -> None:
+    """An engine's kernels for three GPUs, two of which have records; then the bytes as a cubin."""
+    symbols = (("k", 0), ("l", 8))
+    header = replace(_headers()[0], fingerprint=_GPU, symbols=symbols)
+    reader = CubinReader(header, data)
+    for symbol in ("k", "l", "k", "none"):
+        codes = reader.codes(symbol)
+        _require(len(codes) == 3, "each architecture is told")
+        told = [code.registers is not None or code.problem for code in codes]
+        _require(all(told), "what is not told has a reason")
+    resources_of(data, "k")
+
+
 TARGETS: Final = (
     Target("caffe", ("smelt.importers.caffe",), _run_caffe, _mutate_caffe,
            caffe_seeds.caffe_seeds, 20, ("_field", "_file", "<genexpr>", "unary")),
@@ -470,10 +491,10 @@ TARGETS: Final = (
     Target(
         "plan",
         ("smelt.engine._codec", "smelt.engine._verify", "smelt.engine._plan",
-         "smelt.inspect._collect", "smelt.runtime._refit"),
+         "smelt.inspect._collect", "smelt.inspect._roofline", "smelt.runtime._refit"),
         _run_plan, mutate_json, seeds.plan_seeds, 15,
         ("_exactly", "_tuple_of", "_row", "_or_none", "_enum", "_record", "_tagged",
-         "HasHeader", "Plan", "KernelSpec", "parameters", "as_json"),
+         "Inspectable", "Plan", "KernelSpec", "parameters", "as_json"),
     ),
     Target("program", ("smelt.builder._program",), _run_program, mutate_json,
            seeds.program_seeds, 10,
@@ -488,6 +509,8 @@ TARGETS: Final = (
     Target("keys", ("smelt.engine._trust",), _run_keys, mutate_tokens, seeds.key_seeds, 3,
            ("Signer", "user_signer", "cache_secret", "verify_signature", "check_signature",
             "remove_trusted_key")),
+    Target("cubin", ("smelt.devices.cuda._cubin", "smelt.inspect._machine_code"), _run_cubin,
+           mutate_bytes, seeds.cubin_seeds, 2),
     Target("code", ("smelt.backends._code_cache",), _run_code, mutate_bytes,
            seeds.code_seeds, 2, ("CodeCache.open", "CodeCache.put")),
     Target("loadable",

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class _File:
     header: EngineHeader
+    code: bytes = b""
 
 
 def _header() -> EngineHeader:
@@ -45,6 +46,16 @@ def test_a_view_on_no_buffer_is_left_out_of_the_report(buffer: int) -> None:
     plan = replace(plan, steps=(replace(step, operands=views),))
     report = report_of(_File(replace(header, plans=(plan,))))
     assert report.plans[0].memory == ()
+
+
+@pytest.mark.parametrize("layer", [-3, 99, 1 << 40])
+def test_a_step_of_no_layer_is_left_out_of_the_report(layer: int) -> None:
+    header = _header()
+    plan = header.plans[0]
+    lost = replace(plan, steps=tuple(replace(step, layer=layer) for step in plan.steps))
+    report = report_of(_File(replace(header, plans=(plan, lost))))
+    known = range(len(header.layers))
+    assert all(told.index in known for one in report.plans for told in one.layers)
 
 
 Change = tuple[tuple[str | int, ...], object]

@@ -109,11 +109,16 @@ class _Tags(HTMLParser):
         self.open: list[str] = []
         self.texts: list[str] = []
         self.fetched: list[str] = []
+        self.linked: set[str] = set()
+        self.anchors: set[str] = set()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag != "meta":
             self.open.append(tag)
-        self.fetched += [name for name, _ in attrs if name in ("src", "href")]
+        targets = [value or "" for name, value in attrs if name in ("src", "href")]
+        self.fetched += [target for target in targets if not target.startswith("#")]
+        self.linked |= {target[1:] for target in targets if target.startswith("#")}
+        self.anchors |= {value or "" for name, value in attrs if name == "id"}
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
@@ -132,6 +137,7 @@ def test_the_page_is_well_formed_and_fetches_nothing(model: object) -> None:
     tags.feed(report_to_html(report))
     assert tags.open == []
     assert tags.fetched == []
+    assert tags.linked <= tags.anchors
     text = " ".join(tags.texts)
     assert "Memory over time" in text
     for layer in report.plans[0].layers:

@@ -198,6 +198,8 @@ def test_the_json_report_has_its_documented_keys_and_is_standard_json(
         "weights",
         "kernels",
         "signer",
+        "peaks",
+        "no_sources",
     }
     assert {f.name for f in dataclasses.fields(PlanReport)} == set(data["plans"][0])
     assert data["bindings"][0] == {
@@ -263,6 +265,7 @@ JSON = st.recursive(
 def test_a_hostile_build_report_is_left_out_and_never_believed(text: str) -> None:
     class Source:
         header: EngineHeader = affine_header(report=text)
+        code = b""
 
     report = report_of(Source())
     json.dumps(report_to_json(report), allow_nan=False)
@@ -273,6 +276,7 @@ def test_a_hostile_build_report_is_left_out_and_never_believed(text: str) -> Non
 def test_an_engine_without_a_report_still_shows_its_memory() -> None:
     class Source:
         header: EngineHeader = affine_header()
+        code = b""
 
     plan = report_of(Source()).plans[0]
     assert [(life.offset, life.first_step, life.last_step) for life in plan.memory] == [(64, 0, 1)]

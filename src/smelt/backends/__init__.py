@@ -1,6 +1,12 @@
 """Compile half of each backend: what it can run, by which tactics, and its kernels' code."""
 
-from smelt.backends._assemble import Assembled, WeightStore, assemble, constant_bytes
+from smelt.backends._assemble import (
+    Assembled,
+    WeightStore,
+    assemble,
+    constant_bytes,
+    stored_type,
+)
 from smelt.backends._base import (
     Aliasing,
     Backend,
@@ -40,4 +46,5 @@ __all__ = [
     "root_of",
     "same_order",
     "store_as",
+    "stored_type",
 ]

@@ -16,7 +16,7 @@ from smelt.devices.cpu import CpuMemory
 from smelt.engine import Buffer, Launch, LayerInfo, Plan, Space, View
 from smelt.ir import Constant
 from smelt.ops import Cast, Transpose
-from smelt.types import Layout, element_count, evaluate_dim
+from smelt.types import Layout, TensorType, element_count, evaluate_dim
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from smelt.backends._base import Backend, Tactic
     from smelt.backends._storage import Action, Copy, StoragePlan, Stored
     from smelt.engine import Step
-    from smelt.ir import Graph, Node
+    from smelt.ir import Graph, Node, Value
+    from smelt.types import TensorFormat
 
 
 _INLINE_BYTES: Final = 256
@@ -317,8 +318,19 @@ def _laid_out(stored: Stored) -> Constant:
     return constant
 
 
+def stored_type(value: Value, stored: TensorFormat | None) -> str:
+    """The type of a value as memory holds it; its own where a kernel has packed it."""
+    kind = value.type
+    if stored is None or not isinstance(kind, TensorType):
+        return str(kind)
+    return str(TensorType(stored.dtype, kind.shape))
+
+
 def _layer_info(node: Node, tactic: Tactic) -> LayerInfo:
-    shapes = tuple(str(v.type) for v in node.outputs)
-    inputs = tuple("-" if v is None else str(v.type) for v in node.inputs)
-    details = (("inputs", inputs), ("node", node.name), ("outputs", shapes))
+    inputs = tuple(
+        "-" if v is None else stored_type(v, f)
+        for v, f in zip(node.inputs, tactic.inputs, strict=True)
+    )
+    outputs = tuple(map(stored_type, node.outputs, tactic.outputs))
+    details = (("inputs", inputs), ("node", node.name), ("outputs", outputs))
     return LayerInfo(" + ".join(node.layers) or node.name, node.op.name, str(tactic), details)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from smelt.backends import stored_type
+from smelt.errors import ShapeError
+from smelt.ir import Operand
 from smelt.ops import Chain, Fused
 
 if TYPE_CHECKING:
@@ -53,6 +56,16 @@ def _op_text(op: Op) -> str:
     return op.name
 
 
+def _flop(node: Node) -> str | None:
+    """The node's multiplications and additions as a dimension; None where values decide."""
+    # A constant's type is enough, and its elements may have to be computed.
+    operands = [None if v is None else Operand(v.type, None, v.dims) for v in node.inputs]
+    try:
+        return str(node.op.count_flop(operands))
+    except ShapeError:
+        return None
+
+
 def _describe_node(node: Node, tactic: Tactic) -> dict[str, Any]:
     names = [None if v is None or v.constant is not None else v.name for v in node.inputs]
     return {
@@ -61,7 +74,8 @@ def _describe_node(node: Node, tactic: Tactic) -> dict[str, Any]:
         "layers": list(node.layers),
         "inputs": names,
         "outputs": [v.name for v in node.outputs],
-        "types": [str(v.type) for v in node.outputs],
+        "types": list(map(stored_type, node.outputs, tactic.outputs)),
+        "flop": _flop(node),
         "input_formats": [None if f is None else str(f) for f in tactic.inputs],
         "output_formats": [str(f) for f in tactic.outputs],
         "tactic": str(tactic),

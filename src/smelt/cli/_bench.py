@@ -114,6 +114,8 @@ class _Work:
     items: int
     """Items that one run computes."""
     bindings: list[NDArray[Any]]
+    sizes: Mapping[str, int]
+    """The symbols' values."""
 
     @classmethod
     def prepare(
@@ -143,7 +145,7 @@ class _Work:
         told = items if "batch" in named else 1
         made = iter(results)
         bindings = [arrays[b.name] if b.is_input else next(made) for b in engine.bindings]
-        return cls(context, told, items, bindings)
+        return cls(context, told, items, bindings, values)
 
     def run(self) -> None:
         self.context.execute(self.batch, self.bindings)
@@ -174,6 +176,7 @@ def _report(
         "device": engine.device,
         "threads": context.threads,
         "batch": work.items,
+        "sizes": dict(work.sizes),
         "iterations": len(times),
         "best_ms": float(milliseconds.min()),
         "median_ms": float(np.median(milliseconds)),

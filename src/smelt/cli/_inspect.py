@@ -8,9 +8,10 @@ import click
 
 from smelt.cli._console import print_json, say
 from smelt.cli._models import BuildArguments, build_options, is_model, open_engine
+from smelt.cli._parse import Numbers
 
 if TYPE_CHECKING:
-    from smelt.inspect import EngineReport
+    from smelt.inspect import EngineReport, Inspectable, Peaks, Profile
 
 _WIDTH_WITHOUT_TERMINAL = 160
 
@@ -24,9 +25,23 @@ _WIDTH_WITHOUT_TERMINAL = 160
 )
 @click.option("--memory", is_flag=True, help="Each tensor's place in the arena, and its life.")
 @click.option("--graph", is_flag=True, help="The graph before and after the passes.")
-@click.option("--kernels", is_flag=True, help="The pieces of machine code.")
+@click.option("--roofline", is_flag=True, help="Each layer's work, and how long it takes at least.")
+@click.option(
+    "--kernels", is_flag=True, help="The pieces of machine code; on GPUs what each one takes."
+)
+@click.option("--source", is_flag=True, help="Each kernel's text: Triton, or LLVM IR.")
 @click.option("--packed-weights", "weights_", is_flag=True, help="The packed weights.")
-@click.option("--all", "everything", is_flag=True, help="All of these.")
+@click.option("--all", "everything", is_flag=True, help="All of these but --source.")
+@click.option(
+    "--times", metavar="FILE", help="Layers' times: what `smelt bench --profile --json` answered."
+)
+@click.option(
+    "--peaks",
+    type=Numbers(),
+    metavar="FLOP/S,BYTES/S",
+    help="What the device does at best, for --roofline: 790e12,4.3e12.  [default: an H200's for "
+    "sm_90, else none]",
+)
 @click.option("--html", metavar="FILE", help="Write the whole report as a page for a browser.")
 @click.option("--svg", metavar="FILE", help="Write a picture: --graph's, else memory over time.")
 @click.option("--output", multiple=True, metavar="NAME", help="Outputs of a MODEL; repeatable.")
@@ -40,6 +55,8 @@ def inspect(
     output: tuple[str, ...],
     as_json: bool,
     everything: bool,
+    times: str | None,
+    peaks: tuple[float, ...] | None,
     build_arguments: BuildArguments,
     **sections: bool,
 ) -> None:
@@ -53,13 +70,22 @@ def inspect(
       smelt inspect model.engine
       smelt inspect model.engine --passes --tactics
       smelt inspect model.engine --html report.html --svg memory.svg
+      smelt inspect model.engine --roofline --times bench.json
+      smelt inspect model.engine --kernels --source
       smelt inspect model.engine --json | python -m json.tool
       smelt inspect model.onnx --shape input=1x3x224x224 --tune none --graph
     """
-    from smelt.inspect import SECTIONS, report_to_json
+    from smelt.inspect import SECTIONS, report_of, report_to_json
 
     del output
-    report = _report(engine_path, build_arguments, quiet=as_json)
+    report = report_of(
+        _opened(engine_path, build_arguments, quiet=as_json),
+        sources=sections["source"] or html is not None,
+        profile=_profile(times),
+        peaks=_peaks(peaks),
+    )
+    if times is not None:
+        _check_times(report, times)
     if html is not None:
         _write_html(html, report)
     if svg is not None:
@@ -67,7 +93,9 @@ def inspect(
     if as_json:
         print_json(report_to_json(report))
         return
-    wanted = {name.rstrip("_") for name, given in sections.items() if given or everything}
+    wanted = {name.rstrip("_") for name, given in sections.items() if given}
+    if everything:
+        wanted |= set(SECTIONS) - {"source"}
     if html is not None or svg is not None:
         for path in filter(None, (html, svg)):
             say(f"wrote {path}")
@@ -76,13 +104,58 @@ def inspect(
     _show(report, [name for name in SECTIONS if name in (wanted or {"layers"})])
 
 
-def _report(path: str, arguments: BuildArguments, *, quiet: bool) -> EngineReport:
+def _opened(path: str, arguments: BuildArguments, *, quiet: bool) -> Inspectable:
     from smelt.engine import read_engine
-    from smelt.inspect import report_of
 
     if is_model(path) or arguments.given - {"output"}:
-        return report_of(open_engine(path, arguments, quiet=quiet))
-    return report_of(read_engine(path))
+        return open_engine(path, arguments, quiet=quiet)
+    return read_engine(path)
+
+
+def _profile(path: str | None) -> Profile | None:
+    """What `smelt bench --profile --json` answered.
+
+    Raises SmeltError: that is not what the file holds.
+    """
+    import json
+    from pathlib import Path
+
+    from smelt.errors import SmeltError
+    from smelt.inspect import Profile
+
+    if path is None:
+        return None
+    try:
+        told = json.loads(Path(path).read_bytes())
+        seconds = {str(x["name"]): float(x["milliseconds"]) / 1e3 for x in told["layers"]}
+        sizes = {str(name): int(size) for name, size in told["sizes"].items()}
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise SmeltError(
+            f"{path} has no layers' times ({type(error).__name__}: {error}); "
+            "make it with: smelt bench ENGINE --profile --json > FILE"
+        ) from error
+    return Profile(seconds, sizes)
+
+
+def _check_times(report: EngineReport, path: str) -> None:
+    """Raise SmeltError if no layer was measured: the times are of another engine."""
+    from smelt.errors import SmeltError
+
+    works = [layer.work for plan in report.plans for layer in plan.layers]
+    if not any(work is not None and work.measured_seconds is not None for work in works):
+        raise SmeltError(f"{path} has no time of any layer of {report.network}, as it runs here")
+
+
+def _peaks(rates: tuple[float, ...] | None) -> Peaks | None:
+    from smelt.inspect import Peaks
+
+    if rates is None:
+        return None
+    if len(rates) != 2 or not all(0 < rate < float("inf") for rate in rates):
+        raise click.BadParameter(
+            "two rates are needed, FLOP/S,BYTES/S: 790e12,4.3e12", param_hint="--peaks"
+        )
+    return Peaks("the given peaks", rates[1], (("any", rates[0]),))
 
 
 def _show(report: EngineReport, sections: list[str]) -> None:

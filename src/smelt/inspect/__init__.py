@@ -1,40 +1,54 @@
 """What an engine is made of and why: as values, text, JSON, HTML and SVG."""
 
-from smelt.inspect._collect import report_of
+from smelt.inspect._collect import Inspectable, report_of
 from smelt.inspect._html import report_to_html
 from smelt.inspect._json import report_to_json
 from smelt.inspect._report import (
     BindingReport,
     CandidateReport,
+    CodeReport,
     EngineReport,
     KernelReport,
+    LaunchReport,
     LayerReport,
     NodeReport,
     PassNote,
     PassSummary,
+    Peaks,
     PlanReport,
     SignerReport,
+    SourceReport,
     TensorLife,
     WeightReport,
+    WorkReport,
 )
+from smelt.inspect._roofline import H200, Profile
 from smelt.inspect._svg_graph import graph_to_svg
 from smelt.inspect._svg_memory import memory_to_svg
 from smelt.inspect._text import SECTIONS, report_to_text, tell_host_steps
 
 __all__ = [
+    "H200",
     "SECTIONS",
     "BindingReport",
     "CandidateReport",
+    "CodeReport",
     "EngineReport",
+    "Inspectable",
     "KernelReport",
+    "LaunchReport",
     "LayerReport",
     "NodeReport",
     "PassNote",
     "PassSummary",
+    "Peaks",
     "PlanReport",
+    "Profile",
     "SignerReport",
+    "SourceReport",
     "TensorLife",
     "WeightReport",
+    "WorkReport",
     "graph_to_svg",
     "memory_to_svg",
     "report_of",

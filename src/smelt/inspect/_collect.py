@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import numpy as np
 
 from smelt.engine import EngineFile, HostCall, Launch, Space, key_id, verify_signature
-from smelt.errors import EngineFormatError, TrustError, UnboundSymbolError
+from smelt.errors import EngineFormatError, SmeltError, TrustError, UnboundSymbolError
+from smelt.inspect._machine_code import CubinReader
 from smelt.inspect._report import (
     BindingReport,
     CandidateReport,
@@ -26,11 +27,14 @@ from smelt.inspect._report import (
     NodeReport,
     PassNote,
     PassSummary,
+    Peaks,
     PlanReport,
     SignerReport,
     TensorLife,
     WeightReport,
 )
+from smelt.inspect._roofline import KNOWN_PEAKS, Measure, Profile, total_work
+from smelt.inspect._sources import SourceWriter
 from smelt.ir import Constant
 from smelt.ops import recipe_from_json
 from smelt.types import evaluate_dim
@@ -41,7 +45,7 @@ if TYPE_CHECKING:
     from smelt.engine import EngineHeader, LayerInfo, Plan, Step, Weight
 
 
-class HasHeader(Protocol):
+class Inspectable(Protocol):
     """An engine, loaded or only read."""
 
     @property
@@ -49,21 +53,33 @@ class HasHeader(Protocol):
         """The engine's description."""
         ...
 
+    @property
+    def code(self) -> bytes:
+        """Its kernels' machine code."""
+        ...
 
-def report_of(engine: HasHeader) -> EngineReport:
+
+def report_of(
+    engine: Inspectable,
+    *,
+    sources: bool = False,
+    profile: Profile | None = None,
+    peaks: Peaks | None = None,
+) -> EngineReport:
     """Everything that an engine says about itself.
 
     Args:
         engine: an engine, or a file that was read and not loaded: one for another machine will do.
+        sources: whether to tell each kernel's text, too; not for files that this user does not
+            trust.
+        profile: what its layers were measured to take.
+        peaks: what the device does at best; None for what is known of the architecture.
     """
     header = engine.header
     print_ = header.fingerprint
-    told = _told_of_plans(header.report)
-    ranges = list(_layer_ranges(header))
-    plans = [
-        _plan(header, number, told[number] if number < len(told) else {}, ranges[number])
-        for number in range(len(header.plans))
-    ]
+    known = peaks or KNOWN_PEAKS.get(print_.architecture)
+    signer = _signer(engine) if isinstance(engine, EngineFile) else None
+    writer, no_sources = _source_writer(header, signer) if sources else (None, "")
     return EngineReport(
         network=header.name,
         device=print_.device,
@@ -76,20 +92,37 @@ def report_of(engine: HasHeader) -> EngineReport:
             BindingReport(b.name, b.is_input, b.dtype.value, tuple(_extent(d) for d in b.shape))
             for b in header.bindings
         ),
-        plans=tuple(plans),
-        weights=tuple(
-            WeightReport(
-                w.name,
-                w.dtype.value,
-                w.shape,
-                math.prod(w.shape) * w.dtype.size_bytes,
-                w.recipe is not None,
-                _sources(w),
-            )
-            for w in header.weights
-        ),
-        kernels=tuple(_kernels(header)),
-        signer=_signer(engine) if isinstance(engine, EngineFile) else None,
+        plans=tuple(_plans(header, known, profile)),
+        weights=tuple(map(_weight, header.weights)),
+        kernels=tuple(_kernels(engine, writer)),
+        signer=signer,
+        peaks=known,
+        no_sources=no_sources,
+    )
+
+
+def _plans(
+    header: EngineHeader, peaks: Peaks | None, profile: Profile | None
+) -> Iterator[PlanReport]:
+    told, ranges = _told_of_plans(header.report), list(_layer_ranges(header))
+    for number, plan in enumerate(header.plans):
+        measure = Measure(plan.largest, peaks, None)
+        if profile is not None and profile.fits(plan):
+            measure = Measure({**plan.largest, **profile.sizes}, peaks, profile)
+            profile = None  # a run takes the first plan that will do
+        yield _plan(
+            header, number, told[number] if number < len(told) else {}, ranges[number], measure
+        )
+
+
+def _weight(weight: Weight) -> WeightReport:
+    return WeightReport(
+        weight.name,
+        weight.dtype.value,
+        weight.shape,
+        math.prod(weight.shape) * weight.dtype.size_bytes,
+        weight.recipe is not None,
+        _sources(weight),
     )
 
 
@@ -123,32 +156,58 @@ def _extent(dim: object) -> int | str:
     return dim if isinstance(dim, int) else str(dim)
 
 
-def _kernels(header: EngineHeader) -> Iterator[KernelReport]:
+def _kernels(engine: Inspectable, writer: SourceWriter | None) -> Iterator[KernelReport]:
+    header = engine.header
     launches = [s for p in header.plans for s in p.steps if isinstance(s, Launch)]
     uses = Counter(launch.kernel for launch in launches)
+    is_for_gpus = header.fingerprint.device == "cuda"
+    reader = CubinReader(header, engine.code) if is_for_gpus else None
     for kernel, count in uses.items():
-        texts = tuple((name, str(value)) for name, value in kernel.parameters)
-        yield KernelReport(kernel.symbol, kernel.family, count, texts)
+        yield KernelReport(
+            symbol=kernel.symbol,
+            family=kernel.family,
+            uses=count,
+            parameters=tuple((name, str(value)) for name, value in kernel.parameters),
+            codes=reader.codes(kernel.symbol) if reader is not None else (),
+            sources=writer.sources(kernel) if writer is not None else (),
+        )
+
+
+def _source_writer(
+    header: EngineHeader, signer: SignerReport | None
+) -> tuple[SourceWriter | None, str]:
+    """Who writes the kernels' text, or why nobody does."""
+    if signer is not None and not (signer.is_trusted and signer.is_right):
+        return None, "no key that you trust has signed this engine (see `smelt trust`)"
+    try:
+        return SourceWriter(header.fingerprint), ""
+    except SmeltError as error:
+        return None, str(error)
 
 
 def _layer_ranges(header: EngineHeader) -> Iterator[range]:
     """The layers of each plan: they follow one another."""
-    starts = [min((s.layer for s in plan.steps), default=0) for plan in header.plans]
+    count = len(header.layers)
+    firsts = (min((s.layer for s in plan.steps), default=0) for plan in header.plans)
+    starts = [min(max(first, 0), count) for first in firsts]
     starts[:1] = [0]
-    for start, end in zip(starts, [*starts[1:], len(header.layers)], strict=True):
+    for start, end in zip(starts, [*starts[1:], count], strict=True):
         yield range(start, end)
 
 
 # ---- one plan
 
 
-def _plan(header: EngineHeader, number: int, told: Mapping[str, Any], layers: range) -> PlanReport:
+def _plan(
+    header: EngineHeader, number: int, told: Mapping[str, Any], layers: range, measure: Measure
+) -> PlanReport:
     plan = header.plans[number]
     kinds = [is_host for is_host, _ in groupby(isinstance(s, HostCall) for s in plan.steps)]
     calls = [step for step in plan.steps if isinstance(step, HostCall)]
     references = tuple(map(_op_name, calls))
     is_apart = header.fingerprint.device == "cuda"
     memory = tuple(_memory(told)) or tuple(_memory_of_plan(plan))
+    reported = tuple(_layer(i, header.layers[i], plan.steps, told, measure) for i in layers)
     bound = told.get("lower_bound_bytes")
     return PlanReport(
         symbols=plan.symbols,
@@ -162,7 +221,7 @@ def _plan(header: EngineHeader, number: int, told: Mapping[str, Any], layers: ra
         arena_bytes=plan.arena_bytes,
         arena_lower_bound_bytes=bound if isinstance(bound, int) else _most_alive(memory),
         scratch_bytes=plan.scratch_bytes,
-        layers=tuple(_layer(i, header.layers[i], plan.steps, told) for i in layers),
+        layers=reported,
         passes=tuple(_passes(told)),
         storage=_texts(told.get("storage")),
         memory=memory,
@@ -170,6 +229,7 @@ def _plan(header: EngineHeader, number: int, told: Mapping[str, Any], layers: ra
             (_text(n.get("name")), _text(n.get("op"))) for n in _records(told.get("source"))
         ),
         nodes=tuple(map(_node, _records(told.get("nodes")))),
+        work=total_work([layer.work for layer in reported if layer.work is not None]),
     )
 
 
@@ -194,7 +254,11 @@ def _copied_bytes(call: HostCall, plan: Plan) -> int:
 
 
 def _layer(
-    index: int, info: LayerInfo, steps: Sequence[Step], told: Mapping[str, Any]
+    index: int,
+    info: LayerInfo,
+    steps: Sequence[Step],
+    told: Mapping[str, Any],
+    measure: Measure,
 ) -> LayerReport:
     details = dict(info.details)
     own = [step for step in steps if step.layer == index]
@@ -223,6 +287,8 @@ def _layer(
             )
         ),
         refusals=_texts(_field(told, "refusals", node)),
+        launches=measure.launches(own),
+        work=measure.work(info.name, known.get("flop") if node else "0", own),
     )
 
 

@@ -7,12 +7,22 @@ from typing import TYPE_CHECKING, Final
 
 from smelt.inspect._svg_graph import graph_to_svg
 from smelt.inspect._svg_memory import memory_to_svg
-from smelt.inspect._text import format_bytes, format_seconds, system_of, tell_host_steps
+from smelt.inspect._text import (
+    CODE_HEADS,
+    ROOFLINE_HEADS,
+    code_cells,
+    format_bytes,
+    format_seconds,
+    roofline_note,
+    roofline_rows,
+    system_of,
+    tell_host_steps,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
-    from smelt.inspect._report import EngineReport, LayerReport, PlanReport
+    from smelt.inspect._report import EngineReport, KernelReport, LayerReport, PlanReport
 
 _STYLE: Final = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 76rem; padding: 0 1.2rem;
@@ -27,13 +37,18 @@ h3 { margin: 1.8rem 0 .5rem; } code, .mono { font: 12.5px/1.45 ui-monospace, mon
 table { border-collapse: collapse; width: 100%; font-size: 13.5px; }
 th { text-align: left; border-bottom: 2px solid #cbd5e0; padding: .35rem .6rem; }
 td { border-bottom: 1px solid #e8e8e4; padding: .32rem .6rem; vertical-align: top; }
-td.number { text-align: right; font-variant-numeric: tabular-nums; }
+td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 tr.slow td { background: #fdeeed; } .no { color: #7a5c00; }
 .scroll { overflow: auto; max-height: 46rem; border: 1px solid #e3e3df; border-radius: 8px; }
 svg { display: block; max-width: 100%; height: auto; }
 .scroll svg { max-width: none; margin: 0 auto; }
 summary { cursor: pointer; } details table { margin: .4rem 0 .8rem; width: auto; }
+tr:target td { background: #fff3d6; } a { color: #1d4f91; }
+pre { background: #f4f4f1; border-radius: 8px; padding: .7rem .9rem; overflow: auto;
+  max-height: 34rem; font: 12.5px/1.45 ui-monospace, monospace; }
 """
+
+_ROOFLINE_NUMBERS: Final = ("MFLOP", "moved", "flop/byte", "bound", "time", "share")
 
 
 def report_to_html(report: EngineReport) -> str:
@@ -47,7 +62,7 @@ def report_to_html(report: EngineReport) -> str:
     ]
     for number, plan in enumerate(report.plans):
         parts += _plan(report, plan, number)
-    parts += _kernels_and_weights(report)
+    parts += [*_kernels(report), *_weights(report)]
     return "\n".join([*parts, "</body></html>"]) + "\n"
 
 
@@ -116,6 +131,10 @@ def _plan(report: EngineReport, plan: PlanReport, number: int) -> Iterator[str]:
     yield "<p>Open a tactic for its rivals. Times are estimates where nothing was timed; those in"
     yield " the network, where they were taken, count what a layer costs its neighbours.</p>"
     yield from _layers(plan.layers)
+    yield "<h3>Roofline</h3>"
+    yield f"<p>{escape(roofline_note(report))}. FLOP are those of products; moved is what a layer's"
+    yield " steps read and write, each operand once, as if nothing of it were in a cache.</p>"
+    yield _table(ROOFLINE_HEADS, _roofline(plan), numbers=_ROOFLINE_NUMBERS)
     yield "<h3>What the passes did</h3>"
     yield from _passes(plan)
 
@@ -170,12 +189,56 @@ def _passes(plan: PlanReport) -> Iterator[str]:
         yield "</ul></details>"
 
 
-def _kernels_and_weights(report: EngineReport) -> Iterator[str]:
+def _roofline(plan: PlanReport) -> Iterator[tuple[str, ...]]:
+    for name, kernels, *rest in roofline_rows(plan):
+        links = (f'<a href="#{_anchor(k)}">{_code(k)}</a>' for k in kernels.split(", ") if k)
+        yield escape(name), "<br>".join(links), *map(escape, rest)
+
+
+def _anchor(symbol: str) -> str:
+    return escape(f"kernel-{symbol}")
+
+
+def _kernels(report: EngineReport) -> Iterator[str]:
     yield "<h2>Kernels</h2>"
-    rows = [(_code(k.symbol), escape(k.family), str(k.uses)) for k in report.kernels]
-    yield _folded(f"{len(rows)} kernels", _table(("kernel", "family", "uses"), rows))
+    if report.no_sources:
+        yield f'<p class="no">Their text is not shown: {escape(report.no_sources)}.</p>'
+    has_codes = any(kernel.codes for kernel in report.kernels)
+    if has_codes:
+        yield "<p>Registers and local memory (what was spilled) are a thread's, shared memory"
+        yield " (static + dynamic) a block's. A multiprocessor holds so many blocks at once, which"
+        yield " is such a share of the threads that it could hold, for lack of what is named.</p>"
+    yield f"<table><tr><th>kernel</th><th>uses</th>{_heads(CODE_HEADS if has_codes else ())}</tr>"
+    for kernel in report.kernels:
+        yield from _kernel(kernel)
+    yield "</table>"
+
+
+def _kernel(kernel: KernelReport) -> Iterator[str]:
+    name = _code(kernel.symbol) + "".join(
+        _folded(
+            f"{source.language} for {', '.join(source.architectures)}",
+            f"<pre>{escape(source.text)}</pre>",
+        )
+        for source in kernel.sources
+    )
+    name += "".join(
+        f'<br><span class="no">{escape(f"{code.architecture}: {code.problem}")}</span>'
+        for code in kernel.codes
+        if code.problem
+    )
+    span = f' rowspan="{len(kernel.codes)}"' if len(kernel.codes) > 1 else ""
+    head = f"<td{span}>{name}</td><td{span} class=number>{kernel.uses}</td>"
+    for number, code in enumerate(kernel.codes or (None,)):
+        anchor = "" if number else f' id="{_anchor(kernel.symbol)}"'
+        cells = () if code is None else code_cells(code)
+        told = "".join(f"<td class=number>{escape(cell)}</td>" for cell in cells)
+        yield f"<tr{anchor}>{'' if number else head}{told}</tr>"
+
+
+def _weights(report: EngineReport) -> Iterator[str]:
     yield "<h2>Weights</h2>"
-    rows_ = [
+    rows = [
         (
             escape(w.name),
             _code(f"{w.dtype}{list(w.shape)}"),
@@ -184,8 +247,8 @@ def _kernels_and_weights(report: EngineReport) -> Iterator[str]:
         )
         for w in report.weights
     ]
-    table = _table(("weight", "packed as", "size", "refitted from"), rows_)
-    yield _folded(f"{len(rows_)} weights, {format_bytes(report.weight_bytes)}", table)
+    table = _table(("weight", "packed as", "size", "refitted from"), rows)
+    yield _folded(f"{len(rows)} weights, {format_bytes(report.weight_bytes)}", table)
 
 
 def _folded(summary: str, content: str) -> str:
@@ -196,8 +259,18 @@ def _code(text: str) -> str:
     return f"<code>{escape(text)}</code>"
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table of cells that are HTML already."""
-    head = "".join(f"<th>{escape(text)}</th>" for text in heads)
-    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
-    return f"<table><tr>{head}</tr>{body}</table>"
+def _table(
+    heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: Collection[str] = ()
+) -> str:
+    """A table of cells that are HTML already; columns of numbers stand on the right."""
+    kinds = [" class=number" if head in numbers else "" for head in heads]
+
+    def line(row: Sequence[str]) -> str:
+        cells = zip(kinds, row, strict=True)
+        return f"<tr>{''.join(f'<td{kind}>{cell}</td>' for kind, cell in cells)}</tr>"
+
+    return f"<table><tr>{_heads(heads)}</tr>{''.join(map(line, rows))}</table>"
+
+
+def _heads(heads: Sequence[str]) -> str:
+    return "".join(f"<th>{escape(text)}</th>" for text in heads)

@@ -4,9 +4,12 @@ Top level: ``network``, ``device``, ``architecture``, ``features``, ``system``, 
 ``max_batch_size``, ``reference_steps`` (an integer), ``reference_ops`` (a list of op names),
 ``reference_layers`` (whose they are), ``host_copy_bytes`` (0 where nothing is copied for them),
 ``weight_bytes``, ``bindings``, ``plans``, ``weights``, ``kernels``, ``signer`` (null for an engine
-that is not from a file). What lies below has the names of the fields of `smelt.inspect`'s values; a
-plan's ``layers`` carry tactics, formats, candidates and refusals, ``passes`` what was fused and why
-not, ``memory`` the life of each tensor, and a weight's ``sources`` what `refit` takes for it.
+that is not from a file), ``peaks`` (null where the device is not known), ``no_sources`` (why there
+are none, where they were asked for). What lies below has the names of the fields of
+`smelt.inspect`'s values; a plan's ``layers`` carry tactics, formats, candidates, refusals, launches
+and their work beside the roofline, ``passes`` what was fused and why not, ``memory`` the life of
+each tensor, a weight's ``sources`` what `refit` takes for it, a kernel's ``codes`` what a GPU gives
+it, and its ``sources`` its text.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ def report_to_json(report: EngineReport) -> dict[str, Any]:
     """The report as values that JSON has."""
     fields = asdict(report)
     parts = {name: fields.pop(name) for name in ("bindings", "plans", "weights", "kernels")}
+    if fields["peaks"] is not None:
+        fields["peaks"]["flop_per_second"] = dict(fields["peaks"]["flop_per_second"])
     for kernel in parts["kernels"]:
         kernel["parameters"] = dict(kernel["parameters"])
     for plan in parts["plans"]:

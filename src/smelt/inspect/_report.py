@@ -31,6 +31,41 @@ class CandidateReport:
 
 
 @dataclass(frozen=True, slots=True)
+class LaunchReport:
+    """A kernel's run within a layer."""
+
+    kernel: str
+    """The kernel's symbol."""
+    blocks: int | None
+    """Blocks of threads on a GPU; on a processor, pieces of work for its threads."""
+    moved_bytes: int | None
+    """What it reads and writes, each operand once; None where that cannot be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkReport:
+    """How much a layer computes and moves, and how long that takes at least."""
+
+    flop: float | None
+    """Multiplications and additions of its products; other arithmetic is not counted. None where
+    the build did not tell."""
+    moved_bytes: int | None
+    """What its steps read and write, each operand of each step once."""
+    flop_per_byte: float | None
+    factors: str
+    """In what it multiplies; empty for a layer without products."""
+    bound_seconds: float | None
+    """The least time that a device of these peaks could take; None without peaks."""
+    bound_by: str
+    """"arithmetic" or "memory"."""
+    measured_seconds: float | None
+    """Its time, where a profile was given."""
+    share_of_bound: float | None
+    """The bound as a share of the measured time: 1 is as fast as can be. What a cache holds may
+    be faster."""
+
+
+@dataclass(frozen=True, slots=True)
 class LayerReport:
     """A layer of the optimised engine, as the profiler names it."""
 
@@ -56,6 +91,9 @@ class LayerReport:
     """Fastest first."""
     refusals: tuple[str, ...]
     """Families of kernels that cannot run it, and why."""
+    launches: tuple[LaunchReport, ...]
+    work: WorkReport | None
+    """None for a layer without steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +178,8 @@ class PlanReport:
     """(name, op) of the nodes of the model, before the passes."""
     nodes: tuple[NodeReport, ...]
     """The graph after the passes, in the order in which it runs."""
+    work: WorkReport
+    """Of all layers together; their bounds are added up, as if one ran after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +197,42 @@ class WeightReport:
 
 
 @dataclass(frozen=True, slots=True)
+class CodeReport:
+    """What a GPU's multiprocessor gives a kernel, by its machine code for one architecture.
+
+    What the code does not tell, or not soundly, is None.
+    """
+
+    architecture: str
+    threads: int | None
+    """Of a block."""
+    registers: int | None
+    """Of a thread."""
+    static_shared_bytes: int | None
+    dynamic_shared_bytes: int | None
+    local_bytes: int | None
+    """Of a thread: registers that were spilled to memory, and arrays that are indexed there."""
+    code_bytes: int | None
+    blocks: int | None
+    """How many a multiprocessor holds at once."""
+    occupancy: float | None
+    """How many of the threads that it could hold these are."""
+    limited_by: str
+    """What it lacks for more: "registers", "shared memory", "threads" or "blocks"."""
+    problem: str
+    """Why something is not told."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceReport:
+    """What a kernel's machine code was made from."""
+
+    architectures: tuple[str, ...]
+    language: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class KernelReport:
     """A piece of machine code."""
 
@@ -165,6 +241,26 @@ class KernelReport:
     uses: int
     """Steps that launch it."""
     parameters: tuple[tuple[str, str], ...]
+    codes: tuple[CodeReport, ...] = ()
+    """For a GPU: one for each architecture."""
+    sources: tuple[SourceReport, ...] = ()
+    """Its text, where it was asked for; architectures of one text share it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """What a device does in a second at best."""
+
+    device: str
+    """Its name."""
+    bytes_per_second: float
+    flop_per_second: tuple[tuple[str, float], ...]
+    """For each kind of factors; "any" stands for all others."""
+
+    def flop_of(self, kind: str) -> float | None:
+        """The rate for factors of a kind; None where it is not known."""
+        rates = dict(self.flop_per_second)
+        return rates.get(kind, rates.get("any"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +293,10 @@ class EngineReport:
     kernels: tuple[KernelReport, ...]
     signer: SignerReport | None = None
     """None for an engine that was not read from a file."""
+    peaks: Peaks | None = None
+    """What layers' bounds follow from; None where the device is not known."""
+    no_sources: str = ""
+    """Why there are no sources, where they were asked for."""
 
     @property
     def reference_steps(self) -> int:

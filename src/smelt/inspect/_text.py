@@ -11,7 +11,14 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from smelt.inspect._report import EngineReport, LayerReport, PlanReport, SignerReport
+    from smelt.inspect._report import (
+        CodeReport,
+        EngineReport,
+        LayerReport,
+        PlanReport,
+        SignerReport,
+        WorkReport,
+    )
 
 _LAYERS_TOLD: Final = 3
 """Layers that a sentence names; tables name all."""
@@ -53,9 +60,9 @@ def format_bytes(size_bytes: int) -> str:
     return f"{size:.2f} GiB"
 
 
-def format_seconds(seconds: float | None) -> str:
+def format_seconds(seconds: float | None, digits: int = 1) -> str:
     """A time in microseconds; a dash for none."""
-    return "-" if seconds is None else f"{seconds * 1e6:,.1f} us"
+    return "-" if seconds is None else f"{seconds * 1e6:,.{digits}f} us"
 
 
 def tell_host_steps(report: EngineReport) -> str:
@@ -213,8 +220,108 @@ def _graph(_report: EngineReport, plan: PlanReport) -> Iterator[RenderableType]:
 
 
 def _kernels(report: EngineReport, _plan: PlanReport) -> Iterator[RenderableType]:
-    rows = [(k.symbol, k.family, k.uses) for k in report.kernels]
-    yield _table(("kernel", "family", "uses"), rows, "uses")
+    if not any(kernel.codes for kernel in report.kernels):
+        plain = [(k.symbol, k.family, k.uses) for k in report.kernels]
+        yield _table(("kernel", "family", "uses"), plain, "uses")
+        return
+    yield "kernels: registers and local memory of a thread (local: what it spilled), shared memory"
+    yield "    of a block (static + dynamic); blocks that a multiprocessor holds, and what it lacks"
+    yield "    for more"
+    heads = ("kernel", "uses", *CODE_HEADS)
+    rows = [
+        (kernel.symbol, kernel.uses, *code_cells(code))
+        for kernel in report.kernels
+        for code in kernel.codes
+    ]
+    yield _table(heads, rows, "uses threads registers local shared code blocks occupancy")
+    for kernel in report.kernels:
+        for code in kernel.codes:
+            if code.problem:
+                yield f"{kernel.symbol}, {code.architecture}: {code.problem}"
+
+
+CODE_HEADS: Final = (
+    "for", "threads", "registers", "local", "shared", "code", "blocks", "occupancy", "limit",
+)  # fmt: skip
+
+
+def code_cells(code: CodeReport) -> tuple[str, ...]:
+    """A row under `CODE_HEADS`."""
+
+    def shown(number: int | None) -> str:
+        return "?" if number is None else str(number)
+
+    shared = (code.static_shared_bytes, code.dynamic_shared_bytes)
+    return (
+        code.architecture,
+        shown(code.threads),
+        shown(code.registers),
+        shown(code.local_bytes),
+        " + ".join(map(shown, shared)),
+        shown(code.code_bytes),
+        shown(code.blocks),
+        "?" if code.occupancy is None else f"{code.occupancy:.0%}",
+        code.limited_by,
+    )
+
+
+def _source(report: EngineReport, _plan: PlanReport) -> Iterator[RenderableType]:
+    if report.no_sources:
+        yield f"source: {report.no_sources}"
+    for kernel in report.kernels:
+        for source in kernel.sources:
+            yield f"{kernel.symbol}: {source.language} for {', '.join(source.architectures)}"
+            yield source.text
+
+
+def roofline_note(report: EngineReport) -> str:
+    """Whose roofline it is."""
+    peaks = report.peaks
+    if peaks is None:
+        return (
+            f"no peaks of {report.architecture} are known, so there are no bounds; "
+            "--peaks FLOP/S,BYTES/S tells them"
+        )
+    rates = dict.fromkeys(f"{rate / 1e12:.4g} ({kind})" for kind, rate in peaks.flop_per_second)
+    return (
+        f"bounds are those of {peaks.device}: {', '.join(rates)} TFLOP/s, "
+        f"{peaks.bytes_per_second / 1e9:,.4g} GB/s"
+    )
+
+
+ROOFLINE_HEADS: Final = (
+    "layer", "kernels", "MFLOP", "factors", "moved", "flop/byte", "bound", "by", "time", "share",
+)  # fmt: skip
+
+
+def roofline_rows(plan: PlanReport) -> list[tuple[str, ...]]:
+    """Rows under `ROOFLINE_HEADS`: the layers that take steps, then all of them together."""
+    rows = [
+        (layer.name, ", ".join(x.kernel for x in layer.launches), *_work_cells(layer.work))
+        for layer in plan.layers
+        if layer.work is not None
+    ]
+    return [*rows, ("all", "", *_work_cells(plan.work))]
+
+
+def _work_cells(work: WorkReport) -> tuple[str, ...]:
+    return (
+        "?" if work.flop is None else f"{work.flop / 1e6:,.2f}" if work.flop else "-",
+        work.factors,
+        "?" if work.moved_bytes is None else format_bytes(work.moved_bytes),
+        f"{work.flop_per_byte:,.1f}" if work.flop_per_byte else "-",
+        format_seconds(work.bound_seconds, 2),
+        work.bound_by,
+        format_seconds(work.measured_seconds, 2),
+        "-" if work.share_of_bound is None else f"{work.share_of_bound:.0%}",
+    )
+
+
+def _roofline(report: EngineReport, plan: PlanReport) -> Iterator[RenderableType]:
+    yield f"roofline: {roofline_note(report)}"
+    yield "    flop are those of products; moved is what a layer's steps read and write, each"
+    yield "    operand once, as if nothing of it were in a cache"
+    yield _table(ROOFLINE_HEADS, roofline_rows(plan), "MFLOP moved flop/byte bound time share")
 
 
 def _weights(report: EngineReport, _plan: PlanReport) -> Iterator[RenderableType]:
@@ -231,7 +338,9 @@ _WRITERS: Final[dict[str, Callable[[EngineReport, PlanReport], Iterator[Renderab
     "tactics": _tactics,
     "memory": _memory,
     "graph": _graph,
+    "roofline": _roofline,
     "kernels": _kernels,
+    "source": _source,
     "weights": _weights,
 }
 SECTIONS: Final = tuple(_WRITERS)

@@ -72,6 +72,14 @@ class Op(ABC):
         del inputs
         return None
 
+    def count_flop(self, inputs: Sequence[Operand | None], /) -> Dim:
+        """Multiplications and additions of the op's products; no other arithmetic is counted.
+
+        Taps on padding count. 0 for an op that is no product.
+        """
+        del inputs
+        return 0
+
     @property
     def elementwise(self) -> bool:
         """Whether each output element depends only on the input elements that broadcast onto it."""

@@ -23,7 +23,7 @@ from smelt.ops._shape import (
     require_same_dtype,
     require_shape,
 )
-from smelt.types import DType, TensorType, override
+from smelt.types import DType, TensorType, element_count, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -140,6 +140,11 @@ class Recurrent(Op):
                 require_same_dtype(x, kind)
         every = (time, ways, batch, hidden) if self.layout == 0 else (batch, time, ways, hidden)
         return (TensorType(x.dtype, every), *[TensorType(x.dtype, state)] * self.states)
+
+    @override
+    def count_flop(self, inputs: Sequence[Operand | None], /) -> Dim:
+        x, *weights = (input_type(self, inputs, index).shape for index in range(3))
+        return 2 * element_count(x[:2]) * sum(map(element_count, weights))
 
     def _state_shape(self, batch: Dim) -> tuple[Dim, ...]:
         ways, hidden = self.directions, self.hidden_size

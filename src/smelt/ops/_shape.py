@@ -99,6 +99,14 @@ def input_type(op: Op, inputs: Sequence[Operand | None], index: int) -> TensorTy
     return kind
 
 
+def result_shape(op: Op, inputs: Sequence[Operand | None]) -> Shape:
+    """Shape of an op's only result, a tensor. Raises ShapeError."""
+    (result,) = op.infer(inputs)
+    if not isinstance(result, TensorType):
+        raise ShapeError(f"the result of {op.name} must be a tensor, not {result}")
+    return result.shape
+
+
 def optional_type(op: Op, inputs: Sequence[Operand | None], index: int) -> TensorType | None:
     """Type of a tensor input, None when it is absent. Raises ShapeError when it is no tensor."""
     operand = inputs[index] if index < len(inputs) else None

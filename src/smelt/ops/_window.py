@@ -10,14 +10,14 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from smelt.errors import ShapeError
 from smelt.ir import Op
-from smelt.ops._shape import require_rank, require_static, window_extent
-from smelt.types import DType, TensorType
+from smelt.ops._shape import input_type, require_rank, require_static, window_extent
+from smelt.types import DType, TensorType, element_count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from smelt.ir import Array
-    from smelt.types import Shape
+    from smelt.ir import Array, Operand
+    from smelt.types import Dim, Shape
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,11 @@ class Windowed(Op):
                 strict=True,
             )
         )
+
+    def _tap_flop(self, inputs: Sequence[Operand | None], places: Shape) -> Dim:
+        """Of a convolution: what each place's taps on the weights, input 1, add up to."""
+        taps = input_type(self, inputs, 1).shape[1:]
+        return 2 * element_count(places) * element_count(taps)
 
     def _counts_on(self, x: Array, *, ceil_mode: bool = False) -> tuple[int, ...]:
         """Number of windows along each spatial axis of an array."""

@@ -25,7 +25,7 @@ from smelt.ops._shape import (
     require_same_dtype,
     shape_text,
 )
-from smelt.types import TensorType, override
+from smelt.types import TensorType, element_count, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -81,6 +81,12 @@ class Attention(Op):
             )
         shape = (batch, q[2], v[3] * self.heads) if self.heads else (*scores[:3], v[3])
         return (TensorType(kinds[0].dtype, shape),)
+
+    @override
+    def count_flop(self, inputs: Sequence[Operand | None], /) -> Dim:
+        q, k, v = (self.split(input_type(self, inputs, index).shape) for index in range(3))
+        scores = element_count((known(known(q[0], k[0]), v[0]), known(q[1], k[1]), q[2], k[2]))
+        return 2 * scores * (q[3] + v[3])
 
     def split(self, shape: Shape) -> tuple[Dim, Dim, Dim, Dim]:
         """Batch, heads, places and the width of a head. Raises ShapeError."""

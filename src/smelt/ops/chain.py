@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from smelt.ir import Array, Case
-    from smelt.types import ValueType
+    from smelt.types import Dim, ValueType
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,13 @@ class Chain(Op):
         if len(between) != 1:
             raise ShapeError(f"{self.first.name} has {len(between)} results; a chain needs one")
         return self.second.infer([Operand(between[0]), *inputs[self.first_inputs :]])
+
+    @override
+    def count_flop(self, inputs: Sequence[Operand | None], /) -> Dim:
+        own = inputs[: self.first_inputs]
+        (between,) = self.first.infer(own)
+        rest = [Operand(between), *inputs[self.first_inputs :]]
+        return self.first.count_flop(own) + self.second.count_flop(rest)
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:

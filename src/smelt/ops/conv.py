@@ -22,6 +22,7 @@ from smelt.ops._shape import (
     require_inputs,
     require_same_dtype,
     require_shape,
+    result_shape,
 )
 from smelt.ops._window import Windowed
 from smelt.types import TensorType, override
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from smelt.ir import Array
-    from smelt.types import ValueType
+    from smelt.types import Dim, ValueType
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,10 @@ class Conv(Windowed):
             )
         require_shape(bias, (filters,), "the bias of conv")
         return (TensorType(x.dtype, (x.shape[0], filters, *counts)),)
+
+    @override
+    def count_flop(self, inputs: Sequence[Operand | None], /) -> Dim:
+        return self._tap_flop(inputs, result_shape(self, inputs))
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:

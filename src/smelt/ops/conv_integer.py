@@ -17,6 +17,7 @@ from smelt.ops._shape import (
     require_dtype,
     require_inputs,
     require_shape,
+    result_shape,
 )
 from smelt.ops._window import Windowed
 from smelt.ops.conv import Conv
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from smelt.ir import Array
-    from smelt.types import ValueType
+    from smelt.types import Dim, ValueType
 
 _BYTES = frozenset({DType.INT8, DType.UINT8})
 
@@ -74,6 +75,10 @@ class ConvInteger(Windowed):
         (result,) = self.real.infer(like)
         shape = result.shape if isinstance(result, TensorType) else ()
         return (TensorType(DType.INT32, shape),)
+
+    @override
+    def count_flop(self, inputs: Sequence[Operand | None], /) -> Dim:
+        return self._tap_flop(inputs, result_shape(self, inputs))
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from smelt.ir import Array
-    from smelt.types import ValueType
+    from smelt.types import Dim, ValueType
 
 _OWN_INPUTS = 2
 
@@ -53,6 +53,11 @@ class ConvSum(Op):
         if one != other:
             raise ShapeError(f"the convolutions give {one[0]} and {other[0]}, which are not added")
         return one
+
+    @override
+    def count_flop(self, inputs: Sequence[Operand | None], /) -> Dim:
+        second = self.second.count_flop(inputs[_OWN_INPUTS : 2 * _OWN_INPUTS])
+        return self.first.count_flop(inputs[:_OWN_INPUTS]) + second
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:

@@ -101,6 +101,10 @@ class ConvTranspose(Windowed):
         return (TensorType(x.dtype, (x.shape[0], filters, *self._extents(x.shape[2:]))),)
 
     @override
+    def count_flop(self, inputs: Sequence[Operand | None], /) -> Dim:
+        return self._tap_flop(inputs, input_type(self, inputs, 0).shape)
+
+    @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         x, w = widen(present(inputs, 0)), widen(present(inputs, 1))
         bias = optional_array(inputs, 2)

@@ -21,7 +21,7 @@ from smelt.ops._shape import (
     require_inputs,
     require_same_dtype,
 )
-from smelt.types import TensorType, override
+from smelt.types import TensorType, element_count, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -77,6 +77,16 @@ class Einsum(Op):
             tuple(extents[x] for x in after),
         )
         return (TensorType(kinds[0].dtype, (*shape[0], *shape[1], *shape[2])),)
+
+    @override
+    def count_flop(self, inputs: Sequence[Operand | None], /) -> Dim:
+        extents: dict[str, Dim] = {}
+        dots: Shape = ()
+        for index, term in enumerate(self._terms()[0]):
+            dots = broadcast_shapes(
+                dots, self._assign(term, input_type(self, inputs, index), extents)
+            )
+        return 2 * (len(inputs) - 1) * element_count((*extents.values(), *dots))
 
     def _terms(self) -> tuple[list[str], str]:
         """The inputs' labels and the result's, an ellipsis being one dot. Raises ShapeError."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from smelt.ir import Array, Case
-    from smelt.types import ValueType
+    from smelt.types import Dim, ValueType
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,10 @@ class Fused(Op):
         if -argument > len(values):
             raise ShapeError(f"a stage reads result {-argument - 1}, which is not computed yet")
         return Operand(values[-argument - 1])
+
+    @override
+    def count_flop(self, inputs: Sequence[Operand | None], /) -> Dim:
+        return self.root.count_flop(inputs[: self.root_inputs])
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:

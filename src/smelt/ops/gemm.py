@@ -23,15 +23,16 @@ from smelt.ops._shape import (
     require_rank,
     require_same_dtype,
     require_shape,
+    result_shape,
     shape_text,
 )
-from smelt.types import TensorType, override
+from smelt.types import TensorType, element_count, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from smelt.ir import Array
-    from smelt.types import ValueType
+    from smelt.types import Dim, ValueType
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,11 @@ class Gemm(Op):
             whole = broadcast_shapes(c.shape, shape)
             require_shape(TensorType(c.dtype, whole), shape, "C of gemm, broadcast,")
         return (TensorType(a.dtype, shape),)
+
+    @override
+    def count_flop(self, inputs: Sequence[Operand | None], /) -> Dim:
+        inner = input_type(self, inputs, 0).shape[0 if self.trans_a else 1]
+        return 2 * element_count(result_shape(self, inputs)) * inner
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:

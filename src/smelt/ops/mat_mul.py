@@ -20,14 +20,15 @@ from smelt.ops._shape import (
     require_dtype,
     require_inputs,
     require_same_dtype,
+    result_shape,
 )
-from smelt.types import TensorType, override
+from smelt.types import TensorType, element_count, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from smelt.ir import Array
-    from smelt.types import ValueType
+    from smelt.types import Dim, ValueType
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,11 @@ class MatMul(Op):
         rows = a.shape[-2:-1]
         columns = b.shape[-1:] if b.rank > 1 else ()
         return (TensorType(a.dtype, (*stack, *rows, *columns)),)
+
+    @override
+    def count_flop(self, inputs: Sequence[Operand | None], /) -> Dim:
+        inner = input_type(self, inputs, 0).shape[-1]
+        return 2 * element_count(result_shape(self, inputs)) * inner
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:

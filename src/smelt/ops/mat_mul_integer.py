@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from smelt.ir import Array
-    from smelt.types import ValueType
+    from smelt.types import Dim, ValueType
 
 _BYTES = frozenset({DType.INT8, DType.UINT8})
 
@@ -62,8 +62,16 @@ class MatMulInteger(Op):
         if bias is not None:
             require_dtype(bias, {DType.INT32}, f"the bias of {self.name}")
             require_shape(bias, b.shape[-1:], f"the bias of {self.name}")
-        like = [Operand(TensorType(DType.INT32, kind.shape)) for kind in (a, b)]
-        return MatMul().infer(like)
+        return MatMul().infer(self._as_real(inputs))
+
+    def _as_real(self, inputs: Sequence[Operand | None]) -> list[Operand]:
+        """The factors in the type of their product."""
+        shapes = (input_type(self, inputs, position).shape for position in (0, 1))
+        return [Operand(TensorType(DType.INT32, shape)) for shape in shapes]
+
+    @override
+    def count_flop(self, inputs: Sequence[Operand | None], /) -> Dim:
+        return MatMul().count_flop(self._as_real(inputs))
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:

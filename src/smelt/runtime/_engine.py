@@ -150,6 +150,11 @@ class Engine(Closing):
         return self._file.header
 
     @property
+    def code(self) -> bytes:
+        """The kernels' machine code, as the file has it."""
+        return self._file.code
+
+    @property
     def name(self) -> str:
         """The network's name."""
         return self.header.name

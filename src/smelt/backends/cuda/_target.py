@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from smelt.devices.cuda import LIMITS
 from smelt.errors import UnsupportedError
 from smelt.types import DType
 
@@ -13,21 +14,6 @@ _NAME: Final = re.compile(r"sm_(\d{2,3})a?")
 _MOST_PARTS: Final = 16
 _FIRST_WITH_BFLOAT16: Final = 80
 _EARLY_STARTS_FROM: Final = 90
-_SHARED_KIB: Final = {
-    75: 64,
-    80: 163,
-    86: 99,
-    87: 163,
-    89: 99,
-    90: 227,
-    100: 227,
-    103: 227,
-    110: 227,
-    120: 99,
-    121: 99,
-}
-"""Shared memory that a block may have on each architecture there is (CUDA C++ Programming Guide,
-table of features)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +70,7 @@ class CudaTarget:
     def shared_bytes(self) -> int:
         """Shared memory that a block may have on every one of the architectures."""
         all_ = (self.capability, *self.newer)
-        return min(_SHARED_KIB[number] for number in all_) << 10
+        return min(LIMITS[number].block_shared_bytes for number in all_)
 
     def storage(self, wanted: DType) -> DType:
         """How float32 tensors are stored where ``wanted`` is asked for."""
@@ -107,8 +93,8 @@ def target_named(name: str) -> CudaTarget:
 
 def _capability(name: str) -> int:
     found = _NAME.fullmatch(name)
-    if found is None or int(found[1]) not in _SHARED_KIB:
-        known = ", ".join(f"sm_{number}" for number in _SHARED_KIB)
+    if found is None or int(found[1]) not in LIMITS:
+        known = ", ".join(f"sm_{number}" for number in LIMITS)
         raise UnsupportedError(
             f"there is no GPU target {name!r}, but {known}; give one of them, or several: "
             "device='cuda:sm_90', device='cuda:sm_80,sm_90'"

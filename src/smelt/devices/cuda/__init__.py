@@ -12,6 +12,7 @@ from smelt.devices.cuda._code import (
     LaunchShape,
     launch,
 )
+from smelt.devices.cuda._cubin import KernelResources, resources_of
 from smelt.devices.cuda._device import (
     CudaDevice,
     CudaProperties,
@@ -22,6 +23,7 @@ from smelt.devices.cuda._device import (
 from smelt.devices.cuda._driver import CudaError, Driver, cuda_driver
 from smelt.devices.cuda._graph import CudaGraph
 from smelt.devices.cuda._image import ABI_VERSION, CudaKernel, matching_architecture
+from smelt.devices.cuda._limits import LIMITS, GpuLimits
 from smelt.devices.cuda._memory import (
     CudaAllocation,
     CudaMemory,
@@ -41,6 +43,7 @@ from smelt.devices.cuda._stream import CudaEvent, CudaStream, Follower, handle_o
 
 __all__ = [
     "ABI_VERSION",
+    "LIMITS",
     "CudaAllocation",
     "CudaArray",
     "CudaDevice",
@@ -58,7 +61,9 @@ __all__ = [
     "DeviceView",
     "Driver",
     "Follower",
+    "GpuLimits",
     "KernelArguments",
+    "KernelResources",
     "LaunchShape",
     "LoadedKernel",
     "PinnedAllocation",
@@ -73,6 +78,7 @@ __all__ = [
     "launch",
     "matching_architecture",
     "owner_of",
+    "resources_of",
     "selected_device",
     "selected_index",
     "view_of",

@@ -1,0 +1,143 @@
+"""What a cubin says of its kernels: registers, shared and local memory.
+
+A cubin is an ELF object. A kernel has its code in a section ``.text.NAME``, static shared memory in
+``.nv.shared.NAME``, and attributes of all kernels, by their symbols, stand in ``.nv.info``. Cubins
+come from files of strangers: nothing is believed to lie where it is said to.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from smelt.errors import EngineFormatError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_HEADER: Final = struct.Struct("<4sBB10xHHIQQQIHHHHHH")
+_SECTION: Final = struct.Struct("<IIQQQQIIQQ")
+_SYMBOL: Final = struct.Struct("<IBBHQQ")
+_MACHINE: Final = 190
+_SYMBOL_TABLE: Final = 2
+_FUNCTION: Final = 2
+_ATTRIBUTE: Final = struct.Struct("<BBH")
+_SIZED: Final = 4
+"""Form of an attribute whose last field is the length of what follows; the others end there."""
+_COUNT_OF_KERNEL: Final = struct.Struct("<II")
+_FRAME_SIZE: Final = 0x11
+_LEAST_STACK_SIZE: Final = 0x12
+_REGISTER_COUNT: Final = 0x2F
+_RESERVED_BYTES: Final = 1024
+"""Shared memory that the system takes of each block's: from Hopper on, sections include it."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelResources:
+    """What a kernel takes."""
+
+    registers: int
+    """Of a thread."""
+    static_shared_bytes: int
+    """Of a block, beside what a launch asks for."""
+    local_bytes: int
+    """Of a thread: registers that were spilled, and arrays that are indexed while it runs."""
+    code_bytes: int
+    """Length of its instructions."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Section:
+    name: int
+    """Where its name starts among the names."""
+    kind: int
+    offset: int
+    size: int
+    link: int
+    info: int
+
+
+def resources_of(cubin: bytes | memoryview, entry: str) -> KernelResources:
+    """What the kernel ``entry`` of a cubin takes.
+
+    Raises:
+        EngineFormatError: it is no cubin, or damaged, or has no such kernel.
+    """
+    try:
+        return _Cubin(memoryview(cubin)).resources(entry)
+    except (struct.error, LookupError, ValueError, OverflowError) as error:
+        raise EngineFormatError(f"the code of {entry!r} is no sound cubin: {error}") from error
+
+
+class _Cubin:
+    def __init__(self, data: memoryview) -> None:
+        self.data = data
+        header: tuple[Any, ...] = _HEADER.unpack_from(data)
+        if header[:3] != (b"\x7fELF", 2, 1) or header[4] != _MACHINE:
+            raise EngineFormatError("machine code is no cubin")
+        table, count = int(header[8]), int(header[14])
+        rows = (_SECTION.unpack_from(data, table + n * _SECTION.size) for n in range(count))
+        self.sections = [_Section(r[0], r[1], r[4], r[5], r[6], r[7]) for r in rows]
+        self.names = bytes(self.content(self.sections[int(header[15])]))
+
+    def resources(self, entry: str) -> KernelResources:
+        code = self.find(f".text.{entry}")
+        if code is None:
+            raise EngineFormatError(f"the code has no kernel {entry!r}")
+        attributes = self.attributes(self.symbol_of(entry))
+        section = self.find(f".nv.shared.{entry}")
+        shared = 0 if section is None else section.size
+        if self.find(".nv.shared.reserved.0") is not None:
+            shared = max(0, shared - _RESERVED_BYTES)
+        stack = (attributes.get(kind, 0) for kind in (_FRAME_SIZE, _LEAST_STACK_SIZE))
+        return KernelResources(
+            registers=attributes.get(_REGISTER_COUNT, code.info >> 24),
+            static_shared_bytes=shared,
+            local_bytes=max(stack),
+            code_bytes=code.size,
+        )
+
+    def content(self, section: _Section) -> memoryview:
+        end = section.offset + section.size
+        if end > len(self.data):
+            raise IndexError("a section reaches beyond its end")
+        return self.data[section.offset : end]
+
+    def find(self, name: str) -> _Section | None:
+        wanted = name.encode() + b"\0"
+        return next((s for s in self.sections if _starts(self.names, s.name, wanted)), None)
+
+    def symbol_of(self, entry: str) -> int:
+        """The kernel's number among the symbols."""
+        wanted = entry.encode() + b"\0"
+        tables = [s for s in self.sections if s.kind == _SYMBOL_TABLE]
+        for table in tables[:1]:
+            names = bytes(self.content(self.sections[table.link]))
+            for number, row in enumerate(_SYMBOL.iter_unpack(self.content(table))):
+                if row[1] & 15 == _FUNCTION and _starts(names, row[0], wanted):
+                    return number
+        raise EngineFormatError(f"no symbol is called {entry!r}")
+
+    def attributes(self, symbol: int) -> dict[int, int]:
+        """What the attributes of all kernels say of one."""
+        section = self.find(".nv.info")
+        found = () if section is None else _attributes(self.content(section))
+        return {kind: value for kind, owner, value in found if owner == symbol}
+
+
+def _attributes(content: memoryview) -> Iterator[tuple[int, int, int]]:
+    """(kind, symbol, value) of each attribute that is one number of one symbol."""
+    place = 0
+    while place < len(content):
+        form, kind, size = _ATTRIBUTE.unpack_from(content, place)
+        place += _ATTRIBUTE.size
+        if form == _SIZED:
+            if size == _COUNT_OF_KERNEL.size:
+                symbol, value = _COUNT_OF_KERNEL.unpack_from(content, place)
+                yield kind, symbol, value
+            place += size
+
+
+def _starts(names: bytes, place: int, wanted: bytes) -> bool:
+    return names.startswith(wanted, place)

@@ -1,0 +1,84 @@
+"""The text that an engine's kernels were made from, generated once more from their specs.
+
+The generators ask for no compiler: neither Triton nor LLVM need be installed. They are not made for
+specs of strangers, so only an engine that this user trusts, or has just built, is told so much of.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from smelt.engine import VERSION
+from smelt.errors import SmeltError, UnsupportedError
+from smelt.inspect._report import SourceReport
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from smelt.backends.cpu import CpuTarget
+    from smelt.engine import Fingerprint, KernelSpec
+
+_PROCESSORS: Final = ("native", "x86-64-v4", "x86-64-v3", "x86-64-v2", "x86-64", "aarch64")
+
+
+class Generator(Protocol):
+    """Writes kernels."""
+
+    def generate(self, kernel: KernelSpec, target: Any, /) -> str:
+        """The kernel's text."""
+        ...
+
+
+class SourceWriter:
+    """Writes the text of an engine's kernels."""
+
+    def __init__(self, fingerprint: Fingerprint) -> None:
+        """Find who made the engine's code.
+
+        Raises:
+            SmeltError: it cannot be told here.
+        """
+        if fingerprint.version != VERSION:
+            raise SmeltError(
+                f"smelt {fingerprint.version} made these kernels, and this is {VERSION}"
+            )
+        self._generator, self._targets, self._language = _generator_of(fingerprint)
+
+    def sources(self, kernel: KernelSpec) -> tuple[SourceReport, ...]:
+        """A kernel's texts; architectures of one text share it."""
+        texts: dict[str, list[str]] = {}
+        for name, target in self._targets:
+            texts.setdefault(self._generator.generate(kernel, target), []).append(name)
+        return tuple(
+            SourceReport(tuple(names), self._language, text) for text, names in texts.items()
+        )
+
+
+def _generator_of(
+    fingerprint: Fingerprint,
+) -> tuple[Generator, Sequence[tuple[str, Any]], str]:
+    if fingerprint.device == "cuda":
+        from smelt.backends.cuda import CudaBackend, target_named
+
+        parts = target_named(fingerprint.architecture).parts
+        return CudaBackend(), [(part.architecture, part) for part in parts], "Triton"
+    from smelt.backends.cpu import CpuBackend
+
+    return CpuBackend(), [(fingerprint.architecture, _processor(fingerprint))], "LLVM IR"
+
+
+def _processor(fingerprint: Fingerprint) -> CpuTarget:
+    """The target of an engine for processors: this machine's, or one that has a name.
+
+    Raises SmeltError: it is neither.
+    """
+    from smelt.backends.cpu import target_named
+
+    for name in _PROCESSORS:
+        with suppress(UnsupportedError):  # without LLVM, nobody knows this machine
+            target = target_named(name)
+            known = (target.architecture, target.features)
+            if known == (fingerprint.architecture, fingerprint.features):
+                return target
+    raise SmeltError("these kernels are for a processor that is not this one, and has no name")
