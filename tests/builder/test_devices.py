@@ -8,7 +8,7 @@ import pytest
 
 from smelt.builder import BuildOptions
 from smelt.builder._cpu_toolchain import CpuToolchain
-from smelt.builder._toolchain import open_toolchain
+from smelt.builder._toolchain import open_toolchain, toolchain_of
 from smelt.errors import UnsupportedError
 
 
@@ -24,6 +24,12 @@ def test_a_target_is_the_one_that_is_named() -> None:
     tools = open_toolchain("cpu:x86-64-v3")
     assert isinstance(tools, CpuToolchain)
     assert tools.target.cpu == "x86-64-v3"
+
+
+@pytest.mark.parametrize("text", ["cpu", "cpu:x86-64-v2", "cpu:x86-64-v3"])
+def test_an_engine_is_made_anew_for_the_target_that_it_was_made_for(text: str) -> None:
+    tools = open_toolchain(text)
+    assert toolchain_of(tools.fingerprint).target == tools.target
 
 
 @pytest.mark.parametrize("text", ["cpu:1", "gpu", "dla:nv_small", "", "cpu0"])

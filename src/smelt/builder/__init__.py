@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from smelt.builder._build import build
+    from smelt.builder._cpu_toolchain import processor_of
     from smelt.builder._load import load
     from smelt.builder._options import EFFORTS, BuildOptions, Progress, TuningEffort
     from smelt.builder._shapes import Bounds, ShapeSpec, boxes_of
@@ -24,10 +25,12 @@ __all__ = [
     "boxes_of",
     "build",
     "load",
+    "processor_of",
 ]
 
 _HOMES: Final = {
     "_build": ("build",),
+    "_cpu_toolchain": ("processor_of",),
     "_load": ("load",),
     "_options": ("EFFORTS", "BuildOptions", "Progress", "TuningEffort"),
     "_shapes": ("Bounds", "ShapeSpec", "boxes_of"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from smelt.backends import CodeCache
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from smelt.tuner import Choice, Timer
     from smelt.types import DType
 
+_PROCESSORS: Final = ("native", "x86-64-v4", "x86-64-v3", "x86-64-v2", "x86-64", "aarch64")
 _SHARE_ALONE: Final = 0.45
 """The share of the tuning's time after which candidates are no longer timed alone."""
 
@@ -148,10 +150,22 @@ def open_toolchain(kind: str, detail: str, precision: str) -> CpuToolchain:
     return CpuToolchain(kind, target_named(named or target_name() or "native"))
 
 
+def processor_of(fingerprint: Fingerprint) -> CpuTarget | None:
+    """What an engine was made for: this machine, or a target that has a name; None for neither."""
+    for name in _PROCESSORS:
+        with suppress(UnsupportedError):  # without LLVM, nobody knows this machine
+            target = target_named(name)
+            known = (target.architecture, target.features)
+            if known == (fingerprint.architecture, fingerprint.features):
+                return target
+    return None
+
+
 def toolchain_of(fingerprint: Fingerprint) -> CpuToolchain:
-    """The toolchain for this machine, as far as an engine's features go."""
-    target = target_named("native")
-    if fingerprint.features != target.features:
+    """The toolchain that made an engine, or one for this machine as far as its features go."""
+    target = processor_of(fingerprint)
+    if target is None:
+        target = target_named("native")
         here = detect_host().features
         target = dataclasses.replace(
             target, features=tuple(f for f in fingerprint.features if f in here)

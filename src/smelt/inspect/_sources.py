@@ -6,20 +6,16 @@ specs of strangers, so only an engine that this user trusts, or has just built, 
 
 from __future__ import annotations
 
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from smelt.engine import VERSION
-from smelt.errors import SmeltError, UnsupportedError
+from smelt.errors import SmeltError
 from smelt.inspect._report import SourceReport
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from smelt.backends.cpu import CpuTarget
     from smelt.engine import Fingerprint, KernelSpec
-
-_PROCESSORS: Final = ("native", "x86-64-v4", "x86-64-v3", "x86-64-v2", "x86-64", "aarch64")
 
 
 class Generator(Protocol):
@@ -64,21 +60,9 @@ def _generator_of(
         parts = target_named(fingerprint.architecture).parts
         return CudaBackend(), [(part.architecture, part) for part in parts], "Triton"
     from smelt.backends.cpu import CpuBackend
+    from smelt.builder import processor_of
 
-    return CpuBackend(), [(fingerprint.architecture, _processor(fingerprint))], "LLVM IR"
-
-
-def _processor(fingerprint: Fingerprint) -> CpuTarget:
-    """The target of an engine for processors: this machine's, or one that has a name.
-
-    Raises SmeltError: it is neither.
-    """
-    from smelt.backends.cpu import target_named
-
-    for name in _PROCESSORS:
-        with suppress(UnsupportedError):  # without LLVM, nobody knows this machine
-            target = target_named(name)
-            known = (target.architecture, target.features)
-            if known == (fingerprint.architecture, fingerprint.features):
-                return target
-    raise SmeltError("these kernels are for a processor that is not this one, and has no name")
+    target = processor_of(fingerprint)
+    if target is None:
+        raise SmeltError("these kernels are for a processor that is not this one, and has no name")
+    return CpuBackend(), [(target.architecture, target)], "LLVM IR"
