@@ -78,14 +78,11 @@ def inspect(
     from smelt.inspect import SECTIONS, report_of, report_to_json
 
     del output
-    report = report_of(
-        _opened(engine_path, build_arguments, quiet=as_json),
-        sources=sections["source"] or html is not None,
-        profile=_profile(times),
-        peaks=_peaks(peaks),
-    )
-    if times is not None:
-        _check_times(report, times)
+    engine = _opened(engine_path, build_arguments, quiet=as_json)
+    is_short = engine.header.fingerprint.device == "cuda"  # as LLVM IR never is
+    sources = sections["source"] or (html is not None and is_short)
+    report = report_of(engine, sources=sources, profile=_profile(times), peaks=_peaks(peaks))
+    _check_times(report, times)
     if html is not None:
         _write_html(html, report)
     if svg is not None:
@@ -137,10 +134,12 @@ def _profile(path: str | None) -> Profile | None:
     return Profile(seconds, sizes)
 
 
-def _check_times(report: EngineReport, path: str) -> None:
+def _check_times(report: EngineReport, path: str | None) -> None:
     """Raise SmeltError if no layer was measured: the times are of another engine."""
     from smelt.errors import SmeltError
 
+    if path is None:
+        return
     works = [layer.work for plan in report.plans for layer in plan.layers]
     if not any(work is not None and work.measured_seconds is not None for work in works):
         raise SmeltError(f"{path} has no time of any layer of {report.network}, as it runs here")

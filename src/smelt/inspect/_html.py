@@ -37,7 +37,7 @@ h3 { margin: 1.8rem 0 .5rem; } code, .mono { font: 12.5px/1.45 ui-monospace, mon
 table { border-collapse: collapse; width: 100%; font-size: 13.5px; }
 th { text-align: left; border-bottom: 2px solid #cbd5e0; padding: .35rem .6rem; }
 td { border-bottom: 1px solid #e8e8e4; padding: .32rem .6rem; vertical-align: top; }
-td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+th.number, td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 tr.slow td { background: #fdeeed; } .no { color: #7a5c00; }
 .scroll { overflow: auto; max-height: 46rem; border: 1px solid #e3e3df; border-radius: 8px; }
 svg { display: block; max-width: 100%; height: auto; }
@@ -48,6 +48,7 @@ pre { background: #f4f4f1; border-radius: 8px; padding: .7rem .9rem; overflow: a
   max-height: 34rem; font: 12.5px/1.45 ui-monospace, monospace; }
 """
 
+_CODE_NUMBERS: Final = ("uses", *CODE_HEADS[1:-1])
 _ROOFLINE_NUMBERS: Final = ("MFLOP", "moved", "flop/byte", "bound", "time", "share")
 
 
@@ -132,8 +133,10 @@ def _plan(report: EngineReport, plan: PlanReport, number: int) -> Iterator[str]:
     yield " the network, where they were taken, count what a layer costs its neighbours.</p>"
     yield from _layers(plan.layers)
     yield "<h3>Roofline</h3>"
-    yield f"<p>{escape(roofline_note(report))}. FLOP are those of products; moved is what a layer's"
-    yield " steps read and write, each operand once, as if nothing of it were in a cache.</p>"
+    note = roofline_note(report)
+    yield f"<p>{escape(note[0].upper() + note[1:])}. FLOP are those of products;"
+    yield " moved is what a layer's steps read and write, each operand once, as if nothing of it"
+    yield " were in a cache.</p>"
     yield _table(ROOFLINE_HEADS, _roofline(plan), numbers=_ROOFLINE_NUMBERS)
     yield "<h3>What the passes did</h3>"
     yield from _passes(plan)
@@ -208,31 +211,34 @@ def _kernels(report: EngineReport) -> Iterator[str]:
         yield "<p>Registers and local memory (what was spilled) are a thread's, shared memory"
         yield " (static + dynamic) a block's. A multiprocessor holds so many blocks at once, which"
         yield " is such a share of the threads that it could hold, for lack of what is named.</p>"
-    yield f"<table><tr><th>kernel</th><th>uses</th>{_heads(CODE_HEADS if has_codes else ())}</tr>"
+    heads = ("kernel", "family", "uses", *(CODE_HEADS if has_codes else ()))
+    yield f"<table><tr>{_heads(heads, _CODE_NUMBERS)}</tr>"
     for kernel in report.kernels:
         yield from _kernel(kernel)
     yield "</table>"
+    if any(kernel.sources for kernel in report.kernels):
+        yield "<h3>Source</h3>"
+    for kernel in report.kernels:
+        for source in kernel.sources:
+            made_for = f"{source.language} for {', '.join(source.architectures)}"
+            yield _folded(f"{kernel.symbol}: {made_for}", f"<pre>{escape(source.text)}</pre>")
 
 
 def _kernel(kernel: KernelReport) -> Iterator[str]:
-    name = _code(kernel.symbol) + "".join(
-        _folded(
-            f"{source.language} for {', '.join(source.architectures)}",
-            f"<pre>{escape(source.text)}</pre>",
-        )
-        for source in kernel.sources
-    )
-    name += "".join(
+    problems = "".join(
         f'<br><span class="no">{escape(f"{code.architecture}: {code.problem}")}</span>'
         for code in kernel.codes
         if code.problem
     )
     span = f' rowspan="{len(kernel.codes)}"' if len(kernel.codes) > 1 else ""
-    head = f"<td{span}>{name}</td><td{span} class=number>{kernel.uses}</td>"
+    head = (
+        f"<td{span}>{_code(kernel.symbol)}{problems}</td><td{span}>{escape(kernel.family)}</td>"
+        f"<td{span} class=number>{kernel.uses}</td>"
+    )
     for number, code in enumerate(kernel.codes or (None,)):
         anchor = "" if number else f' id="{_anchor(kernel.symbol)}"'
-        cells = () if code is None else code_cells(code)
-        told = "".join(f"<td class=number>{escape(cell)}</td>" for cell in cells)
+        cells = () if code is None else zip(CODE_HEADS, code_cells(code), strict=True)
+        told = "".join(f"<td{_kind(h, _CODE_NUMBERS)}>{escape(cell)}</td>" for h, cell in cells)
         yield f"<tr{anchor}>{'' if number else head}{told}</tr>"
 
 
@@ -263,14 +269,18 @@ def _table(
     heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: Collection[str] = ()
 ) -> str:
     """A table of cells that are HTML already; columns of numbers stand on the right."""
-    kinds = [" class=number" if head in numbers else "" for head in heads]
+    kinds = [_kind(head, numbers) for head in heads]
 
     def line(row: Sequence[str]) -> str:
         cells = zip(kinds, row, strict=True)
         return f"<tr>{''.join(f'<td{kind}>{cell}</td>' for kind, cell in cells)}</tr>"
 
-    return f"<table><tr>{_heads(heads)}</tr>{''.join(map(line, rows))}</table>"
+    return f"<table><tr>{_heads(heads, numbers)}</tr>{''.join(map(line, rows))}</table>"
 
 
-def _heads(heads: Sequence[str]) -> str:
-    return "".join(f"<th>{escape(text)}</th>" for text in heads)
+def _heads(heads: Sequence[str], numbers: Collection[str]) -> str:
+    return "".join(f"<th{_kind(text, numbers)}>{escape(text)}</th>" for text in heads)
+
+
+def _kind(head: str, numbers: Collection[str]) -> str:
+    return " class=number" if head in numbers else ""
