@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import click
 import pytest
 
 from smelt.cli import _trust
+from smelt.cli._console import print_json
 from smelt.cli._main import commands
 from smelt.engine import VERSION
 from smelt.errors import InternalError
@@ -185,3 +187,37 @@ def test_whoever_stops_reading_hears_no_complaint(engine: Path) -> None:
         command, shell=True, capture_output=True, text=True, check=False, timeout=60
     )
     assert done.stderr == ""
+
+
+def test_output_without_a_place_or_letters_is_no_error(engine: Path) -> None:
+    command = [sys.executable, "-m", "smelt", "inspect", str(engine)]
+    plain = subprocess.run(
+        command, capture_output=True, check=True, env={**os.environ, "PYTHONIOENCODING": "latin-1"}
+    )
+    assert b"conv1" in plain.stdout
+    closed = subprocess.run(
+        ["/bin/sh", "-c", 'exec "$@" >&-', "sh", *command], capture_output=True, check=False
+    )
+    assert (closed.returncode, closed.stderr) == (0, b"")
+
+
+def test_json_is_exact_in_letters_that_every_terminal_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    for encoding, told in (("ascii", b"\\u00e9"), ("utf-8", "é".encode())):
+        written = io.BytesIO()
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding))
+        print_json({"label": "é"})
+        assert told in written.getvalue()
+
+
+def test_ctrl_c_while_modules_are_loaded_ends_without_a_word() -> None:
+    code = (
+        "import sys, smelt.cli\n"
+        "class Impatient:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'smelt.cli._main':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Impatient())\n"
+        "smelt.cli.main()"
+    )
+    done = _python("-c", code)
+    assert (done.returncode, done.stderr) == (130, "")

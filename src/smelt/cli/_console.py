@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import json
 import math
+import os
 import sys
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,6 +20,19 @@ if TYPE_CHECKING:
 _WIDTH_WITHOUT_TERMINAL = 160
 
 
+def open_streams() -> None:
+    """See to it that whatever is written has a place, in letters that the place knows.
+
+    A process may be started without standard output, or in a locale without our letters.
+    """
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+        elif name == "stdout" and isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
 def say(text: str) -> None:
     """Write a line to standard error."""
     click.echo(text, err=True)
@@ -24,7 +40,8 @@ def say(text: str) -> None:
 
 def print_json(data: Mapping[str, Any]) -> None:
     """Write an answer as JSON, exact and standard: what is not a number is null."""
-    click.echo(json.dumps(plain(data), indent=2, allow_nan=False, ensure_ascii=False))
+    is_unicode = codecs.lookup(sys.stdout.encoding or "ascii").name == "utf-8"
+    click.echo(json.dumps(plain(data), indent=2, allow_nan=False, ensure_ascii=not is_unicode))
 
 
 def plain(value: Any) -> Any:

@@ -20,4 +20,6 @@ def main() -> None:
             "run without: smelt.load in Python; a key is trusted when SMELT_TRUSTED_KEYS names a "
             "file that holds its line"
         ) from error
+    except KeyboardInterrupt as error:
+        raise SystemExit(130) from error
     run()

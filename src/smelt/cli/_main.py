@@ -11,7 +11,7 @@ import click
 from smelt.cli._bench import bench
 from smelt.cli._build import build
 from smelt.cli._compare import compare
-from smelt.cli._console import say
+from smelt.cli._console import open_streams, say
 from smelt.cli._dla import dla
 from smelt.cli._inspect import inspect
 from smelt.cli._run import run
@@ -113,7 +113,8 @@ def _line(error: BaseException) -> str | None:
     if isinstance(error, MemoryError):
         return "error: there is not enough memory for this"
     if isinstance(error, OSError):
-        return f"error: {error.filename or 'the system'}: {error.strerror or error}"
+        where = error.filename or "reading or writing failed"
+        return f"error: {where}: {error.strerror or error}"
     return None
 
 
@@ -184,4 +185,5 @@ _keep_lines(commands)
 
 def main() -> None:
     """Run the command line of this process, and exit."""
+    open_streams()
     commands(prog_name="smelt")
