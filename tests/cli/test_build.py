@@ -363,3 +363,18 @@ def test_a_batch_that_the_model_fixes_is_not_silently_ignored(
 ) -> None:
     smelt("build", model, "-o", tmp_path / "m.engine", "--tune", "none", "--max-batch-size", 4)
     assert "max_batch_size=4 changes nothing" in caplog.text
+
+
+def test_what_cannot_be_written_is_told_before_anything_is_built(
+    smelt: Smelt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for command in (["build", "-o"], ["compare", "--reduce"]):
+        answer = smelt(*command, tmp_path, "none.onnx")
+        assert answer.err == f"error: {tmp_path} cannot be written: Is a directory\n"
+
+    def refuse(path: object, mode: int) -> bool:
+        return (path, mode) != (tmp_path, os.W_OK)
+
+    monkeypatch.setattr(os, "access", refuse)
+    answer = smelt("build", "-o", tmp_path / "m.engine", "none.onnx")
+    assert answer.err == f"error: {tmp_path / 'm.engine'} cannot be written: Permission denied\n"

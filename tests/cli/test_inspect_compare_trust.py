@@ -258,3 +258,33 @@ def test_keys_that_are_none_are_told(smelt: Smelt, arguments: tuple[str, ...], t
     answer = smelt("trust", *arguments)
     assert answer.code == 1
     assert told in answer.err
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "value"),
+    [
+        ("compare", "--seed", "-1"),
+        ("compare", "--tolerance", "nan"),
+        ("bench", "--seconds", "inf"),
+        ("run", "--scale", "nan"),
+    ],
+)
+def test_numbers_that_are_none_are_a_wrong_command_line(
+    smelt: Smelt, command: str, option: str, value: str
+) -> None:
+    answer = smelt(command, "m.onnx", option, value)
+    assert answer.code == 2
+    assert f"Invalid value for '{option}'" in answer.err
+
+
+@pytest.mark.parametrize("content", [b"no array", b"PK\x03\x04 cut off", b""])
+def test_what_is_no_archive_is_never_called_a_pickle(
+    smelt: Smelt, model: Path, tmp_path: Path, content: bytes
+) -> None:
+    path = tmp_path / "x.npz"
+    path.write_bytes(content)
+    for option in (("--inputs", path), ("--input", f"image={path}")):
+        answer = smelt("compare", model, *option)
+        assert answer.code == 1
+        assert f"{path} cannot be read as" in answer.err
+        assert "it is none; numpy.save" in answer.err

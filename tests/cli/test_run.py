@@ -66,7 +66,7 @@ def test_the_json_answer_has_its_documented_keys(smelt: Smelt, engine: Path, pic
         "mean": "0", "scale": "1", "array": "float32[1, 3, 16, 16]",
     }  # fmt: skip
     assert set(told["outputs"]["prob"]) == {
-        "dtype", "shape", "min", "max", "mean", "top", "values",
+        "dtype", "shape", "min", "max", "mean", "not_finite", "top", "values",
     }  # fmt: skip
 
 
@@ -349,3 +349,12 @@ def test_what_is_no_array_is_never_called_a_pickle(
     answer = smelt("run", engine, "--input", f"image={path}")
     assert answer.code == 1
     assert "pickle" not in answer.err
+
+
+def test_results_that_are_no_numbers_are_told(smelt: Smelt, engine: Path, tmp_path: Path) -> None:
+    path = tmp_path / "nan.npy"
+    np.save(path, np.full((1, 3, 16, 16), np.nan, np.float32))
+    answer = smelt("run", engine, "--input", f"image={path}", "--json")
+    assert answer.json["outputs"]["prob"]["not_finite"] == 10
+    answer = smelt("run", engine, "--input", f"image={path}")
+    assert answer.err == "prob: 10 elements are infinite or not a number\n"

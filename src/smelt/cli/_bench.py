@@ -10,7 +10,7 @@ import click
 
 from smelt.cli._console import answers, print_json, print_table
 from smelt.cli._models import BuildArguments, build_options, is_model, open_engine
-from smelt.cli._parse import pairs_from_texts
+from smelt.cli._parse import Finite, pairs_from_texts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ class _LayerTimes:
 @click.option("--iterations", type=click.IntRange(1), help="Runs to measure.")
 @click.option(
     "--seconds",
-    type=click.FloatRange(0, min_open=True),
+    type=Finite(0, min_open=True),
     help="Measure for so long.  [default: 3]",
 )
 @click.option("--warmup", default=5, show_default=True, type=click.IntRange(0), help="Runs before.")

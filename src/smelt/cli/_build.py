@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from smelt.cli._console import format_bytes, print_json, say
-from smelt.cli._models import BuildArguments, build_engine, build_options
+from smelt.cli._models import BuildArguments, build_engine, build_options, check_writable
 from smelt.cli._progress import ProgressLine
-from smelt.errors import SmeltError
 
 if TYPE_CHECKING:
     from smelt.runtime import Engine
@@ -62,8 +61,7 @@ def build(
     del output  # part of the build's arguments
     start = time.perf_counter()
     path = Path(destination or f"{Path(model).stem}.engine")
-    if not path.parent.is_dir():  # better now than after minutes of tuning
-        raise SmeltError(f"{path} cannot be written: No such file or directory")
+    check_writable(path)
     with ProgressLine(quiet=quiet) as progress:
         engine = build_engine(model, build_arguments, progress)
         progress("write", 0, 1)

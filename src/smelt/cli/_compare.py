@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from smelt.cli._console import print_json, print_table, say
-from smelt.cli._models import BuildArguments, build_options, open_network
-from smelt.cli._parse import pairs_from_texts, shapes_from_texts
+from smelt.cli._models import BuildArguments, build_options, check_writable, open_network
+from smelt.cli._parse import Finite, pairs_from_texts, shapes_from_texts
 
 if TYPE_CHECKING:
     from smelt.compare import Comparison, OutputError
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--tolerance",
-    type=click.FloatRange(0),
+    type=Finite(0),
     help="Largest error allowed, relative to an output's largest magnitude.  "
     "[default: 1e-4; models or --precision of float16 and half2 3e-3, tf32 1e-2, bfloat16 2e-2]",
 )
@@ -52,7 +53,13 @@ if TYPE_CHECKING:
     help="An input; the others are random.",
 )
 @click.option("--inputs", "archive", metavar="FILE.npz", help="Inputs by name, as --reduce saves.")
-@click.option("--seed", default=0, show_default=True, help="Of the random inputs.")
+@click.option(
+    "--seed",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Of the random inputs.",
+)
 @click.option("--threads", type=click.IntRange(1, 1024), help="Threads.  [default: every core]")
 @click.option("--output", multiple=True, metavar="NAME", help="Compare this tensor; repeatable.")
 @click.option("--json", "as_json", is_flag=True, help="Answer as JSON on stdout.")
@@ -84,6 +91,8 @@ def compare(
     from smelt.cli._progress import ProgressLine
 
     del output
+    if how["reduce"] is not None:
+        check_writable(Path(how["reduce"]))
     with ProgressLine(quiet=as_json) as progress:
         progress("parse", 0, 1)
         network = open_network(model, build_arguments)

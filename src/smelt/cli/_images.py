@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -253,8 +254,9 @@ def _read_binaryproto(path: str) -> NDArray[Any]:
 def load_array(path: str) -> NDArray[Any]:
     """The array of a ``.npy`` file. Raises SmeltError: it is none; objects are not read."""
     try:
-        found: Any = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+        with Path(path).open("rb") as file:
+            found: Any = np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError, BadZipFile) as error:
         # What numpy says of anything else is that it may be a pickle, which nobody should load.
         told = error.strerror if isinstance(error, OSError) else None
         reason = told or "it is none; numpy.save writes them"

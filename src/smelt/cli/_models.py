@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import functools
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -123,6 +125,26 @@ def build_options(function: F) -> F:
 def is_model(path: str) -> bool:
     """Whether the path names a model rather than an engine."""
     return Path(path).suffix.lower() in _MODELS
+
+
+def check_writable(path: Path) -> None:
+    """See to it early that a file can be written: better now than after minutes of tuning.
+
+    Raises SmeltError: it cannot be.
+    """
+    reason = ""
+    if path.is_dir():
+        reason = os.strerror(errno.EISDIR)
+    elif not path.parent.is_dir():
+        reason = os.strerror(errno.ENOENT)
+    elif not os.access(path if _is_device(path) else path.parent, os.W_OK):
+        reason = os.strerror(errno.EACCES)
+    if reason:
+        raise SmeltError(f"{path} cannot be written: {reason}")
+
+
+def _is_device(path: Path) -> bool:
+    return path.exists() and not path.is_file()
 
 
 def open_network(path: str, arguments: BuildArguments) -> NetworkDefinition:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING, Any, Final
 
@@ -71,10 +72,26 @@ class Numbers(click.ParamType["tuple[float, ...]"]):
             self.fail(f"{value!r} is no number and no list of numbers like 104,117,123", param, ctx)
 
 
+class Finite(click.FloatRange):
+    """A number from a least one on; what is infinite or not a number is none."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """The value of a text."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is no finite number", param, ctx)
+        return number
+
+
 def number_from_text(text: str) -> float:
-    """A number, or a fraction of two. Raises ValueError, ZeroDivisionError."""
+    """A finite number, or a fraction of two. Raises ValueError, ZeroDivisionError."""
     above, slash, below = text.partition("/")
-    return float(above) / float(below) if slash else float(above)
+    number = float(above) / float(below) if slash else float(above)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is not finite")
+    return number
 
 
 def shapes_from_texts(texts: Iterable[str], inputs: Iterable[str]) -> dict[str, ShapeSpec] | None:

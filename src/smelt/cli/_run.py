@@ -277,6 +277,7 @@ def _describe(array: NDArray[Any], top: int, labels: list[str]) -> dict[str, Any
             "min": float(flat.min()),
             "max": float(flat.max()),
             "mean": float(flat.mean()),
+            "not_finite": int((~np.isfinite(flat)).sum()),
         }
     # A vector of scores: every axis but one is 1.
     if flat.size > 1 and max(array.shape) == flat.size:
@@ -313,3 +314,5 @@ def _show(report: Mapping[str, Any]) -> None:
             answers().print(f"{title}: {text}", markup=False)
         else:
             answers().print(f"{title}: empty", markup=False)
+        if bad := output.get("not_finite"):
+            say(f"{name}: {bad} elements are infinite or not a number")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import zlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -83,8 +86,14 @@ def fix_shapes(graph: Graph, inputs: Mapping[str, Array]) -> Graph:
 
 def load_inputs(path: str) -> dict[str, Any]:
     """The arrays of an ``.npz`` file, by name. Raises BindingError: it is none."""
+    reason = "it is none; numpy.savez writes them"
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError, AttributeError, TypeError) as error:
-        raise BindingError(f"{path} cannot be read as an .npz archive: {error}") from error
+        with Path(path).open("rb") as file:
+            found: Any = np.load(file, allow_pickle=False)
+            if not isinstance(found, np.ndarray):
+                return {name: found[name] for name in found.files}
+    except (OSError, ValueError, EOFError, BadZipFile, RuntimeError, zlib.error) as error:
+        # What numpy says of anything else is that it may be a pickle, which nobody should load.
+        told = error.strerror if isinstance(error, OSError) else None
+        raise BindingError(f"{path} cannot be read as an .npz archive: {told or reason}") from error
+    raise BindingError(f"{path} cannot be read as an .npz archive: {reason}")
