@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from smelt.builder import build
 from smelt.builder._shapes import Bounds, boxes_of
-from smelt.errors import BuildError, ShapeError, UnboundSymbolError
+from smelt.errors import BuildError, ShapeError, SmeltError, UnboundSymbolError
 from smelt.ir import Graph
+from smelt.network import NetworkDefinition
 from tests.support.plans import tensor
+from tests.support.small_networks import small_network
 
 
 def network(**inputs: tuple[int | str, ...]) -> Graph:
@@ -120,3 +123,22 @@ def test_what_is_no_network_is_refused_with_what_to_give() -> None:
     pair: Any = (network(x=(1,)), "blobs")
     with pytest.raises(BuildError, match="pass the first of the two"):
         build(pair)
+
+
+def test_sizes_that_are_no_numbers_or_beyond_every_machine_are_refused() -> None:
+    text: Any = "4"
+    graph = small_network().graph
+    with pytest.raises(BuildError, match="max_batch_size is '4'; it must be a whole number"):
+        build(graph, max_batch_size=text)
+    with pytest.raises(SmeltError, match="no machine has that; build for smaller shapes"):
+        build(graph, max_batch_size=10**12, tune="none")
+
+
+def test_an_empty_batch_may_be_all_that_an_engine_takes() -> None:
+    net = NetworkDefinition("wide", batch="explicit")
+    x = net.add_input("x", "float32", ("n", 64))
+    weights = np.ones((1024, 64), np.float32)
+    net.mark_output(net.add_fully_connected(x, 1024, weights, name="y"))
+    engine = build(net, shapes={"x": (0, 64)}, tune="none")
+    with engine.create_context() as context:
+        assert context.run({"x": np.zeros((0, 64), np.float32)})["y"].shape == (0, 1024)

@@ -83,8 +83,12 @@ class BuildOptions:
             known = ", ".join(PRECISIONS)
             raise UnsupportedError(
                 f"precision {self.precision!r} cannot be built; what can is: {known}. "
-                "Models with float16 weights build as they are and compute in float32"
+                "Models with float16 weights build as they are and compute in float32, models with "
+                "QuantizeLinear and DequantizeLinear in int8"
             )
+        for name in ("max_batch_size", "max_workspace_bytes"):
+            if not hasattr(getattr(self, name), "__index__"):
+                raise BuildError(f"{name} is {getattr(self, name)!r}; it must be a whole number")
         if self.max_workspace_bytes < 0:
             raise BuildError(
                 f"max_workspace_bytes is {self.max_workspace_bytes}; it must not be negative"

@@ -101,7 +101,10 @@ def _check_symbols(plan: Plan) -> None:
         if not 0 <= low <= high <= _MAX_EXTENT:
             raise EngineFormatError(f"the range of the symbol {name!r}, {low} to {high}, is wrong")
     if not 0 <= plan.arena_bytes <= _MAX_BYTES or not 0 <= plan.scratch_bytes <= _MAX_BYTES:
-        raise EngineFormatError("the size of the arena or of the scratch memory is wrong")
+        raise EngineFormatError(
+            f"an arena of {plan.arena_bytes} bytes and scratch memory of {plan.scratch_bytes}: no "
+            "machine has that; build for smaller shapes, or a smaller batch"
+        )
 
 
 def _corners(plan: Plan) -> Iterator[dict[str, int]]:

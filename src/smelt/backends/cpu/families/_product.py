@@ -253,8 +253,8 @@ def prefetch_bytes(panels: Panels) -> int:
     rows, columns = -(-height // panels.tile[0]), -(-width // panels.tile[1])
     if panels.counts[0] == 1:
         rows, columns = min(rows, panels.blocks[0]), min(columns, panels.blocks[1])
-    steps = rows * columns * panels.steps
-    return -(-depth * panels.panel_width * WORD_BYTES // steps)
+    steps = rows * columns * panels.steps  # none at all where a batch is empty
+    return -(-depth * panels.panel_width * WORD_BYTES // steps) if steps else 0
 
 
 def _matrices(panels: Panels) -> int:
