@@ -11,6 +11,7 @@ without a cache and without a key.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import stat
@@ -185,18 +186,16 @@ def home_directory() -> Path | None:
     without HOME has no home: the password database is not asked, for a service must not begin to
     write somewhere that nobody told it of.
     """
-    if (path := _HOME.read()) is None:
-        user_home = os.environ.get("USERPROFILE" if os.name == "nt" else "HOME", "")
-        if not user_home:
-            return None
-        path = Path(user_home) / ".smelt"
-    return _private_directory(path)
+    if (path := _HOME.read()) is not None:
+        return _private_directory(path, _HOME)
+    user_home = os.environ.get("USERPROFILE" if os.name == "nt" else "HOME", "")
+    return _private_directory(Path(user_home) / ".smelt") if user_home else None
 
 
 def cache_directory() -> Path | None:
     """Return the directory of the code and timing caches, created when absent, or None."""
     if (path := _CACHE_DIR.read()) is not None:
-        return _private_directory(path)
+        return _private_directory(path, _CACHE_DIR)
     home = home_directory()
     return None if home is None else _private_directory(home / "cache")
 
@@ -245,17 +244,33 @@ def describe_flags() -> str:
     )
 
 
-def _private_directory(path: Path) -> Path | None:
+def _private_directory(path: Path, asked_by: Flag[Path | None] | None = None) -> Path | None:
+    """The directory, made if need be; None, and a word on why, where it cannot be used.
+
+    What a variable names is missed: that is a warning. That there is no home is often meant so.
+    """
+    level = logging.INFO if asked_by is None else logging.WARNING
+    where = f"{asked_by.variable}={path}" if asked_by else str(path)
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = path.stat()
     except OSError as error:
-        _LOG.info("%s cannot be used: %s", path, error.strerror)
+        _say_once(level, f"{where} is not used: {error.strerror}")
         return None
     if os.name == "posix" and not _is_private(status):
-        _LOG.warning("%s is not used: another user owns it or may write to it", path)
+        told = "another user owns it or may write to it; chmod 700, or name a directory of your own"
+        _say_once(logging.WARNING, f"{where} is not used: {told}")
         return None
-    return path if os.access(path, os.R_OK | os.W_OK | os.X_OK) else None
+    if os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        return path
+    _say_once(level, f"{where} is not used: it cannot be written to")
+    return None
+
+
+@functools.cache
+def _say_once(level: int, text: str) -> None:
+    """Log what is found out again and again."""
+    _LOG.log(level, "%s", text)
 
 
 def _is_private(status: os.stat_result) -> bool:

@@ -117,3 +117,17 @@ def test_trusted_keys_are_a_list_of_paths(tmp_path: Path, monkeypatch: pytest.Mo
     first, second = tmp_path / "a.pub", tmp_path / "b"
     monkeypatch.setenv("SMELT_TRUSTED_KEYS", f"{first}:{second}:")
     assert config.trusted_keys() == (first, second)
+
+
+@pytest.mark.parametrize("variable", ["SMELT_HOME", "SMELT_CACHE_DIR"])
+def test_a_directory_that_was_asked_for_and_cannot_be_used_is_told_once(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    variable: str,
+) -> None:
+    path = tmp_path / "file"
+    path.write_text("in the way")
+    monkeypatch.setenv(variable, str(path))
+    assert [config.cache_directory(), config.cache_directory()] == [None, None]
+    assert caplog.messages == [f"{variable}={path} is not used: File exists"]
