@@ -122,7 +122,8 @@ class MissingExtraError(SmeltError):
         usual = f"run: pip install {package}"
         if extra is not None:
             usual = (
-                f"smelt's extra {extra!r} brings it: run pip install '.[{extra}]' in smelt's clone"
+                f"smelt's extra {extra!r} brings it: run pip install '.[{extra}]' in smelt's "
+                f"clone, or pip install {package}"
             )
         super().__init__(f"{package} is not installed; {advice or usual}")
         self.package = package

@@ -41,13 +41,13 @@ if TYPE_CHECKING:
     from smelt.runtime import Engine
 
 needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="not installed: smelt[cuda-build]"
+    importlib.util.find_spec("triton") is None, reason="not installed: the extra cuda-build"
 )
 
 
 @pytest.fixture(scope="module")
 def engine() -> Engine:
-    pytest.importorskip("triton", reason="not installed: smelt[cuda-build]")
+    pytest.importorskip("triton", reason="not installed: the extra cuda-build")
     return smelt.build(small_network(), device="cuda:sm_90", tune="none", max_batch_size=3)
 
 

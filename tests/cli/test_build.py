@@ -46,7 +46,7 @@ def test_without_a_destination_the_engine_has_the_models_name_and_lies_here(
 
 
 def test_an_engine_for_gpus_needs_none(smelt: Smelt, tmp_path: Path) -> None:
-    pytest.importorskip("triton", reason="not installed: smelt[cuda-build]")
+    pytest.importorskip("triton", reason="not installed: the extra cuda-build")
     model, path = tmp_path / "model.onnx", tmp_path / "m.engine"
     save_model(two_inputs_model(), model)
     options = ["--device", "cuda:sm_90", "--precision", "float16", "--tune", "none"]

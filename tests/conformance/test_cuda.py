@@ -61,7 +61,7 @@ class _Interpreter:
 @pytest.fixture(scope="module")
 def interpreter() -> Iterator[_Interpreter]:
     if importlib.util.find_spec("triton") is None:
-        pytest.skip("the kernels' language is not installed: smelt[cuda-build]")
+        pytest.skip("the kernels' language is not installed: the extra cuda-build")
     made = _Interpreter()
     yield made
     with made.process:  # closes its input, which ends it
@@ -121,7 +121,7 @@ def answers(gpu: CudaDevice) -> Iterator[dict[Request, list[Future[Answer]]]]:
     """What became of every trial, as soon as it is known."""
     del gpu
     if importlib.util.find_spec("triton") is None:
-        pytest.skip("the kernels' language is not installed: smelt[cuda-build]")
+        pytest.skip("the kernels' language is not installed: the extra cuda-build")
     workers = CudaWorkers()
     yield {asked: workers.ask(asked) for asked in every_request()}
     workers.close()

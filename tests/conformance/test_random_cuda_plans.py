@@ -40,7 +40,7 @@ def _compile(self: CudaBackend, kernels: Sequence[KernelSpec], target: CudaTarge
 def test_plans_of_any_tactics_pass_the_verifier_and_are_made_again_alike(
     graph: Graph, seed: int, precision: str
 ) -> None:
-    pytest.importorskip("triton", reason="not installed: smelt[cuda-build]")
+    pytest.importorskip("triton", reason="not installed: the extra cuda-build")
     assume(not any(value in graph.inputs for value in graph.outputs))
     source = random.Random(seed)  # noqa: S311  (nothing secret)
 

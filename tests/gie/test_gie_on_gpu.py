@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="module")
 def interpreted() -> Iterator[HostGpu]:
     if importlib.util.find_spec("triton") is None:
-        pytest.skip("the kernels' language is not installed: smelt[cuda-build]")
+        pytest.skip("the kernels' language is not installed: the extra cuda-build")
     made = HostGpu(scenarios.__name__)
     yield made
     made.close()

@@ -110,7 +110,7 @@ def test_an_architecture_without_known_room_tells_registers_all_the_same() -> No
 
 @pytest.fixture(scope="module")
 def engine() -> Engine:
-    pytest.importorskip("triton", reason="not installed: smelt[cuda-build]")
+    pytest.importorskip("triton", reason="not installed: the extra cuda-build")
     # Other tests build the very same: its kernels are compiled once a session.
     return smelt.build(small_network(), device="cuda:sm_90", tune="none", max_batch_size=3)
 

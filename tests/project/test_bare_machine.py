@@ -104,7 +104,7 @@ numpy.save(folder + "/result.npy", result)
 def test_an_engine_for_gpus_says_on_a_bare_machine_what_it_needs(
     bare: Path, tmp_path: Path
 ) -> None:
-    pytest.importorskip("triton", reason="not installed: smelt[cuda-build]")
+    pytest.importorskip("triton", reason="not installed: the extra cuda-build")
     smelt = cast("Any", importlib.import_module("smelt"))
     network = smelt.NetworkDefinition("small")
     x = network.add_input("data", "float32", (8,))

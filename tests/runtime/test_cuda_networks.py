@@ -22,7 +22,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 def interpreter() -> Iterator[subprocess.Popen[str]]:
     """A process in which Triton interprets kernels."""
     if importlib.util.find_spec("triton") is None:
-        pytest.skip("the kernels' language is not installed: smelt[cuda-build]")
+        pytest.skip("the kernels' language is not installed: the extra cuda-build")
     paths = os.pathsep.join([str(_ROOT), str(_ROOT / "src")])
     with subprocess.Popen(
         [sys.executable, "-m", "tests.support.cuda_networks"],

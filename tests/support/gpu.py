@@ -42,7 +42,7 @@ _SLACK_BYTES = 4 << 20
 def add_kernel(architecture: int = 90) -> CudaKernel:
     """A kernel that adds a number to every element of an array of int32."""
     if importlib.util.find_spec("triton") is None:
-        pytest.skip("the kernels' language is not installed: smelt[cuda-build]")
+        pytest.skip("the kernels' language is not installed: the extra cuda-build")
     spec = KernelSpec(
         "test",
         (

@@ -60,7 +60,7 @@ def _held(tactic: Tactic) -> int:
 
 @pytest.fixture
 def triton() -> None:
-    pytest.importorskip("triton", reason="not installed: smelt[cuda-build]")
+    pytest.importorskip("triton", reason="not installed: the extra cuda-build")
 
 
 @pytest.mark.usefixtures("triton")

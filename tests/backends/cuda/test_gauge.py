@@ -47,7 +47,7 @@ assert np.isnan(answer(flush_kernel(), wanted[:4000])).all()
 
 
 def test_gauges_see_errors_unwritten_numbers_and_changed_bits() -> None:
-    pytest.importorskip("triton", reason="not installed: smelt[cuda-build]")
+    pytest.importorskip("triton", reason="not installed: the extra cuda-build")
     paths = os.pathsep.join([str(_ROOT), str(_ROOT / "src")])
     environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": paths}
     subprocess.run([sys.executable, "-c", _PROGRAM], cwd=_ROOT, env=environment, check=True)

@@ -45,7 +45,7 @@ def pool() -> Iterator[CompilerPool]:
 
 @pytest.fixture(autouse=True)
 def triton() -> None:
-    pytest.importorskip("triton", reason="not installed: smelt[cuda-build]")
+    pytest.importorskip("triton", reason="not installed: the extra cuda-build")
 
 
 def _kernel(number: int = 0) -> KernelSpec:
