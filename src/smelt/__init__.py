@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from smelt import errors, importers, ops
-    from smelt.builder import build, load
+    from smelt.builder import build, load, retune
     from smelt.errors import (
         BindingError,
         BuildError,
@@ -73,10 +73,11 @@ __all__ = [
     "network_from_onnx",
     "ops",
     "register_op",
+    "retune",
 ]
 
 _HOMES: Final = {
-    "builder": ("build", "load"),
+    "builder": ("build", "load", "retune"),
     "importers": ("network_from_caffe", "network_from_onnx"),
     "logger": ("Logger", "LoggingLogger", "Severity"),
     "network": ("Layer", "NetworkDefinition", "Tensor"),

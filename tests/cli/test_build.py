@@ -58,6 +58,21 @@ def test_an_engine_for_gpus_needs_none(smelt: Smelt, tmp_path: Path) -> None:
     assert shown["kernels"]
 
 
+def test_an_engine_that_keeps_its_network_is_retuned_without_the_model(
+    smelt: Smelt, model: Path, tmp_path: Path
+) -> None:
+    path, tuned = tmp_path / "m.engine", tmp_path / "tuned.engine"
+    options = ["--device", "cpu:x86-64-v2", "--retunable", "--quiet"]
+    answer = smelt("build", model, "-o", path, *options, "--tune", "none")
+    assert (answer.code, answer.err) == (0, "")
+    told = smelt("retune", path, "-o", tuned, "--tune", "none", "--json").json
+    assert (told["engine"], told["network"], told["plans"]) == (str(tuned), "inception", 1)
+    assert told["size_bytes"] == tuned.stat().st_size
+    refused = smelt("retune", tuned, "-o", tmp_path / "again.engine")
+    assert refused.code == 1
+    assert "smelt build --retunable" in refused.err
+
+
 def test_the_json_answer_describes_the_engine(smelt: Smelt, model: Path, tmp_path: Path) -> None:
     path = tmp_path / "m.engine"
     told = smelt("build", model, "-o", path, "--tune", "none", "--json").json

@@ -58,12 +58,13 @@ _RECORDS = (
     Weight,
 )
 SIGNER = Signer(bytes(range(32)))
-CODE, RUNTIME = b"code" * 10, b"runtime" * 1000
+CODE, RUNTIME, SOURCES = b"code" * 10, b"runtime" * 1000, b"source" * 2
 
 
 def rich_header() -> EngineHeader:
     """A header that uses every field."""
     header = affine_header(max_batch_size=None, report='{"a": [1, "ü"]}', metadata=(("k", "v"),))
+    source = Weight("w", DType.UINT8, (3, 4), 0)
     inner = BATCH * 3 + SymbolicDim.symbol("n") // 2 - 7
     host = HostCall(
         ("op", "flatten", (("axis", 1), ("x", 0.5), ("y", None), ("z", (True, "s")))),
@@ -73,7 +74,8 @@ def rich_header() -> EngineHeader:
         layer=1,
     )
     (plan,) = header.plans
-    return replace(header, plans=(replace(plan, steps=(*plan.steps, host)),))
+    plans = (replace(plan, steps=(*plan.steps, host)),)
+    return replace(header, plans=plans, network="{}", sources=(source,))
 
 
 def data(**parts: Any) -> bytes:
@@ -83,6 +85,7 @@ def data(**parts: Any) -> bytes:
         "code": CODE,
         "runtime_code": RUNTIME,
         "signer": SIGNER,
+        "sources": SOURCES,
         **parts,
     }
     return serialize_engine(**chosen)
@@ -93,6 +96,7 @@ def test_an_engine_reads_back_as_it_was_written() -> None:
     assert engine.header == rich_header()
     assert engine.weights.tobytes() == affine_data()
     assert (engine.code, engine.runtime_code) == (CODE, RUNTIME)
+    assert engine.sources.tobytes() == SOURCES
     assert engine.signature is not None
     assert engine.signature.public_key == SIGNER.public_key
 
@@ -278,7 +282,7 @@ def test_a_header_of_other_fields_has_another_format_version() -> None:
         for kind in _RECORDS
     )
     _, version = struct.unpack_from("<8sI", data())
-    assert (version, hashlib.sha256(text.encode()).hexdigest()[:12]) == (2, "0c6e059dcd6b")
+    assert (version, hashlib.sha256(text.encode()).hexdigest()[:12]) == (3, "d57f2fff3523")
 
 
 def test_another_format_version_says_so() -> None:

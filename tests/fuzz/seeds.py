@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -12,6 +13,8 @@ import numpy as np
 from smelt import ops
 from smelt.backends import WeightStore, assemble
 from smelt.backends.cpu import CpuBackend, target_named
+from smelt.builder._kept import keep_network
+from smelt.builder._options import BuildOptions
 from smelt.builder._program import program_of
 from smelt.builder._report import describe_plan
 from smelt.devices.cpu import abi
@@ -20,6 +23,7 @@ from smelt.engine import (
     VERSION,
     Binding,
     Buffer,
+    EngineFile,
     EngineHeader,
     Fingerprint,
     HostCall,
@@ -167,6 +171,8 @@ def plan_seeds() -> Iterator[bytes]:
     header = replace(header, layers=(details, *header.layers[1:]))
     for report in ("[]", '[{"candidates": {"relu": [[1, 2], 3]}, "memory": [["a", 1]]}]'):
         yield json.dumps(header_to_data(replace(header, report=report))).encode()
+    kept = Weight("w", DType.FLOAT32, (8, 4), 64)
+    header = replace(header, sources=(kept,), network="{}")
     yield json.dumps(header_to_data(replace(header, weights=(_recipe_weight(),)))).encode()
     for plan in _odd_plans():
         yield json.dumps(header_to_data(replace(header, plans=(plan,)))).encode()
@@ -204,6 +210,32 @@ def program_seeds() -> Iterator[bytes]:
     """What plans are assembled anew from."""
     for graph in graph_seeds():
         yield header_of(graph)[0].program.encode()
+
+
+@functools.cache
+def retunable_file() -> EngineFile:
+    """An engine without plans that keeps arrays of many types."""
+    kept = keep_network(_kept_graph(), BuildOptions())
+    fingerprint = Fingerprint("cpu", "x86_64", (), "linux", abi.ABI_VERSION, VERSION)
+    header = EngineHeader("kept", fingerprint, (), None, (), (), (), sources=kept.sources)
+    return EngineFile(header, np.zeros(0, np.uint8), b"", b"", None, "the engine", kept.data)
+
+
+def _kept_graph() -> Graph:
+    """Products of what is derived and what is not, in a network of an open batch."""
+    graph = _dense_graph()
+    half = Constant("h", random_array(4, 4).astype(np.float16))
+    wide = Constant("wide", recipe=Recipe(ops.Cast(DType.FLOAT32), (half,), 0))
+    values = [graph.outputs[0], graph.add_constant(wide)]
+    graph.outputs = list(graph.add(ops.MatMul(), *values, name="derived").outputs)
+    return graph
+
+
+def network_seeds() -> Iterator[bytes]:
+    """Networks that engines keep, with shapes of each kind."""
+    for shapes in (None, (2, 8), [(1, 8), (4, 8)], ((1, 8), (2, 8), (4, 8))):
+        options = BuildOptions(shapes=None if shapes is None else {"x": shapes})
+        yield keep_network(_kept_graph(), options).text.encode()
 
 
 def op_seeds() -> Iterator[bytes]:

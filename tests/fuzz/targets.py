@@ -27,7 +27,9 @@ from google.protobuf.message import DecodeError
 from smelt import ops
 from smelt.backends import CodeCache
 from smelt.backends.cpu import CpuBackend, target_named
+from smelt.builder._kept import read_kept_network
 from smelt.builder._program import reassembled_plans
+from smelt.builder._shapes import boxes_of
 from smelt.devices.cuda import ABI_VERSION, resources_of
 from smelt.engine import (
     VERSION,
@@ -57,7 +59,7 @@ from smelt.inspect import report_of, report_to_json, report_to_text
 from smelt.inspect._machine_code import CubinReader
 from smelt.ir import Constant, collect_constants, parse_graph, print_graph
 from smelt.ops import op_from_json, op_to_json, recipe_from_json
-from smelt.runtime._refit import refitted_weights
+from smelt.runtime._refit import refitted_sources, refitted_weights
 from smelt.tuner import TimingCache
 from smelt.types import (
     SymbolicDim,
@@ -294,10 +296,12 @@ def _run_plan(data: bytes) -> None:
 def _refit(header: EngineHeader) -> None:
     """Refit an engine whose weights lie where they may, as those of every loaded engine do."""
     plain = replace(header, plans=(Plan((), (), (), 0, 0),), symbols=(), bindings=())
-    verify_plans(plain, weights_bytes=seeds.WEIGHT_BYTES, code_bytes=seeds.CODE_BYTES)
+    size, old = seeds.WEIGHT_BYTES, np.zeros(seeds.WEIGHT_BYTES, np.uint8)
+    verify_plans(plain, weights_bytes=size, code_bytes=seeds.CODE_BYTES, sources_bytes=size)
     for arrays in _NEW_WEIGHTS:
-        with contextlib.suppress(SmeltError):
-            refitted_weights(header, np.zeros(seeds.WEIGHT_BYTES, np.uint8), arrays)
+        for refit in (refitted_weights, refitted_sources):
+            with contextlib.suppress(SmeltError):
+                refit(header, old, arrays)
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,6 +329,15 @@ def _run_program(data: bytes) -> None:
             for step in plan.steps:
                 if isinstance(step, Launch):
                     backend.generate(step.kernel, target)
+
+
+def _run_network(data: bytes) -> None:
+    """What a retuning builds: the network that an engine keeps, and what was asked of it."""
+    file = seeds.retunable_file()
+    text = data.decode("utf-8", "replace")
+    graph, options = read_kept_network(replace(file, header=replace(file.header, network=text)))
+    print_graph(graph)
+    boxes_of(graph, options.shapes, options.max_batch_size)
 
 
 @functools.cache
@@ -496,10 +509,14 @@ TARGETS: Final = (
         ("_exactly", "_tuple_of", "_row", "_or_none", "_enum", "_record", "_tagged",
          "Inspectable", "Plan", "KernelSpec", "parameters", "as_json"),
     ),
-    Target("program", ("smelt.builder._program",), _run_program, mutate_json,
-           seeds.program_seeds, 10,
+    Target("program", ("smelt.builder._program", "smelt.builder._graph_data"), _run_program,
+           mutate_json, seeds.program_seeds, 10,
            ("program_of", "_Writer", "_constant_to_data", "_type_to_data", "_tactic_to_data",
-            "_format_to_data")),
+            "_format_to_data", "graph_to_data")),
+    Target("network", ("smelt.builder._kept", "smelt.builder._graph_data", "smelt.builder._shapes"),
+           _run_network, mutate_json, seeds.network_seeds, 5,
+           ("keep_network", "KeptNetwork", "_Sources", "graph_to_data", "_type_to_data",
+            "shapes_to_data", "_spec_to_data")),
     Target("op", ("smelt.ops._codec",), _run_op, mutate_json, seeds.op_seeds, 10,
            ("recipe_to_json", "_in_order")),
     Target("ir", ("smelt.ir._parser",), _run_ir, mutate_tokens, seeds.ir_seeds, 7),

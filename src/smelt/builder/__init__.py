@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from smelt.builder._cpu_toolchain import processor_of
     from smelt.builder._load import load
     from smelt.builder._options import EFFORTS, BuildOptions, Progress, TuningEffort
+    from smelt.builder._retune import retune
     from smelt.builder._shapes import Bounds, ShapeSpec, boxes_of
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "build",
     "load",
     "processor_of",
+    "retune",
 ]
 
 _HOMES: Final = {
@@ -33,6 +35,7 @@ _HOMES: Final = {
     "_cpu_toolchain": ("processor_of",),
     "_load": ("load",),
     "_options": ("EFFORTS", "BuildOptions", "Progress", "TuningEffort"),
+    "_retune": ("retune",),
     "_shapes": ("Bounds", "ShapeSpec", "boxes_of"),
 }
 """The file of each name."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from smelt.backends import Refusal, WeightStore, assemble
+from smelt.builder._kept import KeptNetwork, keep_network
 from smelt.builder._options import (
     EFFORTS,
     PRECISIONS,
@@ -57,6 +58,8 @@ def build(
     timing_cache: str | Path | None = None,
     progress: Progress | None = None,
     tune: str | float | TuningEffort = "fast",
+    *,
+    retunable: bool = False,
 ) -> Engine:
     """Build an engine from a network.
 
@@ -81,7 +84,10 @@ def build(
         progress: called with (stage, done, total).
         tune: ``"none"``, ``"fast"``, ``"full"``, seconds to spend on timing candidates, or a
             `TuningEffort`. Candidates are timed alone, then the best in the whole network, with as
-            many threads as a context has by default.
+            many threads as a context has by default. What is built for another machine cannot be
+            timed, and says so.
+        retunable: whether the engine keeps the network, so that `retune` can build it again where
+            it runs. Its file grows by the network's own weights.
 
     Raises:
         GraphError: the network is not valid. UnboundSymbolError: a symbolic extent has no value.
@@ -96,9 +102,19 @@ def build(
         shapes,
         timing_cache,
         tune,
+        retunable,
     )
-    graph = _graph_of(network)
-    tools = open_toolchain(device, precision)
+    return build_graph(_graph_of(network), device, options, progress)
+
+
+def build_graph(
+    graph: Graph,
+    device: str | Sequence[str],
+    options: BuildOptions,
+    progress: Progress | None = None,
+) -> Engine:
+    """Build an engine from a graph; `build` says what may be asked, and what is raised."""
+    tools = open_toolchain(device, options.precision)
     silent: Progress = lambda _stage, _done, _total: None  # noqa: E731  (it has a type)
     return _Build(graph, options, tools, progress or silent).run()
 
@@ -194,6 +210,10 @@ class _Build:
         boxes = boxes_of(self.graph, self.options.shapes, self.options.max_batch_size)
         if self.options.max_batch_size > 1 and not any(BATCH in box for box in boxes):
             _warn_of_batch(self.options.max_batch_size, self.graph.name)
+        if not self.tools.honours(self.options.precision):
+            _warn_of_precision(self.options.precision, self.tools.target.name)
+        if self.effort is not None and not self.tools.has_clock:
+            _warn_of_estimates(self.tools.target.name)
         plans = [self._optimise(box, number, len(boxes)) for number, box in enumerate(boxes)]
         for plan in plans:
             self._choose(plan)
@@ -219,8 +239,12 @@ class _Build:
                 runtime=runtime,
                 report=json.dumps([_report(p, self.graph) for p in plans]),
                 program=program_of([p.program for p in plans], self.weights),
+                kept=self._kept(),
             )
         )
+
+    def _kept(self) -> KeptNetwork:
+        return keep_network(self.graph, self.options) if self.options.retunable else KeptNetwork()
 
     def _pack(self, plans: list[_PlanParts]) -> None:
         self.progress("pack", 0, len(plans))
@@ -331,6 +355,22 @@ def _warn_of_batch(size: int, name: str) -> None:
         "can change it, where the model leaves it open",
         size,
         name,
+    )
+
+
+def _warn_of_precision(precision: str, target: str) -> None:
+    _LOG.warning(
+        "precision=%r changes nothing: %s cannot compute in it, and float32 stays float32",
+        precision,
+        target,
+    )
+
+
+def _warn_of_estimates(target: str) -> None:
+    _LOG.warning(
+        "nothing is timed: %s is not this machine, and tactics go by estimates. An engine built "
+        "with retunable=True can be retuned where it runs; tune='none' asks for no more than this",
+        target,
     )
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from smelt.backends import CodeCache
-from smelt.backends.cpu import CpuBackend, compile_runtime, generator_edition, target_named
+from smelt.backends.cpu import (
+    CpuBackend,
+    compile_runtime,
+    generator_edition,
+    host_target_with,
+    target_named,
+)
 from smelt.builder._toolchain import Toolchain
 from smelt.config import target_name, thread_count
 from smelt.devices.cpu import abi, available_processors, native_runtime
@@ -67,6 +72,13 @@ class CpuToolchain(Toolchain):
             version=VERSION,
         )
 
+    @property
+    @override
+    def has_clock(self) -> bool:
+        host, target = detect_host(), self.target
+        is_subset = set(target.features) <= set(host.features)
+        return target.architecture == host.architecture and is_subset
+
     @override
     def storage(self, wanted: DType) -> DType:
         return self.target.storage(wanted)
@@ -74,7 +86,7 @@ class CpuToolchain(Toolchain):
     @override
     def timer(self, tuning: Tuning) -> Timer:
         effort = tuning.effort
-        if effort is None or not self._runs_here():
+        if effort is None or not self.has_clock:
             return HintTimer()
         laboratory = Laboratory(
             self.backend, self.target, self._runtime(), threads=self.workers, sizes=tuning.sizes
@@ -92,7 +104,7 @@ class CpuToolchain(Toolchain):
 
     @override
     def improve(self, tuning: Tuning, choice: Choice, spent_s: float) -> None:
-        if tuning.effort is None or not self._runs_here():
+        if tuning.effort is None or not self.has_clock:
             return
 
         def open_scene(casts: Sequence[dict[int, Tactic]]) -> CpuScene:
@@ -124,11 +136,6 @@ class CpuToolchain(Toolchain):
     @override
     def link(self, kernels: Sequence[KernelSpec]) -> tuple[CodeImage, CodeImage]:
         return self.backend.compile(kernels, self.target), compile_runtime(self.target)
-
-    def _runs_here(self) -> bool:
-        host, target = detect_host(), self.target
-        is_subset = set(target.features) <= set(host.features)
-        return target.architecture == host.architecture and is_subset
 
     def _runtime(self) -> NativeRuntime:
         image = compile_runtime(self.target)
@@ -163,11 +170,5 @@ def processor_of(fingerprint: Fingerprint) -> CpuTarget | None:
 
 def toolchain_of(fingerprint: Fingerprint) -> CpuToolchain:
     """The toolchain that made an engine, or one for this machine as far as its features go."""
-    target = processor_of(fingerprint)
-    if target is None:
-        target = target_named("native")
-        here = detect_host().features
-        target = dataclasses.replace(
-            target, features=tuple(f for f in fingerprint.features if f in here)
-        )
+    target = processor_of(fingerprint) or host_target_with(fingerprint.features)
     return CpuToolchain(fingerprint.device, target)

@@ -66,6 +66,7 @@ class CudaToolchain(Toolchain):
         self._target = target
         self.index = index
         self.device = None if index is None else f"cuda:{index}"
+        self.has_tf32 = target.has_tf32
         self.backend = self._kernels = CudaBackend(CodeCache.open(generator_edition()))
 
     @property
@@ -84,6 +85,11 @@ class CudaToolchain(Toolchain):
             abi=ABI_VERSION,
             version=VERSION,
         )
+
+    @property
+    @override
+    def has_clock(self) -> bool:
+        return self.index is not None
 
     @override
     def storage(self, wanted: DType) -> DType:

@@ -86,4 +86,4 @@ def _regenerate(file: EngineFile, device: str | None) -> Engine:
     steps = (step for plan in plans for step in plan.steps)
     image, runtime = tools.link([s.kernel for s in steps if isinstance(s, Launch)])
     fresh = dataclasses.replace(header, symbols=image.symbols, runtime_symbols=runtime.symbols)
-    return Engine.create(fresh, file.weights, image.code, runtime.code, device=device)
+    return Engine.create(fresh, file.weights, image.code, runtime.code, file.sources, device=device)

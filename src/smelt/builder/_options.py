@@ -77,6 +77,7 @@ class BuildOptions:
     shapes: Mapping[str, ShapeSpec] | None = None
     timing_cache: str | Path | None = None
     tune: str | float | TuningEffort = "fast"
+    retunable: bool = False
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:

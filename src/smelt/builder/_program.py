@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from smelt.backends import Aliasing, Tactic, WeightStore, assemble
+from smelt.builder._graph_data import TRIPPED, graph_from_data, graph_to_data
 from smelt.builder._options import PRECISIONS
 from smelt.engine import as_json
-from smelt.errors import EngineFormatError, InternalError, SmeltError
-from smelt.ir import Constant, Graph, verify
-from smelt.ops import op_from_json, op_to_json
-from smelt.types import DType, Layout, TensorFormat, TensorType, dim_from_text
+from smelt.errors import EngineFormatError, SmeltError
+from smelt.ir import Constant
+from smelt.types import DType, Layout, TensorFormat, dim_from_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from smelt.backends import Backend, Target
     from smelt.engine import EngineHeader, Halo, Plan
-    from smelt.ir import Node, Value
+    from smelt.ir import Graph, Node
 
 _KNOWN_ELEMENTS: Final = 4096
 """Constants up to this size keep their elements: shapes and axes decide what is generated."""
@@ -53,40 +53,17 @@ class _Writer:
         self.positions: dict[object, int] = {}
 
     def plan(self, graph: Graph, tactics: Mapping[int, Tactic], symbols: Symbols) -> Any:
-        places: dict[int, list[Any]] = {id(v): ["input", k] for k, v in enumerate(graph.inputs)}
-        nodes: list[Any] = []
-        for number, node in enumerate(graph.nodes):
-            nodes.append(
-                {
-                    "name": node.name,
-                    "layers": list(node.layers),
-                    "op": op_to_json(node.op),
-                    "inputs": [self._reference(v, places) for v in node.inputs],
-                    "outputs": [v.name for v in node.outputs],
-                    "tactic": _tactic_to_data(tactics[id(node)]),
-                }
-            )
-            places |= {id(v): ["node", number, k] for k, v in enumerate(node.outputs)}
-        return {
-            "name": graph.name,
-            "symbols": [list(symbol) for symbol in symbols],
-            "bounds": graph.symbol_bounds,
-            "inputs": [[v.name, *_type_to_data(v)] for v in graph.inputs],
-            "nodes": nodes,
-            "outputs": [self._reference(v, places) for v in graph.outputs],
-        }
+        written = graph_to_data(graph, self._position)
+        for entry, node in zip(written["nodes"], graph.nodes, strict=True):
+            entry["tactic"] = _tactic_to_data(tactics[id(node)])
+        return {**written, "symbols": [list(symbol) for symbol in symbols]}
 
-    def _reference(self, value: Value | None, places: dict[int, list[Any]]) -> Any:
-        if value is None:
-            return None
-        if value.constant is None:
-            return places[id(value)]
-        key = self.weights.key(value.constant)
+    def _position(self, constant: Constant) -> int:
+        key = self.weights.key(constant)
         if key not in self.positions:
             self.positions[key] = len(self.constants)
-            self.constants.append(_constant_to_data(value.constant))
-        # Two values of one constant are two tensors in a plan: the value counts as well.
-        return places.setdefault(id(value), ["constant", self.positions[key], len(places)])
+            self.constants.append(_constant_to_data(constant))
+        return self.positions[key]
 
 
 def _constant_to_data(constant: Constant) -> Any:
@@ -96,10 +73,6 @@ def _constant_to_data(constant: Constant) -> Any:
         content = base64.b64encode(array.tobytes()).decode()
     dtype = DType.from_numpy(array.dtype).value
     return [constant.name, dtype, list(constant.array.shape), content]
-
-
-def _type_to_data(value: Value) -> tuple[str, list[str]]:
-    return value.tensor.dtype.value, [str(d) for d in value.tensor.shape]
 
 
 def _tactic_to_data(tactic: Tactic) -> Any:
@@ -123,12 +96,6 @@ def _format_to_data(fmt: TensorFormat | None) -> list[str] | None:
 
 # ---- reading
 
-_TRIPPED: Final = (
-    SmeltError, InternalError, LookupError, TypeError, ValueError, AttributeError,
-    ArithmeticError, RecursionError,
-)  # fmt: skip
-"""What our own code may raise over a program that no builder wrote: the program is at fault."""
-
 
 def reassembled_plans(
     header: EngineHeader, backend: Backend[Any], target: Target, source: str
@@ -139,7 +106,7 @@ def reassembled_plans(
     """
     try:
         plans = _assemble(json.loads(header.program), header, backend, target)
-    except _TRIPPED as error:
+    except TRIPPED as error:
         name = "" if isinstance(error, SmeltError) else f"{type(error).__name__}, "
         raise EngineFormatError(
             f"{source}: its program is not sound ({name}{str(error)[:500]}); "
@@ -162,7 +129,12 @@ def _assemble(
     plans: list[Plan] = []
     layers = 0
     for data in document["plans"]:
-        graph, tactics = _graph_from_data(data, constants, backend, target)
+        graph = graph_from_data(data, constants)
+        # Which tactics a backend lists depends on a node's users, too.
+        tactics = {
+            id(node): _checked(_tactic_from_data(entry["tactic"]), node, backend, target)
+            for node, entry in zip(graph.nodes, data["nodes"], strict=True)
+        }
         symbols = tuple((str(n), int(low), int(high)) for n, low, high in data["symbols"])
         made = assemble(graph, tactics, backend, weights, symbols=symbols, first_layer=layers)
         layers += len(made.layers)
@@ -188,64 +160,6 @@ def _constant_from_data(data: Any) -> Constant:
     except binascii.Error as error:
         raise EngineFormatError(f"the constant {name!r} is no base64") from error
     return Constant(str(name), np.frombuffer(raw, kind).reshape(extents))
-
-
-def _graph_from_data(
-    data: Any, constants: Sequence[Constant], backend: Backend[Any], target: Target
-) -> tuple[Graph, dict[int, Tactic]]:
-    graph = Graph(
-        str(data["name"]), symbol_bounds={str(k): int(v) for k, v in data["bounds"].items()}
-    )
-    for name, dtype, shape in data["inputs"]:
-        kind = TensorType(DType(dtype), tuple(dim_from_text(d) for d in shape))
-        graph.add_input(str(name), kind)
-    values: dict[int, Value] = {}
-    for entry in data["nodes"]:
-        _node_from_data(entry, graph, constants, values)
-    # Which tactics a backend lists depends on a node's users, too.
-    tactics = {
-        id(node): _checked(_tactic_from_data(entry["tactic"]), node, backend, target)
-        for node, entry in zip(graph.nodes, data["nodes"], strict=True)
-    }
-    graph.outputs = [_required(_resolve(r, graph, constants, values)) for r in data["outputs"]]
-    verify(graph)
-    return graph, tactics
-
-
-def _node_from_data(
-    entry: Any, graph: Graph, constants: Sequence[Constant], values: dict[int, Value]
-) -> Node:
-    return graph.add(
-        op_from_json(as_json(entry["op"])),
-        *(_resolve(r, graph, constants, values) for r in entry["inputs"]),
-        name=str(entry["name"]),
-        output_names=[str(n) for n in entry["outputs"]],
-        layers=tuple(str(x) for x in entry["layers"]),
-    )
-
-
-def _resolve(
-    reference: Any, graph: Graph, constants: Sequence[Constant], values: dict[int, Value]
-) -> Value | None:
-    match reference:
-        case None:
-            return None
-        case ["input", int(k)] if 0 <= k < len(graph.inputs):
-            return graph.inputs[k]
-        case ["constant", int(k), int(which)] if 0 <= k < len(constants):
-            if which not in values:
-                values[which] = graph.add_constant(constants[k])
-            return values[which]
-        case ["node", int(n), int(k)] if 0 <= n < len(graph.nodes) and k >= 0:
-            return graph.nodes[n].outputs[k]
-        case _:
-            raise EngineFormatError(f"{reference!r} refers to nothing")
-
-
-def _required(value: Value | None) -> Value:
-    if value is None:
-        raise EngineFormatError("an output is absent")
-    return value
 
 
 def _tactic_from_data(data: Any) -> Tactic:

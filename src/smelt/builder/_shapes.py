@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
-from smelt.errors import BuildError, ShapeError, UnboundSymbolError
+from smelt.errors import BuildError, EngineFormatError, ShapeError, UnboundSymbolError
 from smelt.types import Symbol, SymbolicDim, symbols_of
 
 if TYPE_CHECKING:
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 BATCH = "batch"
 """The symbol of an implicit batch."""
+
+_MOST: Final = 1 << 40
+"""The largest extent that a file may give."""
 
 Extents = Sequence[int]
 ShapeSpec = Extents | Sequence[Extents]
@@ -130,3 +133,46 @@ def _bind(box: Box, name: str, extent: Dim, bounds: Bounds) -> None:
     symbol = monomial[0].name
     if box.setdefault(symbol, bounds) != bounds:
         raise ShapeError(f"{symbol} is given as {box[symbol]} and as {bounds}", node=name)
+
+
+# ---- as JSON, which tells no tuple from a list
+
+
+def shapes_to_data(shapes: Mapping[str, ShapeSpec] | None) -> Any:
+    """What the user said of shapes, as values that JSON has."""
+    return {name: _spec_to_data(spec) for name, spec in (shapes or {}).items()}
+
+
+def _spec_to_data(spec: ShapeSpec) -> list[Any]:
+    if all(isinstance(x, int) for x in spec):
+        return ["one", list(spec)]
+    kind = "each" if isinstance(spec, list) else "range"
+    return [kind, [list(cast("Extents", shape)) for shape in spec]]
+
+
+def shapes_from_data(data: Any) -> dict[str, ShapeSpec] | None:
+    """What `shapes_to_data` wrote. Raises EngineFormatError."""
+    if not isinstance(data, dict):
+        raise EngineFormatError("what is said of shapes is malformed")
+    named = cast("dict[str, Any]", data)
+    return {name: _spec_from_data(spec) for name, spec in named.items()} or None
+
+
+def _spec_from_data(data: Any) -> ShapeSpec:
+    match data:
+        case ["one", extents]:
+            return _extents(extents)
+        case ["each", [*shapes]]:
+            return [_extents(shape) for shape in shapes]
+        case ["range", [*shapes]]:
+            return tuple(_extents(shape) for shape in shapes)
+        case _:
+            raise EngineFormatError("what is said of a shape is malformed")
+
+
+def _extents(data: Any) -> Extents:
+    match data:
+        case [*extents] if all(type(e) is int and 0 <= e <= _MOST for e in extents):
+            return tuple(extents)
+        case _:
+            raise EngineFormatError("a shape is a list of extents")

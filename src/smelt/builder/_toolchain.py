@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from smelt.builder._options import PRECISIONS, TF32
 from smelt.errors import DeviceError, MissingExtraError, UnsupportedError
 from smelt.passes import pipeline
 
@@ -56,6 +57,8 @@ class Toolchain(ABC):
     """How many have scratch memory of their own."""
     device: str | None = None
     """Where what is built shall run, if that is one of several devices of its kind."""
+    has_tf32: bool = False
+    """Whether the target can multiply ten bits of float32."""
 
     @property
     @abstractmethod
@@ -66,6 +69,11 @@ class Toolchain(ABC):
     @abstractmethod
     def fingerprint(self) -> Fingerprint:
         """What the engine says it was made for."""
+
+    @property
+    @abstractmethod
+    def has_clock(self) -> bool:
+        """Whether what is built can be timed here."""
 
     @abstractmethod
     def storage(self, wanted: DType) -> DType:
@@ -85,6 +93,11 @@ class Toolchain(ABC):
     @abstractmethod
     def link(self, kernels: Sequence[KernelSpec]) -> tuple[CodeImage, CodeImage]:
         """The kernels' code, and what every engine carries to run it."""
+
+    def honours(self, precision: str) -> bool:
+        """Whether the target computes as a precision says; elsewhere float32 stays as it is."""
+        wanted = PRECISIONS[precision]
+        return self.storage(wanted) is wanted and (precision != TF32 or self.has_tf32)
 
     def passes(self) -> tuple[Pass, ...]:
         """What makes a network this backend's."""

@@ -12,6 +12,7 @@ from smelt.types import evaluate_dim
 
 if TYPE_CHECKING:
     from smelt.backends import CodeImage, WeightStore
+    from smelt.builder._kept import KeptNetwork
     from smelt.engine import Binding, Fingerprint, LayerInfo, Plan
     from smelt.ir import Constant, Graph
 
@@ -33,6 +34,7 @@ class EngineParts:
     runtime: CodeImage
     report: str
     program: str
+    kept: KeptNetwork
     device: str | None = None
     """Where it shall run, if that is one of several of its kind."""
 
@@ -52,12 +54,15 @@ def make_engine(parts: EngineParts) -> Engine:
         runtime_symbols=parts.runtime.symbols,
         report=parts.report,
         program=parts.program,
+        network=parts.kept.text,
+        sources=parts.kept.sources,
     )
     return Engine.create(
         header,
         parts.weights.data(),
         parts.image.code,
         parts.runtime.code,
+        parts.kept.data,
         device=parts.device,
     )
 

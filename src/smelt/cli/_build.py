@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,9 @@ from smelt.cli._models import BuildArguments, build_engine, build_options, check
 from smelt.cli._progress import ProgressLine
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from smelt.builder import Progress
     from smelt.runtime import Engine
 
 
@@ -31,6 +35,11 @@ if TYPE_CHECKING:
     multiple=True,
     metavar="NAME",
     help="A tensor to mark as output, instead of the model's own; repeat for several.",
+)
+@click.option(
+    "--retunable",
+    is_flag=True,
+    help="Keep the network in the engine, so that `smelt retune` can time it where it runs.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Describe the engine as JSON on stdout.")
 @click.option("--quiet", is_flag=True, help="Show no progress and no summary.")
@@ -57,13 +66,21 @@ def build(
       smelt build model.onnx --shape 1x3x224x224 --shape 1x3x320x320     (a plan for each)
       smelt build model.onnx --output features --device cpu:x86-64-v3
       smelt build model.onnx --device cuda:sm_90 --precision float16     (no GPU needed)
+      smelt build model.onnx --device cuda:sm_90 --retunable             (to be timed on the GPU)
     """
     del output  # part of the build's arguments
-    start = time.perf_counter()
     path = Path(destination or f"{Path(model).stem}.engine")
+    make_engine(path, partial(build_engine, model, build_arguments), as_json=as_json, quiet=quiet)
+
+
+def make_engine(
+    path: Path, make: Callable[[Progress], Engine], *, as_json: bool, quiet: bool
+) -> None:
+    """Have an engine made, save it, and tell of it."""
+    start = time.perf_counter()
     check_writable(path)
     with ProgressLine(quiet=quiet) as progress:
-        engine = build_engine(model, build_arguments, progress)
+        engine = make(progress)
         progress("write", 0, 1)
         engine.save(path)
         progress("write", 1, 1)

@@ -14,6 +14,7 @@ from smelt.cli._compare import compare
 from smelt.cli._console import open_streams, say
 from smelt.cli._dla import dla
 from smelt.cli._inspect import inspect
+from smelt.cli._retune import retune
 from smelt.cli._run import run
 from smelt.cli._trust import trust
 from smelt.errors import InternalError, SmeltError, UnboundSymbolError
@@ -178,7 +179,7 @@ def _keep_lines(command: click.Command) -> click.Command:
     return command
 
 
-for _command in (build, run, bench, inspect, compare, trust, dla):
+for _command in (build, retune, run, bench, inspect, compare, trust, dla):
     commands.add_command(_keep_lines(_command))
 _keep_lines(commands)
 

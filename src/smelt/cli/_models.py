@@ -39,6 +39,7 @@ class BuildArguments:
     output: tuple[str, ...] = ()
     tune: str | float = "fast"
     timing_cache: str | None = None
+    retunable: bool = False
     given: frozenset[str] = frozenset()
     """Names of the options that stand on the command line."""
 
@@ -47,16 +48,36 @@ class BuildArguments:
         return replace(self, max_batch_size=batch)
 
 
-_OPTIONS: Final = (
-    click.option("--weights", metavar="FILE", help="Caffe's weights (.caffemodel) of a prototxt."),
-    click.option(
+def device_option(default: str) -> Callable[[F], F]:
+    """The option that says for which device to build."""
+    return click.option(
         "--device",
         multiple=True,
         metavar="DEVICE",
         help="cpu, cpu:TARGET (cpu:x86-64-v3 runs on most machines), cuda or cuda:INDEX (a GPU of "
         "this machine), cuda:sm_90 or cuda:sm_80,sm_90 (for GPUs elsewhere), or null; repeat for "
-        "an order of preference.  [default: cpu]",
+        f"an order of preference.  [default: {default}]",
+    )
+
+
+TUNING_OPTIONS: Final = (
+    click.option(
+        "--tune",
+        default="fast",
+        show_default=True,
+        type=Effort(),
+        help="How long candidates are timed; what is built for other machines cannot be.",
     ),
+    click.option(
+        "--timing-cache",
+        metavar="FILE",
+        help="File of measured times, read and extended.  [default: timings.json in the cache]",
+    ),
+)
+"""The options of a tuning."""
+_OPTIONS: Final = (
+    click.option("--weights", metavar="FILE", help="Caffe's weights (.caffemodel) of a prototxt."),
+    device_option("cpu"),
     click.option(
         "--precision",
         default="float32",
@@ -86,18 +107,7 @@ _OPTIONS: Final = (
         help="Shape of an input. A range has two or three numbers (smallest..best..largest): "
         "NAME=1..8x3x224x224. Repeated for one input, each shape gets a plan of its own.",
     ),
-    click.option(
-        "--tune",
-        default="fast",
-        show_default=True,
-        type=Effort(),
-        help="How long candidates are timed.",
-    ),
-    click.option(
-        "--timing-cache",
-        metavar="FILE",
-        help="File of measured times, read and extended.  [default: timings.json in the cache]",
-    ),
+    *TUNING_OPTIONS,
 )
 
 
@@ -210,6 +220,7 @@ def build_engine(path: str, arguments: BuildArguments, progress: Progress | None
         timing_cache=arguments.timing_cache,
         progress=progress,
         tune=arguments.tune,
+        retunable=arguments.retunable,
     )
 
 

@@ -303,6 +303,8 @@ _HEADER: Final = _record(
     runtime_symbols=_NAMED_INTS,
     report=_TEXT,
     program=_TEXT,
+    network=_TEXT,
+    sources=_tuple_of(_WEIGHT),
     metadata=_tuple_of(_row(_TEXT, _TEXT)),
 )
 

@@ -1,4 +1,4 @@
-"""The engine file: a prefix, a JSON header, a signature, and three sections.
+"""The engine file: a prefix, a JSON header, a signature, and four sections.
 
 ====================  ==========================================================================
 bytes                 content
@@ -6,11 +6,13 @@ bytes                 content
 0 .. 64               magic, format version, length of the header, length of the file, zeros
 64 .. 64 + header     JSON: the engine's header, and each section's place and SHA-256
 128 more              signature: kind, public key, ed25519 signature of all bytes before it
-multiples of 4096     weights, code, native runtime; zeros between them
+multiples of 4096     weights, sources, code, native runtime; zeros between them
 ====================  ==========================================================================
 
+The sources are the arrays of the network as it was given, where the engine keeps it.
 The header holds the sections' checksums, so the signature covers the whole file. A reader checks
-every length and offset before it follows one, and maps a file's weights instead of reading them.
+every length and offset before it follows one, and maps a file's weights and sources instead of
+reading them.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import mmap
 import os
 import secrets
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol, cast
 
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
 
 MAGIC: Final = b"\x89SMELT\r\n"
 """Not text, and broken by whatever translates line ends."""
-FORMAT_VERSION: Final = 2
+FORMAT_VERSION: Final = 3
 """Raised with every change of what a header may hold."""
 ALIGNMENT_BYTES: Final = 4096
 MAX_HEADER_BYTES: Final = 1 << 28
@@ -48,7 +50,8 @@ _PREFIX: Final = struct.Struct("<8sIIQQ32x")
 _SIGNATURE: Final = struct.Struct("<I32s64s28x")
 _UNSIGNED: Final = 0
 _ED25519: Final = 1
-_SECTIONS: Final = ("weights", "code", "runtime")
+_SECTIONS: Final = ("weights", "sources", "code", "runtime")
+_MAPPED: Final = frozenset({"weights", "sources"})
 
 
 BytesLike = bytes | bytearray | memoryview | mmap.mmap | NDArray[Any]
@@ -90,6 +93,8 @@ class EngineFile:
     signature: Signature | None
     source: str
     """Where it came from, for messages."""
+    sources: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
+    """Read-only, and mapped as the weights are."""
 
 
 def serialize_engine(
@@ -98,9 +103,10 @@ def serialize_engine(
     code: bytes,
     runtime_code: bytes,
     signer: SignerLike | None,
+    sources: BytesLike = b"",
 ) -> bytes:
     """Return an engine file's bytes; without a signer it is unsigned."""
-    return b"".join(_parts(header, weights, code, runtime_code, signer))
+    return b"".join(_parts(header, weights, code, runtime_code, signer, sources))
 
 
 def write_engine(
@@ -110,13 +116,14 @@ def write_engine(
     code: bytes,
     runtime_code: bytes,
     signer: SignerLike | None,
+    sources: BytesLike = b"",
 ) -> None:
     """Write an engine to a path, whole or not at all, or to an open binary file.
 
     Raises:
         SmeltError: the path cannot be written; nothing of the engine is left there.
     """
-    parts = _parts(header, weights, code, runtime_code, signer)
+    parts = _parts(header, weights, code, runtime_code, signer, sources)
     if not isinstance(destination, str | os.PathLike):
         for part in parts:
             destination.write(part)
@@ -173,8 +180,9 @@ def _parts(
     code: bytes,
     runtime_code: bytes,
     signer: SignerLike | None,
+    sources: BytesLike = b"",
 ) -> Iterator[bytes | memoryview]:
-    sections = [np.frombuffer(part, np.uint8) for part in (weights, code, runtime_code)]
+    sections = [np.frombuffer(part, np.uint8) for part in (weights, sources, code, runtime_code)]
     text, total = _header_text(header, sections)
     prefix = _PREFIX.pack(MAGIC, FORMAT_VERSION, 0, len(text), total)
     yield prefix
@@ -259,7 +267,10 @@ def _read(data: NDArray[np.uint8], source: str) -> EngineFile:
         signature = _signature(data[text_end : text_end + _SIGNATURE.size].tobytes(), message)
     except EngineFormatError as error:
         raise EngineFormatError(f"{source}: {error}; the file is damaged, copy it again") from error
-    return EngineFile(header, parts[0], parts[1].tobytes(), parts[2].tobytes(), signature, source)
+    weights, sources, code, runtime = parts
+    return EngineFile(
+        header, weights, code.tobytes(), runtime.tobytes(), signature, source, sources
+    )
 
 
 def _entries(text: bytes) -> dict[str, Any]:
@@ -278,7 +289,7 @@ def _read_sections(data: NDArray[np.uint8], table: object, end: int) -> list[NDA
     for name, row in zip(_SECTIONS, rows, strict=True):
         part, end, checksum = _section(data, row, name, end)
         # Code is copied before it is checked: a file may change under its mapping.
-        parts.append(part if name == "weights" else part.copy())
+        parts.append(part if name in _MAPPED else part.copy())
         if hashlib.sha256(parts[-1].data).hexdigest() != checksum:
             raise EngineFormatError(f"the checksum of its {name} is wrong")
     if end != data.size:

@@ -233,6 +233,11 @@ class EngineHeader:
     the runtime's."""
     program: str = "{}"
     """JSON text of the optimised graphs and the tactics that the plans were assembled from."""
+    network: str = ""
+    """JSON text of the network as it was given and of what was asked of its build; nothing in an
+    engine that cannot be retuned."""
+    sources: tuple[Weight, ...] = ()
+    """The arrays of that network, which lie in the engine's sources."""
     metadata: tuple[tuple[str, str], ...] = field(default=())
 
 

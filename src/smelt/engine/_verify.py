@@ -49,7 +49,9 @@ _Place = tuple[Space, int]
 """The arena, the weights, or one binding."""
 
 
-def verify_plans(header: EngineHeader, *, weights_bytes: int, code_bytes: int) -> None:
+def verify_plans(
+    header: EngineHeader, *, weights_bytes: int, code_bytes: int, sources_bytes: int = 0
+) -> None:
     """Verify every plan of an engine, and what the plans share.
 
     Raises:
@@ -63,10 +65,14 @@ def verify_plans(header: EngineHeader, *, weights_bytes: int, code_bytes: int) -
         raise EngineFormatError("two bindings have the same name")
     if not header.plans:
         raise EngineFormatError("the engine has no plan")
-    for weight in header.weights:
-        size = int(np.prod([*weight.shape, weight.dtype.size_bytes], dtype=object))
-        if min((0, *weight.shape)) < 0 or not 0 <= weight.offset <= weights_bytes - size:
-            raise EngineFormatError(f"the weight {weight.name!r} lies outside the weights")
+    for kind, weights, most in (
+        ("weight", header.weights, weights_bytes),
+        ("source", header.sources, sources_bytes),
+    ):
+        for weight in weights:
+            size = int(np.prod([*weight.shape, weight.dtype.size_bytes], dtype=object))
+            if min((0, *weight.shape)) < 0 or not 0 <= weight.offset <= most - size:
+                raise EngineFormatError(f"the {kind} {weight.name!r} lies outside the {kind}s")
     kernels = frozenset(name for name, _ in header.symbols)
     for number, plan in enumerate(header.plans):
         verify_plan(header, plan, weights_bytes=weights_bytes, number=number, kernels=kernels)

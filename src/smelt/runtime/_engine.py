@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, BinaryIO, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, BinaryIO, Final, Literal
 
 import numpy as np
 
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from smelt.runtime._context import ExecutionContext
 
 _LOG = logging.getLogger(__name__)
+
+_RETUNING: Final = "\nIt keeps its network, too: `smelt retune` builds it again for this machine."
 
 Trust = Literal["signed", "always"]
 
@@ -87,14 +89,19 @@ class Engine(Closing):
         """Why the engine does not run here."""
         self._code: LoadedCode | None = None
         self._is_closed = False
-        verify_plans(header, weights_bytes=file.weights.size, code_bytes=len(file.code))
+        verify_plans(
+            header,
+            weights_bytes=file.weights.size,
+            code_bytes=len(file.code),
+            sources_bytes=file.sources.size,
+        )
         try:
             check_machine(header)
             self._code = load_code(file, device, is_needed=False)
         except EngineMismatchError as error:
+            self._refusal = f"{error}{_RETUNING if header.network else ''}"
             if not elsewhere:
-                raise
-            self._refusal = str(error)
+                raise EngineMismatchError(self._refusal) from error
         self._serialized: bytes | None = None
         self._lock = threading.Lock()
 
@@ -135,13 +142,13 @@ class Engine(Closing):
         weights: BytesLike,
         code: bytes,
         runtime_code: bytes,
+        sources: BytesLike = b"",
         *,
         device: str | None = None,
     ) -> Engine:
         """Make an engine of parts that this process has generated itself."""
-        data = np.frombuffer(weights, np.uint8).view()
-        data.flags.writeable = False
-        file = EngineFile(header, data, code, runtime_code, None, "the engine")
+        kept, given = (_read_only(part) for part in (weights, sources))
+        file = EngineFile(header, kept, code, runtime_code, None, "the engine", given)
         return cls(file, device=device, elsewhere=True)
 
     @property
@@ -240,23 +247,23 @@ class Engine(Closing):
     def refit(self, weights: Mapping[str, NDArray[np.generic]]) -> None:
         """Replace weights of the model by new ones of the same shape, packed as the old ones were.
 
-        Contexts use them from their next run on.
+        Contexts use them from their next run on, and so does what the engine is retuned to.
 
         Raises:
             BindingError: a name is unknown, an array does not fit, or another weight that was
                 folded together with one of these is not given.
         """
-        from smelt.runtime._refit import refitted_weights  # few need it, and it needs every op
+        # Few need it, and it needs every op.
+        from smelt.runtime._refit import refitted_sources, refitted_weights
 
         with self._lock:
             code = self.loaded_code
-            fresh = refitted_weights(self.header, code.weights.bytes, weights)
+            file = self._file
+            fresh = refitted_weights(file.header, code.weights.bytes, weights)
+            sources = refitted_sources(file.header, file.sources, weights)
             code.weights = code.place(fresh)
             self._serialized = None
-            file = self._file
-            self._file = EngineFile(
-                file.header, fresh, file.code, file.runtime_code, None, file.source
-            )
+            self._file = replace(file, weights=fresh, sources=sources, signature=None)
 
     def serialize(self) -> bytes:
         """Return the engine as bytes, signed with this user's key if there is one."""
@@ -264,7 +271,12 @@ class Engine(Closing):
             if self._serialized is None:
                 file = self._file
                 self._serialized = serialize_engine(
-                    file.header, file.weights, file.code, file.runtime_code, self._signer()
+                    file.header,
+                    file.weights,
+                    file.code,
+                    file.runtime_code,
+                    self._signer(),
+                    file.sources,
                 )
             return self._serialized
 
@@ -276,7 +288,13 @@ class Engine(Closing):
         """
         file = self._file
         write_engine(
-            destination, file.header, file.weights, file.code, file.runtime_code, self._signer()
+            destination,
+            file.header,
+            file.weights,
+            file.code,
+            file.runtime_code,
+            self._signer(),
+            file.sources,
         )
 
     def _signer(self) -> SignerLike | None:
@@ -295,3 +313,10 @@ class Engine(Closing):
 
     def __repr__(self) -> str:
         return f"<Engine {self.name!r} for {self.device}, {len(self.layers)} layers>"
+
+
+def _read_only(data: BytesLike) -> NDArray[np.uint8]:
+    """The bytes as an array that nobody writes to."""
+    array = np.frombuffer(data, np.uint8).view()
+    array.flags.writeable = False
+    return array

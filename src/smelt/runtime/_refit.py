@@ -73,6 +73,25 @@ def refitted_weights(
     return fresh
 
 
+def refitted_sources(
+    header: EngineHeader, old: NDArray[np.uint8], arrays: Mapping[str, NDArray[Any]]
+) -> NDArray[np.uint8]:
+    """Return the network's own arrays, ``arrays`` in the place of those that they replace.
+
+    Raises:
+        BindingError: an array has another shape or dtype than the one that it replaces.
+    """
+    given = [source for source in header.sources if source.name in arrays]
+    if not given:
+        return old
+    fresh = old.copy()
+    for source in given:
+        array = np.asarray(arrays[source.name])
+        _store(source, array, fresh, _shown(source.name, array))
+    fresh.flags.writeable = False
+    return fresh
+
+
 def _refittable(header: EngineHeader) -> str:
     """The names of the model's arrays that a refit may replace; not too many."""
     sources = _Sources({})

@@ -3,7 +3,7 @@
 from smelt.backends.cpu._backend import CpuBackend, compile_runtime, generator_edition
 from smelt.backends.cpu._compile import assembly_of, compile_ir
 from smelt.backends.cpu._link import link
-from smelt.backends.cpu._target import CpuTarget, host_target, target_named
+from smelt.backends.cpu._target import CpuTarget, host_target, host_target_with, target_named
 
 __all__ = [
     "CpuBackend",
@@ -13,6 +13,7 @@ __all__ = [
     "compile_runtime",
     "generator_edition",
     "host_target",
+    "host_target_with",
     "link",
     "target_named",
 ]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from smelt.backends.cpu._llvm import load_llvm
 from smelt.engine import Host, detect_host, known_features
 from smelt.errors import UnsupportedError
 from smelt.types import DType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _V2: Final = ("cx16", "popcnt", "sahf", "sse", "sse2", "sse3", "sse4.1", "sse4.2", "ssse3")
 _V3: Final = tuple(sorted((*_V2, "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")))
@@ -110,6 +113,12 @@ def host_target() -> CpuTarget:
     # Only what the bare runtime can find out as well may be used: it checks the fingerprint.
     features = tuple(f for f in host.features if found.get(f, False) or _is_baseline(host, f))
     return _target(host.architecture, llvm.get_host_cpu_name(), features)
+
+
+def host_target_with(features: Iterable[str]) -> CpuTarget:
+    """Return the target that is this machine where it uses no more than ``features``."""
+    host = host_target()
+    return _target(host.architecture, host.cpu, tuple(f for f in features if f in host.features))
 
 
 def _is_baseline(host: Host, feature: str) -> bool:

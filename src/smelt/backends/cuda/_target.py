@@ -13,6 +13,7 @@ from smelt.types import DType
 _NAME: Final = re.compile(r"sm_(\d{2,3})a?")
 _MOST_PARTS: Final = 16
 _FIRST_WITH_BFLOAT16: Final = 80
+_FIRST_WITH_TF32: Final = 80
 _EARLY_STARTS_FROM: Final = 90
 
 
@@ -60,6 +61,11 @@ class CudaTarget:
     def factors(self, dtype: DType) -> DType:
         """Element type in which tensors of a type are multiplied."""
         return self.narrow if dtype is DType.FLOAT32 else dtype
+
+    @property
+    def has_tf32(self) -> bool:
+        """Whether ten bits of float32 can be multiplied."""
+        return self.capability >= _FIRST_WITH_TF32
 
     @property
     def starts_early(self) -> bool:

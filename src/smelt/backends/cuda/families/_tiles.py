@@ -47,7 +47,6 @@ _MOST_AREA: Final = {4: 128 * 128, 8: _LARGEST_TILE}
 _HALF_SIZES: Final = ((16, 32, 64, 128, 256), (16, 32, 64, 128, 256), (16, 32, 64, 128, 256))
 _SINGLE_SIZES: Final = ((16, 32, 64, 128), (16, 32, 64, 128), (16, 32, 64))
 """Rows, columns and steps of tiles, by the factors' element type."""
-_FIRST_WITH_TF32: Final = 80
 _FEW_STEPS: Final = 64
 """Shorter steps of a sum in 16 bits are for shorter sums alone."""
 _OWN_SHARED_BYTES: Final = 2048
@@ -145,7 +144,7 @@ def _choices(shape: Shape, target: CudaTarget) -> Iterator[Choice]:
 
 def _precisions(target: CudaTarget) -> tuple[str, ...]:
     """How float32 may be multiplied; three products of tf32 are as good as one of float32."""
-    if target.capability < _FIRST_WITH_TF32:
+    if not target.has_tf32:
         return ("ieee",)
     return ("ieee", "tf32x3", "tf32") if target.allows_tf32 else ("ieee", "tf32x3")
 

@@ -1,0 +1,169 @@
+"""The network that an engine keeps, and what was asked of its build: enough to build it again.
+
+It is data and nothing else: whoever made the engine, it is read as a model from anywhere is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from smelt.builder._graph_data import TRIPPED, graph_from_data, graph_to_data
+from smelt.builder._options import BuildOptions
+from smelt.builder._shapes import shapes_from_data, shapes_to_data
+from smelt.engine import Weight, as_json
+from smelt.errors import BuildError, EngineFormatError, EngineMismatchError, SmeltError
+from smelt.ir import Constant, compute_untrusted
+from smelt.ops import recipe_from_json, recipe_to_json
+from smelt.types import DType
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from smelt.engine import EngineFile
+    from smelt.ir import Array, Graph
+
+_ALIGNMENT_BYTES: Final = 64
+_MOST: Final = 1 << 40
+"""The largest number that an option of a file may be."""
+_OF_EACH_BUILD: Final = frozenset({"timing_cache", "tune", "retunable"})
+"""Options that say how to build, not what: a retuning has its own."""
+_KEPT: Final[dict[str, Any]] = {
+    field.name: field.default
+    for field in dataclasses.fields(BuildOptions)
+    if field.name not in {*_OF_EACH_BUILD, "shapes"}
+}
+"""The other options, with what they are by default: of that type they all are."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptNetwork:
+    """A network as an engine holds it."""
+
+    text: str = ""
+    """The JSON in the engine's header; nothing where no network is kept."""
+    sources: tuple[Weight, ...] = ()
+    """The network's arrays ..."""
+    data: NDArray[np.uint8] = dataclasses.field(default_factory=lambda: np.zeros(0, np.uint8))
+    """... and their bytes."""
+
+
+def keep_network(graph: Graph, options: BuildOptions) -> KeptNetwork:
+    """A network and what is asked of its build, as an engine holds them."""
+    sources = _Sources()
+    constants: list[Any] = []
+    positions: dict[int, int] = {}
+
+    def position(constant: Constant) -> int:
+        if id(constant) not in positions:
+            positions[id(constant)] = len(constants)
+            constants.append(recipe_to_json(constant, sources.name))
+        return positions[id(constant)]
+
+    written = graph_to_data(graph, position)
+    asked = {name: getattr(options, name) for name in _KEPT}
+    document = {
+        "options": {**asked, "shapes": shapes_to_data(options.shapes)},
+        "constants": constants,
+        "graph": written,
+    }
+    text = json.dumps(document, separators=(",", ":"))
+    return KeptNetwork(text, tuple(sources.entries), sources.data())
+
+
+class _Sources:
+    """The arrays that a network's constants follow from, one behind the other."""
+
+    def __init__(self) -> None:
+        self.entries: list[Weight] = []
+        self._arrays: list[Array] = []
+        self._positions: dict[int, int] = {}
+        self._size = 0
+
+    def name(self, constant: Constant) -> str:
+        """What recipes call a source: its position, for names may be the same."""
+        if id(constant) not in self._positions:
+            self._positions[id(constant)] = len(self.entries)
+            array = constant.array
+            kind = DType.from_numpy(array.dtype)
+            self.entries.append(Weight(constant.name, kind, array.shape, self._size))
+            self._arrays.append(array)
+            self._size += -(-array.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        return str(self._positions[id(constant)])
+
+    def data(self) -> NDArray[np.uint8]:
+        data = np.zeros(self._size, np.uint8)
+        for entry, array in zip(self.entries, self._arrays, strict=True):
+            content = np.ascontiguousarray(array, entry.dtype.numpy).reshape(-1).view(np.uint8)
+            data[entry.offset : entry.offset + content.size] = content
+        return data
+
+
+# ---- reading
+
+
+def read_kept_network(file: EngineFile) -> tuple[Graph, BuildOptions]:
+    """The network that an engine keeps, and what was asked of its build.
+
+    The engine's header must be verified.
+
+    Raises:
+        BuildError: it keeps none.
+        EngineFormatError: it is malformed.
+        EngineMismatchError: it has an op of somebody else, which is another here.
+    """
+    header = file.header
+    if not header.network:
+        raise BuildError(
+            f"{file.source} does not keep its network and cannot be retuned; build it with "
+            "retunable=True (`smelt build --retunable`), or from the model on this machine"
+        )
+    sources = [_source(weight, file.sources) for weight in header.sources]
+    try:
+        document = json.loads(header.network)
+        options = _options_from_data(document["options"])
+        constants = [_constant_from_data(data, sources) for data in document["constants"]]
+        return graph_from_data(document["graph"], constants), options
+    except EngineMismatchError:
+        raise
+    except TRIPPED as error:
+        name = "" if isinstance(error, SmeltError) else f"{type(error).__name__}, "
+        raise EngineFormatError(
+            f"{file.source}: the network that it keeps is not sound ({name}{str(error)[:500]}); "
+            "fetch the engine again, or build it"
+        ) from error
+
+
+def _source(weight: Weight, data: NDArray[np.uint8]) -> Constant:
+    size = int(np.prod(weight.shape, dtype=np.int64)) * weight.dtype.size_bytes
+    content = data[weight.offset : weight.offset + size]
+    return Constant(weight.name, content.view(weight.dtype.numpy).reshape(weight.shape))
+
+
+def _constant_from_data(data: Any, sources: Sequence[Constant]) -> Constant:
+    def resolve(name: str) -> Constant:
+        if not name.isdecimal():
+            raise EngineFormatError(f"{name[:60]!r} is no source")
+        return sources[int(name)]
+
+    constant = recipe_from_json(as_json(data), resolve)
+    compute_untrusted(constant)
+    return constant
+
+
+def _options_from_data(data: Any) -> BuildOptions:
+    values = dict(data)
+    shapes = shapes_from_data(values.pop("shapes"))
+    if values.keys() != _KEPT.keys():
+        raise EngineFormatError("its options are not those of a build")
+    for name, value in values.items():
+        is_number = type(value) is int
+        if type(value) is not type(_KEPT[name]) or (is_number and not 0 <= value <= _MOST):
+            raise EngineFormatError(f"its option {name} is malformed")
+    return BuildOptions(**values, shapes=shapes)

@@ -1,0 +1,72 @@
+"""``smelt retune``: an engine that keeps its network is timed where it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from smelt.cli._build import make_engine
+from smelt.cli._models import TUNING_OPTIONS, device_option
+
+if TYPE_CHECKING:
+    from smelt.builder import Progress
+    from smelt.runtime import Engine
+
+_TUNE, _TIMING_CACHE = TUNING_OPTIONS
+
+
+@click.command(short_help="Build an engine again for this machine, without its model.")
+@click.argument("engine_path", metavar="ENGINE")
+@click.option(
+    "-o",
+    "--engine",
+    "destination",
+    metavar="FILE",
+    required=True,
+    help="Where the new engine goes.",
+)
+@device_option("this machine, of the kind that ENGINE is for")
+@_TUNE
+@_TIMING_CACHE
+@click.option("--retunable", is_flag=True, help="Keep the network in the new engine, too.")
+@click.option("--json", "as_json", is_flag=True, help="Describe the engine as JSON on stdout.")
+@click.option("--quiet", is_flag=True, help="Show no progress and no summary.")
+def retune(
+    *,
+    engine_path: str,
+    destination: str,
+    device: tuple[str, ...],
+    tune: str | float,
+    timing_cache: str | None,
+    retunable: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    r"""Build ENGINE again where it shall run, with candidates timed on this machine.
+
+    ENGINE must have been built with --retunable: it then keeps its network, and the model is not
+    needed. Shapes, precision and all else stay as they were asked for; weights are the engine's.
+    The new engine is signed with your key. ENGINE itself is not changed, and none of its code runs.
+
+    \b
+    Examples:
+      smelt build model.onnx --device cuda:sm_80,sm_90 --retunable -o model.engine
+      smelt retune model.engine -o tuned.engine                 (on the machine with the GPU)
+      smelt retune model.engine -o tuned.engine --tune full --device cuda:1
+    """
+
+    def make(progress: Progress) -> Engine:
+        from smelt import builder
+
+        return builder.retune(
+            engine_path,
+            list(device) or None,
+            tune=tune,
+            timing_cache=timing_cache,
+            progress=progress,
+            retunable=retunable,
+        )
+
+    make_engine(Path(destination), make, as_json=as_json, quiet=quiet)

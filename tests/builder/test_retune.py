@@ -1,0 +1,307 @@
+"""Engines that are built again where they run, from the network that they keep."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import smelt
+from smelt import ops
+from smelt.builder import _cuda_toolchain
+from smelt.builder._options import PRECISIONS
+from smelt.builder._toolchain import open_toolchain
+from smelt.engine import read_engine, serialize_engine
+from smelt.errors import BindingError, BuildError, EngineFormatError, EngineMismatchError
+from smelt.interp import interpret
+from smelt.tuner import TimingCache
+from smelt.types import DType, override
+from tests.support.cuda_candidates import Candidates, ClockedStub, StubBackend, tactic_of
+from tests.support.cuda_engines import use_stub
+from tests.support.small_networks import answers, pictures, small_network, weights
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from smelt import Engine, NetworkDefinition
+    from smelt.backends import Refusal, Tactic
+    from smelt.backends.cuda import CudaTarget
+    from smelt.devices.cuda import CudaDevice
+    from smelt.engine import EngineFile, EngineHeader
+    from smelt.ir import Node
+
+_ELSEWHERE = "cpu:x86-64-v2"
+_FACTOR = weights(16, 8)
+_ROWS = weights(4, 16, seed=1)
+_OPEN_SHAPES: dict[str, Any] = {
+    "one": (2, 16),
+    "each": [(1, 16), (4, 16)],
+    "range": ((1, 16), (2, 16), (4, 16)),
+}
+
+
+def _built(network: NetworkDefinition | None = None, **options: Any) -> Engine:
+    """An engine for processors of another kind, which keeps its network."""
+    chosen: dict[str, Any] = {"device": _ELSEWHERE, "tune": "none", "retunable": True, **options}
+    if network is None:
+        chosen.setdefault("shapes", {"x": _OPEN_SHAPES["range"]})
+    return smelt.build(network or _product(), **chosen)
+
+
+def _file(engine: Engine) -> EngineFile:
+    return read_engine(engine.serialize())
+
+
+def _without_clock(header: EngineHeader) -> EngineHeader:
+    """A header without the time that each pass took."""
+    return replace(header, report="")
+
+
+def _product(factor: Any = _FACTOR) -> NetworkDefinition:
+    """A product whose rows are open."""
+    net = smelt.NetworkDefinition("rows", batch="explicit")
+    x = net.add_input("x", "float32", ("n", 16))
+    y: Any = net.add(ops.MatMul(), x, factor, name="product")
+    net.mark_output(net.add_activation(y, "relu", name="relu"))
+    return net
+
+
+def _halves() -> NetworkDefinition:
+    """Two convolutions whose weights are cast."""
+    net = smelt.NetworkDefinition("halves")
+    x = net.add_input("data", "float32", (4, 8, 8))
+    half = weights(4, 4, 1, 1).astype(np.float16)
+    x = net.add_convolution(x, 4, 1, half, name="one")
+    net.mark_output(net.add_convolution(x, 4, 1, half, name="two"))
+    return net
+
+
+def _require_right(engine: Engine, factor: Any = _FACTOR) -> None:
+    with engine, engine.create_context() as context:
+        (made,) = context.run({"x": _ROWS}).values()
+    np.testing.assert_allclose(made, np.maximum(_ROWS @ factor, 0), atol=1e-5)
+
+
+def _require_same(made: Engine, wanted: Engine) -> None:
+    one, other = _file(made), _file(wanted)
+    assert _without_clock(one.header) == _without_clock(other.header)
+    for part in ("weights", "sources", "code", "runtime_code"):
+        assert bytes(getattr(one, part)) == bytes(getattr(other, part))
+
+
+@pytest.mark.parametrize("kind", _OPEN_SHAPES)
+def test_it_has_the_shapes_that_were_asked_for(kind: str) -> None:
+    engine = _built(shapes={"x": _OPEN_SHAPES[kind]})
+    _require_same(smelt.retune(engine, _ELSEWHERE, tune="none", retunable=True), engine)
+
+
+def test_without_a_clock_it_is_what_a_build_from_the_model_is() -> None:
+    options = {"precision": "float16", "max_batch_size": 3, "max_workspace_bytes": 1 << 20}
+    network = _halves()
+    engine, wanted = _built(network, **options), _built(network, device="cpu", **options)
+    for device, like in ((_ELSEWHERE, engine), (None, wanted)):
+        _require_same(smelt.retune(engine, device, tune="none", retunable=True), like)
+
+
+def test_on_the_machine_where_it_runs_candidates_are_timed(tmp_path: Path) -> None:
+    network, timings = _halves(), tmp_path / "timings.json"
+    tuned = smelt.retune(_built(network).serialize(), tune=0.2, timing_cache=timings)
+    assert TimingCache(timings).entries
+    assert tuned.header.fingerprint == open_toolchain("cpu").fingerprint
+    assert not tuned.header.network
+    with tuned, tuned.create_context() as context:
+        given = {"data": weights(1, 4, 8, 8)}
+        (made,) = context.run(given).values()
+    (wanted,) = interpret(network.graph, given).values()
+    np.testing.assert_allclose(made, wanted, atol=1e-5)
+
+
+def test_weights_are_what_they_were_refitted_to() -> None:
+    factor = weights(16, 8, seed=2)
+    with _built() as engine:
+        (name,) = {source.name for source in engine.header.sources if source.shape == factor.shape}
+        engine.refit({name: factor})
+        _require_right(smelt.retune(engine, tune="none"), factor)
+        with pytest.raises(BindingError, match=r"float64\[16, 8\] does not fit"):
+            engine.refit({name: factor.astype(np.float64)})
+
+
+def test_what_weights_are_derived_from_is_kept_as_it_was() -> None:
+    engine = _built(_halves())
+    halves = [s.dtype for s in engine.header.sources if len(s.shape) == 4]
+    assert halves == [DType.FLOAT16] * 2
+    _require_same(smelt.retune(engine, _ELSEWHERE, tune="none", retunable=True), engine)
+
+
+def test_an_engine_that_keeps_no_network_says_how_to_build_one() -> None:
+    engine = _built(retunable=False)
+    assert not _file(engine).sources.size
+    with pytest.raises(BuildError, match=r"does not keep its network.*retunable=True"):
+        smelt.retune(engine)
+
+
+def test_a_refused_engine_that_keeps_its_network_says_so() -> None:
+    file = _file(_built())
+    header = replace(
+        file.header, fingerprint=replace(file.header.fingerprint, architecture="riscv64")
+    )
+    data = serialize_engine(header, file.weights, file.code, file.runtime_code, None, file.sources)
+    with pytest.raises(EngineMismatchError, match="smelt retune"):
+        smelt.Engine.load(data, trust="always")
+    assert smelt.retune(data, tune="none").device == "cpu"
+
+
+def test_a_strangers_engine_is_retuned_and_none_of_its_code_runs() -> None:
+    file = _file(_built())
+    hostile = bytes(len(file.code))
+    data = serialize_engine(file.header, file.weights, hostile, hostile, None, file.sources)
+    _require_right(smelt.retune(data, tune="none"))
+    _require_right(smelt.retune(smelt.load(data), tune="none"))
+
+
+_DAMAGE: dict[str, Callable[[Any], object]] = {
+    "no JSON": lambda _: "[",
+    "no object": lambda _: "3",
+    "an unknown option": lambda d: d["options"].update(root=1),
+    "a wrong option": lambda d: d["options"].update(max_batch_size="1"),
+    "a huge option": lambda d: d["options"].update(max_batch_size=1 << 80),
+    "no precision": lambda d: d["options"].update(precision="float8"),
+    "wrong shapes": lambda d: d["options"].update(shapes={"x": ["range", [[1.5]]]}),
+    "shapes of a new kind": lambda d: d["options"].update(shapes={"x": ["any", []]}),
+    "no source": lambda d: d["constants"].__setitem__(0, ["recipe", [["source", "-1"]]]),
+    "no such source": lambda d: d["constants"].__setitem__(0, ["recipe", [["source", "99"]]]),
+    "no constant": lambda d: d["graph"]["nodes"][0]["inputs"].__setitem__(1, ["constant", 99, 1]),
+    "no such op": lambda d: d["graph"]["nodes"][0]["op"].__setitem__(1, "format_disk"),
+    "a circle": lambda d: d["graph"]["nodes"][0]["inputs"].__setitem__(0, ["node", 0, 0]),
+}
+
+
+@pytest.mark.parametrize("kind", _DAMAGE)
+def test_a_damaged_network_is_refused(kind: str) -> None:
+    file = _file(_built())
+    document = json.loads(file.header.network)
+    text = _DAMAGE[kind](document)
+    header = replace(file.header, network=str(text or json.dumps(document)))
+    data = serialize_engine(header, file.weights, file.code, file.runtime_code, None, file.sources)
+    with pytest.raises(EngineFormatError, match=r"the network that it keeps is not sound"):
+        smelt.retune(data)
+
+
+def test_sources_outside_of_the_file_are_refused() -> None:
+    file = _file(_built())
+    for sources in (file.sources[:64], b""):
+        data = serialize_engine(
+            file.header, file.weights, file.code, file.runtime_code, None, sources
+        )
+        for read in (smelt.retune, smelt.load):
+            with pytest.raises(EngineFormatError, match="outside the sources"):
+                read(data)
+
+
+# ---- on a GPU
+
+
+class _SlowOrFast(Candidates):
+    """An addition that is estimated to be slow where it is fast."""
+
+    @override
+    def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
+        del node, target
+        yield tactic_of("slow", DType.FLOAT32, hint=1e-6)
+        yield tactic_of("fast", DType.FLOAT32, hint=2e-6)
+
+
+@dataclass(frozen=True, slots=True)
+class _Always:
+    """A class of which there is one object."""
+
+    made: StubBackend
+
+    def __call__(self, _cache: object) -> StubBackend:
+        return self.made
+
+
+def test_the_gpus_clock_decides_what_an_estimate_did_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    stub = ClockedStub()
+    use_stub(stub, monkeypatch)
+    backend = StubBackend(stub, DType.FLOAT32)
+    backend.families = (_SlowOrFast(),)
+    monkeypatch.setattr(_cuda_toolchain, "require_triton", str)
+    monkeypatch.setattr(_cuda_toolchain, "generator_edition", str)
+    monkeypatch.setattr(_cuda_toolchain, "CudaBackend", _Always(backend))
+    net = smelt.NetworkDefinition("sum", batch="explicit")
+    x = net.add_input("x", "float32", (3, 4))
+    y: Any = net.add(ops.Add(), x, np.arange(4, dtype=np.float32), name="add")
+    net.mark_output(y)
+    with caplog.at_level("WARNING"):
+        engine = smelt.build(net, "cuda:sm_90", retunable=True)
+    assert "nothing is timed: cuda:sm_90" in caplog.text
+    assert [layer.tactic for layer in engine.layers] == ["candidates(kind=slow)"]
+    given = np.ones((3, 4), np.float32)
+    with (
+        smelt.retune(engine, timing_cache=tmp_path / "timings.json") as tuned,
+        tuned.create_context() as context,
+    ):
+        assert [layer.tactic for layer in tuned.layers] == ["candidates(kind=fast)"]
+        (made,) = context.run({"x": given}).values()
+    np.testing.assert_array_equal(made, given + np.arange(4))
+
+
+def test_an_engine_built_without_a_gpu_is_tuned_on_one(gpu: CudaDevice, tmp_path: Path) -> None:
+    pytest.importorskip("triton", reason="not installed: smelt[cuda-build]")
+    target, network = gpu.properties.architecture, small_network()
+    options: dict[str, Any] = {"precision": "float16", "max_batch_size": 3, "tune": "none"}
+    smelt.build(network, f"cuda:{target}", retunable=True, **options).save(tmp_path / "m.engine")
+    with smelt.retune(
+        tmp_path / "m.engine", f"cuda:{gpu.index}", timing_cache=tmp_path / "timings.json"
+    ) as tuned:
+        assert TimingCache(tmp_path / "timings.json").entries
+        size = f"multiprocessors={gpu.properties.multiprocessors}"
+        print_ = tuned.header.fingerprint
+        assert (print_.architecture, print_.features) == (target, (size,))
+        with tuned.create_context() as context:
+            (made,) = context.run({"data": pictures(3)}).values()
+    np.testing.assert_allclose(made, answers(network, pictures(3)), atol=3e-3)
+
+
+# ---- what a build does not do
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "tune", "words"),
+    [
+        ("cpu:x86-64-v2", "bfloat16", "none", ["precision='bfloat16' changes nothing"]),
+        ("cpu", "tf32", "none", ["precision='tf32' changes nothing"]),
+        ("cpu:aarch64", "float16", "fast", ["nothing is timed: aarch64"]),
+        ("cpu", "float32", 0.01, []),
+    ],
+)
+def test_a_build_says_what_it_was_asked_and_cannot_do(
+    device: str, precision: str, tune: Any, words: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    net = smelt.NetworkDefinition("tiny")
+    x = net.add_input("x", "float32", (4,))
+    net.mark_output(net.add_activation(x, "relu", name="relu"))
+    with caplog.at_level("WARNING"):
+        smelt.build(net, device, precision, tune=tune)
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == len(words)
+    assert all(part in text for part, text in zip(words, told, strict=True))
+
+
+def test_gpus_that_lack_a_precision_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_cuda_toolchain, "require_triton", str)
+    monkeypatch.setattr(_cuda_toolchain, "generator_edition", str)
+    for device, lacking in (
+        ("cuda:sm_75", {"bfloat16", "tf32"}),
+        ("cuda:sm_75,sm_90", {"bfloat16", "tf32"}),
+        ("cuda:sm_80", set[str]()),
+    ):
+        found = {p for p in PRECISIONS if not open_toolchain(device, p).honours(p)}
+        assert found == lacking
