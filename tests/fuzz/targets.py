@@ -55,7 +55,7 @@ from smelt.engine._codec import parse_json
 from smelt.errors import SmeltError
 from smelt.importers.caffe import import_caffe, new_message, read_mean
 from smelt.importers.onnx import import_onnx
-from smelt.inspect import report_of, report_to_json, report_to_text
+from smelt.inspect import H200, Profile, report_of, report_to_json, report_to_text
 from smelt.inspect._machine_code import CubinReader
 from smelt.ir import Constant, collect_constants, parse_graph, print_graph
 from smelt.ops import op_from_json, op_to_json, recipe_from_json
@@ -282,7 +282,8 @@ def _run_plan(data: bytes) -> None:
     """A header: read, written again, inspected, refitted, its plans verified."""
     header = header_from_data(parse_json(data))
     _require(header_from_data(header_to_data(header)) == header, "a header is read as written")
-    report = report_of(_Headed(header, seeds.CUBINS))
+    profile = Profile({layer.name: 1e-6 for layer in header.layers}, {"batch": 2})
+    report = report_of(_Headed(header, seeds.CUBINS), peaks=H200, profile=profile)
     report_to_text(report)
     report_to_json(report)
     for plan in header.plans:
@@ -507,7 +508,7 @@ TARGETS: Final = (
          "smelt.inspect._collect", "smelt.inspect._roofline", "smelt.runtime._refit"),
         _run_plan, mutate_json, seeds.plan_seeds, 15,
         ("_exactly", "_tuple_of", "_row", "_or_none", "_enum", "_record", "_tagged",
-         "Inspectable", "Plan", "KernelSpec", "parameters", "as_json"),
+         "Inspectable", "_signer", "_source_writer", "Plan", "KernelSpec", "parameters", "as_json"),
     ),
     Target("program", ("smelt.builder._program", "smelt.builder._graph_data"), _run_program,
            mutate_json, seeds.program_seeds, 10,

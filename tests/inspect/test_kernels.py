@@ -15,7 +15,7 @@ import pytest
 
 import smelt
 from smelt.backends.cuda import CudaBackend, target_named
-from smelt.devices.cuda import ABI_VERSION, CudaKernel
+from smelt.devices.cuda import ABI_VERSION, CudaKernel, CudaModule
 from smelt.engine import VERSION, EngineFile, Fingerprint, Launch, read_engine
 from smelt.importers import network_from_onnx
 from smelt.inspect import (
@@ -34,6 +34,7 @@ from tests.support.small_models import inception_model
 from tests.support.small_networks import small_network
 
 if TYPE_CHECKING:
+    from smelt.devices.cuda import CudaDevice
     from smelt.engine import EngineHeader
     from smelt.runtime import Engine
 
@@ -200,6 +201,28 @@ def test_tensors_are_shown_as_they_are_stored() -> None:
     assert ">float16[1, 16, 10, 10]</text>" in report_to_html(report)
 
 
+def test_a_gpu_finds_the_same_registers_and_room(gpu: CudaDevice) -> None:
+    architecture = gpu.properties.architecture
+    built = smelt.build(small_network(), device=f"cuda:{architecture}", tune="none")
+    kinds = gpu.driver.api.CUfunction_attribute
+    for kernel in report_of(built).kernels:
+        record = CudaKernel.from_bytes(built.code, dict(built.header.symbols)[kernel.symbol])
+        module = CudaModule(gpu, record.cubin)
+        function = module.function(record.entry, record.dynamic_shared_bytes).handle
+        (code,) = kernel.codes
+        registers, local = (
+            gpu.call("cuFuncGetAttribute", kind, function)
+            for kind in (
+                kinds.CU_FUNC_ATTRIBUTE_NUM_REGS,
+                kinds.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES,
+            )
+        )
+        assert (code.registers, code.local_bytes) == (registers, local)
+        asked = (function, record.threads, record.dynamic_shared_bytes)
+        assert code.blocks == gpu.call("cuOccupancyMaxActiveBlocksPerMultiprocessor", *asked)
+        module.close()
+
+
 # ---- work beside the roofline
 
 
@@ -227,6 +250,11 @@ def test_a_profile_of_a_smaller_batch_is_held_against_its_own_work(engine: Engin
     assert third.measured_seconds == pytest.approx(1e-6 * sum(1 for _ in names))
     assert third.share_of_bound is not None
     assert whole.share_of_bound is None
+    kernels = report_of(engine, profile=profile).kernels
+    alone = [kernel for kernel in kernels if kernel.measured_seconds is not None]
+    assert {kernel.family for kernel in alone} > {"conv", "pool"}
+    assert all(kernel.measured_seconds == pytest.approx(1e-6 * kernel.uses) for kernel in alone)
+    assert all(kernel.share_of_bound for kernel in alone)
 
 
 def test_without_known_peaks_there_is_intensity_and_no_bound() -> None:

@@ -33,7 +33,7 @@ from smelt.inspect._report import (
     TensorLife,
     WeightReport,
 )
-from smelt.inspect._roofline import KNOWN_PEAKS, Measure, Profile, total_work
+from smelt.inspect._roofline import KNOWN_PEAKS, Measure, Profile, total_work, work_of_kernels
 from smelt.inspect._sources import SourceWriter
 from smelt.ir import Constant
 from smelt.ops import recipe_from_json
@@ -79,6 +79,7 @@ def report_of(
     print_ = header.fingerprint
     known = peaks or KNOWN_PEAKS.get(print_.architecture)
     signer = _signer(engine) if isinstance(engine, EngineFile) else None
+    plans = tuple(_plans(header, known, profile))
     writer, no_sources = _source_writer(header, signer) if sources else (None, "")
     return EngineReport(
         network=header.name,
@@ -92,9 +93,9 @@ def report_of(
             BindingReport(b.name, b.is_input, b.dtype.value, tuple(_extent(d) for d in b.shape))
             for b in header.bindings
         ),
-        plans=tuple(_plans(header, known, profile)),
+        plans=plans,
         weights=tuple(map(_weight, header.weights)),
-        kernels=tuple(_kernels(engine, writer)),
+        kernels=tuple(_kernels(engine, writer, plans)),
         signer=signer,
         peaks=known,
         no_sources=no_sources,
@@ -156,13 +157,18 @@ def _extent(dim: object) -> int | str:
     return dim if isinstance(dim, int) else str(dim)
 
 
-def _kernels(engine: Inspectable, writer: SourceWriter | None) -> Iterator[KernelReport]:
+def _kernels(
+    engine: Inspectable, writer: SourceWriter | None, plans: Sequence[PlanReport]
+) -> Iterator[KernelReport]:
     header = engine.header
     launches = [s for p in header.plans for s in p.steps if isinstance(s, Launch)]
     uses = Counter(launch.kernel for launch in launches)
     is_for_gpus = header.fingerprint.device == "cuda"
     reader = CubinReader(header, engine.code) if is_for_gpus else None
+    run = next((plan.layers for plan in plans if any(map(_was_measured, plan.layers))), ())
+    works = work_of_kernels(run)
     for kernel, count in uses.items():
+        work = works.get(kernel.symbol)
         yield KernelReport(
             symbol=kernel.symbol,
             family=kernel.family,
@@ -170,7 +176,13 @@ def _kernels(engine: Inspectable, writer: SourceWriter | None) -> Iterator[Kerne
             parameters=tuple((name, str(value)) for name, value in kernel.parameters),
             codes=reader.codes(kernel.symbol) if reader is not None else (),
             sources=writer.sources(kernel) if writer is not None else (),
+            measured_seconds=None if work is None else work.measured_seconds,
+            share_of_bound=None if work is None else work.share_of_bound,
         )
+
+
+def _was_measured(layer: LayerReport) -> bool:
+    return layer.work is not None and layer.work.measured_seconds is not None
 
 
 def _source_writer(

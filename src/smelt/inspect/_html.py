@@ -10,6 +10,7 @@ from smelt.inspect._svg_memory import memory_to_svg
 from smelt.inspect._text import (
     CODE_HEADS,
     ROOFLINE_HEADS,
+    USE_HEADS,
     code_cells,
     format_bytes,
     format_seconds,
@@ -17,6 +18,7 @@ from smelt.inspect._text import (
     roofline_rows,
     system_of,
     tell_host_steps,
+    use_cells,
 )
 
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ pre { background: #f4f4f1; border-radius: 8px; padding: .7rem .9rem; overflow: a
   max-height: 34rem; font: 12.5px/1.45 ui-monospace, monospace; }
 """
 
-_CODE_NUMBERS: Final = ("uses", *CODE_HEADS[1:-1])
+_CODE_NUMBERS: Final = (*USE_HEADS, *CODE_HEADS[1:-1])
 _ROOFLINE_NUMBERS: Final = ("MFLOP", "moved", "flop/byte", "bound", "time", "share")
 
 
@@ -211,7 +213,7 @@ def _kernels(report: EngineReport) -> Iterator[str]:
         yield "<p>Registers and local memory (what was spilled) are a thread's, shared memory"
         yield " (static + dynamic) a block's. A multiprocessor holds so many blocks at once, which"
         yield " is such a share of the threads that it could hold, for lack of what is named.</p>"
-    heads = ("kernel", "family", "uses", *(CODE_HEADS if has_codes else ()))
+    heads = ("kernel", "family", *USE_HEADS, *(CODE_HEADS if has_codes else ()))
     yield f"<table><tr>{_heads(heads, _CODE_NUMBERS)}</tr>"
     for kernel in report.kernels:
         yield from _kernel(kernel)
@@ -233,7 +235,7 @@ def _kernel(kernel: KernelReport) -> Iterator[str]:
     span = f' rowspan="{len(kernel.codes)}"' if len(kernel.codes) > 1 else ""
     head = (
         f"<td{span}>{_code(kernel.symbol)}{problems}</td><td{span}>{escape(kernel.family)}</td>"
-        f"<td{span} class=number>{kernel.uses}</td>"
+        + "".join(f"<td{span} class=number>{cell}</td>" for cell in use_cells(kernel))
     )
     for number, code in enumerate(kernel.codes or (None,)):
         anchor = "" if number else f' id="{_anchor(kernel.symbol)}"'

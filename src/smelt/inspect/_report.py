@@ -245,6 +245,11 @@ class KernelReport:
     """For a GPU: one for each architecture."""
     sources: tuple[SourceReport, ...] = ()
     """Its text, where it was asked for; architectures of one text share it."""
+    measured_seconds: float | None = None
+    """Of all its launches in a run, where a profile was given; None also for a kernel that shares a
+    layer with others, for times are those of layers."""
+    share_of_bound: float | None = None
+    """The bounds of these layers as a share of that time."""
 
 
 @dataclass(frozen=True, slots=True)

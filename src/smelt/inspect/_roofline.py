@@ -17,9 +17,10 @@ from smelt.inspect._report import LaunchReport, Peaks, WorkReport
 from smelt.types import DType, dim_from_text, evaluate_dim
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from smelt.engine import Plan, Step, View
+    from smelt.inspect._report import LayerReport
 
 _MOST: Final = 1 << 62
 """More bytes than these are no real tensor's."""
@@ -166,6 +167,19 @@ def _factors(launch: Launch) -> str:
     if dtype is DType.FLOAT32 and rounding in ("tf32", "tf32x3"):
         return str(rounding)
     return dtype.value
+
+
+def work_of_kernels(layers: Iterable[LayerReport]) -> dict[str, WorkReport]:
+    """By symbol, the work of a run's layers of each kernel that shares its layers with no other."""
+    parts: dict[str, list[WorkReport]] = {}
+    shared: set[str] = set()
+    for layer in layers:
+        kernels = {launch.kernel for launch in layer.launches}
+        if len(kernels) > 1:
+            shared |= kernels
+        for kernel in kernels:
+            parts.setdefault(kernel, []).extend([layer.work] if layer.work is not None else [])
+    return {kernel: total_work(works) for kernel, works in parts.items() if kernel not in shared}
 
 
 def total_work(parts: Sequence[WorkReport]) -> WorkReport:

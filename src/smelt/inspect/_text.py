@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from smelt.inspect._report import (
         CodeReport,
         EngineReport,
+        KernelReport,
         LayerReport,
         PlanReport,
         SignerReport,
@@ -221,23 +222,35 @@ def _graph(_report: EngineReport, plan: PlanReport) -> Iterator[RenderableType]:
 
 def _kernels(report: EngineReport, _plan: PlanReport) -> Iterator[RenderableType]:
     if not any(kernel.codes for kernel in report.kernels):
-        plain = [(k.symbol, k.family, k.uses) for k in report.kernels]
-        yield _table(("kernel", "family", "uses"), plain, "uses")
+        plain = [(k.symbol, k.family, *use_cells(k)) for k in report.kernels]
+        yield _table(("kernel", "family", *USE_HEADS), plain, "uses time share")
         return
     yield "kernels: registers and local memory of a thread (local: what it spilled), shared memory"
     yield "    of a block (static + dynamic); blocks that a multiprocessor holds, and what it lacks"
     yield "    for more"
-    heads = ("kernel", "uses", *CODE_HEADS)
+    heads = ("kernel", *USE_HEADS, *CODE_HEADS)
     rows = [
-        (kernel.symbol, kernel.uses, *code_cells(code))
+        (kernel.symbol, *use_cells(kernel), *code_cells(code))
         for kernel in report.kernels
         for code in kernel.codes
     ]
-    yield _table(heads, rows, "uses threads registers local shared code blocks occupancy")
+    yield _table(
+        heads, rows, "uses time share threads registers local shared code blocks occupancy"
+    )
     for kernel in report.kernels:
         for code in kernel.codes:
             if code.problem:
                 yield f"{kernel.symbol}, {code.architecture}: {code.problem}"
+
+
+USE_HEADS: Final = ("uses", "time", "share")
+
+
+def use_cells(kernel: KernelReport) -> tuple[str, ...]:
+    """A row under `USE_HEADS`."""
+    share = kernel.share_of_bound
+    time = format_seconds(kernel.measured_seconds, 2)
+    return str(kernel.uses), time, "-" if share is None else f"{share:.0%}"
 
 
 CODE_HEADS: Final = (
