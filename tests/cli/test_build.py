@@ -65,6 +65,7 @@ def test_an_engine_that_keeps_its_network_is_retuned_without_the_model(
     options = ["--device", "cpu:x86-64-v2", "--retunable", "--quiet"]
     answer = smelt("build", model, "-o", path, *options, "--tune", "none")
     assert (answer.code, answer.err) == (0, "")
+    assert "keeps its network" in smelt("inspect", path).out
     told = smelt("retune", path, "-o", tuned, "--tune", "none", "--json").json
     assert (told["engine"], told["network"], told["plans"]) == (str(tuned), "inception", 1)
     assert told["size_bytes"] == tuned.stat().st_size

@@ -200,6 +200,7 @@ def test_the_json_report_has_its_documented_keys_and_is_standard_json(
         "signer",
         "peaks",
         "no_sources",
+        "is_retunable",
     }
     assert {f.name for f in dataclasses.fields(PlanReport)} == set(data["plans"][0])
     assert data["bindings"][0] == {

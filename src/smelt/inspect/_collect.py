@@ -99,6 +99,7 @@ def report_of(
         signer=signer,
         peaks=known,
         no_sources=no_sources,
+        is_retunable=bool(header.network),
     )
 
 

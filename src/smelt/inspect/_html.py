@@ -85,6 +85,8 @@ def _head(report: EngineReport) -> Iterator[str]:
     ]
     if report.max_batch_size is not None:
         facts.append(("largest batch", str(report.max_batch_size)))
+    if report.is_retunable:
+        facts.append(("keeps its network", "can be retuned"))
     yield from _facts(facts)
     if told := tell_host_steps(report):
         yield f'<p class="no">{escape(told)}.</p>'

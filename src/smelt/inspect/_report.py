@@ -302,6 +302,8 @@ class EngineReport:
     """What layers' bounds follow from; None where the device is not known."""
     no_sources: str = ""
     """Why there are no sources, where they were asked for."""
+    is_retunable: bool = False
+    """Whether it keeps its network."""
 
     @property
     def reference_steps(self) -> int:

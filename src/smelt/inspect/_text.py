@@ -97,6 +97,8 @@ def _summary(report: EngineReport) -> Iterator[str]:
         shape = ", ".join(map(str, b.shape))
         yield f"  {'in ' if b.is_input else 'out'} {b.name}: {b.dtype}[{shape}]"
     yield f"  weights {format_bytes(report.weight_bytes)}, {len(report.kernels)} kernels"
+    if report.is_retunable:
+        yield "  keeps its network: `smelt retune` builds it again where it runs"
     yield f"  reference steps: {report.reference_steps}"
     if told := tell_host_steps(report):
         yield f"  {told}"
