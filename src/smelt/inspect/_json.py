@@ -6,10 +6,10 @@ Top level: ``network``, ``device``, ``architecture``, ``features``, ``system``, 
 ``weight_bytes``, ``bindings``, ``plans``, ``weights``, ``kernels``, ``signer`` (null for an engine
 that is not from a file), ``peaks`` (null where the device is not known), ``no_sources`` (why there
 are none, where they were asked for), ``is_retunable``. What lies below has the names of the fields
-of `smelt.inspect`'s values; a plan's ``layers`` carry tactics, formats, candidates, refusals, launches
-and their work beside the roofline, ``passes`` what was fused and why not, ``memory`` the life of
-each tensor, a weight's ``sources`` what `refit` takes for it, a kernel's ``codes`` what a GPU gives
-it, and its ``sources`` its text.
+of `smelt.inspect`'s values; a plan's ``layers`` carry tactics, formats, candidates, refusals,
+launches and their work beside the roofline, ``passes`` what was fused and why not, ``memory`` the
+life of each tensor, a weight's ``sources`` what `refit` takes for it, a kernel's ``codes`` what a
+GPU gives it, and its ``sources`` its text.
 """
 
 from __future__ import annotations
