@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from smelt import ops
 from smelt.compare._reduce import cut_part
 from smelt.errors import UnsupportedError
 from smelt.ir import clone
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 
 _NEAREST: Final = 4
+_ROUNDING: Final = (ops.QuantizeLinear, ops.DynamicQuantizeLinear)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +70,10 @@ def layer_errors(
     """The error of each intermediate result, in an engine that shows them all.
 
     One quantisation step may become many within a few layers, all of them right. So a layer whose
-    result is counted in steps is judged by what it makes of that which the engine itself gave it.
+    result is counted in steps is judged by what it makes of that which the engine itself gave it;
+    then only what rounds to steps may be some apart.
     """
+    exact = replace(judge, quantized={})
     shown = shown_values(graph)
     names = [value.name for _, value in shown]
     got = run(with_outputs(graph, names), inputs)
@@ -80,7 +84,12 @@ def layer_errors(
         if value.name in judge.quantized:
             wanted |= _alone(graph, node, known, ask)
     return [
-        (node, judge.error(value.name, got[value.name], wanted[value.name]))
+        (
+            node,
+            (judge if isinstance(node.op, _ROUNDING) else exact).error(
+                value.name, got[value.name], wanted[value.name]
+            ),
+        )
         for node, value in shown
         if value.name in wanted
     ]
