@@ -106,10 +106,9 @@ class Measure:
     def _factors(self, steps: Sequence[Step]) -> str:
         """What a layer multiplies: of its launches' kinds, the one that is multiplied fastest."""
         kinds = [_factors(step) for step in steps if isinstance(step, Launch)]
-        if self.peaks is None or not kinds:
-            return next(iter(kinds), "")
-        rates = {kind: self.peaks.flop_of(kind) or 0.0 for kind in kinds}
-        return max(rates, key=lambda kind: rates[kind])
+        order = self.peaks or H200
+        rates = {kind: order.flop_of(kind) or 0.0 for kind in kinds}
+        return max(rates, key=lambda kind: rates[kind], default="")
 
     def _bound(self, flop: float | None, moved: int | None, kind: str) -> tuple[float | None, str]:
         """The least seconds and what asks for them; None where they are not known."""
