@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from pathlib import Path
@@ -54,6 +55,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "gpu" in getattr(item, "fixturenames", ()):
             item.add_marker("gpu")
     items.sort(key=_cost)
+
+
+def pytest_collection_finish() -> None:
+    """Keep what collection made from the garbage collector: it stays, and it is much.
+
+    Tests that look for leaks collect garbage, half a second each time with all of it.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _cost(item: pytest.Item) -> int:
