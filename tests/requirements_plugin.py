@@ -1,8 +1,8 @@
 """Records which requirements each test proves, and with what outcome.
 
 A test names them with ``@pytest.mark.requirement("G-24")``, three at most. ``--test-report FILE``
-writes ``{"tests": {id: {"outcome", "requirements"}}}``, which tools/requirements.py reads. Under
-pytest-xdist the workers' reports carry the ids, and the controller alone writes.
+writes ``{"tests": {id: {"outcome", "requirements", "seconds"}}}``, which tools/requirements.py
+reads. Under pytest-xdist the workers' reports carry the ids, and the controller alone writes.
 """
 
 from __future__ import annotations
@@ -53,25 +53,25 @@ class Recorder:
     def __init__(self, path: Path) -> None:
         """Write to ``path``."""
         self._path = path
-        self._tests: dict[str, tuple[str, tuple[str, ...]]] = {}
+        self._tests: dict[str, tuple[str, tuple[str, ...], float]] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Merge the reports of a test's phases: the worst one counts."""
         ids = tuple(str(value) for name, value in report.user_properties if name == PROPERTY)
-        before, _ = self._tests.get(report.nodeid, ("", ()))
+        before, _, seconds = self._tests.get(report.nodeid, ("", (), 0.0))
         if report.failed or before == "failed":
             outcome = "failed"
         elif report.skipped or before == "skipped":
             outcome = "skipped"
         else:
             outcome = "passed"
-        self._tests[report.nodeid] = (outcome, ids)
+        self._tests[report.nodeid] = (outcome, ids, seconds + report.duration)
 
     def pytest_sessionfinish(self) -> None:
         """Write the report."""
         tests = {
-            test: {"outcome": outcome, "requirements": ids}
-            for test, (outcome, ids) in sorted(self._tests.items())
+            test: {"outcome": outcome, "requirements": ids, "seconds": round(seconds, 3)}
+            for test, (outcome, ids, seconds) in sorted(self._tests.items())
         }
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._path.write_text(json.dumps({"tests": tests}, indent=1) + "\n", encoding="utf-8")
