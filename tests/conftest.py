@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
+from smelt.backends.cuda import CompilerPool
 from smelt.devices.cuda import CudaDevice, cuda_device
 from smelt.errors import DeviceError, MissingExtraError
 from tests import requirements_plugin
@@ -96,6 +97,14 @@ def _own_home(tmp_path_factory: pytest.TempPathFactory) -> Generator[Path]:
         for variable in ("HOME", "USERPROFILE"):
             patch.setenv(variable, str(home))
         yield home
+
+
+@pytest.fixture(scope="module")
+def compilers() -> Generator[CompilerPool]:
+    """Compilers for GPUs that a module's tests share: each takes seconds to start."""
+    pool = CompilerPool(2)
+    yield pool
+    pool.close()
 
 
 @pytest.fixture(scope="session")

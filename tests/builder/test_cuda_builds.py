@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import platform
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 import smelt
+from smelt.backends.cuda import CompilerPool, CudaBackend
 from smelt.builder import _cuda_toolchain
 from smelt.builder._toolchain import open_toolchain, toolchain_of
 from smelt.devices.cuda import CudaKernel, _driver, cuda_device
@@ -34,7 +36,7 @@ from tests.support.gie import small_network as gie_network
 from tests.support.small_networks import small_network
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
     from types import ModuleType
 
@@ -43,6 +45,16 @@ if TYPE_CHECKING:
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="not installed: the extra cuda-build"
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _shared_compilers(compilers: CompilerPool) -> Iterator[None]:
+    """Every build takes the same processes to compile."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            _cuda_toolchain, "CudaBackend", functools.partial(CudaBackend, pool=compilers)
+        )
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +166,7 @@ def test_a_build_for_gpus_loads_no_llvm() -> None:
     program = (
         "import sys, smelt\n"
         "from tests.support.small_networks import small_network\n"
-        "smelt.build(small_network(), device='cuda:sm_90', tune='none')\n"
+        "smelt.build(small_network(), device='cuda:sm_90', tune='none', max_batch_size=3)\n"
         "print(sorted({'llvmlite', 'torch', 'cuda', 'onnx'} & set(sys.modules)))\n"
     )
     done = subprocess.run(

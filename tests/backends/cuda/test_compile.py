@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from smelt.backends import Refusal, WeightStore, assemble
-from smelt.backends.cuda import CudaBackend, CudaTarget, target_named
+from smelt.backends.cuda import CompilerPool, CudaBackend, CudaTarget, target_named
 from smelt.devices.cuda import CudaKernel, matching_architecture
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.errors import BuildError, EngineFormatError, MissingExtraError, UnsupportedError
@@ -76,8 +76,10 @@ def triton() -> None:
     ],
     ids=lambda o: o.name,
 )
-def test_each_family_compiles_without_a_gpu(op: Op, capability: int) -> None:
-    backend = CudaBackend()
+def test_each_family_compiles_without_a_gpu(
+    op: Op, capability: int, compilers: CompilerPool
+) -> None:
+    backend = CudaBackend(pool=compilers)
     kernels = _kernels(backend, op)
     image = backend.compile(kernels, CudaTarget(capability))
     assert {symbol for symbol, _ in image.symbols} == {kernel.symbol for kernel in kernels}
@@ -90,7 +92,7 @@ def test_each_family_compiles_without_a_gpu(op: Op, capability: int) -> None:
 
 
 @pytest.mark.usefixtures("triton")
-def test_the_same_kernel_is_compiled_once_and_kept() -> None:
+def test_the_same_kernel_is_compiled_once_and_kept(compilers: CompilerPool) -> None:
     class Cache:
         def __init__(self) -> None:
             self.kept: dict[str, bytes] = {}
@@ -102,14 +104,16 @@ def test_the_same_kernel_is_compiled_once_and_kept() -> None:
             assert f"{kernel.symbol} {target.name}" not in self.kept
             self.kept[f"{kernel.symbol} {target.name}"] = content
 
-    backend = CudaBackend(Cache())
+    backend = CudaBackend(Cache(), pool=compilers)
     kernels = _kernels(backend, Relu())
     assert backend.compile(kernels * 2, _HOPPER) == backend.compile(kernels, _HOPPER)
 
 
 @pytest.mark.usefixtures("triton")
-def test_text_that_does_not_compile_names_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = CudaBackend()
+def test_text_that_does_not_compile_names_its_kernel(
+    monkeypatch: pytest.MonkeyPatch, compilers: CompilerPool
+) -> None:
+    backend = CudaBackend(pool=compilers)
     (kernel, *_) = _kernels(backend, Relu())
     text = "def kernel(p0, p1):\n    nonsense(p0)\n"
 
@@ -143,8 +147,10 @@ def test_what_a_family_cannot_run_is_refused_with_its_reason() -> None:
 
 
 @pytest.mark.usefixtures("triton")
-def test_a_kernel_that_needs_more_shared_memory_than_there_is_does_not_compile() -> None:
-    backend = CudaBackend()
+def test_a_kernel_that_needs_more_shared_memory_than_there_is_does_not_compile(
+    compilers: CompilerPool,
+) -> None:
+    backend = CudaBackend(pool=compilers)
     graph, node = _node(Conv((3, 3), pads=(1, 1, 1, 1)))
     tactics, _ = backend.candidates(node, _HOPPER)
     largest = max((t for t in tactics if not t.is_reference), key=_held)
@@ -164,12 +170,12 @@ def test_several_architectures_are_a_target_that_holds_to_the_least_of_them() ->
 
 
 @pytest.mark.usefixtures("triton")
-def test_code_for_several_architectures_has_a_record_for_each() -> None:
+def test_code_for_several_architectures_has_a_record_for_each(compilers: CompilerPool) -> None:
     kernels = _kernels(CudaBackend(), Relu())[:1]
-    image = CudaBackend().compile(kernels, target_named("sm_80,sm_90"))
+    image = CudaBackend(pool=compilers).compile(kernels, target_named("sm_80,sm_90"))
     (_, offset), *_ = image.symbols
     for place, target in enumerate((CudaTarget(80), _HOPPER)):
-        alone = CudaBackend().compile(kernels, target)
+        alone = CudaBackend(pool=compilers).compile(kernels, target)
         wanted = CudaKernel.from_bytes(alone.code, 0)
         assert CudaKernel.from_bytes(image.code, offset, place) == wanted
 
