@@ -40,6 +40,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden", action="store_true", help="rewrite the files of tests/golden"
     )
+    parser.addoption(
+        "--every-trial",
+        action="store_true",
+        help="try every tactic on every case, also where a choice of them meets every pair",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -97,6 +102,12 @@ def _own_home(tmp_path_factory: pytest.TempPathFactory) -> Generator[Path]:
         for variable in ("HOME", "USERPROFILE"):
             patch.setenv(variable, str(home))
         yield home
+
+
+@pytest.fixture(scope="session")
+def every_trial(request: pytest.FixtureRequest) -> bool:
+    """Whether conformance is to be proven without choice."""
+    return bool(request.config.getoption("--every-trial"))
 
 
 @pytest.fixture(scope="module")

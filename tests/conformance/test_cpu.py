@@ -6,11 +6,19 @@ import numpy as np
 import pytest
 
 import smelt
-from smelt.backends.cpu import CpuBackend, target_named
+from smelt.backends.cpu import CpuBackend, CpuTarget, host_target, target_named
 from smelt.engine import detect_host
 from smelt.ops import ALL_OPS, Op
 from tests.support.conformance import Bench, failures
-from tests.support.trials import bound_symbols, difference, graph_of, sample, trials_of_cases
+from tests.support.trials import (
+    Trial,
+    bound_symbols,
+    covering,
+    difference,
+    graph_of,
+    sample,
+    trials_of_cases,
+)
 
 _SAMPLED_CASES = 4
 _SAMPLED_TRIALS = 6
@@ -19,32 +27,43 @@ _every_op = pytest.mark.parametrize("op", ALL_OPS, ids=lambda op: op.name)
 
 @_every_op
 def test_every_tactic_for_every_case_gives_what_the_reference_gives(op: type[Op]) -> None:
-    _check(op, "native")
+    backend, target = CpuBackend(jobs=1), host_target()
+    trials = list(trials_of_cases(op.cases(), backend, target))
+    assert trials
+    _run(backend, target, trials)
 
 
 @_every_op
 def test_tactics_are_right_on_processors_with_avx2_too(op: type[Op]) -> None:
-    _check(op, "x86-64-v3", sampled=True)
+    _run(*_avx2(), _a_few(op, *_avx2()))
 
 
 @pytest.mark.slow
 @_every_op
-def test_every_tactic_is_right_on_processors_with_avx2_too(op: type[Op]) -> None:
-    _check(op, "x86-64-v3")
+def test_other_tactics_are_right_on_processors_with_avx2_too(
+    op: type[Op], *, every_trial: bool
+) -> None:
+    trials = list(trials_of_cases(op.cases(), *_avx2()))
+    done = set(map(str, _a_few(op, *_avx2())))
+    chosen = trials if every_trial else covering(trials)
+    if others := [trial for trial in chosen if str(trial) not in done]:
+        _run(*_avx2(), others)
 
 
-def _check(op: type[Op], name: str, *, sampled: bool = False) -> None:
-    target = target_named(name)
+def _avx2() -> tuple[CpuBackend, CpuTarget]:
+    target = target_named("x86-64-v3")
     if not set(target.features) <= set(detect_host().features):
-        pytest.skip(f"this processor does not run {name}")
-    backend = CpuBackend(jobs=1)
-    cases = list(op.cases())
-    if sampled:
-        cases = sample(cases, _SAMPLED_CASES)
-    trials = list(trials_of_cases(cases, backend, target))
-    if sampled:
-        trials = sample(trials, _SAMPLED_TRIALS, key=lambda trial: trial.tactic.family)
-    assert trials
+        pytest.skip(f"this processor does not run {target.name}")
+    return CpuBackend(jobs=1), target
+
+
+def _a_few(op: type[Op], backend: CpuBackend, target: CpuTarget) -> list[Trial]:
+    cases = sample(op.cases(), _SAMPLED_CASES)
+    trials = trials_of_cases(cases, backend, target)
+    return sample(trials, _SAMPLED_TRIALS, key=lambda trial: trial.tactic.family)
+
+
+def _run(backend: CpuBackend, target: CpuTarget, trials: list[Trial]) -> None:
     bench = Bench(trials, backend, target)
     wrong = [
         reason for number, trial in enumerate(trials) for reason in failures(trial, bench, number)

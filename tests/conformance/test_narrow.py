@@ -12,5 +12,5 @@ _every_op = pytest.mark.parametrize("op", ALL_OPS, ids=lambda op: op.name)
 
 
 @_every_op
-def test_every_tactic_is_right_on_bfloat16(op: type[Op]) -> None:
-    check_narrow(op.cases(), DType.BFLOAT16)
+def test_tactics_are_right_on_bfloat16(op: type[Op], *, every_trial: bool) -> None:
+    check_narrow(op.cases(), DType.BFLOAT16, every_trial=every_trial)

@@ -26,7 +26,7 @@ from smelt.engine import (
 from smelt.runtime import Engine
 from smelt.types import evaluate_dim
 from tests.support.cpu_kernels import GuardedBuffer, call_kernel
-from tests.support.trials import Trial, difference, narrow_trials
+from tests.support.trials import Trial, covering, difference, narrow_trials
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -163,12 +163,13 @@ def failures(trial: Trial, bench: Bench, number: int) -> list[str]:
     return found
 
 
-def check_narrow(cases: Iterable[Case], storage: DType) -> int:
-    """Run every tactic that stores float32 as ``storage``; the number of trials there were."""
+def check_narrow(cases: Iterable[Case], storage: DType, *, every_trial: bool = True) -> int:
+    """Run tactics that store float32 as ``storage``, all or a covering choice; their number."""
     backend, target = CpuBackend(jobs=1), host_target()
     if target.storage(storage) is not storage:
         pytest.skip(f"this processor does not convert {storage.value}")
     trials = list(narrow_trials(cases, backend, target, storage))
+    trials = trials if every_trial else covering(trials)
     bench = Bench(trials, backend, target)
     wrong = [
         reason for number, trial in enumerate(trials) for reason in failures(trial, bench, number)

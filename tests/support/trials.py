@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -186,6 +187,36 @@ def sample(items: Iterable[T], count: int, key: Callable[[T], object] | None = N
     first = list({key(item): item for item in shuffled}.values()) if key else []
     others = [item for item in shuffled if not any(item is chosen for chosen in first)]
     return [*first, *others[: max(0, count - len(first))]]
+
+
+def covering(trials: Iterable[Trial]) -> list[Trial]:
+    """So many of the trials that whatever two traits meet in one of them meet in one of these.
+
+    Traits are the case, the family, each parameter's value, each operand's format: so every case
+    goes by every value of every parameter that it can go by, and all values of two parameters meet.
+    """
+    found: list[Trial] = []
+    left: list[tuple[set[tuple[str, str]], Trial]] = [
+        (set(combinations(_traits(trial), 2)), trial) for trial in trials
+    ]
+    while left:
+        met, chosen = max(left, key=_count_of_pairs)
+        found.append(chosen)
+        rest = [(pairs - met, trial) for pairs, trial in left]
+        left = [entry for entry in rest if entry[0]]
+    return found
+
+
+def _count_of_pairs(entry: tuple[set[tuple[str, str]], Trial]) -> int:
+    return len(entry[0])
+
+
+def _traits(trial: Trial) -> list[str]:
+    tactic = trial.tactic
+    traits = [f"case {trial.case.name}", f"symbols {len(trial.symbols)}", tactic.family]
+    traits += [f"{tactic.family} {name}={value}" for name, value in tactic.parameters]
+    traits += [f"operand {n} {fmt}" for n, fmt in enumerate((*tactic.inputs, *tactic.outputs))]
+    return sorted(set(traits))
 
 
 def narrow_trials(

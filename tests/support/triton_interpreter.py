@@ -28,6 +28,7 @@ from tests.support.trial_memory import TrialMemory
 from tests.support.trials import (
     PAIRS,
     TF32,
+    covering,
     difference,
     narrow_trials,
     paired_trials,
@@ -215,13 +216,14 @@ def check(op: type[Op], how: str) -> tuple[int, list[str]]:
 
     Args:
         op: whose cases.
-        how: "all" of them, some ("sampled"), some with float32 stored as "float16" or "bfloat16",
-            some with float32 multiplied as "tf32", all in "pairs" of images; or, whatever the op,
-            all of programs that hold their weights ("held").
+        how: "all" of them, so many that all traits meet ("covering"), some ("sampled"), some with
+            float32 stored as "float16" or "bfloat16", some with float32 multiplied as "tf32", all
+            in "pairs" of images; or, whatever the op, all of programs that hold their weights
+            ("held").
     """
     backend = CudaBackend()
     cases = list(op.cases())
-    if how not in {"all", PAIRS}:
+    if how not in {"all", "covering", PAIRS}:
         cases = sample(cases, _SAMPLED_CASES)
     if how == PAIRS:
         found = paired_trials(cases, backend, replace(TARGET, pairs=True))
@@ -234,7 +236,9 @@ def check(op: type[Op], how: str) -> tuple[int, list[str]]:
     else:
         found = trials_of_cases(cases, backend, TARGET)
     trials = [trial for trial in found if not trial.tactic.is_reference]
-    if how not in {"all", HELD}:
+    if how == "covering":
+        trials = covering(trials)
+    elif how not in {"all", HELD}:
         # What bfloat16 adds to float16 is numbers alone: one trial of each family shows them.
         count = 1 if how == DType.BFLOAT16.value else _SAMPLED_TRIALS
         trials = sample(trials, count, key=lambda trial: trial.tactic.family)
@@ -249,7 +253,7 @@ def check(op: type[Op], how: str) -> tuple[int, list[str]]:
 
 
 def main() -> None:
-    """Answer each line ``OP sampled|all|float16|bfloat16|tf32|pairs|held`` with a line of JSON."""
+    """Answer each line ``OP HOW``, as `check` takes them, with a line of JSON."""
     ops = {op.name: op for op in ALL_OPS}
     for line in sys.stdin:
         name, how = line.split()
