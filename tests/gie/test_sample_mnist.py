@@ -134,7 +134,8 @@ def test_trained_lenet_answers_as_is_known_through_the_facade(shared: Path) -> N
     deploy, weights = model / "lenet.prototxt", model / "lenet_iter_10000.caffemodel"
     blobs = gie.create_caffe_parser().parse(deploy, weights, network)
     network.mark_output(found(blobs, "prob"))
-    builder.set_max_batch_size(1000)
+    builder.set_max_batch_size(100)
     context = builder.build_cuda_engine(network).create_execution_context()
-    odds, _ = _infer(context, pixels.astype(np.float32) / np.float32(256))
+    batches = (pixels.astype(np.float32) / np.float32(256)).reshape(10, 100, 1, 28, 28)
+    odds = np.concatenate([_infer(context, batch)[0] for batch in batches])
     assert (odds.argmax(1) == digits).mean() > 0.98
