@@ -65,7 +65,7 @@ def test_tensors_take_hardly_more_memory_than_must_be_alive_at_once(built: _Buil
     assert arena_ratio(built.engine) <= 1.1
 
 
-@pytest.mark.parametrize("name", ["lenet", "mtcnn_o_onnx", "silero", "minilm"])
+@pytest.mark.parametrize("name", ["lenet", "mtcnn_r_onnx", "silero", "minilm"])
 def test_a_model_tuned_by_timing_agrees_too_and_no_tactic_is_found_wrong(
     name: str, shared: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
