@@ -146,7 +146,7 @@ def check(name: str) -> str:
     found: list[str] = []
     rng = np.random.default_rng(1)
     with engine.create_context() as context, engine.create_context() as other:
-        for batch in (1, 3, 2, 3):
+        for batch in (1, 3, 1):
             given = engine.inputs[0]
             shape = (batch, *(int(str(d)) for d in given.shape[1:]))
             x = rng.standard_normal(shape).astype(np.float32)
