@@ -447,9 +447,9 @@ def test_winograd_refuses_weights_that_are_not_finite() -> None:
     assert "not finite" in answer.reason
 
 
-@pytest.mark.parametrize("name", ["aarch64", "x86-64", "x86-64-v2"])
-def test_kernels_for_other_processors_compile_and_need_no_library(name: str) -> None:
-    target = target_named(name)
+def test_kernels_for_the_oldest_processors_compile_and_need_no_library() -> None:
+    """Those for aarch64 do in the conformance tests, those for newer processors run above."""
+    target = target_named("x86-64")
     x, weights = random((1, 40, 14, 14)), random((37, 40, 3, 3), 1)
     nodes: list[tuple[Family[CpuTarget], Op, list[Any]]] = [
         (ConvFamily(), _fused(Conv((3, 3), (1, 1), (1,) * 4), 2), [x, weights, *_extras()]),
