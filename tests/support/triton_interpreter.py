@@ -235,13 +235,7 @@ def check(op: type[Op], how: str) -> tuple[int, list[str]]:
         found = narrow_trials(cases, backend, TARGET, DType(how))
     else:
         found = trials_of_cases(cases, backend, TARGET)
-    trials = [trial for trial in found if not trial.tactic.is_reference]
-    if how == "covering":
-        trials = covering(trials)
-    elif how not in {"all", HELD}:
-        # What bfloat16 adds to float16 is numbers alone: one trial of each family shows them.
-        count = 1 if how == DType.BFLOAT16.value else _SAMPLED_TRIALS
-        trials = sample(trials, count, key=lambda trial: trial.tactic.family)
+    trials = _chosen([trial for trial in found if not trial.tactic.is_reference], how)
     wrong: list[str] = []
     for trial in trials:
         memory = run_trial(trial, backend)
@@ -250,6 +244,16 @@ def check(op: type[Op], how: str) -> tuple[int, list[str]]:
             if reason := difference(mine, wanted, trial.case.tolerance, trial.step):
                 wrong.append(f"{trial}: {reason}")
     return len(trials), wrong
+
+
+def _chosen(trials: list[Trial], how: str) -> list[Trial]:
+    if how in {"all", HELD}:
+        return trials
+    if how == "covering":
+        return covering(trials)
+    # What bfloat16 adds to float16 is numbers alone: one trial of each family shows them.
+    count = 1 if how == DType.BFLOAT16.value else _SAMPLED_TRIALS
+    return sample(trials, count, key=lambda trial: trial.tactic.family)
 
 
 def main() -> None:
