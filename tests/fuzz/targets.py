@@ -335,6 +335,8 @@ def _run_program(data: bytes) -> None:
 def _run_network(data: bytes) -> None:
     """What a retuning builds: the network that an engine keeps, and what was asked of it."""
     file = seeds.retunable_file()
+    with contextlib.suppress(SmeltError):
+        read_kept_network(file)  # it keeps none
     text = data.decode("utf-8", "replace")
     graph, options = read_kept_network(replace(file, header=replace(file.header, network=text)))
     print_graph(graph)
@@ -517,7 +519,8 @@ TARGETS: Final = (
     Target("network", ("smelt.builder._kept", "smelt.builder._graph_data", "smelt.builder._shapes"),
            _run_network, mutate_json, seeds.network_seeds, 5,
            ("keep_network", "KeptNetwork", "_Sources", "graph_to_data", "_type_to_data",
-            "shapes_to_data", "_spec_to_data")),
+            "shapes_to_data", "_spec_to_data", "boxes_of", "_ranges", "_box", "_bind",
+            "<dictcomp>")),
     Target("op", ("smelt.ops._codec",), _run_op, mutate_json, seeds.op_seeds, 10,
            ("recipe_to_json", "_in_order")),
     Target("ir", ("smelt.ir._parser",), _run_ir, mutate_tokens, seeds.ir_seeds, 7),
