@@ -43,11 +43,13 @@ from tests.support.held_cases import HELD, held_trials
 from tests.support.trial_memory import TrialMemory
 from tests.support.trials import (
     PAIRS,
+    STRANGE,
     TF32,
     difference,
     narrow_trials,
     paired_trials,
     sample,
+    strange_trials,
     tf32_trials,
     trials_of_cases,
 )
@@ -187,8 +189,7 @@ def _shuffled(trial: Trial) -> tuple[list[Array], tuple[Array, ...]]:
         fresh.get(f"x{index}", array) if array is not None else None
         for index, array in enumerate(trial.case.inputs)
     ]
-    with np.errstate(all="ignore"):
-        wanted = trial.case.op.reference(*every)
+    wanted = trial.expected(every)
     if [x.shape for x in wanted] != [x.shape for x in trial.wanted]:  # sizes that follow from data
         return list(trial.arrays.values()), trial.wanted
     return [fresh.get(name, array) for name, array in trial.arrays.items()], wanted
@@ -204,6 +205,8 @@ def trials_for(request: Request, backend: CudaBackend, target: CudaTarget) -> li
         every = trials_of_cases(cases, backend, target)
     elif request.storage == TF32:
         every = tf32_trials(cases, backend, replace(target, allows_tf32=True))
+    elif request.storage == STRANGE:
+        every = strange_trials(cases, backend, target)
     elif request.storage == PAIRS:
         every = paired_trials(cases, backend, replace(target, pairs=True))
     else:
@@ -315,7 +318,7 @@ class CudaWorkers:
 
 _LARGE: Final = frozenset({"conv", "fused", "gemm", "mat_mul", DENSE})
 _NARROW: Final = ("float16", "bfloat16")
-_STORAGES: Final = ("float32", TF32, *_NARROW, PAIRS)
+_STORAGES: Final = ("float32", TF32, *_NARROW, PAIRS, STRANGE)
 
 
 def every_request() -> Iterator[Request]:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 GUARD_BYTES = 4096
-POISON = 0xA5
+POISON = 0xFF
+"""No number in any float."""
 
 
 class TrialMemory:

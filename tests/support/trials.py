@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from smelt.backends import Assembled, Backend, Tactic
     from smelt.engine import Plan
-    from smelt.ir import Case, Node
+    from smelt.ir import Case, Node, Op
     from smelt.types import Dim
 
 Array = np.ndarray[Any, Any]
@@ -42,10 +42,14 @@ Symbols = tuple[tuple[str, int, int], ...]
 
 PAIRS = "pairs"
 """The family whose kernels take images in pairs."""
+STRANGE = "strange"
+"""What is infinite, or no number."""
 TF32 = "tf32"
 """How tactics multiply float32 that round it to ten bits."""
 _FACTORS = {"conv": (0, 1), "conv_sum": (0, 1, 2, 3), "gemm": (0, 1), "mat_mul": (0, 1)}
 """Which inputs of an op are multiplied."""
+_ROOM = 8
+"""Elements of which a few may be strange."""
 _TF32_ERRORS = (1e-5, 2e-3)
 """What is allowed where rounding is part of what is wanted, and where it is not."""
 _MOST_EXACT = 40
@@ -63,12 +67,18 @@ class Trial:
     assembled: Assembled
     weights: WeightStore
     wanted: tuple[Array, ...]
+    factors: tuple[int, ...] = ()
+    """Inputs that are multiplied as tf32."""
 
     def __str__(self) -> str:
         layouts = [*self.tactic.inputs, *self.tactic.outputs]
         formats = " ".join("-" if f is None else f.layout.value for f in layouts)
         batch = " with a symbolic batch" if self.symbols else ""
         return f"{self.case.name} by {self.tactic} on {formats}{batch}"
+
+    def expected(self, inputs: Sequence[Array | None]) -> tuple[Array, ...]:
+        """What is right for other inputs of the case."""
+        return _expected(self.case.op, inputs, self.factors)
 
     @property
     def plan(self) -> Plan:
@@ -162,8 +172,7 @@ def bound_symbols(graph: Graph, wanted: Sequence[Array]) -> Symbols:
 def trials_of_cases(cases: Iterable[Case], backend: Backend[Any], target: Any) -> Iterator[Trial]:
     """Every case by every tactic; with a symbolic batch by one tactic of each family."""
     for case in cases:
-        with np.errstate(all="ignore"):
-            wanted = case.op.reference(*case.inputs)
+        wanted = _expected(case.op, case.inputs)
         graph = graph_of(case)
         for tactic in _spread(backend.candidates(graph.nodes[0], target)[0]):
             yield _trial(case, graph, tactic, backend, wanted, ())
@@ -225,8 +234,7 @@ def narrow_trials(
     """Every case by every tactic that stores float32 as ``storage``, its results too."""
     for case in cases:
         rounded = _rounded(case, storage)
-        with np.errstate(all="ignore"):
-            wanted = rounded.op.reference(*rounded.inputs)
+        wanted = _expected(rounded.op, rounded.inputs)
         graph = graph_of(rounded)
         node = graph.nodes[0]
         wide = backend.candidates(node, target)[0]
@@ -266,22 +274,55 @@ def tf32_trials(cases: Iterable[Case], backend: Backend[Any], target: Any) -> It
     exact, rough = _TF32_ERRORS
     for case in cases:
         factors = _FACTORS.get(case.op.name, ())
-        arrays = tuple(
-            _in_tf32(a) if k in factors and a is not None and a.dtype == np.float32 else a
-            for k, a in enumerate(case.inputs)
-        )
-        with np.errstate(all="ignore"):
-            wanted = case.op.reference(*arrays)
+        wanted = _expected(case.op, case.inputs, factors)
         graph = graph_of(case)
         loose = replace(case, tolerance=max(case.tolerance, exact if factors else rough))
         for tactic in _spread(backend.candidates(graph.nodes[0], target)[0]):
             if dict(tactic.parameters).get("precision") == TF32:
-                yield _trial(loose, graph, tactic, backend, wanted, ())
+                yield replace(_trial(loose, graph, tactic, backend, wanted, ()), factors=factors)
 
 
-def _in_tf32(array: Array) -> Array:
-    (rounded,) = RoundMantissa().reference(array)
-    return rounded
+def _expected(
+    op: Op, inputs: Sequence[Array | None], factors: Sequence[int] = ()
+) -> tuple[Array, ...]:
+    """What the reference makes of inputs, some of which are multiplied as tf32."""
+    arrays = list(inputs)
+    for index in factors:
+        array = arrays[index]
+        if array is not None and array.dtype == np.float32:
+            (arrays[index],) = RoundMantissa().reference(array)
+    with np.errstate(all="ignore"):
+        return op.reference(*arrays)
+
+
+def strange_trials(cases: Iterable[Case], backend: Backend[Any], target: Any) -> Iterator[Trial]:
+    """Every case in float16 and in pairs, with what is infinite or no number in it, by each family.
+
+    Each must stay where the op brings it: no window that ends beside it sees it, no other image.
+    """
+    half = DType.FLOAT16
+    for case in cases:
+        strange = replace(case, inputs=tuple(_planted(case, k) for k in range(len(case.inputs))))
+        strange = _rounded(strange, half)
+        wanted = _expected(strange.op, strange.inputs)
+        graph = graph_of(strange)
+        (node,) = graph.nodes
+        goals = (target, replace(target, pairs=True))
+        tactics = [t for goal in goals for t in backend.candidates(node, goal, half)[0]]
+        for tactic in {t.family: t for t in tactics if not t.is_reference}.values():
+            made = store_as(half, node, tactic, outputs=True)
+            yield _trial(strange, graph, made, backend, wanted, ())
+
+
+def _planted(case: Case, index: int) -> Array | None:
+    """An input with strange elements side by side, so that they lie at odd and at even places."""
+    array = case.inputs[index]
+    if array is None or array.dtype.kind != "f" or index in case.constants or array.size < _ROOM:
+        return array
+    planted = array.copy()
+    start = min(array.size // 2 + index, array.size - 3)
+    planted.reshape(-1)[[start, start + 1, -1]] = [np.nan, np.inf, -np.inf]
+    return planted
 
 
 def _with_another_image(case: Case) -> Case | None:

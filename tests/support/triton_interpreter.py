@@ -20,19 +20,21 @@ import numpy as np
 from smelt.backends.cuda import CudaBackend, CudaTarget, function_of
 from smelt.backends.cuda._source import TRITON_TYPES
 from smelt.engine import Launch
-from smelt.ops import ALL_OPS
+from smelt.ops import ALL_OPS, Conv
 from smelt.ops.round_mantissa import RoundMantissa
 from smelt.types import DType, evaluate_dim
 from tests.support.held_cases import HELD, held_trials
 from tests.support.trial_memory import TrialMemory
 from tests.support.trials import (
     PAIRS,
+    STRANGE,
     TF32,
     covering,
     difference,
     narrow_trials,
     paired_trials,
     sample,
+    strange_trials,
     tf32_trials,
     trials_of_cases,
 )
@@ -208,7 +210,36 @@ def _replace_assembly() -> None:
 
 
 _SAMPLED_CASES = 4
-_SAMPLED_TRIALS = 6
+_MOST_SAMPLED = 6
+_SAMPLED_TRIALS = {DType.FLOAT16.value: 4, DType.BFLOAT16.value: 1}
+"""What bfloat16 adds to float16 is numbers alone: one trial of each family shows them."""
+
+
+def _chosen(op: type[Op], how: str, backend: CudaBackend) -> list[Trial]:
+    """The trials of an op."""
+    cases = list(op.cases())
+    # Which windows of a convolution end beside what is strange, its case decides.
+    if how not in {"all", "covering", PAIRS} and not (how == STRANGE and op is Conv):
+        cases = sample(cases, _SAMPLED_CASES)
+    if how == PAIRS:
+        found = paired_trials(cases, backend, replace(TARGET, pairs=True))
+    elif how == HELD:
+        found = held_trials(backend, TARGET, DType.FLOAT16)
+    elif how == STRANGE:
+        found = strange_trials(cases, backend, TARGET)
+    elif how == TF32:
+        found = tf32_trials(cases, backend, replace(TARGET, allows_tf32=True))
+    elif how in {DType.FLOAT16.value, DType.BFLOAT16.value}:
+        found = narrow_trials(cases, backend, TARGET, DType(how))
+    else:
+        found = trials_of_cases(cases, backend, TARGET)
+    trials = [trial for trial in found if not trial.tactic.is_reference]
+    if how in {"all", STRANGE, HELD}:
+        return trials
+    if how == "covering":
+        return covering(trials)
+    count = _SAMPLED_TRIALS.get(how, _MOST_SAMPLED)
+    return sample(trials, count, key=lambda trial: trial.tactic.family)
 
 
 def check(op: type[Op], how: str) -> tuple[int, list[str]]:
@@ -218,24 +249,11 @@ def check(op: type[Op], how: str) -> tuple[int, list[str]]:
         op: whose cases.
         how: "all" of them, so many that all traits meet ("covering"), some ("sampled"), some with
             float32 stored as "float16" or "bfloat16", some with float32 multiplied as "tf32", all
-            in "pairs" of images; or, whatever the op, all of programs that hold their weights
-            ("held").
+            in "pairs" of images, all with "strange" numbers, by one tactic of each family; or,
+            whatever the op, all of programs that hold their weights ("held").
     """
     backend = CudaBackend()
-    cases = list(op.cases())
-    if how not in {"all", "covering", PAIRS}:
-        cases = sample(cases, _SAMPLED_CASES)
-    if how == PAIRS:
-        found = paired_trials(cases, backend, replace(TARGET, pairs=True))
-    elif how == HELD:
-        found = held_trials(backend, TARGET, DType.FLOAT16)
-    elif how == TF32:
-        found = tf32_trials(cases, backend, replace(TARGET, allows_tf32=True))
-    elif how in {DType.FLOAT16.value, DType.BFLOAT16.value}:
-        found = narrow_trials(cases, backend, TARGET, DType(how))
-    else:
-        found = trials_of_cases(cases, backend, TARGET)
-    trials = _chosen([trial for trial in found if not trial.tactic.is_reference], how)
+    trials = _chosen(op, how, backend)
     wrong: list[str] = []
     for trial in trials:
         memory = run_trial(trial, backend)
@@ -244,16 +262,6 @@ def check(op: type[Op], how: str) -> tuple[int, list[str]]:
             if reason := difference(mine, wanted, trial.case.tolerance, trial.step):
                 wrong.append(f"{trial}: {reason}")
     return len(trials), wrong
-
-
-def _chosen(trials: list[Trial], how: str) -> list[Trial]:
-    if how in {"all", HELD}:
-        return trials
-    if how == "covering":
-        return covering(trials)
-    # What bfloat16 adds to float16 is numbers alone: one trial of each family shows them.
-    count = 1 if how == DType.BFLOAT16.value else _SAMPLED_TRIALS
-    return sample(trials, count, key=lambda trial: trial.tactic.family)
 
 
 def main() -> None:

@@ -129,7 +129,19 @@ class Resampling:
             return np.take(data, np.zeros(0, np.int64), axis)
         if self.op.mode == "nearest":
             return np.take(data, self.nearest(), axis)
-        return np.moveaxis(np.tensordot(self.weights(), data, (1, axis)), 0, axis)
+        return self._weighted(data, axis)
+
+    def _weighted(self, data: Array, axis: int) -> Array:
+        """Sums of the elements that have weights; others may be infinite, or no numbers."""
+        weights = self.weights()
+        used = weights != 0
+        order = np.argsort(~used, 1, kind="stable")[:, : int(used.sum(1).max())]
+        total = np.zeros((self.size, *np.delete(data.shape, axis)))
+        for taps in order.T:
+            weight = weights[np.arange(self.size), taps].reshape(-1, *(1,) * (data.ndim - 1))
+            element = np.moveaxis(np.take(data, taps, axis), axis, 0)
+            total += np.where(weight != 0, weight * element, 0.0)
+        return np.moveaxis(total, 0, axis)
 
 
 def resize_cases(make: Callable[..., Resize]) -> Iterator[Case]:

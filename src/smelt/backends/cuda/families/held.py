@@ -50,8 +50,8 @@ _LEAST_FILLED: Final = 0.75
 """Share of a step that must not be zeros."""
 _MOST_STEPS: Final = 3
 """Each is waited for."""
-_VECTOR: Final = 8
-"""Elements of 16 bytes in 16 bits: what is loaded ahead goes in such pieces."""
+_VECTOR: Final = 4
+"""Elements of 8 bytes in 16 bits: what is loaded ahead goes in pieces of so many, or twice that."""
 _LEAST_TILES: Final = 2
 """Of a program; with fewer there is nothing to load ahead."""
 _PIPELINES: Final = (4, 3, 2)

@@ -121,8 +121,8 @@ class _Writer:
         count = prod(self.k["taps"])
         loop = "tl.static_range" if count <= _UNROLLED_TAPS else "range"
         with s.block(f"for tap in {loop}(0, {count}):"):
-            offset, weight = self.take_tap()
-            x = f"tl.load(p0 + ({offset}), mask=m, other=0)"
+            offset, weight, is_used = self.take_tap()
+            x = f"tl.load(p0 + ({offset}), mask={is_used}, other=0)"
             if is_sum:
                 s.line(f"acc += {x}.to(tl.float32)" + (f" * {weight}" if weight else ""))
             else:
@@ -134,12 +134,13 @@ class _Writer:
         s.store(last, s.sum_of(*terms), "acc", "m")
         return s.text()
 
-    def take_tap(self) -> tuple[str, str]:
-        """Where a tap finds its element, and its weight."""
+    def take_tap(self) -> tuple[str, str, str]:
+        """Where a tap finds its element, its weight, and whether there is any."""
         s = self.s
         s.unravel("tap", self.k["taps"], [f"t{n}" for n in range(len(self.k["taps"]))])
         terms: list[tuple[str, Any]] = []
         weights: list[str] = []
+        conditions = ["m"]
         for a, (name, axis) in enumerate(zip(self.names, self.axes, strict=True)):
             _, stride, _, number = axis
             if number < 0:
@@ -152,7 +153,8 @@ class _Writer:
             if self.k["weighted"][number]:
                 s.line(f"w{a} = tl.load(p{2 + 2 * number} + ({entry}), mask={ok}, other=0.0)")
                 weights.append(self.spread(f"w{a}", a))
-        return s.sum_of(*terms), " * ".join(weights)
+                conditions.append(f"({weights[-1]} != 0)")
+        return s.sum_of(*terms), " * ".join(weights), " & ".join(conditions)
 
     def spread(self, vector: str, axis: int) -> str:
         return f"{vector}[:, None]" if axis < len(self.axes) - 1 else f"{vector}[None, :]"

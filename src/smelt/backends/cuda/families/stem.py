@@ -3,9 +3,9 @@
 Three colours side by side are no vector, and each element would be read and tested for itself. A
 first launch writes the image channels last, in the element type of the product, with channels of
 zeros behind the last and zeros all around: then no place needs a test, and the pixels of a window's
-row are one run, read in whole vectors. A run may end with pixels that are no part of the window;
-their weights are zeros. Where the image is the application's own, the first launch is the copy that
-it needs anyway.
+row are one run, read in vectors of whole pixels. No run goes further than the window, whatever its
+weights there: zero times what is infinite is no number. Where the image is the application's own,
+the first launch is the copy that it needs anyway.
 """
 
 from __future__ import annotations
@@ -95,10 +95,9 @@ class StemFamily(Family[CudaTarget]):
         weights = value_of(node, 1).constant
         if weights is None:
             raise InternalError(f"{node} has tactics, but its weights are not constant")
-        width, run = row_of(node, cast("Conv", root_of(node)[0]))
-        _, depth, *window = (cast("int", e) for e in weights.type.shape)
+        width, _ = row_of(node, cast("Conv", root_of(node)[0]))
         after = np.zeros((2, weights.type.rank), np.int64)
-        after[1, 1], after[1, -1] = width - depth, run // width - window[-1]
+        after[1, 1] = width - cast("int", weights.type.shape[1])
         amounts = Constant(f"{weights.name}.zeros", after.reshape(-1))
         wide = Constant.derive(f"{weights.name}.wide", Pad(), weights, amounts)
         return (as_factor(pack_filters(wide), _factors(tactic), tactic),)
@@ -115,7 +114,7 @@ class StemFamily(Family[CudaTarget]):
         for extent in reversed((*places, width)):
             strides.insert(0, strides[0] * extent)
         # Windows begin at every pixel, and their rows are runs: pixels that overlap.
-        places[-1] = places[-1] - (run // width - 1)
+        places[-1] = places[-1] - (root.kernel_shape[-1] - 1)
         runs = View(
             room.buffer,
             room.offset,
@@ -166,12 +165,12 @@ def why_no_stem(node: Node, root: Conv) -> str | None:
 def row_of(node: Node, root: Conv) -> tuple[int, int]:
     """Channels of a pixel as it is written, and elements of a row of the window.
 
-    Windows begin where vectors may, and their rows end there.
+    Windows begin where vectors may.
     """
     depth = cast("int", value_of(node, 1).tensor.shape[1])
     step = root.strides[-1]
     width = next(w for w in _WIDTHS if w >= depth and w * step % _VECTOR == 0)
-    return width, -(-width * root.kernel_shape[-1] // _VECTOR) * _VECTOR
+    return width, width * root.kernel_shape[-1]
 
 
 def _factors(tactic: Tactic) -> DType:
@@ -186,14 +185,10 @@ def _without_factors(tactic: Tactic) -> Tactic:
 
 
 def _padded_shape(node: Node, root: Conv) -> tuple[Dim, ...]:
-    """Images, places with their padding, channels; lines end with what the last run needs.
-
-    And where the next line may begin.
-    """
+    """Images, places with their padding, channels; lines end where the next one may begin."""
     count, _, *places = value_of(node, 0).tensor.shape
     padded = [e + sum(pair) for e, pair in zip(places, root.pad_pairs, strict=True)]
-    width, run = row_of(node, root)
-    padded[-1] = padded[-1] + run // width - root.kernel_shape[-1]
+    width, _ = row_of(node, root)
     if isinstance(line := padded[-1], int):
         padded[-1] = line + -line % (_VECTOR // min(width, _VECTOR))
     return (count, *padded, width)
