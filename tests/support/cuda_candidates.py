@@ -135,7 +135,8 @@ class StubBackend(CudaBackend):
         if kernel.family == "candidates":
             self.stub.costs_ms[symbol] = COSTS_MS[what]
         shared = 1 << 19 if what == "too large" else 0
-        return CudaKernel(symbol, code_for("sm_90", symbol), 128, shared, 2).to_bytes()
+        code = code_for("sm_90", symbol)
+        return CudaKernel(symbol, code, 128, shared, 2, may_start_early=True).to_bytes()
 
     def _function(self, kind: str) -> Callable[[list[int], int], None]:
         runs = [0]

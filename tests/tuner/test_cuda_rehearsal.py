@@ -1,8 +1,12 @@
+# ruff: noqa: N802  (functions have the driver's own names)
 """Whole plans on a GPU by turns, here the driver's stub with a clock."""
 
 from __future__ import annotations
 
 import gc
+import logging
+import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,15 +16,17 @@ from smelt import ops
 from smelt.devices.cuda import CudaDevice, Driver
 from smelt.ir import Graph
 from smelt.tuner import Choice, CudaScene, Effort, NetworkTrial, Rehearsal, TimingCache
-from smelt.types import DType, TensorType
-from tests.support.cuda_candidates import HOPPER, ClockedStub, StubBackend, tactic_of
+from smelt.types import DType, TensorType, override
+from tests.support.cuda_candidates import HOPPER, ClockedStub, StubBackend, elements, tactic_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from types import SimpleNamespace
 
     from numpy.typing import NDArray
 
     from smelt.backends import Tactic
+    from tests.support.cuda_driver_stub import CUresult
 
 _DTYPE = DType.FLOAT32
 
@@ -28,8 +34,8 @@ _DTYPE = DType.FLOAT32
 class Stage:
     """A chain of two nodes on the stub."""
 
-    def __init__(self) -> None:
-        self.stub = ClockedStub()
+    def __init__(self, stub: ClockedStub | None = None) -> None:
+        self.stub = stub or ClockedStub()
         self.device = CudaDevice(Driver(self.stub), 0)
         self.backend = StubBackend(self.stub, _DTYPE)
         self.graph = Graph("chain")
@@ -131,3 +137,106 @@ def test_each_node_starts_early_only_where_the_network_gains() -> None:
     ).run()
     assert [choice.tactics[id(n)].starts_early for n in stage.graph.nodes] == [True, False]
     assert str(choice.tactics[id(stage.graph.nodes[0])]).endswith(" early")
+
+
+class Racing(ClockedStub):
+    """A driver on which a launch that starts early now and then reads too soon."""
+
+    def __init__(self, *, each: int) -> None:
+        super().__init__()
+        self.each, self.early = each, 0
+
+    @override
+    def cuLaunchKernelEx(
+        self, config: SimpleNamespace, function: str, arguments: int, extra: int
+    ) -> tuple[CUresult]:
+        done = super().cuLaunchKernelEx(config, function, arguments, extra)
+        if config.numAttrs and function in self.costs_ms:
+            words = self._words(function, arguments)
+            self._do(config.hStream, lambda: self.spoil(words[2]))
+        return done
+
+    def spoil(self, place: int) -> None:
+        self.early += 1
+        if self.early % self.each == 0:
+            elements(place, 12, _DTYPE.numpy)[7] += 1
+
+
+def early(cast: dict[int, Tactic]) -> dict[int, Tactic]:
+    return {key: replace(tactic, starts_early=True) for key, tactic in cast.items()}
+
+
+@pytest.mark.parametrize(("each", "is_out"), [(7, True), (10**9, False)])
+def test_a_plan_that_computes_something_else_even_once_is_out(
+    each: int, is_out: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage = Stage(Racing(each=each))
+    calm = stage.cast("slow", "fast")
+    with caplog.at_level(logging.WARNING):
+        times = stage.rehearsal.milliseconds([calm, early(calm)], runs=2, seconds=10.0)
+    assert np.isfinite(times[0]).all()
+    assert np.isinf(times[1]).all() == is_out
+    assert ("chain: plan 2 of 2 is out: its results" in caplog.text) == is_out
+
+
+class Watching(ClockedStub):
+    """A driver that keeps what candidates' launches read, and what was where they wrote."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[bytes, bytes]] = []
+
+    @override
+    def _launch(self, function: str, words: list[int], blocks: int) -> None:
+        if function in self.costs_ms:
+            read, written = (elements(words[k], 12, _DTYPE.numpy) for k in (0, 2))
+            self.seen.append((read.tobytes(), written.tobytes()))
+        super()._launch(function, words, blocks)
+
+
+def test_plans_are_compared_on_fresh_inputs_in_memory_that_holds_nothing_of_them() -> None:
+    stage = Stage(stub := Watching())
+    stage.rehearsal.milliseconds([stage.cast("slow", "fast")], runs=1, seconds=10.0)
+    compared = stub.seen[2 : 2 + 3 * 4 * 2]  # behind the run that is stamped
+    assert len({read for read, _ in compared[::2]}) == 3
+    assert {written for _, written in compared} == {b"\xff" * 48}
+
+
+class Lucky:
+    """A stage where what starts early goes wrong, though not the first time."""
+
+    judges_whole, seconds_each = True, 0.0
+
+    def __init__(self, stage: Stage) -> None:
+        self.nodes, self.calls = stage.graph.nodes, 0
+
+    def milliseconds(
+        self, casts: Sequence[dict[int, Tactic]], *, runs: int, seconds: float
+    ) -> list[NDArray[np.float64]]:
+        assert seconds > 0
+        self.calls += 1
+        found: list[NDArray[np.float64]] = []
+        for cast in casts:
+            is_early = any(cast[id(node)].starts_early for node in self.nodes)
+            whole = (math.inf if self.calls > 1 else 1.0) if is_early else 2.0
+            found.append(np.full((runs, 3), whole))
+        return found
+
+
+def test_a_plan_that_goes_wrong_after_it_was_chosen_is_given_up_for_good() -> None:
+    stage, cache = Stage(), TimingCache()
+    for _ in range(2):  # the next build finds the first one's times in the cache
+        choice = Choice(stage.cast("slow", "slow"))
+        for node in stage.graph.nodes:
+            choice.timed[id(node)] = [(tactic_of("slow", _DTYPE), 1e-3)]
+        NetworkTrial(
+            stage.graph,
+            choice,
+            Lucky(stage),
+            stage.backend,
+            cache,
+            effort=Effort(least_seconds=0.0),
+            where="the stub",
+            sizes={},
+        ).run()
+        assert choice.tactics == stage.cast("slow", "slow")

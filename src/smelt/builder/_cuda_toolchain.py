@@ -44,8 +44,8 @@ _CANDIDATES: Final = 4
 they are compiled on all processors while the GPU times."""
 _SHARE_ALONE: Final = 0.7
 """The share of the tuning's time after which candidates are no longer timed alone."""
-_PLAN_SECONDS: Final = 0.02
-"""What it takes to assemble a plan and record its graph."""
+_PLAN_SECONDS: Final = 0.03
+"""What it takes to assemble a plan, to record its graphs, and to see that its results stay."""
 _SHARE_AGAIN: Final = 0.2
 """How much of the time that they took alone it may take to compile candidates for their places in
 the network: most are the same there."""

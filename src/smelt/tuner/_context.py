@@ -157,7 +157,8 @@ class NetworkTrial:
             if better is None or better == best or self._fastest([better, best]) == best:
                 break
             best = better
-        self.choice.tactics = best
+        # What was right the first time and is wrong now was lucky; the first starts nothing early.
+        self.choice.tactics = first if self._is_out(best) else best
 
     def _all_alike(self, cast: Cast) -> list[Cast]:
         """The cast with all kernels launched in one way, for each way."""
@@ -186,7 +187,10 @@ class NetworkTrial:
             most = self._most_takes(cast)
             if most < 1:
                 return None
-            for played, seconds in self._measured(parts, cast, most).items():
+            measured = self._measured(parts, cast, most)
+            if self._is_out(cast):
+                return None
+            for played, seconds in measured.items():
                 self.cache.put(keys[played], seconds)
         better = dict(cast)
         for part in parts:
@@ -225,9 +229,9 @@ class NetworkTrial:
     ) -> dict[tuple[str, Tactic], float]:
         """Seconds of what there is time to try, with what it costs the nodes around."""
         takes, plays = _arranged(parts, cast, self.timed, most)
-        runs = self.stage.milliseconds(
-            [cast, *(t.cast for t in takes)], runs=self.effort.runs, seconds=self._seconds_left()
-        )
+        runs = self._milliseconds([cast, *(t.cast for t in takes)], self.effort.runs)
+        if not np.isfinite(runs[0]).all():
+            return {}
         position = {id(node): i for i, node in enumerate(self.graph.nodes)}
 
         def holding(first: int, last: int) -> float:
@@ -255,6 +259,18 @@ class NetworkTrial:
                 charged = max(0.0, own + after - before) / len(part.nodes)
                 seconds[part.text, tactic] = charged / 1e3
         return seconds
+
+    def _milliseconds(self, casts: Sequence[Cast], runs: int) -> list[NDArray[np.float64]]:
+        """What the stage says of plans; of those that take forever that is noted."""
+        times = self.stage.milliseconds(casts, runs=runs, seconds=self._seconds_left())
+        for cast, own in zip(casts, times, strict=True):
+            if not np.isfinite(own).all():
+                self.cache.put(f"{self._context(cast)} | is out", 0.0)
+        return times
+
+    def _is_out(self, cast: Cast) -> bool:
+        """Whether a plan was once found not to run, or not to compute the same each time."""
+        return self.cache.get(f"{self._context(cast)} | is out") is not None
 
     def _seconds_left(self) -> float:
         return min(self.effort.seconds, self.deadline - time.perf_counter())
@@ -329,14 +345,18 @@ class NetworkTrial:
             return casts[0]
         contexts = [self._context(cast) for cast in casts]
         keys = [f"{own} | whole, beside {' '.join(contexts)}" for own in contexts]
-        if any(self.cache.get(key) is None for key in keys):
-            runs = self.stage.milliseconds(
-                casts, runs=3 * self.effort.runs, seconds=self._seconds_left()
-            )
+        if any(
+            self.cache.get(key) is None and not self._is_out(cast)
+            for key, cast in zip(keys, casts, strict=True)
+        ):
+            runs = self._milliseconds(casts, 3 * self.effort.runs)
             for key, times in zip(keys, runs, strict=True):
                 if np.isfinite(times).all():
                     self.cache.put(key, float(np.median(times[:, -1])) / 1e3)
-        seconds = [self.cache.get(key) or math.inf for key in keys]
+        seconds = [
+            math.inf if self._is_out(cast) else self.cache.get(key) or math.inf
+            for key, cast in zip(keys, casts, strict=True)
+        ]
         _LOG.debug("whole plans: %s", ", ".join(f"{s:.3e} s" for s in seconds))
         return casts[min(range(len(casts)), key=lambda i: (seconds[i], i))]
 

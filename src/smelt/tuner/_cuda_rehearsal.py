@@ -2,6 +2,11 @@
 
 Weights are what they are, so that activations are as in the engine: what numbers are multiplied
 decides how much power a GPU takes, and by that its clock.
+
+Launches that start early, or lie side by side, may touch what an earlier one has not done with, and
+be right for all that nine times in ten. So before a plan is timed it computes fresh inputs a few
+times, each time in memory that holds nothing that it could have read too soon, and once with every
+launch waiting for the one before: all of it must agree in every bit.
 """
 
 from __future__ import annotations
@@ -24,6 +29,7 @@ from smelt.devices.cuda import (
 from smelt.engine import Launch, Space
 from smelt.errors import BuildError
 from smelt.runtime import CudaMachinery, LoadedWeights, Memories
+from smelt.tuner._cuda_gauge import POISON
 from smelt.tuner._rehearsal import Scene, binding_of
 from smelt.types import override
 
@@ -36,10 +42,13 @@ if TYPE_CHECKING:
     from smelt.backends.cuda import CudaBackend, CudaTarget
     from smelt.devices.cuda import CudaAllocation, CudaDevice
     from smelt.ir import Array, Graph
-    from smelt.tuner._rehearsal import Cast, Symbols
+    from smelt.tuner._rehearsal import Cast, Play, Symbols
 
 _RUNS: Final = 4
 """Runs of which one time is the mean."""
+_CHECKED_INPUTS: Final = 3
+_CHECKED_RUNS: Final = 3
+"""Runs of a plan on each inputs that must agree with the one in which launches wait."""
 
 
 class CudaScene(Scene):
@@ -70,8 +79,9 @@ class CudaScene(Scene):
         recorder = self._open.enter_context(CudaStream(device))
         data = store.data()
         weights = self._uploaded(data)
+        self._inputs, self._sizes = graph.inputs, sizes
         self._bindings = self._bound(graph, made, sizes)
-        arena = self._room(max(one.plan.arena_bytes for one in made))
+        self._arena = arena = self._room(max(one.plan.arena_bytes for one in made))
         kernels = {name: kernel for name, kernel in self._modules.items() if kernel is not None}
         self.machinery = CudaMachinery(
             device, kernels, recorder, self.stream, LoadedWeights(data, weights.address, weights)
@@ -109,9 +119,12 @@ class CudaScene(Scene):
 
     def _uploaded(self, data: NDArray[np.uint8], size_bytes: int = 0) -> CudaAllocation:
         memory = self._room(max(data.size, size_bytes))
+        self._upload(data, memory)
+        return memory
+
+    def _upload(self, data: NDArray[np.uint8], memory: CudaAllocation) -> None:
         copy_memory(self.device, memory.address, int(data.ctypes.data), data.size, self.stream)
         self.stream.synchronize()
-        return memory
 
     def _bound(
         self, graph: Graph, made: Sequence[Assembled], sizes: Mapping[str, int]
@@ -127,6 +140,39 @@ class CudaScene(Scene):
             self._uploaded(array.reshape(-1).view(np.uint8), largest.get(number, 0))
             for number, array in enumerate(arrays)
         ]
+
+    # ---- whether launches wait for each other as they must
+
+    @override
+    def moving(self, plays: Sequence[Play | None]) -> set[int]:
+        found: set[int] = set()
+        rng = np.random.default_rng(1)
+        for _ in range(_CHECKED_INPUTS):
+            for value, memory in zip(self._inputs, self._bindings, strict=False):
+                self._upload(binding_of(value, self._sizes, rng).reshape(-1).view(np.uint8), memory)
+            for number, play in enumerate(plays):
+                if play is None or number in found:
+                    continue
+                wanted = self._results(play, timed=True)
+                runs = (self._results(play, timed=False) for _ in range(_CHECKED_RUNS))
+                if any(run != wanted for run in runs):
+                    found.add(number)
+        return found
+
+    def _results(self, play: Play, *, timed: bool) -> list[bytes]:
+        """What a plan writes to its outputs, where all memory was poison before."""
+        outputs = self._bindings[len(self._inputs) :]
+        for memory in (self._arena, *outputs):
+            self.device.call(
+                "cuMemsetD8Async", memory.address, POISON, memory.size_bytes, self.stream.handle
+            )
+        play(timed=timed)
+        found = [np.empty(memory.size_bytes, np.uint8) for memory in outputs]
+        for host, memory in zip(found, outputs, strict=True):
+            place = int(host.ctypes.data)
+            copy_memory(self.device, place, memory.address, host.size, self.stream)
+        self.stream.synchronize()
+        return [host.tobytes() for host in found]
 
     # ---- time
 

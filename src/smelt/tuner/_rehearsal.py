@@ -10,10 +10,12 @@ engine will have them, in the order in which they are read, is what counts.
 
 from __future__ import annotations
 
+import logging
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from smelt.ir import Array, Constant, Graph, Value
     from smelt.runtime import Machinery, Segment
 
+_LOG = logging.getLogger(__name__)
 Cast = dict[int, "Tactic"]
 """The tactic of each node, by ``id(node)``."""
 Symbols = tuple[tuple[str, int, int], ...]
@@ -61,6 +64,16 @@ class _Performance:
     """When each node was complete in the latest run that had stamps, in milliseconds."""
     whole: float = 0.0
     """When all was."""
+    is_out: bool = False
+    """Whether it did not always compute what its launches do one after another."""
+
+
+class Play(Protocol):
+    """Runs a plan once."""
+
+    def __call__(self, *, timed: bool) -> None:
+        """Run it; with ``timed`` its launches wait for each other, and none starts early."""
+        ...
 
 
 class Scene(ABC):
@@ -76,6 +89,10 @@ class Scene(ABC):
     def whole_ms(self, run: Callable[[], None]) -> float:
         """How long ``run`` takes, which runs a plan without stamps, in a sequence of such runs."""
         raise InternalError(f"{type(self).__name__} judges by stamps, not by {run}")
+
+    def moving(self, plays: Sequence[Play | None]) -> set[int]:
+        """Which plans do not always compute what their launches do one after another."""
+        raise InternalError(f"{type(self).__name__} runs {len(plays)} plans in one order only")
 
     @abstractmethod
     def close(self) -> None:
@@ -116,7 +133,7 @@ class Rehearsal:
 
         Where only wholes are judged, nodes are complete when those of the first cast are. Runs in
         which something else held the machine up are left out. A cast whose code cannot be had takes
-        forever.
+        forever, and so does one that computes something else where its launches overlap.
 
         Args:
             casts: tactics of all nodes; one plan is made of each.
@@ -130,12 +147,36 @@ class Rehearsal:
             for performance in performances:
                 if performance is not None:
                     self._stamp(performance, performances[0], scene)
+            if self.judges_whole:
+                self._compare(performances, scene)
             return self._by_turns(performances, scene, runs, seconds)
         finally:
             for performance in performances:
                 for segment in performance.segments if performance else ():
                     segment.close()
             scene.close()
+
+    def _compare(self, performances: Sequence[_Performance | None], scene: Scene) -> None:
+        """Find out the plans whose launches do not wait for each other as they must."""
+
+        def play_of(performance: _Performance | None) -> Play | None:
+            return None if performance is None else partial(self._play, performance, scene)
+
+        for number in scene.moving([play_of(performance) for performance in performances]):
+            performance = performances[number]
+            if performance is not None:
+                performance.is_out = True
+                _LOG.warning(
+                    "%s: plan %d of %d is out: its results are not those of its launches one "
+                    "after another",
+                    self.graph.name,
+                    number + 1,
+                    len(performances),
+                )
+
+    def _play(self, performance: _Performance, scene: Scene, *, timed: bool) -> None:
+        for segment in performance.segments:
+            segment.run(self.sizes, scene.memories, scene.addresses, timed=timed)
 
     def _by_turns(
         self, performances: Sequence[_Performance | None], scene: Scene, runs: int, seconds: float
@@ -145,7 +186,10 @@ class Rehearsal:
         times: list[list[NDArray[np.float64]]] = [[] for _ in performances]
         while True:
             for own, performance in zip(times, performances, strict=True):
-                own.append(never if performance is None else self._run(performance, scene))
+                if performance is None or performance.is_out:
+                    own.append(never)
+                else:
+                    own.append(self._run(performance, scene))
             good = [undisturbed(np.array(own)) for own in times]
             if min(map(len, good)) >= runs or time.perf_counter() > deadline:
                 return good
@@ -168,8 +212,8 @@ class Rehearsal:
             performance.stamps = np.zeros(len(self.graph.nodes)) if first is None else first.stamps
             return
         spent = np.zeros(performance.layers + 1)
+        self._play(performance, scene, timed=True)
         for segment in performance.segments:
-            segment.run(self.sizes, scene.memories, scene.addresses, timed=True)
             for layer, milliseconds in segment.milliseconds():
                 spent[layer + 1] += milliseconds
         clock = np.cumsum(spent)
@@ -179,11 +223,7 @@ class Rehearsal:
         if not self.judges_whole:
             self._stamp(performance, performance, scene)
             return np.append(performance.stamps, performance.whole)
-
-        def run() -> None:
-            for segment in performance.segments:
-                segment.run(self.sizes, scene.memories, scene.addresses, timed=False)
-
+        run = partial(self._play, performance, scene, timed=False)
         return np.append(performance.stamps, scene.whole_ms(run))
 
 
