@@ -116,9 +116,20 @@ def test_an_engine_for_gpus_says_on_a_bare_machine_what_it_needs(
     assert "MissingExtraError: cuda-bindings is not installed" in done.stderr
 
 
-def test_a_bare_machine_says_what_reading_a_model_needs(bare: Path) -> None:
-    done = run_bare(bare, "import smelt; smelt.network_from_onnx('m.onnx')")
-    assert "MissingExtraError: onnx is not installed; run: pip install onnx" in done.stderr
+@pytest.mark.parametrize(
+    ("asked", "package"),
+    [
+        ("network_from_onnx('m.onnx')", "onnx"),
+        ("compare.compare('m.onnx')", "onnx"),
+        ("network_from_caffe('m.prototxt')", "protobuf"),
+        ("inspect.report_to_text(None)", "rich"),
+    ],
+)
+def test_a_bare_machine_says_what_reading_a_model_or_a_report_needs(
+    bare: Path, asked: str, package: str
+) -> None:
+    told = f"MissingExtraError: {package} is not installed; run: pip install {package}"
+    assert told in run_bare(bare, f"import smelt; smelt.{asked}").stderr
 
 
 def test_a_bare_machine_says_what_the_command_line_needs(bare: Path) -> None:

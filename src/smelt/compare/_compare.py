@@ -185,9 +185,9 @@ def _open(
     if weights is not None or (is_text and Path(str(model)).suffix in {".prototxt", ".pbtxt"}):
         network, _ = network_from_caffe(model, weights, outputs=outputs)  # type: ignore[arg-type]
         return network.graph, None
-    import onnx
-
     graph = network_from_onnx(model, outputs=outputs).graph
+    import onnx  # it is there: the network was read
+
     if isinstance(model, onnx.ModelProto):
         return graph, model
     if isinstance(model, bytes):

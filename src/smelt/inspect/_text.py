@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING, Final
 
+from smelt.errors import MissingExtraError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
@@ -33,8 +35,12 @@ def report_to_text(
     """The report as text: a summary, then the sections, each of `SECTIONS`.
 
     Raises KeyError: a section that does not exist.
+    Raises MissingExtraError: the package rich, which lays tables out, is not installed.
     """
-    from rich.console import Console
+    try:
+        from rich.console import Console
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("rich") from error
 
     console = Console(file=io.StringIO(), width=width, highlight=False, color_system=None)
     for line in _summary(report):
