@@ -211,9 +211,9 @@ class _Build:
         if self.options.max_batch_size > 1 and not any(BATCH in box for box in boxes):
             _warn_of_batch(self.options.max_batch_size, self.graph.name)
         if not self.tools.honours(self.options.precision):
-            _warn_of_precision(self.options.precision, self.tools.target.name)
+            _warn_of_precision(self.options.precision, self.tools.name)
         if self.effort is not None and not self.tools.has_clock:
-            _warn_of_estimates(self.tools.target.name)
+            _warn_of_estimates(self.tools.name)
         plans = [self._optimise(box, number, len(boxes)) for number, box in enumerate(boxes)]
         for plan in plans:
             self._choose(plan)

@@ -76,6 +76,11 @@ class CudaToolchain(Toolchain):
 
     @property
     @override
+    def name(self) -> str:
+        return f"cuda:{self.target.architecture}"
+
+    @property
+    @override
     def fingerprint(self) -> Fingerprint:
         return Fingerprint(
             device="cuda",

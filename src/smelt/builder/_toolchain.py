@@ -66,6 +66,11 @@ class Toolchain(ABC):
         """What code is made for."""
 
     @property
+    def name(self) -> str:
+        """The target's name, for messages."""
+        return self.target.name
+
+    @property
     @abstractmethod
     def fingerprint(self) -> Fingerprint:
         """What the engine says it was made for."""
