@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
 
+from smelt.backends import WeightStore, assemble
 from smelt.backends.cuda import CudaBackend, CudaTarget
 from smelt.engine import Launch, View
 from smelt.ir import Graph
-from smelt.ops.conv import Conv
-from smelt.types import DType, TensorType
+from smelt.ops import LRN, AveragePool, Conv, MatMul, MaxPool, ReduceSum, Relu, Softmax, Transpose
+from smelt.types import DType, Layout, TensorType
+
+if TYPE_CHECKING:
+    from smelt.ir import Op
 
 
 def _families(shape: tuple[int, ...], depth: int, filters: int) -> set[str]:
@@ -54,3 +60,66 @@ def test_copies_count_channels_in_64_bits_where_planes_lie_far_apart(
     (step,) = backend.reformat(planes, pixels)
     assert isinstance(step, Launch)
     assert ("e1.to(tl.int64)" in backend.generate(step.kernel, CudaTarget(90))) is is_far
+
+
+def _kernels(op: Op, *shapes: tuple[int, ...], axes: tuple[int, ...] | None = None) -> str:
+    """The text of the kernels of the first tactic for an op."""
+    graph = Graph("large")
+    inputs = [
+        graph.add_input(f"x{k}", TensorType(DType.FLOAT16, shape)) for k, shape in enumerate(shapes)
+    ]
+    if axes is not None:
+        inputs.append(graph.add_constant(np.array(axes), "axes"))
+    node = graph.add(op, *inputs, name="node")
+    graph.outputs += node.outputs
+    backend = CudaBackend(jobs=1)
+    tactic = backend.candidates(node, CudaTarget(90))[0][0]
+    assert not tactic.is_reference
+    steps = assemble(graph, {id(node): tactic}, backend, WeightStore()).plan.steps
+    launches = [step for step in steps if isinstance(step, Launch)]
+    return "\n".join(backend.generate(launch.kernel, CudaTarget(90)) for launch in launches)
+
+
+@pytest.mark.parametrize(
+    ("op", "shape", "axes", "is_far"),
+    [
+        (ReduceSum(), (1 << 14, 1 << 18), (0,), True),
+        (ReduceSum(), (1 << 14, 1 << 17), (0,), False),
+        (ReduceSum(), (1 << 13, 3, 1 << 18), (1, 2), False),
+        (ReduceSum(), (1, 1 << 15, 1 << 17), (1,), True),
+        (Softmax(0), (3, 1 << 30), None, True),
+        (Softmax(1), (1 << 22, 1 << 12), None, False),
+    ],
+)
+def test_rows_that_reach_further_than_32_bits_tell_are_counted_in_64(
+    op: Op, shape: tuple[int, ...], axes: tuple[int, ...] | None, *, is_far: bool
+) -> None:
+    text = _kernels(op, shape, axes=axes)
+    assert "row = tl.program_id(0).to(tl.int64)" in text
+    steps = [line for line in text.splitlines() if line.strip().startswith("j = ")]
+    assert steps
+    assert all(line.endswith(".to(tl.int64)") is is_far for line in steps)
+
+
+@pytest.mark.parametrize("op", [MaxPool((2, 2)), AveragePool((2, 2)), LRN(3), Relu()])
+def test_what_walks_over_whole_tensors_counts_programs_in_64_bits(op: Op) -> None:
+    text = _kernels(op, (1 << 12, 64, 128, 128))
+    assert "tl.program_id(0).to(tl.int64)" in text
+    assert "tl.program_id(0)\n" not in text
+
+
+def test_more_places_than_32_bits_tell_are_no_rows_of_a_product() -> None:
+    assert "conv" in _families((1 << 17, 1, 128, 128), 1, 1)  # 2^31 pixels less the windows' ends
+    assert not _families((1 << 18, 1, 128, 128), 1, 1)
+
+
+def test_a_large_factor_that_is_turned_over_is_copied() -> None:
+    for width, layout in ((1 << 10, Layout.STRIDED), (1 << 11, Layout.LINEAR)):
+        graph = Graph("large")
+        x = graph.add_input("x", TensorType(DType.FLOAT16, (1 << 10, 1 << 10, width)))
+        turned = graph.add(Transpose((1, 0, 2)), x, name="turned").output
+        w = graph.add_constant(np.zeros((width, 8), np.float16), "w")
+        node = graph.add(MatMul(), turned, w, name="node")
+        tactics, _ = CudaBackend(jobs=1).candidates(node, CudaTarget(90))
+        formats = {t.inputs[0].layout for t in tactics if t.family == "gemm" and t.inputs[0]}
+        assert formats == {layout}

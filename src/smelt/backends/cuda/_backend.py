@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 _FEW_BLOCKS: Final = 1024
 """Launches of more fill a GPU by themselves."""
 _NEAR: Final = (
-    "attention", "conv", "conv_sum", "depthwise", "gemm", "held", "pairs", "rows", "stem",
+    "attention", "conv", "conv_sum", "depthwise", "gemm", "held", "pairs", "stem",
 )  # fmt: skip
 """Families whose kernels count in 32 bits."""
 

@@ -16,6 +16,7 @@ from smelt.backends._axes import Axis, broadcast_strides, common_axes
 from smelt.backends._scalars import Scalars
 from smelt.backends.cuda._costs import guess
 from smelt.backends.cuda._elementwise import write_stages
+from smelt.backends.cuda._reach import FARTHEST
 from smelt.backends.cuda._source import Source, operand_parameters
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.types import ceil_div, element_count
@@ -35,8 +36,6 @@ _LINE: Final = 64
 """Elements of a tile's side along which a turned operand runs on."""
 _LEAST_LINE: Final = 16
 _LEAST_BLOCK: Final = 256
-_FARTHEST: Final = (1 << 31) - 1
-"""Further from a tile's first element, the next ones are counted in 64 bits."""
 _WASTE: Final = 1.15
 """How much more than an axis its tiles may cover, if shorter ones cover it better."""
 
@@ -218,7 +217,8 @@ class _Writer:
         for number, axis in enumerate(self.inner):
             stride = axis[1 + operand]
             if stride != 0:
-                is_far = isinstance(stride, int) and abs(stride) * self.tile[number] > _FARTHEST
+                # Further from a tile's first element, the next ones are counted in 64 bits.
+                is_far = isinstance(stride, int) and abs(stride) * self.tile[number] > FARTHEST
                 steps = f"e{number}.to(tl.int64)" if is_far else f"e{number}"
                 terms.append(f"{self.spread(steps, number)} * {self.s.extent(stride)}")
             elif whole:

@@ -5,20 +5,32 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING, Final
 
-from smelt.backends.cuda._costs import guess
+from smelt.backends._fusion import root_of
+from smelt.backends.cuda._costs import count_of, guess
+from smelt.ops import Conv, ConvSum, Gemm, MatMul
 
 if TYPE_CHECKING:
     from smelt.ir import Node, Value
 
+FARTHEST: Final = (1 << 31) - 1
+"""What 32 bits count."""
 MOST_ELEMENTS: Final = 1 << 30
 """Half of what 32 bits count: images go in pairs, and tiles end behind the last place."""
+_MOST_PLACES: Final = FARTHEST - 4096
+"""Rows of a product: tiles end behind the last."""
 
 
 def why_too_far(node: Node) -> str | None:
     """Why kernels that count in 32 bits cannot run a node, or None.
 
-    Only the first axis of a tensor that is not constant is counted in 64.
+    Only the first axis of a tensor that is not constant is counted in 64, and rows are not.
     """
+    root, count = root_of(node)[0], count_of(node.outputs[0])
+    if isinstance(root, Conv | ConvSum | Gemm | MatMul):
+        columns = node.outputs[0].tensor.shape[1 if isinstance(root, Conv | ConvSum) else -1 :][:1]
+        places = count // max(1, *map(guess, columns), 1)
+        if places > _MOST_PLACES:
+            return f"the result has {places} places, more than 32 bits tell"
     for value in (*node.inputs, *node.outputs):
         if value is not None and (count := _elements(value)) > MOST_ELEMENTS:
             return (

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from smelt.backends._axes import Axis
 from smelt.backends._scalars import Scalars
+from smelt.backends.cuda._reach import FARTHEST
 from smelt.backends.cuda._source import operand_parameters
 from smelt.engine import Launch, View
 from smelt.errors import InternalError
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from smelt.engine import Json
     from smelt.types import Dim
 
-_FARTHEST: Final = (1 << 31) - 1
 _ADDED_ELEMENTS: Final = 512
 """Elements of the result that a program adds the pieces of."""
 _ADDED_COLUMNS: Final = 64
@@ -153,4 +153,4 @@ def _is_far(view: View) -> bool:
     reach: Dim = 0
     for extent, stride in zip(view.shape, view.strides, strict=True):
         reach = reach + (extent - 1) * stride
-    return not (isinstance(reach, int) and abs(reach) <= _FARTHEST)
+    return not (isinstance(reach, int) and abs(reach) <= FARTHEST)

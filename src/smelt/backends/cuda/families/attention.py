@@ -18,6 +18,7 @@ from smelt.backends._nodes import value_of, view_of
 from smelt.backends._scalars import Scalars
 from smelt.backends.cuda._costs import BYTES_PER_SECOND, LAUNCH_SECONDS, count_of, guess
 from smelt.backends.cuda._elementwise import literal
+from smelt.backends.cuda._reach import MOST_ELEMENTS
 from smelt.backends.cuda._source import LANGUAGE_TYPES, Source, operand_parameters
 from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda.families._epilogue import FLOATS
@@ -127,10 +128,15 @@ def _why_not(node: Node, op: Attention) -> str | None:
 
 
 def _format(value: Value) -> TensorFormat:
-    """Operands are read through any strides; only transposes make such windows."""
+    """Operands are read through any strides; only transposes make such windows.
+
+    Of larger ones a copy is made: strides along any axis may go further than 32 bits count.
+    """
     made = value.producer
     turned = made is not None and isinstance(made.op, Transpose) and value.constant is None
-    return TensorFormat(value.tensor.dtype, Layout.STRIDED if turned else Layout.LINEAR)
+    is_near = count_of(value) <= MOST_ELEMENTS
+    layout = Layout.STRIDED if turned and is_near else Layout.LINEAR
+    return TensorFormat(value.tensor.dtype, layout)
 
 
 def _options(

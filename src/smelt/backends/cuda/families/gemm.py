@@ -10,8 +10,9 @@ from smelt.backends._base import Family, Operands, Refusal, Tactic
 from smelt.backends._fusion import root_of
 from smelt.backends._nodes import value_of, view_of
 from smelt.backends._scalars import Scalars
-from smelt.backends.cuda._costs import guess
+from smelt.backends.cuda._costs import count_of, guess
 from smelt.backends.cuda._product import ProductKernel, write_product
+from smelt.backends.cuda._reach import MOST_ELEMENTS
 from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda.families._epilogue import (
     FLOATS,
@@ -134,12 +135,16 @@ def _why_not(node: Node) -> str | None:
 
 
 def _format(value: Value | None) -> TensorFormat | None:
-    """Factors are read through any strides; only transposes make such windows."""
+    """Factors are read through any strides; only transposes make such windows.
+
+    Of larger ones a copy is made: strides along any axis may go further than 32 bits count.
+    """
     if value is None:
         return None
     made = value.producer
-    turned = made is not None and isinstance(made.op, Transpose)
-    layout = Layout.STRIDED if turned and value.constant is None else Layout.LINEAR
+    turned = made is not None and isinstance(made.op, Transpose) and value.constant is None
+    is_near = count_of(value) <= MOST_ELEMENTS
+    layout = Layout.STRIDED if turned and is_near else Layout.LINEAR
     return TensorFormat(value.tensor.dtype, layout)
 
 

@@ -287,14 +287,15 @@ class _Writer:
         s.line("tl.debug_barrier()")
         with s.block("for step in range(0, length):"):
             s.line("turned = length - 1 - step")
-            s.line(f"t = {self.moment()}")
+            s.line(f"t = item * 0 + {self.moment()}")  # in 64 bits, as an item's number is
             s.line(f"before = state + (step % 2) * {size}")
             s.line(f"after = state + (1 - step % 2) * {size}")
             gates = f"(way * {time} * {batch} + t * {batch} + item)"
             s.line(f"entered = p{self.places['entered']} + {gates} * {self.gates * self.hidden}")
             self.lstm() if self.k["op"] == "lstm" else self.gru(size)
             s.line("tl.debug_barrier()")
-        with s.block(f"for t in range(length, {time}):"), self.rows():
+        with s.block(f"for late in range(length, {time}):"), self.rows():
+            s.line("t = item * 0 + late")
             s.store(self.places["every"], self.every(), "i * 0.0", "ok")
         with self.rows():
             s.line(f"h = tl.load(state + (length % 2) * {size} + i, mask=ok, other=0.0)")

@@ -6,6 +6,7 @@ each pass. Sums have a fixed order. Several sizes of programs are offered: few r
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
@@ -16,6 +17,7 @@ from smelt.backends._nodes import value_of, view_of
 from smelt.backends._scalars import Scalars
 from smelt.backends.cuda._costs import LAUNCH_SECONDS, guess, memory_seconds
 from smelt.backends.cuda._elementwise import literal, write_stages
+from smelt.backends.cuda._reach import FARTHEST
 from smelt.backends.cuda._source import Source, operand_parameters
 from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda.families._epilogue import (
@@ -36,7 +38,7 @@ from smelt.ops import (
 from smelt.types import Layout, TensorFormat, ceil_div, element_count, override
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
 
     from smelt.engine import Parameters, Step
     from smelt.ir import Node, Op
@@ -257,6 +259,18 @@ class _Writer:
         length = kernel["length"]
         self.fits = isinstance(length, int) and length <= self.columns
         self.length = self.s.extent(length)
+        self.is_far = any(map(self.goes_far, range(1, len(self.along[0])))) if self.along else False
+
+    def goes_far(self, stride: int) -> bool:
+        """Whether a row may reach further in an operand than 32 bits count.
+
+        Extents and strides of run time have 64 bits, and so has what they are multiplied with.
+        """
+        reach = 0
+        for axis in self.along:
+            if isinstance(axis[0], int) and isinstance(axis[stride], int):
+                reach += (axis[0] - 1) * abs(axis[stride])
+        return reach > FARTHEST
 
     def write(self) -> str:
         s, op = self.s, self.k["op"]
@@ -279,9 +293,10 @@ class _Writer:
 
     # ---- walking a row
 
-    def step_to(self, number: str) -> None:
+    def step_to(self, start: str) -> None:
         s = self.s
-        s.line(f"j = {number} * {self.columns} + tl.arange(0, {self.columns})")
+        wide = ".to(tl.int64)" if self.is_far else ""
+        s.line(f"j = {start} + tl.arange(0, {self.columns}){wide}")
         s.line(f"ok = row_ok[:, None] & (j < {self.length})[None, :]")
         names = [f"j{n}" for n in range(len(self.along))]
         s.unravel("j", [axis[0] for axis in self.along], names)
@@ -302,9 +317,7 @@ class _Writer:
         else:
             shape = f"[{self.block}, {self.columns}]"
             s.line(f"part = tl.full({shape}, {_NEUTRAL[fold]}, tl.float32)")
-            with s.block(f"for number in range(0, {self.stretches()}):"):
-                self.step_to("number")
-                s.line(f"x = {self.read(0)}")
+            with self.stretches():
                 s.line(f"one = tl.where(ok, {element}, {_NEUTRAL[fold]})")
                 s.line(f"part = {_FOLDS[fold].format(a='part', b='one')}")
         # A maximum on tensors forgets what is no number: it is found beside it.
@@ -326,9 +339,7 @@ class _Writer:
         if self.fits:
             emit()
             return
-        with s.block(f"for number in range(0, {self.stretches()}):"):
-            self.step_to("number")
-            s.line(f"x = {self.read(0)}")
+        with self.stretches():
             emit()
 
     def finished(self, value: str, place: str, mask: str) -> str:
@@ -340,8 +351,13 @@ class _Writer:
         read = s.reading(1 + self.own, lambda operand: f"{place}{operand}", mask)
         return write_stages(s.line, self.k["stages"], read, ["result"])
 
-    def stretches(self) -> str:
-        return f"({self.length} + {self.columns - 1}) // {self.columns}"
+    @contextmanager
+    def stretches(self) -> Generator[None]:
+        """A loop over stretches of the rows: ``x``, where it is there."""
+        with self.s.block(f"for start in range(0, {self.length}, {self.columns}):"):
+            self.step_to("start")
+            self.s.line(f"x = {self.read(0)}")
+            yield
 
     # ---- what rows are for
 

@@ -228,10 +228,15 @@ def _write(kernel: KernelSpec) -> str:
     axes: Any = kernel["axes"]
     count, stride, width = kernel["channels"]
     names = [f"d{n}" for n in range(len(axes))]
-    s.line(f"i = tl.program_id(0) * {_PIXELS} + tl.arange(0, {_PIXELS})")
+    # The pixels of all images may be more than 32 bits count; those of two are not.
+    each = s.product_of(axis[0] for axis in axes[1:])
+    s.line(f"first = tl.program_id(0).to(tl.int64) * {_PIXELS}")
+    s.line(f"i = first + tl.arange(0, {_PIXELS})")
+    s.line(f"within = (first % {each}).to(tl.int32) + tl.arange(0, {_PIXELS})")
     s.line(f"c = tl.arange(0, {width})")
     s.line(f"is_pixel = i < {s.extent(kernel['total'])}")
-    s.unravel("i", [axis[0] for axis in axes], names)
+    s.unravel("within", [axis[0] for axis in axes], names)
+    s.line(f"{names[0]} = {names[0]} + first // {each}")
     conditions = ["is_pixel"]
     terms: list[tuple[str, Any]] = []
     for name, (_, extent, step, before) in zip(names, axes, strict=True):
@@ -243,7 +248,7 @@ def _write(kernel: KernelSpec) -> str:
     s.line(f"at = p0 + ({s.sum_of(*terms)})")
     mask = f"inside[:, None] & (c < {count})[None, :]"
     s.line(f"x = tl.load(at[:, None] + ({s.sum_of(('c', stride))})[None, :], mask={mask}, other=0)")
-    place = f"(p1 + i.to(tl.int64) * {width})[:, None] + c[None, :]"
+    place = f"(p1 + i * {width})[:, None] + c[None, :]"
     kind = LANGUAGE_TYPES[s.dtypes[1]]
     s.line(f"tl.store({place}, x.to({kind}), mask=is_pixel[:, None])")
     return s.text()
