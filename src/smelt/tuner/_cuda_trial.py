@@ -246,6 +246,7 @@ class _Bench:
         self.lab, self.node = lab, node
         self.storage = storage_of(tactics)
         self._data: list[tuple[list[Array | None], tuple[Array, ...]]] = []
+        self._magnitudes: dict[tuple[int, int], float] = {}
         self._rooms: dict[object, Memory] = {}
         self._keys = WeightStore()
 
@@ -410,12 +411,19 @@ class _Bench:
             truth, is_new = self._room(key, 4 * count)
             if is_new:
                 truth.fill_from(self._laid_out_wide(view, wanted, count))
-            finite = np.abs(wanted[np.isfinite(wanted)].astype(np.float64))
-            scale = float(finite.max()) if finite.size else 0.0
-            error = self.lab.gauge.error(memory, truth, fmt.dtype, count) / (scale or 1.0)
+            error = self.lab.gauge.error(memory, truth, fmt.dtype, count)
+            error /= self._magnitude(part, position)
             if error > _tolerance(tactic):
                 return f"its error is {error:.1e} of the largest magnitude"
         return None
+
+    def _magnitude(self, part: int, position: int) -> float:
+        """The largest finite number of what is wanted, found once; 1 where all are zeros."""
+        if (part, position) not in self._magnitudes:
+            wanted = self.data[part][1][position]
+            finite = np.max(np.abs(wanted), where=np.isfinite(wanted), initial=0.0)
+            self._magnitudes[part, position] = float(finite) or 1.0
+        return self._magnitudes[part, position]
 
     def _laid_out(self, view: View, wanted: Array, size_bytes: int) -> NDArray[np.uint8]:
         host = np.full(size_bytes, POISON, np.uint8)
