@@ -121,6 +121,14 @@ def test_times_of_another_gpu_or_driver_are_not_believed() -> None:
     assert CudaLaboratory(bench.backend, HOPPER, other, sizes={}).where != here
 
 
+@pytest.mark.parametrize(("hint", "count"), [(1e-6, 3), (1e-5, 2)])
+def test_of_launches_that_take_long_fewer_are_timed(hint: float, count: int) -> None:
+    bench = Bench()
+    tactics = [tactic_of(kind, bench.dtype, hint) for kind in ("slow", "fast", "moving")]
+    bench.timer(keep_long=2).announce([(bench.node, tactics)])
+    assert len(bench.backend.begun) == count
+
+
 def test_each_node_has_its_best_guess_compiled_first_when_time_is_short() -> None:
     bench = Bench()
     hints = {"slow": 3e-6, "fast": 1e-6, "wrong": 2e-6}

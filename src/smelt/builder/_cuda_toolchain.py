@@ -39,9 +39,11 @@ _SIZE: Final = "multiprocessors="
 _COPY_SECONDS: Final = 2.0e-6
 """What a copy between formats takes that moves next to nothing, launch included."""
 _COPY_BYTES_PER_SECOND: Final = 2.5e12
-_CANDIDATES: Final = 4
+_CANDIDATES: Final = 3
 """Candidates that are tried for each one that would be on a processor: there are more of them, and
 they are compiled on all processors while the GPU times."""
+_CANDIDATES_LONG: Final = 2
+"""The same of launches that take long, of which estimates have the best among fewer."""
 _SHARE_ALONE: Final = 0.7
 """The share of the tuning's time after which candidates are no longer timed alone."""
 _PLAN_SECONDS: Final = 0.03
@@ -110,6 +112,7 @@ class CudaToolchain(Toolchain):
             CudaLaboratory(self._kernels, self.target, device, sizes=tuning.sizes),
             tuning.timings,
             keep=effort.candidates * _CANDIDATES,
+            keep_long=effort.candidates * _CANDIDATES_LONG,
             repeats=effort.repeats,
             seconds=(tuning.deadline - time.perf_counter()) * _SHARE_ALONE,
         )

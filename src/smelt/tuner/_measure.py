@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Final, Protocol
 
 from smelt.tuner._specimen import Repeats
 from smelt.types import element_count, evaluate_dim
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from smelt.ir import Node
     from smelt.tuner._timings import TimingCache
     from smelt.types import TensorType
+
+
+_LONG_SECONDS: Final = 8e-6
 
 
 class Bench(Protocol):
@@ -56,14 +59,29 @@ class MeasuringTimer:
         cache: TimingCache,
         *,
         keep: int,
+        keep_long: int | None = None,
         repeats: int,
         averaged: int = 1,
         seconds: float = math.inf,
         seconds_each: float = 0.02,
         sample_seconds: float = 0.0,
     ) -> None:
+        """Measure candidates of single nodes.
+
+        Args:
+            laboratory: where they are tried.
+            cache: what was measured, and will be.
+            keep: how many are measured of each family, arithmetic and formats.
+            keep_long: the same where even the best takes long: estimates are surer there.
+            repeats: how often each is measured.
+            averaged: of how many runs each time is the mean.
+            seconds: time for everything.
+            seconds_each: time for a candidate, after two repeats.
+            sample_seconds: a mean is taken of more runs where it would last less.
+        """
         self.laboratory, self.cache = laboratory, cache
         self.keep = keep
+        self.keep_long = keep if keep_long is None else keep_long
         self.repeats = Repeats(repeats, averaged, seconds_each, sample_seconds)
         self.deadline = time.perf_counter() + seconds
 
@@ -121,8 +139,12 @@ class MeasuringTimer:
                 arithmetic = dict(tactic.parameters).get("arithmetic")
                 key = (tactic.inputs, tactic.outputs, tactic.family, arithmetic)
                 groups.setdefault(key, []).append(i)
-        best = (sorted(g, key=lambda i: tactics[i].cost_hint)[: self.keep] for g in groups.values())
-        return sorted(i for group in best for i in group)
+        best: list[int] = []
+        for group in groups.values():
+            group.sort(key=lambda i: tactics[i].cost_hint)
+            is_long = tactics[group[0]].cost_hint > _LONG_SECONDS
+            best += group[: self.keep_long if is_long else self.keep]
+        return sorted(best)
 
     def _key(self, node: Node, tactic: Tactic) -> str:
         lab = self.laboratory

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from smelt.backends.cuda._costs import multiprocessors_of
 from smelt.devices.cuda import LIMITS
 from smelt.errors import UnsupportedError
 from smelt.types import DType
@@ -94,7 +95,8 @@ def target_named(name: str) -> CudaTarget:
     if len(parts) > _MOST_PARTS:
         raise UnsupportedError(f"{len(parts)} GPU architectures for one engine; give fewer")
     numbers = sorted({_capability(part.strip()) for part in parts})
-    return CudaTarget(numbers[0], newer=tuple(numbers[1:]))
+    oldest, *newer = numbers
+    return CudaTarget(oldest, multiprocessors_of(oldest), newer=tuple(newer))
 
 
 def _capability(name: str) -> int:

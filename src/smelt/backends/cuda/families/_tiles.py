@@ -5,10 +5,18 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from itertools import product
+from math import ceil, sqrt
 from typing import TYPE_CHECKING, Any, Final
 
 from smelt.backends._base import Tactic
-from smelt.backends.cuda._costs import BYTES_PER_SECOND, LAUNCH_SECONDS
+from smelt.backends.cuda._costs import (
+    WARP_LANES,
+    Work,
+    cache_rate,
+    gpu_of,
+    product_seconds,
+    seconds_of,
+)
 from smelt.engine import parameters
 from smelt.types import DType
 
@@ -21,22 +29,22 @@ if TYPE_CHECKING:
 _KEPT: Final = 24
 _KEPT_ALIKE: Final = 3
 """Of tiles with as many rows and columns so many are kept."""
-_FLOPS: Final = 6.8e14
-"""Of the whole GPU on its tensor cores, in 16 bits."""
-_SLOW_FLOPS: Final = {"ieee": 4.0e13, "tf32x3": 1.0e14, "tf32": 3.0e14}
-_SHARED_BYTES_PER_SECOND: Final = 3.6e10
-"""What one multiprocessor gets from the second-level cache."""
-_LATENCY_SECONDS: Final = 9.0e-7
-"""From asking for a tile's factors to having them."""
-_TILE_SECONDS: Final = 1.5e-6
-"""Beginning and end of a tile."""
-_ADDING_SECONDS: Final = 2.0e-6
-"""Of the launch that adds the pieces of a sum."""
-_SCATTERED: Final = 6.0
-"""How much longer steps take whose elements are read one by one."""
-_REGISTERS: Final = 65536
-_THREADS: Final = 2048
-_WARP_LANES: Final = 32
+_TURN_SECONDS: Final = 4.5e-10
+"""For each element of the sum's depth in a step: addresses, conditions, barriers."""
+_CHAIN_SECONDS: Final = 8.8e-10
+"""The same of instructions that wait for each other."""
+_SOUGHT: Final = 1.3
+"""How much dearer elements of the first factor are, whose rows lie anywhere."""
+_SOUGHT_TWICE: Final = 2.3
+"""The same where they may be of either of two images."""
+_SCATTERED: Final = 4.4
+"""How much dearer those still are that are read one by one."""
+_ADDING_SECONDS: Final = 8.3e-7
+_PIECE_SECONDS: Final = 1.7e-7
+"""Of the launch that adds the pieces of a sum, and of each of them."""
+_LINE_BYTES: Final = 128
+_LOAD_BYTES: Final = 16
+_REUSED_AREA: Final = 64 * 64
 _VECTOR: Final = 8
 _LEAST_VECTOR: Final = 4
 """Elements of a load that may run ahead."""
@@ -51,8 +59,6 @@ _FEW_STEPS: Final = 64
 """Shorter steps of a sum in 16 bits are for shorter sums alone."""
 _OWN_SHARED_BYTES: Final = 2048
 """Shared memory beside the factors."""
-_LEAST_WIDE_ROWS: Final = 64
-"""Tiles of fewer rows go through the older, half as fast instructions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,10 @@ class Shape:
     """Elements of the depth that lie side by side; 0 for all of them."""
     image: int = 0
     """Elements of the first factor, where windows read them several times."""
+    windows: bool = False
+    """Whether windows have several taps, which may lie outside of the image."""
+    images: int = 1
+    """Images of which windows are sums."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +116,7 @@ def choices(tactic: Tactic, *, asks: bool = True) -> dict[str, Any]:
 
 def tiles_for(shape: Shape, target: CudaTarget) -> Iterator[tuple[Choice, float]]:
     """Yield the most promising tiles, with their estimated seconds, best first."""
-    found = [(_seconds(shape, choice, target), choice) for choice in _choices(shape, target)]
+    found = [(estimate(shape, choice, target), choice) for choice in _choices(shape, target)]
     found.sort(key=lambda pair: pair[0])
     kept: dict[tuple[int, int, bool, bool], int] = {}
     count = 0
@@ -179,37 +189,69 @@ def _pieces(
             yield pieces
 
 
-def _seconds(shape: Shape, choice: Choice, target: CudaTarget) -> float:
+def estimate(shape: Shape, choice: Choice, target: CudaTarget) -> float:
+    """Seconds of a product."""
+    gpu, work = gpu_of(target), _work(shape, choice, target)
+    seconds = seconds_of(work, gpu)
+    if choice.pieces > 1:
+        sums = choice.pieces * shape.rows * shape.columns
+        added = 2 * DType.FLOAT32.size_bytes * sums / cache_rate(work, gpu)
+        seconds += _ADDING_SECONDS + choice.pieces * _PIECE_SECONDS + added
+    return seconds
+
+
+def _work(shape: Shape, choice: Choice, target: CudaTarget) -> Work:
+    """What the programs of a product do."""
     bm, bn, bk = choice.tile
-    size = shape.dtype.size_bytes
-    tiles = shape.matrices * -(-shape.rows // bm) * -(-shape.columns // bn)
-    steps = -(-shape.depth // bk // choice.pieces)
-    tiles *= choice.pieces
-    each = -(-tiles // target.multiprocessors)
-    held = max(1, choice.pipeline) * (bm + bn) * bk * size + _OWN_SHARED_BYTES
-    threads = choice.warps * _WARP_LANES
-    beside = min(
-        target.shared_bytes // held,
-        _THREADS // threads,
-        _REGISTERS // (bm * bn + threads * 64),
+    size, is_split = shape.dtype.size_bytes, choice.pieces > 1
+    down, across = -(-shape.rows // bm), -(-shape.columns // bn)
+    programs = shape.matrices * down * across * choice.pieces
+    steps = ceil(ceil(shape.depth / bk) / choice.pieces)
+    written = bm * bn * (size * (1 + shape.adds))
+    step_bytes = (bm + bn) * bk * size
+    first = size * (shape.image or shape.rows * shape.depth)
+    columns = shape.columns * (shape.depth + shape.rows * (1 + shape.adds))
+    beyond = (down * bm - shape.rows) * across + (across * bn - shape.columns) * down
+    return Work(
+        programs=programs,
+        warps=choice.warps,
+        registers=_registers(shape, choice),
+        shared_bytes=choice.pipeline * step_bytes,
+        steps=steps,
+        held=choice.pipeline,
+        step_seconds=product_seconds(
+            choice.tile, choice.warps, shape.dtype, choice.precision, gpu_of(target)
+        ),
+        turn_seconds=_TURN_SECONDS * bk,
+        chain_seconds=_CHAIN_SECONDS * bk,
+        step_bytes=bk * size * (bm * _price(shape) + bn),
+        end_bytes=written + (2 * bm * bn if is_split else 0),
+        sums=bm * bn / (choice.warps * WARP_LANES),
+        fetched_bytes=float(programs) * (steps * step_bytes + written),
+        source_bytes=first,
+        moved_bytes=shape.matrices * (first + size * columns),
+        reuse=sqrt(sqrt(bm * bn / _REUSED_AREA)),
+        # What reaches past the end reads the last line again and again.
+        crowded_bytes=float(steps) * beyond * _LINE_BYTES,
     )
-    beside = max(1, min(each, beside))
-    rate = _SLOW_FLOPS[choice.precision] if shape.dtype is DType.FLOAT32 else _FLOPS
-    if bm < _LEAST_WIDE_ROWS:
-        rate *= 0.55
-    work = 2.0 * bm * bn * bk * target.multiprocessors / rate
-    if shape.run % _LEAST_VECTOR:
-        work *= _SCATTERED
-    moved = (bm + bn) * bk * size / (_SHARED_BYTES_PER_SECOND * 3)
-    ahead = max(1, min(choice.pipeline - 1, steps))
-    step = max(beside * max(work, moved), _LATENCY_SECONDS / ahead)
-    written = bm * bn * size * (1 + shape.adds) * beside / (_SHARED_BYTES_PER_SECOND * 3)
-    own = -(-each // beside) * (steps * step + _TILE_SECONDS + written)
-    first = shape.image or shape.rows * shape.depth
-    read = first + shape.columns * (shape.depth + shape.rows * (1 + shape.adds))
-    floor = shape.matrices * read * size / BYTES_PER_SECOND
-    apart = _ADDING_SECONDS if choice.pieces > 1 else 0.0
-    return LAUNCH_SECONDS + max(own, floor) + apart
+
+
+def _price(shape: Shape) -> float:
+    """How much dearer the first factor's elements are than the second's, which lie side by side."""
+    scattered = _SCATTERED if shape.run % _LEAST_VECTOR else 1.0
+    return scattered * (_SOUGHT_TWICE if shape.images > 1 else _SOUGHT)
+
+
+def _registers(shape: Shape, choice: Choice) -> float:
+    """That a thread would like to have: sums, addresses, what is added."""
+    bm, bn, bk = choice.tile
+    threads = choice.warps * WARP_LANES
+    sums = bm * bn / threads
+    wanted = 28 + sums * (1.15 + 0.3 * shape.adds + 0.35 * choice.early)
+    if choice.pipeline > 1:
+        row = bk * shape.dtype.size_bytes / _LOAD_BYTES / threads
+        wanted += row * (2 * (bm + bn) + 3 * bm * (shape.windows or shape.images > 1))
+    return wanted
 
 
 def _power(value: int) -> int:

@@ -16,7 +16,15 @@ from smelt.backends._axes import broadcast_strides
 from smelt.backends._base import Family, Operands, Refusal, Tactic, store_as
 from smelt.backends._nodes import value_of, view_of
 from smelt.backends._scalars import Scalars
-from smelt.backends.cuda._costs import BYTES_PER_SECOND, LAUNCH_SECONDS, count_of, guess
+from smelt.backends.cuda._costs import (
+    WARP_LANES,
+    Work,
+    count_of,
+    gpu_of,
+    guess,
+    product_seconds,
+    seconds_of,
+)
 from smelt.backends.cuda._elementwise import literal
 from smelt.backends.cuda._reach import MOST_ELEMENTS
 from smelt.backends.cuda._source import LANGUAGE_TYPES, Source, operand_parameters
@@ -42,11 +50,12 @@ _KEPT: Final = 6
 _WIDEST_HEAD: Final = 256
 _LEAST: Final = 16
 """Of each extent of a product on tensor cores."""
-_STEP_SECONDS: Final = 1.0e-6
-"""Latency of a block of keys that nothing hides."""
-_KEY_SECONDS: Final = 4.0e-9
-_SCORE_SECONDS: Final = 9.0e-11
-"""Of a multiprocessor, for each key of a block and for each score (measured on an H200)."""
+_CHAIN_SECONDS: Final = 3.0e-7
+"""Of a block of keys: its scores' largest must be known before its powers."""
+_ROW_SECONDS: Final = 3.0e-9
+"""Of a multiprocessor, for each query and block of keys: what was summed becomes smaller."""
+_SCORE_SECONDS: Final = 4.0e-11
+"""The same for each score: its power, and being converted."""
 _LOG2_E: Final = math.log2(math.e)
 
 
@@ -144,10 +153,8 @@ def _options(
 ) -> list[tuple[tuple[tuple[str, Json], ...], float]]:
     """The most promising blocks, with estimated seconds, best first."""
     q, v = value_of(node, 0).tensor, value_of(node, 2).tensor
-    batch, heads, queries, width = map(guess, op.split(q.shape))
+    _, _, queries, width = map(guess, op.split(q.shape))
     keys, result_width = map(guess, op.split(v.shape)[2:])
-    moved = sum(count_of(x) for x in (*node.inputs, node.output) if x is not None)
-    memory = moved * q.dtype.size_bytes / BYTES_PER_SECOND
     found: list[tuple[float, tuple[tuple[str, Json], ...]]] = []
     for rows, columns, warps in _BLOCKS:
         elements = (rows + columns) * _padded(width) + columns * _padded(result_width)
@@ -156,17 +163,46 @@ def _options(
             continue
         if columns > 2 * max(_LEAST, _power(keys)) or rows > 2 * max(_LEAST, _power(queries)):
             continue
-        programs = batch * heads * -(-queries // rows)
-        steps = -(-keys // columns)
-        work = steps * columns * (_KEY_SECONDS + rows * _SCORE_SECONDS) * max(1.0, width / 64)
-        seconds = max(memory, programs * work / target.multiprocessors, steps * _STEP_SECONDS)
         for precision in _precisions(q.dtype):
             options = parameters(
                 block=(rows, columns), pipeline=pipeline, precision=precision, warps=warps
             )
-            slow = precision == "ieee" and q.dtype is DType.FLOAT32
-            found.append((LAUNCH_SECONDS + seconds * (1.5 if slow else 1.0), options))
+            work = _work(node, op, dict(options), target)
+            found.append((seconds_of(work, gpu_of(target)), options))
     return [(options, s) for s, options in sorted(found, key=lambda pair: pair[0])[:_KEPT]]
+
+
+def _work(node: Node, op: Attention, options: dict[str, Any], target: CudaTarget) -> Work:
+    """What the programs of a size of blocks do."""
+    q, v = value_of(node, 0).tensor, value_of(node, 2).tensor
+    batch, heads, queries, width = map(guess, op.split(q.shape))
+    keys, result_width = map(guess, op.split(v.shape)[2:])
+    (rows, columns), size = options["block"], q.dtype.size_bytes
+    how = (options["warps"], q.dtype, options["precision"], gpu_of(target))
+    scores = product_seconds((rows, columns, _padded(width)), *how)
+    sums = product_seconds((rows, _padded(result_width), columns), *how)
+    programs = batch * heads * -(-queries // rows)
+    steps, threads = -(-keys // columns), options["warps"] * WARP_LANES
+    step_bytes = size * columns * (width + result_width)
+    ends = size * rows * (width + result_width)
+    moved = sum(count_of(x) for x in (*node.inputs, node.output) if x is not None)
+    return Work(
+        programs=programs,
+        warps=options["warps"],
+        registers=28 + 1.15 * rows * (columns + result_width) / threads,
+        shared_bytes=options["pipeline"] * step_bytes,
+        steps=steps,
+        held=options["pipeline"],
+        step_seconds=scores + sums + _SCORE_SECONDS * rows * columns,
+        turn_seconds=_ROW_SECONDS * rows,
+        chain_seconds=_CHAIN_SECONDS,
+        step_bytes=step_bytes,
+        end_bytes=ends,
+        sums=rows * result_width / threads,
+        fetched_bytes=float(programs) * (steps * step_bytes + ends),
+        source_bytes=size * (count_of(value_of(node, 1)) + count_of(value_of(node, 2))),
+        moved_bytes=size * moved,
+    )
 
 
 def _precisions(dtype: DType) -> tuple[str, ...]:

@@ -165,7 +165,8 @@ def product_shape(node: Node, root: Conv, target: CudaTarget) -> Shape:
     dtype = target.factors(value_of(node, 0).tensor.dtype)
     adds = len(node.inputs) > 3
     image = count_of(value_of(node, 0)) // root.group
-    return Shape(root.group, rows, columns, prod(rest), dtype, adds, rest[0], image)
+    windows = prod(rest[1:]) > 1
+    return Shape(root.group, rows, columns, prod(rest), dtype, adds, rest[0], image, windows)
 
 
 class ConvLowering:

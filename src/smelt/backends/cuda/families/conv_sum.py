@@ -92,7 +92,8 @@ def sum_shape(node: Node, root: ConvSum, target: CudaTarget) -> Shape:
     image = count_of(value_of(node, 0)) + count_of(value_of(node, 2))
     rows = count_of(node.output) // filters
     total = depth * prod(window) + second
-    return Shape(root.first.group, rows, filters, total, dtype, run=depth, image=image)
+    group = root.first.group
+    return Shape(group, rows, filters, total, dtype, run=depth, image=image, images=2)
 
 
 def _why_not(node: Node, root: ConvSum) -> str | None:

@@ -61,7 +61,7 @@ class DeconvFamily(Family[CudaTarget]):
         bias = [TensorFormat(kind, Layout.LINEAR) if _bias_count(node) else None][: count - 2]
         depth, _, *window = _extents(node)
         work = 2.0 * count_of(node.output) * depth // root.group * prod(window)
-        seconds = memory_seconds(node) + work / _FLOPS
+        seconds = memory_seconds(node, target) + work / _FLOPS
         yield Tactic(
             self.name, (), (image, None, *bias, *epilogue.formats), (image,), cost_hint=seconds
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from smelt.backends._base import Family, Operands, Refusal, Tactic
@@ -27,7 +28,8 @@ class ElementwiseFamily(Family[CudaTarget]):
 
     @override
     def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
-        return elementwise_tactics(self.name, node, why_not_written, memory_seconds)
+        seconds_of = partial(memory_seconds, target=target)
+        return elementwise_tactics(self.name, node, why_not_written, seconds_of)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:

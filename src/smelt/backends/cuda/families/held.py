@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, cast
 from smelt.backends._base import Family, Operands, Refusal, Tactic
 from smelt.backends._fusion import root_of
 from smelt.backends._nodes import value_of
-from smelt.backends.cuda._costs import BYTES_PER_SECOND, LAUNCH_SECONDS
+from smelt.backends.cuda._costs import LAUNCH_SECONDS, gpu_of
 from smelt.backends.cuda._product import write_product
 from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda.families.conv import ConvFamily, product_shape
@@ -222,6 +222,6 @@ def _seconds(shape: Shape, choice: _Choice, target: CudaTarget) -> float:
     tiles = each * max(beside * busy, work + _TILE_SECONDS)
     first = shape.image or shape.rows * shape.depth
     moved = first + shape.columns * (shape.depth + shape.rows * (1 + shape.adds))
-    floor = moved * size / BYTES_PER_SECOND
+    floor = moved * size / gpu_of(target).memory_bytes
     weights = beside * bn * shape.depth * size / _FED
     return LAUNCH_SECONDS + weights + max(tiles, floor) + _APART * min(tiles, floor)

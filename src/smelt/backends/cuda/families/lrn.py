@@ -48,7 +48,7 @@ class LrnFamily(Family[CudaTarget]):
             return
         for layout in layouts_of(kind.rank):
             form = TensorFormat(kind.dtype, layout)
-            yield Tactic(self.name, (), (form,), (form,), cost_hint=memory_seconds(node))
+            yield Tactic(self.name, (), (form,), (form,), cost_hint=memory_seconds(node, target))
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:

@@ -194,7 +194,7 @@ def _options(node: Node, target: CudaTarget) -> Iterator[tuple[Parameters, float
     elif isinstance(root, MaxPool | AveragePool):
         yield from pool_options(node, target)
     else:
-        yield (), memory_seconds(node)
+        yield (), memory_seconds(node, target)
 
 
 def _turned(view: View) -> View:

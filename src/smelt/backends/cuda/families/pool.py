@@ -79,7 +79,7 @@ class PoolFamily(Family[CudaTarget]):
 
 def pool_options(node: Node, target: CudaTarget) -> Iterator[tuple[Parameters, float]]:
     """Yield the sizes of programs that a pool may have, and the seconds that it should take."""
-    seconds, total = memory_seconds(node), count_of(node.output)
+    seconds, total = memory_seconds(node, target), count_of(node.output)
     for number, (elements, warps) in enumerate(_SIZES):
         if number == 0 or total >= elements * target.multiprocessors:
             yield parameters(elements=elements, warps=warps), seconds * (1 - 0.01 * number)

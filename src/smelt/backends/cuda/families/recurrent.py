@@ -75,7 +75,7 @@ class RecurrentFamily(Family[CudaTarget]):
             inputs,
             results,
             workspace_bytes=_Memory.of(node).total * _FLOAT_BYTES,
-            cost_hint=LAUNCH_SECONDS + memory_seconds(node) + moments * _STEP_SECONDS,
+            cost_hint=LAUNCH_SECONDS + memory_seconds(node, target) + moments * _STEP_SECONDS,
         )
 
     @override

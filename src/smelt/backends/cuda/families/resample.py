@@ -56,7 +56,7 @@ class ResampleFamily(Family[CudaTarget]):
         absent = (None,) * (len(node.inputs) - 1)
         for layout in layouts_of(kind.rank):
             form = TensorFormat(kind.dtype, layout)
-            seconds = memory_seconds(node)
+            seconds = memory_seconds(node, target)
             yield Tactic(self.name, (), (form, *absent), (form,), cost_hint=seconds)
 
     @override

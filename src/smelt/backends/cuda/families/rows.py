@@ -169,7 +169,7 @@ def _options(node: Node, layout: Layout, target: CudaTarget) -> list[tuple[Param
         each = _TURN_SECONDS * -(-length // columns) * block * columns / (warps * 512)
         across = _reads_across(node, layout)
         line = block * value_of(node, 0).tensor.dtype.size_bytes if across else _LINE_BYTES
-        memory = memory_seconds(node) * max(1.0, _LINE_BYTES / line)
+        memory = memory_seconds(node, target) * max(1.0, _LINE_BYTES / line)
         seconds = max(memory, LAUNCH_SECONDS + waves * each)
         options = parameters(elements=elements, warps=warps)
         found.setdefault((block, warps), (seconds * (1 + 0.01 * len(found)), options))

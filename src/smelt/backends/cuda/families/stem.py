@@ -20,7 +20,7 @@ from smelt.backends._base import Family, Operands, Refusal, Tactic, store_as
 from smelt.backends._fusion import root_of
 from smelt.backends._nodes import value_of, view_of
 from smelt.backends._scalars import Scalars
-from smelt.backends.cuda._costs import count_of, guess
+from smelt.backends.cuda._costs import count_of, guess, pass_seconds
 from smelt.backends.cuda._product import write_product
 from smelt.backends.cuda._reach import MOST_ELEMENTS
 from smelt.backends.cuda._source import LANGUAGE_TYPES, Source, operand_parameters
@@ -74,9 +74,12 @@ class StemFamily(Family[CudaTarget]):
         (image, *others), output = formats_of(node)
         first = TensorFormat(image.dtype if image else output.dtype, Layout.LINEAR)
         pixels = element_count(_padded_shape(node, root))
-        for choice, seconds in tiles_for(stem_shape(node, root, target), target):
+        shape = stem_shape(node, root, target)
+        sizes = shape.dtype.size_bytes + first.dtype.size_bytes
+        copied = pass_seconds(shape.image * sizes, target)
+        for choice, seconds in tiles_for(shape, target):
             if choice.pieces == 1:
-                made = choice.tactic(self.name, (first, *others), output, 0, seconds)
+                made = choice.tactic(self.name, (first, *others), output, 0, seconds + copied)
                 yield replace(made, workspace_bytes=pixels * _WIDEST_BYTES)
 
     @override
