@@ -29,6 +29,7 @@ __all__ = [
     "Flag",
     "cache_directory",
     "code_cache_enabled",
+    "cuda_libraries",
     "describe_flags",
     "engine_key",
     "home_directory",
@@ -174,8 +175,26 @@ _TARGET: Final[Flag[str | None]] = Flag(
     "Processor to generate code for when a device string names none.",
     changes_engine=True,
 )
+_CUDA_LIBRARIES: Final[Flag[Path | None]] = Flag(
+    "cuda_libraries",
+    "SMELT_CUDA_LIBRARIES",
+    "a directory",
+    _path,
+    None,
+    "the package nvidia-cublas, then the system's loader",
+    "Where to look first for NVIDIA's libraries, which engines built with libraries=True call.",
+)
 
-FLAGS: Final = (_HOME, _CACHE_DIR, _TRUSTED_KEYS, _THREADS, _LOG_LEVEL, _NO_CODE_CACHE, _TARGET)
+FLAGS: Final = (
+    _HOME,
+    _CACHE_DIR,
+    _TRUSTED_KEYS,
+    _THREADS,
+    _LOG_LEVEL,
+    _NO_CODE_CACHE,
+    _TARGET,
+    _CUDA_LIBRARIES,
+)
 """Every flag there is."""
 
 
@@ -224,6 +243,11 @@ def log_level() -> str | None:
 def code_cache_enabled() -> bool:
     """Return whether compiled code may be kept and reused."""
     return not _NO_CODE_CACHE.read()
+
+
+def cuda_libraries() -> Path | None:
+    """Return the directory in which NVIDIA's libraries are looked for first."""
+    return _CUDA_LIBRARIES.read()
 
 
 def target_name() -> str | None:

@@ -221,7 +221,7 @@ class _Always:
 
     made: StubBackend
 
-    def __call__(self, _cache: object) -> StubBackend:
+    def __call__(self, _cache: object, **_options: object) -> StubBackend:
         return self.made
 
 

@@ -133,6 +133,8 @@ class StubDriver:
         self.synchronized: list[int | None] = []
         """The thread's GPU at each synchronization of a whole GPU."""
         self.launches: list[SimpleNamespace] = []
+        self.now_ms: float = 0.0
+        """Of a clock, where there is one."""
         self._owners: dict[int, int | None] = {}
         self._queues = _Queues()
         self._records: dict[int, tuple[int, int]] = {}

@@ -23,6 +23,7 @@ from smelt import ops
 from smelt.backends.cuda import CompilerPool, CudaBackend
 from smelt.devices.cuda import CudaKernel
 from smelt.interp import interpret as interpret_graph
+from tests.support.cublaslt_stub import StubCublasLt, prefer_library
 from tests.support.cuda_driver_stub import StubDriver, code_for
 from tests.support.cuda_engines import use_stub
 from tests.support.small_networks import small_network, weights
@@ -128,25 +129,47 @@ def _inception() -> smelt.NetworkDefinition:
     return net
 
 
+def _library() -> smelt.NetworkDefinition:
+    """Convolutions of one tap with bias, activation and a residual, beside a window's, joined."""
+    net = smelt.NetworkDefinition("library")
+    x = net.add_input("data", "float32", (8, 6, 6))
+    y = net.add_convolution(x, 8, 1, weights(8, 8, 1, 1), weights(8), name="first")
+    y = net.add_activation(y, "relu", name="relu")
+    z = net.add_convolution(y, 8, 1, weights(8, 8, 1, 1, seed=1), weights(8), name="second")
+    z = net.add_activation(net.add_elementwise(y, z, "sum", name="residual"), "relu", name="relu2")
+    window = net.add_convolution(y, 8, 3, weights(8, 8, 3, 3), padding=1, name="window")
+    net.mark_output(net.add_concatenation([window, z], name="join"))
+    return net
+
+
 NETWORKS: dict[str, tuple[Callable[[], smelt.NetworkDefinition], str, float]] = {
     "small": (small_network, "float32", 1e-4),
     "small in float16": (small_network, "float16", 3e-3),
     "branches": (_branches, "float32", 1e-4),
     "inception": (_inception, "float32", 1e-4),
     "python": (_with_python, "float32", 1e-4),
+    "library": (_library, "float16", 3e-3),
 }
 
 
 def check(name: str) -> str:
     """What is wrong with a network; nothing if nothing is."""
     make, precision, tolerance = NETWORKS[name]
+    calls = name == "library"
     engine = smelt.build(
-        make(), device="cuda:sm_90", precision=precision, tune="none", max_batch_size=3
+        make(),
+        device="cuda" if calls else "cuda:sm_90",
+        precision=precision,
+        tune="none",
+        max_batch_size=1 if calls else 3,
+        libraries=calls,
     )
     found: list[str] = []
+    if calls and str(engine.layers).count("cublaslt(") != 2:
+        found.append(f"the library is called otherwise than twice: {engine.layers}")
     rng = np.random.default_rng(1)
     with engine.create_context() as context, engine.create_context() as other:
-        for batch in (1, 3, 1):
+        for batch in (1, 1, 1) if calls else (1, 3, 1):
             given = engine.inputs[0]
             shape = (batch, *(int(str(d)) for d in given.shape[1:]))
             x = rng.standard_normal(shape).astype(np.float32)
@@ -183,7 +206,10 @@ def _differences(made: dict[str, Array], wanted: dict[str, Array], tolerance: fl
 
 def main() -> None:
     """Answer each line, a network's name, with a line of JSON."""
-    InterpretedGpu().install(pytest.MonkeyPatch())
+    gpu, patch = InterpretedGpu(), pytest.MonkeyPatch()
+    gpu.install(patch)
+    StubCublasLt(gpu).install(patch)
+    prefer_library(patch)
     for line in sys.stdin:
         try:
             answer = check(line.strip())

@@ -7,13 +7,17 @@ import logging
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from smelt import ops
 from smelt.backends.cuda import flush_kernel
-from smelt.devices.cuda import CudaDevice, Driver
+from smelt.backends.cuda.families.library import CublasLtFamily
+from smelt.devices.cuda import CudaDevice, Driver, open_cublaslt
+from smelt.ir import Graph
 from smelt.tuner import CudaLaboratory, MeasuringTimer, TimingCache
-from smelt.types import DType
+from smelt.types import DType, TensorType
+from tests.support.cublaslt_stub import StubCublasLt
 from tests.support.cuda_candidates import (
     HOPPER,
     ClockedStub,
@@ -22,6 +26,7 @@ from tests.support.cuda_candidates import (
     node_of,
     tactic_of,
 )
+from tests.support.cuda_engines import use_stub
 
 
 class Bench:
@@ -163,3 +168,39 @@ def test_all_memory_streams_and_graphs_are_given_back() -> None:
     del bench.lab, bench.backend
     gc.collect()
     assert set(bench.stub.live_kinds()) == {"context"}
+
+
+# ---- a library's algorithms
+
+
+@pytest.mark.parametrize("error", [0.1, -5e-5], ids=["wrong", "moving"])
+def test_a_librarys_algorithms_are_checked_and_timed_like_kernels(
+    error: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench()
+    use_stub(bench.stub, monkeypatch)
+    library = StubCublasLt(bench.stub)
+    library.install(monkeypatch)
+    family = CublasLtFamily(open_cublaslt(bench.device))
+    library.workspaces = (0, 4096, 256)
+    library.costs_ms = {0: 0.03, 1: 0.002, 2: 0.001}
+    library.wrong = {2: error}
+    bench.backend.families = (family,)
+    graph = Graph("one")
+    x = graph.add_input("x", TensorType(DType.FLOAT32, (4, 16)))
+    w = graph.add_constant(np.linspace(-1, 1, 128, dtype=np.float32).reshape(16, 8), "w")
+    node = graph.add(ops.MatMul(), x, w, name="product")
+    tactics, _ = bench.backend.candidates(node, HOPPER)
+    times = bench.timer().seconds(node, tactics)
+    assert times == [pytest.approx(3e-5), pytest.approx(2e-6), math.inf]
+    assert "its error is" in str(bench.lab.refused) or "differ between runs" in str(
+        bench.lab.refused
+    )
+    done = library.done
+    assert bench.timer().seconds(node, tactics[:2]) == times[:2]
+    assert library.done == done
+    library.version = 130200  # whose times are its own
+    family.library = open_cublaslt(bench.device)
+    others, _ = bench.backend.candidates(node, HOPPER)
+    assert bench.timer().seconds(node, others[:2]) == pytest.approx(times[:2])
+    assert library.done > done

@@ -139,6 +139,8 @@ class Family(ABC, Generic[TargetT]):
     name: ClassVar[str]
     narrow: ClassVar[bool] = False
     """Whether kernels go by the element types of views, where nodes have float32."""
+    contiguous: ClassVar[bool] = False
+    """Whether operands must lie without holes, from round addresses on: never as windows."""
 
     @abstractmethod
     def tactics(self, node: Node, target: TargetT) -> Iterator[Tactic | Refusal]:

@@ -149,13 +149,17 @@ class StoragePlanner:
             self._place_window(node, tactic)
             return
         halos = tactic.halos or ((),) * len(node.inputs)
+        contiguous = self.backend.family(tactic.family).contiguous
         inputs: list[Stored | None] = []
         for value, wanted, halo in zip(node.inputs, tactic.inputs, halos, strict=True):
             if tactic.aliasing is Aliasing.JOIN or value is None or wanted is None:
                 inputs.append(None)
             else:
-                inputs.append(self._read(value, wanted, (halo, tactic.halo_value)))
+                around = (halo, tactic.halo_value)
+                inputs.append(self._read(value, wanted, around, contiguous=contiguous))
         outputs = [self._new_home(v, f) for v, f in zip(node.outputs, tactic.outputs, strict=True)]
+        for home in outputs:
+            home.pinned = home.pinned or contiguous
         if tactic.aliasing is Aliasing.JOIN:
             self._join(node, tactic, outputs[0])
             return

@@ -7,7 +7,7 @@ import json
 import logging
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from smelt.backends import Refusal, WeightStore, assemble
 from smelt.builder._kept import KeptNetwork, keep_network
@@ -40,12 +40,13 @@ if TYPE_CHECKING:
 
     from smelt.backends import Assembled, Tactic
     from smelt.builder._shapes import ShapeSpec
-    from smelt.engine import KernelSpec
+    from smelt.engine import Fingerprint, KernelSpec
     from smelt.ir import Node
     from smelt.runtime import Engine
     from smelt.tuner import Choice
 
 _LOG = logging.getLogger(__name__)
+_CARRIED: Final = "portable=True admits no step in Python"
 
 
 def build(
@@ -60,6 +61,8 @@ def build(
     tune: str | float | TuningEffort = "fast",
     *,
     retunable: bool = False,
+    libraries: bool = False,
+    portable: bool = False,
 ) -> Engine:
     """Build an engine from a network.
 
@@ -88,12 +91,18 @@ def build(
             timed, and says so.
         retunable: whether the engine keeps the network, so that `retune` can build it again where
             it runs. Its file grows by the network's own weights.
+        libraries: whether cuBLASLt's products compete with our kernels, on a GPU of this machine
+            and by the clock. An engine in which they win says so, and needs that version of the
+            library wherever it runs.
+        portable: whether the engine must carry all the code that it runs: no library, and no
+            reference in Python. What has no other tactic is then unsupported.
 
     Raises:
         GraphError: the network is not valid. UnboundSymbolError: a symbolic extent has no value.
         UnsupportedError: nothing can run a node; lists every reason.
         BuildError: the options contradict each other or the workspace limit.
-        DeviceError: there is no such GPU here. MissingExtraError: its compiler is not installed.
+        DeviceError: there is no such GPU here.
+        MissingExtraError: its compiler, or a library that is asked for, is not installed.
     """
     options = BuildOptions(
         precision,
@@ -103,6 +112,8 @@ def build(
         timing_cache,
         tune,
         retunable,
+        libraries,
+        portable,
     )
     return build_graph(_graph_of(network), device, options, progress)
 
@@ -114,7 +125,7 @@ def build_graph(
     progress: Progress | None = None,
 ) -> Engine:
     """Build an engine from a graph; `build` says what may be asked, and what is raised."""
-    tools = open_toolchain(device, options.precision)
+    tools = open_toolchain(device, options.precision, libraries=options.libraries)
     silent: Progress = lambda _stage, _done, _total: None  # noqa: E731  (it has a type)
     return _Build(graph, options, tools, progress or silent).run()
 
@@ -208,24 +219,20 @@ class _Build:
         _check_outputs(self.graph)
         verify(self.graph)
         boxes = boxes_of(self.graph, self.options.shapes, self.options.max_batch_size)
-        if self.options.max_batch_size > 1 and not any(BATCH in box for box in boxes):
-            _warn_of_batch(self.options.max_batch_size, self.graph.name)
-        if not self.tools.honours(self.options.precision):
-            _warn_of_precision(self.options.precision, self.tools.name)
-        if self.effort is not None and not self.tools.has_clock:
-            _warn_of_estimates(self.tools.name)
+        self._warn(boxes)
         plans = [self._optimise(box, number, len(boxes)) for number, box in enumerate(boxes)]
         for plan in plans:
             self._choose(plan)
         self.timings.save()
         self._pack(plans)
         self.progress("link", 0, 1)
-        image, runtime = self.tools.link(_kernels(plans))
+        kernels = _kernels(plans)
+        image, runtime = self.tools.link(kernels)
         self.progress("link", 1, 1)
         return make_engine(
             EngineParts(
                 name=self.graph.name,
-                fingerprint=self.tools.fingerprint,
+                fingerprint=self._fingerprint(kernels),
                 device=self.tools.device,
                 bindings=_bindings(self.graph, plans),
                 max_batch_size=max(
@@ -242,6 +249,27 @@ class _Build:
                 kept=self._kept(),
             )
         )
+
+    def _fingerprint(self, kernels: Sequence[KernelSpec]) -> Fingerprint:
+        """What the engine is made for, and what else it needs."""
+        made_for = self.tools.fingerprint
+        needs = self.tools.requirements(kernels)
+        return dataclasses.replace(made_for, features=(*made_for.features, *needs))
+
+    def _warn(self, boxes: Sequence[Box]) -> None:
+        """Say which options change nothing here."""
+        asked, tools = self.options, self.tools
+        if asked.max_batch_size > 1 and not any(BATCH in box for box in boxes):
+            _warn_of_batch(asked.max_batch_size, self.graph.name)
+        if not tools.honours(asked.precision):
+            _warn_of_precision(asked.precision, tools.name)
+        if self.effort is not None and not tools.has_clock:
+            _warn_of_estimates(tools.name)
+        if asked.libraries and (self.effort is None or not tools.libraries):
+            _LOG.warning(
+                "libraries=True changes nothing: a library is asked, checked and timed on a GPU of "
+                "this machine, device='cuda'"
+            )
 
     def _kept(self) -> KeptNetwork:
         return keep_network(self.graph, self.options) if self.options.retunable else KeptNetwork()
@@ -278,6 +306,9 @@ class _Build:
         storage = tools.storage(PRECISIONS[self.options.precision])
         for node in plan.graph.nodes:
             tactics, refusals = tools.backend.candidates(node, tools.target, storage)
+            if self.options.portable:
+                refusals += [Refusal(t.family, _CARRIED) for t in tactics if t.is_reference]
+                tactics = [t for t in tactics if not t.is_reference]
             small = [t for t in tactics if self._fits(t, plan)]
             refusals += [
                 Refusal(t.family, f"{t} needs {t.workspace_bytes} bytes of workspace")

@@ -142,13 +142,15 @@ class CpuToolchain(Toolchain):
         return native_runtime(image.code, dict(image.symbols))
 
 
-def open_toolchain(kind: str, detail: str, precision: str) -> CpuToolchain:
-    """The toolchain for a target; without one, for this machine. Precisions are all of storage.
+def open_toolchain(kind: str, detail: str, precision: str, *, libraries: bool) -> CpuToolchain:
+    """The toolchain for a target; without one, for this machine.
+
+    Precisions are all of storage, and no library has anything to offer.
 
     Raises:
         UnsupportedError: there is no such target, or no such index.
     """
-    del precision
+    del precision, libraries
     if detail.isdecimal() and int(detail):
         raise UnsupportedError(
             f"device '{kind}:{detail}' does not exist: this machine has {kind}:0 alone"

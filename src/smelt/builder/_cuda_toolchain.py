@@ -11,7 +11,13 @@ from smelt.backends import CodeCache, CodeImage
 from smelt.backends.cuda import CudaBackend, generator_edition, require_triton, target_named
 from smelt.builder._options import HALF2, TF32
 from smelt.builder._toolchain import Toolchain
-from smelt.devices.cuda import ABI_VERSION, cuda_device, selected_device
+from smelt.devices.cuda import (
+    ABI_VERSION,
+    LIBRARY,
+    cuda_device,
+    open_cublaslt,
+    selected_device,
+)
 from smelt.engine import VERSION, Fingerprint
 from smelt.errors import DeviceError, EngineFormatError, MissingExtraError
 from smelt.tuner import (
@@ -31,11 +37,14 @@ if TYPE_CHECKING:
     from smelt.backends import Tactic
     from smelt.backends.cuda import CudaTarget
     from smelt.builder._toolchain import Tuning
+    from smelt.devices.cuda import CublasLt
     from smelt.engine import KernelSpec
     from smelt.tuner import Choice, Timer
     from smelt.types import DType
 
 _SIZE: Final = "multiprocessors="
+_NEEDS: Final = f"{LIBRARY}="
+"""Before the version of the library that an engine calls."""
 _COPY_SECONDS: Final = 2.0e-6
 """What a copy between formats takes that moves next to nothing, launch included."""
 _COPY_BYTES_PER_SECOND: Final = 2.5e12
@@ -58,8 +67,12 @@ class CudaToolchain(Toolchain):
 
     workers = 0
 
-    def __init__(self, target: CudaTarget, index: int | None = None) -> None:
+    def __init__(
+        self, target: CudaTarget, index: int | None = None, library: CublasLt | None = None
+    ) -> None:
         """Make code for ``target``, which is the GPU ``index``, if that is given.
+
+        With a library, its algorithms are among the candidates.
 
         Raises:
             MissingExtraError: Triton is not installed.
@@ -69,7 +82,10 @@ class CudaToolchain(Toolchain):
         self.index = index
         self.device = None if index is None else f"cuda:{index}"
         self.has_tf32 = target.has_tf32
-        self.backend = self._kernels = CudaBackend(CodeCache.open(generator_edition()))
+        self.backend = self._kernels = CudaBackend(
+            CodeCache.open(generator_edition()), library=library
+        )
+        self.libraries = () if library is None else (f"{_NEEDS}{library.version}",)
 
     @property
     @override
@@ -97,6 +113,11 @@ class CudaToolchain(Toolchain):
     @override
     def has_clock(self) -> bool:
         return self.index is not None
+
+    @override
+    def requirements(self, kernels: Sequence[KernelSpec]) -> tuple[str, ...]:
+        versions = {kernel["version"] for kernel in kernels if kernel.family == LIBRARY}
+        return tuple(f"{_NEEDS}{version}" for version in sorted(versions))
 
     @override
     def storage(self, wanted: DType) -> DType:
@@ -150,7 +171,7 @@ class CudaToolchain(Toolchain):
             effort=dataclasses.replace(
                 effort.network, least_seconds=0.0, rivals=2 * effort.network.rivals
             ),
-            where=place_of(self.target, device),
+            where=", ".join((place_of(self.target, device), *self.libraries)),
             sizes=tuning.sizes,
             may_play=tuning.may_play,
             deadline=tuning.deadline,
@@ -162,10 +183,11 @@ class CudaToolchain(Toolchain):
         return self.backend.compile(kernels, self.target), CodeImage(b"", ())
 
 
-def open_toolchain(kind: str, detail: str, precision: str) -> CudaToolchain:
+def open_toolchain(kind: str, detail: str, precision: str, *, libraries: bool) -> CudaToolchain:
     """The toolchain for architectures by name, or for a GPU of this machine.
 
-    Without a number that is the GPU which the calling thread has selected.
+    Without a number that is the GPU which the calling thread has selected. With ``libraries``,
+    cuBLASLt competes there.
 
     Raises:
         UnsupportedError: there is no such architecture.
@@ -188,7 +210,8 @@ def open_toolchain(kind: str, detail: str, precision: str) -> CudaToolchain:
         target_named(gpu.properties.architecture),
         multiprocessors=gpu.properties.multiprocessors,
     )
-    return CudaToolchain(_offering(target, {precision}), gpu.index)
+    library = open_cublaslt(gpu) if libraries else None
+    return CudaToolchain(_offering(target, {precision}), gpu.index, library)
 
 
 def _features(target: CudaTarget) -> tuple[str, ...]:
@@ -208,10 +231,18 @@ def toolchain_of(fingerprint: Fingerprint) -> CudaToolchain:
 
     Raises:
         EngineFormatError: the fingerprint is none that a build writes.
+        EngineMismatchError: the engine calls another version of a library than there is here.
+        MissingExtraError: it calls a library that is not here.
+        DeviceError: it calls a library, and there is no GPU.
     """
     target = target_named(fingerprint.architecture)
     sizes = [f.removeprefix(_SIZE) for f in fingerprint.features if f.startswith(_SIZE)]
     if len(sizes) != 1 or not re.fullmatch(r"[1-9][0-9]{0,4}", sizes[0]):
         raise EngineFormatError("the engine does not say for how large a GPU it was tuned")
     target = dataclasses.replace(target, multiprocessors=int(sizes[0]))
-    return CudaToolchain(_offering(target, fingerprint.features))
+    library = None
+    for need in (f.removeprefix(_NEEDS) for f in fingerprint.features if f.startswith(_NEEDS)):
+        if not re.fullmatch(r"[1-9][0-9]{0,9}", need):
+            raise EngineFormatError(f"the engine needs cuBLASLt {need[:40]!r}, which is no version")
+        library = open_cublaslt(selected_device(), int(need))
+    return CudaToolchain(_offering(target, fingerprint.features), library=library)

@@ -78,6 +78,8 @@ class BuildOptions:
     timing_cache: str | Path | None = None
     tune: str | float | TuningEffort = "fast"
     retunable: bool = False
+    libraries: bool = False
+    portable: bool = False
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
@@ -96,3 +98,8 @@ class BuildOptions:
             )
         if isinstance(self.tune, str) and self.tune not in ("none", "fast", "full"):
             raise BuildError(f'tune is {self.tune!r}; give "none", "fast", "full" or seconds')
+        if self.libraries and self.portable:
+            raise BuildError(
+                "libraries=True lets an engine need a library, and portable=True forbids it; give "
+                "one of them"
+            )

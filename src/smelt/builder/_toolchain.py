@@ -57,6 +57,8 @@ class Toolchain(ABC):
     """How many have scratch memory of their own."""
     device: str | None = None
     """Where what is built shall run, if that is one of several devices of its kind."""
+    libraries: tuple[str, ...] = ()
+    """Libraries that compete with our kernels, with their versions."""
     has_tf32: bool = False
     """Whether the target can multiply ten bits of float32."""
 
@@ -104,6 +106,11 @@ class Toolchain(ABC):
         wanted = PRECISIONS[precision]
         return self.storage(wanted) is wanted and (precision != TF32 or self.has_tf32)
 
+    def requirements(self, kernels: Sequence[KernelSpec]) -> tuple[str, ...]:
+        """What an engine of these kernels needs beside its device, as features to be marked."""
+        del kernels
+        return ()
+
     def passes(self) -> tuple[Pass, ...]:
         """What makes a network this backend's."""
         return pipeline(never_fused=self.backend.never_fused, composed=self.backend.composed)
@@ -114,12 +121,15 @@ _HOMES: Final = {"cpu": "_cpu_toolchain", "null": "_cpu_toolchain", "cuda": "_cu
 _GRAMMAR: Final = "cpu, cpu:TARGET, cuda, cuda:INDEX, cuda:sm_90, cuda:sm_80,sm_90, null"
 
 
-def open_toolchain(device: str | Sequence[str], precision: str = "float32") -> Toolchain:
+def open_toolchain(
+    device: str | Sequence[str], precision: str = "float32", *, libraries: bool = False
+) -> Toolchain:
     """The toolchain of the first device of an order of preference that can be built for.
 
     Args:
         device: what ``build`` says of it.
         precision: what ``build`` says of it; a target may offer other tactics for it.
+        libraries: what ``build`` says of it.
 
     Raises:
         UnsupportedError: no device of several can be; says why each one cannot.
@@ -129,7 +139,7 @@ def open_toolchain(device: str | Sequence[str], precision: str = "float32") -> T
     reasons: list[str] = []
     for name in names:
         try:
-            return _opened(name, precision)
+            return _opened(name, precision, libraries=libraries)
         except (UnsupportedError, DeviceError, MissingExtraError) as error:
             if len(names) == 1:
                 raise
@@ -153,13 +163,13 @@ def _names_of(device: object) -> list[str]:
     return names
 
 
-def _opened(name: str, precision: str) -> Toolchain:
+def _opened(name: str, precision: str, *, libraries: bool) -> Toolchain:
     kind, _, detail = name.partition(":")
     if kind not in _HOMES:
         raise UnsupportedError(
             f"device {name!r} is not one that this version builds for: {_GRAMMAR}"
         )
-    made: Toolchain = _home(kind).open_toolchain(kind, detail, precision)
+    made: Toolchain = _home(kind).open_toolchain(kind, detail, precision, libraries=libraries)
     return made
 
 

@@ -121,6 +121,7 @@ def binding_to_json(binding: Any) -> dict[str, Any]:
 def _say_summary(engine: Engine, path: Path, seconds: float) -> None:
     from smelt.inspect import report_of, tell_host_steps
 
+    report = report_of(engine)
     say(
         f"{path}: {engine.name}, {len(engine.layers)} layers for {engine.device}, "
         f"{format_bytes(path.stat().st_size)}, built in {seconds:.1f} s"
@@ -128,5 +129,7 @@ def _say_summary(engine: Engine, path: Path, seconds: float) -> None:
     for what, bindings in (("in ", engine.inputs), ("out", engine.outputs)):
         for b in bindings:
             say(f"  {what} {b.name}: {b.dtype.value}[{', '.join(map(str, b.shape))}]")
-    if told := tell_host_steps(report_of(engine)):
+    if report.libraries:
+        say(f"  it needs {', '.join(report.libraries)} wherever it runs")
+    if told := tell_host_steps(report):
         say(f"  {told}. `smelt inspect {path} --tactics` says why")

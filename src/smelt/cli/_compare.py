@@ -138,6 +138,8 @@ def _compare(
         max_workspace_bytes=arguments.max_workspace_bytes,
         timing_cache=arguments.timing_cache,
         tune=arguments.tune,
+        libraries=arguments.libraries,
+        portable=arguments.portable,
         **how,
     )
 

@@ -40,6 +40,8 @@ class BuildArguments:
     tune: str | float = "fast"
     timing_cache: str | None = None
     retunable: bool = False
+    libraries: bool = False
+    portable: bool = False
     given: frozenset[str] = frozenset()
     """Names of the options that stand on the command line."""
 
@@ -108,6 +110,17 @@ _OPTIONS: Final = (
         "NAME=1..8x3x224x224. Repeated for one input, each shape gets a plan of its own.",
     ),
     *TUNING_OPTIONS,
+    click.option(
+        "--libraries",
+        is_flag=True,
+        help="Let cuBLASLt compete with smelt's kernels on a GPU of this machine; an engine in "
+        "which it wins needs that version of it.",
+    ),
+    click.option(
+        "--portable",
+        is_flag=True,
+        help="Refuse what the engine does not carry itself: libraries, and steps in Python.",
+    ),
 )
 
 
@@ -221,6 +234,8 @@ def build_engine(path: str, arguments: BuildArguments, progress: Progress | None
         progress=progress,
         tune=arguments.tune,
         retunable=arguments.retunable,
+        libraries=arguments.libraries,
+        portable=arguments.portable,
     )
 
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from smelt.devices.cuda import LIMITS, CudaKernel, resources_of
+from smelt.devices.cuda import (
+    LIMITS,
+    CudaKernel,
+    LibraryCall,
+    dotted_version,
+    read_record,
+    resources_of,
+)
 from smelt.errors import EngineFormatError
 from smelt.inspect._report import CodeReport
 
@@ -36,9 +43,11 @@ class CubinReader:
         if self._budget < 0:
             return _unknown(name, "kernels lie one in another")
         try:
-            kernel = CudaKernel.from_bytes(self._code, self._offsets[symbol], place)
+            kernel = read_record(self._code, self._offsets[symbol], place)
         except EngineFormatError as error:
             return _unknown(name, str(error))
+        if isinstance(kernel, LibraryCall):
+            return _unknown(name, f"it is a call of cuBLASLt {dotted_version(kernel.version)}")
         self._budget -= len(kernel.cubin)
         return _code_report(name, kernel)
 

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+from smelt.devices.cuda import LIBRARY, dotted_version
+
+_MOST_DIGITS: Final = 10
+"""Of a version: the file may say anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +310,16 @@ class EngineReport:
     """Why there are no sources, where they were asked for."""
     is_retunable: bool = False
     """Whether it keeps its network."""
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """Libraries with their versions that the engine calls wherever it runs."""
+        pairs = (feature.partition("=") for feature in self.features)
+        return tuple(
+            f"cuBLASLt {dotted_version(int(version))}"
+            for name, _, version in pairs
+            if name == LIBRARY and version.isdecimal() and len(version) < _MOST_DIGITS
+        )
 
     @property
     def reference_steps(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+from smelt.devices.cuda import LIBRARY
 from smelt.engine import VERSION
 from smelt.errors import SmeltError
 from smelt.inspect._report import SourceReport
@@ -42,7 +43,9 @@ class SourceWriter:
         self._generator, self._targets, self._language = _generator_of(fingerprint)
 
     def sources(self, kernel: KernelSpec) -> tuple[SourceReport, ...]:
-        """A kernel's texts; architectures of one text share it."""
+        """A kernel's texts; architectures of one text share it. A library's call has none."""
+        if kernel.family == LIBRARY:
+            return ()
         texts: dict[str, list[str]] = {}
         for name, target in self._targets:
             texts.setdefault(self._generator.generate(kernel, target), []).append(name)

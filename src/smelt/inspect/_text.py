@@ -97,6 +97,8 @@ def system_of(report: EngineReport) -> str:
 def _summary(report: EngineReport) -> Iterator[str]:
     where = f"{report.device}, {report.architecture}, {system_of(report)}, smelt {report.version}"
     yield f"{report.network}: an engine for {where}"
+    if report.libraries:
+        yield f"  needs {', '.join(report.libraries)}"
     if report.signer is not None:
         yield f"  {_signed(report.signer)}"
     for b in report.bindings:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from smelt.devices.cuda import (
-    CudaKernel,
     CudaMemory,
-    CudaModule,
     CudaStream,
-    LoadedKernel,
+    KernelLoader,
     copy_memory,
     matching_architecture,
 )
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from smelt.devices import AllocationTracker
-    from smelt.devices.cuda import CudaDevice
+    from smelt.devices.cuda import CudaDevice, LoadedCall, LoadedKernel
     from smelt.engine import EngineFile, EngineHeader, Fingerprint
     from smelt.runtime._context import ExecutionContext
     from smelt.runtime._engine import Engine
@@ -62,7 +60,8 @@ class CudaCode(LoadedCode):
 
         Raises:
             EngineFormatError: a kernel's record is malformed.
-            EngineMismatchError: the driver or the GPU cannot run the code.
+            EngineMismatchError: the driver, the GPU or a library cannot run the code.
+            MissingExtraError: it calls a library that is not installed.
             DeviceError: there is too little memory.
         """
         self.header = file.header
@@ -87,18 +86,16 @@ class CudaCode(LoadedCode):
         return CudaContext(engine, self, tracker)
 
 
-def _load_kernels(file: EngineFile, device: CudaDevice, place: int) -> dict[str, LoadedKernel]:
+def _load_kernels(
+    file: EngineFile, device: CudaDevice, place: int
+) -> dict[str, LoadedKernel | LoadedCall]:
     used = _used_symbols(file.header)
-    modules: dict[bytes, CudaModule] = {}
-    found: dict[str, LoadedKernel] = {}
-    for symbol, offset in file.header.symbols:
-        if symbol not in used:
-            continue
-        kernel = CudaKernel.from_bytes(file.code, offset, place)
-        if kernel.cubin not in modules:
-            modules[kernel.cubin] = CudaModule(device, kernel.cubin)
-        function = modules[kernel.cubin].function(kernel.entry, kernel.dynamic_shared_bytes)
-        found[symbol] = LoadedKernel(function, kernel, modules[kernel.cubin])
+    loader = KernelLoader(device)
+    found = {
+        symbol: loader.load(file.code, offset, place)
+        for symbol, offset in file.header.symbols
+        if symbol in used
+    }
     if missing := sorted(used - found.keys()):
         raise EngineFormatError(f"the engine has no code for {', '.join(missing)}")
     return found

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from smelt.devices.cuda import CudaDevice, CudaStream, LoadedKernel
+    from smelt.devices.cuda import CudaDevice, CudaStream, LoadedCall, LoadedKernel
     from smelt.engine import HostCall, Launch, Plan
     from smelt.runtime._code import LoadedWeights
     from smelt.runtime._segments import Consumption, Memories
@@ -49,7 +49,7 @@ class CudaMachinery:
     """What segments for one context on a GPU are made with."""
 
     device: CudaDevice
-    kernels: Mapping[str, LoadedKernel]
+    kernels: Mapping[str, LoadedKernel | LoadedCall]
     recorder: CudaStream
     """Graphs are recorded on it; nothing runs there."""
     stream: CudaStream
@@ -92,7 +92,8 @@ class _CopyReach:
 
 
 _Key = tuple[range, bool, tuple[int, ...]]
-"""Which rows, whether they are timed, and the values of the symbols that they depend on."""
+"""Which rows, whether they are timed, and what a graph depends on: values of symbols, and addresses
+that it cannot be given anew."""
 
 
 @dataclass(slots=True)
@@ -123,6 +124,9 @@ class GraphSegment:
         owners = np.repeat(np.arange(len(steps)), counts)
         self._moving = [int(owners[position]) for position in arguments.positions]
         """The row of each word that names the application's memory."""
+        named = zip(self._moving, arguments.bindings, strict=True)
+        self._fixed = sorted({b for row, b in named if not self._rows[row].kernel.can_move})
+        """Bindings whose addresses a graph keeps: a library is called with them."""
         readers = [int(owners[position]) for position in arguments.input_positions]
         self._whole = range(len(steps))
         self._parts = _split(self._rows, max(readers, default=-1) + 1)
@@ -139,6 +143,8 @@ class GraphSegment:
     ) -> None:
         """Queue the launches; with ``timed`` one after another, each layer between two marks."""
         key = tuple([values[name] for name in self._arguments.symbols])
+        if self._fixed:
+            key += tuple([addresses[binding] for binding in self._fixed])
         consumed = self._machinery.consumed
         if timed or consumed is None or not self.reads_input:
             self._queue((self._whole, timed, key), values, memories, addresses)
@@ -196,7 +202,7 @@ class GraphSegment:
         if timed:
             places = [first for _, first, _ in self._groups] + [len(self._rows)]
             marks = {place: CudaEvent(self._machinery.device) for place in places}
-        moving = set(self._moving)
+        moving = {row for row in self._moving if self._rows[row].kernel.can_move}
         graph = RunGraph(rows, self._machinery.recorder, part=part, moving=moving, marks=marks)
         self._kept[key] = found = _Recording(rows, graph, offsets, addresses.copy(), marks or {})
         return found

@@ -11,13 +11,11 @@ import numpy as np
 from smelt.backends.cuda import GAUGE_BLOCK, change_kernel, error_kernel, flush_kernel
 from smelt.devices.cuda import (
     CudaEvent,
-    CudaKernel,
     CudaMemory,
-    CudaModule,
     CudaRow,
     CudaRunList,
     CudaStream,
-    LoadedKernel,
+    KernelLoader,
     copy_memory,
 )
 
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from smelt.backends.cuda import CudaBackend, CudaTarget
-    from smelt.devices.cuda import CudaDevice, RunGraph
+    from smelt.devices.cuda import CudaDevice, LoadedCall, LoadedKernel, RunGraph
     from smelt.engine import KernelSpec
     from smelt.types import DType
 
@@ -78,20 +76,18 @@ class Gauge:
         self.backend, self.target, self.device = backend, target, device
         self.stream = CudaStream(device)
         self.memory = CudaMemory(device)
-        self._modules: dict[bytes, LoadedKernel] = {}
+        self._loader = KernelLoader(device)
+        self._loaded: dict[bytes, LoadedKernel | LoadedCall] = {}
         self._answers: Memory | None = None
         self._flushed: Memory | None = None
         self._events: list[CudaEvent] = []
 
-    def loaded(self, record: bytes) -> LoadedKernel:
-        """A compiled kernel on the GPU."""
+    def loaded(self, record: bytes) -> LoadedKernel | LoadedCall:
+        """A compiled kernel, or a library call, on the GPU."""
         key = hashlib.sha256(record).digest()
-        if key not in self._modules:
-            kernel = CudaKernel.from_bytes(record, 0)
-            module = CudaModule(self.device, kernel.cubin)
-            function = module.function(kernel.entry, kernel.dynamic_shared_bytes)
-            self._modules[key] = LoadedKernel(function, kernel, module)
-        return self._modules[key]
+        if key not in self._loaded:
+            self._loaded[key] = self._loader.load(record)
+        return self._loaded[key]
 
     # ---- memory
 

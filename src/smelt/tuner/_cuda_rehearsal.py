@@ -19,11 +19,9 @@ import numpy as np
 from smelt.backends import WeightStore, assemble
 from smelt.devices.cuda import (
     CudaEvent,
-    CudaKernel,
     CudaMemory,
-    CudaModule,
     CudaStream,
-    LoadedKernel,
+    KernelLoader,
     copy_memory,
 )
 from smelt.engine import Launch, Space
@@ -40,7 +38,7 @@ if TYPE_CHECKING:
 
     from smelt.backends import Assembled
     from smelt.backends.cuda import CudaBackend, CudaTarget
-    from smelt.devices.cuda import CudaAllocation, CudaDevice
+    from smelt.devices.cuda import CudaAllocation, CudaDevice, LoadedCall, LoadedKernel
     from smelt.ir import Array, Graph
     from smelt.tuner._rehearsal import Cast, Play, Symbols
 
@@ -73,7 +71,8 @@ class CudaScene(Scene):
         for one in made:
             backend.begin([s.kernel for s in _launches(one)], target)
         self._backend, self._target = backend, target
-        self._modules: dict[str, LoadedKernel | None] = {}
+        self._loader = KernelLoader(device)
+        self._kernels: dict[str, LoadedKernel | LoadedCall | None] = {}
         self.plans = [one if self._is_loaded(one) else None for one in made]
         self.stream = self._open.enter_context(CudaStream(device))
         recorder = self._open.enter_context(CudaStream(device))
@@ -82,7 +81,7 @@ class CudaScene(Scene):
         self._inputs, self._sizes = graph.inputs, sizes
         self._bindings = self._bound(graph, made, sizes)
         self._arena = arena = self._room(max(one.plan.arena_bytes for one in made))
-        kernels = {name: kernel for name, kernel in self._modules.items() if kernel is not None}
+        kernels = {name: kernel for name, kernel in self._kernels.items() if kernel is not None}
         self.machinery = CudaMachinery(
             device, kernels, recorder, self.stream, LoadedWeights(data, weights.address, weights)
         )
@@ -96,19 +95,16 @@ class CudaScene(Scene):
         """Whether all of a plan's kernels are on the GPU."""
         return all(self._loaded(step) is not None for step in _launches(made))
 
-    def _loaded(self, step: Launch) -> LoadedKernel | None:
+    def _loaded(self, step: Launch) -> LoadedKernel | LoadedCall | None:
         name = step.kernel.symbol
-        if name not in self._modules:
+        if name not in self._kernels:
             try:
                 record = self._backend.records(step.kernel, self._target)
             except BuildError:
-                self._modules[name] = None
+                self._kernels[name] = None
             else:
-                kernel = CudaKernel.from_bytes(record, 0)
-                module = CudaModule(self.device, kernel.cubin)
-                function = module.function(kernel.entry, kernel.dynamic_shared_bytes)
-                self._modules[name] = LoadedKernel(function, kernel, module)
-        return self._modules[name]
+                self._kernels[name] = self._loader.load(record)
+        return self._kernels[name]
 
     # ---- memory
 

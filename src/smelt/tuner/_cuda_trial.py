@@ -19,7 +19,7 @@ import numpy as np
 from smelt.backends import WeightStore
 from smelt.devices.cuda import CudaRow, CudaRunList, RunGraph
 from smelt.engine import VERSION
-from smelt.errors import BuildError, DeviceError
+from smelt.errors import BuildError, DeviceError, EngineMismatchError
 from smelt.tuner._cuda_gauge import POISON, Gauge
 from smelt.tuner._specimen import (
     as_stored,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from smelt.backends import Tactic
     from smelt.backends.cuda import CudaBackend, CudaTarget
-    from smelt.devices.cuda import CudaDevice, LoadedKernel
+    from smelt.devices.cuda import CudaDevice, LoadedCall, LoadedKernel
     from smelt.engine import View
     from smelt.ir import Array, Node
     from smelt.tuner._cuda_gauge import Memory
@@ -135,7 +135,7 @@ class CudaLaboratory:
                     return seconds
         except TimeoutError:
             return math.nan
-        except BuildError as error:
+        except (BuildError, EngineMismatchError) as error:
             reason = str(error)
         except DeviceError as error:
             self._check_device(node, tactic)
@@ -180,7 +180,7 @@ class CudaLaboratory:
 
     # ---- launches
 
-    def loaded(self, specimen: Specimen) -> list[LoadedKernel]:
+    def loaded(self, specimen: Specimen) -> list[LoadedKernel | LoadedCall]:
         """The kernels of a specimen's launches, on the GPU."""
         left = self._deadline - time.perf_counter()
         wait_s = max(0.0, left) if math.isfinite(left) else None
@@ -229,7 +229,7 @@ class _Trial:
     """A specimen with its code and memory."""
 
     specimen: Specimen
-    kernels: list[LoadedKernel]
+    kernels: list[LoadedKernel | LoadedCall]
     sets: list[list[int]]
     """Addresses of all rooms, for each set of memory that launches use by turns."""
     outputs: list[list[Memory]] = field(default_factory=list["list[Memory]"])
@@ -457,7 +457,8 @@ class _Bench:
         for memories in trial.outputs:
             for memory in memories:
                 gauge.fill(memory, POISON)
-        rotated = _ROTATED_LONG if tactic.cost_hint > _LONG_SECONDS else _ROTATED
+        is_long = _LONG_SECONDS < tactic.cost_hint < math.inf
+        rotated = _ROTATED_LONG if is_long else _ROTATED
         return self.lab.median(trial, repeats, rotated)
 
 

@@ -28,6 +28,7 @@ from smelt.backends.cuda.families.elementwise import ElementwiseFamily
 from smelt.backends.cuda.families.gather import GatherFamily
 from smelt.backends.cuda.families.gemm import GemmFamily
 from smelt.backends.cuda.families.held import HeldFamily
+from smelt.backends.cuda.families.library import CublasLtFamily, library_call
 from smelt.backends.cuda.families.lrn import LrnFamily
 from smelt.backends.cuda.families.move import COPY, copy_launch, move_family
 from smelt.backends.cuda.families.pairs import (
@@ -42,6 +43,7 @@ from smelt.backends.cuda.families.resample import ResampleFamily
 from smelt.backends.cuda.families.rows import RowsFamily
 from smelt.backends.cuda.families.stem import StemFamily
 from smelt.devices.cpu import available_processors
+from smelt.devices.cuda import call_to_bytes
 from smelt.errors import BuildError, InternalError
 from smelt.ops import ALL_OPS
 from smelt.types import DType, evaluate_dim, override
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from smelt.backends._base import Tactic
+    from smelt.devices.cuda import CublasLt
     from smelt.engine import KernelSpec, Step, View
     from smelt.ir import Node
 
@@ -94,10 +97,11 @@ class CudaBackend(Backend[CudaTarget]):
         *,
         jobs: int | None = None,
         pool: CompilerPool | None = None,
+        library: CublasLt | None = None,
     ) -> None:
         """A backend that keeps compiled kernels in ``cache`` and compiles ``jobs`` at a time.
 
-        Unless told otherwise, it compiles one kernel a processor.
+        Unless told otherwise, it compiles one kernel a processor. With a library, that competes.
         """
         self.families: tuple[Family[CudaTarget], ...] = (
             WindowFamily(),
@@ -118,6 +122,7 @@ class CudaBackend(Backend[CudaTarget]):
             ResampleFamily(),
             RowsFamily(),
             StemFamily(),
+            *([] if library is None else [CublasLtFamily(library)]),
             ReferenceFamily(),
         )
         self.cache = cache
@@ -180,6 +185,8 @@ class CudaBackend(Backend[CudaTarget]):
                     self._made[kernel.symbol, part] = self._begun(kernel, part)
 
     def _begun(self, kernel: KernelSpec, part: CudaTarget) -> bytes | Future[bytes]:
+        if (call := library_call(kernel)) is not None:
+            return call_to_bytes(call)
         known = None if self.cache is None else self.cache.get(kernel, part)
         if known is not None:
             return known

@@ -13,6 +13,16 @@ from smelt.devices.cuda._code import (
     launch,
 )
 from smelt.devices.cuda._cubin import KernelResources, resources_of
+from smelt.devices.cuda._cublaslt import (
+    ALIGNED_BYTES,
+    LIBRARY,
+    WORKSPACE_ALIGNED_BYTES,
+    CublasError,
+    CublasLt,
+    LibraryCall,
+    dotted_version,
+    open_cublaslt,
+)
 from smelt.devices.cuda._device import (
     CudaDevice,
     CudaProperties,
@@ -22,8 +32,15 @@ from smelt.devices.cuda._device import (
 )
 from smelt.devices.cuda._driver import CudaError, Driver, cuda_driver
 from smelt.devices.cuda._graph import CudaGraph
-from smelt.devices.cuda._image import ABI_VERSION, CudaKernel, matching_architecture
+from smelt.devices.cuda._image import (
+    ABI_VERSION,
+    CudaKernel,
+    call_to_bytes,
+    matching_architecture,
+    read_record,
+)
 from smelt.devices.cuda._limits import LIMITS, GpuLimits
+from smelt.devices.cuda._load import KernelLoader, LoadedCall, LoadedKernel
 from smelt.devices.cuda._memory import (
     CudaAllocation,
     CudaMemory,
@@ -35,7 +52,6 @@ from smelt.devices.cuda._memory import (
 from smelt.devices.cuda._run_list import (
     CudaRow,
     CudaRunList,
-    LoadedKernel,
     RunGraph,
     groups_of,
 )
@@ -43,7 +59,12 @@ from smelt.devices.cuda._stream import CudaEvent, CudaStream, Follower, handle_o
 
 __all__ = [
     "ABI_VERSION",
+    "ALIGNED_BYTES",
+    "LIBRARY",
     "LIMITS",
+    "WORKSPACE_ALIGNED_BYTES",
+    "CublasError",
+    "CublasLt",
     "CudaAllocation",
     "CudaArray",
     "CudaDevice",
@@ -63,21 +84,28 @@ __all__ = [
     "Follower",
     "GpuLimits",
     "KernelArguments",
+    "KernelLoader",
     "KernelResources",
     "LaunchShape",
+    "LibraryCall",
+    "LoadedCall",
     "LoadedKernel",
     "PinnedAllocation",
     "RunGraph",
+    "call_to_bytes",
     "copy_memory",
     "cuda_device",
     "cuda_driver",
+    "dotted_version",
     "fill_memory",
     "groups_of",
     "handle_of",
     "is_on_gpu",
     "launch",
     "matching_architecture",
+    "open_cublaslt",
     "owner_of",
+    "read_record",
     "resources_of",
     "selected_device",
     "selected_index",

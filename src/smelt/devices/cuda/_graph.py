@@ -22,8 +22,16 @@ class CudaGraph:
 
     __slots__ = ("__weakref__", "_finalizer", "_handle", "device")
 
-    def __init__(self, stream: CudaStream, record: Callable[[], None]) -> None:
+    def __init__(
+        self, stream: CudaStream, record: Callable[[], None], *, loads_code: bool = False
+    ) -> None:
         """Record what ``record`` queues on ``stream``; nothing of it runs yet.
+
+        Args:
+            stream: nothing else may use it meanwhile.
+            record: queues the work.
+            loads_code: whether it may do more than queue work: load code, for example. Otherwise
+                the driver refuses that.
 
         Raises:
             CudaError: something was queued that a graph cannot hold.
@@ -32,6 +40,8 @@ class CudaGraph:
         device = self.device = stream.device
         modes = device.driver.api.CUstreamCaptureMode
         mode = modes.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        if loads_code:
+            mode = modes.CU_STREAM_CAPTURE_MODE_RELAXED
         device.call("cuStreamBeginCapture", stream.handle, mode)
         try:
             record()

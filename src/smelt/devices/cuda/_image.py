@@ -1,6 +1,7 @@
 """How kernels for GPUs lie in an engine's code: a cubin, and what its launches need to know.
 
 A *record* is two lengths, that many bytes of JSON and of a cubin, and zeros up to a multiple of 16.
+Where a library is called instead of a kernel there is no cubin: the JSON names the library.
 The engine's table of symbols says where each kernel's records start: one for every architecture
 that the engine is for, in the order in which its fingerprint names them.
 """
@@ -12,12 +13,13 @@ import struct
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from smelt.devices.cuda._cublaslt import LIBRARY, LibraryCall
 from smelt.errors import EngineFormatError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-ABI_VERSION: Final = 1
+ABI_VERSION: Final = 2
 """Changes with records, and with how launches pass their arguments."""
 _LENGTHS: Final = struct.Struct("<II")
 _ALIGNMENT_BYTES: Final = 16
@@ -46,9 +48,7 @@ class CudaKernel:
         """The kernel's record."""
         fields = asdict(self)
         del fields["cubin"]
-        text = json.dumps(fields, sort_keys=True).encode()
-        record = _LENGTHS.pack(len(text), len(self.cubin)) + text + self.cubin
-        return record + bytes(-len(record) % _ALIGNMENT_BYTES)
+        return _record(fields, self.cubin)
 
     @staticmethod
     def from_bytes(code: bytes | memoryview, offset: int, place: int = 0) -> CudaKernel:
@@ -60,16 +60,38 @@ class CudaKernel:
             place: which of them, for an engine of several architectures.
 
         Raises:
-            EngineFormatError: it is truncated or malformed.
+            EngineFormatError: it is truncated or malformed, or a library's.
         """
-        view = memoryview(code)
-        try:
-            for _ in range(place):
-                offset = _parts(view, offset)[-1]
-            text, cubin, _ = _parts(view, offset)
-            return _checked(json.loads(text), cubin)
-        except (struct.error, ValueError, TypeError, KeyError, RecursionError) as error:
-            raise EngineFormatError(f"a kernel's record is malformed: {error}") from error
+        kernel = read_record(code, offset, place)
+        if isinstance(kernel, LibraryCall):
+            raise EngineFormatError("a kernel's record is a library call")
+        return kernel
+
+
+def call_to_bytes(call: LibraryCall) -> bytes:
+    """The record of a library call."""
+    return _record({"library": LIBRARY, **call.to_fields()}, b"")
+
+
+def read_record(code: bytes | memoryview, offset: int, place: int = 0) -> CudaKernel | LibraryCall:
+    """Read the record at an offset of the engine's code; `CudaKernel.from_bytes` says more.
+
+    Raises:
+        EngineFormatError: it is truncated or malformed.
+    """
+    view = memoryview(code)
+    try:
+        for _ in range(place):
+            offset = _parts(view, offset)[-1]
+        text, cubin, _ = _parts(view, offset)
+        fields: Any = json.loads(text)
+        if "library" not in fields:
+            return _checked(fields, cubin)
+        if (name := fields.pop("library")) != LIBRARY or cubin:
+            raise EngineFormatError(f"there is no library {name!r}")
+        return LibraryCall.from_fields(fields)
+    except (struct.error, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise EngineFormatError(f"a kernel's record is malformed: {error}") from error
 
 
 def matching_architecture(built_for: Sequence[str], capability: tuple[int, int]) -> int | None:
@@ -89,6 +111,12 @@ def matching_architecture(built_for: Sequence[str], capability: tuple[int, int])
         if runs and number > best:
             best, found = number, place
     return found
+
+
+def _record(fields: Mapping[str, Any], cubin: bytes) -> bytes:
+    text = json.dumps(fields, sort_keys=True).encode()
+    record = _LENGTHS.pack(len(text), len(cubin)) + text + cubin
+    return record + bytes(-len(record) % _ALIGNMENT_BYTES)
 
 
 def _parts(view: memoryview, offset: int) -> tuple[bytes, bytes, int]:

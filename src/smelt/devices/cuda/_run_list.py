@@ -15,17 +15,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from smelt.devices.cuda._code import LaunchShape, launch
 from smelt.devices.cuda._graph import CudaGraph
-from smelt.errors import ContextError
+from smelt.devices.cuda._load import LoadedKernel
+from smelt.errors import ContextError, InternalError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from smelt.devices.cuda._code import CudaFunction, CudaModule
-    from smelt.devices.cuda._image import CudaKernel
+    from smelt.devices.cuda._load import LoadedCall
     from smelt.devices.cuda._stream import CudaEvent, CudaStream
 
 _SET_DEPENDENCIES: Final = 1
@@ -33,29 +32,10 @@ _WORD_BYTES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedKernel:
-    """A kernel of an engine on one GPU."""
-
-    function: CudaFunction
-    kernel: CudaKernel
-    module: CudaModule
-    """What the function is part of; it must live as long."""
-
-    def shape(self, blocks: int, *, starts_early: bool = True) -> LaunchShape:
-        """A launch of so many blocks; it starts early only if its code can wait by itself."""
-        return LaunchShape(
-            (blocks, 1, 1),
-            self.kernel.threads,
-            self.kernel.dynamic_shared_bytes,
-            may_start_early=starts_early and self.kernel.may_start_early,
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class CudaRow:
     """One launch of a list."""
 
-    kernel: LoadedKernel
+    kernel: LoadedKernel | LoadedCall
     words: int
     """Argument words, scratch left out."""
     wait_for: int
@@ -66,9 +46,10 @@ class CudaRow:
 
 @dataclass(frozen=True, slots=True)
 class _Arguments:
-    """Where the pointers to one launch's words lie."""
+    """Where the pointers to one launch's words lie, and the words."""
 
     address: int
+    words: NDArray[np.int64]
 
 
 class CudaRunList:
@@ -90,23 +71,26 @@ class CudaRunList:
         base = int(self.words.ctypes.data)
         nothing = base + len(words) * _WORD_BYTES
         pointers: list[int] = []
-        starts: list[int] = []
+        starts: list[tuple[int, int]] = []
         first = 0
         for row in rows:
-            starts.append(len(pointers) * _WORD_BYTES)
+            starts.append((len(pointers) * _WORD_BYTES, first))
             pointers += range(base + first * _WORD_BYTES, nothing, _WORD_BYTES)[: row.words]
-            pointers += [nothing] * row.kernel.kernel.scratch_words
+            pointers += [nothing] * row.kernel.scratch_words
             first += row.words
         self._pointers = np.array([*pointers, 0], np.uint64)
         place = int(self._pointers.ctypes.data)
-        self.arguments = [_Arguments(place + start) for start in starts]
+        self.arguments = [
+            _Arguments(place + start, self.words[first : first + row.words])
+            for row, (start, first) in zip(rows, starts, strict=True)
+        ]
 
     def launch(self, row: int, stream: CudaStream, *, starts_early: bool = True) -> None:
-        """Queue one row. Raises CudaError: the driver refuses it, or earlier work failed."""
-        kernel = self.rows[row].kernel
+        """Queue one row. Raises DeviceError: it is refused, or earlier work failed."""
         early = starts_early and self.rows[row].starts_early
-        shape = kernel.shape(self.blocks[row], starts_early=early)
-        launch(kernel.function, shape, self.arguments[row], stream)
+        self.rows[row].kernel.launch(
+            self.blocks[row], self.arguments[row], stream, starts_early=early
+        )
 
     def launch_all(self, stream: CudaStream) -> None:
         """Queue every row, one after another. Raises what `launch` does."""
@@ -132,12 +116,13 @@ class RunGraph:
             rows: the list, which must live as long.
             stream: nothing else may use it meanwhile.
             part: consecutive rows, if not all; the first must not wait for less than all before.
-            moving: the rows whose words may change: `move` gives them to the graph.
+            moving: the rows whose words may change: `move` gives them to the graph. A library's
+                calls cannot be among them.
             marks: events to be marked before the rows of these numbers, and after the last. With
                 marks all rows run one after another.
 
         Raises:
-            CudaError: the driver refuses a launch.
+            DeviceError: a launch is refused.
         """
         self._list = rows
         self._device = stream.device
@@ -156,7 +141,9 @@ class RunGraph:
                 for row in chosen:
                     self._record_row(stream, row)
 
-        self._graph = CudaGraph(stream, record)
+        # A library may load code when it is first called.
+        calls = any(not rows.rows[number].kernel.can_move for number in chosen)
+        self._graph = CudaGraph(stream, record, loads_code=calls)
 
     def _record_row(self, stream: CudaStream, row: int, *, starts_early: bool = True) -> None:
         self._list.launch(row, stream, starts_early=starts_early)
@@ -201,6 +188,8 @@ class RunGraph:
 
     def _parameters_of(self, row: int) -> Any:
         kernel = self._list.rows[row].kernel
+        if not isinstance(kernel, LoadedKernel):
+            raise InternalError("a library call cannot be given other words in a graph")
         made = self._device.driver.api.CUDA_KERNEL_NODE_PARAMS()
         made.func = kernel.function.handle
         made.gridDimX, made.gridDimY, made.gridDimZ = self._list.blocks[row], 1, 1

@@ -1,0 +1,258 @@
+"""cuBLASLt as data and through its C interface, here a stub that computes with numpy."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+from dataclasses import replace
+from importlib.machinery import ModuleSpec
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from smelt.devices.cuda import (
+    CublasError,
+    CudaKernel,
+    CudaRow,
+    CudaRunList,
+    CudaStream,
+    KernelLoader,
+    LibraryCall,
+    RunGraph,
+    _cublaslt,
+    call_to_bytes,
+    cuda_device,
+    open_cublaslt,
+    read_record,
+)
+from smelt.errors import EngineFormatError, EngineMismatchError, MissingExtraError
+from smelt.types import DType
+from tests.support.cublaslt_stub import VERSION, StubCublasLt, hide_library
+from tests.support.cuda_driver_stub import StubDriver
+from tests.support.cuda_engines import use_stub
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from smelt.devices.cuda import CudaDevice
+
+CALL = LibraryCall(
+    version=VERSION,
+    matrices=1,
+    rows=3,
+    columns=4,
+    depth=5,
+    turned=(False, True),
+    factors=DType.FLOAT32,
+    result=DType.FLOAT32,
+    precision="ieee",
+    alpha=0.5,
+    adds=True,
+    bias=True,
+    activation="relu",
+)
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> StubDriver:
+    made = StubDriver(lazy=True)
+    use_stub(made, monkeypatch)
+    return made
+
+
+@pytest.fixture
+def library(driver: StubDriver, monkeypatch: pytest.MonkeyPatch) -> StubCublasLt:
+    made = StubCublasLt(driver)
+    made.install(monkeypatch)
+    return made
+
+
+@pytest.fixture
+def device(driver: StubDriver) -> CudaDevice:
+    del driver
+    return cuda_device(0)
+
+
+class Operands:
+    """x, w, c, b and out of `CALL`, aligned, with a workspace."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(0)
+        self.memory = np.zeros(4096, np.float32)
+        base = -int(self.memory.ctypes.data) // 4 % 64
+        self.parts: list[Any] = []
+        for number, shape in enumerate([(3, 5), (4, 5), (3, 4), (4,), (3, 4)]):
+            start = base + 64 * number
+            part = self.memory[start : start + int(np.prod(shape))].reshape(shape)
+            part[...] = rng.standard_normal(shape)
+            self.parts.append(part)
+        self.workspace = int(self.memory.ctypes.data) + 4 * (base + 64 * 6)
+
+    @property
+    def words(self) -> list[int]:
+        return [int(part.ctypes.data) for part in self.parts]
+
+    def wanted(self, call: LibraryCall) -> Any:
+        x, w, c, b, _ = self.parts
+        total = call.alpha * (x @ w.T) + c * call.adds + b * call.bias
+        return np.maximum(total, 0) if call.activation == "relu" else total
+
+
+def chosen(device: CudaDevice, call: LibraryCall, number: int = 0) -> LibraryCall:
+    """The call with one of the algorithms that the library proposes."""
+    proposed = open_cublaslt(device).algorithms(call, count=4, most_workspace_bytes=1 << 20)
+    algorithm, room = proposed[number]
+    return replace(call, algorithm=algorithm, workspace_bytes=room)
+
+
+def rows_of(device: CudaDevice, call: LibraryCall, words: list[int]) -> CudaRunList:
+    loaded = KernelLoader(device).load(call_to_bytes(call))
+    return CudaRunList([CudaRow(loaded, len(words), 0)], np.array(words, np.int64), [1])
+
+
+def test_a_call_multiplies_adds_and_activates_when_the_stream_comes_to_it(
+    device: CudaDevice, library: StubCublasLt
+) -> None:
+    operands, call = Operands(), chosen(device, CALL)
+    rows = rows_of(device, call, operands.words)
+    with CudaStream(device) as stream:
+        rows.launch_all(stream)
+        assert not library.done
+        stream.synchronize()
+    np.testing.assert_allclose(operands.parts[-1], operands.wanted(call), rtol=1e-6)
+    (seen,) = library.calls
+    assert (seen.compute, seen.epilogue, seen.turned) == (68, 6, (1, 0))
+    assert (seen.alpha, seen.beta, seen.algorithm) == (0.5, 1.0, 0)
+
+
+def test_a_graph_holds_a_call_and_its_workspace(device: CudaDevice, library: StubCublasLt) -> None:
+    operands, call = Operands(), chosen(device, CALL, 1)
+    assert call.workspace_bytes == 4096
+    room = np.zeros(4096 + 512, np.uint8)
+    rows = rows_of(device, call, [*operands.words, int(room.ctypes.data)])
+    with CudaStream(device) as stream:
+        graph = RunGraph(rows, stream)
+        for _ in range(3):
+            graph.launch(stream)
+        stream.synchronize()
+        graph.close()
+    assert (len(library.calls), library.done) == (1, 3)
+    assert (room == 0xEE).sum() == 4096
+    np.testing.assert_allclose(operands.parts[-1], operands.wanted(call), rtol=1e-6)
+
+
+def test_everything_is_given_back(device: CudaDevice, library: StubCublasLt) -> None:
+    test_a_call_multiplies_adds_and_activates_when_the_stream_comes_to_it(device, library)
+    gc.collect()
+    assert not library.live
+
+
+def test_a_record_gives_the_call_back(device: CudaDevice, library: StubCublasLt) -> None:
+    del library
+    call = chosen(device, CALL)
+    first = CudaKernel("entry", b"\x7fELF", 128, 0).to_bytes()
+    code = first + call_to_bytes(call)
+    assert read_record(code, len(first)) == read_record(code, 0, 1) == call
+    with pytest.raises(EngineFormatError, match="library call"):
+        CudaKernel.from_bytes(code, len(first))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rows": 0}, {"depth": -1}, {"columns": 1 << 31}, {"matrices": 1.0}, {"factors": "int8"},
+        {"factors": "float128"}, {"precision": "fast"}, {"activation": "tanh"}, {"alpha": 1},
+        {"version": "13"}, {"workspace_bytes": -1}, {"workspace_bytes": 1 << 50},
+        {"algorithm": "xy"}, {"algorithm": "00" * 65}, {"turned": [True]}, {"turned": 1},
+        {"bias": 1}, {"more": 1}, {"activation": []},
+    ],
+)  # fmt: skip
+def test_a_malformed_call_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(EngineFormatError, match="library call is malformed"):
+        LibraryCall.from_fields(CALL.to_fields() | change)
+
+
+def test_another_librarys_record_is_refused() -> None:
+    record = call_to_bytes(CALL).replace(b'"cublaslt"', b'"cusparse"')
+    with pytest.raises(EngineFormatError, match="no library 'cusparse'"):
+        read_record(record, 0)
+
+
+def test_a_call_of_too_few_operands_is_refused(device: CudaDevice, library: StubCublasLt) -> None:
+    del library
+    rows = rows_of(device, chosen(device, CALL), [256] * 4)
+    with (
+        CudaStream(device) as stream,
+        pytest.raises(EngineFormatError, match="4 operands, and takes 5"),
+    ):
+        rows.launch_all(stream)
+
+
+def test_what_the_library_refuses_is_told_with_its_status(
+    device: CudaDevice, library: StubCublasLt
+) -> None:
+    operands = Operands()
+    words = operands.words
+    words[0] += 4  # no round address
+    rows = rows_of(device, chosen(device, CALL), words)
+    with CudaStream(device) as stream, pytest.raises(CublasError, match=r"INVALID_VALUE \(7\)"):
+        rows.launch_all(stream)
+    library.refuses_heuristics = True
+    assert open_cublaslt(device).algorithms(CALL, count=4, most_workspace_bytes=0) == []
+
+
+def test_an_algorithm_that_this_gpu_cannot_run_is_refused_when_it_is_loaded(
+    device: CudaDevice, library: StubCublasLt
+) -> None:
+    call = chosen(device, CALL, 1)
+    for wrong in (replace(call, workspace_bytes=16), replace(call, algorithm="00")):
+        with pytest.raises(EngineMismatchError, match="build the engine again here"):
+            KernelLoader(device).load(call_to_bytes(wrong))
+    library.checks_fail = True
+    with pytest.raises(EngineMismatchError, match="status 15"):
+        KernelLoader(device).load(call_to_bytes(call))
+
+
+def test_another_version_is_refused_with_the_remedy(
+    device: CudaDevice, library: StubCublasLt
+) -> None:
+    call = chosen(device, CALL)
+    library.version = 130200
+    with pytest.raises(EngineMismatchError, match=r"calls cuBLASLt 13\.1\.2, and here is 13\.2\.0"):
+        KernelLoader(device).load(call_to_bytes(call))
+
+
+def test_without_the_library_the_error_names_the_extra(
+    device: CudaDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hide_library(monkeypatch)
+    with pytest.raises(
+        MissingExtraError, match="cuBLASLt is part of it, and smelt's extra 'cuda-libraries'"
+    ):
+        open_cublaslt(device)
+
+
+def test_a_named_folder_comes_before_the_package_and_that_before_the_loader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named, wheel = tmp_path / "named", tmp_path / "nvidia"
+    for folder in (named, wheel / "cu13" / "lib", wheel / "cublas" / "lib"):
+        folder.mkdir(parents=True)
+    for place in ("named/libcublasLt.so.12", "nvidia/cu13/lib/libcublasLt.so.13"):
+        (tmp_path / place).touch()
+    monkeypatch.setenv("SMELT_CUDA_LIBRARIES", str(named))
+    spec = ModuleSpec("nvidia", None, is_package=True)
+    spec.submodule_search_locations = [str(wheel)]
+    monkeypatch.setattr(importlib.util, "find_spec", {"nvidia": spec}.get)
+    by_name = ["libcublasLt.so.13", "libcublasLt.so.12"]
+    found = [str(named / by_name[1]), str(wheel / "cu13" / "lib" / by_name[0])]
+    assert list(_cublaslt.library_paths(13)) == [*found, *by_name]
+    assert list(_cublaslt.library_paths(12)) == [found[0], by_name[1]]
+
+
+def test_what_is_no_library_is_passed_over(tmp_path: Path) -> None:
+    fake = tmp_path / "libcublasLt.so.13"
+    fake.write_bytes(b"\x7fELF and no more")
+    assert _cublaslt.open_library(str(fake)) is None
+    assert _cublaslt.open_library("libc.so.6") is None
