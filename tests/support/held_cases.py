@@ -10,11 +10,9 @@ import numpy as np
 
 from smelt.ir import Case
 from smelt.ops import Add, Conv, ConvSum, Fused, Relu, Stage
-from tests.support.trials import narrow_trials, trials_of_cases
+from tests.support.trials import narrow_trials, sample, trials_of_cases
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from numpy.typing import NDArray
 
     from smelt.backends.cuda import CudaBackend, CudaTarget
@@ -62,18 +60,27 @@ def _half() -> Case:
 
 _CASES: Final = (
     _conv("a residual", Conv((1, 1)), (2, 64, 9, 8), 128, adds=True),
-    _conv("steps", Conv((1, 1), (2, 2)), (2, 512, 17, 18), 64),
+    _conv("steps", Conv((1, 1), (2, 2)), (2, 384, 17, 18), 64),
     _conv("windows", Conv((3, 3), pads=(1, 1, 1, 1)), (2, 24, 9, 8), 64),
     _conv("three channels", Conv((7, 7), (2, 2), (3, 3, 3, 3)), (1, 3, 31, 29), 64),
     _sum(),
 )
 
 
-def held_trials(backend: CudaBackend, target: CudaTarget, storage: DType) -> Iterator[Trial]:
-    """Every case by every such tactic of a GPU that is small enough for them to be offered."""
+def held_trials(backend: CudaBackend, target: CudaTarget, storage: DType) -> list[Trial]:
+    """Every case by such tactics, one for each way of loading ahead.
+
+    The GPU is small enough for them to be offered.
+    """
     small = replace(target, multiprocessors=1)
     every = chain(
         narrow_trials(_CASES, backend, small, storage),
         trials_of_cases([_half()], backend, small),
     )
-    return (trial for trial in every if trial.tactic.family == HELD)
+    held = [trial for trial in every if trial.tactic.family == HELD]
+    return sample(held, 1, key=lambda trial: (trial.case.name, bool(trial.symbols), _way(trial)))
+
+
+def _way(trial: Trial) -> bool:
+    """Whether tiles come ahead in registers."""
+    return ("pipeline", 1) in trial.tactic.parameters

@@ -40,6 +40,8 @@ from tests.support.trials import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from smelt.engine import KernelSpec
     from smelt.ops import Op
     from tests.support.trials import Trial
@@ -221,6 +223,7 @@ def _chosen(op: type[Op], how: str, backend: CudaBackend) -> list[Trial]:
     # Which windows of a convolution end beside what is strange, its case decides.
     if how not in {"all", "covering", PAIRS} and not (how == STRANGE and op is Conv):
         cases = sample(cases, _SAMPLED_CASES)
+    found: Iterable[Trial]
     if how == PAIRS:
         found = paired_trials(cases, backend, replace(TARGET, pairs=True))
     elif how == HELD:

@@ -68,15 +68,19 @@ def test_they_multiply_sixteen_bits_alone() -> None:
     assert not _held(node)
 
 
-def test_what_they_load_ahead_fits_as_often_as_they_are_to_run_beside_each_other() -> None:
+@pytest.mark.parametrize("way", ["in registers", "in shared memory"])
+def test_what_they_load_ahead_fits_as_often_as_they_are_to_run_beside_each_other(
+    way: str,
+) -> None:
     graph, node = _convolution(32, 256, 1024, Conv((1, 1)), size=14)
     backend = CudaBackend(jobs=1)
-    for tactic in _held(node)[:1]:
-        assembled = assemble(graph, {id(node): tactic}, backend, WeightStore())
-        launches = [s for s in assembled.plan.steps if isinstance(s, Launch)]
-        (launch,) = (s for s in launches if s.kernel.family == "held")
-        record = CudaKernel.from_bytes(backend.records(launch.kernel, _HOPPER), 0)
-        beside = -(-int(str(launch.chunks)) // _HOPPER.multiprocessors)
-        assert beside * (record.dynamic_shared_bytes + 1024) <= 228 << 10
-        assert record.may_start_early
+    ways = {t.parameters: "in registers" for t in _held(node) if ("pipeline", 1) in t.parameters}
+    tactic = next(t for t in _held(node) if ways.get(t.parameters, "in shared memory") == way)
+    assembled = assemble(graph, {id(node): tactic}, backend, WeightStore())
+    launches = [s for s in assembled.plan.steps if isinstance(s, Launch)]
+    (launch,) = (s for s in launches if s.kernel.family == "held")
+    record = CudaKernel.from_bytes(backend.records(launch.kernel, _HOPPER), 0)
     backend.pool.close()
+    beside = -(-int(str(launch.chunks)) // _HOPPER.multiprocessors)
+    assert beside * (record.dynamic_shared_bytes + 1024) <= 228 << 10
+    assert record.may_start_early

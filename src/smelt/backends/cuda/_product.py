@@ -253,21 +253,25 @@ class ProductWriter(TileWriter):
             )
 
     def multiply(self, a_at: str, a_mask: str, b_at: str, b_mask: str) -> None:
+        self.load_pixels("a", a_at, a_mask)
         self.s.line(f"b = tl.load({b_at}{masked(b_mask)})")
-        self.multiply_by("b", a_at, a_mask)
+        self.multiply_by("a", "b")
 
-    def multiply_by(self, weights: str, a_at: str, a_mask: str) -> None:
-        """Add the product of what lies there with weights that are loaded."""
-        s = self.s
-        a, b = s.dtypes[:2]
-        cast_a = f".to({LANGUAGE_TYPES[b]})" if a is not b else ""
-        s.line(f"a = tl.load({a_at}{masked(a_mask)}){cast_a}")
+    def load_pixels(self, name: str, at: str, mask: str) -> None:
+        """Load elements of the first factor, in the second's type."""
+        a, b = self.s.dtypes[:2]
+        cast = f".to({LANGUAGE_TYPES[b]})" if a is not b else ""
+        self.s.line(f"{name} = tl.load({at}{masked(mask)}){cast}")
+
+    def multiply_by(self, pixels: str, weights: str) -> None:
+        """Add the product of what is loaded."""
+        s, b = self.s, self.s.dtypes[1]
         how = f', input_precision="{self.k["precision"]}"' if b is DType.FLOAT32 else ""
         if b is DType.FLOAT32 and self.k["precision"] == TF32:
-            self.round_to_tf32("a")
+            self.round_to_tf32(pixels)
             if not self.k["constants"][1]:
                 self.round_to_tf32(weights)
-        s.line(f"acc = tl.dot(a, {weights}, acc{how})")
+        s.line(f"acc = tl.dot({pixels}, {weights}, acc{how})")
 
     def round_to_tf32(self, name: str) -> None:
         """Tensor cores cut off what tf32 has no room for: round before they do."""
@@ -295,19 +299,19 @@ class HeldWriter(ProductWriter):
     """The same by programs that hold the weights of their columns, and do tile after tile below.
 
     The steps of a sum are written out, each with weights of its own. So the loop is over tiles, and
-    what the compiler loads ahead is the next tiles' pixels and extra operands.
+    what comes ahead is the next tiles' pixels: by way of shared memory, as the compiler arranges it
+    for a pipeline, and then extra operands as well; or, without a pipeline, in registers.
     """
 
     @override
     def write(self) -> str:
-        s, (bm, bn, _) = self.s, self.tile
+        s, side = self.s, self.k["programs"]
         self.find_scalars()
         s.line("program = tl.program_id(0)")
         s.line(f"across = program % {self.across}")
         self.find_columns()
         self.prepare_columns()
-        steps = self.steps()
-        for number, first in enumerate(steps):
+        for number, first in enumerate(self.steps()):
             self.hold(number, first)
         extras = range(self.last - self.factors)
         for extra in extras:
@@ -315,15 +319,48 @@ class HeldWriter(ProductWriter):
             if self.k["constants"][operand] and self.repeats(operand)[0]:
                 self.read(extra)
         s.wait()
-        tiles = f"program // {self.across}, {self.down}, {self.k['programs']}"
-        with s.block(f"for down in tl.range({tiles}, num_stages={self.k['pipeline']}):"):
+        s.line(f"first = program // {self.across}")
+        if self.k["pipeline"] > 1:
+            tiles = f"first, {self.down}, {side}, num_stages={self.k['pipeline']}"
+            with s.block(f"for down in tl.range({tiles}):"):
+                self.find_rows()
+                self.sum()
+                self.finish()
+            return s.text()
+        s.line("down = first")
+        self.load_tile("a", "")
+        with s.block(f"for turn in range(0, tl.cdiv({self.down} - first, {side})):"):
+            s.line(f"down = first + (turn + 1) * {side}")
+            self.load_tile("next", f"row * 0 + down < {self.down}")
+            s.line(f"down = first + turn * {side}")
             self.find_rows()
-            self.prepare_rows()
-            s.line(f"acc = tl.zeros([{bm}, {bn}], tl.float32)")
-            for number, first in enumerate(steps):
-                self.multiply_by(f"b{number}", *self.pixels(first))
+            for extra in extras:
+                self.read(extra)
+            self.add_tile("a")
             self.finish()
+            for number, _ in enumerate(self.steps()):
+                s.line(f"a{number} = next{number}")
         return s.text()
+
+    @override
+    def sum(self) -> None:
+        self.load_tile("a", "")
+        self.add_tile("a")
+
+    def load_tile(self, name: str, condition: str) -> None:
+        """Load the pixels of a tile, step by step: of rows that meet a condition, if any."""
+        self.find_rows()
+        self.prepare_rows()
+        for number, first in enumerate(self.steps()):
+            at, ok = self.pixels(first)
+            self.load_pixels(f"{name}{number}", at, both(across(condition, 0), ok))
+
+    def add_tile(self, name: str) -> None:
+        """Multiply pixels and weights."""
+        bm, bn, _ = self.tile
+        self.s.line(f"acc = tl.zeros([{bm}, {bn}], tl.float32)")
+        for number, _ in enumerate(self.steps()):
+            self.multiply_by(f"{name}{number}", f"b{number}")
 
     def steps(self) -> range:
         """Where the steps of the sum begin, in what the taps' runs and a second image's make."""

@@ -10,6 +10,7 @@ most of it.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import islice, product
 from math import gcd
 from typing import TYPE_CHECKING, ClassVar, Final, cast
 
@@ -34,14 +35,19 @@ if TYPE_CHECKING:
     from smelt.engine import KernelSpec, Step
     from smelt.ir import Constant, Node
 
-_KEPT: Final = 4
-_TILES: Final = {
-    (64, 64): (4, 2),
-    (64, 128): (2, 1),
-    (128, 64): (2, 1),
-    (128, 128): (1,),
-}
-"""Rows and columns, and how many programs of them a multiprocessor may have registers for."""
+_KEPT_ALIKE: Final = 2
+"""Of those that load ahead in the same way so many are kept."""
+_TILES: Final = ((64, 64), (64, 128), (128, 64), (128, 128))
+"""Rows and columns."""
+_BESIDE: Final = (4, 3, 2, 1)
+"""Programs of a multiprocessor."""
+_REGISTERS: Final = 65536
+_OWN_REGISTERS: Final = 96
+"""Of a thread, beside the sums, extra operands, and what is on its way."""
+_MOST_REGISTERS: Final = 255
+_WARP_LANES: Final = 32
+_MOST_AHEAD: Final = 64 * 256
+"""Elements of a tile that four warps can have on their way in registers."""
 _EIGHT_WARPS_FROM: Final = 128 * 128
 """Elements of a tile."""
 _DEEPEST_STEP: Final = 256
@@ -54,7 +60,8 @@ _VECTOR: Final = 4
 """Elements of 8 bytes in 16 bits: what is loaded ahead goes in pieces of so many, or twice that."""
 _LEAST_TILES: Final = 2
 """Of a program; with fewer there is nothing to load ahead."""
-_PIPELINES: Final = (4, 3, 2)
+_PIPELINES: Final = (4, 3)
+"""With less the compiler asks for a tile when the one before is done."""
 _FIRST_WITH_IT: Final = 80
 """Capability from which on tiles are loaded ahead without going through registers."""
 _OWN_SHARED_BYTES: Final = 2048
@@ -88,6 +95,26 @@ class _Choice:
     @property
     def warps(self) -> int:
         return 8 if self.tile[0] * self.tile[1] >= _EIGHT_WARPS_FROM else 4
+
+    def fits(self, shape: Shape, target: CudaTarget) -> bool:
+        """Whether so many programs have room beside each other, and enough to do."""
+        bm, bn, step = self.tile
+        depth, extra = -(-shape.depth // step) * step, shape.adds * bm * bn
+        ahead, words = bm * depth, 0
+        if self.pipeline > 1:
+            ahead = self.pipeline * ahead + (self.pipeline - 1) * extra
+        elif ahead <= _MOST_AHEAD:
+            words = ahead // 2
+        else:
+            return False
+        room = (depth * bn + bm * bn // 2 + ahead) * shape.dtype.size_bytes + _OWN_SHARED_BYTES
+        threads = self.warps * _WARP_LANES
+        each = min(_MOST_REGISTERS, _OWN_REGISTERS + (bm * bn + extra // 2 + words) // threads)
+        return (
+            self.beside * room <= target.shared_bytes
+            and self.beside * each * threads <= _REGISTERS
+            and -(-shape.rows // bm) >= _LEAST_TILES * self.programs
+        )
 
     def tactic(self, base: Tactic, seconds: float) -> Tactic:
         """The decision as data, of what another tactic computes."""
@@ -126,8 +153,12 @@ class HeldFamily(Family[CudaTarget]):
         choices = [(_seconds(shape, c, target), c) for c in _choices(shape, step, target)]
         if not choices:
             yield Refusal(self.name, "weights and the next tiles do not fit, or tiles are too few")
-        for seconds, choice in sorted(choices, key=lambda pair: pair[0])[:_KEPT]:
-            yield from (choice.tactic(tactic, seconds) for tactic in plain[:1])
+        kept: dict[bool, int] = {}
+        for seconds, choice in sorted(choices, key=lambda pair: pair[0]):
+            way = choice.pipeline > 1
+            kept[way] = kept.get(way, 0) + 1
+            if kept[way] <= _KEPT_ALIKE:
+                yield from (choice.tactic(tactic, seconds) for tactic in plain[:1])
 
     @override
     def narrowed(
@@ -189,22 +220,13 @@ def _why_not(shape: Shape, step: int, target: CudaTarget) -> str | None:
 
 
 def _choices(shape: Shape, step: int, target: CudaTarget) -> Iterator[_Choice]:
-    """For each size of tile and number of programs, what loads furthest ahead."""
-    depth = -(-shape.depth // step) * step
-    for (bm, bn), numbers in _TILES.items():
+    """For each size of tile and number of programs, what loads furthest ahead, in both ways."""
+    for (bm, bn), beside, pipelines in product(_TILES, _BESIDE, (_PIPELINES, (1,))):
         if shape.columns % bn:
             continue
-        held = depth * bn + bm * bn // 2
-        for beside in numbers:
-            programs = max(1, target.multiprocessors * beside // (shape.columns // bn))
-            if -(-shape.rows // bm) < _LEAST_TILES * programs:
-                continue
-            most = target.shared_bytes // beside - _OWN_SHARED_BYTES
-            for pipeline in _PIPELINES:
-                ahead = pipeline * bm * depth + (pipeline - 1) * shape.adds * bm * bn
-                if (held + ahead) * shape.dtype.size_bytes <= most:
-                    yield _Choice((bm, bn, step), pipeline, beside, programs)
-                    break
+        programs = max(1, target.multiprocessors * beside // (shape.columns // bn))
+        made = (_Choice((bm, bn, step), pipeline, beside, programs) for pipeline in pipelines)
+        yield from islice((choice for choice in made if choice.fits(shape, target)), 1)
 
 
 def _seconds(shape: Shape, choice: _Choice, target: CudaTarget) -> float:
@@ -215,7 +237,8 @@ def _seconds(shape: Shape, choice: _Choice, target: CudaTarget) -> float:
     extra = bm * bn * shape.adds
     fed = (bm * shape.depth + extra) * size / _FED
     read = bm // rows * (shape.depth // steps) * (rows + bn) * steps
-    through = read + bm * shape.depth + 2 * extra + 2 * bm * bn
+    written = bm * shape.depth * (1 if choice.pipeline > 1 else 2)
+    through = read + written + 2 * extra + 2 * bm * bn
     busy = max(work, fed, through * size / _SHARED_BYTES_PER_SECOND)
     down = -(-shape.rows // bm)
     each = -(-down // choice.programs)
