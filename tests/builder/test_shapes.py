@@ -134,6 +134,20 @@ def test_sizes_that_are_no_numbers_or_beyond_every_machine_are_refused() -> None
         build(graph, max_batch_size=10**12, tune="none")
 
 
+def test_shapes_may_be_of_numpys_integers_and_what_are_none_are_refused() -> None:
+    for extents in (np.array([2, 3]), tuple(np.array([2, 3])), [np.array([2, 3])]):
+        given: Any = extents
+        assert boxes_of(network(x=("n", 3)), {"x": given}, 1) == [{"n": exactly(2)}]
+    for given in (None, 3, "2x3", ("n", 3), (2.0, 3)):
+        with pytest.raises(BuildError, match="give a shape, as"):
+            boxes_of(network(x=("n", 3)), {"x": given}, 1)
+    effort: Any = None
+    with pytest.raises(BuildError, match='tune is None; give "none", "fast"'):
+        build(small_network().graph, tune=effort)
+    batch: Any = np.int64(2)
+    assert build(small_network().graph, max_batch_size=batch, tune="none").max_batch_size == 2
+
+
 def test_an_empty_batch_may_be_all_that_an_engine_takes() -> None:
     net = NetworkDefinition("wide", batch="explicit")
     x = net.add_input("x", "float32", ("n", 64))

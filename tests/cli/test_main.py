@@ -129,6 +129,16 @@ def test_a_bug_says_that_it_is_one_and_what_to_report(
     assert "SMELT_LOG=debug" in answer.err
 
 
+def test_too_little_memory_is_told_with_what_needs_less(
+    smelt: Smelt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(**_options: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(_trust.show, "callback", fail)
+    assert smelt("trust", "show").err.startswith("error: there is not enough memory; a smaller")
+
+
 def test_a_missing_package_is_named_with_how_to_get_it(
     smelt: Smelt, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

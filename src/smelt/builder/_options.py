@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from operator import index
 from typing import TYPE_CHECKING, Final, Protocol
 
 from smelt.errors import BuildError, UnsupportedError
@@ -90,13 +91,16 @@ class BuildOptions:
                 "QuantizeLinear and DequantizeLinear in int8"
             )
         for name in ("max_batch_size", "max_workspace_bytes"):
-            if not hasattr(getattr(self, name), "__index__"):
-                raise BuildError(f"{name} is {getattr(self, name)!r}; it must be a whole number")
+            given = getattr(self, name)
+            if not hasattr(given, "__index__"):
+                raise BuildError(f"{name} is {given!r}; it must be a whole number")
+            object.__setattr__(self, name, index(given))  # numpy's integers are none of Python's
         if self.max_workspace_bytes < 0:
             raise BuildError(
                 f"max_workspace_bytes is {self.max_workspace_bytes}; it must not be negative"
             )
-        if isinstance(self.tune, str) and self.tune not in ("none", "fast", "full"):
+        is_effort = isinstance(self.tune, TuningEffort | float | int)
+        if not is_effort and self.tune not in ("none", "fast", "full"):
             raise BuildError(f'tune is {self.tune!r}; give "none", "fast", "full" or seconds')
         if self.libraries and self.portable:
             raise BuildError(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from operator import index
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from smelt.errors import BuildError, EngineFormatError, ShapeError, UnboundSymbolError
@@ -65,10 +67,16 @@ def boxes_of(
 
 
 def _ranges(name: str, spec: ShapeSpec) -> list[tuple[Extents, Extents, Extents]]:
-    if all(isinstance(x, int) for x in spec):
-        fixed = tuple(cast("Extents", spec))
+    with suppress(TypeError):
+        fixed = tuple(map(index, cast("Extents", spec)))
         return [(fixed, fixed, fixed)]
-    shapes = [tuple(cast("Extents", s)) for s in spec]
+    try:
+        shapes = [tuple(map(index, cast("Extents", s))) for s in spec]
+    except TypeError as error:
+        raise BuildError(
+            f"the shapes of {name!r} are {spec!r}; give a shape, as (1, 3, 224, 224), a list of "
+            "shapes, one plan each, or a tuple (smallest, best, largest) of shapes"
+        ) from error
     if any(len(s) != len(shapes[0]) for s in shapes):
         raise BuildError(f"the shapes of {name!r} differ in rank: {shapes}")
     if isinstance(spec, list):

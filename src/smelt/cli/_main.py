@@ -112,7 +112,7 @@ def _line(error: BaseException) -> str | None:
         package = _PACKAGES.get(module, module)
         return f"error: {package} is not installed; run: pip install {package}"
     if isinstance(error, MemoryError):
-        return "error: there is not enough memory for this"
+        return "error: there is not enough memory; a smaller batch or smaller shapes need less"
     if isinstance(error, OSError):
         where = error.filename or "reading or writing failed"
         return f"error: {where}: {error.strerror or error}"
