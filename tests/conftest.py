@@ -63,13 +63,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_cost)
 
 
-def pytest_collection_finish() -> None:
-    """Keep what collection made from the garbage collector: it stays, and it is much.
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep what collection makes from the garbage collector: it stays, and it is much.
 
     Tests that look for leaks collect garbage, half a second each time with all of it.
     """
-    gc.collect()
-    gc.freeze()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 def _cost(item: pytest.Item) -> int:
