@@ -7,6 +7,8 @@ BIN := $(VENV)/bin
 # Processes that share the tests: every core, or as many as JOBS says; JOBS=0 is one, in the open.
 JOBS ?= auto
 TESTS ?= tests
+# What `make quick` leaves out: nearly every test there compiles kernels.
+COMPILING := tests/backends tests/benchmarks tests/conformance
 # pyright takes node from the wheel beside it, never from the machine or the network.
 export PYRIGHT_PYTHON_GLOBAL_NODE := 0
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
@@ -14,7 +16,7 @@ export NO_MKDOCS_2_WARNING := 1
 CODE := src tests tools benchmarks $(wildcard examples)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check layout lint gates floors mypy pyright test bench docs requirements wheel clean format
+.PHONY: help demo check layout lint gates floors mypy pyright test quick bench docs requirements wheel clean format
 
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */  make \1\t/' | expand -t 22
@@ -24,6 +26,9 @@ demo: $(VENV)/.stamp-run  ## build an engine from our own LeNet, classify digits
 
 test: $(VENV)/.stamp-test  ## run the tests, the quick ones first; writes build/test-report.json
 	@$(BIN)/python -m pytest $(TESTS) -n $(JOBS) --test-report build/test-report.json --durations=10 --durations-min=5
+
+quick: $(VENV)/.stamp-test  ## run most of the tests, without those that take longest
+	@$(BIN)/python -m pytest $(TESTS) -n $(JOBS) -m "not slow and not shared" $(COMPILING:%=--ignore=%)
 
 check: layout lint gates floors mypy pyright  ## every gate: format, lint, sizes, rooms, floors, types
 
