@@ -29,7 +29,7 @@ from smelt.devices.cuda import (
 from smelt.errors import EngineFormatError, EngineMismatchError, MissingExtraError
 from smelt.types import DType
 from tests.support.cublaslt_stub import VERSION, StubCublasLt, hide_library
-from tests.support.cuda_driver_stub import StubDriver
+from tests.support.cuda_driver_stub import StubDriver, code_for
 from tests.support.cuda_engines import use_stub
 
 if TYPE_CHECKING:
@@ -140,6 +140,22 @@ def test_a_graph_holds_a_call_and_its_workspace(device: CudaDevice, library: Stu
     assert (len(library.calls), library.done) == (1, 3)
     assert (room == 0xEE).sum() == 4096
     np.testing.assert_allclose(operands.parts[-1], operands.wanted(call), rtol=1e-6)
+
+
+def test_no_kernel_starts_before_the_call_before_it_has_ended(
+    device: CudaDevice, library: StubCublasLt
+) -> None:
+    operands, call = Operands(), chosen(device, CALL)
+    loader = KernelLoader(device)
+    code = CudaKernel("k", code_for("sm_90", "k"), 32, 0, may_start_early=True).to_bytes()
+    kernel, called = loader.load(code), loader.load(call_to_bytes(call))
+    rows = [CudaRow(kernel, 1, 0), CudaRow(called, 5, 1), CudaRow(kernel, 1, 1)]
+    rows += [CudaRow(kernel, 1, 3), CudaRow(kernel, 1, 4)]
+    words = np.array([1, *operands.words, 1, 1, 1], np.int64)
+    with CudaStream(device) as stream:
+        CudaRunList(rows, words, [1] * 5).launch_all(stream)
+        stream.synchronize()
+    assert [launch.numAttrs for launch in library.driver.launches] == [1, 1, 0, 1]
 
 
 def test_everything_is_given_back(device: CudaDevice, library: StubCublasLt) -> None:

@@ -87,10 +87,16 @@ class CudaRunList:
 
     def launch(self, row: int, stream: CudaStream, *, starts_early: bool = True) -> None:
         """Queue one row. Raises DeviceError: it is refused, or earlier work failed."""
-        early = starts_early and self.rows[row].starts_early
+        early = starts_early and self.rows[row].starts_early and not self._follows_call(row)
         self.rows[row].kernel.launch(
             self.blocks[row], self.arguments[row], stream, starts_early=early
         )
+
+    def _follows_call(self, row: int) -> bool:
+        """Whether a library's call is among what a row waits for: who knows what that ends with."""
+        end = self.rows[row].wait_for
+        first = self.rows[end - 1].wait_for if end else 0
+        return any(not before.kernel.can_move for before in self.rows[first:end])
 
     def launch_all(self, stream: CudaStream) -> None:
         """Queue every row, one after another. Raises what `launch` does."""
