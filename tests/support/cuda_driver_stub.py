@@ -63,7 +63,8 @@ OK = CUresult.CUDA_SUCCESS
 BAD_HANDLE = CUresult.CUDA_ERROR_INVALID_HANDLE
 MOST_THREADS = 1024
 _MEMORY_ALIGNMENT = 256
-_POISON = 0xA5
+_POISON = 0xFF
+"""No number in any float."""
 
 
 def code_for(architecture: str, *kernels: str) -> bytes:
