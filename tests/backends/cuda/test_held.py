@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from smelt.devices.cuda import CudaKernel
 from smelt.engine import Launch
 from smelt.ir import Graph
 from smelt.ops.conv import Conv
-from smelt.types import DType, TensorType
+from smelt.types import DType, SymbolicDim, TensorType
 
 if TYPE_CHECKING:
     from smelt.ir import Node
@@ -66,6 +66,29 @@ def test_they_are_not_offered_where_nothing_is_gained(
 def test_they_multiply_sixteen_bits_alone() -> None:
     _, node = _convolution(32, 128, 512, Conv((1, 1)), dtype=DType.FLOAT32)
     assert not _held(node)
+
+
+@pytest.mark.parametrize(
+    ("batch", "is_masked"), [(SymbolicDim.symbol("N"), True), (8, False)], ids=["open", "fixed"]
+)
+def test_the_first_tile_is_read_only_if_there_is_one(batch: Any, *, is_masked: bool) -> None:
+    graph = Graph("one")
+    x = graph.add_input("x", TensorType(DType.FLOAT16, (batch, 64, 28, 28)))
+    w = graph.add_constant(np.zeros((64, 64, 1, 1), np.float16), "w")
+    node = graph.add(Conv((1, 1)), x, w, name="node")
+    graph.outputs += node.outputs
+    small, backend = CudaTarget(90, multiprocessors=1), CudaBackend(jobs=1)
+    tactic = next(t for t in _held(node, small) if ("pipeline", 1) in t.parameters)
+    bounds = (("N", 0, 8),) if is_masked else ()
+    plan = assemble(graph, {id(node): tactic}, backend, WeightStore(), symbols=bounds).plan
+    (kernel,) = (
+        s.kernel
+        for s in plan.steps
+        if isinstance(s, Launch) and "sums" in dict(s.kernel.parameters)
+    )
+    text = backend.generate(kernel, small)
+    first = next(line for line in text.splitlines() if line.strip().startswith("a0 = tl.load"))
+    assert ("down <" in first) is is_masked
 
 
 @pytest.mark.parametrize("way", ["in registers", "in shared memory"])

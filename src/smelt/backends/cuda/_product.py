@@ -328,7 +328,8 @@ class HeldWriter(ProductWriter):
                 self.finish()
             return s.text()
         s.line("down = first")
-        self.load_tile("a", "")
+        # Where the batch is known at run time only, it may be empty.
+        self.load_tile("a", "" if self.row_count.isdigit() else f"row * 0 + down < {self.down}")
         with s.block(f"for turn in range(0, tl.cdiv({self.down} - first, {side})):"):
             s.line(f"down = first + (turn + 1) * {side}")
             self.load_tile("next", f"row * 0 + down < {self.down}")
