@@ -69,6 +69,31 @@ def test_they_multiply_sixteen_bits_alone() -> None:
 
 
 @pytest.mark.parametrize(
+    ("shape", "reason"),
+    [
+        ((0, 64, 1, 1), "there are no filters"),
+        ((0, 3, 1, 1), "there are no filters"),
+        ((SymbolicDim.symbol("F"), 3, 1, 1), "are not constant"),
+        ((64, SymbolicDim.symbol("C"), 1, 1), "are not constant"),
+    ],
+    ids=["no filters", "no filters of colours", "open filters", "open channels"],
+)
+def test_weights_of_no_or_open_extents_are_refused_like_everywhere(
+    shape: tuple[Any, ...], reason: str
+) -> None:
+    graph = Graph("one")
+    x = graph.add_input("x", TensorType(DType.FLOAT16, (32, shape[1], 28, 28)))
+    w = graph.add_input("w", TensorType(DType.FLOAT16, shape))
+    if all(isinstance(extent, int) for extent in shape):
+        w = graph.add_constant(np.zeros(shape, np.float16), "constant")
+    tactics, refusals = CudaBackend().candidates(
+        graph.add(Conv((1, 1)), x, w, name="node"), _HOPPER
+    )
+    assert all(tactic.is_reference for tactic in tactics)
+    assert {r.family for r in refusals if reason in r.reason} == {"conv", "stem"}
+
+
+@pytest.mark.parametrize(
     ("batch", "is_masked"), [(SymbolicDim.symbol("N"), True), (8, False)], ids=["open", "fixed"]
 )
 def test_the_first_tile_is_read_only_if_there_is_one(batch: Any, *, is_masked: bool) -> None:

@@ -20,7 +20,7 @@ from smelt.backends._nodes import value_of
 from smelt.backends.cuda._costs import LAUNCH_SECONDS, gpu_of
 from smelt.backends.cuda._product import write_product
 from smelt.backends.cuda._target import CudaTarget
-from smelt.backends.cuda.families.conv import ConvFamily, product_shape
+from smelt.backends.cuda.families.conv import ConvFamily, product_shape, reason_against
 from smelt.backends.cuda.families.conv_sum import ConvSumFamily, sum_shape
 from smelt.backends.cuda.families.stem import StemFamily, row_of, stem_shape, why_no_stem
 from smelt.engine import parameters
@@ -141,10 +141,9 @@ class HeldFamily(Family[CudaTarget]):
 
     @override
     def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
-        found = _product_of(node, target)
-        if found is None:
-            return
-        base, shape, step = found
+        if not isinstance(root_of(node)[0], Conv | ConvSum) or reason_against(node):
+            return  # the other families say why
+        base, shape, step = _product_of(node, target)
         if reason := _why_not(shape, step, target):
             yield Refusal(self.name, reason)
             return
@@ -189,12 +188,9 @@ def _base_of(node: Node) -> Family[CudaTarget]:
     return StemFamily() if is_stem else ConvFamily()
 
 
-def _product_of(node: Node, target: CudaTarget) -> tuple[Family[CudaTarget], Shape, int] | None:
-    """Whose product a node is, its extents, and how long steps of its sum are; None for others."""
-    root, _ = root_of(node)
-    if not isinstance(root, Conv | ConvSum):
-        return None
-    base = _base_of(node)
+def _product_of(node: Node, target: CudaTarget) -> tuple[Family[CudaTarget], Shape, int]:
+    """Whose product a node is, its extents, and how long steps of its sum are."""
+    root, base = cast("Conv | ConvSum", root_of(node)[0]), _base_of(node)
     run = cast("int", value_of(node, 1).tensor.shape[1])
     if isinstance(root, ConvSum):
         second = cast("int", value_of(node, 3).tensor.shape[1])

@@ -68,7 +68,7 @@ class StemFamily(Family[CudaTarget]):
         root, _ = root_of(node)
         if not isinstance(root, Conv):
             return
-        if reason := why_no_stem(node, root) or reason_against(node):
+        if reason := reason_against(node) or why_no_stem(node, root):
             yield Refusal(self.name, reason)
             return
         (image, *others), output = formats_of(node)
