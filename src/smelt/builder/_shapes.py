@@ -152,10 +152,10 @@ def shapes_to_data(shapes: Mapping[str, ShapeSpec] | None) -> Any:
 
 
 def _spec_to_data(spec: ShapeSpec) -> list[Any]:
-    if all(isinstance(x, int) for x in spec):
-        return ["one", list(spec)]
+    with suppress(TypeError):
+        return ["one", list(map(index, cast("Extents", spec)))]
     kind = "each" if isinstance(spec, list) else "range"
-    return [kind, [list(cast("Extents", shape)) for shape in spec]]
+    return [kind, [list(map(index, cast("Extents", shape))) for shape in spec]]
 
 
 def shapes_from_data(data: Any) -> dict[str, ShapeSpec] | None:
