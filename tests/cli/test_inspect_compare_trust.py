@@ -104,7 +104,16 @@ def test_layers_times_are_shares_of_what_the_device_does_at_best(
     assert "no time of any layer" in smelt("inspect", engine, *options).err
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"layers": 3}', '{"layers": [{"name": 1}]}'])
+_TIME = '{"layers": [{"name": "conv1 + relu1", "milliseconds": %s}], "sizes": {"batch": %s}}'
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "[]", "{}", '{"layers": 3}', '{"layers": [{"name": 1}]}'),
+        *(_TIME % pair for pair in (("NaN", 1), ("-1", 1), (10**400, 1), ("1", "Infinity"))),
+    ],
+)
 def test_a_file_without_layers_times_is_told(
     smelt: Smelt, engine: Path, tmp_path: Path, content: str
 ) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -124,14 +125,23 @@ def _profile(path: str | None) -> Profile | None:
         return None
     try:
         told = json.loads(Path(path).read_bytes())
-        seconds = {str(x["name"]): float(x["milliseconds"]) / 1e3 for x in told["layers"]}
+        seconds = {str(x["name"]): _seconds(x["milliseconds"]) for x in told["layers"]}
         sizes = {str(name): int(size) for name, size in told["sizes"].items()}
-    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+    except (
+        OSError, ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError,
+    ) as error:  # fmt: skip
         raise SmeltError(
             f"{path} has no layers' times ({type(error).__name__}: {error}); "
             "make it with: smelt bench ENGINE --profile --json > FILE"
         ) from error
     return Profile(seconds, sizes)
+
+
+def _seconds(milliseconds: Any) -> float:
+    seconds = float(milliseconds) / 1e3
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"{seconds * 1e3} ms is no time")
+    return seconds
 
 
 def _check_times(report: EngineReport, path: str | None) -> None:
