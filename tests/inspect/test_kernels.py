@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import struct
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -85,6 +86,7 @@ def test_each_architecture_tells_what_a_kernel_takes_there() -> None:
     ("record", "problem"),
     [
         (b"\xff" * 40, "malformed|beyond"),
+        (struct.pack("<II", 1 << 15, 0) + bytes(1 << 15), "32768 bytes of text"),
         (CudaKernel("k", b"\x7fELF", 128, 16).to_bytes(), "no sound cubin"),
         (CudaKernel("l", make_cubin(Kernel("k")), 128, 16).to_bytes(), "no kernel 'l'"),
     ],

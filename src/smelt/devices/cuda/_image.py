@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from smelt.devices.cuda._cublaslt import LIBRARY, LibraryCall
@@ -25,6 +25,7 @@ _LENGTHS: Final = struct.Struct("<II")
 _ALIGNMENT_BYTES: Final = 16
 _FIRST_EXACT: Final = 90
 """From this capability on code is for one architecture alone."""
+_MOST_TEXT_BYTES: Final = 1 << 14
 _MOST_THREADS: Final = 1024
 _MOST_SHARED_BYTES: Final = 1 << 20
 
@@ -84,7 +85,7 @@ def read_record(code: bytes | memoryview, offset: int, place: int = 0) -> CudaKe
         for _ in range(place):
             offset = _parts(view, offset)[-1]
         text, cubin, _ = _parts(view, offset)
-        fields: Any = json.loads(text)
+        fields: Any = json.loads(bytes(text))
         if "library" not in fields:
             return _checked(fields, cubin)
         if (name := fields.pop("library")) != LIBRARY or cubin:
@@ -119,22 +120,24 @@ def _record(fields: Mapping[str, Any], cubin: bytes) -> bytes:
     return record + bytes(-len(record) % _ALIGNMENT_BYTES)
 
 
-def _parts(view: memoryview, offset: int) -> tuple[bytes, bytes, int]:
+def _parts(view: memoryview, offset: int) -> tuple[memoryview, memoryview, int]:
     """A record's text and cubin, and where the next record starts."""
     text_size, cubin_size = _LENGTHS.unpack_from(view, offset)
     start = offset + _LENGTHS.size
     middle, end = start + text_size, start + text_size + cubin_size
     if offset < 0 or end > len(view):
         raise EngineFormatError("a kernel's record reaches beyond the engine's code")
+    if text_size > _MOST_TEXT_BYTES:
+        raise EngineFormatError(f"a kernel's record has {text_size} bytes of text")
     after = end + (offset - end) % _ALIGNMENT_BYTES
-    return bytes(view[start:middle]), bytes(view[middle:end]), after
+    return view[start:middle], view[middle:end], after
 
 
-def _checked(fields: Any, cubin: bytes) -> CudaKernel:
+def _checked(fields: Any, cubin: memoryview) -> CudaKernel:
     known = cast("Mapping[str, Any]", fields)
     kernel = CudaKernel(
         entry=str(known["entry"]),
-        cubin=cubin,
+        cubin=b"",
         threads=int(known["threads"]),
         dynamic_shared_bytes=int(known["dynamic_shared_bytes"]),
         scratch_words=int(known["scratch_words"]),
@@ -148,4 +151,5 @@ def _checked(fields: Any, cubin: bytes) -> CudaKernel:
         )
     if not 0 <= kernel.scratch_words <= 2:
         raise EngineFormatError(f"{kernel.entry}: {kernel.scratch_words} words of scratch")
-    return kernel
+    # Copied last: of a file of strangers each kernel may claim all code, and be refused.
+    return replace(kernel, cubin=bytes(cubin))
