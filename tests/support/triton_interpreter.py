@@ -23,7 +23,7 @@ from smelt.engine import Launch
 from smelt.ops import ALL_OPS, Conv
 from smelt.ops.round_mantissa import RoundMantissa
 from smelt.types import DType, evaluate_dim
-from tests.support.held_cases import HELD, held_trials
+from tests.support.held_cases import HELD, check_held, held_trials
 from tests.support.trial_memory import TrialMemory
 from tests.support.trials import (
     PAIRS,
@@ -228,6 +228,7 @@ def _chosen(op: type[Op], how: str, backend: CudaBackend) -> list[Trial]:
         found = paired_trials(cases, backend, replace(TARGET, pairs=True))
     elif how == HELD:
         found = held_trials(backend, TARGET, DType.FLOAT16)
+        check_held(found)
     elif how == STRANGE:
         found = strange_trials(cases, backend, TARGET)
     elif how == TF32:
