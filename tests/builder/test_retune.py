@@ -14,9 +14,11 @@ from smelt import ops
 from smelt.builder import _cuda_toolchain
 from smelt.builder._options import PRECISIONS
 from smelt.builder._toolchain import open_toolchain
-from smelt.engine import read_engine, serialize_engine
+from smelt.engine import Weight, read_engine, serialize_engine
 from smelt.errors import BindingError, BuildError, EngineFormatError, EngineMismatchError
 from smelt.interp import interpret
+from smelt.ir import Constant, _recipes
+from smelt.ops import recipe_to_json
 from smelt.tuner import TimingCache
 from smelt.types import DType, override
 from tests.support.cuda_candidates import Candidates, ClockedStub, StubBackend, tactic_of
@@ -202,6 +204,47 @@ def test_sources_outside_of_the_file_are_refused() -> None:
         for read in (smelt.retune, smelt.load):
             with pytest.raises(EngineFormatError, match="outside the sources"):
                 read(data)
+
+
+_FLOATS = Weight("w", DType.FLOAT32, (16, 8), 0)
+
+
+@pytest.mark.parametrize(
+    ("sources", "told"),
+    [
+        ((replace(_FLOATS, shape=(0, 1 << 62, 1 << 62)),), "too big"),
+        ((replace(_FLOATS, shape=(1,) * 99),), "dimension"),
+        ((_FLOATS, replace(_FLOATS, offset=8, shape=(126,))), "lie one in another"),
+    ],
+)
+def test_arrays_that_cannot_be_a_networks_are_refused(
+    sources: tuple[Weight, ...], told: str
+) -> None:
+    file = _file(_built())
+    header = replace(file.header, sources=sources)
+    data = serialize_engine(header, file.weights, file.code, file.runtime_code, None, file.sources)
+    with pytest.raises(EngineFormatError, match=rf"is not sound.*{told}"):
+        smelt.retune(data)
+
+
+def test_a_network_that_makes_much_of_little_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_recipes, "_FREE_BYTES", 1 << 20)
+    file = _file(_built())
+    document = json.loads(file.header.network)
+    one, count = Constant("one", np.ones(1, np.float32)), Constant("n", np.array([1 << 17]))
+    half = recipe_to_json(Constant.derive("half", ops.Expand(), one, count), lambda _: None)
+
+    def altered(halves: int) -> bytes:
+        constants = [*document["constants"], *[half] * halves]
+        network = json.dumps({**document, "constants": constants})
+        header = replace(file.header, network=network)
+        return serialize_engine(
+            header, file.weights, file.code, file.runtime_code, None, file.sources
+        )
+
+    _require_right(smelt.retune(altered(2), tune="none"))
+    with pytest.raises(EngineFormatError, match="more are allowed"):
+        smelt.retune(altered(3))
 
 
 # ---- on a GPU

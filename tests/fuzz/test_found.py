@@ -133,7 +133,8 @@ def test_a_recipe_of_thousands_of_steps_is_computed() -> None:
     constant = Constant("w", np.ones(2, np.float32))
     for _ in range(5000):
         constant = Constant("d", recipe=Recipe(ops.Relu(), (constant,), 0))
-    assert compute_untrusted(constant).tolist() == [1, 1]
+    compute_untrusted(constant)
+    assert constant.array.tolist() == [1, 1]
 
 
 def test_a_hostile_recipe_in_an_engine_fails_its_refit_alone() -> None:

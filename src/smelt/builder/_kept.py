@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -124,11 +125,12 @@ def read_kept_network(file: EngineFile) -> tuple[Graph, BuildOptions]:
             f"{file.source} does not keep its network and cannot be retuned; build it with "
             "retunable=True (`smelt build --retunable`), or from the model on this machine"
         )
-    sources = [_source(weight, file.sources) for weight in header.sources]
     try:
+        sources = _read_sources(header.sources, file.sources)
         document = json.loads(header.network)
         options = _options_from_data(document["options"])
         constants = [_constant_from_data(data, sources) for data in document["constants"]]
+        compute_untrusted(*constants)
         return graph_from_data(document["graph"], constants), options
     except EngineMismatchError:
         raise
@@ -140,8 +142,15 @@ def read_kept_network(file: EngineFile) -> tuple[Graph, BuildOptions]:
         ) from error
 
 
+def _read_sources(weights: Sequence[Weight], data: NDArray[np.uint8]) -> list[Constant]:
+    sources = [_source(weight, data) for weight in weights]
+    if sum(source.array.nbytes for source in sources) > data.size:
+        raise EngineFormatError("its arrays lie one in another")
+    return sources
+
+
 def _source(weight: Weight, data: NDArray[np.uint8]) -> Constant:
-    size = int(np.prod(weight.shape, dtype=np.int64)) * weight.dtype.size_bytes
+    size = math.prod(weight.shape) * weight.dtype.size_bytes
     content = data[weight.offset : weight.offset + size]
     return Constant(weight.name, content.view(weight.dtype.numpy).reshape(weight.shape))
 
@@ -152,9 +161,7 @@ def _constant_from_data(data: Any, sources: Sequence[Constant]) -> Constant:
             raise EngineFormatError(f"{name[:60]!r} is no source")
         return sources[int(name)]
 
-    constant = recipe_from_json(as_json(data), resolve)
-    compute_untrusted(constant)
-    return constant
+    return recipe_from_json(as_json(data), resolve)
 
 
 def _options_from_data(data: Any) -> BuildOptions:

@@ -10,15 +10,14 @@ from smelt.ir._op import Operand
 from smelt.types import TensorType
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from smelt.ir._graph import Constant, Recipe
-    from smelt.ir._op import Array
 
 _FREE_BYTES: Final = 1 << 28
-"""A result up to this size is always computed ..."""
+"""Results of up to this size, all together, are always computed ..."""
 _MOST_GROWTH: Final = 64
-"""... a larger one only if it is no more than so many times as large as all sources together."""
+"""... larger ones only if they are no more than so many times as large as all sources together."""
 
 _TRIPPED: Final = (
     TypeError, ValueError, LookupError, ArithmeticError, AttributeError, MemoryError, InternalError,
@@ -26,27 +25,29 @@ _TRIPPED: Final = (
 """What a reference may raise over operands that no graph of ours would give it."""
 
 
-def compute_untrusted(constant: Constant) -> Array:
-    """The elements of a constant whose recipe nobody vouches for.
+def compute_untrusted(*constants: Constant) -> None:
+    """Compute the elements of constants whose recipes nobody vouches for.
 
     Raises:
-        GraphError: a step of the recipe does not fit its inputs, or makes something huge of little.
+        GraphError: a step of a recipe does not fit its inputs, or all together make something huge
+            of little.
     """
-    parts = list(_sources_first(constant))
+    parts = list(_sources_first(constants))
     given = sum(part.array.nbytes for part in parts if part.recipe is None)
+    left = max(_FREE_BYTES, _MOST_GROWTH * given)
     for part in parts:
         if part.recipe is None:
             continue
         try:
-            _check_step(part.recipe, max(_FREE_BYTES, _MOST_GROWTH * given))
-            _ = part.array  # its inputs are computed: no recipe is too deep
+            _check_step(part.recipe, left)
+            # Its inputs are computed: no recipe is too deep.
+            left = max(0, left - part.array.nbytes)
         except SmeltError:
             raise
         except _TRIPPED as error:
             raise GraphError(
                 f"the recipe of a constant is wrong: {str(error)[:300]}", node=part.name[:200]
             ) from error
-    return constant.array
 
 
 def _check_step(recipe: Recipe, most_bytes: int) -> None:
@@ -57,13 +58,13 @@ def _check_step(recipe: Recipe, most_bytes: int) -> None:
     extents = [extent for extent in made.shape if isinstance(extent, int)]
     size = math.prod(extents) * made.dtype.size_bytes
     if size > most_bytes:
-        raise ValueError(f"{recipe.op.name} makes {size} bytes; {most_bytes} are allowed")
+        raise ValueError(f"{recipe.op.name} makes {size} bytes; {most_bytes} more are allowed")
 
 
-def _sources_first(constant: Constant) -> Iterator[Constant]:
-    """The constant and what it derives from, each once."""
+def _sources_first(constants: Iterable[Constant]) -> Iterator[Constant]:
+    """The constants and what they derive from, each once."""
     done: set[int] = set()
-    stack: list[tuple[Constant, bool]] = [(constant, False)]
+    stack = [(constant, False) for constant in constants]
     while stack:
         part, is_ready = stack.pop()
         if id(part) in done:

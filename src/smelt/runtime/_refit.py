@@ -110,9 +110,10 @@ def _shown(name: str, array: NDArray[Any]) -> str:
 
 def _computed(given: str, constant: Constant) -> NDArray[Any]:
     try:
-        return compute_untrusted(constant)
+        compute_untrusted(constant)
     except GraphError as error:
         raise BindingError(f"the new {given} does not fit: {error}") from error
+    return constant.array
 
 
 def _store(weight: Weight, array: NDArray[Any], memory: NDArray[np.uint8], given: str) -> None:
