@@ -13,7 +13,7 @@ import json
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -24,7 +24,8 @@ from smelt.ops import ALL_OPS, Conv
 from smelt.ops.round_mantissa import RoundMantissa
 from smelt.types import DType, evaluate_dim
 from tests.support.held_cases import HELD, check_held, held_trials
-from tests.support.trial_memory import TrialMemory
+from tests.support.launch_watch import LaunchWatch, watch_accesses
+from tests.support.trial_memory import GUARD_BYTES, TrialMemory
 from tests.support.trials import (
     PAIRS,
     STRANGE,
@@ -93,6 +94,10 @@ class _Pointer:
     stride = size
 
 
+WATCH: Final = LaunchWatch()
+"""Of the trial that runs."""
+
+
 def interpret(
     backend: CudaBackend, kernel: KernelSpec, words: list[int], scalars: list[int], programs: int
 ) -> None:
@@ -112,7 +117,22 @@ def _patch(interpreter: Any) -> None:
         _compute_in_bfloat16(interpreter)
         _cut_off_for_tf32(interpreter)
         _replace_assembly()
+        _tell_of_programs(interpreter)
+        watch_accesses(interpreter._interpreter, WATCH)
         interpreter.smelt_patched = True
+
+
+def _tell_of_programs(interpreter: Any) -> None:
+    """Have each program begin, wait and let others start in sight of the watch."""
+    builder, cuda = interpreter.InterpreterBuilder, interpreter.tl.extra.cuda
+    move_to = builder.set_grid_idx
+
+    def begin(self: Any, *place: int) -> None:
+        WATCH.begin_program()
+        move_to(self, *place)
+
+    builder.set_grid_idx = begin
+    cuda.gdc_wait, cuda.gdc_launch_dependents = WATCH.wait, WATCH.let_next_start
 
 
 def _as_int(tensor: Any) -> int:
@@ -180,23 +200,23 @@ def _cut_off_for_tf32(interpreter: Any) -> None:
 
 
 def run_trial(trial: Trial, backend: CudaBackend) -> TrialMemory:
-    """Run a trial's plan; what it leaves in memory."""
+    """Run a trial's plan; what it leaves in memory. What is touched amiss, the watch has noted."""
     memory = TrialMemory(trial)
+    WATCH.faults.clear()
     bases = [int(array.ctypes.data) for array in memory.arrays]
     for step in trial.plan.steps:
         assert isinstance(step, Launch), step
         scalars = [evaluate_dim(s, trial.values) for s in step.scalars]
         programs = evaluate_dim(step.chunks, trial.values)
+        WATCH.follow(step, trial.plan, [base + GUARD_BYTES for base in bases], trial.values)
         interpret(backend, step.kernel, memory.words(step, bases), scalars, programs)
+        WATCH.end_launch()
     return memory
 
 
 def _replace_assembly() -> None:
-    """Without early starts and prefetches, which only ask for time; rounding is done in numpy."""
+    """Without prefetches, which only ask for time; rounding is done in numpy."""
     language: Any = importlib.import_module("triton.language")
-
-    def nothing(*_arguments: object, **_options: object) -> None:
-        return
 
     def assembly(text: str, _registers: str, operands: list[Any], **_options: object) -> Any:
         if text.startswith("prefetch."):
@@ -207,7 +227,6 @@ def _replace_assembly() -> None:
         made = type(handle)(rounded, handle.dtype)
         return language.core.tensor(made, operands[0].type)
 
-    language.extra.cuda.gdc_wait = language.extra.cuda.gdc_launch_dependents = nothing
     language.inline_asm_elementwise = assembly
 
 
@@ -261,7 +280,7 @@ def check(op: type[Op], how: str) -> tuple[int, list[str]]:
     wrong: list[str] = []
     for trial in trials:
         memory = run_trial(trial, backend)
-        wrong += [f"{trial}: {reason}" for reason in memory.damage()]
+        wrong += [f"{trial}: {reason}" for reason in (*memory.damage(), *WATCH.faults)]
         for mine, wanted in zip(memory.outputs(), trial.wanted, strict=True):
             if reason := difference(mine, wanted, trial.case.tolerance, trial.step):
                 wrong.append(f"{trial}: {reason}")
