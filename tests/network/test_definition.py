@@ -315,6 +315,7 @@ MISTAKES: list[tuple[Callable[[NetworkDefinition, Tensor], object], str]] = [
     (lambda n, _: n.add_input("b", "float8", (1,)), "no element type"),
     (lambda n, _: n.add_input("b", "float32", (0, 2)), "no positive number"),
     (lambda n, _: n.add_input("b", "float32", ("a-b",)), "no identifier"),
+    (lambda n, _: n.add_input("b", "float32", ("lambda",)), "no identifier"),
     (lambda n, _: n.add_input("b", "float32", ("batch",)), "implicit batch"),
     (lambda n, x: n.mark_output(x), "cannot be an output"),
     (lambda n, _: n.mark_output(cast("Any", "data")), "not str"),

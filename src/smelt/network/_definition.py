@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import contextmanager
+from keyword import iskeyword
 from typing import TYPE_CHECKING, Literal, SupportsIndex
 
 import numpy as np
@@ -411,7 +412,7 @@ def _layer_of(node: Node) -> str:
 
 def _extent(extent: object, shape: Sequence[int | str]) -> Dim:
     if isinstance(extent, str):
-        if not re.fullmatch(r"[A-Za-z_]\w*", extent, re.ASCII):
+        if not re.fullmatch(r"[A-Za-z_]\w*", extent, re.ASCII) or iskeyword(extent):
             raise ShapeError(f"extent {extent!r} in {list(shape)} is no identifier, as symbols are")
         return dim_from_text(extent)
     if isinstance(extent, SymbolicDim):

@@ -68,13 +68,13 @@ def test_nodes_and_values_keep_the_models_names() -> None:
 
 def test_open_extents_become_symbols_with_readable_names() -> None:
     x = float_info("x", ["batch size", 3, None, "?"])
-    y = float_info("y", ["batch size", 3, "2*n", "batch_size"])
+    y = float_info("y", ["batch size", "lambda", "2*n", "batch_size"])
     nodes = [helper.make_node("Relu", ["x"], ["a"]), helper.make_node("Relu", ["y"], ["b"])]
     graph = import_onnx(_model(_graph(nodes, ["a", "b"], [x, y])))
     shapes = [[str(extent) for extent in value.tensor.shape] for value in graph.inputs]
     assert shapes == [
         ["batch_size", "3", "x_2", "x_3"],
-        ["batch_size", "3", "_2_n", "batch_size_2"],
+        ["batch_size", "_lambda", "_2_n", "batch_size_2"],
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from keyword import iskeyword
 from typing import TYPE_CHECKING
 
 from smelt.errors import ModelFormatError, UnsupportedError
@@ -39,7 +40,7 @@ class SymbolTable:
     def reserve(self, wish: str) -> str:
         """An identifier that names no other symbol."""
         base = re.sub(r"\W+", "_", wish[:100], flags=re.ASCII).strip("_") or "dim"
-        base = f"_{base}" if base[0].isdigit() else base
+        base = f"_{base}" if base[0].isdigit() or iskeyword(base) else base
         name, number = base, 2
         while name in self._taken:
             name, number = f"{base}_{number}", number + 1
