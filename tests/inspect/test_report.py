@@ -228,6 +228,14 @@ def test_each_section_of_the_text_stands_alone(report: EngineReport, section: st
     assert len(text.splitlines()) > len(report_to_text(report, []).splitlines())
 
 
+def test_names_in_the_text_give_no_orders_to_a_terminal() -> None:
+    class Source:
+        header = dataclasses.replace(affine_header(), name="a\x1b]0;title\x1b\\ b\x9bc")
+        code = b""
+
+    assert report_to_text(report_of(Source())).startswith("a\ufffd]0;title\ufffd\\ b\ufffdc:")
+
+
 def test_the_text_says_what_became_of_layers_and_why_not(report: EngineReport) -> None:
     text = report_to_text(report, ["passes", "tactics"], width=200)
     assert "dead -> (nothing): no output depends on it" in text

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 _LAYERS_TOLD: Final = 3
 """Layers that a sentence names; tables name all."""
 
-Rows = "Sequence[Sequence[object]]"
+_NO_CONTROLS: Final = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "\ufffd")
+"""Names in a stranger's engine give no orders to the terminal."""
 
 
 def report_to_text(
@@ -54,7 +55,8 @@ def report_to_text(
             for part in _WRITERS[section](report, plan):
                 console.print(part, markup=False)
     assert isinstance(console.file, io.StringIO)  # noqa: S101  (made above)
-    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()) + "\n"
+    text = console.file.getvalue().translate(_NO_CONTROLS)
+    return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
 
 
 def format_bytes(size_bytes: int) -> str:
