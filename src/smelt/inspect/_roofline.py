@@ -40,8 +40,8 @@ H200: Final = Peaks(
         ("tf32x3", 395e12 / 3),
     ),
 )
-"""Products in 16 bits and copies as they were measured on random data; the vendor's rates of
-float32 and tf32 in the same proportion."""
+"""Products in 16 bits and copies as they were measured on random data; of tf32 the vendor's rate in
+the same proportion, of float32 nine tenths of it."""
 KNOWN_PEAKS: Final = {"sm_90": H200}
 """By architecture. An engine does not say for which of an architecture's GPUs it was made."""
 
