@@ -24,6 +24,7 @@ from smelt.ops import (
     Conv,
     DequantizeLinear,
     LeakyRelu,
+    Log,
     MatMul,
     Mul,
     QuantizeLinear,
@@ -334,6 +335,19 @@ def test_an_output_that_is_saturated_names_the_tensor_that_tells_more() -> None:
     assert "'x', from which softmax makes it" in wild.caution
     (even,) = compare(graph, inputs={"x": 0 * scores}, tune="none").outputs
     assert even.caution == "every element is 0.2"
+
+
+@pytest.mark.parametrize(
+    ("given", "caution"), [([0, 1, 2], ""), ([0, -1, 0], "no element is a finite number")]
+)
+def test_an_output_that_is_infinite_here_and_there_is_not_all_the_same(
+    given: list[float], caution: str
+) -> None:
+    graph = Graph("logarithms")
+    x = graph.add_input("x", TensorType(DType.FLOAT32, (3,)))
+    graph.outputs = [graph.add(Log(), x, name="log").output]
+    (error,) = compare(graph, inputs={"x": np.array(given, np.float32)}, tune="none").outputs
+    assert error.caution == caution
 
 
 def test_an_unknown_oracle_or_input_is_refused_by_name() -> None:
