@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 from smelt import ops
 from smelt.backends.cpu.families.fill import FillFamily
 from smelt.backends.cpu.families.resample import ResampleFamily
-from tests.support.cpu_families import assert_tactics_agree, random
+from tests.support.cpu_families import (
+    assert_tactics_agree,
+    make_node,
+    random,
+    run_tactic,
+    tactics_of,
+)
 from tests.support.random_operands import (
     assert_agrees_somehow,
     every_target,
@@ -30,6 +36,7 @@ FAMILIES: list[tuple[Family[CpuTarget], tuple[type, ...]]] = [
     (FillFamily(), (ops.ConstantOfShape, ops.Range)),
 ]
 CASES = [(f, c) for f, kinds in FAMILIES for c in supported_cases(f, kinds)]
+_SCALES = frozenset({2})
 POINTS = ["half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"]
 
 
@@ -71,3 +78,17 @@ def test_the_batch_of_a_resized_image_may_be_a_symbol(target: CpuTarget) -> None
         assert_tactics_agree(
             FAMILIES[0][0], op, arrays, frozenset({2}), symbols=symbols, target=target
         )
+
+
+@every_target
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+def test_what_is_infinite_stays_out_of_places_that_it_has_no_part_in(
+    mode: str, target: CpuTarget
+) -> None:
+    image = random((1, 1, 9, 9))
+    image[0, 0, 0, 0] = np.inf
+    arrays = [image, None, np.array([2.0, 2.0], np.float32)]
+    family, node = ResampleFamily(), make_node(ops.Resize(mode=mode, axes=(2, 3)), arrays, _SCALES)
+    for tactic in tactics_of(family, node, target):
+        (made,) = run_tactic(family, node, tactic, arrays, target=target)
+        assert np.isfinite(made[0, 0, 6:, 6:]).all(), tactic
