@@ -220,7 +220,7 @@ def _plan(
     references = tuple(map(_op_name, calls))
     is_apart = header.fingerprint.device == "cuda"
     memory = tuple(_memory(told)) or tuple(_memory_of_plan(plan))
-    reported = tuple(_layer(i, header.layers[i], plan.steps, told, measure) for i in layers)
+    reported = tuple(_layers(header, layers, plan.steps, told, measure))
     bound = told.get("lower_bound_bytes")
     return PlanReport(
         symbols=plan.symbols,
@@ -266,18 +266,34 @@ def _copied_bytes(call: HostCall, plan: Plan) -> int:
     return total
 
 
-def _layer(
-    index: int,
-    info: LayerInfo,
+def _layers(
+    header: EngineHeader,
+    layers: range,
     steps: Sequence[Step],
     told: Mapping[str, Any],
     measure: Measure,
+) -> Iterator[LayerReport]:
+    own: dict[int, list[Step]] = {index: [] for index in layers}
+    for step in steps:
+        own.setdefault(step.layer, []).append(step)
+    nodes = {_text(node.get("name")): node for node in reversed(_records(told.get("nodes")))}
+    nodes.pop("", None)  # what the planner added is no node's
+    for index in layers:
+        info = header.layers[index]
+        node = _text(dict(info.details).get("node"))
+        yield _layer(index, info, own[index], told, nodes.get(node, {}), measure)
+
+
+def _layer(
+    index: int,
+    info: LayerInfo,
+    own: Sequence[Step],
+    told: Mapping[str, Any],
+    known: Mapping[str, Any],
+    measure: Measure,
 ) -> LayerReport:
     details = dict(info.details)
-    own = [step for step in steps if step.layer == index]
     node = _text(details.get("node"))
-    nothing: Mapping[str, Any] = {}
-    known = next((n for n in _records(told.get("nodes")) if n.get("name") == node), nothing)
     return LayerReport(
         index=index,
         name=info.name,
