@@ -10,10 +10,10 @@ import numpy as np
 
 from smelt.ir import Case
 from smelt.ops import Add, Conv, ConvSum, Fused, Relu, Stage
-from tests.support.trials import narrow_trials, trials_of_cases
+from tests.support.trials import narrow_trials, open_trials, trials_of_cases
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -79,7 +79,16 @@ def held_trials(backend: CudaBackend, target: CudaTarget, storage: DType) -> lis
         narrow_trials(_CASES, backend, small, storage),
         trials_of_cases([_half()], backend, small),
     )
-    held = sorted((trial for trial in every if trial.tactic.family == HELD), key=_programs)
+    return _of_each_way(every)
+
+
+def open_held_trials(backend: CudaBackend, target: CudaTarget) -> list[Trial]:
+    """A case with a symbolic batch, and without any image, in both ways."""
+    return _of_each_way(open_trials(_half(), backend, replace(target, multiprocessors=1)))
+
+
+def _of_each_way(trials: Iterable[Trial]) -> list[Trial]:
+    held = sorted((trial for trial in trials if trial.tactic.family == HELD), key=_programs)
     found = {(trial.case.name, bool(trial.symbols), _way(trial)): trial for trial in held}
     return list(found.values())
 

@@ -189,6 +189,21 @@ def trials_of_cases(cases: Iterable[Case], backend: Backend[Any], target: Any) -
                 yield _trial(case, graph, tactic, backend, wanted, open_symbols)
 
 
+def open_trials(case: Case, backend: Backend[Any], target: Any) -> Iterator[Trial]:
+    """A case with a symbolic batch by every tactic, and no images at all by the same kernels."""
+    graph = graph_of(case, symbolic=True)
+    open_symbols = (("batch", 0, (_batch(case) or 1) + 2),)
+    inputs = (
+        array if array is None or index in case.constants else array[:0]
+        for index, array in enumerate(case.inputs)
+    )
+    empty = replace(case, name=f"no {case.name}", inputs=tuple(inputs))
+    for tactic in backend.candidates(graph.nodes[0], target)[0]:
+        for one in (case, empty):
+            wanted = _expected(one.op, one.inputs)
+            yield _trial(one, graph, tactic, backend, wanted, open_symbols)
+
+
 def sample(items: Iterable[T], count: int, key: Callable[[T], object] | None = None) -> list[T]:
     """A few of the items, always the same: one of each key, and others up to a number."""
     shuffled = list(items)

@@ -23,7 +23,7 @@ from smelt.engine import Launch
 from smelt.ops import ALL_OPS, Conv
 from smelt.ops.round_mantissa import RoundMantissa
 from smelt.types import DType, evaluate_dim
-from tests.support.held_cases import HELD, check_held, held_trials
+from tests.support.held_cases import HELD, check_held, held_trials, open_held_trials
 from tests.support.launch_watch import LaunchWatch, watch_accesses
 from tests.support.trial_memory import GUARD_BYTES, TrialMemory
 from tests.support.trials import (
@@ -246,8 +246,9 @@ def _chosen(op: type[Op], how: str, backend: CudaBackend) -> list[Trial]:
     if how == PAIRS:
         found = paired_trials(cases, backend, replace(TARGET, pairs=True))
     elif how == HELD:
-        found = held_trials(backend, TARGET, DType.FLOAT16)
-        check_held(found)
+        held = held_trials(backend, TARGET, DType.FLOAT16)
+        check_held(held)
+        found = [*held, *open_held_trials(backend, TARGET)]
     elif how == STRANGE:
         found = strange_trials(cases, backend, TARGET)
     elif how == TF32:

@@ -93,29 +93,6 @@ def test_weights_of_no_or_open_extents_are_refused_like_everywhere(
     assert {r.family for r in refusals if reason in r.reason} == {"conv", "stem"}
 
 
-@pytest.mark.parametrize(
-    ("batch", "is_masked"), [(SymbolicDim.symbol("N"), True), (8, False)], ids=["open", "fixed"]
-)
-def test_the_first_tile_is_read_only_if_there_is_one(batch: Any, *, is_masked: bool) -> None:
-    graph = Graph("one")
-    x = graph.add_input("x", TensorType(DType.FLOAT16, (batch, 64, 28, 28)))
-    w = graph.add_constant(np.zeros((64, 64, 1, 1), np.float16), "w")
-    node = graph.add(Conv((1, 1)), x, w, name="node")
-    graph.outputs += node.outputs
-    small, backend = CudaTarget(90, multiprocessors=1), CudaBackend(jobs=1)
-    tactic = next(t for t in _held(node, small) if ("pipeline", 1) in t.parameters)
-    bounds = (("N", 0, 8),) if is_masked else ()
-    plan = assemble(graph, {id(node): tactic}, backend, WeightStore(), symbols=bounds).plan
-    (kernel,) = (
-        s.kernel
-        for s in plan.steps
-        if isinstance(s, Launch) and "sums" in dict(s.kernel.parameters)
-    )
-    text = backend.generate(kernel, small)
-    first = next(line for line in text.splitlines() if line.strip().startswith("a0 = tl.load"))
-    assert ("down <" in first) is is_masked
-
-
 @pytest.mark.parametrize("way", ["in registers", "in shared memory"])
 def test_what_they_load_ahead_fits_as_often_as_they_are_to_run_beside_each_other(
     way: str,
