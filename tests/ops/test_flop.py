@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from smelt import ops
+from smelt.errors import ShapeError
 from smelt.ops import Op, Operand
 from smelt.types import DType, SymbolicDim, TensorType
 
@@ -62,6 +63,12 @@ def test_the_multiplications_and_additions_of_an_op_are_those_counted_by_hand(
     dtype = DType.UINT8 if name in {"bytes", "integers"} else DType.FLOAT32
     operands = [Operand(TensorType(dtype, shape)) for shape in shapes]
     assert op.count_flop(operands) == wanted
+
+
+@pytest.mark.parametrize("op", [next(iter(kind.cases())).op for kind in (ops.If, ops.Loop)])
+def test_what_only_a_run_tells_is_not_told_before(op: Op) -> None:
+    with pytest.raises(ShapeError, match="only a run"):
+        op.count_flop([])
 
 
 def test_symbols_stay_symbols() -> None:

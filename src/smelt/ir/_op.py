@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from smelt.errors import ShapeError
 from smelt.types import DType, TensorType
 
 if TYPE_CHECKING:
@@ -75,9 +76,12 @@ class Op(ABC):
     def count_flop(self, inputs: Sequence[Operand | None], /) -> Dim:
         """Multiplications and additions of the op's products; no other arithmetic is counted.
 
-        Taps on padding count. 0 for an op that is no product.
+        Taps on padding count. 0 for an op that is no product. Raises ShapeError: only a run tells,
+        as how often a Loop goes round.
         """
         del inputs
+        if self.regions:
+            raise ShapeError(f"only a run tells what {self.name} computes")
         return 0
 
     @property
