@@ -104,6 +104,17 @@ def test_layers_times_are_shares_of_what_the_device_does_at_best(
     assert "no time of any layer" in smelt("inspect", engine, *options).err
 
 
+def test_an_engine_without_plans_has_nothing_to_draw(
+    smelt: Smelt, engine: Path, tmp_path: Path
+) -> None:
+    file, empty = read_engine(engine), tmp_path / "empty.engine"
+    header = dataclasses.replace(file.header, plans=())
+    write_engine(empty, header, file.weights, file.code, file.runtime_code, None)
+    answer = smelt("inspect", empty, "--svg", tmp_path / "m.svg")
+    assert (answer.code, "has no plan" in answer.err) == (1, True)
+    assert "0 kernels" in smelt("inspect", empty).out
+
+
 _TIME = '{"layers": [{"name": "conv1 + relu1", "milliseconds": %s}], "sizes": {"batch": %s}}'
 
 

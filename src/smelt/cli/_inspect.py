@@ -186,8 +186,11 @@ def _write_html(path: str, report: EngineReport) -> None:
 
 def _write_svg(path: str, report: EngineReport, *, graph: bool) -> None:
     from smelt.engine import write_atomically
+    from smelt.errors import SmeltError
     from smelt.inspect import graph_to_svg, memory_to_svg
 
+    if not report.plans:  # the file was only read: it may hold anything
+        raise SmeltError(f"{report.network} has no plan, and there is nothing to draw")
     plan = report.plans[0]
     text = graph_to_svg(plan, report.bindings) if graph else memory_to_svg(plan)
     write_atomically(path, iter([text.encode()]))
