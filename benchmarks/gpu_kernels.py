@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import multiprocessing
 import os
 import re
@@ -180,8 +181,9 @@ def report_family(rows: Sequence[dict[str, Any]], family: str) -> None:
         share = f"{old[0]:8.2f} {new[0]:8.2f}  {new[0] / old[0]:5.0%}  {error:.1e}"
         label = f"{row['network']}:{row['batch']} {row['label']}"
         print(f"{label:46s} x{row['count']:<2d} {share}  {new[1]}")
-        before += row["count"] * old[0]
-        after += row["count"] * min(time for time, _ in (old, new) if time == time)
+        if not math.isnan(old[0]):
+            before += row["count"] * old[0]
+            after += row["count"] * min(old[0], new[0] if not math.isnan(new[0]) else math.inf)
     print(f"-- all of them: {before:.1f} us without, {after:.1f} us with {family}")
 
 
@@ -266,11 +268,11 @@ def run(options: argparse.Namespace) -> None:
             if order and options.chain:
                 measure_chain(rig, order, target, pool.submit)
             job.cancel()
+    if options.json:
+        Path(options.json).write_text(json.dumps(rows, indent=0) + "\n", encoding="utf-8")
     if options.family:
         report_family(rows, options.family)
     print(f"{time.monotonic() - begin:.1f} s")
-    if options.json:
-        Path(options.json).write_text(json.dumps(rows, indent=0) + "\n", encoding="utf-8")
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from benchmarks import barrier, build_time, contention, cpu_kernels, memory, run_all
+from benchmarks import barrier, build_time, contention, cpu_kernels, gpu_kernels, memory, run_all
 from benchmarks.support.peak import PeakLoop
 
 pytestmark = pytest.mark.skipif(
@@ -99,3 +99,16 @@ def test_a_barrier_is_measured_for_each_number_of_threads(tmp_path: Path) -> Non
     file = tmp_path / "barrier.json"
     assert barrier.main(["--threads", "1,2", "--runs", "3", "--json", str(file)]) == 0
     assert [row["threads"] for row in json.loads(file.read_text())] == [1, 2]
+
+
+def test_a_familys_gain_counts_what_others_can_do_too(capsys: pytest.CaptureFixture[str]) -> None:
+    times: tuple[list[Any], ...] = (
+        [[3.0, "held(a)"], [4.0, "conv(b)"]],
+        [[5.0, "conv(b)"]],
+        [[9.0, "held(a)"]],
+        [],
+    )
+    common: dict[str, Any] = {"network": "one", "batch": 1, "label": "x", "errors": {}}
+    rows = [{**common, "count": 2, "times": own} for own in times]
+    gpu_kernels.report_family(rows, "held")
+    assert capsys.readouterr().out.splitlines()[-1].endswith("18.0 us without, 16.0 us with held")
