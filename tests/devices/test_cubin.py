@@ -60,6 +60,7 @@ def test_a_damaged_cubin_is_refused_or_read_and_nothing_else(
         (90, 128, 32, 99 << 10, (2, "shared memory")),
         (90, 32, 16, 0, (32, "blocks")),
         (75, 256, 64, 64 << 10, (1, "shared memory")),
+        (75, 32, 16, 0, (16, "blocks")),
         (86, 1024, 64, 0, (1, "threads")),
         (86, 1024, 96, 0, (0, "registers")),
     ],

@@ -48,7 +48,7 @@ class GpuLimits:
         room = {
             "threads": self.threads // _LANES // warps,
             "registers": held // warps,
-            "shared memory": (self.shared_kib << 10) // taken if taken else self.blocks,
+            "shared memory": (self.shared_kib << 10) // taken if taken else self.threads,
             "blocks": self.blocks,
         }
         least = min(room, key=lambda what: room[what])
