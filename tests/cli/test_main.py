@@ -91,11 +91,68 @@ def test_an_unknown_option_is_a_wrong_command_line(smelt: Smelt) -> None:
     assert answer.out == ""
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "build m.onnx -o m.onnx",
+        "build m.onnx -o sub/../m.onnx",
+        "build m.onnx -o link.onnx",
+        "build m.onnx -o e --timing-cache e",
+        "build p.txt --weights w -o w",
+        "retune e.engine -o e.engine",
+        "run e.engine --input x=x.npz --save x.npz",
+        "compare m.onnx --reduce m.onnx",
+        "compare m.onnx --inputs m.npz --reduce m2.onnx --against reference --input x=m2.npz",
+        "inspect e.engine --html e.engine",
+        "inspect e.engine --html page --svg page",
+        "dla run e.engine --output e.engine",
+    ],
+)
+def test_no_file_is_written_over_one_that_is_read(
+    smelt: Smelt, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = ("m.onnx", "p.txt", "w", "e.engine", "x.npz", "m.npz")
+    (tmp_path / "sub").mkdir()
+    for name in names:
+        (tmp_path / name).write_text(name)
+    (tmp_path / "link.onnx").symlink_to("m.onnx")
+    answer = smelt(*words.split())
+    assert answer.code == 2
+    assert "would be written over" in answer.err
+    assert [(tmp_path / name).read_text() for name in names] == list(names)
+
+
+def test_a_device_may_be_named_twice(smelt: Smelt, engine: Path) -> None:
+    assert smelt("inspect", engine, "--html", os.devnull, "--svg", os.devnull).code == 0
+
+
+def test_no_summary_of_a_command_is_cut(smelt: Smelt) -> None:
+    for words in ([], ["trust"], ["dla"]):
+        assert "...\n" not in smelt(*words, "--help").out.partition("Commands:")[2]
+
+
 def test_an_error_is_one_line_on_standard_error(smelt: Smelt, tmp_path: Path) -> None:
     answer = smelt("run", tmp_path / "none.engine")
     assert (answer.code, answer.out) == (1, "")
     assert answer.err.count("\n") == 1
     assert answer.err.startswith(f"error: {tmp_path / 'none.engine'} cannot be read: ")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--libraries", "--portable"], "--libraries, --portable"),
+        (["--device", "cuda:sm_1"], "--device cuda:sm_90, --device cuda:sm_80,sm_90"),
+    ],
+)
+def test_an_error_that_names_arguments_names_the_options_too(
+    smelt: Smelt, model: Path, options: list[str], told: str
+) -> None:
+    pytest.importorskip("triton", reason="the extra cuda-build is not installed")
+    answer = smelt("build", model, *options)
+    assert answer.code == 1
+    assert answer.err.endswith(f"\nOn the command line: {told}\n")
 
 
 def test_debugging_shows_where_an_error_came_from(tmp_path: Path) -> None:

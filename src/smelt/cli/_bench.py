@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from smelt.cli._console import answers, print_json, print_table
+from smelt.cli._files import FileCommand, SourceFile
 from smelt.cli._models import BuildArguments, build_options, is_model, open_engine
 from smelt.cli._parse import Finite, pairs_from_texts
 
@@ -35,8 +36,10 @@ class _LayerTimes:
         self.milliseconds[name] = self.milliseconds.get(name, 0.0) + milliseconds
 
 
-@click.command(short_help="Measure latency and throughput; with --profile, each layer's time.")
-@click.argument("engine_path", metavar="ENGINE")
+@click.command(
+    cls=FileCommand, short_help="Measure latency and throughput; with --profile, each layer's time."
+)
+@click.argument("engine_path", metavar="ENGINE", type=SourceFile())
 @click.option("--threads", type=click.IntRange(1, 1024), help="Threads.  [default: every core]")
 @click.option("--batch", type=click.IntRange(1), help="Batch.  [default: the largest]")
 @click.option("--iterations", type=click.IntRange(1), help="Runs to measure.")
@@ -51,6 +54,7 @@ class _LayerTimes:
     "inputs",
     multiple=True,
     metavar="NAME=VALUE",
+    type=SourceFile(),
     help="An input: a .npy file, random or zeros.  [default: random]",
 )
 @click.option("--output", multiple=True, metavar="NAME", help="Outputs of a MODEL; repeatable.")

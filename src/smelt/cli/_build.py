@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from smelt.cli._console import format_bytes, print_json, say
+from smelt.cli._files import FileCommand, ResultFile, SourceFile
 from smelt.cli._models import BuildArguments, build_engine, build_options, check_writable
 from smelt.cli._progress import ProgressLine
 
@@ -20,13 +21,14 @@ if TYPE_CHECKING:
     from smelt.runtime import Engine
 
 
-@click.command()
-@click.argument("model", metavar="MODEL")
+@click.command(cls=FileCommand, short_help="Build an engine from a model, ONNX or Caffe's.")
+@click.argument("model", metavar="MODEL", type=SourceFile())
 @click.option(
     "-o",
     "--engine",
     "destination",
     metavar="FILE",
+    type=ResultFile(),
     help="Where the engine goes.  [default: the model's name with .engine, in this folder]",
 )
 @build_options

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from smelt.cli._console import print_json, print_table, say
+from smelt.cli._files import FileCommand, ResultFile, SourceFile
 from smelt.cli._models import BuildArguments, build_options, check_writable, open_network
 from smelt.cli._parse import Finite, pairs_from_texts, shapes_from_texts
 
@@ -17,8 +18,10 @@ if TYPE_CHECKING:
     from smelt.network import NetworkDefinition
 
 
-@click.command(short_help="Check an engine against the references or ONNX Runtime.")
-@click.argument("model", metavar="MODEL")
+@click.command(
+    cls=FileCommand, short_help="Check an engine against the references or ONNX Runtime."
+)
+@click.argument("model", metavar="MODEL", type=SourceFile())
 @click.option(
     "--against",
     type=click.Choice(["reference", "onnxruntime"]),
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 @click.option(
     "--reduce",
     metavar="OUT.onnx",
+    type=ResultFile(beside=".npz"),
     help="Save the smallest failing part of the network, and its inputs beside it (.npz).",
 )
 @click.option(
@@ -50,9 +54,16 @@ if TYPE_CHECKING:
     "inputs",
     multiple=True,
     metavar="NAME=FILE.npy",
+    type=SourceFile(),
     help="An input; the others are random.",
 )
-@click.option("--inputs", "archive", metavar="FILE.npz", help="Inputs by name, as --reduce saves.")
+@click.option(
+    "--inputs",
+    "archive",
+    metavar="FILE.npz",
+    type=SourceFile(),
+    help="Inputs by name, as --reduce saves.",
+)
 @click.option(
     "--seed",
     type=click.IntRange(0),

@@ -12,6 +12,7 @@ import click
 
 from smelt.cli._console import print_json, print_table, say
 from smelt.cli._dla_trace import trace
+from smelt.cli._files import FileCommand, ResultFile, SourceFile
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -90,13 +91,14 @@ def _read_loadable(path: str) -> Loadable:
         raise ModelFormatError(f"{path} is no sound loadable: {error}") from error
 
 
-@dla.command(short_help="Run a loadable once.")
+@dla.command(cls=FileCommand, short_help="Run a loadable once.")
 @click.argument("path", metavar="FILE", type=click.Path(exists=True, dir_okay=False))
 @click.option(
     "--input",
     "inputs",
     multiple=True,
     metavar="FILE",
+    type=SourceFile(),
     help="An input, in the order of the network's: .npy (CxHxW), .dimg, or raw memory.  "
     "[default: zeros]",
 )
@@ -105,6 +107,7 @@ def _read_loadable(path: str) -> Loadable:
     "outputs",
     multiple=True,
     metavar="FILE",
+    type=ResultFile(),
     help="Where to write an output, in the order of the network's: .npy, .dimg, or raw memory.",
 )
 @click.option(
@@ -118,6 +121,7 @@ def _read_loadable(path: str) -> Loadable:
 @click.option(
     "--record-trace",
     metavar="FILE",
+    type=ResultFile(),
     help="Write the register accesses as a trace, .cfg or .txn, with its data files beside it.",
 )
 @_JSON

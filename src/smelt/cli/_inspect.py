@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from smelt.cli._console import print_json, say
+from smelt.cli._files import FileCommand, ResultFile, SourceFile
 from smelt.cli._models import BuildArguments, build_options, is_model, open_engine
 from smelt.cli._parse import Numbers
 
@@ -17,8 +18,10 @@ if TYPE_CHECKING:
 _WIDTH_WITHOUT_TERMINAL = 160
 
 
-@click.command(short_help="Show layers, fusions, tactics with their times, memory over time.")
-@click.argument("engine_path", metavar="ENGINE")
+@click.command(
+    cls=FileCommand, short_help="Show layers, fusions, tactics with their times, memory over time."
+)
+@click.argument("engine_path", metavar="ENGINE", type=SourceFile())
 @click.option("--layers", is_flag=True, help="Layers with formats and tactics (the default).")
 @click.option("--passes", is_flag=True, help="What was fused and folded, and why the rest was not.")
 @click.option(
@@ -34,7 +37,10 @@ _WIDTH_WITHOUT_TERMINAL = 160
 @click.option("--packed-weights", "weights_", is_flag=True, help="The packed weights.")
 @click.option("--all", "everything", is_flag=True, help="All of these but --source.")
 @click.option(
-    "--times", metavar="FILE", help="Layers' times: what `smelt bench --profile --json` answered."
+    "--times",
+    metavar="FILE",
+    type=SourceFile(),
+    help="Layers' times: what `smelt bench --profile --json` answered.",
 )
 @click.option(
     "--peaks",
@@ -43,8 +49,18 @@ _WIDTH_WITHOUT_TERMINAL = 160
     help="What the device does at best, for --roofline: 790e12,4.3e12.  [default: an H200's for "
     "sm_90, else none]",
 )
-@click.option("--html", metavar="FILE", help="Write the whole report as a page for a browser.")
-@click.option("--svg", metavar="FILE", help="Write a picture: --graph's, else memory over time.")
+@click.option(
+    "--html",
+    metavar="FILE",
+    type=ResultFile(),
+    help="Write the whole report as a page for a browser.",
+)
+@click.option(
+    "--svg",
+    metavar="FILE",
+    type=ResultFile(),
+    help="Write a picture: --graph's, else memory over time.",
+)
 @click.option("--output", multiple=True, metavar="NAME", help="Outputs of a MODEL; repeatable.")
 @click.option("--json", "as_json", is_flag=True, help="The whole report as JSON on stdout.")
 @build_options

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -17,13 +18,20 @@ from smelt.cli._inspect import inspect
 from smelt.cli._retune import retune
 from smelt.cli._run import run
 from smelt.cli._trust import trust
-from smelt.errors import InternalError, SmeltError, UnboundSymbolError
+from smelt.errors import InternalError, SmeltError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _PACKAGES: Final = {"google": "protobuf", "PIL": "pillow"}
 """Modules whose package has another name."""
+
+
+_ARGUMENT: Final = re.compile(
+    r"\b(device|precision|max_batch_size|max_workspace_bytes|shapes|timing_cache|tune|retunable"
+    r"|libraries|portable)=(?:True\b|[\"']?([\w.:,-]*))"
+)
+"""An argument of a build in a message, with its value."""
 
 
 class _Interrupted(Exception):
@@ -94,12 +102,8 @@ def _end(error: BaseException) -> NoReturn:
 
 def _line(error: BaseException) -> str | None:
     """What to say of an error; None when it is a bug that nobody foresaw."""
-    if isinstance(error, UnboundSymbolError):
-        return (
-            f"error: {error}\nOn the command line: --shape NAME=1x3x224x224, or NAME=1..8x3x224x224"
-        )
     if isinstance(error, SmeltError):
-        return f"error: {error}"
+        return f"error: {error}{_options_told(str(error))}"
     if isinstance(error, InternalError):
         return (
             f"internal error: {error}\n"
@@ -117,6 +121,18 @@ def _line(error: BaseException) -> str | None:
         where = error.filename or "reading or writing failed"
         return f"error: {where}: {error.strerror or error}"
     return None
+
+
+def _options_told(text: str) -> str:
+    """The options of the command line that are a build's arguments in a message, as a line."""
+    told: dict[str, None] = {}
+    for name, value in _ARGUMENT.findall(text):
+        option = "--" + name.replace("_", "-")
+        if name == "shapes":
+            told["--shape NAME=1x3x224x224, or NAME=1..8x3x224x224"] = None
+        elif option not in text:
+            told[f"{option} {value}".rstrip()] = None
+    return f"\nOn the command line: {', '.join(told)}" if told else ""
 
 
 def _is_debugging() -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from smelt.cli._files import ResultFile, SourceFile
 from smelt.cli._parse import ByteCount, Effort, shapes_from_texts
 from smelt.engine import MAGIC
 from smelt.errors import ModelFormatError, SmeltError
@@ -73,12 +74,18 @@ TUNING_OPTIONS: Final = (
     click.option(
         "--timing-cache",
         metavar="FILE",
+        type=ResultFile(),
         help="File of measured times, read and extended.  [default: timings.json in the cache]",
     ),
 )
 """The options of a tuning."""
 _OPTIONS: Final = (
-    click.option("--weights", metavar="FILE", help="Caffe's weights (.caffemodel) of a prototxt."),
+    click.option(
+        "--weights",
+        metavar="FILE",
+        type=SourceFile(),
+        help="Caffe's weights (.caffemodel) of a prototxt.",
+    ),
     device_option("cpu"),
     click.option(
         "--precision",

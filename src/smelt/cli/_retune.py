@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from smelt.cli._build import make_engine
+from smelt.cli._files import FileCommand, ResultFile, SourceFile
 from smelt.cli._models import TUNING_OPTIONS, device_option
 
 if TYPE_CHECKING:
@@ -17,13 +18,16 @@ if TYPE_CHECKING:
 _TUNE, _TIMING_CACHE = TUNING_OPTIONS
 
 
-@click.command(short_help="Build an engine again for this machine, without its model.")
-@click.argument("engine_path", metavar="ENGINE")
+@click.command(
+    cls=FileCommand, short_help="Build an engine again for this machine, without its model."
+)
+@click.argument("engine_path", metavar="ENGINE", type=SourceFile())
 @click.option(
     "-o",
     "--engine",
     "destination",
     metavar="FILE",
+    type=ResultFile(),
     required=True,
     help="Where the new engine goes.",
 )

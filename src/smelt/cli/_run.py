@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from smelt.cli._console import answers, print_json, print_table, say
+from smelt.cli._files import FileCommand, ResultFile, SourceFile
 from smelt.cli._models import BuildArguments, build_options, open_engine
 from smelt.cli._parse import Numbers, pairs_from_texts
 
@@ -28,14 +29,20 @@ _NUMBERED: Final = re.compile(r"""\{?\s*(\d+)\s*:\s*(['"])(.*)\2\s*,?\s*\}?""")
 """A line of a printed dictionary, as some lists of labels are."""
 
 
-@click.command(short_help="Run an engine on a picture or on arrays.")
-@click.argument("engine_path", metavar="ENGINE")
-@click.option("--image", metavar="FILE", help="Picture for the input that takes one.")
+@click.command(cls=FileCommand, short_help="Run an engine on a picture or on arrays.")
+@click.argument("engine_path", metavar="ENGINE", type=SourceFile())
+@click.option(
+    "--image",
+    metavar="FILE",
+    type=SourceFile(),
+    help="Picture for the input that takes one.",
+)
 @click.option(
     "--input",
     "inputs",
     multiple=True,
     metavar="NAME=VALUE",
+    type=SourceFile(),
     help="Another input: a .npy file, random or zeros; repeat for several.",
 )
 @click.option(
@@ -68,7 +75,12 @@ _NUMBERED: Final = re.compile(r"""\{?\s*(\d+)\s*:\s*(['"])(.*)\2\s*,?\s*\}?""")
     help="Order of the channels that the network was trained with: bgr for Caffe's and OpenCV's, "
     "rgb for most others.",
 )
-@click.option("--mean", help="Number(s) subtracted from 0..255, or a .npy or binaryproto file.")
+@click.option(
+    "--mean",
+    metavar="NUMBERS|FILE",
+    type=SourceFile(),
+    help="Number(s) subtracted from 0..255, or a .npy or binaryproto file.",
+)
 @click.option(
     "--scale", type=Numbers(), default="1", show_default=True, help="Factor(s), after the mean."
 )
@@ -80,9 +92,19 @@ _NUMBERED: Final = re.compile(r"""\{?\s*(\d+)\s*:\s*(['"])(.*)\2\s*,?\s*\}?""")
     help="Where the channels stand in the input's shape.",
 )
 @click.option("--top", default=5, show_default=True, type=click.IntRange(1), help="Best classes.")
-@click.option("--labels", metavar="FILE", help="Names of the classes, one a line; or 0: 'name', …")
+@click.option(
+    "--labels",
+    metavar="FILE",
+    type=SourceFile(),
+    help="Names of the classes, one a line; or 0: 'name', …",
+)
 @click.option("--output", multiple=True, metavar="NAME", help="Only this output; repeatable.")
-@click.option("--save", metavar="FILE.npz", help="Write the outputs to a numpy archive.")
+@click.option(
+    "--save",
+    metavar="FILE.npz",
+    type=ResultFile(),
+    help="Write the outputs to a numpy archive.",
+)
 @click.option("--threads", type=click.IntRange(1, 1024), help="Threads.  [default: every core]")
 @click.option("--json", "as_json", is_flag=True, help="Answer as JSON on stdout.")
 @build_options

@@ -32,7 +32,7 @@ def trust() -> None:
     """
 
 
-@trust.command()
+@trust.command(short_help="List the trusted keys, each as a line for `smelt trust add`.")
 @_JSON
 def show(*, as_json: bool) -> None:
     """List the trusted keys, each as the line that `smelt trust add` takes elsewhere."""
