@@ -207,7 +207,7 @@ def test_without_the_library_only_who_asks_for_it_hears_of_it(
 
 
 def test_where_no_library_can_compete_that_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    told = "libraries=True changes nothing"
+    told = "libraries=True (`--libraries`) changes nothing"
     smelt.build(network(), "null", tune="none")
     assert told not in caplog.text
     smelt.build(network(), "null", tune="none", libraries=True)
@@ -227,7 +227,7 @@ def test_times_of_whole_plans_are_kept_apart_from_those_without_the_library(
         def run(self) -> None: ...
 
     monkeypatch.setattr(_cuda_toolchain, "NetworkTrial", Trial)
-    fields = dict.fromkeys(("graph", "timings", "may_play", "deadline"))
+    fields = dict.fromkeys(("graph", "timings", "may_play", "deadline", "progress"))
     tuning: Any = SimpleNamespace(effort=TuningEffort(), sizes={}, **fields)
     for asked in (False, True):
         open_toolchain("cuda", libraries=asked).improve(tuning, Choice(), 0.0)

@@ -323,6 +323,8 @@ def test_an_engine_built_without_a_gpu_is_tuned_on_one(gpu: CudaDevice, tmp_path
     [
         ("cpu:x86-64-v2", "bfloat16", "none", ["precision='bfloat16' changes nothing"]),
         ("cpu", "tf32", "none", ["precision='tf32' changes nothing"]),
+        ("cpu:x86-64-v3", "half2", "none", ["precision='half2' is float16 here"]),
+        ("cpu:x86-64-v2", "half2", "none", ["precision='half2' changes nothing"]),
         ("cpu:aarch64", "float16", "fast", ["nothing is timed: aarch64"]),
         ("cpu", "float32", 0.01, []),
     ],
@@ -338,6 +340,14 @@ def test_a_build_says_what_it_was_asked_and_cannot_do(
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == len(words)
     assert all(part in text for part, text in zip(words, told, strict=True))
+
+
+def test_what_is_not_timed_says_how_it_would_be(caplog: pytest.LogCaptureFixture) -> None:
+    engine = _built(device="cpu:aarch64", tune="fast")
+    assert "smelt.retune (`smelt retune`) times them" in caplog.text
+    caplog.clear()
+    smelt.retune(engine, "cpu:aarch64")
+    assert "On the machine that has it, retune for no device" in caplog.text
 
 
 def test_gpus_that_lack_a_precision_are_known(monkeypatch: pytest.MonkeyPatch) -> None:

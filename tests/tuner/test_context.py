@@ -83,6 +83,7 @@ def trial(
     *,
     deadline: float = math.inf,
     least_seconds: float = 0.0,
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> NetworkTrial:
     return NetworkTrial(
         stage.graph,
@@ -94,6 +95,7 @@ def trial(
         where="here",
         sizes={},
         deadline=deadline,
+        progress=progress,
     )
 
 
@@ -113,7 +115,9 @@ def test_what_is_faster_in_the_network_wins_though_it_was_not_alone() -> None:
     better = one_other(choice, graph.nodes[3])
     before = dict(choice.tactics)
     stage = FakeStage(graph, choice, one_is_fast(id(graph.nodes[3]), better))
-    trial(choice, stage).run()
+    told_rounds: list[tuple[int, int]] = []
+    trial(choice, stage, progress=lambda done, total: told_rounds.append((done, total))).run()
+    assert told_rounds == [(0, 2), (1, 2), (2, 2)]
     assert choice.tactics == {**before, id(graph.nodes[3]): better}
     told = dict(choice.in_network["conv3"])
     assert told[str(better)] == pytest.approx(0.5e-3)

@@ -13,6 +13,7 @@ from smelt.backends import Refusal, WeightStore, assemble
 from smelt.builder._kept import KeptNetwork, keep_network
 from smelt.builder._options import (
     EFFORTS,
+    HALF2,
     PRECISIONS,
     BuildOptions,
     Progress,
@@ -84,7 +85,8 @@ def build(
         shapes: for each input, a shape; a list of shapes (one plan each); or a tuple (smallest,
             best, largest) of shapes.
         timing_cache: file of measured times, read and extended.
-        progress: called with (stage, done, total).
+        progress: called with (stage, done, total). Stages are optimise, tune (candidates alone),
+            rehearse (the best of them in the whole network), pack and link.
         tune: ``"none"``, ``"fast"``, ``"full"``, seconds to spend on timing candidates, or a
             `TuningEffort`. Candidates are timed alone, then the best in the whole network, with as
             many threads as a context has by default. What is built for another machine cannot be
@@ -123,11 +125,13 @@ def build_graph(
     device: str | Sequence[str],
     options: BuildOptions,
     progress: Progress | None = None,
+    *,
+    is_retuning: bool = False,
 ) -> Engine:
     """Build an engine from a graph; `build` says what may be asked, and what is raised."""
     tools = open_toolchain(device, options.precision, libraries=options.libraries)
     silent: Progress = lambda _stage, _done, _total: None  # noqa: E731  (it has a type)
-    return _Build(graph, options, tools, progress or silent).run()
+    return _Build(graph, options, tools, progress or silent, is_retuning=is_retuning).run()
 
 
 def _graph_of(network: object) -> Graph:
@@ -191,6 +195,8 @@ class _Build:
     options: BuildOptions
     tools: Toolchain
     progress: Progress
+    is_retuning: bool = False
+    """Whether the network comes from an engine that keeps it; what to advise depends on it."""
     weights: WeightStore = field(default_factory=WeightStore)
     timings: TimingCache = field(init=False)
     deadline: float = field(init=False)
@@ -262,14 +268,22 @@ class _Build:
         if asked.max_batch_size > 1 and not any(BATCH in box for box in boxes):
             _warn_of_batch(asked.max_batch_size, self.graph.name)
         if not tools.honours(asked.precision):
-            _warn_of_precision(asked.precision, tools.name)
+            _warn_of_precision(asked.precision, tools)
         if self.effort is not None and not tools.has_clock:
-            _warn_of_estimates(tools.name)
+            _warn_of_estimates(tools.name, self._advice())
         if asked.libraries and (self.effort is None or not tools.libraries):
             _LOG.warning(
-                "libraries=True changes nothing: a library is asked, checked and timed on a GPU of "
-                "this machine, device='cuda'"
+                "libraries=True (`--libraries`) changes nothing: a library is asked, checked and "
+                "timed on a GPU of this machine, device='cuda' (`--device cuda`)"
             )
+
+    def _advice(self) -> str:
+        """How tactics come to be timed after all."""
+        if self.is_retuning:
+            return "On the machine that has it, retune for no device in particular (no `--device`)"
+        if self.options.retunable:
+            return "Where the engine runs, smelt.retune (`smelt retune`) times them"
+        return "Built with retunable=True (`--retunable`), an engine can be retuned where it runs"
 
     def _kept(self) -> KeptNetwork:
         return keep_network(self.graph, self.options) if self.options.retunable else KeptNetwork()
@@ -343,6 +357,7 @@ class _Build:
             self.deadline,
             self.timings,
             lambda node, tactic: self._workspace(plan, node, tactic) <= most,
+            lambda done, total: self.progress("rehearse", done, total),
         )
 
     def _drop_large(self, plan: _PlanParts, candidates: dict[int, Candidates]) -> bool:
@@ -389,19 +404,27 @@ def _warn_of_batch(size: int, name: str) -> None:
     )
 
 
-def _warn_of_precision(precision: str, target: str) -> None:
+def _warn_of_precision(precision: str, tools: Toolchain) -> None:
+    wanted = PRECISIONS[precision]
+    if precision == HALF2 and tools.storage(wanted) is wanted:
+        _LOG.warning(
+            "precision='half2' is float16 here: only GPUs keep images in pairs, and this is %s",
+            tools.name,
+        )
+        return
     _LOG.warning(
         "precision=%r changes nothing: %s cannot compute in it, and float32 stays float32",
         precision,
-        target,
+        tools.name,
     )
 
 
-def _warn_of_estimates(target: str) -> None:
+def _warn_of_estimates(target: str, advice: str) -> None:
     _LOG.warning(
-        "nothing is timed: %s is not this machine, and tactics go by estimates. An engine built "
-        "with retunable=True can be retuned where it runs; tune='none' asks for no more than this",
+        "nothing is timed: %s is not this machine, and tactics go by estimates. %s; tune='none' "
+        "(`--tune none`) asks for no more than this",
         target,
+        advice,
     )
 
 

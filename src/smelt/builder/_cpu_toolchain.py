@@ -131,6 +131,7 @@ class CpuToolchain(Toolchain):
             may_play=tuning.may_play,
             deadline=tuning.deadline,
             ahead_s=spent_s,
+            progress=tuning.progress,
         ).run()
 
     @override

@@ -66,6 +66,7 @@ class CudaToolchain(Toolchain):
     """Triton; the GPU's clock where there is a GPU."""
 
     workers = 0
+    has_pairs = True
 
     def __init__(
         self, target: CudaTarget, index: int | None = None, library: CublasLt | None = None
@@ -176,6 +177,7 @@ class CudaToolchain(Toolchain):
             may_play=tuning.may_play,
             deadline=tuning.deadline,
             ahead_s=spent_s * _SHARE_AGAIN,
+            progress=tuning.progress,
         ).run()
 
     @override

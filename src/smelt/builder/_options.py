@@ -27,7 +27,6 @@ PRECISIONS: Final = {
     HALF2: DType.FLOAT16,
 }
 """How an engine may store what the model has in float32, by name."""
-STAGES: Final = ("optimise", "tune", "pack", "link", "write")
 
 
 class Progress(Protocol):

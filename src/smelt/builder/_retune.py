@@ -60,4 +60,5 @@ def retune(
     )
     graph, asked = read_kept_network(file)
     options = dataclasses.replace(asked, timing_cache=timing_cache, tune=tune, retunable=retunable)
-    return build_graph(graph, device or file.header.fingerprint.device, options, progress)
+    where = device or file.header.fingerprint.device
+    return build_graph(graph, where, options, progress, is_retuning=True)

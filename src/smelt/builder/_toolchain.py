@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from smelt.builder._options import PRECISIONS, TF32
+from smelt.builder._options import HALF2, PRECISIONS, TF32
 from smelt.errors import DeviceError, MissingExtraError, UnsupportedError
 from smelt.passes import pipeline
 
@@ -47,6 +47,8 @@ class Tuning:
     timings: TimingCache
     may_play: Callable[[Node, Tactic], bool]
     """Whether a tactic keeps within the workspace that it may have."""
+    progress: Callable[[int, int], None]
+    """Told how much of the rehearsal is done, and of how much."""
 
 
 class Toolchain(ABC):
@@ -61,6 +63,8 @@ class Toolchain(ABC):
     """Libraries that compete with our kernels, with their versions."""
     has_tf32: bool = False
     """Whether the target can multiply ten bits of float32."""
+    has_pairs: bool = False
+    """Whether the target can keep images in pairs."""
 
     @property
     @abstractmethod
@@ -102,9 +106,10 @@ class Toolchain(ABC):
         """The kernels' code, and what every engine carries to run it."""
 
     def honours(self, precision: str) -> bool:
-        """Whether the target computes as a precision says; elsewhere float32 stays as it is."""
+        """Whether the target computes as a precision says."""
         wanted = PRECISIONS[precision]
-        return self.storage(wanted) is wanted and (precision != TF32 or self.has_tf32)
+        lacking = {TF32: not self.has_tf32, HALF2: not self.has_pairs}
+        return self.storage(wanted) is wanted and not lacking.get(precision, False)
 
     def requirements(self, kernels: Sequence[KernelSpec]) -> tuple[str, ...]:
         """What an engine of these kernels needs beside its device, as features to be marked."""

@@ -121,6 +121,7 @@ class NetworkTrial:
         may_play: Callable[[Node, Tactic], bool] = lambda _node, _tactic: True,
         deadline: float = math.inf,
         ahead_s: float = 0.0,
+        progress: Callable[[int, int], None] = lambda _done, _total: None,
     ) -> None:
         """A trial of the candidates that ``choice`` holds.
 
@@ -137,10 +138,12 @@ class NetworkTrial:
             deadline: when to be done, in the time of ``time.perf_counter``.
             ahead_s: what it may take to compile the candidates once more, for their places in the
                 plan.
+            progress: told how many of its rounds are done, and of how many.
         """
         self.graph, self.choice, self.stage, self.backend = graph, choice, stage, backend
         self.cache, self.effort, self.where, self.sizes = cache, effort, where, sizes
         self.may_play, self.deadline, self.ahead_s = may_play, deadline, ahead_s
+        self.progress = progress
         self.timed = [
             i for i, node in enumerate(graph.nodes) if not is_free(choice.tactics[id(node)])
         ]
@@ -151,14 +154,18 @@ class NetworkTrial:
         first = dict(self.choice.tactics)
         if sum(self._alone(first).values()) < self.effort.least_seconds:
             return
+        rounds = self.effort.passes + 1
+        self.progress(0, rounds)
         best = self._fastest([first, *self._all_alike(first)])
-        for _ in range(self.effort.passes):
+        for number in range(1, rounds):
+            self.progress(number, rounds)
             better = self._improved(best)
             if better is None or better == best or self._fastest([better, best]) == best:
                 break
             best = better
         # What was right the first time and is wrong now was lucky; the first starts nothing early.
         self.choice.tactics = first if self._is_out(best) else best
+        self.progress(rounds, rounds)
 
     def _all_alike(self, cast: Cast) -> list[Cast]:
         """The cast with all kernels launched in one way, for each way."""
