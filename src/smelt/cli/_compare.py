@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import click
 
@@ -16,6 +17,14 @@ from smelt.cli._parse import Finite, pairs_from_texts, shapes_from_texts
 if TYPE_CHECKING:
     from smelt.compare import Comparison, OutputError
     from smelt.network import NetworkDefinition
+
+_JUDGING: Final = frozenset(
+    {
+        *("against", "tolerance", "steps", "threads", "device", "precision", "tune"),
+        *("max_workspace_bytes", "timing_cache", "libraries", "portable"),
+    }
+)
+"""Options on which it depends whether a part fails."""
 
 
 @click.command(
@@ -121,6 +130,7 @@ def compare(
         print_json(_to_json(found))
     else:
         _show(found)
+        _show_reduction(found, _judged_as())
     if not found.passed:
         raise SystemExit(1)
 
@@ -206,7 +216,6 @@ def _show(found: Comparison) -> None:
         )
     elif found.layers and not found.passed:
         click.echo("no layer is wrong by itself: it is steps that add up, or what is fused")
-    _show_reduction(found)
 
 
 def _steps(error: OutputError) -> str:
@@ -222,7 +231,23 @@ def _show_cautions(found: Comparison) -> None:
         click.echo("(--input NAME=FILE.npy gives real inputs, --output NAME another tensor)")
 
 
-def _show_reduction(found: Comparison) -> None:
+def _judged_as() -> list[str]:
+    """The options of this command line on which it depends whether a part fails, as words."""
+    context = click.get_current_context()
+    words: list[str] = []
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        if name not in _JUDGING or source is not click.core.ParameterSource.COMMANDLINE:
+            continue
+        value: object = context.params[name]
+        given = cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,)
+        for each in given:
+            words += [parameter.opts[0]] if each is True else [parameter.opts[0], str(each)]
+    return words
+
+
+def _show_reduction(found: Comparison, options: list[str]) -> None:
     reduction = found.reduction
     if reduction is None:
         return
@@ -230,4 +255,6 @@ def _show_reduction(found: Comparison) -> None:
     if reduction.model_path is None:
         say(f"not saved: {reduction.reason}")
     else:
-        say(f"wrote {reduction.model_path} and {reduction.inputs_path}")
+        say(f"wrote {reduction.model_path} and {reduction.inputs_path}; to repeat it:")
+        words = [reduction.model_path, "--inputs", str(reduction.inputs_path), *options]
+        say(f"  smelt compare {shlex.join(words)}")

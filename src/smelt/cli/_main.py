@@ -176,6 +176,11 @@ def commands() -> None:
       smelt inspect model.engine
       smelt compare model.onnx --against onnxruntime
 
+    \b
+    Built here, tuned there:
+      smelt build model.onnx --device cuda:sm_90 --retunable -o model.engine
+      smelt retune model.engine -o tuned.engine
+
     Settings come from the environment: SMELT_HOME, SMELT_THREADS, SMELT_LOG (error, warning, info,
     verbose) and others; the documentation lists them.
     """

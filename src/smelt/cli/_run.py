@@ -322,7 +322,8 @@ def _show(report: Mapping[str, Any]) -> None:
         steps = ", ".join(f"{k} {v}" for k, v in report["preparation"].items() if k != "input")
         told = f"{report['image']} as {report['preparation']['input']}: {steps}"
         answers().print(told, markup=False, soft_wrap=True)
-    answers().print(f"{report['network']}: {report['milliseconds']:.2f} ms", markup=False)
+    time_ms = f"{report['milliseconds']:.2f} ms (a first run; `smelt bench` measures)"
+    answers().print(f"{report['network']}: {time_ms}", markup=False)
     for name, output in report["outputs"].items():
         title = f"{name}  {output['dtype']}{output['shape']}"
         if "top" in output:
