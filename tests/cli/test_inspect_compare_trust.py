@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import shlex
 from typing import TYPE_CHECKING, Any
@@ -85,9 +86,10 @@ def test_pages_and_pictures_are_written_to_files(
 
 
 def test_kernels_show_their_text_where_it_is_asked_for(smelt: Smelt, engine: Path) -> None:
-    assert "define" in smelt("inspect", engine, "--source").out
     assert "define" not in smelt("inspect", engine, "--all").out
     told = smelt("inspect", engine, "--source", "--json").json["kernels"]
+    text = smelt("inspect", engine, "--source").out
+    assert all(source["text"] in text for kernel in told for source in kernel["sources"])
     assert {source["language"] for kernel in told for source in kernel["sources"]} == {"LLVM IR"}
 
 
@@ -102,6 +104,17 @@ def test_layers_times_are_shares_of_what_the_device_does_at_best(
     assert work["share_of_bound"] == work["bound_seconds"] / work["measured_seconds"]
     assert told["work"]["share_of_bound"] > 0
     assert "bounds are those of the given peaks" in smelt("inspect", engine, *options, "--all").out
+    assert "roofline: bounds are those" in smelt("inspect", engine, *options).out
+    assert smelt("inspect", engine, *options).err == ""
+    bench = json.loads(times.read_text())
+    bench["layers"][0]["tactic"] = "conv(by=hand)"
+    times.write_text(json.dumps(bench))
+    assert "its tactics differ for 1 of" in smelt("inspect", engine, *options).err
+    bench["sizes"] = {"batch": 8}
+    times.write_text(json.dumps(bench))
+    assert "measured at batch = 8; this engine runs one size" in smelt(
+        "inspect", engine, *options
+    ).err.replace("\n", " ")
     times.write_text('{"layers": [{"name": "another", "milliseconds": 1}], "sizes": {}}')
     assert "no time of any layer" in smelt("inspect", engine, *options).err
 
@@ -137,9 +150,18 @@ def test_a_file_without_layers_times_is_told(
     assert "smelt bench ENGINE --profile --json" in answer.err
 
 
+def test_times_that_were_not_made_are_told(smelt: Smelt, engine: Path, tmp_path: Path) -> None:
+    path = tmp_path / "bench.json"
+    assert f"{path} does not exist" in smelt("inspect", engine, "--times", path).err
+    path.write_text('{"median_ms": 1.0, "sizes": {}}')
+    assert f"{path} was made without --profile" in smelt("inspect", engine, "--times", path).err
+
+
 @pytest.mark.parametrize("rates", ["1", "1,0", "1,2,3", "nan,1", "fast"])
 def test_peaks_are_two_rates(smelt: Smelt, engine: Path, rates: str) -> None:
-    assert smelt("inspect", engine, "--peaks", rates).code == 2
+    answer = smelt("inspect", engine, "--peaks", rates)
+    assert answer.code == 2
+    assert "790e12,4.3e12" in answer.err
 
 
 def test_a_model_is_built_to_be_inspected(smelt: Smelt, model: Path) -> None:

@@ -78,7 +78,7 @@ def test_each_architecture_tells_what_a_kernel_takes_there() -> None:
     (lost,) = [k for k in report.kernels if k.symbol == ADD.symbol]
     assert {code.problem for code in lost.codes} == {"the engine has no code for it"}
     text = report_to_text(report, ["kernels"], width=200)
-    assert "0 + 4096" in text
+    assert "0 + 4096 B" in text
     assert "the engine has no code for it" in text
 
 
@@ -162,7 +162,8 @@ def test_kernels_show_the_text_that_they_were_made_from(file: EngineFile) -> Non
     told = {k.symbol: k.sources[0] for k in report.kernels}
     assert {symbol: source.text for symbol, source in told.items()} == wanted
     assert all(source.architectures == ("sm_90",) for source in told.values())
-    assert "tl.dot" in report_to_text(report, ["source"], width=200)
+    text = report_to_text(dataclasses.replace(report, plans=report.plans * 2), ["source"], width=40)
+    assert [text.count(source.text) for source in told.values()] == [1] * len(told)
     assert "tl.dot" in report_to_html(report)
     assert all(not k.sources for k in report_of(file).kernels)
 
@@ -242,6 +243,35 @@ def test_a_layers_work_is_its_products_and_its_operands(engine: Engine) -> None:
     assert work.factors in {"float32", "tf32x3"}
     assert (work.bound_seconds, work.bound_by) == (work.moved_bytes / 4.3e12, "memory")
     assert plan.work.flop == sum(x.work.flop or 0 for x in plan.layers if x.work)
+
+
+def test_narrow_screens_break_neither_numbers_nor_names(engine: Engine) -> None:
+    narrow, wide = (
+        report_to_text(report_of(engine), ["roofline", "kernels"], width=w) for w in (60, 300)
+    )
+    pieces = {p for p in wide.split() if re.fullmatch(r"[\d.,]+%?|\w+_[0-9a-f]{20}", p)}
+    assert len(pieces) > 20
+    assert pieces <= set(narrow.split())
+    assert " share" not in narrow.replace("shared", "")
+
+
+def test_work_names_the_sizes_that_it_is_counted_for(engine: Engine) -> None:
+    report = report_of(engine)
+    assert "; counted at batch = 3\n" in report_to_text(report, ["roofline"], width=400)
+    assert "; counted at batch = 3." in report_to_html(report)
+    assert report_to_json(report)["plans"][0]["counted_at"] == {"batch": 3}
+    less = report_of(engine, profile=Profile({}, {"batch": 2}))
+    assert less.plans[0].counted_at == (("batch", 2),)
+
+
+def test_one_known_architecture_of_several_gives_its_bounds() -> None:
+    assert _affine("sm_80,sm_90", b"", symbols=()).peaks == H200
+    assert _affine("sm_80,sm_86", b"", symbols=()).peaks is None
+
+
+def test_a_profile_of_an_extent_that_is_not_open_here_is_not_taken(engine: Engine) -> None:
+    profile = Profile(dict.fromkeys((x.name for x in engine.layers), 1e-6), {"rows": 8})
+    assert report_of(engine, profile=profile).plans[0].work.measured_seconds is None
 
 
 def test_a_profile_of_a_smaller_batch_is_held_against_its_own_work(engine: Engine) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from smelt.inspect import (
     EngineReport,
     PlanReport,
     report_of,
+    report_to_html,
     report_to_json,
     report_to_text,
 )
@@ -234,6 +236,25 @@ def test_names_in_the_text_give_no_orders_to_a_terminal() -> None:
         code = b""
 
     assert report_to_text(report_of(Source())).startswith("a\ufffd]0;title\ufffd\\ b\ufffdc:")
+
+
+def test_the_page_scrolls_no_table_but_in_a_frame_of_its_own(report: EngineReport) -> None:
+    page = report_to_html(report)
+    inner = re.sub(r"<details>.*?</details>", "", page, flags=re.DOTALL)
+    assert inner.count("<table>") == inner.count('<div class="wide">') > 3
+
+
+def test_one_of_a_kind_is_no_plural(report: EngineReport, plan: PlanReport) -> None:
+    one = dataclasses.replace(plan, nodes=plan.nodes[:1], memory=plan.memory[:1], steps=1)
+    told = report_to_text(dataclasses.replace(report, plans=(one,)), SECTIONS, width=200)
+    assert "graph after: 1 node\n" in told
+    assert " 1 step, " in told
+    assert "memory: 1 tensor takes" in told
+
+
+def test_names_with_colons_are_no_pictures(report: EngineReport) -> None:
+    named = dataclasses.replace(report, network="a:1234:b")
+    assert report_to_text(named).startswith("a:1234:b: an engine")
 
 
 def test_the_text_says_what_became_of_layers_and_why_not(report: EngineReport) -> None:

@@ -61,7 +61,7 @@ def answers() -> Console:
     from rich.console import Console
 
     width = None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL
-    return Console(width=width, highlight=False, soft_wrap=False)
+    return Console(width=width, highlight=False, emoji=False, soft_wrap=False)
 
 
 def print_table(

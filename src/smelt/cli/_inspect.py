@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,9 +11,12 @@ import click
 from smelt.cli._console import print_json, say
 from smelt.cli._files import FileCommand, ResultFile, SourceFile
 from smelt.cli._models import BuildArguments, build_options, is_model, open_engine
-from smelt.cli._parse import Numbers
+from smelt.cli._parse import Rates
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from smelt.errors import SmeltError
     from smelt.inspect import EngineReport, Inspectable, Peaks, Profile
 
 _WIDTH_WITHOUT_TERMINAL = 160
@@ -40,14 +44,14 @@ _WIDTH_WITHOUT_TERMINAL = 160
     "--times",
     metavar="FILE",
     type=SourceFile(),
-    help="Layers' times: what `smelt bench --profile --json` answered.",
+    help="Layers' times, what `smelt bench --profile --json` answered; shows --roofline.",
 )
 @click.option(
     "--peaks",
-    type=Numbers(),
+    type=Rates(),
     metavar="FLOP/S,BYTES/S",
-    help="What the device does at best, for --roofline: 790e12,4.3e12.  [default: an H200's for "
-    "sm_90, else none]",
+    help="What the device does at best: 790e12,4.3e12; shows --roofline.  [default: an H200's for "
+    "code that is for sm_90, too; else none]",
 )
 @click.option(
     "--html",
@@ -92,14 +96,13 @@ def inspect(
       smelt inspect model.engine --json | python -m json.tool
       smelt inspect model.onnx --shape input=1x3x224x224 --tune none --graph
     """
-    from smelt.inspect import SECTIONS, report_of, report_to_json
+    from smelt.inspect import SECTIONS, report_to_json
 
     del output
     engine = _opened(engine_path, build_arguments, quiet=as_json)
     is_short = engine.header.fingerprint.device == "cuda"  # as LLVM IR never is
     sources = sections["source"] or (html is not None and is_short)
-    report = report_of(engine, sources=sources, profile=_profile(times), peaks=_peaks(peaks))
-    _check_times(report, times)
+    report = _reported(engine, times, _peaks(peaks), sources=sources)
     if html is not None:
         _write_html(html, report)
     if svg is not None:
@@ -115,6 +118,8 @@ def inspect(
             say(f"wrote {path}")
         if not wanted:
             return
+    if (times or peaks) and not wanted & {"roofline", "kernels"}:
+        wanted.add("roofline")
     _show(report, [name for name in SECTIONS if name in (wanted or {"layers"})])
 
 
@@ -126,31 +131,100 @@ def _opened(path: str, arguments: BuildArguments, *, quiet: bool) -> Inspectable
     return read_engine(path)
 
 
-def _profile(path: str | None) -> Profile | None:
-    """What `smelt bench --profile --json` answered.
+def _reported(
+    engine: Inspectable, times: str | None, peaks: Peaks | None, *, sources: bool
+) -> EngineReport:
+    from smelt.inspect import report_of
 
-    Raises SmeltError: that is not what the file holds.
-    """
+    if times is None:
+        return report_of(engine, sources=sources, peaks=peaks)
+    told = _Times.read(times)
+    report = report_of(engine, sources=sources, profile=told.profile, peaks=peaks)
+    told.check(report)
+    return report
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """What a run of `smelt bench --profile --json` answered."""
+
+    path: str
+    profile: Profile
+    tactics: Mapping[str, str]
+    """By the layer's name."""
+
+    @classmethod
+    def read(cls, path: str) -> _Times:
+        """Raises SmeltError: that is not what the file holds."""
+        from smelt.inspect import Profile
+
+        told = _json(path)
+        try:
+            seconds = {str(x["name"]): _seconds(x["milliseconds"]) for x in told["layers"]}
+            sizes = {str(name): int(size) for name, size in told["sizes"].items()}
+            tactics = {str(x["name"]): str(x["tactic"]) for x in told["layers"] if "tactic" in x}
+        except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
+            lacks = isinstance(told, dict) and "median_ms" in told and "layers" not in told
+            why = "was made without --profile" if lacks else f"has no layers' times ({error!r})"
+            raise _no_times(path, why) from error
+        return cls(path, Profile(seconds, sizes), tactics)
+
+    def check(self, report: EngineReport) -> None:
+        """Warn of layers that ran otherwise.
+
+        Raises SmeltError: no layer was measured, for the times are of another engine.
+        """
+        from smelt.errors import SmeltError
+
+        timed = [
+            layer
+            for plan in report.plans
+            for layer in plan.layers
+            if layer.work is not None and layer.work.measured_seconds is not None
+        ]
+        if not timed:
+            raise SmeltError(
+                f"{self.path} has no time of any layer of {report.network}, as it runs here: "
+                + self._difference(report)
+            )
+        others = [x.name for x in timed if self.tactics.get(x.name, x.tactic) != x.tactic]
+        if others:
+            say(
+                f"warning: {self.path} is of another engine: its tactics differ for "
+                f"{len(others)} of {len(timed)} layers, as for {others[0]}"
+            )
+
+    def _difference(self, report: EngineReport) -> str:
+        from smelt.inspect import tell_sizes
+
+        names = {layer.name for plan in report.plans for layer in plan.layers}
+        if not names & self.profile.seconds.keys():
+            return "its layers have other names"
+        sizes = ", ".join(f"{name} = {size}" for name, size in self.profile.sizes.items())
+        here = " or ".join(filter(None, map(tell_sizes, report.plans))) or "one size alone"
+        return f"it was measured at {sizes or 'fixed sizes'}; this engine runs {here}"
+
+
+def _json(path: str) -> Any:
     import json
     from pathlib import Path
 
-    from smelt.errors import SmeltError
-    from smelt.inspect import Profile
-
-    if path is None:
-        return None
     try:
-        told = json.loads(Path(path).read_bytes())
-        seconds = {str(x["name"]): _seconds(x["milliseconds"]) for x in told["layers"]}
-        sizes = {str(name): int(size) for name, size in told["sizes"].items()}
-    except (
-        OSError, ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError,
-    ) as error:  # fmt: skip
-        raise SmeltError(
-            f"{path} has no layers' times ({type(error).__name__}: {error}); "
-            "make it with: smelt bench ENGINE --profile --json > FILE"
-        ) from error
-    return Profile(seconds, sizes)
+        return json.loads(Path(path).read_bytes())
+    except FileNotFoundError as error:
+        raise _no_times(path, "does not exist") from error
+    except OSError as error:
+        raise _no_times(path, f"cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise _no_times(path, f"is no JSON: {error}") from error
+
+
+def _no_times(path: str, why: str) -> SmeltError:
+    from smelt.errors import SmeltError
+
+    return SmeltError(
+        f"{path} {why}; layers' times are made with: smelt bench ENGINE --profile --json > FILE"
+    )
 
 
 def _seconds(milliseconds: Any) -> float:
@@ -158,17 +232,6 @@ def _seconds(milliseconds: Any) -> float:
     if not 0 <= seconds < math.inf:
         raise ValueError(f"{seconds * 1e3} ms is no time")
     return seconds
-
-
-def _check_times(report: EngineReport, path: str | None) -> None:
-    """Raise SmeltError if no layer was measured: the times are of another engine."""
-    from smelt.errors import SmeltError
-
-    if path is None:
-        return
-    works = [layer.work for plan in report.plans for layer in plan.layers]
-    if not any(work is not None and work.measured_seconds is not None for work in works):
-        raise SmeltError(f"{path} has no time of any layer of {report.network}, as it runs here")
 
 
 def _peaks(rates: tuple[float, ...] | None) -> Peaks | None:

@@ -59,6 +59,7 @@ class Numbers(click.ParamType["tuple[float, ...]"]):
     """One number, or one for each channel, separated by commas; ``1/255`` is a number too."""
 
     name = "numbers"
+    example = "104,117,123"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -69,7 +70,15 @@ class Numbers(click.ParamType["tuple[float, ...]"]):
         try:
             return tuple(number_from_text(part) for part in str(value).split(","))
         except (ValueError, ZeroDivisionError):
-            self.fail(f"{value!r} is no number and no list of numbers like 104,117,123", param, ctx)
+            self.fail(
+                f"{value!r} is no number and no list of numbers like {self.example}", param, ctx
+            )
+
+
+class Rates(Numbers):
+    """What a device does in a second, separated by commas."""
+
+    example = "790e12,4.3e12"
 
 
 class Finite(click.FloatRange):

@@ -25,7 +25,7 @@ from smelt.inspect._report import (
 from smelt.inspect._roofline import H200, Profile
 from smelt.inspect._svg_graph import graph_to_svg
 from smelt.inspect._svg_memory import memory_to_svg
-from smelt.inspect._text import SECTIONS, report_to_text, tell_host_steps
+from smelt.inspect._text import SECTIONS, report_to_text, tell_host_steps, tell_sizes
 
 __all__ = [
     "H200",
@@ -56,4 +56,5 @@ __all__ = [
     "report_to_json",
     "report_to_text",
     "tell_host_steps",
+    "tell_sizes",
 ]

@@ -33,7 +33,13 @@ from smelt.inspect._report import (
     TensorLife,
     WeightReport,
 )
-from smelt.inspect._roofline import KNOWN_PEAKS, Measure, Profile, total_work, work_of_kernels
+from smelt.inspect._roofline import (
+    Measure,
+    Profile,
+    known_peaks,
+    total_work,
+    work_of_kernels,
+)
 from smelt.inspect._sources import SourceWriter
 from smelt.ir import Constant
 from smelt.ops import recipe_from_json
@@ -73,11 +79,11 @@ def report_of(
         sources: whether to tell each kernel's text, too; not for files that this user does not
             trust.
         profile: what its layers were measured to take.
-        peaks: what the device does at best; None for what is known of the architecture.
+        peaks: what the device does at best; None for what is known of the engine's architectures.
     """
     header = engine.header
     print_ = header.fingerprint
-    known = peaks or KNOWN_PEAKS.get(print_.architecture)
+    known = peaks or known_peaks(print_.architecture)
     signer = _signer(engine) if isinstance(engine, EngineFile) else None
     plans = tuple(_plans(header, known, profile))
     writer, no_sources = _source_writer(header, signer) if sources else (None, "")
@@ -107,6 +113,9 @@ def _plans(
     header: EngineHeader, peaks: Peaks | None, profile: Profile | None
 ) -> Iterator[PlanReport]:
     told, ranges = _told_of_plans(header.report), list(_layer_ranges(header))
+    names = {name for plan in header.plans for name, _, _ in plan.symbols}
+    if profile is not None and not names >= profile.sizes.keys():
+        profile = None  # of an engine whose extents are open where this one's are not
     for number, plan in enumerate(header.plans):
         measure = Measure(plan.largest, peaks, None)
         if profile is not None and profile.fits(plan):
@@ -242,6 +251,7 @@ def _plan(
             (_text(n.get("name")), _text(n.get("op"))) for n in _records(told.get("source"))
         ),
         nodes=tuple(map(_node, _records(told.get("nodes")))),
+        counted_at=tuple((name, measure.sizes[name]) for name in plan.largest),
         work=total_work([layer.work for layer in reported if layer.work is not None]),
     )
 

@@ -9,16 +9,21 @@ from smelt.inspect._svg_graph import graph_to_svg
 from smelt.inspect._svg_memory import memory_to_svg
 from smelt.inspect._text import (
     CODE_HEADS,
-    ROOFLINE_HEADS,
-    USE_HEADS,
+    WORK_NOTE,
     code_cells,
+    counted,
+    counted_at,
     format_bytes,
     format_seconds,
+    is_timed,
+    roofline_heads,
     roofline_note,
     roofline_rows,
     system_of,
     tell_host_steps,
+    tell_sizes,
     use_cells,
+    use_heads,
 )
 
 if TYPE_CHECKING:
@@ -42,6 +47,7 @@ td { border-bottom: 1px solid #e8e8e4; padding: .32rem .6rem; vertical-align: to
 th.number, td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 tr.slow td { background: #fdeeed; } .no { color: #7a5c00; }
 .scroll { overflow: auto; max-height: 46rem; border: 1px solid #e3e3df; border-radius: 8px; }
+body { overflow-wrap: break-word; } .wide { overflow-x: auto; }
 svg { display: block; max-width: 100%; height: auto; }
 .scroll svg { max-width: none; margin: 0 auto; }
 summary { cursor: pointer; } details table { margin: .4rem 0 .8rem; width: auto; }
@@ -50,7 +56,7 @@ pre { background: #f4f4f1; border-radius: 8px; padding: .7rem .9rem; overflow: a
   max-height: 34rem; font: 12.5px/1.45 ui-monospace, monospace; }
 """
 
-_CODE_NUMBERS: Final = (*USE_HEADS, *CODE_HEADS[1:-1])
+_CODE_NUMBERS: Final = (*use_heads(timed=True), *CODE_HEADS[1:-1])
 _ROOFLINE_NUMBERS: Final = ("MFLOP", "moved", "flop/byte", "bound", "time", "share")
 
 
@@ -107,10 +113,7 @@ def _facts(facts: Iterable[tuple[str, str]]) -> Iterator[str]:
 
 
 def _plan(report: EngineReport, plan: PlanReport, number: int) -> Iterator[str]:
-    ranges = ", ".join(
-        f"{name} = {low}" if low == high else f"{name} from {low} to {high}"
-        for name, low, high in plan.symbols
-    )
+    ranges = tell_sizes(plan)
     title = "Plan" if len(report.plans) == 1 else f"Plan {number + 1}"
     yield f"<h2>{title}{escape(f' for {ranges}' if ranges else '')}</h2>"
     yield from _facts(
@@ -138,15 +141,17 @@ def _plan(report: EngineReport, plan: PlanReport, number: int) -> Iterator[str]:
     yield from _layers(plan.layers)
     yield "<h3>Roofline</h3>"
     note = roofline_note(report)
-    yield f"<p>{escape(note[0].upper() + note[1:])}. FLOP are those of products;"
-    yield " moved is what a layer's steps read and write, each operand once, as if nothing of it"
-    yield " were in a cache.</p>"
-    yield _table(ROOFLINE_HEADS, _roofline(plan), numbers=_ROOFLINE_NUMBERS)
+    told = f"; {there}" if (there := counted_at(plan)) else ""
+    yield f"<p>{escape(f'{_sentence(note)} {_sentence(WORK_NOTE + told)}')}</p>"
+    timed = is_timed(report)
+    heads = roofline_heads(timed=timed)
+    yield _table(heads, _roofline(plan, timed=timed), numbers=_ROOFLINE_NUMBERS)
     yield "<h3>What the passes did</h3>"
     yield from _passes(plan)
 
 
 def _layers(layers: Sequence[LayerReport]) -> Iterator[str]:
+    yield '<div class="wide">'
     yield "<table><tr><th>layer</th><th>op</th><th>output</th><th>format</th><th>tactic</th></tr>"
     for layer in layers:
         slow = ' class="slow"' if layer.is_reference else ""
@@ -156,7 +161,7 @@ def _layers(layers: Sequence[LayerReport]) -> Iterator[str]:
             f"<td class=mono>{escape(' '.join(layer.output_formats))}</td>"
             f"<td>{''.join(_tactic(layer))}</td></tr>"
         )
-    yield "</table>"
+    yield "</table></div>"
 
 
 def _tactic(layer: LayerReport) -> Iterator[str]:
@@ -191,15 +196,19 @@ def _passes(plan: PlanReport) -> Iterator[str]:
                 rows.append((_code(one.name), before, detail))
     yield _table(("pass", "layers", "what, or why not"), rows) if rows else "<p>Nothing.</p>"
     if plan.storage:
-        yield f"<details><summary>{len(plan.storage)} notes on storage</summary><ul>"
+        yield f"<details><summary>{counted(len(plan.storage), 'note')} on storage</summary><ul>"
         yield from (f"<li>{escape(note)}</li>" for note in plan.storage)
         yield "</ul></details>"
 
 
-def _roofline(plan: PlanReport) -> Iterator[tuple[str, ...]]:
-    for name, kernels, *rest in roofline_rows(plan):
-        links = (f'<a href="#{_anchor(k)}">{_code(k)}</a>' for k in kernels.split(", ") if k)
+def _roofline(plan: PlanReport, *, timed: bool) -> Iterator[tuple[str, ...]]:
+    for name, kernels, *rest in roofline_rows(plan, timed=timed):
+        links = (f'<a href="#{_anchor(k)}">{_code(k)}</a>' for k in kernels.split("\n") if k)
         yield escape(name), "<br>".join(links), *map(escape, rest)
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def _anchor(symbol: str) -> str:
@@ -215,11 +224,12 @@ def _kernels(report: EngineReport) -> Iterator[str]:
         yield "<p>Registers and local memory (what was spilled) are a thread's, shared memory"
         yield " (static + dynamic) a block's. A multiprocessor holds so many blocks at once, which"
         yield " is such a share of the threads that it could hold, for lack of what is named.</p>"
-    heads = ("kernel", "family", *USE_HEADS, *(CODE_HEADS if has_codes else ()))
-    yield f"<table><tr>{_heads(heads, _CODE_NUMBERS)}</tr>"
+    timed = is_timed(report)
+    heads = ("kernel", "family", *use_heads(timed=timed), *(CODE_HEADS if has_codes else ()))
+    yield f'<div class="wide"><table><tr>{_heads(heads, _CODE_NUMBERS)}</tr>'
     for kernel in report.kernels:
-        yield from _kernel(kernel)
-    yield "</table>"
+        yield from _kernel(kernel, timed=timed)
+    yield "</table></div>"
     if any(kernel.sources for kernel in report.kernels):
         yield "<h3>Source</h3>"
     for kernel in report.kernels:
@@ -228,7 +238,7 @@ def _kernels(report: EngineReport) -> Iterator[str]:
             yield _folded(f"{kernel.symbol}: {made_for}", f"<pre>{escape(source.text)}</pre>")
 
 
-def _kernel(kernel: KernelReport) -> Iterator[str]:
+def _kernel(kernel: KernelReport, *, timed: bool) -> Iterator[str]:
     problems = "".join(
         f'<br><span class="no">{escape(f"{code.architecture}: {code.problem}")}</span>'
         for code in kernel.codes
@@ -237,7 +247,7 @@ def _kernel(kernel: KernelReport) -> Iterator[str]:
     span = f' rowspan="{len(kernel.codes)}"' if len(kernel.codes) > 1 else ""
     head = (
         f"<td{span}>{_code(kernel.symbol)}{problems}</td><td{span}>{escape(kernel.family)}</td>"
-        + "".join(f"<td{span} class=number>{cell}</td>" for cell in use_cells(kernel))
+        + "".join(f"<td{span} class=number>{cell}</td>" for cell in use_cells(kernel, timed=timed))
     )
     for number, code in enumerate(kernel.codes or (None,)):
         anchor = "" if number else f' id="{_anchor(kernel.symbol)}"'
@@ -258,7 +268,7 @@ def _weights(report: EngineReport) -> Iterator[str]:
         for w in report.weights
     ]
     table = _table(("weight", "packed as", "size", "refitted from"), rows)
-    yield _folded(f"{len(rows)} weights, {format_bytes(report.weight_bytes)}", table)
+    yield _folded(f"{counted(len(rows), 'weight')}, {format_bytes(report.weight_bytes)}", table)
 
 
 def _folded(summary: str, content: str) -> str:
@@ -279,7 +289,8 @@ def _table(
         cells = zip(kinds, row, strict=True)
         return f"<tr>{''.join(f'<td{kind}>{cell}</td>' for kind, cell in cells)}</tr>"
 
-    return f"<table><tr>{_heads(heads, numbers)}</tr>{''.join(map(line, rows))}</table>"
+    inner = f"<tr>{_heads(heads, numbers)}</tr>{''.join(map(line, rows))}"
+    return f'<div class="wide"><table>{inner}</table></div>'
 
 
 def _heads(heads: Sequence[str], numbers: Collection[str]) -> str:

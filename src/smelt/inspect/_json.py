@@ -7,9 +7,9 @@ Top level: ``network``, ``device``, ``architecture``, ``features``, ``system``, 
 that is not from a file), ``peaks`` (null where the device is not known), ``no_sources`` (why there
 are none, where they were asked for), ``is_retunable``. What lies below has the names of the fields
 of `smelt.inspect`'s values; a plan's ``layers`` carry tactics, formats, candidates, refusals,
-launches and their work beside the roofline, ``passes`` what was fused and why not, ``memory`` the
-life of each tensor, a weight's ``sources`` what `refit` takes for it, a kernel's ``codes`` what a
-GPU gives it, and its ``sources`` its text.
+launches and their work beside the roofline, ``counted_at`` the sizes for which that is told,
+``passes`` what was fused and why not, ``memory`` the life of each tensor, a weight's ``sources``
+what `refit` takes for it, a kernel's ``codes`` what a GPU gives it, and its ``sources`` its text.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ def report_to_json(report: EngineReport) -> dict[str, Any]:
         kernel["parameters"] = dict(kernel["parameters"])
     for plan in parts["plans"]:
         plan["source_nodes"] = [{"name": n, "op": op} for n, op in plan["source_nodes"]]
+        plan["counted_at"] = dict(plan["counted_at"])
         plan["symbols"] = {name: [low, high] for name, low, high in plan["symbols"]}
     return {
         **fields,

@@ -184,6 +184,8 @@ class PlanReport:
     """(name, op) of the nodes of the model, before the passes."""
     nodes: tuple[NodeReport, ...]
     """The graph after the passes, in the order in which it runs."""
+    counted_at: tuple[tuple[str, int], ...]
+    """The symbols' values for which blocks and work are told."""
     work: WorkReport
     """Of all layers together; their bounds are added up, as if one ran after the other."""
 

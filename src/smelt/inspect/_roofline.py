@@ -42,8 +42,14 @@ H200: Final = Peaks(
 )
 """Products in 16 bits and copies as they were measured on random data; of tf32 the vendor's rate in
 the same proportion, of float32 nine tenths of it."""
-KNOWN_PEAKS: Final = {"sm_90": H200}
+_KNOWN_PEAKS: Final = {"sm_90": H200}
 """By architecture. An engine does not say for which of an architecture's GPUs it was made."""
+
+
+def known_peaks(architectures: str) -> Peaks | None:
+    """Those of the first of an engine's architectures, parted by commas, that is known."""
+    known = (_KNOWN_PEAKS.get(architecture) for architecture in architectures.split(","))
+    return next((peaks for peaks in known if peaks is not None), None)
 
 
 @dataclass(frozen=True, slots=True)

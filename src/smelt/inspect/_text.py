@@ -6,11 +6,12 @@ import io
 from typing import TYPE_CHECKING, Final
 
 from smelt.errors import MissingExtraError
+from smelt.inspect._report import SourceReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
     from rich.table import Table
 
     from smelt.inspect._report import (
@@ -28,12 +29,20 @@ _LAYERS_TOLD: Final = 3
 
 _NO_CONTROLS: Final = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "\ufffd")
 """Names in a stranger's engine give no orders to the terminal."""
+_WHOLE_CELL: Final = 100
+"""Letters of the longest number or kernel's name that is never broken."""
+_LEAST_CELL: Final = 16
+"""Letters that other cells beside such names keep side by side, on however narrow a screen."""
+_COLUMN_GAP: Final = 3
 
 
 def report_to_text(
     report: EngineReport, sections: Sequence[str] = ("layers",), *, width: int = 120
 ) -> str:
     """The report as text: a summary, then the sections, each of `SECTIONS`.
+
+    Tables whose numbers and kernels' names do not fit are wider than `width`, and kernels' text is
+    as it is.
 
     Raises KeyError: a section that does not exist.
     Raises MissingExtraError: the package rich, which lays tables out, is not installed.
@@ -43,20 +52,49 @@ def report_to_text(
     except ModuleNotFoundError as error:
         raise MissingExtraError("rich") from error
 
-    console = Console(file=io.StringIO(), width=width, highlight=False, color_system=None)
-    for line in _summary(report):
-        console.print(line, markup=False)
+    unknown = [section for section in sections if section not in SECTIONS]
+    if unknown:
+        raise KeyError(unknown[0])
+    console = Console(
+        file=io.StringIO(), width=width, highlight=False, color_system=None, emoji=False
+    )
+    parts = (_laid_out(part, console) for part in _parts(report, sections))
+    return "".join(parts).translate(_NO_CONTROLS)
+
+
+def _parts(
+    report: EngineReport, sections: Sequence[str]
+) -> Iterator[RenderableType | SourceReport]:
+    yield from _summary(report)
     for number, plan in enumerate(report.plans):
-        console.print()
-        for line in _plan_summary(plan, number, len(report.plans)):
-            console.print(line, markup=False)
+        yield ""
+        yield from _plan_summary(plan, number, len(report.plans))
         for section in sections:
-            console.print()
-            for part in _WRITERS[section](report, plan):
-                console.print(part, markup=False)
-    assert isinstance(console.file, io.StringIO)  # noqa: S101  (made above)
-    text = console.file.getvalue().translate(_NO_CONTROLS)
-    return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
+            if section in _PLAN_WRITERS:
+                yield ""
+                yield from _PLAN_WRITERS[section](report, plan)
+    for section in sections:
+        if section in _ENGINE_WRITERS:
+            yield ""
+            yield from _ENGINE_WRITERS[section](report)
+
+
+def _laid_out(part: RenderableType | SourceReport, console: Console) -> str:
+    from rich.table import Table
+
+    if isinstance(part, SourceReport):
+        return part.text if part.text.endswith("\n") else part.text + "\n"
+    if isinstance(part, Table):
+        least = sum((column.min_width or 0) + _COLUMN_GAP for column in part.columns)
+        part.width = least if least > console.width else None
+    with console.capture() as captured:
+        console.print(part, markup=False, crop=False)
+    return "".join(f"{line.rstrip()}\n" for line in captured.get().split("\n")[:-1])
+
+
+def counted(number: int, noun: str) -> str:
+    """So many of them, in words."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def format_bytes(size_bytes: int) -> str:
@@ -91,6 +129,14 @@ def tell_host_steps(report: EngineReport) -> str:
     return f"{steps} {where}: {ops} (layers {names})"
 
 
+def tell_sizes(plan: PlanReport) -> str:
+    """For which sizes a plan runs; empty where none is open."""
+    return ", ".join(
+        f"{name} = {low}" if low == high else f"{name} from {low} to {high}"
+        for name, low, high in plan.symbols
+    )
+
+
 def system_of(report: EngineReport) -> str:
     """The operating system that an engine is for."""
     return "any system" if report.system == "any" else report.system
@@ -106,7 +152,7 @@ def _summary(report: EngineReport) -> Iterator[str]:
     for b in report.bindings:
         shape = ", ".join(map(str, b.shape))
         yield f"  {'in ' if b.is_input else 'out'} {b.name}: {b.dtype}[{shape}]"
-    yield f"  weights {format_bytes(report.weight_bytes)}, {len(report.kernels)} kernels"
+    yield f"  weights {format_bytes(report.weight_bytes)}, {counted(len(report.kernels), 'kernel')}"
     if report.is_retunable:
         yield "  keeps its network: `smelt retune` builds it again where it runs"
     yield f"  reference steps: {report.reference_steps}"
@@ -125,15 +171,13 @@ def _signed(signer: SignerReport) -> str:
 
 
 def _plan_summary(plan: PlanReport, number: int, count: int) -> Iterator[str]:
-    ranges = ", ".join(
-        f"{name} = {low}" if low == high else f"{name} from {low} to {high}"
-        for name, low, high in plan.symbols
-    )
+    ranges = tell_sizes(plan)
     yield f"plan {number + 1} of {count}" + (f" for {ranges}" if ranges else "")
     before, after = len(plan.source_nodes), len(plan.nodes)
     yield (
-        f"  {before} nodes before the passes, {after} after; {len(plan.layers)} layers, "
-        f"{plan.steps} steps, segments: {plan.native_segments} native, {plan.host_segments} host"
+        f"  {counted(before, 'node')} before the passes, {after} after; "
+        f"{counted(len(plan.layers), 'layer')}, {counted(plan.steps, 'step')}, "
+        f"segments: {plan.native_segments} native, {plan.host_segments} host"
     )
     ratio = plan.arena_bytes / plan.arena_lower_bound_bytes if plan.arena_lower_bound_bytes else 1
     yield (
@@ -142,17 +186,28 @@ def _plan_summary(plan: PlanReport, number: int, count: int) -> Iterator[str]:
     )
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[object]], numbers: str = "") -> Table:
+def _table(
+    heads: Sequence[str], rows: Sequence[Sequence[object]], numbers: str = "", names: str = ""
+) -> Table:
+    """A table in which numbers, on the right, and names are in one piece; others may be folded."""
     from rich import box
+    from rich.cells import cell_len
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=box.SIMPLE, pad_edge=False)
-    for head in heads:
-        if head in numbers.split():
-            table.add_column(Text(head), justify="right", overflow="fold")
-        else:
-            table.add_column(Text(head), overflow="fold")
+    for index, head in enumerate(heads):
+        cells = [head, *(line for row in rows for line in str(row[index]).split("\n"))]
+        longest = max(map(cell_len, cells))
+        is_number = head in numbers.split()
+        is_whole = longest <= _WHOLE_CELL and (is_number or head in names.split())
+        table.add_column(
+            Text(head),
+            justify="right" if is_number else "left",
+            overflow="fold",
+            no_wrap=is_whole,
+            min_width=longest if is_whole else min(longest, _LEAST_CELL) if names else None,
+        )
     for row in rows:
         table.add_row(*(Text(str(cell)) for cell in row))
     return table
@@ -199,7 +254,7 @@ def _passes(_report: EngineReport, plan: PlanReport) -> Iterator[RenderableType]
     yield "passes: what became of the layers"
     busy = [one for one in plan.passes if one.notes or one.nodes_before != one.nodes_after]
     for one in busy:
-        yield f"{one.name}: {one.nodes_before} -> {one.nodes_after} nodes"
+        yield f"{one.name}: {one.nodes_before} -> {counted(one.nodes_after, 'node')}"
         for note in one.notes:
             before = " + ".join(note.before)
             if note.applied:
@@ -207,7 +262,8 @@ def _passes(_report: EngineReport, plan: PlanReport) -> Iterator[RenderableType]
                 yield f"    {before} -> {after}" + (f": {note.detail}" if note.detail else "")
             else:
                 yield f"    {before}: kept, {note.detail}"
-    yield f"({len(plan.passes) - len(busy)} further passes found nothing to do)"
+    others = len(plan.passes) - len(busy)
+    yield f"({others} further {'pass' if others == 1 else 'passes'} found nothing to do)"
     if plan.storage:
         yield "storage: where concatenated tensors are written"
         yield from (f"    {note}" for note in plan.storage)
@@ -216,15 +272,16 @@ def _passes(_report: EngineReport, plan: PlanReport) -> Iterator[RenderableType]
 def _memory(_report: EngineReport, plan: PlanReport) -> Iterator[RenderableType]:
     lives = sorted(plan.memory, key=lambda life: (life.first_step, life.offset))
     rows = [(x.name, x.offset, x.size_bytes, x.first_step, x.last_step) for x in lives]
-    yield f"memory: {len(rows)} tensors share {format_bytes(plan.arena_bytes)}"
+    verb = "takes" if len(rows) == 1 else "share"
+    yield f"memory: {counted(len(rows), 'tensor')} {verb} {format_bytes(plan.arena_bytes)}"
     heads = ("tensor", "offset", "bytes", "first", "last")
     yield _table(heads, rows, "offset bytes first last")
 
 
 def _graph(_report: EngineReport, plan: PlanReport) -> Iterator[RenderableType]:
-    yield f"graph before: {len(plan.source_nodes)} nodes"
+    yield f"graph before: {counted(len(plan.source_nodes), 'node')}"
     yield from (f"    {op} {name}" for name, op in plan.source_nodes)
-    yield f"graph after: {len(plan.nodes)} nodes"
+    yield f"graph after: {counted(len(plan.nodes), 'node')}"
     for node in plan.nodes:
         made = ", ".join(f"%{n}: {t}" for n, t in zip(node.outputs, node.types, strict=False))
         read = ", ".join(f"%{name}" for name in node.inputs)
@@ -232,34 +289,51 @@ def _graph(_report: EngineReport, plan: PlanReport) -> Iterator[RenderableType]:
         yield f"    {made} = {node.op}({read}){view} of {', '.join(node.layers)}"
 
 
-def _kernels(report: EngineReport, _plan: PlanReport) -> Iterator[RenderableType]:
+def _kernels(report: EngineReport) -> Iterator[RenderableType]:
+    timed = is_timed(report)
     if not any(kernel.codes for kernel in report.kernels):
-        plain = [(k.symbol, k.family, *use_cells(k)) for k in report.kernels]
-        yield _table(("kernel", "family", *USE_HEADS), plain, "uses time share")
+        plain = [(k.symbol, k.family, *use_cells(k, timed=timed)) for k in report.kernels]
+        yield _table(("kernel", "family", *use_heads(timed=timed)), plain, _NUMBERS, "kernel")
         return
-    yield "kernels: registers and local memory of a thread (local: what it spilled), shared memory"
-    yield "    of a block (static + dynamic); blocks that a multiprocessor holds, and what it lacks"
-    yield "    for more"
-    heads = ("kernel", *USE_HEADS, *CODE_HEADS)
+    yield (
+        "kernels: registers and local memory of a thread (local: what it spilled), shared memory "
+        "of a block (static + dynamic); blocks that a multiprocessor holds, and what it lacks for "
+        "more"
+    )
+    heads = ("kernel", *use_heads(timed=timed), *CODE_HEADS)
     rows = [
-        (kernel.symbol, *use_cells(kernel), *code_cells(code))
+        (kernel.symbol, *use_cells(kernel, timed=timed), *code_cells(code))
         for kernel in report.kernels
         for code in kernel.codes
     ]
-    yield _table(
-        heads, rows, "uses time share threads registers local shared code blocks occupancy"
-    )
+    yield _table(heads, rows, _NUMBERS, "kernel for limit")
     for kernel in report.kernels:
         for code in kernel.codes:
             if code.problem:
                 yield f"{kernel.symbol}, {code.architecture}: {code.problem}"
 
 
-USE_HEADS: Final = ("uses", "time", "share")
+_NUMBERS: Final = (
+    "uses time share threads registers local shared code blocks occupancy "
+    "MFLOP moved flop/byte bound"
+)
 
 
-def use_cells(kernel: KernelReport) -> tuple[str, ...]:
-    """A row under `USE_HEADS`."""
+def is_timed(report: EngineReport) -> bool:
+    """Whether a layer's time is known."""
+    works = (layer.work for plan in report.plans for layer in plan.layers)
+    return any(work is not None and work.measured_seconds is not None for work in works)
+
+
+def use_heads(*, timed: bool) -> tuple[str, ...]:
+    """How often a kernel is launched; with times, what that takes."""
+    return ("uses", "time", "share") if timed else ("uses",)
+
+
+def use_cells(kernel: KernelReport, *, timed: bool) -> tuple[str, ...]:
+    """A row under `use_heads`."""
+    if not timed:
+        return (str(kernel.uses),)
     share = kernel.share_of_bound
     time = format_seconds(kernel.measured_seconds, 2)
     return str(kernel.uses), time, "-" if share is None else f"{share:.0%}"
@@ -273,30 +347,29 @@ CODE_HEADS: Final = (
 def code_cells(code: CodeReport) -> tuple[str, ...]:
     """A row under `CODE_HEADS`."""
 
-    def shown(number: int | None) -> str:
-        return "?" if number is None else str(number)
+    def shown(number: int | None, unit: str = "") -> str:
+        return "?" if number is None else f"{number}{unit}"
 
-    shared = (code.static_shared_bytes, code.dynamic_shared_bytes)
     return (
         code.architecture,
         shown(code.threads),
         shown(code.registers),
-        shown(code.local_bytes),
-        " + ".join(map(shown, shared)),
-        shown(code.code_bytes),
+        shown(code.local_bytes, " B"),
+        f"{shown(code.static_shared_bytes)} + {shown(code.dynamic_shared_bytes, ' B')}",
+        shown(code.code_bytes, " B"),
         shown(code.blocks),
         "?" if code.occupancy is None else f"{code.occupancy:.0%}",
         code.limited_by,
     )
 
 
-def _source(report: EngineReport, _plan: PlanReport) -> Iterator[RenderableType]:
+def _source(report: EngineReport) -> Iterator[RenderableType | SourceReport]:
     if report.no_sources:
         yield f"source: {report.no_sources}"
     for kernel in report.kernels:
         for source in kernel.sources:
             yield f"{kernel.symbol}: {source.language} for {', '.join(source.architectures)}"
-            yield source.text
+            yield source
 
 
 def roofline_note(report: EngineReport) -> str:
@@ -314,42 +387,64 @@ def roofline_note(report: EngineReport) -> str:
     )
 
 
-ROOFLINE_HEADS: Final = (
-    "layer", "kernels", "MFLOP", "factors", "moved", "flop/byte", "bound", "by", "time", "share",
-)  # fmt: skip
+WORK_NOTE: Final = (
+    "flop are those of products, multiplied out; moved is what a layer's steps read and write, "
+    "each operand once, as if nothing of it were in a cache; the bound is the least time for both"
+)
 
 
-def roofline_rows(plan: PlanReport) -> list[tuple[str, ...]]:
-    """Rows under `ROOFLINE_HEADS`: the layers that take steps, then all of them together."""
+def counted_at(plan: PlanReport) -> str:
+    """For which sizes work is counted; empty where none is open."""
+    sizes = ", ".join(f"{name} = {size}" for name, size in plan.counted_at)
+    return f"counted at {sizes}" if sizes else ""
+
+
+def roofline_heads(*, timed: bool) -> tuple[str, ...]:
+    """What is told of a layer's work."""
+    heads = ("layer", "kernels", "MFLOP", "factors", "moved", "flop/byte", "bound", "by")
+    return (*heads, "time", "share") if timed else heads
+
+
+def roofline_rows(plan: PlanReport, *, timed: bool) -> list[tuple[str, ...]]:
+    """Rows under `roofline_heads`: the layers that take steps, then all of them together.
+
+    Each of a layer's kernels is in a line of its own.
+    """
     rows = [
-        (layer.name, ", ".join(x.kernel for x in layer.launches), *_work_cells(layer.work))
+        (
+            layer.name,
+            "\n".join(x.kernel for x in layer.launches),
+            *_work_cells(layer.work, timed=timed),
+        )
         for layer in plan.layers
         if layer.work is not None
     ]
-    return [*rows, ("all", "", *_work_cells(plan.work))]
+    return [*rows, ("all", "", *_work_cells(plan.work, timed=timed))]
 
 
-def _work_cells(work: WorkReport) -> tuple[str, ...]:
-    return (
+def _work_cells(work: WorkReport, *, timed: bool) -> tuple[str, ...]:
+    cells = (
         "?" if work.flop is None else f"{work.flop / 1e6:,.2f}" if work.flop else "-",
         work.factors,
         "?" if work.moved_bytes is None else format_bytes(work.moved_bytes),
         f"{work.flop_per_byte:,.1f}" if work.flop_per_byte else "-",
         format_seconds(work.bound_seconds, 2),
         work.bound_by,
-        format_seconds(work.measured_seconds, 2),
-        "-" if work.share_of_bound is None else f"{work.share_of_bound:.0%}",
     )
+    if not timed:
+        return cells
+    share = "-" if work.share_of_bound is None else f"{work.share_of_bound:.0%}"
+    return (*cells, format_seconds(work.measured_seconds, 2), share)
 
 
 def _roofline(report: EngineReport, plan: PlanReport) -> Iterator[RenderableType]:
+    timed = is_timed(report)
     yield f"roofline: {roofline_note(report)}"
-    yield "    flop are those of products; moved is what a layer's steps read and write, each"
-    yield "    operand once, as if nothing of it were in a cache"
-    yield _table(ROOFLINE_HEADS, roofline_rows(plan), "MFLOP moved flop/byte bound time share")
+    yield WORK_NOTE + (f"; {told}" if (told := counted_at(plan)) else "")
+    yield _table(roofline_heads(timed=timed), roofline_rows(plan, timed=timed), _NUMBERS, "kernels")
 
 
-def _weights(report: EngineReport, _plan: PlanReport) -> Iterator[RenderableType]:
+def _weights(report: EngineReport) -> Iterator[RenderableType]:
     rows = [
         (w.name, f"{w.dtype}{list(w.shape)}", w.size_bytes, ", ".join(w.sources) or "cannot be")
         for w in report.weights
@@ -357,16 +452,20 @@ def _weights(report: EngineReport, _plan: PlanReport) -> Iterator[RenderableType
     yield _table(("weight", "packed", "bytes", "refitted from"), rows, "bytes")
 
 
-_WRITERS: Final[dict[str, Callable[[EngineReport, PlanReport], Iterator[RenderableType]]]] = {
+_PLAN_WRITERS: Final[dict[str, Callable[[EngineReport, PlanReport], Iterator[RenderableType]]]] = {
     "layers": _layers,
     "passes": _passes,
     "tactics": _tactics,
     "memory": _memory,
     "graph": _graph,
     "roofline": _roofline,
+}
+_ENGINE_WRITERS: Final[
+    dict[str, Callable[[EngineReport], Iterator[RenderableType | SourceReport]]]
+] = {
     "kernels": _kernels,
     "source": _source,
     "weights": _weights,
 }
-SECTIONS: Final = tuple(_WRITERS)
-"""What `report_to_text` can add to the summary."""
+SECTIONS: Final = (*_PLAN_WRITERS, *_ENGINE_WRITERS)
+"""What `report_to_text` can add to the summary: of each plan, then of the engine."""
