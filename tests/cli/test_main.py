@@ -12,7 +12,7 @@ import click
 import pytest
 
 from smelt.cli import _trust
-from smelt.cli._console import print_json
+from smelt.cli._console import answers, print_json
 from smelt.cli._main import commands
 from smelt.engine import VERSION
 from smelt.errors import InternalError
@@ -35,6 +35,11 @@ def _python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
         env=os.environ | environment,
         timeout=60,
     )
+
+
+def test_names_with_colons_are_no_pictures(capsys: pytest.CaptureFixture[str]) -> None:
+    answers().print("a:1234:b", markup=False)
+    assert capsys.readouterr().out == "a:1234:b\n"
 
 
 def test_the_help_lists_every_command_with_what_it_does(smelt: Smelt) -> None:

@@ -264,6 +264,14 @@ def test_work_names_the_sizes_that_it_is_counted_for(engine: Engine) -> None:
     assert less.plans[0].counted_at == (("batch", 2),)
 
 
+def test_a_layers_factors_do_not_depend_on_the_rates_that_are_given(engine: Engine) -> None:
+    alike = Peaks("mine", 1e12, (("any", 1e12),))
+    told = [report_of(engine, peaks=peaks).plans[0].layers for peaks in (None, alike)]
+    first, second = ([x.work.factors for x in layers if x.work] for layers in told)
+    assert first == second
+    assert "tf32x3" in first
+
+
 def test_one_known_architecture_of_several_gives_its_bounds() -> None:
     assert _affine("sm_80,sm_90", b"", symbols=()).peaks == H200
     assert _affine("sm_80,sm_86", b"", symbols=()).peaks is None

@@ -114,7 +114,7 @@ class Measure:
         """What a layer multiplies: of its launches' kinds, the one that is multiplied fastest."""
         kinds = [_factors(step) for step in steps if isinstance(step, Launch)]
         order = self.peaks or H200
-        rates = {kind: order.flop_of(kind) or 0.0 for kind in kinds}
+        rates = {kind: (order.flop_of(kind) or 0.0, H200.flop_of(kind) or 0.0) for kind in kinds}
         return max(rates, key=lambda kind: rates[kind], default="")
 
     def _bound(self, flop: float | None, moved: int | None, kind: str) -> tuple[float | None, str]:
