@@ -134,6 +134,26 @@ def test_weights_are_what_they_were_refitted_to() -> None:
             engine.refit({name: factor.astype(np.float64)})
 
 
+def test_small_weights_that_were_alike_are_refitted_apart() -> None:
+    net = smelt.NetworkDefinition("alike", batch="explicit")
+    x: Any = net.add_input("x", "float32", (4, 16))
+    for name in ("one", "two"):
+        y: Any = net.add(ops.Add(), x, np.full(16, 0.5, np.float32), name=name)
+        x = net.add_activation(y, "sigmoid", name=f"{name} sigmoid")
+    net.mark_output(x)
+    with smelt.build(net, tune="none", retunable=True) as engine:
+        one, two = (source.name for source in engine.header.sources)
+        bias = weights(16)
+        engine.refit({two: bias, one: -bias})
+        wanted = _ROWS
+        for moved in (-bias, bias):
+            wanted = 1 / (1 + np.exp(-(wanted + moved)))
+        for made in (engine, smelt.retune(engine, tune="none")):
+            with made.create_context() as context:
+                (given,) = context.run({"x": _ROWS}).values()
+            np.testing.assert_allclose(given, wanted, atol=1e-5)
+
+
 def test_what_weights_are_derived_from_is_kept_as_it_was() -> None:
     engine = _built(_halves())
     halves = [s.dtype for s in engine.header.sources if len(s.shape) == 4]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 _INLINE_BYTES: Final = 256
-"""Constants up to this size are the same when their elements are."""
+"""Constants up to this size are the same when their names and elements are."""
 
 
 def constant_bytes(constant: Constant) -> int:
@@ -72,7 +72,8 @@ class WeightStore:
             return (recipe.op, recipe.output, inputs)
         array = constant.array
         if array.nbytes <= _INLINE_BYTES:
-            return (array.dtype.str, array.shape, array.tobytes())
+            # What is called otherwise may be refitted to something else.
+            return (constant.name, array.dtype.str, array.shape, array.tobytes())
         return ("source", id(constant))
 
     def place(self, constant: Constant) -> int:
