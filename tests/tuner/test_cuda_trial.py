@@ -12,7 +12,7 @@ import pytest
 
 from smelt import ops
 from smelt.backends.cuda import flush_kernel
-from smelt.backends.cuda.families.library import CublasLtFamily
+from smelt.backends.cuda.families.cublaslt import CublasLtFamily
 from smelt.devices.cuda import CudaDevice, Driver, open_cublaslt
 from smelt.ir import Graph
 from smelt.tuner import CudaLaboratory, MeasuringTimer, TimingCache
@@ -200,7 +200,7 @@ def test_a_librarys_algorithms_are_checked_and_timed_like_kernels(
     assert bench.timer().seconds(node, tactics[:2]) == times[:2]
     assert library.done == done
     library.version = 130200  # whose times are its own
-    family.library = open_cublaslt(bench.device)
+    family.cublaslt = open_cublaslt(bench.device)
     others, _ = bench.backend.candidates(node, HOPPER)
     assert bench.timer().seconds(node, others[:2]) == pytest.approx(times[:2])
     assert library.done > done

@@ -22,13 +22,13 @@ from smelt.backends.cuda._triton import generator_edition
 from smelt.backends.cuda.families.attention import AttentionFamily
 from smelt.backends.cuda.families.conv import ConvFamily
 from smelt.backends.cuda.families.conv_sum import ConvSumFamily
+from smelt.backends.cuda.families.cublaslt import CublasLtFamily, library_call
 from smelt.backends.cuda.families.deconv import DeconvFamily
 from smelt.backends.cuda.families.depthwise import DepthwiseFamily
 from smelt.backends.cuda.families.elementwise import ElementwiseFamily
 from smelt.backends.cuda.families.gather import GatherFamily
 from smelt.backends.cuda.families.gemm import GemmFamily
 from smelt.backends.cuda.families.held import HeldFamily
-from smelt.backends.cuda.families.library import CublasLtFamily, library_call
 from smelt.backends.cuda.families.lrn import LrnFamily
 from smelt.backends.cuda.families.move import COPY, copy_launch, move_family
 from smelt.backends.cuda.families.pairs import (

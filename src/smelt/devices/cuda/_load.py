@@ -71,7 +71,7 @@ class LoadedCall:
     scratch_words: ClassVar[int] = 0
 
     call: LibraryCall
-    library: CublasLt
+    cublaslt: CublasLt
 
     def launch(
         self, blocks: int, arguments: LaunchWords, stream: CudaStream, *, starts_early: bool
@@ -83,7 +83,7 @@ class LoadedCall:
                 f"a library call has {len(arguments.words)} operands, and takes {self.call.words}"
             )
         if blocks:
-            self.library.launch(self.call, arguments.words.tolist(), stream)
+            self.cublaslt.launch(self.call, arguments.words.tolist(), stream)
 
 
 class KernelLoader:

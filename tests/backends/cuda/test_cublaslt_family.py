@@ -65,8 +65,8 @@ class Bench:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         driver = StubDriver(lazy=True)
         use_stub(driver, patch)
-        self.library = StubCublasLt(driver)
-        self.library.install(patch)
+        self.cublaslt = StubCublasLt(driver)
+        self.cublaslt.install(patch)
         self.device = cuda_device(0)
         self.backend = LibraryAlone(library=open_cublaslt(self.device))
         self.loader = KernelLoader(self.device)
@@ -164,7 +164,7 @@ def test_every_product_that_it_is_asked_for_comes_out_right(bench: Bench, storag
     if storage in {"float16", "bfloat16"}:  # what nothing but a binding takes stays wide
         own -= {"residual", "bias and addend", "turned"}
     assert own <= {trial.case.name for trial in trials}
-    assert {call.epilogue for call in bench.library.calls} == {1, 4, 6, 36}
+    assert {call.epilogue for call in bench.cublaslt.calls} == {1, 4, 6, 36}
 
 
 @pytest.mark.parametrize("is_last", [False, True])
@@ -237,7 +237,7 @@ def test_what_it_cannot_do_is_refused_with_the_reason(bench: Bench) -> None:
     assert "more than" in _reason(bench, twice, (3, 4), _floats(4, 5))
     exact = ops.Fused(ops.MatMul(), 2, (Stage(ops.Gelu(), (-1,)),))
     assert "gelu" in _reason(bench, exact, (3, 4), _floats(4, 5))
-    bench.library.refuses_heuristics = True
+    bench.cublaslt.refuses_heuristics = True
     assert "no algorithm" in _reason(bench, ops.MatMul(), (3, 4), _floats(4, 5))
 
 

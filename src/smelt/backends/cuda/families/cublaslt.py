@@ -75,8 +75,8 @@ class CublasLtFamily(Family[CudaTarget]):
     name: ClassVar[str] = LIBRARY
     contiguous: ClassVar[bool] = True
 
-    def __init__(self, library: CublasLt) -> None:
-        self.library = library
+    def __init__(self, cublaslt: CublasLt) -> None:
+        self.cublaslt = cublaslt
 
     @override
     def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
@@ -111,7 +111,7 @@ class CublasLtFamily(Family[CudaTarget]):
         """What a tactic says."""
         return parameters(
             precision=precision,
-            version=self.library.version,
+            version=self.cublaslt.version,
             algorithm=algorithm,
             workspace=workspace,
         )
@@ -119,7 +119,7 @@ class CublasLtFamily(Family[CudaTarget]):
     def _algorithms(self, call: LibraryCall) -> list[tuple[str, int]]:
         found: list[tuple[str, int]] = []
         for room in _WORKSPACES:
-            found += self.library.algorithms(call, count=_ASKED, most_workspace_bytes=room)
+            found += self.cublaslt.algorithms(call, count=_ASKED, most_workspace_bytes=room)
         return list(dict.fromkeys(found))
 
     @override
