@@ -263,8 +263,8 @@ def test_a_named_folder_comes_before_the_package_and_that_before_the_loader(
     monkeypatch.setattr(importlib.util, "find_spec", {"nvidia": spec}.get)
     by_name = ["libcublasLt.so.13", "libcublasLt.so.12"]
     found = [str(named / by_name[1]), str(wheel / "cu13" / "lib" / by_name[0])]
-    assert list(_cublaslt.library_paths(13)) == [*found, *by_name]
-    assert list(_cublaslt.library_paths(12)) == [found[0], by_name[1]]
+    assert list(_cublaslt.paths_to_try(13)) == [*found, *by_name]
+    assert list(_cublaslt.paths_to_try(12)) == [found[0], by_name[1]]
 
 
 def test_what_is_no_library_is_passed_over(tmp_path: Path) -> None:

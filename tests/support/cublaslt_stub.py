@@ -95,7 +95,7 @@ class StubCublasLt:
         def opened(_path: str) -> StubCublasLt:
             return self
 
-        patch.setattr(_cublaslt, "library_paths", paths)
+        patch.setattr(_cublaslt, "paths_to_try", paths)
         patch.setattr(_cublaslt, "open_library", opened)
 
     def cublasLtGetVersion(self) -> int:

@@ -367,7 +367,7 @@ def open_cublaslt(device: CudaDevice, version: int | None = None) -> CublasLt:
         EngineMismatchError: there is none of this version.
     """
     found: list[int] = []
-    for path in library_paths(device.driver.version // 1000):
+    for path in paths_to_try(device.driver.version // 1000):
         api = open_library(path)
         if api is None:
             continue
@@ -384,7 +384,7 @@ def open_cublaslt(device: CudaDevice, version: int | None = None) -> CublasLt:
     )
 
 
-def library_paths(newest_major: int) -> Iterator[str]:
+def paths_to_try(newest_major: int) -> Iterator[str]:
     """Where the library may be: paths of files that exist, then names for the loader."""
     named = config.cuda_libraries()
     folders = [named] if named is not None else []
