@@ -20,7 +20,7 @@ document numbers it
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,6 +42,9 @@ __all__ = [
     "UnboundSymbolError",
     "UnsupportedError",
 ]
+
+_PACKAGES: Final = {"google": "protobuf", "PIL": "pillow"}
+"""Modules whose package has another name."""
 
 
 class SmeltError(Exception):
@@ -128,6 +131,12 @@ class MissingExtraError(SmeltError):
         super().__init__(f"{package} is not installed; {advice or usual}")
         self.package = package
         self.extra = extra
+
+    @classmethod
+    def from_import(cls, error: ModuleNotFoundError) -> MissingExtraError:
+        """Say how to get the package whose module an import did not find."""
+        module = (error.name or "a module").partition(".")[0]
+        return cls(_PACKAGES.get(module, module))
 
 
 class InternalError(Exception):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-_PACKAGES: Final = {"click": "click", "rich": "rich", "PIL": "pillow"}
+from smelt.errors import MissingExtraError
+
+_PACKAGES: Final = ("click", "rich", "pillow")
 
 
 def main() -> None:
@@ -12,13 +14,13 @@ def main() -> None:
     try:
         from smelt.cli._main import main as run
     except ModuleNotFoundError as error:
-        package = _PACKAGES.get((error.name or "").partition(".")[0])
-        if package is None:
+        package = MissingExtraError.from_import(error).package
+        if package not in _PACKAGES:
             raise
         raise SystemExit(
-            f"error: the command line needs {package}; run: pip install click rich pillow. Engines "
-            "run without: smelt.load in Python; a key is trusted when SMELT_TRUSTED_KEYS names a "
-            "file that holds its line"
+            f"error: the command line needs {package}; run: pip install {' '.join(_PACKAGES)}. "
+            "Engines run without: smelt.load in Python; a key is trusted when SMELT_TRUSTED_KEYS "
+            "names a file that holds its line"
         ) from error
     except KeyboardInterrupt as error:
         raise SystemExit(130) from error

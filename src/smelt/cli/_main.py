@@ -18,14 +18,10 @@ from smelt.cli._inspect import inspect
 from smelt.cli._retune import retune
 from smelt.cli._run import run
 from smelt.cli._trust import trust
-from smelt.errors import InternalError, SmeltError
+from smelt.errors import InternalError, MissingExtraError, SmeltError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-_PACKAGES: Final = {"google": "protobuf", "PIL": "pillow"}
-"""Modules whose package has another name."""
-
 
 _ARGUMENT: Final = re.compile(
     r"\b(device|precision|max_batch_size|max_workspace_bytes|shapes|timing_cache|tune|retunable"
@@ -112,9 +108,7 @@ def _line(error: BaseException) -> str | None:
             "what the command says with SMELT_LOG=debug."
         )
     if isinstance(error, ModuleNotFoundError):
-        module = (error.name or "a module").partition(".")[0]
-        package = _PACKAGES.get(module, module)
-        return f"error: {package} is not installed; run: pip install {package}"
+        return f"error: {MissingExtraError.from_import(error)}"
     if isinstance(error, MemoryError):
         return "error: there is not enough memory; a smaller batch or smaller shapes need less"
     if isinstance(error, OSError):

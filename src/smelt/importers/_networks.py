@@ -92,8 +92,7 @@ def _packages_needed() -> Generator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        package = {"google": "protobuf"}.get(module := (error.name or "").split(".")[0], module)
-        raise MissingExtraError(package) from error
+        raise MissingExtraError.from_import(error) from error
 
 
 def _names(outputs: Sequence[str] | None) -> Sequence[str] | None:
