@@ -129,6 +129,10 @@ class Target(Protocol):
         """The target's name in engines and caches."""
         ...
 
+    def storage(self, wanted: DType) -> DType:
+        """How float32 tensors are stored where ``wanted`` is asked for."""
+        ...
+
 
 TargetT = TypeVar("TargetT", bound=Target)
 

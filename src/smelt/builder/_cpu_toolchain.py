@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from smelt.devices.cpu import NativeRuntime
     from smelt.engine import KernelSpec
     from smelt.tuner import Choice, Timer
-    from smelt.types import DType
 
 _PROCESSORS: Final = ("native", "x86-64-v4", "x86-64-v3", "x86-64-v2", "x86-64", "aarch64")
 _SHARE_ALONE: Final = 0.45
@@ -78,10 +77,6 @@ class CpuToolchain(Toolchain):
         host, target = detect_host(), self.target
         is_subset = set(target.features) <= set(host.features)
         return target.architecture == host.architecture and is_subset
-
-    @override
-    def storage(self, wanted: DType) -> DType:
-        return self.target.storage(wanted)
 
     @override
     def timer(self, tuning: Tuning) -> Timer:

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from smelt.devices.cuda import CublasLt
     from smelt.engine import KernelSpec
     from smelt.tuner import Choice, Timer
-    from smelt.types import DType
 
 _SIZE: Final = "multiprocessors="
 _NEEDS: Final = f"{LIBRARY}="
@@ -119,10 +118,6 @@ class CudaToolchain(Toolchain):
     def requirements(self, kernels: Sequence[KernelSpec]) -> tuple[str, ...]:
         versions = {kernel["version"] for kernel in kernels if kernel.family == LIBRARY}
         return tuple(f"{_NEEDS}{version}" for version in sorted(versions))
-
-    @override
-    def storage(self, wanted: DType) -> DType:
-        return self.target.storage(wanted)
 
     @override
     def timer(self, tuning: Tuning) -> Timer:

@@ -87,10 +87,6 @@ class Toolchain(ABC):
         """Whether what is built can be timed here."""
 
     @abstractmethod
-    def storage(self, wanted: DType) -> DType:
-        """How float32 tensors are stored where ``wanted`` is asked for."""
-
-    @abstractmethod
     def timer(self, tuning: Tuning) -> Timer:
         """What tells candidates apart."""
 
@@ -104,6 +100,10 @@ class Toolchain(ABC):
     @abstractmethod
     def link(self, kernels: Sequence[KernelSpec]) -> tuple[CodeImage, CodeImage]:
         """The kernels' code, and what every engine carries to run it."""
+
+    def storage(self, wanted: DType) -> DType:
+        """How float32 tensors are stored where ``wanted`` is asked for."""
+        return self.target.storage(wanted)
 
     def honours(self, precision: str) -> bool:
         """Whether the target computes as a precision says."""
