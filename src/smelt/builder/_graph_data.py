@@ -26,6 +26,14 @@ TRIPPED: Final = (
 """What our own code may raise over a graph that no builder wrote: the graph is at fault."""
 
 
+def unsound(what: str, error: BaseException) -> EngineFormatError:
+    """What to raise for one of `TRIPPED`; ``what`` says what was read, and of which engine."""
+    name = "" if isinstance(error, SmeltError) else f"{type(error).__name__}, "
+    return EngineFormatError(
+        f"{what} is not sound ({name}{str(error)[:500]}); fetch the engine again, or build it"
+    )
+
+
 def graph_to_data(graph: Graph, position: Callable[[Constant], int]) -> dict[str, Any]:
     """The graph as values that JSON has.
 

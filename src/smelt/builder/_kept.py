@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from smelt.builder._graph_data import TRIPPED, graph_from_data, graph_to_data
+from smelt.builder._graph_data import TRIPPED, graph_from_data, graph_to_data, unsound
 from smelt.builder._options import BuildOptions
 from smelt.builder._shapes import shapes_from_data, shapes_to_data
 from smelt.engine import Weight, as_json
-from smelt.errors import BuildError, EngineFormatError, EngineMismatchError, SmeltError
+from smelt.errors import BuildError, EngineFormatError, EngineMismatchError
 from smelt.ir import Constant, compute_untrusted
 from smelt.ops import recipe_from_json, recipe_to_json
 from smelt.types import DType
@@ -135,11 +135,7 @@ def read_kept_network(file: EngineFile) -> tuple[Graph, BuildOptions]:
     except EngineMismatchError:
         raise
     except TRIPPED as error:
-        name = "" if isinstance(error, SmeltError) else f"{type(error).__name__}, "
-        raise EngineFormatError(
-            f"{file.source}: the network that it keeps is not sound ({name}{str(error)[:500]}); "
-            "fetch the engine again, or build it"
-        ) from error
+        raise unsound(f"{file.source}: the network that it keeps", error) from error
 
 
 def _read_sources(weights: Sequence[Weight], data: NDArray[np.uint8]) -> list[Constant]:

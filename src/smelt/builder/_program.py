@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from smelt.backends import Aliasing, Tactic, WeightStore, assemble
-from smelt.builder._graph_data import TRIPPED, graph_from_data, graph_to_data
+from smelt.builder._graph_data import TRIPPED, graph_from_data, graph_to_data, unsound
 from smelt.builder._options import PRECISIONS
 from smelt.engine import as_json
-from smelt.errors import EngineFormatError, SmeltError
+from smelt.errors import EngineFormatError
 from smelt.ir import Constant
 from smelt.types import DType, Layout, TensorFormat, dim_from_text
 
@@ -107,11 +107,7 @@ def reassembled_plans(
     try:
         plans = _assemble(json.loads(header.program), header, backend, target)
     except TRIPPED as error:
-        name = "" if isinstance(error, SmeltError) else f"{type(error).__name__}, "
-        raise EngineFormatError(
-            f"{source}: its program is not sound ({name}{str(error)[:500]}); "
-            "fetch the engine again, or build it"
-        ) from error
+        raise unsound(f"{source}: its program", error) from error
     if plans != header.plans:
         raise EngineFormatError(
             f"{source}: its plans are not those that its own program gives; it was altered"
