@@ -11,6 +11,7 @@ import click
 from smelt.cli._console import answers, print_json, print_table
 from smelt.cli._files import FileCommand, SourceFile
 from smelt.cli._models import BuildArguments, build_options, is_model, open_engine
+from smelt.cli._options import THREADS_OPTION, input_option, json_option, output_option
 from smelt.cli._parse import Finite, pairs_from_texts
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class _LayerTimes:
     cls=FileCommand, short_help="Measure latency and throughput; with --profile, each layer's time."
 )
 @click.argument("engine_path", metavar="ENGINE", type=SourceFile())
-@click.option("--threads", type=click.IntRange(1, 1024), help="Threads.  [default: every core]")
+@THREADS_OPTION
 @click.option("--batch", type=click.IntRange(1), help="Batch.  [default: the largest]")
 @click.option("--iterations", type=click.IntRange(1), help="Runs to measure.")
 @click.option(
@@ -49,17 +50,13 @@ class _LayerTimes:
     help="Measure for so long.  [default: 3]",
 )
 @click.option("--warmup", default=5, show_default=True, type=click.IntRange(0), help="Runs before.")
-@click.option(
-    "--input",
-    "inputs",
-    multiple=True,
+@input_option(
     metavar="NAME=VALUE",
-    type=SourceFile(),
     help="An input: a .npy file, random or zeros.  [default: random]",
 )
-@click.option("--output", multiple=True, metavar="NAME", help="Outputs of a MODEL; repeatable.")
+@output_option(help="Outputs of a MODEL; repeatable.")
 @click.option("--profile", is_flag=True, help="Then time each layer, in runs of their own.")
-@click.option("--json", "as_json", is_flag=True, help="Answer as JSON on stdout.")
+@json_option()
 @build_options
 def bench(
     *,

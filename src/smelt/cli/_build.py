@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from smelt.cli._console import format_bytes, print_json, say
-from smelt.cli._files import FileCommand, ResultFile, SourceFile
+from smelt.cli._files import FileCommand, SourceFile
 from smelt.cli._models import BuildArguments, build_engine, build_options, check_writable
+from smelt.cli._options import QUIET_OPTION, engine_option, json_option, output_option
 from smelt.cli._progress import ProgressLine
 
 if TYPE_CHECKING:
@@ -23,28 +24,18 @@ if TYPE_CHECKING:
 
 @click.command(cls=FileCommand, short_help="Build an engine from a model, ONNX or Caffe's.")
 @click.argument("model", metavar="MODEL", type=SourceFile())
-@click.option(
-    "-o",
-    "--engine",
-    "destination",
-    metavar="FILE",
-    type=ResultFile(),
+@engine_option(
     help="Where the engine goes.  [default: the model's name with .engine, in this folder]",
 )
 @build_options
-@click.option(
-    "--output",
-    multiple=True,
-    metavar="NAME",
-    help="A tensor to mark as output, instead of the model's own; repeat for several.",
-)
+@output_option(help="A tensor to mark as output, instead of the model's own; repeat for several.")
 @click.option(
     "--retunable",
     is_flag=True,
     help="Keep the network in the engine, so that `smelt retune` can time it where it runs.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Describe the engine as JSON on stdout.")
-@click.option("--quiet", is_flag=True, help="Show no progress and no summary.")
+@json_option(help="Describe the engine as JSON on stdout.")
+@QUIET_OPTION
 def build(
     *,
     model: str,

@@ -12,6 +12,7 @@ import click
 from smelt.cli._console import print_json, print_table, say
 from smelt.cli._files import FileCommand, ResultFile, SourceFile
 from smelt.cli._models import BuildArguments, build_options, check_writable, open_network
+from smelt.cli._options import THREADS_OPTION, input_option, json_option, output_option
 from smelt.cli._parse import Finite, pairs_from_texts, shapes_from_texts
 
 if TYPE_CHECKING:
@@ -58,14 +59,7 @@ _JUDGING: Final = frozenset(
     show_default=True,
     help="Quantisation steps by which what follows from quantised tensors may differ besides.",
 )
-@click.option(
-    "--input",
-    "inputs",
-    multiple=True,
-    metavar="NAME=FILE.npy",
-    type=SourceFile(),
-    help="An input; the others are random.",
-)
+@input_option(metavar="NAME=FILE.npy", help="An input; the others are random.")
 @click.option(
     "--inputs",
     "archive",
@@ -80,9 +74,9 @@ _JUDGING: Final = frozenset(
     show_default=True,
     help="Of the random inputs.",
 )
-@click.option("--threads", type=click.IntRange(1, 1024), help="Threads.  [default: every core]")
-@click.option("--output", multiple=True, metavar="NAME", help="Compare this tensor; repeatable.")
-@click.option("--json", "as_json", is_flag=True, help="Answer as JSON on stdout.")
+@THREADS_OPTION
+@output_option(help="Compare this tensor; repeatable.")
+@json_option()
 @build_options
 def compare(
     *,

@@ -13,6 +13,7 @@ import click
 from smelt.cli._console import print_json, print_table, say
 from smelt.cli._dla_trace import trace
 from smelt.cli._files import FileCommand, ResultFile, SourceFile
+from smelt.cli._options import json_option
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from smelt.nvdla.runtime import NvDlaTensor, Runtime
 
 _MOST_VALUES: Final = 4096
-_JSON = click.option("--json", "as_json", is_flag=True, help="Answer as JSON on stdout.")
 _CONFIGURATION = click.option(
     "--configuration",
     default="nv_full",
@@ -62,7 +62,7 @@ dla.add_command(trace)
 @dla.command(short_help="Show tasks, operations, dependencies, memory and tensors.")
 @click.argument("path", metavar="FILE", type=click.Path(exists=True, dir_okay=False))
 @click.option("--dot", is_flag=True, help="The dependency graph for Graphviz.")
-@_JSON
+@json_option()
 def inspect(*, path: str, dot: bool, as_json: bool) -> None:
     r"""Show what the loadable FILE does, whether or not any hardware here can run it.
 
@@ -97,7 +97,6 @@ def _read_loadable(path: str) -> Loadable:
     "--input",
     "inputs",
     multiple=True,
-    metavar="FILE",
     type=SourceFile(),
     help="An input, in the order of the network's: .npy (CxHxW), .dimg, or raw memory.  "
     "[default: zeros]",
@@ -106,7 +105,6 @@ def _read_loadable(path: str) -> Loadable:
     "--output",
     "outputs",
     multiple=True,
-    metavar="FILE",
     type=ResultFile(),
     help="Where to write an output, in the order of the network's: .npy, .dimg, or raw memory.",
 )
@@ -120,11 +118,10 @@ def _read_loadable(path: str) -> Loadable:
 @click.option("--instance", default=0, show_default=True, help="Which device of the server.")
 @click.option(
     "--record-trace",
-    metavar="FILE",
     type=ResultFile(),
     help="Write the register accesses as a trace, .cfg or .txn, with its data files beside it.",
 )
-@_JSON
+@json_option()
 def run(
     *,
     path: str,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from smelt.cli._console import print_table
+from smelt.cli._options import json_option
 from smelt.cli._progress import ProgressLine
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     metavar="NAME",
     help="The hardware.  [default: what the trace, its folder or its language says]",
 )
-@click.option("--json", "as_json", is_flag=True, help="Answer as JSON on stdout.")
+@json_option()
 @click.pass_context
 def trace(
     context: click.Context, *, paths: tuple[str, ...], configuration: str | None, as_json: bool

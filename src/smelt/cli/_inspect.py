@@ -11,6 +11,7 @@ import click
 from smelt.cli._console import print_json, say
 from smelt.cli._files import FileCommand, ResultFile, SourceFile
 from smelt.cli._models import BuildArguments, build_options, is_model, open_engine
+from smelt.cli._options import json_option, output_option
 from smelt.cli._parse import Rates
 
 if TYPE_CHECKING:
@@ -42,7 +43,6 @@ _WIDTH_WITHOUT_TERMINAL = 160
 @click.option("--all", "everything", is_flag=True, help="All of these but --source.")
 @click.option(
     "--times",
-    metavar="FILE",
     type=SourceFile(),
     help="Layers' times, what `smelt bench --profile --json` answered; shows --roofline.",
 )
@@ -53,20 +53,10 @@ _WIDTH_WITHOUT_TERMINAL = 160
     help="What the device does at best: 790e12,4.3e12; shows --roofline.  [default: an H200's for "
     "code that is for sm_90, too; else none]",
 )
-@click.option(
-    "--html",
-    metavar="FILE",
-    type=ResultFile(),
-    help="Write the whole report as a page for a browser.",
-)
-@click.option(
-    "--svg",
-    metavar="FILE",
-    type=ResultFile(),
-    help="Write a picture: --graph's, else memory over time.",
-)
-@click.option("--output", multiple=True, metavar="NAME", help="Outputs of a MODEL; repeatable.")
-@click.option("--json", "as_json", is_flag=True, help="The whole report as JSON on stdout.")
+@click.option("--html", type=ResultFile(), help="Write the whole report as a page for a browser.")
+@click.option("--svg", type=ResultFile(), help="Write a picture: --graph's, else memory over time.")
+@output_option(help="Outputs of a MODEL; repeatable.")
+@json_option(help="The whole report as JSON on stdout.")
 @build_options
 def inspect(
     *,

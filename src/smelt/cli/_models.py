@@ -73,7 +73,6 @@ TUNING_OPTIONS: Final = (
     ),
     click.option(
         "--timing-cache",
-        metavar="FILE",
         type=ResultFile(),
         help="File of measured times, read and extended.  [default: timings.json in the cache]",
     ),
@@ -82,7 +81,6 @@ TUNING_OPTIONS: Final = (
 _OPTIONS: Final = (
     click.option(
         "--weights",
-        metavar="FILE",
         type=SourceFile(),
         help="Caffe's weights (.caffemodel) of a prototxt.",
     ),

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from smelt.cli._build import make_engine
-from smelt.cli._files import FileCommand, ResultFile, SourceFile
+from smelt.cli._files import FileCommand, SourceFile
 from smelt.cli._models import TUNING_OPTIONS, device_option
+from smelt.cli._options import QUIET_OPTION, engine_option, json_option
 
 if TYPE_CHECKING:
     from smelt.builder import Progress
@@ -22,21 +23,13 @@ _TUNE, _TIMING_CACHE = TUNING_OPTIONS
     cls=FileCommand, short_help="Build an engine again for this machine, without its model."
 )
 @click.argument("engine_path", metavar="ENGINE", type=SourceFile())
-@click.option(
-    "-o",
-    "--engine",
-    "destination",
-    metavar="FILE",
-    type=ResultFile(),
-    required=True,
-    help="Where the new engine goes.",
-)
+@engine_option(required=True, help="Where the new engine goes.")
 @device_option("this machine, of the kind that ENGINE is for")
 @_TUNE
 @_TIMING_CACHE
 @click.option("--retunable", is_flag=True, help="Keep the network in the new engine, too.")
-@click.option("--json", "as_json", is_flag=True, help="Describe the engine as JSON on stdout.")
-@click.option("--quiet", is_flag=True, help="Show no progress and no summary.")
+@json_option(help="Describe the engine as JSON on stdout.")
+@QUIET_OPTION
 def retune(
     *,
     engine_path: str,

@@ -12,6 +12,7 @@ import click
 from smelt.cli._console import answers, print_json, print_table, say
 from smelt.cli._files import FileCommand, ResultFile, SourceFile
 from smelt.cli._models import BuildArguments, build_options, open_engine
+from smelt.cli._options import THREADS_OPTION, input_option, json_option, output_option
 from smelt.cli._parse import Numbers, pairs_from_texts
 
 if TYPE_CHECKING:
@@ -31,18 +32,9 @@ _NUMBERED: Final = re.compile(r"""\{?\s*(\d+)\s*:\s*(['"])(.*)\2\s*,?\s*\}?""")
 
 @click.command(cls=FileCommand, short_help="Run an engine on a picture or on arrays.")
 @click.argument("engine_path", metavar="ENGINE", type=SourceFile())
-@click.option(
-    "--image",
-    metavar="FILE",
-    type=SourceFile(),
-    help="Picture for the input that takes one.",
-)
-@click.option(
-    "--input",
-    "inputs",
-    multiple=True,
+@click.option("--image", type=SourceFile(), help="Picture for the input that takes one.")
+@input_option(
     metavar="NAME=VALUE",
-    type=SourceFile(),
     help="Another input: a .npy file, random or zeros; repeat for several.",
 )
 @click.option(
@@ -94,19 +86,18 @@ _NUMBERED: Final = re.compile(r"""\{?\s*(\d+)\s*:\s*(['"])(.*)\2\s*,?\s*\}?""")
 @click.option("--top", default=5, show_default=True, type=click.IntRange(1), help="Best classes.")
 @click.option(
     "--labels",
-    metavar="FILE",
     type=SourceFile(),
     help="Names of the classes, one a line; or 0: 'name', …",
 )
-@click.option("--output", multiple=True, metavar="NAME", help="Only this output; repeatable.")
+@output_option(help="Only this output; repeatable.")
 @click.option(
     "--save",
     metavar="FILE.npz",
     type=ResultFile(),
     help="Write the outputs to a numpy archive.",
 )
-@click.option("--threads", type=click.IntRange(1, 1024), help="Threads.  [default: every core]")
-@click.option("--json", "as_json", is_flag=True, help="Answer as JSON on stdout.")
+@THREADS_OPTION
+@json_option()
 @build_options
 def run(
     *,

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from smelt.cli._console import print_json
+from smelt.cli._options import json_option
 
 if TYPE_CHECKING:
     from smelt.engine import TrustedKey
-
-_JSON = click.option("--json", "as_json", is_flag=True, help="Answer as JSON on stdout.")
 
 
 @click.group(short_help="Show, add or remove the keys whose engines run here.")
@@ -33,7 +32,7 @@ def trust() -> None:
 
 
 @trust.command(short_help="List the trusted keys, each as a line for `smelt trust add`.")
-@_JSON
+@json_option()
 def show(*, as_json: bool) -> None:
     """List the trusted keys, each as the line that `smelt trust add` takes elsewhere."""
     from smelt.engine import show_trusted_keys
@@ -51,7 +50,7 @@ def show(*, as_json: bool) -> None:
 @trust.command()
 @click.argument("key", metavar="KEY")
 @click.option("--label", default="", help="A name for it.  [default: the key's own]")
-@_JSON
+@json_option()
 def add(*, key: str, label: str, as_json: bool) -> None:
     r"""Trust KEY: a line of `smelt trust show`, or a file that holds one.
 
@@ -67,7 +66,7 @@ def add(*, key: str, label: str, as_json: bool) -> None:
 
 @trust.command()
 @click.argument("name", metavar="ID|LABEL")
-@_JSON
+@json_option()
 def remove(*, name: str, as_json: bool) -> None:
     """Trust the key called ID or LABEL no more."""
     from smelt.engine import remove_trusted_key
