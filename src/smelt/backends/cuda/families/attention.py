@@ -26,19 +26,19 @@ from smelt.backends.cuda._costs import (
     seconds_of,
 )
 from smelt.backends.cuda._elementwise import literal
-from smelt.backends.cuda._reach import MOST_ELEMENTS
 from smelt.backends.cuda._source import LANGUAGE_TYPES, Source, operand_parameters
 from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda.families._epilogue import FLOATS
+from smelt.backends.cuda.families._nodes import format_of_factor
 from smelt.engine import KernelSpec, Launch, parameters
-from smelt.ops import Attention, Transpose
+from smelt.ops import Attention
 from smelt.types import DType, Layout, TensorFormat, ceil_div, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from smelt.engine import Json, Step, View
-    from smelt.ir import Node, Value
+    from smelt.ir import Node
     from smelt.types import Dim
 
 _BLOCKS: Final = (
@@ -73,7 +73,7 @@ class AttentionFamily(Family[CudaTarget]):
         if reason := _why_not(node, op):
             yield Refusal(self.name, reason)
             return
-        inputs = tuple(None if v is None else _format(v) for v in node.inputs)
+        inputs = tuple(None if v is None else format_of_factor(v) for v in node.inputs)
         result = TensorFormat(node.output.tensor.dtype, Layout.LINEAR)
         for options, seconds in _options(node, op, target):
             yield Tactic(self.name, options, inputs, (result,), cost_hint=seconds)
@@ -134,18 +134,6 @@ def _why_not(node: Node, op: Attention) -> str | None:
             return f"heads of {width} elements, not of up to {_WIDEST_HEAD}"
     keys = op.split(value_of(node, 1).tensor.shape)[2]
     return "there are no keys" if keys == 0 else None
-
-
-def _format(value: Value) -> TensorFormat:
-    """Operands are read through any strides; only transposes make such windows.
-
-    Of larger ones a copy is made: strides along any axis may go further than 32 bits count.
-    """
-    made = value.producer
-    turned = made is not None and isinstance(made.op, Transpose) and value.constant is None
-    is_near = count_of(value) <= MOST_ELEMENTS
-    layout = Layout.STRIDED if turned and is_near else Layout.LINEAR
-    return TensorFormat(value.tensor.dtype, layout)
 
 
 def _options(

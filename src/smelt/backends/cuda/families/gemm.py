@@ -10,9 +10,8 @@ from smelt.backends._base import Family, Operands, Refusal, Tactic
 from smelt.backends._fusion import root_of
 from smelt.backends._nodes import value_of, view_of
 from smelt.backends._scalars import Scalars
-from smelt.backends.cuda._costs import count_of, guess
+from smelt.backends.cuda._costs import guess
 from smelt.backends.cuda._product import ProductKernel, write_product
-from smelt.backends.cuda._reach import MOST_ELEMENTS
 from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda.families._epilogue import (
     FLOATS,
@@ -21,7 +20,7 @@ from smelt.backends.cuda.families._epilogue import (
     planned_epilogue,
 )
 from smelt.backends.cuda.families._grid import SUM_BYTES, Grid, launches_of
-from smelt.backends.cuda.families._nodes import as_factor
+from smelt.backends.cuda.families._nodes import as_factor, format_of_factor
 from smelt.backends.cuda.families._tiles import Shape, choices, tiles_for
 from smelt.ir import Constant
 from smelt.ops.gemm import Gemm
@@ -53,7 +52,7 @@ class GemmFamily(Family[CudaTarget]):
         if reason or isinstance(epilogue, str):
             yield Refusal(self.name, str(reason))
             return
-        own = [_format(value) for value in node.inputs[:count]]
+        own = [None if value is None else format_of_factor(value) for value in node.inputs[:count]]
         if value_of(node, 1).constant is not None:
             own[1] = None
         result = TensorFormat(node.output.tensor.dtype, Layout.LINEAR)
@@ -132,20 +131,6 @@ def _why_not(node: Node) -> str | None:
         return f"computes in floating point, not {kind.value}"
     depth = _extent(value_of(node, 0), _factors(node)[0].column)
     return "the factors are empty" if depth == 0 else None
-
-
-def _format(value: Value | None) -> TensorFormat | None:
-    """Factors are read through any strides; only transposes make such windows.
-
-    Of larger ones a copy is made: strides along any axis may go further than 32 bits count.
-    """
-    if value is None:
-        return None
-    made = value.producer
-    turned = made is not None and isinstance(made.op, Transpose) and value.constant is None
-    is_near = count_of(value) <= MOST_ELEMENTS
-    layout = Layout.STRIDED if turned and is_near else Layout.LINEAR
-    return TensorFormat(value.tensor.dtype, layout)
 
 
 def _shape(node: Node, target: CudaTarget) -> Shape:
