@@ -28,7 +28,7 @@ def why_too_far(node: Node) -> str | None:
     root, count = root_of(node)[0], count_of(node.outputs[0])
     if isinstance(root, Conv | ConvSum | Gemm | MatMul):
         columns = node.outputs[0].tensor.shape[1 if isinstance(root, Conv | ConvSum) else -1 :][:1]
-        places = count // max(1, *map(guess, columns), 1)
+        places = count // max([1, *map(guess, columns)])
         if places > _MOST_PLACES:
             return f"the result has {places} places, more than 32 bits tell"
     for value in (*node.inputs, *node.outputs):
