@@ -54,6 +54,29 @@ class Stage:
         nodes = zip(self.graph.nodes, kinds, strict=True)
         return {id(node): tactic_of(kind, _DTYPE) for node, kind in nodes}
 
+    def chosen(
+        self,
+        alone: dict[str, float],
+        *,
+        rehearsal: Rehearsal | Overlapping | Lucky | None = None,
+        cache: TimingCache | None = None,
+    ) -> Choice:
+        """What a trial makes of slow tactics, where kinds take so many seconds by themselves."""
+        choice = Choice(self.cast("slow", "slow"))
+        for node in self.graph.nodes:
+            choice.timed[id(node)] = [(tactic_of(k, _DTYPE), s) for k, s in alone.items()]
+        NetworkTrial(
+            self.graph,
+            choice,
+            rehearsal or self.rehearsal,
+            self.backend,
+            cache or TimingCache(),
+            effort=Effort(least_seconds=0.0),
+            where="the stub",
+            sizes={},
+        ).run()
+        return choice
+
 
 def test_nodes_of_the_first_plan_are_stamped_and_wholes_are_timed_without_stamps() -> None:
     stage = Stage()
@@ -74,21 +97,8 @@ def test_a_plan_whose_code_cannot_be_had_takes_forever_and_harms_no_other() -> N
 
 def test_what_is_faster_in_the_network_wins_there() -> None:
     stage = Stage()
-    choice = Choice(stage.cast("slow", "slow"))
-    for node in stage.graph.nodes:
-        # What was measured alone has the order wrong, and one candidate does not even compile.
-        alone = {"slow": 1e-5, "broken": 1.1e-5, "fast": 1.2e-5}
-        choice.timed[id(node)] = [(tactic_of(k, _DTYPE), s) for k, s in alone.items()]
-    NetworkTrial(
-        stage.graph,
-        choice,
-        stage.rehearsal,
-        stage.backend,
-        TimingCache(),
-        effort=Effort(least_seconds=0.0),
-        where="the stub",
-        sizes={},
-    ).run()
+    # What was measured alone has the order wrong, and one candidate does not even compile.
+    choice = stage.chosen({"slow": 1e-5, "broken": 1.1e-5, "fast": 1.2e-5})
     assert choice.tactics == stage.cast("fast", "fast")
 
 
@@ -122,19 +132,7 @@ class Overlapping:
 def test_each_node_starts_early_only_where_the_network_gains() -> None:
     stage = Stage()
     stage.graph.nodes[1].op = ops.Sub()  # equal nodes have equal tactics
-    choice = Choice(stage.cast("slow", "slow"))
-    for node in stage.graph.nodes:
-        choice.timed[id(node)] = [(tactic_of("slow", _DTYPE), 1e-3)]
-    NetworkTrial(
-        stage.graph,
-        choice,
-        Overlapping(stage),
-        stage.backend,
-        TimingCache(),
-        effort=Effort(least_seconds=0.0),
-        where="the stub",
-        sizes={},
-    ).run()
+    choice = stage.chosen({"slow": 1e-3}, rehearsal=Overlapping(stage))
     assert [choice.tactics[id(n)].starts_early for n in stage.graph.nodes] == [True, False]
     assert str(choice.tactics[id(stage.graph.nodes[0])]).endswith(" early")
 
@@ -226,17 +224,5 @@ class Lucky:
 def test_a_plan_that_goes_wrong_after_it_was_chosen_is_given_up_for_good() -> None:
     stage, cache = Stage(), TimingCache()
     for _ in range(2):  # the next build finds the first one's times in the cache
-        choice = Choice(stage.cast("slow", "slow"))
-        for node in stage.graph.nodes:
-            choice.timed[id(node)] = [(tactic_of("slow", _DTYPE), 1e-3)]
-        NetworkTrial(
-            stage.graph,
-            choice,
-            Lucky(stage),
-            stage.backend,
-            cache,
-            effort=Effort(least_seconds=0.0),
-            where="the stub",
-            sizes={},
-        ).run()
+        choice = stage.chosen({"slow": 1e-3}, rehearsal=Lucky(stage), cache=cache)
         assert choice.tactics == stage.cast("slow", "slow")
