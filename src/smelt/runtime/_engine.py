@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from smelt.devices import AllocationTracker
-    from smelt.engine import Binding, BytesLike, EngineHeader, LayerInfo, SignerLike
+    from smelt.engine import Binding, BytesLike, EngineHeader, LayerInfo, Signature, SignerLike
     from smelt.runtime._code import LoadedCode
     from smelt.runtime._context import ExecutionContext
 
@@ -269,15 +269,7 @@ class Engine(Closing):
         """Return the engine as bytes, signed with this user's key if there is one."""
         with self._lock:
             if self._serialized is None:
-                file = self._file
-                self._serialized = serialize_engine(
-                    file.header,
-                    file.weights,
-                    file.code,
-                    file.runtime_code,
-                    self._signer(),
-                    file.sources,
-                )
+                self._serialized = serialize_engine(*self._parts())
             return self._serialized
 
     def save(self, destination: str | os.PathLike[str] | BinaryIO) -> None:
@@ -286,23 +278,15 @@ class Engine(Closing):
         Raises:
             SmeltError: it cannot be written.
         """
-        file = self._file
-        write_engine(
-            destination,
-            file.header,
-            file.weights,
-            file.code,
-            file.runtime_code,
-            self._signer(),
-            file.sources,
-        )
+        write_engine(destination, *self._parts())
 
-    def _signer(self) -> SignerLike | None:
-        """The signature that the engine came with, else this user's key."""
-        signature = self._file.signature
-        if signature is not None:
-            return _KeptSignature(signature.public_key, signature.signature, signature.message)
-        return user_signer()
+    def _parts(
+        self,
+    ) -> tuple[EngineHeader, BytesLike, bytes, bytes, SignerLike | None, BytesLike]:
+        """What a file of the engine is made of."""
+        file = self._file
+        signer = _signer(file.signature)
+        return file.header, file.weights, file.code, file.runtime_code, signer, file.sources
 
     @override
     def close(self) -> None:
@@ -313,6 +297,13 @@ class Engine(Closing):
 
     def __repr__(self) -> str:
         return f"<Engine {self.name!r} for {self.device}, {len(self.layers)} layers>"
+
+
+def _signer(signature: Signature | None) -> SignerLike | None:
+    """The signature that the engine came with, else this user's key."""
+    if signature is not None:
+        return _KeptSignature(signature.public_key, signature.signature, signature.message)
+    return user_signer()
 
 
 def _read_only(data: BytesLike) -> NDArray[np.uint8]:
