@@ -134,6 +134,14 @@ def test_weights_are_what_they_were_refitted_to() -> None:
             engine.refit({name: factor.astype(np.float64)})
 
 
+def test_an_engine_in_memory_is_retuned_without_being_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with _built() as engine:
+        monkeypatch.setattr(engine, "serialize", None)
+        _require_right(smelt.retune(engine, tune="none"))
+
+
 def test_small_weights_that_were_alike_are_refitted_apart() -> None:
     net = smelt.NetworkDefinition("alike", batch="explicit")
     x: Any = net.add_input("x", "float32", (4, 16))

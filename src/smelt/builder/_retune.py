@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from smelt.builder._options import Progress, TuningEffort
-    from smelt.engine import BytesLike
+    from smelt.engine import BytesLike, EngineFile
 
 
 def retune(
@@ -49,7 +49,16 @@ def retune(
         EngineFormatError: the file is damaged, or no engine.
         SmeltError: whatever `build` raises.
     """
-    file = read_engine(source.serialize() if isinstance(source, Engine) else source)
+    file = source.file if isinstance(source, Engine) else _read_verified(source)
+    graph, asked = read_kept_network(file)
+    options = dataclasses.replace(asked, timing_cache=timing_cache, tune=tune, retunable=retunable)
+    where = device or file.header.fingerprint.device
+    return build_graph(graph, where, options, progress, is_retuning=True)
+
+
+def _read_verified(source: str | os.PathLike[str] | BytesLike | BinaryIO) -> EngineFile:
+    """Read an engine's file as `Engine` would, whoever signed it."""
+    file = read_engine(source)
     if file.signature is not None:
         check_signature(file.signature, file.source)
     verify_plans(
@@ -58,7 +67,4 @@ def retune(
         code_bytes=len(file.code),
         sources_bytes=file.sources.size,
     )
-    graph, asked = read_kept_network(file)
-    options = dataclasses.replace(asked, timing_cache=timing_cache, tune=tune, retunable=retunable)
-    where = device or file.header.fingerprint.device
-    return build_graph(graph, where, options, progress, is_retuning=True)
+    return file

@@ -152,6 +152,11 @@ class Engine(Closing):
         return cls(file, device=device, elsewhere=True)
 
     @property
+    def file(self) -> EngineFile:
+        """What the engine is made of, its weights those that it was last refitted to."""
+        return self._file
+
+    @property
     def header(self) -> EngineHeader:
         """The engine's description: plans, layers, weights, fingerprint and build report."""
         return self._file.header
