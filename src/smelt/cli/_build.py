@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from smelt.cli._console import format_bytes, print_json, say
+from smelt.cli._console import print_json, say
 from smelt.cli._files import FileCommand, SourceFile
 from smelt.cli._models import BuildArguments, build_engine, build_options, check_writable
 from smelt.cli._options import QUIET_OPTION, engine_option, json_option, output_option
@@ -112,7 +112,7 @@ def binding_to_json(binding: Any) -> dict[str, Any]:
 
 
 def _say_summary(engine: Engine, path: Path, seconds: float) -> None:
-    from smelt.inspect import report_of, tell_host_steps
+    from smelt.inspect import format_bytes, report_of, tell_host_steps
 
     report = report_of(engine)
     say(

@@ -92,13 +92,3 @@ def print_table(
 def _is_number(cell: object) -> bool:
     text = str(cell).split(" ")[0].rstrip("%")
     return isinstance(cell, int | float) or text.replace(".", "").replace(",", "").isdigit()
-
-
-def format_bytes(size_bytes: int) -> str:
-    """A size in the unit that suits it."""
-    size = float(size_bytes)
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.2f} GiB"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from smelt.cli._console import print_json, say
+from smelt.cli._console import answers, print_json, say
 from smelt.cli._files import FileCommand, ResultFile, SourceFile
 from smelt.cli._models import BuildArguments, build_options, is_model, open_engine
 from smelt.cli._options import json_option, output_option
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from smelt.errors import SmeltError
     from smelt.inspect import EngineReport, Inspectable, Peaks, Profile
-
-_WIDTH_WITHOUT_TERMINAL = 160
 
 
 @click.command(
@@ -237,13 +235,9 @@ def _peaks(rates: tuple[float, ...] | None) -> Peaks | None:
 
 
 def _show(report: EngineReport, sections: list[str]) -> None:
-    import shutil
-    import sys
-
     from smelt.inspect import report_to_text
 
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL
-    click.echo(report_to_text(report, sections, width=width), nl=False)
+    click.echo(report_to_text(report, sections, width=answers().width), nl=False)
 
 
 def _write_html(path: str, report: EngineReport) -> None:
