@@ -164,12 +164,7 @@ class _Times:
         """
         from smelt.errors import SmeltError
 
-        timed = [
-            layer
-            for plan in report.plans
-            for layer in plan.layers
-            if layer.work is not None and layer.work.measured_seconds is not None
-        ]
+        timed = [layer for plan in report.plans for layer in plan.layers if layer.is_timed]
         if not timed:
             raise SmeltError(
                 f"{self.path} has no time of any layer of {report.network}, as it runs here: "

@@ -175,7 +175,7 @@ def _kernels(
     uses = Counter(launch.kernel for launch in launches)
     is_for_gpus = header.fingerprint.device == "cuda"
     reader = CubinReader(header, engine.code) if is_for_gpus else None
-    run = next((plan.layers for plan in plans if any(map(_was_measured, plan.layers))), ())
+    run = next((p.layers for p in plans if any(layer.is_timed for layer in p.layers)), ())
     works = work_of_kernels(run)
     for kernel, count in uses.items():
         work = works.get(kernel.symbol)
@@ -189,10 +189,6 @@ def _kernels(
             measured_seconds=None if work is None else work.measured_seconds,
             share_of_bound=None if work is None else work.share_of_bound,
         )
-
-
-def _was_measured(layer: LayerReport) -> bool:
-    return layer.work is not None and layer.work.measured_seconds is not None
 
 
 def _source_writer(

@@ -39,15 +39,17 @@ class CubinReader:
     def _code_of(self, symbol: str, place: int) -> CodeReport:
         name = self._architectures[place]
         if symbol not in self._offsets:
-            return _unknown(name, "the engine has no code for it")
+            return CodeReport(name, problem="the engine has no code for it")
         if self._budget < 0:
-            return _unknown(name, "kernels lie one in another")
+            return CodeReport(name, problem="kernels lie one in another")
         try:
             kernel = read_record(self._code, self._offsets[symbol], place)
         except EngineFormatError as error:
-            return _unknown(name, str(error))
+            return CodeReport(name, problem=str(error))
         if isinstance(kernel, LibraryCall):
-            return _unknown(name, f"it is a call of cuBLASLt {dotted_version(kernel.version)}")
+            return CodeReport(
+                name, problem=f"it is a call of cuBLASLt {dotted_version(kernel.version)}"
+            )
         self._budget -= len(kernel.cubin)
         return _code_report(name, kernel)
 
@@ -56,7 +58,12 @@ def _code_report(name: str, kernel: CudaKernel) -> CodeReport:
     try:
         found = resources_of(kernel.cubin, kernel.entry)
     except EngineFormatError as error:
-        return _unknown(name, str(error), kernel)
+        return CodeReport(
+            name,
+            kernel.threads,
+            dynamic_shared_bytes=kernel.dynamic_shared_bytes,
+            problem=str(error),
+        )
     limits = {f"sm_{number}": one for number, one in LIMITS.items()}.get(name)
     blocks, limited_by = None, ""
     if limits is not None:
@@ -74,20 +81,4 @@ def _code_report(name: str, kernel: CudaKernel) -> CodeReport:
         occupancy=None if limits is None else (blocks or 0) * kernel.threads / limits.threads,
         limited_by=limited_by,
         problem="" if limits is not None else f"the room of {name} is not known",
-    )
-
-
-def _unknown(name: str, problem: str, kernel: CudaKernel | None = None) -> CodeReport:
-    return CodeReport(
-        architecture=name,
-        threads=None if kernel is None else kernel.threads,
-        registers=None,
-        static_shared_bytes=None,
-        dynamic_shared_bytes=None if kernel is None else kernel.dynamic_shared_bytes,
-        local_bytes=None,
-        code_bytes=None,
-        blocks=None,
-        occupancy=None,
-        limited_by="",
-        problem=problem,
     )

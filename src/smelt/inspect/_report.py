@@ -101,6 +101,11 @@ class LayerReport:
     work: WorkReport | None
     """None for a layer without steps."""
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether its time is known."""
+        return self.work is not None and self.work.measured_seconds is not None
+
 
 @dataclass(frozen=True, slots=True)
 class PassNote:
@@ -212,22 +217,22 @@ class CodeReport:
     """
 
     architecture: str
-    threads: int | None
+    threads: int | None = None
     """Of a block."""
-    registers: int | None
+    registers: int | None = None
     """Of a thread."""
-    static_shared_bytes: int | None
-    dynamic_shared_bytes: int | None
-    local_bytes: int | None
+    static_shared_bytes: int | None = None
+    dynamic_shared_bytes: int | None = None
+    local_bytes: int | None = None
     """Of a thread: registers that were spilled to memory, and arrays that are indexed there."""
-    code_bytes: int | None
-    blocks: int | None
+    code_bytes: int | None = None
+    blocks: int | None = None
     """How many a multiprocessor holds at once."""
-    occupancy: float | None
+    occupancy: float | None = None
     """How many of the threads that it could hold these are."""
-    limited_by: str
+    limited_by: str = ""
     """What it lacks for more: "registers", "shared memory", "threads" or "blocks"."""
-    problem: str
+    problem: str = ""
     """Why something is not told."""
 
 

@@ -321,8 +321,7 @@ _NUMBERS: Final = (
 
 def is_timed(report: EngineReport) -> bool:
     """Whether a layer's time is known."""
-    works = (layer.work for plan in report.plans for layer in plan.layers)
-    return any(work is not None and work.measured_seconds is not None for work in works)
+    return any(layer.is_timed for plan in report.plans for layer in plan.layers)
 
 
 def use_heads(*, timed: bool) -> tuple[str, ...]:
