@@ -51,14 +51,16 @@ _LINE_BYTES_PER_SECOND: Final = 5.9e11
 """Of one line for everybody."""
 _OUTSTANDING: Final = 8
 """Loads of a thread that are on their way at once, where nothing was asked for ahead."""
-_LOAD_BYTES: Final = 16
+LOAD_BYTES: Final = 16
+"""The most that a thread loads at once."""
 _SPILLED: Final = 2.3
 """How much longer steps take for each share of the registers that is wanted beyond all."""
 _OVERLAP: Final = 3.0
 """How well what a multiprocessor does at once hides each other: 1 not at all."""
 _CACHE_OVERLAP: Final = 2.0
 """The same of multiprocessors and the cache."""
-_MOST_REGISTERS: Final = 255
+MOST_REGISTERS: Final = 255
+"""Of a thread."""
 _LEAST_REGISTERS: Final = 32
 _TF32_SHARE: Final = {"tf32": 0.5, "tf32x3": 0.17}
 """Of what tensor cores do in 16 bits."""
@@ -187,7 +189,7 @@ def cache_rate(work: Work, gpu: Gpu) -> float:
 
 def _programs_seconds(work: Work, gpu: Gpu, latency: float) -> float:
     """Of all waves, as long as memory keeps up."""
-    beyond = max(0.0, work.registers / _MOST_REGISTERS - 1)
+    beyond = max(0.0, work.registers / MOST_REGISTERS - 1)
     taken = work.step_bytes / _TAKEN_BYTES_PER_SECOND
     step = (_both(work.step_seconds, taken) + work.turn_seconds) * (1 + _SPILLED * beyond)
     if work.warps > _WARPS:
@@ -217,13 +219,13 @@ def _latency(work: Work, latency: float) -> float:
         each = latency / max(1, min(work.held - 1, work.steps))
         slack = work.step_seconds if work.held == 2 else 0.0  # nothing goes on meanwhile
         return max(each, work.chain_seconds + slack)
-    loads = work.step_bytes / (_LOAD_BYTES * WARP_LANES * work.warps)
+    loads = work.step_bytes / (LOAD_BYTES * WARP_LANES * work.warps)
     return latency * max(1.0, loads / _OUTSTANDING) + work.chain_seconds + work.step_seconds
 
 
 def _beside(work: Work, gpu: Gpu) -> int:
     """Programs that a multiprocessor runs at once."""
-    registers = ceil(min(max(work.registers, _LEAST_REGISTERS), _MOST_REGISTERS))
+    registers = ceil(min(max(work.registers, _LEAST_REGISTERS), MOST_REGISTERS))
     threads = work.warps * WARP_LANES
     return max(1, gpu.limits.resident_blocks(threads, registers, work.shared_bytes)[0])
 

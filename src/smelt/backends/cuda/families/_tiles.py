@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from smelt.backends._base import Tactic
 from smelt.backends.cuda._costs import (
+    LOAD_BYTES,
     WARP_LANES,
     Work,
     cache_rate,
@@ -43,7 +44,6 @@ _ADDING_SECONDS: Final = 8.3e-7
 _PIECE_SECONDS: Final = 1.7e-7
 """Of the launch that adds the pieces of a sum, and of each of them."""
 _LINE_BYTES: Final = 128
-_LOAD_BYTES: Final = 16
 _REUSED_AREA: Final = 64 * 64
 _VECTOR: Final = 8
 _LEAST_VECTOR: Final = 4
@@ -57,7 +57,7 @@ _SINGLE_SIZES: Final = ((16, 32, 64, 128), (16, 32, 64, 128), (16, 32, 64))
 """Rows, columns and steps of tiles, by the factors' element type."""
 _FEW_STEPS: Final = 64
 """Shorter steps of a sum in 16 bits are for shorter sums alone."""
-_OWN_SHARED_BYTES: Final = 2048
+OWN_SHARED_BYTES: Final = 2048
 """Shared memory beside the factors."""
 
 
@@ -164,7 +164,7 @@ def _pipelines(
 ) -> Iterator[int]:
     """How many steps' factors may be held: one where nothing can run ahead."""
     each = (tile[0] + tile[1]) * tile[2] * shape.dtype.size_bytes
-    most = (target.shared_bytes - _OWN_SHARED_BYTES) // each
+    most = (target.shared_bytes - OWN_SHARED_BYTES) // each
     if most and (steps == 1 or shape.run % _VECTOR):
         yield 1
     if steps == 1 or shape.run % _LEAST_VECTOR:
@@ -249,7 +249,7 @@ def _registers(shape: Shape, choice: Choice) -> float:
     sums = bm * bn / threads
     wanted = 28 + sums * (1.15 + 0.3 * shape.adds + 0.35 * choice.early)
     if choice.pipeline > 1:
-        row = bk * shape.dtype.size_bytes / _LOAD_BYTES / threads
+        row = bk * shape.dtype.size_bytes / LOAD_BYTES / threads
         wanted += row * (2 * (bm + bn) + 3 * bm * (shape.windows or shape.images > 1))
     return wanted
 

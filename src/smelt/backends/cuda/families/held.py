@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, ClassVar, Final, cast
 from smelt.backends._base import Family, Operands, Refusal, Tactic
 from smelt.backends._fusion import root_of
 from smelt.backends._nodes import value_of
-from smelt.backends.cuda._costs import LAUNCH_SECONDS, gpu_of
+from smelt.backends.cuda._costs import LAUNCH_SECONDS, MOST_REGISTERS, WARP_LANES, gpu_of
 from smelt.backends.cuda._product import write_product
 from smelt.backends.cuda._target import CudaTarget
+from smelt.backends.cuda.families._tiles import OWN_SHARED_BYTES
 from smelt.backends.cuda.families.conv import ConvFamily, product_shape, reason_against
 from smelt.backends.cuda.families.conv_sum import ConvSumFamily, sum_shape
 from smelt.backends.cuda.families.stem import StemFamily, row_of, stem_shape, why_no_stem
@@ -44,8 +45,6 @@ _BESIDE: Final = (4, 3, 2, 1)
 _REGISTERS: Final = 65536
 _OWN_REGISTERS: Final = 96
 """Of a thread, beside the sums, extra operands, and what is on its way."""
-_MOST_REGISTERS: Final = 255
-_WARP_LANES: Final = 32
 _MOST_AHEAD: Final = 64 * 256
 """Elements of a tile that four warps can have on their way in registers."""
 _EIGHT_WARPS_FROM: Final = 128 * 128
@@ -64,7 +63,6 @@ _PIPELINES: Final = (4, 3)
 """With less the compiler asks for a tile when the one before is done."""
 _FIRST_WITH_IT: Final = 80
 """Capability from which on tiles are loaded ahead without going through registers."""
-_OWN_SHARED_BYTES: Final = 2048
 _FLOPS: Final = 6.8e14
 _FED: Final = 8.0e10
 """Bytes a second that one multiprocessor gets from the second-level cache, at most."""
@@ -107,9 +105,9 @@ class _Choice:
             words = ahead // 2
         else:
             return False
-        room = (depth * bn + bm * bn // 2 + ahead) * shape.dtype.size_bytes + _OWN_SHARED_BYTES
-        threads = self.warps * _WARP_LANES
-        each = min(_MOST_REGISTERS, _OWN_REGISTERS + (bm * bn + extra // 2 + words) // threads)
+        room = (depth * bn + bm * bn // 2 + ahead) * shape.dtype.size_bytes + OWN_SHARED_BYTES
+        threads = self.warps * WARP_LANES
+        each = min(MOST_REGISTERS, _OWN_REGISTERS + (bm * bn + extra // 2 + words) // threads)
         return (
             self.beside * room <= target.shared_bytes
             and self.beside * each * threads <= _REGISTERS
