@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import sys
 from dataclasses import dataclass, replace
 from math import prod
@@ -17,14 +16,14 @@ from smelt.devices.cuda import CudaMemory, CudaStream, PinnedAllocation, copy_me
 from smelt.engine import Space
 from smelt.errors import BindingError
 from smelt.runtime import _cuda_arrays as arrays
-from tests.support.cuda_driver_stub import StubDriver
-from tests.support.cuda_engines import affine_gpu_engine, floats_at, use_stub
+from tests.support.cuda_engines import affine_gpu_engine, floats_at
 from tests.support.engines import COLUMNS, affine, affine_header, batch_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from smelt.runtime import Engine
+    from tests.support.cuda_driver_stub import StubDriver
 
 Array = np.ndarray[Any, Any]
 
@@ -89,15 +88,6 @@ class _Anything:
 
     def __exit__(self, *_error: object) -> None:
         pass
-
-
-@pytest.fixture
-def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[StubDriver]:
-    found = StubDriver(lazy=True)
-    use_stub(found, monkeypatch)
-    yield found
-    gc.collect()
-    assert set(found.live_kinds()) <= {"context"}
 
 
 @pytest.fixture

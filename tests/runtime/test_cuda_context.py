@@ -24,14 +24,13 @@ from smelt.errors import BindingError, ContextError, DeviceError, EngineMismatch
 from smelt.runtime import Event, Stream
 from smelt.runtime._cuda_context import CudaContext
 from smelt.types import DType
-from tests.support.cuda_driver_stub import CUresult, StubDriver
+from tests.support.cuda_driver_stub import CUresult
 from tests.support.cuda_engines import (
     affine_gpu_engine,
     engine_of,
     floats_at,
     gpu_header,
     image_of,
-    use_stub,
 )
 from tests.support.engines import (
     ADD,
@@ -51,18 +50,9 @@ if TYPE_CHECKING:
 
     from smelt.engine import EngineHeader
     from smelt.runtime import Engine, ExecutionContext
+    from tests.support.cuda_driver_stub import StubDriver
 
 Array = np.ndarray[Any, Any]
-
-
-@pytest.fixture
-def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[StubDriver]:
-    """A lazy driver; what a test takes of it must have been given back at its end."""
-    found = StubDriver(lazy=True)
-    use_stub(found, monkeypatch)
-    yield found
-    gc.collect()
-    assert set(found.live_kinds()) <= {"context"}
 
 
 @pytest.fixture(params=["small outputs in place", "outputs copied"])
