@@ -317,6 +317,7 @@ class Bench:
                 record.threads,
                 record.dynamic_shared_bytes,
                 may_start_early=record.may_start_early,
+                cluster=record.cluster,
             )
             queued.append((function, shape, arguments))
         return queued

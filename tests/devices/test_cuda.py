@@ -18,6 +18,7 @@ from smelt.devices.cuda import (
     CudaError,
     CudaEvent,
     CudaGraph,
+    CudaKernel,
     CudaMemory,
     CudaModule,
     CudaStream,
@@ -312,6 +313,27 @@ def test_a_launch_gets_its_words_and_shape(
     config = stub.launches[0]
     assert (config.gridDimX, config.blockDimX, config.sharedMemBytes) == (2, 128, 100 << 10)
     assert config.numAttrs == 1
+
+
+def test_blocks_that_wait_for_each_other_are_launched_as_clusters(
+    device: CudaDevice, stub: StubDriver, module: CudaModule
+) -> None:
+    array = np.zeros(1, np.uint8)
+    words, function = KernelArguments([array.ctypes.data, 1]), module.function("adds_one")
+    with CudaStream(device) as stream:
+        launch(function, LaunchShape((8, 1, 1), 128, cluster=4), words, stream)
+        with pytest.raises(CudaError, match=r"on \(6, 1, 1\) blocks"):
+            launch(function, LaunchShape((6, 1, 1), 128, cluster=4), words, stream)
+    (attribute,) = stub.launches[0].attrs
+    assert attribute.id == "CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION"
+    assert attribute.value.clusterDim.x == 4
+
+
+@pytest.mark.parametrize("cluster", [0, 9])
+def test_a_record_of_an_impossible_cluster_is_refused(cluster: int) -> None:
+    record = CudaKernel("k", code_for("sm_90", "k"), 32, 0, cluster=cluster).to_bytes()
+    with pytest.raises(EngineFormatError, match=f"k: {cluster} blocks at the same time"):
+        CudaKernel.from_bytes(record, 0)
 
 
 def test_words_are_as_wide_as_addresses_and_may_be_negative(device: CudaDevice) -> None:

@@ -418,12 +418,14 @@ class StubDriver:
         return SimpleNamespace()
 
     def CUlaunchAttribute(self) -> SimpleNamespace:
-        return SimpleNamespace(value=SimpleNamespace())
+        return SimpleNamespace(value=SimpleNamespace(clusterDim=SimpleNamespace(x=1)))
 
     def cuLaunchKernelEx(
         self, config: SimpleNamespace, function: str, arguments: int, _extra: int
     ) -> tuple[CUresult]:
         if config.blockDimX > MOST_THREADS:
+            return (CUresult.CUDA_ERROR_INVALID_VALUE,)
+        if any(config.gridDimX % attribute.value.clusterDim.x for attribute in config.attrs):
             return (CUresult.CUDA_ERROR_INVALID_VALUE,)
         words = self._words(function, arguments)
         self.launches.append(config)

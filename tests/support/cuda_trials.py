@@ -149,6 +149,7 @@ class _Bench:
             kernel.threads,
             kernel.dynamic_shared_bytes,
             may_start_early=kernel.may_start_early,
+            cluster=kernel.cluster,
         )
         launch(function, shape, arguments, self.stream)
 

@@ -14,7 +14,7 @@ Architectures that know nothing of this get the text without those lines.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from smelt.types import DType
 
@@ -27,6 +27,8 @@ _INDENT: Final = "    "
 _LET_NEXT_START: Final = "tl.extra.cuda.gdc_launch_dependents()"
 _WAIT: Final = "tl.extra.cuda.gdc_wait()"
 ALIGNED_BYTES: Final = 16
+CLUSTER: Final = "cluster"
+"""Parameter of kernels whose programs wait for each other: how many run at the same time."""
 TRITON_TYPES: Final = {
     DType.FLOAT64: "fp64",
     DType.FLOAT32: "fp32",
@@ -72,6 +74,11 @@ def operand_parameters(views: Sequence[View], scalars: int) -> dict[str, Json]:
 def starts_early(text: str) -> bool:
     """Whether the kernel waits by itself for the launch before it."""
     return _WAIT in text
+
+
+def cluster_of(kernel: KernelSpec) -> int:
+    """How many programs of a kernel wait for each other, or 1."""
+    return cast("int", dict(kernel.parameters).get(CLUSTER, 1))
 
 
 def without_early_start(text: str) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from smelt.backends._edition import edition_of
-from smelt.backends.cuda._source import TRITON_TYPES, starts_early
+from smelt.backends.cuda._source import TRITON_TYPES, cluster_of, starts_early
 from smelt.devices.cuda import ABI_VERSION, CudaKernel
 from smelt.errors import BuildError, MissingExtraError
 from smelt.types import DType
@@ -160,6 +160,7 @@ def compile_kernel(kernel: KernelSpec, text: str, target: CudaTarget) -> CudaKer
         dynamic_shared_bytes=facts.shared,
         scratch_words=_SCRATCH_WORDS,
         may_start_early=starts_early(text),
+        cluster=cluster_of(kernel),
     )
 
 

@@ -129,6 +129,8 @@ class LaunchShape:
     may_start_early: bool = False
     """Whether it may start before the launch before it has ended: its code waits by itself
     (programmatic dependent launch)."""
+    cluster: int = 1
+    """Blocks that run at the same time, side by side in the grid; their number divides it."""
 
 
 def launch(
@@ -156,6 +158,12 @@ def launch(
         early.id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
         early.value.programmaticStreamSerializationAllowed = 1
         attributes.append(early)
+    if shape.cluster > 1:
+        side_by_side = api.CUlaunchAttribute()
+        side_by_side.id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        extents = side_by_side.value.clusterDim
+        extents.x, extents.y, extents.z = shape.cluster, 1, 1
+        attributes.append(side_by_side)
     config.attrs, config.numAttrs = attributes, len(attributes)
     what = f"{function.name} on {shape.grid} blocks of {shape.threads} threads"
     stream.device.call("cuLaunchKernelEx", config, function.handle, arguments.address, 0, what=what)

@@ -19,7 +19,7 @@ from smelt.errors import EngineFormatError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-ABI_VERSION: Final = 2
+ABI_VERSION: Final = 3
 """Changes with records, and with how launches pass their arguments."""
 _LENGTHS: Final = struct.Struct("<II")
 _ALIGNMENT_BYTES: Final = 16
@@ -27,6 +27,8 @@ _FIRST_EXACT: Final = 90
 """From this capability on code is for one architecture alone."""
 _MOST_TEXT_BYTES: Final = 1 << 14
 _MOST_THREADS: Final = 1024
+_MOST_BESIDE: Final = 8
+"""Blocks of a cluster that every GPU with clusters can hold."""
 _MOST_SHARED_BYTES: Final = 1 << 20
 
 
@@ -44,6 +46,8 @@ class CudaKernel:
     """Words of zero that it takes behind its arguments: the compiler's scratch pointers."""
     may_start_early: bool = False
     """Whether it may start before the launch before it has ended."""
+    cluster: int = 1
+    """Blocks that must run at the same time, because they wait for each other."""
 
     def to_bytes(self) -> bytes:
         """The kernel's record."""
@@ -142,6 +146,7 @@ def _checked(fields: Any, cubin: memoryview) -> CudaKernel:
         dynamic_shared_bytes=int(known["dynamic_shared_bytes"]),
         scratch_words=int(known["scratch_words"]),
         may_start_early=bool(known["may_start_early"]),
+        cluster=int(known["cluster"]),
     )
     if not 0 < kernel.threads <= _MOST_THREADS:
         raise EngineFormatError(f"{kernel.entry}: a block of {kernel.threads} threads")
@@ -149,6 +154,8 @@ def _checked(fields: Any, cubin: memoryview) -> CudaKernel:
         raise EngineFormatError(
             f"{kernel.entry}: {kernel.dynamic_shared_bytes} bytes of shared memory"
         )
+    if not 1 <= kernel.cluster <= _MOST_BESIDE:
+        raise EngineFormatError(f"{kernel.entry}: {kernel.cluster} blocks at the same time")
     if not 0 <= kernel.scratch_words <= 2:
         raise EngineFormatError(f"{kernel.entry}: {kernel.scratch_words} words of scratch")
     # Copied last: of a file of strangers each kernel may claim all code, and be refused.

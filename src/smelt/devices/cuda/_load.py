@@ -54,6 +54,7 @@ class LoadedKernel:
             self.kernel.threads,
             self.kernel.dynamic_shared_bytes,
             may_start_early=starts_early and self.kernel.may_start_early,
+            cluster=self.kernel.cluster,
         )
 
     def launch(
