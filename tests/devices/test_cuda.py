@@ -347,8 +347,13 @@ def test_words_are_as_wide_as_addresses_and_may_be_negative(device: CudaDevice) 
 def test_code_for_another_gpu_is_a_mismatch(device: CudaDevice) -> None:
     with pytest.raises(EngineMismatchError, match="another architecture; build the engine again"):
         CudaModule(device, code_for("sm_80", "adds_one"))
-    with pytest.raises(EngineMismatchError, match="damaged"):
-        CudaModule(device, b"\x7fELF and no more")
+
+
+def test_damaged_code_does_not_reach_the_driver(device: CudaDevice) -> None:
+    good = code_for("sm_90", "adds_one")
+    for damaged in (b"\x7fELF and no more", good[: len(good) // 2], b""):
+        with pytest.raises(EngineFormatError, match="no sound cubin"):
+            CudaModule(device, damaged)
 
 
 def test_a_kernel_that_the_code_lacks_is_named(module: CudaModule) -> None:

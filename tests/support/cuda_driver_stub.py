@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tests.support.cubins import Kernel, make_cubin
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -68,8 +70,9 @@ _POISON = 0xFF
 
 
 def code_for(architecture: str, *kernels: str) -> bytes:
-    """Return "code" for an architecture that holds kernels by name."""
-    return json.dumps([architecture, kernels]).encode()
+    """Return "code" for an architecture that holds kernels by name: a cubin, and they behind it."""
+    cubin = make_cubin(*(Kernel(name) for name in kernels))
+    return cubin + b"\n" + json.dumps([architecture, kernels]).encode()
 
 
 @dataclass
@@ -389,7 +392,7 @@ class StubDriver:
 
     def cuLibraryLoadData(self, code: bytes, *_options: Any) -> tuple[CUresult, int]:
         try:
-            architecture, kernels = json.loads(code)
+            architecture, kernels = json.loads(code.rpartition(b"\n")[2])
         except ValueError:
             return CUresult.CUDA_ERROR_INVALID_IMAGE, 0
         if architecture != self.architecture:  # which is seen when it is first used

@@ -48,7 +48,6 @@ from tests.support.trials import (
     difference,
     narrow_trials,
     paired_trials,
-    sample,
     strange_trials,
     tf32_trials,
     trials_of_cases,
@@ -68,7 +67,6 @@ DENSE: Final = "dense"
 """Stands for an op in requests: the cases of the sizes that networks have."""
 _POISONS: Final = (0xA5, 0x5A, 0xFF)
 """What outputs and workspaces hold before each run; the last is no number in any float."""
-_SAMPLED_TRIALS: Final = 6
 _STICKY: Final = frozenset({700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 999})
 """The driver's errors after which a process cannot use the GPU."""
 
@@ -79,7 +77,6 @@ class Request:
 
     op: str
     storage: str = "float32"
-    is_sampled: bool = False
     part: int = 0
     parts: int = 1
     skip: int = 0
@@ -215,8 +212,6 @@ def trials_for(request: Request, backend: CudaBackend, target: CudaTarget) -> li
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         made = [trial for trial in every if not trial.tactic.is_reference]
-    if request.is_sampled:
-        made = sample(made, _SAMPLED_TRIALS, key=lambda trial: trial.tactic.family)
     return made[request.part :: request.parts]
 
 

@@ -10,6 +10,7 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from smelt.devices.cuda._cubin import check_is_whole
 from smelt.errors import DeviceError, EngineFormatError
 
 if TYPE_CHECKING:
@@ -39,9 +40,11 @@ class CudaModule:
         """Load a cubin.
 
         Raises:
+            EngineFormatError: it is no cubin, or damaged.
             EngineMismatchError: it is for another GPU, or newer than the driver.
             CudaError: the driver refuses it for another reason.
         """
+        check_is_whole(code)
         self.device = device
         what = f"code of {len(code)} bytes cannot be loaded on {device!r}"
         self._library: Any = device.call("cuLibraryLoadData", code, [], [], 0, [], [], 0, what=what)

@@ -21,6 +21,8 @@ _SECTION: Final = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL: Final = struct.Struct("<IBBHQQ")
 _MACHINE: Final = 190
 _SYMBOL_TABLE: Final = 2
+_WITHOUT_CONTENT: Final = 8
+"""Kind of a section that only says how much memory to keep free."""
 _FUNCTION: Final = 2
 _ATTRIBUTE: Final = struct.Struct("<BBH")
 _SIZED: Final = 4
@@ -70,6 +72,23 @@ def resources_of(cubin: bytes | memoryview, entry: str) -> KernelResources:
         raise EngineFormatError(f"the code of {entry!r} is no sound cubin: {error}") from error
 
 
+def check_is_whole(cubin: bytes | memoryview) -> None:
+    """Refuse code of which a part is missing: the driver reads beyond its end, and crashes.
+
+    Raises:
+        EngineFormatError: it is no cubin, or damaged.
+    """
+    try:
+        found = _Cubin(memoryview(cubin))
+        for section in found.sections:
+            if section.kind != _WITHOUT_CONTENT:
+                found.content(section)
+        if found.segments_end > len(cubin):
+            raise IndexError("its segments reach beyond its end")
+    except (struct.error, LookupError, ValueError, OverflowError) as error:
+        raise EngineFormatError(f"code of {len(cubin)} bytes is no sound cubin: {error}") from error
+
+
 class _Cubin:
     def __init__(self, data: memoryview) -> None:
         self.data = data
@@ -79,6 +98,7 @@ class _Cubin:
         table, count = int(header[8]), int(header[14])
         rows = (_SECTION.unpack_from(data, table + n * _SECTION.size) for n in range(count))
         self.sections = [_Section(r[0], r[1], r[4], r[5], r[6], r[7]) for r in rows]
+        self.segments_end = int(header[7]) + int(header[11]) * int(header[12])
         self.names = bytes(self.content(self.sections[int(header[15])]))
 
     def resources(self, entry: str) -> KernelResources:
