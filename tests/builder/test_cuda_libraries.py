@@ -1,4 +1,4 @@
-"""Builds in which cuBLASLt competes, engines that need it, and engines that need nothing."""
+"""Builds in which libraries compete, engines that need them, and engines that need nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from smelt import ops
 from smelt.builder import TuningEffort, _cuda_toolchain
 from smelt.builder._toolchain import open_toolchain, toolchain_of
 from smelt.cli._build import build as build_command
-from smelt.devices.cuda import LIBRARY, CudaMemory, cuda_device
+from smelt.devices.cuda import CublasLt, CudaMemory, cuda_device
 from smelt.engine import KernelSpec, Launch, read_engine, serialize_engine
 from smelt.errors import (
     BuildError,
@@ -29,9 +29,12 @@ from smelt.interp import interpret
 from smelt.ir import Graph
 from smelt.tuner import Candidates, Choice, choose
 from smelt.types import DType, TensorType
-from tests.support.cublaslt_stub import VERSION, StubCublasLt, hide_library, prefer_library
+from tests.support.calls_on_gpu import prefer_families
+from tests.support.cublaslt_stub import VERSION, StubCublasLt, hide_cublaslt
 from tests.support.cuda_driver_stub import StubDriver
 from tests.support.cuda_engines import use_stub
+from tests.support.cudnn_stub import VERSION as CUDNN_VERSION
+from tests.support.cudnn_stub import StubCudnn, hide_cudnn
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,7 +42,8 @@ if TYPE_CHECKING:
     from smelt.runtime import Engine
 
 Array = np.ndarray[Any, Any]
-FEATURE = f"cublaslt={VERSION}"
+LIBRARY = CublasLt.provider
+FEATURE = f"{LIBRARY}={VERSION}"
 
 
 def _floats(*shape: int) -> Array:
@@ -62,6 +66,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> StubDriver:
     pytest.importorskip("triton", reason="not installed: smelt[cuda-build]")
     made = StubDriver(lazy=True)
     use_stub(made, monkeypatch)
+    hide_cudnn(monkeypatch)
     return made
 
 
@@ -75,7 +80,7 @@ def library(driver: StubDriver, monkeypatch: pytest.MonkeyPatch) -> StubCublasLt
 @pytest.fixture
 def engine(library: StubCublasLt, monkeypatch: pytest.MonkeyPatch) -> Engine:
     del library
-    prefer_library(monkeypatch)
+    prefer_families(monkeypatch, LIBRARY)
     return smelt.build(network(), "cuda", tune="none", libraries=True)
 
 
@@ -157,7 +162,7 @@ def test_it_is_loaded_where_that_version_is_and_refused_elsewhere(
     library.version = 130200
     with pytest.raises(EngineMismatchError, match=r"nvidia-cublas==13\.1\.2"):
         smelt.load(data)
-    hide_library(monkeypatch)
+    hide_cublaslt(monkeypatch)
     with pytest.raises(MissingExtraError, match="cuda-libraries"):
         smelt.load(data)
 
@@ -185,7 +190,9 @@ def test_an_altered_call_is_refused(engine: Engine) -> None:
         smelt.load(_unsigned(engine, plans=(altered,), symbols=symbols))
 
 
-@pytest.mark.parametrize("feature", ["cublaslt=", "cublaslt=13.1", "cublaslt=-1", "cublaslt=9e9"])
+@pytest.mark.parametrize(
+    "feature", ["cublaslt=", "cublaslt=13.1", "cublaslt=-1", "cublaslt=9e9", "cudnn=x"]
+)
 def test_a_version_that_no_build_writes_is_refused(library: StubCublasLt, feature: str) -> None:
     del library
     print_ = open_toolchain("cuda").fingerprint
@@ -197,13 +204,53 @@ def test_without_the_library_only_who_asks_for_it_hears_of_it(
     driver: StubDriver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     del driver
-    hide_library(monkeypatch)
+    hide_cublaslt(monkeypatch)
     assert open_toolchain("cuda").device == "cuda:0"
     with pytest.raises(MissingExtraError, match="cuda-libraries"):
         open_toolchain("cuda", libraries=True)
     assert open_toolchain(["cuda", "cpu"], libraries=True).fingerprint.device == "cpu"
     assert "not built for cuda: nvidia-cublas is not installed" in caplog.text
     assert LIBRARY not in {f.name for f in open_toolchain("cuda").backend.families}
+
+
+def test_one_library_competes_without_the_other_and_that_is_told(
+    library: StubCublasLt, driver: StubDriver, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    del library
+    told = "libraries=True does without one: nvidia-cudnn-cu13 is not installed"
+    assert open_toolchain("cuda", libraries=True).libraries == (FEATURE,)
+    assert told in caplog.text
+    caplog.clear()
+    StubCudnn(driver).install(monkeypatch)
+    both = (FEATURE, f"cudnn={CUDNN_VERSION}")
+    assert open_toolchain("cuda", libraries=True).libraries == both
+    assert told not in caplog.text
+
+
+def test_an_engine_of_both_libraries_needs_both(
+    library: StubCublasLt, driver: StubDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del library
+    cudnn = StubCudnn(driver)
+    cudnn.install(monkeypatch)
+    prefer_families(monkeypatch, "cudnn", LIBRARY)
+    net = smelt.NetworkDefinition("both")
+    x = net.add_input("x", "float32", (4, 1, 1))
+    y = net.add_convolution(x, 8, 1, _floats(8, 4, 1, 1), _floats(8), name="convolution")
+    net.mark_output(net.add_fully_connected(y, 4, _floats(4, 8), _floats(4), name="product"))
+    engine = smelt.build(net, "cuda", tune="none", libraries=True)
+    report = report_of(engine, sources=True)
+    assert "needs cuBLASLt 13.1.2, cuDNN 9.19.0" in report_to_text(report)
+    problems = {code.problem for kernel in report.kernels for code in kernel.codes}
+    assert "it is a call of cuDNN 9.19.0" in problems
+    again = toolchain_of(engine.header.fingerprint)
+    (plan,) = engine.header.plans
+    kernels = [step.kernel for step in plan.steps if isinstance(step, Launch)]
+    assert again.requirements(kernels) == again.libraries == (FEATURE, f"cudnn={CUDNN_VERSION}")
+    cudnn.version = 92800
+    with pytest.raises(EngineMismatchError, match=r"calls cuDNN 9\.19\.0, and here is 9\.28\.0"):
+        toolchain_of(engine.header.fingerprint)
 
 
 def test_where_no_library_can_compete_that_is_told(caplog: pytest.LogCaptureFixture) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 from dataclasses import replace
-from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,9 +16,8 @@ from smelt.devices.cuda import (
     CudaRunList,
     CudaStream,
     KernelLoader,
-    LibraryCall,
+    ProductCall,
     RunGraph,
-    _cublaslt,
     call_to_bytes,
     cuda_device,
     open_cublaslt,
@@ -28,16 +25,14 @@ from smelt.devices.cuda import (
 )
 from smelt.errors import EngineFormatError, EngineMismatchError, MissingExtraError
 from smelt.types import DType
-from tests.support.cublaslt_stub import VERSION, StubCublasLt, hide_library
+from tests.support.cublaslt_stub import VERSION, StubCublasLt, hide_cublaslt
 from tests.support.cuda_driver_stub import StubDriver, code_for
 from tests.support.cuda_engines import use_stub
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from smelt.devices.cuda import CudaDevice
 
-CALL = LibraryCall(
+CALL = ProductCall(
     version=VERSION,
     matrices=1,
     rows=3,
@@ -93,20 +88,20 @@ class Operands:
     def words(self) -> list[int]:
         return [int(part.ctypes.data) for part in self.parts]
 
-    def wanted(self, call: LibraryCall) -> Any:
+    def wanted(self, call: ProductCall) -> Any:
         x, w, c, b, _ = self.parts
         total = call.alpha * (x @ w.T) + c * call.adds + b * call.bias
         return np.maximum(total, 0) if call.activation == "relu" else total
 
 
-def chosen(device: CudaDevice, call: LibraryCall, number: int = 0) -> LibraryCall:
+def chosen(device: CudaDevice, call: ProductCall, number: int = 0) -> ProductCall:
     """The call with one of the algorithms that the library proposes."""
     proposed = open_cublaslt(device).algorithms(call, count=4, most_workspace_bytes=1 << 20)
     algorithm, room = proposed[number]
     return replace(call, algorithm=algorithm, workspace_bytes=room)
 
 
-def rows_of(device: CudaDevice, call: LibraryCall, words: list[int]) -> CudaRunList:
+def rows_of(device: CudaDevice, call: ProductCall, words: list[int]) -> CudaRunList:
     loaded = KernelLoader(device).load(call_to_bytes(call))
     return CudaRunList([CudaRow(loaded, len(words), 0)], np.array(words, np.int64), [1])
 
@@ -186,7 +181,7 @@ def test_a_record_gives_the_call_back(device: CudaDevice, library: StubCublasLt)
 )  # fmt: skip
 def test_a_malformed_call_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(EngineFormatError, match="library call is malformed"):
-        LibraryCall.from_fields(CALL.to_fields() | change)
+        ProductCall.from_fields(CALL.to_fields() | change)
 
 
 def test_another_librarys_record_is_refused() -> None:
@@ -242,33 +237,8 @@ def test_another_version_is_refused_with_the_remedy(
 def test_without_the_library_the_error_names_the_extra(
     device: CudaDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hide_library(monkeypatch)
+    hide_cublaslt(monkeypatch)
     with pytest.raises(
         MissingExtraError, match="cuBLASLt is part of it, and smelt's extra 'cuda-libraries'"
     ):
         open_cublaslt(device)
-
-
-def test_a_named_folder_comes_before_the_package_and_that_before_the_loader(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    named, wheel = tmp_path / "named", tmp_path / "nvidia"
-    for folder in (named, wheel / "cu13" / "lib", wheel / "cublas" / "lib"):
-        folder.mkdir(parents=True)
-    for place in ("named/libcublasLt.so.12", "nvidia/cu13/lib/libcublasLt.so.13"):
-        (tmp_path / place).touch()
-    monkeypatch.setenv("SMELT_CUDA_LIBRARIES", str(named))
-    spec = ModuleSpec("nvidia", None, is_package=True)
-    spec.submodule_search_locations = [str(wheel)]
-    monkeypatch.setattr(importlib.util, "find_spec", {"nvidia": spec}.get)
-    by_name = ["libcublasLt.so.13", "libcublasLt.so.12"]
-    found = [str(named / by_name[1]), str(wheel / "cu13" / "lib" / by_name[0])]
-    assert list(_cublaslt.paths_to_try(13)) == [*found, *by_name]
-    assert list(_cublaslt.paths_to_try(12)) == [found[0], by_name[1]]
-
-
-def test_what_is_no_library_is_passed_over(tmp_path: Path) -> None:
-    fake = tmp_path / "libcublasLt.so.13"
-    fake.write_bytes(b"\x7fELF and no more")
-    assert _cublaslt.open_library(str(fake)) is None
-    assert _cublaslt.open_library("libc.so.6") is None

@@ -36,7 +36,7 @@ def interpreter() -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.parametrize(
-    "network", ["small", "small in float16", "branches", "inception", "python", "library"]
+    "network", ["small", "small in float16", "branches", "inception", "python", "libraries"]
 )
 def test_a_network_computes_on_a_gpu_what_its_references_do(
     network: str, interpreter: subprocess.Popen[str]

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from smelt.backends.cuda import CudaBackend
-from smelt.devices.cuda import LIBRARY, _cublaslt
+from smelt.devices.cuda import _cublaslt
 from smelt.ops import RoundMantissa
 from smelt.types import decode_bfloat16, encode_bfloat16
 
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from smelt.backends import Refusal, Tactic
     from tests.support.cuda_driver_stub import StubDriver
 
 VERSION = 130102
@@ -87,12 +85,12 @@ class StubCublasLt:
         self._next = 1
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
-        """Be the only library there is."""
+        """Be the only library of this name."""
 
-        def paths(_major: int) -> Iterator[str]:
+        def paths(*_: Any) -> Iterator[str]:
             yield "stub"
 
-        def opened(_path: str) -> StubCublasLt:
+        def opened(*_: Any) -> StubCublasLt:
             return self
 
         patch.setattr(_cublaslt, "paths_to_try", paths)
@@ -252,25 +250,13 @@ class StubCublasLt:
         return int(self.driver._do(stream, work)[0])  # pyright: ignore[reportPrivateUsage]
 
 
-def hide_library(patch: pytest.MonkeyPatch) -> None:
+def hide_cublaslt(patch: pytest.MonkeyPatch) -> None:
     """Have the library nowhere."""
 
-    def opened(_path: str) -> None:
+    def opened(*_: Any) -> None:
         return None
 
     patch.setattr(_cublaslt, "open_library", opened)
-
-
-def prefer_library(patch: pytest.MonkeyPatch) -> None:
-    """Have backends offer only the library's last algorithm where the library can do a node."""
-    offered = CudaBackend.candidates
-
-    def candidates(*arguments: Any) -> tuple[list[Tactic], list[Refusal]]:
-        tactics, refusals = offered(*arguments)
-        own = [tactic for tactic in tactics if tactic.family == LIBRARY]
-        return own[::-1] or tactics, refusals
-
-    patch.setattr(CudaBackend, "candidates", candidates)
 
 
 def _compute(call: Matmul, places: tuple[int, ...], bias: int) -> None:

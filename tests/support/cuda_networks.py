@@ -23,9 +23,11 @@ from smelt import ops
 from smelt.backends.cuda import CompilerPool, CudaBackend
 from smelt.devices.cuda import CudaKernel
 from smelt.interp import interpret as interpret_graph
-from tests.support.cublaslt_stub import StubCublasLt, prefer_library
+from tests.support.calls_on_gpu import prefer_families
+from tests.support.cublaslt_stub import StubCublasLt
 from tests.support.cuda_driver_stub import StubDriver, code_for
 from tests.support.cuda_engines import use_stub
+from tests.support.cudnn_stub import StubCudnn
 from tests.support.small_networks import small_network, weights
 from tests.support.triton_interpreter import interpret
 
@@ -129,9 +131,9 @@ def _inception() -> smelt.NetworkDefinition:
     return net
 
 
-def _library() -> smelt.NetworkDefinition:
+def _libraries() -> smelt.NetworkDefinition:
     """Convolutions of one tap with bias, activation and a residual, beside a window's, joined."""
-    net = smelt.NetworkDefinition("library")
+    net = smelt.NetworkDefinition("libraries")
     x = net.add_input("data", "float32", (8, 6, 6))
     y = net.add_convolution(x, 8, 1, weights(8, 8, 1, 1), weights(8), name="first")
     y = net.add_activation(y, "relu", name="relu")
@@ -148,14 +150,14 @@ NETWORKS: dict[str, tuple[Callable[[], smelt.NetworkDefinition], str, float]] = 
     "branches": (_branches, "float32", 1e-4),
     "inception": (_inception, "float32", 1e-4),
     "python": (_with_python, "float32", 1e-4),
-    "library": (_library, "float16", 3e-3),
+    "libraries": (_libraries, "float16", 3e-3),
 }
 
 
 def check(name: str) -> str:
     """What is wrong with a network; nothing if nothing is."""
     make, precision, tolerance = NETWORKS[name]
-    calls = name == "library"
+    calls = name == "libraries"
     engine = smelt.build(
         make(),
         device="cuda" if calls else "cuda:sm_90",
@@ -165,8 +167,9 @@ def check(name: str) -> str:
         libraries=calls,
     )
     found: list[str] = []
-    if calls and str(engine.layers).count("cublaslt(") != 2:
-        found.append(f"the library is called otherwise than twice: {engine.layers}")
+    called = [str(engine.layers).count(f"{library}(") for library in ("cublaslt", "cudnn")]
+    if calls and called != [2, 1]:
+        found.append(f"the libraries are called otherwise than twice and once: {engine.layers}")
     rng = np.random.default_rng(1)
     with engine.create_context() as context, engine.create_context() as other:
         for batch in (1, 1, 1) if calls else (1, 3, 1):
@@ -209,7 +212,8 @@ def main() -> None:
     gpu, patch = InterpretedGpu(), pytest.MonkeyPatch()
     gpu.install(patch)
     StubCublasLt(gpu).install(patch)
-    prefer_library(patch)
+    StubCudnn(gpu).install(patch)
+    prefer_families(patch, "cublaslt", "cudnn")
     for line in sys.stdin:
         try:
             answer = check(line.strip())

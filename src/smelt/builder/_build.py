@@ -93,9 +93,9 @@ def build(
             timed, and says so.
         retunable: whether the engine keeps the network, so that `retune` can build it again where
             it runs. Its file grows by the network's own weights.
-        libraries: whether cuBLASLt's products compete with our kernels, on a GPU of this machine
-            and by the clock. An engine in which they win says so, and needs that version of the
-            library wherever it runs.
+        libraries: whether cuBLASLt's products and cuDNN's convolutions compete with our kernels,
+            on a GPU of this machine and by the clock. An engine in which they win says so, and
+            needs that version of the library wherever it runs.
         portable: whether the engine must carry all the code that it runs: no library, and no
             reference in Python. What has no other tactic is then unsupported.
 

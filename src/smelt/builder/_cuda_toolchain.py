@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import re
 import time
 from typing import TYPE_CHECKING, Final
@@ -11,13 +12,7 @@ from smelt.backends import CodeCache, CodeImage
 from smelt.backends.cuda import CudaBackend, generator_edition, require_triton, target_named
 from smelt.builder._options import HALF2, TF32
 from smelt.builder._toolchain import Toolchain
-from smelt.devices.cuda import (
-    ABI_VERSION,
-    LIBRARY,
-    cuda_device,
-    open_cublaslt,
-    selected_device,
-)
+from smelt.devices.cuda import ABI_VERSION, LIBRARIES, cuda_device, selected_device
 from smelt.engine import VERSION, Fingerprint
 from smelt.errors import DeviceError, EngineFormatError, MissingExtraError
 from smelt.tuner import (
@@ -37,13 +32,12 @@ if TYPE_CHECKING:
     from smelt.backends import Tactic
     from smelt.backends.cuda import CudaTarget
     from smelt.builder._toolchain import Tuning
-    from smelt.devices.cuda import CublasLt
+    from smelt.devices.cuda import CudaDevice, OpenLibrary
     from smelt.engine import KernelSpec
     from smelt.tuner import Choice, Timer
 
+_LOG = logging.getLogger(__name__)
 _SIZE: Final = "multiprocessors="
-_NEEDS: Final = f"{LIBRARY}="
-"""Before the version of the library that an engine calls."""
 _COPY_SECONDS: Final = 2.0e-6
 """What a copy between formats takes that moves next to nothing, launch included."""
 _COPY_BYTES_PER_SECOND: Final = 2.5e12
@@ -68,11 +62,14 @@ class CudaToolchain(Toolchain):
     has_pairs = True
 
     def __init__(
-        self, target: CudaTarget, index: int | None = None, library: CublasLt | None = None
+        self,
+        target: CudaTarget,
+        index: int | None = None,
+        libraries: Sequence[OpenLibrary] = (),
     ) -> None:
         """Make code for ``target``, which is the GPU ``index``, if that is given.
 
-        With a library, its algorithms are among the candidates.
+        What ``libraries`` propose is among the candidates.
 
         Raises:
             MissingExtraError: Triton is not installed.
@@ -83,9 +80,9 @@ class CudaToolchain(Toolchain):
         self.device = None if index is None else f"cuda:{index}"
         self.has_tf32 = target.has_tf32
         self.backend = self._kernels = CudaBackend(
-            CodeCache.open(generator_edition()), library=library
+            CodeCache.open(generator_edition()), libraries=libraries
         )
-        self.libraries = () if library is None else (f"{_NEEDS}{library.version}",)
+        self.libraries = tuple(_need(x.provider, x.version) for x in libraries)
 
     @property
     @override
@@ -116,8 +113,8 @@ class CudaToolchain(Toolchain):
 
     @override
     def requirements(self, kernels: Sequence[KernelSpec]) -> tuple[str, ...]:
-        versions = {kernel["version"] for kernel in kernels if kernel.family == LIBRARY}
-        return tuple(f"{_NEEDS}{version}" for version in sorted(versions))
+        called = {(k.family, k["version"]) for k in kernels if k.family in LIBRARIES}
+        return tuple(_need(library, version) for library, version in sorted(called))
 
     @override
     def timer(self, tuning: Tuning) -> Timer:
@@ -184,7 +181,7 @@ def open_toolchain(kind: str, detail: str, precision: str, *, libraries: bool) -
     """The toolchain for architectures by name, or for a GPU of this machine.
 
     Without a number that is the GPU which the calling thread has selected. With ``libraries``,
-    cuBLASLt competes there.
+    those that are installed compete there.
 
     Raises:
         UnsupportedError: there is no such architecture.
@@ -207,8 +204,29 @@ def open_toolchain(kind: str, detail: str, precision: str, *, libraries: bool) -
         target_named(gpu.properties.architecture),
         multiprocessors=gpu.properties.multiprocessors,
     )
-    library = open_cublaslt(gpu) if libraries else None
-    return CudaToolchain(_offering(target, {precision}), gpu.index, library)
+    installed = _installed(gpu) if libraries else ()
+    return CudaToolchain(_offering(target, {precision}), gpu.index, installed)
+
+
+def _installed(gpu: CudaDevice) -> list[OpenLibrary]:
+    """The libraries that are here. Raises MissingExtraError: there is none."""
+    found: list[OpenLibrary] = []
+    missing: list[MissingExtraError] = []
+    for library in LIBRARIES.values():
+        try:
+            found.append(library.open(gpu, None))
+        except MissingExtraError as error:
+            missing.append(error)
+    if not found:
+        raise missing[0]
+    for reason in missing:
+        _LOG.warning("libraries=True does without one: %s", reason)
+    return found
+
+
+def _need(library: str, version: object) -> str:
+    """How a fingerprint says which version of a library an engine calls."""
+    return f"{library}={version}"
 
 
 def _features(target: CudaTarget) -> tuple[str, ...]:
@@ -237,9 +255,14 @@ def toolchain_of(fingerprint: Fingerprint) -> CudaToolchain:
     if len(sizes) != 1 or not re.fullmatch(r"[1-9][0-9]{0,4}", sizes[0]):
         raise EngineFormatError("the engine does not say for how large a GPU it was tuned")
     target = dataclasses.replace(target, multiprocessors=int(sizes[0]))
-    library = None
-    for need in (f.removeprefix(_NEEDS) for f in fingerprint.features if f.startswith(_NEEDS)):
-        if not re.fullmatch(r"[1-9][0-9]{0,9}", need):
-            raise EngineFormatError(f"the engine needs cuBLASLt {need[:40]!r}, which is no version")
-        library = open_cublaslt(selected_device(), int(need))
-    return CudaToolchain(_offering(target, fingerprint.features), library=library)
+    libraries: list[OpenLibrary] = []
+    for feature in fingerprint.features:
+        name, _, version = feature.partition("=")
+        if name not in LIBRARIES:
+            continue
+        if not re.fullmatch(r"[1-9][0-9]{0,9}", version):
+            raise EngineFormatError(
+                f"the engine needs {LIBRARIES[name].title} {version[:40]!r}, which is no version"
+            )
+        libraries.append(LIBRARIES[name].open(selected_device(), int(version)))
+    return CudaToolchain(_offering(target, fingerprint.features), libraries=libraries)

@@ -118,8 +118,8 @@ _OPTIONS: Final = (
     click.option(
         "--libraries",
         is_flag=True,
-        help="Let cuBLASLt compete with smelt's kernels on a GPU of this machine; an engine in "
-        "which it wins needs that version of it.",
+        help="Let cuBLASLt and cuDNN compete with smelt's kernels on a GPU of this machine; an "
+        "engine in which one wins needs that version of it.",
     ),
     click.option(
         "--portable",

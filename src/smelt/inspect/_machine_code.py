@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from smelt.devices.cuda import (
+    LIBRARIES,
     LIMITS,
     CudaKernel,
     LibraryCall,
-    dotted_version,
     read_record,
     resources_of,
 )
@@ -47,9 +47,8 @@ class CubinReader:
         except EngineFormatError as error:
             return CodeReport(name, problem=str(error))
         if isinstance(kernel, LibraryCall):
-            return CodeReport(
-                name, problem=f"it is a call of cuBLASLt {dotted_version(kernel.version)}"
-            )
+            called = LIBRARIES[kernel.provider].of_version(kernel.version)
+            return CodeReport(name, problem=f"it is a call of {called}")
         self._budget -= len(kernel.cubin)
         return _code_report(name, kernel)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from smelt.devices.cuda import LIBRARY, dotted_version
+from smelt.devices.cuda import LIBRARIES
 
 _MOST_DIGITS: Final = 10
 """Of a version: the file may say anything."""
@@ -323,9 +323,9 @@ class EngineReport:
         """Libraries with their versions that the engine calls wherever it runs."""
         pairs = (feature.partition("=") for feature in self.features)
         return tuple(
-            f"cuBLASLt {dotted_version(int(version))}"
+            LIBRARIES[name].of_version(int(version))
             for name, _, version in pairs
-            if name == LIBRARY and version.isdecimal() and len(version) < _MOST_DIGITS
+            if name in LIBRARIES and version.isdecimal() and len(version) < _MOST_DIGITS
         )
 
     @property

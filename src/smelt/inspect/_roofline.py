@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from smelt.devices.cuda import LIBRARY
+from smelt.devices.cuda import LIBRARIES
 from smelt.engine import Launch
 from smelt.errors import SmeltError
 from smelt.inspect._report import LaunchReport, Peaks, WorkReport
@@ -148,7 +148,7 @@ class Measure:
         if isinstance(step, Launch):
             read = [v for n, v in enumerate(step.operands) if n not in step.writes]
             written = [v for n, v in enumerate(step.operands) if n in step.writes]
-            if step.kernel.family == LIBRARY:  # which need not use its workspace
+            if step.kernel.family in LIBRARIES:  # which need not use its workspace
                 written = [v for v in written if v.dtype is not DType.UINT8]
             most = sum(map(self._bytes, written)) if step.kernel.family in _PICKING else _MOST
         else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from smelt.devices.cuda import LIBRARY
+from smelt.devices.cuda import LIBRARIES
 from smelt.engine import VERSION
 from smelt.errors import SmeltError
 from smelt.inspect._report import SourceReport
@@ -44,7 +44,7 @@ class SourceWriter:
 
     def sources(self, kernel: KernelSpec) -> tuple[SourceReport, ...]:
         """A kernel's texts; architectures of one text share it. A library's call has none."""
-        if kernel.family == LIBRARY:
+        if kernel.family in LIBRARIES:
             return ()
         texts: dict[str, list[str]] = {}
         for name, target in self._targets:

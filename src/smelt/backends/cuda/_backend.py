@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Final, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 from smelt.backends._base import Aliasing, Backend, CodeImage, Family, Refusal
 from smelt.backends._reference import ReferenceFamily
@@ -22,13 +22,15 @@ from smelt.backends.cuda._triton import generator_edition
 from smelt.backends.cuda.families.attention import AttentionFamily
 from smelt.backends.cuda.families.conv import ConvFamily
 from smelt.backends.cuda.families.conv_sum import ConvSumFamily
-from smelt.backends.cuda.families.cublaslt import CublasLtFamily, library_call
+from smelt.backends.cuda.families.cublaslt import CublasLtFamily
+from smelt.backends.cuda.families.cudnn import CudnnFamily
 from smelt.backends.cuda.families.deconv import DeconvFamily
 from smelt.backends.cuda.families.depthwise import DepthwiseFamily
 from smelt.backends.cuda.families.elementwise import ElementwiseFamily
 from smelt.backends.cuda.families.gather import GatherFamily
 from smelt.backends.cuda.families.gemm import GemmFamily
 from smelt.backends.cuda.families.held import HeldFamily
+from smelt.backends.cuda.families.libraries import library_call
 from smelt.backends.cuda.families.lrn import LrnFamily
 from smelt.backends.cuda.families.move import COPY, copy_launch, move_family
 from smelt.backends.cuda.families.pairs import (
@@ -53,16 +55,17 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from smelt.backends._base import Tactic
-    from smelt.devices.cuda import CublasLt
+    from smelt.devices.cuda import OpenLibrary
     from smelt.engine import KernelSpec, Step, View
     from smelt.ir import Node
 
 _FEW_BLOCKS: Final = 1024
 """Launches of more fill a GPU by themselves."""
 _NEAR: Final = (
-    "attention", "conv", "conv_sum", "depthwise", "gemm", "held", "pairs", "stem",
+    "attention", "conv", "conv_sum", "cudnn", "depthwise", "gemm", "held", "pairs", "stem",
 )  # fmt: skip
 """Families whose kernels count in 32 bits."""
+_LIBRARY_FAMILIES: Final[Mapping[str, Any]] = {f.name: f for f in (CublasLtFamily, CudnnFamily)}
 
 
 def _moves(tactic: Tactic) -> bool:
@@ -97,11 +100,12 @@ class CudaBackend(Backend[CudaTarget]):
         *,
         jobs: int | None = None,
         pool: CompilerPool | None = None,
-        library: CublasLt | None = None,
+        libraries: Sequence[OpenLibrary] = (),
     ) -> None:
         """A backend that keeps compiled kernels in ``cache`` and compiles ``jobs`` at a time.
 
-        Unless told otherwise, it compiles one kernel a processor. With a library, that competes.
+        Unless told otherwise, it compiles one kernel a processor. What ``libraries`` propose is
+        among the candidates.
         """
         self.families: tuple[Family[CudaTarget], ...] = (
             WindowFamily(),
@@ -122,7 +126,7 @@ class CudaBackend(Backend[CudaTarget]):
             ResampleFamily(),
             RowsFamily(),
             StemFamily(),
-            *([] if library is None else [CublasLtFamily(library)]),
+            *(_LIBRARY_FAMILIES[library.provider](library) for library in libraries),
             ReferenceFamily(),
         )
         self.cache = cache

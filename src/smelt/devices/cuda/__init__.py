@@ -5,6 +5,7 @@ a GPU.
 """
 
 from smelt.devices.cuda._arrays import CudaArray, DeviceView, is_on_gpu, view_of
+from smelt.devices.cuda._calls import LIBRARIES, Library, LibraryCall, OpenLibrary
 from smelt.devices.cuda._code import (
     CudaFunction,
     CudaModule,
@@ -13,16 +14,14 @@ from smelt.devices.cuda._code import (
     launch,
 )
 from smelt.devices.cuda._cubin import KernelResources, resources_of
-from smelt.devices.cuda._cublaslt import (
-    ALIGNED_BYTES,
-    LIBRARY,
-    WORKSPACE_ALIGNED_BYTES,
-    CublasError,
-    CublasLt,
-    LibraryCall,
-    dotted_version,
-    open_cublaslt,
+from smelt.devices.cuda._cublaslt import CublasError, CublasLt, ProductCall, open_cublaslt
+from smelt.devices.cuda._cudnn import (
+    ConvolutionCall,
+    Cudnn,
+    CudnnEngine,
+    open_cudnn,
 )
+from smelt.devices.cuda._cudnn_api import CudnnError
 from smelt.devices.cuda._device import (
     CudaDevice,
     CudaProperties,
@@ -38,6 +37,11 @@ from smelt.devices.cuda._image import (
     call_to_bytes,
     matching_architecture,
     read_record,
+)
+from smelt.devices.cuda._libraries import (
+    ALIGNED_BYTES,
+    WORKSPACE_ALIGNED_BYTES,
+    LibraryError,
 )
 from smelt.devices.cuda._limits import LIMITS, GpuLimits
 from smelt.devices.cuda._load import KernelLoader, LoadedCall, LoadedKernel
@@ -60,9 +64,10 @@ from smelt.devices.cuda._stream import CudaEvent, CudaStream, Follower, handle_o
 __all__ = [
     "ABI_VERSION",
     "ALIGNED_BYTES",
-    "LIBRARY",
+    "LIBRARIES",
     "LIMITS",
     "WORKSPACE_ALIGNED_BYTES",
+    "ConvolutionCall",
     "CublasError",
     "CublasLt",
     "CudaAllocation",
@@ -79,6 +84,9 @@ __all__ = [
     "CudaRow",
     "CudaRunList",
     "CudaStream",
+    "Cudnn",
+    "CudnnEngine",
+    "CudnnError",
     "DeviceView",
     "Driver",
     "Follower",
@@ -87,16 +95,19 @@ __all__ = [
     "KernelLoader",
     "KernelResources",
     "LaunchShape",
+    "Library",
     "LibraryCall",
+    "LibraryError",
     "LoadedCall",
     "LoadedKernel",
+    "OpenLibrary",
     "PinnedAllocation",
+    "ProductCall",
     "RunGraph",
     "call_to_bytes",
     "copy_memory",
     "cuda_device",
     "cuda_driver",
-    "dotted_version",
     "fill_memory",
     "groups_of",
     "handle_of",
@@ -104,6 +115,7 @@ __all__ = [
     "launch",
     "matching_architecture",
     "open_cublaslt",
+    "open_cudnn",
     "owner_of",
     "read_record",
     "resources_of",

@@ -1,8 +1,7 @@
 """Products of matrices by cuBLASLt: a library call as data, checked when it is loaded.
 
-The library is opened when an engine or a build asks for it, through ctypes: no package binds it. A
-call says everything itself, the library's algorithm included; that is 64 bytes which mean something
-to one version alone, so the version is part of the call.
+A call says everything itself, the library's algorithm included: 64 bytes which mean something to
+one version alone.
 
 Matrices lie row by row here and column by column there: the library is told to compute the
 transposed result, of the factors in the other order.
@@ -13,32 +12,35 @@ Source: cuBLAS library reference, "Using the cuBLASLt API".
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import weakref
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
-from smelt import config
-from smelt.errors import DeviceError, EngineFormatError, EngineMismatchError, MissingExtraError
+from smelt.devices.cuda._libraries import (
+    ALIGNED_BYTES,
+    LibraryError,
+    aligned_workspace,
+    check_workspace,
+    destroy_on,
+    find_version,
+    open_library,
+    paths_to_try,
+)
+from smelt.errors import EngineFormatError, EngineMismatchError
 from smelt.types import DType
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Mapping, Sequence
+    from collections.abc import Generator, Mapping, Sequence
 
     from smelt.devices.cuda._device import CudaDevice
+    from smelt.devices.cuda._libraries import Launcher
     from smelt.devices.cuda._stream import CudaStream
 
-LIBRARY: Final = "cublaslt"
-EXTRA: Final = "cuda-libraries"
-_ADVICE: Final = (
-    f"cuBLASLt is part of it, and smelt's extra {EXTRA!r} brings it: run pip install "
-    f"'.[{EXTRA}]' in smelt's clone; or name the folder of libcublasLt in SMELT_CUDA_LIBRARIES"
-)
-ALIGNED_BYTES: Final = 16
-"""At what multiples operands begin; algorithms are asked for that can do with that."""
-WORKSPACE_ALIGNED_BYTES: Final = 256
+_TITLE: Final = "cuBLASLt"
+_PACKAGE: Final = "nvidia-cublas"
+_FOLDERS: Final = ("cu13/lib", "cublas/lib")
 _OLDEST_MAJOR: Final = 12
 _TYPES: Final = {DType.FLOAT32: 0, DType.FLOAT16: 2, DType.BFLOAT16: 14}
 _COMPUTE: Final = {"ieee": 68, "tf32": 77}
@@ -54,7 +56,6 @@ _PREFER_WORKSPACE, _PREFER_REDUCTIONS = 1, 3
 _PREFER_ALIGNMENTS: Final = (5, 6, 7, 8)
 _SUMS_IN_FLOAT32: Final = 2
 """The one way to add the pieces of a sum that rounds none of them."""
-_MOST_WORKSPACE_BYTES: Final = 1 << 40
 _ALGORITHM_BYTES: Final = 64
 _STATUSES: Final = {
     1: "NOT_INITIALIZED",
@@ -91,16 +92,12 @@ _FUNCTIONS: Final[Mapping[str, Sequence[Any]]] = {
 """Each returns a status."""
 
 
-class CublasError(DeviceError):
-    """The library refused a call; ``status`` is its number."""
+class CublasError(LibraryError):
+    """cuBLASLt refused a call."""
 
     def __init__(self, what: str, status: int) -> None:
         name = _STATUSES.get(status, "a status that is not documented")
-        super().__init__(
-            f"{what}: cuBLASLt reports {name} ({status}); an engine that is built without "
-            "libraries=True does without it"
-        )
-        self.status = status
+        super().__init__(_TITLE, what, status, name)
 
 
 class _Result(ctypes.Structure):
@@ -116,12 +113,15 @@ class _Result(ctypes.Structure):
 
 
 @dataclass(frozen=True, slots=True)
-class LibraryCall:
+class ProductCall:
     """``activation(alpha * first @ second + added + bias)``, on stacks of matrices without holes.
 
     Its argument words are the addresses of the first factor, the second, what is added, the bias,
     the result and the workspace, as far as there are any.
     """
+
+    provider: ClassVar[str] = "cublaslt"
+    """The library's name in engines."""
 
     version: int
     """The library's own number of its version."""
@@ -149,7 +149,7 @@ class LibraryCall:
     """What the library keeps its decision in, in hexadecimal; zeros at its end are left out."""
 
     @staticmethod
-    def from_fields(data: Mapping[str, Any]) -> LibraryCall:
+    def from_fields(data: Mapping[str, Any]) -> ProductCall:
         """The call that a record or a kernel's parameters describe.
 
         Raises:
@@ -159,7 +159,7 @@ class LibraryCall:
             first, second = data["turned"]
             given: dict[str, Any] = {**data, "turned": (bool(first), bool(second))}
             given |= {name: DType(data[name]) for name in ("factors", "result")}
-            made = LibraryCall(**given)
+            made = ProductCall(**given)
             made.check()
         except (ValueError, TypeError, KeyError) as error:
             raise EngineFormatError(f"a library call is malformed: {error}") from error
@@ -175,9 +175,7 @@ class LibraryCall:
         sizes = (self.matrices, self.rows, self.columns, self.depth)
         if any(type(size) is not int or not 0 < size < 1 << 31 for size in sizes):
             raise ValueError(f"matrices of the extents {sizes}")
-        room = self.workspace_bytes
-        if type(room) is not int or not 0 <= room < _MOST_WORKSPACE_BYTES:
-            raise ValueError(f"a workspace of {room} bytes")
+        check_workspace(self.workspace_bytes)
         known = (
             self.factors in _TYPES and self.result in _TYPES
             and self.precision in _COMPUTE and self.activation in _ACTIVATIONS
@@ -199,6 +197,8 @@ class LibraryCall:
 class CublasLt:
     """The library on one GPU; closed when it is forgotten."""
 
+    provider: ClassVar[str] = ProductCall.provider
+
     def __init__(self, device: CudaDevice, api: Any) -> None:
         """Take ``api``, the library's functions by name, into use.
 
@@ -214,7 +214,9 @@ class CublasLt:
         finally:
             device.restore(previous)
         self._handle = handle.value
-        self._finalizer = weakref.finalize(self, _destroy, device, api, handle.value)
+        self._finalizer = weakref.finalize(
+            self, destroy_on, device, api.cublasLtDestroy, handle.value
+        )
         self._finalizer.atexit = False
 
     def _call(self, name: str, *arguments: Any) -> None:
@@ -223,7 +225,7 @@ class CublasLt:
             raise CublasError(name, status)
 
     def algorithms(
-        self, call: LibraryCall, *, count: int, most_workspace_bytes: int
+        self, call: ProductCall, *, count: int, most_workspace_bytes: int
     ) -> list[tuple[str, int]]:
         """What the library proposes for a call: algorithms and the workspaces that they need.
 
@@ -254,8 +256,8 @@ class CublasLt:
             if not result.state
         ]
 
-    def check(self, call: LibraryCall) -> None:
-        """Let the library look at a call.
+    def prepare(self, call: ProductCall) -> Launcher:
+        """Let the library look at a call; what is returned queues it on its operands.
 
         Raises:
             EngineMismatchError: its algorithm cannot do this product on this GPU.
@@ -270,19 +272,15 @@ class CublasLt:
                 f"cuBLASLt cannot do a product of this engine on {self.device!r} as it was built "
                 f"(status {status or result.state}); build the engine again here"
             )
+        return partial(self._launch, call)
 
-    def launch(self, call: LibraryCall, words: Sequence[int], stream: CudaStream) -> None:
-        """Queue a call on its operands.
-
-        Raises:
-            CublasError: the library refuses it.
-        """
+    def _launch(self, call: ProductCall, words: Sequence[int], stream: CudaStream) -> None:
         places = iter(map(int, words))
         first, second = next(places), next(places)
         added = next(places) if call.adds else None
         bias = next(places) if call.bias else 0
         result = next(places)
-        workspace = -(-next(places, 0) // WORKSPACE_ALIGNED_BYTES) * WORKSPACE_ALIGNED_BYTES
+        workspace = aligned_workspace(next(places, 0))
         alpha, beta = ctypes.c_float(call.alpha), ctypes.c_float(call.adds)
         algorithm = _algorithm(call)
         with self._described(call, bias) as (what, *layouts):
@@ -296,7 +294,7 @@ class CublasLt:
     # ---- descriptors
 
     @contextmanager
-    def _described(self, call: LibraryCall, bias: int) -> Generator[tuple[int, ...]]:
+    def _described(self, call: ProductCall, bias: int) -> Generator[tuple[int, ...]]:
         """What is computed, then the layouts of both factors, of what is added, of the result."""
         first, second = call.turned
         factors, result = _TYPES[call.factors], _TYPES[call.result]
@@ -359,76 +357,23 @@ class CublasLt:
 def open_cublaslt(device: CudaDevice, version: int | None = None) -> CublasLt:
     """Return the library on a GPU: of this version, or whichever is found first.
 
-    A folder that the user names comes first, then the package ``nvidia-cublas``, then what the
-    system's loader finds; of several, what the driver is newest for.
+    Of several in one place, what the driver is newest for comes first.
 
     Raises:
         MissingExtraError: there is none.
         EngineMismatchError: there is none of this version.
     """
-    found: list[int] = []
-    for path in paths_to_try(device.driver.version // 1000):
-        api = open_library(path)
-        if api is None:
-            continue
-        found.append(int(api.cublasLtGetVersion()))
-        if version in {None, found[-1]}:
-            return CublasLt(device, api)
-    if not found:
-        raise MissingExtraError("nvidia-cublas", EXTRA, advice=_ADVICE)
-    wanted = dotted_version(version or 0)
-    raise EngineMismatchError(
-        f"this engine calls cuBLASLt {wanted}, and here is {dotted_version(found[0])}; install "
-        f"nvidia-cublas=={wanted}.*, or name its folder in SMELT_CUDA_LIBRARIES, or build the "
-        "engine again here (without libraries=True it needs none)"
+    majors = range(device.driver.version // 1000, _OLDEST_MAJOR - 1, -1)
+    paths = paths_to_try([f"libcublasLt.so.{major}" for major in majors], _FOLDERS)
+    opened = (open_library(path, _FUNCTIONS, "cublasLtGetVersion") for path in paths)
+    return CublasLt(
+        device,
+        find_version(_TITLE, _PACKAGE, opened, lambda api: int(api.cublasLtGetVersion()), version),
     )
 
 
-def paths_to_try(newest_major: int) -> Iterator[str]:
-    """Where the library may be: paths of files that exist, then names for the loader."""
-    named = config.cuda_libraries()
-    folders = [named] if named is not None else []
-    try:
-        package = importlib.util.find_spec("nvidia")
-    except ValueError:  # it was taken out of this process
-        package = None
-    for base in (package and package.submodule_search_locations) or ():
-        folders += [Path(base) / "cu13" / "lib", Path(base) / "cublas" / "lib"]
-    names = [f"libcublasLt.so.{n}" for n in range(newest_major, _OLDEST_MAJOR - 1, -1)]
-    yield from (str(f / name) for f in folders for name in names if (f / name).is_file())
-    yield from names
-
-
-def open_library(path: str) -> Any:
-    """Return the library's functions; None where it is not, or is too old."""
-    try:
-        api = ctypes.CDLL(path)
-        for name, kinds in _FUNCTIONS.items():
-            getattr(api, name).argtypes = list(kinds)
-        api.cublasLtGetVersion.restype = ctypes.c_size_t
-    except (OSError, AttributeError):
-        return None
-    return api
-
-
-def dotted_version(version: int) -> str:
-    """The library's number of its version as people write it."""
-    return f"{version // 10000}.{version // 100 % 100}.{version % 100}"
-
-
-def _algorithm(call: LibraryCall) -> Any:
+def _algorithm(call: ProductCall) -> Any:
     content = bytes.fromhex(call.algorithm)
     return (ctypes.c_uint64 * (_ALGORITHM_BYTES // 8)).from_buffer_copy(
         content.ljust(_ALGORITHM_BYTES, b"\0")
     )
-
-
-def _destroy(device: CudaDevice, api: Any, handle: int | None) -> None:
-    try:
-        previous = device.select()
-    except DeviceError:  # at the interpreter's end; the GPU's memory goes with it
-        return
-    try:
-        api.cublasLtDestroy(handle)
-    finally:
-        device.restore(previous)

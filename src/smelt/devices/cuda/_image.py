@@ -13,7 +13,7 @@ import struct
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from smelt.devices.cuda._cublaslt import LIBRARY, LibraryCall
+from smelt.devices.cuda._calls import LIBRARIES, LibraryCall
 from smelt.errors import EngineFormatError
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class CudaKernel:
 
 def call_to_bytes(call: LibraryCall) -> bytes:
     """The record of a library call."""
-    return _record({"library": LIBRARY, **call.to_fields()}, b"")
+    return _record({"library": call.provider, **call.to_fields()}, b"")
 
 
 def read_record(code: bytes | memoryview, offset: int, place: int = 0) -> CudaKernel | LibraryCall:
@@ -92,9 +92,9 @@ def read_record(code: bytes | memoryview, offset: int, place: int = 0) -> CudaKe
         fields: Any = json.loads(bytes(text))
         if "library" not in fields:
             return _checked(fields, cubin)
-        if (name := fields.pop("library")) != LIBRARY or cubin:
+        if (name := fields.pop("library")) not in LIBRARIES or cubin:
             raise EngineFormatError(f"there is no library {name!r}")
-        return LibraryCall.from_fields(fields)
+        return LIBRARIES[name].read(fields)
     except (struct.error, ValueError, TypeError, KeyError, RecursionError) as error:
         raise EngineFormatError(f"a kernel's record is malformed: {error}") from error
 

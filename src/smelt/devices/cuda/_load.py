@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
+from smelt.devices.cuda._calls import LIBRARIES, LibraryCall
 from smelt.devices.cuda._code import Arguments, CudaModule, LaunchShape, launch
-from smelt.devices.cuda._cublaslt import LibraryCall, open_cublaslt
 from smelt.devices.cuda._image import read_record
 from smelt.errors import EngineFormatError
 
@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from smelt.devices.cuda._calls import OpenLibrary
     from smelt.devices.cuda._code import CudaFunction
-    from smelt.devices.cuda._cublaslt import CublasLt
     from smelt.devices.cuda._device import CudaDevice
     from smelt.devices.cuda._image import CudaKernel
+    from smelt.devices.cuda._libraries import Launcher
     from smelt.devices.cuda._stream import CudaStream
 
 
@@ -72,19 +73,19 @@ class LoadedCall:
     scratch_words: ClassVar[int] = 0
 
     call: LibraryCall
-    cublaslt: CublasLt
+    queue: Launcher
 
     def launch(
         self, blocks: int, arguments: LaunchWords, stream: CudaStream, *, starts_early: bool
     ) -> None:
-        """Queue the call. Raises CublasError: the library refuses it."""
+        """Queue the call. Raises LibraryError: the library refuses it."""
         del starts_early
         if len(arguments.words) != self.call.words:
             raise EngineFormatError(
                 f"a library call has {len(arguments.words)} operands, and takes {self.call.words}"
             )
         if blocks:
-            self.cublaslt.launch(self.call, arguments.words.tolist(), stream)
+            self.queue(arguments.words.tolist(), stream)
 
 
 class KernelLoader:
@@ -93,7 +94,7 @@ class KernelLoader:
     def __init__(self, device: CudaDevice) -> None:
         self._device = device
         self._modules: dict[bytes, CudaModule] = {}
-        self._libraries: dict[int, CublasLt] = {}
+        self._libraries: dict[tuple[str, int], OpenLibrary] = {}
 
     def load(
         self, code: bytes | memoryview, offset: int = 0, place: int = 0
@@ -116,8 +117,7 @@ class KernelLoader:
         return LoadedKernel(function, kernel, module)
 
     def _loaded_call(self, call: LibraryCall) -> LoadedCall:
-        if call.version not in self._libraries:
-            self._libraries[call.version] = open_cublaslt(self._device, call.version)
-        library = self._libraries[call.version]
-        library.check(call)
-        return LoadedCall(call, library)
+        key = call.provider, call.version
+        if key not in self._libraries:
+            self._libraries[key] = LIBRARIES[call.provider].open(self._device, call.version)
+        return LoadedCall(call, self._libraries[key].prepare(call))

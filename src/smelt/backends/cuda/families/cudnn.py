@@ -1,0 +1,98 @@
+"""Convolutions that cuDNN does: a tactic for each engine that it proposes, with its knobs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Final, cast
+
+import numpy as np
+
+from smelt.backends._fusion import root_of
+from smelt.backends._nodes import value_of
+from smelt.backends.cuda.families.libraries import LibraryFamily, Match, Proposal, factor_type
+from smelt.devices.cuda import ConvolutionCall, Cudnn
+from smelt.ir import Constant, Op
+from smelt.ops.conv import Conv
+from smelt.ops.relu import Relu
+from smelt.ops.reshape import Reshape
+from smelt.ops.transpose import Transpose
+from smelt.types import Layout, override
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from smelt.backends._base import Tactic
+    from smelt.devices.cuda import LibraryCall
+    from smelt.ir import Node
+
+_ASKED: Final = 12
+"""Engines that the library is asked for."""
+_LEAST_AXES: Final = 2
+"""An image of fewer has axes of one more place in front."""
+_MOST_AXES: Final = 3
+
+
+class CudnnFamily(LibraryFamily[Match]):
+    """Convolutions in groups or not, with a residual, a bias and ReLU behind them."""
+
+    name: ClassVar[str] = ConvolutionCall.provider
+    roots: ClassVar[tuple[type[Op], ...]] = (Conv,)
+
+    def __init__(self, library: Cudnn) -> None:
+        super().__init__(library)
+        self.cudnn = library
+
+    @override
+    def matched(self, node: Node) -> Match | str:
+        root, weights = cast("Conv", root_of(node)[0]), value_of(node, 1)
+        if weights.constant is None:
+            return f"the weights {weights.name} are not constant"
+        if not 0 < len(root.kernel_shape) <= _MOST_AXES:
+            return f"images of {len(root.kernel_shape)} axes"
+        return Match(columns=cast("int", weights.tensor.shape[0]), layout=Layout.CHANNELS_LAST)
+
+    @override
+    def activation(self, op: Op) -> str | None:
+        return "relu" if isinstance(op, Relu) else None
+
+    @override
+    def call(self, node: Node, match: Match, tactic: Tactic) -> ConvolutionCall:
+        root, said = cast("Conv", root_of(node)[0]), dict(tactic.parameters)
+        axes = len(root.kernel_shape)
+        images, filters = (
+            cast("tuple[int, ...]", value_of(node, place).tensor.shape) for place in (0, 1)
+        )
+        ones, zeros = (1,) * max(0, _LEAST_AXES - axes), (0,) * max(0, _LEAST_AXES - axes)
+        return ConvolutionCall(
+            version=cast("int", said["version"]),
+            images=(*images[:2], *ones, *images[2:]),
+            filters=(*filters[:2], *ones, *filters[2:]),
+            strides=(*ones, *root.strides),
+            dilations=(*ones, *root.dilations),
+            pads=(*zeros, *root.pads[:axes], *zeros, *root.pads[axes:]),
+            factors=factor_type(tactic),
+            result=tactic.outputs[0].dtype,
+            precision=str(said["precision"]),
+            adds=match.added is not None,
+            bias=match.bias is not None,
+            relu=match.activation == "relu",
+            workspace_bytes=cast("int", said.get("workspace", 0)),
+            engine=cast("int", said.get("engine", 0)),
+            knobs=cast("tuple[tuple[int, int], ...]", said.get("knobs", ())),
+        )
+
+    @override
+    def proposals(self, call: LibraryCall) -> Iterable[Proposal]:
+        engines = self.cudnn.engines(cast("ConvolutionCall", call), count=_ASKED)
+        return [({"engine": e.number, "knobs": e.knobs}, e.workspace_bytes) for e in engines]
+
+    @override
+    def factor(self, node: Node, weights: Constant) -> Constant:
+        order = (0, *range(2, weights.type.rank), 1)
+        made = Constant.derive(f"{weights.name}.taps_first", Transpose(order), weights)
+        shape = Constant(f"{weights.name}.rows", np.array([weights.type.shape[0], -1], np.int64))
+        return Constant.derive(f"{weights.name}.taps", Reshape(), made, shape)
+
+    @override
+    def rows(self, call: LibraryCall) -> tuple[int, int]:
+        count, _, *extents = cast("ConvolutionCall", call).shape
+        return 1, count * int(np.prod(extents))

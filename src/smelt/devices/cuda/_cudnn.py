@@ -1,0 +1,514 @@
+"""Convolutions by cuDNN: a plan of its own as data, made again when it is loaded.
+
+What is computed is an *operation graph*: a convolution, then a sum with a residual, a sum with a
+bias, and ReLU, as far as there are any; only the result is written. The library proposes *engines*
+for it, and for each a choice of *knobs*; a number and pairs of numbers, which mean something to one
+version alone. From these a plan is made, for some by compiling code: once, when a call is prepared.
+
+Source: cuDNN backend library reference, "Backend Descriptor Types"; numbers as in its headers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields
+from math import prod
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from smelt.devices.cuda._cudnn_api import (
+    BOOLEAN,
+    CORRELATION_MODE,
+    CUDNN,
+    DATA_TYPE,
+    DESCRIPTOR,
+    FLOAT,
+    FUNCTIONS,
+    HANDLE,
+    HEURISTIC,
+    INT64,
+    KNOB,
+    NUMERICS,
+    POINTER,
+    POINTWISE,
+    CudnnError,
+    Descriptors,
+    call_api,
+)
+from smelt.devices.cuda._libraries import (
+    ALIGNED_BYTES,
+    aligned_workspace,
+    check_workspace,
+    destroy_on,
+    find_version,
+    open_library,
+    paths_to_try,
+)
+from smelt.errors import EngineFormatError, EngineMismatchError
+from smelt.types import DType
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+
+    from smelt.devices.cuda._device import CudaDevice
+    from smelt.devices.cuda._libraries import Launcher
+    from smelt.devices.cuda._stream import CudaStream
+
+_PACKAGE: Final = "nvidia-cudnn-cu13"
+_NAMES: Final = ("libcudnn.so.9",)
+_FOLDERS: Final = ("cudnn/lib",)
+_OLDEST_VERSION: Final = 90200
+"""Older ones do not tell an engine's workspace before a plan is made."""
+
+_TYPES: Final = {DType.FLOAT32: 0, DType.FLOAT16: 2, DType.BFLOAT16: 9}
+_PRECISIONS: Final = ("ieee", "tf32")
+_FLOAT32: Final = 0
+_MOST_EXTENT: Final = (1 << 31) - 1
+_MOST_KNOBS: Final = 64
+_AXES: Final = (2, 3)
+"""How many axes an image may have beside the batch and the channels."""
+
+# Kinds of descriptors.
+_OF_POINTWISE, _OF_CONVOLUTION, _ENGINE, _CONFIGURATION, _HEURISTICS, _PLAN = 0, 1, 2, 3, 4, 5
+_CHOICE, _CONVOLUTION, _OPERATION, _GRAPH, _OPERANDS, _TENSOR = 7, 10, 13, 15, 16, 17
+
+# Attributes.
+_POINTWISE_MODE, _POINTWISE_TYPE = 0, 1
+_SUM_TYPE, _MODE, _DILATIONS, _STRIDES, _PADS_AFTER, _PADS_BEFORE, _RANK = range(100, 107)
+_WISH, _WISH_GRAPH, _PROPOSALS = 200, 201, 202
+_CONFIGURED, _CHOICES, _CONFIGURATION_WORKSPACE = 300, 302, 303
+_PLAN_HANDLE, _PLAN_CONFIGURATION, _PLAN_WORKSPACE = 400, 401, 402
+_CHOSEN_KNOB, _CHOSEN_VALUE = 600, 601
+_ALPHA, _BETA, _WINDOW, _FILTERS, _IMAGE, _CONVOLVED = range(700, 706)
+_POINTWISE_OP, _POINTWISE_X, _POINTWISE_B, _POINTWISE_Y = range(750, 754)
+_GRAPH_HANDLE, _GRAPH_OPERATIONS = 800, 801
+_ALIGNMENT, _TYPE, _EXTENTS, _STEPS = 900, 901, 902, 903
+_NUMBER, _IS_VIRTUAL = 906, 907
+_NUMBERS, _ADDRESSES, _WORKSPACE = 1000, 1001, 1003
+_ENGINE_GRAPH, _ENGINE_NUMBER, _ENGINE_NUMERICS = 1300, 1301, 1303
+
+_CORRELATION: Final = 1
+_ADD, _RELU = 0, 100
+_MODES: Final = ((3, 1), (2,))
+"""Of the heuristics: those that guess what is fast; what works at all, where these know nothing."""
+_TENSOR_CORE, _NARROWS_INPUTS, _NARROWS_SUMS, _VARIES = 0, 1, 2, 4
+_MOST_NOTES: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolutionCall:
+    """``relu(convolution of images with filters + residual + bias)``, channels last, no holes.
+
+    Its argument words are the addresses of the images, the filters, the residual, the bias, the
+    result and the workspace, as far as there are any.
+    """
+
+    provider: ClassVar[str] = "cudnn"
+
+    version: int
+    images: tuple[int, ...]
+    """Their number, their channels, their other extents."""
+    filters: tuple[int, ...]
+    """Their number, the channels of a group, their other extents."""
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    pads: tuple[int, ...]
+    """Before each axis, then behind each."""
+    factors: DType
+    """Images' and filters'."""
+    result: DType
+    """The residual and the bias have this type, too."""
+    precision: str
+    """How float32 is multiplied: "ieee" or "tf32"."""
+    adds: bool
+    bias: bool
+    """One number for each filter."""
+    relu: bool
+    workspace_bytes: int = 0
+    engine: int = 0
+    knobs: tuple[tuple[int, int], ...] = ()
+    """What was chosen for the engine: pairs of a knob's number and its value."""
+
+    @staticmethod
+    def from_fields(data: Mapping[str, Any]) -> ConvolutionCall:
+        """The call that a record or a kernel's parameters describe.
+
+        Raises:
+            EngineFormatError: they describe none.
+        """
+        try:
+            given: dict[str, Any] = {**data}
+            given |= {name: DType(data[name]) for name in ("factors", "result")}
+            given |= {name: tuple(data[name]) for name in _LISTS}
+            given["knobs"] = tuple((knob, value) for knob, value in data["knobs"])
+            made = ConvolutionCall(**given)
+            made.check()
+        except (ValueError, TypeError, KeyError) as error:
+            raise EngineFormatError(f"a library call is malformed: {error}") from error
+        return made
+
+    def to_fields(self) -> dict[str, Any]:
+        """The call as a record or a kernel's parameters hold it."""
+        plain = {x.name: getattr(self, x.name) for x in fields(self)}
+        return {**plain, "factors": self.factors.value, "result": self.result.value}
+
+    def check(self) -> None:
+        """Raise ValueError if there can be no such call."""
+        axes = len(self.images) - 2
+        if axes not in _AXES or len(self.filters) != axes + 2:
+            raise ValueError(f"images {self.images} and filters {self.filters}")
+        if [len(x) for x in (self.strides, self.dilations, self.pads)] != [axes, axes, 2 * axes]:
+            raise ValueError("a window of other axes than the images'")
+        _check_extents((*self.images, *self.filters, *self.strides, *self.dilations), 1)
+        _check_extents(self.pads, 0)
+        _check_extents(self.shape, 1)
+        if self.images[1] % self.filters[1] or self.filters[0] % self.groups:
+            raise ValueError("groups of channels or filters that do not come out even")
+        check_workspace(self.workspace_bytes)
+        known = (self.factors in _TYPES, self.result in _TYPES, self.precision in _PRECISIONS)
+        if not all(known):
+            raise ValueError("a type or a precision that there is not")
+        kinds = [type(x) for x in (self.version, self.adds, self.bias, self.relu, self.engine)]
+        if kinds != [int, bool, bool, bool, int]:
+            raise ValueError("a version, a choice or an engine of another type")
+        _check_extents((self.engine, *(knob for knob, _ in self.knobs)), 0)
+        _check_extents((value for _, value in self.knobs), -_MOST_EXTENT)
+        if len(self.knobs) > _MOST_KNOBS:
+            raise ValueError(f"{len(self.knobs)} knobs")
+
+    @property
+    def groups(self) -> int:
+        """Into how many groups the channels are divided."""
+        return self.images[1] // self.filters[1]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The result's extents, in the order of the images'."""
+        axes = len(self.strides)
+        counts = [
+            (extent + before + after - dilation * (taps - 1) - 1) // stride + 1
+            for extent, taps, stride, dilation, before, after in zip(
+                self.images[2:], self.filters[2:], self.strides, self.dilations,
+                self.pads[:axes], self.pads[axes:], strict=True,
+            )
+        ]  # fmt: skip
+        return (self.images[0], self.filters[0], *counts)
+
+    @property
+    def words(self) -> int:
+        """How many argument words it takes."""
+        return 3 + self.adds + self.bias + (self.workspace_bytes > 0)
+
+
+_LISTS: Final = ("images", "filters", "strides", "dilations", "pads")
+
+
+@dataclass(frozen=True, slots=True)
+class CudnnEngine:
+    """A way in which the library proposes to do a call."""
+
+    number: int
+    knobs: tuple[tuple[int, int], ...]
+    """What is chosen of it: pairs of a knob's number and its value."""
+    workspace_bytes: int
+
+
+class Cudnn:
+    """The library on one GPU; closed when it is forgotten."""
+
+    provider: ClassVar[str] = ConvolutionCall.provider
+
+    def __init__(self, device: CudaDevice, api: Any) -> None:
+        """Take ``api``, the library's functions by name, into use.
+
+        Raises:
+            CudnnError: the library cannot be started.
+        """
+        self.device, self.api = device, api
+        self.version = _version_of(api)
+        self.lock = threading.RLock()
+        """A handle is one thread's at a time: it holds the stream."""
+        handle = ctypes.c_void_p()
+        previous = device.select()
+        try:
+            call_api(api, "cudnnCreate", ctypes.addressof(handle))
+        finally:
+            device.restore(previous)
+        self.handle = handle.value
+        self._finalizer = weakref.finalize(self, destroy_on, device, api.cudnnDestroy, handle.value)
+        self._finalizer.atexit = False
+
+    def engines(self, call: ConvolutionCall, *, count: int) -> list[CudnnEngine]:
+        """What the library proposes for a call, ``count`` at most.
+
+        The best guess comes first; none, if it cannot do the call at all. Engines are left out
+        whose results vary, that round sums, or that do not take factors by the call's precision.
+        """
+        with self._described(call) as (made, graph):
+            if graph is None:
+                return []
+            for modes in _MODES:
+                proposed = (e for mode in modes for e in self._proposals(made, graph, mode, call))
+                if found := _first_of(proposed, count):
+                    return found
+        return []
+
+    def _proposals(
+        self, made: Descriptors, graph: int, mode: int, call: ConvolutionCall
+    ) -> Iterator[CudnnEngine]:
+        try:
+            heuristics = made.new(
+                _HEURISTICS, (_WISH_GRAPH, DESCRIPTOR, [graph]), (_WISH, HEURISTIC, [mode])
+            )
+        except CudnnError as error:
+            if error.is_refusal:
+                return
+            raise
+        for configuration in made.filled(heuristics, _PROPOSALS, _CONFIGURATION):
+            (engine,) = made.filled(configuration, _CONFIGURED, _ENGINE)
+            if _is_exact(call, made.read(engine, _ENGINE_NUMERICS, NUMERICS, _MOST_NOTES)):
+                choices = made.filled(configuration, _CHOICES, _CHOICE, most=_MOST_KNOBS)
+                yield CudnnEngine(
+                    made.read(engine, _ENGINE_NUMBER, INT64)[0],
+                    tuple(
+                        (
+                            made.read(x, _CHOSEN_KNOB, KNOB)[0],
+                            made.read(x, _CHOSEN_VALUE, INT64)[0],
+                        )
+                        for x in choices
+                    ),
+                    made.read(configuration, _CONFIGURATION_WORKSPACE, INT64)[0],
+                )
+
+    def prepare(self, call: ConvolutionCall) -> Launcher:
+        """Make a call's plan; what is returned queues it on its operands.
+
+        Raises:
+            EngineMismatchError: its engine cannot do this convolution on this GPU.
+        """
+        with self._described(call) as (made, graph):
+            plan = None if graph is None else self._plan(made, graph, call)
+            if plan is None or self._room(made, plan) > call.workspace_bytes:
+                raise EngineMismatchError(
+                    f"cuDNN cannot do a convolution of this engine on {self.device!r} as it was "
+                    f"built (by its own engine {call.engine}); build the engine again here"
+                )
+            return _Plan(self, call, plan, made.kept()).launch
+
+    def _room(self, made: Descriptors, plan: int) -> int:
+        """How much memory a plan needs."""
+        return int(made.read(plan, _PLAN_WORKSPACE, INT64)[0])
+
+    def _plan(self, made: Descriptors, graph: int, call: ConvolutionCall) -> int | None:
+        try:
+            engine = made.new(
+                _ENGINE,
+                (_ENGINE_GRAPH, DESCRIPTOR, [graph]),
+                (_ENGINE_NUMBER, INT64, [call.engine]),
+            )
+            choices = [
+                made.new(_CHOICE, (_CHOSEN_KNOB, KNOB, [k]), (_CHOSEN_VALUE, INT64, [v]))
+                for k, v in call.knobs
+            ]
+            configured = [(_CONFIGURED, DESCRIPTOR, [engine])]
+            if choices:
+                configured.append((_CHOICES, DESCRIPTOR, choices))
+            return made.new(
+                _PLAN,
+                (_PLAN_HANDLE, HANDLE, [self.handle]),
+                (_PLAN_CONFIGURATION, DESCRIPTOR, [made.new(_CONFIGURATION, *configured)]),
+            )
+        except CudnnError as error:
+            if error.is_refusal:
+                return None
+            raise
+
+    @contextmanager
+    def _described(self, call: ConvolutionCall) -> Generator[tuple[Descriptors, int | None]]:
+        """Descriptors that go away, and among them the graph of a call; None if refused."""
+        with self.lock, ExitStack() as stack:
+            stack.callback(self.device.restore, self.device.select())
+            made = Descriptors(self.api)
+            stack.callback(made.close)
+            try:
+                graph: int | None = _graph(made, call, self.handle)
+            except CudnnError as error:
+                if not error.is_refusal:
+                    raise
+                graph = None
+            yield made, graph
+
+
+class _Plan:
+    """A call whose plan is made; its descriptors live as long."""
+
+    def __init__(
+        self, library: Cudnn, call: ConvolutionCall, plan: int, descriptors: Descriptors
+    ) -> None:
+        self._library, self._call, self._plan = library, call, plan
+        self._finalizer = weakref.finalize(self, _drop, library, descriptors)
+        self._finalizer.atexit = False
+
+    def launch(self, words: Sequence[int], stream: CudaStream) -> None:
+        """Queue the call on its operands.
+
+        Raises:
+            CudnnError: the library refuses it.
+        """
+        library, call = self._library, self._call
+        places = [int(word) for word in words]
+        workspace = aligned_workspace(places.pop()) if call.workspace_bytes else 0
+        device = library.device
+        with library.lock, ExitStack() as stack:
+            stack.callback(device.restore, device.select())
+            made = Descriptors(library.api)
+            stack.callback(made.close)
+            operands = made.new(
+                _OPERANDS,
+                (_NUMBERS, INT64, _operands(call)),
+                (_ADDRESSES, POINTER, places),
+                (_WORKSPACE, POINTER, [workspace]),
+            )
+            call_api(library.api, "cudnnSetStream", library.handle, int(stream.handle))
+            call_api(library.api, "cudnnBackendExecute", library.handle, self._plan, operands)
+
+
+def open_cudnn(device: CudaDevice, version: int | None = None) -> Cudnn:
+    """Return the library on a GPU: of this version, or whichever is found first.
+
+    Raises:
+        MissingExtraError: there is none.
+        EngineMismatchError: there is none of this version.
+    """
+    paths = paths_to_try(_NAMES, _FOLDERS)
+    opened = (open_library(path, FUNCTIONS, "cudnnGetVersion") for path in paths)
+    usable = (api for api in opened if api is not None and _version_of(api) >= _OLDEST_VERSION)
+    return Cudnn(device, find_version(CUDNN, _PACKAGE, usable, _version_of, version))
+
+
+def _version_of(api: Any) -> int:
+    return int(api.cudnnGetVersion())
+
+
+_IMAGES_NUMBER, _FILTERS_NUMBER, _RESIDUAL_NUMBER, _BIAS_NUMBER, _RESULT_NUMBER = range(1, 6)
+"""Of operands in a graph; those between its operations follow."""
+
+
+def _operands(call: ConvolutionCall) -> list[int]:
+    """The numbers of a call's operands, in the order of its argument words."""
+    middle = [_RESIDUAL_NUMBER] * call.adds + [_BIAS_NUMBER] * call.bias
+    return [_IMAGES_NUMBER, _FILTERS_NUMBER, *middle, _RESULT_NUMBER]
+
+
+def _graph(made: Descriptors, call: ConvolutionCall, handle: int | None) -> int:
+    """The operations of a call, one after another."""
+    shape, types = call.shape, _TYPES
+    kinds = {
+        _IMAGES_NUMBER: (call.images, types[call.factors]),
+        _FILTERS_NUMBER: (call.filters, types[call.factors]),
+        _RESIDUAL_NUMBER: (shape, types[call.result]),
+        _BIAS_NUMBER: ((1, shape[1], *[1] * len(call.strides)), types[call.result]),
+        _RESULT_NUMBER: (shape, types[call.result]),
+    }
+    tensors = {number: _tensor(made, number, *kinds[number]) for number in _operands(call)}
+    behind: list[tuple[int, int | None]] = []
+    behind += [(_ADD, _RESIDUAL_NUMBER)] * call.adds + [(_ADD, _BIAS_NUMBER)] * call.bias
+    behind += [(_RELU, None)] * call.relu
+    between = [
+        _tensor(made, _RESULT_NUMBER + 1 + place, shape, _FLOAT32, is_virtual=True)
+        for place in range(len(behind))
+    ]
+    results = [*between, tensors[_RESULT_NUMBER]]
+    operations = [_convolution(made, call, tensors, results[0])]
+    for (mode, operand), before, after in zip(behind, results, results[1:], strict=False):
+        other = None if operand is None else tensors[operand]
+        operations.append(_pointwise(made, mode, before, other, after))
+    return made.new(
+        _GRAPH,
+        (_GRAPH_HANDLE, HANDLE, [handle]),
+        (_GRAPH_OPERATIONS, DESCRIPTOR, operations),
+    )
+
+
+def _tensor(
+    made: Descriptors, number: int, shape: Sequence[int], kind: int, *, is_virtual: bool = False
+) -> int:
+    """A tensor with its channels last."""
+    channels = shape[1]
+    steps = [prod(shape[axis + 1 :]) * channels for axis in range(2, len(shape))]
+    return made.new(
+        _TENSOR,
+        (_TYPE, DATA_TYPE, [kind]),
+        (_EXTENTS, INT64, shape),
+        (_STEPS, INT64, [prod(shape[1:]), 1, *steps]),
+        (_NUMBER, INT64, [number]),
+        (_ALIGNMENT, INT64, [ALIGNED_BYTES]),
+        (_IS_VIRTUAL, BOOLEAN, [is_virtual]),
+    )
+
+
+def _convolution(
+    made: Descriptors, call: ConvolutionCall, tensors: Mapping[int, int], result: int
+) -> int:
+    axes = len(call.strides)
+    window = made.new(
+        _OF_CONVOLUTION,
+        (_SUM_TYPE, DATA_TYPE, [_FLOAT32]),
+        (_MODE, CORRELATION_MODE, [_CORRELATION]),
+        (_RANK, INT64, [axes]),
+        (_DILATIONS, INT64, call.dilations),
+        (_STRIDES, INT64, call.strides),
+        (_PADS_BEFORE, INT64, call.pads[:axes]),
+        (_PADS_AFTER, INT64, call.pads[axes:]),
+    )
+    return made.new(
+        _CONVOLUTION,
+        (_ALPHA, FLOAT, [1.0]),
+        (_BETA, FLOAT, [0.0]),
+        (_WINDOW, DESCRIPTOR, [window]),
+        (_IMAGE, DESCRIPTOR, [tensors[_IMAGES_NUMBER]]),
+        (_FILTERS, DESCRIPTOR, [tensors[_FILTERS_NUMBER]]),
+        (_CONVOLVED, DESCRIPTOR, [result]),
+    )
+
+
+def _pointwise(made: Descriptors, mode: int, before: int, other: int | None, after: int) -> int:
+    """An operation on each element, with another tensor's if there is one."""
+    what = made.new(
+        _OF_POINTWISE,
+        (_POINTWISE_MODE, POINTWISE, [mode]),
+        (_POINTWISE_TYPE, DATA_TYPE, [_FLOAT32]),
+    )
+    operands = [(_POINTWISE_OP, what), (_POINTWISE_X, before), (_POINTWISE_Y, after)]
+    operands += [] if other is None else [(_POINTWISE_B, other)]
+    return made.new(_OPERATION, *((name, DESCRIPTOR, [place]) for name, place in operands))
+
+
+def _first_of(engines: Iterator[CudnnEngine], count: int) -> list[CudnnEngine]:
+    """The first ``count`` that differ."""
+    found: dict[CudnnEngine, None] = {}
+    for engine in engines:
+        found[engine] = None
+        if len(found) == count:
+            break
+    return list(found)
+
+
+def _is_exact(call: ConvolutionCall, notes: Sequence[int]) -> bool:
+    """Whether an engine of these notes computes what a call says, and the same each time."""
+    if not {_VARIES, _NARROWS_SUMS}.isdisjoint(notes):
+        return False
+    rounds = not {_TENSOR_CORE, _NARROWS_INPUTS}.isdisjoint(notes)
+    return call.factors is not DType.FLOAT32 or rounds == (call.precision == "tf32")
+
+
+def _check_extents(numbers: Iterable[Any], least: int) -> None:
+    if any(type(x) is not int or not least <= x <= _MOST_EXTENT for x in numbers):
+        raise ValueError("an extent or a number that there is not")
+
+
+def _drop(library: Cudnn, descriptors: Descriptors) -> None:
+    with library.lock:
+        destroy_on(library.device, lambda _: descriptors.close(), None)

@@ -1,0 +1,142 @@
+"""cuDNN's backend interface: descriptors with typed attributes.
+
+Source: cuDNN backend library reference, "cudnn_graph Library"; numbers as in its headers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any, Final
+
+from smelt.devices.cuda._libraries import LibraryError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+CUDNN: Final = "cuDNN"
+
+# Types of attributes, with what they are in C.
+HANDLE, DATA_TYPE, BOOLEAN, INT64, FLOAT, POINTER = 0, 1, 2, 3, 4, 6
+CORRELATION_MODE, HEURISTIC, KNOB, NUMERICS, POINTWISE, DESCRIPTOR = 7, 8, 9, 11, 14, 15
+_C_TYPES: Final[Mapping[int, Any]] = {
+    **dict.fromkeys((HANDLE, POINTER, DESCRIPTOR), ctypes.c_void_p),
+    **dict.fromkeys(
+        (DATA_TYPE, CORRELATION_MODE, HEURISTIC, KNOB, NUMERICS, POINTWISE), ctypes.c_int
+    ),
+    BOOLEAN: ctypes.c_bool,
+    INT64: ctypes.c_int64,
+    FLOAT: ctypes.c_float,
+}
+
+_STATUSES: Final = {
+    1001: "NOT_INITIALIZED",
+    1002: "SUBLIBRARY_VERSION_MISMATCH",
+    1008: "SUBLIBRARY_LOADING_FAILED",
+    2000: "BAD_PARAM",
+    3000: "NOT_SUPPORTED",
+    3007: "NOT_SUPPORTED_ARCH_MISMATCH",
+    3008: "NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING",
+    4000: "INTERNAL_ERROR",
+    4003: "INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
+    4004: "INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    5000: "EXECUTION_FAILED",
+}
+_GROUP: Final = 1000
+"""Statuses of one kind lie between two multiples of it."""
+_REFUSALS: Final = (2, 3)
+"""Kinds of statuses by which the library says that there can be no such graph or plan."""
+
+_WORD, _INT = ctypes.c_void_p, ctypes.c_int
+FUNCTIONS: Final[Mapping[str, Sequence[Any]]] = {
+    "cudnnCreate": (_WORD,),
+    "cudnnDestroy": (_WORD,),
+    "cudnnSetStream": (_WORD, _WORD),
+    "cudnnBackendCreateDescriptor": (_INT, _WORD),
+    "cudnnBackendDestroyDescriptor": (_WORD,),
+    "cudnnBackendSetAttribute": (_WORD, _INT, _INT, ctypes.c_int64, _WORD),
+    "cudnnBackendGetAttribute": (_WORD, _INT, _INT, ctypes.c_int64, _WORD, _WORD),
+    "cudnnBackendFinalize": (_WORD,),
+    "cudnnBackendExecute": (_WORD, _WORD, _WORD),
+}
+"""Each returns a status."""
+
+
+class CudnnError(LibraryError):
+    """cuDNN refused a call."""
+
+    def __init__(self, what: str, status: int) -> None:
+        kind = _STATUSES.get(status // _GROUP * _GROUP, "a status that is not documented")
+        super().__init__(CUDNN, what, status, _STATUSES.get(status, kind))
+        self._kind = status // _GROUP
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether it says so of a graph or an engine, not of itself."""
+        return self._kind in _REFUSALS
+
+
+class Descriptors:
+    """Descriptors of the library, which go away together."""
+
+    def __init__(self, api: Any) -> None:
+        self._api = api
+        self._live: list[int] = []
+
+    def new(self, kind: int, *attributes: tuple[int, int, Sequence[Any]]) -> int:
+        """A finished descriptor of a kind: its attributes' numbers, types and values."""
+        place = self._blank(kind)
+        for attribute, type_, values in attributes:
+            content = (_C_TYPES[type_] * len(values))(*values)
+            where = ctypes.addressof(content)
+            call_api(
+                self._api, "cudnnBackendSetAttribute", place, attribute, type_, len(values), where
+            )
+        call_api(self._api, "cudnnBackendFinalize", place)
+        return place
+
+    def read(self, place: int, attribute: int, type_: int, most: int = 1) -> list[Any]:
+        """The values of an attribute, ``most`` of them at most."""
+        content = (_C_TYPES[type_] * most)()
+        return list(content[: self._got(place, attribute, type_, content)])
+
+    def filled(self, place: int, attribute: int, kind: int, most: int | None = None) -> list[int]:
+        """The descriptors of a kind that an attribute has: the library fills in empty ones.
+
+        Of some attributes it does not tell beforehand how many there are, and ``most`` is needed.
+        """
+        if most is None:
+            most = self._got(place, attribute, DESCRIPTOR, (ctypes.c_void_p * 0)())
+        blanks = (ctypes.c_void_p * most)(*(self._blank(kind) for _ in range(most)))
+        count = self._got(place, attribute, DESCRIPTOR, blanks) if most else 0
+        return [blank for blank in blanks[:count] if blank is not None]
+
+    def _blank(self, kind: int) -> int:
+        place = ctypes.c_void_p()
+        call_api(self._api, "cudnnBackendCreateDescriptor", kind, ctypes.addressof(place))
+        self._live.append(place.value or 0)
+        return self._live[-1]
+
+    def _got(self, place: int, attribute: int, type_: int, content: Any) -> int:
+        """How many values there are; as many as there is room for are written."""
+        count = ctypes.c_int64()
+        where = ctypes.addressof(content) if len(content) else None
+        arguments = place, attribute, type_, len(content), ctypes.addressof(count), where
+        call_api(self._api, "cudnnBackendGetAttribute", *arguments)
+        return int(count.value)
+
+    def kept(self) -> Descriptors:
+        """All of them, which do not go away with these."""
+        other = Descriptors(self._api)
+        other._live, self._live = self._live, []
+        return other
+
+    def close(self) -> None:
+        """Give them back; again is harmless."""
+        while self._live:
+            self._api.cudnnBackendDestroyDescriptor(self._live.pop())
+
+
+def call_api(api: Any, name: str, *arguments: Any) -> None:
+    status = getattr(api, name)(*arguments)
+    if status:
+        raise CudnnError(name, status)

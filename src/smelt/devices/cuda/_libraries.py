@@ -1,0 +1,150 @@
+"""What NVIDIA's libraries have in common: where one lies, which version it is, how it refuses.
+
+A library is opened when an engine or a build asks for it, through ctypes: no package binds it. A
+call of it is data. What that keeps of the library's decisions means something to one version alone,
+so the version is part of the call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from smelt import config
+from smelt.errors import DeviceError, EngineMismatchError, MissingExtraError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from smelt.devices.cuda._device import CudaDevice
+    from smelt.devices.cuda._stream import CudaStream
+
+EXTRA: Final = "cuda-libraries"
+ALIGNED_BYTES: Final = 16
+"""At what multiples operands begin; libraries are asked for what can do with that."""
+WORKSPACE_ALIGNED_BYTES: Final = 256
+_MOST_WORKSPACE_BYTES: Final = 1 << 40
+
+
+Launcher = Callable[[Sequence[int], "CudaStream"], None]
+"""Queues a call that a library has looked at, on one GPU; the numbers are its argument words:
+addresses of its operands, in the call's own order, and of its workspace. Raises LibraryError."""
+
+
+class LibraryError(DeviceError):
+    """A library refused a call; ``status`` is its number."""
+
+    def __init__(self, title: str, what: str, status: int, name: str) -> None:
+        super().__init__(
+            f"{what}: {title} reports {name} ({status}); an engine that is built without "
+            "libraries=True does without it"
+        )
+        self.status = status
+
+
+def paths_to_try(names: Sequence[str], folders: Sequence[str]) -> Iterator[str]:
+    """Where a library may be: paths of files that exist, then names for the system's loader.
+
+    A folder that the user names comes first, then NVIDIA's packages.
+
+    Args:
+        names: the library's file names, the best first.
+        folders: where it lies in the package ``nvidia``.
+    """
+    named = config.cuda_libraries()
+    places = [named] if named is not None else []
+    try:
+        package = importlib.util.find_spec("nvidia")
+    except ValueError:  # it was taken out of this process
+        package = None
+    for base in (package and package.submodule_search_locations) or ():
+        places += [Path(base) / folder for folder in folders]
+    yield from (str(p / name) for p in places for name in names if (p / name).is_file())
+    yield from names
+
+
+def open_library(path: str, functions: Mapping[str, Sequence[Any]], version: str) -> Any:
+    """Return a library's functions; None where it is not, or is too old.
+
+    Args:
+        path: a file, or a name for the system's loader.
+        functions: the arguments of those that return a status.
+        version: the function that tells the library's version.
+    """
+    try:
+        api = ctypes.CDLL(path)
+        for name, kinds in functions.items():
+            getattr(api, name).argtypes = list(kinds)
+        getattr(api, version).restype = ctypes.c_size_t
+    except (OSError, AttributeError):
+        return None
+    return api
+
+
+def find_version(
+    title: str, package: str, opened: Iterable[Any], version_of: Callable[[Any], int],
+    wanted: int | None,
+) -> Any:  # fmt: skip
+    """Return the first of some libraries' functions that are of a version, or of any.
+
+    Args:
+        title: the library as people call it.
+        package: what brings it.
+        opened: functions of libraries, None for those that are not there.
+        version_of: tells a library's version.
+        wanted: the version; None if any will do.
+
+    Raises:
+        MissingExtraError: there is none.
+        EngineMismatchError: there is none of this version.
+    """
+    found: list[int] = []
+    for api in opened:
+        if api is None:
+            continue
+        found.append(version_of(api))
+        if wanted in {None, found[-1]}:
+            return api
+    if not found:
+        advice = (
+            f"{title} is part of it, and smelt's extra {EXTRA!r} brings it: run pip install "
+            f"'.[{EXTRA}]' in smelt's clone; or name its folder in SMELT_CUDA_LIBRARIES"
+        )
+        raise MissingExtraError(package, EXTRA, advice=advice)
+    dotted = dotted_version(wanted or 0)
+    raise EngineMismatchError(
+        f"this engine calls {title} {dotted}, and here is {dotted_version(found[0])}; install "
+        f"{package}=={dotted}.*, or name its folder in SMELT_CUDA_LIBRARIES, or build the engine "
+        "again here (without libraries=True it needs none)"
+    )
+
+
+def dotted_version(version: int) -> str:
+    """A library's number of its version as people write it."""
+    return f"{version // 10000}.{version // 100 % 100}.{version % 100}"
+
+
+def check_workspace(room: Any) -> None:
+    """Raise ValueError if no call takes that much memory."""
+    if type(room) is not int or not 0 <= room < _MOST_WORKSPACE_BYTES:
+        raise ValueError(f"a workspace of {room} bytes")
+
+
+def aligned_workspace(address: int) -> int:
+    """The first address from there on at which a workspace may begin."""
+    return -(-address // WORKSPACE_ALIGNED_BYTES) * WORKSPACE_ALIGNED_BYTES
+
+
+def destroy_on(device: CudaDevice, destroy: Callable[[Any], Any], handle: Any) -> None:
+    """Give a library's handle back while its GPU is selected."""
+    try:
+        previous = device.select()
+    except DeviceError:  # at the interpreter's end; the GPU's memory goes with it
+        return
+    try:
+        destroy(handle)
+    finally:
+        device.restore(previous)
