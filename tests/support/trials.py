@@ -314,6 +314,7 @@ def strange_trials(cases: Iterable[Case], backend: Backend[Any], target: Any) ->
     """Every case in float16 and in pairs, with what is infinite or no number in it, by each family.
 
     Each must stay where the op brings it: no window that ends beside it sees it, no other image.
+    Products of float32 are tried by each way to multiply it: some split their factors.
     """
     half = DType.FLOAT16
     for case in cases:
@@ -327,6 +328,11 @@ def strange_trials(cases: Iterable[Case], backend: Backend[Any], target: Any) ->
         for tactic in {t.family: t for t in tactics if not t.is_reference}.values():
             made = store_as(half, node, tactic, outputs=True)
             yield _trial(strange, graph, made, backend, wanted, ())
+        wide = backend.candidates(node, replace(target, allows_tf32=True))[0]
+        ways = {(t.family, dict(t.parameters).get("precision")): t for t in wide}
+        for (_, precision), tactic in ways.items():
+            if precision is not None:
+                yield _trial(strange, graph, tactic, backend, wanted, ())
 
 
 def _planted(case: Case, index: int) -> Array | None:
@@ -367,7 +373,8 @@ def _rounded(case: Case, storage: DType) -> Case:
         elif storage is DType.BFLOAT16:
             arrays.append(decode_bfloat16(encode_bfloat16(array)))
         else:
-            arrays.append(array.astype(storage.numpy).astype(np.float32))
+            with np.errstate(over="ignore"):
+                arrays.append(array.astype(storage.numpy).astype(np.float32))
     tolerance = max(case.tolerance, {DType.BFLOAT16: 1e-2, DType.FLOAT16: 2e-3}[storage])
     return replace(case, inputs=tuple(arrays), tolerance=tolerance)
 
@@ -391,6 +398,24 @@ def _trial(
     node: Node = graph.nodes[0]
     assembled = assemble(graph, {id(node): tactic}, backend, weights, symbols=symbols)
     return Trial(case, tactic, graph, symbols, assembled, weights, wanted)
+
+
+def shuffled(trial: Trial) -> tuple[list[Array], tuple[Array, ...]]:
+    """A trial's inputs with the same numbers in another order, and what is right for them."""
+    random = np.random.default_rng(1)
+    named = {name: array for name, array in trial.arrays.items() if array.dtype.kind == "f"}
+    fresh = {
+        name: random.permutation(array.reshape(-1)).reshape(array.shape)
+        for name, array in named.items()
+    }
+    every = [
+        fresh.get(f"x{index}", array) if array is not None else None
+        for index, array in enumerate(trial.case.inputs)
+    ]
+    wanted = trial.expected(every)
+    if [x.shape for x in wanted] != [x.shape for x in trial.wanted]:  # sizes that follow from data
+        return list(trial.arrays.values()), trial.wanted
+    return [fresh.get(name, array) for name, array in trial.arrays.items()], wanted
 
 
 def difference(mine: Array, wanted: Array, tolerance: float, step: float = 0.0) -> str | None:

@@ -75,8 +75,8 @@ class Parameters:
     """``[gates * hidden, hidden]``"""
     recurrence_bias: Array
     """``[gates * hidden]``"""
-    peepholes: Array
-    """``[3 * hidden]``, zero where there are none"""
+    peepholes: Array | None
+    """``[3 * hidden]``; none are not zeros, which make no number of what is infinite"""
     activations: Sequence[Activation]
 
 
@@ -209,7 +209,7 @@ class Recurrent(Op):
         time, batch, _ = x.shape
         rows, hidden = self.gates * self.hidden_size, self.hidden_size
         bias = np.zeros(2 * rows, x.dtype) if arrays[3] is None else arrays[3][way]
-        peepholes = np.zeros(3 * hidden, x.dtype) if arrays[7] is None else arrays[7][way]
+        peepholes = None if arrays[7] is None else arrays[7][way]
         count = len(self.default_activations)
         functions = self._functions()[way * count : (way + 1) * count]
         parameters = Parameters(required(arrays[2])[way], bias[rows:], peepholes, functions)

@@ -63,6 +63,8 @@ class Div(Broadcast):
         )
         zeros = np.array([1.0, -1.0, 0.5], np.float32), np.array([0.0, 0.0, 2.0], np.float32)
         yield Case("float by zero is infinite", cls(), zeros)
+        huge = np.array([3e38, 1e38, 5e37], np.float32), np.array([2e38, 2e38, 3e38], np.float32)
+        yield Case("huge divisors", cls(), huge)
 
 
 def _divide_towards_zero(left: Array, right: Array) -> Array:

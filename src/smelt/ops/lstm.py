@@ -54,11 +54,12 @@ class LSTM(Recurrent):
         sigma, squash, show = parameters.activations
         entering = projected + hidden @ parameters.recurrence.T + parameters.recurrence_bias
         gate_i, gate_o, gate_f, gate_c = np.split(entering, 4, axis=1)
-        peep_i, peep_o, peep_f = np.split(parameters.peepholes, 3)
-        admitted = sigma(gate_i + peep_i * cell)
-        kept = 1 - admitted if self.input_forget else sigma(gate_f + peep_f * cell)
+        peepholes = parameters.peepholes
+        peep_i, peep_o, peep_f = (None,) * 3 if peepholes is None else np.split(peepholes, 3)
+        admitted = sigma(_peeped(gate_i, peep_i, cell))
+        kept = 1 - admitted if self.input_forget else sigma(_peeped(gate_f, peep_f, cell))
         cell = kept * cell + admitted * squash(gate_c)
-        return sigma(gate_o + peep_o * cell) * show(cell), cell
+        return sigma(_peeped(gate_o, peep_o, cell)) * show(cell), cell
 
     @override
     @classmethod
@@ -69,3 +70,8 @@ class LSTM(Recurrent):
         op = cls(4, activations=names, activation_alpha=(0.3, 1.5), activation_beta=(0.4, 0.7))
         yield recurrent_case("other_activations", op, 4, 2, 3)
         yield recurrent_case("coupled_gates", cls(4, input_forget=1), 4, 2, 3)
+
+
+def _peeped(gate: Array, peephole: Array | None, cell: Array) -> Array:
+    """A gate with what it sees of the cell."""
+    return gate if peephole is None else gate + peephole * cell

@@ -71,3 +71,6 @@ class Pow(Broadcast):
         corners = np.array([0.0, 0.0, -2.0, -2.0, 1.0, 4.0], np.float32)
         exponents = np.array([0.0, 3.0, 2.0, 3.0, -5.0, 0.5], np.float32)
         yield Case("corners", cls(), (corners, exponents))
+        special = np.array([0, -0.0, 1, -1, 2.5, -2, np.inf, -np.inf, np.nan], np.float32)
+        exponents = np.array([0, 2, -3, 0.5, -1.5, np.inf, -np.inf, np.nan], np.float32)
+        yield Case("whatever to whatever", cls(), (special[:, None], exponents))

@@ -65,12 +65,16 @@ def _unary(form: str) -> Callable[[_Call], str]:
     return lambda c: form.format(x=c.x)
 
 
+def _keeping_nan(c: _Call) -> str:
+    """The argument by which a minimum or maximum stays no number: else it takes the number."""
+    return ", propagate_nan=tl.PropagateNan.ALL" if c.is_float else ""
+
+
 def _extreme(function: str) -> Callable[[_Call], str]:
     def write(c: _Call) -> str:
         text = c.x
         for other in c.args[1:]:
-            nan = ", propagate_nan=tl.PropagateNan.ALL" if c.is_float else ""
-            text = f"tl.{function}({text}, {other}{nan})"
+            text = f"tl.{function}({text}, {other}{_keeping_nan(c)})"
         return text
 
     return write
@@ -96,9 +100,14 @@ def _clip(c: _Call) -> str:
     text = c.x
     for bound, function in zip(c.args[1:], ("maximum", "minimum"), strict=False):
         if bound:
-            nan = ", propagate_nan=tl.PropagateNan.ALL" if c.is_float else ""
-            text = f"tl.{function}({text}, {bound}{nan})"
+            text = f"tl.{function}({text}, {bound}{_keeping_nan(c)})"
     return text
+
+
+def _hard_sigmoid(c: _Call) -> str:
+    nan = _keeping_nan(c)
+    line = f"{c.x} * {c.number('alpha')} + {c.number('beta')}"
+    return f"tl.minimum(tl.maximum({line}, 0.0{nan}), 1.0{nan})"
 
 
 def _gelu(c: _Call) -> str:
@@ -112,6 +121,11 @@ def _elu(c: _Call) -> str:
     return f"tl.where({c.x} > 0.0, {c.x}, {c.number('alpha')} * (tl.exp({c.x}) - 1.0))"
 
 
+def _quotient(c: _Call, x: str, y: str) -> str:
+    """What `/` stands for makes zeros of float32 where it divides by more than 2 ** 126."""
+    return f"{x} / {y}" if c.dtypes[0] is DType.FLOAT64 else f"tl.div_rn({x}, {y})"
+
+
 def _round(c: _Call) -> str:
     big = "12582912.0" if c.dtypes[0] is not DType.FLOAT64 else "6755399441055744.0"
     limit = "4194304.0" if c.dtypes[0] is not DType.FLOAT64 else "2251799813685248.0"
@@ -119,11 +133,15 @@ def _round(c: _Call) -> str:
 
 
 def _power(c: _Call) -> str:
+    """By logarithms, with C's answers where those have none: one, infinities, zeros with signs."""
     x, y = c.args
-    size = f"tl.exp2({y} * tl.log2(tl.abs({x})))"
+    size = f"tl.where(tl.abs({x}) == 1.0, 1.0, tl.exp2({y} * tl.log2(tl.abs({x}))))"
     whole = f"({y} == tl.floor({y}))"
     odd = f"({whole} & (tl.abs({y} - 2.0 * tl.floor({y} * 0.5)) == 1.0))"
-    sign = f"tl.where({x} < 0.0, tl.where({odd}, -1.0, tl.where({whole}, 1.0, float('nan'))), 1.0)"
+    is_negative = f"(({x} < 0.0) | (1.0 / {x} == float('-inf')))"
+    real = f"tl.where({whole}, 1.0, float('nan'))"
+    even = f"tl.where(({x} < 0.0) & ({x} > float('-inf')), {real}, 1.0)"
+    sign = f"tl.where({is_negative}, tl.where({odd}, -1.0, {even}), 1.0)"
     return f"tl.where({y} == 0.0, 1.0, {size} * {sign})"
 
 
@@ -169,7 +187,7 @@ EXPRESSIONS: Final[dict[str, Callable[[_Call], str]]] = {
     "ceil": _unary("tl.ceil({x})"),
     "clip": _clip,
     "cos": _unary("tl.cos({x})"),
-    "div": lambda c: f"{c.x} / {c.y}",
+    "div": lambda c: _quotient(c, c.x, c.y),
     "elu": _elu,
     "equal": lambda c: f"{c.x} == {c.y}",
     "erf": _unary("tl.erf({x})"),
@@ -179,9 +197,7 @@ EXPRESSIONS: Final[dict[str, Callable[[_Call], str]]] = {
     "gelu": _gelu,
     "greater": lambda c: f"{c.x} > {c.y}",
     "greater_or_equal": lambda c: f"{c.x} >= {c.y}",
-    "hard_sigmoid": lambda c: (
-        f"tl.minimum(tl.maximum({c.x} * {c.number('alpha')} + {c.number('beta')}, 0.0), 1.0)"
-    ),
+    "hard_sigmoid": _hard_sigmoid,
     "hard_swish": _unary("{x} * tl.minimum(tl.maximum({x} * (1.0 / 6.0) + 0.5, 0.0), 1.0)"),
     "identity": _unary("{x}"),
     "leaky_relu": lambda c: f"tl.where({c.x} < 0.0, {c.x} * {c.number('alpha')}, {c.x})",
@@ -198,7 +214,7 @@ EXPRESSIONS: Final[dict[str, Callable[[_Call], str]]] = {
     "or": _fold("|"),
     "pow": _power,
     "prelu": _prelu,
-    "reciprocal": _unary("1.0 / ({x})"),
+    "reciprocal": lambda c: _quotient(c, "1.0", c.x),
     "relu": _unary("tl.where({x} < 0, 0, {x})"),
     "round": _round,
     "sigmoid": lambda c: sigmoid(c.x),
@@ -206,7 +222,7 @@ EXPRESSIONS: Final[dict[str, Callable[[_Call], str]]] = {
     "sin": _unary("tl.sin({x})"),
     "softplus": lambda c: _softplus(c.x),
     "softsign": _unary("{x} / (1.0 + tl.abs({x}))"),
-    "sqrt": _unary("tl.sqrt({x})"),
+    "sqrt": lambda c: f"tl.sqrt{'' if c.dtypes[0] is DType.FLOAT64 else '_rn'}({c.x})",
     "sub": _fold("-"),
     "sum": _fold("+"),
     "swish": _swish,
