@@ -14,6 +14,7 @@ from smelt import ops
 from smelt.backends.cuda import flush_kernel
 from smelt.backends.cuda.families.cublaslt import CublasLtFamily
 from smelt.devices.cuda import CudaDevice, Driver, open_cublaslt
+from smelt.errors import BuildError
 from smelt.ir import Graph
 from smelt.tuner import CudaLaboratory, MeasuringTimer, TimingCache
 from smelt.types import DType, TensorType
@@ -111,7 +112,7 @@ def test_equal_nodes_are_timed_once() -> None:
     tactics = [tactic_of("fast", bench.dtype)]
     timer = bench.timer()
     timer.announce([(bench.node, tactics), (node_of(bench.dtype), tactics)])
-    assert bench.backend.begun == ["fast"]
+    assert bench.backend.begun == ["copy", "copy", "fast"]
     times = [timer.seconds(node, tactics) for node in (bench.node, node_of(bench.dtype))]
     assert times[0] == times[1]
     assert bench.stub.runs.count(flush_kernel().symbol) == 3
@@ -131,7 +132,7 @@ def test_of_launches_that_take_long_fewer_are_timed(hint: float, count: int) -> 
     bench = Bench()
     tactics = [tactic_of(kind, bench.dtype, hint) for kind in ("slow", "fast", "moving")]
     bench.timer(keep_long=2).announce([(bench.node, tactics)])
-    assert len(bench.backend.begun) == count
+    assert len(bench.backend.begun) == 2 + count
 
 
 def test_each_node_has_its_best_guess_compiled_first_when_time_is_short() -> None:
@@ -141,7 +142,7 @@ def test_each_node_has_its_best_guess_compiled_first_when_time_is_short() -> Non
     second = node_of(bench.dtype)
     second.op = ops.Sub()
     bench.timer(seconds=60.0).announce([(bench.node, tactics), (second, tactics)])
-    assert bench.backend.begun == ["fast", "fast", "wrong", "wrong", "slow", "slow"]
+    assert bench.backend.begun[2:] == ["fast", "fast", "wrong", "wrong", "slow", "slow"]
 
 
 def test_when_time_is_up_estimates_are_believed_and_nothing_runs() -> None:
@@ -150,7 +151,24 @@ def test_when_time_is_up_estimates_are_believed_and_nothing_runs() -> None:
     late = bench.timer(seconds=-1.0)
     late.announce([(bench.node, tactics)])
     assert late.seconds(bench.node, tactics) == [7e-6]
-    assert (bench.backend.begun, bench.stub.runs) == ([], [])
+    assert (bench.backend.begun, bench.stub.runs) == (["copy", "copy"], [])
+
+
+def test_copies_are_compiled_first_and_waited_for_however_late_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench()
+    bench.timer(seconds=-1.0).announce([(bench.node, [tactic_of("fast", bench.dtype)])])
+    waits: list[float | None] = []
+
+    def records(*_: Any, wait_s: float | None = None) -> bytes:
+        waits.append(wait_s)
+        raise BuildError("enough")
+
+    monkeypatch.setattr(bench.backend, "records", records)
+    with pytest.raises(BuildError):
+        bench.timer().copy_seconds(1 << 20)
+    assert waits == [None]
 
 
 def test_what_is_not_compiled_in_time_is_passed_over() -> None:
