@@ -18,13 +18,16 @@ from smelt.devices.cuda import (
     CudnnError,
     KernelLoader,
     RunGraph,
+    _cudnn,
     call_to_bytes,
     cuda_device,
     open_cudnn,
     read_record,
 )
+from smelt.devices.cuda._cublaslt import load_cublaslt
 from smelt.errors import EngineFormatError, EngineMismatchError, MissingExtraError
 from smelt.types import DType
+from tests.support.cublaslt_stub import hide_cublaslt
 from tests.support.cuda_driver_stub import StubDriver
 from tests.support.cuda_engines import use_stub
 from tests.support.cudnn_stub import VERSION, StubCudnn, StubEngine, hide_cudnn
@@ -259,3 +262,13 @@ def test_without_the_library_or_with_an_old_one_the_error_names_the_extra(
     hide_cudnn(monkeypatch)
     with pytest.raises(MissingExtraError, match="nvidia-cudnn-cu13 is not installed"):
         open_cudnn(device)
+
+
+def test_without_cublaslt_which_it_cannot_do_without_it_is_not_opened(
+    device: CudaDevice, library: StubCudnn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_cudnn, "load_cublaslt", load_cublaslt)
+    hide_cublaslt(monkeypatch)
+    with pytest.raises(MissingExtraError, match="nvidia-cublas is not installed"):
+        open_cudnn(device)
+    assert not library.live

@@ -148,6 +148,7 @@ class StubCudnn:
         def opened(*_: Any) -> StubCudnn:
             return self
 
+        patch.setattr(_cudnn, "load_cublaslt", opened)
         patch.setattr(_cudnn, "paths_to_try", paths)
         patch.setattr(_cudnn, "open_library", opened)
 

@@ -355,7 +355,12 @@ class CublasLt:
 
 
 def open_cublaslt(device: CudaDevice, version: int | None = None) -> CublasLt:
-    """Return the library on a GPU: of this version, or whichever is found first.
+    """Return the library on a GPU; raises what `load_cublaslt` does."""
+    return CublasLt(device, load_cublaslt(device, version))
+
+
+def load_cublaslt(device: CudaDevice, version: int | None = None) -> Any:
+    """Return the library's functions: of this version, or whichever is found first.
 
     Of several in one place, what the driver is newest for comes first.
 
@@ -366,9 +371,8 @@ def open_cublaslt(device: CudaDevice, version: int | None = None) -> CublasLt:
     majors = range(device.driver.version // 1000, _OLDEST_MAJOR - 1, -1)
     paths = paths_to_try([f"libcublasLt.so.{major}" for major in majors], _FOLDERS)
     opened = (open_library(path, _FUNCTIONS, "cublasLtGetVersion") for path in paths)
-    return CublasLt(
-        device,
-        find_version(_TITLE, _PACKAGE, opened, lambda api: int(api.cublasLtGetVersion()), version),
+    return find_version(
+        _TITLE, _PACKAGE, opened, lambda api: int(api.cublasLtGetVersion()), version
     )
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, fields
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from smelt.devices.cuda._cublaslt import load_cublaslt
 from smelt.devices.cuda._cudnn_api import (
     BOOLEAN,
     CORRELATION_MODE,
@@ -379,9 +380,11 @@ def open_cudnn(device: CudaDevice, version: int | None = None) -> Cudnn:
     """Return the library on a GPU: of this version, or whichever is found first.
 
     Raises:
-        MissingExtraError: there is none.
+        MissingExtraError: there is none, or no cuBLASLt.
         EngineMismatchError: there is none of this version.
     """
+    # It calls cuBLASLt, and ends the process where its own search does not find that.
+    load_cublaslt(device)
     paths = paths_to_try(_NAMES, _FOLDERS)
     opened = (open_library(path, FUNCTIONS, "cudnnGetVersion") for path in paths)
     usable = (api for api in opened if api is not None and _version_of(api) >= _OLDEST_VERSION)
