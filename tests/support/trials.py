@@ -170,7 +170,7 @@ def bound_symbols(graph: Graph, wanted: Sequence[Array]) -> Symbols:
 
 
 def trials_of_cases(cases: Iterable[Case], backend: Backend[Any], target: Any) -> Iterator[Trial]:
-    """Every case by every tactic; with a symbolic batch by one tactic of each family."""
+    """Every case by every tactic; with a symbolic batch by one of each kind of a family."""
     for case in cases:
         wanted = _expected(case.op, case.inputs)
         graph = graph_of(case)
@@ -182,10 +182,11 @@ def trials_of_cases(cases: Iterable[Case], backend: Backend[Any], target: Any) -
             check_range(graph, open_symbols)
         except ShapeError:
             continue
-        seen: set[str] = set()
+        seen: set[tuple[str, ...]] = set()
         for tactic in backend.candidates(graph.nodes[0], target)[0]:
-            if tactic.family not in seen:
-                seen.add(tactic.family)
+            kind = (tactic.family, *(name for name, _ in tactic.parameters))
+            if kind not in seen:
+                seen.add(kind)
                 yield _trial(case, graph, tactic, backend, wanted, open_symbols)
 
 

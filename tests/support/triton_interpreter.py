@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from smelt.backends.cuda import CudaBackend, CudaTarget, function_of
-from smelt.backends.cuda._source import TRITON_TYPES
+from smelt.backends.cuda._source import TRITON_TYPES, cluster_of
+from smelt.backends.cuda.families._recurrent_team import AWAIT_WORD
 from smelt.engine import Launch
 from smelt.ops import ALL_OPS
 from smelt.ops.round_mantissa import RoundMantissa
 from smelt.types import DType, evaluate_dim
 from tests.support.held_cases import HELD, check_held, held_trials, open_held_trials
+from tests.support.interpreted_clusters import Cluster, same_arguments
 from tests.support.launch_watch import LaunchWatch, watch_accesses
 from tests.support.trial_memory import GUARD_BYTES, TrialMemory
 from tests.support.trials import (
@@ -99,6 +101,8 @@ Array = np.ndarray[Any, Any]
 
 WATCH: Final = LaunchWatch()
 """Of the trial that runs."""
+CLUSTERS: Final[list[Cluster]] = []
+"""The one that runs, if the kernel's programs wait for each other."""
 
 
 def interpret(
@@ -109,8 +113,31 @@ def interpret(
     function = function_of(backend.generate(kernel, TARGET), kernel.symbol)
     pointers = [_Pointer(word, DType(d)) for word, d in zip(words, kernel["dtypes"], strict=True)]
     _patch(interpreter)
+    interpreted = interpreter.InterpretedFunction(function)
+    if (size := cluster_of(kernel)) > 1:
+        _run_by_cluster(interpreter, interpreted, size)
     with np.errstate(all="ignore"):
-        interpreter.InterpretedFunction(function)[(programs,)](*pointers, *scalars)
+        interpreted[(programs,)](*pointers, *scalars)
+
+
+def _run_by_cluster(interpreter: Any, interpreted: Any, size: int) -> None:
+    """Have the first program of each cluster stand for all of it."""
+    builder, fn = interpreter.interpreter_builder, interpreted.rewrite()
+    CLUSTERS[:] = [Cluster(size)]
+
+    def stand_for_all(*words: Any) -> None:
+        WATCH.wait()
+        first, *_ = builder.grid_idx
+        if first % size == 0:
+            CLUSTERS[0].run(lambda number: program(first + number, words))
+
+    def program(number: int, words: tuple[Any, ...]) -> None:
+        builder.set_grid_idx(number, 0, 0)
+        fn(*words)
+
+    interpreted.rewritten_fn[interpreted.fn] = same_arguments(
+        fn, interpreted.arg_names, stand_for_all
+    )
 
 
 def _patch(interpreter: Any) -> None:
@@ -252,6 +279,8 @@ def _replace_assembly() -> None:
     def assembly(text: str, _registers: str, operands: list[Any], **_options: object) -> Any:
         if text.startswith("prefetch."):
             return None
+        if text == AWAIT_WORD:
+            return language.core.tensor(_await_words(*operands), operands[1].type)
         assert text == "cvt.rna.tf32.f32 $0, $1;", text
         (handle,) = (operand.handle for operand in operands)
         (rounded,) = RoundMantissa().reference(handle.data)
@@ -259,6 +288,21 @@ def _replace_assembly() -> None:
         return language.core.tensor(made, operands[0].type)
 
     language.inline_asm_elementwise = assembly
+
+
+def _await_words(places: Any, numbers: Any) -> Any:
+    """The low halves of words, once their high halves are what they shall be."""
+    interpreter = importlib.import_module("triton.runtime.interpreter")
+    everywhere = np.ones(places.handle.data.shape, np.bool_)
+    zeros = np.zeros(places.handle.data.shape, np.int64)
+    addresses = places.handle.data.astype(np.uint64)
+    while True:
+        words = interpreter._interpreter.load(addresses, everywhere, zeros, np.dtype(np.int64))
+        if (words >> 32 == numbers.handle.data).all():
+            break
+        CLUSTERS[0].let_others_go_on()
+    CLUSTERS[0].go_on()
+    return interpreter.TensorHandle(words.astype(np.int32), interpreter.tl.int32)
 
 
 _WHOLE: Final = (None, "ieee")
