@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from tests.support.trials import Trial
 
 HELD: Final = "held"
-"""The family; in requests, its cases."""
+"""The family; in requests, its cases and those of stems like it."""
+_DIRECT: Final = "stem_direct"
 _HALF_TOLERANCE: Final = 2e-3
 
 
@@ -60,11 +61,18 @@ def _half() -> Case:
     return Case("float16", Conv((1, 1)), halves, _HALF_TOLERANCE, frozenset({1}))
 
 
+_STEMS: Final = (
+    _conv("three channels", Conv((7, 7), (2, 2), (3, 3, 3, 3)), (1, 3, 31, 29), 64),
+    _conv("vectors that are not there", Conv((3, 3), (2, 2), (1, 1, 1, 1)), (3, 3, 17, 19), 32),
+    _conv("one channel", Conv((5, 5), pads=(2, 2, 2, 2)), (1, 1, 13, 11), 16, adds=True),
+    _conv("one axis", Conv((9,), (2,), (4, 4)), (2, 3, 61), 64),
+)
+"""For programs that read pixels as tensor cores take them."""
 _CASES: Final = (
     _conv("a residual", Conv((1, 1)), (2, 64, 9, 8), 128, adds=True),
     _conv("steps", Conv((1, 1), (2, 2)), (2, 384, 17, 18), 64),
     _conv("windows", Conv((3, 3), pads=(1, 1, 1, 1)), (2, 24, 9, 8), 64),
-    _conv("three channels", Conv((7, 7), (2, 2), (3, 3, 3, 3)), (1, 3, 31, 29), 64),
+    _STEMS[0],
     _sum(),
 )
 
@@ -76,7 +84,7 @@ def held_trials(backend: CudaBackend, target: CudaTarget, storage: DType) -> lis
     """
     small = replace(target, multiprocessors=1)
     every = chain(
-        narrow_trials(_CASES, backend, small, storage),
+        narrow_trials((*_CASES, *_STEMS[1:]), backend, small, storage),
         trials_of_cases([_half()], backend, small),
     )
     return _of_each_way(every)
@@ -88,15 +96,17 @@ def open_held_trials(backend: CudaBackend, target: CudaTarget) -> list[Trial]:
 
 
 def _of_each_way(trials: Iterable[Trial]) -> list[Trial]:
-    held = sorted((trial for trial in trials if trial.tactic.family == HELD), key=_programs)
-    found = {(trial.case.name, bool(trial.symbols), _way(trial)): trial for trial in held}
+    held = sorted((t for t in trials if t.tactic.family in {HELD, _DIRECT}), key=_programs)
+    found = {(t.case.name, bool(t.symbols), t.tactic.family, _way(t)): t for t in held}
     return list(found.values())
 
 
 def check_held(trials: Sequence[Trial]) -> None:
     """Fail where a case is missing: not every GPU has room for all of them, but a Hopper has."""
-    untried = {case.name for case in (*_CASES, _half())} - {trial.case.name for trial in trials}
-    assert not untried, f"no program holds the weights of {untried}"
+    for family, cases in ((HELD, (*_CASES, _half())), (_DIRECT, _STEMS)):
+        tried = {trial.case.name for trial in trials if trial.tactic.family == family}
+        untried = {case.name for case in cases} - tried
+        assert not untried, f"no program of {family} holds the weights of {untried}"
     assert max(map(_programs, trials)) > 1, "no two programs share their columns"
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from smelt.backends.cuda import CudaBackend, CudaTarget, function_of
+from smelt.backends.cuda._fragments import KEEP
 from smelt.backends.cuda._source import TRITON_TYPES, cluster_of
 from smelt.backends.cuda.families._recurrent_team import AWAIT_WORD
 from smelt.engine import Launch
@@ -279,6 +280,8 @@ def _replace_assembly() -> None:
     def assembly(text: str, _registers: str, operands: list[Any], **_options: object) -> Any:
         if text.startswith("prefetch."):
             return None
+        if text == KEEP:
+            return _keep(*operands)
         if text == AWAIT_WORD:
             return language.core.tensor(_await_words(*operands), operands[1].type)
         assert text == "cvt.rna.tf32.f32 $0, $1;", text
@@ -288,6 +291,13 @@ def _replace_assembly() -> None:
         return language.core.tensor(made, operands[0].type)
 
     language.inline_asm_elementwise = assembly
+
+
+def _keep(values: Any, masks: Any) -> Any:
+    """Elements of 16 bits where a mask has ones, else zeros."""
+    data = np.broadcast_arrays(values.handle.data, masks.handle.data)
+    kept = (data[0].view(np.int16) & data[1]).view(data[0].dtype)
+    return type(values)(type(values.handle)(kept, values.handle.dtype), values.type)
 
 
 def _await_words(places: Any, numbers: Any) -> Any:

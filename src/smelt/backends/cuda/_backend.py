@@ -44,6 +44,7 @@ from smelt.backends.cuda.families.recurrent import RecurrentFamily
 from smelt.backends.cuda.families.resample import ResampleFamily
 from smelt.backends.cuda.families.rows import RowsFamily
 from smelt.backends.cuda.families.stem import StemFamily
+from smelt.backends.cuda.families.stem_direct import StemDirectFamily
 from smelt.devices.cpu import available_processors
 from smelt.devices.cuda import call_to_bytes
 from smelt.errors import BuildError, InternalError
@@ -63,6 +64,7 @@ _FEW_BLOCKS: Final = 1024
 """Launches of more fill a GPU by themselves."""
 _NEAR: Final = (
     "attention", "conv", "conv_sum", "cudnn", "depthwise", "gemm", "held", "pairs", "stem",
+    "stem_direct",
 )  # fmt: skip
 """Families whose kernels count in 32 bits."""
 _LIBRARY_FAMILIES: Final[Mapping[str, Any]] = {f.name: f for f in (CublasLtFamily, CudnnFamily)}
@@ -126,6 +128,7 @@ class CudaBackend(Backend[CudaTarget]):
             ResampleFamily(),
             RowsFamily(),
             StemFamily(),
+            StemDirectFamily(),
             *(_LIBRARY_FAMILIES[library.provider](library) for library in libraries),
             ReferenceFamily(),
         )

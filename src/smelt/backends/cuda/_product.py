@@ -41,8 +41,8 @@ class ProductKernel:
     """
 
     sums: str
-    """What is summed: "product", the same by programs that have "held" their weights, "pieces" of
-    one, or "channels" each with its own window."""
+    """What is summed: "product", the same by programs that have "held" their weights or also read
+    "fragments" of the other factor, "pieces" of one, or "channels" each with its own window."""
     stack: tuple[tuple[Json, ...], ...]
     """Axes that tell one product from another (groups, matrices): extent, then strides."""
     rows: tuple[tuple[Json, ...], ...]

@@ -45,6 +45,8 @@ class TileWriter(ABC):
         self.row_names = [f"r{n}" for n in range(len(self.rows))]
         self.stack_names = [f"g{n}" for n in range(len(self.stack))]
         self.loaded: dict[int, str] = {}
+        self.order = f"tl.arange(0, {self.tile[0]})"
+        """Which of a tile's places its rows are."""
 
     @abstractmethod
     def sum(self) -> None:
@@ -101,7 +103,7 @@ class TileWriter(ABC):
 
     def find_rows(self) -> None:
         s, bm = self.s, self.tile[0]
-        s.line(f"row = down * {bm} + tl.arange(0, {bm})")
+        s.line(f"row = down * {bm} + {self.order}")
         if self.row_ok:
             s.line(f"row_ok = row < {self.row_count}")
             if self.k["clamps"]:

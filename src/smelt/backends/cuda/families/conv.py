@@ -223,7 +223,7 @@ class ConvLowering:
         depth = self.run or depth
         columns = filters // root.group
         second = 0 if self.second is None else cast("int", self.second[1].shape[1])
-        each = _padded(depth * prod(root.kernel_shape) + second)
+        each = self.column_length(depth * prod(root.kernel_shape) + second)
         group = (
             depth * self.x.strides[1],
             columns * each,
@@ -244,6 +244,10 @@ class ConvLowering:
         return launches_of(
             self.tactic.family, kernel, grid, self.views, self.scalars, self.workspace
         )
+
+    def column_length(self, total: int) -> int:
+        """Elements of a filter as it is packed, of which a sum has ``total``."""
+        return _padded(total)
 
     def common(self) -> dict[str, Any]:
         """What kernels of all convolutions say: the window, and the epilogue."""

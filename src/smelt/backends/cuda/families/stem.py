@@ -62,6 +62,8 @@ class StemFamily(Family[CudaTarget]):
 
     name: ClassVar[str] = "stem"
     narrow: ClassVar[bool] = True
+    lowering: ClassVar[type[ConvLowering]] = ConvLowering
+    """Of the second launch."""
 
     @override
     def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
@@ -73,7 +75,7 @@ class StemFamily(Family[CudaTarget]):
             return
         (image, *others), output = formats_of(node)
         first = TensorFormat(image.dtype if image else output.dtype, Layout.LINEAR)
-        pixels = element_count(_padded_shape(node, root))
+        pixels = element_count(padded_shape(node, root))
         shape = stem_shape(node, root, target)
         sizes = shape.dtype.size_bytes + first.dtype.size_bytes
         copied = pass_seconds(shape.image * sizes, target)
@@ -95,15 +97,8 @@ class StemFamily(Family[CudaTarget]):
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
-        weights = value_of(node, 1).constant
-        if weights is None:
-            raise InternalError(f"{node} has tactics, but its weights are not constant")
         width, _ = row_of(node, cast("Conv", root_of(node)[0]))
-        after = np.zeros((2, weights.type.rank), np.int64)
-        after[1, 1] = width - cast("int", weights.type.shape[1])
-        amounts = Constant(f"{weights.name}.zeros", after.reshape(-1))
-        wide = Constant.derive(f"{weights.name}.wide", Pad(), weights, amounts)
-        return (as_factor(pack_filters(wide), _factors(tactic), tactic),)
+        return (as_factor(pack_filters(widened(node, width)), factors_of(tactic), tactic),)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
@@ -112,7 +107,7 @@ class StemFamily(Family[CudaTarget]):
         if room is None:
             raise InternalError(f"{node} has no room for its pixels")
         width, run = row_of(node, root)
-        count, *places, _ = shape = _padded_shape(node, root)
+        count, *places, _ = shape = padded_shape(node, root)
         strides: list[Dim] = [1]
         for extent in reversed((*places, width)):
             strides.insert(0, strides[0] * extent)
@@ -121,15 +116,19 @@ class StemFamily(Family[CudaTarget]):
         runs = View(
             room.buffer,
             room.offset,
-            _factors(tactic),
-            (count, run, *places),
+            factors_of(tactic),
+            (count, self.run_read(run), *places),
             (strides[0], 1, *strides[1:-1]),
         )
         rank = len(root.kernel_shape)
         inside = replace(root, pads=(0,) * (2 * rank), kernel_shape=(*root.kernel_shape[:-1], 1))
         own = replace(operands, inputs=(runs, *operands.inputs[1:]))
-        lowering = ConvLowering(node, inside, _without_factors(tactic), own, run)
+        lowering = self.lowering(node, inside, _without_factors(tactic), own, run)
         return (_write_pixels(image, runs, root, shape), *lowering.launches())
+
+    def run_read(self, run: int) -> int:
+        """How many elements of a window's row are read."""
+        return run
 
     @override
     def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
@@ -149,6 +148,17 @@ def stem_shape(node: Node, root: Conv, target: CudaTarget) -> Shape:
     return Shape(1, rows, filters, total, dtype, adds, _CACHED_RUN, read)
 
 
+def widened(node: Node, width: int) -> Constant:
+    """The filters with as many channels as a pixel has; the added ones are zero."""
+    weights = value_of(node, 1).constant
+    if weights is None:
+        raise InternalError(f"{node} has tactics, but its weights are not constant")
+    after = np.zeros((2, weights.type.rank), np.int64)
+    after[1, 1] = width - cast("int", weights.type.shape[1])
+    amounts = Constant(f"{weights.name}.zeros", after.reshape(-1))
+    return Constant.derive(f"{weights.name}.wide", Pad(), weights, amounts)
+
+
 def why_no_stem(node: Node, root: Conv) -> str | None:
     """Why the pixels of a convolution are read as they are, or None."""
     depth = cast("int", value_of(node, 1).tensor.shape[1])
@@ -160,7 +170,7 @@ def why_no_stem(node: Node, root: Conv) -> str | None:
         return "the pixels of a window's row do not lie side by side"
     if value_of(node, 0).tensor.shape[0] == 0:
         return "there are no images"
-    if prod(map(guess, _padded_shape(node, root)[1:])) > MOST_ELEMENTS:
+    if prod(map(guess, padded_shape(node, root)[1:])) > MOST_ELEMENTS:
         return "the pixels of an image are more than 32 bits tell"
     return None
 
@@ -176,7 +186,7 @@ def row_of(node: Node, root: Conv) -> tuple[int, int]:
     return width, width * root.kernel_shape[-1]
 
 
-def _factors(tactic: Tactic) -> DType:
+def factors_of(tactic: Tactic) -> DType:
     """Element type that the product is computed in."""
     options = dict(tactic.parameters)
     return DType(options["factors"]) if "factors" in options else tactic.outputs[0].dtype
@@ -187,7 +197,7 @@ def _without_factors(tactic: Tactic) -> Tactic:
     return replace(tactic, parameters=parameters(**options))
 
 
-def _padded_shape(node: Node, root: Conv) -> tuple[Dim, ...]:
+def padded_shape(node: Node, root: Conv) -> tuple[Dim, ...]:
     """Images, places with their padding, channels; lines end where the next one may begin."""
     count, _, *places = value_of(node, 0).tensor.shape
     padded = [e + sum(pair) for e, pair in zip(places, root.pad_pairs, strict=True)]

@@ -1,0 +1,117 @@
+"""The kernel of products whose first factor tensor cores take from registers, as it was read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from smelt.backends.cuda._product import HeldWriter
+from smelt.backends.cuda._source import LANGUAGE_TYPES
+from smelt.backends.cuda._tile_writer import divides, masked
+from smelt.types import override
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROWS: Final = 64
+"""Of a tile: those of one instruction."""
+FRAGMENT: Final = 32
+"""Elements of a sum that four threads read as a vector each: two steps of an instruction."""
+VECTOR: Final = 8
+KEEP: Final = "and.b32 $0, $1, $2;"
+"""Two elements where a mask has ones, else zeros."""
+_MOST_AT_ONCE: Final = 4
+_PLACES: Final = "(q // 8) % 4 * 16 + q // 32 * 8 + q % 8"
+"""Which of a tile's rows a thread reads as its first, then as its second."""
+
+
+class FragmentWriter(HeldWriter):
+    """Programs hold the weights of their columns, and do tile after tile below.
+
+    Columns of the second factor are packed in the order in which this reads the first.
+    """
+
+    @override
+    def write(self) -> str:
+        s, bm = self.s, self.tile[0]
+        self.vectors = -(-self.k["run"] // VECTOR)
+        """Of a tap's run."""
+        self.find_scalars()
+        s.line("program = tl.program_id(0)")
+        s.line(f"across = program % {self.across}")
+        self.find_columns()
+        self.prepare_columns()
+        s.line(f"vector = step // {VECTOR}")
+        s.line(f"within = step % {VECTOR}")
+        for first, count in self.products():
+            s.line(f"k = {first * FRAGMENT} + tl.arange(0, {count * FRAGMENT})")
+            s.line(f"b{first} = tl.load(b_columns[None, :] + k[:, None])")
+        for number in self.fragments():
+            self.find_fragment(number)
+        for extra in range(self.last - self.factors):
+            operand = self.factors + extra
+            if self.k["constants"][operand] and self.repeats(operand)[0]:
+                self.read(extra)
+        s.wait()
+        natural = self.order
+        tiles = f"program // {self.across}, {self.down}, {self.k['programs']}"
+        with s.block(f"for down in range({tiles}):"):
+            s.line(f"q = tl.arange(0, {bm})")
+            self.order = _PLACES
+            self.find_rows()
+            self.prepare_rows()
+            for number in self.fragments():
+                self.load_fragment(number)
+            self.order = natural
+            self.find_rows()
+            s.line(f"acc = tl.zeros([{bm}, {self.tile[1]}], tl.float32)")
+            for first, count in self.products():
+                s.line(f"acc = tl.dot({self.joined(first, count)}, b{first}, acc)")
+            self.finish()
+        return s.text()
+
+    def fragments(self) -> range:
+        return range(self.k["depth"] // FRAGMENT)
+
+    def products(self) -> Iterator[tuple[int, int]]:
+        """Fragments that are multiplied at once, each product is waited for: first and number."""
+        first, end = 0, len(self.fragments())
+        while first < end:
+            count = min(_MOST_AT_ONCE, 1 << (end - first).bit_length() - 1)
+            yield first, count
+            first += count
+
+    def joined(self, first: int, count: int) -> str:
+        """Fragments side by side."""
+        if count == 1:
+            return f"a{first}"
+        half = count // 2
+        left, right = self.joined(first, half), self.joined(first + half, half)
+        made = f"tl.permute(tl.join({left}, {right}), (0, 2, 1))"
+        return f"tl.reshape({made}, [{self.tile[0]}, {count * FRAGMENT}])"
+
+    def find_fragment(self, number: int) -> None:
+        """Where a fragment's vectors lie in a window, and which of their elements are its own."""
+        s, vectors, run = self.s, self.vectors, self.k["run"]
+        s.line(f"place = {number * FRAGMENT // VECTOR} + vector")
+        s.line(f"tap = place // {vectors}")
+        s.line(f"c = place % {vectors} * {VECTOR} + within")
+        _, offset = self.place_tap("tap", "")
+        s.line(f"offset{number} = {s.join(offset, 'c')}")
+        total = self.taps * vectors
+        if (number + 1) * FRAGMENT > total * VECTOR:
+            s.line(f"there{number} = place < {total}")
+        if run % VECTOR:
+            s.line(f"keep{number} = tl.where(c < {run}, -1, 0).to(tl.int16)[None, :]")
+
+    def load_fragment(self, number: int) -> None:
+        """Load a fragment, in the order in which tensor cores take it."""
+        s, bm = self.s, self.tile[0]
+        past = (number + 1) * FRAGMENT > self.taps * self.vectors * VECTOR
+        ok = masked(f"there{number}[None, :]") if past else ""
+        s.line(f"a = tl.load(a_rows[:, None] + offset{number}[None, :]{ok})")
+        if not divides(VECTOR, self.k["run"]):
+            kind = LANGUAGE_TYPES[s.dtypes[0]]
+            how = f"dtype={kind}, is_pure=True, pack=2"
+            s.line(f'a = tl.inline_asm_elementwise("{KEEP}", "=r,r,r", [a, keep{number}], {how})')
+        s.line(f"a = tl.reshape(a, [2, 4, {bm // 8}, 4, 2, 2, 2])")
+        s.line(f"a{number} = tl.reshape(tl.permute(a, (1, 0, 2, 4, 5, 3, 6)), [{bm}, {FRAGMENT}])")

@@ -1,0 +1,185 @@
+"""The same by programs that stay, and read pixels the way that tensor cores take them.
+
+A stem's windows overlap: what is copied into shared memory for tensor cores is mostly the same
+pixels again and again, and that copy is what the other kernels wait for. Tensor cores also take
+pixels from registers, if each thread has certain elements of certain windows: of every 32, two
+times two neighbours. Which elements these are is for the sum to say: in any order it is the same
+sum. So each thread reads eight neighbours, and the filters are packed in the order that this makes.
+
+A window's row ends within a vector. What is behind it is set to zero where it lies, in registers:
+zero times what is infinite is no number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil, prod
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+
+import numpy as np
+
+from smelt.backends._base import Refusal, Tactic
+from smelt.backends._fusion import root_of
+from smelt.backends.cuda._costs import LAUNCH_SECONDS, pass_seconds
+from smelt.backends.cuda._fragments import FRAGMENT, ROWS, VECTOR, FragmentWriter
+from smelt.backends.cuda.families._nodes import as_factor
+from smelt.backends.cuda.families.conv import ConvLowering, reason_against
+from smelt.backends.cuda.families.stem import (
+    StemFamily,
+    factors_of,
+    padded_shape,
+    row_of,
+    stem_shape,
+    why_no_stem,
+    widened,
+)
+from smelt.engine import parameters
+from smelt.ir import Constant
+from smelt.ops.conv import Conv
+from smelt.ops.pad import Pad
+from smelt.ops.reshape import Reshape
+from smelt.ops.transpose import Transpose
+from smelt.types import DType, override
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from smelt.backends.cuda._target import CudaTarget
+    from smelt.backends.cuda.families._tiles import Shape
+    from smelt.engine import KernelSpec
+    from smelt.ir import Node
+
+_COLUMNS: Final = (64, 32, 16)
+_MOST_DEEP: Final = 640
+"""Elements of a window, all of which a program's threads hold at once."""
+_FIRST_WITH_IT: Final = 90
+"""Capability from which on products of the first factor in registers and the other in shared
+memory can be had."""
+_COPIED_BYTES: Final = 6
+"""Of an element: read in four, written in two."""
+_TILE_SECONDS: Final = 2.0e-7
+_ELEMENT_SECONDS: Final = 1.8e-9
+"""For each element of a window, of a tile that a multiprocessor does beside others."""
+_REGISTERS: Final = 512
+"""That programs of 128 threads share, for each thread."""
+_ONE_LESS: Final = 1.1
+"""How much longer it takes with one program less."""
+_OWN_REGISTERS: Final = 40
+"""Beside a window's elements and sums."""
+
+
+class StemDirectFamily(StemFamily):
+    """Stems of 16 bits on Hopper and its like."""
+
+    name: ClassVar[str] = "stem_direct"
+
+    @override
+    def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
+        root, _ = root_of(node)
+        if not isinstance(root, Conv) or reason_against(node) or why_no_stem(node, root):
+            return  # the plain family says why
+        shape = stem_shape(node, root, target)
+        if reason := _why_not(node, root, shape, target):
+            yield Refusal(self.name, reason)
+            return
+        plain = next(t for t in super().tactics(node, target) if isinstance(t, Tactic))
+        bn = next(n for n in _COLUMNS if shape.columns % n == 0)
+        length, most = _length(node, root), target.multiprocessors
+        tiles = -(-shape.rows // ROWS) * (shape.columns // bn)
+        once = LAUNCH_SECONDS + pass_seconds(shape.image * _COPIED_BYTES, target)
+        busy = ceil(tiles / most) * (_TILE_SECONDS + length * _ELEMENT_SECONDS)
+        beside = _REGISTERS // (_OWN_REGISTERS + length // 4 + bn // 2)
+        found = {min(tiles, most * max(1, count)): count for count in (beside - 1, beside)}
+        for programs, count in found.items():
+            options = parameters(
+                tile=(ROWS, bn, FRAGMENT),
+                warps=4,
+                pipeline=1,
+                precision="ieee",
+                early=False,
+                pieces=1,
+                programs=max(1, programs * bn // shape.columns),
+                sums="fragments",
+            )
+            seconds = once + busy * (1.0 if count == beside else _ONE_LESS)
+            yield replace(plain, family=self.name, parameters=options, cost_hint=seconds)
+
+    @override
+    def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
+        root = cast("Conv", root_of(node)[0])
+        width, _ = row_of(node, root)
+        return (as_factor(_pack_fragments(widened(node, width), root), factors_of(tactic), tactic),)
+
+    @override
+    def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
+        del target
+        return FragmentWriter(kernel).write()
+
+    @override
+    def run_read(self, run: int) -> int:
+        return _whole(run, VECTOR)
+
+
+class _Lowering(ConvLowering):
+    @override
+    def column_length(self, total: int) -> int:
+        rows = total // self.run
+        return _whole(rows * _whole(self.run, VECTOR), FRAGMENT)
+
+
+StemDirectFamily.lowering = _Lowering
+
+
+def _why_not(node: Node, root: Conv, shape: Shape, target: CudaTarget) -> str | None:
+    if shape.dtype.size_bytes != DType.FLOAT16.size_bytes:
+        return "its factors have more than 16 bits"
+    if target.capability < _FIRST_WITH_IT:
+        return f"{target.architecture} multiplies out of registers alone"
+    if not isinstance(padded_shape(node, root)[-2], int):
+        return "how wide images are is known at run time only"
+    if all(shape.columns % columns for columns in _COLUMNS):
+        return "the filters fill no tile"
+    if (length := _length(node, root)) > _MOST_DEEP:
+        return f"windows of {length} elements are too many for registers"
+    return None
+
+
+def _length(node: Node, root: Conv) -> int:
+    """Elements of a window as they are read."""
+    _, run = row_of(node, root)
+    return _whole(prod(root.kernel_shape[:-1]) * _whole(run, VECTOR), FRAGMENT)
+
+
+def _whole(count: int, unit: int) -> int:
+    return -(-count // unit) * unit
+
+
+def _pack_fragments(wide: Constant, root: Conv) -> Constant:
+    """Filters in the order in which threads have a window's elements.
+
+    Of 32 neighbours, thread ``q`` of four reads eight: ``(q, step, half, two)``. Tensor cores take
+    them as ``(step, half, q, two)``.
+    """
+    name, (filters, *_) = wide.name, wide.type.shape
+    order = (0, *range(2, wide.type.rank), 1)
+    rows = prod(root.kernel_shape[:-1])
+
+    def shaped(source: Constant, what: str, *shape: Any) -> Constant:
+        extents = Constant(f"{name}.{what}_extents", np.array(shape, np.int64))
+        return Constant.derive(f"{name}.{what}", Reshape(), source, extents)
+
+    def lengthened(source: Constant, what: str, unit: int) -> Constant:
+        length = cast("int", source.type.shape[-1])
+        after = np.zeros(2 * source.type.rank, np.int64)
+        after[-1] = _whole(length, unit) - length
+        if not after[-1]:
+            return source
+        amounts = Constant(f"{name}.{what}_amounts", after)
+        return Constant.derive(f"{name}.{what}", Pad(), source, amounts)
+
+    made = Constant.derive(f"{name}.taps_first", Transpose(order), wide)
+    made = lengthened(shaped(made, "rows", filters, rows, -1), "vectors", VECTOR)
+    made = lengthened(shaped(made, "windows", filters, -1), "wholes", FRAGMENT)
+    made = shaped(made, "read", filters, -1, 4, 2, 2, 2)
+    made = Constant.derive(f"{name}.taken", Transpose((0, 1, 3, 4, 2, 5)), made)
+    return shaped(made, "fragments", filters, -1)

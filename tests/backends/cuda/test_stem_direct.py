@@ -1,0 +1,77 @@
+"""Stems whose pixels go from where they lie straight to tensor cores."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from smelt.backends import Tactic, WeightStore, assemble, store_as
+from smelt.backends.cuda import CompilerPool, CudaBackend, CudaTarget
+from smelt.devices.cuda import CudaKernel
+from smelt.engine import Launch
+from smelt.ir import Graph
+from smelt.ops.conv import Conv
+from smelt.types import DType, SymbolicDim, TensorType
+
+if TYPE_CHECKING:
+    from smelt.ir import Node
+    from smelt.types import Dim
+
+_HOPPER = CudaTarget(90)
+_SEVEN = Conv((7, 7), (2, 2), (3, 3, 3, 3))
+_HALF = DType.FLOAT16
+
+
+def _stem(
+    op: Conv = _SEVEN, filters: int = 64, width: Dim = 224, channels: int = 3
+) -> tuple[Graph, Node]:
+    graph = Graph("one")
+    x = graph.add_input("x", TensorType(DType.FLOAT32, (4, channels, 224, width)))
+    array = np.random.default_rng(0).standard_normal((filters, channels, *op.kernel_shape))
+    node = graph.add(op, x, graph.add_constant(array.astype(np.float32), "w"), name="node")
+    graph.outputs += node.outputs
+    return graph, node
+
+
+def _direct(node: Node, target: CudaTarget = _HOPPER, storage: DType = _HALF) -> list[Tactic]:
+    tactics, _ = CudaBackend().candidates(node, target, storage)
+    return [t for t in tactics if t.family == "stem_direct"]
+
+
+def test_they_are_expected_to_be_the_fastest() -> None:
+    _, node = _stem()
+    tactics, _ = CudaBackend().candidates(node, _HOPPER, _HALF)
+    assert min(tactics, key=lambda t: t.cost_hint).family == "stem_direct"
+
+
+@pytest.mark.parametrize(
+    ("graph", "target", "storage"),
+    [
+        (_stem(), _HOPPER, DType.FLOAT32),
+        (_stem(), CudaTarget(80), _HALF),
+        (_stem(filters=20), _HOPPER, _HALF),
+        (_stem(width=SymbolicDim.symbol("W")), _HOPPER, _HALF),
+        (_stem(Conv((15, 15)), channels=12), _HOPPER, _HALF),
+    ],
+    ids=["float32", "old", "odd filters", "open width", "deep"],
+)
+def test_they_are_not_offered_where_they_cannot_run(
+    graph: tuple[Graph, Node], target: CudaTarget, storage: DType
+) -> None:
+    assert not _direct(graph[1], target, storage)
+
+
+def test_pixels_do_not_go_through_shared_memory(compilers: CompilerPool) -> None:
+    pytest.importorskip("triton", reason="not installed: the extra cuda-build")
+    graph, node = _stem()
+    backend = CudaBackend(pool=compilers)
+    tactic = store_as(_HALF, node, _direct(node)[0], outputs=True)
+    plan = assemble(graph, {id(node): tactic}, backend, WeightStore()).plan
+    (kernel,) = (
+        s.kernel for s in plan.steps if isinstance(s, Launch) and s.kernel.family == tactic.family
+    )
+    record = CudaKernel.from_bytes(backend.records(kernel, _HOPPER), 0)
+    window, result = 7 * 32, 64
+    assert record.dynamic_shared_bytes == 2 * 64 * (window + result)
