@@ -14,6 +14,7 @@ from smelt.ops.average_pool import AveragePool
 from smelt.ops.clip import Clip
 from smelt.ops.conv import Conv
 from smelt.ops.fused import Fused, Stage
+from smelt.ops.gather import Gather
 from smelt.ops.gelu import Gelu
 from smelt.ops.gemm import Gemm
 from smelt.ops.hard_swish import HardSwish
@@ -103,4 +104,8 @@ def _chains() -> Iterator[Case]:
     yield Case("inputs_and_results_read_again", op, (x, y))
     op = Fused(Sigmoid(), 1, (Stage(Mul(), (0, -1)),))
     yield Case("swish_of_a_scalar", op, (floats(seed=3),))
+    table, places = floats(19, 24), np.array([[3, -1, 0], [7, 3, 18]])
+    op = Fused(Gather(), 2, (Stage(Add(), (-1, 2)), Stage(Mul(), (-2, 3))))
+    arrays = (table, places, floats(1, 3, 24, seed=1), floats(2, 3, 1, seed=2))
+    yield Case("picked_add_mul", op, arrays, constants=frozenset({0, 2}))
     yield Case("empty", Fused(Add(), 2, (Stage(Relu(), (-1,)),)), (floats(0, 3), floats(3)))

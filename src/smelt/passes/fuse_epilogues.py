@@ -41,6 +41,8 @@ class FuseEpilogues(Pass):
     """Longest epilogue."""
     pools: bool = True
     """Whether pooling takes an epilogue."""
+    gathers: bool = False
+    """Whether what picks lines of a table takes one."""
     excluded: tuple[str, ...] = ()
     """Names of ops that are never fused: those for which a backend has no code."""
 
@@ -49,7 +51,7 @@ class FuseEpilogues(Pass):
         notes: list[Note] = []
         places = {id(node): place for place, node in enumerate(graph.nodes)}
         # Products first: what follows them is worth most there. Then pools, then chains.
-        kinds = [_PRODUCTS, _POOLS] if self.pools else [_PRODUCTS]
+        kinds = [_PRODUCTS, *[_POOLS] * self.pools, *[(ops.Gather,)] * self.gathers]
         for kind in kinds:
             for node in list(graph.nodes):
                 if isinstance(node.op, kind) and len(node.outputs) == 1:
@@ -101,6 +103,10 @@ class FuseEpilogues(Pass):
             return False
         if root.op.elementwise:
             return True
+        if isinstance(root.op, ops.Gather):
+            values = (root.output, reader.output, *(v for v in reader.inputs if v is not None))
+            kind = root.output.tensor.dtype
+            return kind.is_float and all(v.tensor.dtype is kind for v in values)
         if reader.output.type != root.output.type and not _counts_bytes(root):
             return False
         return all(_suits_epilogue(root, v) for v in reader.inputs if v is not None)

@@ -98,7 +98,7 @@ def pipeline(
         never_fused: names of elementwise ops for which a backend has no generated code.
         kept_whole: names of ops for which a backend has code that is better than their parts.
         composed: names of ops, each of several, that a backend has code for: "chain", "attention",
-            and "integer" where products of bytes have code.
+            "gather" where an epilogue follows one, and "integer" where products of bytes have code.
     """
     passes: list[Pass] = []
     for one in DEFAULT_PIPELINE:
@@ -110,7 +110,8 @@ def pipeline(
             case SimplifyIntegers():
                 passes.append(replace(one, kernels="integer" in composed))
             case FuseEpilogues():
-                passes.append(replace(one, excluded=tuple(sorted(never_fused))))
+                excluded = tuple(sorted(never_fused))
+                passes.append(replace(one, excluded=excluded, gathers="gather" in composed))
             case Decompose():
                 passes.append(replace(one, excluded=tuple(sorted(kept_whole))))
             case _:

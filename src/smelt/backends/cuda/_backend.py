@@ -91,7 +91,7 @@ class CudaBackend(Backend[CudaTarget]):
     """Compiles for NVIDIA GPUs: NHWC or linear, through Triton, with or without a GPU."""
 
     name: ClassVar[str] = "cuda"
-    composed: ClassVar[tuple[str, ...]] = ("attention", "conv_sum")
+    composed: ClassVar[tuple[str, ...]] = ("attention", "conv_sum", "gather")
     never_fused: ClassVar[tuple[str, ...]] = tuple(
         sorted(op.name for op in ALL_OPS if op.name not in EXPRESSIONS)
     )

@@ -6,56 +6,66 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from smelt.backends._axes import Axis, join_axes, sort_axes
 from smelt.backends._base import Family, Operands, Refusal, Tactic
+from smelt.backends._fusion import root_of
 from smelt.backends._gathers import element_axes, row_axes
 from smelt.backends._nodes import value_of, view_of
 from smelt.backends._scalars import Scalars
 from smelt.backends.cuda._costs import LAUNCH_SECONDS, count_of, guess
+from smelt.backends.cuda._elementwise import write_stages
 from smelt.backends.cuda._pointwise import side_of
 from smelt.backends.cuda._source import Source, operand_parameters
 from smelt.backends.cuda._target import CudaTarget
+from smelt.backends.cuda.families._epilogue import extra_views, plan_epilogue, planned_epilogue
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.ops import Gather, GatherElements
 from smelt.types import DType, Layout, TensorFormat, ceil_div, element_count, override
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from smelt.engine import Step
     from smelt.ir import Node
+    from smelt.types import Dim
 
 _ELEMENTS: Final = 1024
 _SECONDS_PER_BYTE: Final = 1e-12
 
 
 class GatherFamily(Family[CudaTarget]):
-    """Any element type; indices beyond the axis are held inside it, so memory is never left."""
+    """Any element type; indices beyond the axis are held inside it, so memory is never left.
+
+    What is computed of the elements behind that is computed on the way.
+    """
 
     name: ClassVar[str] = "gather"
     narrow: ClassVar[bool] = True
 
     @override
     def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
-        if not isinstance(node.op, Gather | GatherElements):
+        if not isinstance(root_of(node)[0], Gather | GatherElements):
             return
         data, indices = value_of(node, 0).tensor, value_of(node, 1).tensor
         if indices.dtype not in (DType.INT32, DType.INT64):
             yield Refusal(self.name, f"indices of {indices.dtype.value} are not generated")
             return
+        epilogue = plan_epilogue(node, Layout.LINEAR)
+        if isinstance(epilogue, str):
+            yield Refusal(self.name, epilogue)
+            return
         table, places = (TensorFormat(k.dtype, Layout.LINEAR) for k in (data, indices))
         moved = count_of(node.output) * data.dtype.size_bytes
         seconds = LAUNCH_SECONDS + moved * _SECONDS_PER_BYTE
-        yield Tactic(self.name, (), (table, places), (table,), cost_hint=seconds)
+        inputs = (table, places, *epilogue.formats)
+        yield Tactic(self.name, (), inputs, (table,), cost_hint=seconds)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
         data, indices, out = view_of(operands, 0), view_of(operands, 1), operands.outputs[0]
-        axis = value_of(node, 0).tensor.rank
-        axis = getattr(node.op, "axis", 0) % axis
-        make = element_axes if isinstance(node.op, GatherElements) else row_axes
-        axes = [a for a in make(data, indices, out, axis) if a.extent != 1]
-        axes = join_axes(sort_axes(axes, 2)) or [Axis(1, (0, 0, 0))]
-        if len(axes) == 1:
-            axes = [Axis(1, (0, 0, 0)), *axes]
+        root, extras = root_of(node)[0], extra_views(node, operands)
+        axis = getattr(root, "axis", 0) % value_of(node, 0).tensor.rank
+        make = element_axes if isinstance(root, GatherElements) else row_axes
+        axes = _with_extras(make(data, indices, out, axis), [strides for _, strides in extras])
+        views = (data, indices, *(view for view, _ in extras), out)
         scalars = Scalars()
         across = side_of(guess(axes[-1].extent), _ELEMENTS)
         lines = element_count(tuple(a.extent for a in axes[:-1]))
@@ -70,11 +80,12 @@ class GatherFamily(Family[CudaTarget]):
                 tile=(along, across),
                 warps=4,
                 pipeline=1,
-                **operand_parameters((data, indices, out), len(scalars.values)),
+                stages=planned_epilogue(node, Layout.LINEAR).stages,
+                **operand_parameters(views, len(scalars.values)),
             ),
         )
         chunks = ceil_div(lines, along) * ceil_div(axes[-1].extent, across)
-        return (Launch(spec, (data, indices, out), (2,), scalars.values, chunks),)
+        return (Launch(spec, views, (len(views) - 1,), scalars.values, chunks),)
 
     @override
     def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
@@ -82,8 +93,20 @@ class GatherFamily(Family[CudaTarget]):
         return _write(kernel)
 
 
+def _with_extras(axes: list[Axis], extras: Sequence[tuple[Dim, ...]]) -> list[Axis]:
+    """The axes with the strides of extra operands before the result's, as few as possible."""
+    own = [
+        Axis(axis.extent, (*axis.strides[:2], *(e[place] for e in extras), axis.strides[2]))
+        for place, axis in enumerate(axes)
+    ]
+    none = Axis(1, (0,) * (3 + len(extras)))
+    joined = join_axes(sort_axes([a for a in own if a.extent != 1], -1)) or [none]
+    return [none, *joined] if len(joined) == 1 else joined
+
+
 def _write(kernel: KernelSpec) -> str:
     s = Source(kernel)
+    last = len(s.dtypes) - 1
     axes: Any = kernel["axes"]
     along, across = kernel["tile"]
     width, extent = s.extent(axes[-1][0]), s.extent(kernel["extent"])
@@ -95,8 +118,13 @@ def _write(kernel: KernelSpec) -> str:
     s.line(f"m = i_ok[:, None] & (j < {width})[None, :]")
     names = [f"c{n}" for n in range(len(axes) - 1)]
     s.unravel("i", [axis[0] for axis in axes[:-1]], names)
-    line = [f"({s.offset(names, axes[:-1], operand)} + i * 0)[:, None]" for operand in range(3)]
-    item = [f"({s.sum_of(('j', axes[-1][1 + operand]))} + j * 0)[None, :]" for operand in range(3)]
+    line = [
+        f"({s.offset(names, axes[:-1], operand)} + i * 0)[:, None]" for operand in range(last + 1)
+    ]
+    item = [
+        f"({s.sum_of(('j', axes[-1][1 + operand]))} + j * 0)[None, :]"
+        for operand in range(last + 1)
+    ]
     if axes[-1][2] == 0:  # a whole line has one index
         s.line(f"index = tl.load(p1 + {line[1]}, mask=i_ok[:, None], other=0).to(tl.int64)")
     else:
@@ -105,5 +133,11 @@ def _write(kernel: KernelSpec) -> str:
     s.line(f"index = tl.minimum(tl.maximum(index, 0), {extent} - 1)")
     picked = s.sum_of(("index", kernel["stride"]))
     s.line(f"x = tl.load(p0 + ({picked} + {line[0]} + {item[0]}), mask=m, other=0)")
-    s.store(2, f"{line[2]} + {item[2]}", "x", "m")
+    places = [f"{down} + {along}" for down, along in zip(line, item, strict=True)]
+    result = "x"
+    if kernel["stages"]:
+        s.line("x = x.to(tl.float32)")
+        read = s.reading(2, lambda operand: places[operand], "m")
+        result = write_stages(s.line, kernel["stages"], read, ["x"])
+    s.store(last, places[last], result, "m")
     return s.text()
