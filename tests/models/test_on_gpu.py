@@ -7,7 +7,6 @@ at most.
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -85,6 +84,13 @@ def test_a_trained_network_answers_on_a_gpu_as_elsewhere(
     del gpu
     with model.build(shared, device="cuda", precision=precision) as engine:
         mine = _run_often(engine, given)
+    _check_errors(mine, wanted, model, shared, precision)
+
+
+def _check_errors(
+    mine: Arrays, wanted: Arrays, model: RealModel, shared: Path, precision: str
+) -> None:
+    """Whether answers are as near as the precision lets them be."""
     assert mine.keys() == wanted.keys()
     bound = max(_BOUNDS[precision], model.tolerance)
     errors = {name: relative_error(mine[name], array) for name, array in wanted.items()}
@@ -227,14 +233,10 @@ def test_a_network_tuned_by_timing_on_a_gpu_answers_too(
     with model.build(shared, tune="fast", device="cuda", precision=precision) as engine:
         mine = _run_often(engine, model.inputs(shared))
     assert " is out: " not in caplog.text
-    for output, array in wanted.items():
-        bound = max(_BOUNDS[precision], model.tolerance)
-        assert relative_error(mine[output], array) <= bound, output
+    _check_errors(mine, wanted, model, shared, precision)
 
 
 def test_engines_and_contexts_give_all_memory_back(shared: Path, gpu: CudaDevice) -> None:
-    if os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1") != "1":
-        pytest.skip("other processes use the GPU's memory too")
     model = model_named("mtcnn_o_onnx")
     given = model.inputs(shared)
 

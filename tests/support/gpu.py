@@ -102,7 +102,13 @@ def upload(device: CudaDevice, address: int, array: Array, stream: CudaStream) -
 
 @contextmanager
 def nothing_is_lost(device: CudaDevice) -> Generator[None]:
-    """Fail when the GPU has less free memory afterwards."""
+    """Fail when the GPU has less free memory afterwards.
+
+    Of several test processes none can tell: each takes memory while another counts.
+    """
+    if os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1") != "1":
+        yield
+        return
     gc.collect()
     device.synchronize()
     before = device.free_bytes

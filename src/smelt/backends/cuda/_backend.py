@@ -13,6 +13,7 @@ from smelt.backends._schedule import grouped
 from smelt.backends._windows import WindowFamily
 from smelt.backends.cuda._elementwise import EXPRESSIONS
 from smelt.backends.cuda._gauge import GAUGE, write_gauge
+from smelt.backends.cuda._logits import keep_logits
 from smelt.backends.cuda._pointwise import write_pointwise
 from smelt.backends.cuda._pool import CompilerPool
 from smelt.backends.cuda._reach import why_too_far
@@ -147,7 +148,8 @@ class CudaBackend(Backend[CudaTarget]):
             refusals += [Refusal(family, reason) for family in refused]
             tactics = [tactic for tactic in tactics if tactic.family not in _NEAR]
         pairs = [tactic for tactic in tactics if tactic.family == PairsFamily.name]
-        return pairs or tactics, refusals
+        tactics = pairs or tactics
+        return tactics if storage is DType.FLOAT32 else keep_logits(node, tactics), refusals
 
     @override
     def variants(self, tactic: Tactic) -> tuple[Tactic, ...]:

@@ -1,0 +1,128 @@
+"""What stays in float32 where 16 bits are asked for: logits, and what only bindings take.
+
+A softmax makes of each logit's error a relative one of the same size: rounded to float16, logits of
+20 err by 0.8 %. What is moved in less time than a launch takes costs nothing more in float32. And
+what a binding of float32 takes would be rounded only to be copied once more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from smelt.backends._base import Aliasing
+from smelt.backends._fusion import root_of
+from smelt.backends.cuda._costs import count_of
+from smelt.devices.cuda import LIBRARIES
+from smelt.ops import (
+    Concat,
+    Flatten,
+    Identity,
+    LogSoftmax,
+    Reshape,
+    Softmax,
+    Squeeze,
+    Transpose,
+    Unsqueeze,
+)
+from smelt.types import DType, Layout
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from smelt.backends._base import Tactic
+    from smelt.ir import Node, Value
+    from smelt.types import TensorFormat
+
+_MOST_ELEMENTS: Final = 1 << 18
+"""Of logits: they are written and read in half a microsecond."""
+_PASSING: Final = (Concat, Flatten, Identity, Reshape, Squeeze, Transpose, Unsqueeze)
+"""Ops that hand on what they read: mostly windows, which are as wide as what they are of."""
+
+
+def keep_logits(node: Node, tactics: Sequence[Tactic]) -> list[Tactic]:
+    """The tactics with float32 where that stays, for a node on which 16 bits are asked for.
+
+    Windows are of what there is, images in pairs are of 16 bits, and a library's algorithm is for
+    the types that it was asked for.
+    """
+    inputs = [_is_handed_on(node, n) and _is_kept(value) for n, value in enumerate(node.inputs)]
+    outputs = [_is_kept(value) for value in node.outputs]
+    if not any((*inputs, *outputs)):
+        return list(tactics)
+    return [_widened(tactic, inputs, outputs) for tactic in tactics]
+
+
+def _widened(tactic: Tactic, inputs: Sequence[bool], outputs: Sequence[bool]) -> Tactic:
+    every = [fmt for fmt in (*tactic.inputs, *tactic.outputs) if fmt is not None]
+    is_paired = any(fmt.layout is Layout.PAIRED for fmt in every)
+    if is_paired or tactic.aliasing is not Aliasing.NONE or tactic.family in LIBRARIES:
+        return tactic
+    return replace(
+        tactic,
+        inputs=tuple(
+            _wide(fmt) if is_kept and fmt is not None else fmt
+            for fmt, is_kept in zip(tactic.inputs, inputs, strict=True)
+        ),
+        outputs=tuple(
+            _wide(fmt) if is_kept else fmt
+            for fmt, is_kept in zip(tactic.outputs, outputs, strict=True)
+        ),
+    )
+
+
+def _wide(fmt: TensorFormat) -> TensorFormat:
+    return replace(fmt, dtype=DType.FLOAT32)
+
+
+def _is_handed_on(node: Node, position: int) -> bool:
+    """Whether a node reads an input as it is made, or softens it."""
+    return isinstance(node.op, _PASSING) or (position == 0 and _softens(node))
+
+
+def _softens(node: Node) -> bool:
+    return isinstance(root_of(node)[0], Softmax | LogSoftmax)
+
+
+def _is_kept(value: Value | None) -> bool:
+    """Whether all that a value is handed on from stays in float32."""
+    made = [] if value is None else _sources(value)
+    return bool(made) and all(map(_stays_wide, made))
+
+
+def _sources(value: Value) -> list[Value]:
+    """What a value is handed on from: what other ops make, inputs of the network."""
+    found: dict[int, Value] = {}
+    known, left = {id(value)}, [value]
+    while left:
+        one = left.pop()
+        made = one.producer
+        if made is None or not isinstance(made.op, _PASSING):
+            found[id(one)] = one
+            continue
+        reads = made.inputs if isinstance(made.op, Concat) else made.inputs[:1]
+        for source in reads:
+            if source is not None and source.constant is None and id(source) not in known:
+                known.add(id(source))
+                left.append(source)
+    return list(found.values())
+
+
+def _stays_wide(value: Value) -> bool:
+    """Whether nothing but softmaxes and bindings come to read it, and few elements."""
+    if value.producer is None or value.tensor.dtype is not DType.FLOAT32:
+        return False
+    known, left = {id(value)}, [value]
+    is_softened = False
+    while left:
+        one = left.pop()
+        for user in one.users:
+            if isinstance(user.op, _PASSING):
+                new = [v for v in user.outputs if id(v) not in known]
+                known.update(map(id, new))
+                left += new
+            elif _softens(user) and user.inputs[0] is one:
+                is_softened = True
+            else:
+                return False
+    return not is_softened or count_of(value) <= _MOST_ELEMENTS
