@@ -50,6 +50,8 @@ _KEPT: Final = 6
 _WIDEST_HEAD: Final = 256
 _LEAST: Final = 16
 """Of each extent of a product on tensor cores."""
+_AHEAD: Final = 64 * WARP_LANES
+"""Values that a warp may hold while keys are scored."""
 _CHAIN_SECONDS: Final = 3.0e-7
 """Of a block of keys: its scores' largest must be known before its powers."""
 _ROW_SECONDS: Final = 3.0e-9
@@ -246,14 +248,21 @@ class _Writer:
             batch, head, *_ = self.k["strides"][operand]
             s.line(f"base{operand} = p{operand} + ({s.sum_of(('item', batch), ('head', head))})")
         row_ok = "" if self.whole_rows else "row_ok[:, None]"
+        s.wait()
         q_ok = self.inside(row_ok, "d[None, :]", self.width)
         s.line(f"q = tl.load({self.place(0, 'row[:, None]', 'd[None, :]')}{q_ok})")
         s.line(f"acc = tl.zeros([{self.rows}, {_padded(self.result_width)}], tl.float32)")
         if self.at_once:
-            self.take_keys("0")
+            self.find_keys("0")
+            has_room = self.columns * _padded(self.result_width) <= _AHEAD * self.k["warps"]
+            if has_room:
+                self.load_values()
+            self.score()
             s.line(f"most = tl.max(scores, 1){self.times}")
             s.line(f"power = tl.exp2(scores{self.times} - most[:, None])")
             s.line("total = tl.sum(power, 1)")
+            if not has_room:
+                self.load_values()
             self.add_values()
         else:
             self.walk()
@@ -268,7 +277,8 @@ class _Writer:
         s.line(f"most = tl.full([{self.rows}], float('-inf'), tl.float32)")
         s.line(f"total = tl.zeros([{self.rows}], tl.float32)")
         with s.block(f"for start in range(0, {s.extent(self.keys)}, {self.columns}):"):
-            self.take_keys("start")
+            self.find_keys("start")
+            self.score()
             s.line(f"larger = tl.maximum(most, tl.max(scores, 1){self.times})")
             # Until a key counts there is nothing to scale, and infinities have no difference.
             s.line("origin = tl.where(larger == float('-inf'), 0.0, larger)")
@@ -276,13 +286,17 @@ class _Writer:
             s.line("shrink = tl.exp2(most - origin)")
             s.line("total = total * shrink + tl.sum(power, 1)")
             s.line("acc = acc * shrink[:, None]")
+            self.load_values()
             self.add_values()
             s.line("most = larger")
 
-    def take_keys(self, start: str) -> None:
+    def find_keys(self, start: str) -> None:
         s = self.s
         s.line(f"column = {start} + tl.arange(0, {self.columns})")
         s.line(f"column_ok = column < {s.extent(self.keys)}")
+
+    def score(self) -> None:
+        s = self.s
         column_ok = "" if self.whole_columns else "column_ok[None, :]"
         ok = self.inside(column_ok, "d[:, None]", self.width)
         s.line(f"k = tl.load({self.place(1, 'column[None, :]', 'd[:, None]')}{ok})")
@@ -295,12 +309,14 @@ class _Writer:
         if not self.whole_columns:
             s.line("scores = tl.where(column_ok[None, :], scores, float('-inf'))")
 
-    def add_values(self) -> None:
+    def load_values(self) -> None:
         s = self.s
         column_ok = "" if self.whole_columns else "column_ok[:, None]"
         ok = self.inside(column_ok, "e[None, :]", self.result_width)
         s.line(f"v = tl.load({self.place(2, 'column[:, None]', 'e[None, :]')}{ok})")
-        s.line(f"acc = tl.dot(power.to(v.dtype), v, acc{self.how()})")
+
+    def add_values(self) -> None:
+        self.s.line(f"acc = tl.dot(power.to(v.dtype), v, acc{self.how()})")
 
     def how(self) -> str:
         is_single = self.s.dtypes[0] is DType.FLOAT32

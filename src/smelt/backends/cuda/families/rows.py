@@ -40,14 +40,14 @@ from smelt.types import Layout, TensorFormat, ceil_div, element_count, override
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
 
-    from smelt.engine import Parameters, Step
+    from smelt.engine import Parameters, Step, View
     from smelt.ir import Node, Op
     from smelt.types import Dim
 
 _MOST_COLUMNS: Final = 4096
-_SIZES: Final = ((512, 1), (1024, 2), (2048, 4), (4096, 4), (4096, 8), (8192, 8))
+_SIZES: Final = ((512, 1), (1024, 2), (2048, 4), (2048, 8), (4096, 4), (4096, 8), (8192, 8))
 """Elements that a program holds in registers, and its warps."""
-_KEPT: Final = 3
+_KEPT: Final = 4
 _TURN_SECONDS: Final = 1.2e-6
 """What a program takes beside moving its memory: sums across lanes and warps, divisions."""
 _LINE_BYTES: Final = 128
@@ -109,8 +109,8 @@ class RowsFamily(Family[CudaTarget]):
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
         x, out = view_of(operands, 0), operands.outputs[0]
-        op, count = root_of(node)
-        own = [v for v in operands.inputs[1:count] if v is not None]
+        op = root_of(node)[0]
+        own, constants = _own_inputs(node, operands)
         extras = extra_views(node, operands)
         views = [x, *own, *(view for view, _ in extras), out]
         inner = _inner_axes(node)
@@ -132,6 +132,7 @@ class RowsFamily(Family[CudaTarget]):
             parameters(
                 op=op.name,
                 own=len(own),
+                constants=constants,
                 along=tuple(a.json(scalars) for a in along),
                 others=tuple(a.json(scalars) for a in others),
                 length=scalars.json(length),
@@ -151,6 +152,14 @@ class RowsFamily(Family[CudaTarget]):
     def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
         del target
         return _Writer(kernel).write()
+
+
+def _own_inputs(node: Node, operands: Operands) -> tuple[list[View], tuple[bool, ...]]:
+    """What a norm scales and shifts by, and which of it are weights."""
+    count = root_of(node)[1]
+    given = zip(node.inputs[1:count], operands.inputs[1:count], strict=True)
+    known = [(view, value) for value, view in given if value is not None and view is not None]
+    return [view for view, _ in known], tuple(v.constant is not None for _, v in known)
 
 
 def _options(node: Node, layout: Layout, target: CudaTarget) -> list[tuple[Parameters, float]]:
@@ -282,7 +291,13 @@ class _Writer:
             s.line(f"base{operand} = row * 0 + {s.offset(names, self.others, operand)}")
         if self.fits:
             self.step_to("0")
+            for own, is_weight in enumerate(self.k["constants"]):
+                if is_weight:
+                    s.line(f"e{own} = {self.read(1 + own)}")
+            s.wait()
             s.line(f"x = {self.read(0)}")
+        else:
+            s.wait()
         if op in _REDUCTIONS:
             self.reduce(*_REDUCTIONS[op])
         elif op in {"softmax", "log_softmax"}:
@@ -332,8 +347,9 @@ class _Writer:
         last = len(s.dtypes) - 1
 
         def emit() -> None:
-            for own in range(self.own):
-                s.line(f"e{own} = {self.read(1 + own)}")
+            for own, is_weight in enumerate(self.k["constants"]):
+                if not (self.fits and is_weight):  # else it is there from the beginning
+                    s.line(f"e{own} = {self.read(1 + own)}")
             s.store(last, f"at{last}", self.finished(value, "at", "ok"), "ok")
 
         if self.fits:
