@@ -16,6 +16,7 @@ from smelt.engine import KernelSpec, Launch, parameters
 from smelt.errors import BuildError, EngineFormatError, MissingExtraError, UnsupportedError
 from smelt.ir import Graph
 from smelt.ops.conv import Conv
+from smelt.ops.conv_sum import ConvSum
 from smelt.ops.max_pool import MaxPool
 from smelt.ops.relu import Relu
 from smelt.ops.softmax import Softmax
@@ -82,6 +83,27 @@ def test_each_family_compiles_without_a_gpu(
         assert kernel.threads in {32, 64, 128, 256}
         assert kernel.may_start_early == (capability >= 90)
     assert "torch" not in sys.modules
+
+
+def test_pixels_of_either_of_two_images_are_said_to_be_whole_vectors() -> None:
+    graph = Graph("sum")
+    x = graph.add_input("x", TensorType(DType.FLOAT16, (1, 64, 7, 7)))
+    y = graph.add_input("y", TensorType(DType.FLOAT16, (1, 128, 14, 14)))
+    shapes = (("v", (64, 64, 1, 1)), ("w", (64, 128, 1, 1)))
+    v, w = (graph.add_constant(np.zeros(shape, np.float16), name) for name, shape in shapes)
+    op = ConvSum(Conv((1, 1)), Conv((1, 1), (2, 2)))
+    node = graph.add(op, x, v, y, w, name="node")
+    graph.outputs += node.outputs
+    backend = CudaBackend(jobs=1)
+    tactics = [t for t in backend.candidates(node, _HOPPER)[0] if t.family == "conv_sum"]
+    plan = assemble(graph, {id(node): tactics[0]}, backend, WeightStore()).plan
+    (kernel,) = (
+        step.kernel
+        for step in plan.steps
+        if isinstance(step, Launch) and step.kernel.family == "conv_sum"
+    )
+    # Without that Triton 3.9 loads them one by one.
+    assert "tl.multiple_of(tl.where(is_second" in backend.generate(kernel, _HOPPER)
 
 
 @pytest.mark.usefixtures("triton")

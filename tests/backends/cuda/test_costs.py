@@ -155,6 +155,14 @@ def test_few_long_sums_are_cut_in_pieces_and_many_are_not() -> None:
     assert math.prod(best(6272).tile[:2]) > math.prod(best(49).tile[:2])
 
 
+def test_sums_in_pieces_do_not_crowd_out_all_others() -> None:
+    shape = Shape(1, 1568, 512, 4608, DType.FLOAT16, run=512, image=802_816, windows=True)
+    most_promising = [choice for choice, _ in tiles_for(shape, HOPPER)][:8]
+    fastest = Choice((64, 128, 128), 4, 4, "ieee")  # of all that were measured
+    assert fastest in most_promising
+    assert any(choice.pieces > 1 for choice in most_promising)
+
+
 def test_a_depthwise_convolution_has_small_programs_first() -> None:
     graph = Graph("depthwise")
     x = graph.add_input("x", TensorType(DType.FLOAT16, (1, 384, 14, 14)))

@@ -16,7 +16,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from smelt.backends.cuda._source import LANGUAGE_TYPES
+from smelt.backends.cuda._source import ALIGNED_BYTES, LANGUAGE_TYPES
 from smelt.backends.cuda._tile_writer import TileWriter, across, both, divides, masked
 from smelt.engine import KernelSpec, as_json, parameters
 from smelt.types import DType, override
@@ -212,9 +212,18 @@ class ProductWriter(TileWriter):
         steps = self.taps * self.k["run"] // bk
         s.line(f"is_second = number >= {steps}")
         s.line(f"k = number * {bk} + step")
-        s.line("rows = tl.where(is_second, second_rows, a_rows)")
+        s.line(f"rows = {self.as_vectors('tl.where(is_second, second_rows, a_rows)')}")
         s.line(f"at = tl.where(is_second, k - {steps * bk}, {a_at})")
         return a_ok and f"({a_ok}) | is_second"
+
+    def as_vectors(self, rows: str) -> str:
+        """Addresses in either image; said to be those of whole vectors, if all of them are."""
+        size = self.s.dtypes[0].size_bytes
+        strides = [axis[1 + operand] for axis in self.rows for operand in (0, 2)]
+        is_round = all(isinstance(n, int) and n * size % ALIGNED_BYTES == 0 for n in strides)
+        aligned = self.k["aligned"]
+        is_round = is_round and aligned[0] and aligned[2] and self.k["start"] == 0
+        return f"tl.multiple_of({rows}, {ALIGNED_BYTES})" if is_round else rows
 
     def sum_second(self) -> None:
         """The pixels of the second image, where steps would reach from one image into both."""

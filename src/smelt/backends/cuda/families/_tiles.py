@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from dataclasses import dataclass
 from itertools import product
 from math import ceil, sqrt
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 _KEPT: Final = 24
 _KEPT_ALIKE: Final = 3
 """Of tiles with as many rows and columns so many are kept."""
+_KEPT_IN_PIECES: Final = 5
+"""The same of all sums in pieces."""
 _TURN_SECONDS: Final = 4.5e-10
 """For each element of the sum's depth in a step: addresses, conditions, barriers."""
 _CHAIN_SECONDS: Final = 8.8e-10
@@ -118,14 +121,18 @@ def tiles_for(shape: Shape, target: CudaTarget) -> Iterator[tuple[Choice, float]
     """Yield the most promising tiles, with their estimated seconds, best first."""
     found = [(estimate(shape, choice, target), choice) for choice in _choices(shape, target)]
     found.sort(key=lambda pair: pair[0])
-    kept: dict[tuple[int, int, bool, bool], int] = {}
-    count = 0
+    kept: Counter[tuple[int, int, bool, bool]] = Counter()
+    in_pieces = 0
     for seconds, choice in found:
-        kind = (*choice.tile[:2], choice.early, choice.pieces > 1)
-        kept[kind] = kept.get(kind, 0) + 1
-        if kept[kind] <= _KEPT_ALIKE and count < _KEPT:
-            count += 1
-            yield choice, seconds
+        is_cut = choice.pieces > 1
+        kind = (*choice.tile[:2], choice.early, is_cut)
+        if kept[kind] == _KEPT_ALIKE or (is_cut and in_pieces == _KEPT_IN_PIECES):
+            continue
+        kept[kind] += 1
+        in_pieces += is_cut
+        yield choice, seconds
+        if kept.total() == _KEPT:
+            return
 
 
 def _choices(shape: Shape, target: CudaTarget) -> Iterator[Choice]:
