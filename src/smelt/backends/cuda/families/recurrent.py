@@ -17,7 +17,7 @@ from smelt.backends._base import Family, Operands, Refusal, Tactic
 from smelt.backends._nodes import value_of, view_of
 from smelt.backends._scalars import Scalars
 from smelt.backends.cuda._costs import LAUNCH_SECONDS, guess, memory_seconds
-from smelt.backends.cuda._source import Source, cluster_of, operand_parameters
+from smelt.backends.cuda._source import CLUSTER, Source, cluster_of, operand_parameters
 from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda.families._epilogue import FLOATS
 from smelt.backends.cuda.families._recurrent_team import TeamWriter, exchanges, pack_for_team, teams
@@ -35,7 +35,11 @@ if TYPE_CHECKING:
     from smelt.ir import Node
     from smelt.types import Dim
 
-_ENTERING_TILE: Final = (32, 64, 32)
+_FEW_MOMENTS: Final = 1024
+_TILES: Final = {True: (16, 32, 64), False: (64, 64, 32)}
+"""Of the first product: moments, rows and steps; whether there are few moments."""
+_ENTERING: Final = {"ieee": (4.5e-6, 1.2e13), "tf32x3": (2.0e-6, 3.5e13)}
+"""How float32 is multiplied there: the least seconds, and FLOP a second."""
 _STEP_SECONDS: Final = 8.0e-7
 _FED: Final = 3.6e10
 """Bytes of weights a second that one program gets from the second-level cache."""
@@ -75,13 +79,18 @@ class RecurrentFamily(Family[CudaTarget]):
         room = _Memory.of(node).total * _FLOAT_BYTES
         once = LAUNCH_SECONDS + memory_seconds(node, target)
         weights = op.gates * op.hidden_size**2 * kind.dtype.size_bytes
-        alone = ((), _STEP_SECONDS + weights / _FED)
+        alone = (parameters(warps=8), _STEP_SECONDS + weights / _FED)
         sequences = op.directions * guess(kind.shape[1 - op.layout])
-        for options, moment in (alone, *teams(op, sequences, target)):
-            seconds = once + moments * moment
-            yield Tactic(
-                self.name, options, inputs, results, workspace_bytes=room, cost_hint=seconds
-            )
+        work = 2.0 * moments * sequences * op.gates * op.hidden_size * guess(kind.shape[2])
+        for way, (least, rate) in _ENTERING.items():
+            if way != "ieee" and not (target.has_tf32 and kind.dtype is DType.FLOAT32):
+                continue
+            for options, moment in (alone, *teams(op, sequences, target)):
+                made = parameters(precision=way, **dict(options))
+                seconds = once + least + work / rate + moments * moment
+                yield Tactic(
+                    self.name, made, inputs, results, workspace_bytes=room, cost_hint=seconds
+                )
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
@@ -89,7 +98,7 @@ class RecurrentFamily(Family[CudaTarget]):
         weights = value_of(node, _WEIGHTS).constant
         if weights is None:
             raise InternalError(f"{node} has tactics, but its weights are not constant")
-        if tactic.parameters:
+        if CLUSTER in dict(tactic.parameters):
             return (pack_for_team(weights, cast("GRU | LSTM", node.op)),)
         return (Constant.derive(f"{weights.name}.by_state", Transpose((0, 2, 1)), weights),)
 
@@ -135,6 +144,8 @@ class _Memory:
 class _Lowering:
     def __init__(self, node: Node, tactic: Tactic, operands: Operands) -> None:
         self.node, self.options = node, dict(tactic.parameters)
+        self.precision = self.options.pop("precision")
+        self.is_team = CLUSTER in self.options
         self.op = cast("GRU | LSTM", node.op)
         self.inputs = dict(zip(_INPUTS, operands.inputs, strict=False))
         self.results = dict(zip(_RESULTS, operands.outputs, strict=False))
@@ -146,7 +157,7 @@ class _Lowering:
         states = memory.states * memory.state
         self.entered = _floats(workspace, states, memory.entering)
         self.states = _floats(workspace, 0, states)
-        if self.options:
+        if self.is_team:
             words = ceil_div(states, 2)
             self.states = replace(self.states, dtype=DType.INT64, shape=(words,))
 
@@ -165,15 +176,17 @@ class _Lowering:
         scalars = Scalars()
         moments = self.time * self.batch
         cleared: Dim = 0
-        if self.options:
+        if self.is_team:
             written.append(len(views))
             views.append(self.states)
             cleared = self.states.shape[0]
-        bm, bn, _ = _ENTERING_TILE
+        bm, bn, _ = tile = _TILES[guess(moments) <= _FEW_MOMENTS]
         spec = KernelSpec(
             RecurrentFamily.name,
             parameters(
                 part="entering",
+                tile=tile,
+                precision=self.precision,
                 extents=scalars.all_json((moments, self.batch, rows, x.shape[2])),
                 strides=scalars.all_json((*self.sequence(x), x.strides[2])),
                 recurrent_biases=2 * op.hidden_size if is_late else rows,
@@ -217,7 +230,7 @@ class _Lowering:
                     if name in given
                 ),
                 pipeline=1,
-                **{"warps": 8, **self.options},
+                **self.options,
                 **operand_parameters(tuple(given.values()), len(scalars.values)),
             ),
         )
@@ -249,7 +262,7 @@ def _write_entering(kernel: KernelSpec) -> str:
     s = Source(kernel)
     moments, batch, rows, width = map(s.extent, kernel["extents"])
     along_time, along_batch, along = kernel["strides"]
-    bm, bn, bk = _ENTERING_TILE
+    bm, bn, bk = kernel["tile"]
     across = f"(({rows} + {bn - 1}) // {bn})"
     down = f"(({moments} + {bm - 1}) // {bm})"
     s.line("program = tl.program_id(0).to(tl.int64)")
@@ -269,7 +282,7 @@ def _write_entering(kernel: KernelSpec) -> str:
         weights = f"((way * {rows} + column) * {width})[None, :] + k[:, None]"
         s.line(f"ok = column_ok & (k < {width})[:, None]")
         s.line(f"b = tl.load(p1 + {weights}, mask=ok, other=0.0)")
-        s.line('acc = tl.dot(a.to(b.dtype), b, acc, input_precision="ieee")')
+        s.line(f'acc = tl.dot(a.to(b.dtype), b, acc, input_precision="{kernel["precision"]}")')
     entered = 3 if kernel["has_bias"] else 2
     if kernel["has_bias"]:
         at = f"(way * 2 * {rows} + column)[None, :]"
