@@ -64,6 +64,8 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 ROOT: Final = Path(__file__).resolve().parents[2]
+_FEW: Final = {DType.BFLOAT16.value: 1, TF32: 3, PAIRS: 3}
+"""Storages whose tiles others have, too: how many tactics are tried that differ in tiles alone."""
 DENSE: Final = "dense"
 """Stands for an op in requests: the cases of the sizes that networks have."""
 _POISONS: Final = (0xA5, 0x5A, 0xFF)
@@ -195,13 +197,24 @@ def trials_for(request: Request, backend: CudaBackend, target: CudaTarget) -> li
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         made = [trial for trial in every if not trial.tactic.is_reference]
-    if request.storage == DType.BFLOAT16.value:
-        made = list({_numbers_of(trial): trial for trial in made}.values())
+    made = _spread(made, _FEW.get(request.storage, len(made)))
     return made[request.part :: request.parts]
 
 
+def _spread(trials: Sequence[Trial], count: int) -> list[Trial]:
+    """Of trials that differ in tiles alone so many, evenly spread."""
+    alike: dict[object, list[Trial]] = {}
+    for trial in trials:
+        alike.setdefault(_numbers_of(trial), []).append(trial)
+    found: list[Trial] = []
+    for group in alike.values():
+        most = min(count, len(group))
+        found += [group[number * len(group) // most] for number in range(most)]
+    return found
+
+
 def _numbers_of(trial: Trial) -> tuple[object, ...]:
-    """What decides the types of all numbers: what else bfloat16 has, float16 has shown."""
+    """What decides the types of all numbers, and how they lie."""
     tactic = trial.tactic
     return (trial.case.name, tactic.family, tactic.inputs, tactic.outputs, trial.symbols)
 
