@@ -83,6 +83,7 @@ def trial(
     *,
     deadline: float = math.inf,
     least_seconds: float = 0.0,
+    brief_seconds: float = 0.0,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> NetworkTrial:
     return NetworkTrial(
@@ -91,7 +92,13 @@ def trial(
         stage,
         CpuBackend(jobs=1),
         TimingCache() if cache is None else cache,
-        effort=Effort(runs=3, rivals=4, slower=1e3, least_seconds=least_seconds),
+        effort=Effort(
+            runs=3,
+            rivals=4,
+            slower=1e3,
+            least_seconds=least_seconds,
+            brief_seconds=brief_seconds,
+        ),
         where="here",
         sizes={},
         deadline=deadline,
@@ -122,6 +129,27 @@ def test_what_is_faster_in_the_network_wins_though_it_was_not_alone() -> None:
     told = dict(choice.in_network["conv3"])
     assert told[str(better)] == pytest.approx(0.5e-3)
     assert told[str(before[id(graph.nodes[3])])] == pytest.approx(1e-3)
+
+
+@pytest.mark.parametrize("brief_seconds", [0.0, 1e3])
+def test_brief_plans_are_gone_through_again_where_one_choice_makes_another_pay(
+    brief_seconds: float,
+) -> None:
+    graph = network(8)
+    choice = chosen_alone(graph)
+    before = dict(choice.tactics)
+    first, then = (graph.nodes[place] for place in (0, 7))
+    others = {id(node): one_other(choice, node) for node in (first, then)}
+
+    def special(cast: Cast, position: int) -> float | None:
+        is_first = cast[id(first)] == others[id(first)]
+        if position == 7 and is_first and cast[id(then)] == others[id(then)]:
+            return 0.5
+        return 0.5 if position == 0 and is_first else None
+
+    trial(choice, FakeStage(graph, choice, special), brief_seconds=brief_seconds).run()
+    found = dict(others) if brief_seconds else {id(first): others[id(first)]}
+    assert choice.tactics == {**before, **found}
 
 
 def test_what_slows_its_neighbours_more_than_it_gains_loses() -> None:

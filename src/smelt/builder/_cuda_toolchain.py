@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from smelt.builder._toolchain import Tuning
     from smelt.devices.cuda import CudaDevice, OpenLibrary
     from smelt.engine import KernelSpec
-    from smelt.tuner import Choice, Timer
+    from smelt.tuner import Choice, Effort, Timer
 
 _LOG = logging.getLogger(__name__)
 _SIZE: Final = "multiprocessors="
@@ -48,11 +48,21 @@ _CANDIDATES_LONG: Final = 2
 """The same of launches that take long, of which estimates have the best among fewer."""
 _SHARE_ALONE: Final = 0.7
 """The share of the tuning's time after which candidates are no longer timed alone."""
+_BRIEF_SECONDS: Final = 3e-4
+"""Plans that take less alone are gone through several times."""
 _PLAN_SECONDS: Final = 0.03
 """What it takes to assemble a plan, to record its graphs, and to see that its results stay."""
 _SHARE_AGAIN: Final = 0.2
 """How much of the time that they took alone it may take to compile candidates for their places in
 the network: most are the same there."""
+
+
+def _in_networks(effort: Effort) -> Effort:
+    """What of an effort is made on GPUs, where there are more candidates and plans are briefer."""
+    rivals = 2 * effort.rivals
+    return dataclasses.replace(
+        effort, least_seconds=0.0, brief_seconds=_BRIEF_SECONDS, rivals=rivals
+    )
 
 
 class CudaToolchain(Toolchain):
@@ -161,9 +171,7 @@ class CudaToolchain(Toolchain):
             ),
             self.backend,
             tuning.timings,
-            effort=dataclasses.replace(
-                effort.network, least_seconds=0.0, rivals=2 * effort.network.rivals
-            ),
+            effort=_in_networks(effort.network),
             where=", ".join((place_of(self.target, device), *self.libraries)),
             sizes=tuning.sizes,
             may_play=tuning.may_play,

@@ -43,6 +43,8 @@ _NEGLIGIBLE: Final = 0.003
 """Nodes that take a smaller share of the whole stay as they are."""
 _LEAST_RUNS: Final = 3
 """Fewer runs than this are not worth a plan."""
+_BRIEF_TIMES: Final = 3
+"""So many times the passes have brief plans."""
 _TIE: Final = 0.01
 """Times that differ by a smaller share are equal: the one that goes through less memory wins."""
 
@@ -76,6 +78,9 @@ class Effort:
     """Runs of each plan."""
     seconds: float = 4.0
     """Time for the runs of a pass."""
+    brief_seconds: float = 0.0
+    """Plans that take less have several times the passes: what is best in one place changes
+    with what is chosen in others, most of all where launches run into each other."""
     least_seconds: float = 1e-4
     """Plans that take less stay as they are: they find all their weights in the cache."""
 
@@ -152,9 +157,11 @@ class NetworkTrial:
     def run(self) -> None:
         """Put the best tactics into the choice, with the reasons."""
         first = dict(self.choice.tactics)
-        if sum(self._alone(first).values()) < self.effort.least_seconds:
+        seconds = sum(self._alone(first).values())
+        if seconds < self.effort.least_seconds:
             return
-        rounds = self.effort.passes + 1
+        is_brief = seconds < self.effort.brief_seconds
+        rounds = self.effort.passes * (_BRIEF_TIMES if is_brief else 1) + 1
         self.progress(0, rounds)
         best = self._fastest([first, *self._all_alike(first)])
         for number in range(1, rounds):
