@@ -72,32 +72,31 @@ _CASES: Final = (
     _conv("a residual", Conv((1, 1)), (2, 64, 9, 8), 128, adds=True),
     _conv("steps", Conv((1, 1), (2, 2)), (2, 384, 17, 18), 64),
     _conv("windows", Conv((3, 3), pads=(1, 1, 1, 1)), (2, 24, 9, 8), 64),
-    _STEMS[0],
     _sum(),
 )
 
 
 def held_trials(backend: CudaBackend, target: CudaTarget, storage: DType) -> list[Trial]:
-    """Every case by such tactics, for each way of loading ahead the one of most programs.
+    """Every case by the tactic of most programs of each such family.
 
     The GPU is small enough for them to be offered.
     """
     small = replace(target, multiprocessors=1)
     every = chain(
-        narrow_trials((*_CASES, *_STEMS[1:]), backend, small, storage),
+        narrow_trials((*_CASES, *_STEMS), backend, small, storage),
         trials_of_cases([_half()], backend, small),
     )
-    return _of_each_way(every)
+    return _of_most_programs(every)
 
 
 def open_held_trials(backend: CudaBackend, target: CudaTarget) -> list[Trial]:
-    """A case with a symbolic batch, and without any image, in both ways."""
-    return _of_each_way(open_trials(_half(), backend, replace(target, multiprocessors=1)))
+    """A case with a symbolic batch, and without any image."""
+    return _of_most_programs(open_trials(_half(), backend, replace(target, multiprocessors=1)))
 
 
-def _of_each_way(trials: Iterable[Trial]) -> list[Trial]:
+def _of_most_programs(trials: Iterable[Trial]) -> list[Trial]:
     held = sorted((t for t in trials if t.tactic.family in {HELD, _DIRECT}), key=_programs)
-    found = {(t.case.name, bool(t.symbols), t.tactic.family, _way(t)): t for t in held}
+    found = {(t.case.name, bool(t.symbols), t.tactic.family): t for t in held}
     return list(found.values())
 
 
@@ -113,8 +112,3 @@ def check_held(trials: Sequence[Trial]) -> None:
 def _programs(trial: Trial) -> int:
     """How many programs share a stretch of columns."""
     return cast("int", dict(trial.tactic.parameters)["programs"])
-
-
-def _way(trial: Trial) -> bool:
-    """Whether tiles come ahead in registers."""
-    return ("pipeline", 1) in trial.tactic.parameters

@@ -40,7 +40,7 @@ def _held(node: Node, target: CudaTarget = _HOPPER) -> list[Tactic]:
 def test_they_are_never_the_first_by_estimate(channels: int) -> None:
     _, node = _convolution(32, channels, 512, Conv((1, 1)))
     tactics, _ = CudaBackend().candidates(node, _HOPPER)
-    assert 1 <= len(_held(node)) <= 4
+    assert 1 <= len(_held(node)) <= 3
     assert min(tactics, key=lambda t: t.cost_hint).family == "conv"
 
 
@@ -93,14 +93,10 @@ def test_weights_of_no_or_open_extents_are_refused_like_everywhere(
     assert {r.family for r in refusals if reason in r.reason} == {"conv", "stem"}
 
 
-@pytest.mark.parametrize("way", ["in registers", "in shared memory"])
-def test_what_they_load_ahead_fits_as_often_as_they_are_to_run_beside_each_other(
-    way: str,
-) -> None:
+def test_what_they_load_ahead_fits_as_often_as_they_are_to_run_beside_each_other() -> None:
     graph, node = _convolution(32, 256, 1024, Conv((1, 1)), size=14)
     backend = CudaBackend(jobs=1)
-    ways = {t.parameters: "in registers" for t in _held(node) if ("pipeline", 1) in t.parameters}
-    tactic = next(t for t in _held(node) if ways.get(t.parameters, "in shared memory") == way)
+    tactic = _held(node)[0]
     assembled = assemble(graph, {id(node): tactic}, backend, WeightStore())
     launches = [s for s in assembled.plan.steps if isinstance(s, Launch)]
     (launch,) = (s for s in launches if s.kernel.family == "held")

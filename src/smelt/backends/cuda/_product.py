@@ -308,8 +308,7 @@ class HeldWriter(ProductWriter):
     """The same by programs that hold the weights of their columns, and do tile after tile below.
 
     The steps of a sum are written out, each with weights of its own. So the loop is over tiles, and
-    what comes ahead is the next tiles' pixels: by way of shared memory, as the compiler arranges it
-    for a pipeline, and then extra operands as well; or, without a pipeline, in registers.
+    what the compiler has come ahead is the next tiles' pixels, and their extra operands.
     """
 
     @override
@@ -328,49 +327,23 @@ class HeldWriter(ProductWriter):
             if self.k["constants"][operand] and self.repeats(operand)[0]:
                 self.read(extra)
         s.wait()
-        s.line(f"first = program // {self.across}")
-        if self.k["pipeline"] > 1:
-            tiles = f"first, {self.down}, {side}, num_stages={self.k['pipeline']}"
-            with s.block(f"for down in tl.range({tiles}):"):
-                self.find_rows()
-                self.sum()
-                self.finish()
-            return s.text()
-        s.line("down = first")
-        # Where the batch is known at run time only, it may be empty.
-        self.load_tile("a", "" if self.row_count.isdigit() else f"row * 0 + down < {self.down}")
-        with s.block(f"for turn in range(0, tl.cdiv({self.down} - first, {side})):"):
-            s.line(f"down = first + (turn + 1) * {side}")
-            self.load_tile("next", f"row * 0 + down < {self.down}")
-            s.line(f"down = first + turn * {side}")
+        tiles = f"program // {self.across}, {self.down}, {side}, num_stages={self.k['pipeline']}"
+        with s.block(f"for down in tl.range({tiles}):"):
             self.find_rows()
-            for extra in extras:
-                self.read(extra)
-            self.add_tile("a")
+            self.prepare_rows()
+            self.sum()
             self.finish()
-            for number, _ in enumerate(self.steps()):
-                s.line(f"a{number} = next{number}")
         return s.text()
 
     @override
     def sum(self) -> None:
-        self.load_tile("a", "")
-        self.add_tile("a")
-
-    def load_tile(self, name: str, condition: str) -> None:
-        """Load the pixels of a tile, step by step: of rows that meet a condition, if any."""
-        self.find_rows()
-        self.prepare_rows()
+        bm, bn, _ = self.tile
         for number, first in enumerate(self.steps()):
             at, ok = self.pixels(first)
-            self.load_pixels(f"{name}{number}", at, both(across(condition, 0), ok))
-
-    def add_tile(self, name: str) -> None:
-        """Multiply pixels and weights."""
-        bm, bn, _ = self.tile
+            self.load_pixels(f"a{number}", at, ok)
         self.s.line(f"acc = tl.zeros([{bm}, {bn}], tl.float32)")
         for number, _ in enumerate(self.steps()):
-            self.multiply_by(f"{name}{number}", f"b{number}")
+            self.multiply_by(f"a{number}", f"b{number}")
 
     def steps(self) -> range:
         """Where the steps of the sum begin, in what the taps' runs and a second image's make."""

@@ -23,7 +23,6 @@ from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda.families._tiles import OWN_SHARED_BYTES
 from smelt.backends.cuda.families.conv import ConvFamily, product_shape, reason_against
 from smelt.backends.cuda.families.conv_sum import ConvSumFamily, sum_shape
-from smelt.backends.cuda.families.stem import StemFamily, row_of, stem_shape, why_no_stem
 from smelt.engine import parameters
 from smelt.ops.conv import Conv
 from smelt.ops.conv_sum import ConvSum
@@ -36,17 +35,14 @@ if TYPE_CHECKING:
     from smelt.engine import KernelSpec, Step
     from smelt.ir import Constant, Node
 
-_KEPT_ALIKE: Final = 2
-"""Of those that load ahead in the same way so many are kept."""
+_KEPT: Final = 3
 _TILES: Final = ((64, 64), (64, 128), (128, 64), (128, 128))
 """Rows and columns."""
 _BESIDE: Final = (4, 3, 2, 1)
 """Programs of a multiprocessor."""
 _REGISTERS: Final = 65536
 _OWN_REGISTERS: Final = 96
-"""Of a thread, beside the sums, extra operands, and what is on its way."""
-_MOST_AHEAD: Final = 64 * 256
-"""Elements of a tile that four warps can have on their way in registers."""
+"""Of a thread, beside the sums and extra operands."""
 _EIGHT_WARPS_FROM: Final = 128 * 128
 """Elements of a tile."""
 _DEEPEST_STEP: Final = 256
@@ -98,16 +94,10 @@ class _Choice:
         """Whether so many programs have room beside each other, and enough to do."""
         bm, bn, step = self.tile
         depth, extra = -(-shape.depth // step) * step, shape.adds * bm * bn
-        ahead, words = bm * depth, 0
-        if self.pipeline > 1:
-            ahead = self.pipeline * ahead + (self.pipeline - 1) * extra
-        elif ahead <= _MOST_AHEAD:
-            words = ahead // 2
-        else:
-            return False
+        ahead = self.pipeline * bm * depth + (self.pipeline - 1) * extra
         room = (depth * bn + bm * bn // 2 + ahead) * shape.dtype.size_bytes + OWN_SHARED_BYTES
         threads = self.warps * WARP_LANES
-        each = min(MOST_REGISTERS, _OWN_REGISTERS + (bm * bn + extra // 2 + words) // threads)
+        each = min(MOST_REGISTERS, _OWN_REGISTERS + (bm * bn + extra // 2) // threads)
         return (
             self.beside * room <= target.shared_bytes
             and self.beside * each * threads <= _REGISTERS
@@ -150,12 +140,8 @@ class HeldFamily(Family[CudaTarget]):
         choices = [(_seconds(shape, c, target), c) for c in _choices(shape, step, target)]
         if not choices:
             yield Refusal(self.name, "weights and the next tiles do not fit, or tiles are too few")
-        kept: dict[bool, int] = {}
-        for seconds, choice in sorted(choices, key=lambda pair: pair[0]):
-            way = choice.pipeline > 1
-            kept[way] = kept.get(way, 0) + 1
-            if kept[way] <= _KEPT_ALIKE:
-                yield from (choice.tactic(tactic, seconds) for tactic in plain[:1])
+        for seconds, choice in sorted(choices, key=lambda pair: pair[0])[:_KEPT]:
+            yield from (choice.tactic(tactic, seconds) for tactic in plain[:1])
 
     @override
     def narrowed(
@@ -179,11 +165,7 @@ class HeldFamily(Family[CudaTarget]):
 
 def _base_of(node: Node) -> Family[CudaTarget]:
     """The family of the same product by a program for each tile."""
-    root, _ = root_of(node)
-    if isinstance(root, ConvSum):
-        return ConvSumFamily()
-    is_stem = isinstance(root, Conv) and why_no_stem(node, root) is None
-    return StemFamily() if is_stem else ConvFamily()
+    return ConvSumFamily() if isinstance(root_of(node)[0], ConvSum) else ConvFamily()
 
 
 def _product_of(node: Node, target: CudaTarget) -> tuple[Family[CudaTarget], Shape, int]:
@@ -194,8 +176,6 @@ def _product_of(node: Node, target: CudaTarget) -> tuple[Family[CudaTarget], Sha
         second = cast("int", value_of(node, 3).tensor.shape[1])
         return base, sum_shape(node, root, target), gcd(run, second, _DEEPEST_STEP)
     shape = product_shape(node, root, target)
-    if isinstance(base, StemFamily):
-        shape, run = stem_shape(node, root, target), row_of(node, root)[1]
     whole = 1 << (shape.depth - 1).bit_length()
     is_whole = whole <= _DEEPEST_STEP and shape.depth >= _LEAST_FILLED * whole
     return base, shape, whole if is_whole and run % _VECTOR == 0 else gcd(run, _DEEPEST_STEP)
@@ -214,12 +194,12 @@ def _why_not(shape: Shape, step: int, target: CudaTarget) -> str | None:
 
 
 def _choices(shape: Shape, step: int, target: CudaTarget) -> Iterator[_Choice]:
-    """For each size of tile and number of programs, what loads furthest ahead, in both ways."""
-    for (bm, bn), beside, pipelines in product(_TILES, _BESIDE, (_PIPELINES, (1,))):
+    """For each size of tile and number of programs, what loads furthest ahead."""
+    for (bm, bn), beside in product(_TILES, _BESIDE):
         if shape.columns % bn:
             continue
         programs = max(1, target.multiprocessors * beside // (shape.columns // bn))
-        made = (_Choice((bm, bn, step), pipeline, beside, programs) for pipeline in pipelines)
+        made = (_Choice((bm, bn, step), pipeline, beside, programs) for pipeline in _PIPELINES)
         yield from islice((choice for choice in made if choice.fits(shape, target)), 1)
 
 
@@ -231,8 +211,7 @@ def _seconds(shape: Shape, choice: _Choice, target: CudaTarget) -> float:
     extra = bm * bn * shape.adds
     fed = (bm * shape.depth + extra) * size / _FED
     read = bm // rows * (shape.depth // steps) * (rows + bn) * steps
-    written = bm * shape.depth * (1 if choice.pipeline > 1 else 2)
-    through = read + written + 2 * extra + 2 * bm * bn
+    through = read + bm * shape.depth + 2 * extra + 2 * bm * bn
     busy = max(work, fed, through * size / _SHARED_BYTES_PER_SECOND)
     down = -(-shape.rows // bm)
     each = -(-down // choice.programs)
