@@ -9,11 +9,10 @@ scores once.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 from smelt.backends._axes import broadcast_strides
-from smelt.backends._base import Family, Operands, Refusal, Tactic, store_as
+from smelt.backends._base import Family, Operands, Refusal, Tactic
 from smelt.backends._nodes import value_of, view_of
 from smelt.backends._scalars import Scalars
 from smelt.backends.cuda._costs import (
@@ -81,15 +80,6 @@ class AttentionFamily(Family[CudaTarget]):
             yield Tactic(self.name, options, inputs, (result,), cost_hint=seconds)
 
     @override
-    def narrowed(
-        self, node: Node, tactic: Tactic, dtype: DType, target: CudaTarget
-    ) -> tuple[Tactic, ...]:
-        """How float32 is multiplied says nothing of narrower words."""
-        del target
-        options = dict(tactic.parameters) | {"precision": "ieee"}
-        return (store_as(dtype, node, replace(tactic, parameters=parameters(**options))),)
-
-    @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
         op = cast("Attention", node.op)
         options: dict[str, Any] = dict(tactic.parameters)
@@ -143,17 +133,18 @@ def _options(
 ) -> list[tuple[tuple[tuple[str, Json], ...], float]]:
     """The most promising blocks, with estimated seconds, best first."""
     q, v = value_of(node, 0).tensor, value_of(node, 2).tensor
+    stored = target.factors(q.dtype)
     _, _, queries, width = map(guess, op.split(q.shape))
     keys, result_width = map(guess, op.split(v.shape)[2:])
     found: list[tuple[float, tuple[tuple[str, Json], ...]]] = []
     for rows, columns, warps in _BLOCKS:
         elements = (rows + columns) * _padded(width) + columns * _padded(result_width)
         pipeline = 1 if keys <= columns else 2
-        if elements * pipeline * q.dtype.size_bytes > target.shared_bytes * 3 // 4:
+        if elements * pipeline * stored.size_bytes > target.shared_bytes * 3 // 4:
             continue
         if columns > 2 * max(_LEAST, _power(keys)) or rows > 2 * max(_LEAST, _power(queries)):
             continue
-        for precision in _precisions(q.dtype):
+        for precision in _precisions(stored):
             options = parameters(
                 block=(rows, columns), pipeline=pipeline, precision=precision, warps=warps
             )
@@ -167,8 +158,9 @@ def _work(node: Node, op: Attention, options: dict[str, Any], target: CudaTarget
     q, v = value_of(node, 0).tensor, value_of(node, 2).tensor
     batch, heads, queries, width = map(guess, op.split(q.shape))
     keys, result_width = map(guess, op.split(v.shape)[2:])
-    (rows, columns), size = options["block"], q.dtype.size_bytes
-    how = (options["warps"], q.dtype, options["precision"], gpu_of(target))
+    stored = target.factors(q.dtype)
+    (rows, columns), size = options["block"], stored.size_bytes
+    how = (options["warps"], stored, options["precision"], gpu_of(target))
     scores = product_seconds((rows, columns, _padded(width)), *how)
     sums = product_seconds((rows, _padded(result_width), columns), *how)
     programs = batch * heads * -(-queries // rows)
