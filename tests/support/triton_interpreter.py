@@ -148,6 +148,7 @@ def _patch(interpreter: Any) -> None:
         _compute_in_bfloat16(interpreter)
         _cut_off_for_tf32(interpreter)
         _prefer_numbers(interpreter)
+        _divide_as_gpus_do(interpreter)
         _replace_assembly()
         _tell_of_programs(interpreter)
         watch_accesses(interpreter._interpreter, WATCH)
@@ -234,6 +235,20 @@ def _prefer_numbers(interpreter: Any) -> None:
     folds.min_max = min_max
 
 
+def _divide_as_gpus_do(interpreter: Any) -> None:
+    """By float32 beyond 2 ** 126, but for the division that says how it rounds, comes out zero."""
+    builder = interpreter.InterpreterBuilder
+
+    def quotient(a: Any, b: Any) -> Any:
+        inverse = np.where(np.abs(b) > _MOST_DIVISOR, 0, 1) if b.dtype == np.float32 else 1
+        return (np.divide(a, b) * inverse).astype(a.dtype)
+
+    def create_fdiv(self: Any, a: Any, b: Any) -> Any:
+        return self.binary_op(a, b, quotient)
+
+    builder.create_fdiv = create_fdiv
+
+
 def _cut_off_for_tf32(interpreter: Any) -> None:
     """Products see ten bits of a float32 behind the first if so told, and bfloat16 in full."""
     builder, tf32 = interpreter.InterpreterBuilder, interpreter._ir.INPUT_PRECISION.TF32
@@ -315,6 +330,7 @@ def _await_words(places: Any, numbers: Any) -> Any:
     return interpreter.TensorHandle(words.astype(np.int32), interpreter.tl.int32)
 
 
+_MOST_DIVISOR: Final = 2.0**126
 _WHOLE: Final = (None, "ieee")
 _SAMPLED_CASES = 4
 _MOST_SAMPLED = 6

@@ -123,7 +123,7 @@ def _elu(c: _Call) -> str:
 
 def _quotient(c: _Call, x: str, y: str) -> str:
     """What `/` stands for makes zeros of float32 where it divides by more than 2 ** 126."""
-    return f"{x} / {y}" if c.dtypes[0] is DType.FLOAT64 else f"tl.div_rn({x}, {y})"
+    return f"{x} / ({y})" if c.dtypes[0] is DType.FLOAT64 else f"tl.div_rn({x}, {y})"
 
 
 def _round(c: _Call) -> str:
@@ -221,7 +221,7 @@ EXPRESSIONS: Final[dict[str, Callable[[_Call], str]]] = {
     "sign": _sign,
     "sin": _unary("tl.sin({x})"),
     "softplus": lambda c: _softplus(c.x),
-    "softsign": _unary("{x} / (1.0 + tl.abs({x}))"),
+    "softsign": lambda c: _quotient(c, c.x, f"1.0 + tl.abs({c.x})"),
     "sqrt": lambda c: f"tl.sqrt{'' if c.dtypes[0] is DType.FLOAT64 else '_rn'}({c.x})",
     "sub": _fold("-"),
     "sum": _fold("+"),
