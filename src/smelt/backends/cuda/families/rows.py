@@ -59,7 +59,7 @@ _REDUCTIONS: Final = {
     "global_average_pool": ("sum", "{x}", "{t} / {n}"),
     "global_max_pool": ("max", "{x}", "{t}"),
     "reduce_l1": ("sum", "tl.abs({x})", "{t}"),
-    "reduce_l2": ("sum", "{x} * {x}", "tl.sqrt({t})"),
+    "reduce_l2": ("sum", "{x} * {x}", "tl.sqrt_rn({t})"),
     "reduce_log_sum": ("sum", "{x}", "tl.log({t})"),
     "reduce_max": ("max", "{x}", "{t}"),
     "reduce_mean": ("sum", "{x}", "{t} / {n}"),
