@@ -221,8 +221,20 @@ def test_an_algorithm_that_this_gpu_cannot_run_is_refused_when_it_is_loaded(
         with pytest.raises(EngineMismatchError, match="build the engine again here"):
             KernelLoader(device).load(call_to_bytes(wrong))
     library.checks_fail = True
-    with pytest.raises(EngineMismatchError, match="status 15"):
+    with pytest.raises(EngineMismatchError, match="build the engine again here"):
         KernelLoader(device).load(call_to_bytes(call))
+
+
+def test_an_algorithm_has_the_room_that_it_says_it_needs_when_it_is_checked(
+    device: CudaDevice, library: StubCublasLt
+) -> None:
+    opened = open_cublaslt(device)
+    library.hidden_bytes = 1024
+    rooms = {
+        most: opened.algorithms(CALL, count=4, most_workspace_bytes=most) for most in (4096, 8192)
+    }
+    assert [[room for _, room in found] for found in rooms.values()] == [[0], [0, 5120]]
+    assert KernelLoader(device).load(call_to_bytes(chosen(device, CALL, 1)))
 
 
 def test_another_version_is_refused_with_the_remedy(

@@ -250,11 +250,23 @@ class CublasLt:
                 if error.status in _NOT_SUPPORTED:
                     return []
                 raise
+            # Of some it wants more room when it is asked again than when it proposes them.
+            rooms = [
+                self._room(described, ctypes.addressof(result)) for result in found[: number.value]
+            ]
         return [
-            (bytes(result.algorithm).rstrip(b"\0").hex(), int(result.workspace_bytes))
-            for result in found[: number.value]
-            if not result.state
+            (bytes(result.algorithm).rstrip(b"\0").hex(), max(room, int(result.workspace_bytes)))
+            for result, room in zip(found, rooms, strict=False)
+            if not result.state and room is not None and room <= most_workspace_bytes
         ]
+
+    def _room(self, described: Sequence[int], algorithm: int) -> int | None:
+        """The workspace that an algorithm needs; None if it cannot do what is described."""
+        result = _Result()
+        status = self._api.cublasLtMatmulAlgoCheck(
+            self._handle, *described, algorithm, ctypes.addressof(result)
+        )
+        return None if status or result.state else int(result.workspace_bytes)
 
     def prepare(self, call: ProductCall) -> Launcher:
         """Let the library look at a call; what is returned queues it on its operands.
@@ -262,15 +274,13 @@ class CublasLt:
         Raises:
             EngineMismatchError: its algorithm cannot do this product on this GPU.
         """
-        result = _Result()
         algorithm = _algorithm(call)
         with self._described(call, ALIGNED_BYTES) as described:
-            places = ctypes.addressof(algorithm), ctypes.addressof(result)
-            status = self._api.cublasLtMatmulAlgoCheck(self._handle, *described, *places)
-        if status or result.state or result.workspace_bytes > call.workspace_bytes:
+            room = self._room(described, ctypes.addressof(algorithm))
+        if room is None or room > call.workspace_bytes:
             raise EngineMismatchError(
-                f"cuBLASLt cannot do a product of this engine on {self.device!r} as it was built "
-                f"(status {status or result.state}); build the engine again here"
+                f"cuBLASLt cannot do a product of this engine on {self.device!r} as it was built; "
+                "build the engine again here"
             )
         return partial(self._launch, call)
 
