@@ -5,19 +5,21 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import math
 import platform
 import subprocess
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 import smelt
 from smelt.backends.cuda import CompilerPool, CudaBackend
-from smelt.builder import _cuda_toolchain
-from smelt.builder._toolchain import open_toolchain, toolchain_of
+from smelt.builder import TuningEffort, _cuda_toolchain
+from smelt.builder._toolchain import Alternatives, Draft, open_toolchain, toolchain_of
 from smelt.devices.cuda import CudaKernel, _driver, cuda_device
 from smelt.engine import HostCall, Launch, read_engine, serialize_engine
 from smelt.errors import (
@@ -29,6 +31,7 @@ from smelt.errors import (
 )
 from smelt.gie import create_infer_builder
 from smelt.inspect import report_of, report_to_text
+from smelt.tuner import Choice
 from smelt.types import DType
 from tests.support.cuda_driver_stub import StubDriver
 from tests.support.gie import RecordingLogger
@@ -36,10 +39,11 @@ from tests.support.gie import small_network as gie_network
 from tests.support.small_networks import small_network
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
     from types import ModuleType
 
+    from smelt.builder._toolchain import Toolchain
     from smelt.runtime import Engine
 
 needs_triton = pytest.mark.skipif(
@@ -322,3 +326,70 @@ def test_where_the_extra_does_not_bring_the_compiler_the_error_says_so(
 def test_an_architecture_that_does_not_exist_is_refused(device: str) -> None:
     with pytest.raises(UnsupportedError, match=r"there is no GPU target .*sm_75, .*sm_121"):
         open_toolchain(device)
+
+
+class _Kinds:
+    """Chains of two kinds; a draft's graph is called by those that it has."""
+
+    def __init__(self) -> None:
+        self.asked: list[float] = []
+
+    def faster(self, most: float) -> list[str]:
+        self.asked.append(most)
+        return ["a", "b"]
+
+    def draft(self, kinds: Sequence[Any] = ()) -> Draft:
+        fields = dict.fromkeys(("timings", "may_play", "progress"))
+        graph = SimpleNamespace(name="".join(kinds) or "apart", nodes=[])
+        tuning: Any = SimpleNamespace(
+            graph=graph, effort=TuningEffort(), sizes={}, deadline=math.inf, **fields
+        )
+        return Draft(tuning, Choice())
+
+    def best(self, tools: Toolchain) -> str:
+        others: Any = Alternatives(self, self.draft)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        return tools.improve(self.draft(), others, 0.0).tuning.graph.name
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("seconds", "best"),
+    [
+        ({"apart": 2.0, "a": 1.9, "b": 1.9, "ab": 1.8}, "ab"),
+        ({"apart": 2.0, "a": 1.9, "b": 2.1}, "a"),
+        ({"apart": 2.0, "a": 1.9999, "b": 2.0}, "apart"),
+        ({"apart": 2.0, "a": 1.9, "b": 1.9, "ab": 2.1}, "apart"),
+        ({"apart": 2.0, "a": math.inf, "b": 2.0}, "apart"),
+    ],
+    ids=["both", "one", "next to nothing", "only one at a time", "none"],
+)
+def test_whole_plans_decide_which_nodes_are_chained(
+    seconds: dict[str, float],
+    best: str,
+    driver: Callable[[StubDriver | None], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver(StubDriver(lazy=True))
+
+    class Trial:
+        def __init__(self, graph: object, *_: object, **_options: object) -> None:
+            self.graphs: list[Any] = [graph]
+
+        def run(self) -> None: ...
+
+        def whole_seconds(self, casts: Sequence[object]) -> list[float]:
+            apart, *others = [seconds[graph.name] for graph in self.graphs]
+            told = [apart, *(one for own in others for one in (math.inf, own))]
+            del self.graphs[1:]
+            assert len(told) == len(casts)
+            return told
+
+    monkeypatch.setattr(_cuda_toolchain, "NetworkTrial", Trial)
+    assert _Kinds().best(open_toolchain("cuda")) == best
+
+
+@needs_triton
+def test_without_a_clock_the_times_of_nodes_decide() -> None:
+    kinds = _Kinds()
+    assert kinds.best(open_toolchain("cuda:sm_90")) == "ab"
+    assert kinds.asked[0] < 1

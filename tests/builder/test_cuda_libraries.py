@@ -13,7 +13,7 @@ import pytest
 import smelt
 from smelt import ops
 from smelt.builder import TuningEffort, _cuda_toolchain
-from smelt.builder._toolchain import open_toolchain, toolchain_of
+from smelt.builder._toolchain import Draft, open_toolchain, toolchain_of
 from smelt.cli._build import build as build_command
 from smelt.devices.cuda import CublasLt, CudaMemory, cuda_device
 from smelt.engine import KernelSpec, Launch, read_engine, serialize_engine
@@ -277,7 +277,7 @@ def test_times_of_whole_plans_are_kept_apart_from_those_without_the_library(
     fields = dict.fromkeys(("graph", "timings", "may_play", "deadline", "progress"))
     tuning: Any = SimpleNamespace(effort=TuningEffort(), sizes={}, **fields)
     for asked in (False, True):
-        open_toolchain("cuda", libraries=asked).improve(tuning, Choice(), 0.0)
+        open_toolchain("cuda", libraries=asked).improve(Draft(tuning, Choice()), None, 0.0)
     assert places[1] == f"{places[0]}, {FEATURE}"
 
 

@@ -18,6 +18,7 @@ import pytest
 
 from smelt.ops import (
     ALL_OPS,
+    Chain,
     Conv,
     ConvSum,
     Gemm,
@@ -111,6 +112,12 @@ def test_kernels_that_hold_their_weights_compute_what_the_reference_does(
     interpreter: _Interpreter,
 ) -> None:
     interpreter.check(Conv, "held", is_known=True)
+
+
+def test_kernels_of_two_products_compute_what_the_reference_does(
+    interpreter: _Interpreter,
+) -> None:
+    interpreter.check(Chain, "chained", is_known=True)
 
 
 @_every_op

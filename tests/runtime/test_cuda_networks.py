@@ -36,7 +36,8 @@ def interpreter() -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.parametrize(
-    "network", ["small", "small in float16", "branches", "inception", "python", "libraries"]
+    "network",
+    ["small", "small in float16", "branches", "inception", "python", "libraries", "bottlenecks"],
 )
 def test_a_network_computes_on_a_gpu_what_its_references_do(
     network: str, interpreter: subprocess.Popen[str]

@@ -144,6 +144,23 @@ def _libraries() -> smelt.NetworkDefinition:
     return net
 
 
+def _bottlenecks() -> smelt.NetworkDefinition:
+    """Two residual blocks that narrow and widen: the first one's sum is read by two."""
+    net = smelt.NetworkDefinition("bottlenecks")
+    y = net.add_input("data", "float32", (48, 6, 6))
+    for block in range(2):
+        z = net.add_convolution(y, 16, 1, weights(16, 48, 1, 1), weights(16), name=f"in{block}")
+        z = net.add_activation(z, "relu", name=f"in_relu{block}")
+        z = net.add_convolution(
+            z, 16, 3, weights(16, 1, 3, 3, seed=block), padding=1, groups=16, name=f"window{block}"
+        )
+        z = net.add_convolution(z, 48, 1, weights(48, 16, 1, 1), weights(48), name=f"out{block}")
+        y = net.add_elementwise(y, z, "sum", name=f"sum{block}")
+        y = net.add_activation(y, "relu", name=f"relu{block}")
+    net.mark_output(y)
+    return net
+
+
 NETWORKS: dict[str, tuple[Callable[[], smelt.NetworkDefinition], str, float]] = {
     "small": (small_network, "float32", 1e-4),
     "small in float16": (small_network, "float16", 3e-3),
@@ -151,6 +168,7 @@ NETWORKS: dict[str, tuple[Callable[[], smelt.NetworkDefinition], str, float]] = 
     "inception": (_inception, "float32", 1e-4),
     "python": (_with_python, "float32", 1e-4),
     "libraries": (_libraries, "float16", 3e-3),
+    "bottlenecks": (_bottlenecks, "float16", 3e-3),
 }
 
 
@@ -170,6 +188,8 @@ def check(name: str) -> str:
     called = [str(engine.layers).count(f"{library}(") for library in ("cublaslt", "cudnn")]
     if calls and called != [2, 1]:
         found.append(f"the libraries are called otherwise than twice and once: {engine.layers}")
+    if name == "bottlenecks" and "sum0 + relu0 + in1" not in str(engine.layers):
+        found.append(f"no launch computes two products: {engine.layers}")
     rng = np.random.default_rng(1)
     with engine.create_context() as context, engine.create_context() as other:
         for batch in (1, 1, 1) if calls else (1, 3, 1):

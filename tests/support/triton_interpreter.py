@@ -25,6 +25,7 @@ from smelt.engine import Launch
 from smelt.ops import ALL_OPS
 from smelt.ops.round_mantissa import RoundMantissa
 from smelt.types import DType, evaluate_dim
+from tests.support.chain_cases import CHAINED, chained_trials
 from tests.support.held_cases import HELD, check_held, held_trials, open_held_trials
 from tests.support.interpreted_clusters import Cluster, same_arguments
 from tests.support.launch_watch import LaunchWatch, watch_accesses
@@ -351,6 +352,8 @@ def _chosen(op: type[Op], how: str, backend: CudaBackend) -> list[Trial]:
         held = held_trials(backend, TARGET, DType.FLOAT16)
         check_held(held)
         found = [*held, *open_held_trials(backend, TARGET)]
+    elif how == CHAINED:
+        found = chained_trials(backend, TARGET)
     elif how == STRANGE:
         # To multiply in parts is the compiler's affair.
         tried = strange_trials(cases, backend, TARGET)
@@ -362,7 +365,7 @@ def _chosen(op: type[Op], how: str, backend: CudaBackend) -> list[Trial]:
     else:
         found = trials_of_cases(cases, backend, TARGET)
     trials = [trial for trial in found if not trial.tactic.is_reference]
-    if how in {"all", STRANGE, HELD}:
+    if how in {"all", CHAINED, STRANGE, HELD}:
         return trials
     if how == "covering":
         return covering(trials)
@@ -378,7 +381,8 @@ def check(op: type[Op], how: str) -> tuple[int, list[str]]:
         how: "all" of them, so many that all traits meet ("covering"), some ("sampled"), some with
             float32 stored as "float16" or "bfloat16", some with float32 multiplied as "tf32", all
             in "pairs" of images, all with "strange" numbers, by one tactic of each family; or,
-            whatever the op, all of programs that hold their weights ("held").
+            whatever the op, all of programs that hold their weights ("held") or do two products
+            ("chained").
     """
     backend = CudaBackend()
     trials = _chosen(op, how, backend)

@@ -48,7 +48,9 @@ class Stage:
         self.rehearsal = Rehearsal(self.graph, self.open_scene, sizes={}, judges_whole=True)
 
     def open_scene(self, casts: Sequence[dict[int, Tactic]]) -> CudaScene:
-        return CudaScene(self.graph, casts, self.backend, HOPPER, self.device, symbols=(), sizes={})
+        return CudaScene(
+            [self.graph], casts, self.backend, HOPPER, self.device, symbols=(), sizes={}
+        )
 
     def cast(self, *kinds: str) -> dict[int, Tactic]:
         nodes = zip(self.graph.nodes, kinds, strict=True)

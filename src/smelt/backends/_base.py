@@ -204,6 +204,14 @@ class Backend(ABC, Generic[TargetT]):
                     tactics.extend(family.narrowed(node, answer, storage, target))
         return list(dict.fromkeys(tactics)), refusals
 
+    def may_chain(self, first: Node, second: Node) -> bool:
+        """Whether there is code for a node and one that reads its result as one ``Chain``.
+
+        Which of the two ways is faster is the tuner's question.
+        """
+        del first, second
+        return False
+
     def variants(self, tactic: Tactic) -> tuple[Tactic, ...]:
         """The ways to launch the kernels of a tactic, itself among them; () if there is but one."""
         del tactic

@@ -7,9 +7,10 @@ import json
 import logging
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from smelt.backends import Refusal, WeightStore, assemble
+from smelt.backends import WeightStore, assemble
+from smelt.builder._choosing import Chooser, PlanParts
 from smelt.builder._kept import KeptNetwork, keep_network
 from smelt.builder._options import (
     EFFORTS,
@@ -19,11 +20,10 @@ from smelt.builder._options import (
     Progress,
     TuningEffort,
 )
-from smelt.builder._program import Symbols, program_of
+from smelt.builder._program import program_of
 from smelt.builder._report import describe_plan
 from smelt.builder._shapes import BATCH, Box, boxes_of
-from smelt.builder._toolchain import Toolchain, Tuning, open_toolchain
-from smelt.builder._workspace import workspace_bytes
+from smelt.builder._toolchain import Toolchain, open_toolchain
 from smelt.builder._write import EngineParts, make_engine
 from smelt.config import cache_directory
 from smelt.engine import Binding, Launch
@@ -32,22 +32,19 @@ from smelt.ir import Graph, clone, verify
 from smelt.network import NetworkDefinition
 from smelt.ops import DetectionOutput, NonMaxSuppression
 from smelt.passes import run_passes
-from smelt.tuner import Candidates, TimingCache, choose
+from smelt.tuner import TimingCache
 from smelt.types import evaluate_dim, substitute_dim
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from smelt.backends import Assembled, Tactic
+    from smelt.backends import Assembled
     from smelt.builder._shapes import ShapeSpec
     from smelt.engine import Fingerprint, KernelSpec
-    from smelt.ir import Node
     from smelt.runtime import Engine
-    from smelt.tuner import Choice
 
 _LOG = logging.getLogger(__name__)
-_CARRIED: Final = "portable=True admits no step in Python"
 
 
 def build(
@@ -148,48 +145,6 @@ def _graph_of(network: object) -> Graph:
 
 
 @dataclass(slots=True)
-class _PlanParts:
-    """One plan on its way."""
-
-    box: Box
-    """The symbols that stay open."""
-    fixed: dict[str, int]
-    """The symbols that the plan fixes."""
-    graph: Graph
-    report: dict[str, Any]
-    choice: Choice | None = None
-    assembled: Assembled | None = None
-    refusals: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
-    """For each node by name, which families cannot run it and why; for the inspector."""
-    workspace_bytes: int = 0
-    """Scratch memory of the step that needs most."""
-
-    @property
-    def symbols(self) -> Symbols:
-        """Every symbol with its smallest and largest value: open, fixed, and found by the run."""
-        symbols = [(name, b.low, b.high) for name, b in sorted(self.box.items())]
-        symbols += [(name, value, value) for name, value in sorted(self.fixed.items())]
-        symbols += [(name, 0, high) for name, high in sorted(self.graph.symbol_bounds.items())]
-        return tuple(symbols)
-
-    @property
-    def program(self) -> tuple[Graph, Mapping[int, Tactic], Symbols]:
-        """What the plan is assembled from."""
-        assert self.choice is not None  # noqa: S101  (chosen before anything is assembled)
-        return self.graph, self.choice.tactics, self.symbols
-
-    @property
-    def largest(self) -> dict[str, int]:
-        """The largest symbol values."""
-        return {n: b.high for n, b in self.box.items()} | self.graph.symbol_bounds
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """The symbol values to tune for."""
-        return {n: b.best for n, b in self.box.items()} | self.graph.symbol_bounds
-
-
-@dataclass(slots=True)
 class _Build:
     graph: Graph
     options: BuildOptions
@@ -228,7 +183,7 @@ class _Build:
         self._warn(boxes)
         plans = [self._optimise(box, number, len(boxes)) for number, box in enumerate(boxes)]
         for plan in plans:
-            self._choose(plan)
+            self._chooser(plan).run()
         self.timings.save()
         self._pack(plans)
         self.progress("link", 0, 1)
@@ -255,6 +210,10 @@ class _Build:
                 kept=self._kept(),
             )
         )
+
+    def _chooser(self, plan: PlanParts) -> Chooser:
+        parts = (self.tools, self.options, self.effort, self.deadline, self.timings)
+        return Chooser(plan, *parts, self.progress)
 
     def _fingerprint(self, kernels: Sequence[KernelSpec]) -> Fingerprint:
         """What the engine is made for, and what else it needs."""
@@ -288,7 +247,7 @@ class _Build:
     def _kept(self) -> KeptNetwork:
         return keep_network(self.graph, self.options) if self.options.retunable else KeptNetwork()
 
-    def _pack(self, plans: list[_PlanParts]) -> None:
+    def _pack(self, plans: list[PlanParts]) -> None:
         self.progress("pack", 0, len(plans))
         first = 0
         for number, plan in enumerate(plans):
@@ -296,7 +255,7 @@ class _Build:
             first += len(plan.assembled.layers)
             self.progress("pack", number + 1, len(plans))
 
-    def _optimise(self, box: Box, number: int, count: int) -> _PlanParts:
+    def _optimise(self, box: Box, number: int, count: int) -> PlanParts:
         if any(b.low != b.high for b in box.values()):
             # What fits as symbols fits at both ends of their ranges, or is refused by name here.
             for end in ("low", "high"):
@@ -312,78 +271,9 @@ class _Build:
             _LOG.info("%s", note)
         self.progress("optimise", number + 1, count)
         open_box = {n: b for n, b in box.items() if n not in fixed}
-        return _PlanParts(open_box, fixed, graph, report.to_json())
+        return PlanParts(open_box, fixed, graph, report.to_json())
 
-    def _choose(self, plan: _PlanParts) -> None:
-        candidates: dict[int, Candidates] = {}
-        tools = self.tools
-        storage = tools.storage(PRECISIONS[self.options.precision])
-        for node in plan.graph.nodes:
-            tactics, refusals = tools.backend.candidates(node, tools.target, storage)
-            if self.options.portable:
-                refusals += [Refusal(t.family, _CARRIED) for t in tactics if t.is_reference]
-                tactics = [t for t in tactics if not t.is_reference]
-            small = [t for t in tactics if self._fits(t, plan)]
-            refusals += [
-                Refusal(t.family, f"{t} needs {t.workspace_bytes} bytes of workspace")
-                for t in tactics
-                if t not in small
-            ]
-            candidates[id(node)] = Candidates(tuple(small), tuple(refusals))
-        tuning = self._tuning(plan)
-        timer, started = tools.timer(tuning), time.perf_counter()
-        while plan.choice is None or self._drop_large(plan, candidates):
-            plan.choice = choose(
-                plan.graph,
-                candidates,
-                timer,
-                plan.sizes,
-                lambda done, total: self.progress("tune", done, total),
-            )
-        tools.improve(tuning, plan.choice, time.perf_counter() - started)
-        tactics_ = plan.choice.tactics
-        for node in plan.graph.nodes:
-            size = self._workspace(plan, node, tactics_[id(node)])
-            plan.workspace_bytes = max(plan.workspace_bytes, size)
-            plan.refusals[node.name] = [str(r) for r in candidates[id(node)].refusals]
-
-    def _tuning(self, plan: _PlanParts) -> Tuning:
-        most = self.options.max_workspace_bytes
-        return Tuning(
-            plan.graph,
-            plan.symbols,
-            plan.sizes,
-            self.effort,
-            self.deadline,
-            self.timings,
-            lambda node, tactic: self._workspace(plan, node, tactic) <= most,
-            lambda done, total: self.progress("rehearse", done, total),
-        )
-
-    def _drop_large(self, plan: _PlanParts, candidates: dict[int, Candidates]) -> bool:
-        """Drop what was chosen and needs too much with its workers' memory; say if anything did."""
-        assert plan.choice is not None  # noqa: S101  (there is something chosen)
-        found = False
-        for node in plan.graph.nodes:
-            tactic, known = plan.choice.tactics[id(node)], candidates[id(node)]
-            size = self._workspace(plan, node, tactic)
-            if size > self.options.max_workspace_bytes:
-                found = True
-                reason = f"{tactic} needs {size} bytes of workspace with its workers' memory"
-                candidates[id(node)] = Candidates(
-                    tuple(t for t in known.tactics if t != tactic),
-                    (*known.refusals, Refusal(tactic.family, reason)),
-                )
-        return found
-
-    def _workspace(self, plan: _PlanParts, node: Node, tactic: Tactic) -> int:
-        return workspace_bytes(self.tools.backend, node, tactic, plan.largest, self.tools.workers)
-
-    def _fits(self, tactic: Tactic, plan: _PlanParts) -> bool:
-        needed = evaluate_dim(tactic.workspace_bytes, plan.largest)
-        return needed <= self.options.max_workspace_bytes
-
-    def _assemble(self, plan: _PlanParts, first_layer: int) -> Assembled:
+    def _assemble(self, plan: PlanParts, first_layer: int) -> Assembled:
         assert plan.choice is not None  # noqa: S101  (chosen in the stage before)
         return assemble(
             plan.graph,
@@ -461,7 +351,7 @@ def bound_counts(graph: Graph, largest: Mapping[str, int]) -> None:
             graph.symbol_bounds[node.op.count_symbol] = bound
 
 
-def _bindings(original: Graph, plans: list[_PlanParts]) -> tuple[Binding, ...]:
+def _bindings(original: Graph, plans: list[PlanParts]) -> tuple[Binding, ...]:
     """Inputs and outputs; what every plan fixes alike is an int, the rest stays symbolic."""
     fixed = dict(plans[0].fixed)
     for plan in plans[1:]:
@@ -479,12 +369,12 @@ def _bindings(original: Graph, plans: list[_PlanParts]) -> tuple[Binding, ...]:
     return tuple(bindings)
 
 
-def _kernels(plans: list[_PlanParts]) -> list[KernelSpec]:
+def _kernels(plans: list[PlanParts]) -> list[KernelSpec]:
     steps = (s for p in plans if p.assembled for s in p.assembled.plan.steps)
     return [step.kernel for step in steps if isinstance(step, Launch)]
 
 
-def _report(plan: _PlanParts, source: Graph) -> dict[str, Any]:
+def _report(plan: PlanParts, source: Graph) -> dict[str, Any]:
     assert plan.assembled is not None  # noqa: S101
     assert plan.choice is not None  # noqa: S101  (both made in earlier stages)
     described = describe_plan(

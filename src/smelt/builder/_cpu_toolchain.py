@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
     from smelt.backends import CodeImage, Tactic
     from smelt.backends.cpu import CpuTarget
-    from smelt.builder._toolchain import Tuning
+    from smelt.builder._toolchain import Alternatives, Draft, Tuning
     from smelt.devices.cpu import NativeRuntime
     from smelt.engine import KernelSpec
-    from smelt.tuner import Choice, Timer
+    from smelt.tuner import Timer
 
 _PROCESSORS: Final = ("native", "x86-64-v4", "x86-64-v3", "x86-64-v2", "x86-64", "aarch64")
 _SHARE_ALONE: Final = 0.45
@@ -98,9 +98,11 @@ class CpuToolchain(Toolchain):
         )
 
     @override
-    def improve(self, tuning: Tuning, choice: Choice, spent_s: float) -> None:
+    def improve(self, draft: Draft, others: Alternatives | None, spent_s: float) -> Draft:
+        del others  # nothing is chained here
+        tuning = draft.tuning
         if tuning.effort is None or not self.has_clock:
-            return
+            return draft
 
         def open_scene(casts: Sequence[dict[int, Tactic]]) -> CpuScene:
             return CpuScene(
@@ -116,7 +118,7 @@ class CpuToolchain(Toolchain):
 
         NetworkTrial(
             tuning.graph,
-            choice,
+            draft.choice,
             Rehearsal(tuning.graph, open_scene, sizes=tuning.sizes),
             self.backend,
             tuning.timings,
@@ -128,6 +130,7 @@ class CpuToolchain(Toolchain):
             ahead_s=spent_s,
             progress=tuning.progress,
         ).run()
+        return draft
 
     @override
     def link(self, kernels: Sequence[KernelSpec]) -> tuple[CodeImage, CodeImage]:

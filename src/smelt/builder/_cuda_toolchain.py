@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from smelt.backends import CodeCache, CodeImage
 from smelt.backends.cuda import CudaBackend, generator_edition, require_triton, target_named
-from smelt.builder._options import HALF2, TF32
+from smelt.builder._options import EFFORTS, HALF2, TF32
 from smelt.builder._toolchain import Toolchain
 from smelt.devices.cuda import ABI_VERSION, LIBRARIES, cuda_device, selected_device
 from smelt.engine import VERSION, Fingerprint
@@ -22,6 +22,7 @@ from smelt.tuner import (
     MeasuringTimer,
     NetworkTrial,
     Rehearsal,
+    launched,
     place_of,
 )
 from smelt.types import override
@@ -31,10 +32,10 @@ if TYPE_CHECKING:
 
     from smelt.backends import Tactic
     from smelt.backends.cuda import CudaTarget
-    from smelt.builder._toolchain import Tuning
+    from smelt.builder._toolchain import Alternatives, Draft, Tuning
     from smelt.devices.cuda import CudaDevice, OpenLibrary
     from smelt.engine import KernelSpec
-    from smelt.tuner import Choice, Effort, Timer
+    from smelt.tuner import Effort, Timer
 
 _LOG = logging.getLogger(__name__)
 _SIZE: Final = "multiprocessors="
@@ -52,6 +53,10 @@ _BRIEF_SECONDS: Final = 3e-4
 """Plans that take less alone are gone through several times."""
 _PLAN_SECONDS: Final = 0.03
 """What it takes to assemble a plan, to record its graphs, and to see that its results stay."""
+_WORTH_A_PLAN: Final = 1.05
+"""How much longer than its parts a chain may take by itself, and still be tried in the network."""
+_LEAST_GAIN: Final = 0.002
+"""Share of a network's time that chains must save."""
 _SHARE_AGAIN: Final = 0.2
 """How much of the time that they took alone it may take to compile candidates for their places in
 the network: most are the same there."""
@@ -142,15 +147,31 @@ class CudaToolchain(Toolchain):
         )
 
     @override
-    def improve(self, tuning: Tuning, choice: Choice, spent_s: float) -> None:
-        effort = tuning.effort
-        if effort is None or self.index is None:
-            return
-        device = cuda_device(self.index)
+    def improve(self, draft: Draft, others: Alternatives | None, spent_s: float) -> Draft:
+        tuning = draft.tuning
+        if tuning.effort is None or self.index is None:
+            return draft if others is None else others.by_estimates(draft)
+        trial = self._trial(draft, cuda_device(self.index), spent_s)
+        trial.run()
+        kinds = [] if others is None else others.chains.faster(_WORTH_A_PLAN)
+        if others is None or not kinds or time.perf_counter() > tuning.deadline:
+            return draft
+        whole, *seconds = _compare(trial, draft, [others.draft([kind]) for kind in kinds])
+        better = [kind for kind, own in zip(kinds, seconds, strict=True) if own < whole]
+        if not better:
+            return draft
+        chained = others.draft(better)
+        apart, together = _compare(trial, draft, [chained])
+        return chained if together < apart * (1 - _LEAST_GAIN) else draft
+
+    def _trial(self, draft: Draft, device: CudaDevice, spent_s: float) -> NetworkTrial:
+        """What compares a draft's candidates in whole plans."""
+        tuning = draft.tuning
+        effort = tuning.effort or EFFORTS["fast"]
 
         def open_scene(casts: Sequence[dict[int, Tactic]]) -> CudaScene:
             return CudaScene(
-                tuning.graph,
+                trial.graphs,
                 casts,
                 self._kernels,
                 self.target,
@@ -159,9 +180,9 @@ class CudaToolchain(Toolchain):
                 sizes=tuning.sizes,
             )
 
-        NetworkTrial(
+        trial = NetworkTrial(
             tuning.graph,
-            choice,
+            draft.choice,
             Rehearsal(
                 tuning.graph,
                 open_scene,
@@ -178,11 +199,32 @@ class CudaToolchain(Toolchain):
             deadline=tuning.deadline,
             ahead_s=spent_s * _SHARE_AGAIN,
             progress=tuning.progress,
-        ).run()
+        )
+        return trial
 
     @override
     def link(self, kernels: Sequence[KernelSpec]) -> tuple[CodeImage, CodeImage]:
         return self.backend.compile(kernels, self.target), CodeImage(b"", ())
+
+
+def _compare(trial: NetworkTrial, draft: Draft, others: Sequence[Draft]) -> list[float]:
+    """What whole plans of a draft and of others take, where these differ in their chains alone.
+
+    The others get the better way to launch their chains.
+    """
+    casts: list[dict[int, Tactic]] = [draft.choice.tactics]
+    for other in others:
+        trial.graphs.append(other.tuning.graph)
+        graph, choice = other.tuning.graph, other.choice
+        casts += [launched(graph, choice, early=early) for early in (False, True)]
+    seconds = trial.whole_seconds(casts)
+    whole = seconds[:1]
+    for number, other in enumerate(others):
+        ways = range(1 + 2 * number, 3 + 2 * number)
+        best = min(ways, key=lambda way: seconds[way])
+        other.choice.tactics = casts[best]
+        whole.append(seconds[best])
+    return whole
 
 
 def open_toolchain(kind: str, detail: str, precision: str, *, libraries: bool) -> CudaToolchain:

@@ -24,11 +24,13 @@ if TYPE_CHECKING:
     from smelt.builder._program import Symbols
     from smelt.engine import Fingerprint, KernelSpec
     from smelt.ir import Graph, Node
-    from smelt.passes import Pass
-    from smelt.tuner import Choice, Timer, TimingCache
+    from smelt.passes import Pass, PassReport
+    from smelt.tuner import Chains, Choice, Kind, Timer, TimingCache
     from smelt.types import DType
 
 _LOG = logging.getLogger(__name__)
+_LEAST_GAIN: Final = 0.1
+"""Share of its parts' time that a chain must save where nobody has a clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,30 @@ class Tuning:
     """Whether a tactic keeps within the workspace that it may have."""
     progress: Callable[[int, int], None]
     """Told how much of the rehearsal is done, and of how much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A graph, and a choice for it."""
+
+    tuning: Tuning
+    choice: Choice
+    report: PassReport | None = None
+    """What was done to the plan's own graph."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alternatives:
+    """Graphs in which nodes are chained."""
+
+    chains: Chains
+    draft: Callable[[Sequence[Kind]], Draft]
+    """The choice where chains of some kinds are formed."""
+
+    def by_estimates(self, draft: Draft) -> Draft:
+        """What is best by estimates: a draft without chains, or one with some."""
+        kinds = self.chains.faster(1 - _LEAST_GAIN)
+        return self.draft(kinds) if kinds else draft
 
 
 class Toolchain(ABC):
@@ -91,10 +117,13 @@ class Toolchain(ABC):
         """What tells candidates apart."""
 
     @abstractmethod
-    def improve(self, tuning: Tuning, choice: Choice, spent_s: float) -> None:
+    def improve(self, draft: Draft, others: Alternatives | None, spent_s: float) -> Draft:
         """Let the best candidates show what they are worth in the whole plan.
 
-        ``spent_s`` is what it took to choose.
+        Args:
+            draft: the choice by the times of nodes.
+            others: chains that compete with their parts, if there are any.
+            spent_s: what it took to choose.
         """
 
     @abstractmethod

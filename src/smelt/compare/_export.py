@@ -122,9 +122,10 @@ class _Exporter:
     def _apply(self, op: Op, inputs: list[str], outputs: list[str], name: str) -> None:
         match op:
             case Chain():
-                between, count = self._fresh(f"{name}/between"), op.first_inputs
+                between = outputs[1] if op.keeps else self._fresh(f"{name}/between")
+                count = op.first_inputs
                 self._apply(op.first, inputs[:count], [between], f"{name}/first")
-                self._apply(op.second, [between, *inputs[count:]], outputs, name)
+                self._apply(op.second, [between, *inputs[count:]], outputs[:1], name)
             case Fused():
                 self._apply_fused(op, inputs, outputs, name)
             case ConvSum():

@@ -12,6 +12,7 @@ from smelt.ops.add import Add
 from smelt.ops.chain import Chain
 from smelt.ops.clip import Clip
 from smelt.ops.conv import Conv
+from smelt.ops.conv_sum import ConvSum
 from smelt.ops.fused import Fused, Stage
 from smelt.ops.hard_swish import HardSwish
 from smelt.ops.mul import Mul
@@ -31,6 +32,7 @@ def chain_cases() -> Iterator[Case]:
     yield from _activated()
     yield from _windows()
     yield from _residuals()
+    yield from _pixels()
 
 
 def _arrays(
@@ -95,3 +97,32 @@ def _residuals() -> Iterator[Case]:
     second = Fused(Conv((3, 3), pads=_SAME, group=19), 3, (*add, Stage(Relu(), (-2,))))
     arrays = (x, w, bias, floats(2, 19, 8, 6, seed=6), taps, row, floats(2, 19, 8, 6, seed=7))
     yield Case("residuals", Chain(first, 4, second), arrays, constants=frozenset({1, 2, 4, 5}))
+
+
+def _pixels() -> Iterator[Case]:
+    """The second convolution reads the same pixels; who else reads them may be told, too."""
+    x, w, bias = floats(2, 24, 7, 6), floats(18, 24, 1, 1, seed=1), floats(18, seed=2)
+    taken, row = floats(70, 18, 1, 1, seed=3), floats(70, seed=4)
+    clip = Fused(Conv((1, 1)), 3, (Stage(Clip(), (-1, 3, 4)),))
+    arrays = (x, w, bias, taken, row, _ZERO, _SIX)
+    constants = frozenset(range(1, 7))
+    yield Case("reduced", Chain(Conv((1, 1)), 3, clip), arrays, constants=constants)
+    wide = (x, floats(136, 24, 1, 1, seed=5), floats(136, seed=6), floats(2, 136, 7, 6, seed=7))
+    relu = Fused(Conv((1, 1)), 3, (Stage(Relu(), (-1,)),))
+    first = Fused(Conv((1, 1)), 3, (Stage(Add(), (-1, 3)), Stage(Relu(), (-2,))))
+    narrow = (floats(24, 136, 1, 1, seed=8), floats(24, seed=9))
+    op = Chain(first, 4, relu, keeps=True)
+    yield Case("expanded_kept", op, (*wide, *narrow), constants=frozenset({1, 2, 4, 5}))
+    window = Fused(Conv((3, 3), (2, 2), _SAME), 3, (Stage(Relu(), (-1,)),))
+    few = (x, floats(18, 24, 3, 3, seed=1), bias, taken, row)
+    op, constants = Chain(window, 3, relu, keeps=True), frozenset({1, 2, 3, 4})
+    yield Case("window_kept", op, few, constants=constants)
+    both = Fused(ConvSum(Conv((1, 1)), Conv((1, 1), (2, 2))), 5, (Stage(Relu(), (-1,)),))
+    image, own = floats(2, 16, 14, 12, seed=8), floats(136, 16, 1, 1, seed=9)
+    many = (*wide[:2], image, own, wide[2], *narrow)
+    op = Chain(both, 5, relu, keeps=True)
+    yield Case("sum_kept", op, many, constants=frozenset({1, 3, 4, 5, 6}))
+    even = (floats(2, 32, 9, 8), floats(128, 32, 1, 1, seed=1), floats(128, seed=2))
+    ends = (floats(2, 128, 9, 8, seed=3), floats(48, 128, 1, 1, seed=4), floats(48, seed=5))
+    op = Chain(first, 4, relu, keeps=True)
+    yield Case("even_kept", op, (*even, *ends), constants=frozenset({1, 2, 4, 5}))

@@ -18,14 +18,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Chain(Op):
-    """Two ops, of which the second reads the first's only result, which nobody else reads.
+    """Two ops, of which the second reads the first's only result.
 
     The first ``first_inputs`` inputs of the node are the first op's. The second op's inputs are the
-    first's result and the node's other inputs. A backend need not store what is between the two.
+    first's result and the node's other inputs. A backend need not store what is between the two,
+    unless the chain keeps it for other readers: then it is a second result.
 
-    Shapes: the second op's.
+    Shapes: the second op's; then the first's, if that is kept.
 
-    Dtypes: the second op's.
+    Dtypes: as shapes.
 
     Raises ShapeError: when one of the ops refuses its inputs, or the first has several results.
 
@@ -37,13 +38,16 @@ class Chain(Op):
     first: Op
     first_inputs: int
     second: Op
+    keeps: bool = False
+    """Whether what is between the two is a result, too."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
         between = self.first.infer(inputs[: self.first_inputs])
         if len(between) != 1:
             raise ShapeError(f"{self.first.name} has {len(between)} results; a chain needs one")
-        return self.second.infer([Operand(between[0]), *inputs[self.first_inputs :]])
+        made = self.second.infer([Operand(between[0]), *inputs[self.first_inputs :]])
+        return (*made, *between) if self.keeps else made
 
     @override
     def count_flop(self, inputs: Sequence[Operand | None], /) -> Dim:
@@ -55,7 +59,8 @@ class Chain(Op):
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         between = self.first.reference(*inputs[: self.first_inputs])[0]
-        return self.second.reference(between, *inputs[self.first_inputs :])
+        made = self.second.reference(between, *inputs[self.first_inputs :])
+        return (*made, between) if self.keeps else made
 
     @override
     @classmethod

@@ -1,6 +1,7 @@
 """Transformations of graphs that change no result, one a file, and the order in which they run."""
 
 from smelt.passes._base import Note, Pass, PassResult
+from smelt.passes._chaining import chain_nodes, why_not_chained
 from smelt.passes._manager import PassRecord, PassReport, run_passes
 from smelt.passes.absorb_quantization import AbsorbQuantization
 from smelt.passes.chain_depthwise import ChainDepthwise
@@ -54,8 +55,10 @@ __all__ = [
     "SimplifyConcats",
     "SimplifyIntegers",
     "SinkTransposes",
+    "chain_nodes",
     "pipeline",
     "run_passes",
+    "why_not_chained",
 ]
 
 ALL_PASSES: tuple[type[Pass], ...] = (

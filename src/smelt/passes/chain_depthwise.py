@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from smelt import ops
 from smelt.passes._base import Note, Pass, PassResult
+from smelt.passes._chaining import chain_nodes
 from smelt.types import DType, override
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class ChainDepthwise(Pass):
             elif len(first.output.users) > 1:
                 notes.append(Note.refusal(layers, f"{first.output.name!r} has several readers"))
             else:
-                notes.append(Note(layers, _chain(graph, first, second).layers))
+                notes.append(Note(layers, chain_nodes(graph, first, second).layers))
         return PassResult.of(notes)
 
 
@@ -61,21 +62,3 @@ def _conv_of(node: Node) -> ops.Conv | None:
     single = all(value.tensor.dtype is DType.FLOAT32 for value in values)
     weights = node.inputs[1]
     return root if single and weights is not None and weights.constant is not None else None
-
-
-def _chain(graph: Graph, first: Node, second: Node) -> Node:
-    """One node in the place of the second."""
-    layers = tuple(dict.fromkeys((*first.layers, *second.layers)))
-    made = graph.add(
-        ops.Chain(first.op, len(first.inputs), second.op),
-        *first.inputs,
-        *second.inputs[1:],
-        name=second.name,
-        output_names=(second.output.name,),
-        before=second,
-        layers=layers,
-    )
-    graph.replace_uses(second.output, made.output)
-    graph.remove(second)
-    graph.remove(first)
-    return made

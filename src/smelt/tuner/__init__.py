@@ -1,5 +1,6 @@
 """Times candidates, keeps the timing cache, and chooses tactics and formats for the whole graph."""
 
+from smelt.tuner._chains import Chains, Kind, launched, propose_chains
 from smelt.tuner._choose import Candidates, Choice, Timer, choose
 from smelt.tuner._context import Effort, NetworkTrial, Stage
 from smelt.tuner._cuda_rehearsal import CudaScene
@@ -13,12 +14,14 @@ from smelt.tuner._trial import Laboratory
 
 __all__ = [
     "Candidates",
+    "Chains",
     "Choice",
     "CpuScene",
     "CudaLaboratory",
     "CudaScene",
     "Effort",
     "HintTimer",
+    "Kind",
     "Laboratory",
     "MeasuringTimer",
     "NetworkTrial",
@@ -27,7 +30,9 @@ __all__ = [
     "Timer",
     "TimingCache",
     "choose",
+    "launched",
     "lower_alone",
     "place_of",
+    "propose_chains",
     "relative_error",
 ]

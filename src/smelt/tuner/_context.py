@@ -21,6 +21,7 @@ import numpy as np
 from smelt.backends import constant_bytes
 from smelt.engine import VERSION
 from smelt.tuner._measure import is_free, node_text, tactic_text
+from smelt.tuner._rehearsal import graph_of
 from smelt.types import evaluate_dim
 
 if TYPE_CHECKING:
@@ -146,6 +147,8 @@ class NetworkTrial:
             progress: told how many of its rounds are done, and of how many.
         """
         self.graph, self.choice, self.stage, self.backend = graph, choice, stage, backend
+        self.graphs = [graph]
+        """Graphs that compute the same, which casts may be of."""
         self.cache, self.effort, self.where, self.sizes = cache, effort, where, sizes
         self.may_play, self.deadline, self.ahead_s = may_play, deadline, ahead_s
         self.progress = progress
@@ -357,6 +360,14 @@ class NetworkTrial:
         """Of several casts the fastest; of equal ones the first."""
         if len(casts) == 1:
             return casts[0]
+        seconds = self.whole_seconds(casts)
+        return casts[min(range(len(casts)), key=lambda i: (seconds[i], i))]
+
+    def whole_seconds(self, casts: Sequence[Cast]) -> list[float]:
+        """What whole plans take that run by turns; infinity for one that is out.
+
+        They may be of any of ``graphs``, if the stage knows it.
+        """
         contexts = [self._context(cast) for cast in casts]
         keys = [f"{own} | whole, beside {' '.join(contexts)}" for own in contexts]
         if any(
@@ -372,14 +383,15 @@ class NetworkTrial:
             for key, cast in zip(keys, casts, strict=True)
         ]
         _LOG.debug("whole plans: %s", ", ".join(f"{s:.3e} s" for s in seconds))
-        return casts[min(range(len(casts)), key=lambda i: (seconds[i], i))]
+        return seconds
 
     def _context(self, cast: Cast) -> str:
         """Everything on which times in the network depend, as a short name."""
-        position = {id(node): i for i, node in enumerate(self.graph.nodes)}
+        graph = graph_of(cast, self.graphs)
+        position = {id(node): i for i, node in enumerate(graph.nodes)}
         edition = f"{VERSION} {self.backend.edition}"
         digest = hashlib.sha256(f"{edition} {self.where} {sorted(self.sizes.items())}".encode())
-        for node in self.graph.nodes:
+        for node in graph.nodes:
             makers = [
                 None if v is None or v.producer is None else position[id(v.producer)]
                 for v in node.inputs

@@ -28,7 +28,7 @@ from smelt.engine import Launch, Space
 from smelt.errors import BuildError
 from smelt.runtime import CudaMachinery, LoadedWeights, Memories
 from smelt.tuner._cuda_gauge import POISON
-from smelt.tuner._rehearsal import Scene, binding_of
+from smelt.tuner._rehearsal import Scene, binding_of, graph_of
 from smelt.types import override
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class CudaScene(Scene):
 
     def __init__(
         self,
-        graph: Graph,
+        graphs: Sequence[Graph],
         casts: Sequence[Cast],
         backend: CudaBackend,
         target: CudaTarget,
@@ -63,11 +63,17 @@ class CudaScene(Scene):
         symbols: Symbols,
         sizes: Mapping[str, int],
     ) -> None:
-        """Assemble plans of ``casts``; one that the compiler refuses is None."""
-        self.device = device
+        """Assemble plans of ``casts``; one that the compiler refuses is None.
+
+        Each is of one of ``graphs``, whose inputs and outputs are alike.
+        """
+        self.device, graph = device, graphs[0]
         self._open = ExitStack()
         store = WeightStore()
-        made = [assemble(graph, cast, backend, store, symbols=symbols) for cast in casts]
+        made = [
+            assemble(graph_of(cast, graphs), cast, backend, store, symbols=symbols)
+            for cast in casts
+        ]
         for one in made:
             backend.begin([s.kernel for s in _launches(one)], target)
         self._backend, self._target = backend, target

@@ -52,6 +52,11 @@ _SPREAD: Final = 0.1
 """Standard deviation of what stands for weights: activations neither vanish nor explode."""
 
 
+def graph_of(cast: Cast, graphs: Sequence[Graph]) -> Graph:
+    """The one of several graphs whose nodes a cast is for."""
+    return next(graph for graph in graphs if all(id(node) in cast for node in graph.nodes[:1]))
+
+
 @dataclass(slots=True)
 class _Performance:
     """One plan on the common memory."""

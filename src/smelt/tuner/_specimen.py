@@ -13,7 +13,7 @@ import numpy as np
 
 from smelt.backends import Operands, Stored, root_of
 from smelt.engine import Launch, Space
-from smelt.ops import AveragePool, Conv, ConvSum, MaxPool
+from smelt.ops import AveragePool, Chain, Conv, ConvSum, Fused, MaxPool
 from smelt.types import (
     DType,
     Layout,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from smelt.backends import Backend, Tactic
     from smelt.engine import Step, View
-    from smelt.ir import Array, Constant, Node
+    from smelt.ir import Array, Constant, Node, Op
 
 _IMAGES: Final = 4
 """Different images in a large batch."""
@@ -216,12 +216,19 @@ def random_data(
 
 def _batch_of_images(node: Node, sizes: Mapping[str, int]) -> int:
     """The images of a batch, if there are many and each is computed by itself; else 0."""
-    if not isinstance(root_of(node)[0], Conv | ConvSum | MaxPool | AveragePool):
+    if not isinstance(_first_of(node), Conv | ConvSum | MaxPool | AveragePool):
         return 0
     images = [v.tensor for v in node.inputs if v is not None and v.constant is None]
     counts = {evaluate_dim(kind.shape[0], sizes) if kind.rank > 2 else 0 for kind in images}
     count = counts.pop() if len(counts) == 1 else 0
     return count if count > _IMAGES else 0
+
+
+def _first_of(node: Node) -> Op:
+    """What a node computes first of all; chains are of ops alike in this."""
+    root = root_of(node)[0]
+    first = root.first if isinstance(root, Chain) else root
+    return first.root if isinstance(first, Fused) else first
 
 
 def encoded(array: Array, stored: DType) -> Array:

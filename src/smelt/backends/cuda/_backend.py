@@ -21,6 +21,7 @@ from smelt.backends.cuda._source import without_early_start
 from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda._triton import generator_edition
 from smelt.backends.cuda.families.attention import AttentionFamily
+from smelt.backends.cuda.families.chain import ChainFamily, may_chain
 from smelt.backends.cuda.families.conv import ConvFamily
 from smelt.backends.cuda.families.conv_sum import ConvSumFamily
 from smelt.backends.cuda.families.cublaslt import CublasLtFamily
@@ -64,8 +65,8 @@ if TYPE_CHECKING:
 _FEW_BLOCKS: Final = 1024
 """Launches of more fill a GPU by themselves."""
 _NEAR: Final = (
-    "attention", "conv", "conv_sum", "cudnn", "depthwise", "gemm", "held", "pairs", "stem",
-    "stem_direct",
+    "attention", "chain", "conv", "conv_sum", "cudnn", "depthwise", "gemm", "held", "pairs",
+    "stem", "stem_direct",
 )  # fmt: skip
 """Families whose kernels count in 32 bits."""
 _LIBRARY_FAMILIES: Final[Mapping[str, Any]] = {f.name: f for f in (CublasLtFamily, CudnnFamily)}
@@ -113,6 +114,7 @@ class CudaBackend(Backend[CudaTarget]):
         self.families: tuple[Family[CudaTarget], ...] = (
             WindowFamily(),
             AttentionFamily(),
+            ChainFamily(),
             ConvFamily(),
             ConvSumFamily(),
             DeconvFamily(),
@@ -150,6 +152,10 @@ class CudaBackend(Backend[CudaTarget]):
         pairs = [tactic for tactic in tactics if tactic.family == PairsFamily.name]
         tactics = pairs or tactics
         return tactics if storage is DType.FLOAT32 else keep_logits(node, tactics), refusals
+
+    @override
+    def may_chain(self, first: Node, second: Node) -> bool:
+        return may_chain(first, second)
 
     @override
     def variants(self, tactic: Tactic) -> tuple[Tactic, ...]:

@@ -138,10 +138,10 @@ class ProductWriter(TileWriter):
         """Where the weights of the columns lie."""
         s = self.s
         s.line(f"step = tl.arange(0, {self.tile[2]})")
-        name = "column"
+        name = self.column
         if self.column_ok and self.k["clamps"]:
             name = "filter"
-            s.line(f"filter = tl.minimum(column, {self.column_count} - 1)")
+            s.line(f"filter = tl.minimum({self.column}, {self.column_count} - 1)")
         columns = s.sum_of((name, self.columns[2]))
         columns = columns if columns != "0" else f"{name} * 0"
         if self.stack:

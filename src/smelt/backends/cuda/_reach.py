@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from smelt.backends._fusion import root_of
 from smelt.backends.cuda._costs import count_of, guess
-from smelt.ops import Conv, ConvSum, Gemm, MatMul
+from smelt.ops import Chain, Conv, ConvSum, Gemm, MatMul
 
 if TYPE_CHECKING:
     from smelt.ir import Node, Value
@@ -26,8 +26,9 @@ def why_too_far(node: Node) -> str | None:
     Only the first axis of a tensor that is not constant is counted in 64, and rows are not.
     """
     root, count = root_of(node)[0], count_of(node.outputs[0])
-    if isinstance(root, Conv | ConvSum | Gemm | MatMul):
-        columns = node.outputs[0].tensor.shape[1 if isinstance(root, Conv | ConvSum) else -1 :][:1]
+    if isinstance(root, Chain | Conv | ConvSum | Gemm | MatMul):
+        is_image = isinstance(root, Chain | Conv | ConvSum)
+        columns = node.outputs[0].tensor.shape[1 if is_image else -1 :][:1]
         places = count // max([1, *map(guess, columns)])
         if places > _MOST_PLACES:
             return f"the result has {places} places, more than 32 bits tell"

@@ -44,6 +44,10 @@ class TileWriter(ABC):
         self.column_ok = "" if divides(self.tile[1], self.column_count) else "column_ok"
         self.row_names = [f"r{n}" for n in range(len(self.rows))]
         self.stack_names = [f"g{n}" for n in range(len(self.stack))]
+        self.column = "column"
+        """What the columns' numbers are called."""
+        self.suffix = ""
+        """Ends the names of variables that hold extra operands."""
         self.loaded: dict[int, str] = {}
         self.order = f"tl.arange(0, {self.tile[0]})"
         """Which of a tile's places its rows are."""
@@ -149,8 +153,8 @@ class TileWriter(ABC):
     def column_offset(self, operand: int) -> str:
         """The part that columns decide; the second factor's has the stack's, too."""
         s = self.s
-        text = s.sum_of(("column", self.columns[1 + operand]))
-        text = text if text != "0" else "column * 0"
+        text = s.sum_of((self.column, self.columns[1 + operand]))
+        text = text if text != "0" else f"{self.column} * 0"
         if operand == 1 and self.stack:
             far = self.k["far"][operand]
             return s.join(s.offset(self.stack_names, self.stack, 1, far=far), text)
@@ -184,28 +188,37 @@ class TileWriter(ABC):
     # ---- epilogue
 
     def finish(self) -> None:
-        s = self.s
-        if self.k["alpha"] != 1.0:
-            s.line(f"acc = acc * {literal(self.k['alpha'])}")
-        if self.k["bias"]:
-            scale = self.k["bias_scale"]
-            s.line(f"acc = acc + {self.read(0)}" + (f" * {literal(scale)}" if scale != 1.0 else ""))
-        result = write_stages(s.line, self.k["stages"], self.read, ["acc"])
-        kind = LANGUAGE_TYPES[s.dtypes[self.last]]
-        at, mask = self.place(self.last)
-        s.line(f"tl.store({at}, ({result}).to({kind}){f', mask={mask}' if mask else ''})")
+        """Write the epilogue of the sums, and the result."""
+        k = self.k
+        if k["alpha"] != 1.0:
+            self.s.line(f"acc = acc * {literal(k['alpha'])}")
+        self.store(self.last, self.end(k["stages"], bias=k["bias"], scale=k["bias_scale"]))
+
+    def end(self, stages: Json, *, bias: bool, scale: float = 1.0) -> str:
+        """What the epilogue makes of ``acc``; the bias is the first extra operand."""
+        if bias:
+            text = self.read(0) + (f" * {literal(scale)}" if scale != 1.0 else "")
+            self.s.line(f"acc = acc + {text}")
+        return write_stages(self.s.line, stages, self.read, ["acc"])
+
+    def store(self, operand: int, value: str) -> None:
+        """Write a tile back in the type of its memory."""
+        kind = LANGUAGE_TYPES[self.s.dtypes[operand]]
+        at, mask = self.place(operand)
+        self.s.line(f"tl.store({at}, ({value}).to({kind}){f', mask={mask}' if mask else ''})")
 
     def read(self, extra: int) -> str:
         """The variable of an extra operand, loaded when it is first asked for."""
-        if extra not in self.loaded:
-            s, operand = self.s, self.factors + extra
+        operand = self.factors + extra
+        if operand not in self.loaded:
+            s = self.s
             at, mask = self.place(operand)
             text = f"tl.load({at}{masked(mask)})"
             if s.dtypes[operand] in {DType.FLOAT16, DType.BFLOAT16}:
                 text += ".to(tl.float32)"
-            name = self.loaded[extra] = f"x{extra}"
+            name = self.loaded[operand] = f"x{operand}{self.suffix}"
             s.line(f"{name} = {text}{self.spread(operand)}")
-        return self.loaded[extra]
+        return self.loaded[operand]
 
     def repeats(self, operand: int) -> tuple[bool, bool]:
         """Whether all rows, and all columns, have the same elements of an operand."""

@@ -6,11 +6,12 @@ do or does no faster.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 from smelt.backends import Family, Operands, Refusal, Stored, Tactic, store_as
 from smelt.backends._fusion import root_of
+from smelt.backends._links import links_in, links_of
 from smelt.backends.cpu._target import CpuTarget
 from smelt.backends.cpu.families._arithmetic import arithmetic_for
 from smelt.backends.cpu.families._operands import CHANNELS_LAST
@@ -20,16 +21,15 @@ from smelt.backends.cpu.families.depthwise import DepthwiseFamily
 from smelt.backends.cpu.families.winograd import WinogradFamily
 from smelt.engine import Launch, Space, View, parameters
 from smelt.errors import InternalError
-from smelt.ir import Graph
-from smelt.ops.chain import Chain
+from smelt.ops.conv import Conv
 from smelt.types import DType, ceil_div, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from smelt.backends._links import Links
     from smelt.engine import KernelSpec, Step
-    from smelt.ir import Constant, Node, Value
-    from smelt.ops.conv import Conv
+    from smelt.ir import Constant, Node
     from smelt.types import Dim
 
 _FAMILIES: Final[dict[str, Family[CpuTarget]]] = {
@@ -40,40 +40,13 @@ _SECOND: Final = DepthwiseFamily()
 _LINE_BYTES: Final = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Links:
-    """The two nodes that a chain stands for."""
-
-    first: Node
-    second: Node
-
-
-def links_of(node: Node) -> Links | None:
-    """The nodes of a chain, in a graph of their own; None for any other op."""
-    if not isinstance(node.op, Chain):
-        return None
-    graph, count = Graph(node.name), node.op.first_inputs
-
-    def place(value: Value | None) -> Value | None:
-        if value is None:
-            return None
-        if value.constant is not None:
-            return graph.add_constant(value.constant)
-        return graph.add_input(value.name, value.type)
-
-    inputs = [place(value) for value in node.inputs]
-    first = graph.add(node.op.first, *inputs[:count], name=f"{node.name}/first")
-    second = graph.add(node.op.second, first.output, *inputs[count:], name=node.name)
-    graph.outputs.append(second.output)
-    return Links(first, second)
-
-
-def links_in(node: Node) -> Links:
-    """The nodes of a chain that has tactics."""
+def depthwise_links(node: Node) -> Links | None:
+    """The nodes of a chain that ends in a depthwise convolution, and keeps nothing; or None."""
     links = links_of(node)
-    if links is None:
-        raise InternalError(f"{node} is no chain")
-    return links
+    if links is None or links.keeps:
+        return None
+    root = root_of(links.second)[0]
+    return links if isinstance(root, Conv) and root.group > 1 else None
 
 
 class ChainFamily(Family[CpuTarget]):
@@ -83,7 +56,7 @@ class ChainFamily(Family[CpuTarget]):
 
     @override
     def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
-        links = links_of(node)
+        links = depthwise_links(node)
         if links is None:
             return
         answers = [a for f in _FAMILIES.values() for a in f.tactics(links.first, target)]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 from smelt.backends import Family, Operands, Refusal, Tactic
 from smelt.backends._fusion import root_of
+from smelt.backends._links import links_in
 from smelt.backends._nodes import view_of
 from smelt.backends._scalars import Scalars
 from smelt.backends.cpu._emit import Emitter, Int, Reg
@@ -39,7 +40,7 @@ from smelt.backends.cpu.families._tiling import (
     estimate_seconds,
 )
 from smelt.backends.cpu.families._vectors import unravel
-from smelt.backends.cpu.families.chain import Links, links_in, links_of
+from smelt.backends.cpu.families.chain import depthwise_links
 from smelt.backends.cpu.families.conv import ConvFamily, bias_of, problem_of, product_of
 from smelt.backends.cpu.families.depthwise import DepthwiseFamily, RowWriter
 from smelt.engine import KernelSpec, Launch, View, as_json, parameters
@@ -48,6 +49,7 @@ from smelt.types import DType, override
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from smelt.backends._links import Links
     from smelt.backends.cpu.families._product import Product
     from smelt.engine import Json, Parameters, Step
     from smelt.ir import Constant, Node
@@ -68,7 +70,7 @@ class PanelwiseFamily(Family[CpuTarget]):
 
     @override
     def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
-        links = links_of(node)
+        links = depthwise_links(node)
         if links is None:
             return
         first = list(_FIRST.tactics(links.first, target))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from smelt.backends._axes import Axis
 from smelt.backends._scalars import Scalars
+from smelt.backends.cuda._product import ProductKernel
 from smelt.backends.cuda._reach import FARTHEST
 from smelt.backends.cuda._source import operand_parameters
 from smelt.engine import Launch, View
@@ -17,7 +18,6 @@ from smelt.types import DType, ceil_div, element_count
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from smelt.backends.cuda._product import ProductKernel
     from smelt.engine import Json
     from smelt.types import Dim
 
@@ -25,6 +25,7 @@ _ADDED_ELEMENTS: Final = 512
 """Elements of the result that a program adds the pieces of."""
 _ADDED_COLUMNS: Final = 64
 SUM_BYTES: Final = DType.FLOAT32.size_bytes
+KernelT = TypeVar("KernelT", bound=ProductKernel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +133,14 @@ def _launch(
     family: str, kernel: ProductKernel, grid: Grid, views: Sequence[View], scalars: Scalars
 ) -> Launch:
     bm, bn, _ = kernel.tile
+    kernel = kernel_on(kernel, grid, views, scalars)
+    down = kernel.programs or ceil_div(grid.places, bm)
+    chunks = grid.matrices * kernel.pieces * ceil_div(grid.columns.extent, bn) * down
+    return Launch(kernel.spec(family), tuple(views), (len(views) - 1,), scalars.values, chunks)
+
+
+def kernel_on(kernel: KernelT, grid: Grid, views: Sequence[View], scalars: Scalars) -> KernelT:
+    """The kernel with its rows, its columns and its operands."""
     kernel = dataclasses.replace(
         kernel,
         rows=tuple(
@@ -142,10 +151,7 @@ def _launch(
         far=tuple(map(_is_far, views)),
     )
     operands = tuple(operand_parameters(views, len(scalars.values)).items())
-    spec = dataclasses.replace(kernel, operands=operands).spec(family)
-    down = kernel.programs or ceil_div(grid.places, bm)
-    chunks = grid.matrices * kernel.pieces * ceil_div(grid.columns.extent, bn) * down
-    return Launch(spec, tuple(views), (len(views) - 1,), scalars.values, chunks)
+    return dataclasses.replace(kernel, operands=operands)
 
 
 def _is_far(view: View) -> bool:

@@ -1,0 +1,187 @@
+"""A tactic for each node of a plan, and which nodes are chained: what decides an engine's speed."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from smelt.backends import Refusal
+from smelt.builder._options import PRECISIONS
+from smelt.builder._toolchain import Alternatives, Draft, Tuning
+from smelt.builder._workspace import workspace_bytes
+from smelt.tuner import Candidates, Chains, choose, propose_chains
+from smelt.types import evaluate_dim
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from smelt.backends import Assembled, Tactic
+    from smelt.builder._options import BuildOptions, Progress, TuningEffort
+    from smelt.builder._program import Symbols
+    from smelt.builder._shapes import Box
+    from smelt.builder._toolchain import Toolchain
+    from smelt.ir import Graph, Node
+    from smelt.tuner import Choice, Kind, Timer, TimingCache
+
+_CARRIED: Final = "portable=True admits no step in Python"
+
+
+@dataclass(slots=True)
+class PlanParts:
+    """One plan on its way."""
+
+    box: Box
+    """The symbols that stay open."""
+    fixed: dict[str, int]
+    """The symbols that the plan fixes."""
+    graph: Graph
+    report: dict[str, Any]
+    choice: Choice | None = None
+    assembled: Assembled | None = None
+    refusals: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    """For each node by name, which families cannot run it and why; for the inspector."""
+    workspace_bytes: int = 0
+    """Scratch memory of the step that needs most."""
+
+    @property
+    def symbols(self) -> Symbols:
+        """Every symbol with its smallest and largest value: open, fixed, and found by the run."""
+        symbols = [(name, b.low, b.high) for name, b in sorted(self.box.items())]
+        symbols += [(name, value, value) for name, value in sorted(self.fixed.items())]
+        symbols += [(name, 0, high) for name, high in sorted(self.graph.symbol_bounds.items())]
+        return tuple(symbols)
+
+    @property
+    def program(self) -> tuple[Graph, Mapping[int, Tactic], Symbols]:
+        """What the plan is assembled from."""
+        assert self.choice is not None  # noqa: S101  (chosen before anything is assembled)
+        return self.graph, self.choice.tactics, self.symbols
+
+    @property
+    def largest(self) -> dict[str, int]:
+        """The largest symbol values."""
+        return {n: b.high for n, b in self.box.items()} | self.graph.symbol_bounds
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The symbol values to tune for."""
+        return {n: b.best for n, b in self.box.items()} | self.graph.symbol_bounds
+
+
+@dataclass(slots=True)
+class Chooser:
+    """Chooses for one plan."""
+
+    plan: PlanParts
+    tools: Toolchain
+    options: BuildOptions
+    effort: TuningEffort | None
+    deadline: float
+    """When tuning must be done, in the time of ``time.perf_counter``."""
+    timings: TimingCache
+    progress: Progress
+    known: dict[int, Candidates] = field(default_factory=dict[int, Candidates])
+    """What can run each node, by ``id(node)``."""
+    nodes: list[Node] = field(default_factory=list["Node"])
+    """Those that are known: an identity is only good while its owner lives."""
+
+    def run(self) -> None:
+        """Put the choice into the plan, and the chains that pay into its graph."""
+        plan, started = self.plan, time.perf_counter()
+        timer = self.tools.timer(self._tuning(plan.graph))
+        proposals = propose_chains(plan.graph, self.tools.backend.may_chain, self._tactics)
+        if proposals:  # all is compiled together
+            timer.announce([(node, self._tactics(node)) for node in plan.graph.nodes])
+            timer.announce([(one.chain, one.tactics) for one in proposals])
+        draft, others = self._draft(plan.graph, timer), None
+        if proposals:
+            chains = Chains(plan.graph, proposals, self._tactics, timer)
+            others = Alternatives(chains, lambda kinds: self._chained(chains, kinds, draft.choice))
+        best = self.tools.improve(draft, others, time.perf_counter() - started)
+        if best.report is not None:
+            plan.report["passes"] += best.report.to_json()["passes"]
+        plan.graph, plan.choice = best.tuning.graph, best.choice
+        for node in plan.graph.nodes:
+            size = self._workspace(node, best.choice.tactics[id(node)])
+            plan.workspace_bytes = max(plan.workspace_bytes, size)
+            self._tactics(node)
+            plan.refusals[node.name] = [str(r) for r in self.known[id(node)].refusals]
+
+    def _draft(self, graph: Graph, timer: Timer) -> Draft:
+        """The choice for a graph that times and estimates give."""
+        choice: Choice | None = None
+        for node in graph.nodes:
+            self._tactics(node)
+        while choice is None or self._drop_large(graph, choice):
+            choice = choose(
+                graph,
+                self.known,
+                timer,
+                self.plan.sizes,
+                lambda done, total: self.progress("tune", done, total),
+            )
+        return Draft(self._tuning(graph), choice)
+
+    def _chained(self, chains: Chains, kinds: Sequence[Kind], held: Choice) -> Draft:
+        """The choice where chains of some kinds are formed, and else all stays as it is held."""
+        graph, report = chains.formed(kinds)
+        return Draft(self._tuning(graph), chains.choice(graph, held), report)
+
+    def _tactics(self, node: Node) -> tuple[Tactic, ...]:
+        """What can run a node within the options."""
+        if id(node) not in self.known:
+            self.known[id(node)] = self._candidates(node)
+            self.nodes.append(node)
+        return self.known[id(node)].tactics
+
+    def _candidates(self, node: Node) -> Candidates:
+        tools = self.tools
+        storage = tools.storage(PRECISIONS[self.options.precision])
+        tactics, refusals = tools.backend.candidates(node, tools.target, storage)
+        if self.options.portable:
+            refusals += [Refusal(t.family, _CARRIED) for t in tactics if t.is_reference]
+            tactics = [t for t in tactics if not t.is_reference]
+        small = [t for t in tactics if self._fits(t)]
+        refusals += [
+            Refusal(t.family, f"{t} needs {t.workspace_bytes} bytes of workspace")
+            for t in tactics
+            if t not in small
+        ]
+        return Candidates(tuple(small), tuple(refusals))
+
+    def _tuning(self, graph: Graph) -> Tuning:
+        most = self.options.max_workspace_bytes
+        return Tuning(
+            graph,
+            self.plan.symbols,
+            self.plan.sizes,
+            self.effort,
+            self.deadline,
+            self.timings,
+            lambda node, tactic: self._workspace(node, tactic) <= most,
+            lambda done, total: self.progress("rehearse", done, total),
+        )
+
+    def _drop_large(self, graph: Graph, choice: Choice) -> bool:
+        """Drop what was chosen and needs too much with its workers' memory; say if anything did."""
+        found = False
+        for node in graph.nodes:
+            tactic, known = choice.tactics[id(node)], self.known[id(node)]
+            size = self._workspace(node, tactic)
+            if size > self.options.max_workspace_bytes:
+                found = True
+                reason = f"{tactic} needs {size} bytes of workspace with its workers' memory"
+                self.known[id(node)] = Candidates(
+                    tuple(t for t in known.tactics if t != tactic),
+                    (*known.refusals, Refusal(tactic.family, reason)),
+                )
+        return found
+
+    def _workspace(self, node: Node, tactic: Tactic) -> int:
+        tools = self.tools
+        return workspace_bytes(tools.backend, node, tactic, self.plan.largest, tools.workers)
+
+    def _fits(self, tactic: Tactic) -> bool:
+        needed = evaluate_dim(tactic.workspace_bytes, self.plan.largest)
+        return needed <= self.options.max_workspace_bytes

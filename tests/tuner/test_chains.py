@@ -1,0 +1,160 @@
+"""Which nodes are chained: by times alone, and none that another node has a use for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from smelt import ops
+from smelt.backends import Tactic
+from smelt.ir import Graph, verify
+from smelt.tuner import Chains, Choice, HintTimer, launched, propose_chains
+from smelt.types import DType, TensorFormat, TensorType
+
+if TYPE_CHECKING:
+    from smelt.ir import Node, Value
+
+_KIND = TensorType(DType.FLOAT32, (1, 4, 5, 5))
+_FORMAT = TensorFormat(DType.FLOAT32)
+
+
+def _conv(graph: Graph, x: Value, name: str) -> Node:
+    weights = graph.add_constant(np.ones((4, 4, 1, 1), np.float32), f"{name}.w")
+    return graph.add(ops.Conv((1, 1)), x, weights, name=name)
+
+
+def _line(count: int) -> Graph:
+    """Convolutions one behind the other."""
+    graph = Graph("line")
+    x = graph.add_input("x", _KIND)
+    for number in range(count):
+        x = _conv(graph, x, f"c{number}").output
+    graph.outputs.append(x)
+    return graph
+
+
+class _Prices:
+    """A tactic for each node: of microseconds by its name, chains' by their layers."""
+
+    def __init__(self, costs: dict[tuple[str, ...], float], other: float = 2.0) -> None:
+        self.costs, self.other = costs, other
+
+    def tactics(self, node: Node) -> tuple[Tactic, ...]:
+        cost = self.other
+        if isinstance(node.op, ops.Chain):
+            if node.layers not in self.costs:
+                return ()
+            cost = self.costs[node.layers]
+        inputs = tuple(None if v and v.constant else _FORMAT for v in node.inputs)
+        outputs = (_FORMAT,) * len(node.outputs)
+        return (Tactic("priced", (), inputs, outputs, cost_hint=cost * 1e-6),)
+
+    def chains(self, graph: Graph) -> Chains:
+        """The chains of a graph."""
+        proposals = propose_chains(graph, _are_convs, self.tactics)
+        return Chains(graph, proposals, self.tactics, HintTimer())
+
+    def chained(self, graph: Graph, most: float = 0.98) -> list[tuple[str, ...]]:
+        """The layers of every node of what becomes of a graph."""
+        chains = self.chains(graph)
+        made, _ = chains.formed(chains.faster(most))
+        verify(made)
+        return [node.layers for node in made.nodes]
+
+
+def _are_convs(first: Node, second: Node) -> bool:
+    return all(isinstance(node.op, ops.Conv) for node in (first, second))
+
+
+def test_two_nodes_are_one_where_that_takes_less() -> None:
+    graph = _line(2)
+    assert _Prices({("c0", "c1"): 3.0}).chained(graph) == [("c0", "c1")]
+    assert [node.name for node in graph.nodes] == ["c0", "c1"]
+
+
+@pytest.mark.parametrize("cost", [4.0, 3.99, 7.0])
+def test_two_nodes_stay_apart_where_one_launch_takes_as_long(cost: float) -> None:
+    assert _Prices({("c0", "c1"): cost}).chained(_line(2)) == [("c0",), ("c1",)]
+
+
+def test_a_node_is_in_the_chain_that_saves_most() -> None:
+    costs: dict[tuple[str, ...], float] = {
+        ("c0", "c1"): 3.5,
+        ("c1", "c2"): 2.0,
+        ("c2", "c3"): 3.0,
+    }
+    assert _Prices(costs).chained(_line(4)) == [("c0",), ("c1", "c2"), ("c3",)]
+
+
+def test_what_is_read_later_stays_a_result() -> None:
+    graph = _line(3)
+    graph.outputs.append(graph.nodes[0].output)
+    chains = _Prices({("c0", "c1"): 1.0}).chains(graph)
+    chained, report = chains.formed(chains.kinds)
+    chain = chained.nodes[0]
+    assert [value.name for value in chain.outputs] == ["c1", "c0"]
+    assert [value.name for value in chained.outputs] == ["c2", "c0"]
+    assert [str(note) for note in report.notes] == [
+        "c0 + c1 -> c0 + c1: 1.00 µs in one launch, 4.00 µs in two"
+    ]
+    x = np.random.default_rng(0).standard_normal((1, 4, 5, 5)).astype(np.float32)
+    w = np.ones((4, 4, 1, 1), np.float32)
+    (between,) = ops.Conv((1, 1)).reference(x, w)
+    second, first = chain.op.reference(x, w, w)
+    np.testing.assert_array_equal(first, between)
+    np.testing.assert_array_equal(second, ops.Conv((1, 1)).reference(between, w)[0])
+
+
+def test_nodes_stay_apart_where_another_runs_beside_the_second() -> None:
+    graph = _line(2)
+    other = _conv(graph, graph.nodes[0].output, "beside")
+    graph.outputs.append(other.output)
+    assert not propose_chains(graph, _are_convs, _Prices({("c0", "c1"): 1.0}).tactics)
+
+
+def test_nodes_stay_apart_where_the_result_is_needed_between_them() -> None:
+    graph = Graph("between")
+    first = _conv(graph, graph.add_input("x", _KIND), "first")
+    half = graph.add(ops.Relu(), first.output, name="half")
+    weights = graph.add_constant(np.ones((4, 4, 1, 1), np.float32), "w")
+    stage = ops.Stage(ops.Add(), (-1, 2))
+    op = ops.Fused(ops.Conv((1, 1)), 2, (stage,))
+    second = graph.add(op, first.output, weights, half.output, name="second")
+    graph.outputs.append(second.output)
+    assert not propose_chains(graph, lambda _a, _b: True, _Prices({}).tactics)
+
+
+def test_chains_that_compute_alike_are_one_kind() -> None:
+    costs: dict[tuple[str, ...], float] = {("c0", "c1"): 3.0, ("c1", "c2"): 3.0}
+    chains = _Prices(costs).chains(_line(3))
+    assert [[rival.places for rival in kind] for kind in chains.kinds] == [[(0, 1), (1, 2)]]
+    assert chains.faster(0.75) == chains.kinds
+    assert not chains.faster(0.7)
+
+
+def test_what_holds_without_chains_holds_beside_them() -> None:
+    graph = _line(3)
+    prices = _Prices({("c0", "c1"): 1.0})
+    held = Choice()
+    for node in graph.nodes:
+        (tactic,) = prices.tactics(node)
+        held.tactics[id(node)] = replace(tactic, starts_early=True)
+        held.timed[id(node)] = [(tactic, 2e-6)]
+        held.times[node.name] = [(str(tactic), 2e-6)]
+    chains = prices.chains(graph)
+    made, _ = chains.formed(chains.kinds)
+    choice = chains.choice(made, held)
+    chain, last = made.nodes
+    assert choice.timed[id(chain)] == [(prices.tactics(chain)[0], 1e-6)]
+    assert choice.times["c1"] == [(str(prices.tactics(chain)[0]), 1e-6)]
+    for early in (False, True):
+        cast = launched(made, choice, early=early)
+        assert cast[id(chain)].starts_early is early
+        assert cast[id(last)] == held.tactics[id(graph.nodes[2])]
+
+
+def test_what_no_tactic_computes_is_not_proposed() -> None:
+    assert not propose_chains(_line(3), _are_convs, _Prices({}).tactics)
