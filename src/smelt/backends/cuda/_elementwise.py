@@ -215,7 +215,7 @@ EXPRESSIONS: Final[dict[str, Callable[[_Call], str]]] = {
     "pow": _power,
     "prelu": _prelu,
     "reciprocal": lambda c: _quotient(c, "1.0", c.x),
-    "relu": _unary("tl.where({x} < 0, 0, {x})"),
+    "relu": lambda c: f"tl.maximum({c.x}, 0{_keeping_nan(c)})",
     "round": _round,
     "sigmoid": lambda c: sigmoid(c.x),
     "sign": _sign,

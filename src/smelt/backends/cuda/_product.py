@@ -288,16 +288,17 @@ class ProductWriter(TileWriter):
         self.s.line(f'{name} = tl.inline_asm_elementwise("{_ROUND}", "=r,r", [{name}], {how})')
 
     def ask_for_weights(self) -> None:
-        """Have the tile's weights brought near; tiles below each other share the work."""
+        """Have the tile's weights brought near; tiles below each other, and pieces, share that."""
         s, bn = self.s, self.tile[1]
         run, (_, stride) = self.k["run"], self.k["run_strides"]
         if stride != 1 or not isinstance(run, int):
             return
         line = _LINE_BYTES // s.dtypes[1].size_bytes
         count = -(-(self.taps * run + self.k["second_run"]) // line)
-        wide = max(1, self.k["warps"] * _LANES // bn)
-        step = f"{self.down} * {wide}"
-        with s.block(f"for first in range(down * {wide}, {count}, {step}):"):
+        wide, pieces = max(1, self.k["warps"] * _LANES // bn), self.k["pieces"]
+        own = "down" if pieces == 1 else f"(down * {pieces} + piece)"
+        step = f"{self.down} * {wide * pieces}"
+        with s.block(f"for first in range({own} * {wide}, {count}, {step}):"):
             s.line(f"line = tl.minimum(first + tl.arange(0, {wide}), {count - 1}) * {line}")
             s.line("place = (b_columns[:, None] + line[None, :]).to(tl.int64)")
             how = "dtype=tl.int32, is_pure=False, pack=1"
