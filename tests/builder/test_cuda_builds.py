@@ -393,3 +393,21 @@ def test_without_a_clock_the_times_of_nodes_decide() -> None:
     kinds = _Kinds()
     assert kinds.best(open_toolchain("cuda:sm_90")) == "ab"
     assert kinds.asked[0] < 1
+
+
+@needs_triton
+def test_an_engine_with_a_chain_names_both_layers_and_is_generated_anew() -> None:
+    net = smelt.NetworkDefinition("chained")
+    random = np.random.default_rng(0)
+    x = net.add_input("x", "float32", (64, 14, 14))
+    for name, before, after in (("project", 64, 16), ("expand", 16, 96)):
+        weights = random.standard_normal((after, before, 1, 1)).astype(np.float32)
+        x = net.add_convolution(x, after, 1, weights, name=name)
+    net.mark_output(x)
+    engine = smelt.build(net, device="cuda:sm_90", precision="float16", tune="none")
+    assert "project + expand" in [layer.name for layer in engine.layers]
+    told = report_to_text(report_of(engine), ["passes"], width=120)
+    assert "µs in one launch" in told
+    file = read_engine(engine.serialize())
+    unsigned = serialize_engine(file.header, file.weights, bytes(len(file.code)), b"", None)
+    assert read_engine(smelt.load(unsigned).serialize()).code == file.code

@@ -16,7 +16,7 @@ from smelt.ir import clone
 from smelt.ops import Chain
 from smelt.passes import Note, Pass, PassResult, chain_nodes, run_passes, why_not_chained
 from smelt.tuner._choose import Choice
-from smelt.tuner._measure import node_text
+from smelt.tuner._measure import LONG_SECONDS, node_text
 from smelt.types import override
 
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _HOPELESS: Final = 1.15
-"""How much longer than both its parts a chain may be estimated to take, and still be timed."""
+"""How much longer than both its parts a chain may be estimated to take, and still be timed: where
+both take little, for a launch less saves more than estimates know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,8 @@ def propose_chains(graph: Graph, may_chain: MayChain, list_tactics: Lister) -> l
         copy = clone(graph)
         chain = chain_nodes(copy, *(copy.nodes[place] for place in places))
         tactics = [t for t in list_tactics(chain) if not t.is_reference]
-        most = _HOPELESS * (least(first) + least(second))
+        apart = least(first) + least(second)
+        most = apart if apart > 2 * LONG_SECONDS else _HOPELESS * apart
         if min((t.cost_hint for t in tactics), default=math.inf) < most:
             found.append(Proposal(places, chain, tuple(tactics)))
     return found

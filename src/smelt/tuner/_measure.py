@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from smelt.types import TensorType
 
 
-_LONG_SECONDS: Final = 8e-6
+LONG_SECONDS: Final = 8e-6
 
 
 class Bench(Protocol):
@@ -142,7 +142,7 @@ class MeasuringTimer:
         best: list[int] = []
         for group in groups.values():
             group.sort(key=lambda i: tactics[i].cost_hint)
-            is_long = tactics[group[0]].cost_hint > _LONG_SECONDS
+            is_long = tactics[group[0]].cost_hint > LONG_SECONDS
             best += group[: self.keep_long if is_long else self.keep]
         return sorted(best)
 
