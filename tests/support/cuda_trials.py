@@ -38,6 +38,7 @@ from smelt.engine import Launch
 from smelt.errors import SmeltError
 from smelt.ops import ALL_OPS
 from smelt.types import DType, evaluate_dim
+from tests.support.ahead_cases import ahead_trials
 from tests.support.dense_cases import DENSE_CASES
 from tests.support.held_cases import HELD, held_trials
 from tests.support.trial_memory import TrialMemory
@@ -183,7 +184,8 @@ def trials_for(request: Request, backend: CudaBackend, target: CudaTarget) -> li
     cases = _cases(request.op)
     every: Iterable[Trial]
     if request.op == HELD:
-        every = held_trials(backend, target, DType(request.storage))
+        held = held_trials(backend, target, DType(request.storage))
+        every = [*held, *ahead_trials(backend, target)]
     elif request.storage == "float32":
         every = trials_of_cases(cases, backend, target)
     elif request.storage == TF32:

@@ -25,6 +25,7 @@ from smelt.engine import Launch
 from smelt.ops import ALL_OPS
 from smelt.ops.round_mantissa import RoundMantissa
 from smelt.types import DType, evaluate_dim
+from tests.support.ahead_cases import ahead_trials
 from tests.support.chain_cases import CHAINED, chained_trials
 from tests.support.held_cases import HELD, check_held, held_trials, open_held_trials
 from tests.support.interpreted_clusters import Cluster, same_arguments
@@ -351,7 +352,7 @@ def _chosen(op: type[Op], how: str, backend: CudaBackend) -> list[Trial]:
     elif how == HELD:
         held = held_trials(backend, TARGET, DType.FLOAT16)
         check_held(held)
-        found = [*held, *open_held_trials(backend, TARGET)]
+        found = [*held, *open_held_trials(backend, TARGET), *ahead_trials(backend, TARGET)]
     elif how == CHAINED:
         found = chained_trials(backend, TARGET)
     elif how == STRANGE:

@@ -20,6 +20,7 @@ from smelt.backends.cuda._reach import why_too_far
 from smelt.backends.cuda._source import without_early_start
 from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda._triton import generator_edition
+from smelt.backends.cuda.families.ahead import AheadFamily
 from smelt.backends.cuda.families.attention import AttentionFamily
 from smelt.backends.cuda.families.chain import ChainFamily, may_chain
 from smelt.backends.cuda.families.conv import ConvFamily
@@ -65,8 +66,8 @@ if TYPE_CHECKING:
 _FEW_BLOCKS: Final = 1024
 """Launches of more fill a GPU by themselves."""
 _NEAR: Final = (
-    "attention", "chain", "conv", "conv_sum", "cudnn", "depthwise", "gemm", "held", "pairs",
-    "stem", "stem_direct",
+    "ahead", "attention", "chain", "conv", "conv_sum", "cudnn", "depthwise", "gemm", "held",
+    "pairs", "stem", "stem_direct",
 )  # fmt: skip
 """Families whose kernels count in 32 bits."""
 _LIBRARY_FAMILIES: Final[Mapping[str, Any]] = {f.name: f for f in (CublasLtFamily, CudnnFamily)}
@@ -113,6 +114,7 @@ class CudaBackend(Backend[CudaTarget]):
         """
         self.families: tuple[Family[CudaTarget], ...] = (
             WindowFamily(),
+            AheadFamily(),
             AttentionFamily(),
             ChainFamily(),
             ConvFamily(),

@@ -382,6 +382,21 @@ class HeldWriter(ProductWriter):
         return f"a_rows[:, None] + ({at})[None, :]", ok
 
 
+class AheadWriter(HeldWriter):
+    """A program for each tile again: its weights are there before earlier launches have ended."""
+
+    @override
+    def write(self) -> str:
+        return TileWriter.write(self)
+
+    @override
+    def prepare(self) -> None:
+        self.prepare_rows()
+        self.prepare_columns()
+        for number, first in enumerate(self.steps()):
+            self.hold(number, first)
+
+
 class ChannelsWriter(TileWriter):
     """Each channel with its own window. Operands: image, weights by tap, extra operands, result."""
 
@@ -423,6 +438,7 @@ class PiecesWriter(TileWriter):
 _WRITERS: Final[dict[str, type[TileWriter]]] = {
     "product": ProductWriter,
     "held": HeldWriter,
+    "ahead": AheadWriter,
     "pieces": PiecesWriter,
     "channels": ChannelsWriter,
 }

@@ -58,7 +58,7 @@ class GemmFamily(Family[CudaTarget]):
         result = TensorFormat(node.output.tensor.dtype, Layout.LINEAR)
         inputs = (*own, *epilogue.formats)
         sums = element_count(node.output.tensor.shape) * SUM_BYTES
-        for choice, seconds in tiles_for(_shape(node, target), target):
+        for choice, seconds in tiles_for(shape_of(node, target), target):
             yield choice.tactic(self.name, inputs, result, sums, seconds)
 
     @override
@@ -133,7 +133,13 @@ def _why_not(node: Node) -> str | None:
     return "the factors are empty" if depth == 0 else None
 
 
-def _shape(node: Node, target: CudaTarget) -> Shape:
+def is_turned(node: Node) -> bool:
+    """Whether a product's rows are its first factor's columns."""
+    return _factors(node)[0].is_transposed
+
+
+def shape_of(node: Node, target: CudaTarget) -> Shape:
+    """The extents of a product."""
     a, b = _factors(node)
     stack = element_count(node.output.tensor.shape[: max(len(a.stack), len(b.stack))])
     x, y = value_of(node, 0), value_of(node, 1)

@@ -1,0 +1,55 @@
+"""Programs that have their weights ahead are offered where all run at once, never chosen unseen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from smelt.backends.cuda import CudaBackend, CudaTarget
+from smelt.ir import Graph
+from smelt.ops import MatMul
+from smelt.types import DType, SymbolicDim, TensorType
+
+if TYPE_CHECKING:
+    from smelt.backends import Tactic
+
+_HOPPER = CudaTarget(90)
+_OPEN = SymbolicDim.symbol("rows")
+
+
+def _tactics(
+    rows: int | SymbolicDim, depth: int, columns: int, target: CudaTarget, stored: DType
+) -> list[Tactic]:
+    graph = Graph("one")
+    x = graph.add_input("x", TensorType(DType.FLOAT32, (1, rows, depth)))
+    weights = graph.add_constant(np.ones((depth, columns), np.float32), "w")
+    node = graph.add(MatMul(), x, weights, name="node")
+    graph.outputs += node.outputs
+    return CudaBackend().candidates(node, target, stored)[0]
+
+
+@pytest.mark.parametrize("rows", [1, 128, _OPEN])
+def test_they_are_offered_and_never_the_first_by_estimate(rows: int | SymbolicDim) -> None:
+    tactics = _tactics(rows, 384, 384, _HOPPER, DType.FLOAT16)
+    assert 1 <= sum(tactic.family == "ahead" for tactic in tactics) <= 3
+    assert min(tactics, key=lambda t: t.cost_hint).family == "gemm"
+
+
+@pytest.mark.parametrize(
+    ("rows", "depth", "columns", "target", "stored"),
+    [
+        (4096, 384, 384, _HOPPER, DType.FLOAT16),
+        (128, 1536, 384, _HOPPER, DType.FLOAT16),
+        (128, 100, 384, _HOPPER, DType.FLOAT16),
+        (128, 384, 384, _HOPPER, DType.FLOAT32),
+        (128, 384, 384, CudaTarget(80), DType.FLOAT16),
+    ],
+    ids=["many rows", "deep", "short steps", "float32", "launches that wait"],
+)
+def test_they_are_not_offered_where_nothing_is_gained(
+    rows: int, depth: int, columns: int, target: CudaTarget, stored: DType
+) -> None:
+    tactics = _tactics(rows, depth, columns, target, stored)
+    assert not [tactic for tactic in tactics if tactic.family == "ahead"]
