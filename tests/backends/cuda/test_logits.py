@@ -10,7 +10,17 @@ import pytest
 from smelt.backends import Aliasing
 from smelt.backends.cuda import CudaBackend, CudaTarget
 from smelt.ir import Graph
-from smelt.ops import Concat, Conv, Flatten, GlobalAveragePool, Identity, Relu, Reshape, Softmax
+from smelt.ops import (
+    Concat,
+    Conv,
+    Flatten,
+    GlobalAveragePool,
+    Identity,
+    Relu,
+    Reshape,
+    Softmax,
+    Split,
+)
 from smelt.types import DType, TensorType
 
 if TYPE_CHECKING:
@@ -67,6 +77,20 @@ def test_logits_that_are_joined_stay_in_float32_if_all_do() -> None:
     net.graph.outputs += [classes]
     assert [_types(p.producer.inputs[0].producer) for p in parts] == [(_NARROW, _WIDE)] * 2  # type: ignore[union-attr]
     assert _types(classes.producer) == (_WIDE, _WIDE)
+
+
+def test_what_is_joined_or_cut_stays_in_one_type() -> None:
+    net = _Network()
+    alone, other = net.conv(net.first), net.conv(net.first)
+    joined = net.add(Softmax(axis=1), net.add(Concat(2), alone, other))
+    whole = net.conv(net.first)
+    halves = net.graph.add(Split(axis=1, num_outputs=2), whole, name="halves").outputs
+    part = net.add(Softmax(axis=1), halves[0])
+    net.graph.outputs += [joined, net.add(Relu(), other), part, net.add(Relu(), halves[1])]
+    for made in (alone, other, whole):
+        assert _types(made.producer) == (_NARROW, _NARROW)
+    for softened in (joined, part):
+        assert _types(softened.producer) == (_NARROW, _WIDE)
 
 
 def test_what_others_read_too_is_stored_in_16_bits() -> None:

@@ -17,10 +17,13 @@ from smelt.devices.cuda import LIBRARIES
 from smelt.ops import (
     Concat,
     Flatten,
+    Gather,
     Identity,
     LogSoftmax,
     Reshape,
+    Slice,
     Softmax,
+    Split,
     Squeeze,
     Transpose,
     Unsqueeze,
@@ -28,7 +31,7 @@ from smelt.ops import (
 from smelt.types import DType, Layout
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from smelt.backends._base import Tactic
     from smelt.ir import Node, Value
@@ -36,7 +39,9 @@ if TYPE_CHECKING:
 
 _MOST_ELEMENTS: Final = 1 << 18
 """Of logits: they are written and read in half a microsecond."""
-_PASSING: Final = (Concat, Flatten, Identity, Reshape, Squeeze, Transpose, Unsqueeze)
+_PASSING: Final = (
+    Concat, Flatten, Gather, Identity, Reshape, Slice, Split, Squeeze, Transpose, Unsqueeze,
+)  # fmt: skip
 """Ops that hand on what they read: mostly windows, which are as wide as what they are of."""
 
 
@@ -85,44 +90,36 @@ def _softens(node: Node) -> bool:
 
 
 def _is_kept(value: Value | None) -> bool:
-    """Whether all that a value is handed on from stays in float32."""
-    made = [] if value is None else _sources(value)
-    return bool(made) and all(map(_stays_wide, made))
+    """Whether only softmaxes and bindings come to read a value, and all that it is handed on with.
 
-
-def _sources(value: Value) -> list[Value]:
-    """What a value is handed on from: what other ops make, inputs of the network."""
-    found: dict[int, Value] = {}
-    known, left = {id(value)}, [value]
-    while left:
-        one = left.pop()
-        made = one.producer
-        if made is None or not isinstance(made.op, _PASSING):
-            found[id(one)] = one
-            continue
-        reads = made.inputs if isinstance(made.op, Concat) else made.inputs[:1]
-        for source in reads:
-            if source is not None and source.constant is None and id(source) not in known:
-                known.add(id(source))
-                left.append(source)
-    return list(found.values())
-
-
-def _stays_wide(value: Value) -> bool:
-    """Whether nothing but softmaxes and bindings come to read it, and few elements."""
-    if value.producer is None or value.tensor.dtype is not DType.FLOAT32:
+    What is joined, cut or turned stays together: in one type, or copies would be made of it.
+    """
+    if value is None or value.tensor.dtype is not DType.FLOAT32:
         return False
     known, left = {id(value)}, [value]
-    is_softened = False
+    is_softened = is_large = False
     while left:
         one = left.pop()
         for user in one.users:
-            if isinstance(user.op, _PASSING):
-                new = [v for v in user.outputs if id(v) not in known]
-                known.update(map(id, new))
-                left += new
-            elif _softens(user) and user.inputs[0] is one:
+            if _softens(user) and user.inputs[0] is one:
                 is_softened = True
-            else:
+            elif not isinstance(user.op, _PASSING):
                 return False
-    return not is_softened or count_of(value) <= _MOST_ELEMENTS
+        if one.producer is None:
+            return False
+        is_large |= count_of(one) > _MOST_ELEMENTS
+        new = [v for v in _beside(one) if id(v) not in known]
+        known.update(map(id, new))
+        left += new
+    return not (is_softened and is_large)
+
+
+def _beside(value: Value) -> Iterator[Value]:
+    """What a value is handed on from, or as."""
+    made = value.producer
+    if made is not None and isinstance(made.op, _PASSING):
+        sources = made.inputs if isinstance(made.op, Concat) else made.inputs[:1]
+        yield from (v for v in sources if v is not None and v.constant is None)
+    for user in value.users:
+        if isinstance(user.op, _PASSING):
+            yield from user.outputs
