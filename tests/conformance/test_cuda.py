@@ -120,6 +120,12 @@ def test_kernels_of_two_products_compute_what_the_reference_does(
     interpreter.check(Chain, "chained", is_known=True)
 
 
+def test_windows_that_slide_over_shared_memory_compute_what_the_reference_does(
+    interpreter: _Interpreter,
+) -> None:
+    interpreter.check(Conv, "sliding", is_known=True)
+
+
 @_every_op
 def test_what_is_no_number_stays_where_the_op_brings_it(
     op: type[Op], interpreter: _Interpreter

@@ -41,6 +41,7 @@ from smelt.types import DType, evaluate_dim
 from tests.support.ahead_cases import ahead_trials
 from tests.support.dense_cases import DENSE_CASES
 from tests.support.held_cases import HELD, held_trials
+from tests.support.sliding_cases import SLIDING, sliding_trials
 from tests.support.trial_memory import TrialMemory
 from tests.support.trials import (
     PAIRS,
@@ -186,6 +187,8 @@ def trials_for(request: Request, backend: CudaBackend, target: CudaTarget) -> li
     if request.op == HELD:
         held = held_trials(backend, target, DType(request.storage))
         every = [*held, *ahead_trials(backend, target)]
+    elif request.op == SLIDING:
+        every = sliding_trials(backend, target, DType(request.storage))
     elif request.storage == "float32":
         every = trials_of_cases(cases, backend, target)
     elif request.storage == TF32:
@@ -222,7 +225,7 @@ def _numbers_of(trial: Trial) -> tuple[object, ...]:
 
 
 def _cases(name: str) -> Sequence[Case]:
-    if name in {DENSE, HELD}:
+    if name in {DENSE, HELD, SLIDING}:
         return DENSE_CASES if name == DENSE else ()
     return list({op.name: op for op in ALL_OPS}[name].cases())
 
@@ -327,6 +330,7 @@ def every_request() -> Iterator[Request]:
     """Every op in every storage, the large ones first."""
     for storage in _NARROW:
         yield Request(HELD, storage)
+        yield Request(SLIDING, storage)
     names = sorted([*(op.name for op in ALL_OPS), DENSE], key=lambda name: name not in _LARGE)
     for name in names:
         for storage in _STORAGES:

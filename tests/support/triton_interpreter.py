@@ -19,7 +19,8 @@ import numpy as np
 
 from smelt.backends.cuda import CudaBackend, CudaTarget, function_of
 from smelt.backends.cuda._fragments import KEEP
-from smelt.backends.cuda._source import TRITON_TYPES, cluster_of
+from smelt.backends.cuda._source import TRITON_TYPES, cluster_of, is_gluon
+from smelt.backends.cuda.families import sliding
 from smelt.backends.cuda.families._recurrent_team import AWAIT_WORD
 from smelt.engine import Launch
 from smelt.ops import ALL_OPS
@@ -27,9 +28,17 @@ from smelt.ops.round_mantissa import RoundMantissa
 from smelt.types import DType, evaluate_dim
 from tests.support.ahead_cases import ahead_trials
 from tests.support.chain_cases import CHAINED, chained_trials
+from tests.support.gluon_emulation import gluon_of
 from tests.support.held_cases import HELD, check_held, held_trials, open_held_trials
 from tests.support.interpreted_clusters import Cluster, same_arguments
 from tests.support.launch_watch import LaunchWatch, watch_accesses
+from tests.support.sliding_cases import (
+    SLIDING,
+    check_sliding,
+    one_of_each,
+    open_sliding_trials,
+    sliding_trials,
+)
 from tests.support.trial_memory import GUARD_BYTES, TrialMemory
 from tests.support.trials import (
     PAIRS,
@@ -109,11 +118,21 @@ CLUSTERS: Final[list[Cluster]] = []
 
 
 def interpret(
-    backend: CudaBackend, kernel: KernelSpec, words: list[int], scalars: list[int], programs: int
+    backend: CudaBackend,
+    kernel: KernelSpec,
+    words: list[int],
+    scalars: list[int],
+    programs: int,
+    *,
+    late_copies: bool = False,
 ) -> None:
-    """Run a kernel on addresses of the host."""
+    """Run a kernel on addresses of the host; ``late_copies`` as `gluon_of` says."""
     interpreter = importlib.import_module("triton.runtime.interpreter")
-    function = function_of(backend.generate(kernel, TARGET), kernel.symbol)
+    text = backend.generate(kernel, TARGET)
+    function: Any = function_of(text, kernel.symbol)
+    if is_gluon(text):
+        gluon = gluon_of(late_copies=late_copies)
+        function.__globals__.update(gl=gluon.gl, hopper=gluon.hopper)
     pointers = [_Pointer(word, DType(d)) for word, d in zip(words, kernel["dtypes"], strict=True)]
     _patch(interpreter)
     interpreted = interpreter.InterpretedFunction(function)
@@ -272,7 +291,13 @@ def _cut_off_for_tf32(interpreter: Any) -> None:
     builder.create_dot = create_dot
 
 
-def run_trial(trial: Trial, backend: CudaBackend, inputs: list[Array] | None = None) -> TrialMemory:
+def run_trial(
+    trial: Trial,
+    backend: CudaBackend,
+    inputs: list[Array] | None = None,
+    *,
+    late_copies: bool = False,
+) -> TrialMemory:
     """Run a trial's plan on its inputs, or on others; what it leaves in memory.
 
     What is touched amiss, the watch has noted.
@@ -285,7 +310,8 @@ def run_trial(trial: Trial, backend: CudaBackend, inputs: list[Array] | None = N
         scalars = [evaluate_dim(s, trial.values) for s in step.scalars]
         programs = evaluate_dim(step.chunks, trial.values)
         WATCH.follow(step, trial.plan, [base + GUARD_BYTES for base in bases], trial.values)
-        interpret(backend, step.kernel, memory.words(step, bases), scalars, programs)
+        words = memory.words(step, bases)
+        interpret(backend, step.kernel, words, scalars, programs, late_copies=late_copies)
         WATCH.end_launch()
     return memory
 
@@ -340,8 +366,25 @@ _SAMPLED_TRIALS = {DType.FLOAT16.value: 4, DType.BFLOAT16.value: 1}
 """What bfloat16 adds to float16 is numbers alone: one trial of each family shows them."""
 
 
+def _of_own_cases(how: str, backend: CudaBackend) -> list[Trial] | None:
+    """The trials of families that have cases of their own; None of others."""
+    if how == HELD:
+        held = held_trials(backend, TARGET, DType.FLOAT16)
+        check_held(held)
+        return [*held, *open_held_trials(backend, TARGET), *ahead_trials(backend, TARGET)]
+    if how == CHAINED:
+        return list(chained_trials(backend, TARGET))
+    if how == SLIDING:
+        slid = sliding_trials(backend, TARGET, DType.FLOAT16)
+        check_sliding(slid)
+        return [*one_of_each(slid), *open_sliding_trials(backend, TARGET)]
+    return None
+
+
 def _chosen(op: type[Op], how: str, backend: CudaBackend) -> list[Trial]:
     """The trials of an op."""
+    if (own := _of_own_cases(how, backend)) is not None:
+        return [trial for trial in own if not trial.tactic.is_reference]
     cases = list(op.cases())
     # Which windows end beside what is strange, and which numbers meet it, the case decides.
     if how not in {"all", "covering", PAIRS, STRANGE}:
@@ -349,12 +392,6 @@ def _chosen(op: type[Op], how: str, backend: CudaBackend) -> list[Trial]:
     found: Iterable[Trial]
     if how == PAIRS:
         found = paired_trials(cases, backend, replace(TARGET, pairs=True))
-    elif how == HELD:
-        held = held_trials(backend, TARGET, DType.FLOAT16)
-        check_held(held)
-        found = [*held, *open_held_trials(backend, TARGET), *ahead_trials(backend, TARGET)]
-    elif how == CHAINED:
-        found = chained_trials(backend, TARGET)
     elif how == STRANGE:
         # To multiply in parts is the compiler's affair.
         tried = strange_trials(cases, backend, TARGET)
@@ -366,7 +403,7 @@ def _chosen(op: type[Op], how: str, backend: CudaBackend) -> list[Trial]:
     else:
         found = trials_of_cases(cases, backend, TARGET)
     trials = [trial for trial in found if not trial.tactic.is_reference]
-    if how in {"all", CHAINED, STRANGE, HELD}:
+    if how in {"all", STRANGE}:
         return trials
     if how == "covering":
         return covering(trials)
@@ -383,7 +420,7 @@ def check(op: type[Op], how: str) -> tuple[int, list[str]]:
             float32 stored as "float16" or "bfloat16", some with float32 multiplied as "tf32", all
             in "pairs" of images, all with "strange" numbers, by one tactic of each family; or,
             whatever the op, all of programs that hold their weights ("held") or do two products
-            ("chained").
+            ("chained"), or some of every tile and case of windows in shared memory ("sliding").
     """
     backend = CudaBackend()
     trials = _chosen(op, how, backend)
@@ -399,16 +436,25 @@ def _faults(
     trial: Trial, backend: CudaBackend, inputs: list[Array] | None, right: tuple[Array, ...]
 ) -> list[str]:
     """What is wrong with a trial on its inputs, or on others."""
-    memory = run_trial(trial, backend, inputs)
-    found = [*memory.damage(), *WATCH.faults]
-    for mine, wanted in zip(memory.outputs(), right, strict=True):
-        if reason := difference(mine, wanted, trial.case.tolerance, trial.step):
-            found.append(reason)
+    found: list[str] = []
+    for late_copies in (False, True)[: 1 + (trial.tactic.family == SLIDING)]:
+        memory = run_trial(trial, backend, inputs, late_copies=late_copies)
+        found += [*memory.damage(), *WATCH.faults]
+        for mine, wanted in zip(memory.outputs(), right, strict=True):
+            if reason := difference(mine, wanted, trial.case.tolerance, trial.step):
+                found.append(reason)
     return [f"{trial}: {reason}" for reason in found]
+
+
+def _offer_gluon() -> None:
+    """Offer kernels in Gluon whichever Triton there is: nothing is compiled here."""
+    patched: Any = sliding
+    patched.why_no_gluon = lambda: None
 
 
 def main() -> None:
     """Answer each line ``OP HOW``, as `check` takes them, with a line of JSON."""
+    _offer_gluon()
     ops = {op.name: op for op in ALL_OPS}
     for line in sys.stdin:
         name, how = line.split()

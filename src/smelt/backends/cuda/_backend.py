@@ -46,6 +46,7 @@ from smelt.backends.cuda.families.pool import PoolFamily
 from smelt.backends.cuda.families.recurrent import RecurrentFamily
 from smelt.backends.cuda.families.resample import ResampleFamily
 from smelt.backends.cuda.families.rows import RowsFamily
+from smelt.backends.cuda.families.sliding import SlidingFamily
 from smelt.backends.cuda.families.stem import StemFamily
 from smelt.backends.cuda.families.stem_direct import StemDirectFamily
 from smelt.devices.cpu import available_processors
@@ -67,7 +68,7 @@ _FEW_BLOCKS: Final = 1024
 """Launches of more fill a GPU by themselves."""
 _NEAR: Final = (
     "ahead", "attention", "chain", "conv", "conv_sum", "cudnn", "depthwise", "gemm", "held",
-    "pairs", "stem", "stem_direct",
+    "pairs", "sliding", "stem", "stem_direct",
 )  # fmt: skip
 """Families whose kernels count in 32 bits."""
 _LIBRARY_FAMILIES: Final[Mapping[str, Any]] = {f.name: f for f in (CublasLtFamily, CudnnFamily)}
@@ -132,6 +133,7 @@ class CudaBackend(Backend[CudaTarget]):
             RecurrentFamily(),
             ResampleFamily(),
             RowsFamily(),
+            SlidingFamily(),
             StemFamily(),
             StemDirectFamily(),
             *(_LIBRARY_FAMILIES[library.provider](library) for library in libraries),

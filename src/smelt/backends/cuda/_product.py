@@ -93,6 +93,8 @@ class ProductKernel:
     """Where programs hold their weights: how many share a stretch of columns."""
     factors: int = 2
     """Operands that are summed; extra operands follow, then the result."""
+    kept: tuple[Json, ...] = ()
+    """Where rows go on into the padding: how much of each of their axes is the result's."""
     second_run: int = 0
     """Channels of a second image, whose pixels alone lengthen the sum: then it is factor three."""
     operands: tuple[tuple[str, Json], ...] = ()

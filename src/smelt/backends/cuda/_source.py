@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _INDENT: Final = "    "
 _LET_NEXT_START: Final = "tl.extra.cuda.gdc_launch_dependents()"
 _WAIT: Final = "tl.extra.cuda.gdc_wait()"
+_LAYOUT: Final = ": gl.constexpr ="
 ALIGNED_BYTES: Final = 16
 CLUSTER: Final = "cluster"
 """Parameter of kernels whose programs wait for each other: how many run at the same time."""
@@ -79,6 +80,11 @@ def starts_early(text: str) -> bool:
 def cluster_of(kernel: KernelSpec) -> int:
     """How many programs of a kernel wait for each other, or 1."""
     return cast("int", dict(kernel.parameters).get(CLUSTER, 1))
+
+
+def is_gluon(text: str) -> bool:
+    """Whether the kernel says itself how everything is laid out, in Triton's lower language."""
+    return _LAYOUT in text
 
 
 def without_early_start(text: str) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from smelt.backends._edition import edition_of
-from smelt.backends.cuda._source import TRITON_TYPES, cluster_of, starts_early
+from smelt.backends.cuda._source import TRITON_TYPES, cluster_of, is_gluon, starts_early
 from smelt.devices.cuda import ABI_VERSION, CudaKernel
 from smelt.errors import BuildError, MissingExtraError
 from smelt.types import DType
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _LANES: Final = 32
 _SCRATCH_WORDS: Final = 2
 """Pointers that Triton adds behind a kernel's arguments: global scratch and profile scratch."""
+_WITH_GLUON: Final = ("3.6.", "3.7.")
 _lock: Final = threading.Lock()
 
 
@@ -70,6 +71,20 @@ def require_triton() -> None:
         found = None
     if found is None:
         raise _missing_triton()
+
+
+def why_no_gluon() -> str | None:
+    """Why kernels cannot be in Gluon, or None: views that begin anywhere are not in every version.
+
+    From 3.8 on it refuses views that are larger than what they begin as.
+    """
+    try:
+        version = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        return "triton is not installed"
+    if version.startswith(_WITH_GLUON):
+        return None
+    return f"triton {version} has no views of shared memory from any row on; 3.6 and 3.7 have"
 
 
 def _missing_triton() -> MissingExtraError:
@@ -111,6 +126,10 @@ def function_of(text: str, name: str) -> Callable[..., None]:
         "tl": importlib.import_module("triton.language"),
         "__name__": "smelt.generated",
     }
+    if is_gluon(text):
+        gluon = "triton.experimental.gluon.language"
+        names["gl"] = importlib.import_module(gluon)
+        names["hopper"] = importlib.import_module(f"{gluon}.nvidia.hopper")
     exec(compile(text, name, "exec"), names)  # noqa: S102  (our own generator's text)
     function: Callable[..., None] = names["kernel"]
     return function
@@ -124,8 +143,6 @@ def compile_kernel(kernel: KernelSpec, text: str, target: CudaTarget) -> CudaKer
         MissingExtraError: Triton is not installed.
     """
     triton = load_triton()
-    jit = importlib.import_module("triton.runtime.jit")
-    compiler = importlib.import_module("triton.compiler")
     targets = importlib.import_module("triton.backends.compiler")
     signature = {f"p{k}": f"*{TRITON_TYPES[DType(d)]}" for k, d in enumerate(kernel["dtypes"])}
     signature |= {f"s{k}": "i64" for k in range(kernel["scalars"])}
@@ -143,8 +160,7 @@ def compile_kernel(kernel: KernelSpec, text: str, target: CudaTarget) -> CudaKer
     name = hashlib.sha256(text.encode()).hexdigest()[:20]
     try:
         with _lock:  # the compiler keeps settings of one compilation in its module
-            function = jit.JITFunction(function_of(text, name))
-            source = compiler.ASTSource(function, signature, constexprs={}, attrs=aligned)
+            source = _source_of(text, name, signature, aligned)
             goal = targets.GPUTarget("cuda", target.capability, _LANES)
             made = triton.compile(source, target=goal, options=options)
     except (triton.TritonError, RuntimeError, SyntaxError) as error:
@@ -162,6 +178,18 @@ def compile_kernel(kernel: KernelSpec, text: str, target: CudaTarget) -> CudaKer
         may_start_early=starts_early(text),
         cluster=cluster_of(kernel),
     )
+
+
+def _source_of(text: str, name: str, signature: dict[str, str], attributes: Any) -> Any:
+    """What Triton compiles, of a kernel in its own language or in Gluon."""
+    if is_gluon(text):
+        gluon = importlib.import_module("triton.experimental.gluon._runtime")
+        make_function, make_source = gluon.GluonJITFunction, gluon.GluonASTSource
+    else:
+        make_function = importlib.import_module("triton.runtime.jit").JITFunction
+        make_source = importlib.import_module("triton.compiler").ASTSource
+    function = make_function(function_of(text, name))
+    return make_source(function, signature, constexprs={}, attrs=attributes)
 
 
 def _check_shared(kernel: KernelSpec, needed_bytes: int, target: CudaTarget) -> None:

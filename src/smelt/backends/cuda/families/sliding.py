@@ -1,0 +1,276 @@
+"""Convolutions whose windows slide over shared memory, so that each pixel is read once.
+
+See `smelt.backends.cuda._sliding`. That pays where the second-level cache is what a convolution
+waits for: windows of several taps, many places, steps of one. Nothing but a clock says how much, so
+without one these tactics are never chosen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import product
+from math import ceil, prod
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+
+from smelt.backends._axes import Axis
+from smelt.backends._base import Family, Operands, Refusal, Tactic
+from smelt.backends._fusion import root_of
+from smelt.backends._nodes import value_of
+from smelt.backends.cuda._costs import LAUNCH_SECONDS, WARP_LANES, gpu_of
+from smelt.backends.cuda._sliding import SlidingWriter, copied_rows, copying_turns, ring_of
+from smelt.backends.cuda._target import CudaTarget
+from smelt.backends.cuda._triton import why_no_gluon
+from smelt.backends.cuda.families._grid import Grid
+from smelt.backends.cuda.families.conv import (
+    ConvFamily,
+    ConvLowering,
+    is_depthwise,
+    product_shape,
+    reason_against,
+)
+from smelt.engine import parameters
+from smelt.ops.conv import Conv
+from smelt.types import DType, override
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from smelt.backends.cuda.families._tiles import Shape
+    from smelt.engine import KernelSpec, Step
+    from smelt.ir import Constant, Node, Value
+
+_ONLY: Final = ("sm_90",)
+"""The architecture whose tensor cores read both factors from shared memory."""
+_VECTOR: Final = 8
+"""Channels of 16 bytes in 16 bits."""
+_TILES: Final = ((256, 64, 4), (256, 64, 8), (128, 128, 4), (128, 64, 4), (256, 128, 8))
+"""Places, filters, warps."""
+_RINGS: Final = (6, 5, 4)
+"""Tiles of weights that are held; more are better where no program less has room for it."""
+_LEAST_RING: Final = 4
+_WIDTHS: Final = (64, 32)
+"""Channels of a slice."""
+_LEAST_FILLED: Final = 0.75
+"""Share of the slices that are channels, and of the places that are the result's."""
+_LEAST_BUSY: Final = 0.5
+"""Share of the multiprocessors that must have a program."""
+_KEPT: Final = 4
+_SHARED_OF_ALL: Final = 228 << 10
+_SHARED_OF_A_PROGRAM: Final = 1024
+"""Shared memory of a multiprocessor; what it keeps for each program, and what one takes to tell
+places from lane to lane."""
+_REGISTERS: Final = 65536
+_OWN_REGISTERS: Final = 40
+"""Of a multiprocessor, and of a thread beside its sums."""
+_REACHED: Final = 0.8
+"""Of the tensor cores' rate, by products that nothing else holds up."""
+_FETCH_SECONDS: Final = 1.0e-6
+"""From asking for a tile of weights to having it."""
+_END_SECONDS: Final = 1.4e-6
+_SUM_SECONDS: Final = 1.1e-8
+"""What a program takes before its first product and after the last, and for each sum that a thread
+holds."""
+_LATER: Final = 1.01
+"""How much longer these are said to take than the best of other kernels: without a clock they are
+not chosen."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """What a convolution's windows need of shared memory."""
+
+    extents: tuple[int, ...]
+    """Of the image with its padding."""
+    reach: int
+    """Places from a window's first tap to its last."""
+    taps: int
+    slices: int
+    width: int
+    kept: float
+    """Share of all places that are the result's."""
+    filled: float
+    """Share of the slices that are channels."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """What a tactic decides."""
+
+    tile: tuple[int, int, int]
+    warps: int
+    pipeline: int
+
+    def beside(self, window: _Window) -> int:
+        """Programs that a multiprocessor has room for."""
+        places, filters, width = self.tile
+        need = places + window.reach
+        turns = copying_turns(window.taps, self.pipeline) if window.slices > 1 else need
+        lines = min(2, window.slices) * prod(copied_rows(need, turns)) + self.pipeline * filters
+        room = lines * width * DType.FLOAT16.size_bytes + 2 * _SHARED_OF_A_PROGRAM
+        threads = self.warps * WARP_LANES
+        registers = places * filters + _OWN_REGISTERS * threads
+        return min(_REGISTERS // registers, _SHARED_OF_ALL // room)
+
+    def programs(self, shape: Shape, window: _Window) -> int:
+        """Of a launch."""
+        places, filters, _ = self.tile
+        return ceil(shape.rows / window.kept / places) * ceil(shape.columns / filters)
+
+    def tactic(self, base: Tactic, seconds: float) -> Tactic:
+        """The decision as data, of what another tactic computes."""
+        options = parameters(
+            tile=self.tile,
+            warps=self.warps,
+            pipeline=self.pipeline,
+            precision="ieee",
+            early=False,
+            pieces=1,
+        )
+        hint = max(seconds, base.cost_hint) * _LATER
+        return replace(base, family=SlidingFamily.name, parameters=options, cost_hint=hint)
+
+
+class SlidingFamily(Family[CudaTarget]):
+    """Dense convolutions with steps of one, of channels in whole vectors of 16-bit elements."""
+
+    name: ClassVar[str] = "sliding"
+    narrow: ClassVar[bool] = True
+    contiguous: ClassVar[bool] = True
+
+    @override
+    def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
+        root, _ = root_of(node)
+        if not isinstance(root, Conv) or reason_against(node) or is_depthwise(node, root):
+            return  # the other families say why
+        if reason := _why_not(node, root, target) or why_no_gluon():
+            yield Refusal(self.name, reason)
+            return
+        shape, window = product_shape(node, root, target), _window_of(node, root)
+        choices = [(_seconds(shape, window, c, target), c) for c in _choices(shape, window, target)]
+        if not choices:
+            yield Refusal(
+                self.name, "windows do not fit, much of them is padding, or places are too few"
+            )
+            return
+        plain = [t for t in ConvFamily().tactics(node, target) if isinstance(t, Tactic)]
+        plain = [t for t in plain if dict(t.parameters)["pieces"] == 1]
+        choices.sort(key=lambda pair: pair[0])  # and the longer ring first
+        best = {(c.tile, c.warps): (seconds, c) for seconds, c in reversed(choices)}
+        for seconds, choice in sorted(best.values(), key=lambda pair: pair[0])[:_KEPT]:
+            yield from (choice.tactic(tactic, seconds) for tactic in plain[:1])
+
+    @override
+    def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
+        return ConvFamily().pack(node, tactic)
+
+    @override
+    def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
+        root = cast("Conv", root_of(node)[0])
+        return _Lowering(node, root, tactic, operands).launches()
+
+    @override
+    def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
+        del target
+        return SlidingWriter(kernel).write()
+
+
+class _Lowering(ConvLowering):
+    """The same product, its rows all places of the padded image."""
+
+    @override
+    def common(self) -> dict[str, Any]:
+        shape = self.out.shape
+        kept = self.scalars.all_json((shape[0], *shape[2:]))
+        return {**super().common(), "kept": kept}
+
+    @override
+    def grid(self, columns: Axis, groups: int) -> Grid:
+        shape = self.out.shape
+        extents = (shape[0], *_window_of(self.node, self.root).extents)
+        axes = (0, *range(2, len(shape)))
+        rows = (
+            Axis(extent, (self.x.strides[axis], 0, *self.strides(axis)))
+            for extent, axis in zip(extents, axes, strict=True)
+        )
+        return Grid(tuple(rows), (-1, *range(len(axes) - 1)), columns, groups)
+
+
+def _why_not(node: Node, root: Conv, target: CudaTarget) -> str | None:
+    image = value_of(node, 0).tensor
+    if target.architectures != _ONLY:
+        return f"{target.architecture} has no tensor cores that read shared memory alone"
+    if target.factors(image.dtype).size_bytes != DType.FLOAT16.size_bytes:
+        return "its factors have more than 16 bits"
+    if prod(root.kernel_shape) == 1 or any(step > 1 for step in root.strides):
+        return "windows of one tap, and those that step over places, share no pixels"
+    if root.group > 1 or cast("int", value_of(node, 1).tensor.shape[1]) % _VECTOR:
+        return "the filters are in groups, or the channels fill no vectors"
+    if any(_goes_by_place(value, node) for value in node.inputs[root_of(node)[1] :]):
+        return "its epilogue reads a tensor place by place"
+    extents = (*image.shape[2:], *node.output.tensor.shape[2:])
+    if not all(isinstance(extent, int) and extent > 0 for extent in extents):
+        return "the size of the image is not known"
+    return None
+
+
+def _goes_by_place(value: Value | None, node: Node) -> bool:
+    """Whether an operand of the epilogue differs from place to place."""
+    if value is None:
+        return False
+    shape = (1,) * (node.output.tensor.rank - value.tensor.rank) + value.tensor.shape
+    return any(extent != 1 for axis, extent in enumerate(shape) if axis != 1)
+
+
+def _window_of(node: Node, root: Conv) -> _Window:
+    """Of a convolution that is not refused."""
+    image = cast("tuple[int, ...]", value_of(node, 0).tensor.shape[2:])
+    result = cast("tuple[int, ...]", node.output.tensor.shape[2:])
+    extents = tuple(
+        max(size + max(pads), made)
+        for size, pads, made in zip(image, root.pad_pairs, result, strict=True)
+    )
+    pitches = [prod(extents[at + 1 :]) for at in range(len(extents))]
+    reach = sum(
+        (taps - 1) * dilation * pitch
+        for taps, dilation, pitch in zip(root.kernel_shape, root.dilations, pitches, strict=True)
+    )
+    run = cast("int", value_of(node, 1).tensor.shape[1])
+    widths = {width: -(-run // width) * width for width in _WIDTHS}
+    width = min(_WIDTHS, key=lambda width: (widths[width], -width))
+    if run >= _LEAST_FILLED * widths[_WIDTHS[0]]:
+        width = _WIDTHS[0]
+    taps, slices = prod(root.kernel_shape), widths[width] // width
+    kept = prod(result) / prod(extents)
+    return _Window(extents, reach, taps, slices, width, kept, run / widths[width])
+
+
+def _choices(shape: Shape, window: _Window, target: CudaTarget) -> Iterator[_Choice]:
+    """Every choice that fits."""
+    if min(window.kept, window.filled) < _LEAST_FILLED:
+        return
+    for (places, filters, warps), most in product(_TILES, _RINGS):
+        ring = ring_of(window.taps, most)
+        choice = _Choice((places, filters, window.width), warps, ring)
+        wide = filters >= 2 * shape.columns or places >= 2 * shape.rows
+        busy = choice.programs(shape, window) >= _LEAST_BUSY * target.multiprocessors
+        if ring >= _LEAST_RING and busy and not wide and choice.beside(window):
+            yield choice
+
+
+def _seconds(shape: Shape, window: _Window, choice: _Choice, target: CudaTarget) -> float:
+    """Seconds of a launch, whose programs go beside each other in rounds."""
+    places, filters, width = choice.tile
+    gpu, beside = gpu_of(target), choice.beside(window)
+    programs = choice.programs(shape, window)
+    steps = window.taps * window.slices
+    step = 2.0 * places * filters * width * gpu.multiprocessors / (gpu.tensor_flops * _REACHED)
+    alone = steps * max(step, _FETCH_SECONDS / (choice.pipeline - 2))
+    ends = _END_SECONDS + _SUM_SECONDS * places * filters / (choice.warps * WARP_LANES)
+
+    def round_of(each: int) -> float:
+        return max(each * steps * step, alone) + ends
+
+    rounds, left = divmod(programs, beside * gpu.multiprocessors)
+    last = round_of(ceil(left / gpu.multiprocessors)) if left else 0.0
+    moved = (shape.image + shape.rows * shape.columns) * shape.dtype.size_bytes
+    return LAUNCH_SECONDS + max(rounds * round_of(beside) + last, moved / gpu.memory_bytes)
