@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from smelt.ops.conv import Conv
 from smelt.types import DType, SymbolicDim, TensorType
 
 if TYPE_CHECKING:
+    from smelt.engine import View
     from smelt.ir import Node
     from smelt.types import Dim
 
@@ -61,6 +62,33 @@ def test_they_are_not_offered_where_they_cannot_run(
     graph: tuple[Graph, Node], target: CudaTarget, storage: DType
 ) -> None:
     assert not _direct(graph[1], target, storage)
+
+
+@pytest.mark.parametrize(
+    "op",
+    [_SEVEN, Conv((3, 3), (2, 2), (1, 1, 1, 1)), Conv((5, 5), (4, 4)), Conv((3, 3))],
+    ids=str,
+)
+def test_nothing_is_read_that_was_not_copied(op: Conv) -> None:
+    graph, node = _stem(op)
+    tactics, _ = CudaBackend().candidates(node, _HOPPER, _HALF)
+    read = [t for t in tactics if t.family in {"stem", "stem_direct", "held"}]
+    assert read
+    for tactic in read:
+        stored = store_as(_HALF, node, tactic, outputs=True)
+        steps = assemble(graph, {id(node): stored}, CudaBackend(), WeightStore()).plan.steps
+        launches = [step for step in steps if isinstance(step, Launch)]
+        (copy,) = (s for s in launches if "channels" in dict(s.kernel.parameters))
+        product = launches[launches.index(copy) + 1]
+        assert _end(product.operands[0]) <= _end(copy.operands[1]), tactic
+
+
+def _end(view: View) -> int:
+    """Elements from where a view's buffer begins to behind its last."""
+    spans = (
+        (cast("int", e) - 1) * cast("int", s) for e, s in zip(view.shape, view.strides, strict=True)
+    )
+    return cast("int", view.offset) + sum(spans) + 1
 
 
 def test_pixels_do_not_go_through_shared_memory(compilers: CompilerPool) -> None:

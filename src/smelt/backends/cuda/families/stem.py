@@ -111,13 +111,14 @@ class StemFamily(Family[CudaTarget]):
         strides: list[Dim] = [1]
         for extent in reversed((*places, width)):
             strides.insert(0, strides[0] * extent)
-        # Windows begin at every pixel, and their rows are runs: pixels that overlap.
-        places[-1] = places[-1] - (root.kernel_shape[-1] - 1)
+        # Windows begin at pixels, and their rows are runs: pixels that overlap.
+        read = self.run_read(run)
+        places[-1] = places[-1] - (ceil_div(read, width) - 1)
         runs = View(
             room.buffer,
             room.offset,
             factors_of(tactic),
-            (count, self.run_read(run), *places),
+            (count, read, *places),
             (strides[0], 1, *strides[1:-1]),
         )
         rank = len(root.kernel_shape)
