@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smelt.devices.cuda import LIMITS, KernelResources, resources_of
+from smelt.devices.cuda import LIMITS, KernelResources, check_is_whole, resources_of
 from smelt.errors import EngineFormatError
 from tests.support.cubins import Kernel, make_cubin
 
@@ -29,10 +29,39 @@ def test_a_kernel_that_is_not_there_is_told() -> None:
         resources_of(CUBIN, "\ud800")
 
 
-@pytest.mark.parametrize("length", range(0, len(CUBIN), 7))
+_SECTIONS_END = len(CUBIN) - 2 * 56
+
+
+@pytest.mark.parametrize("length", range(0, _SECTIONS_END, 7))
 def test_a_cubin_that_was_cut_is_refused(length: int) -> None:
     with pytest.raises(EngineFormatError):
         resources_of(CUBIN[:length], "second")
+
+
+@pytest.mark.parametrize("length", range(0, len(CUBIN), 7))
+def test_the_driver_is_given_no_cubin_that_was_cut(length: int) -> None:
+    check_is_whole(CUBIN)
+    with pytest.raises(EngineFormatError):
+        check_is_whole(CUBIN[:length])
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "what"),
+    [
+        (_SECTIONS_END + 8, len(CUBIN), "a segment reaches beyond its end"),
+        (_SECTIONS_END + 32, 1 << 63, "a segment reaches beyond its end"),
+        (_SECTIONS_END + 56 + 32, len(CUBIN) + 1, "a segment reaches beyond its end"),
+        (32, len(CUBIN) - 8, "no sound cubin"),  # the table of segments
+        (54, int.from_bytes(CUBIN[54:62], "little") + 1, "its segments' entries have"),
+    ],
+)
+def test_the_driver_is_given_no_cubin_whose_segments_lie_beyond_its_end(
+    place: int, value: int, what: str
+) -> None:
+    data = bytearray(CUBIN)
+    data[place : place + 8] = value.to_bytes(8, "little")
+    with pytest.raises(EngineFormatError, match=what):
+        check_is_whole(bytes(data))
 
 
 @given(st.lists(st.tuples(st.integers(0, len(CUBIN) - 1), st.integers(0, 255)), max_size=6))

@@ -30,7 +30,7 @@ from smelt.backends.cpu import CpuBackend, target_named
 from smelt.builder._kept import read_kept_network
 from smelt.builder._program import reassembled_plans
 from smelt.builder._shapes import boxes_of
-from smelt.devices.cuda import ABI_VERSION, resources_of
+from smelt.devices.cuda import ABI_VERSION, check_is_whole, resources_of
 from smelt.engine import (
     VERSION,
     Fingerprint,
@@ -483,7 +483,10 @@ _GPU: Final = Fingerprint("cuda", "sm_75,sm_90,sm_1", (), "any", ABI_VERSION, VE
 
 
 def _run_cubin(data: bytes) -> None:
-    """An engine's kernels for three GPUs, two of which have records; then the bytes as a cubin."""
+    """An engine's kernels for three GPUs, two of which have records; then the bytes as a cubin.
+
+    Whole code is what the driver is given.
+    """
     symbols = (("k", 0), ("l", 8))
     header = replace(_headers()[0], fingerprint=_GPU, symbols=symbols)
     reader = CubinReader(header, data)
@@ -492,6 +495,7 @@ def _run_cubin(data: bytes) -> None:
         _require(len(codes) == 3, "each architecture is told")
         told = [code.registers is not None or code.problem for code in codes]
         _require(all(told), "what is not told has a reason")
+    check_is_whole(data)
     resources_of(data, "k")
 
 

@@ -8,10 +8,12 @@ from typing import Final
 
 _HEADER: Final = struct.Struct("<4sBB10xHHIQQQIHHHHHH")
 _SECTION: Final = struct.Struct("<IIQQQQIIQQ")
+_SEGMENT: Final = struct.Struct("<IIQQQQQQ")
 _SYMBOL: Final = struct.Struct("<IBBHQQ")
 _CUDA: Final = 190
 _SYMBOL_TABLE: Final = 2
 _WITHOUT_CONTENT: Final = 8
+_LOADED: Final = 1
 _REGISTERS, _FRAME, _STACK = 0x2F, 0x11, 0x12
 
 
@@ -60,7 +62,11 @@ def make_cubin(*kernels: Kernel, reserves: bool = False) -> bytes:
         table += _SECTION.pack(place, kind, 0, 0, where, size or len(held), link, 0, 1, 0)
         body += held
     start = _HEADER.size + len(body)
+    after = start + len(table)
+    # The second says only how much memory to keep free.
+    segments = [(_LOADED, 5, _HEADER.size, 0, 0, len(body), len(body), 8), (_LOADED, 6) + (0,) * 6]
     header = _HEADER.pack(
-        b"\x7fELF", 2, 1, 2, _CUDA, 1, 0, 0, start, 0, 64, 0, 0, 64, len(rows), len(rows) - 1
+        *(b"\x7fELF", 2, 1, 2, _CUDA, 1, 0, after, start, 0, 64),
+        *(_SEGMENT.size, len(segments), 64, len(rows), len(rows) - 1),
     )
-    return header + body + table
+    return header + body + table + b"".join(_SEGMENT.pack(*row) for row in segments)

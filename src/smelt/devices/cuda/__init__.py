@@ -13,7 +13,7 @@ from smelt.devices.cuda._code import (
     LaunchShape,
     launch,
 )
-from smelt.devices.cuda._cubin import KernelResources, resources_of
+from smelt.devices.cuda._cubin import KernelResources, check_is_whole, resources_of
 from smelt.devices.cuda._cublaslt import CublasError, CublasLt, ProductCall, open_cublaslt
 from smelt.devices.cuda._cudnn import (
     ConvolutionCall,
@@ -105,6 +105,7 @@ __all__ = [
     "ProductCall",
     "RunGraph",
     "call_to_bytes",
+    "check_is_whole",
     "copy_memory",
     "cuda_device",
     "cuda_driver",

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _HEADER: Final = struct.Struct("<4sBB10xHHIQQQIHHHHHH")
 _SECTION: Final = struct.Struct("<IIQQQQIIQQ")
+_SEGMENT: Final = struct.Struct("<IIQQQQQQ")
 _SYMBOL: Final = struct.Struct("<IBBHQQ")
 _MACHINE: Final = 190
 _SYMBOL_TABLE: Final = 2
@@ -83,8 +84,8 @@ def check_is_whole(cubin: bytes | memoryview) -> None:
         for section in found.sections:
             if section.kind != _WITHOUT_CONTENT:
                 found.content(section)
-        if found.segments_end > len(cubin):
-            raise IndexError("its segments reach beyond its end")
+        if any(end > len(cubin) for end in found.segment_ends()):
+            raise IndexError("a segment reaches beyond its end")
     except (struct.error, LookupError, ValueError, OverflowError) as error:
         raise EngineFormatError(f"code of {len(cubin)} bytes is no sound cubin: {error}") from error
 
@@ -98,7 +99,8 @@ class _Cubin:
         table, count = int(header[8]), int(header[14])
         rows = (_SECTION.unpack_from(data, table + n * _SECTION.size) for n in range(count))
         self.sections = [_Section(r[0], r[1], r[4], r[5], r[6], r[7]) for r in rows]
-        self.segments_end = int(header[7]) + int(header[11]) * int(header[12])
+        self.segments: tuple[int, int, int] = (header[7], header[11], header[12])
+        """Where their table starts, the length of its entries, and how many there are."""
         self.names = bytes(self.content(self.sections[int(header[15])]))
 
     def resources(self, entry: str) -> KernelResources:
@@ -123,6 +125,17 @@ class _Cubin:
         if end > len(self.data):
             raise IndexError("a section reaches beyond its end")
         return self.data[section.offset : end]
+
+    def segment_ends(self) -> Iterator[int]:
+        """Where each segment's content ends; those without any have no end."""
+        table, length, count = self.segments
+        if count and length != _SEGMENT.size:
+            raise ValueError(f"its segments' entries have {length} bytes")
+        for number in range(count):
+            row: tuple[int, ...] = _SEGMENT.unpack_from(self.data, table + number * length)
+            start, size = row[2], row[5]
+            if size:
+                yield start + size
 
     def find(self, name: str) -> _Section | None:
         wanted = name.encode() + b"\0"
