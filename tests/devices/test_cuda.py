@@ -6,6 +6,7 @@ import ctypes
 import gc
 import importlib
 import os
+import struct
 import sys
 from typing import TYPE_CHECKING
 
@@ -334,6 +335,28 @@ def test_a_record_of_an_impossible_cluster_is_refused(cluster: int) -> None:
     record = CudaKernel("k", code_for("sm_90", "k"), 32, 0, cluster=cluster).to_bytes()
     with pytest.raises(EngineFormatError, match=f"k: {cluster} blocks at the same time"):
         CudaKernel.from_bytes(record, 0)
+
+
+@pytest.mark.parametrize("value", ["1e999", "NaN", "2.9", "true", '"2"', "null", "[2]"])
+@pytest.mark.parametrize("name", ["threads", "dynamic_shared_bytes", "scratch_words", "cluster"])
+def test_a_record_whose_numbers_are_not_whole_is_refused(name: str, value: str) -> None:
+    fields = {"threads": "32", "dynamic_shared_bytes": "0", "scratch_words": "0", "cluster": "1"}
+    rest = '"entry": "k", "may_start_early": false'
+    for number, wanted in ((fields[name], True), (value, False)):
+        told = ", ".join(f'"{key}": {x}' for key, x in {**fields, name: number}.items())
+        text = f"{{{told}, {rest}}}".encode()
+        record = struct.pack("<II", len(text), 0) + text
+        if wanted:
+            assert CudaKernel.from_bytes(record, 0).threads == 32
+            continue
+        with pytest.raises(EngineFormatError, match="is no whole number"):
+            CudaKernel.from_bytes(record, 0)
+
+
+@pytest.mark.parametrize("text", [b'"library"', b'["library"]', b"7"])
+def test_a_record_without_fields_is_refused(text: bytes) -> None:
+    with pytest.raises(EngineFormatError, match="no fields"):
+        CudaKernel.from_bytes(struct.pack("<II", len(text), 0) + text, 0)
 
 
 def test_words_are_as_wide_as_addresses_and_may_be_negative(device: CudaDevice) -> None:

@@ -90,6 +90,9 @@ def read_record(code: bytes | memoryview, offset: int, place: int = 0) -> CudaKe
             offset = _parts(view, offset)[-1]
         text, cubin, _ = _parts(view, offset)
         fields: Any = json.loads(bytes(text))
+        if type(fields) is not dict:
+            raise EngineFormatError("a kernel's record has no fields")
+        fields = cast("dict[str, Any]", fields)
         if "library" not in fields:
             return _checked(fields, cubin)
         if (name := fields.pop("library")) not in LIBRARIES or cubin:
@@ -137,16 +140,26 @@ def _parts(view: memoryview, offset: int) -> tuple[memoryview, memoryview, int]:
     return view[start:middle], view[middle:end], after
 
 
+def _whole(value: object) -> int:
+    """A whole number of a record: infinity and fractions are JSON, too, and true is one to Python.
+
+    Raises TypeError.
+    """
+    if type(value) is not int:
+        raise TypeError(f"{str(value)[:40]!r} is no whole number")
+    return value
+
+
 def _checked(fields: Any, cubin: memoryview) -> CudaKernel:
     known = cast("Mapping[str, Any]", fields)
     kernel = CudaKernel(
         entry=str(known["entry"]),
         cubin=b"",
-        threads=int(known["threads"]),
-        dynamic_shared_bytes=int(known["dynamic_shared_bytes"]),
-        scratch_words=int(known["scratch_words"]),
+        threads=_whole(known["threads"]),
+        dynamic_shared_bytes=_whole(known["dynamic_shared_bytes"]),
+        scratch_words=_whole(known["scratch_words"]),
         may_start_early=bool(known["may_start_early"]),
-        cluster=int(known["cluster"]),
+        cluster=_whole(known["cluster"]),
     )
     if not 0 < kernel.threads <= _MOST_THREADS:
         raise EngineFormatError(f"{kernel.entry}: a block of {kernel.threads} threads")
