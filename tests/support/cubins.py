@@ -62,11 +62,10 @@ def make_cubin(*kernels: Kernel, reserves: bool = False) -> bytes:
         table += _SECTION.pack(place, kind, 0, 0, where, size or len(held), link, 0, 1, 0)
         body += held
     start = _HEADER.size + len(body)
-    after = start + len(table)
     # The second says only how much memory to keep free.
     segments = [(_LOADED, 5, _HEADER.size, 0, 0, len(body), len(body), 8), (_LOADED, 6) + (0,) * 6]
     header = _HEADER.pack(
-        *(b"\x7fELF", 2, 1, 2, _CUDA, 1, 0, after, start, 0, 64),
+        *(b"\x7fELF", 2, 1, 2, _CUDA, 1, 0, start + len(table), start, 0, 64),
         *(_SEGMENT.size, len(segments), 64, len(rows), len(rows) - 1),
     )
     return header + body + table + b"".join(_SEGMENT.pack(*row) for row in segments)
