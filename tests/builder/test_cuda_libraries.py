@@ -15,7 +15,7 @@ from smelt import ops
 from smelt.builder import TuningEffort, _cuda_toolchain
 from smelt.builder._toolchain import Draft, open_toolchain, toolchain_of
 from smelt.cli._build import build as build_command
-from smelt.devices.cuda import CublasLt, CudaMemory, cuda_device
+from smelt.devices.cuda import LIBRARIES, CublasLt, CudaMemory, cuda_device
 from smelt.engine import KernelSpec, Launch, read_engine, serialize_engine
 from smelt.errors import (
     BuildError,
@@ -39,6 +39,7 @@ from tests.support.cudnn_stub import StubCudnn, hide_cudnn
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from smelt.devices.cuda import CudaDevice, OpenLibrary
     from smelt.runtime import Engine
 
 Array = np.ndarray[Any, Any]
@@ -198,6 +199,31 @@ def test_a_version_that_no_build_writes_is_refused(library: StubCublasLt, featur
     print_ = open_toolchain("cuda").fingerprint
     with pytest.raises(EngineFormatError, match="which is no version"):
         toolchain_of(replace(print_, features=(*print_.features, feature)))
+
+
+def test_a_library_that_is_named_often_is_not_opened_often(library: StubCublasLt) -> None:
+    print_ = open_toolchain("cuda").fingerprint
+    with pytest.raises(EngineFormatError, match="names cuBLASLt twice"):
+        toolchain_of(replace(print_, features=(*print_.features, *[FEATURE] * 500)))
+    assert not library.live
+
+
+def test_the_library_is_asked_on_the_gpu_that_the_engine_is_loaded_for(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    family = LIBRARIES[LIBRARY]
+
+    def opened(device: CudaDevice, version: int | None) -> OpenLibrary:
+        asked.append(device.index)
+        return family.open(device, version)
+
+    monkeypatch.setattr(
+        _cuda_toolchain, "LIBRARIES", {**LIBRARIES, LIBRARY: replace(family, open=opened)}
+    )
+    for device in (None, "cuda", "cuda:1", "cuda:sm_90"):
+        toolchain_of(engine.header.fingerprint, device)
+    assert asked == [0, 0, 1, 0]
 
 
 def test_without_the_library_only_who_asks_for_it_hears_of_it(

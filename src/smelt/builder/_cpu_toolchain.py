@@ -169,7 +169,8 @@ def processor_of(fingerprint: Fingerprint) -> CpuTarget | None:
     return None
 
 
-def toolchain_of(fingerprint: Fingerprint) -> CpuToolchain:
+def toolchain_of(fingerprint: Fingerprint, device: str | None = None) -> CpuToolchain:
     """The toolchain that made an engine, or one for this machine as far as its features go."""
+    del device
     target = processor_of(fingerprint) or host_target_with(fingerprint.features)
     return CpuToolchain(fingerprint.device, target)

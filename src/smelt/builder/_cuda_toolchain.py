@@ -15,6 +15,7 @@ from smelt.builder._toolchain import Toolchain
 from smelt.devices.cuda import ABI_VERSION, LIBRARIES, cuda_device, selected_device
 from smelt.engine import VERSION, Fingerprint
 from smelt.errors import DeviceError, EngineFormatError, MissingExtraError
+from smelt.runtime import gpu_named
 from smelt.tuner import (
     CudaLaboratory,
     CudaScene,
@@ -291,28 +292,40 @@ def _offering(target: CudaTarget, asked: Collection[str]) -> CudaTarget:
     return dataclasses.replace(target, allows_tf32=TF32 in asked, pairs=HALF2 in asked)
 
 
-def toolchain_of(fingerprint: Fingerprint) -> CudaToolchain:
+def toolchain_of(fingerprint: Fingerprint, device: str | None = None) -> CudaToolchain:
     """The toolchain that made an engine.
+
+    Libraries that the engine calls are asked on ``device``, or on the thread's own GPU.
 
     Raises:
         EngineFormatError: the fingerprint is none that a build writes.
         EngineMismatchError: the engine calls another version of a library than there is here.
         MissingExtraError: it calls a library that is not here.
-        DeviceError: it calls a library, and there is no GPU.
+        DeviceError: it calls a library, and there is no GPU, or its driver is too old.
     """
     target = target_named(fingerprint.architecture)
     sizes = [f.removeprefix(_SIZE) for f in fingerprint.features if f.startswith(_SIZE)]
     if len(sizes) != 1 or not re.fullmatch(r"[1-9][0-9]{0,4}", sizes[0]):
         raise EngineFormatError("the engine does not say for how large a GPU it was tuned")
     target = dataclasses.replace(target, multiprocessors=int(sizes[0]))
-    libraries: list[OpenLibrary] = []
-    for feature in fingerprint.features:
+    called = _called(fingerprint.features)
+    libraries = [LIBRARIES[name].open(gpu_named(device), called[name]) for name in called]
+    return CudaToolchain(_offering(target, fingerprint.features), libraries=libraries)
+
+
+def _called(features: Sequence[str]) -> dict[str, int]:
+    """The libraries that an engine says it calls, with their versions."""
+    called: dict[str, int] = {}
+    for feature in features:
         name, _, version = feature.partition("=")
         if name not in LIBRARIES:
             continue
+        title = LIBRARIES[name].title
         if not re.fullmatch(r"[1-9][0-9]{0,9}", version):
             raise EngineFormatError(
-                f"the engine needs {LIBRARIES[name].title} {version[:40]!r}, which is no version"
+                f"the engine needs {title} {version[:40]!r}, which is no version"
             )
-        libraries.append(LIBRARIES[name].open(selected_device(), int(version)))
-    return CudaToolchain(_offering(target, fingerprint.features), libraries=libraries)
+        if name in called:
+            raise EngineFormatError(f"the engine names {title} twice; no build writes that")
+        called[name] = int(version)
+    return called

@@ -81,7 +81,7 @@ def _regenerate(file: EngineFile, device: str | None) -> Engine:
 
     header = file.header
     check_machine(header)
-    tools = toolchain_of(header.fingerprint)
+    tools = toolchain_of(header.fingerprint, device)
     plans = reassembled_plans(header, tools.backend, tools.target, file.source)
     steps = (step for plan in plans for step in plan.steps)
     image, runtime = tools.link([s.kernel for s in steps if isinstance(s, Launch)])

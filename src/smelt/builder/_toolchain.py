@@ -207,9 +207,9 @@ def _opened(name: str, precision: str, *, libraries: bool) -> Toolchain:
     return made
 
 
-def toolchain_of(fingerprint: Fingerprint) -> Toolchain:
-    """The toolchain with which an engine of this fingerprint is made anew."""
-    made: Toolchain = _home(fingerprint.device).toolchain_of(fingerprint)
+def toolchain_of(fingerprint: Fingerprint, device: str | None = None) -> Toolchain:
+    """The toolchain with which an engine of this fingerprint is made anew, to run on ``device``."""
+    made: Toolchain = _home(fingerprint.device).toolchain_of(fingerprint, device)
     return made
 
 

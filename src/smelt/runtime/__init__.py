@@ -16,7 +16,7 @@ from smelt.runtime._segments import (
     Segment,
     cut_plan,
 )
-from smelt.runtime._streams import Event, Stream
+from smelt.runtime._streams import Event, Stream, gpu_named
 
 if TYPE_CHECKING:
     from smelt.runtime._cuda_segments import CudaMachinery
@@ -38,6 +38,7 @@ __all__ = [
     "Trust",
     "check_machine",
     "cut_plan",
+    "gpu_named",
 ]
 
 
