@@ -189,8 +189,18 @@ def _checked(tactic: Tactic, node: Node, backend: Backend[Any], target: Target) 
     formats = {f.dtype for f in (*tactic.inputs, *tactic.outputs) if f is not None}
     # Whose formats are all wide may still multiply in narrow types: those come last.
     storages = sorted(set(PRECISIONS.values()), key=lambda s: (s not in formats, s.value))
-    listed = (backend.candidates(node, target, storage)[0] for storage in storages)
     ways = {tactic, *backend.variants(tactic)}
-    if not any(ways & set(tactics) for tactics in listed):
-        raise EngineFormatError(f"{tactic} is no tactic for {node}")
-    return tactic
+    reasons: dict[str, None] = {}
+    for storage in storages:
+        listed, refusals = backend.candidates(node, target, storage)
+        if ways & set(listed):
+            return tactic
+        reasons |= {r.reason: None for r in refusals if r.family == tactic.family}
+    message = f"{tactic} is no tactic for {node}"
+    if reasons:
+        # Beside alterations, what code is made with decides about that.
+        message += (
+            f": here {tactic.family} refuses it ({'; '.join(reasons)}). Unless the engine was "
+            "altered, remove the reason, or build it again here, or trust the key of who signed it"
+        )
+    raise EngineFormatError(message)

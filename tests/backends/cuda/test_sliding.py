@@ -10,8 +10,10 @@ import pytest
 from smelt.backends import Tactic, WeightStore, assemble
 from smelt.backends.cuda import CudaBackend, CudaTarget
 from smelt.backends.cuda.families import sliding
+from smelt.builder import _program
 from smelt.devices.cuda import CudaKernel
 from smelt.engine import Launch
+from smelt.errors import EngineFormatError
 from smelt.ir import Graph, Node
 from smelt.ops.conv import Conv
 from smelt.types import DType, TensorType
@@ -101,6 +103,21 @@ def test_they_are_refused_where_triton_has_no_views_from_any_row_on(
     (reason,) = _reasons(node)
     assert f"triton {version}" in reason
     assert not _sliding(node)
+
+
+def test_who_loads_an_engine_of_them_with_another_triton_is_told_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, node = _convolution()
+    with monkeypatch.context() as patch:
+        patch.setattr(sliding, "why_no_gluon", lambda: None)
+        tactic, backend = _sliding(node)[0], CudaBackend()
+        assert _program._checked(tactic, node, backend, _HOPPER) is tactic  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(sliding, "why_no_gluon", lambda: "triton 3.8 has none; 3.6 has")
+    with pytest.raises(
+        EngineFormatError, match=r"here sliding refuses it \(.*triton 3\.8 has none; 3\.6 has\)"
+    ):
+        _program._checked(tactic, node, backend, _HOPPER)  # pyright: ignore[reportPrivateUsage]
 
 
 def test_what_they_need_fits_as_often_as_they_are_to_run_beside_each_other() -> None:
