@@ -254,6 +254,26 @@ def test_one_library_competes_without_the_other_and_that_is_told(
     assert told not in caplog.text
 
 
+@pytest.mark.parametrize("told", ["cudnnCreate: cuDNN reports", "cuDNN 9.1.0 is too old: 9.2.0"])
+def test_one_library_competes_without_another_that_refuses_or_is_too_old(
+    told: str, library: StubCublasLt, driver: StubDriver, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    del library
+    cudnn = StubCudnn(driver, version=90100 if "old" in told else CUDNN_VERSION)
+    cudnn.install(monkeypatch)
+
+    def refuse(_place: int) -> int:
+        return 1001
+
+    monkeypatch.setattr(cudnn, "cudnnCreate", refuse)
+    assert open_toolchain("cuda", libraries=True).libraries == (FEATURE,)
+    assert f"libraries=True does without one: {told}" in caplog.text
+    hide_cublaslt(monkeypatch)
+    with pytest.raises(MissingExtraError, match="nvidia-cublas is not installed"):
+        open_toolchain("cuda", libraries=True)
+
+
 def test_an_engine_of_both_libraries_needs_both(
     library: StubCublasLt, driver: StubDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,7 +25,7 @@ from smelt.devices.cuda import (
     read_record,
 )
 from smelt.devices.cuda._cublaslt import load_cublaslt
-from smelt.errors import EngineFormatError, EngineMismatchError, MissingExtraError
+from smelt.errors import DeviceError, EngineFormatError, EngineMismatchError, MissingExtraError
 from smelt.types import DType
 from tests.support.cublaslt_stub import hide_cublaslt
 from tests.support.cuda_driver_stub import StubDriver
@@ -250,17 +250,19 @@ def test_another_version_is_refused_with_the_remedy(device: CudaDevice, library:
         KernelLoader(device).load(call_to_bytes(call))
 
 
-def test_without_the_library_or_with_an_old_one_the_error_names_the_extra(
+def test_without_the_library_or_with_an_old_one_the_error_says_what_to_do(
     device: CudaDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = StubCudnn(StubDriver(), version=90100)
     old.install(monkeypatch)
-    with pytest.raises(
-        MissingExtraError, match="cuDNN is part of it, and smelt's extra 'cuda-libraries'"
-    ):
-        open_cudnn(device)
+    for wanted in (None, 90100):
+        with pytest.raises(DeviceError, match=r"cuDNN 9\.1\.0 is too old: 9\.2\.0 or newer"):
+            open_cudnn(device, wanted)
     hide_cudnn(monkeypatch)
-    with pytest.raises(MissingExtraError, match="nvidia-cudnn-cu13 is not installed"):
+    with pytest.raises(
+        MissingExtraError,
+        match="nvidia-cudnn-cu13 is not installed; cuDNN is part of it, and smelt's extra",
+    ):
         open_cudnn(device)
 
 

@@ -13,11 +13,27 @@ import numpy as np
 import pytest
 
 from smelt import ops
-from smelt.devices.cuda import CudaDevice, Driver
+from smelt.devices.cuda import CublasError, CudaDevice, CudaKernel, Driver, KernelLoader
+from smelt.errors import EngineMismatchError
 from smelt.ir import Graph
-from smelt.tuner import Choice, CudaScene, Effort, NetworkTrial, Rehearsal, TimingCache
+from smelt.tuner import (
+    Choice,
+    CudaScene,
+    Effort,
+    NetworkTrial,
+    Rehearsal,
+    TimingCache,
+    _cuda_rehearsal,
+)
 from smelt.types import DType, TensorType, override
-from tests.support.cuda_candidates import HOPPER, ClockedStub, StubBackend, elements, tactic_of
+from tests.support.cuda_candidates import (
+    COSTS_MS,
+    HOPPER,
+    ClockedStub,
+    StubBackend,
+    elements,
+    tactic_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +42,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from smelt.backends import Tactic
+    from smelt.devices.cuda import LoadedCall, LoadedKernel
+    from smelt.errors import SmeltError
     from tests.support.cuda_driver_stub import CUresult
 
 _DTYPE = DType.FLOAT32
@@ -95,6 +113,32 @@ def test_a_plan_whose_code_cannot_be_had_takes_forever_and_harms_no_other() -> N
     right, broken = stage.rehearsal.milliseconds(casts, runs=2, seconds=10.0)
     assert right[0] == pytest.approx([0.02, 0.03, 0.03])
     assert np.isinf(broken).all()
+
+
+@pytest.mark.parametrize(
+    "error", [EngineMismatchError("not here"), CublasError("cublasLtCreate", 3)], ids=["no", "full"]
+)
+def test_a_plan_that_a_library_refuses_takes_forever_and_harms_no_other(
+    error: SmeltError, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Loader(KernelLoader):
+        @override
+        def load(
+            self, code: bytes | memoryview, offset: int = 0, place: int = 0
+        ) -> LoadedKernel | LoadedCall:
+            if stage.stub.costs_ms[CudaKernel.from_bytes(code, offset).entry] == refused_ms:
+                raise error
+            return super().load(code, offset, place)
+
+    refused_ms = 7.0
+    monkeypatch.setitem(COSTS_MS, "refused", refused_ms)
+    monkeypatch.setattr(_cuda_rehearsal, "KernelLoader", Loader)
+    stage = Stage()
+    casts = [stage.cast("slow", "fast"), stage.cast("refused", "fast")]
+    right, refused = stage.rehearsal.milliseconds(casts, runs=2, seconds=10.0)
+    assert right[0] == pytest.approx([0.02, 0.03, 0.03])
+    assert np.isinf(refused).all()
+    assert f"is out: {error}" in caplog.text
 
 
 def test_what_is_faster_in_the_network_wins_there() -> None:

@@ -260,13 +260,16 @@ def open_toolchain(kind: str, detail: str, precision: str, *, libraries: bool) -
 
 
 def _installed(gpu: CudaDevice) -> list[OpenLibrary]:
-    """The libraries that are here. Raises MissingExtraError: there is none."""
+    """The libraries that are here and can be used.
+
+    Raises MissingExtraError or DeviceError: there is none.
+    """
     found: list[OpenLibrary] = []
-    missing: list[MissingExtraError] = []
+    missing: list[MissingExtraError | DeviceError] = []
     for library in LIBRARIES.values():
         try:
             found.append(library.open(gpu, None))
-        except MissingExtraError as error:
+        except (MissingExtraError, DeviceError) as error:
             missing.append(error)
     if not found:
         raise missing[0]

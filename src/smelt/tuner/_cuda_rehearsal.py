@@ -11,6 +11,7 @@ launch waiting for the one before: all of it must agree in every bit.
 
 from __future__ import annotations
 
+import logging
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
@@ -22,10 +23,11 @@ from smelt.devices.cuda import (
     CudaMemory,
     CudaStream,
     KernelLoader,
+    LibraryError,
     copy_memory,
 )
 from smelt.engine import Launch, Space
-from smelt.errors import BuildError
+from smelt.errors import BuildError, EngineMismatchError
 from smelt.runtime import CudaMachinery, LoadedWeights, Memories
 from smelt.tuner._cuda_gauge import POISON
 from smelt.tuner._rehearsal import Scene, binding_of, graph_of
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from smelt.ir import Array, Graph
     from smelt.tuner._rehearsal import Cast, Play, Symbols
 
+_LOG = logging.getLogger(__name__)
 _RUNS: Final = 4
 """Runs of which one time is the mean."""
 _CHECKED_INPUTS: Final = 3
@@ -63,7 +66,7 @@ class CudaScene(Scene):
         symbols: Symbols,
         sizes: Mapping[str, int],
     ) -> None:
-        """Assemble plans of ``casts``; one that the compiler refuses is None.
+        """Assemble plans of ``casts``; one that the compiler or a library refuses is None.
 
         Each is of one of ``graphs``, whose inputs and outputs are alike.
         """
@@ -104,12 +107,15 @@ class CudaScene(Scene):
     def _loaded(self, step: Launch) -> LoadedKernel | LoadedCall | None:
         name = step.kernel.symbol
         if name not in self._kernels:
+            self._kernels[name] = None
             try:
                 record = self._backend.records(step.kernel, self._target)
-            except BuildError:
-                self._kernels[name] = None
-            else:
                 self._kernels[name] = self._loader.load(record)
+            except (BuildError, EngineMismatchError) as error:
+                _LOG.warning("%s is out: %s", name, error)
+            except LibraryError as error:
+                self.device.synchronize()  # raises if the GPU is lost with it
+                _LOG.warning("%s is out: %s", name, error)
         return self._kernels[name]
 
     # ---- memory

@@ -45,7 +45,10 @@ class Library:
     read: Callable[[Mapping[str, Any]], LibraryCall]
     """Makes a call of a record's fields, or raises EngineFormatError."""
     open: Callable[[CudaDevice, int | None], OpenLibrary]
-    """Opens it on a GPU, of a version or of any; raises MissingExtraError, EngineMismatchError."""
+    """Opens it on a GPU, of a version or of any.
+
+    Raises MissingExtraError, EngineMismatchError, and DeviceError where it is too old or refuses.
+    """
 
     def of_version(self, version: int) -> str:
         """The library and a version of it, as people write them."""

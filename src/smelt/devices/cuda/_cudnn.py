@@ -382,13 +382,14 @@ def open_cudnn(device: CudaDevice, version: int | None = None) -> Cudnn:
     Raises:
         MissingExtraError: there is none, or no cuBLASLt.
         EngineMismatchError: there is none of this version.
+        DeviceError: it is too old, or cannot be started.
     """
     # It calls cuBLASLt, and ends the process where its own search does not find that.
     load_cublaslt(device)
     paths = paths_to_try(_NAMES, _FOLDERS)
     opened = (open_library(path, FUNCTIONS, "cudnnGetVersion") for path in paths)
-    usable = (api for api in opened if api is not None and _version_of(api) >= _OLDEST_VERSION)
-    return Cudnn(device, find_version(CUDNN, _PACKAGE, usable, _version_of, version))
+    api = find_version(CUDNN, _PACKAGE, opened, _version_of, version, oldest=_OLDEST_VERSION)
+    return Cudnn(device, api)
 
 
 def _version_of(api: Any) -> int:

@@ -86,7 +86,7 @@ def open_library(path: str, functions: Mapping[str, Sequence[Any]], version: str
 
 def find_version(
     title: str, package: str, opened: Iterable[Any], version_of: Callable[[Any], int],
-    wanted: int | None,
+    wanted: int | None, *, oldest: int = 0,
 ) -> Any:  # fmt: skip
     """Return the first of some libraries' functions that are of a version, or of any.
 
@@ -96,9 +96,11 @@ def find_version(
         opened: functions of libraries, None for those that are not there.
         version_of: tells a library's version.
         wanted: the version; None if any will do.
+        oldest: the first version that will do.
 
     Raises:
         MissingExtraError: there is none.
+        DeviceError: it is too old.
         EngineMismatchError: there is none of this version.
     """
     found: list[int] = []
@@ -106,7 +108,7 @@ def find_version(
         if api is None:
             continue
         found.append(version_of(api))
-        if wanted in {None, found[-1]}:
+        if found[-1] >= oldest and wanted in {None, found[-1]}:
             return api
     if not found:
         advice = (
@@ -114,7 +116,12 @@ def find_version(
             f"'.[{EXTRA}]' in smelt's clone; or name its folder in SMELT_CUDA_LIBRARIES"
         )
         raise MissingExtraError(package, EXTRA, advice=advice)
-    dotted = dotted_version(wanted or 0)
+    if wanted is None or wanted in found:
+        raise DeviceError(
+            f"{title} {dotted_version(max(found))} is too old: {dotted_version(oldest)} or newer "
+            f"is needed; install a newer {package}, or name its folder in SMELT_CUDA_LIBRARIES"
+        )
+    dotted = dotted_version(wanted)
     raise EngineMismatchError(
         f"this engine calls {title} {dotted}, and here is {dotted_version(found[0])}; install "
         f"{package}=={dotted}.*, or name its folder in SMELT_CUDA_LIBRARIES, or build the engine "
