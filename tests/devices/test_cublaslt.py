@@ -23,7 +23,7 @@ from smelt.devices.cuda import (
     open_cublaslt,
     read_record,
 )
-from smelt.errors import EngineFormatError, EngineMismatchError, MissingExtraError
+from smelt.errors import DeviceError, EngineFormatError, EngineMismatchError, MissingExtraError
 from smelt.types import DType
 from tests.support.cublaslt_stub import VERSION, StubCublasLt, hide_cublaslt
 from tests.support.cuda_driver_stub import StubDriver, code_for
@@ -254,3 +254,19 @@ def test_without_the_library_the_error_names_the_extra(
         MissingExtraError, match="cuBLASLt is part of it, and smelt's extra 'cuda-libraries'"
     ):
         open_cublaslt(device)
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_with_a_driver_that_is_too_old_for_the_library_the_error_says_so(
+    is_there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = StubDriver(version=12080)
+    use_stub(driver, monkeypatch)
+    if is_there:
+        StubCublasLt(driver, version=120805).install(monkeypatch)
+        assert open_cublaslt(cuda_device(0)).version == 120805
+    else:
+        hide_cublaslt(monkeypatch)
+    what = "too old for (cuBLASLt 13|what the extra 'cuda-libraries' brings); update the driver"
+    with pytest.raises(DeviceError, match=rf"offers CUDA 12\.8, which is {what}"):
+        open_cublaslt(cuda_device(0), VERSION if is_there else None)

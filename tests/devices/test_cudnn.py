@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from smelt.devices.cuda import (
     CudnnError,
     KernelLoader,
     RunGraph,
+    _cublaslt,
     _cudnn,
     call_to_bytes,
     cuda_device,
@@ -274,3 +276,23 @@ def test_without_cublaslt_which_it_cannot_do_without_it_is_not_opened(
     with pytest.raises(MissingExtraError, match="nvidia-cublas is not installed"):
         open_cudnn(device)
     assert not library.live
+
+
+def test_it_is_opened_only_beside_the_cublaslt_that_it_was_made_for(
+    device: CudaDevice, library: StubCudnn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    def open_twelve(path: str, *_: object) -> SimpleNamespace | None:
+        is_twelve = path.endswith("libcublasLt.so.12")
+        return SimpleNamespace(cublasLtGetVersion=lambda: 120805) if is_twelve else None
+
+    monkeypatch.setattr(_cudnn, "load_cublaslt", load_cublaslt)
+    monkeypatch.setattr(_cublaslt, "open_library", open_twelve)
+    with pytest.raises(MissingExtraError, match="not installed; cuBLASLt 13 is part of it"):
+        open_cudnn(device)
+    assert not library.live
+    library.cuda = 12090
+    assert open_cudnn(device).version == library.version
+    library.cuda = 14000
+    with pytest.raises(DeviceError, match=r"offers CUDA 13\.0, which is too old for cuBLASLt 14"):
+        open_cudnn(device)

@@ -121,7 +121,7 @@ class StubCudnn:
     """Put it where the library is loaded."""
 
     def __init__(self, driver: StubDriver, version: int = VERSION) -> None:
-        self.driver, self.version = driver, version
+        self.driver, self.version, self.cuda = driver, version, 13000
         plain, roomy = StubEngine(10, ((2, 5), (13, 1))), StubEngine(41, ((2, 1),), 4000)
         self.proposals: dict[int, tuple[StubEngine, ...]] = {
             3: (plain, StubEngine(5, notes=(0, 4)), roomy, StubEngine(6, notes=(2,))),
@@ -145,7 +145,7 @@ class StubCudnn:
         def paths(*_: Any) -> Iterator[str]:
             yield "stub"
 
-        def opened(*_: Any) -> StubCudnn:
+        def opened(*_: Any, **_named: Any) -> StubCudnn:
             return self
 
         patch.setattr(_cudnn, "load_cublaslt", opened)
@@ -154,6 +154,9 @@ class StubCudnn:
 
     def cudnnGetVersion(self) -> int:
         return self.version
+
+    def cudnnGetCudartVersion(self) -> int:
+        return self.cuda
 
     # ---- handles and descriptors
 

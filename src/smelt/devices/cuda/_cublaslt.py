@@ -18,8 +18,10 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
+from smelt.devices.cuda._driver import dotted_cuda
 from smelt.devices.cuda._libraries import (
     ALIGNED_BYTES,
+    EXTRA,
     LibraryError,
     aligned_workspace,
     check_workspace,
@@ -28,7 +30,12 @@ from smelt.devices.cuda._libraries import (
     open_library,
     paths_to_try,
 )
-from smelt.errors import EngineFormatError, EngineMismatchError
+from smelt.errors import (
+    DeviceError,
+    EngineFormatError,
+    EngineMismatchError,
+    MissingExtraError,
+)
 from smelt.types import DType
 
 if TYPE_CHECKING:
@@ -42,6 +49,8 @@ _TITLE: Final = "cuBLASLt"
 _PACKAGE: Final = "nvidia-cublas"
 _FOLDERS: Final = ("cu13/lib", "cublas/lib")
 _OLDEST_MAJOR: Final = 12
+_MAJOR_OF_EXTRA: Final = 13
+"""The CUDA that the packages of the extra are for."""
 _TYPES: Final = {DType.FLOAT32: 0, DType.FLOAT16: 2, DType.BFLOAT16: 14}
 _COMPUTE: Final = {"ieee": 68, "tf32": 77}
 """Sums are float32; factors of float32 may be rounded on their way in."""
@@ -369,20 +378,46 @@ def open_cublaslt(device: CudaDevice, version: int | None = None) -> CublasLt:
     return CublasLt(device, load_cublaslt(device, version))
 
 
-def load_cublaslt(device: CudaDevice, version: int | None = None) -> Any:
+def load_cublaslt(device: CudaDevice, version: int | None = None, major: int | None = None) -> Any:
     """Return the library's functions: of this version, or whichever is found first.
 
     Of several in one place, what the driver is newest for comes first.
 
+    Args:
+        device: the GPU.
+        version: the library's own number of its version.
+        major: the CUDA that the library is for.
+
     Raises:
         MissingExtraError: there is none.
         EngineMismatchError: there is none of this version.
+        DeviceError: the driver is too old for it, or for what the extra would bring.
     """
-    majors = range(device.driver.version // 1000, _OLDEST_MAJOR - 1, -1)
-    paths = paths_to_try([f"libcublasLt.so.{major}" for major in majors], _FOLDERS)
+    newest = device.driver.version // 1000
+    wanted = version // 10000 if version is not None else major
+    if wanted is not None and wanted > newest:
+        raise _driver_is_too_old(device, f"{_TITLE} {wanted}")
+    majors = range(newest, _OLDEST_MAJOR - 1, -1) if major is None else (major,)
+    paths = paths_to_try([f"libcublasLt.so.{number}" for number in majors], _FOLDERS)
     opened = (open_library(path, _FUNCTIONS, "cublasLtGetVersion") for path in paths)
-    return find_version(
-        _TITLE, _PACKAGE, opened, lambda api: int(api.cublasLtGetVersion()), version
+    title = _TITLE if major is None else f"{_TITLE} {major}"
+    try:
+        return find_version(
+            title, _PACKAGE, opened, lambda api: int(api.cublasLtGetVersion()), version
+        )
+    except MissingExtraError as error:
+        if newest >= _MAJOR_OF_EXTRA:
+            raise
+        raise _driver_is_too_old(device, f"what the extra {EXTRA!r} brings") from error
+
+
+def _driver_is_too_old(device: CudaDevice, what: str) -> DeviceError:
+    newest = device.driver.version // 1000
+    return DeviceError(
+        f"the NVIDIA driver offers CUDA {dotted_cuda(device.driver.version)}, which is too old for "
+        f"{what}; update the driver (CUDA {_MAJOR_OF_EXTRA}.0 or newer), or install "
+        f"nvidia-cublas-cu{newest} and nvidia-cudnn-cu{newest} instead of the extra and build the "
+        "engine again here, or build it without libraries=True"
     )
 
 

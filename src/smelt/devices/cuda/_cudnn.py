@@ -380,15 +380,17 @@ def open_cudnn(device: CudaDevice, version: int | None = None) -> Cudnn:
     """Return the library on a GPU: of this version, or whichever is found first.
 
     Raises:
-        MissingExtraError: there is none, or no cuBLASLt.
+        MissingExtraError: there is none, or no cuBLASLt that fits it.
         EngineMismatchError: there is none of this version.
-        DeviceError: it is too old, or cannot be started.
+        DeviceError: it or the driver is too old, or it cannot be started.
     """
-    # It calls cuBLASLt, and ends the process where its own search does not find that.
+    # It calls cuBLASLt, and ends the process where its own search does not find that: any of which
+    # there is until it tells which it was made for.
     load_cublaslt(device)
     paths = paths_to_try(_NAMES, _FOLDERS)
     opened = (open_library(path, FUNCTIONS, "cudnnGetVersion") for path in paths)
     api = find_version(CUDNN, _PACKAGE, opened, _version_of, version, oldest=_OLDEST_VERSION)
+    load_cublaslt(device, major=int(api.cudnnGetCudartVersion()) // 1000)
     return Cudnn(device, api)
 
 

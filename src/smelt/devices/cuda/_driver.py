@@ -75,8 +75,8 @@ class Driver:
             ) from error
         if self.version < OLDEST_VERSION:
             raise DeviceError(
-                f"the NVIDIA driver offers CUDA {_dotted(self.version)}, and "
-                f"{_dotted(OLDEST_VERSION)} is needed; update the driver"
+                f"the NVIDIA driver offers CUDA {dotted_cuda(self.version)}, and "
+                f"{dotted_cuda(OLDEST_VERSION)} is needed; update the driver"
             )
 
     def call(self, name: str, *arguments: Any, what: str | None = None) -> Any:
@@ -134,7 +134,8 @@ class Driver:
         return text.decode() if isinstance(text, bytes) else str(text)
 
 
-def _dotted(version: int) -> str:
+def dotted_cuda(version: int) -> str:
+    """A driver's number of its CUDA as people write it."""
     return f"{version // 1000}.{version % 1000 // 10}"
 
 
