@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -176,7 +177,10 @@ def test_a_record_gives_the_call_back(device: CudaDevice, library: StubCublasLt)
         {"factors": "float128"}, {"precision": "fast"}, {"activation": "tanh"}, {"alpha": 1},
         {"version": "13"}, {"workspace_bytes": -1}, {"workspace_bytes": 1 << 50},
         {"algorithm": "xy"}, {"algorithm": "00" * 65}, {"turned": [True]}, {"turned": 1},
-        {"bias": 1}, {"more": 1}, {"activation": []},
+        {"bias": 1}, {"more": 1}, {"version": True},
+        {"version": 0}, {"version": -5}, {"version": 1 << 31}, {"version": 10**4000},
+        {"alpha": math.inf}, {"alpha": -math.inf}, {"alpha": math.nan}, {"alpha": 1e300},
+        {"activation": []},
     ],
 )  # fmt: skip
 def test_a_malformed_call_is_refused(change: dict[str, Any]) -> None:

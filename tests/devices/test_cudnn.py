@@ -208,6 +208,8 @@ def test_a_record_gives_the_call_back(device: CudaDevice, library: StubCudnn) ->
         {"workspace_bytes": 1 << 50}, {"engine": -1}, {"engine": 1 << 31}, {"engine": True},
         {"knobs": ((1,),)}, {"knobs": ((1, 1 << 40),)}, {"knobs": ((-1, 1),)},
         {"knobs": ((1, 1),) * 65}, {"knobs": 1}, {"knobs": (("a", 1),)}, {"more": 1},
+        {"version": 0}, {"version": -5}, {"version": 1 << 31}, {"version": 10**4000},
+        {"version": True},
     ],
 )  # fmt: skip
 def test_a_malformed_call_is_refused(change: dict[str, Any]) -> None:

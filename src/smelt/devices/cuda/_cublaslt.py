@@ -18,12 +18,15 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
+import numpy as np
+
 from smelt.devices.cuda._driver import dotted_cuda
 from smelt.devices.cuda._libraries import (
     ALIGNED_BYTES,
     EXTRA,
     LibraryError,
     aligned_workspace,
+    check_version,
     check_workspace,
     destroy_on,
     find_version,
@@ -58,6 +61,7 @@ _ACTIVATIONS: Final = {"": 0, "relu": 2, "gelu": 32}
 """The library's gelu goes by the hyperbolic tangent."""
 _DEFAULT_EPILOGUE, _BIAS_EPILOGUE = 1, 4
 _FLOAT32: Final = 0
+_LARGEST_ALPHA: Final = float(np.finfo(np.float32).max)
 _DESC_TRANSPOSES: Final = (3, 4)
 _DESC_EPILOGUE, _DESC_BIAS = 7, 8
 _LAYOUT_BATCH_COUNT, _LAYOUT_BATCH_STRIDE = 5, 6
@@ -185,15 +189,17 @@ class ProductCall:
         if any(type(size) is not int or not 0 < size < 1 << 31 for size in sizes):
             raise ValueError(f"matrices of the extents {sizes}")
         check_workspace(self.workspace_bytes)
+        check_version(self.version)
         known = (
             self.factors in _TYPES and self.result in _TYPES
             and self.precision in _COMPUTE and self.activation in _ACTIVATIONS
         )  # fmt: skip
         if not known:
             raise ValueError("a type, a precision or an activation that there is not")
-        kinds = [type(x) for x in (self.version, self.alpha, self.adds, self.bias)]
-        if kinds != [int, float, bool, bool]:
-            raise ValueError("a version, a factor or a choice of another type")
+        kinds = [type(x) for x in (self.alpha, self.adds, self.bias)]
+        # The second is false of what is no number, too.
+        if kinds != [float, bool, bool] or not abs(self.alpha) <= _LARGEST_ALPHA:
+            raise ValueError("a factor or a choice of another type, or a factor without bound")
         if len(bytes.fromhex(self.algorithm)) > _ALGORITHM_BYTES:
             raise ValueError("an algorithm that is too long")
 

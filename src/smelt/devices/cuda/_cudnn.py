@@ -41,6 +41,7 @@ from smelt.devices.cuda._cudnn_api import (
 from smelt.devices.cuda._libraries import (
     ALIGNED_BYTES,
     aligned_workspace,
+    check_version,
     check_workspace,
     destroy_on,
     find_version,
@@ -168,12 +169,12 @@ class ConvolutionCall:
         if self.images[1] % self.filters[1] or self.filters[0] % self.groups:
             raise ValueError("groups of channels or filters that do not come out even")
         check_workspace(self.workspace_bytes)
+        check_version(self.version)
         known = (self.factors in _TYPES, self.result in _TYPES, self.precision in _PRECISIONS)
         if not all(known):
             raise ValueError("a type or a precision that there is not")
-        kinds = [type(x) for x in (self.version, self.adds, self.bias, self.relu, self.engine)]
-        if kinds != [int, bool, bool, bool, int]:
-            raise ValueError("a version, a choice or an engine of another type")
+        if any(type(x) is not bool for x in (self.adds, self.bias, self.relu)):
+            raise ValueError("a choice of another type")
         _check_extents((self.engine, *(knob for knob, _ in self.knobs)), 0)
         _check_extents((value for _, value in self.knobs), -_MOST_EXTENT)
         if len(self.knobs) > _MOST_KNOBS:

@@ -27,6 +27,7 @@ ALIGNED_BYTES: Final = 16
 """At what multiples operands begin; libraries are asked for what can do with that."""
 WORKSPACE_ALIGNED_BYTES: Final = 256
 _MOST_WORKSPACE_BYTES: Final = 1 << 40
+_LAST_VERSION: Final = (1 << 31) - 1
 
 
 Launcher = Callable[[Sequence[int], "CudaStream"], None]
@@ -138,6 +139,12 @@ def check_workspace(room: Any) -> None:
     """Raise ValueError if no call takes that much memory."""
     if type(room) is not int or not 0 <= room < _MOST_WORKSPACE_BYTES:
         raise ValueError(f"a workspace of {room} bytes")
+
+
+def check_version(version: Any) -> None:
+    """Raise ValueError if no library's number of its version is like that."""
+    if type(version) is not int or not 0 < version <= _LAST_VERSION:
+        raise ValueError("a version that there is not")
 
 
 def aligned_workspace(address: int) -> int:
