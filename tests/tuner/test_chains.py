@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import pytest
@@ -11,11 +12,22 @@ import pytest
 from smelt import ops
 from smelt.backends import Tactic
 from smelt.ir import Graph, verify
-from smelt.tuner import Chains, Choice, HintTimer, launched, propose_chains
+from smelt.tuner import (
+    Chains,
+    Choice,
+    HintTimer,
+    MeasuringTimer,
+    TimingCache,
+    launched,
+    propose_chains,
+)
 from smelt.types import DType, TensorFormat, TensorType
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from smelt.ir import Node, Value
+    from smelt.tuner._specimen import Repeats
 
 _KIND = TensorType(DType.FLOAT32, (1, 4, 5, 5))
 _FORMAT = TensorFormat(DType.FLOAT32)
@@ -158,3 +170,42 @@ def test_what_holds_without_chains_holds_beside_them() -> None:
 
 def test_what_no_tactic_computes_is_not_proposed() -> None:
     assert not propose_chains(_line(3), _are_convs, _Prices({}).tactics)
+
+
+class _Clock:
+    """A laboratory in which nodes take two microseconds, and chains what it is told."""
+
+    where: ClassVar[str] = "here"
+    sizes: ClassVar[Mapping[str, int]] = {}
+    copied: ClassVar[tuple[TensorType, TensorType]] = (_KIND, _KIND)
+
+    def __init__(self, together: float) -> None:
+        self.together = together
+
+    def compile_ahead(self, work: Sequence[tuple[Node, Tactic]], *, deadline: float) -> None: ...
+
+    def seconds(self, node: Node, tactics: Sequence[Tactic], *, repeats: Repeats) -> list[float]:
+        del repeats
+        return [self.together if isinstance(node.op, ops.Chain) else 2e-6] * len(tactics)
+
+    def copy_seconds(self, kind: TensorType, *, repeats: Repeats) -> float:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("together", "seconds_left", "is_chained"),
+    [(1e-6, 60.0, True), (math.inf, 60.0, False), (math.nan, 60.0, False), (1e-6, -1.0, False)],
+    ids=["right", "wrong", "not reached", "late"],
+)
+def test_where_there_is_a_clock_a_chain_that_was_not_timed_is_as_good_as_refused(
+    together: float, seconds_left: float, is_chained: bool
+) -> None:
+    graph, prices = _line(2), _Prices({("c0", "c1"): 0.5})
+    timer = MeasuringTimer(_Clock(together), TimingCache(), keep=3, repeats=1, seconds=seconds_left)
+    proposals = propose_chains(graph, _are_convs, prices.tactics)
+    chains = Chains(graph, proposals, prices.tactics, timer)
+    made, report = chains.formed(chains.faster(1.05))
+    assert len(made.nodes) == (1 if is_chained else 2)
+    if not is_chained:
+        (note,) = report.notes
+        assert str(note).endswith("no launch of both was seen to compute what they do")

@@ -102,6 +102,8 @@ class Rival:
     apart: float
 
     def __str__(self) -> str:
+        if math.isinf(self.together):
+            return "no launch of both was seen to compute what they do"
         times = (f"{seconds * 1e6:.2f} µs" for seconds in (self.together, self.apart))
         return "{} in one launch, {} in two".format(*times)
 
@@ -131,13 +133,14 @@ class Chains:
         for proposal in proposals:
             parts = [graph.nodes[place] for place in proposal.places]
             apart = sum(min(timer.seconds(node, list_tactics(node))) for node in parts)
-            seconds = timer.seconds(proposal.chain, proposal.tactics)
+            seconds = timer.proven_seconds(proposal.chain, proposal.tactics)
             rival = Rival(proposal.places, min(seconds), apart)
             _LOG.debug("%s: %s", proposal.chain, rival)
             text = node_text(proposal.chain)
             kinds.setdefault(text, []).append(rival)
             pairs = zip(proposal.tactics, seconds, strict=True)
-            self.timed[text] = sorted(pairs, key=lambda pair: pair[1])
+            proven = [pair for pair in pairs if math.isfinite(pair[1])]
+            self.timed[text] = sorted(proven, key=lambda pair: pair[1])
         self.kinds: list[Kind] = [tuple(rivals) for rivals in kinds.values()]
 
     def faster(self, most: float) -> list[Kind]:

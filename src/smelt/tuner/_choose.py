@@ -34,6 +34,10 @@ class Timer(Protocol):
         """The time of each tactic, measured or estimated; infinity for one that is wrong."""
         ...
 
+    def proven_seconds(self, node: Node, tactics: Sequence[Tactic]) -> list[float]:
+        """The same of what one can do without: where there is a clock, it alone is believed."""
+        ...
+
     def copy_seconds(self, moved_bytes: int) -> float:
         """The time of a step that copies between formats, reading and writing so many bytes."""
         ...

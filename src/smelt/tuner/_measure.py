@@ -99,22 +99,33 @@ class MeasuringTimer:
         """Seconds of the most promising tactics of each format, infinity for the others."""
         times = [t.cost_hint if is_free(t) else math.inf for t in tactics]
         chosen = self._promising(tactics)
-        keys = {i: self._key(node, tactics[i]) for i in chosen}
-        for i in chosen:
-            times[i] = self.cache.get(keys[i]) or math.inf
-        unknown = [i for i in chosen if self.cache.get(keys[i]) is None]
-        if unknown and time.perf_counter() > self.deadline:
-            for i in unknown:
-                times[i] = tactics[i].cost_hint
-        elif unknown:
-            measured = self.laboratory.seconds(
-                node, [tactics[i] for i in unknown], repeats=self.repeats
-            )
-            for i, seconds in zip(unknown, measured, strict=True):
-                times[i] = seconds
-                if math.isfinite(seconds):
-                    self.cache.put(keys[i], seconds)
+        for i, seconds in self._measured(node, tactics, chosen).items():
+            times[i] = seconds
         return _settled(times, tactics, chosen)
+
+    def proven_seconds(self, node: Node, tactics: Sequence[Tactic]) -> list[float]:
+        """Seconds by the clock; infinity for what is wrong, and for what was not tried."""
+        known = self._measured(node, tactics, self._promising(tactics))
+        times = (known.get(i, math.inf) for i in range(len(tactics)))
+        return [math.inf if math.isnan(seconds) else seconds for seconds in times]
+
+    def _measured(
+        self, node: Node, tactics: Sequence[Tactic], chosen: Sequence[int]
+    ) -> dict[int, float]:
+        """The time of each chosen tactic; infinity for one that is wrong, NaN for lack of time."""
+        keys = {i: self._key(node, tactics[i]) for i in chosen}
+        times = {i: self.cache.get(key) or math.nan for i, key in keys.items()}
+        unknown = [i for i, seconds in times.items() if math.isnan(seconds)]
+        if not unknown or time.perf_counter() > self.deadline:
+            return times
+        measured = self.laboratory.seconds(
+            node, [tactics[i] for i in unknown], repeats=self.repeats
+        )
+        for i, seconds in zip(unknown, measured, strict=True):
+            times[i] = seconds
+            if math.isfinite(seconds):
+                self.cache.put(keys[i], seconds)
+        return times
 
     def copy_seconds(self, moved_bytes: int) -> float:
         """Seconds of a copy between formats, by those that were measured."""
