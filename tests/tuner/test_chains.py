@@ -147,6 +147,28 @@ def test_chains_that_compute_alike_are_one_kind() -> None:
     assert not chains.faster(0.7)
 
 
+def test_chains_that_compute_alike_keep_the_tactics_of_their_places() -> None:
+    graph = _line(4)
+    prices = _Prices({("c0", "c1"): 3.0, ("c2", "c3"): 3.0})
+
+    def tactics(node: Node) -> tuple[Tactic, ...]:
+        is_last = all(not value.users for value in node.outputs)
+        kind = DType.FLOAT32 if is_last else DType.FLOAT16
+        outputs = (TensorFormat(kind),) * len(node.outputs)
+        return tuple(replace(tactic, outputs=outputs) for tactic in prices.tactics(node))
+
+    held = Choice()
+    for node in graph.nodes:
+        (held.tactics[id(node)],) = tactics(node)
+        held.timed[id(node)], held.times[node.name] = [], []
+    chains = Chains(graph, propose_chains(graph, _are_convs, tactics), tactics, HintTimer())
+    assert len(chains.kinds) == 2
+    made, _ = chains.formed(chains.kinds)
+    choice = chains.choice(made, held)
+    kinds = [choice.tactics[id(node)].outputs[0].dtype for node in made.nodes]
+    assert kinds == [DType.FLOAT16, DType.FLOAT32]
+
+
 def test_what_holds_without_chains_holds_beside_them() -> None:
     graph = _line(3)
     prices = _Prices({("c0", "c1"): 1.0})

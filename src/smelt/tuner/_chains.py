@@ -109,7 +109,7 @@ class Rival:
 
 
 Kind = tuple[Rival, ...]
-"""Chains that compute alike."""
+"""Chains that compute alike, by the same tactics."""
 
 
 class Chains:
@@ -128,19 +128,19 @@ class Chains:
         """
         self.graph = graph
         self.timed: dict[str, list[tuple[Tactic, float]]] = {}
-        """What each tactic of a chain takes, by what the chain computes."""
-        kinds: dict[str, list[Rival]] = {}
+        """What each tactic of a chain takes, by its name: that of its second node, which is in one
+        proposal. What can run it depends on its place, too."""
+        kinds: dict[object, list[Rival]] = {}
         for proposal in proposals:
             parts = [graph.nodes[place] for place in proposal.places]
             apart = sum(min(timer.seconds(node, list_tactics(node))) for node in parts)
             seconds = timer.proven_seconds(proposal.chain, proposal.tactics)
             rival = Rival(proposal.places, min(seconds), apart)
             _LOG.debug("%s: %s", proposal.chain, rival)
-            text = node_text(proposal.chain)
-            kinds.setdefault(text, []).append(rival)
+            kinds.setdefault((node_text(proposal.chain), proposal.tactics), []).append(rival)
             pairs = zip(proposal.tactics, seconds, strict=True)
             proven = [pair for pair in pairs if math.isfinite(pair[1])]
-            self.timed[text] = sorted(proven, key=lambda pair: pair[1])
+            self.timed[proposal.chain.name] = sorted(proven, key=lambda pair: pair[1])
         self.kinds: list[Kind] = [tuple(rivals) for rivals in kinds.values()]
 
     def faster(self, most: float) -> list[Kind]:
@@ -160,7 +160,7 @@ class Chains:
         made = Choice(times=dict(held.times), in_network=dict(held.in_network))
         for node in graph.nodes:
             if isinstance(node.op, Chain):
-                timed = self.timed[node_text(node)]
+                timed = self.timed[node.name]
                 made.tactics[id(node)], made.timed[id(node)] = timed[0][0], timed
                 made.times[node.name] = [(str(tactic), seconds) for tactic, seconds in timed]
                 made.in_network.pop(node.name, None)
