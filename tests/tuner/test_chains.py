@@ -11,13 +11,14 @@ import pytest
 
 from smelt import ops
 from smelt.backends import Tactic
-from smelt.ir import Graph, verify
+from smelt.ir import Graph, clone, verify
 from smelt.tuner import (
     Chains,
     Choice,
     HintTimer,
     MeasuringTimer,
     TimingCache,
+    _chains,
     launched,
     propose_chains,
 )
@@ -188,6 +189,23 @@ def test_what_holds_without_chains_holds_beside_them() -> None:
         cast = launched(made, choice, early=early)
         assert cast[id(chain)].starts_early is early
         assert cast[id(last)] == held.tactics[id(graph.nodes[2])]
+
+
+def test_two_copies_of_a_line_do_for_all_of_its_chains(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies: list[Graph] = []
+
+    def cloned(graph: Graph) -> Graph:
+        copies.append(clone(graph))
+        return copies[-1]
+
+    monkeypatch.setattr(_chains, "clone", cloned)
+    count = 9
+    prices = _Prices({(f"c{n}", f"c{n + 1}"): 1.0 for n in range(count)})
+    proposals = propose_chains(_line(count), _are_convs, prices.tactics)
+    assert [one.places for one in proposals] == [(n, n + 1) for n in range(count - 1)]
+    assert len(copies) == 2
+    for graph in copies:
+        verify(graph)
 
 
 def test_what_no_tactic_computes_is_not_proposed() -> None:

@@ -20,7 +20,7 @@ from smelt.tuner._measure import LONG_SECONDS, node_text
 from smelt.types import override
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from smelt.backends import Tactic
     from smelt.ir import Graph, Node
@@ -42,7 +42,7 @@ class Proposal:
 
     places: tuple[int, int]
     chain: Node
-    """In a graph of its own."""
+    """In a copy of the graph, for what can run it depends on its place."""
     tactics: tuple[Tactic, ...]
 
 
@@ -56,16 +56,34 @@ def propose_chains(graph: Graph, may_chain: MayChain, list_tactics: Lister) -> l
             best[id(node)] = min((t.cost_hint for t in list_tactics(node)), default=math.inf)
         return best[id(node)]
 
-    for first, second in _pairs(graph, may_chain):
-        places = (graph.nodes.index(first), graph.nodes.index(second))
+    for together in _apart(graph, _pairs(graph, may_chain)):
         copy = clone(graph)
-        chain = chain_nodes(copy, *(copy.nodes[place] for place in places))
-        tactics = [t for t in list_tactics(chain) if not t.is_reference]
-        apart = least(first) + least(second)
-        most = apart if apart > 2 * LONG_SECONDS else _HOPELESS * apart
-        if min((t.cost_hint for t in tactics), default=math.inf) < most:
-            found.append(Proposal(places, chain, tuple(tactics)))
-    return found
+        nodes = list(copy.nodes)
+        chained = [chain_nodes(copy, *(nodes[place] for place in places)) for places in together]
+        for places, chain in zip(together, chained, strict=True):
+            tactics = [t for t in list_tactics(chain) if not t.is_reference]
+            apart = sum(least(graph.nodes[place]) for place in places)
+            most = apart if apart > 2 * LONG_SECONDS else _HOPELESS * apart
+            if min((t.cost_hint for t in tactics), default=math.inf) < most:
+                found.append(Proposal(places, chain, tuple(tactics)))
+    return sorted(found, key=lambda proposal: proposal.places[::-1])
+
+
+def _apart(graph: Graph, pairs: Iterable[tuple[Node, Node]]) -> list[list[tuple[int, int]]]:
+    """The places of pairs, by groups in which none has a node in common with another.
+
+    So two or three copies of a graph do for all of its chains.
+    """
+    order = {id(node): place for place, node in enumerate(graph.nodes)}
+    groups: list[tuple[list[tuple[int, int]], set[int]]] = []
+    for first, second in pairs:
+        places = order[id(first)], order[id(second)]
+        free = next((group for group in groups if group[1].isdisjoint(places)), None)
+        if free is None:
+            groups.append(free := ([], set()))
+        free[0].append(places)
+        free[1].update(places)
+    return [found for found, _ in groups]
 
 
 def _pairs(graph: Graph, may_chain: MayChain) -> Iterator[tuple[Node, Node]]:
