@@ -167,13 +167,26 @@ class _Products:
                 yield choice
 
     def shared_bytes(self, choice: ChainChoice) -> int:
-        """What a program needs of shared memory."""
+        """What a program needs of shared memory at most, on any GPU.
+
+        Where the first product comes in stretches, tensor cores may take pixels, which are in whole
+        steps, and what is between the products from there; what is added passes through it.
+        """
+        shape, (bm, bn, bk) = self.shape, choice.tile
+        if bn >= shape.columns:
+            return self._held_bytes(choice, shape.depth)
+        depth = -(-shape.depth // bk) * bk
+        passing = bm * (depth + bn) * shape.dtype.size_bytes
+        return self._held_bytes(choice, depth) + passing
+
+    def _held_bytes(self, choice: ChainChoice, depth: int) -> int:
+        """What is asked for ahead, and what is between the products: what costs were fitted by."""
         shape, (bm, bn, bk) = self.shape, choice.tile
         if bn >= shape.columns:
             held = choice.pipeline * (bm + bn) * bk + bn * (choice.then_tile + bm)
         else:
-            step = bn * (shape.depth + choice.then_tile) + bm * bn * shape.adds
-            held = choice.pipeline * step + bm * bn  # the pixels are in registers
+            step = bn * (depth + choice.then_tile) + bm * bn * shape.adds
+            held = choice.pipeline * step + bm * bn
         return held * shape.dtype.size_bytes
 
     def _registers(self, choice: ChainChoice) -> float:
@@ -197,7 +210,7 @@ class _Products:
             programs=down * across,
             warps=choice.warps,
             registers=self._registers(choice),
-            shared_bytes=self.shared_bytes(choice),
+            shared_bytes=self._held_bytes(choice, shape.depth),
             steps=turns,
             held=choice.pipeline,
             step_seconds=self._busy(choice, steps),

@@ -114,7 +114,7 @@ def _why_not(links: Links, target: CudaTarget) -> str | None:
     if target.pairs:
         return "images go in pairs"
     shape = first_shape(links, target)
-    if shape.run % _LEAST_VECTOR:
+    if not shape.run or shape.run % _LEAST_VECTOR:
         return "the channels of its first image fill no vectors"
     return None if shape.dtype.size_bytes == 2 else "its factors have more than 16 bits"
 
