@@ -55,8 +55,10 @@ def test_they_are_expected_to_be_the_fastest() -> None:
         (_stem(filters=20), _HOPPER, _HALF),
         (_stem(width=SymbolicDim.symbol("W")), _HOPPER, _HALF),
         (_stem(Conv((15, 15)), channels=12), _HOPPER, _HALF),
+        (_stem(filters=0), _HOPPER, _HALF),
+        (_stem(channels=0), _HOPPER, _HALF),
     ],
-    ids=["float32", "old", "odd filters", "open width", "deep"],
+    ids=["float32", "old", "odd filters", "open width", "deep", "no filters", "no channels"],
 )
 def test_they_are_not_offered_where_they_cannot_run(
     graph: tuple[Graph, Node], target: CudaTarget, storage: DType

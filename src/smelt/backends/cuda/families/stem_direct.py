@@ -82,7 +82,9 @@ class StemDirectFamily(StemFamily):
         if reason := _why_not(node, root, shape, target):
             yield Refusal(self.name, reason)
             return
-        plain = next(t for t in super().tactics(node, target) if isinstance(t, Tactic))
+        plain = [t for t in super().tactics(node, target) if isinstance(t, Tactic)]
+        if not plain:
+            return
         bn = next(n for n in _COLUMNS if shape.columns % n == 0)
         length, most = _length(node, root), target.multiprocessors
         tiles = -(-shape.rows // ROWS) * (shape.columns // bn)
@@ -102,7 +104,7 @@ class StemDirectFamily(StemFamily):
                 sums="fragments",
             )
             seconds = once + busy * (1.0 if count == beside else _ONE_LESS)
-            yield replace(plain, family=self.name, parameters=options, cost_hint=seconds)
+            yield replace(plain[0], family=self.name, parameters=options, cost_hint=seconds)
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
