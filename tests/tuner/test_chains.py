@@ -215,12 +215,12 @@ def test_what_no_tactic_computes_is_not_proposed() -> None:
 class _Clock:
     """A laboratory in which nodes take two microseconds, and chains what it is told."""
 
-    where: ClassVar[str] = "here"
-    sizes: ClassVar[Mapping[str, int]] = {}
     copied: ClassVar[tuple[TensorType, TensorType]] = (_KIND, _KIND)
 
     def __init__(self, together: float) -> None:
         self.together = together
+        self.where = "here"
+        self.sizes: Mapping[str, int] = {}
 
     def compile_ahead(self, work: Sequence[tuple[Node, Tactic]], *, deadline: float) -> None: ...
 
