@@ -43,7 +43,9 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import ModuleType
 
+    from smelt.backends.cuda import CudaTarget
     from smelt.builder._toolchain import Toolchain
+    from smelt.engine import KernelSpec
     from smelt.runtime import Engine
 
 needs_triton = pytest.mark.skipif(
@@ -396,14 +398,44 @@ def test_without_a_clock_the_times_of_nodes_decide() -> None:
 
 
 @needs_triton
-def test_an_engine_with_a_chain_names_both_layers_and_is_generated_anew() -> None:
+@pytest.mark.parametrize("device", ["cuda:sm_80", "cuda:sm_100", "cuda:sm_90,sm_100"])
+def test_nothing_is_chained_by_estimates_that_are_of_other_gpus(device: str) -> None:
+    assert _Kinds().best(open_toolchain(device)) == "apart"
+
+
+def _expanding(filters: int = 96) -> smelt.NetworkDefinition:
+    """Two convolutions that are better in one launch."""
     net = smelt.NetworkDefinition("chained")
     random = np.random.default_rng(0)
     x = net.add_input("x", "float32", (64, 14, 14))
-    for name, before, after in (("project", 64, 16), ("expand", 16, 96)):
+    for name, before, after in (("project", 64, 16), ("expand", 16, filters)):
         weights = random.standard_normal((after, before, 1, 1)).astype(np.float32)
         x = net.add_convolution(x, after, 1, weights, name=name)
     net.mark_output(x)
+    return net
+
+
+@needs_triton
+def test_nodes_stay_apart_where_the_compiler_refuses_their_chain(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    generate = CudaBackend.generate
+
+    def spoilt(backend: CudaBackend, kernel: KernelSpec, target: CudaTarget) -> str:
+        if kernel.family == "chain":
+            return "def kernel(p0):\n    nonsense(p0)\n"
+        return generate(backend, kernel, target)
+
+    monkeypatch.setattr(CudaBackend, "generate", spoilt)
+    net = _expanding(filters=80)  # of a kernel that no cache has
+    engine = smelt.build(net, device="cuda:sm_90", precision="float16", tune="none")
+    assert {"project", "expand"} <= {layer.name for layer in engine.layers}
+    assert "nothing is chained: kernel chain_" in caplog.text
+
+
+@needs_triton
+def test_an_engine_with_a_chain_names_both_layers_and_is_generated_anew() -> None:
+    net = _expanding()
     engine = smelt.build(net, device="cuda:sm_90", precision="float16", tune="none")
     assert "project + expand" in [layer.name for layer in engine.layers]
     told = report_to_text(report_of(engine), ["passes"], width=120)

@@ -8,13 +8,14 @@ import re
 import time
 from typing import TYPE_CHECKING, Final
 
-from smelt.backends import CodeCache, CodeImage
+from smelt.backends import CodeCache, CodeImage, WeightStore, assemble
 from smelt.backends.cuda import CudaBackend, generator_edition, require_triton, target_named
 from smelt.builder._options import EFFORTS, HALF2, TF32
 from smelt.builder._toolchain import Toolchain
 from smelt.devices.cuda import ABI_VERSION, LIBRARIES, cuda_device, selected_device
-from smelt.engine import VERSION, Fingerprint
-from smelt.errors import DeviceError, EngineFormatError, MissingExtraError
+from smelt.engine import VERSION, Fingerprint, Launch
+from smelt.errors import BuildError, DeviceError, EngineFormatError, MissingExtraError
+from smelt.ops import Chain
 from smelt.runtime import gpu_named
 from smelt.tuner import (
     CudaLaboratory,
@@ -151,7 +152,7 @@ class CudaToolchain(Toolchain):
     def improve(self, draft: Draft, others: Alternatives | None, spent_s: float) -> Draft:
         tuning = draft.tuning
         if tuning.effort is None or self.index is None:
-            return draft if others is None else others.by_estimates(draft)
+            return self._by_estimates(draft, others)
         trial = self._trial(draft, cuda_device(self.index), spent_s)
         trial.run()
         kinds = [] if others is None else others.chains.faster(_WORTH_A_PLAN)
@@ -164,6 +165,32 @@ class CudaToolchain(Toolchain):
         chained = others.draft(better)
         apart, together = _compare(trial, draft, [chained])
         return chained if together < apart * (1 - _LEAST_GAIN) else draft
+
+    def _by_estimates(self, draft: Draft, others: Alternatives | None) -> Draft:
+        """A draft with chains where the estimates are of such GPUs, and the compiler takes them."""
+        if others is None or not self.target.is_gauged:
+            return draft
+        chained = others.by_estimates(draft)
+        return chained if self._compiles_chains(chained) else draft
+
+    def _compiles_chains(self, draft: Draft) -> bool:
+        """Whether the compiler takes a draft's chains; all else is compiled beside them."""
+        tuning, backend = draft.tuning, self._kernels
+        if not any(isinstance(node.op, Chain) for node in tuning.graph.nodes):
+            return True
+        plan = assemble(
+            tuning.graph, draft.choice.tactics, backend, WeightStore(), symbols=tuning.symbols
+        ).plan
+        kernels = [step.kernel for step in plan.steps if isinstance(step, Launch)]
+        backend.begin(kernels, self.target)
+        try:
+            for kernel in kernels:
+                if kernel.family == Chain.name:
+                    backend.records(kernel, self.target)
+        except BuildError as error:
+            _LOG.warning("nothing is chained: %s", error)
+            return False
+        return True
 
     def _trial(self, draft: Draft, device: CudaDevice, spent_s: float) -> NetworkTrial:
         """What compares a draft's candidates in whole plans."""

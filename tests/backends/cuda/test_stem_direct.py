@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from smelt.backends import Tactic, WeightStore, assemble, store_as
-from smelt.backends.cuda import CompilerPool, CudaBackend, CudaTarget
+from smelt.backends.cuda import CompilerPool, CudaBackend, CudaTarget, target_named
 from smelt.devices.cuda import CudaKernel
 from smelt.engine import Launch
 from smelt.ir import Graph
@@ -45,6 +45,15 @@ def test_they_are_expected_to_be_the_fastest() -> None:
     _, node = _stem()
     tactics, _ = CudaBackend().candidates(node, _HOPPER, _HALF)
     assert min(tactics, key=lambda t: t.cost_hint).family == "stem_direct"
+
+
+@pytest.mark.parametrize("name", ["sm_100", "sm_120", "sm_90,sm_100"])
+def test_where_nothing_was_timed_they_are_offered_behind_others(name: str) -> None:
+    _, node = _stem()
+    target = target_named(name)
+    assert _direct(node, target)
+    tactics, _ = CudaBackend().candidates(node, target, _HALF)
+    assert min(tactics, key=lambda t: t.cost_hint).family != "stem_direct"
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ _MOST_PARTS: Final = 16
 _FIRST_WITH_BFLOAT16: Final = 80
 _FIRST_WITH_TF32: Final = 80
 _EARLY_STARTS_FROM: Final = 90
+_GAUGED: Final = 90
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,11 @@ class CudaTarget:
     def starts_early(self) -> bool:
         """Whether a launch may start before the one before it has ended."""
         return self.capability >= _EARLY_STARTS_FROM
+
+    @property
+    def is_gauged(self) -> bool:
+        """Whether the estimates were fitted to times on such GPUs, and on no others."""
+        return self.capability == _GAUGED and not self.newer
 
     @property
     def shared_bytes(self) -> int:

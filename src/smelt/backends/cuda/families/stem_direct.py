@@ -64,6 +64,8 @@ _REGISTERS: Final = 512
 """That programs of 128 threads share, for each thread."""
 _ONE_LESS: Final = 1.1
 """How much longer it takes with one program less."""
+_LATER: Final = 1.001
+"""Where nothing was timed they are never the first."""
 _OWN_REGISTERS: Final = 40
 """Beside a window's elements and sums."""
 
@@ -85,6 +87,7 @@ class StemDirectFamily(StemFamily):
         plain = [t for t in super().tactics(node, target) if isinstance(t, Tactic)]
         if not plain:
             return
+        least = 0.0 if target.is_gauged else _LATER * min(t.cost_hint for t in plain)
         bn = next(n for n in _COLUMNS if shape.columns % n == 0)
         length, most = _length(node, root), target.multiprocessors
         tiles = -(-shape.rows // ROWS) * (shape.columns // bn)
@@ -104,7 +107,8 @@ class StemDirectFamily(StemFamily):
                 sums="fragments",
             )
             seconds = once + busy * (1.0 if count == beside else _ONE_LESS)
-            yield replace(plain[0], family=self.name, parameters=options, cost_hint=seconds)
+            hint = max(seconds, least)
+            yield replace(plain[0], family=self.name, parameters=options, cost_hint=hint)
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
