@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from smelt.backends.cuda._costs import WARP_LANES
 from smelt.backends.cuda._product import HeldWriter, ProductKernel, ProductWriter
 from smelt.backends.cuda._source import LANGUAGE_TYPES
 from smelt.backends.cuda._tile_writer import across, divides, masked
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from smelt.engine import Json, KernelSpec
 
 CHAIN: Final = "chain"
-_LANES: Final = 32
 _HELD_ELEMENTS: Final = 128
 """Of the second's weights that a thread may hold while the first product is summed."""
 
@@ -100,7 +100,7 @@ class _ChainWriter(HeldWriter):
             self.ask_for_weights()
         self.read_early(self.extras)
         (bm, own, _), bn = self.tile, self.then_tile
-        is_small = own * bn <= _HELD_ELEMENTS * _LANES * self.k["warps"]
+        is_small = own * bn <= _HELD_ELEMENTS * WARP_LANES * self.k["warps"]
         if is_small:
             self.load_then()
         s.wait()

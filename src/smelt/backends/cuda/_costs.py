@@ -258,6 +258,11 @@ def guess(extent: Dim) -> int:
     return evaluate_dim(extent, dict.fromkeys(symbols_of(extent), _GUESSED_EXTENT))
 
 
+def next_power(value: int) -> int:
+    """The least power of two that is no less: tiles have such extents."""
+    return 1 << max(0, value - 1).bit_length()
+
+
 def count_of(value: Value) -> int:
     """Elements of a tensor, symbols guessed."""
     return prod(map(guess, value.tensor.shape))

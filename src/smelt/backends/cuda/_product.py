@@ -16,6 +16,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from smelt.backends.cuda._costs import WARP_LANES
 from smelt.backends.cuda._source import ALIGNED_BYTES, LANGUAGE_TYPES
 from smelt.backends.cuda._tile_writer import TileWriter, across, both, divides, masked
 from smelt.engine import KernelSpec, as_json, parameters
@@ -29,7 +30,6 @@ TF32: Final = "tf32"
 _ROUND: Final = "cvt.rna.tf32.f32 $0, $1;"
 _PREFETCH: Final = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
 _LINE_BYTES: Final = 128
-_LANES: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +297,7 @@ class ProductWriter(TileWriter):
             return
         line = _LINE_BYTES // s.dtypes[1].size_bytes
         count = -(-(self.taps * run + self.k["second_run"]) // line)
-        wide, pieces = max(1, self.k["warps"] * _LANES // bn), self.k["pieces"]
+        wide, pieces = max(1, self.k["warps"] * WARP_LANES // bn), self.k["pieces"]
         own = "down" if pieces == 1 else f"(down * {pieces} + piece)"
         step = f"{self.down} * {wide * pieces}"
         with s.block(f"for first in range({own} * {wide}, {count}, {step}):"):

@@ -19,6 +19,7 @@ from __future__ import annotations
 from math import gcd, prod
 from typing import TYPE_CHECKING, Final
 
+from smelt.backends.cuda._costs import WARP_LANES
 from smelt.backends.cuda._elementwise import literal, write_stages
 from smelt.backends.cuda._source import LANGUAGE_TYPES
 from smelt.backends.cuda._tile_writer import TileWriter, across, both, divides
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 _VECTOR: Final = 8
 """Elements of 16 bytes in 16 bits."""
-_LANES: Final = 32
 _SWIZZLE_BYTES: Final = 128
 _WARP_ROWS: Final = 16
 _WIDEST: Final = 256
@@ -46,7 +46,7 @@ def ring_of(taps: int, most: int) -> int:
 
 def copied_rows(need: int, turns: int) -> tuple[int, int]:
     """How many rows of a window are copied at a time, and how often, in so many turns at most."""
-    piece = _LANES
+    piece = WARP_LANES
     while -(-need // piece) > turns:
         piece *= 2
     return piece, -(-need // piece)
@@ -120,9 +120,9 @@ class SlidingWriter(TileWriter):
         swizzle = width * s.dtypes[1].size_bytes
         bits = 8 * s.dtypes[1].size_bytes
         layouts = {
-            "copied": f"gl.BlockedLayout([1, {_VECTOR}], [{_LANES // copied}, {copied}], "
+            "copied": f"gl.BlockedLayout([1, {_VECTOR}], [{WARP_LANES // copied}, {copied}], "
             f"[{warps}, 1], [1, 0])",
-            "written": f"gl.BlockedLayout([1, {_VECTOR}], [{_LANES // stored}, {stored}], "
+            "written": f"gl.BlockedLayout([1, {_VECTOR}], [{WARP_LANES // stored}, {stored}], "
             f"[{warps}, 1], [1, 0])",
             "multiplied": f"gl.NVMMADistributedLayout([3, 0], [{warps // beside}, {beside}], "
             f"[16, {min(places // beside, _WIDEST)}, 16])",
@@ -234,7 +234,7 @@ class SlidingWriter(TileWriter):
         """
         warps = self.k["warps"]
         lanes = self.lanes(layout)
-        rows = _LANES // lanes
+        rows = WARP_LANES // lanes
         step = rows * warps
         ahead = [step << bit for bit in range((count // step).bit_length() - 1)]
         beside = lanes.bit_length() - 1
@@ -250,7 +250,7 @@ class SlidingWriter(TileWriter):
     def lanes(self, layout: str) -> int:
         """Lanes of a row of a layout."""
         wide = self.tile[2] if layout == "copied" else self.tile[1]
-        return min(_LANES, wide // _VECTOR)
+        return min(WARP_LANES, wide // _VECTOR)
 
     def spread_places(self, name: str, offset: str, condition: str, layout: str) -> None:
         """Have all lanes of a row know its offset, negative where the condition does not hold."""

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from smelt.backends._edition import edition_of
+from smelt.backends.cuda._costs import WARP_LANES
 from smelt.backends.cuda._source import TRITON_TYPES, cluster_of, is_gluon, starts_early
 from smelt.devices.cuda import ABI_VERSION, CudaKernel
 from smelt.errors import BuildError, MissingExtraError
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from smelt.backends.cuda._target import CudaTarget
     from smelt.engine import KernelSpec
 
-_LANES: Final = 32
 _SCRATCH_WORDS: Final = 2
 """Pointers that Triton adds behind a kernel's arguments: global scratch and profile scratch."""
 _WITH_GLUON: Final = ("3.6.", "3.7.")
@@ -161,7 +161,7 @@ def compile_kernel(kernel: KernelSpec, text: str, target: CudaTarget) -> CudaKer
     try:
         with _lock:  # the compiler keeps settings of one compilation in its module
             source = _source_of(text, name, signature, aligned)
-            goal = targets.GPUTarget("cuda", target.capability, _LANES)
+            goal = targets.GPUTarget("cuda", target.capability, WARP_LANES)
             made = triton.compile(source, target=goal, options=options)
     except (triton.TritonError, RuntimeError, SyntaxError) as error:
         raise BuildError(f"kernel {kernel.symbol} does not compile: {error}") from error
@@ -172,7 +172,7 @@ def compile_kernel(kernel: KernelSpec, text: str, target: CudaTarget) -> CudaKer
     return CudaKernel(
         entry=facts.name,
         cubin=made.asm["cubin"],
-        threads=facts.num_warps * _LANES,
+        threads=facts.num_warps * WARP_LANES,
         dynamic_shared_bytes=facts.shared,
         scratch_words=_SCRATCH_WORDS,
         may_start_early=starts_early(text),

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Final, cast
 
 from smelt.backends._fusion import root_of
 from smelt.backends._nodes import value_of
-from smelt.backends.cuda._costs import WARP_LANES, Work, gpu_of, product_seconds, seconds_of
+from smelt.backends.cuda._costs import (
+    WARP_LANES,
+    Work,
+    gpu_of,
+    next_power,
+    product_seconds,
+    seconds_of,
+)
 from smelt.backends.cuda.families._tiles import OWN_SHARED_BYTES
 from smelt.backends.cuda.families.conv import product_shape
 from smelt.backends.cuda.families.conv_sum import sum_shape
@@ -116,17 +123,17 @@ class _Products:
     def choices(self) -> Iterator[ChainChoice]:
         """Every choice that fits."""
         shape = self.shape
-        whole, then = _power(shape.columns), _power(self.columns)
-        steps = sorted({min(64, _power(shape.run)), min(128, _power(shape.run))})
+        whole, then = _tile(shape.columns), _tile(self.columns)
+        steps = sorted({min(64, _tile(shape.run)), min(128, _tile(shape.run))})
         is_short = shape.depth <= _MOST_HELD and not shape.windows
         for bm in _ROWS:
-            if bm > _power(shape.rows):
+            if bm > _tile(shape.rows):
                 continue
             if whole <= _MOST_COLUMNS:
                 for bn, bk, pipeline in product(_COLUMNS, steps, (1, 2, 3, 4, 6)):
                     yield from self._fitting((bm, whole, bk), bn, pipeline)
             if then <= _MOST_COLUMNS and is_short:
-                bk = min(64, _power(shape.run))
+                bk = min(64, _tile(shape.run))
                 is_even = shape.images == 1 or not (shape.run % bk or shape.depth % bk)
                 for own, pipeline in product(_COLUMNS, (1, 2, 3, 4)):
                     if own < shape.columns and is_even:
@@ -134,9 +141,9 @@ class _Products:
 
     def walks(self) -> Iterator[ChainChoice]:
         """Programs that hold the weights of both products, and go down the rows."""
-        shape, then = self.shape, _power(self.columns)
+        shape, then = self.shape, _tile(self.columns)
         weights = shape.columns * (shape.depth + then)
-        bk = min(64, _power(shape.run))
+        bk = min(64, _tile(shape.run))
         is_short = shape.depth <= _MOST_HELD and not shape.windows and then <= _MOST_COLUMNS
         if not is_short or shape.depth % bk or shape.run % bk or weights > _MOST_WEIGHTS:
             return
@@ -157,7 +164,7 @@ class _Products:
         shape, room = self.shape, self.target.shared_bytes - OWN_SHARED_BYTES
         steps = -(-shape.depth // bk) if bn >= shape.columns else -(-shape.columns // bn)
         is_piped = pipeline > 1
-        if then_tile > _power(self.columns) or pipeline > steps + 1 or is_piped != (steps > 1):
+        if then_tile > _tile(self.columns) or pipeline > steps + 1 or is_piped != (steps > 1):
             return
         for warps in (4, 8):
             choice = ChainChoice(tile, then_tile, warps, pipeline)
@@ -246,6 +253,6 @@ class _Products:
         return size * step, size * (end + bm * shape.columns * shape.adds * is_whole)
 
 
-def _power(value: int) -> int:
+def _tile(value: int) -> int:
     """The least power of two, and tile, that holds so many."""
-    return max(_LEAST_TILE, 1 << max(0, value - 1).bit_length())
+    return max(_LEAST_TILE, next_power(value))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from smelt.backends.cuda._costs import WARP_LANES
+from smelt.backends.cuda._costs import WARP_LANES, next_power
 from smelt.backends.cuda._elementwise import sigmoid, tanh
 from smelt.backends.cuda._source import CLUSTER
 from smelt.backends.cuda.families._recurrent_writer import Writer
@@ -65,7 +65,7 @@ def teams(
     if target.capability < _FIRST_WITH_CLUSTERS:
         return
     for team in _TEAMS:
-        weights = _power(op.hidden_size) * _GATES * _units(op.hidden_size, team)
+        weights = next_power(op.hidden_size) * _GATES * _units(op.hidden_size, team)
         beside = max(1.0, sequences * team / target.multiprocessors)
         for warps in _WARPS:
             if (held := weights / (warps * WARP_LANES)) <= _MOST_HELD:
@@ -90,11 +90,7 @@ def pack_for_team(weights: Constant, op: GRU | LSTM) -> Constant:
 
 def _units(hidden: int, team: int) -> int:
     """Of a program."""
-    return _power(-(-hidden // team))
-
-
-def _power(value: int) -> int:
-    return 1 << max(0, value - 1).bit_length()
+    return next_power(-(-hidden // team))
 
 
 class TeamWriter(Writer):
@@ -142,7 +138,7 @@ class TeamWriter(Writer):
     def hold(self) -> None:
         """Load the weights of all gates of the program's units."""
         s, gates = self.s, self.gates
-        s.line(f"k = tl.arange(0, {_power(self.hidden)})")
+        s.line(f"k = tl.arange(0, {next_power(self.hidden)})")
         s.line(f"k_ok = k < {self.hidden}")
         s.line(f"column = tl.arange(0, {_GATES * self.units})")
         s.line(f"unit = part * {self.units} + column // {_GATES}")

@@ -16,6 +16,7 @@ from smelt.backends.cuda._costs import (
     Work,
     cache_rate,
     gpu_of,
+    next_power,
     product_seconds,
     seconds_of,
 )
@@ -141,9 +142,9 @@ def _choices(shape: Shape, target: CudaTarget) -> Iterator[Choice]:
     precisions = _precisions(target) if is_single else ("ieee",)
     for tile in product(*(_SINGLE_SIZES if is_single else _HALF_SIZES)):
         most = (shape.rows, shape.columns, shape.depth)
-        if any(size > max(16, _power(m)) for size, m in zip(tile, most, strict=True)):
+        if any(size > max(16, next_power(m)) for size, m in zip(tile, most, strict=True)):
             continue
-        if tile[2] < min(_FEW_STEPS, _power(shape.depth)) and not is_single:
+        if tile[2] < min(_FEW_STEPS, next_power(shape.depth)) and not is_single:
             continue
         steps, area = -(-shape.depth // tile[2]), tile[0] * tile[1]
         if area > _LARGEST_TILE:
@@ -259,7 +260,3 @@ def _registers(shape: Shape, choice: Choice) -> float:
         row = bk * shape.dtype.size_bytes / LOAD_BYTES / threads
         wanted += row * (2 * (bm + bn) + 3 * bm * (shape.windows or shape.images > 1))
     return wanted
-
-
-def _power(value: int) -> int:
-    return 1 << max(0, value - 1).bit_length()

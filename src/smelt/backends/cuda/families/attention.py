@@ -21,6 +21,7 @@ from smelt.backends.cuda._costs import (
     count_of,
     gpu_of,
     guess,
+    next_power,
     product_seconds,
     seconds_of,
 )
@@ -142,7 +143,9 @@ def _options(
         pipeline = 1 if keys <= columns else 2
         if elements * pipeline * stored.size_bytes > target.shared_bytes * 3 // 4:
             continue
-        if columns > 2 * max(_LEAST, _power(keys)) or rows > 2 * max(_LEAST, _power(queries)):
+        if columns > 2 * max(_LEAST, next_power(keys)) or rows > 2 * max(
+            _LEAST, next_power(queries)
+        ):
             continue
         for precision in _precisions(stored):
             options = parameters(
@@ -192,12 +195,8 @@ def _precisions(dtype: DType) -> tuple[str, ...]:
     return ("tf32x3", "ieee") if dtype is DType.FLOAT32 else ("ieee",)
 
 
-def _power(value: int) -> int:
-    return 1 << max(0, value - 1).bit_length()
-
-
 def _padded(width: int) -> int:
-    return max(_LEAST, _power(width))
+    return max(_LEAST, next_power(width))
 
 
 def _strides(op: Attention, view: View) -> tuple[Dim, ...]:
