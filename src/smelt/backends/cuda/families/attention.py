@@ -143,9 +143,7 @@ def _options(
         pipeline = 1 if keys <= columns else 2
         if elements * pipeline * stored.size_bytes > target.shared_bytes * 3 // 4:
             continue
-        if columns > 2 * max(_LEAST, next_power(keys)) or rows > 2 * max(
-            _LEAST, next_power(queries)
-        ):
+        if columns > 2 * _padded(keys) or rows > 2 * _padded(queries):
             continue
         for precision in _precisions(stored):
             options = parameters(
