@@ -229,7 +229,8 @@ class _Clock:
         return [self.together if isinstance(node.op, ops.Chain) else 2e-6] * len(tactics)
 
     def copy_seconds(self, kind: TensorType, *, repeats: Repeats) -> float:
-        raise NotImplementedError
+        del kind, repeats
+        return 1e-6
 
 
 @pytest.mark.parametrize(
