@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -127,6 +128,8 @@ def test_what_it_cannot_do_is_refused_with_the_reason(bench: Bench) -> None:
     assert "one tap" in bench.reason(ops.Conv((3, 3)), (1, 4, 5, 5), _floats(8, 4, 3, 3))
     scaled = ops.Gemm(beta=0.5)
     assert "multiplied by 0.5" in bench.reason(scaled, (3, 4), _floats(4, 8), _floats(8))
+    endless = ops.Gemm(alpha=math.inf)
+    assert "multiplied by inf" in bench.reason(endless, (3, 4), _floats(4, 8), _floats(8))
     assert "no bias" in bench.reason(ops.Gemm(), (3, 4), _floats(4, 8), _floats(3, 1))
     assert "vector" in bench.reason(ops.MatMul(), (3, 4), _floats(4))
     assert "is constant" in bench.reason(ops.MatMul(), _floats(3, 4), (4, 5))

@@ -14,7 +14,13 @@ from smelt.devices.cuda._code import (
     launch,
 )
 from smelt.devices.cuda._cubin import KernelResources, check_is_whole, resources_of
-from smelt.devices.cuda._cublaslt import CublasError, CublasLt, ProductCall, open_cublaslt
+from smelt.devices.cuda._cublaslt import (
+    LARGEST_ALPHA,
+    CublasError,
+    CublasLt,
+    ProductCall,
+    open_cublaslt,
+)
 from smelt.devices.cuda._cudnn import (
     ConvolutionCall,
     Cudnn,
@@ -64,6 +70,7 @@ from smelt.devices.cuda._stream import CudaEvent, CudaStream, Follower, handle_o
 __all__ = [
     "ABI_VERSION",
     "ALIGNED_BYTES",
+    "LARGEST_ALPHA",
     "LIBRARIES",
     "LIMITS",
     "WORKSPACE_ALIGNED_BYTES",

@@ -61,7 +61,8 @@ _ACTIVATIONS: Final = {"": 0, "relu": 2, "gelu": 32}
 """The library's gelu goes by the hyperbolic tangent."""
 _DEFAULT_EPILOGUE, _BIAS_EPILOGUE = 1, 4
 _FLOAT32: Final = 0
-_LARGEST_ALPHA: Final = float(np.finfo(np.float32).max)
+LARGEST_ALPHA: Final = float(np.finfo(np.float32).max)
+"""The largest factor of a product."""
 _DESC_TRANSPOSES: Final = (3, 4)
 _DESC_EPILOGUE, _DESC_BIAS = 7, 8
 _LAYOUT_BATCH_COUNT, _LAYOUT_BATCH_STRIDE = 5, 6
@@ -198,7 +199,7 @@ class ProductCall:
             raise ValueError("a type, a precision or an activation that there is not")
         kinds = [type(x) for x in (self.alpha, self.adds, self.bias)]
         # The second is false of what is no number, too.
-        if kinds != [float, bool, bool] or not abs(self.alpha) <= _LARGEST_ALPHA:
+        if kinds != [float, bool, bool] or not abs(self.alpha) <= LARGEST_ALPHA:
             raise ValueError("a factor or a choice of another type, or a factor without bound")
         if len(bytes.fromhex(self.algorithm)) > _ALGORITHM_BYTES:
             raise ValueError("an algorithm that is too long")

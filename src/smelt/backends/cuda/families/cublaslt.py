@@ -11,7 +11,7 @@ import numpy as np
 from smelt.backends._fusion import root_of
 from smelt.backends._nodes import value_of
 from smelt.backends.cuda.families.libraries import LibraryFamily, Match, Proposal, factor_type
-from smelt.devices.cuda import CublasLt, ProductCall
+from smelt.devices.cuda import LARGEST_ALPHA, CublasLt, ProductCall
 from smelt.ir import Constant, Op
 from smelt.ops.conv import Conv
 from smelt.ops.gelu import Gelu
@@ -71,6 +71,8 @@ class CublasLtFamily(LibraryFamily[_Product]):
         longest = max(match.matrices, match.rows, match.columns, match.depth)
         if longest > _MOST_EXTENT:
             return f"an extent of the product, {longest}, is beyond the library's integers"
+        if not abs(match.alpha) <= LARGEST_ALPHA:
+            return f"the product is multiplied by {match.alpha}"
         return match
 
     @override
