@@ -70,3 +70,21 @@ def test_a_launch_says_how_many_run_at_the_same_time(compilers: CompilerPool) ->
         CudaKernel.from_bytes(backend.records(k.kernel, _HOPPER), 0) for k in (first, second)
     ]
     assert [record.cluster for record in records] == [1, 4]
+
+
+@pytest.mark.parametrize(
+    ("op", "exchanges"),
+    [(LSTM(32), 1), (GRU(32), 2), (GRU(32, linear_before_reset=1), 1)],
+    ids=["lstm", "gru", "late reset"],
+)
+def test_the_warps_of_a_program_meet_before_it_writes_what_others_read(
+    op: LSTM | GRU, exchanges: int
+) -> None:
+    graph, node = _graph(op)
+    backend = CudaBackend()
+    plan = assemble(graph, {id(node): _teams(node)[0]}, backend, WeightStore()).plan
+    launches = [step for step in plan.steps if isinstance(step, Launch)]
+    lines = [x.strip() for x in backend.generate(launches[-1].kernel, _HOPPER).splitlines()]
+    stores = [k for k, line in enumerate(lines) if line.startswith("tl.store(words")]
+    assert len(stores) == exchanges
+    assert all(lines[k - 1].startswith("tl.debug_barrier()") for k in stores)

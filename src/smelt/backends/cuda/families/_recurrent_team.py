@@ -4,8 +4,10 @@ Each program of a team computes some units of the state. It holds their weights 
 moments; from moment to moment it needs the whole state, most of which others computed. So everyone
 writes its units into memory, each as a word of 64 bits with the number of the moment beside it, and
 reads the others' until their words have that number: a word comes whole, so nothing else needs to
-be waited for. A moment's words and the next one's lie apart; who writes a word a second time has
-read the moment between, and so knows that all have read the first. A program without units, whom
+be waited for. A moment's words and the next one's lie apart, and the warps of a program meet before
+they write a moment, which all of them do after they have read the one before. So whoever finds a
+program's word of the moment between knows that all of its warps have read the first; and words are
+written a second time once such words of all programs were found. A program without units, whom
 nobody would wait for, takes no part.
 
 Programs that wait for each other must run at the same time. A cluster's do, whatever else runs. The
@@ -222,6 +224,7 @@ class TeamWriter(Writer):
         s = self.s
         bits = f"({value}).to(tl.int32, bitcast=True).to(tl.int64) & {0xFFFFFFFF}"
         s.line(f"word = ({bits}) | ((i * 0 + step + 1).to(tl.int64) << 32)")
+        s.line("tl.debug_barrier()  # all warps have read what others will write over")
         s.line(f"tl.store(words + {slot} + i, word, mask=ok)")
         if value == "h":
             s.store(self.places["every"], self.every(), "h", "ok")
