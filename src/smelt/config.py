@@ -181,7 +181,7 @@ _CUDA_LIBRARIES: Final[Flag[Path | None]] = Flag(
     "a directory",
     _path,
     None,
-    "the package nvidia-cublas, then the system's loader",
+    "the packages nvidia-cublas and nvidia-cudnn-cu13, then the system's loader",
     "Where to look first for NVIDIA's libraries, which engines built with libraries=True call.",
 )
 

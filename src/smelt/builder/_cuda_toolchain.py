@@ -57,7 +57,7 @@ _PLAN_SECONDS: Final = 0.03
 """What it takes to assemble a plan, to record its graphs, and to see that its results stay."""
 _WORTH_A_PLAN: Final = 1.05
 """How much longer than its parts a chain may take by itself, and still be tried in the network."""
-_LEAST_GAIN: Final = 0.002
+_LEAST_TIMED_GAIN: Final = 0.002
 """Share of a network's time that chains must save."""
 _SHARE_AGAIN: Final = 0.2
 """How much of the time that they took alone it may take to compile candidates for their places in
@@ -164,7 +164,7 @@ class CudaToolchain(Toolchain):
             return draft
         chained = others.draft(better)
         apart, together = _compare(trial, draft, [chained])
-        return chained if together < apart * (1 - _LEAST_GAIN) else draft
+        return chained if together < apart * (1 - _LEAST_TIMED_GAIN) else draft
 
     def _by_estimates(self, draft: Draft, others: Alternatives | None) -> Draft:
         """A draft with chains where the estimates are of such GPUs, and the compiler takes them."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from smelt.types import DType
 
 _LOG = logging.getLogger(__name__)
-_LEAST_GAIN: Final = 0.1
+_LEAST_ESTIMATED_GAIN: Final = 0.1
 """Share of its parts' time that a chain must save where nobody has a clock."""
 
 
@@ -73,7 +73,7 @@ class Alternatives:
 
     def by_estimates(self, draft: Draft) -> Draft:
         """What is best by estimates: a draft without chains, or one with some."""
-        kinds = self.chains.faster(1 - _LEAST_GAIN)
+        kinds = self.chains.faster(1 - _LEAST_ESTIMATED_GAIN)
         return self.draft(kinds) if kinds else draft
 
 
