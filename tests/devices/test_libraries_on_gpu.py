@@ -13,7 +13,7 @@ import smelt
 from smelt.devices.cuda import LIBRARIES
 from smelt.errors import MissingExtraError
 from smelt.interp import interpret
-from tests.support.calls_on_gpu import families, floats, prefer_families
+from tests.support.calls_on_gpu import families, floats, keep_apart, prefer_families
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,7 +83,10 @@ def test_a_network_in_which_a_library_does_what_it_can_is_right(
     assert np.array_equal(np.load(places[-1]), np.load(tmp_path / "wanted.npy"))
 
 
-def test_in_a_tuned_build_the_libraries_compete(library: str) -> None:
+def test_in_a_tuned_build_the_libraries_compete(
+    library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep_apart(monkeypatch)
     engine = smelt.build(_network(), "cuda", "float16", libraries=True, timing_cache=None)
     features = engine.header.fingerprint.features
     called = {name for name in LIBRARIES if any(f.startswith(f"{name}=") for f in features)}

@@ -116,11 +116,17 @@ def families(engine: smelt.Engine) -> set[str]:
     return {step.kernel.family for step in plan.steps if isinstance(step, Launch)}
 
 
+def keep_apart(patch: pytest.MonkeyPatch) -> None:
+    """Have no two nodes computed in one launch: no library does that."""
+    patch.setattr(CudaBackend, "may_chain", lambda *_: False)
+
+
 def prefer_families(patch: pytest.MonkeyPatch, *preferred: str) -> None:
     """Have backends offer nothing else where one of these families can do a node, its last first.
 
-    The first of them that can do it is offered.
+    The first of them that can do it is offered, and no two nodes are computed in one launch.
     """
+    keep_apart(patch)
     offered = CudaBackend.candidates
 
     def candidates(*arguments: Any) -> tuple[list[Tactic], list[Refusal]]:
