@@ -118,7 +118,11 @@ def families(engine: smelt.Engine) -> set[str]:
 
 def keep_apart(patch: pytest.MonkeyPatch) -> None:
     """Have no two nodes computed in one launch: no library does that."""
-    patch.setattr(CudaBackend, "may_chain", lambda *_: False)
+
+    def may_chain(*_nodes: object) -> bool:
+        return False
+
+    patch.setattr(CudaBackend, "may_chain", may_chain)
 
 
 def prefer_families(patch: pytest.MonkeyPatch, *preferred: str) -> None:
