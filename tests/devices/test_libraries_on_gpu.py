@@ -64,6 +64,7 @@ def _network() -> smelt.NetworkDefinition:
 def test_a_network_in_which_a_library_does_what_it_can_is_right(
     library: str, precision: str, tolerance: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    keep_apart(monkeypatch)
     prefer_families(monkeypatch, library)
     engine = smelt.build(_network(), "cuda", precision, libraries=True)
     assert library in families(engine)

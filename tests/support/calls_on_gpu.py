@@ -128,9 +128,8 @@ def keep_apart(patch: pytest.MonkeyPatch) -> None:
 def prefer_families(patch: pytest.MonkeyPatch, *preferred: str) -> None:
     """Have backends offer nothing else where one of these families can do a node, its last first.
 
-    The first of them that can do it is offered, and no two nodes are computed in one launch.
+    The first of them that can do it is offered.
     """
-    keep_apart(patch)
     offered = CudaBackend.candidates
 
     def candidates(*arguments: Any) -> tuple[list[Tactic], list[Refusal]]:
