@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+import numpy as np
+
+from smelt.backends._nodes import value_of
 from smelt.backends.cuda._costs import count_of
 from smelt.backends.cuda._product import TF32
 from smelt.backends.cuda._reach import MOST_ELEMENTS
+from smelt.errors import InternalError
 from smelt.ir import Constant
 from smelt.ops.cast import Cast
+from smelt.ops.reshape import Reshape
 from smelt.ops.round_mantissa import RoundMantissa
 from smelt.ops.transpose import Transpose
 from smelt.types import DType, Layout, TensorFormat
 
 if TYPE_CHECKING:
     from smelt.backends._base import Tactic
-    from smelt.ir import Value
+    from smelt.ir import Node, Value
 
 
 def format_of_factor(value: Value) -> TensorFormat:
@@ -28,6 +33,28 @@ def format_of_factor(value: Value) -> TensorFormat:
     is_near = count_of(value) <= MOST_ELEMENTS
     layout = Layout.STRIDED if turned and is_near else Layout.LINEAR
     return TensorFormat(value.tensor.dtype, layout)
+
+
+def weights_of(node: Node, index: int = 1) -> Constant:
+    """The constant input of a node that has tactics only where it is one."""
+    weights = value_of(node, index).constant
+    if weights is None:
+        raise InternalError(f"{node} has tactics, but its weights are not constant")
+    return weights
+
+
+def taps_in_rows(weights: Constant) -> Constant:
+    """Filters as rows: (filters, channels, taps...) to (filters, taps x channels)."""
+    order = (0, *range(2, weights.type.rank), 1)
+    made = Constant.derive(f"{weights.name}.taps_first", Transpose(order), weights)
+    shape = np.array([weights.type.shape[0], -1], np.int64)
+    rows = Constant(f"{weights.name}.rows", shape)
+    return Constant.derive(f"{weights.name}.taps", Reshape(), made, rows)
+
+
+def factor_type(tactic: Tactic) -> DType:
+    """The element type in which a tactic's factors are stored."""
+    return cast("TensorFormat", tactic.inputs[0]).dtype
 
 
 def as_factor(weights: Constant, dtype: DType, tactic: Tactic) -> Constant:

@@ -22,15 +22,12 @@ from smelt.backends.cuda.families._epilogue import (
     planned_epilogue,
 )
 from smelt.backends.cuda.families._grid import SUM_BYTES, Grid, launches_of
-from smelt.backends.cuda.families._nodes import as_factor
+from smelt.backends.cuda.families._nodes import as_factor, factor_type, taps_in_rows, weights_of
 from smelt.backends.cuda.families._tiles import Shape, choices, tiles_for
-from smelt.errors import InternalError
 from smelt.ir import Constant
 from smelt.ops.conv import Conv
 from smelt.ops.conv_sum import ConvSum
 from smelt.ops.pad import Pad
-from smelt.ops.reshape import Reshape
-from smelt.ops.transpose import Transpose
 from smelt.types import Layout, TensorFormat, element_count, override
 
 if TYPE_CHECKING:
@@ -72,12 +69,7 @@ class ConvFamily(Family[CudaTarget]):
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
-        weights = value_of(node, 1).constant
-        if weights is None:
-            raise InternalError(f"{node} has tactics, but its weights are not constant")
-        return (
-            as_factor(pack_filters(weights), cast("TensorFormat", tactic.inputs[0]).dtype, tactic),
-        )
+        return (as_factor(pack_filters(weights_of(node)), factor_type(tactic), tactic),)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
@@ -92,12 +84,7 @@ class ConvFamily(Family[CudaTarget]):
 
 def pack_filters(weights: Constant) -> Constant:
     """Filters as kernels read them: tap by tap, then zeros up to a whole vector."""
-    filters, *_ = weights.type.shape
-    order = (0, *range(2, weights.type.rank), 1)
-    made = Constant.derive(f"{weights.name}.taps_first", Transpose(order), weights)
-    shape = Constant(f"{weights.name}.rows", np.array([filters, -1], np.int64))
-    rows = Constant.derive(f"{weights.name}.taps", Reshape(), made, shape)
-    return end_in_vectors(rows)
+    return end_in_vectors(taps_in_rows(weights))
 
 
 def end_in_vectors(rows: Constant) -> Constant:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING, ClassVar, cast
 
-import numpy as np
-
 from smelt.backends._base import Family, Operands, Refusal, Tactic
 from smelt.backends._fusion import root_of
 from smelt.backends._nodes import value_of
 from smelt.backends.cuda._costs import count_of
 from smelt.backends.cuda._product import write_product
 from smelt.backends.cuda._target import CudaTarget
-from smelt.backends.cuda.families._nodes import as_factor
+from smelt.backends.cuda.families._nodes import as_factor, factor_type, taps_in_rows, weights_of
 from smelt.backends.cuda.families._tiles import Shape, tiles_for
 from smelt.backends.cuda.families.conv import (
     ConvLowering,
@@ -21,12 +19,9 @@ from smelt.backends.cuda.families.conv import (
     formats_of,
     reason_against,
 )
-from smelt.errors import InternalError
 from smelt.ir import Constant
 from smelt.ops.concat import Concat
 from smelt.ops.conv_sum import ConvSum
-from smelt.ops.reshape import Reshape
-from smelt.ops.transpose import Transpose
 from smelt.types import override
 
 if TYPE_CHECKING:
@@ -34,7 +29,6 @@ if TYPE_CHECKING:
 
     from smelt.engine import KernelSpec, Step
     from smelt.ir import Node
-    from smelt.types import TensorFormat
 
 
 class ConvSumFamily(Family[CudaTarget]):
@@ -59,19 +53,9 @@ class ConvSumFamily(Family[CudaTarget]):
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
         """Each filter of the first convolution, tap by tap, and behind it the second's."""
-        parts: list[Constant] = []
-        for index in (1, 3):
-            weights = value_of(node, index).constant
-            if weights is None:
-                raise InternalError(f"{node} has tactics, but its weights are not constant")
-            order = (0, *range(2, weights.type.rank), 1)
-            turned = Constant.derive(f"{weights.name}.taps_first", Transpose(order), weights)
-            shape = np.array([weights.type.shape[0], -1], np.int64)
-            rows = Constant(f"{weights.name}.rows", shape)
-            parts.append(Constant.derive(f"{weights.name}.taps", Reshape(), turned, rows))
-        joined = Constant.derive(f"{parts[0].name}+{parts[1].name}", Concat(1), *parts)
-        dtype = cast("TensorFormat", tactic.inputs[0]).dtype
-        return (as_factor(end_in_vectors(joined), dtype, tactic),)
+        first, second = (taps_in_rows(weights_of(node, index)) for index in (1, 3))
+        joined = Constant.derive(f"{first.name}+{second.name}", Concat(1), first, second)
+        return (as_factor(end_in_vectors(joined), factor_type(tactic), tactic),)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:

@@ -10,7 +10,8 @@ import numpy as np
 
 from smelt.backends._fusion import root_of
 from smelt.backends._nodes import value_of
-from smelt.backends.cuda.families.libraries import LibraryFamily, Match, Proposal, factor_type
+from smelt.backends.cuda.families._nodes import factor_type
+from smelt.backends.cuda.families.libraries import LibraryFamily, Match, Proposal
 from smelt.devices.cuda import LARGEST_ALPHA, CublasLt, ProductCall
 from smelt.ir import Constant, Op
 from smelt.ops.conv import Conv

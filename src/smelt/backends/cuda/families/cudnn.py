@@ -8,13 +8,11 @@ import numpy as np
 
 from smelt.backends._fusion import root_of
 from smelt.backends._nodes import value_of
-from smelt.backends.cuda.families.libraries import LibraryFamily, Match, Proposal, factor_type
+from smelt.backends.cuda.families._nodes import factor_type, taps_in_rows
+from smelt.backends.cuda.families.libraries import LibraryFamily, Match, Proposal
 from smelt.devices.cuda import ConvolutionCall, Cudnn
-from smelt.ir import Constant, Op
 from smelt.ops.conv import Conv
 from smelt.ops.relu import Relu
-from smelt.ops.reshape import Reshape
-from smelt.ops.transpose import Transpose
 from smelt.types import Layout, override
 
 if TYPE_CHECKING:
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
 
     from smelt.backends._base import Tactic
     from smelt.devices.cuda import LibraryCall
-    from smelt.ir import Node
+    from smelt.ir import Constant, Node, Op
 
 _ASKED: Final = 12
 """Engines that the library is asked for."""
@@ -87,10 +85,7 @@ class CudnnFamily(LibraryFamily[Match]):
 
     @override
     def factor(self, node: Node, weights: Constant) -> Constant:
-        order = (0, *range(2, weights.type.rank), 1)
-        made = Constant.derive(f"{weights.name}.taps_first", Transpose(order), weights)
-        shape = Constant(f"{weights.name}.rows", np.array([weights.type.shape[0], -1], np.int64))
-        return Constant.derive(f"{weights.name}.taps", Reshape(), made, shape)
+        return taps_in_rows(weights)
 
     @override
     def rows(self, call: LibraryCall) -> tuple[int, int]:

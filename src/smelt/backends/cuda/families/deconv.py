@@ -21,10 +21,10 @@ from smelt.backends.cuda.families._epilogue import (
     plan_epilogue,
     planned_epilogue,
 )
+from smelt.backends.cuda.families._nodes import as_factor, factor_type, weights_of
 from smelt.engine import KernelSpec, Launch, parameters
-from smelt.errors import InternalError
 from smelt.ir import Constant
-from smelt.ops import Cast, ConvTranspose, Reshape, Transpose
+from smelt.ops import ConvTranspose, Reshape, Transpose
 from smelt.types import Layout, TensorFormat, ceil_div, element_count, override
 
 if TYPE_CHECKING:
@@ -68,10 +68,7 @@ class DeconvFamily(Family[CudaTarget]):
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
-        weights = value_of(node, 1).constant
-        form = tactic.inputs[0]
-        if weights is None or form is None:
-            raise InternalError(f"{node} has tactics, but its weights are not constant")
+        weights = weights_of(node)
         depth, columns, *window = _extents(node)
         group = cast("ConvTranspose", root_of(node)[0]).group
         shape = np.array([group, depth // group, columns, prod(window)], np.int64)
@@ -79,9 +76,7 @@ class DeconvFamily(Family[CudaTarget]):
             f"{weights.name}.groups", Reshape(), weights, Constant(f"{weights.name}.shape", shape)
         )
         made = Constant.derive(f"{weights.name}.taps_first", Transpose((0, 3, 1, 2)), made)
-        if form.dtype is not weights.type.dtype:
-            made = Constant.derive(f"{made.name}.{form.dtype.value}", Cast(form.dtype), made)
-        return (made,)
+        return (as_factor(made, factor_type(tactic), tactic),)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:

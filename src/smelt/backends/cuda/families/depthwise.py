@@ -17,10 +17,9 @@ from smelt.backends.cuda._costs import WARP_LANES, Work, count_of, gpu_of, secon
 from smelt.backends.cuda._product import ProductKernel, write_product
 from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda.families._grid import launches_of
-from smelt.backends.cuda.families._nodes import as_factor
+from smelt.backends.cuda.families._nodes import as_factor, factor_type, weights_of
 from smelt.backends.cuda.families.conv import ConvLowering, formats_of, is_depthwise, reason_against
 from smelt.engine import parameters
-from smelt.errors import InternalError
 from smelt.ir import Constant
 from smelt.ops.conv import Conv
 from smelt.ops.transpose import Transpose
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
     from smelt.engine import KernelSpec, Step
     from smelt.ir import Node
-    from smelt.types import TensorFormat
 
 _ELEMENTS: Final = (1024, 2048, 4096)
 """Of a program."""
@@ -101,12 +99,10 @@ class DepthwiseFamily(Family[CudaTarget]):
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
-        weights = value_of(node, 1).constant
-        if weights is None:
-            raise InternalError(f"{node} has tactics, but its weights are not constant")
+        weights = weights_of(node)
         order = (*range(2, weights.type.rank), 1, 0)
         taps = Constant.derive(f"{weights.name}.taps_of_channels", Transpose(order), weights)
-        return (as_factor(taps, cast("TensorFormat", tactic.inputs[0]).dtype, tactic),)
+        return (as_factor(taps, factor_type(tactic), tactic),)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:

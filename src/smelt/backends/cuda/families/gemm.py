@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar
 
 from smelt.backends._axes import Axis, broadcast_strides, join_axes
 from smelt.backends._base import Family, Operands, Refusal, Tactic
@@ -20,7 +20,7 @@ from smelt.backends.cuda.families._epilogue import (
     planned_epilogue,
 )
 from smelt.backends.cuda.families._grid import SUM_BYTES, Grid, launches_of
-from smelt.backends.cuda.families._nodes import as_factor, format_of_factor
+from smelt.backends.cuda.families._nodes import as_factor, factor_type, format_of_factor
 from smelt.backends.cuda.families._tiles import Shape, choices, tiles_for
 from smelt.ir import Constant
 from smelt.ops.gemm import Gemm
@@ -72,7 +72,7 @@ class GemmFamily(Family[CudaTarget]):
             order = (*range(rank - 2), rank - 1, rank - 2)
             name = f"{weights.name}.columns_first"
             weights = Constant.derive(name, Transpose(order), weights)
-        return (as_factor(weights, cast("TensorFormat", tactic.inputs[0]).dtype, tactic),)
+        return (as_factor(weights, factor_type(tactic), tactic),)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:

@@ -21,7 +21,7 @@ from smelt.backends._nodes import value_of
 from smelt.backends._storage import contiguous_strides
 from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda.families._epilogue import FLOATS
-from smelt.backends.cuda.families._nodes import as_factor
+from smelt.backends.cuda.families._nodes import as_factor, factor_type
 from smelt.devices.cuda import ALIGNED_BYTES, LIBRARIES, WORKSPACE_ALIGNED_BYTES
 from smelt.engine import KernelSpec, Launch, as_json, parameters
 from smelt.errors import InternalError
@@ -224,11 +224,6 @@ def library_call(kernel: KernelSpec) -> LibraryCall | None:
     """The call that stands for a kernel; None for a kernel that is compiled."""
     library = LIBRARIES.get(kernel.family)
     return None if library is None else library.read(dict(kernel.parameters))
-
-
-def factor_type(tactic: Tactic) -> DType:
-    """The element type in which a tactic's factors are stored."""
-    return cast("TensorFormat", tactic.inputs[0]).dtype
 
 
 def _with_added(node: Node, match: MatchT, position: int) -> MatchT | str:

@@ -20,10 +20,10 @@ from smelt.backends.cuda._costs import LAUNCH_SECONDS, guess, memory_seconds
 from smelt.backends.cuda._source import CLUSTER, Source, cluster_of, operand_parameters
 from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda.families._epilogue import FLOATS
+from smelt.backends.cuda.families._nodes import weights_of
 from smelt.backends.cuda.families._recurrent_team import TeamWriter, exchanges, pack_for_team, teams
 from smelt.backends.cuda.families._recurrent_writer import Writer
 from smelt.engine import KernelSpec, Launch, View, parameters
-from smelt.errors import InternalError
 from smelt.ir import Constant
 from smelt.ops import GRU, LSTM, Transpose
 from smelt.types import DType, Layout, TensorFormat, ceil_div, override
@@ -95,9 +95,7 @@ class RecurrentFamily(Family[CudaTarget]):
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
         """The recurrent weights, those of one element of the state beside each other."""
-        weights = value_of(node, _WEIGHTS).constant
-        if weights is None:
-            raise InternalError(f"{node} has tactics, but its weights are not constant")
+        weights = weights_of(node, _WEIGHTS)
         if CLUSTER in dict(tactic.parameters):
             return (pack_for_team(weights, cast("GRU | LSTM", node.op)),)
         return (Constant.derive(f"{weights.name}.by_state", Transpose((0, 2, 1)), weights),)

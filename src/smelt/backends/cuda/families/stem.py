@@ -25,7 +25,7 @@ from smelt.backends.cuda._product import write_product
 from smelt.backends.cuda._reach import MOST_ELEMENTS
 from smelt.backends.cuda._source import LANGUAGE_TYPES, Source, operand_parameters
 from smelt.backends.cuda._target import CudaTarget
-from smelt.backends.cuda.families._nodes import as_factor
+from smelt.backends.cuda.families._nodes import as_factor, weights_of
 from smelt.backends.cuda.families._tiles import Shape, tiles_for
 from smelt.backends.cuda.families.conv import (
     ConvLowering,
@@ -151,9 +151,7 @@ def stem_shape(node: Node, root: Conv, target: CudaTarget) -> Shape:
 
 def widened(node: Node, width: int) -> Constant:
     """The filters with as many channels as a pixel has; the added ones are zero."""
-    weights = value_of(node, 1).constant
-    if weights is None:
-        raise InternalError(f"{node} has tactics, but its weights are not constant")
+    weights = weights_of(node)
     after = np.zeros((2, weights.type.rank), np.int64)
     after[1, 1] = width - cast("int", weights.type.shape[1])
     amounts = Constant(f"{weights.name}.zeros", after.reshape(-1))
