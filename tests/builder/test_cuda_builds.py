@@ -18,7 +18,7 @@ import pytest
 
 import smelt
 from smelt.backends.cuda import CompilerPool, CudaBackend
-from smelt.builder import TuningEffort, _cuda_toolchain
+from smelt.builder import TuningEffort, _cuda_toolchain, device_to_run
 from smelt.builder._toolchain import Alternatives, Draft, open_toolchain, toolchain_of
 from smelt.devices.cuda import CudaKernel, _driver, cuda_device
 from smelt.engine import HostCall, Launch, read_engine, serialize_engine
@@ -286,7 +286,24 @@ def test_without_a_gpu_the_error_says_how_to_build_for_one(
 ) -> None:
     driver(StubDriver(devices=0))
     with pytest.raises(DeviceError, match="device='cuda:sm_90'"):
-        open_toolchain("cuda")
+        smelt.build(small_network(), device="cuda")
+    engine = smelt.build(small_network(), device="cuda:sm_90", tune="none", retunable=True)
+    with pytest.raises(DeviceError, match="for the machine that has the GPU") as caught:
+        smelt.retune(engine)
+    assert "cuda:sm_90" not in str(caught.value)
+
+
+def test_whoever_will_run_what_he_builds_is_refused_before(
+    driver: Callable[[StubDriver | None], None],
+) -> None:
+    driver(StubDriver(devices=0))
+    with pytest.raises(DeviceError, match=r"'cuda:sm_90' does not run here: .*no NVIDIA GPU"):
+        device_to_run("cuda:sm_90")
+    assert device_to_run(["cuda:sm_90", "cpu:aarch64", "cpu"]) == "cpu"
+    driver(StubDriver())
+    assert device_to_run("cuda:sm_80,sm_90") == "cuda:sm_80,sm_90"
+    with pytest.raises(DeviceError, match=r"built for sm_120, and .* runs code for sm_90"):
+        device_to_run("cuda:sm_120")
 
 
 def test_an_absent_package_is_named_with_its_extra(
@@ -322,9 +339,7 @@ def test_where_the_extra_does_not_bring_the_compiler_the_error_says_so(
     assert "pip install" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "device", ["cuda:sm_60", "cuda:sm_99", "cuda:hopper", "cuda:sm_90,sm_1", "cuda:-1"]
-)
+@pytest.mark.parametrize("device", ["cuda:sm_60", "cuda:sm_99", "cuda:sm_90,sm_1"])
 def test_an_architecture_that_does_not_exist_is_refused(device: str) -> None:
     with pytest.raises(UnsupportedError, match=r"there is no GPU target .*sm_75, .*sm_121"):
         open_toolchain(device)

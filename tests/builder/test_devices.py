@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
+import smelt
 from smelt.builder import BuildOptions
 from smelt.builder._cpu_toolchain import CpuToolchain
 from smelt.builder._toolchain import open_toolchain, toolchain_of
 from smelt.errors import UnsupportedError
+from smelt.runtime import gpu_named
+from smelt.types import DeviceName
 
 
 @pytest.mark.parametrize(
@@ -30,6 +33,47 @@ def test_a_target_is_the_one_that_is_named() -> None:
 def test_an_engine_is_made_anew_for_the_target_that_it_was_made_for(text: str) -> None:
     tools = open_toolchain(text)
     assert toolchain_of(tools.fingerprint).target == tools.target
+
+
+@pytest.mark.parametrize(
+    ("text", "means"),
+    [
+        ("cuda", DeviceName("cuda")),
+        ("cuda:3", DeviceName("cuda", 3)),
+        ("cuda:sm_90a", DeviceName("cuda", target="sm_90a")),
+        ("cuda:sm_80,sm_90", DeviceName("cuda", target="sm_80,sm_90")),
+        ("cpu:x86-64-v3", DeviceName("cpu", target="x86-64-v3")),
+    ],
+)
+def test_a_number_is_a_place_here_and_a_word_what_to_compile_for(
+    text: str, means: DeviceName
+) -> None:
+    assert DeviceName.from_text(text) == means
+
+
+@pytest.mark.parametrize(
+    ("text", "spelling"),
+    [
+        *((f"cuda:{x}", "'cuda:sm_90'") for x in ("90", "sm90", "9.0", "90a", "compute_90")),
+        ("CUDA:SM_90", "'cuda:sm_90'"),
+        ("cuda:sm_80,90", "'cuda:sm_80,sm_90'"),
+        ("cuda:sm_80,", "'cuda:sm_80'"),
+        ("cuda:120", "'cuda:sm_120'"),
+        *((f"cuda:{x}", "('cuda:0') nor .* ('cuda:sm_90')") for x in ("-1", "0x1", "h100", "1e9")),
+        *((text, "NVIDIA GPU is 'cuda'") for text in ("gpu", "GPU", "nvidia", "cuda:", "cuda0")),
+        ("gpu:1", "'cuda:1'"),
+        ("cpu:-1", "'cpu:x86-64-v3'"),
+        ("CPU", "'cpu'"),
+        ("dla", "`smelt dla run`"),
+        ("tpu", "cuda:sm_80,sm_90, null"),
+        (7, "there are: cpu"),
+    ],
+)
+def test_a_wrong_name_is_refused_with_the_right_spelling(text: Any, spelling: str) -> None:
+    pattern = spelling.replace("(", r"\(").replace(")", r"\)")
+    for read in (DeviceName.from_text, smelt.Stream, gpu_named):
+        with pytest.raises(UnsupportedError, match=pattern):
+            read(text)
 
 
 @pytest.mark.parametrize("text", ["cpu:1", "gpu", "dla:nv_small", "", "cpu0"])

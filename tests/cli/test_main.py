@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 import pytest
 
+from smelt.builder import _build
 from smelt.cli import _trust
 from smelt.cli._console import answers, print_json
 from smelt.cli._main import commands
@@ -293,3 +294,21 @@ def test_ctrl_c_while_modules_are_loaded_ends_without_a_word() -> None:
     )
     done = _python("-c", code)
     assert (done.returncode, done.stderr) == (130, "")
+
+
+@pytest.mark.parametrize("command", ["run", "bench", "compare"])
+def test_what_could_not_run_here_is_refused_before_it_is_built(
+    smelt: Smelt, model: Path, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build_graph(*_arguments: object, **_options: object) -> None:
+        raise AssertionError("it is built")
+
+    monkeypatch.setattr(_build, "build_graph", build_graph)
+    answer = smelt(command, model, "--device", "cpu:aarch64")
+    assert answer.code == 1
+    assert "what is built for 'cpu:aarch64' does not run here" in answer.err
+
+
+def test_a_report_on_a_model_needs_no_machine_that_runs_it(smelt: Smelt, model: Path) -> None:
+    answer = smelt("inspect", model, "--device", "cpu:aarch64", "--json")
+    assert answer.json["architecture"] == "aarch64"

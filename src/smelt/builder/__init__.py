@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from smelt.builder._options import EFFORTS, BuildOptions, Progress, TuningEffort
     from smelt.builder._retune import retune
     from smelt.builder._shapes import Bounds, ShapeSpec, boxes_of
+    from smelt.builder._toolchain import device_to_run
 
 __all__ = [
     "EFFORTS",
@@ -25,6 +26,7 @@ __all__ = [
     "TuningEffort",
     "boxes_of",
     "build",
+    "device_to_run",
     "load",
     "processor_of",
     "retune",
@@ -37,6 +39,7 @@ _HOMES: Final = {
     "_options": ("EFFORTS", "BuildOptions", "Progress", "TuningEffort"),
     "_retune": ("retune",),
     "_shapes": ("Bounds", "ShapeSpec", "boxes_of"),
+    "_toolchain": ("device_to_run",),
 }
 """The file of each name."""
 

@@ -7,7 +7,7 @@ import json
 import logging
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from smelt.backends import WeightStore, assemble
 from smelt.builder._choosing import Chooser, PlanParts
@@ -45,6 +45,11 @@ if TYPE_CHECKING:
     from smelt.runtime import Engine
 
 _LOG = logging.getLogger(__name__)
+_TO_BUILD: Final = "To build on a machine without a GPU, name the architecture: device='cuda:sm_90'"
+_TO_RETUNE: Final = (
+    "Retuning times candidates, and is for the machine that has the GPU; the engine as it is may "
+    "run there, too"
+)
 
 
 def build(
@@ -126,7 +131,12 @@ def build_graph(
     is_retuning: bool = False,
 ) -> Engine:
     """Build an engine from a graph; `build` says what may be asked, and what is raised."""
-    tools = open_toolchain(device, options.precision, libraries=options.libraries)
+    tools = open_toolchain(
+        device,
+        options.precision,
+        libraries=options.libraries,
+        advice=_TO_RETUNE if is_retuning else _TO_BUILD,
+    )
     silent: Progress = lambda _stage, _done, _total: None  # noqa: E731  (it has a type)
     return _Build(graph, options, tools, progress or silent, is_retuning=is_retuning).run()
 
@@ -226,8 +236,8 @@ class _Build:
         asked, tools = self.options, self.tools
         if asked.max_batch_size > 1 and not any(BATCH in box for box in boxes):
             _warn_of_batch(asked.max_batch_size, self.graph.name)
-        if not tools.honours(asked.precision):
-            _warn_of_precision(asked.precision, tools)
+        if refusing := tools.refusing(asked.precision):
+            _warn_of_precision(asked.precision, tools, refusing)
         if self.effort is not None and not tools.has_clock:
             _warn_of_estimates(tools.name, self._advice())
         if asked.libraries and (self.effort is None or not tools.libraries):
@@ -242,7 +252,10 @@ class _Build:
             return "On the machine that has it, retune for no device in particular (no `--device`)"
         if self.options.retunable:
             return "Where the engine runs, smelt.retune (`smelt retune`) times them"
-        return "Built with retunable=True (`--retunable`), an engine can be retuned where it runs"
+        return (
+            "An engine that keeps its network (retunable=True, `smelt build --retunable`) can be "
+            "retuned where it runs"
+        )
 
     def _kept(self) -> KeptNetwork:
         return keep_network(self.graph, self.options) if self.options.retunable else KeptNetwork()
@@ -294,7 +307,7 @@ def _warn_of_batch(size: int, name: str) -> None:
     )
 
 
-def _warn_of_precision(precision: str, tools: Toolchain) -> None:
+def _warn_of_precision(precision: str, tools: Toolchain, refusing: Sequence[str]) -> None:
     wanted = PRECISIONS[precision]
     if precision == HALF2 and tools.storage(wanted) is wanted:
         _LOG.warning(
@@ -302,10 +315,12 @@ def _warn_of_precision(precision: str, tools: Toolchain) -> None:
             tools.name,
         )
         return
+    others = "" if len(refusing) == len(tools.parts()) else f": one plan is for {tools.name}"
     _LOG.warning(
-        "precision=%r changes nothing: %s cannot compute in it, and float32 stays float32",
+        "precision=%r changes nothing: %s cannot compute in it, and float32 stays float32%s",
         precision,
-        tools.name,
+        " and ".join(refusing),
+        others,
     )
 
 

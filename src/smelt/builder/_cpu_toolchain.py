@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from smelt.devices.cpu import NativeRuntime
     from smelt.engine import KernelSpec
     from smelt.tuner import Timer
+    from smelt.types import DeviceName
 
 _PROCESSORS: Final = ("native", "x86-64-v4", "x86-64-v3", "x86-64-v2", "x86-64", "aarch64")
 _SHARE_ALONE: Final = 0.45
@@ -141,7 +142,9 @@ class CpuToolchain(Toolchain):
         return native_runtime(image.code, dict(image.symbols))
 
 
-def open_toolchain(kind: str, detail: str, precision: str, *, libraries: bool) -> CpuToolchain:
+def open_toolchain(
+    device: DeviceName, precision: str, *, libraries: bool, advice: str
+) -> CpuToolchain:
     """The toolchain for a target; without one, for this machine.
 
     Precisions are all of storage, and no library has anything to offer.
@@ -149,13 +152,13 @@ def open_toolchain(kind: str, detail: str, precision: str, *, libraries: bool) -
     Raises:
         UnsupportedError: there is no such target, or no such index.
     """
-    del precision, libraries
-    if detail.isdecimal() and int(detail):
+    del precision, libraries, advice
+    kind = device.kind
+    if device.index:
         raise UnsupportedError(
-            f"device '{kind}:{detail}' does not exist: this machine has {kind}:0 alone"
+            f"device '{kind}:{device.index}' does not exist: this machine has {kind}:0 alone"
         )
-    named = "" if detail.isdecimal() else detail
-    return CpuToolchain(kind, target_named(named or target_name() or "native"))
+    return CpuToolchain(kind, target_named(device.target or target_name() or "native"))
 
 
 def processor_of(fingerprint: Fingerprint) -> CpuTarget | None:

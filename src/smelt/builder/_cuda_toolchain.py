@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from smelt.backends import CodeCache, CodeImage, WeightStore, assemble
 from smelt.backends.cuda import CudaBackend, generator_edition, require_triton, target_named
-from smelt.builder._options import EFFORTS, HALF2, TF32
+from smelt.builder._options import EFFORTS, HALF2, PRECISIONS, TF32
 from smelt.builder._toolchain import Toolchain
 from smelt.devices.cuda import ABI_VERSION, LIBRARIES, cuda_device, selected_device
 from smelt.engine import VERSION, Fingerprint, Launch
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from smelt.devices.cuda import CudaDevice, OpenLibrary
     from smelt.engine import KernelSpec
     from smelt.tuner import Effort, Timer
+    from smelt.types import DeviceName
 
 _LOG = logging.getLogger(__name__)
 _SIZE: Final = "multiprocessors="
@@ -76,7 +77,6 @@ class CudaToolchain(Toolchain):
     """Triton; the GPU's clock where there is a GPU."""
 
     workers = 0
-    has_pairs = True
 
     def __init__(
         self,
@@ -95,7 +95,6 @@ class CudaToolchain(Toolchain):
         self._target = target
         self.index = index
         self.device = None if index is None else f"cuda:{index}"
-        self.has_tf32 = target.has_tf32
         self.backend = self._kernels = CudaBackend(
             CodeCache.open(generator_edition()), libraries=libraries
         )
@@ -127,6 +126,17 @@ class CudaToolchain(Toolchain):
     @override
     def has_clock(self) -> bool:
         return self.index is not None
+
+    @override
+    def parts(self) -> dict[str, CudaTarget]:
+        return {f"cuda:{part.architecture}": part for part in self._target.parts}
+
+    @override
+    def computes(self, precision: str, part: CudaTarget) -> bool:
+        if precision == TF32:
+            return part.has_tf32
+        wanted = PRECISIONS[precision]
+        return part.storage(wanted) is wanted
 
     @override
     def requirements(self, kernels: Sequence[KernelSpec]) -> tuple[str, ...]:
@@ -255,7 +265,9 @@ def _compare(trial: NetworkTrial, draft: Draft, others: Sequence[Draft]) -> list
     return whole
 
 
-def open_toolchain(kind: str, detail: str, precision: str, *, libraries: bool) -> CudaToolchain:
+def open_toolchain(
+    device: DeviceName, precision: str, *, libraries: bool, advice: str
+) -> CudaToolchain:
     """The toolchain for architectures by name, or for a GPU of this machine.
 
     Without a number that is the GPU which the calling thread has selected. With ``libraries``,
@@ -263,21 +275,18 @@ def open_toolchain(kind: str, detail: str, precision: str, *, libraries: bool) -
 
     Raises:
         UnsupportedError: there is no such architecture.
-        DeviceError: there is no such GPU, or no driver.
+        DeviceError: there is no such GPU, or no driver; says what else can be done.
         MissingExtraError: a package is not installed.
     """
-    if detail and not detail.isdecimal():
-        return CudaToolchain(_offering(target_named(detail), {precision}))
+    if device.target:
+        return CudaToolchain(_offering(target_named(device.target), {precision}))
     try:
-        gpu = cuda_device(int(detail)) if detail else selected_device()
+        gpu = selected_device() if device.index is None else cuda_device(device.index)
     except MissingExtraError as error:
         require_triton()  # building needs the compiler, too, and one extra brings both
         raise MissingExtraError(error.package, "cuda-build") from error
     except DeviceError as error:
-        raise DeviceError(
-            f"device {':'.join(filter(None, (kind, detail)))!r}: {error}. To build on a machine "
-            "without a GPU, name the architecture: device='cuda:sm_90'"
-        ) from error
+        raise DeviceError(". ".join(filter(None, (str(error), advice)))) from error
     target = dataclasses.replace(
         target_named(gpu.properties.architecture),
         multiprocessors=gpu.properties.multiprocessors,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from smelt.engine import Launch, key_id, read_engine, verify_signature
 from smelt.errors import EngineMismatchError, SmeltError, TrustError
 from smelt.runtime import Engine, check_machine
+from smelt.types import DeviceName
 
 if TYPE_CHECKING:
     import os
@@ -39,10 +40,11 @@ def load(
     Raises:
         EngineFormatError: the file is damaged or no engine.
         EngineMismatchError: it was built for another machine, smelt or device.
+        UnsupportedError: no device is called so.
     """
     file = read_engine(source)
     built_for = file.header.fingerprint.device
-    if device is not None and device.partition(":")[0] != built_for:
+    if device is not None and DeviceName.from_text(device).kind != built_for:
         raise EngineMismatchError(
             f"{file.source} was built for {built_for!r}, not {device!r}; build it again for that"
         )
@@ -80,7 +82,7 @@ def _regenerate(file: EngineFile, device: str | None) -> Engine:
     from smelt.builder._toolchain import toolchain_of
 
     header = file.header
-    check_machine(header)
+    check_machine(header.fingerprint)
     tools = toolchain_of(header.fingerprint, device)
     plans = reassembled_plans(header, tools.backend, tools.target, file.source)
     steps = (step for plan in plans for step in plan.steps)

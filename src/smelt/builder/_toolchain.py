@@ -10,11 +10,18 @@ import logging
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from smelt.builder._options import HALF2, PRECISIONS, TF32
-from smelt.errors import DeviceError, MissingExtraError, UnsupportedError
+from smelt.errors import (
+    DeviceError,
+    EngineMismatchError,
+    MissingExtraError,
+    UnsupportedError,
+)
 from smelt.passes import pipeline
+from smelt.runtime import check_device
+from smelt.types import DEVICE_GRAMMAR, DeviceName
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -87,10 +94,6 @@ class Toolchain(ABC):
     """Where what is built shall run, if that is one of several devices of its kind."""
     libraries: tuple[str, ...] = ()
     """Libraries that compete with our kernels, with their versions."""
-    has_tf32: bool = False
-    """Whether the target can multiply ten bits of float32."""
-    has_pairs: bool = False
-    """Whether the target can keep images in pairs."""
 
     @property
     @abstractmethod
@@ -134,11 +137,18 @@ class Toolchain(ABC):
         """How float32 tensors are stored where ``wanted`` is asked for."""
         return self.target.storage(wanted)
 
-    def honours(self, precision: str) -> bool:
-        """Whether the target computes as a precision says."""
+    def parts(self) -> Mapping[str, Any]:
+        """The targets for which one plan must do, by their names for messages."""
+        return {self.name: self.target}
+
+    def computes(self, precision: str, part: Any) -> bool:
+        """Whether one of the parts computes as a precision says."""
         wanted = PRECISIONS[precision]
-        lacking = {TF32: not self.has_tf32, HALF2: not self.has_pairs}
-        return self.storage(wanted) is wanted and not lacking.get(precision, False)
+        return precision not in (TF32, HALF2) and part.storage(wanted) is wanted
+
+    def refusing(self, precision: str) -> tuple[str, ...]:
+        """The parts that do not compute as a precision says; all others then do as these do."""
+        return tuple(name for name, it in self.parts().items() if not self.computes(precision, it))
 
     def requirements(self, kernels: Sequence[KernelSpec]) -> tuple[str, ...]:
         """What an engine of these kernels needs beside its device, as features to be marked."""
@@ -152,11 +162,15 @@ class Toolchain(ABC):
 
 _HOMES: Final = {"cpu": "_cpu_toolchain", "null": "_cpu_toolchain", "cuda": "_cuda_toolchain"}
 """The file of each kind of device."""
-_GRAMMAR: Final = "cpu, cpu:TARGET, cuda, cuda:INDEX, cuda:sm_90, cuda:sm_80,sm_90, null"
+_T = TypeVar("_T")
 
 
 def open_toolchain(
-    device: str | Sequence[str], precision: str = "float32", *, libraries: bool = False
+    device: str | Sequence[str],
+    precision: str = "float32",
+    *,
+    libraries: bool = False,
+    advice: str = "",
 ) -> Toolchain:
     """The toolchain of the first device of an order of preference that can be built for.
 
@@ -164,16 +178,49 @@ def open_toolchain(
         device: what ``build`` says of it.
         precision: what ``build`` says of it; a target may offer other tactics for it.
         libraries: what ``build`` says of it.
+        advice: what else can be done where a GPU is asked for that is not here.
 
     Raises:
         UnsupportedError: no device of several can be; says why each one cannot.
         SmeltError: why the only one cannot be.
     """
+
+    def opened(name: str) -> Toolchain:
+        return _opened(name, precision, libraries=libraries, advice=advice)
+
+    return _first(device, opened)
+
+
+def device_to_run(
+    device: str | Sequence[str], precision: str = "float32", *, libraries: bool = False
+) -> str:
+    """The first device of an order of preference that can be built for, and that is here.
+
+    Whoever will run what he builds asks first: a build may take minutes.
+
+    Raises:
+        UnsupportedError: no device of several will do; says why each one will not.
+        SmeltError: why the only one will not do.
+    """
+
+    def checked(name: str) -> str:
+        tools = _opened(name, precision, libraries=libraries, advice="")
+        try:
+            check_device(tools.fingerprint, tools.device)
+        except (DeviceError, EngineMismatchError) as error:
+            raise DeviceError(f"what is built for {name!r} does not run here: {error}") from error
+        return name
+
+    return _first(device, checked)
+
+
+def _first(device: object, attempt: Callable[[str], _T]) -> _T:
+    """What the first device for which an attempt succeeds gives."""
     names = _names_of(device)
     reasons: list[str] = []
     for name in names:
         try:
-            return _opened(name, precision, libraries=libraries)
+            return attempt(name)
         except (UnsupportedError, DeviceError, MissingExtraError) as error:
             if len(names) == 1:
                 raise
@@ -192,18 +239,16 @@ def _names_of(device: object) -> list[str]:
     names = [name for name in given if isinstance(name, str)]
     if not names or len(names) < len(given):
         raise UnsupportedError(
-            f"device {device!r} is no name and no list of names; there are: {_GRAMMAR}"
+            f"device {device!r} is no name and no list of names; there are: {DEVICE_GRAMMAR}"
         )
     return names
 
 
-def _opened(name: str, precision: str, *, libraries: bool) -> Toolchain:
-    kind, _, detail = name.partition(":")
-    if kind not in _HOMES:
-        raise UnsupportedError(
-            f"device {name!r} is not one that this version builds for: {_GRAMMAR}"
-        )
-    made: Toolchain = _home(kind).open_toolchain(kind, detail, precision, libraries=libraries)
+def _opened(name: str, precision: str, *, libraries: bool, advice: str) -> Toolchain:
+    device = DeviceName.from_text(name)
+    made: Toolchain = _home(device.kind).open_toolchain(
+        device, precision, libraries=libraries, advice=advice
+    )
     return made
 
 

@@ -115,7 +115,7 @@ def _opened(path: str, arguments: BuildArguments, *, quiet: bool) -> Inspectable
     from smelt.engine import read_engine
 
     if is_model(path) or arguments.given - {"output"}:
-        return open_engine(path, arguments, quiet=quiet)
+        return open_engine(path, arguments, quiet=quiet, will_run=False)
     return read_engine(path)
 
 

@@ -244,14 +244,18 @@ def build_engine(path: str, arguments: BuildArguments, progress: Progress | None
     )
 
 
-def open_engine(path: str, arguments: BuildArguments, *, quiet: bool = False) -> Engine:
-    """Load an engine, or build one from a model on the fly.
+def open_engine(
+    path: str, arguments: BuildArguments, *, quiet: bool = False, will_run: bool = True
+) -> Engine:
+    """Load an engine, or build one from a model on the fly: for this machine, if it ``will_run``.
 
     Raises click.UsageError: options of a build are given for an engine.
     """
     if is_model(path) or "weights" in arguments.given:
         from smelt.cli._progress import ProgressLine
 
+        if will_run:
+            arguments = replace(arguments, device=(_device_to_run(arguments),))
         with ProgressLine(quiet=quiet) as progress:
             return build_engine(path, arguments, progress)
     useless = sorted(arguments.given - {"output"})
@@ -259,6 +263,14 @@ def open_engine(path: str, arguments: BuildArguments, *, quiet: bool = False) ->
         names = ", ".join(f"--{name.replace('_', '-')}" for name in useless)
         raise click.UsageError(f"{path} is an engine, already built: {names} cannot change it")
     return _load(path)
+
+
+def _device_to_run(arguments: BuildArguments) -> str:
+    from smelt.builder import device_to_run
+
+    return device_to_run(
+        list(arguments.device) or "cpu", arguments.precision, libraries=arguments.libraries
+    )
 
 
 def _load(path: str) -> Engine:

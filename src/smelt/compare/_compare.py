@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smelt.builder import build
+from smelt.builder import build, device_to_run
 from smelt.compare._caution import caution_about
 from smelt.compare._export import model_from_graph
 from smelt.compare._inputs import fix_shapes, input_sets, shapes_of_inputs
@@ -115,6 +115,8 @@ def compare(  # gate: options of one question, each with its default
         SmeltError: the model cannot be read or built, or the oracle cannot run it.
         MissingExtraError: the oracle is not installed.
     """
+    asked = {name: options[name] for name in ("precision", "libraries") if name in options}
+    device = device_to_run(options.get("device", "cpu"), **asked)
     graph, message = _open(model, weights, outputs)
     given = dict(inputs or {})
     shapes = shapes_of_inputs(graph, given, shapes)
@@ -123,6 +125,7 @@ def compare(  # gate: options of one question, each with its default
     if tolerance is None:
         tolerance = TOLERANCES.get(str(options.get("precision")))
     engine_options: dict[str, Any] = options | {
+        "device": device,
         "progress": progress,
         "max_batch_size": max_batch_size,
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from smelt.runtime._code import LoadedWeights, check_machine
+from smelt.runtime._code import LoadedWeights, check_device, check_machine
 from smelt.runtime._context import ExecutionContext, Profiler
 from smelt.runtime._engine import Engine, Trust
 from smelt.runtime._segments import (
@@ -36,6 +36,7 @@ __all__ = [
     "Segment",
     "Stream",
     "Trust",
+    "check_device",
     "check_machine",
     "cut_plan",
     "gpu_named",

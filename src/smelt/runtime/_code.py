@@ -10,7 +10,7 @@ from smelt.devices.cpu import CpuMemory, MappedCode, abi, native_runtime
 from smelt.devices.cuda import ABI_VERSION as CUDA_ABI_VERSION
 from smelt.engine import VERSION, Host, check_fingerprint, detect_host
 from smelt.errors import DeviceError, EngineMismatchError, MissingExtraError
-from smelt.types import override
+from smelt.types import DeviceName, override
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from smelt.devices import AllocationTracker
     from smelt.devices.cpu import NativeRuntime
-    from smelt.engine import EngineFile, EngineHeader
+    from smelt.engine import EngineFile, EngineHeader, Fingerprint
     from smelt.runtime._context import ExecutionContext
     from smelt.runtime._engine import Engine
 
@@ -94,15 +94,29 @@ def _aligned(weights: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return copy
 
 
-def check_machine(header: EngineHeader) -> None:
-    """Check that this machine and this smelt can run an engine.
+def check_device(built_for: Fingerprint, device: str | None) -> None:
+    """Check that this machine can run what is built for a fingerprint.
+
+    Raises:
+        EngineMismatchError: its processor or GPU cannot.
+        DeviceError: there is no such GPU here.
+        MissingExtraError: ``cuda.bindings`` is not installed.
+    """
+    check_machine(built_for)
+    if built_for.device == _CUDA:
+        from smelt.runtime._cuda_code import find_gpu  # few have a GPU
+
+        find_gpu(built_for, device)
+
+
+def check_machine(built_for: Fingerprint) -> None:
+    """Check that this machine and this smelt can run an engine of a fingerprint.
 
     One for GPUs is not held to this machine's processor, and a machine without a GPU may hold it.
 
     Raises:
         EngineMismatchError: they cannot.
     """
-    built_for = header.fingerprint
     if built_for.device not in _DEVICES:
         raise EngineMismatchError(
             f"this engine is for the device {built_for.device!r}, "
@@ -124,24 +138,26 @@ def load_code(file: EngineFile, device: str | None, *, is_needed: bool = True) -
         is_needed: whether it is an error that there is no GPU at all; else the result is None.
 
     Raises:
+        UnsupportedError: no device is called so.
         EngineMismatchError: the engine is for another device, or another GPU.
         DeviceError: there is no such GPU, or it has too little memory.
         MissingExtraError: ``cuda.bindings`` is not installed.
     """
-    kind, _, detail = (device or file.header.fingerprint.device).partition(":")
-    if kind != file.header.fingerprint.device:
+    built_for = file.header.fingerprint
+    name = DeviceName.from_text(built_for.device if device is None else device)
+    if name.kind != built_for.device:
         raise EngineMismatchError(
-            f"this engine was built for {file.header.fingerprint.device!r}, not {device!r}; "
-            "build it again for that"
+            f"{file.source} was built for {built_for.device!r}, not {device!r}; build it again for "
+            "that"
         )
-    if kind != _CUDA:
+    if name.kind != _CUDA:
         return HostCode(file)
     from smelt.runtime._cuda_code import CudaCode, find_gpu  # few have a GPU
 
     try:
-        found = find_gpu(file.header.fingerprint, device)
+        found = find_gpu(built_for, device)
     except (DeviceError, MissingExtraError):
-        if is_needed or detail.isdecimal():
+        if is_needed or name.index is not None:
             raise
         return None
     return CudaCode(file, *found)

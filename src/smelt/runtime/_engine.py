@@ -96,7 +96,7 @@ class Engine(Closing):
             sources_bytes=file.sources.size,
         )
         try:
-            check_machine(header)
+            check_machine(header.fingerprint)
             self._code = load_code(file, device, is_needed=False)
         except EngineMismatchError as error:
             self._refusal = f"{error}{_RETUNING if header.network else ''}"

@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from smelt.devices.cpu import CpuEvent, CpuStream
-from smelt.errors import DeviceError, UnsupportedError
-from smelt.types import Closing, override
+from smelt.errors import DeviceError
+from smelt.types import Closing, DeviceName, override
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from smelt.devices.cuda import CudaDevice, CudaEvent, CudaStream
 
-_HOST_DEVICES: Final = frozenset({"cpu", "null"})
 _CUDA: Final = "cuda"
 _PROTOCOL: Final = "__cuda_stream__"
 
@@ -25,13 +24,13 @@ class Stream(Closing):
         """Make a stream of ``device``.
 
         Raises:
-            UnsupportedError: the device has no streams here.
+            UnsupportedError: no device is called so.
             DeviceError: there is no such GPU.
         """
         self.device = device
         self.native: CpuStream | CudaStream
         """The device's own."""
-        if _kind_of(device) == _CUDA:
+        if DeviceName.from_text(device).kind == _CUDA:
             from smelt.devices.cuda import CudaStream  # few have a GPU
 
             self.native = CudaStream(gpu_named(device))
@@ -82,13 +81,13 @@ class Event:
         """Make an event of ``device``.
 
         Raises:
-            UnsupportedError: the device has no events here.
+            UnsupportedError: no device is called so.
             DeviceError: there is no such GPU.
         """
         self.device = device
         self.native: CpuEvent | CudaEvent
         """The device's own."""
-        if _kind_of(device) == _CUDA:
+        if DeviceName.from_text(device).kind == _CUDA:
             from smelt.devices.cuda import CudaEvent  # few have a GPU
 
             self.native = CudaEvent(gpu_named(device))
@@ -136,24 +135,14 @@ def gpu_named(device: str | None) -> CudaDevice:
     """Return the GPU that a device's name means: the thread's own where no number is given.
 
     Raises:
+        UnsupportedError: no device is called so.
         DeviceError: there is no driver, or no such GPU.
         MissingExtraError: ``cuda.bindings`` is not installed.
     """
     from smelt.devices.cuda import cuda_device, selected_device
 
-    number = (device or "").partition(":")[2]
-    if not number or number.startswith("sm_"):
-        return selected_device()
-    if not number.isdecimal():
-        raise DeviceError(f"{device!r} is no GPU; write 'cuda' or 'cuda:0'")
-    return cuda_device(int(number))
-
-
-def _kind_of(device: str) -> str:
-    kind = device.partition(":")[0]
-    if kind not in {*_HOST_DEVICES, _CUDA}:
-        raise UnsupportedError(f"there are no streams for {device!r}, but for cpu, cuda and null")
-    return kind
+    index = None if device is None else DeviceName.from_text(device).index
+    return selected_device() if index is None else cuda_device(index)
 
 
 def _same_kind(mine: Stream | Event, other: Stream | Event) -> object:

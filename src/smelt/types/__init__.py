@@ -1,6 +1,7 @@
 """Element types, dimensions, layouts and value types: immutable values; what classes share."""
 
 from smelt.types._closing import Closing
+from smelt.types._device import DEVICE_GRAMMAR, DeviceName
 from smelt.types._dim import (
     Dim,
     Symbol,
@@ -26,7 +27,9 @@ from smelt.types._value import (
 
 __all__ = [
     "Closing",
+    "DEVICE_GRAMMAR",
     "DType",
+    "DeviceName",
     "Dim",
     "Layout",
     "OptionalType",
