@@ -136,9 +136,9 @@ def test_a_recorded_trace_plays_to_the_same_memory(
 
 def test_where_no_trace_is_nothing_has_passed(smelt: Smelt, tmp_path: Path) -> None:
     answer = smelt("dla", "trace", tmp_path)
-    assert answer.code == 2
+    assert answer.code == 1
     assert f"no trace, .cfg or .txn, in {tmp_path}" in answer.err
-    assert "does not exist" in smelt("dla", "trace", tmp_path / "gone").err
+    assert "gone: No such file" in smelt("dla", "trace", tmp_path / "gone").err
 
 
 def test_a_trace_is_recorded_only_in_this_process(smelt: Smelt, tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_driver_and_hardware_can_be_another_process(
     assert report["outputs"][0]["md5"] == LENET_MD5
     assert report["configuration"] == "nv_full"
     answer = smelt("dla", "run", lenet, "--socket", socket, "--configuration", "nv_small")
-    assert answer.code == 2
+    assert answer.code == 1
     assert "--configuration is nv_small, but the server at" in answer.err
     assert "has nv_full" in answer.err
     server.send_signal(signal.SIGINT)

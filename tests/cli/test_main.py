@@ -129,6 +129,80 @@ def test_no_file_is_written_over_one_that_is_read(
     assert [(tmp_path / name).read_text() for name in names] == list(names)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "build none.onnx --device gpu",
+        "build none.onnx --device cpu --device cuda:-1",
+        "build none.onnx --precision float8",
+        "build none.onnx --libraries --portable",
+        "build none.onnx --tune well",
+        "build none.onnx --shape 1xbig",
+        "build none.onnx --max-batch-size 0",
+        "build",
+        "retune none.engine",
+        "run none.engine --device cpu",
+        "run none.onnx --precision float8",
+        "run none.onnx --resize large",
+        "run none.onnx --input data",
+        "bench none.onnx --iterations -1",
+        "inspect none.engine --peaks 1",
+        "compare none.onnx --precision float8",
+        "dla run none --configuration nv_tiny",
+        "dla trace none --configuration nv_tiny",
+        "trust",
+        "lift none",
+    ],
+)
+def test_what_is_wrong_whatever_the_files_and_the_machine_are_gives_2(
+    smelt: Smelt, words: str
+) -> None:
+    answer = smelt(*words.split())
+    assert answer.code == 2
+    assert answer.out == ""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "build none.onnx",
+        "build MODEL --device cuda:sm_1",
+        "build MODEL --device cpu:1",
+        "build MODEL --output none",
+        "build MODEL --shape none=1x3",
+        "build MODEL --shape image=2x3x16x16",
+        "retune none.engine -o x",
+        "retune ENGINE -o x",
+        "run none.engine",
+        "run ENGINE",
+        "run ENGINE --image none.png",
+        "run ENGINE --input none=zeros",
+        "run ENGINE --input image=none.npy",
+        "run ENGINE --labels none",
+        "bench none.engine",
+        "bench ENGINE --batch 7",
+        "inspect none.engine",
+        "inspect ENGINE --times none",
+        "compare none.onnx",
+        "compare MODEL --tolerance 0 --seed 1",
+        "trust remove none",
+        "trust add none",
+        "dla inspect none",
+        "dla run none",
+        "dla run ENGINE",
+        "dla trace none",
+        "dla trace ENGINE",
+    ],
+)
+def test_what_files_or_the_machine_do_not_allow_gives_1(
+    smelt: Smelt, words: str, model: Path, engine: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    given = words.replace("MODEL", str(model)).replace("ENGINE", str(engine))
+    assert smelt(*given.split()).code == 1
+
+
 def test_a_device_may_be_named_twice(smelt: Smelt, engine: Path) -> None:
     assert smelt("inspect", engine, "--html", os.devnull, "--svg", os.devnull).code == 0
 
@@ -157,7 +231,7 @@ def test_an_error_that_names_arguments_names_the_options_too(
 ) -> None:
     pytest.importorskip("triton", reason="the extra cuda-build is not installed")
     answer = smelt("build", model, *options)
-    assert answer.code == 1
+    assert answer.code
     assert answer.err.endswith(f"\nOn the command line: {told}\n")
 
 

@@ -149,9 +149,9 @@ def test_inputs_may_be_files_zeros_or_random_and_outputs_saved(
         (["--mean", "a,b"], 1, "no numbers"),
         (["--mean", "1,2"], 1, "--mean has 2 numbers; the input has 3 channels"),
         (["--scale", "1/0"], 2, "is no number"),
-        (["--resize", "large"], 1, "--resize 'large' is not exact"),
+        (["--resize", "large"], 2, "'large' is not exact"),
         (["--resize", "none", "--crop", "40"], 1, "40x32"),
-        (["--crop", "round"], 1, "--crop 'round' is not auto"),
+        (["--crop", "round"], 2, "'round' is not auto"),
     ],
 )
 def test_what_cannot_be_run_is_told_in_one_line(

@@ -92,7 +92,7 @@ def bench(
         build_arguments = build_arguments.with_batch(batch)
     engine = open_engine(engine_path, build_arguments, quiet=as_json)
     with engine.create_context(threads=threads) as context:
-        work = _Work.prepare(engine, context, batch, pairs_from_texts(inputs, "--input"))
+        work = _Work.prepare(engine, context, batch, pairs_from_texts(inputs))
         for _ in range(warmup):
             work.run()
         times = _measure(work, iterations, seconds)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from smelt.cli._console import print_json, say
-from smelt.cli._files import FileCommand, SourceFile
-from smelt.cli._models import BuildArguments, build_engine, build_options, check_writable
+from smelt.cli._files import FileCommand, SourceFile, check_writable
+from smelt.cli._models import BuildArguments, build_engine, build_options
 from smelt.cli._options import QUIET_OPTION, engine_option, json_option, output_option
 from smelt.cli._progress import ProgressLine
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import click
 
 from smelt.cli._console import print_json, print_table, say
 from smelt.cli._files import FileCommand, ResultFile, SourceFile
-from smelt.cli._models import BuildArguments, build_options, check_writable, open_network
+from smelt.cli._models import BuildArguments, build_options, check_options, open_network
 from smelt.cli._options import THREADS_OPTION, input_option, json_option, output_option
 from smelt.cli._parse import Finite, pairs_from_texts, shapes_from_texts
 
@@ -105,8 +104,7 @@ def compare(
     from smelt.cli._progress import ProgressLine
 
     del output
-    if how["reduce"] is not None:
-        check_writable(Path(how["reduce"]))
+    check_options(build_arguments)
     with ProgressLine(quiet=as_json) as progress:
         progress("parse", 0, 1)
         network = open_network(model, build_arguments)
@@ -134,7 +132,7 @@ def _load_inputs(texts: tuple[str, ...], archive: str | None) -> dict[str, Any]:
     from smelt.compare import load_inputs
 
     arrays = load_inputs(archive) if archive is not None else {}
-    return arrays | {n: load_array(path) for n, path in pairs_from_texts(texts, "--input").items()}
+    return arrays | {n: load_array(path) for n, path in pairs_from_texts(texts).items()}
 
 
 def _compare(

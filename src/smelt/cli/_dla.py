@@ -14,6 +14,8 @@ from smelt.cli._console import print_json, print_table, say
 from smelt.cli._dla_trace import trace
 from smelt.cli._files import FileCommand, ResultFile, SourceFile
 from smelt.cli._options import json_option
+from smelt.cli._parse import Configuration
+from smelt.errors import ModelFormatError, SmeltError
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -36,7 +38,7 @@ _CONFIGURATION = click.option(
     "--configuration",
     default="nv_full",
     show_default=True,
-    metavar="NAME",
+    type=Configuration(),
     help="The hardware: nv_full, nv_large, nv_small, nv_small_256, …",
 )
 _EXACT = click.option(
@@ -60,7 +62,7 @@ dla.add_command(trace)
 
 
 @dla.command(short_help="Show tasks, operations, dependencies, memory and tensors.")
-@click.argument("path", metavar="FILE", type=click.Path(exists=True, dir_okay=False))
+@click.argument("path", metavar="FILE", type=SourceFile())
 @click.option("--dot", is_flag=True, help="The dependency graph for Graphviz.")
 @json_option()
 def inspect(*, path: str, dot: bool, as_json: bool) -> None:
@@ -82,7 +84,6 @@ def inspect(*, path: str, dot: bool, as_json: bool) -> None:
 
 
 def _read_loadable(path: str) -> Loadable:
-    from smelt.errors import ModelFormatError
     from smelt.nvdla.loadable import Loadable
 
     try:
@@ -92,7 +93,7 @@ def _read_loadable(path: str) -> Loadable:
 
 
 @dla.command(cls=FileCommand, short_help="Run a loadable once.")
-@click.argument("path", metavar="FILE", type=click.Path(exists=True, dir_okay=False))
+@click.argument("path", metavar="FILE", type=SourceFile())
 @click.option(
     "--input",
     "inputs",
@@ -110,7 +111,7 @@ def _read_loadable(path: str) -> Loadable:
 )
 @click.option(
     "--configuration",
-    metavar="NAME",
+    type=Configuration(),
     help="The hardware.  [default: nv_full, or what the server has]",
 )
 @_EXACT
@@ -252,13 +253,13 @@ def _agree(there: DeviceHardware | None, asked: str | None, socket: str | None) 
 
     if there is None:
         if asked is None:
-            raise click.UsageError(
+            raise SmeltError(
                 f"the server at {socket} does not say what hardware it has: give --configuration"
             )
         known = find_configuration(asked)
         return DeviceHardware(known.name, known.atom_bytes)
     if asked not in (None, there.configuration):
-        raise click.UsageError(
+        raise SmeltError(
             f"--configuration is {asked}, but the server at {socket} has {there.configuration}: "
             f"leave --configuration out, or serve {asked}"
         )
@@ -271,7 +272,7 @@ def _run_once(
     num_inputs, num_outputs = runtime.get_num_input_tensors(), runtime.get_num_output_tensors()
     for given, there, what in ((inputs, num_inputs, "input"), (outputs, num_outputs, "output")):
         if len(given) > there:
-            raise click.UsageError(f"{len(given)} --{what} are given; the network has {there}")
+            raise SmeltError(f"{len(given)} --{what} are given; the network has {there}")
     for number in range(num_inputs):
         tensor = runtime.get_input_tensor_desc(number)
         pinned = runtime.allocate_system_memory(tensor.buffer_size)
@@ -313,7 +314,7 @@ def _read_input(path: Path, tensor: NvDlaTensor, memory: NDArray[Any], atom_byte
         DlaImage.from_bytes(data).write_to(memory)
         return
     if len(data) != memory.nbytes:
-        raise click.UsageError(
+        raise SmeltError(
             f"{path} has {len(data)} bytes; input {tensor.name!r} takes {memory.nbytes}"
         )
     memory[:] = np.frombuffer(data, np.uint8)

@@ -8,18 +8,21 @@ from typing import TYPE_CHECKING
 import click
 
 from smelt.cli._console import print_table
+from smelt.cli._files import SourceFile
 from smelt.cli._options import json_option
+from smelt.cli._parse import Configuration
 from smelt.cli._progress import ProgressLine
+from smelt.errors import SmeltError
 
 if TYPE_CHECKING:
     from smelt.nvdla import TraceResult
 
 
 @click.command(short_help="Play register traces and check what they expect.")
-@click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=click.Path(exists=True))
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=SourceFile())
 @click.option(
     "--configuration",
-    metavar="NAME",
+    type=Configuration(),
     help="The hardware.  [default: what the trace, its folder or its language says]",
 )
 @json_option()
@@ -44,7 +47,7 @@ def trace(
     chosen = find_configuration(configuration) if configuration else None
     found = [item for path in paths for item in find_traces(path)]
     if not found:
-        raise click.UsageError(f"no trace, .cfg or .txn, in {', '.join(paths)}")
+        raise SmeltError(f"no trace, .cfg or .txn, in {', '.join(paths)}")
     results: list[TraceResult] = []
     with ProgressLine(quiet=as_json) as progress:
         for item in found:

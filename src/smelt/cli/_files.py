@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from smelt.errors import SmeltError
 from smelt.types import override
 
 if TYPE_CHECKING:
@@ -15,13 +17,25 @@ if TYPE_CHECKING:
 
 
 class SourceFile(click.ParamType[str]):
-    """A file that a command reads; may be ``NAME=FILE``."""
+    """A file that a command reads."""
 
     name = "file"
 
     @override
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The text as it is."""
+        return str(value)
+
+
+class NamedSource(SourceFile):
+    """A file that a command reads, or a word, with a name: ``NAME=VALUE``."""
+
+    @override
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The text as it is."""
+        name, _, file = str(value).partition("=")
+        if not name or not file:
+            self.fail(f"{value!r} is not NAME=VALUE", param, ctx)
         return str(value)
 
 
@@ -30,9 +44,15 @@ class ResultFile(click.ParamType[str]):
 
     name = "file"
 
-    def __init__(self, *, beside: str = "") -> None:
-        """Another of the suffix ``beside`` is written next to it, if that is given."""
+    def __init__(self, *, beside: str = "", is_needed: bool = True) -> None:
+        """Describe the file.
+
+        Args:
+            beside: suffix of another that is written next to it, if that is given.
+            is_needed: whether it is an error that it cannot be written.
+        """
         self.beside = beside
+        self.is_needed = is_needed
 
     @override
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
@@ -41,13 +61,17 @@ class ResultFile(click.ParamType[str]):
 
 
 class FileCommand(click.Command):
-    """A command that refuses to write a file over one that it reads, before any work."""
+    """A command that looks at what it shall write before any work.
+
+    It refuses to write a file over one that it reads, and where nothing can be written.
+    """
 
     @override
     def invoke(self, ctx: click.Context) -> Any:
         """Look at the files, then run.
 
         Raises click.UsageError: one would be written over.
+        Raises SmeltError: one cannot be written.
         """
         taken = list(_sources(self, ctx))
         for path in _results(self, ctx):
@@ -58,20 +82,47 @@ class FileCommand(click.Command):
                     ctx,
                 )
             taken.append(path)
+        for path in _results(self, ctx, needed=True):
+            check_writable(Path(path))
         return super().invoke(ctx)
+
+
+def check_writable(path: Path) -> None:
+    """See to it early that a file can be written: better now than after minutes of tuning.
+
+    Raises SmeltError: it cannot be; says what to do.
+    """
+    folder = path.parent
+    if path.is_dir():
+        reason = f"it is a folder; name a file in it, {path / 'NAME'}"
+    elif not folder.exists():
+        reason = f"there is no folder {folder}; make it first: mkdir -p {shlex.quote(str(folder))}"
+    elif not folder.is_dir():
+        reason = f"{folder} is no folder"
+    elif not os.access(path if _is_special(path) else folder, os.W_OK):
+        reason = f"you may not write in {folder}; name a file somewhere else"
+    else:
+        return
+    raise SmeltError(f"{path} cannot be written: {reason}")
+
+
+def _is_special(path: Path) -> bool:
+    """Whether it is a device or a pipe, which takes whatever comes and is not replaced."""
+    return path.exists() and not path.is_file()
 
 
 def _sources(command: click.Command, ctx: click.Context) -> Iterator[str]:
     for parameter in command.params:
-        if isinstance(parameter.type, SourceFile | click.Path):
+        if isinstance(parameter.type, SourceFile):
             for text in _texts(parameter, ctx):
                 yield text
                 yield text.partition("=")[2]
 
 
-def _results(command: click.Command, ctx: click.Context) -> Iterator[str]:
+def _results(command: click.Command, ctx: click.Context, *, needed: bool = False) -> Iterator[str]:
+    """What is written; or only what must be, if that is ``needed``."""
     for parameter in command.params:
-        if isinstance(parameter.type, ResultFile):
+        if isinstance(parameter.type, ResultFile) and parameter.type.is_needed >= needed:
             for text in _texts(parameter, ctx):
                 yield text
                 if parameter.type.beside:
@@ -86,7 +137,7 @@ def _texts(parameter: click.Parameter, ctx: click.Context) -> tuple[str, ...]:
 
 def _is_same_file(path: str, other: str) -> bool:
     """Whether both name one file, be it there or not; devices take whatever comes."""
-    if not other or (os.path.exists(path) and not os.path.isfile(path)):
+    if not other or _is_special(Path(path)):
         return False
     try:
         return os.path.samefile(path, other)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -10,14 +9,13 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from smelt.cli._parse import CROP, RESIZE, number_from_text
 from smelt.errors import SmeltError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL.Image import Image
 
-_RESIZE: Final = re.compile(r"exact|none|shorter:(\d+)|(\d+)x(\d+)")
-_CROP: Final = re.compile(r"auto|none|(\d+)(?:x(\d+))?")
 _LARGEST_PIXELS: Final = 1 << 28
 
 FloatArray = "NDArray[np.float32]"
@@ -123,7 +121,7 @@ def _decode(path: str, channels: int) -> Image:
 
 
 def _resize(picture: Image, frame: Frame, preparation: Preparation) -> Image:
-    match = _RESIZE.fullmatch(preparation.resize)
+    match = RESIZE.fullmatch(preparation.resize)
     if match is None:
         raise SmeltError(
             f"--resize {preparation.resize!r} is not exact, none, shorter:256 or WIDTHxHEIGHT"
@@ -183,7 +181,7 @@ def _overlaps(before: int, after: int) -> NDArray[np.float32]:
 
 
 def _crop(picture: Image, frame: Frame, preparation: Preparation) -> Image:
-    match = _CROP.fullmatch(preparation.crop)
+    match = CROP.fullmatch(preparation.crop)
     if match is None:
         raise SmeltError(f"--crop {preparation.crop!r} is not auto, none, 224 or WIDTHxHEIGHT")
     width, height = frame.width or picture.width, frame.height or picture.height
@@ -204,8 +202,6 @@ def _crop(picture: Image, frame: Frame, preparation: Preparation) -> Image:
 
 def _mean(text: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
     """The mean, ready to be subtracted from pixels of shape (height, width, channel)."""
-    from smelt.cli._parse import number_from_text
-
     try:
         numbers = tuple(number_from_text(part) for part in text.split(","))
     except (ValueError, ZeroDivisionError):

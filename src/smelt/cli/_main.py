@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import traceback
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -15,6 +14,7 @@ from smelt.cli._compare import compare
 from smelt.cli._console import open_streams, say
 from smelt.cli._dla import dla
 from smelt.cli._inspect import inspect
+from smelt.cli._options import told_as_options
 from smelt.cli._retune import retune
 from smelt.cli._run import run
 from smelt.cli._trust import trust
@@ -22,12 +22,6 @@ from smelt.errors import InternalError, MissingExtraError, SmeltError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-_ARGUMENT: Final = re.compile(
-    r"\b(device|precision|max_batch_size|max_workspace_bytes|shapes|timing_cache|tune|retunable"
-    r"|libraries|portable)=(?:True\b|[\"']?([\w.:,-]*))"
-)
-"""An argument of a build in a message, with its value."""
 
 
 class _Interrupted(Exception):
@@ -99,7 +93,7 @@ def _end(error: BaseException) -> NoReturn:
 def _line(error: BaseException) -> str | None:
     """What to say of an error; None when it is a bug that nobody foresaw."""
     if isinstance(error, SmeltError):
-        return f"error: {error}{_options_told(str(error))}"
+        return f"error: {error}{told_as_options(str(error))}"
     if isinstance(error, InternalError):
         return (
             f"internal error: {error}\n"
@@ -115,18 +109,6 @@ def _line(error: BaseException) -> str | None:
         where = error.filename or "reading or writing failed"
         return f"error: {where}: {error.strerror or error}"
     return None
-
-
-def _options_told(text: str) -> str:
-    """The options of the command line that are a build's arguments in a message, as a line."""
-    told: dict[str, None] = {}
-    for name, value in _ARGUMENT.findall(text):
-        option = "--" + name.replace("_", "-")
-        if name == "shapes":
-            told["--shape NAME=1x3x224x224, or NAME=1..8x3x224x224"] = None
-        elif option not in text:
-            told[f"{option} {value}".rstrip()] = None
-    return f"\nOn the command line: {', '.join(told)}" if told else ""
 
 
 def _is_debugging() -> bool:

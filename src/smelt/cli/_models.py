@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import functools
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -12,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from smelt.cli._files import ResultFile, SourceFile
-from smelt.cli._parse import ByteCount, Effort, shapes_from_texts
+from smelt.cli._options import told_as_options
+from smelt.cli._parse import ByteCount, DeviceText, Effort, ShapeText, shapes_from_texts
 from smelt.engine import MAGIC
 from smelt.errors import ModelFormatError, SmeltError
 
@@ -57,6 +56,7 @@ def device_option(default: str) -> Callable[[F], F]:
         "--device",
         multiple=True,
         metavar="DEVICE",
+        type=DeviceText(),
         help="cpu, cpu:TARGET (cpu:x86-64-v3 runs on most machines), cuda or cuda:INDEX (a GPU of "
         "this machine), cuda:sm_90 or cuda:sm_80,sm_90 (for GPUs elsewhere), or null; repeat for "
         f"an order of preference.  [default: {default}]",
@@ -73,7 +73,7 @@ TUNING_OPTIONS: Final = (
     ),
     click.option(
         "--timing-cache",
-        type=ResultFile(),
+        type=ResultFile(is_needed=False),
         help="File of measured times, read and extended.  [default: timings.json in the cache]",
     ),
 )
@@ -111,6 +111,7 @@ _OPTIONS: Final = (
         "--shape",
         multiple=True,
         metavar="NAME=1x3x224x224",
+        type=ShapeText(),
         help="Shape of an input. A range has two or three numbers (smallest..best..largest): "
         "NAME=1..8x3x224x224. Repeated for one input, each shape gets a plan of its own.",
     ),
@@ -155,24 +156,21 @@ def is_model(path: str) -> bool:
     return Path(path).suffix.lower() in _MODELS
 
 
-def check_writable(path: Path) -> None:
-    """See to it early that a file can be written: better now than after minutes of tuning.
+def check_options(arguments: BuildArguments) -> None:
+    """See to it that the options of a build can be meant, before any file is read.
 
-    Raises SmeltError: it cannot be.
+    Raises click.UsageError: they cannot.
     """
-    reason = ""
-    if path.is_dir():
-        reason = os.strerror(errno.EISDIR)
-    elif not path.parent.is_dir():
-        reason = os.strerror(errno.ENOENT)
-    elif not os.access(path if _is_device(path) else path.parent, os.W_OK):
-        reason = os.strerror(errno.EACCES)
-    if reason:
-        raise SmeltError(f"{path} cannot be written: {reason}")
+    from smelt.builder import BuildOptions
 
-
-def _is_device(path: Path) -> bool:
-    return path.exists() and not path.is_file()
+    try:
+        BuildOptions(
+            precision=arguments.precision,
+            libraries=arguments.libraries,
+            portable=arguments.portable,
+        )
+    except SmeltError as error:
+        raise click.UsageError(f"{error}{told_as_options(str(error))}") from error
 
 
 def open_network(path: str, arguments: BuildArguments) -> NetworkDefinition:
@@ -220,9 +218,13 @@ def _weights(arguments: BuildArguments) -> Path | None:
 
 
 def build_engine(path: str, arguments: BuildArguments, progress: Progress | None = None) -> Engine:
-    """Build an engine from a model file."""
+    """Build an engine from a model file.
+
+    Raises click.UsageError: the options contradict each other.
+    """
     from smelt.builder import build
 
+    check_options(arguments)
     if progress is not None:
         progress("parse", 0, 1)
     network = open_network(path, arguments)
@@ -254,6 +256,7 @@ def open_engine(
     if is_model(path) or "weights" in arguments.given:
         from smelt.cli._progress import ProgressLine
 
+        check_options(arguments)
         if will_run:
             arguments = replace(arguments, device=(_device_to_run(arguments),))
         with ProgressLine(quiet=quiet) as progress:

@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import Final
 
 import click
 
-from smelt.cli._files import ResultFile, SourceFile
+from smelt.cli._files import NamedSource, ResultFile
+
+_ARGUMENT: Final = re.compile(
+    r"\b(device|precision|max_batch_size|max_workspace_bytes|shapes|timing_cache|tune|retunable"
+    r"|libraries|portable)=(?:True\b|[\"']?([\w.:,-]*))"
+)
+"""An argument of a build in a message, with its value."""
 
 json_option = partial(
     click.option, "--json", "as_json", is_flag=True, help="Answer as JSON on stdout."
 )
-input_option = partial(click.option, "--input", "inputs", multiple=True, type=SourceFile())
+input_option = partial(click.option, "--input", "inputs", multiple=True, type=NamedSource())
 engine_option = partial(click.option, "-o", "--engine", "destination", type=ResultFile())
 output_option = partial(click.option, "--output", multiple=True, metavar="NAME")
 THREADS_OPTION: Final = click.option(
     "--threads", type=click.IntRange(1, 1024), help="Threads.  [default: every core]"
 )
 QUIET_OPTION: Final = click.option("--quiet", is_flag=True, help="Show no progress and no summary.")
+
+
+def told_as_options(text: str) -> str:
+    """The options of the command line that are a build's arguments in a message, as a line."""
+    told: dict[str, None] = {}
+    for name, value in _ARGUMENT.findall(text):
+        option = "--" + name.replace("_", "-")
+        if name == "shapes":
+            told["--shape NAME=1x3x224x224, or NAME=1..8x3x224x224"] = None
+        elif option not in text:
+            told[f"{option} {value}".rstrip()] = None
+    return f"\nOn the command line: {', '.join(told)}" if told else ""

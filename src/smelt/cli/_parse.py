@@ -8,14 +8,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from smelt.errors import SmeltError
+from smelt.types import DeviceName
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from smelt.builder import ShapeSpec
 
+RESIZE: Final = re.compile(r"exact|none|shorter:(\d{1,6})|(\d{1,6})x(\d{1,6})")
+"""How large a picture is made."""
+CROP: Final = re.compile(r"auto|none|(\d{1,6})(?:x(\d{1,6}))?")
+"""What is kept of it."""
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt]?)(?:i?b)?)", re.IGNORECASE)
-_EXTENT: Final = re.compile(r"(\d+)(?:\.\.(\d+))?(?:\.\.(\d+))?")
+_SIZE: Final = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)\s*(?:([kmgt]?)(?:i?b)?)", re.IGNORECASE)
+_EXTENT: Final = re.compile(r"(\d{1,12})(?:\.\.(\d{1,12}))?(?:\.\.(\d{1,12}))?")
 
 Range = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
@@ -55,6 +62,51 @@ class Effort(click.ParamType["str | float"]):
         return seconds
 
 
+class DeviceText(click.ParamType[str]):
+    """A device's name. Whether there is such a device or target, only a build can tell."""
+
+    name = "device"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The text as it is."""
+        try:
+            DeviceName.from_text(value)
+        except SmeltError as error:
+            self.fail(str(error), param, ctx)
+        return str(value)
+
+
+class Configuration(click.ParamType[str]):
+    """The name of a configuration of NVDLA."""
+
+    name = "name"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The name as it is."""
+        from smelt.nvdla.hardware import find_configuration
+
+        try:
+            return find_configuration(value).name
+        except SmeltError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Worded(click.ParamType[str]):
+    """A word of a few, some of them with numbers."""
+
+    def __init__(self, name: str, pattern: re.Pattern[str], known: str) -> None:
+        """What ``pattern`` matches, which is ``known``, in words."""
+        self.name = name
+        self._pattern = pattern
+        self._known = known
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The text as it is."""
+        if self._pattern.fullmatch(str(value)) is None:
+            self.fail(f"{value!r} is not {self._known}", param, ctx)
+        return str(value)
+
+
 class Numbers(click.ParamType["tuple[float, ...]"]):
     """One number, or one for each channel, separated by commas; ``1/255`` is a number too."""
 
@@ -76,9 +128,30 @@ class Numbers(click.ParamType["tuple[float, ...]"]):
 
 
 class Rates(Numbers):
-    """What a device does in a second, separated by commas."""
+    """What a device does in a second: operations and bytes."""
 
     example = "790e12,4.3e12"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[float, ...]:
+        """The value of a text."""
+        rates = super().convert(value, param, ctx)
+        if len(rates) != 2 or min(rates) <= 0:
+            self.fail(f"two rates are needed, FLOP/S,BYTES/S: {self.example}", param, ctx)
+        return rates
+
+
+class ShapeText(click.ParamType[str]):
+    """An input's shape, with its name or without."""
+
+    name = "shape"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The text as it is."""
+        text = str(value)
+        _range(text.rpartition("=")[2], text)
+        return text
 
 
 class Finite(click.FloatRange):
@@ -109,6 +182,7 @@ def shapes_from_texts(texts: Iterable[str], inputs: Iterable[str]) -> dict[str, 
     A name given several times gets one plan for each shape. A network with one input needs no name.
 
     Raises click.BadParameter: a text is no shape.
+    Raises SmeltError: it does not say of which of several inputs.
     """
     names = list(inputs)
     found: dict[str, list[Range]] = {}
@@ -116,9 +190,9 @@ def shapes_from_texts(texts: Iterable[str], inputs: Iterable[str]) -> dict[str, 
         name, equals, extents = text.rpartition("=")
         if not equals:
             if len(names) != 1:
-                raise click.BadParameter(
-                    f"{text!r} must say for which input: NAME={text}; they are {', '.join(names)}",
-                    param_hint="--shape",
+                raise SmeltError(
+                    f"--shape {text} must say for which input: NAME={text}; they are "
+                    f"{', '.join(names)}"
                 )
             name = names[0]
         found.setdefault(name, []).append(_range(extents, text))
@@ -155,12 +229,6 @@ def _spec(name: str, ranges: list[Range]) -> ShapeSpec:
     return [low for low, _, _ in ranges]
 
 
-def pairs_from_texts(texts: Iterable[str], hint: str) -> Mapping[str, str]:
-    """The pairs of ``NAME=VALUE``. Raises click.BadParameter."""
-    pairs: dict[str, str] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name or not value:
-            raise click.BadParameter(f"{text!r} is not NAME=VALUE", param_hint=hint)
-        pairs[name] = value
-    return pairs
+def pairs_from_texts(texts: Iterable[str]) -> Mapping[str, str]:
+    """The pairs of ``NAME=VALUE``, as options of type `NamedSource` have them."""
+    return {name: value for name, _, value in (text.partition("=") for text in texts)}

@@ -13,7 +13,7 @@ from smelt.cli._console import answers, print_json, print_table, say
 from smelt.cli._files import FileCommand, ResultFile, SourceFile
 from smelt.cli._models import BuildArguments, build_options, open_engine
 from smelt.cli._options import THREADS_OPTION, input_option, json_option, output_option
-from smelt.cli._parse import Numbers, pairs_from_texts
+from smelt.cli._parse import CROP, RESIZE, Numbers, Worded, pairs_from_texts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,6 +41,7 @@ _NUMBERED: Final = re.compile(r"""\{?\s*(\d+)\s*:\s*(['"])(.*)\2\s*,?\s*\}?""")
     "--resize",
     default="exact",
     show_default=True,
+    type=Worded("size", RESIZE, "exact, none, shorter:256 or WIDTHxHEIGHT"),
     help="exact (to the input's size), shorter:256 (keeps the proportions), WIDTHxHEIGHT or none.",
 )
 @click.option(
@@ -49,6 +50,7 @@ _NUMBERED: Final = re.compile(r"""\{?\s*(\d+)\s*:\s*(['"])(.*)\2\s*,?\s*\}?""")
     is_flag=False,
     flag_value="auto",
     show_default=True,
+    type=Worded("size", CROP, "auto, none, 224 or WIDTHxHEIGHT"),
     help="auto (the centre, of the input's size), none, 224 or WIDTHxHEIGHT.",
 )
 @click.option(
@@ -228,7 +230,7 @@ def _arrays(
     from smelt.cli._inputs import given_array, symbol_values
     from smelt.errors import SmeltError
 
-    given = pairs_from_texts(inputs, "--input")
+    given = pairs_from_texts(inputs)
     bindings = {binding.name: binding for binding in engine.inputs}
     unknown = [name for name in given if name not in bindings]
     if unknown:

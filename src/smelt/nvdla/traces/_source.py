@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import lzma
+import os
 import tarfile
 import zlib
 from dataclasses import dataclass, field
@@ -97,7 +99,7 @@ def find_traces(path: str | Path) -> tuple[TraceFile, ...]:
         folder = _Folder(path)
         return tuple(TraceFile(PurePosixPath(item.relative_to(path)), folder) for item in found)
     if not path.exists():
-        raise FileNotFoundError(str(path))
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     if path.name.endswith(_ARCHIVES):
         archive = _read_archive(path)
         names = sorted(name for name in archive.members if name.suffix in _SUFFIXES)
