@@ -98,7 +98,7 @@ class _ChainWriter(HeldWriter):
         self.prepare_columns()
         if self.k["asks"]:
             self.ask_for_weights()
-        self.read_early(self.extras)
+        self.read_weights(self.extras)
         (bm, own, _), bn = self.tile, self.then_tile
         is_small = own * bn <= _HELD_ELEMENTS * WARP_LANES * self.k["warps"]
         if is_small:
@@ -141,7 +141,7 @@ class _ChainWriter(HeldWriter):
             for number, first in enumerate(self.steps()):
                 self.hold(stretch * steps + number, first)
             self.load_then()
-            self.read_early(self.extras)
+            self.read_weights(self.extras)
         s.wait()
         with s.block(f"for down in range(first, {self.down}, {self.k['programs']}):"):
             self.find_rows()
@@ -184,13 +184,6 @@ class _ChainWriter(HeldWriter):
             at, ok = self.pixels(first)
             self.load_pixels(f"a{number}", at, ok)
 
-    def read_early(self, extras: int) -> None:
-        """Read what of the extra operands are weights that all rows share."""
-        for extra in range(extras):
-            operand = self.factors + extra
-            if self.k["constants"][operand] and self.repeats(operand)[0]:
-                self.read(extra)
-
     # ---- the second product
 
     def prepare_then(self) -> None:
@@ -205,7 +198,7 @@ class _ChainWriter(HeldWriter):
             name = "then_filter"
         s.line(f"then_columns = p{self.weights} + {name} * {self.k['then_depth']}")
         own = self._turned()
-        self.read_early(self.last - self.factors)
+        self.read_weights(self.last - self.factors)
         self._turn_back(own)
 
     def load_then(self) -> None:

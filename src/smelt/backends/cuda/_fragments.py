@@ -47,10 +47,7 @@ class FragmentWriter(HeldWriter):
             s.line(f"b{first} = tl.load(b_columns[None, :] + k[:, None])")
         for number in self.fragments():
             self.find_fragment(number)
-        for extra in range(self.last - self.factors):
-            operand = self.factors + extra
-            if self.k["constants"][operand] and self.repeats(operand)[0]:
-                self.read(extra)
+        self.read_weights(self.last - self.factors)
         s.wait()
         natural = self.order
         tiles = f"program // {self.across}, {self.down}, {self.k['programs']}"

@@ -324,11 +324,7 @@ class HeldWriter(ProductWriter):
         self.prepare_columns()
         for number, first in enumerate(self.steps()):
             self.hold(number, first)
-        extras = range(self.last - self.factors)
-        for extra in extras:
-            operand = self.factors + extra
-            if self.k["constants"][operand] and self.repeats(operand)[0]:
-                self.read(extra)
+        self.read_weights(self.last - self.factors)
         s.wait()
         tiles = f"program // {self.across}, {self.down}, {side}, num_stages={self.k['pipeline']}"
         with s.block(f"for down in tl.range({tiles}):"):

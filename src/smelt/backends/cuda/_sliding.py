@@ -87,7 +87,7 @@ class SlidingWriter(TileWriter):
 
     @override
     def write(self) -> str:
-        s, extras = self.s, range(self.last - self.factors)
+        s = self.s
         self.find_scalars()
         self.lay_out()
         s.line("tile = tl.program_id(0)")
@@ -97,10 +97,7 @@ class SlidingWriter(TileWriter):
         self.name_columns("1, multiplied")
         for number in range(min(self.steps, self.ring - 1)):
             self.copy_weights(str(number), *divmod(number, self.taps))
-        for extra in extras:
-            operand = self.factors + extra
-            if self.k["constants"][operand] and self.repeats(operand)[0]:
-                self.read(extra)
+        self.read_weights(self.last - self.factors)
         copies = self.find_first()
         s.wait()
         for to, at, there in copies:

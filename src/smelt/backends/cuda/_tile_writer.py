@@ -61,19 +61,16 @@ class TileWriter(ABC):
 
     def write(self) -> str:
         """The kernel's text."""
-        s, extras = self.s, range(self.last - self.factors)
+        extras = self.last - self.factors
         self.find_tile()
         self.prepare()
-        for extra in extras:
-            operand = self.factors + extra
-            if self.k["constants"][operand] and self.repeats(operand)[0]:
-                self.read(extra)
-        s.wait()
-        for extra in extras if self.k["early"] else ():
+        self.read_weights(extras)
+        self.s.wait()
+        for extra in range(extras if self.k["early"] else 0):
             self.read(extra)
         self.sum()
         self.finish()
-        return s.text()
+        return self.s.text()
 
     # ---- where the tile lies
 
@@ -219,6 +216,13 @@ class TileWriter(ABC):
             name = self.loaded[operand] = f"x{operand}{self.suffix}"
             s.line(f"{name} = {text}{self.spread(operand)}")
         return self.loaded[operand]
+
+    def read_weights(self, extras: int) -> None:
+        """Read those of the extra operands that need not be waited for: weights all rows share."""
+        for extra in range(extras):
+            operand = self.factors + extra
+            if self.k["constants"][operand] and self.repeats(operand)[0]:
+                self.read(extra)
 
     def repeats(self, operand: int) -> tuple[bool, bool]:
         """Whether all rows, and all columns, have the same elements of an operand."""
