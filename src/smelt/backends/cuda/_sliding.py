@@ -20,7 +20,6 @@ from math import gcd, prod
 from typing import TYPE_CHECKING, Final
 
 from smelt.backends.cuda._costs import WARP_LANES
-from smelt.backends.cuda._elementwise import literal, write_stages
 from smelt.backends.cuda._source import LANGUAGE_TYPES
 from smelt.backends.cuda._tile_writer import TileWriter, across, both, divides
 from smelt.types import DType, override
@@ -338,12 +337,7 @@ class SlidingWriter(TileWriter):
     def finish(self) -> None:
         """The epilogue, in which nothing goes by the place, and then the tile turned."""
         s, kind = self.s, LANGUAGE_TYPES[self.s.dtypes[self.last]]
-        if self.k["alpha"] != 1.0:
-            s.line(f"acc = acc * {literal(self.k['alpha'])}")
-        if self.k["bias"]:
-            s.line(f"acc = acc + {self.read(0)}")
-        result = write_stages(s.line, self.k["stages"], self.read, ["acc"])
-        s.line(f"result = ({result}).to({kind})")
+        s.line(f"result = ({self.end(self.k['stages'], bias=self.k['bias'])}).to({kind})")
         self.turn(s.dtypes[self.last])
         self.find_rows()
         self.column = "filter"

@@ -186,17 +186,17 @@ class TileWriter(ABC):
 
     def finish(self) -> None:
         """Write the epilogue of the sums, and the result."""
-        k = self.k
-        if k["alpha"] != 1.0:
-            self.s.line(f"acc = acc * {literal(k['alpha'])}")
-        self.store(self.last, self.end(k["stages"], bias=k["bias"], scale=k["bias_scale"]))
+        self.store(self.last, self.end(self.k["stages"], bias=self.k["bias"]))
 
-    def end(self, stages: Json, *, bias: bool, scale: float = 1.0) -> str:
+    def end(self, stages: Json, *, bias: bool) -> str:
         """What the epilogue makes of ``acc``; the bias is the first extra operand."""
+        line, alpha, scale = self.s.line, self.k["alpha"], self.k["bias_scale"]
+        if alpha != 1.0:
+            line(f"acc = acc * {literal(alpha)}")
         if bias:
             text = self.read(0) + (f" * {literal(scale)}" if scale != 1.0 else "")
-            self.s.line(f"acc = acc + {text}")
-        return write_stages(self.s.line, stages, self.read, ["acc"])
+            line(f"acc = acc + {text}")
+        return write_stages(line, stages, self.read, ["acc"])
 
     def store(self, operand: int, value: str) -> None:
         """Write a tile back in the type of its memory."""

@@ -22,7 +22,6 @@ from smelt.backends.cuda.families.conv import (
     ConvLowering,
     bias_count,
     formats_of,
-    is_depthwise,
     reason_against,
 )
 from smelt.backends.cuda.families.conv_sum import ConvSumFamily
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
     from smelt.backends._links import Links
     from smelt.engine import KernelSpec, Step
-    from smelt.ir import Constant, Node
+    from smelt.ir import Constant, Node, Op
     from smelt.types import Dim
 
 _LEAST_VECTOR: Final = 4
@@ -83,11 +82,7 @@ class ChainFamily(Family[CudaTarget]):
 
 def may_chain(first: Node, second: Node) -> bool:
     """Whether two nodes are convolutions of one group, the second of the first's own pixels."""
-    root, then = root_of(first)[0], root_of(second)[0]
-    own = root.first if isinstance(root, ConvSum) else root
-    if not isinstance(own, Conv) or not isinstance(then, Conv) or own.group > 1:
-        return False
-    return then.group == 1 and set(then.kernel_shape) == {1} == set(then.strides)
+    return _why_no_chain(root_of(first)[0], root_of(second)[0]) is None
 
 
 def _is_sum(links: Links) -> bool:
@@ -95,17 +90,21 @@ def _is_sum(links: Links) -> bool:
     return isinstance(root_of(links.first)[0], ConvSum)
 
 
-def _why_not(links: Links, target: CudaTarget) -> str | None:
-    first, second = root_of(links.first)[0], root_of(links.second)[0]
-    if not isinstance(first, Conv | ConvSum) or not isinstance(second, Conv):
-        return "its ops are no convolutions"
+def _why_no_chain(first: Op, second: Op) -> str | None:
+    """Why no kernel computes two ops one behind the other, whatever their operands; or None."""
     own = first.first if isinstance(first, ConvSum) else first
-    if any(root.group > 1 for root in (own, second)):
+    if not isinstance(own, Conv) or not isinstance(second, Conv):
+        return "its ops are no convolutions"
+    if own.group > 1 or second.group > 1:
         return "the channels are in groups"
     if set(second.kernel_shape) != {1} or any(second.pads) or set(second.strides) != {1}:
         return "the second convolution reads more, or less, than the same pixels"
-    if isinstance(first, Conv) and is_depthwise(links.first, first):
-        return "the channels have nothing to do with each other"
+    return None
+
+
+def _why_not(links: Links, target: CudaTarget) -> str | None:
+    if reason := _why_no_chain(root_of(links.first)[0], root_of(links.second)[0]):
+        return reason
     for node in (links.first, links.second):
         if reason := reason_against(node):
             return reason
@@ -116,7 +115,8 @@ def _why_not(links: Links, target: CudaTarget) -> str | None:
     shape = first_shape(links, target)
     if not shape.run or shape.run % _LEAST_VECTOR:
         return "the channels of its first image fill no vectors"
-    return None if shape.dtype.size_bytes == 2 else "its factors have more than 16 bits"
+    is_half = shape.dtype.size_bytes == DType.FLOAT16.size_bytes
+    return None if is_half else "its factors have more than 16 bits"
 
 
 # ---- on memory
@@ -167,7 +167,7 @@ class _ChainLowering(ConvLowering):
         """The one launch."""
         filters, depth, *_ = (cast("int", e) for e in value_of(self.node, 1).tensor.shape)
         columns, second_node = then_columns(self.links), self.links.second
-        has_bias = bias_count(second_node)
+        biases = bias_count(second_node)
         second = 0 if self.second is None else cast("int", self.second[1].shape[1])
         own, then = (cast("int", view.shape[1]) for view in self._packed())
         before = [0] * (self.weights + 1)
@@ -183,8 +183,8 @@ class _ChainLowering(ConvLowering):
             second_run=second,
             then_columns=(columns, *self.scalars.all_json(then_strides)),
             then_depth=then,
-            then_bias=bool(has_bias),
-            then_stages=planned_epilogue(second_node, Layout.CHANNELS_LAST, has_bias).stages,
+            then_bias=biases > 0,
+            then_stages=planned_epilogue(second_node, Layout.CHANNELS_LAST, biases).stages,
             weights=self.weights,
             keeps=self.keeps,
             **self.common(),
