@@ -11,7 +11,7 @@ from smelt.backends import Tactic, WeightStore, assemble
 from smelt.backends.cuda import CompilerPool, CudaBackend, CudaTarget
 from smelt.engine import Launch
 from smelt.ir import Graph
-from smelt.ops import Chain, Conv
+from smelt.ops import Chain, Conv, ConvSum
 from smelt.types import DType, TensorType
 
 if TYPE_CHECKING:
@@ -68,3 +68,15 @@ def test_the_largest_chain_that_is_offered_fits_into_shared_memory(
 )
 def test_products_without_elements_are_not_chained(shape: tuple[int, int, int, int, int]) -> None:
     assert not _offered(_chain(*shape)[1], CudaTarget(90))
+
+
+def test_a_sum_with_a_projection_of_more_than_pixels_is_not_chained() -> None:
+    graph = Graph("one")
+    image = TensorType(DType.FLOAT32, (1, 64, 9, 9))
+    x, y = (graph.add_input(name, image) for name in ("x", "y"))
+    shapes = {"u": (64, 64, 1, 1), "v": (64, 64, 3, 3), "w": (64, 64, 1, 1)}
+    u, v, w = (graph.add_constant(np.zeros(s, np.float32), n) for n, s in shapes.items())
+    projection = Conv((3, 3), pads=(1, 1, 1, 1))
+    chain = Chain(ConvSum(Conv((1, 1)), projection), 4, Conv((1, 1)))
+    node = graph.add(chain, x, u, y, v, w, name="node")
+    assert not _offered(node, CudaTarget(90))

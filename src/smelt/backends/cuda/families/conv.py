@@ -117,7 +117,10 @@ def bias_count(node: Node) -> int:
 
 
 def reason_against(node: Node) -> str | None:
-    """Why no kernel for GPUs computes a convolution, or None."""
+    """Why no kernel for GPUs computes a convolution, or a sum of two; or None."""
+    root, _ = root_of(node)
+    if isinstance(root, ConvSum) and (reason := _why_no_sum(node, root)):
+        return reason
     kind, weights = value_of(node, 0).tensor.dtype, value_of(node, 1)
     if kind not in FLOATS:
         return f"computes in floating point, not {kind.value}"
@@ -127,6 +130,15 @@ def reason_against(node: Node) -> str | None:
         return "there are no filters"
     epilogue = plan_epilogue(node, Layout.CHANNELS_LAST, bias_count(node))
     return epilogue if isinstance(epilogue, str) else None
+
+
+def _why_no_sum(node: Node, root: ConvSum) -> str | None:
+    if root.first.group > 1 or root.second.group > 1:
+        return "the channels are in groups"
+    if any(root.second.pads) or set(root.second.kernel_shape) != {1}:
+        return "the second convolution's windows are more than pixels"
+    weights = value_of(node, 3)
+    return None if weights.constant is not None else f"{weights.name} is not constant"
 
 
 def is_depthwise(node: Node, root: Conv) -> bool:

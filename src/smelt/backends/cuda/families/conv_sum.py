@@ -42,7 +42,7 @@ class ConvSumFamily(Family[CudaTarget]):
         root, _ = root_of(node)
         if not isinstance(root, ConvSum):
             return
-        if reason := _why_not(node, root) or reason_against(node):
+        if reason := reason_against(node):
             yield Refusal(self.name, reason)
             return
         inputs, output = formats_of(node)
@@ -78,12 +78,3 @@ def sum_shape(node: Node, root: ConvSum, target: CudaTarget) -> Shape:
     total = depth * prod(window) + second
     group = root.first.group
     return Shape(group, rows, filters, total, dtype, run=depth, image=image, images=2)
-
-
-def _why_not(node: Node, root: ConvSum) -> str | None:
-    if root.first.group > 1 or root.second.group > 1:
-        return "the channels are in groups"
-    if any(root.second.pads) or set(root.second.kernel_shape) != {1}:
-        return "the second convolution's windows are more than pixels"
-    weights = value_of(node, 3)
-    return None if weights.constant is not None else f"{weights.name} is not constant"
