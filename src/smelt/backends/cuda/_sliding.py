@@ -16,6 +16,7 @@ Triton's own language has no name for such memory; Gluon, the language below it,
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import gcd, prod
 from typing import TYPE_CHECKING, Final
 
@@ -43,17 +44,30 @@ def ring_of(taps: int, most: int) -> int:
     return min(most, taps + 1)
 
 
-def copied_rows(need: int, turns: int) -> tuple[int, int]:
-    """How many rows of a window are copied at a time, and how often, in so many turns at most."""
+@dataclass(frozen=True, slots=True)
+class WindowMemory:
+    """How shared memory is divided that a window slides over."""
+
+    slots: int
+    """Slices of the channels that are held at once."""
+    pieces: int
+    """In which a slice is copied, one in a step."""
+    piece: int
+    """Rows of each."""
+
+    @property
+    def rows(self) -> int:
+        """Of all slices that are held."""
+        return self.slots * self.pieces * self.piece
+
+
+def window_memory(need: int, taps: int, slices: int, ring: int) -> WindowMemory:
+    """The memory of so many rows, of which the next slice is copied while one is multiplied."""
+    turns = taps + _BEHIND - ring if slices > 1 else need
     piece = WARP_LANES
     while -(-need // piece) > turns:
         piece *= 2
-    return piece, -(-need // piece)
-
-
-def copying_turns(taps: int, ring: int) -> int:
-    """Steps of a slice in which the window's next one may be copied."""
-    return taps + _BEHIND - ring
+    return WindowMemory(min(2, slices), -(-need // piece), piece)
 
 
 class SlidingWriter(TileWriter):
@@ -78,10 +92,8 @@ class SlidingWriter(TileWriter):
         self.slices = -(-self.run // self.tile[2])
         self.ring: int = kernel["pipeline"]
         need = self.tile[0] + reach
-        turns = copying_turns(self.taps, self.ring) if self.slices > 1 else need
-        self.piece, self.pieces = copied_rows(need, turns)
+        self.window = window_memory(need, self.taps, self.slices, self.ring)
         self.steps = self.taps * self.slices
-        self.slots = min(2, self.slices)
         self.kind = LANGUAGE_TYPES[self.s.dtypes[1]]
 
     @override
@@ -127,14 +139,14 @@ class SlidingWriter(TileWriter):
         }
         for name, layout in layouts.items():
             s.line(f"{name}: gl.constexpr = {layout}")
-        count = self.slots * self.pieces
+        count = self.window.slots * self.window.pieces
         for name, shape in {
-            "window": (count, self.piece, width),
+            "window": (count, self.window.piece, width),
             "ring": (self.ring, filters, width),
         }.items():
             s.line(f"{name} = gl.allocate_shared_memory({self.kind}, {list(shape)}, swizzled)")
         # A row of it alone, to begin what a tap sees anywhere.
-        lines = [count * self.piece, 1, width]
+        lines = [self.window.rows, 1, width]
         s.line(f"lines = window._reinterpret({self.kind}, {lines}, plain)")
 
     def find_weights(self) -> None:
@@ -169,7 +181,7 @@ class SlidingWriter(TileWriter):
 
         For each: to where, from where, and which places are pixels.
         """
-        s, rows = self.s, self.pieces * self.piece
+        s, rows = self.s, self.window.pieces * self.window.piece
         self.find_corner()
         found: list[tuple[str, str, str]] = []
         first = 0
@@ -286,7 +298,8 @@ class SlidingWriter(TileWriter):
             (name, w[3] * pitch)
             for name, w, pitch in zip(names, self.windows, self.pitches, strict=True)
         ]
-        slot = f"(part % 2) * {self.pieces * self.piece}" if self.slots > 1 else ""
+        each = self.window.pieces * self.window.piece
+        slot = f"(part % 2) * {each}" if self.window.slots > 1 else ""
         first = s.join(slot, s.sum_of(*terms))
         shape = f"{self.kind}, [{places}, {width}], swizzled"
         s.line(f"seen = lines.index({first})._reinterpret({shape}).permute([1, 0])")
@@ -300,14 +313,15 @@ class SlidingWriter(TileWriter):
         s.line(f"ahead = number + {ring - _BEHIND}")
         with s.block(f"if (ahead >= {ring - 1}) & (ahead < {self.steps}):"):
             self.copy_weights(f"ahead % {ring}", f"ahead // {taps}", f"ahead % {taps}")
-        if self.slots == 1:
+        piece, pieces = self.window.piece, self.window.pieces
+        if self.window.slots == 1:
             return
         last = f"(part < {self.slices - 1})"
-        with s.block(f"if {last} & (tap >= 1) & (tap <= {self.pieces}):"):
+        with s.block(f"if {last} & (tap >= 1) & (tap <= {pieces}):"):
             s.line("next = part + 1")
-            to = f"window.index((next % 2) * {self.pieces} + tap - 1)"
-            first = f"(tap - 1) * {self.piece}"
-            self.copy(to, *self.find_places("v", first, self.piece, "next"))
+            to = f"window.index((next % 2) * {pieces} + tap - 1)"
+            first = f"(tap - 1) * {piece}"
+            self.copy(to, *self.find_places("v", first, piece, "next"))
 
     def name_columns(self, layout: str) -> None:
         """The tile's columns, in a layout."""
@@ -353,9 +367,8 @@ class SlidingWriter(TileWriter):
         Nobody needs that any more, and all of the tile goes at once.
         """
         s, (places, filters, width) = self.s, self.tile
-        lines = self.slots * self.pieces * self.piece
         s.line("tl.debug_barrier()")  # the products of all warps have read what they had to
-        if places * filters * dtype.size_bytes > lines * width * s.dtypes[1].size_bytes:
+        if places * filters * dtype.size_bytes > self.window.rows * width * s.dtypes[1].size_bytes:
             s.line("result = gl.convert_layout(result.permute([1, 0]), written)")
             return
         swizzle = min(_SWIZZLE_BYTES, filters * dtype.size_bytes)

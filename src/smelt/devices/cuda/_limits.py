@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Final
 
 _LANES: Final = 32
-_REGISTERS: Final = 1 << 16
 _REGISTER_UNIT: Final = 256
 """A warp gets registers by so many."""
 _PARTITIONS: Final = 4
@@ -27,6 +26,7 @@ class GpuLimits:
     shared_kib: int
     reserved_kib: int = 1
     """Shared memory that the system takes of each block's."""
+    registers: int = 1 << 16
 
     @property
     def block_shared_bytes(self) -> int:
@@ -43,7 +43,7 @@ class GpuLimits:
         """
         warps = -(-threads // _LANES) or 1
         each = max(_rounded(registers * _LANES, _REGISTER_UNIT), _REGISTER_UNIT)
-        held = _REGISTERS // _PARTITIONS // each * _PARTITIONS
+        held = self.registers // _PARTITIONS // each * _PARTITIONS
         taken = _rounded(shared_bytes + (self.reserved_kib << 10), _SHARED_UNIT_BYTES)
         room = {
             "threads": self.threads // _LANES // warps,

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import product
 from math import ceil, sqrt
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from smelt.backends._base import Tactic
 from smelt.backends.cuda._costs import (
@@ -24,7 +24,7 @@ from smelt.engine import parameters
 from smelt.types import DType
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from smelt.backends.cuda._target import CudaTarget
     from smelt.types import Dim, TensorFormat
@@ -63,6 +63,10 @@ _FEW_STEPS: Final = 64
 """Shorter steps of a sum in 16 bits are for shorter sums alone."""
 OWN_SHARED_BYTES: Final = 2048
 """Shared memory beside the factors."""
+_LATER: Final = 1.01
+"""How much longer kernels are said to take that no fitted estimate ranks than those that one does:
+without a clock they are not chosen."""
+ChoiceT = TypeVar("ChoiceT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +138,18 @@ def tiles_for(shape: Shape, target: CudaTarget) -> Iterator[tuple[Choice, float]
         yield choice, seconds
         if kept.total() == _KEPT:
             return
+
+
+def behind_tiles(
+    ranked: Iterable[tuple[float, ChoiceT]], shape: Shape, target: CudaTarget
+) -> Iterator[tuple[float, ChoiceT]]:
+    """Yield what else computes a product, with seconds that are more than the best tile's."""
+    tiles = (seconds for choice, seconds in tiles_for(shape, target) if choice.pieces == 1)
+    best = next(tiles, None)
+    if best is None:
+        return  # nothing is summed
+    for seconds, choice in ranked:
+        yield _LATER * max(seconds, best), choice
 
 
 def _choices(shape: Shape, target: CudaTarget) -> Iterator[Choice]:

@@ -19,7 +19,7 @@ from smelt.backends._nodes import value_of
 from smelt.backends.cuda._costs import WARP_LANES, Work, gpu_of, product_seconds, seconds_of
 from smelt.backends.cuda._product import write_product
 from smelt.backends.cuda._target import CudaTarget
-from smelt.backends.cuda.families._tiles import OWN_SHARED_BYTES
+from smelt.backends.cuda.families._tiles import OWN_SHARED_BYTES, behind_tiles
 from smelt.backends.cuda.families.gemm import GemmFamily, is_turned, shape_of
 from smelt.engine import parameters
 from smelt.ops import Gemm, MatMul
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from smelt.backends.cuda.families._tiles import Shape
-    from smelt.engine import KernelSpec, Step
+    from smelt.engine import KernelSpec, Parameters, Step
     from smelt.ir import Constant, Node
 
 AHEAD: Final = "ahead"
@@ -46,9 +46,6 @@ _OWN_REGISTERS: Final = 40
 _MOST_DEPTH: Final = 640
 _LONGEST_STEP: Final = 128
 _LEAST_STEP: Final = 32
-_LATER: Final = 1.01
-"""How much longer these are said to take than the best of other kernels: without a clock they are
-not chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +77,16 @@ class _Choice:
             and self.programs(shape) <= _MOST_BESIDE * target.multiprocessors
         )
 
-    def tactic(self, base: Tactic, seconds: float, *, early: bool) -> Tactic:
-        """The decision as data, of what another tactic computes."""
-        kept = [(k, v) for k, v in base.parameters if k == "precision"]
-        decided = parameters(
-            tile=self.tile, warps=_WARPS, pipeline=1, sums=AHEAD, early=early, pieces=1
-        )
-        hint = max(seconds, base.cost_hint) * _LATER
-        options = tuple(sorted([*kept, *decided]))
-        return dataclasses.replace(
-            base, family=AHEAD, parameters=options, workspace_bytes=0, cost_hint=hint
+    def parameters(self, shape: Shape) -> Parameters:
+        """The decision as data."""
+        return parameters(
+            tile=self.tile,
+            warps=_WARPS,
+            pipeline=1,
+            sums=AHEAD,
+            precision="ieee",
+            early=shape.adds,
+            pieces=1,
         )
 
 
@@ -106,15 +103,19 @@ class AheadFamily(Family[CudaTarget]):
         if reason := _why_not(node, target):
             yield Refusal(self.name, reason)
             return
-        plain = [t for t in _BASE.tactics(node, target) if isinstance(t, Tactic)]
+        base = next(_BASE.tactics(node, target))
+        if isinstance(base, Refusal):
+            return  # that family says why
         shape, step = _shape(node, target)
         choices = [c for c in (_Choice((*tile, step)) for tile in _TILES) if c.fits(shape, target)]
-        if not plain or not choices:
+        if not choices:
             yield Refusal(self.name, "its programs do not all run at once")
             return
-        ranked = sorted((_seconds(shape, choice, target), n) for n, choice in enumerate(choices))
-        for seconds, number in ranked[:_KEPT]:
-            yield choices[number].tactic(plain[0], seconds, early=shape.adds)
+        found = [(_seconds(shape, choice, target), choice) for choice in choices]
+        ranked = sorted(found, key=lambda pair: pair[0])[:_KEPT]
+        for seconds, choice in behind_tiles(ranked, shape_of(node, target), target):
+            options = choice.parameters(shape)
+            yield Tactic(self.name, options, base.inputs, base.outputs, cost_hint=seconds)
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:

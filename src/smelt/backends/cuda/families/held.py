@@ -9,7 +9,7 @@ most of it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice, product
 from math import gcd
 from typing import TYPE_CHECKING, ClassVar, Final, cast
@@ -20,8 +20,13 @@ from smelt.backends._nodes import value_of
 from smelt.backends.cuda._costs import LAUNCH_SECONDS, MOST_REGISTERS, WARP_LANES, gpu_of
 from smelt.backends.cuda._product import write_product
 from smelt.backends.cuda._target import CudaTarget
-from smelt.backends.cuda.families._tiles import OWN_SHARED_BYTES
-from smelt.backends.cuda.families.conv import ConvFamily, product_shape, reason_against
+from smelt.backends.cuda.families._tiles import OWN_SHARED_BYTES, behind_tiles
+from smelt.backends.cuda.families.conv import (
+    ConvFamily,
+    formats_of,
+    product_shape,
+    reason_against,
+)
 from smelt.backends.cuda.families.conv_sum import ConvSumFamily, sum_shape
 from smelt.engine import parameters
 from smelt.ops.conv import Conv
@@ -32,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from smelt.backends.cuda.families._tiles import Shape
-    from smelt.engine import KernelSpec, Step
+    from smelt.engine import KernelSpec, Parameters, Step
     from smelt.ir import Constant, Node
 
 _KEPT: Final = 3
@@ -40,7 +45,6 @@ _TILES: Final = ((64, 64), (64, 128), (128, 64), (128, 128))
 """Rows and columns."""
 _BESIDE: Final = (4, 3, 2, 1)
 """Programs of a multiprocessor."""
-_REGISTERS: Final = 65536
 _OWN_REGISTERS: Final = 96
 """Of a thread, beside the sums and extra operands."""
 _EIGHT_WARPS_FROM: Final = 128 * 128
@@ -70,9 +74,6 @@ _TILE_SECONDS: Final = 5.0e-7
 """What a tile takes beside its products and loads."""
 _APART: Final = 0.2
 """How much of the shorter of two things that could go on at once is not hidden."""
-_LATER: Final = 1.01
-"""How much longer these are said to take than the best of other kernels: without a clock they are
-not chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,25 +101,23 @@ class _Choice:
         each = min(MOST_REGISTERS, _OWN_REGISTERS + (bm * bn + extra // 2) // threads)
         return (
             self.beside * room <= target.shared_bytes
-            and self.beside * each * threads <= _REGISTERS
+            and self.beside * each * threads <= gpu_of(target).limits.registers
             and -(-shape.rows // bm) >= _LEAST_TILES * self.programs
         )
 
-    def tactic(self, base: Tactic, seconds: float) -> Tactic:
-        """The decision as data, of what another tactic computes."""
-        kept = [(k, v) for k, v in base.parameters if k in {"precision", "factors"}]
-        decided = parameters(
+    @property
+    def parameters(self) -> Parameters:
+        """The decision as data."""
+        return parameters(
             tile=self.tile,
             warps=self.warps,
             pipeline=self.pipeline,
             programs=self.programs,
             sums="held",
+            precision="ieee",
             early=False,
             pieces=1,
         )
-        hint = max(seconds, base.cost_hint) * _LATER
-        options = tuple(sorted([*kept, *decided]))
-        return replace(base, family=HeldFamily.name, parameters=options, cost_hint=hint)
 
 
 class HeldFamily(Family[CudaTarget]):
@@ -131,17 +130,18 @@ class HeldFamily(Family[CudaTarget]):
     def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
         if not isinstance(root_of(node)[0], Conv | ConvSum) or reason_against(node):
             return  # the other families say why
-        base, shape, step = _product_of(node, target)
+        shape, step = _product_of(node, target)
         if reason := _why_not(shape, step, target):
             yield Refusal(self.name, reason)
             return
-        plain = [t for t in base.tactics(node, target) if isinstance(t, Tactic)]
-        plain = [t for t in plain if dict(t.parameters)["pieces"] == 1]
-        choices = [(_seconds(shape, c, target), c) for c in _choices(shape, step, target)]
-        if not choices:
+        found = [(_seconds(shape, c, target), c) for c in _choices(shape, step, target)]
+        if not found:
             yield Refusal(self.name, "weights and the next tiles do not fit, or tiles are too few")
-        for seconds, choice in sorted(choices, key=lambda pair: pair[0])[:_KEPT]:
-            yield from (choice.tactic(tactic, seconds) for tactic in plain[:1])
+            return
+        inputs, output = formats_of(node)
+        ranked = sorted(found, key=lambda pair: pair[0])[:_KEPT]
+        for seconds, choice in behind_tiles(ranked, shape, target):
+            yield Tactic(self.name, choice.parameters, inputs, (output,), cost_hint=seconds)
 
     @override
     def narrowed(
@@ -168,17 +168,17 @@ def _base_of(node: Node) -> Family[CudaTarget]:
     return ConvSumFamily() if isinstance(root_of(node)[0], ConvSum) else ConvFamily()
 
 
-def _product_of(node: Node, target: CudaTarget) -> tuple[Family[CudaTarget], Shape, int]:
-    """Whose product a node is, its extents, and how long steps of its sum are."""
-    root, base = cast("Conv | ConvSum", root_of(node)[0]), _base_of(node)
+def _product_of(node: Node, target: CudaTarget) -> tuple[Shape, int]:
+    """The extents of a node's product, and how long steps of its sum are."""
+    root = cast("Conv | ConvSum", root_of(node)[0])
     run = cast("int", value_of(node, 1).tensor.shape[1])
     if isinstance(root, ConvSum):
         second = cast("int", value_of(node, 3).tensor.shape[1])
-        return base, sum_shape(node, root, target), gcd(run, second, _DEEPEST_STEP)
+        return sum_shape(node, root, target), gcd(run, second, _DEEPEST_STEP)
     shape = product_shape(node, root, target)
     whole = 1 << (shape.depth - 1).bit_length()
     is_whole = whole <= _DEEPEST_STEP and shape.depth >= _LEAST_FILLED * whole
-    return base, shape, whole if is_whole and run % _VECTOR == 0 else gcd(run, _DEEPEST_STEP)
+    return shape, whole if is_whole and run % _VECTOR == 0 else gcd(run, _DEEPEST_STEP)
 
 
 def _why_not(shape: Shape, step: int, target: CudaTarget) -> str | None:

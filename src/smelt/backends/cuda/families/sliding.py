@@ -7,7 +7,7 @@ without one these tactics are never chosen.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from math import ceil, prod
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
@@ -17,13 +17,15 @@ from smelt.backends._base import Family, Operands, Refusal, Tactic
 from smelt.backends._fusion import root_of
 from smelt.backends._nodes import value_of
 from smelt.backends.cuda._costs import LAUNCH_SECONDS, WARP_LANES, gpu_of
-from smelt.backends.cuda._sliding import SlidingWriter, copied_rows, copying_turns, ring_of
+from smelt.backends.cuda._sliding import SlidingWriter, ring_of, window_memory
 from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda._triton import why_no_gluon
 from smelt.backends.cuda.families._grid import Grid
+from smelt.backends.cuda.families._tiles import behind_tiles
 from smelt.backends.cuda.families.conv import (
     ConvFamily,
     ConvLowering,
+    formats_of,
     is_depthwise,
     product_shape,
     reason_against,
@@ -35,8 +37,9 @@ from smelt.types import DType, override
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from smelt.backends.cuda._costs import Gpu
     from smelt.backends.cuda.families._tiles import Shape
-    from smelt.engine import KernelSpec, Step
+    from smelt.engine import KernelSpec, Parameters, Step
     from smelt.ir import Constant, Node, Value
 
 _ONLY: Final = ("sm_90",)
@@ -55,13 +58,10 @@ _LEAST_FILLED: Final = 0.75
 _LEAST_BUSY: Final = 0.5
 """Share of the multiprocessors that must have a program."""
 _KEPT: Final = 4
-_SHARED_OF_ALL: Final = 228 << 10
-_SHARED_OF_A_PROGRAM: Final = 1024
-"""Shared memory of a multiprocessor; what it keeps for each program, and what one takes to tell
-places from lane to lane."""
-_REGISTERS: Final = 65536
+_OWN_SHARED_BYTES: Final = 1024
+"""What a program takes to tell places from lane to lane."""
 _OWN_REGISTERS: Final = 40
-"""Of a multiprocessor, and of a thread beside its sums."""
+"""Of a thread beside its sums."""
 _REACHED: Final = 0.8
 """Of the tensor cores' rate, by products that nothing else holds up."""
 _FETCH_SECONDS: Final = 1.0e-6
@@ -70,9 +70,6 @@ _END_SECONDS: Final = 1.4e-6
 _SUM_SECONDS: Final = 1.1e-8
 """What a program takes before its first product and after the last, and for each sum that a thread
 holds."""
-_LATER: Final = 1.01
-"""How much longer these are said to take than the best of other kernels: without a clock they are
-not chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,25 +97,26 @@ class _Choice:
     warps: int
     pipeline: int
 
-    def beside(self, window: _Window) -> int:
+    def beside(self, window: _Window, gpu: Gpu) -> int:
         """Programs that a multiprocessor has room for."""
         places, filters, width = self.tile
         need = places + window.reach
-        turns = copying_turns(window.taps, self.pipeline) if window.slices > 1 else need
-        lines = min(2, window.slices) * prod(copied_rows(need, turns)) + self.pipeline * filters
-        room = lines * width * DType.FLOAT16.size_bytes + 2 * _SHARED_OF_A_PROGRAM
+        memory = window_memory(need, window.taps, window.slices, self.pipeline)
+        rows = memory.rows + self.pipeline * filters
+        room = rows * width * DType.FLOAT16.size_bytes + _OWN_SHARED_BYTES
         threads = self.warps * WARP_LANES
-        registers = places * filters + _OWN_REGISTERS * threads
-        return min(_REGISTERS // registers, _SHARED_OF_ALL // room)
+        registers = places * filters // threads + _OWN_REGISTERS
+        return gpu.limits.resident_blocks(threads, registers, room)[0]
 
     def programs(self, shape: Shape, window: _Window) -> int:
         """Of a launch."""
         places, filters, _ = self.tile
         return ceil(shape.rows / window.kept / places) * ceil(shape.columns / filters)
 
-    def tactic(self, base: Tactic, seconds: float) -> Tactic:
-        """The decision as data, of what another tactic computes."""
-        options = parameters(
+    @property
+    def parameters(self) -> Parameters:
+        """The decision as data."""
+        return parameters(
             tile=self.tile,
             warps=self.warps,
             pipeline=self.pipeline,
@@ -126,8 +124,6 @@ class _Choice:
             early=False,
             pieces=1,
         )
-        hint = max(seconds, base.cost_hint) * _LATER
-        return replace(base, family=SlidingFamily.name, parameters=options, cost_hint=hint)
 
 
 class SlidingFamily(Family[CudaTarget]):
@@ -146,18 +142,19 @@ class SlidingFamily(Family[CudaTarget]):
             yield Refusal(self.name, reason)
             return
         shape, window = product_shape(node, root, target), _window_of(node, root)
-        choices = [(_seconds(shape, window, c, target), c) for c in _choices(shape, window, target)]
-        if not choices:
+        found = [(_seconds(shape, window, c, target), c) for c in _choices(shape, window, target)]
+        if not found:
             yield Refusal(
                 self.name, "windows do not fit, much of them is padding, or places are too few"
             )
             return
-        plain = [t for t in ConvFamily().tactics(node, target) if isinstance(t, Tactic)]
-        plain = [t for t in plain if dict(t.parameters)["pieces"] == 1]
-        choices.sort(key=lambda pair: pair[0])  # and the longer ring first
-        best = {(c.tile, c.warps): (seconds, c) for seconds, c in reversed(choices)}
-        for seconds, choice in sorted(best.values(), key=lambda pair: pair[0])[:_KEPT]:
-            yield from (choice.tactic(tactic, seconds) for tactic in plain[:1])
+        inputs, output = formats_of(node)
+        # Of rings that are said to be as fast the longest, which was found first.
+        found.sort(key=lambda pair: pair[0])
+        best = {(c.tile, c.warps): (seconds, c) for seconds, c in reversed(found)}
+        ranked = sorted(best.values(), key=lambda pair: pair[0])[:_KEPT]
+        for seconds, choice in behind_tiles(ranked, shape, target):
+            yield Tactic(self.name, choice.parameters, inputs, (output,), cost_hint=seconds)
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
@@ -253,14 +250,15 @@ def _choices(shape: Shape, window: _Window, target: CudaTarget) -> Iterator[_Cho
         choice = _Choice((places, filters, window.width), warps, ring)
         wide = filters >= 2 * shape.columns or places >= 2 * shape.rows
         busy = choice.programs(shape, window) >= _LEAST_BUSY * target.multiprocessors
-        if ring >= _LEAST_RING and busy and not wide and choice.beside(window):
+        if ring >= _LEAST_RING and busy and not wide and choice.beside(window, gpu_of(target)):
             yield choice
 
 
 def _seconds(shape: Shape, window: _Window, choice: _Choice, target: CudaTarget) -> float:
     """Seconds of a launch, whose programs go beside each other in rounds."""
     places, filters, width = choice.tile
-    gpu, beside = gpu_of(target), choice.beside(window)
+    gpu = gpu_of(target)
+    beside = choice.beside(window, gpu)
     programs = choice.programs(shape, window)
     steps = window.taps * window.slices
     step = 2.0 * places * filters * width * gpu.multiprocessors / (gpu.tensor_flops * _REACHED)

@@ -20,6 +20,7 @@ from smelt.backends._base import Family, Operands, Refusal, Tactic, store_as
 from smelt.backends._fusion import root_of
 from smelt.backends._nodes import value_of, view_of
 from smelt.backends._scalars import Scalars
+from smelt.backends._storage import contiguous_strides
 from smelt.backends.cuda._costs import count_of, guess, pass_seconds
 from smelt.backends.cuda._product import write_product
 from smelt.backends.cuda._reach import MOST_ELEMENTS
@@ -38,7 +39,7 @@ from smelt.errors import InternalError
 from smelt.ir import Constant
 from smelt.ops.conv import Conv
 from smelt.ops.pad import Pad
-from smelt.types import DType, Layout, TensorFormat, ceil_div, element_count, override
+from smelt.types import DType, Layout, TensorFormat, TensorType, ceil_div, element_count, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -108,9 +109,7 @@ class StemFamily(Family[CudaTarget]):
             raise InternalError(f"{node} has no room for its pixels")
         width, run = row_of(node, root)
         count, *places, _ = shape = padded_shape(node, root)
-        strides: list[Dim] = [1]
-        for extent in reversed((*places, width)):
-            strides.insert(0, strides[0] * extent)
+        strides = _strides(shape)
         # Windows begin at pixels, and their rows are runs: pixels that overlap.
         read = self.run_read(run)
         places[-1] = places[-1] - (ceil_div(read, width) - 1)
@@ -206,13 +205,15 @@ def padded_shape(node: Node, root: Conv) -> tuple[Dim, ...]:
     return (count, *padded, width)
 
 
+def _strides(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
+    """Of the pixels as they are written, channels last."""
+    return contiguous_strides(TensorType(DType.FLOAT32, shape), Layout.LINEAR)
+
+
 def _write_pixels(image: View, runs: View, root: Conv, shape: tuple[Dim, ...]) -> Launch:
     """The launch that writes every element of the pixels."""
     scalars = Scalars()
-    strides: list[Dim] = [1]
-    for extent in reversed(shape[1:]):
-        strides.insert(0, strides[0] * extent)
-    pixels = View(runs.buffer, runs.offset, runs.dtype, shape, tuple(strides))
+    pixels = View(runs.buffer, runs.offset, runs.dtype, shape, _strides(shape))
     views = (image, pixels)
     total = element_count(shape[:-1])
     befores = (0, *(before for before, _ in root.pad_pairs))
