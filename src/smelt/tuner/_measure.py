@@ -185,10 +185,9 @@ def _settled(
 ) -> list[float]:
     """Times of which none is unknown: where nothing could be measured, estimates are believed."""
     is_measured = any(math.isfinite(times[i]) for i in chosen)
-    late = math.inf if is_measured else None
     settled = [
-        (t.cost_hint if late is None else late) if math.isnan(seconds) else seconds
-        for seconds, t in zip(times, tactics, strict=True)
+        seconds if not math.isnan(seconds) else math.inf if is_measured else tactic.cost_hint
+        for seconds, tactic in zip(times, tactics, strict=True)
     ]
     return settled if any(map(math.isfinite, settled)) else [t.cost_hint for t in tactics]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from smelt.backends.cuda._product import HeldWriter
-from smelt.backends.cuda._source import LANGUAGE_TYPES
+from smelt.backends.cuda._source import LANGUAGE_TYPES, VECTOR
 from smelt.backends.cuda._tile_writer import divides, masked
 from smelt.types import override
 
@@ -16,7 +16,6 @@ ROWS: Final = 64
 """Of a tile: those of one instruction."""
 FRAGMENT: Final = 32
 """Elements of a sum that four threads read as a vector each: two steps of an instruction."""
-VECTOR: Final = 8
 KEEP: Final = "and.b32 $0, $1, $2;"
 """Two elements where a mask has ones, else zeros."""
 _MOST_AT_ONCE: Final = 4

@@ -41,8 +41,9 @@ class ProductKernel:
     """
 
     sums: str
-    """What is summed: "product", the same by programs that have "held" their weights or also read
-    "fragments" of the other factor, "pieces" of one, or "channels" each with its own window."""
+    """What is summed, and how: a "product"; one by programs that hold their weights for many tiles
+    ("held", and "fragments", whose other factor never leaves registers) or have them for one before
+    all else ("ahead"); results of "pieces"; "channels", each by itself; two products, a "chain"."""
     stack: tuple[tuple[Json, ...], ...]
     """Axes that tell one product from another (groups, matrices): extent, then strides."""
     rows: tuple[tuple[Json, ...], ...]

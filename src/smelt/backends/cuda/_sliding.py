@@ -21,15 +21,13 @@ from math import gcd, prod
 from typing import TYPE_CHECKING, Final
 
 from smelt.backends.cuda._costs import WARP_LANES
-from smelt.backends.cuda._source import LANGUAGE_TYPES
+from smelt.backends.cuda._source import LANGUAGE_TYPES, VECTOR
 from smelt.backends.cuda._tile_writer import TileWriter, across, both, divides
 from smelt.types import DType, override
 
 if TYPE_CHECKING:
     from smelt.engine import Json, KernelSpec
 
-_VECTOR: Final = 8
-"""Elements of 16 bytes in 16 bits."""
 _SWIZZLE_BYTES: Final = 128
 _WARP_ROWS: Final = 16
 _WIDEST: Final = 256
@@ -128,9 +126,9 @@ class SlidingWriter(TileWriter):
         swizzle = width * s.dtypes[1].size_bytes
         bits = 8 * s.dtypes[1].size_bytes
         layouts = {
-            "copied": f"gl.BlockedLayout([1, {_VECTOR}], [{WARP_LANES // copied}, {copied}], "
+            "copied": f"gl.BlockedLayout([1, {VECTOR}], [{WARP_LANES // copied}, {copied}], "
             f"[{warps}, 1], [1, 0])",
-            "written": f"gl.BlockedLayout([1, {_VECTOR}], [{WARP_LANES // stored}, {stored}], "
+            "written": f"gl.BlockedLayout([1, {VECTOR}], [{WARP_LANES // stored}, {stored}], "
             f"[{warps}, 1], [1, 0])",
             "multiplied": f"gl.NVMMADistributedLayout([3, 0], [{warps // beside}, {beside}], "
             f"[16, {min(places // beside, _WIDEST)}, 16])",
@@ -258,12 +256,12 @@ class SlidingWriter(TileWriter):
     def lanes(self, layout: str) -> int:
         """Lanes of a row of a layout."""
         wide = self.tile[2] if layout == "copied" else self.tile[1]
-        return min(WARP_LANES, wide // _VECTOR)
+        return min(WARP_LANES, wide // VECTOR)
 
     def spread_places(self, name: str, offset: str, condition: str, layout: str) -> None:
         """Have all lanes of a row know its offset, negative where the condition does not hold."""
         s = self.s
-        s.line(f"{name} = tl.where({condition}, {offset}, -{_VECTOR})")
+        s.line(f"{name} = tl.where({condition}, {offset}, -{VECTOR})")
         s.line(f"{name} = gl.convert_layout({name}, gl.SliceLayout(1, {layout}))")
         s.line(f"{name} = tl.multiple_of({name}, {self.vector(layout)})")
 
@@ -272,7 +270,7 @@ class SlidingWriter(TileWriter):
         operand = 0 if layout == "copied" else self.last
         strides = [axis[1 + operand] for axis in self.rows]
         known = [stride for stride in strides if isinstance(stride, int)]
-        return gcd(_VECTOR, *known) if len(known) == len(strides) else 1
+        return gcd(VECTOR, *known) if len(known) == len(strides) else 1
 
     @override
     def sum(self) -> None:

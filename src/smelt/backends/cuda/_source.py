@@ -28,6 +28,10 @@ _LET_NEXT_START: Final = "tl.extra.cuda.gdc_launch_dependents()"
 _WAIT: Final = "tl.extra.cuda.gdc_wait()"
 _LAYOUT: Final = ": gl.constexpr ="
 ALIGNED_BYTES: Final = 16
+VECTOR: Final = 8
+"""Elements of 16 bits that a thread loads at once, at most."""
+LEAST_VECTOR: Final = 4
+"""The same of a load that may run ahead, at least."""
 CLUSTER: Final = "cluster"
 """Parameter of kernels whose programs wait for each other: how many run at the same time."""
 TRITON_TYPES: Final = {

@@ -20,6 +20,7 @@ from smelt.backends.cuda._costs import (
     product_seconds,
     seconds_of,
 )
+from smelt.backends.cuda._source import LEAST_VECTOR, VECTOR
 from smelt.engine import parameters
 from smelt.types import DType
 
@@ -49,9 +50,6 @@ _PIECE_SECONDS: Final = 1.7e-7
 """Of the launch that adds the pieces of a sum, and of each of them."""
 _LINE_BYTES: Final = 128
 _REUSED_AREA: Final = 64 * 64
-_VECTOR: Final = 8
-_LEAST_VECTOR: Final = 4
-"""Elements of a load that may run ahead."""
 _LARGEST_TILE: Final = 128 * 256
 _LEAST_AREA: Final = {4: 0, 8: 64 * 128}
 _MOST_AREA: Final = {4: 128 * 128, 8: _LARGEST_TILE}
@@ -189,9 +187,9 @@ def _pipelines(
     """How many steps' factors may be held: one where nothing can run ahead."""
     each = (tile[0] + tile[1]) * tile[2] * shape.dtype.size_bytes
     most = (target.shared_bytes - OWN_SHARED_BYTES) // each
-    if most and (steps == 1 or shape.run % _VECTOR):
+    if most and (steps == 1 or shape.run % VECTOR):
         yield 1
-    if steps == 1 or shape.run % _LEAST_VECTOR:
+    if steps == 1 or shape.run % LEAST_VECTOR:
         return
     for pipeline in (2, 3) if shape.dtype is DType.FLOAT32 else (2, 3, 4, 6, 8):
         if pipeline <= most:
@@ -262,7 +260,7 @@ def _work(shape: Shape, choice: Choice, target: CudaTarget) -> Work:
 
 def _price(shape: Shape) -> float:
     """How much dearer the first factor's elements are than the second's, which lie side by side."""
-    scattered = _SCATTERED if shape.run % _LEAST_VECTOR else 1.0
+    scattered = _SCATTERED if shape.run % LEAST_VECTOR else 1.0
     return scattered * (_SOUGHT_TWICE if shape.images > 1 else _SOUGHT)
 
 

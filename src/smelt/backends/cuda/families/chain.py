@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from smelt.backends._axes import Axis
 from smelt.backends._base import Family, Operands, Refusal, Tactic
@@ -12,6 +12,7 @@ from smelt.backends._links import links_in, links_of
 from smelt.backends._nodes import value_of
 from smelt.backends._storage import contiguous_strides
 from smelt.backends.cuda._chain import CHAIN, ChainKernel, write_chain
+from smelt.backends.cuda._source import LEAST_VECTOR
 from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda.families._chain_tiles import first_shape, then_columns, tiles_for_chain
 from smelt.backends.cuda.families._epilogue import planned_epilogue
@@ -37,9 +38,6 @@ if TYPE_CHECKING:
     from smelt.engine import KernelSpec, Step
     from smelt.ir import Constant, Node, Op
     from smelt.types import Dim
-
-_LEAST_VECTOR: Final = 4
-"""Elements of a load that may run ahead."""
 
 
 class ChainFamily(Family[CudaTarget]):
@@ -113,7 +111,7 @@ def _why_not(links: Links, target: CudaTarget) -> str | None:
     if target.pairs:
         return "images go in pairs"
     shape = first_shape(links, target)
-    if not shape.run or shape.run % _LEAST_VECTOR:
+    if not shape.run or shape.run % LEAST_VECTOR:
         return "the channels of its first image fill no vectors"
     is_half = shape.dtype.size_bytes == DType.FLOAT16.size_bytes
     return None if is_half else "its factors have more than 16 bits"

@@ -14,6 +14,7 @@ from smelt.backends._nodes import value_of, view_of
 from smelt.backends._scalars import Scalars
 from smelt.backends.cuda._costs import count_of, guess
 from smelt.backends.cuda._product import ProductKernel, write_product
+from smelt.backends.cuda._source import VECTOR
 from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda.families._epilogue import (
     FLOATS,
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
     from smelt.types import Dim
 
 
-_VECTOR: Final = 8
-"""Elements of 16 bytes in 16 bits."""
 _WRITTEN_TAPS: Final = 49
 """Of a kernel that has them written out."""
 
@@ -98,7 +97,7 @@ def end_in_vectors(rows: Constant) -> Constant:
 
 def _padded(depth: int) -> int:
     """Elements of a filter as it is packed, so that each begins where vectors may."""
-    return -(-depth // _VECTOR) * _VECTOR
+    return -(-depth // VECTOR) * VECTOR
 
 
 def _own_count(node: Node) -> int:

@@ -19,6 +19,7 @@ from smelt.backends._fusion import root_of
 from smelt.backends._nodes import value_of
 from smelt.backends.cuda._costs import LAUNCH_SECONDS, MOST_REGISTERS, WARP_LANES, gpu_of
 from smelt.backends.cuda._product import write_product
+from smelt.backends.cuda._source import LEAST_VECTOR
 from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda.families._tiles import OWN_SHARED_BYTES, behind_tiles
 from smelt.backends.cuda.families.conv import (
@@ -55,8 +56,6 @@ _LEAST_FILLED: Final = 0.75
 """Share of a step that must not be zeros."""
 _MOST_STEPS: Final = 3
 """Each is waited for."""
-_VECTOR: Final = 4
-"""Elements of 8 bytes in 16 bits: what is loaded ahead goes in pieces of so many, or twice that."""
 _LEAST_TILES: Final = 2
 """Of a program; with fewer there is nothing to load ahead."""
 _PIPELINES: Final = (4, 3)
@@ -178,7 +177,7 @@ def _product_of(node: Node, target: CudaTarget) -> tuple[Shape, int]:
     shape = product_shape(node, root, target)
     whole = 1 << (shape.depth - 1).bit_length()
     is_whole = whole <= _DEEPEST_STEP and shape.depth >= _LEAST_FILLED * whole
-    return shape, whole if is_whole and run % _VECTOR == 0 else gcd(run, _DEEPEST_STEP)
+    return shape, whole if is_whole and run % LEAST_VECTOR == 0 else gcd(run, _DEEPEST_STEP)
 
 
 def _why_not(shape: Shape, step: int, target: CudaTarget) -> str | None:

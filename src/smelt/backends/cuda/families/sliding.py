@@ -18,6 +18,7 @@ from smelt.backends._fusion import root_of
 from smelt.backends._nodes import value_of
 from smelt.backends.cuda._costs import LAUNCH_SECONDS, WARP_LANES, gpu_of
 from smelt.backends.cuda._sliding import SlidingWriter, ring_of, window_memory
+from smelt.backends.cuda._source import VECTOR
 from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda._triton import why_no_gluon
 from smelt.backends.cuda.families._grid import Grid
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
 
 _ONLY: Final = ("sm_90",)
 """The architecture whose tensor cores read both factors from shared memory."""
-_VECTOR: Final = 8
-"""Channels of 16 bytes in 16 bits."""
 _TILES: Final = ((256, 64, 4), (256, 64, 8), (128, 128, 4), (128, 64, 4), (256, 128, 8))
 """Places, filters, warps."""
 _RINGS: Final = (6, 5, 4)
@@ -200,7 +199,7 @@ def _why_not(node: Node, root: Conv, target: CudaTarget) -> str | None:
         return "its factors have more than 16 bits"
     if prod(root.kernel_shape) == 1 or any(step > 1 for step in root.strides):
         return "windows of one tap, and those that step over places, share no pixels"
-    if root.group > 1 or cast("int", value_of(node, 1).tensor.shape[1]) % _VECTOR:
+    if root.group > 1 or cast("int", value_of(node, 1).tensor.shape[1]) % VECTOR:
         return "the filters are in groups, or the channels fill no vectors"
     if any(_goes_by_place(value, node) for value in node.inputs[root_of(node)[1] :]):
         return "its epilogue reads a tensor place by place"

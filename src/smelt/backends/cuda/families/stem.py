@@ -24,7 +24,7 @@ from smelt.backends._storage import contiguous_strides
 from smelt.backends.cuda._costs import count_of, guess, pass_seconds
 from smelt.backends.cuda._product import write_product
 from smelt.backends.cuda._reach import MOST_ELEMENTS
-from smelt.backends.cuda._source import LANGUAGE_TYPES, Source, operand_parameters
+from smelt.backends.cuda._source import LANGUAGE_TYPES, VECTOR, Source, operand_parameters
 from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda.families._nodes import as_factor, weights_of
 from smelt.backends.cuda.families._tiles import Shape, tiles_for
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 
 _WIDTHS: Final = (4, 8, 16)
 """Channels of a pixel as it is written."""
-_VECTOR: Final = 8
 _CACHED_RUN: Final = 4
 """Said of runs so that loads through the first-level cache are tried, too: windows overlap."""
 _PIXELS: Final = 256
@@ -180,7 +179,7 @@ def row_of(node: Node, root: Conv) -> tuple[int, int]:
     """
     depth = cast("int", value_of(node, 1).tensor.shape[1])
     step = root.strides[-1]
-    width = next(w for w in _WIDTHS if w >= depth and w * step % _VECTOR == 0)
+    width = next(w for w in _WIDTHS if w >= depth and w * step % VECTOR == 0)
     return width, width * root.kernel_shape[-1]
 
 
@@ -201,7 +200,7 @@ def padded_shape(node: Node, root: Conv) -> tuple[Dim, ...]:
     padded = [e + sum(pair) for e, pair in zip(places, root.pad_pairs, strict=True)]
     width, _ = row_of(node, root)
     if isinstance(line := padded[-1], int):
-        padded[-1] = line + -line % (_VECTOR // min(width, _VECTOR))
+        padded[-1] = line + -line % (VECTOR // min(width, VECTOR))
     return (count, *padded, width)
 
 

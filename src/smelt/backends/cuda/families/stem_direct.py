@@ -21,7 +21,8 @@ import numpy as np
 from smelt.backends._base import Refusal, Tactic
 from smelt.backends._fusion import root_of
 from smelt.backends.cuda._costs import LAUNCH_SECONDS, pass_seconds
-from smelt.backends.cuda._fragments import FRAGMENT, ROWS, VECTOR, FragmentWriter
+from smelt.backends.cuda._fragments import FRAGMENT, ROWS, FragmentWriter
+from smelt.backends.cuda._source import VECTOR
 from smelt.backends.cuda.families._nodes import as_factor
 from smelt.backends.cuda.families.conv import ConvLowering, reason_against
 from smelt.backends.cuda.families.stem import (
