@@ -63,15 +63,15 @@ def test_a_chain_takes_two_buffers() -> None:
 
 
 def test_a_step_that_does_not_wait_shares_nothing_with_the_one_before() -> None:
-    lives = [Life(64, 0, 0), Life(64, 1, 1)]
-    assert assign_offsets(lives, [0, 1])[1] == 64
-    assert assign_offsets(lives, [0, 0])[1] == 128
+    lives = [Life(ALIGNMENT_BYTES, 0, 0), Life(ALIGNMENT_BYTES, 1, 1)]
+    assert assign_offsets(lives, [0, 1])[1] == ALIGNMENT_BYTES
+    assert assign_offsets(lives, [0, 0])[1] == 2 * ALIGNMENT_BYTES
 
 
 def test_the_bound_counts_what_a_step_that_does_not_wait_may_meet() -> None:
-    lives = [Life(64, 0, 0), Life(64, 1, 1)]
-    assert lower_bound(lives, [0, 1]) == 64
-    assert lower_bound(lives, [0, 0]) == 128
+    lives = [Life(ALIGNMENT_BYTES, 0, 0), Life(ALIGNMENT_BYTES, 1, 1)]
+    assert lower_bound(lives, [0, 1]) == ALIGNMENT_BYTES
+    assert lower_bound(lives, [0, 0]) == 2 * ALIGNMENT_BYTES
 
 
 def test_residual_blocks_take_no_more_than_what_is_alive_at_once() -> None:

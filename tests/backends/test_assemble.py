@@ -65,6 +65,14 @@ def test_each_step_names_its_layer() -> None:
     assert len(made.layers) == max(step.layer for step in made.plan.steps) + 1
 
 
+def test_weights_begin_where_a_line_of_the_cache_does() -> None:
+    weights = WeightStore()
+    sizes = (3, 16, 1, 48)
+    arrays = [np.full(size, size, np.float32) for size in sizes]
+    offsets = [weights.place(Constant(f"w{array.size}", array)) for array in arrays]
+    assert [offset % 128 for offset in offsets] == [0] * len(sizes)
+
+
 def test_plans_of_one_engine_share_weights() -> None:
     store = WeightStore()
     constant = Constant("w", random((64, 64)))

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-ALIGNMENT_BYTES = 64
+ALIGNMENT_BYTES: Final = 128
+"""A line of a GPU's caches, and two of a processor's: rows of whole lines then touch no more of
+them than they have."""
 _ATTEMPTS: Final = 100
 
 
