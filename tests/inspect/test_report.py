@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from smelt.inspect import (
 )
 from smelt.interp import interpret
 from smelt.tuner import Effort
+from smelt.types import format_number
 from tests.support.engines import affine_header
 from tests.support.small_models import boxes_model, inception_model
 
@@ -164,7 +166,9 @@ def test_what_was_tried_in_the_network_is_told_beside_what_it_took_alone() -> No
     assert len(told) > 1
     assert any(chosen for chosen, _ in told)
     text = report_to_text(made, ["tactics"])
-    assert all(f"in the network {seconds * 1e6:,.1f} us" in text for _, seconds in told)
+    assert all(
+        f"in the network {format_number(seconds * 1e6, 1)} us" in text for _, seconds in told
+    )
 
 
 def test_tensors_that_live_at_once_never_share_bytes(plan: PlanReport) -> None:
@@ -178,6 +182,50 @@ def test_tensors_that_live_at_once_never_share_bytes(plan: PlanReport) -> None:
     assert plan.arena_lower_bound_bytes <= plan.arena_bytes
 
 
+@pytest.mark.parametrize(
+    ("feature", "known"),
+    [
+        ("cublaslt=130102", {"libraries": ["cuBLASLt 13.1.2"]}),
+        ("multiprocessors=66", {"multiprocessors": 66}),
+        *((f, {"features": [f]}) for f in ("tf32", "cudnn=", "cudnn=1" + 99 * "0", "sm=3", "=")),
+    ],
+)
+def test_features_are_told_apart_from_libraries_and_what_was_tuned_for(
+    report: EngineReport, engine: Engine, feature: str, known: dict[str, object]
+) -> None:
+    print_ = dataclasses.replace(engine.header.fingerprint, features=(feature,))
+    header = dataclasses.replace(engine.header, fingerprint=print_)
+    read: Any = SimpleNamespace(header=header, code=b"")
+    told = report_of(read)
+    assert told.network == report.network
+    nothing: dict[str, object] = {"features": [], "libraries": [], "multiprocessors": None}
+    data = json.loads(json.dumps(report_to_json(told)))
+    assert {name: data[name] for name in nothing} == nothing | known
+    page = report_to_html(told)
+    assert (f" with {feature}" in page) == ("features" in known)
+    assert ("cuBLASLt 13.1.2" in page, "66 multiprocessors" in page) == (
+        "libraries" in known,
+        "multiprocessors" in known,
+    )
+
+
+@pytest.mark.parametrize(
+    ("number", "digits", "told"),
+    [
+        (0, 2, "0.00"),
+        (1234.5, 1, "1,234.5"),
+        (1.0, 2, "1.00"),
+        (0.0042, 2, "0.0042"),
+        (0.004, 3, "0.004"),
+        (4.2e-7, 4, "4.2e-07"),
+        (-0.003, 2, "-0.003"),
+        (3.0, 0, "3"),
+    ],
+)
+def test_no_number_but_zero_is_shown_as_zero(number: float, digits: int, told: str) -> None:
+    assert format_number(number, digits) == told
+
+
 def test_the_json_report_has_its_documented_keys_and_is_standard_json(
     report: EngineReport,
 ) -> None:
@@ -187,6 +235,8 @@ def test_the_json_report_has_its_documented_keys_and_is_standard_json(
         "device",
         "architecture",
         "features",
+        "libraries",
+        "multiprocessors",
         "system",
         "version",
         "max_batch_size",

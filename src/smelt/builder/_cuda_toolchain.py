@@ -12,7 +12,7 @@ from smelt.backends import CodeCache, CodeImage, WeightStore, assemble
 from smelt.backends.cuda import CudaBackend, generator_edition, require_triton, target_named
 from smelt.builder._options import EFFORTS, HALF2, PRECISIONS, TF32
 from smelt.builder._toolchain import Toolchain
-from smelt.devices.cuda import ABI_VERSION, LIBRARIES, cuda_device, selected_device
+from smelt.devices.cuda import ABI_VERSION, LIBRARIES, SIZE_FEATURE, cuda_device, selected_device
 from smelt.engine import VERSION, Fingerprint, Launch
 from smelt.errors import BuildError, DeviceError, EngineFormatError, MissingExtraError
 from smelt.ops import Chain
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from smelt.types import DeviceName
 
 _LOG = logging.getLogger(__name__)
-_SIZE: Final = "multiprocessors="
+_SIZE: Final = f"{SIZE_FEATURE}="
 _COPY_SECONDS: Final = 2.0e-6
 """What a copy between formats takes that moves next to nothing, launch included."""
 _COPY_BYTES_PER_SECOND: Final = 2.5e12

@@ -13,6 +13,7 @@ from smelt.cli._files import FileCommand, SourceFile
 from smelt.cli._models import BuildArguments, build_options, is_model, open_engine
 from smelt.cli._options import THREADS_OPTION, input_option, json_option, output_option
 from smelt.cli._parse import Finite, pairs_from_texts
+from smelt.types import format_number, format_share
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -216,14 +217,16 @@ def _show(report: Mapping[str, Any]) -> None:
         f"batch {report['batch']}, {report['iterations']} runs",
         markup=False,
     )
+    best, median, p95 = (format_number(report[f"{n}_ms"], 3) for n in ("best", "median", "p95"))
     out.print(
-        f"best {report['best_ms']:.3f} ms, median {report['median_ms']:.3f} ms, "
-        f"95 % within {report['p95_ms']:.3f} ms, {report['items_per_second']:.1f} items/s",
+        f"best {best} ms, median {median} ms, 95 % within {p95} ms, "
+        f"{format_number(report['items_per_second'], 1)} items/s",
         markup=False,
     )
     if "layers" in report:
         rows = [
-            (x["name"], x["kind"], x["tactic"], f"{x['milliseconds']:.4f}", f"{x['share']:.1%}")
+            (*(x["name"], x["kind"], x["tactic"]), format_number(x["milliseconds"], 4),
+             format_share(x["share"], 1))
             for x in report["layers"]
-        ]
+        ]  # fmt: skip
         print_table(rows, ("layer", "kind", "tactic", "ms", "share"))

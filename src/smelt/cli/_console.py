@@ -91,4 +91,8 @@ def print_table(
 
 def _is_number(cell: object) -> bool:
     text = str(cell).split(" ")[0].rstrip("%")
-    return isinstance(cell, int | float) or text.replace(".", "").replace(",", "").isdigit()
+    try:
+        float(text.replace(",", ""))
+    except ValueError:
+        return False
+    return True

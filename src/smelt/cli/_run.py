@@ -14,6 +14,7 @@ from smelt.cli._files import FileCommand, ResultFile, SourceFile
 from smelt.cli._models import BuildArguments, build_options, open_engine
 from smelt.cli._options import THREADS_OPTION, input_option, json_option, output_option
 from smelt.cli._parse import CROP, RESIZE, Numbers, Worded, pairs_from_texts
+from smelt.types import format_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -315,7 +316,7 @@ def _show(report: Mapping[str, Any]) -> None:
         steps = ", ".join(f"{k} {v}" for k, v in report["preparation"].items() if k != "input")
         told = f"{report['image']} as {report['preparation']['input']}: {steps}"
         answers().print(told, markup=False, soft_wrap=True)
-    time_ms = f"{report['milliseconds']:.2f} ms (a first run; `smelt bench` measures)"
+    time_ms = f"{format_number(report['milliseconds'], 2)} ms (a first run; `smelt bench` measures)"
     answers().print(f"{report['network']}: {time_ms}", markup=False)
     for name, output in report["outputs"].items():
         title = f"{name}  {output['dtype']}{output['shape']}"

@@ -25,7 +25,13 @@ from smelt.inspect._report import (
 from smelt.inspect._roofline import H200, Profile
 from smelt.inspect._svg_graph import graph_to_svg
 from smelt.inspect._svg_memory import memory_to_svg
-from smelt.inspect._text import SECTIONS, format_bytes, report_to_text, tell_host_steps, tell_sizes
+from smelt.inspect._text import (
+    SECTIONS,
+    format_bytes,
+    report_to_text,
+    tell_host_steps,
+    tell_sizes,
+)
 
 __all__ = [
     "H200",

@@ -11,10 +11,11 @@ import json
 import math
 from collections import Counter
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import numpy as np
 
+from smelt.devices.cuda import LIBRARIES, SIZE_FEATURE
 from smelt.engine import EngineFile, HostCall, Launch, Space, key_id, verify_signature
 from smelt.errors import EngineFormatError, SmeltError, TrustError, UnboundSymbolError
 from smelt.inspect._machine_code import CubinReader
@@ -49,6 +50,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from smelt.engine import EngineHeader, LayerInfo, Plan, Step, Weight
+
+
+_MOST_DIGITS: Final = 10
+"""Of a number in a feature."""
 
 
 class Inspectable(Protocol):
@@ -91,7 +96,7 @@ def report_of(
         network=header.name,
         device=print_.device,
         architecture=print_.architecture,
-        features=print_.features,
+        **_told_by_features(print_.features),
         system=print_.system,
         version=print_.version,
         max_batch_size=header.max_batch_size,
@@ -107,6 +112,23 @@ def report_of(
         no_sources=no_sources,
         is_retunable=bool(header.network),
     )
+
+
+def _told_by_features(features: Sequence[str]) -> dict[str, Any]:
+    """What a fingerprint's features say; the file may say anything."""
+    rest: list[str] = []
+    libraries: list[str] = []
+    size: int | None = None
+    for feature in features:
+        name, _, number = feature.partition("=")
+        is_number = number.isdecimal() and len(number) < _MOST_DIGITS
+        if is_number and name in LIBRARIES:
+            libraries.append(LIBRARIES[name].of_version(int(number)))
+        elif is_number and name == SIZE_FEATURE:
+            size = int(number)
+        else:
+            rest.append(feature)
+    return {"features": tuple(rest), "libraries": tuple(libraries), "multiprocessors": size}
 
 
 def _plans(

@@ -89,6 +89,10 @@ def _head(report: EngineReport) -> Iterator[str]:
         ("plans", str(len(report.plans))),
         ("reference steps", str(report.reference_steps)),
     ]
+    if report.libraries:
+        facts.append(("needs", ", ".join(report.libraries)))
+    if report.multiprocessors is not None:
+        facts.append(("tuned for", f"{report.multiprocessors} multiprocessors"))
     if report.max_batch_size is not None:
         facts.append(("largest batch", str(report.max_batch_size)))
     if report.is_retunable:

@@ -1,6 +1,8 @@
 """The report as JSON values. The keys are stable: scripts rely on them.
 
-Top level: ``network``, ``device``, ``architecture``, ``features``, ``system``, ``version``,
+Top level: ``network``, ``device``, ``architecture``, ``features``, ``libraries`` (what it
+calls wherever it runs), ``multiprocessors`` (of the GPU for which it was tuned; null for
+processors), ``system``, ``version``,
 ``max_batch_size``, ``reference_steps`` (an integer), ``reference_ops`` (a list of op names),
 ``reference_layers`` (whose they are), ``host_copy_bytes`` (0 where nothing is copied for them),
 ``weight_bytes``, ``bindings``, ``plans``, ``weights``, ``kernels``, ``signer`` (null for an engine

@@ -3,12 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
-
-from smelt.devices.cuda import LIBRARIES
-
-_MOST_DIGITS: Final = 10
-"""Of a version: the file may say anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +296,11 @@ class EngineReport:
     device: str
     architecture: str
     features: tuple[str, ...]
+    """What a processor must have; of an engine for GPUs, what it was allowed: "tf32", "half2"."""
+    libraries: tuple[str, ...]
+    """Libraries with their versions that it calls wherever it runs."""
+    multiprocessors: int | None
+    """Of the GPU for which it was tuned; it runs on larger and smaller ones, too."""
     system: str
     version: str
     max_batch_size: int | None
@@ -317,16 +316,6 @@ class EngineReport:
     """Why there are no sources, where they were asked for."""
     is_retunable: bool = False
     """Whether it keeps its network."""
-
-    @property
-    def libraries(self) -> tuple[str, ...]:
-        """Libraries with their versions that the engine calls wherever it runs."""
-        pairs = (feature.partition("=") for feature in self.features)
-        return tuple(
-            LIBRARIES[name].of_version(int(version))
-            for name, _, version in pairs
-            if name in LIBRARIES and version.isdecimal() and len(version) < _MOST_DIGITS
-        )
 
     @property
     def reference_steps(self) -> int:

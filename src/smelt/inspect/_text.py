@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from smelt.errors import MissingExtraError
 from smelt.inspect._report import SourceReport
+from smelt.types import format_number, format_share
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -109,7 +110,7 @@ def format_bytes(size_bytes: int) -> str:
 
 def format_seconds(seconds: float | None, digits: int = 1) -> str:
     """A time in microseconds; a dash for none."""
-    return "-" if seconds is None else f"{seconds * 1e6:,.{digits}f} us"
+    return "-" if seconds is None else f"{format_number(seconds * 1e6, digits)} us"
 
 
 def tell_host_steps(report: EngineReport) -> str:
@@ -333,9 +334,8 @@ def use_cells(kernel: KernelReport, *, timed: bool) -> tuple[str, ...]:
     """A row under `use_heads`."""
     if not timed:
         return (str(kernel.uses),)
-    share = kernel.share_of_bound
     time = format_seconds(kernel.measured_seconds, 2)
-    return str(kernel.uses), time, "-" if share is None else f"{share:.0%}"
+    return str(kernel.uses), time, format_share(kernel.share_of_bound)
 
 
 CODE_HEADS: Final = (
@@ -423,16 +423,16 @@ def roofline_rows(plan: PlanReport, *, timed: bool) -> list[tuple[str, ...]]:
 
 def _work_cells(work: WorkReport, *, timed: bool) -> tuple[str, ...]:
     cells = (
-        "?" if work.flop is None else f"{work.flop / 1e6:,.2f}" if work.flop else "-",
+        "?" if work.flop is None else format_number(work.flop / 1e6, 2) if work.flop else "-",
         work.factors,
         "?" if work.moved_bytes is None else format_bytes(work.moved_bytes),
-        f"{work.flop_per_byte:,.1f}" if work.flop_per_byte else "-",
+        format_number(work.flop_per_byte, 1) if work.flop_per_byte else "-",
         format_seconds(work.bound_seconds, 2),
         work.bound_by,
     )
     if not timed:
         return cells
-    share = "-" if work.share_of_bound is None else f"{work.share_of_bound:.0%}"
+    share = format_share(work.share_of_bound)
     return (*cells, format_seconds(work.measured_seconds, 2), share)
 
 

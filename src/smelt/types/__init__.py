@@ -1,4 +1,4 @@
-"""Element types, dimensions, layouts and value types: immutable values; what classes share."""
+"""Element types, dimensions, layouts, value types, devices by name: immutable; what rooms share."""
 
 from smelt.types._closing import Closing
 from smelt.types._device import DEVICE_GRAMMAR, DeviceName
@@ -14,6 +14,7 @@ from smelt.types._dim import (
 )
 from smelt.types._dtype import DType, decode_bfloat16, encode_bfloat16
 from smelt.types._override import override
+from smelt.types._text import format_number, format_share
 from smelt.types._value import (
     Layout,
     OptionalType,
@@ -46,6 +47,8 @@ __all__ = [
     "element_count",
     "encode_bfloat16",
     "evaluate_dim",
+    "format_number",
+    "format_share",
     "override",
     "substitute_dim",
     "symbols_of",

@@ -49,7 +49,7 @@ from smelt.devices.cuda._libraries import (
     WORKSPACE_ALIGNED_BYTES,
     LibraryError,
 )
-from smelt.devices.cuda._limits import LIMITS, GpuLimits
+from smelt.devices.cuda._limits import LIMITS, SIZE_FEATURE, GpuLimits
 from smelt.devices.cuda._load import KernelLoader, LoadedCall, LoadedKernel
 from smelt.devices.cuda._memory import (
     CudaAllocation,
@@ -73,6 +73,7 @@ __all__ = [
     "LARGEST_ALPHA",
     "LIBRARIES",
     "LIMITS",
+    "SIZE_FEATURE",
     "WORKSPACE_ALIGNED_BYTES",
     "ConvolutionCall",
     "CublasError",

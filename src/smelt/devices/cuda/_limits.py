@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+SIZE_FEATURE: Final = "multiprocessors"
+"""The feature of an engine that tells for how large a GPU it was tuned: no requirement."""
 _LANES: Final = 32
 _REGISTER_UNIT: Final = 256
 """A warp gets registers by so many."""
