@@ -26,6 +26,7 @@ from smelt.devices.cuda import (
 )
 from smelt.errors import DeviceError, EngineFormatError, EngineMismatchError, MissingExtraError
 from smelt.types import DType
+from tests.support.call_operands import CallOperands, rows_of
 from tests.support.cublaslt_stub import VERSION, StubCublasLt, hide_cublaslt
 from tests.support.cuda_driver_stub import StubDriver, code_for
 from tests.support.cuda_engines import use_stub
@@ -33,6 +34,7 @@ from tests.support.cuda_engines import use_stub
 if TYPE_CHECKING:
     from smelt.devices.cuda import CudaDevice
 
+Array = np.ndarray[Any, Any]
 CALL = ProductCall(
     version=VERSION,
     matrices=1,
@@ -51,48 +53,21 @@ CALL = ProductCall(
 
 
 @pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> StubDriver:
-    made = StubDriver(lazy=True)
-    use_stub(made, monkeypatch)
-    return made
-
-
-@pytest.fixture
 def library(driver: StubDriver, monkeypatch: pytest.MonkeyPatch) -> StubCublasLt:
     made = StubCublasLt(driver)
     made.install(monkeypatch)
     return made
 
 
-@pytest.fixture
-def device(driver: StubDriver) -> CudaDevice:
-    del driver
-    return cuda_device(0)
+def _operands() -> CallOperands:
+    """x, w, c, b and out of `CALL`."""
+    return CallOperands((3, 5), (4, 5), (3, 4), (4,), (3, 4))
 
 
-class Operands:
-    """x, w, c, b and out of `CALL`, aligned, with a workspace."""
-
-    def __init__(self) -> None:
-        rng = np.random.default_rng(0)
-        self.memory = np.zeros(4096, np.float32)
-        base = -int(self.memory.ctypes.data) // 4 % 64
-        self.parts: list[Any] = []
-        for number, shape in enumerate([(3, 5), (4, 5), (3, 4), (4,), (3, 4)]):
-            start = base + 64 * number
-            part = self.memory[start : start + int(np.prod(shape))].reshape(shape)
-            part[...] = rng.standard_normal(shape)
-            self.parts.append(part)
-        self.workspace = int(self.memory.ctypes.data) + 4 * (base + 64 * 6)
-
-    @property
-    def words(self) -> list[int]:
-        return [int(part.ctypes.data) for part in self.parts]
-
-    def wanted(self, call: ProductCall) -> Any:
-        x, w, c, b, _ = self.parts
-        total = call.alpha * (x @ w.T) + c * call.adds + b * call.bias
-        return np.maximum(total, 0) if call.activation == "relu" else total
+def _wanted(operands: CallOperands, call: ProductCall) -> Array:
+    x, w, c, b, _ = operands.parts
+    total: Array = call.alpha * (x @ w.T) + c * call.adds + b * call.bias
+    return np.maximum(total, 0) if call.activation == "relu" else total
 
 
 def chosen(device: CudaDevice, call: ProductCall, number: int = 0) -> ProductCall:
@@ -102,31 +77,25 @@ def chosen(device: CudaDevice, call: ProductCall, number: int = 0) -> ProductCal
     return replace(call, algorithm=algorithm, workspace_bytes=room)
 
 
-def rows_of(device: CudaDevice, call: ProductCall, words: list[int]) -> CudaRunList:
-    loaded = KernelLoader(device).load(call_to_bytes(call))
-    return CudaRunList([CudaRow(loaded, len(words), 0)], np.array(words, np.int64), [1])
-
-
 def test_a_call_multiplies_adds_and_activates_when_the_stream_comes_to_it(
     device: CudaDevice, library: StubCublasLt
 ) -> None:
-    operands, call = Operands(), chosen(device, CALL)
+    operands, call = _operands(), chosen(device, CALL)
     rows = rows_of(device, call, operands.words)
     with CudaStream(device) as stream:
         rows.launch_all(stream)
         assert not library.done
         stream.synchronize()
-    np.testing.assert_allclose(operands.parts[-1], operands.wanted(call), rtol=1e-6)
+    np.testing.assert_allclose(operands.parts[-1], _wanted(operands, call), rtol=1e-6)
     (seen,) = library.calls
     assert (seen.compute, seen.epilogue, seen.turned) == (68, 6, (1, 0))
     assert (seen.alpha, seen.beta, seen.algorithm) == (0.5, 1.0, 0)
 
 
 def test_a_graph_holds_a_call_and_its_workspace(device: CudaDevice, library: StubCublasLt) -> None:
-    operands, call = Operands(), chosen(device, CALL, 1)
+    operands, call = _operands(), chosen(device, CALL, 1)
     assert call.workspace_bytes == 4096
-    room = np.zeros(4096 + 512, np.uint8)
-    rows = rows_of(device, call, [*operands.words, int(room.ctypes.data)])
+    rows = rows_of(device, call, [*operands.words, operands.workspace])
     with CudaStream(device) as stream:
         graph = RunGraph(rows, stream)
         for _ in range(3):
@@ -134,14 +103,14 @@ def test_a_graph_holds_a_call_and_its_workspace(device: CudaDevice, library: Stu
         stream.synchronize()
         graph.close()
     assert (len(library.calls), library.done) == (1, 3)
-    assert (room == 0xEE).sum() == 4096
-    np.testing.assert_allclose(operands.parts[-1], operands.wanted(call), rtol=1e-6)
+    assert (operands.room == 0xEE).sum() == 4096
+    np.testing.assert_allclose(operands.parts[-1], _wanted(operands, call), rtol=1e-6)
 
 
 def test_no_kernel_starts_before_the_call_before_it_has_ended(
     device: CudaDevice, library: StubCublasLt
 ) -> None:
-    operands, call = Operands(), chosen(device, CALL)
+    operands, call = _operands(), chosen(device, CALL)
     loader = KernelLoader(device)
     code = CudaKernel("k", code_for("sm_90", "k"), 32, 0, may_start_early=True).to_bytes()
     kernel, called = loader.load(code), loader.load(call_to_bytes(call))
@@ -207,7 +176,7 @@ def test_a_call_of_too_few_operands_is_refused(device: CudaDevice, library: Stub
 def test_what_the_library_refuses_is_told_with_its_status(
     device: CudaDevice, library: StubCublasLt
 ) -> None:
-    operands = Operands()
+    operands = _operands()
     words = operands.words
     words[0] += 4  # no round address
     rows = rows_of(device, chosen(device, CALL), words)

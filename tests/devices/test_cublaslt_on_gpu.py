@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from smelt.devices.cuda import CublasLt, ProductCall, open_cublaslt
-from smelt.errors import MissingExtraError
+from smelt.devices.cuda import CublasLt, ProductCall
 from smelt.types import DType
 from tests.support.calls_on_gpu import (
     check_twice,
     decoded,
     fault_of,
     floats,
+    library_on,
     runs_of,
     stored,
 )
@@ -29,10 +29,9 @@ Array = np.ndarray[Any, Any]
 
 @pytest.fixture(scope="module")
 def library(gpu: CudaDevice) -> CublasLt:
-    try:
-        return open_cublaslt(gpu)
-    except MissingExtraError:
-        pytest.skip("not installed: smelt[cuda-libraries]")
+    opened = library_on(gpu, CublasLt.provider)
+    assert isinstance(opened, CublasLt)
+    return opened
 
 
 class _Product:

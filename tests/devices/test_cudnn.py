@@ -22,21 +22,21 @@ from smelt.devices.cuda import (
     _cublaslt,
     _cudnn,
     call_to_bytes,
-    cuda_device,
     open_cudnn,
     read_record,
 )
 from smelt.devices.cuda._cublaslt import load_cublaslt
 from smelt.errors import DeviceError, EngineFormatError, EngineMismatchError, MissingExtraError
 from smelt.types import DType
+from tests.support.call_operands import CallOperands, rows_of
 from tests.support.cublaslt_stub import hide_cublaslt
 from tests.support.cuda_driver_stub import StubDriver
-from tests.support.cuda_engines import use_stub
 from tests.support.cudnn_stub import VERSION, StubCudnn, StubEngine, hide_cudnn
 
 if TYPE_CHECKING:
     from smelt.devices.cuda import CudaDevice
 
+Array = np.ndarray[Any, Any]
 CALL = ConvolutionCall(
     version=VERSION,
     images=(2, 4, 1, 5),
@@ -55,48 +55,21 @@ CALL = ConvolutionCall(
 
 
 @pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> StubDriver:
-    made = StubDriver(lazy=True)
-    use_stub(made, monkeypatch)
-    return made
-
-
-@pytest.fixture
 def library(driver: StubDriver, monkeypatch: pytest.MonkeyPatch) -> StubCudnn:
     made = StubCudnn(driver)
     made.install(monkeypatch)
     return made
 
 
-@pytest.fixture
-def device(driver: StubDriver) -> CudaDevice:
-    del driver
-    return cuda_device(0)
+def _operands() -> CallOperands:
+    """Images, filters, residual, bias and result of `CALL`."""
+    return CallOperands((10, 4), (3, 4), (10, 3), (3,), (10, 3))
 
 
-class Operands:
-    """Images, filters, residual, bias and result of `CALL`, aligned, with a workspace."""
-
-    def __init__(self) -> None:
-        rng = np.random.default_rng(0)
-        self.memory = np.zeros(4096, np.float32)
-        base = -int(self.memory.ctypes.data) // 4 % 64
-        self.parts: list[Any] = []
-        for number, shape in enumerate([(10, 4), (3, 4), (10, 3), (3,), (10, 3)]):
-            start = base + 64 * number
-            part = self.memory[start : start + int(np.prod(shape))].reshape(shape)
-            part[...] = rng.standard_normal(shape)
-            self.parts.append(part)
-        self.workspace = int(self.memory.ctypes.data) + 4 * (base + 64 * 6) + 4
-
-    @property
-    def words(self) -> list[int]:
-        return [int(part.ctypes.data) for part in self.parts]
-
-    @property
-    def wanted(self) -> Any:
-        x, w, residual, bias, _ = self.parts
-        return np.maximum(x @ w.T + residual + bias, 0)
+def _wanted(operands: CallOperands) -> Array:
+    x, w, residual, bias, _ = operands.parts
+    total: Array = x @ w.T + residual + bias
+    return np.maximum(total, 0)
 
 
 def chosen(device: CudaDevice, call: ConvolutionCall, number: int = 0) -> ConvolutionCall:
@@ -107,27 +80,22 @@ def chosen(device: CudaDevice, call: ConvolutionCall, number: int = 0) -> Convol
     )
 
 
-def rows_of(device: CudaDevice, call: ConvolutionCall, words: list[int]) -> CudaRunList:
-    loaded = KernelLoader(device).load(call_to_bytes(call))
-    return CudaRunList([CudaRow(loaded, len(words), 0)], np.array(words, np.int64), [1])
-
-
 def test_a_call_convolves_adds_and_activates_when_the_stream_comes_to_it(
     device: CudaDevice, library: StubCudnn
 ) -> None:
-    operands = Operands()
+    operands = _operands()
     rows = rows_of(device, chosen(device, CALL), operands.words)
     with CudaStream(device) as stream:
         rows.launch_all(stream)
         assert not library.done
         stream.synchronize()
-    np.testing.assert_allclose(operands.parts[-1], operands.wanted, rtol=1e-5)
+    np.testing.assert_allclose(operands.parts[-1], _wanted(operands), rtol=1e-5)
     (seen,) = library.calls
     assert (seen.engine, seen.knobs, seen.what.relu) == (10, ((2, 5), (13, 1)), True)
 
 
 def test_a_graph_holds_a_call_and_its_workspace(device: CudaDevice, library: StubCudnn) -> None:
-    operands, call = Operands(), chosen(device, CALL, 1)
+    operands, call = _operands(), chosen(device, CALL, 1)
     assert call.workspace_bytes == 4000
     rows = rows_of(device, call, [*operands.words, operands.workspace])
     with CudaStream(device) as stream:
@@ -137,8 +105,8 @@ def test_a_graph_holds_a_call_and_its_workspace(device: CudaDevice, library: Stu
         stream.synchronize()
         graph.close()
     assert (len(library.calls), library.done) == (1, 3)
-    assert (operands.memory.view(np.uint8) == 0xEE).sum() >= 4000
-    np.testing.assert_allclose(operands.parts[-1], operands.wanted, rtol=1e-5)
+    assert (operands.room == 0xEE).sum() == 4000
+    np.testing.assert_allclose(operands.parts[-1], _wanted(operands), rtol=1e-5)
 
 
 @pytest.mark.parametrize("adds", [False, True])
@@ -147,7 +115,7 @@ def test_a_graph_holds_a_call_and_its_workspace(device: CudaDevice, library: Stu
 def test_what_is_not_there_is_no_operand(
     device: CudaDevice, library: StubCudnn, *, adds: bool, bias: bool, relu: bool
 ) -> None:
-    operands = Operands()
+    operands = _operands()
     call = chosen(device, replace(CALL, adds=adds, bias=bias, relu=relu))
     kept = [0, 1, *[2] * adds, *[3] * bias, 4]
     x, w, residual, offsets, result = operands.parts
@@ -173,7 +141,7 @@ def test_everything_is_given_back(device: CudaDevice, library: StubCudnn) -> Non
 def test_threads_take_turns_with_a_handle(device: CudaDevice, library: StubCudnn) -> None:
     call = chosen(device, CALL)
     loaded = KernelLoader(device).load(call_to_bytes(call))
-    benches = [(Operands(), CudaStream(device)) for _ in range(4)]
+    benches = [(_operands(), CudaStream(device)) for _ in range(4)]
 
     def run(number: int) -> None:
         operands, stream = benches[number]
@@ -185,7 +153,7 @@ def test_threads_take_turns_with_a_handle(device: CudaDevice, library: StubCudnn
         list(pool.map(run, range(4)))
     for operands, stream in benches:
         stream.synchronize()
-        np.testing.assert_allclose(operands.parts[-1], operands.wanted, rtol=1e-5)
+        np.testing.assert_allclose(operands.parts[-1], _wanted(operands), rtol=1e-5)
         stream.close()
     assert library.done == 200
 
@@ -220,7 +188,7 @@ def test_a_malformed_call_is_refused(change: dict[str, Any]) -> None:
 def test_what_the_library_refuses_is_told_with_its_status(
     device: CudaDevice, library: StubCudnn
 ) -> None:
-    words = Operands().words
+    words = _operands().words
     words[0] += 4  # no round address
     rows = rows_of(device, chosen(device, CALL), words)
     with CudaStream(device) as stream, pytest.raises(CudnnError, match=r"BAD_PARAM \(2000\)"):

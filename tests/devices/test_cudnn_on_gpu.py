@@ -9,10 +9,18 @@ import numpy as np
 import pytest
 
 from smelt import ops
-from smelt.devices.cuda import ConvolutionCall, Cudnn, KernelLoader, call_to_bytes, open_cudnn
-from smelt.errors import EngineMismatchError, MissingExtraError
+from smelt.devices.cuda import ConvolutionCall, Cudnn, KernelLoader, call_to_bytes
+from smelt.errors import EngineMismatchError
 from smelt.types import DType
-from tests.support.calls_on_gpu import check_twice, decoded, fault_of, floats, runs_of, stored
+from tests.support.calls_on_gpu import (
+    check_twice,
+    decoded,
+    fault_of,
+    floats,
+    library_on,
+    runs_of,
+    stored,
+)
 
 if TYPE_CHECKING:
     from smelt.devices.cuda import CudaDevice
@@ -25,10 +33,9 @@ _TF32_ERROR = 3e-3
 
 @pytest.fixture(scope="module")
 def library(gpu: CudaDevice) -> Cudnn:
-    try:
-        return open_cudnn(gpu)
-    except MissingExtraError:
-        pytest.skip("not installed: smelt[cuda-libraries]")
+    opened = library_on(gpu, Cudnn.provider)
+    assert isinstance(opened, Cudnn)
+    return opened
 
 
 class _Convolution:

@@ -11,9 +11,14 @@ import pytest
 
 import smelt
 from smelt.devices.cuda import LIBRARIES
-from smelt.errors import MissingExtraError
 from smelt.interp import interpret
-from tests.support.calls_on_gpu import families, floats, keep_apart, prefer_families
+from tests.support.calls_on_gpu import (
+    families,
+    floats,
+    keep_apart,
+    library_on,
+    prefer_families,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,12 +39,7 @@ assert "triton" not in sys.modules
 
 @pytest.fixture(params=sorted(LIBRARIES))
 def library(gpu: CudaDevice, request: pytest.FixtureRequest) -> str:
-    name = str(request.param)
-    try:
-        LIBRARIES[name].open(gpu, None)
-    except MissingExtraError:
-        pytest.skip("not installed: smelt[cuda-libraries]")
-    return name
+    return library_on(gpu, str(request.param)).provider
 
 
 def _network() -> smelt.NetworkDefinition:

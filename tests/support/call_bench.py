@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 import numpy as np
 
+from smelt import ops
 from smelt.backends.cuda import CudaBackend, CudaTarget
 from smelt.devices.cuda import (
     LIBRARIES,
@@ -16,8 +17,10 @@ from smelt.devices.cuda import (
     cuda_device,
 )
 from smelt.engine import Launch
-from smelt.ir import Graph
+from smelt.ir import Case, Graph
+from smelt.ops.fused import Stage
 from smelt.types import DType, TensorType, encode_bfloat16
+from tests.support.calls_on_gpu import floats
 from tests.support.cuda_driver_stub import StubDriver
 from tests.support.cuda_engines import use_stub
 from tests.support.trial_memory import GUARD_BYTES, TrialMemory
@@ -36,15 +39,32 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from smelt import ops
     from smelt.backends import Refusal, Tactic
     from smelt.devices.cuda import OpenLibrary
     from smelt.engine import View
-    from smelt.ir import Case, Node, Value
+    from smelt.ir import Node, Value
     from smelt.types import Shape
 
 HOPPER = CudaTarget(90, allows_tf32=True)
 Array = np.ndarray[Any, Any]
+
+
+def cases_with_epilogues(conv: ops.Conv, channels: int, last: ops.Op) -> Iterator[Case]:
+    """What ops' own cases leave out behind a convolution that keeps the size of its images.
+
+    Args:
+        conv: of so many channels.
+        channels: of its images.
+        last: the activation behind a bias that is part of the epilogue.
+    """
+    weights = floats(8, channels, *conv.kernel_shape, seed=1)
+    bias, image = floats(8, seed=2), floats(2, channels, 5, 4)
+    residual = ops.Fused(conv, 3, (Stage(ops.Add(), (3, -1)), Stage(ops.Relu(), (-2,))))
+    arrays = [image, weights, bias, floats(2, 8, 5, 4, seed=3)]
+    yield Case("residual", residual, tuple(arrays), constants=frozenset({1, 2}))
+    late = ops.Fused(conv, 2, (Stage(ops.Add(), (-1, 2)), Stage(last, (-2,))))
+    arrays = [image, weights, bias.reshape(8, 1, 1)]
+    yield Case("bias as an epilogue", late, tuple(arrays), constants=frozenset({1, 2}))
 
 
 class _Alone(CudaBackend):

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
 
 from smelt.backends.cuda import CudaBackend
 from smelt.devices.cuda import (
+    LIBRARIES,
     CudaMemory,
     CudaRow,
     CudaRunList,
@@ -17,17 +19,16 @@ from smelt.devices.cuda import (
     call_to_bytes,
 )
 from smelt.engine import Launch
+from smelt.errors import MissingExtraError
 from smelt.types import DType, decode_bfloat16, encode_bfloat16
 from tests.support.gpu import download, nothing_is_lost, upload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import pytest
-
     import smelt
     from smelt.backends import Refusal, Tactic
-    from smelt.devices.cuda import CudaDevice, LibraryCall
+    from smelt.devices.cuda import CudaDevice, LibraryCall, OpenLibrary
 
 Array = np.ndarray[Any, Any]
 _ERRORS = {DType.FLOAT32: 1e-5, DType.FLOAT16: 2e-3, DType.BFLOAT16: 2e-2}
@@ -36,6 +37,14 @@ _POISON = 77
 _RUNS = 8
 _ROOM_BYTES = 256
 """A library wants its workspace at rounder addresses than memory has."""
+
+
+def library_on(gpu: CudaDevice, provider: str) -> OpenLibrary:
+    """A library on a GPU; where it is not installed the test is skipped."""
+    try:
+        return LIBRARIES[provider].open(gpu, None)
+    except MissingExtraError:
+        pytest.skip("not installed: smelt[cuda-libraries]")
 
 
 def floats(*shape: int, seed: int = 0) -> Array:

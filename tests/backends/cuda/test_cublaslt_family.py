@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 
 from smelt import ops
@@ -16,7 +15,8 @@ from smelt.engine import Launch
 from smelt.ir import Case, Graph
 from smelt.ops.fused import Stage
 from smelt.types import DType, SymbolicDim, TensorType
-from tests.support.call_bench import HOPPER, LibraryBench
+from tests.support.call_bench import HOPPER, LibraryBench, cases_with_epilogues
+from tests.support.calls_on_gpu import floats
 from tests.support.cublaslt_stub import VERSION, StubCublasLt
 from tests.support.trials import TF32, graph_of
 
@@ -24,10 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-Array = np.ndarray[Any, Any]
 FAMILY = CublasLtFamily.name
-
-
 Bench = LibraryBench[StubCublasLt]
 
 
@@ -36,33 +33,19 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     return LibraryBench(FAMILY, StubCublasLt, monkeypatch)
 
 
-def _floats(*shape: int, seed: int = 0) -> Array:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-
-
 def _own_cases() -> Iterator[Case]:
     """What the ops' own cases leave out."""
-    conv, gelu = ops.Conv((1, 1)), ops.Gelu(approximate="tanh")
-    weights, bias, image = _floats(8, 16, 1, 1, seed=1), _floats(8, seed=2), _floats(2, 16, 5, 4)
-    residual = ops.Fused(conv, 3, (Stage(ops.Add(), (3, -1)), Stage(ops.Relu(), (-2,))))
-    yield Case(
-        "residual", residual, (image, weights, bias, _floats(2, 8, 5, 4, seed=3)),
-        constants=frozenset({1, 2}),
-    )  # fmt: skip
-    late = ops.Fused(conv, 2, (Stage(ops.Add(), (-1, 2)), Stage(gelu, (-2,))))
-    yield Case(
-        "bias as an epilogue", late, (image, weights, bias.reshape(8, 1, 1)),
-        constants=frozenset({1, 2}),
-    )  # fmt: skip
+    yield from cases_with_epilogues(ops.Conv((1, 1)), 16, ops.Gelu(approximate="tanh"))
+    bias = floats(8, seed=2)
     both = ops.Fused(ops.MatMul(), 2, (Stage(ops.Add(), (-1, 2)), Stage(ops.Add(), (-2, 3))))
     yield Case(
         "bias and addend", both,
-        (_floats(2, 3, 16), _floats(16, 8, seed=1), _floats(2, 3, 8, seed=4), bias),
+        (floats(2, 3, 16), floats(16, 8, seed=1), floats(2, 3, 8, seed=4), bias),
         constants=frozenset({1, 3}),
     )  # fmt: skip
-    yield Case("stack", ops.MatMul(), (_floats(2, 3, 4, 8), _floats(2, 3, 8, 5, seed=1)))
+    yield Case("stack", ops.MatMul(), (floats(2, 3, 4, 8), floats(2, 3, 8, 5, seed=1)))
     turned = ops.Gemm(alpha=0.5, trans_a=True, trans_b=True)
-    yield Case("turned", turned, (_floats(8, 6), _floats(4, 8, seed=1), _floats(6, 4, seed=2)))
+    yield Case("turned", turned, (floats(8, 6), floats(4, 8, seed=1), floats(6, 4, seed=2)))
 
 
 def _cases() -> list[Case]:
@@ -121,26 +104,26 @@ def test_without_the_library_nothing_is_offered() -> None:
 
 def test_what_it_cannot_do_is_refused_with_the_reason(bench: Bench) -> None:
     batch = SymbolicDim.symbol("batch")
-    weights = _floats(8, 4, 1, 1)
+    weights = floats(8, 4, 1, 1)
     assert "not all known" in bench.reason(ops.Conv((1, 1)), (batch, 4, 5, 5), weights)
     strided = ops.Conv((1, 1), (2, 2))
     assert "leaves out no pixel" in bench.reason(strided, (1, 4, 5, 5), weights)
-    assert "one tap" in bench.reason(ops.Conv((3, 3)), (1, 4, 5, 5), _floats(8, 4, 3, 3))
+    assert "one tap" in bench.reason(ops.Conv((3, 3)), (1, 4, 5, 5), floats(8, 4, 3, 3))
     scaled = ops.Gemm(beta=0.5)
-    assert "multiplied by 0.5" in bench.reason(scaled, (3, 4), _floats(4, 8), _floats(8))
+    assert "multiplied by 0.5" in bench.reason(scaled, (3, 4), floats(4, 8), floats(8))
     endless = ops.Gemm(alpha=math.inf)
-    assert "multiplied by inf" in bench.reason(endless, (3, 4), _floats(4, 8), _floats(8))
-    assert "no bias" in bench.reason(ops.Gemm(), (3, 4), _floats(4, 8), _floats(3, 1))
-    assert "vector" in bench.reason(ops.MatMul(), (3, 4), _floats(4))
-    assert "is constant" in bench.reason(ops.MatMul(), _floats(3, 4), (4, 5))
+    assert "multiplied by inf" in bench.reason(endless, (3, 4), floats(4, 8), floats(8))
+    assert "no bias" in bench.reason(ops.Gemm(), (3, 4), floats(4, 8), floats(3, 1))
+    assert "vector" in bench.reason(ops.MatMul(), (3, 4), floats(4))
+    assert "is constant" in bench.reason(ops.MatMul(), floats(3, 4), (4, 5))
     squashed = ops.Fused(ops.MatMul(), 2, (Stage(ops.Sigmoid(), (-1,)),))
-    assert "sigmoid" in bench.reason(squashed, (3, 4), _floats(4, 5))
+    assert "sigmoid" in bench.reason(squashed, (3, 4), floats(4, 5))
     twice = ops.Fused(ops.MatMul(), 2, (Stage(ops.Relu(), (-1,)), Stage(ops.Relu(), (-2,))))
-    assert "more than" in bench.reason(twice, (3, 4), _floats(4, 5))
+    assert "more than" in bench.reason(twice, (3, 4), floats(4, 5))
     exact = ops.Fused(ops.MatMul(), 2, (Stage(ops.Gelu(), (-1,)),))
-    assert "gelu" in bench.reason(exact, (3, 4), _floats(4, 5))
+    assert "gelu" in bench.reason(exact, (3, 4), floats(4, 5))
     bench.stub.refuses_heuristics = True
-    assert "no way to do it" in bench.reason(ops.MatMul(), (3, 4), _floats(4, 5))
+    assert "no way to do it" in bench.reason(ops.MatMul(), (3, 4), floats(4, 5))
 
 
 def test_operands_are_never_windows(bench: Bench) -> None:
@@ -149,7 +132,7 @@ def test_operands_are_never_windows(bench: Bench) -> None:
     x = graph.add_input("x", TensorType(DType.FLOAT32, (2, 6)))
     parts = graph.add(ops.Split(axis=1, num_outputs=2), x, name="split").outputs
     made = [
-        graph.add(ops.MatMul(), part, graph.add_constant(_floats(3, 5, seed=k), f"w{k}"),
+        graph.add(ops.MatMul(), part, graph.add_constant(floats(3, 5, seed=k), f"w{k}"),
                   name=f"product{k}").output
         for k, part in enumerate(parts)
     ]  # fmt: skip

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 
 from smelt import ops
 from smelt.backends.cuda import CudaTarget
 from smelt.backends.cuda.families.cudnn import CudnnFamily
-from smelt.ir import Case
 from smelt.ops.fused import Stage
 from smelt.types import DType, SymbolicDim
-from tests.support.call_bench import HOPPER, LibraryBench
+from tests.support.call_bench import HOPPER, LibraryBench, cases_with_epilogues
+from tests.support.calls_on_gpu import floats
 from tests.support.cudnn_stub import VERSION, StubCudnn, StubEngine
 from tests.support.trials import TF32, graph_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from smelt.ir import Case
 
-Array = np.ndarray[Any, Any]
 Bench = LibraryBench[StubCudnn]
 FAMILY = CudnnFamily.name
 _WINDOW = ops.Conv((3, 3), pads=(1, 1, 1, 1))
@@ -31,23 +29,8 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     return LibraryBench(FAMILY, StubCudnn, monkeypatch)
 
 
-def _floats(*shape: int, seed: int = 0) -> Array:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-
-
-def _own_cases() -> Iterator[Case]:
-    """What the ops' own cases leave out."""
-    weights, bias, image = _floats(8, 4, 3, 3, seed=1), _floats(8, seed=2), _floats(2, 4, 5, 4)
-    residual = ops.Fused(_WINDOW, 3, (Stage(ops.Add(), (3, -1)), Stage(ops.Relu(), (-2,))))
-    yield Case(
-        "residual", residual, (image, weights, bias, _floats(2, 8, 5, 4, seed=3)),
-        constants=frozenset({1, 2}),
-    )  # fmt: skip
-    late = ops.Fused(_WINDOW, 2, (Stage(ops.Add(), (-1, 2)), Stage(ops.Relu(), (-2,))))
-    yield Case(
-        "bias as an epilogue", late, (image, weights, bias.reshape(8, 1, 1)),
-        constants=frozenset({1, 2}),
-    )  # fmt: skip
+def _own_cases() -> list[Case]:
+    return [*cases_with_epilogues(_WINDOW, 4, ops.Relu())]
 
 
 @pytest.mark.parametrize("storage", ["float32", TF32, "float16", "bfloat16"])
@@ -65,7 +48,7 @@ def test_every_convolution_that_it_is_asked_for_comes_out_right(bench: Bench, st
 
 
 def test_a_tactic_says_which_engine_it_is_and_of_which_version(bench: Bench) -> None:
-    (node,) = graph_of(next(_own_cases())).nodes
+    (node,) = graph_of(_own_cases()[0]).nodes
     tactics, _ = bench.backend.candidates(node, CudaTarget(90))
     said = [dict(tactic.parameters) for tactic in tactics]
     assert {s["version"] for s in said} == {VERSION}
@@ -75,7 +58,7 @@ def test_a_tactic_says_which_engine_it_is_and_of_which_version(bench: Bench) -> 
 
 
 def test_what_varies_or_rounds_is_not_offered(bench: Bench) -> None:
-    (node,) = graph_of(next(_own_cases())).nodes
+    (node,) = graph_of(_own_cases()[0]).nodes
 
     def engines(target: CudaTarget, precision: str) -> list[object]:
         said = (dict(t.parameters) for t in bench.backend.candidates(node, target)[0])
@@ -87,26 +70,26 @@ def test_what_varies_or_rounds_is_not_offered(bench: Bench) -> None:
 
 
 def test_only_where_it_guesses_nothing_it_is_asked_what_works_at_all(bench: Bench) -> None:
-    (node,) = graph_of(next(_own_cases())).nodes
+    (node,) = graph_of(_own_cases()[0]).nodes
     bench.stub.proposals |= {3: (), 1: (StubEngine(9, notes=(4,)),)}
     tactics, _ = bench.backend.candidates(node, CudaTarget(90))
     assert [dict(tactic.parameters)["engine"] for tactic in tactics] == [0]
 
 
 def test_what_it_cannot_do_is_refused_with_the_reason(bench: Bench) -> None:
-    weights, batch = _floats(8, 4, 3, 3), SymbolicDim.symbol("batch")
+    weights, batch = floats(8, 4, 3, 3), SymbolicDim.symbol("batch")
     assert "not all known" in bench.reason(_WINDOW, (batch, 4, 5, 5), weights)
     assert "are not constant" in bench.reason(_WINDOW, (1, 4, 5, 5), (8, 4, 3, 3))
     squashed = ops.Fused(_WINDOW, 2, (Stage(ops.Sigmoid(), (-1,)),))
     assert "sigmoid" in bench.reason(squashed, (1, 4, 5, 5), weights)
     deep = ops.Conv((1, 1, 1, 1))
-    assert "4 axes" in bench.reason(deep, (1, 4, 2, 2, 2, 2), _floats(8, 4, 1, 1, 1, 1))
+    assert "4 axes" in bench.reason(deep, (1, 4, 2, 2, 2, 2), floats(8, 4, 1, 1, 1, 1))
     bench.stub.refuses_graphs = True
     assert "no way to do it" in bench.reason(_WINDOW, (1, 4, 5, 5), weights)
 
 
 def test_the_residual_must_be_stored_as_the_result_is(bench: Bench) -> None:
-    graph = graph_of(next(_own_cases()))
+    graph = graph_of(_own_cases()[0])
     graph.outputs = graph.add(ops.Sigmoid(), graph.nodes[0].output, name="next").outputs
     tactics, _ = bench.backend.candidates(graph.nodes[0], HOPPER, DType.FLOAT16)
     assert {(t.inputs[3], t.outputs[0]) for t in tactics} == {(tactics[0].outputs[0],) * 2}
