@@ -292,14 +292,15 @@ def test_what_follows_picked_lines_is_computed_with_them_where_there_is_code(
 ) -> None:
     graph = Graph("rows")
     places = graph.add_input("places", TensorType(DType.INT64, (1, 3)))
-    for name, kind in (("floats", np.float32), ("counts", np.int32)):
+    for name, kind in (("floats", np.float32), ("counts", np.int32), ("doubles", np.float64)):
         table = graph.add_constant(np.ones((5, 4), kind), f"{name}.table")
         picked = graph.add(ops.Gather(), table, places, name=name)
         added = graph.add_constant(np.ones((3, 4), kind), f"{name}.added")
         graph.outputs += graph.add(ops.Add(), picked.output, added, name=f"{name}.sum").outputs
     run_passes(graph, pipeline(composed=composed))
     floats = [("floats", "floats.sum")] if composed else [("floats",), ("floats.sum",)]
-    assert layers(graph) == [*floats, ("counts",), ("counts.sum",)]
+    others = [("counts",), ("counts.sum",), ("doubles",), ("doubles.sum",)]
+    assert layers(graph) == [*floats, *others]
 
 
 def test_ops_of_several_are_made_for_a_backend_that_has_code_for_them() -> None:

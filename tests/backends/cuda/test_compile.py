@@ -17,6 +17,8 @@ from smelt.errors import BuildError, EngineFormatError, MissingExtraError, Unsup
 from smelt.ir import Graph
 from smelt.ops.conv import Conv
 from smelt.ops.conv_sum import ConvSum
+from smelt.ops.fused import Fused, Stage
+from smelt.ops.gather import Gather
 from smelt.ops.max_pool import MaxPool
 from smelt.ops.relu import Relu
 from smelt.ops.softmax import Softmax
@@ -159,6 +161,17 @@ def test_what_a_family_cannot_run_is_refused_with_its_reason() -> None:
     assert all(tactic.is_reference for tactic in tactics)
     assert [str(refusal) for refusal in refusals] == ["pool: float64 is not generated"]
     assert all(isinstance(refusal, Refusal) for refusal in refusals)
+
+
+@pytest.mark.parametrize("dtype", [DType.FLOAT64, DType.INT32])
+def test_what_is_no_float_of_up_to_32_bits_is_picked_by_itself(dtype: DType) -> None:
+    graph = Graph("one")
+    table = graph.add_input("table", TensorType(dtype, (5, 4)))
+    places = graph.add_input("places", TensorType(DType.INT64, (3,)))
+    rectified = Fused(Gather(), 2, (Stage(Relu(), (-1,)),))
+    for op, is_offered in ((Gather(), True), (rectified, False)):
+        tactics, _ = CudaBackend().candidates(graph.add(op, table, places, name=op.name), _HOPPER)
+        assert ("gather" in {tactic.family for tactic in tactics}) is is_offered
 
 
 @pytest.mark.usefixtures("triton")

@@ -15,7 +15,12 @@ from smelt.backends.cuda._elementwise import write_stages
 from smelt.backends.cuda._pointwise import side_of
 from smelt.backends.cuda._source import Source, operand_parameters
 from smelt.backends.cuda._target import CudaTarget
-from smelt.backends.cuda.families._epilogue import extra_views, plan_epilogue, planned_epilogue
+from smelt.backends.cuda.families._epilogue import (
+    FLOATS,
+    extra_views,
+    plan_epilogue,
+    planned_epilogue,
+)
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.ops import Gather, GatherElements
 from smelt.types import DType, Layout, TensorFormat, ceil_div, element_count, override
@@ -51,6 +56,10 @@ class GatherFamily(Family[CudaTarget]):
         epilogue = plan_epilogue(node, Layout.LINEAR)
         if isinstance(epilogue, str):
             yield Refusal(self.name, epilogue)
+            return
+        if epilogue.stages and data.dtype not in FLOATS:
+            reason = f"an epilogue is computed in floats up to 32 bits, not {data.dtype.value}"
+            yield Refusal(self.name, reason)
             return
         table, places = (TensorFormat(k.dtype, Layout.LINEAR) for k in (data, indices))
         moved = count_of(node.output) * data.dtype.size_bytes
