@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from smelt.ir import Case
-from smelt.ops import Add, Fused, Gelu, Gemm, MatMul, Stage
+from smelt.ops import Add, Conv, Fused, Gelu, Gemm, MatMul, Stage
 from smelt.types import DType
+from tests.support.held_cases import conv_case, sum_case
 from tests.support.trials import covering, narrow_trials, open_trials
 
 if TYPE_CHECKING:
@@ -41,6 +42,11 @@ _CASES: Final = (
     _case("rows", Fused(MatMul(), 2, _STAGES), {1, 2}, (2, 9, 96), (96, 50), (50,), (2, 9, 50)),
     _case("factors", Gemm(alpha=0.5, beta=2.0, trans_b=True), {1}, (37, 256), (50, 256), (50,)),
     _case("turned", Gemm(trans_a=True), {1}, (64, 21), (64, 128)),
+    conv_case("pixels", Conv((1, 1), (2, 2)), (2, 768, 9, 7), 72, adds=True),
+    conv_case("windows", Conv((3, 3), (2, 2), (1, 1, 1, 1)), (2, 64, 9, 8), 40),
+    conv_case("windows of two steps", Conv((3, 3), pads=(1, 1, 1, 1)), (1, 256, 5, 6), 48),
+    sum_case(),
+    sum_case("two deep images", 256, 512),
 )
 
 

@@ -31,7 +31,9 @@ def _random(*shape: int, seed: int = 0) -> NDArray[np.float32]:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-def _conv(name: str, op: Conv, image: tuple[int, ...], filters: int, *, adds: bool = False) -> Case:
+def conv_case(
+    name: str, op: Conv, image: tuple[int, ...], filters: int, *, adds: bool = False
+) -> Case:
     """A convolution with bias, rectified; ``adds`` a residual before that."""
     weights = _random(filters, image[1], *op.kernel_shape, seed=1)
     arrays = [_random(*image), weights, _random(filters, seed=2)]
@@ -43,16 +45,17 @@ def _conv(name: str, op: Conv, image: tuple[int, ...], filters: int, *, adds: bo
     return Case(name, Fused(op, 3, tuple(stages)), tuple(arrays), constants=frozenset({1, 2}))
 
 
-def _sum() -> Case:
+def sum_case(name: str = "two images", channels: int = 64, others: int = 128) -> Case:
+    """Two convolutions that are added, of images with so many channels."""
     arrays: tuple[NDArray[Any], ...] = (
-        _random(2, 64, 9, 8),
-        _random(64, 64, 1, 1, seed=1),
-        _random(2, 128, 18, 16, seed=2),
-        _random(64, 128, 1, 1, seed=3),
+        _random(2, channels, 9, 8),
+        _random(64, channels, 1, 1, seed=1),
+        _random(2, others, 18, 16, seed=2),
+        _random(64, others, 1, 1, seed=3),
         _random(64, seed=4),
     )
     op = Fused(ConvSum(Conv((1, 1)), Conv((1, 1), (2, 2))), 5, (Stage(Relu(), (-1,)),))
-    return Case("two images", op, arrays, constants=frozenset({1, 3, 4}))
+    return Case(name, op, arrays, constants=frozenset({1, 3, 4}))
 
 
 def _half() -> Case:
@@ -62,17 +65,17 @@ def _half() -> Case:
 
 
 _STEMS: Final = (
-    _conv("three channels", Conv((7, 7), (2, 2), (3, 3, 3, 3)), (1, 3, 31, 29), 64),
-    _conv("vectors that are not there", Conv((3, 3), (2, 2), (1, 1, 1, 1)), (3, 3, 17, 19), 32),
-    _conv("one channel", Conv((5, 5), pads=(2, 2, 2, 2)), (1, 1, 13, 11), 16, adds=True),
-    _conv("one axis", Conv((9,), (2,), (4, 4)), (2, 3, 61), 64),
+    conv_case("three channels", Conv((7, 7), (2, 2), (3, 3, 3, 3)), (1, 3, 31, 29), 64),
+    conv_case("vectors that are not there", Conv((3, 3), (2, 2), (1, 1, 1, 1)), (3, 3, 17, 19), 32),
+    conv_case("one channel", Conv((5, 5), pads=(2, 2, 2, 2)), (1, 1, 13, 11), 16, adds=True),
+    conv_case("one axis", Conv((9,), (2,), (4, 4)), (2, 3, 61), 64),
 )
 """For programs that read pixels as tensor cores take them."""
 _CASES: Final = (
-    _conv("a residual", Conv((1, 1)), (2, 64, 9, 8), 128, adds=True),
-    _conv("steps", Conv((1, 1), (2, 2)), (2, 384, 17, 18), 64),
-    _conv("windows", Conv((3, 3), pads=(1, 1, 1, 1)), (2, 24, 9, 8), 64),
-    _sum(),
+    conv_case("a residual", Conv((1, 1)), (2, 64, 9, 8), 128, adds=True),
+    conv_case("steps", Conv((1, 1), (2, 2)), (2, 384, 17, 18), 64),
+    conv_case("windows", Conv((3, 3), pads=(1, 1, 1, 1)), (2, 24, 9, 8), 64),
+    sum_case(),
 )
 
 

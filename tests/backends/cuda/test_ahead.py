@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from smelt.backends.cuda import CudaBackend, CudaTarget
 from smelt.ir import Graph
-from smelt.ops import MatMul
+from smelt.ops import Conv, MatMul
 from smelt.types import DType, SymbolicDim, TensorType
 
 if TYPE_CHECKING:
@@ -41,15 +41,48 @@ def test_they_are_offered_and_never_the_first_by_estimate(rows: int | SymbolicDi
     ("rows", "depth", "columns", "target", "stored"),
     [
         (4096, 384, 384, _HOPPER, DType.FLOAT16),
-        (128, 1536, 384, _HOPPER, DType.FLOAT16),
+        (128, 32 * 41, 384, _HOPPER, DType.FLOAT16),
         (128, 100, 384, _HOPPER, DType.FLOAT16),
         (128, 384, 384, _HOPPER, DType.FLOAT32),
         (128, 384, 384, CudaTarget(80), DType.FLOAT16),
     ],
-    ids=["many rows", "deep", "short steps", "float32", "launches that wait"],
+    ids=["many rows", "no even pieces", "short steps", "float32", "launches that wait"],
 )
 def test_they_are_not_offered_where_nothing_is_gained(
     rows: int, depth: int, columns: int, target: CudaTarget, stored: DType
 ) -> None:
     tactics = _tactics(rows, depth, columns, target, stored)
     assert not [tactic for tactic in tactics if tactic.family == "ahead"]
+
+
+def test_long_sums_are_cut_into_pieces_of_whole_steps() -> None:
+    tactics = _tactics(128, 1536, 384, _HOPPER, DType.FLOAT16)
+    cut: list[dict[str, Any]] = [dict(t.parameters) for t in tactics if t.family == "ahead"]
+    assert cut
+    for parameters in cut:
+        (*_, step), pieces = parameters["tile"], parameters["pieces"]
+        assert pieces > 1
+        assert 1536 % (step * pieces) == 0
+
+
+@pytest.mark.parametrize(
+    ("channels", "op", "groups", "is_offered"),
+    [
+        (256, Conv((1, 1), (2, 2)), 1, True),
+        (256, Conv((3, 3), pads=(1, 1, 1, 1)), 1, True),
+        (256, Conv((1, 1), group=2), 2, False),
+        (48, Conv((3, 3), pads=(1, 1, 1, 1)), 1, False),
+    ],
+    ids=["pixels", "windows", "groups", "short steps"],
+)
+def test_convolutions_of_whole_steps_have_their_weights_ahead(
+    channels: int, op: Conv, groups: int, *, is_offered: bool
+) -> None:
+    graph = Graph("one")
+    x = graph.add_input("x", TensorType(DType.FLOAT32, (1, channels, 14, 14)))
+    weights = np.ones((64, channels // groups, *op.kernel_shape), np.float32)
+    node = graph.add(op, x, graph.add_constant(weights, "w"), name="node")
+    graph.outputs += node.outputs
+    tactics, _ = CudaBackend().candidates(node, _HOPPER, DType.FLOAT16)
+    assert any(tactic.family == "ahead" for tactic in tactics) == is_offered
+    assert min(tactics, key=lambda t: t.cost_hint).family == "conv"

@@ -382,7 +382,10 @@ class HeldWriter(ProductWriter):
 
 
 class AheadWriter(HeldWriter):
-    """A program for each tile again: its weights are there before earlier launches have ended."""
+    """A program for each tile again: its weights are there before earlier launches have ended.
+
+    Of a sum in pieces each program has its own piece's.
+    """
 
     @override
     def write(self) -> str:
@@ -392,8 +395,43 @@ class AheadWriter(HeldWriter):
     def prepare(self) -> None:
         self.prepare_rows()
         self.prepare_columns()
+        if self.k["pieces"] > 1:
+            self.s.line(f"begin = piece * {super().steps().stop // self.k['pieces']}")
         for number, first in enumerate(self.steps()):
             self.hold(number, first)
+
+    @override
+    def steps(self) -> range:
+        whole = super().steps()
+        return range(0, whole.stop // self.k["pieces"], whole.step)
+
+    @override
+    def hold(self, number: int, first: int) -> None:
+        if self.k["pieces"] == 1:
+            super().hold(number, first)
+            return
+        ok = across("" if self.k["clamps"] else self.column_ok, 1)
+        at = f"b_columns[None, :] + (begin + {self.s.join(str(first), 'step')})[:, None]"
+        self.s.line(f"b{number} = tl.load({at}{masked(ok)})")
+
+    @override
+    def pixels(self, first: int) -> tuple[str, str]:
+        s, bk, run = self.s, self.tile[2], self.k["run"]
+        if self.k["pieces"] == 1:
+            return super().pixels(first)
+        # Whole steps are counted, which the compiler knows to begin where vectors may.
+        s.line(f"number = ({s.join('begin', str(first))}) // {bk}")
+        channels, inside, place = f"number * {bk}", "", ""
+        if self.windows:
+            s.line(f"tap = number // {run // bk}")
+            inside, place = self.place_tap("tap", "")
+            channels = f"number % {run // bk} * {bk}"
+        at = s.join(place, s.sum_of((f"{channels} + step", self.k["run_strides"][0])))
+        rows = "a_rows"
+        if self.k["second_run"]:
+            rows, at, inside = "rows", "at", self.turn_to_second(at, inside)
+        row_ok = "" if self.k["clamps"] else self.row_ok
+        return f"{rows}[:, None] + ({at})[None, :]", across(both(row_ok, inside), 0)
 
 
 class ChannelsWriter(TileWriter):

@@ -69,10 +69,10 @@ def launches_of(
     others = Scalars()
     parts, adding = _sum_pieces(kernel, scalars.json(sums.strides[0]))
     adding = dataclasses.replace(adding, piece_stride=others.json(sums.strides[0]))
-    first, second = _two_grids(grid)
+    first, second = _two_grids(grid, kernel.factors)
     return (
-        _launch(family, parts, first, [*views[:2], sums], scalars),
-        _launch(family, adding, second, [sums, *views[2:]], others),
+        _launch(family, parts, first, [*views[: kernel.factors], sums], scalars),
+        _launch(family, adding, second, [sums, *views[kernel.factors :]], others),
     )
 
 
@@ -84,20 +84,21 @@ def _sum_pieces(kernel: ProductKernel, stride: Json) -> tuple[ProductKernel, Pro
         alpha=1.0,
         stages=(),
         early=False,
-        constants=(*kernel.constants[:2], False),
+        constants=(*kernel.constants[: kernel.factors], False),
         piece_stride=stride,
     )
     adding = dataclasses.replace(
         kernel,
         sums="pieces",
         factors=1,
+        second_run=0,
         windows=(),
         start=0,
         run=0,
         run_strides=(0, 0),
         asks=False,
         early=True,
-        constants=(False, *kernel.constants[2:]),
+        constants=(False, *kernel.constants[kernel.factors :]),
         pieces=1,
         added=kernel.pieces,
         tile=(_ADDED_ELEMENTS // _ADDED_COLUMNS, _ADDED_COLUMNS, 1),
@@ -107,7 +108,7 @@ def _sum_pieces(kernel: ProductKernel, stride: Json) -> tuple[ProductKernel, Pro
     return parts, adding
 
 
-def _two_grids(grid: Grid) -> tuple[Grid, Grid]:
+def _two_grids(grid: Grid, factors: int) -> tuple[Grid, Grid]:
     """The result as the pieces write it, and as what adds them does: sums lie in one stretch."""
     steps: list[Dim] = []
     step = grid.columns.extent
@@ -117,14 +118,14 @@ def _two_grids(grid: Grid) -> tuple[Grid, Grid]:
     pairs = list(zip(grid.rows, steps, strict=True))
     columns = grid.columns
     written = Grid(
-        tuple(Axis(axis.extent, (*axis.strides[:2], step)) for axis, step in pairs),
+        tuple(Axis(axis.extent, (*axis.strides[:factors], step)) for axis, step in pairs),
         grid.windows,
-        Axis(columns.extent, (*columns.strides[:2], 1)),
+        Axis(columns.extent, (*columns.strides[:factors], 1)),
     )
     added = Grid(
-        tuple(Axis(axis.extent, (step, *axis.strides[2:])) for axis, step in pairs),
+        tuple(Axis(axis.extent, (step, *axis.strides[factors:])) for axis, step in pairs),
         (-1,) * len(grid.rows),
-        Axis(columns.extent, (1, *columns.strides[2:])),
+        Axis(columns.extent, (1, *columns.strides[factors:])),
     )
     return written, added
 

@@ -27,6 +27,7 @@ from smelt.types import DType
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from smelt.backends.cuda._costs import Gpu
     from smelt.backends.cuda._target import CudaTarget
     from smelt.types import Dim, TensorFormat
 
@@ -216,10 +217,15 @@ def estimate(shape: Shape, choice: Choice, target: CudaTarget) -> float:
     gpu, work = gpu_of(target), _work(shape, choice, target)
     seconds = seconds_of(work, gpu)
     if choice.pieces > 1:
-        sums = choice.pieces * shape.rows * shape.columns
-        added = 2 * DType.FLOAT32.size_bytes * sums / cache_rate(work, gpu)
-        seconds += _ADDING_SECONDS + choice.pieces * _PIECE_SECONDS + added
+        seconds += adding_seconds(shape, choice.pieces, work, gpu)
     return seconds
+
+
+def adding_seconds(shape: Shape, pieces: int, work: Work, gpu: Gpu) -> float:
+    """Seconds of the launch that adds the pieces of a sum."""
+    sums = pieces * shape.rows * shape.columns
+    added = 2 * DType.FLOAT32.size_bytes * sums / cache_rate(work, gpu)
+    return _ADDING_SECONDS + pieces * _PIECE_SECONDS + added
 
 
 def _work(shape: Shape, choice: Choice, target: CudaTarget) -> Work:
