@@ -358,3 +358,32 @@ def test_results_that_are_no_numbers_are_told(smelt: Smelt, engine: Path, tmp_pa
     assert answer.json["outputs"]["prob"]["not_finite"] == 10
     answer = smelt("run", engine, "--input", f"image={path}")
     assert answer.err == "prob: 10 elements are infinite or not a number\n"
+
+
+@pytest.mark.parametrize(
+    "array", [np.array(["a"]), np.float32(3), np.zeros(3, complex), np.zeros(3, [("a", "f4")])]
+)
+def test_a_mean_is_real_numbers(
+    smelt: Smelt, engine: Path, picture: Path, tmp_path: Path, array: NDArray[Any]
+) -> None:
+    np.save(tmp_path / "mean.npy", array)
+    answer = smelt("run", engine, "--image", picture, "--mean", tmp_path / "mean.npy")
+    assert answer.code == 1
+    assert "real numbers are needed" in answer.err
+
+
+def test_a_label_of_no_possible_number_is_a_line_like_others(
+    smelt: Smelt, engine: Path, tmp_path: Path
+) -> None:
+    labels = tmp_path / "labels.txt"
+    labels.write_text(f"0: 'a'\n1{5000 * '0'}: 'b'\n")
+    assert smelt("run", engine, "--input", "image=zeros", "--labels", labels).code == 0
+
+
+@pytest.mark.parametrize("command", ["run", "bench"])
+def test_an_input_of_another_rank_is_refused(
+    smelt: Smelt, engine: Path, tmp_path: Path, command: str
+) -> None:
+    np.save(tmp_path / "flat.npy", np.zeros((48, 16), np.float32))
+    answer = smelt(command, engine, "--input", f"image={tmp_path / 'flat.npy'}")
+    assert "flat.npy has shape [48, 16], and image takes [1, 3, 16, 16]" in answer.err

@@ -7,6 +7,7 @@ import json
 import logging
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from smelt.backends import WeightStore, assemble
@@ -32,12 +33,11 @@ from smelt.ir import Graph, clone, verify
 from smelt.network import NetworkDefinition
 from smelt.ops import DetectionOutput, NonMaxSuppression
 from smelt.passes import run_passes
-from smelt.tuner import TimingCache
+from smelt.tuner import TimingCache, check_timings
 from smelt.types import evaluate_dim, substitute_dim
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from smelt.backends import Assembled
     from smelt.builder._shapes import ShapeSpec
@@ -170,7 +170,9 @@ class _Build:
     def __post_init__(self) -> None:
         path = self.options.timing_cache
         folder = cache_directory()
-        if path is None and folder is not None:
+        if path is not None:
+            check_timings(Path(path))
+        elif folder is not None:
             path = folder / "timings.json"
         self.timings = TimingCache(path)
         effort = self.effort

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from operator import index
+from os import PathLike
 from typing import TYPE_CHECKING, Final, Protocol
 
 from smelt.errors import BuildError, UnsupportedError
@@ -82,7 +83,7 @@ class BuildOptions:
     portable: bool = False
 
     def __post_init__(self) -> None:
-        if self.precision not in PRECISIONS:
+        if not _is_precision(self.precision):
             known = ", ".join(PRECISIONS)
             raise UnsupportedError(
                 f"precision {self.precision!r} cannot be built; what can is: {known}. "
@@ -98,11 +99,26 @@ class BuildOptions:
             raise BuildError(
                 f"max_workspace_bytes is {self.max_workspace_bytes}; it must not be negative"
             )
-        is_effort = isinstance(self.tune, TuningEffort | float | int)
-        if not is_effort and self.tune not in ("none", "fast", "full"):
+        if not _is_effort(self.tune):
             raise BuildError(f'tune is {self.tune!r}; give "none", "fast", "full" or seconds')
+        if not _is_path_or_none(self.timing_cache):
+            raise BuildError(f"timing_cache is {self.timing_cache!r}; give the path of a file")
         if self.libraries and self.portable:
             raise BuildError(
                 "libraries=True lets an engine need a library, and portable=True forbids it; give "
                 "one of them"
             )
+
+
+def _is_effort(tune: object) -> bool:
+    if isinstance(tune, float | int):
+        return tune >= 0  # which what is no number is not
+    return isinstance(tune, TuningEffort) or tune in ("none", "fast", "full")
+
+
+def _is_precision(name: object) -> bool:
+    return isinstance(name, str) and name in PRECISIONS
+
+
+def _is_path_or_none(path: object) -> bool:
+    return path is None or isinstance(path, str | PathLike)

@@ -51,6 +51,7 @@ def boxes_of(
     if max_batch_size < 1:
         raise BuildError(f"max_batch_size is {max_batch_size}; it must be at least 1")
     inputs = {value.name: value for value in graph.inputs}
+    _check_by_name(shapes)
     for name in shapes or {}:
         if name not in inputs:
             raise BuildError(f"shapes names {name!r}; the inputs are: {', '.join(inputs)}")
@@ -64,6 +65,11 @@ def boxes_of(
         _box(inputs, {n: r[min(i, len(r) - 1)] for n, r in ranges.items()}, graph, max_batch_size)
         for i in range(max(counts, default=1))
     ]
+
+
+def _check_by_name(shapes: object) -> None:
+    if not isinstance(shapes, Mapping | None):
+        raise BuildError(f"shapes is {shapes!r}; give shapes by the names of inputs, as a dict")
 
 
 def _ranges(name: str, spec: ShapeSpec) -> list[tuple[Extents, Extents, Extents]]:

@@ -125,7 +125,7 @@ def _results(command: click.Command, ctx: click.Context, *, needed: bool = False
         if isinstance(parameter.type, ResultFile) and parameter.type.is_needed >= needed:
             for text in _texts(parameter, ctx):
                 yield text
-                if parameter.type.beside:
+                if parameter.type.beside and Path(text).name:
                     yield str(Path(text).with_suffix(parameter.type.beside))
 
 

@@ -221,6 +221,8 @@ def _channel_values(numbers: tuple[float, ...], channels: int, option: str) -> N
 def _mean_image(path: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
     height, width, channels = shape
     mean = load_array(path) if path.endswith(".npy") else _read_binaryproto(path)
+    if mean.dtype.kind not in "fiu" or not mean.ndim:
+        raise SmeltError(f"the mean {path} is {mean.dtype}{[*mean.shape]}; real numbers are needed")
     if mean.ndim == 4 and mean.shape[0] == 1:
         mean = mean[0]
     if mean.ndim == 3 and mean.shape[0] == channels:

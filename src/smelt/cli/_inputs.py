@@ -69,6 +69,9 @@ def given_array(text: str, binding: Binding, values: Mapping[str, int]) -> NDArr
             "--input takes a .npy file, random or zeros"
         )
     array = load_array(text)
+    if array.ndim != len(binding.shape):
+        shape = ", ".join(map(str, binding.shape))
+        raise SmeltError(f"{text} has shape {[*array.shape]}, and {binding.name} takes [{shape}]")
     # A file says what it holds; only what a model could not tell apart is changed.
     if array.dtype != dtype and array.dtype.kind == dtype.kind == "f":
         return array.astype(dtype)

@@ -153,7 +153,7 @@ class _Times:
             tactics = {str(x["name"]): str(x["tactic"]) for x in told["layers"] if "tactic" in x}
         except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
             lacks = isinstance(told, dict) and "median_ms" in told and "layers" not in told
-            why = "was made without --profile" if lacks else f"has no layers' times ({error!r})"
+            why = "was made without --profile" if lacks else "has no layers' times"
             raise _no_times(path, why) from error
         return cls(path, Profile(seconds, sizes), tactics)
 
@@ -199,7 +199,7 @@ def _json(path: str) -> Any:
     except OSError as error:
         raise _no_times(path, f"cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise _no_times(path, f"is no JSON: {error}") from error
+        raise _no_times(path, "is no JSON") from error
 
 
 def _no_times(path: str, why: str) -> SmeltError:

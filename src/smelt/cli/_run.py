@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _MOST_VALUES_IN_JSON: Final = 4096
 _MOST_LABELS: Final = 1 << 20
-_NUMBERED: Final = re.compile(r"""\{?\s*(\d+)\s*:\s*(['"])(.*)\2\s*,?\s*\}?""")
+_NUMBERED: Final = re.compile(r"""\{?\s*(\d{1,9})\s*:\s*(['"])(.*)\2\s*,?\s*\}?""")
 """A line of a printed dictionary, as some lists of labels are."""
 
 

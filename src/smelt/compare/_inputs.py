@@ -34,7 +34,12 @@ def shapes_of_inputs(
         if name not in known:
             raise BindingError(f"no input is called {name!r}; there are {', '.join(known)}")
     found: dict[str, ShapeSpec] = dict(shapes or {})
-    for name, array in inputs.items():
+    for name, given in inputs.items():
+        array, kind = np.asarray(given), known[name].tensor
+        if array.ndim != len(kind.shape):
+            raise BindingError(
+                f"input {name!r} is {kind} and its array {array.dtype}{[*array.shape]}"
+            )
         if name not in found and symbols_of(*known[name].tensor.shape):
             found[name] = cast("tuple[int, ...]", array.shape)
     return found or None

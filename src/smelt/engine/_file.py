@@ -123,6 +123,9 @@ def write_engine(
     Raises:
         SmeltError: the path cannot be written; nothing of the engine is left there.
     """
+    if not isinstance(destination, str | os.PathLike) and not hasattr(destination, "write"):
+        kind = type(destination).__name__
+        raise SmeltError(f"an engine is saved to a path or an open binary file, not to {kind}")
     parts = _parts(header, weights, code, runtime_code, signer, sources)
     if not isinstance(destination, str | os.PathLike):
         for part in parts:
@@ -141,6 +144,8 @@ def write_atomically(path: str | os.PathLike[str], parts: Iterator[bytes | memor
     if target.exists() and not (target.is_file() or target.is_dir()):
         _write_into(target, parts)
         return
+    if target.is_dir():
+        raise SmeltError(f"{target} cannot be written: it is a folder; name a file in it")
     draft = target.with_name(f".{target.name[:80]}.{secrets.token_hex(6)}.part")
     try:
         number = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)

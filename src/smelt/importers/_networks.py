@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
-from smelt.errors import MissingExtraError, ModelFormatError
+from smelt.errors import GraphError, MissingExtraError, ModelFormatError
 from smelt.network import NetworkDefinition
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Generator, Sequence
 
     import onnx
@@ -73,7 +73,8 @@ def network_from_onnx(
         UnsupportedError: naming every node that cannot be imported, with the reason.
         MissingExtraError: the package onnx is not installed.
     """
-    _check_given(model)
+    if not hasattr(model, "HasField"):
+        _check_source(model, "an ONNX model is a path, bytes or a ModelProto")
     with _packages_needed():
         from smelt.importers.onnx import import_onnx
 
@@ -81,9 +82,9 @@ def network_from_onnx(
     return NetworkDefinition.from_graph(graph)
 
 
-def _check_given(model: object) -> None:
-    if model is None:
-        raise ModelFormatError("an ONNX model is a path, bytes or a ModelProto, not None")
+def _check_source(given: object, wanted: str) -> None:
+    if not isinstance(given, str | os.PathLike | bytes | bytearray | memoryview):
+        raise ModelFormatError(f"{wanted}, not {type(given).__name__}")
 
 
 @contextmanager
@@ -95,10 +96,17 @@ def _packages_needed() -> Generator[None]:
         raise MissingExtraError.from_import(error) from error
 
 
-def _names(outputs: Sequence[str] | None) -> Sequence[str] | None:
-    """A single name is a sequence of letters, too; nobody means that."""
-    return [outputs] if isinstance(outputs, str) else outputs
+def _names(outputs: object) -> list[str] | None:
+    """The names of outputs; a single one is a sequence of letters, too, and nobody means that."""
+    if outputs is None:
+        return None
+    names: list[Any] = [outputs] if isinstance(outputs, str) else list(cast("Any", outputs))
+    for name in names:
+        if not isinstance(name, str):
+            raise GraphError(f"outputs are named, and {name!r} is no name")
+    return names
 
 
 def _source(given: str | os.PathLike[str] | bytes) -> str | bytes | Path:
+    _check_source(given, "a Caffe file is a path or bytes")
     return given if isinstance(given, str | bytes) else Path(given)

@@ -86,6 +86,11 @@ def report_of(
         profile: what its layers were measured to take.
         peaks: what the device does at best; None for what is known of the engine's architectures.
     """
+    if not hasattr(engine, "header"):
+        raise SmeltError(
+            "a report is made of an engine, or of what smelt.engine.read_engine reads, "
+            f"not of {type(engine).__name__}"
+        )
     header = engine.header
     print_ = header.fingerprint
     known = peaks or known_peaks(print_.architecture)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING, Final
 
-from smelt.errors import MissingExtraError
+from smelt.errors import MissingExtraError, SmeltError
 from smelt.inspect._report import SourceReport
 from smelt.types import format_number, format_share
 
@@ -45,7 +45,7 @@ def report_to_text(
     Tables whose numbers and kernels' names do not fit are wider than `width`, and kernels' text is
     as it is.
 
-    Raises KeyError: a section that does not exist.
+    Raises SmeltError: a section that does not exist.
     Raises MissingExtraError: the package rich, which lays tables out, is not installed.
     """
     try:
@@ -55,7 +55,7 @@ def report_to_text(
 
     unknown = [section for section in sections if section not in SECTIONS]
     if unknown:
-        raise KeyError(unknown[0])
+        raise SmeltError(f"there is no section {unknown[0]!r}; there are {', '.join(SECTIONS)}")
     console = Console(
         file=io.StringIO(), width=width, highlight=False, color_system=None, emoji=False
     )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from contextlib import contextmanager
 from keyword import iskeyword
-from typing import TYPE_CHECKING, Literal, SupportsIndex
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 
 import numpy as np
 
@@ -205,6 +206,7 @@ class NetworkDefinition(LayerMethods):
         Returns:
             The result, or a tuple where the op has several.
         """
+        _check_op(op)
         label = self._layer_name(name, op.name)
         values = [
             array if array is None else self._operand(array, f"{label}.{index}")
@@ -392,6 +394,7 @@ class NetworkDefinition(LayerMethods):
             del self._values[value.name]
 
     def _full_shape(self, shape: Sequence[int | str]) -> Shape:
+        _check_shape(shape)
         dims = tuple(_extent(extent, shape) for extent in shape)
         if self._batch == "implicit" and SymbolicDim.symbol(BATCH) in dims:
             raise ShapeError(f"shape {list(shape)} names the implicit batch; leave it out")
@@ -404,6 +407,16 @@ class NetworkDefinition(LayerMethods):
 def _check_batch(batch: str) -> None:
     if batch not in ("implicit", "explicit"):
         raise GraphError(f"batch is {batch!r}; it must be 'implicit' or 'explicit'")
+
+
+def _check_op(op: object) -> None:
+    if not isinstance(op, Op):
+        raise GraphError(f"add applies an op, as ops.Elu(alpha=0.5), not {op!r}")
+
+
+def _check_shape(shape: object) -> None:
+    if not isinstance(shape, Iterable):
+        raise ShapeError(f"a shape is a sequence of extents, as (3, 224, 224), not {shape!r}")
 
 
 def _layer_of(node: Node) -> str:
@@ -422,11 +435,12 @@ def _extent(extent: object, shape: Sequence[int | str]) -> Dim:
     return int(extent)
 
 
-def _dtype(dtype: str | DType | np.dtype[np.generic]) -> DType:
+def _dtype(dtype: Any) -> DType:
     if isinstance(dtype, DType):
         return dtype
+    given = "None" if dtype is None else dtype  # which numpy takes for float64
     try:
-        return DType.BFLOAT16 if dtype == "bfloat16" else DType.from_numpy(np.dtype(dtype))
+        return DType.BFLOAT16 if dtype == "bfloat16" else DType.from_numpy(np.dtype(given))
     except (TypeError, ValueError) as error:
         known = ", ".join(d.value for d in DType)
         raise GraphError(f"{dtype!r} is no element type; these are: {known}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -333,6 +334,7 @@ class LayerMethods(ABC):
 
         Raises ShapeError: another extent differs.
         """
+        _check_several(tensors)
         layer = self.begin(name, "concatenation")
         values = [self.value_of(tensor) for tensor in tensors]
         return self.apply(layer, "concatenation", ops.Concat(axis=axis), *values)[0]
@@ -447,3 +449,8 @@ def _fixed(extents: Sequence[Dim], layer: str) -> tuple[int, ...]:
         if not isinstance(extent, int):
             raise ShapeError(f"its weights need the extent {extent}: fix it", node=layer)
     return tuple(extent for extent in extents if isinstance(extent, int))
+
+
+def _check_several(tensors: object) -> None:
+    if not isinstance(tensors, Iterable):
+        raise GraphError(f"tensors to concatenate come as a list, not as {tensors!r}")

@@ -94,6 +94,9 @@ class ExecutionContext(Closing):
 
     @profiler.setter
     def profiler(self, profiler: Profiler | None) -> None:
+        if profiler is not None and not callable(getattr(profiler, "report_layer_time", None)):
+            kind = type(profiler).__name__
+            raise ContextError(f"a profiler has report_layer_time(name, milliseconds), not {kind}")
         self._profiler = profiler
 
     # ---- by name
@@ -225,10 +228,16 @@ class ExecutionContext(Closing):
     def _bind(self, batch_size: int, bindings: Sequence[Any]) -> tuple[Ready, list[Any]]:
         """The call for bindings by index, and these as arrays and addresses."""
         self._check_open()
-        if len(bindings) != len(self._ports):
+        try:
+            arrays: list[Any] = list(bindings)
+        except TypeError as error:
+            kind = type(bindings).__name__
+            raise BindingError(
+                f"bindings are arrays and addresses in a list, not {kind}"
+            ) from error
+        if len(arrays) != len(self._ports):
             names = ", ".join(binding.name for _, binding, _ in self._ports)
-            raise BindingError(f"{len(bindings)} bindings for {len(self._ports)}: {names}")
-        arrays: list[Any] = list(bindings)
+            raise BindingError(f"{len(arrays)} bindings for {len(self._ports)}: {names}")
         shapes: list[tuple[int, ...] | None] = []
         for index, binding, dtype in self._ports:
             array = arrays[index]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, BinaryIO, Final, Literal
 
@@ -20,6 +21,7 @@ from smelt.engine import (
     write_engine,
 )
 from smelt.errors import (
+    BindingError,
     ContextError,
     EngineMismatchError,
     InternalError,
@@ -30,7 +32,6 @@ from smelt.types import Closing, override
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
@@ -261,6 +262,7 @@ class Engine(Closing):
         # Few need it, and it needs every op.
         from smelt.runtime._refit import refitted_sources, refitted_weights
 
+        _check_by_name(weights)
         with self._lock:
             code = self.loaded_code
             file = self._file
@@ -316,3 +318,9 @@ def _read_only(data: BytesLike) -> NDArray[np.uint8]:
     array = np.frombuffer(data, np.uint8).view()
     array.flags.writeable = False
     return array
+
+
+def _check_by_name(weights: object) -> None:
+    if not isinstance(weights, Mapping):
+        kind = type(weights).__name__
+        raise BindingError(f"refit takes arrays by the names of weights, not {kind}")

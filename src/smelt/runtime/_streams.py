@@ -145,7 +145,10 @@ def gpu_named(device: str | None) -> CudaDevice:
     return selected_device() if index is None else cuda_device(index)
 
 
-def _same_kind(mine: Stream | Event, other: Stream | Event) -> object:
+def _same_kind(mine: Stream | Event, other: object) -> object:
+    if not isinstance(other, Stream | Event):
+        kind = type(other).__name__
+        raise DeviceError(f"{type(mine).__name__} of {mine.device} cannot go with {kind}")
     if isinstance(mine.native, CpuEvent | CpuStream) != isinstance(
         other.native, CpuEvent | CpuStream
     ):

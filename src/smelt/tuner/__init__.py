@@ -9,7 +9,7 @@ from smelt.tuner._hints import HintTimer
 from smelt.tuner._measure import MeasuringTimer
 from smelt.tuner._rehearsal import CpuScene, Rehearsal
 from smelt.tuner._specimen import lower_alone, relative_error
-from smelt.tuner._timings import TimingCache
+from smelt.tuner._timings import TimingCache, check_timings
 from smelt.tuner._trial import Laboratory
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "Stage",
     "Timer",
     "TimingCache",
+    "check_timings",
     "choose",
     "launched",
     "lower_alone",

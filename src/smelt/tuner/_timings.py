@@ -2,7 +2,7 @@
 
 One JSON object: for each key, which says what was measured and on what, the seconds. Files merge by
 union. A file that cannot be read or written is never an error: the worst is that something is
-measured again.
+measured again. A device, as the null device, is neither read nor written.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import os
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
+
+from smelt.errors import BuildError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,7 +52,7 @@ class TimingCache:
 
     def save(self) -> None:
         """Write the file, with what other processes wrote meanwhile; nothing without a path."""
-        if self.path is None or not self.changed:
+        if self.path is None or not self.changed or _is_special(self.path):
             return
         self.merge(read_timings(self.path))
         text = json.dumps(
@@ -64,8 +66,33 @@ class TimingCache:
         self.changed = False
 
 
+def check_timings(path: Path) -> None:
+    """See to it that nothing else is lost where a user has named a file for timings.
+
+    Raises BuildError: the file is there, and is no timing cache.
+    """
+    try:
+        if not _is_special(path) and path.stat().st_size:
+            _entries(path)
+    except IsADirectoryError as error:
+        raise BuildError(f"timing_cache is {path}, a folder; name a file in it") from error
+    except OSError:
+        return  # whoever reads it says so
+    except (ValueError, RecursionError) as error:
+        raise BuildError(
+            f"timing_cache is {path}, which is none ({error}) and would be lost; name another "
+            "file, or remove that one"
+        ) from error
+
+
+def _is_special(path: Path) -> bool:
+    return path.exists() and not (path.is_file() or path.is_dir())
+
+
 def read_timings(path: Path) -> dict[str, float]:
     """The entries of a file; those that are not sound are left out."""
+    if _is_special(path):
+        return {}
     try:
         entries = _entries(path)
     except FileNotFoundError:
