@@ -248,6 +248,26 @@ def test_without_cublaslt_which_it_cannot_do_without_it_is_not_opened(
     assert not library.live
 
 
+def test_one_for_an_older_cuda_than_the_libraries_beside_it_is_told_with_both_remedies(
+    device: CudaDevice, library: StubCudnn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def open_thirteen(path: str, *_: object) -> SimpleNamespace | None:
+        is_thirteen = path.endswith("libcublasLt.so.13")
+        return SimpleNamespace(cublasLtGetVersion=lambda: 130102) if is_thirteen else None
+
+    monkeypatch.setattr(_cudnn, "load_cublaslt", load_cublaslt)
+    monkeypatch.setattr(_cublaslt, "open_library", open_thirteen)
+    library.cuda = 12090
+    with pytest.raises(DeviceError, match=r"is for CUDA 12, whose cuBLASLt is not installed") as it:
+        open_cudnn(device)
+    assert "uninstall nvidia-cudnn-cu12, then pip install --force-reinstall nvidia-cudnn-cu13" in (
+        str(it.value)
+    )
+    assert "or install nvidia-cublas-cu12 beside it" in str(it.value)
+    library.cuda = 13000
+    assert open_cudnn(device).version == library.version
+
+
 def test_it_is_opened_only_beside_the_cublaslt_that_it_was_made_for(
     device: CudaDevice, library: StubCudnn, monkeypatch: pytest.MonkeyPatch
 ) -> None:

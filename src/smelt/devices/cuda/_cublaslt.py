@@ -24,10 +24,13 @@ from smelt.devices.cuda._driver import dotted_cuda
 from smelt.devices.cuda._libraries import (
     ALIGNED_BYTES,
     EXTRA,
+    MAJOR_OF_EXTRA,
     LibraryError,
     aligned_workspace,
     check_version,
     check_workspace,
+    cublas_package,
+    cudnn_package,
     destroy_on,
     find_version,
     open_library,
@@ -49,11 +52,8 @@ if TYPE_CHECKING:
     from smelt.devices.cuda._stream import CudaStream
 
 _TITLE: Final = "cuBLASLt"
-_PACKAGE: Final = "nvidia-cublas"
 _FOLDERS: Final = ("cu13/lib", "cublas/lib")
 _OLDEST_MAJOR: Final = 12
-_MAJOR_OF_EXTRA: Final = 13
-"""The CUDA that the packages of the extra are for."""
 _TYPES: Final = {DType.FLOAT32: 0, DType.FLOAT16: 2, DType.BFLOAT16: 14}
 _COMPUTE: Final = {"ieee": 68, "tf32": 77}
 """Sums are float32; factors of float32 may be rounded on their way in."""
@@ -410,10 +410,14 @@ def load_cublaslt(device: CudaDevice, version: int | None = None, major: int | N
     title = _TITLE if major is None else f"{_TITLE} {major}"
     try:
         return find_version(
-            title, _PACKAGE, opened, lambda api: int(api.cublasLtGetVersion()), version
+            title,
+            cublas_package(wanted or MAJOR_OF_EXTRA),
+            opened,
+            lambda api: int(api.cublasLtGetVersion()),
+            version,
         )
     except MissingExtraError as error:
-        if newest >= _MAJOR_OF_EXTRA:
+        if newest >= MAJOR_OF_EXTRA:
             raise
         raise _driver_is_too_old(device, f"what the extra {EXTRA!r} brings") from error
 
@@ -422,8 +426,8 @@ def _driver_is_too_old(device: CudaDevice, what: str) -> DeviceError:
     newest = device.driver.version // 1000
     return DeviceError(
         f"the NVIDIA driver offers CUDA {dotted_cuda(device.driver.version)}, which is too old for "
-        f"{what}; update the driver (CUDA {_MAJOR_OF_EXTRA}.0 or newer), or install "
-        f"nvidia-cublas-cu{newest} and nvidia-cudnn-cu{newest} instead of the extra and build the "
+        f"{what}; update the driver (CUDA {MAJOR_OF_EXTRA}.0 or newer), or install "
+        f"{cublas_package(newest)} and {cudnn_package(newest)} instead of the extra and build the "
         "engine again here, or build it without libraries=True"
     )
 

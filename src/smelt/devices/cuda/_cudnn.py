@@ -40,15 +40,24 @@ from smelt.devices.cuda._cudnn_api import (
 )
 from smelt.devices.cuda._libraries import (
     ALIGNED_BYTES,
+    MAJOR_OF_EXTRA,
     aligned_workspace,
     check_version,
     check_workspace,
+    cublas_package,
+    cudnn_package,
     destroy_on,
+    dotted_version,
     find_version,
     open_library,
     paths_to_try,
 )
-from smelt.errors import EngineFormatError, EngineMismatchError
+from smelt.errors import (
+    DeviceError,
+    EngineFormatError,
+    EngineMismatchError,
+    MissingExtraError,
+)
 from smelt.types import DType
 
 if TYPE_CHECKING:
@@ -58,7 +67,6 @@ if TYPE_CHECKING:
     from smelt.devices.cuda._libraries import Launcher
     from smelt.devices.cuda._stream import CudaStream
 
-_PACKAGE: Final = "nvidia-cudnn-cu13"
 _NAMES: Final = ("libcudnn.so.9",)
 _FOLDERS: Final = ("cudnn/lib",)
 _OLDEST_VERSION: Final = 90200
@@ -383,15 +391,28 @@ def open_cudnn(device: CudaDevice, version: int | None = None) -> Cudnn:
     Raises:
         MissingExtraError: there is none, or no cuBLASLt that fits it.
         EngineMismatchError: there is none of this version.
-        DeviceError: it or the driver is too old, or it cannot be started.
+        DeviceError: it or the driver is too old, it is for another CUDA than the libraries beside
+            it, or it cannot be started.
     """
     # It calls cuBLASLt, and ends the process where its own search does not find that: any of which
     # there is until it tells which it was made for.
     load_cublaslt(device)
     paths = paths_to_try(_NAMES, _FOLDERS)
     opened = (open_library(path, FUNCTIONS, "cudnnGetVersion") for path in paths)
-    api = find_version(CUDNN, _PACKAGE, opened, _version_of, version, oldest=_OLDEST_VERSION)
-    load_cublaslt(device, major=int(api.cudnnGetCudartVersion()) // 1000)
+    package = cudnn_package(min(device.driver.version // 1000, MAJOR_OF_EXTRA))
+    api = find_version(CUDNN, package, opened, _version_of, version, oldest=_OLDEST_VERSION)
+    made_for = int(api.cudnnGetCudartVersion()) // 1000
+    try:
+        load_cublaslt(device, major=made_for)
+    except MissingExtraError as error:
+        if cudnn_package(made_for) == package:
+            raise
+        told = f"{CUDNN} {dotted_version(_version_of(api))} here is for CUDA {made_for}"
+        raise DeviceError(
+            f"{told}, whose cuBLASLt is not installed; have both for one CUDA: pip uninstall "
+            f"{cudnn_package(made_for)}, then pip install --force-reinstall {package} (they have "
+            f"the same files), or install {cublas_package(made_for)} beside it"
+        ) from error
     return Cudnn(device, api)
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from smelt.devices.cuda._stream import CudaStream
 
 EXTRA: Final = "cuda-libraries"
+MAJOR_OF_EXTRA: Final = 13
+"""The CUDA that the packages of the extra are for."""
 ALIGNED_BYTES: Final = 16
 """At what multiples operands begin; libraries are asked for what can do with that."""
 WORKSPACE_ALIGNED_BYTES: Final = 256
@@ -44,6 +46,16 @@ class LibraryError(DeviceError):
             "libraries=True does without it"
         )
         self.status = status
+
+
+def cublas_package(major: int) -> str:
+    """What brings cuBLASLt for a CUDA; since the thirteenth the name says no number."""
+    return "nvidia-cublas" if major >= MAJOR_OF_EXTRA else f"nvidia-cublas-cu{major}"
+
+
+def cudnn_package(major: int) -> str:
+    """What brings cuDNN for a CUDA."""
+    return f"nvidia-cudnn-cu{major}"
 
 
 def paths_to_try(names: Sequence[str], folders: Sequence[str]) -> Iterator[str]:
