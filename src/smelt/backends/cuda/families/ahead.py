@@ -56,7 +56,7 @@ _MOST_BESIDE: Final = 2
 _MOST_REGISTERS: Final = 220
 _OWN_REGISTERS: Final = 40
 """Of a thread, beside factors and sums."""
-_MOST_DEPTH: Final = 640
+MOST_DEPTH: Final = 640
 """Longer sums are cut."""
 _MOST_OF_PIECE: Final = 256
 _LONGEST_STEP: Final = 128
@@ -64,7 +64,7 @@ _LEAST_STEP: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
-class _Choice:
+class Choice:
     """What a tactic decides."""
 
     tile: tuple[int, int, int]
@@ -92,9 +92,9 @@ class _Choice:
         depth, is_cut = self.depth(shape), self.pieces > 1
         room = (bm + bn) * depth * shape.dtype.size_bytes
         return (
-            is_cut == (shape.depth > _MOST_DEPTH)
+            is_cut == (shape.depth > MOST_DEPTH)
             and shape.depth % (step * self.pieces) == 0
-            and depth <= (_MOST_OF_PIECE if is_cut else _MOST_DEPTH)
+            and depth <= (_MOST_OF_PIECE if is_cut else MOST_DEPTH)
             and (bm == _TILES[0][0] or bm < 2 * shape.rows)
             and (bn == _TILES[0][1] or bn < 2 * shape.columns)
             and self.registers(shape) <= _MOST_REGISTERS
@@ -126,22 +126,20 @@ class AheadFamily(Family[CudaTarget]):
         base = _base_of(node)
         if base is None:
             return
-        if reason := _why_not(node, target):
+        if reason := why_not_ahead(node, target):
             yield Refusal(self.name, reason)
             return
         plain = next(base.tactics(node, target))
         if isinstance(plain, Refusal):
             return  # that family says why
-        shape, step = _shape(node, target)
-        choices = [_Choice((*tile, step), pieces) for tile, pieces in product(_TILES, _PIECES)]
-        found = [(_seconds(shape, c, target), c) for c in choices if c.fits(shape, target)]
-        if not found:
+        shape, step = matrix_shape(node, target)
+        ranked = ranked_choices(shape, step, target)
+        if not ranked:
             yield Refusal(self.name, "its programs do not all run at once")
             return
-        kept = _KEPT if shape.depth <= _MOST_DEPTH else _KEPT_IN_PIECES
-        ranked = sorted(found, key=lambda pair: pair[0])[:kept]
         sums = element_count(node.output.tensor.shape) * SUM_BYTES
-        for seconds, choice in behind_tiles(ranked, shape, target):
+        kept = _KEPT if shape.depth <= MOST_DEPTH else _KEPT_IN_PIECES
+        for seconds, choice in behind_tiles(ranked[:kept], shape, target):
             room = sums * choice.pieces if choice.pieces > 1 else 0
             options, formats = choice.parameters(shape), (plain.inputs, plain.outputs)
             yield Tactic(self.name, options, *formats, workspace_bytes=room, cost_hint=seconds)
@@ -174,7 +172,14 @@ def _known_base(node: Node) -> Family[CudaTarget]:
     return cast("Family[CudaTarget]", _base_of(node))
 
 
-def _shape(node: Node, target: CudaTarget) -> tuple[Shape, int]:
+def ranked_choices(shape: Shape, step: int, target: CudaTarget) -> list[tuple[float, Choice]]:
+    """All choices for a product, with their estimated seconds, best first."""
+    choices = [Choice((*tile, step), pieces) for tile, pieces in product(_TILES, _PIECES)]
+    found = [(_seconds(shape, c, target), c) for c in choices if c.fits(shape, target)]
+    return sorted(found, key=lambda pair: pair[0])
+
+
+def matrix_shape(node: Node, target: CudaTarget) -> tuple[Shape, int]:
     """The product, whatever is stacked being rows; and how long steps of its sum are."""
     root = root_of(node)[0]
     if isinstance(root, ConvSum):
@@ -188,8 +193,9 @@ def _shape(node: Node, target: CudaTarget) -> tuple[Shape, int]:
     return shape, gcd(shape.depth, _LONGEST_STEP)
 
 
-def _why_not(node: Node, target: CudaTarget) -> str | None:
-    root, (shape, step) = root_of(node)[0], _shape(node, target)
+def why_not_ahead(node: Node, target: CudaTarget) -> str | None:
+    """Why no program has a product's weights ahead, or None."""
+    root, (shape, step) = root_of(node)[0], matrix_shape(node, target)
     if isinstance(root, Conv | ConvSum):
         if shape.matrices > 1 or (isinstance(root, Conv) and is_depthwise(node, root)):
             return "the channels are in groups"
@@ -211,7 +217,7 @@ def _why_no_matrix(node: Node) -> str | None:
     return None
 
 
-def _seconds(shape: Shape, choice: _Choice, target: CudaTarget) -> float:
+def _seconds(shape: Shape, choice: Choice, target: CudaTarget) -> float:
     """What a launch takes, by the terms of other products, once its weights are there."""
     (bm, bn, _), size, gpu = choice.tile, shape.dtype.size_bytes, gpu_of(target)
     programs, depth, first = choice.programs(shape), choice.depth(shape), shape.rows * shape.depth
