@@ -169,7 +169,7 @@ class _ChainWriter(HeldWriter):
         s, bn = self.s, self.tile[1]
         s.line(f"{self.column} = {s.join(first, f'tl.arange(0, {bn})')}")
         if self.column_ok:
-            s.line(f"column_ok = column < {self.column_count}")
+            s.line(f"{self.column_ok} = {self.column} < {self.column_count}")
 
     def add_first(self, weights: int) -> None:
         """Multiply the pixels that are held and a stretch's weights, from a number on."""

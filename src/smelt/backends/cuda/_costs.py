@@ -76,6 +76,7 @@ _READ_BYTES_PER_SECOND: Final = 2.25e11
 _WIDE_ROWS: Final = 64
 """Rows that wide instructions do at once."""
 _GUESSED_EXTENT: Final = 8
+_LEAST_EXTENT: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +262,11 @@ def guess(extent: Dim) -> int:
 def next_power(value: int) -> int:
     """The least power of two that is no less: tiles have such extents."""
     return 1 << max(0, value - 1).bit_length()
+
+
+def tile_extent(value: int) -> int:
+    """The least extent of a tile on tensor cores that holds so many."""
+    return max(_LEAST_EXTENT, next_power(value))
 
 
 def count_of(value: Value) -> int:

@@ -32,8 +32,6 @@ class FragmentWriter(HeldWriter):
     @override
     def write(self) -> str:
         s, bm = self.s, self.tile[0]
-        self.vectors = -(-self.k["run"] // VECTOR)
-        """Of a tap's run."""
         self.find_scalars()
         s.line("program = tl.program_id(0)")
         s.line(f"across = program % {self.across}")
@@ -64,6 +62,11 @@ class FragmentWriter(HeldWriter):
                 s.line(f"acc = tl.dot({self.joined(first, count)}, b{first}, acc)")
             self.finish()
         return s.text()
+
+    @property
+    def vectors(self) -> int:
+        """Of a tap's run."""
+        return -(-int(self.k["run"]) // VECTOR)
 
     def fragments(self) -> range:
         return range(self.k["depth"] // FRAGMENT)

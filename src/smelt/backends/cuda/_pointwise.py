@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from smelt.backends._axes import Axis, broadcast_strides, common_axes
 from smelt.backends._scalars import Scalars
-from smelt.backends.cuda._costs import guess
+from smelt.backends.cuda._costs import guess, next_power
 from smelt.backends.cuda._elementwise import write_stages
 from smelt.backends.cuda._reach import FARTHEST
 from smelt.backends.cuda._source import Source, operand_parameters
@@ -146,7 +146,7 @@ def _turned_axis(axes: Sequence[Axis]) -> Axis | None:
 
 def side_of(extent: int, most: int) -> int:
     """A power of two for tiles along an axis: long, but not much longer than what there is."""
-    whole = 1 << max(0, extent - 1).bit_length()
+    whole = next_power(extent)
     if whole <= most and extent <= _LEAST_LINE:
         return whole
     sizes = [1 << n for n in range(4, 13) if 1 << n <= min(whole, most)] or [min(whole, most)]

@@ -12,9 +12,9 @@ from smelt.backends.cuda._costs import (
     WARP_LANES,
     Work,
     gpu_of,
-    next_power,
     product_seconds,
     seconds_of,
+    tile_extent,
 )
 from smelt.backends.cuda.families._tiles import OWN_SHARED_BYTES
 from smelt.backends.cuda.families.conv import product_shape
@@ -50,7 +50,6 @@ _WALKS: Final = ((64, 128, 4), (32, 64, 4), (64, 64, 4), (128, 64, 8))
 _MOST_STRETCHES: Final = 4
 _MOST_WEIGHTS: Final = 1 << 16
 """Elements that such a program holds."""
-_LEAST_TILE: Final = 16
 _TURN_SECONDS: Final = 4.5e-10
 _CHAIN_SECONDS: Final = 8.8e-10
 """For each element of a step's depth: what else it does, and what of it waits."""
@@ -123,17 +122,17 @@ class _Products:
     def choices(self) -> Iterator[ChainChoice]:
         """Every choice that fits."""
         shape = self.shape
-        whole, then = _tile(shape.columns), _tile(self.columns)
-        steps = sorted({min(64, _tile(shape.run)), min(128, _tile(shape.run))})
+        whole, then = tile_extent(shape.columns), tile_extent(self.columns)
+        steps = sorted({min(64, tile_extent(shape.run)), min(128, tile_extent(shape.run))})
         is_short = shape.depth <= _MOST_HELD and not shape.windows
         for bm in _ROWS:
-            if bm > _tile(shape.rows):
+            if bm > tile_extent(shape.rows):
                 continue
             if whole <= _MOST_COLUMNS:
                 for bn, bk, pipeline in product(_COLUMNS, steps, (1, 2, 3, 4, 6)):
                     yield from self._fitting((bm, whole, bk), bn, pipeline)
             if then <= _MOST_COLUMNS and is_short:
-                bk = min(64, _tile(shape.run))
+                bk = min(64, tile_extent(shape.run))
                 is_even = shape.images == 1 or not (shape.run % bk or shape.depth % bk)
                 for own, pipeline in product(_COLUMNS, (1, 2, 3, 4)):
                     if own < shape.columns and is_even:
@@ -141,9 +140,9 @@ class _Products:
 
     def walks(self) -> Iterator[ChainChoice]:
         """Programs that hold the weights of both products, and go down the rows."""
-        shape, then = self.shape, _tile(self.columns)
+        shape, then = self.shape, tile_extent(self.columns)
         weights = shape.columns * (shape.depth + then)
-        bk = min(64, _tile(shape.run))
+        bk = min(64, tile_extent(shape.run))
         is_short = shape.depth <= _MOST_HELD and not shape.windows and then <= _MOST_COLUMNS
         if not is_short or shape.depth % bk or shape.run % bk or weights > _MOST_WEIGHTS:
             return
@@ -164,7 +163,7 @@ class _Products:
         shape, room = self.shape, self.target.shared_bytes - OWN_SHARED_BYTES
         steps = -(-shape.depth // bk) if bn >= shape.columns else -(-shape.columns // bn)
         is_piped = pipeline > 1
-        if then_tile > _tile(self.columns) or pipeline > steps + 1 or is_piped != (steps > 1):
+        if then_tile > tile_extent(self.columns) or pipeline > steps + 1 or is_piped != (steps > 1):
             return
         for warps in (4, 8):
             choice = ChainChoice(tile, then_tile, warps, pipeline)
@@ -251,8 +250,3 @@ class _Products:
             step = bn * (shape.depth + then + bm * shape.adds)
         end = bm * then * (1 + self.adds) + bm * shape.columns * self.keeps / across
         return size * step, size * (end + bm * shape.columns * shape.adds * is_whole)
-
-
-def _tile(value: int) -> int:
-    """The least power of two, and tile, that holds so many."""
-    return max(_LEAST_TILE, next_power(value))

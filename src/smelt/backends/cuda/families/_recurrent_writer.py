@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+from smelt.backends.cuda._costs import tile_extent
 from smelt.backends.cuda._elementwise import sigmoid, tanh
 from smelt.backends.cuda._source import Source
 
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 
 _SIDE: Final = 128
 """Rows and columns of the weights' blocks."""
-_LEAST: Final = 16
 
 
 class Writer:
@@ -28,7 +28,7 @@ class Writer:
         self.strides: dict[str, Any] = dict(kernel["states"])
         self.hidden: int = kernel["hidden"]
         self.gates = {"lstm": 4, "gru": 3}[kernel["op"]]
-        self.side = min(_SIDE, max(_LEAST, 1 << (self.hidden - 1).bit_length()))
+        self.side = min(_SIDE, tile_extent(self.hidden))
 
     def write(self) -> str:
         s = self.s

@@ -19,6 +19,7 @@ from smelt.backends.cuda._costs import (
     next_power,
     product_seconds,
     seconds_of,
+    tile_extent,
 )
 from smelt.backends.cuda._source import LEAST_VECTOR, VECTOR
 from smelt.engine import parameters
@@ -157,7 +158,7 @@ def _choices(shape: Shape, target: CudaTarget) -> Iterator[Choice]:
     precisions = _precisions(target) if is_single else ("ieee",)
     for tile in product(*(_SINGLE_SIZES if is_single else _HALF_SIZES)):
         most = (shape.rows, shape.columns, shape.depth)
-        if any(size > max(16, next_power(m)) for size, m in zip(tile, most, strict=True)):
+        if any(size > tile_extent(m) for size, m in zip(tile, most, strict=True)):
             continue
         if tile[2] < min(_FEW_STEPS, next_power(shape.depth)) and not is_single:
             continue

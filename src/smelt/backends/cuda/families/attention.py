@@ -21,9 +21,9 @@ from smelt.backends.cuda._costs import (
     count_of,
     gpu_of,
     guess,
-    next_power,
     product_seconds,
     seconds_of,
+    tile_extent,
 )
 from smelt.backends.cuda._elementwise import literal
 from smelt.backends.cuda._source import LANGUAGE_TYPES, Source, operand_parameters
@@ -48,8 +48,6 @@ _BLOCKS: Final = (
 """Queries and keys of a block, and warps."""
 _KEPT: Final = 6
 _WIDEST_HEAD: Final = 256
-_LEAST: Final = 16
-"""Of each extent of a product on tensor cores."""
 _AHEAD: Final = 64 * WARP_LANES
 """Values that a warp may hold while keys are scored."""
 _CHAIN_SECONDS: Final = 3.0e-7
@@ -139,11 +137,11 @@ def _options(
     keys, result_width = map(guess, op.split(v.shape)[2:])
     found: list[tuple[float, tuple[tuple[str, Json], ...]]] = []
     for rows, columns, warps in _BLOCKS:
-        elements = (rows + columns) * _padded(width) + columns * _padded(result_width)
+        elements = (rows + columns) * tile_extent(width) + columns * tile_extent(result_width)
         pipeline = 1 if keys <= columns else 2
         if elements * pipeline * stored.size_bytes > target.shared_bytes * 3 // 4:
             continue
-        if columns > 2 * _padded(keys) or rows > 2 * _padded(queries):
+        if columns > 2 * tile_extent(keys) or rows > 2 * tile_extent(queries):
             continue
         for precision in _precisions(stored):
             options = parameters(
@@ -162,8 +160,8 @@ def _work(node: Node, op: Attention, options: dict[str, Any], target: CudaTarget
     stored = target.factors(q.dtype)
     (rows, columns), size = options["block"], stored.size_bytes
     how = (options["warps"], stored, options["precision"], gpu_of(target))
-    scores = product_seconds((rows, columns, _padded(width)), *how)
-    sums = product_seconds((rows, _padded(result_width), columns), *how)
+    scores = product_seconds((rows, columns, tile_extent(width)), *how)
+    sums = product_seconds((rows, tile_extent(result_width), columns), *how)
     programs = batch * heads * -(-queries // rows)
     steps, threads = -(-keys // columns), options["warps"] * WARP_LANES
     step_bytes = size * columns * (width + result_width)
@@ -191,10 +189,6 @@ def _work(node: Node, op: Attention, options: dict[str, Any], target: CudaTarget
 def _precisions(dtype: DType) -> tuple[str, ...]:
     """How float32 is multiplied: in three products of tensor cores, or without them."""
     return ("tf32x3", "ieee") if dtype is DType.FLOAT32 else ("ieee",)
-
-
-def _padded(width: int) -> int:
-    return max(_LEAST, next_power(width))
 
 
 def _strides(op: Attention, view: View) -> tuple[Dim, ...]:
@@ -230,8 +224,8 @@ class _Writer:
         s.line(f"head = (program // {blocks}) % {s.extent(self.heads)}")
         s.line(f"item = program // ({blocks} * {s.extent(self.heads)})")
         s.line(f"row = (program % {blocks}) * {self.rows} + tl.arange(0, {self.rows})")
-        s.line(f"d = tl.arange(0, {_padded(self.width)})")
-        s.line(f"e = tl.arange(0, {_padded(self.result_width)})")
+        s.line(f"d = tl.arange(0, {tile_extent(self.width)})")
+        s.line(f"e = tl.arange(0, {tile_extent(self.result_width)})")
         s.line(f"row_ok = row < {s.extent(self.queries)}")
         for operand in range(len(s.dtypes)):
             batch, head, *_ = self.k["strides"][operand]
@@ -240,10 +234,10 @@ class _Writer:
         s.wait()
         q_ok = self.inside(row_ok, "d[None, :]", self.width)
         s.line(f"q = tl.load({self.place(0, 'row[:, None]', 'd[None, :]')}{q_ok})")
-        s.line(f"acc = tl.zeros([{self.rows}, {_padded(self.result_width)}], tl.float32)")
+        s.line(f"acc = tl.zeros([{self.rows}, {tile_extent(self.result_width)}], tl.float32)")
         if self.at_once:
             self.find_keys("0")
-            has_room = self.columns * _padded(self.result_width) <= _AHEAD * self.k["warps"]
+            has_room = self.columns * tile_extent(self.result_width) <= _AHEAD * self.k["warps"]
             if has_room:
                 self.load_values()
             self.score()
@@ -317,6 +311,6 @@ class _Writer:
 
     def inside(self, places: str, elements: str, width: int, *, other: bool = True) -> str:
         """The keywords of a load or store: which places and elements of a head are there."""
-        full = width == _padded(width)
+        full = width == tile_extent(width)
         mask = " & ".join(c for c in (places, "" if full else f"({elements} < {width})") if c)
         return f", mask={mask}" + (", other=0.0" if other else "") if mask else ""

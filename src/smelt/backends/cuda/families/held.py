@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING, ClassVar, Final, cast
 from smelt.backends._base import Family, Operands, Refusal, Tactic
 from smelt.backends._fusion import root_of
 from smelt.backends._nodes import value_of
-from smelt.backends.cuda._costs import LAUNCH_SECONDS, MOST_REGISTERS, WARP_LANES, gpu_of
+from smelt.backends.cuda._costs import (
+    LAUNCH_SECONDS,
+    MOST_REGISTERS,
+    WARP_LANES,
+    gpu_of,
+    next_power,
+)
 from smelt.backends.cuda._product import write_product
 from smelt.backends.cuda._source import LEAST_VECTOR
 from smelt.backends.cuda._target import CudaTarget
@@ -175,7 +181,7 @@ def _product_of(node: Node, target: CudaTarget) -> tuple[Shape, int]:
         second = cast("int", value_of(node, 3).tensor.shape[1])
         return sum_shape(node, root, target), gcd(run, second, _DEEPEST_STEP)
     shape = product_shape(node, root, target)
-    whole = 1 << (shape.depth - 1).bit_length()
+    whole = next_power(shape.depth)
     is_whole = whole <= _DEEPEST_STEP and shape.depth >= _LEAST_FILLED * whole
     return shape, whole if is_whole and run % LEAST_VECTOR == 0 else gcd(run, _DEEPEST_STEP)
 

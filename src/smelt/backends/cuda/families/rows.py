@@ -15,7 +15,7 @@ from smelt.backends._base import Family, Operands, Refusal, Tactic
 from smelt.backends._fusion import root_of
 from smelt.backends._nodes import value_of, view_of
 from smelt.backends._scalars import Scalars
-from smelt.backends.cuda._costs import LAUNCH_SECONDS, guess, memory_seconds
+from smelt.backends.cuda._costs import LAUNCH_SECONDS, guess, memory_seconds, tile_extent
 from smelt.backends.cuda._elementwise import literal, write_stages
 from smelt.backends.cuda._reach import FARTHEST
 from smelt.backends.cuda._source import Source, operand_parameters
@@ -195,7 +195,7 @@ def _reads_across(node: Node, layout: Layout) -> bool:
 def _columns(length: Dim) -> int:
     """Elements of a row that a program has at a time."""
     known = length if isinstance(length, int) else _GUESSED_COLUMNS
-    return min(_MOST_COLUMNS, max(16, 1 << max(0, known - 1).bit_length()))
+    return min(_MOST_COLUMNS, tile_extent(known))
 
 
 def _linear(dtype: Any) -> TensorFormat:
