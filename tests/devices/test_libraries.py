@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from smelt.devices.cuda import _cublaslt, _cudnn, _libraries
-from smelt.errors import EngineMismatchError, MissingExtraError
+from smelt.errors import DeviceError, EngineMismatchError, MissingExtraError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,6 +54,8 @@ def test_the_first_of_the_version_that_is_wanted_is_taken() -> None:
     assert [find(wanted) for wanted in (None, 91900, 92800)] == [91900, 91900, 92800]
     with pytest.raises(EngineMismatchError, match=r"calls cuDNN 9\.1\.0, and here is 9\.19\.0"):
         find(90100)
+    with pytest.raises(DeviceError, match=r"cuDNN 9\.19\.0 is too old: 9\.25\.0 or newer"):
+        _libraries.find_version("cuDNN", "nvidia-x", opened, int, 91900, oldest=92500)
     opened.clear()
     with pytest.raises(MissingExtraError, match="'cuda-libraries'"):
         find(None)

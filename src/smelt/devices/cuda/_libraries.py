@@ -130,9 +130,10 @@ def find_version(
         )
         raise MissingExtraError(package, EXTRA, advice=advice)
     if wanted is None or wanted in found:
+        known = dotted_version(wanted or max(found))
         raise DeviceError(
-            f"{title} {dotted_version(max(found))} is too old: {dotted_version(oldest)} or newer "
-            f"is needed; install a newer {package}, or name its folder in SMELT_CUDA_LIBRARIES"
+            f"{title} {known} is too old: {dotted_version(oldest)} or newer is needed; install a "
+            f"newer {package}, or name its folder in SMELT_CUDA_LIBRARIES"
         )
     dotted = dotted_version(wanted)
     raise EngineMismatchError(
