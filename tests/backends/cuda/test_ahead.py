@@ -65,6 +65,15 @@ def test_long_sums_are_cut_into_pieces_of_whole_steps() -> None:
         assert 1536 % (step * pieces) == 0
 
 
+def test_a_convolution_of_no_channels_has_none_ahead() -> None:
+    graph = Graph("one")
+    x = graph.add_input("x", TensorType(DType.FLOAT32, (1, 0, 14, 14)))
+    weights = graph.add_constant(np.ones((64, 0, 1, 1), np.float32), "w")
+    node = graph.add(Conv((1, 1)), x, weights, name="node")
+    tactics, _ = CudaBackend().candidates(node, _HOPPER, DType.FLOAT16)
+    assert all(tactic.is_reference for tactic in tactics)
+
+
 @pytest.mark.parametrize(
     ("channels", "op", "groups", "is_offered"),
     [

@@ -129,9 +129,9 @@ class AheadFamily(Family[CudaTarget]):
         if reason := why_not_ahead(node, target):
             yield Refusal(self.name, reason)
             return
-        plain = next(base.tactics(node, target))
-        if isinstance(plain, Refusal):
-            return  # that family says why
+        plain = next(base.tactics(node, target), None)
+        if not isinstance(plain, Tactic):
+            return  # that family says why, or nothing is summed
         shape, step = matrix_shape(node, target)
         ranked = ranked_choices(shape, step, target)
         if not ranked:
