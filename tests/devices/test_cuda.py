@@ -6,6 +6,7 @@ import ctypes
 import gc
 import importlib
 import os
+import re
 import struct
 import sys
 from typing import TYPE_CHECKING
@@ -88,12 +89,24 @@ def test_an_old_driver_is_refused_with_both_versions() -> None:
 
 
 def test_a_driver_that_cannot_be_loaded_is_an_error_of_the_device(stub: StubDriver) -> None:
-    class Unloadable(StubDriver):
-        def cuInit(self, _flags: int) -> tuple[CUresult]:  # noqa: N802  (the driver's name)
-            raise RuntimeError("libcuda.so.1 was not found\nin all of these places")
+    class DynamicLibNotFoundError(RuntimeError):
+        """What cuda-bindings raises where there is none."""
 
-    with pytest.raises(DeviceError, match=r"cannot be loaded \(libcuda.so.1 was not found\)"):
-        Driver(Unloadable())
+    class Unloadable(StubDriver):
+        def __init__(self, error: Exception) -> None:
+            super().__init__()
+            self.error = error
+
+        def cuInit(self, _flags: int) -> tuple[CUresult]:  # noqa: N802  (the driver's name)
+            raise self.error
+
+    for error, told in (
+        (OSError("libcuda.so.1: wrong ELF class\nand more"), " (libcuda.so.1: wrong ELF class); "),
+        (RuntimeError(), " (RuntimeError); "),
+        (DynamicLibNotFoundError('"cuda" can only be found via system search'), "; it belongs to "),
+    ):
+        with pytest.raises(DeviceError, match=re.escape(f"cannot be loaded{told}")):
+            Driver(Unloadable(error))
 
 
 def test_a_gpu_that_does_not_exist_is_named(stub: StubDriver) -> None:

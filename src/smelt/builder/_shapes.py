@@ -9,7 +9,7 @@ from operator import index
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from smelt.errors import BuildError, EngineFormatError, ShapeError, UnboundSymbolError
-from smelt.types import Symbol, SymbolicDim, symbols_of
+from smelt.types import Symbol, SymbolicDim, evaluate_dim, symbols_of
 
 if TYPE_CHECKING:
     from smelt.ir import Graph, Value
@@ -127,13 +127,22 @@ def _box(
         box[BATCH] = Bounds(1, max_batch_size, max_batch_size)
     if unbound - set(graph.symbol_bounds):
         names = ", ".join(sorted(unbound))
+        shapes = _example(inputs)
         raise UnboundSymbolError(
-            f"the network leaves {names} open; give shapes={{input: shape}}, for example "
-            + ", ".join(
-                f"{n}: {v.tensor}" for n, v in inputs.items() if symbols_of(*v.tensor.shape)
-            )
+            f"the network leaves {names} open; give shapes, as shapes={shapes}"
         )
     return box
+
+
+def _example(inputs: Mapping[str, Value]) -> dict[str, tuple[int, ...]]:
+    """Shapes for the inputs that need one: a batch of one, and pictures or rows of some size."""
+    sizes: dict[str, int] = {}
+    open_ = {n: v.tensor.shape for n, v in inputs.items() if symbols_of(*v.tensor.shape)}
+    for shape in open_.values():
+        for axis, extent in enumerate(shape):
+            for symbol in symbols_of(extent):
+                sizes.setdefault(symbol, 1 if axis == 0 else 224 if len(shape) == 4 else 16)
+    return {n: tuple(evaluate_dim(d, sizes) for d in shape) for n, shape in open_.items()}
 
 
 def _bind(box: Box, name: str, extent: Dim, bounds: Bounds) -> None:

@@ -116,7 +116,8 @@ def _say_summary(engine: Engine, path: Path, seconds: float) -> None:
 
     report = report_of(engine)
     say(
-        f"{path}: {engine.name}, {len(engine.layers)} layers for {engine.device}, "
+        f"{path}: {engine.name}, {len(engine.layers)} layers for {engine.device} "
+        f"({report.architecture}), "
         f"{format_bytes(path.stat().st_size)}, built in {seconds:.1f} s"
     )
     for what, bindings in (("in ", engine.inputs), ("out", engine.outputs)):

@@ -16,6 +16,9 @@ _ARGUMENT: Final = re.compile(
 )
 """An argument of a build in a message, with its value."""
 
+_SHAPE: Final = re.compile(r"'([^']+)': \(([\d, ]+)\)")
+"""An input's shape in a message."""
+
 json_option = partial(
     click.option, "--json", "as_json", is_flag=True, help="Answer as JSON on stdout."
 )
@@ -34,7 +37,9 @@ def told_as_options(text: str) -> str:
     for name, value in _ARGUMENT.findall(text):
         option = "--" + name.replace("_", "-")
         if name == "shapes":
-            told["--shape NAME=1x3x224x224, or NAME=1..8x3x224x224"] = None
+            shown = [(n, re.findall(r"\d+", extents)) for n, extents in _SHAPE.findall(text)]
+            options = [f"--shape {n}={'x'.join(extents)}" for n, extents in shown]
+            told[" ".join(options or ["--shape NAME=1x3x224x224"]) + ", or 1..8 for a range"] = None
         elif option not in text:
             told[f"{option} {value}".rstrip()] = None
     return f"\nOn the command line: {', '.join(told)}" if told else ""

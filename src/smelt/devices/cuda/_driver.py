@@ -7,12 +7,14 @@ Sources: CUDA Driver API reference, "Error Handling" (names and numbers of the r
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import threading
 from typing import Any, Final
 
 from smelt.errors import DeviceError, EngineMismatchError, MissingExtraError
 
+_LOG = logging.getLogger(__name__)
 OLDEST_VERSION: Final = 12000
 """The oldest driver interface that runs our kernels (CUDA 12.0: it brought library loading)."""
 
@@ -69,9 +71,10 @@ class Driver:
             self.call("cuInit", 0)
             self.version: int = self.call("cuDriverGetVersion")
         except (RuntimeError, OSError, ImportError) as error:
+            _LOG.debug("%s", error)
             raise DeviceError(
-                f"the NVIDIA driver cannot be loaded ({_first_line(error)}); "
-                "install it, or build for another device"
+                f"the NVIDIA driver cannot be loaded{_reason(error)}; it belongs to the system of "
+                "a machine with an NVIDIA GPU, and nvidia-smi shows it"
             ) from error
         if self.version < OLDEST_VERSION:
             raise DeviceError(
@@ -139,8 +142,12 @@ def dotted_cuda(version: int) -> str:
     return f"{version // 1000}.{version % 1000 // 10}"
 
 
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__
+def _reason(error: BaseException) -> str:
+    """Why it cannot be, where that is more than that there is none: cuda-bindings' own advice."""
+    if type(error).__name__ == "DynamicLibNotFoundError":
+        return ""
+    first, *_ = str(error).strip().splitlines() or [type(error).__name__]
+    return f" ({first})"
 
 
 _lock = threading.Lock()
