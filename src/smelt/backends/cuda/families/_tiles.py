@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import Counter
 from dataclasses import dataclass
 from itertools import product
@@ -52,6 +53,8 @@ _PIECE_SECONDS: Final = 1.7e-7
 """Of the launch that adds the pieces of a sum, and of each of them."""
 _LINE_BYTES: Final = 128
 _REUSED_AREA: Final = 64 * 64
+_REMEMBERED: Final = 256
+"""Products."""
 _LARGEST_TILE: Final = 128 * 256
 _LEAST_AREA: Final = {4: 0, 8: 64 * 128}
 _MOST_AREA: Final = {4: 128 * 128, 8: _LARGEST_TILE}
@@ -122,8 +125,16 @@ def choices(tactic: Tactic, *, asks: bool = True) -> dict[str, Any]:
     return {**known, **dict(tactic.parameters)}
 
 
-def tiles_for(shape: Shape, target: CudaTarget) -> Iterator[tuple[Choice, float]]:
-    """Yield the most promising tiles, with their estimated seconds, best first."""
+@functools.lru_cache(_REMEMBERED)
+def tiles_for(shape: Shape, target: CudaTarget) -> tuple[tuple[Choice, float], ...]:
+    """The most promising tiles, with their estimated seconds, best first.
+
+    Every family of products asks, about the same products again and again.
+    """
+    return tuple(_promising(shape, target))
+
+
+def _promising(shape: Shape, target: CudaTarget) -> Iterator[tuple[Choice, float]]:
     found = [(estimate(shape, choice, target), choice) for choice in _choices(shape, target)]
     found.sort(key=lambda pair: pair[0])
     kept: Counter[tuple[int, int, bool, bool]] = Counter()
