@@ -168,12 +168,11 @@ class CudaToolchain(Toolchain):
         kinds = [] if others is None else others.chains.faster(_WORTH_A_PLAN)
         if others is None or not kinds or time.perf_counter() > tuning.deadline:
             return draft
-        whole, *seconds = _compare(trial, draft, [others.draft([kind]) for kind in kinds])
-        better = [kind for kind, own in zip(kinds, seconds, strict=True) if own < whole]
+        apart, alone = _compare(trial, draft, [others.draft([kind]) for kind in kinds])
+        better = [kind for kind, (own, _) in zip(kinds, alone, strict=True) if own < apart]
         if not better:
             return draft
-        chained = others.draft(better)
-        apart, together = _compare(trial, draft, [chained])
+        apart, [(together, chained)] = _compare(trial, draft, [others.draft(better)])
         return chained if together < apart * (1 - _LEAST_TIMED_GAIN) else draft
 
     def _by_estimates(self, draft: Draft, others: Alternatives | None) -> Draft:
@@ -245,24 +244,25 @@ class CudaToolchain(Toolchain):
         return self.backend.compile(kernels, self.target), CodeImage(b"", ())
 
 
-def _compare(trial: NetworkTrial, draft: Draft, others: Sequence[Draft]) -> list[float]:
-    """What whole plans of a draft and of others take, where these differ in their chains alone.
+def _compare(
+    trial: NetworkTrial, draft: Draft, others: Sequence[Draft]
+) -> tuple[float, list[tuple[float, Draft]]]:
+    """Seconds of a whole plan of a draft, and of others that differ in their chains alone.
 
-    The others get the better way to launch their chains.
+    Of the two ways to launch its chains each of the others comes with the better one.
     """
-    casts: list[dict[int, Tactic]] = [draft.choice.tactics]
-    for other in others:
-        trial.graphs.append(other.tuning.graph)
-        graph, choice = other.tuning.graph, other.choice
-        casts += [launched(graph, choice, early=early) for early in (False, True)]
-    seconds = trial.whole_seconds(casts)
-    whole = seconds[:1]
-    for number, other in enumerate(others):
-        ways = range(1 + 2 * number, 3 + 2 * number)
-        best = min(ways, key=lambda way: seconds[way])
-        other.choice.tactics = casts[best]
-        whole.append(seconds[best])
-    return whole
+    trial.graphs += [other.tuning.graph for other in others]
+    ways = [_launched(other, early=early) for other in others for early in (False, True)]
+    apart, *seconds = trial.whole_seconds([one.choice.tactics for one in (draft, *ways)])
+    timed = list(zip(seconds, ways, strict=True))
+    pairs = zip(timed[::2], timed[1::2], strict=True)
+    return apart, [min(both, key=lambda pair: pair[0]) for both in pairs]
+
+
+def _launched(draft: Draft, *, early: bool) -> Draft:
+    """A draft whose chains start early, or not."""
+    tactics = launched(draft.tuning.graph, draft.choice, early=early)
+    return dataclasses.replace(draft, choice=dataclasses.replace(draft.choice, tactics=tactics))
 
 
 def open_toolchain(
