@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from smelt.backends import Tactic, WeightStore, assemble
-from smelt.backends.cuda import CudaBackend, CudaTarget
+from smelt.backends.cuda import CompilerPool, CudaBackend, CudaTarget
 from smelt.backends.cuda.families import sliding
 from smelt.builder import _program
 from smelt.devices.cuda import CudaKernel
@@ -120,16 +120,15 @@ def test_who_loads_an_engine_of_them_with_another_triton_is_told_what_to_do(
         _program._checked(tactic, node, backend, _HOPPER)  # pyright: ignore[reportPrivateUsage]
 
 
-def test_what_they_need_fits_as_often_as_they_are_to_run_beside_each_other() -> None:
+def test_what_they_need_of_shared_memory_is_what_a_block_may_have(compilers: CompilerPool) -> None:
     pytest.importorskip("triton", reason="not installed: the extra cuda-build")
     graph, node = _convolution()
     if not (tactics := _sliding(node)):
         pytest.skip(_reasons(node)[0])
-    backend = CudaBackend(jobs=1)
+    backend = CudaBackend(pool=compilers)
     assembled = assemble(graph, {id(node): tactics[0]}, backend, WeightStore())
     launches = [s for s in assembled.plan.steps if isinstance(s, Launch)]
     (launch,) = (s for s in launches if s.kernel.family == "sliding")
     record = CudaKernel.from_bytes(backend.records(launch.kernel, _HOPPER), 0)
-    backend.pool.close()
     assert record.dynamic_shared_bytes <= _HOPPER.shared_bytes
     assert record.may_start_early
