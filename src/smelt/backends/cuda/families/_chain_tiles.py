@@ -16,7 +16,7 @@ from smelt.backends.cuda._costs import (
     seconds_of,
     tile_extent,
 )
-from smelt.backends.cuda.families._tiles import OWN_SHARED_BYTES
+from smelt.backends.cuda.families._tiles import CHAIN_SECONDS, OWN_SHARED_BYTES, TURN_SECONDS
 from smelt.backends.cuda.families.conv import product_shape
 from smelt.backends.cuda.families.conv_sum import sum_shape
 from smelt.ops.conv_sum import ConvSum
@@ -50,9 +50,6 @@ _WALKS: Final = ((64, 128, 4), (32, 64, 4), (64, 64, 4), (128, 64, 8))
 _MOST_STRETCHES: Final = 4
 _MOST_WEIGHTS: Final = 1 << 16
 """Elements that such a program holds."""
-_TURN_SECONDS: Final = 4.5e-10
-_CHAIN_SECONDS: Final = 8.8e-10
-"""For each element of a step's depth: what else it does, and what of it waits."""
 _AT_ONCE: Final = 1.15
 """How much longer still with two stages."""
 _LONGER_WHOLE: Final = 1.12
@@ -220,8 +217,8 @@ class _Products:
             steps=turns,
             held=choice.pipeline,
             step_seconds=self._busy(choice, steps),
-            turn_seconds=_TURN_SECONDS * depth,
-            chain_seconds=_CHAIN_SECONDS * depth,
+            turn_seconds=TURN_SECONDS * depth,
+            chain_seconds=CHAIN_SECONDS * depth,
             step_bytes=step_bytes,
             end_bytes=end_bytes,
             sums=bm * (then + bn) / (choice.warps * WARP_LANES),

@@ -38,9 +38,9 @@ _KEPT_ALIKE: Final = 3
 """Of tiles with as many rows and columns so many are kept."""
 _KEPT_IN_PIECES: Final = 5
 """The same of all sums in pieces."""
-_TURN_SECONDS: Final = 4.5e-10
+TURN_SECONDS: Final = 4.5e-10
 """For each element of the sum's depth in a step: addresses, conditions, barriers."""
-_CHAIN_SECONDS: Final = 8.8e-10
+CHAIN_SECONDS: Final = 8.8e-10
 """The same of instructions that wait for each other."""
 _SOUGHT: Final = 1.3
 """How much dearer elements of the first factor are, whose rows lie anywhere."""
@@ -262,8 +262,8 @@ def _work(shape: Shape, choice: Choice, target: CudaTarget) -> Work:
         step_seconds=product_seconds(
             choice.tile, choice.warps, shape.dtype, choice.precision, gpu_of(target)
         ),
-        turn_seconds=_TURN_SECONDS * bk,
-        chain_seconds=_CHAIN_SECONDS * bk,
+        turn_seconds=TURN_SECONDS * bk,
+        chain_seconds=CHAIN_SECONDS * bk,
         step_bytes=bk * size * (bm * _price(shape) + bn),
         end_bytes=written + (2 * bm * bn if is_split else 0),
         sums=bm * bn / (choice.warps * WARP_LANES),
