@@ -124,6 +124,20 @@ def test_it_is_for_no_other_device(engine: Engine) -> None:
         smelt.load(engine.serialize(), device="cpu")
 
 
+def test_a_build_tells_how_many_kernels_are_compiled() -> None:
+    told: list[tuple[int, int]] = []
+
+    def progress(stage: str, done: int, total: int) -> None:
+        if stage == "link":
+            told.append((done, total))
+
+    engine = smelt.build(
+        small_network(), "cuda:sm_90", max_batch_size=3, tune="none", progress=progress
+    )
+    count = len(engine.header.symbols)
+    assert told == [(done, count) for done in range(count + 1)]
+
+
 def test_a_context_needs_a_gpu(engine: Engine, driver: Callable[[StubDriver | None], None]) -> None:
     driver(None)
     with pytest.raises(MissingExtraError, match=r"run pip install \'\.\[cuda\]\' in"):

@@ -7,6 +7,7 @@ import json
 import logging
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -198,10 +199,8 @@ class _Build:
             self._chooser(plan).run()
         self.timings.save()
         self._pack(plans)
-        self.progress("link", 0, 1)
         kernels = _kernels(plans)
-        image, runtime = self.tools.link(kernels)
-        self.progress("link", 1, 1)
+        image, runtime = self.tools.link(kernels, partial(self.progress, "link"))
         return make_engine(
             EngineParts(
                 name=self.graph.name,

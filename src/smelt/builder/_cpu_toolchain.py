@@ -30,7 +30,7 @@ from smelt.tuner import (
 from smelt.types import override
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from smelt.backends import CodeImage, Tactic
     from smelt.backends.cpu import CpuTarget
@@ -134,8 +134,13 @@ class CpuToolchain(Toolchain):
         return draft
 
     @override
-    def link(self, kernels: Sequence[KernelSpec]) -> tuple[CodeImage, CodeImage]:
-        return self.backend.compile(kernels, self.target), compile_runtime(self.target)
+    def link(
+        self, kernels: Sequence[KernelSpec], progress: Callable[[int, int], None]
+    ) -> tuple[CodeImage, CodeImage]:
+        progress(0, 1)
+        image = self.backend.compile(kernels, self.target)
+        progress(1, 1)
+        return image, compile_runtime(self.target)
 
     def _runtime(self) -> NativeRuntime:
         image = compile_runtime(self.target)

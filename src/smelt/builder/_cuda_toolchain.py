@@ -30,7 +30,7 @@ from smelt.tuner import (
 from smelt.types import override
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from smelt.backends import Tactic
     from smelt.backends.cuda import CudaTarget
@@ -240,7 +240,15 @@ class CudaToolchain(Toolchain):
         return trial
 
     @override
-    def link(self, kernels: Sequence[KernelSpec]) -> tuple[CodeImage, CodeImage]:
+    def link(
+        self, kernels: Sequence[KernelSpec], progress: Callable[[int, int], None]
+    ) -> tuple[CodeImage, CodeImage]:
+        unique = list({kernel.symbol: kernel for kernel in kernels}.values())
+        self._kernels.begin(unique, self.target)
+        for done, kernel in enumerate(unique):  # where nothing is known yet, that takes minutes
+            progress(done, len(unique))
+            self._kernels.records(kernel, self.target)
+        progress(len(unique), len(unique))
         return self.backend.compile(kernels, self.target), CodeImage(b"", ())
 
 

@@ -86,6 +86,7 @@ def _regenerate(file: EngineFile, device: str | None) -> Engine:
     tools = toolchain_of(header.fingerprint, device)
     plans = reassembled_plans(header, tools.backend, tools.target, file.source)
     steps = (step for plan in plans for step in plan.steps)
-    image, runtime = tools.link([s.kernel for s in steps if isinstance(s, Launch)])
+    kernels = [s.kernel for s in steps if isinstance(s, Launch)]
+    image, runtime = tools.link(kernels, lambda _done, _total: None)
     fresh = dataclasses.replace(header, symbols=image.symbols, runtime_symbols=runtime.symbols)
     return Engine.create(fresh, file.weights, image.code, runtime.code, file.sources, device=device)

@@ -130,8 +130,13 @@ class Toolchain(ABC):
         """
 
     @abstractmethod
-    def link(self, kernels: Sequence[KernelSpec]) -> tuple[CodeImage, CodeImage]:
-        """The kernels' code, and what every engine carries to run it."""
+    def link(
+        self, kernels: Sequence[KernelSpec], progress: Callable[[int, int], None]
+    ) -> tuple[CodeImage, CodeImage]:
+        """The kernels' code, and what every engine carries to run it.
+
+        ``progress`` is told how much of it there is, and of how much.
+        """
 
     def storage(self, wanted: DType) -> DType:
         """How float32 tensors are stored where ``wanted`` is asked for."""

@@ -103,9 +103,8 @@ _OPTIONS: Final = (
     click.option(
         "--max-workspace-bytes",
         default=1 << 30,
-        show_default="1GiB",
         type=ByteCount(),
-        help="Scratch memory that one step may use: 64MiB, 1GiB, 1048576.",
+        help="Scratch memory that one step may use: 64MiB, 1048576.  [default: 1GiB]",
     ),
     click.option(
         "--shape",
