@@ -52,6 +52,12 @@ def taps_in_rows(weights: Constant) -> Constant:
     return Constant.derive(f"{weights.name}.taps", Reshape(), made, rows)
 
 
+def why_wide(dtype: DType) -> str | None:
+    """Why kernels that multiply 16 bits alone cannot multiply a type, or None."""
+    is_wide = dtype.size_bytes != DType.FLOAT16.size_bytes
+    return "its factors have more than 16 bits" if is_wide else None
+
+
 def factor_type(tactic: Tactic) -> DType:
     """The element type in which a tactic's factors are stored."""
     return cast("TensorFormat", tactic.inputs[0]).dtype

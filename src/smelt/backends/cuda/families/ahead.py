@@ -22,6 +22,7 @@ from smelt.backends.cuda._costs import WARP_LANES, Work, gpu_of, product_seconds
 from smelt.backends.cuda._product import write_product
 from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda.families._grid import SUM_BYTES
+from smelt.backends.cuda.families._nodes import why_wide
 from smelt.backends.cuda.families._tiles import OWN_SHARED_BYTES, adding_seconds, behind_tiles
 from smelt.backends.cuda.families.conv import (
     ConvFamily,
@@ -35,7 +36,7 @@ from smelt.engine import parameters
 from smelt.ops import Gemm, MatMul
 from smelt.ops.conv import Conv
 from smelt.ops.conv_sum import ConvSum
-from smelt.types import DType, element_count, override
+from smelt.types import element_count, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -201,8 +202,8 @@ def why_not_ahead(node: Node, target: CudaTarget) -> str | None:
             return "the channels are in groups"
     elif reason := _why_no_matrix(node):
         return reason
-    if shape.dtype.size_bytes != DType.FLOAT16.size_bytes:
-        return "its factors have more than 16 bits"
+    if reason := why_wide(shape.dtype):
+        return reason
     if not target.starts_early:
         return f"{target.architecture} starts no launch early"
     return f"a sum of {shape.depth} has steps of {step}" if step < _LEAST_STEP else None

@@ -17,6 +17,7 @@ from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda.families._chain_tiles import first_shape, then_columns, tiles_for_chain
 from smelt.backends.cuda.families._epilogue import planned_epilogue
 from smelt.backends.cuda.families._grid import kernel_on
+from smelt.backends.cuda.families._nodes import why_wide
 from smelt.backends.cuda.families._tiles import choices
 from smelt.backends.cuda.families.conv import (
     ConvFamily,
@@ -113,8 +114,7 @@ def _why_not(links: Links, target: CudaTarget) -> str | None:
     shape = first_shape(links, target)
     if not shape.run or shape.run % LEAST_VECTOR:
         return "the channels of its first image fill no vectors"
-    is_half = shape.dtype.size_bytes == DType.FLOAT16.size_bytes
-    return None if is_half else "its factors have more than 16 bits"
+    return why_wide(shape.dtype)
 
 
 # ---- on memory

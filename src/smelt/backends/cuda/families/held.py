@@ -27,6 +27,7 @@ from smelt.backends.cuda._costs import (
 from smelt.backends.cuda._product import write_product
 from smelt.backends.cuda._source import LEAST_VECTOR
 from smelt.backends.cuda._target import CudaTarget
+from smelt.backends.cuda.families._nodes import why_wide
 from smelt.backends.cuda.families._tiles import OWN_SHARED_BYTES, behind_tiles
 from smelt.backends.cuda.families.conv import (
     ConvFamily,
@@ -187,8 +188,8 @@ def _product_of(node: Node, target: CudaTarget) -> tuple[Shape, int]:
 
 
 def _why_not(shape: Shape, step: int, target: CudaTarget) -> str | None:
-    if shape.dtype.size_bytes != DType.FLOAT16.size_bytes:
-        return "its factors have more than 16 bits"
+    if reason := why_wide(shape.dtype):
+        return reason
     if target.capability < _FIRST_WITH_IT:
         return f"{target.architecture} loads nothing ahead"
     if shape.matrices > 1 or all(shape.columns % columns for _, columns in _TILES):

@@ -21,7 +21,7 @@ from smelt.backends.cuda.families.ahead import (
     why_not_ahead,
 )
 from smelt.backends.cuda.families.gemm import GemmFamily, GemmLowering, is_turned
-from smelt.backends.cuda.families.rows import RowsFamily
+from smelt.backends.cuda.families.rows import RowsFamily, own_inputs
 from smelt.engine import Launch
 from smelt.ops import Gemm, LayerNormalization, MatMul, RMSNormalization
 from smelt.types import ceil_div, override
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from smelt.backends._links import Links
-    from smelt.engine import KernelSpec, Step, View
+    from smelt.engine import KernelSpec, Step
     from smelt.ir import Constant, Node
     from smelt.types import Dim
 
@@ -107,10 +107,7 @@ class _Lowering(GemmLowering):
         )
         super().__init__(links.second, tactic, own)
         self.links = links
-        given = zip(links.first.inputs[1:], operands.inputs[1:count], strict=True)
-        known = [(view, value) for value, view in given if value is not None and view is not None]
-        self.scales: list[View] = [view for view, _ in known]
-        self.weights = tuple(value.constant is not None for _, value in known)
+        self.scales, self.weights = own_inputs(links.first, operands)
         self.kept = operands.outputs[1:]
         self.views = [*self.views[:2], *self.scales, *self.kept, *self.views[2:]]
 

@@ -22,6 +22,7 @@ from smelt.backends.cuda._source import VECTOR
 from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda._triton import why_no_gluon
 from smelt.backends.cuda.families._grid import Grid
+from smelt.backends.cuda.families._nodes import why_wide
 from smelt.backends.cuda.families._tiles import behind_tiles
 from smelt.backends.cuda.families.conv import (
     ConvFamily,
@@ -195,8 +196,8 @@ def _why_not(node: Node, root: Conv, target: CudaTarget) -> str | None:
     image = value_of(node, 0).tensor
     if target.architectures != _ONLY:
         return f"{target.architecture} has no tensor cores that read shared memory alone"
-    if target.factors(image.dtype).size_bytes != DType.FLOAT16.size_bytes:
-        return "its factors have more than 16 bits"
+    if reason := why_wide(target.factors(image.dtype)):
+        return reason
     if prod(root.kernel_shape) == 1 or any(step > 1 for step in root.strides):
         return "windows of one tap, and those that step over places, share no pixels"
     if root.group > 1 or cast("int", value_of(node, 1).tensor.shape[1]) % VECTOR:

@@ -23,7 +23,7 @@ from smelt.backends._fusion import root_of
 from smelt.backends.cuda._costs import LAUNCH_SECONDS, pass_seconds
 from smelt.backends.cuda._fragments import FRAGMENT, ROWS, FragmentWriter
 from smelt.backends.cuda._source import VECTOR
-from smelt.backends.cuda.families._nodes import as_factor
+from smelt.backends.cuda.families._nodes import as_factor, why_wide
 from smelt.backends.cuda.families.conv import ConvLowering, reason_against
 from smelt.backends.cuda.families.stem import (
     StemFamily,
@@ -40,7 +40,7 @@ from smelt.ops.conv import Conv
 from smelt.ops.pad import Pad
 from smelt.ops.reshape import Reshape
 from smelt.ops.transpose import Transpose
-from smelt.types import DType, override
+from smelt.types import override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -136,8 +136,8 @@ class StemDirectFamily(StemFamily):
 
 
 def _why_not(node: Node, root: Conv, shape: Shape, target: CudaTarget) -> str | None:
-    if shape.dtype.size_bytes != DType.FLOAT16.size_bytes:
-        return "its factors have more than 16 bits"
+    if reason := why_wide(shape.dtype):
+        return reason
     if target.capability < _FIRST_WITH_IT:
         return f"{target.architecture} multiplies out of registers alone"
     if not isinstance(padded_shape(node, root)[-2], int):
