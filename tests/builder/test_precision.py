@@ -13,10 +13,9 @@ from smelt.backends.cpu import host_target
 from smelt.engine import read_engine, serialize_engine
 from smelt.interp import interpret
 from smelt.types import DType
+from tests.support.noise import noise
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from smelt import Engine, Tensor
 
 _TOLERANCE = {"bfloat16": 2e-2, "float16": 3e-3}
@@ -27,24 +26,20 @@ narrow = pytest.mark.parametrize(
 )
 
 
-def _random(*shape: int, seed: int = 0) -> NDArray[np.float32]:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-
-
-_PICTURE = _random(2, 3, 21, 23)
-_CLASSES = _random(10, 35 * 25, seed=1) / 9
+_PICTURE = noise(2, 3, 21, 23)
+_CLASSES = noise(10, 35 * 25, seed=1) / 9
 
 
 def _network() -> smelt.NetworkDefinition:
     """A stem of three channels, a depthwise and a pointwise layer, an op without narrow kernels."""
     net = smelt.NetworkDefinition("narrow")
     x = net.add_input("x", "float32", (3, 21, 23))
-    x = net.add_convolution(x, 18, (3, 3), _random(18, 3, 3, 3) / 5, stride=(2, 2), name="stem")
+    x = net.add_convolution(x, 18, (3, 3), noise(18, 3, 3, 3) / 5, stride=(2, 2), name="stem")
     x = net.add_activation(x, "relu", name="stem_relu")
-    taps = _random(18, 1, 3, 3) / 3
+    taps = noise(18, 1, 3, 3) / 3
     x = net.add_convolution(x, 18, (3, 3), taps, padding=(1, 1), groups=18, name="depthwise")
     x = cast("Tensor", net.add(ops.CumSum(), x, np.array(2), name="running"))
-    x = net.add_convolution(x, 35, (1, 1), _random(35, 18, 1, 1) / 9, name="pointwise")
+    x = net.add_convolution(x, 35, (1, 1), noise(35, 18, 1, 1) / 9, name="pointwise")
     x = net.add_pooling(x, "max", (2, 2), stride=(2, 2), name="pool")
     x = net.add_fully_connected(x, 10, _CLASSES, name="classes")
     net.mark_output(x)

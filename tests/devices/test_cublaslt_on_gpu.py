@@ -14,11 +14,11 @@ from tests.support.calls_on_gpu import (
     check_twice,
     decoded,
     fault_of,
-    floats,
     library_on,
     runs_of,
     stored,
 )
+from tests.support.noise import noise
 
 if TYPE_CHECKING:
     from smelt.devices.cuda import CudaDevice
@@ -45,7 +45,7 @@ class _Product:
         shapes: list[tuple[tuple[int, ...], DType]]
         shapes = [(first, call.factors), (second, call.factors)]
         shapes += [((m, r, c), call.result)] * call.adds + [((c,), call.result)] * call.bias
-        self.arrays = [stored(floats(*s, seed=k), t) for k, (s, t) in enumerate(shapes)]
+        self.arrays = [stored(noise(*s, seed=k), t) for k, (s, t) in enumerate(shapes)]
 
     def wanted(self) -> Array:
         call = self.call

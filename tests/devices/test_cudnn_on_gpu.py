@@ -16,11 +16,11 @@ from tests.support.calls_on_gpu import (
     check_twice,
     decoded,
     fault_of,
-    floats,
     library_on,
     runs_of,
     stored,
 )
+from tests.support.noise import noise
 
 if TYPE_CHECKING:
     from smelt.devices.cuda import CudaDevice
@@ -48,7 +48,7 @@ class _Convolution:
         shapes += [(call.shape, call.result)] * call.adds
         shapes += [((call.filters[0],), call.result)] * call.bias
         self.arrays = [
-            _last(stored(floats(*shape, seed=seed), dtype))
+            _last(stored(noise(*shape, seed=seed), dtype))
             for seed, (shape, dtype) in enumerate(shapes)
         ]
 

@@ -14,11 +14,11 @@ from smelt.devices.cuda import LIBRARIES
 from smelt.interp import interpret
 from tests.support.calls_on_gpu import (
     families,
-    floats,
     keep_apart,
     library_on,
     prefer_families,
 )
+from tests.support.noise import noise
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,15 +46,15 @@ def _network() -> smelt.NetworkDefinition:
     """A residual block, its images halved in front, with nothing that one of them cannot do."""
     net = smelt.NetworkDefinition("block")
     x = net.add_input("x", "float32", (64, 28, 28))
-    halved = floats(128, 64, 3, 3) / 24
-    y = net.add_convolution(x, 128, 3, halved, floats(128), stride=2, padding=1, name="halve")
+    halved = noise(128, 64, 3, 3) / 24
+    y = net.add_convolution(x, 128, 3, halved, noise(128), stride=2, padding=1, name="halve")
     y = net.add_activation(y, "relu", name="relu")
-    z = net.add_convolution(y, 64, 1, floats(64, 128, 1, 1) / 11, floats(64), name="narrow")
+    z = net.add_convolution(y, 64, 1, noise(64, 128, 1, 1) / 11, noise(64), name="narrow")
     z = net.add_activation(z, "relu", name="relu2")
-    body = floats(64, 64, 3, 3) / 24
-    z = net.add_convolution(z, 64, 3, body, floats(64), padding=1, name="body")
+    body = noise(64, 64, 3, 3) / 24
+    z = net.add_convolution(z, 64, 3, body, noise(64), padding=1, name="body")
     z = net.add_activation(z, "relu", name="relu3")
-    z = net.add_convolution(z, 128, 1, floats(128, 64, 1, 1) / 8, floats(128), name="widen")
+    z = net.add_convolution(z, 128, 1, noise(128, 64, 1, 1) / 8, noise(128), name="widen")
     z = net.add_activation(net.add_elementwise(y, z, "sum", name="sum"), "relu", name="relu4")
     net.mark_output(net.add_concatenation([y, z], name="join"))
     return net
@@ -71,7 +71,7 @@ def test_a_network_in_which_a_library_does_what_it_can_is_right(
     engine.save(tmp_path / "m.engine")
     with smelt.load(tmp_path / "m.engine").create_context() as context:
         for seed in range(4):
-            x = floats(1, 64, 28, 28, seed=seed)
+            x = noise(1, 64, 28, 28, seed=seed)
             (wanted,) = interpret(_network().graph, {"x": x}).values()
             runs: list[Array] = [context.run({"x": x})["join"] for _ in range(4)]
             error = np.abs(runs[0] - wanted).max() / np.abs(wanted).max()
@@ -94,4 +94,4 @@ def test_in_a_tuned_build_the_libraries_compete(
     assert families(engine) & set(LIBRARIES) == called
     assert f"{library}(" in engine.header.report
     with engine.create_context() as context:
-        assert np.isfinite(context.run({"x": floats(1, 64, 28, 28)})["join"]).all()
+        assert np.isfinite(context.run({"x": noise(1, 64, 28, 28)})["join"]).all()

@@ -20,9 +20,9 @@ from smelt.engine import Launch
 from smelt.ir import Case, Graph
 from smelt.ops.fused import Stage
 from smelt.types import DType, TensorType, encode_bfloat16
-from tests.support.calls_on_gpu import floats
 from tests.support.cuda_driver_stub import StubDriver
 from tests.support.cuda_engines import use_stub
+from tests.support.noise import noise
 from tests.support.trial_memory import GUARD_BYTES, TrialMemory
 from tests.support.trials import (
     TF32,
@@ -57,10 +57,10 @@ def cases_with_epilogues(conv: ops.Conv, channels: int, last: ops.Op) -> Iterato
         channels: of its images.
         last: the activation behind a bias that is part of the epilogue.
     """
-    weights = floats(8, channels, *conv.kernel_shape, seed=1)
-    bias, image = floats(8, seed=2), floats(2, channels, 5, 4)
+    weights = noise(8, channels, *conv.kernel_shape, seed=1)
+    bias, image = noise(8, seed=2), noise(2, channels, 5, 4)
     residual = ops.Fused(conv, 3, (Stage(ops.Add(), (3, -1)), Stage(ops.Relu(), (-2,))))
-    arrays = [image, weights, bias, floats(2, 8, 5, 4, seed=3)]
+    arrays = [image, weights, bias, noise(2, 8, 5, 4, seed=3)]
     yield Case("residual", residual, tuple(arrays), constants=frozenset({1, 2}))
     late = ops.Fused(conv, 2, (Stage(ops.Add(), (-1, 2)), Stage(last, (-2,))))
     arrays = [image, weights, bias.reshape(8, 1, 1)]

@@ -47,11 +47,6 @@ def library_on(gpu: CudaDevice, provider: str) -> OpenLibrary:
         pytest.skip("not installed: smelt[cuda-libraries]")
 
 
-def floats(*shape: int, seed: int = 0) -> Array:
-    """Numbers like weights."""
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-
-
 def stored(array: Array, dtype: DType) -> Array:
     """Numbers as memory has them."""
     return encode_bfloat16(array) if dtype is DType.BFLOAT16 else array.astype(dtype.numpy)

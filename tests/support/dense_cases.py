@@ -5,19 +5,11 @@ The ops' own cases are small: some tactics want more channels, more pixels or lo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
-
-import numpy as np
+from typing import Final
 
 from smelt.ir import Case
 from smelt.ops import Add, Conv, ConvTranspose, Fused, MatMul, MaxPool, Relu, Stage
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-
-def _random(*shape: int, seed: int = 0) -> NDArray[np.float32]:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+from tests.support.noise import noise
 
 
 def _conv(
@@ -33,14 +25,14 @@ def _conv(
     """A convolution with bias; with an epilogue it adds a residual and rectifies too."""
     before, after = channels
     op = Conv((size, size), pads=(size // 2,) * 4, strides=(stride, stride), group=group)
-    weights = _random(after, before // group, size, size, seed=1)
-    arrays = [_random(batch, before, *image), weights, _random(after, seed=2)]
+    weights = noise(after, before // group, size, size, seed=1)
+    arrays = [noise(batch, before, *image), weights, noise(after, seed=2)]
     name = f"{batch}x{before}x{image[0]}x{image[1]} by {after}x{size}x{size} / {stride} in {group}"
     if not epilogue:
         return Case(name, op, tuple(arrays), constants=frozenset({1, 2}))
     (result,) = op.reference(*arrays)
     fused = Fused(op, 3, (Stage(Add(), (-1, 3)), Stage(Relu(), (-2,))))
-    residual = _random(*result.shape, seed=3)
+    residual = noise(*result.shape, seed=3)
     return Case(f"{name}, fused", fused, (*arrays, residual), constants=frozenset({1, 2}))
 
 
@@ -64,11 +56,11 @@ DENSE_CASES: Final = (
     Case(
         "transposed",
         ConvTranspose((4, 4), strides=(2, 2), pads=(1, 1, 1, 1)),
-        (_random(2, 32, 9, 11), _random(32, 20, 4, 4, seed=1)),
+        (noise(2, 32, 9, 11), noise(32, 20, 4, 4, seed=1)),
         constants=frozenset({1}),
     ),
-    Case("pooled", MaxPool((3, 3), strides=(2, 2), ceil_mode=True), (_random(2, 40, 27, 35),)),
-    Case("thin", MatMul(), (_random(1, 1500), _random(1500, 301)), constants=frozenset({1})),
-    Case("square", MatMul(), (_random(130, 257), _random(257, 190)), constants=frozenset({1})),
-    Case("stacked", MatMul(), (_random(2, 4, 60, 33), _random(2, 4, 33, 70, seed=1))),
+    Case("pooled", MaxPool((3, 3), strides=(2, 2), ceil_mode=True), (noise(2, 40, 27, 35),)),
+    Case("thin", MatMul(), (noise(1, 1500), noise(1500, 301)), constants=frozenset({1})),
+    Case("square", MatMul(), (noise(130, 257), noise(257, 190)), constants=frozenset({1})),
+    Case("stacked", MatMul(), (noise(2, 4, 60, 33), noise(2, 4, 33, 70, seed=1))),
 )

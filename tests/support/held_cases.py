@@ -10,6 +10,7 @@ import numpy as np
 
 from smelt.ir import Case
 from smelt.ops import Add, Conv, ConvSum, Fused, Relu, Stage
+from tests.support.noise import noise
 from tests.support.trials import narrow_trials, open_trials, trials_of_cases
 
 if TYPE_CHECKING:
@@ -27,20 +28,16 @@ _DIRECT: Final = "stem_direct"
 _HALF_TOLERANCE: Final = 2e-3
 
 
-def _random(*shape: int, seed: int = 0) -> NDArray[np.float32]:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-
-
 def conv_case(
     name: str, op: Conv, image: tuple[int, ...], filters: int, *, adds: bool = False
 ) -> Case:
     """A convolution with bias, rectified; ``adds`` a residual before that."""
-    weights = _random(filters, image[1], *op.kernel_shape, seed=1)
-    arrays = [_random(*image), weights, _random(filters, seed=2)]
+    weights = noise(filters, image[1], *op.kernel_shape, seed=1)
+    arrays = [noise(*image), weights, noise(filters, seed=2)]
     stages = [Stage(Relu(), (-1,))]
     if adds:
         (result,) = op.reference(*arrays)
-        arrays.append(_random(*result.shape, seed=3))
+        arrays.append(noise(*result.shape, seed=3))
         stages = [Stage(Add(), (-1, 3)), Stage(Relu(), (-2,))]
     return Case(name, Fused(op, 3, tuple(stages)), tuple(arrays), constants=frozenset({1, 2}))
 
@@ -48,18 +45,18 @@ def conv_case(
 def sum_case(name: str = "two images", channels: int = 64, others: int = 128) -> Case:
     """Two convolutions that are added, of images with so many channels."""
     arrays: tuple[NDArray[Any], ...] = (
-        _random(2, channels, 9, 8),
-        _random(64, channels, 1, 1, seed=1),
-        _random(2, others, 18, 16, seed=2),
-        _random(64, others, 1, 1, seed=3),
-        _random(64, seed=4),
+        noise(2, channels, 9, 8),
+        noise(64, channels, 1, 1, seed=1),
+        noise(2, others, 18, 16, seed=2),
+        noise(64, others, 1, 1, seed=3),
+        noise(64, seed=4),
     )
     op = Fused(ConvSum(Conv((1, 1)), Conv((1, 1), (2, 2))), 5, (Stage(Relu(), (-1,)),))
     return Case(name, op, arrays, constants=frozenset({1, 3, 4}))
 
 
 def _half() -> Case:
-    arrays = (_random(3, 64, 9, 8), _random(128, 64, 1, 1, seed=1))
+    arrays = (noise(3, 64, 9, 8), noise(128, 64, 1, 1, seed=1))
     halves = tuple(array.astype(np.float16) for array in arrays)
     return Case("float16", Conv((1, 1)), halves, _HALF_TOLERANCE, frozenset({1}))
 

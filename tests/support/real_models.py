@@ -16,6 +16,7 @@ import smelt
 from smelt.engine import HostCall
 from smelt.inspect import report_of
 from tests.support import downloads
+from tests.support.noise import noise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -208,11 +209,6 @@ def speech_windows(path: Path) -> NDArray[np.float32]:
     samples = np.concatenate([np.zeros(64, np.float32), wave(path)])
     count = (samples.size - 64) // 512
     return np.stack([samples[i * 512 : i * 512 + 576] for i in range(count)])
-
-
-def noise(*shape: int, seed: int = 0) -> NDArray[np.float32]:
-    """Normal float32."""
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 def tokens(batch: int, length: int) -> Arrays:

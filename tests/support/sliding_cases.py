@@ -10,12 +10,11 @@ import numpy as np
 
 from smelt.ir import Case
 from smelt.ops import Clip, Conv, Fused, Stage
+from tests.support.noise import noise
 from tests.support.trials import narrow_trials, open_trials, trials_of_cases
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-
-    from numpy.typing import NDArray
 
     from smelt.backends.cuda import CudaBackend, CudaTarget
     from smelt.types import DType
@@ -26,21 +25,17 @@ SLIDING: Final = "sliding"
 _HALF_TOLERANCE: Final = 3e-3
 
 
-def _random(*shape: int, seed: int = 0) -> NDArray[np.float32]:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-
-
 def _conv(name: str, op: Conv, image: tuple[int, ...], filters: int) -> Case:
     """A convolution with bias, limited on both sides."""
-    weights = _random(filters, image[1], *op.kernel_shape, seed=1)
+    weights = noise(filters, image[1], *op.kernel_shape, seed=1)
     bounds = (np.float32(-1), np.float32(40))
-    arrays = (_random(*image), weights, _random(filters, seed=2), *map(np.array, bounds))
+    arrays = (noise(*image), weights, noise(filters, seed=2), *map(np.array, bounds))
     fused = Fused(op, 3, (Stage(Clip(), (-1, 3, 4)),))
     return Case(name, fused, arrays, constants=frozenset({1, 2, 3, 4}))
 
 
 def _half() -> Case:
-    arrays = (_random(3, 64, 9, 8), _random(72, 64, 3, 3, seed=1))
+    arrays = (noise(3, 64, 9, 8), noise(72, 64, 3, 3, seed=1))
     halves = tuple(array.astype(np.float16) for array in arrays)
     op = Conv((3, 3), pads=(1, 1, 1, 1))
     return Case("float16", op, halves, _HALF_TOLERANCE, frozenset({1}))

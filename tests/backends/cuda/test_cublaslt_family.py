@@ -16,8 +16,8 @@ from smelt.ir import Case, Graph
 from smelt.ops.fused import Stage
 from smelt.types import DType, SymbolicDim, TensorType
 from tests.support.call_bench import HOPPER, LibraryBench, cases_with_epilogues
-from tests.support.calls_on_gpu import floats
 from tests.support.cublaslt_stub import VERSION, StubCublasLt
+from tests.support.noise import noise
 from tests.support.trials import TF32, graph_of
 
 if TYPE_CHECKING:
@@ -36,16 +36,16 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
 def _own_cases() -> Iterator[Case]:
     """What the ops' own cases leave out."""
     yield from cases_with_epilogues(ops.Conv((1, 1)), 16, ops.Gelu(approximate="tanh"))
-    bias = floats(8, seed=2)
+    bias = noise(8, seed=2)
     both = ops.Fused(ops.MatMul(), 2, (Stage(ops.Add(), (-1, 2)), Stage(ops.Add(), (-2, 3))))
     yield Case(
         "bias and addend", both,
-        (floats(2, 3, 16), floats(16, 8, seed=1), floats(2, 3, 8, seed=4), bias),
+        (noise(2, 3, 16), noise(16, 8, seed=1), noise(2, 3, 8, seed=4), bias),
         constants=frozenset({1, 3}),
     )  # fmt: skip
-    yield Case("stack", ops.MatMul(), (floats(2, 3, 4, 8), floats(2, 3, 8, 5, seed=1)))
+    yield Case("stack", ops.MatMul(), (noise(2, 3, 4, 8), noise(2, 3, 8, 5, seed=1)))
     turned = ops.Gemm(alpha=0.5, trans_a=True, trans_b=True)
-    yield Case("turned", turned, (floats(8, 6), floats(4, 8, seed=1), floats(6, 4, seed=2)))
+    yield Case("turned", turned, (noise(8, 6), noise(4, 8, seed=1), noise(6, 4, seed=2)))
 
 
 def _cases() -> list[Case]:
@@ -104,26 +104,26 @@ def test_without_the_library_nothing_is_offered() -> None:
 
 def test_what_it_cannot_do_is_refused_with_the_reason(bench: Bench) -> None:
     batch = SymbolicDim.symbol("batch")
-    weights = floats(8, 4, 1, 1)
+    weights = noise(8, 4, 1, 1)
     assert "not all known" in bench.reason(ops.Conv((1, 1)), (batch, 4, 5, 5), weights)
     strided = ops.Conv((1, 1), (2, 2))
     assert "leaves out no pixel" in bench.reason(strided, (1, 4, 5, 5), weights)
-    assert "one tap" in bench.reason(ops.Conv((3, 3)), (1, 4, 5, 5), floats(8, 4, 3, 3))
+    assert "one tap" in bench.reason(ops.Conv((3, 3)), (1, 4, 5, 5), noise(8, 4, 3, 3))
     scaled = ops.Gemm(beta=0.5)
-    assert "multiplied by 0.5" in bench.reason(scaled, (3, 4), floats(4, 8), floats(8))
+    assert "multiplied by 0.5" in bench.reason(scaled, (3, 4), noise(4, 8), noise(8))
     endless = ops.Gemm(alpha=math.inf)
-    assert "multiplied by inf" in bench.reason(endless, (3, 4), floats(4, 8), floats(8))
-    assert "no bias" in bench.reason(ops.Gemm(), (3, 4), floats(4, 8), floats(3, 1))
-    assert "vector" in bench.reason(ops.MatMul(), (3, 4), floats(4))
-    assert "is constant" in bench.reason(ops.MatMul(), floats(3, 4), (4, 5))
+    assert "multiplied by inf" in bench.reason(endless, (3, 4), noise(4, 8), noise(8))
+    assert "no bias" in bench.reason(ops.Gemm(), (3, 4), noise(4, 8), noise(3, 1))
+    assert "vector" in bench.reason(ops.MatMul(), (3, 4), noise(4))
+    assert "is constant" in bench.reason(ops.MatMul(), noise(3, 4), (4, 5))
     squashed = ops.Fused(ops.MatMul(), 2, (Stage(ops.Sigmoid(), (-1,)),))
-    assert "sigmoid" in bench.reason(squashed, (3, 4), floats(4, 5))
+    assert "sigmoid" in bench.reason(squashed, (3, 4), noise(4, 5))
     twice = ops.Fused(ops.MatMul(), 2, (Stage(ops.Relu(), (-1,)), Stage(ops.Relu(), (-2,))))
-    assert "more than" in bench.reason(twice, (3, 4), floats(4, 5))
+    assert "more than" in bench.reason(twice, (3, 4), noise(4, 5))
     exact = ops.Fused(ops.MatMul(), 2, (Stage(ops.Gelu(), (-1,)),))
-    assert "gelu" in bench.reason(exact, (3, 4), floats(4, 5))
+    assert "gelu" in bench.reason(exact, (3, 4), noise(4, 5))
     bench.stub.refuses_heuristics = True
-    assert "no way to do it" in bench.reason(ops.MatMul(), (3, 4), floats(4, 5))
+    assert "no way to do it" in bench.reason(ops.MatMul(), (3, 4), noise(4, 5))
 
 
 def test_operands_are_never_windows(bench: Bench) -> None:
@@ -132,7 +132,7 @@ def test_operands_are_never_windows(bench: Bench) -> None:
     x = graph.add_input("x", TensorType(DType.FLOAT32, (2, 6)))
     parts = graph.add(ops.Split(axis=1, num_outputs=2), x, name="split").outputs
     made = [
-        graph.add(ops.MatMul(), part, graph.add_constant(floats(3, 5, seed=k), f"w{k}"),
+        graph.add(ops.MatMul(), part, graph.add_constant(noise(3, 5, seed=k), f"w{k}"),
                   name=f"product{k}").output
         for k, part in enumerate(parts)
     ]  # fmt: skip

@@ -12,8 +12,8 @@ from smelt.backends.cuda.families.cudnn import CudnnFamily
 from smelt.ops.fused import Stage
 from smelt.types import DType, SymbolicDim
 from tests.support.call_bench import HOPPER, LibraryBench, cases_with_epilogues
-from tests.support.calls_on_gpu import floats
 from tests.support.cudnn_stub import VERSION, StubCudnn, StubEngine
+from tests.support.noise import noise
 from tests.support.trials import TF32, graph_of
 
 if TYPE_CHECKING:
@@ -77,13 +77,13 @@ def test_only_where_it_guesses_nothing_it_is_asked_what_works_at_all(bench: Benc
 
 
 def test_what_it_cannot_do_is_refused_with_the_reason(bench: Bench) -> None:
-    weights, batch = floats(8, 4, 3, 3), SymbolicDim.symbol("batch")
+    weights, batch = noise(8, 4, 3, 3), SymbolicDim.symbol("batch")
     assert "not all known" in bench.reason(_WINDOW, (batch, 4, 5, 5), weights)
     assert "are not constant" in bench.reason(_WINDOW, (1, 4, 5, 5), (8, 4, 3, 3))
     squashed = ops.Fused(_WINDOW, 2, (Stage(ops.Sigmoid(), (-1,)),))
     assert "sigmoid" in bench.reason(squashed, (1, 4, 5, 5), weights)
     deep = ops.Conv((1, 1, 1, 1))
-    assert "4 axes" in bench.reason(deep, (1, 4, 2, 2, 2, 2), floats(8, 4, 1, 1, 1, 1))
+    assert "4 axes" in bench.reason(deep, (1, 4, 2, 2, 2, 2), noise(8, 4, 1, 1, 1, 1))
     bench.stub.refuses_graphs = True
     assert "no way to do it" in bench.reason(_WINDOW, (1, 4, 5, 5), weights)
 
