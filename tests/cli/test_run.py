@@ -387,3 +387,12 @@ def test_an_input_of_another_rank_is_refused(
     np.save(tmp_path / "flat.npy", np.zeros((48, 16), np.float32))
     answer = smelt(command, engine, "--input", f"image={tmp_path / 'flat.npy'}")
     assert "flat.npy has shape [48, 16], and image takes [1, 3, 16, 16]" in answer.err
+
+
+def test_an_engine_is_known_by_its_content_whatever_it_is_called(
+    smelt: Smelt, engine: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "engine.onnx"
+    path.write_bytes(engine.read_bytes())
+    assert smelt("run", path, "--input", "image=zeros").code == 0
+    assert "--tune cannot change it" in smelt("run", path, "--tune", "none").err

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from smelt import gie
-from smelt.errors import GraphError, ShapeError
+from smelt.errors import GraphError, ShapeError, SmeltError
 from smelt.interp import interpret
 from tests.support.gie import (
     RecordingLogger,
@@ -401,3 +401,24 @@ def test_mistakes_are_named_with_the_callers_line(mistake: Any) -> None:
 
 def test_recording_logger_is_what_the_facade_asks_for() -> None:
     assert isinstance(RecordingLogger(), gie.Logger)
+
+
+_WRONG: list[tuple[Callable[[Any, Any], object], str]] = [
+    (lambda net, _: net.add_input("y", None, (1, 2, 3)), "None is no DataType; there are FLOAT"),
+    (lambda net, x: net.add_pooling(x, 99, (2, 2)), "99 is no PoolingType; there are MAX, AVERAGE"),
+    (lambda net, x: net.add_element_wise(x, None, 0), "a tensor .* not NoneType"),
+    (lambda net, _: net.add_concatenation(None), "as a list, not as None"),
+    (lambda net, _: net.add_convolution(None, 4, (3, 3), [1.0], None), "a tensor .* not NoneType"),
+    (lambda *_: gie.create_infer_builder(RecordingLogger()).build_cuda_engine(None), "network of"),  # type: ignore[arg-type]
+    (lambda *_: gie.create_caffe_parser().parse("a", "b", None), "network of create_network"),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize(("call", "told"), _WRONG)
+def test_what_is_given_wrongly_is_told_in_words(
+    call: Callable[[Any, Any], object], told: str
+) -> None:
+    network = gie.create_infer_builder(RecordingLogger()).create_network()
+    x = network.add_input("x", gie.DataType.FLOAT, (3, 8, 8))
+    with pytest.raises(SmeltError, match=told):
+        call(network, x)

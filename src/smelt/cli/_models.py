@@ -152,7 +152,7 @@ def build_options(function: F) -> F:
 
 def is_model(path: str) -> bool:
     """Whether the path names a model rather than an engine."""
-    return Path(path).suffix.lower() in _MODELS
+    return Path(path).suffix.lower() in _MODELS and not _is_engine(path)
 
 
 def check_options(arguments: BuildArguments) -> None:

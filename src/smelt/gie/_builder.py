@@ -9,7 +9,7 @@ from smelt.builder import EFFORTS, TuningEffort, build
 from smelt.errors import BuildError, ContextError, SmeltError
 from smelt.gie._lifetime import Destroyable
 from smelt.gie._logging import DocumentedSeverities, adopt, release
-from smelt.gie._network import InferNetwork
+from smelt.gie._network import InferNetwork, check_network
 from smelt.gie._runtime import CudaEngine
 from smelt.ir import Graph, clone
 from smelt.logger import Severity, forward_to
@@ -92,6 +92,7 @@ class InferBuilder(Destroyable):
             raise ContextError("this builder is destroyed; create another")
         if self.max_batch_size < 1:
             raise BuildError(f"max_batch_size is {self.max_batch_size}; it must be at least 1")
+        check_network(network)
         network.check(self.max_batch_size)
         is_half = self.half2_mode and self.platform_has_fast_fp16
         if self.half2_mode and not is_half:

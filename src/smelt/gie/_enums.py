@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import NoReturn
 
-from smelt.types import DType
+from smelt.errors import GraphError
+from smelt.types import DType, override
 
 
-class DataType(IntEnum):
+class _Documented(IntEnum):
+    """Values by their documented numbers."""
+
+    @classmethod
+    @override
+    def _missing_(cls, value: object) -> NoReturn:
+        known = ", ".join(member.name for member in cls)
+        raise GraphError(f"{value!r} is no {cls.__name__}; there are {known}")
+
+
+class DataType(_Documented):
     """Precision of weights."""
 
     FLOAT = 0
@@ -21,7 +33,7 @@ class DataType(IntEnum):
         return DType.FLOAT16 if self is DataType.HALF else DType.FLOAT32
 
 
-class LayerType(IntEnum):
+class LayerType(_Documented):
     """Kinds of layers."""
 
     CONVOLUTION = 0
@@ -36,7 +48,7 @@ class LayerType(IntEnum):
     ELEMENTWISE = 9
 
 
-class ActivationType(IntEnum):
+class ActivationType(_Documented):
     """Functions of an activation layer."""
 
     RELU = 0
@@ -44,14 +56,14 @@ class ActivationType(IntEnum):
     TANH = 2
 
 
-class PoolingType(IntEnum):
+class PoolingType(_Documented):
     """What a pooling layer takes of each window."""
 
     MAX = 0
     AVERAGE = 1
 
 
-class ScaleMode(IntEnum):
+class ScaleMode(_Documented):
     """For what each parameter of a scale layer stands: the tensor, a channel, or an element."""
 
     UNIFORM = 0
@@ -59,7 +71,7 @@ class ScaleMode(IntEnum):
     ELEMENTWISE = 2
 
 
-class ElementWiseOperation(IntEnum):
+class ElementWiseOperation(_Documented):
     """What an elementwise layer does with its two inputs."""
 
     SUM = 0

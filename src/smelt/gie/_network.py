@@ -339,6 +339,7 @@ class InferNetwork:
         Set stride, padding and groups on the layer. A window that is larger than the input needs
         its ``padding`` here already.
         """
+        self.definition.value_of(x)  # or says what is none
         groups = _groups_of(weights, nb_output_maps, x, kernel_size)
         made = self.definition.add_convolution(
             x, nb_output_maps, kernel_size, weights, _optional(bias), padding=padding, groups=groups
@@ -356,6 +357,7 @@ class InferNetwork:
         padding: tuple[int, int] = (0, 0),
     ) -> InferLayer:
         """Add a deconvolution; weights are C x K x R x S."""
+        self.definition.value_of(x)  # or says what is none
         groups = _groups_of(weights, nb_output_maps, x, kernel_size)
         made = self.definition.add_deconvolution(
             x, nb_output_maps, kernel_size, weights, _optional(bias), padding=padding, groups=groups
@@ -429,12 +431,14 @@ class InferNetwork:
 
     def add_concatenation(self, inputs: Sequence[Tensor]) -> InferLayer:
         """Join tensors along the channels."""
-        return self._layer_of(self.definition.add_concatenation(list(inputs)))
+        return self._layer_of(self.definition.add_concatenation(inputs))
 
     def add_element_wise(
         self, first: Tensor, second: Tensor, operation: ElementWiseOperation
     ) -> InferLayer:
         """Combine two tensors of one shape. Raises ShapeError: their dims differ."""
+        for tensor in (first, second):
+            self.definition.value_of(tensor)  # or says what is none
         if first.shape != second.shape:
             raise ShapeError(f"elementwise needs equal dims, not {first.shape} and {second.shape}")
         name = ElementWiseOperation(operation).name.lower()
@@ -452,6 +456,13 @@ class InferNetwork:
             self._unstated_groups.add(id(layer.layer.nodes[-1]))
         self.apply_formula(layer)
         return layer
+
+
+def check_network(network: object) -> None:
+    """See to it that a network is one. Raises GraphError."""
+    if not isinstance(network, InferNetwork):
+        kind = type(network).__name__
+        raise GraphError(f"a network of create_network is needed, not {kind}")
 
 
 def _at(items: Sequence[ItemT], index: int) -> ItemT | None:

@@ -10,6 +10,7 @@ import numpy as np
 from smelt.errors import ContextError, ModelFormatError
 from smelt.gie._enums import DataType
 from smelt.gie._lifetime import Destroyable
+from smelt.gie._network import check_network
 from smelt.importers import network_from_caffe
 from smelt.types import override
 
@@ -77,6 +78,7 @@ class CaffeParser(Destroyable):
             UnsupportedError: layers that cannot be imported, every one with its reason.
         """
         self._check_open()
+        check_network(network)
         self._check_size(model)
         kind = DataType(dtype).dtype.value
         definition, blobs = network_from_caffe(Path(deploy), Path(model), dtype=kind, outputs=[])
