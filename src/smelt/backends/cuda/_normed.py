@@ -2,7 +2,8 @@
 
 A program has its rows whole, for the sum runs along all of them: it normalises them itself, each
 program of a row of tiles for its own, and the first of those stores them if somebody else reads
-them, too. Weights are there before earlier launches have ended.
+them, too. Weights are there before earlier launches have ended, or asked for until then: where the
+launch before is brief, to have them all takes longer than that.
 
 Operands: what is normalised, the product's weights, what the normalisation scales and shifts by,
 what it makes (if that is kept), extra operands, the product's result.
@@ -48,8 +49,18 @@ def write_normed(kernel: KernelSpec) -> str:
 class _NormedWriter(AheadWriter):
     @override
     def prepare(self) -> None:
-        super().prepare()
+        self.prepare_rows()
+        self.prepare_columns()
         self.read_scales(are_weights=True)
+        if self.k["asks"]:
+            self.ask_for_weights()
+        else:
+            self.hold_all()
+
+    def hold_all(self) -> None:
+        """Load the weights of all steps."""
+        for number, first in enumerate(self.steps()):
+            self.hold(number, first)
 
     def read_scales(self, *, are_weights: bool) -> None:
         """Load each step's part of what rows are scaled and shifted by."""
@@ -62,6 +73,8 @@ class _NormedWriter(AheadWriter):
     @override
     def sum(self) -> None:
         s, (bm, bn, _), steps = self.s, self.tile, range(len(self.steps()))
+        if self.k["asks"]:
+            self.hold_all()
         self.read_scales(are_weights=False)
         for number, first in enumerate(self.steps()):
             at, ok = self.pixels(first)

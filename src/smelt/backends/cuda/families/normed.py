@@ -22,7 +22,7 @@ from smelt.backends.cuda.families.ahead import (
 )
 from smelt.backends.cuda.families.gemm import GemmFamily, GemmLowering, is_turned
 from smelt.backends.cuda.families.rows import RowsFamily, own_inputs
-from smelt.engine import Launch
+from smelt.engine import Launch, parameters
 from smelt.ops import Gemm, LayerNormalization, MatMul, RMSNormalization
 from smelt.types import ceil_div, override
 
@@ -58,8 +58,9 @@ class NormedFamily(Family[CudaTarget]):
         apart = min(norm.cost_hint for norm in norms)
         # Without a clock no launch is saved: it is said to take what both do.
         for seconds, choice in behind_tiles(ranked_choices(shape, step, target), shape, target):
-            options = choice.parameters(shape)
-            yield Tactic(self.name, options, inputs, outputs, cost_hint=seconds + apart)
+            for asks in (False, True):
+                options = parameters(**dict(choice.parameters(shape)), asks=asks)
+                yield Tactic(self.name, options, inputs, outputs, cost_hint=seconds + apart)
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
