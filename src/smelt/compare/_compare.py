@@ -115,9 +115,9 @@ def compare(  # gate: options of one question, each with its default
         SmeltError: the model cannot be read or built, or the oracle cannot run it.
         MissingExtraError: the oracle is not installed.
     """
+    graph, message = _open(model, weights, outputs)
     asked = {name: options[name] for name in ("precision", "libraries") if name in options}
     device = device_to_run(options.get("device", "cpu"), **asked)
-    graph, message = _open(model, weights, outputs)
     given = dict(inputs or {})
     shapes = shapes_of_inputs(graph, given, shapes)
     sets = input_sets(graph, given, shapes, max_batch_size, seed)
