@@ -17,6 +17,8 @@ import numpy as np
 import pytest
 
 import smelt
+from smelt import ops
+from smelt.backends import Tactic
 from smelt.backends.cuda import CompilerPool, CudaBackend
 from smelt.builder import TuningEffort, _cuda_toolchain, device_to_run
 from smelt.builder._toolchain import Alternatives, Draft, open_toolchain, toolchain_of
@@ -362,8 +364,10 @@ def test_an_architecture_that_does_not_exist_is_refused(device: str) -> None:
 class _Kinds:
     """Chains of two kinds; a draft's graph is called by those that it has."""
 
-    def __init__(self) -> None:
+    def __init__(self, *nodes: Any) -> None:
         self.asked: list[float] = []
+        self.nodes = nodes
+        """Of every draft's graph."""
 
     def faster(self, most: float) -> list[str]:
         self.asked.append(most)
@@ -371,15 +375,16 @@ class _Kinds:
 
     def draft(self, kinds: Sequence[Any] = ()) -> Draft:
         fields = dict.fromkeys(("timings", "may_play", "progress"))
-        graph = SimpleNamespace(name="".join(kinds) or "apart", nodes=[])
+        graph = SimpleNamespace(name="".join(kinds) or "apart", nodes=self.nodes)
         tuning: Any = SimpleNamespace(
             graph=graph, effort=TuningEffort(), sizes={}, deadline=math.inf, **fields
         )
-        return Draft(tuning, Choice())
+        tactic = Tactic("chain", (), (), ())
+        return Draft(tuning, Choice({id(node): tactic for node in self.nodes}))
 
-    def best(self, tools: Toolchain) -> str:
+    def best(self, tools: Toolchain) -> Draft:
         others: Any = Alternatives(self, self.draft)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-        return tools.improve(self.draft(), others, 0.0).tuning.graph.name
+        return tools.improve(self.draft(), others, 0.0)
 
 
 @needs_triton
@@ -416,20 +421,24 @@ def test_whole_plans_decide_which_nodes_are_chained(
             return told
 
     monkeypatch.setattr(_cuda_toolchain, "NetworkTrial", Trial)
-    assert _Kinds().best(open_toolchain("cuda")) == best
+    chain: Any = SimpleNamespace(op=ops.Chain(ops.Relu(), 1, ops.Relu()))
+    found = _Kinds(chain).best(open_toolchain("cuda"))
+    assert found.tuning.graph.name == best
+    # Those that start early were the faster ones.
+    assert found.choice.tactics[id(chain)].starts_early is (best != "apart")
 
 
 @needs_triton
 def test_without_a_clock_the_times_of_nodes_decide() -> None:
     kinds = _Kinds()
-    assert kinds.best(open_toolchain("cuda:sm_90")) == "ab"
+    assert kinds.best(open_toolchain("cuda:sm_90")).tuning.graph.name == "ab"
     assert kinds.asked[0] < 1
 
 
 @needs_triton
 @pytest.mark.parametrize("device", ["cuda:sm_80", "cuda:sm_100", "cuda:sm_90,sm_100"])
 def test_nothing_is_chained_by_estimates_that_are_of_other_gpus(device: str) -> None:
-    assert _Kinds().best(open_toolchain(device)) == "apart"
+    assert _Kinds().best(open_toolchain(device)).tuning.graph.name == "apart"
 
 
 def _expanding(filters: int = 96) -> smelt.NetworkDefinition:

@@ -70,13 +70,19 @@ def test_products_without_elements_are_not_chained(shape: tuple[int, int, int, i
     assert not _offered(_chain(*shape)[1], CudaTarget(90))
 
 
-def test_a_sum_with_a_projection_of_more_than_pixels_is_not_chained() -> None:
+@pytest.mark.parametrize(
+    ("projection", "side"), [(Conv((3, 3)), 11), (Conv((1, 1), pads=(1, 1, 1, 1)), 7)], ids=str
+)
+def test_a_sum_with_a_projection_of_more_than_pixels_is_not_chained(
+    projection: Conv, side: int
+) -> None:
     graph = Graph("one")
-    image = TensorType(DType.FLOAT32, (1, 64, 9, 9))
-    x, y = (graph.add_input(name, image) for name in ("x", "y"))
-    shapes = {"u": (64, 64, 1, 1), "v": (64, 64, 3, 3), "w": (64, 64, 1, 1)}
+    x, y = (
+        graph.add_input(name, TensorType(DType.FLOAT32, (1, 64, extent, extent)))
+        for name, extent in (("x", 9), ("y", side))
+    )
+    shapes = {"u": (64, 64, 1, 1), "v": (64, 64, *projection.kernel_shape), "w": (64, 64, 1, 1)}
     u, v, w = (graph.add_constant(np.zeros(s, np.float32), n) for n, s in shapes.items())
-    projection = Conv((3, 3), pads=(1, 1, 1, 1))
     chain = Chain(ConvSum(Conv((1, 1)), projection), 4, Conv((1, 1)))
     node = graph.add(chain, x, u, y, v, w, name="node")
     assert not _offered(node, CudaTarget(90))

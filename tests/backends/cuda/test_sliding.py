@@ -86,6 +86,15 @@ def test_they_are_not_offered_where_most_multiprocessors_would_have_none() -> No
     assert not _sliding(node)
 
 
+@pytest.mark.usefixtures("with_gluon")
+def test_they_are_refused_where_what_windows_reach_over_has_no_room() -> None:
+    assert _sliding(_convolution(channels=128, size=128)[1])
+    _, node = _convolution(channels=128, size=512)
+    assert not _sliding(node)
+    (reason,) = _reasons(node)
+    assert "windows do not fit" in reason
+
+
 def test_they_multiply_sixteen_bits_alone() -> None:
     _, node = _convolution(dtype=DType.FLOAT32)
     assert not _sliding(node)
