@@ -41,7 +41,6 @@ from smelt.types import DType, evaluate_dim
 from tests.support.ahead_cases import ahead_trials
 from tests.support.dense_cases import DENSE_CASES
 from tests.support.held_cases import HELD, held_trials
-from tests.support.normed_cases import normed_trials
 from tests.support.sliding_cases import SLIDING, sliding_trials
 from tests.support.trial_memory import TrialMemory
 from tests.support.trials import (
@@ -187,7 +186,7 @@ def trials_for(request: Request, backend: CudaBackend, target: CudaTarget) -> li
     every: Iterable[Trial]
     if request.op == HELD:
         held = held_trials(backend, target, DType(request.storage))
-        every = [*held, *ahead_trials(backend, target), *normed_trials(backend, target)]
+        every = [*held, *ahead_trials(backend, target)]
     elif request.op == SLIDING:
         every = sliding_trials(backend, target, DType(request.storage))
     elif request.storage == "float32":

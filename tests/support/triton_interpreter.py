@@ -32,7 +32,6 @@ from tests.support.gluon_emulation import gluon_of
 from tests.support.held_cases import HELD, check_held, held_trials, open_held_trials
 from tests.support.interpreted_clusters import Cluster, same_arguments
 from tests.support.launch_watch import LaunchWatch, watch_accesses
-from tests.support.normed_cases import normed_trials
 from tests.support.sliding_cases import (
     SLIDING,
     check_sliding,
@@ -374,7 +373,7 @@ def _of_own_cases(how: str, backend: CudaBackend) -> list[Trial] | None:
         check_held(held)
         return [*held, *open_held_trials(backend, TARGET), *ahead_trials(backend, TARGET)]
     if how == CHAINED:
-        return [*chained_trials(backend, TARGET), *normed_trials(backend, TARGET)]
+        return list(chained_trials(backend, TARGET))
     if how == SLIDING:
         slid = sliding_trials(backend, TARGET, DType.FLOAT16)
         check_sliding(slid)

@@ -56,7 +56,7 @@ _BRIEF_SECONDS: Final = 3e-4
 """Plans that take less alone are gone through several times."""
 _PLAN_SECONDS: Final = 0.03
 """What it takes to assemble a plan, to record its graphs, and to see that its results stay."""
-_WORTH_A_PLAN: Final = 1.25
+_WORTH_A_PLAN: Final = 1.05
 """How much longer than its parts a chain may take by itself, and still be tried in the network."""
 _LEAST_TIMED_GAIN: Final = 0.002
 """Share of a network's time that chains must save."""

@@ -36,7 +36,6 @@ from smelt.backends.cuda.families.held import HeldFamily
 from smelt.backends.cuda.families.libraries import library_call
 from smelt.backends.cuda.families.lrn import LrnFamily
 from smelt.backends.cuda.families.move import COPY, copy_launch, move_family
-from smelt.backends.cuda.families.normed import NormedFamily, may_norm
 from smelt.backends.cuda.families.pairs import (
     PAIRING,
     PairsFamily,
@@ -69,7 +68,7 @@ _FEW_BLOCKS: Final = 1024
 """Launches of more fill a GPU by themselves."""
 _NEAR: Final = (
     "ahead", "attention", "chain", "conv", "conv_sum", "cudnn", "depthwise", "gemm", "held",
-    "normed", "pairs", "sliding", "stem", "stem_direct",
+    "pairs", "sliding", "stem", "stem_direct",
 )  # fmt: skip
 """Families whose kernels count in 32 bits."""
 _LIBRARY_FAMILIES: Final[Mapping[str, Any]] = {f.name: f for f in (CublasLtFamily, CudnnFamily)}
@@ -129,7 +128,6 @@ class CudaBackend(Backend[CudaTarget]):
             HeldFamily(),
             LrnFamily(),
             move_family(),
-            NormedFamily(),
             PairsFamily(),
             PoolFamily(),
             RecurrentFamily(),
@@ -161,7 +159,7 @@ class CudaBackend(Backend[CudaTarget]):
 
     @override
     def may_chain(self, first: Node, second: Node) -> bool:
-        return may_chain(first, second) or may_norm(first, second)
+        return may_chain(first, second)
 
     @override
     def variants(self, tactic: Tactic) -> tuple[Tactic, ...]:

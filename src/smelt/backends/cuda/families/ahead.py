@@ -57,7 +57,7 @@ _MOST_BESIDE: Final = 2
 _MOST_REGISTERS: Final = 220
 _OWN_REGISTERS: Final = 40
 """Of a thread, beside factors and sums."""
-MOST_DEPTH: Final = 640
+_MOST_DEPTH: Final = 640
 """Longer sums are cut."""
 _MOST_OF_PIECE: Final = 256
 _LONGEST_STEP: Final = 128
@@ -65,7 +65,7 @@ _LEAST_STEP: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class _Choice:
     """What a tactic decides."""
 
     tile: tuple[int, int, int]
@@ -93,9 +93,9 @@ class Choice:
         depth, is_cut = self.depth(shape), self.pieces > 1
         room = (bm + bn) * depth * shape.dtype.size_bytes
         return (
-            is_cut == (shape.depth > MOST_DEPTH)
+            is_cut == (shape.depth > _MOST_DEPTH)
             and shape.depth % (step * self.pieces) == 0
-            and depth <= (_MOST_OF_PIECE if is_cut else MOST_DEPTH)
+            and depth <= (_MOST_OF_PIECE if is_cut else _MOST_DEPTH)
             and (bm == _TILES[0][0] or bm < 2 * shape.rows)
             and (bn == _TILES[0][1] or bn < 2 * shape.columns)
             and self.registers(shape) <= _MOST_REGISTERS
@@ -127,20 +127,22 @@ class AheadFamily(Family[CudaTarget]):
         base = _base_of(node)
         if base is None:
             return
-        if reason := why_not_ahead(node, target):
+        if reason := _why_not(node, target):
             yield Refusal(self.name, reason)
             return
         plain = next(base.tactics(node, target), None)
         if not isinstance(plain, Tactic):
             return  # that family says why, or nothing is summed
-        shape, step = matrix_shape(node, target)
-        ranked = ranked_choices(shape, step, target)
-        if not ranked:
+        shape, step = _shape(node, target)
+        choices = [_Choice((*tile, step), pieces) for tile, pieces in product(_TILES, _PIECES)]
+        found = [(_seconds(shape, c, target), c) for c in choices if c.fits(shape, target)]
+        if not found:
             yield Refusal(self.name, "its programs do not all run at once")
             return
+        kept = _KEPT if shape.depth <= _MOST_DEPTH else _KEPT_IN_PIECES
+        ranked = sorted(found, key=lambda pair: pair[0])[:kept]
         sums = element_count(node.output.tensor.shape) * SUM_BYTES
-        kept = _KEPT if shape.depth <= MOST_DEPTH else _KEPT_IN_PIECES
-        for seconds, choice in behind_tiles(ranked[:kept], shape, target):
+        for seconds, choice in behind_tiles(ranked, shape, target):
             room = sums * choice.pieces if choice.pieces > 1 else 0
             options, formats = choice.parameters(shape), (plain.inputs, plain.outputs)
             yield Tactic(self.name, options, *formats, workspace_bytes=room, cost_hint=seconds)
@@ -173,14 +175,7 @@ def _known_base(node: Node) -> Family[CudaTarget]:
     return cast("Family[CudaTarget]", _base_of(node))
 
 
-def ranked_choices(shape: Shape, step: int, target: CudaTarget) -> list[tuple[float, Choice]]:
-    """All choices for a product, with their estimated seconds, best first."""
-    choices = [Choice((*tile, step), pieces) for tile, pieces in product(_TILES, _PIECES)]
-    found = [(_seconds(shape, c, target), c) for c in choices if c.fits(shape, target)]
-    return sorted(found, key=lambda pair: pair[0])
-
-
-def matrix_shape(node: Node, target: CudaTarget) -> tuple[Shape, int]:
+def _shape(node: Node, target: CudaTarget) -> tuple[Shape, int]:
     """The product, whatever is stacked being rows; and how long steps of its sum are."""
     root = root_of(node)[0]
     if isinstance(root, ConvSum):
@@ -194,9 +189,8 @@ def matrix_shape(node: Node, target: CudaTarget) -> tuple[Shape, int]:
     return shape, gcd(shape.depth, _LONGEST_STEP)
 
 
-def why_not_ahead(node: Node, target: CudaTarget) -> str | None:
-    """Why no program has a product's weights ahead, or None."""
-    root, (shape, step) = root_of(node)[0], matrix_shape(node, target)
+def _why_not(node: Node, target: CudaTarget) -> str | None:
+    root, (shape, step) = root_of(node)[0], _shape(node, target)
     if isinstance(root, Conv | ConvSum):
         if shape.matrices > 1 or (isinstance(root, Conv) and is_depthwise(node, root)):
             return "the channels are in groups"
@@ -218,7 +212,7 @@ def _why_no_matrix(node: Node) -> str | None:
     return None
 
 
-def _seconds(shape: Shape, choice: Choice, target: CudaTarget) -> float:
+def _seconds(shape: Shape, choice: _Choice, target: CudaTarget) -> float:
     """What a launch takes, by the terms of other products, once its weights are there."""
     (bm, bn, _), size, gpu = choice.tile, shape.dtype.size_bytes, gpu_of(target)
     programs, depth, first = choice.programs(shape), choice.depth(shape), shape.rows * shape.depth

@@ -76,7 +76,7 @@ class GemmFamily(Family[CudaTarget]):
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
-        return GemmLowering(node, tactic, operands).launches()
+        return _Lowering(node, tactic, operands).launches()
 
     @override
     def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
@@ -148,7 +148,7 @@ def shape_of(node: Node, target: CudaTarget) -> Shape:
     return Shape(guess(stack), rows, columns, depth, dtype, adds=len(node.inputs) > 3)
 
 
-class GemmLowering:
+class _Lowering:
     """A product on the memory of its operands."""
 
     def __init__(self, node: Node, tactic: Tactic, operands: Operands) -> None:
@@ -199,14 +199,6 @@ class GemmLowering:
         return stack, rows
 
     def launches(self) -> tuple[Launch, ...]:
-        """One launch, or those of the pieces of the sum."""
-        kernel, grid = self.product()
-        return launches_of(
-            self.tactic.family, kernel, grid, self.views, self.scalars, self.workspace
-        )
-
-    def product(self) -> tuple[ProductKernel, Grid]:
-        """The kernel, which lacks rows, columns and operands, and the result as a matrix."""
         a, b, root = self.a, self.b, root_of(self.node)[0]
         stack, row = self.axes()
         rows = [row]
@@ -238,7 +230,10 @@ class GemmLowering:
             _extent(value_of(self.node, 1), b.column), (0, columns_stride, *self.along(last))
         )
         count = element_count(tuple(axis.extent for axis in matrices))
-        return kernel, Grid(tuple(rows), (-1,) * len(rows), columns, count)
+        grid = Grid(tuple(rows), (-1,) * len(rows), columns, count)
+        return launches_of(
+            self.tactic.family, kernel, grid, self.views, self.scalars, self.workspace
+        )
 
 
 def _stack_stride(factor: _Matrix, view: View, axis: int) -> Dim:
