@@ -1,14 +1,15 @@
-"""Chains of two products, by the family that computes both in one launch."""
+"""Chains by the families that compute both ops in one launch."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
 
 from smelt.ir import Case
-from smelt.ops import Chain, Conv, Fused, Relu, Stage
+from smelt.ops import Chain, Conv, Fused, MaxPool, Relu, Stage
 from smelt.types import DType
 from tests.support.trials import covering, narrow_trials, open_trials
 
@@ -17,9 +18,21 @@ if TYPE_CHECKING:
     from tests.support.trials import Trial
 
 CHAINED: Final = "chained"
-"""In requests: the family's cases."""
+"""In requests: these families' cases."""
 _FAMILY: Final = "chain"
+_POOLED: Final = "stem_pool"
 _TOLERANCE: Final = 2e-3
+
+
+def _pooled_half() -> Case:
+    """A stem in float16 by itself, pooled; more places than a tile has."""
+    random = np.random.default_rng(0)
+    arrays = (
+        random.standard_normal(shape).astype(np.float16)
+        for shape in ((3, 3, 37, 41), (16, 3, 3, 3))
+    )
+    op = Chain(Conv((3, 3), (2, 2)), 2, MaxPool((3, 3), (2, 2)))
+    return Case("pooled float16", op, tuple(arrays), _TOLERANCE, frozenset({1}))
 
 
 def _half() -> Case:
@@ -51,7 +64,22 @@ def chained_trials(backend: CudaBackend, target: CudaTarget) -> list[Trial]:
     assert {_programs(trial) for trial in walks} & {1, 2}, "no programs walk"
     opened = [t for t in open_trials(_half(), backend, target) if t.tactic.family == _FAMILY]
     trials = [trial for trial in trials if not _programs(trial)]
-    return [*covering(trials), *walks, *opened[:2], *opened[-2:]]
+    return [*covering(trials), *walks, *opened[:2], *opened[-2:], *_pooled(backend, target)]
+
+
+def _pooled(backend: CudaBackend, target: CudaTarget) -> list[Trial]:
+    """Stems and poolings by all tactics, on GPUs of two sizes: so programs do one row, and more."""
+    cases = [case for case in Chain.cases() if case.name.startswith("pooled")]
+    both = [replace(target, multiprocessors=1), target]
+    narrow = (narrow_trials(cases, backend, gpu, DType.FLOAT16) for gpu in both)
+    opened = (open_trials(_pooled_half(), backend, gpu) for gpu in both)
+    trials = [t for t in chain(*narrow, *opened) if t.tactic.family == _POOLED]
+    untried = {case.name for case in cases} - {trial.case.name for trial in trials}
+    assert not untried, f"no launch computes {untried}"
+    for name in ("below", "shares"):
+        values = {dict(trial.tactic.parameters)[name] for trial in trials}
+        assert len(values) > 1, f"all strips have {name} {values}"
+    return covering(trials)
 
 
 def _programs(trial: Trial) -> int:

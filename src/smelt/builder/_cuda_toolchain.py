@@ -185,8 +185,10 @@ class CudaToolchain(Toolchain):
     def _compiles_chains(self, draft: Draft) -> bool:
         """Whether the compiler takes a draft's chains; all else is compiled beside them."""
         tuning, backend = draft.tuning, self._kernels
-        if not any(isinstance(node.op, Chain) for node in tuning.graph.nodes):
+        chains = [node for node in tuning.graph.nodes if isinstance(node.op, Chain)]
+        if not chains:
             return True
+        families = {draft.choice.tactics[id(node)].family for node in chains}
         plan = assemble(
             tuning.graph, draft.choice.tactics, backend, WeightStore(), symbols=tuning.symbols
         ).plan
@@ -194,7 +196,7 @@ class CudaToolchain(Toolchain):
         backend.begin(kernels, self.target)
         try:
             for kernel in kernels:
-                if kernel.family == Chain.name:
+                if kernel.family in families:
                     backend.records(kernel, self.target)
         except BuildError as error:
             _LOG.warning("nothing is chained: %s", error)

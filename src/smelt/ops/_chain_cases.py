@@ -15,6 +15,7 @@ from smelt.ops.conv import Conv
 from smelt.ops.conv_sum import ConvSum
 from smelt.ops.fused import Fused, Stage
 from smelt.ops.hard_swish import HardSwish
+from smelt.ops.max_pool import MaxPool
 from smelt.ops.mul import Mul
 from smelt.ops.relu import Relu
 from smelt.ops.sigmoid import Sigmoid
@@ -33,6 +34,7 @@ def chain_cases() -> Iterator[Case]:
     yield from _windows()
     yield from _residuals()
     yield from _pixels()
+    yield from _pooled()
 
 
 def _arrays(
@@ -126,3 +128,18 @@ def _pixels() -> Iterator[Case]:
     ends = (floats(2, 128, 9, 8, seed=3), floats(48, 128, 1, 1, seed=4), floats(48, seed=5))
     op = Chain(first, 4, relu, keeps=True)
     yield Case("even_kept", op, (*even, *ends), constants=frozenset({1, 2, 4, 5}))
+
+
+def _pooled() -> Iterator[Case]:
+    """A stem, and the maxima of windows of its result."""
+    stem = Fused(Conv((7, 7), (2, 2), (3, 3, 3, 3)), 3, (Stage(Relu(), (-1,)),))
+    window = MaxPool((3, 3), (2, 2), _SAME)
+    bias, constants = floats(16, seed=2), frozenset({1, 2})
+    arrays = floats(2, 3, 23, 21), floats(16, 3, 7, 7, seed=1), bias
+    yield Case("pooled", Chain(stem, 3, window), arrays, constants=constants)
+    op = Chain(Conv((3, 3), (2, 2)), 3, MaxPool((3, 3), (2, 2), ceil_mode=True))
+    arrays = floats(1, 3, 18, 25), floats(16, 3, 3, 3, seed=1), bias
+    yield Case("pooled_ceil", op, arrays, constants=constants)
+    op = Chain(Conv((5, 5), pads=(2, 2, 2, 2)), 2, MaxPool((2, 2), (2, 2), (1, 1, 0, 0)))
+    few = floats(1, 1, 13, 11), floats(16, 1, 5, 5, seed=1)
+    yield Case("pooled_apart", op, few, constants=frozenset({1}))

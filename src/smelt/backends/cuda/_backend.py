@@ -49,6 +49,7 @@ from smelt.backends.cuda.families.rows import RowsFamily
 from smelt.backends.cuda.families.sliding import SlidingFamily
 from smelt.backends.cuda.families.stem import StemFamily
 from smelt.backends.cuda.families.stem_direct import StemDirectFamily
+from smelt.backends.cuda.families.stem_pool import StemPoolFamily, may_pool
 from smelt.devices.cpu import available_processors
 from smelt.devices.cuda import call_to_bytes
 from smelt.errors import BuildError, InternalError
@@ -68,7 +69,7 @@ _FEW_BLOCKS: Final = 1024
 """Launches of more fill a GPU by themselves."""
 _NEAR: Final = (
     "ahead", "attention", "chain", "conv", "conv_sum", "cudnn", "depthwise", "gemm", "held",
-    "pairs", "sliding", "stem", "stem_direct",
+    "pairs", "sliding", "stem", "stem_direct", "stem_pool",
 )  # fmt: skip
 """Families whose kernels count in 32 bits."""
 _LIBRARY_FAMILIES: Final[Mapping[str, Any]] = {f.name: f for f in (CublasLtFamily, CudnnFamily)}
@@ -136,6 +137,7 @@ class CudaBackend(Backend[CudaTarget]):
             SlidingFamily(),
             StemFamily(),
             StemDirectFamily(),
+            StemPoolFamily(),
             *(_LIBRARY_FAMILIES[library.provider](library) for library in libraries),
             ReferenceFamily(),
         )
@@ -159,7 +161,7 @@ class CudaBackend(Backend[CudaTarget]):
 
     @override
     def may_chain(self, first: Node, second: Node) -> bool:
-        return may_chain(first, second)
+        return may_chain(first, second) or may_pool(first, second)
 
     @override
     def variants(self, tactic: Tactic) -> tuple[Tactic, ...]:

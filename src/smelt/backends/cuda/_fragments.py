@@ -10,7 +10,7 @@ from smelt.backends.cuda._tile_writer import divides, masked
 from smelt.types import override
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 ROWS: Final = 64
 """Of a tile: those of one instruction."""
@@ -19,7 +19,7 @@ FRAGMENT: Final = 32
 KEEP: Final = "and.b32 $0, $1, $2;"
 """Two elements where a mask has ones, else zeros."""
 _MOST_AT_ONCE: Final = 4
-_PLACES: Final = "(q // 8) % 4 * 16 + q // 32 * 8 + q % 8"
+PLACES: Final = "(q // 8) % 4 * 16 + q // 32 * 8 + q % 8"
 """Which of a tile's rows a thread reads as its first, then as its second."""
 
 
@@ -39,7 +39,7 @@ class FragmentWriter(HeldWriter):
         self.prepare_columns()
         s.line(f"vector = step // {VECTOR}")
         s.line(f"within = step % {VECTOR}")
-        for first, count in self.products():
+        for first, count in grouped(len(self.fragments())):
             s.line(f"k = {first * FRAGMENT} + tl.arange(0, {count * FRAGMENT})")
             s.line(f"b{first} = tl.load(b_columns[None, :] + k[:, None])")
         for number in self.fragments():
@@ -50,7 +50,7 @@ class FragmentWriter(HeldWriter):
         tiles = f"program // {self.across}, {self.down}, {self.k['programs']}"
         with s.block(f"for down in range({tiles}):"):
             s.line(f"q = tl.arange(0, {bm})")
-            self.order = _PLACES
+            self.order = PLACES
             self.find_rows()
             self.prepare_rows()
             for number in self.fragments():
@@ -58,8 +58,9 @@ class FragmentWriter(HeldWriter):
             self.order = natural
             self.find_rows()
             s.line(f"acc = tl.zeros([{bm}, {self.tile[1]}], tl.float32)")
-            for first, count in self.products():
-                s.line(f"acc = tl.dot({self.joined(first, count)}, b{first}, acc)")
+            for first, count in grouped(len(self.fragments())):
+                factors = joined([f"a{first + n}" for n in range(count)], bm)
+                s.line(f"acc = tl.dot({factors}, b{first}, acc)")
             self.finish()
         return s.text()
 
@@ -70,23 +71,6 @@ class FragmentWriter(HeldWriter):
 
     def fragments(self) -> range:
         return range(self.k["depth"] // FRAGMENT)
-
-    def products(self) -> Iterator[tuple[int, int]]:
-        """Fragments that are multiplied at once, each product is waited for: first and number."""
-        first, end = 0, len(self.fragments())
-        while first < end:
-            count = min(_MOST_AT_ONCE, 1 << (end - first).bit_length() - 1)
-            yield first, count
-            first += count
-
-    def joined(self, first: int, count: int) -> str:
-        """Fragments side by side."""
-        if count == 1:
-            return f"a{first}"
-        half = count // 2
-        left, right = self.joined(first, half), self.joined(first + half, half)
-        made = f"tl.permute(tl.join({left}, {right}), (0, 2, 1))"
-        return f"tl.reshape({made}, [{self.tile[0]}, {count * FRAGMENT}])"
 
     def find_fragment(self, number: int) -> None:
         """Where a fragment's vectors lie in a window, and which of their elements are its own."""
@@ -112,5 +96,29 @@ class FragmentWriter(HeldWriter):
             kind = LANGUAGE_TYPES[s.dtypes[0]]
             how = f"dtype={kind}, is_pure=True, pack=2"
             s.line(f'a = tl.inline_asm_elementwise("{KEEP}", "=r,r,r", [a, keep{number}], {how})')
-        s.line(f"a = tl.reshape(a, [2, 4, {bm // 8}, 4, 2, 2, 2])")
-        s.line(f"a{number} = tl.reshape(tl.permute(a, (1, 0, 2, 4, 5, 3, 6)), [{bm}, {FRAGMENT}])")
+        s.line(f"a{number} = {taken('a', bm)}")
+
+
+def grouped(fragments: int) -> Iterator[tuple[int, int]]:
+    """Fragments that are multiplied at once, each product is waited for: first and number."""
+    first = 0
+    while first < fragments:
+        count = min(_MOST_AT_ONCE, 1 << (fragments - first).bit_length() - 1)
+        yield first, count
+        first += count
+
+
+def joined(names: Sequence[str], rows: int) -> str:
+    """Fragments side by side."""
+    count = len(names)
+    if count == 1:
+        return names[0]
+    left, right = joined(names[: count // 2], rows), joined(names[count // 2 :], rows)
+    made = f"tl.permute(tl.join({left}, {right}), (0, 2, 1))"
+    return f"tl.reshape({made}, [{rows}, {count * FRAGMENT}])"
+
+
+def taken(name: str, rows: int) -> str:
+    """A fragment as it was read, in the order in which tensor cores take it."""
+    read = f"tl.reshape({name}, [2, 4, {rows // 8}, 4, 2, 2, 2])"
+    return f"tl.reshape(tl.permute({read}, (1, 0, 2, 4, 5, 3, 6)), [{rows}, {FRAGMENT}])"

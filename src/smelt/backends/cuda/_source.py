@@ -34,6 +34,8 @@ LEAST_VECTOR: Final = 4
 """The same of a load that may run ahead, at least."""
 CLUSTER: Final = "cluster"
 """Parameter of kernels whose programs wait for each other: how many run at the same time."""
+REGISTERS: Final = "registers"
+"""Parameter of kernels that say how many a thread may have; 0 for all that there are."""
 TRITON_TYPES: Final = {
     DType.FLOAT64: "fp64",
     DType.FLOAT32: "fp32",
@@ -84,6 +86,11 @@ def starts_early(text: str) -> bool:
 def cluster_of(kernel: KernelSpec) -> int:
     """How many programs of a kernel wait for each other, or 1."""
     return cast("int", dict(kernel.parameters).get(CLUSTER, 1))
+
+
+def most_registers(kernel: KernelSpec) -> int | None:
+    """How many registers a thread may have at most, so that more programs run beside each other."""
+    return cast("int", dict(kernel.parameters).get(REGISTERS, 0)) or None
 
 
 def is_gluon(text: str) -> bool:

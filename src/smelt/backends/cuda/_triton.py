@@ -20,7 +20,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from smelt.backends._edition import edition_of
 from smelt.backends.cuda._costs import WARP_LANES
-from smelt.backends.cuda._source import TRITON_TYPES, cluster_of, is_gluon, starts_early
+from smelt.backends.cuda._source import (
+    TRITON_TYPES,
+    cluster_of,
+    is_gluon,
+    most_registers,
+    starts_early,
+)
 from smelt.devices.cuda import ABI_VERSION, CudaKernel
 from smelt.errors import BuildError, MissingExtraError
 from smelt.types import DType
@@ -155,6 +161,7 @@ def compile_kernel(kernel: KernelSpec, text: str, target: CudaTarget) -> CudaKer
         "num_warps": kernel["warps"],
         "num_stages": kernel["pipeline"],
         "enable_fp_fusion": True,
+        "maxnreg": most_registers(kernel),
     }
     # Triton compiles equal texts once, whatever kernels they are of: so none may be named.
     name = hashlib.sha256(text.encode()).hexdigest()[:20]

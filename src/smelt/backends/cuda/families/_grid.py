@@ -149,13 +149,13 @@ def kernel_on(kernel: KernelT, grid: Grid, views: Sequence[View], scalars: Scala
             for axis, window in zip(grid.rows, grid.windows, strict=True)
         ),
         columns=scalars.all_json((grid.columns.extent, *grid.columns.strides)),
-        far=tuple(map(_is_far, views)),
+        far=tuple(map(is_far, views)),
     )
     operands = tuple(operand_parameters(views, len(scalars.values)).items())
     return dataclasses.replace(kernel, operands=operands)
 
 
-def _is_far(view: View) -> bool:
+def is_far(view: View) -> bool:
     """Whether elements may lie further from the first than 32 bits count."""
     reach: Dim = 0
     for extent, stride in zip(view.shape, view.strides, strict=True):

@@ -103,27 +103,13 @@ class StemFamily(Family[CudaTarget]):
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
         root = cast("Conv", root_of(node)[0])
-        room, image = operands.workspace, view_of(operands, 0)
-        if room is None:
-            raise InternalError(f"{node} has no room for its pixels")
-        width, run = row_of(node, root)
-        count, *places, _ = shape = padded_shape(node, root)
-        strides = _strides(shape)
-        # Windows begin at pixels, and their rows are runs: pixels that overlap.
-        read = self.run_read(run)
-        places[-1] = places[-1] - (ceil_div(read, width) - 1)
-        runs = View(
-            room.buffer,
-            room.offset,
-            factors_of(tactic),
-            (count, read, *places),
-            (strides[0], 1, *strides[1:-1]),
-        )
+        _, run = row_of(node, root)
+        copy, runs = pixels_of(node, root, factors_of(tactic), operands, self.run_read(run))
         rank = len(root.kernel_shape)
         inside = replace(root, pads=(0,) * (2 * rank), kernel_shape=(*root.kernel_shape[:-1], 1))
         own = replace(operands, inputs=(runs, *operands.inputs[1:]))
         lowering = self.lowering(node, inside, _without_factors(tactic), own, run)
-        return (_write_pixels(image, runs, root, shape), *lowering.launches())
+        return (copy, *lowering.launches())
 
     def run_read(self, run: int) -> int:
         """How many elements of a window's row are read."""
@@ -207,6 +193,25 @@ def padded_shape(node: Node, root: Conv) -> tuple[Dim, ...]:
 def _strides(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
     """Of the pixels as they are written, channels last."""
     return contiguous_strides(TensorType(DType.FLOAT32, shape), Layout.LINEAR)
+
+
+def pixels_of(
+    node: Node, root: Conv, dtype: DType, operands: Operands, read: int
+) -> tuple[Launch, View]:
+    """The launch that writes the pixels, and the runs of so many elements that begin at them.
+
+    Windows begin at pixels, and their rows are runs: pixels that overlap.
+    """
+    room, image = operands.workspace, view_of(operands, 0)
+    if room is None:
+        raise InternalError(f"{node} has no room for its pixels")
+    width, _ = row_of(node, root)
+    count, *places, _ = shape = padded_shape(node, root)
+    strides = _strides(shape)
+    places[-1] = places[-1] - (ceil_div(read, width) - 1)
+    steps = (strides[0], 1, *strides[1:-1])
+    runs = View(room.buffer, room.offset, dtype, (count, read, *places), steps)
+    return _write_pixels(image, runs, root, shape), runs
 
 
 def _write_pixels(image: View, runs: View, root: Conv, shape: tuple[Dim, ...]) -> Launch:

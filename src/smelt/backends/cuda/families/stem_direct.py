@@ -50,13 +50,14 @@ if TYPE_CHECKING:
     from smelt.engine import KernelSpec
     from smelt.ir import Node
 
-_COLUMNS: Final = (64, 32, 16)
+COLUMNS: Final = (64, 32, 16)
+"""Of a tile."""
 _MOST_DEEP: Final = 640
 """Elements of a window, all of which a program's threads hold at once."""
 _FIRST_WITH_IT: Final = 90
 """Capability from which on products of the first factor in registers and the other in shared
 memory can be had."""
-_COPIED_BYTES: Final = 6
+COPIED_BYTES: Final = 6
 """Of an element: read in four, written in two."""
 _TILE_SECONDS: Final = 2.0e-7
 _ELEMENT_SECONDS: Final = 1.8e-9
@@ -75,7 +76,7 @@ class _Lowering(ConvLowering):
     @override
     def column_length(self, total: int) -> int:
         rows = total // self.run
-        return _whole(rows * _whole(self.run, VECTOR), FRAGMENT)
+        return _whole(rows * in_vectors(self.run), FRAGMENT)
 
 
 class StemDirectFamily(StemFamily):
@@ -90,17 +91,17 @@ class StemDirectFamily(StemFamily):
         if not isinstance(root, Conv) or reason_against(node) or why_no_stem(node, root):
             return  # the plain family says why
         shape = stem_shape(node, root, target)
-        if reason := _why_not(node, root, shape, target):
+        if reason := why_not_direct(node, root, shape, target):
             yield Refusal(self.name, reason)
             return
         plain = [t for t in super().tactics(node, target) if isinstance(t, Tactic)]
         if not plain:
             return
         least = 0.0 if target.is_gauged else _LATER * min(t.cost_hint for t in plain)
-        bn = next(n for n in _COLUMNS if shape.columns % n == 0)
-        length, most = _length(node, root), target.multiprocessors
+        bn = next(n for n in COLUMNS if shape.columns % n == 0)
+        length, most = window_length(node, root), target.multiprocessors
         tiles = -(-shape.rows // ROWS) * (shape.columns // bn)
-        once = LAUNCH_SECONDS + pass_seconds(shape.image * _COPIED_BYTES, target)
+        once = LAUNCH_SECONDS + pass_seconds(shape.image * COPIED_BYTES, target)
         busy = ceil(tiles / most) * (_TILE_SECONDS + length * _ELEMENT_SECONDS)
         beside = _REGISTERS // (_OWN_REGISTERS + length // 4 + bn // 2)
         found = {min(tiles, most * max(1, count)): count for count in (beside - 1, beside)}
@@ -132,27 +133,33 @@ class StemDirectFamily(StemFamily):
 
     @override
     def run_read(self, run: int) -> int:
-        return _whole(run, VECTOR)
+        return in_vectors(run)
 
 
-def _why_not(node: Node, root: Conv, shape: Shape, target: CudaTarget) -> str | None:
+def why_not_direct(node: Node, root: Conv, shape: Shape, target: CudaTarget) -> str | None:
+    """Why tensor cores do not take the pixels of a stem from registers, or None."""
     if reason := why_wide(shape.dtype):
         return reason
     if target.capability < _FIRST_WITH_IT:
         return f"{target.architecture} multiplies out of registers alone"
     if not isinstance(padded_shape(node, root)[-2], int):
         return "how wide images are is known at run time only"
-    if all(shape.columns % columns for columns in _COLUMNS):
+    if all(shape.columns % columns for columns in COLUMNS):
         return "the filters fill no tile"
-    if (length := _length(node, root)) > _MOST_DEEP:
+    if (length := window_length(node, root)) > _MOST_DEEP:
         return f"windows of {length} elements are too many for registers"
     return None
 
 
-def _length(node: Node, root: Conv) -> int:
+def window_length(node: Node, root: Conv) -> int:
     """Elements of a window as they are read."""
     _, run = row_of(node, root)
-    return _whole(prod(root.kernel_shape[:-1]) * _whole(run, VECTOR), FRAGMENT)
+    return _whole(prod(root.kernel_shape[:-1]) * in_vectors(run), FRAGMENT)
+
+
+def in_vectors(run: int) -> int:
+    """Elements of a window's row as they are read."""
+    return _whole(run, VECTOR)
 
 
 def _whole(count: int, unit: int) -> int:
