@@ -123,7 +123,7 @@ def function_of(text: str, name: str) -> Callable[..., None]:
 
     Args:
         text: the kernel's.
-        name: stands for a file's name in Python's messages and in the machine code.
+        name: stands for a file's name in Python's messages.
     """
     name = f"<{name}>"
     lines = text.splitlines(keepends=True)
@@ -167,6 +167,8 @@ def compile_kernel(kernel: KernelSpec, text: str, target: CudaTarget) -> CudaKer
     name = hashlib.sha256(text.encode()).hexdigest()[:20]
     try:
         with _lock:  # the compiler keeps settings of one compilation in its module
+            # Lines name files of the machine that compiles, and take more room than the code.
+            importlib.import_module("triton.knobs").compilation.disable_line_info = True
             source = _source_of(text, name, signature, aligned)
             goal = targets.GPUTarget("cuda", target.capability, WARP_LANES)
             made = triton.compile(source, target=goal, options=options)
