@@ -19,8 +19,9 @@ import pytest
 import smelt
 from smelt import ops
 from smelt.backends import Tactic
-from smelt.backends.cuda import CompilerPool, CudaBackend
+from smelt.backends.cuda import CompilerPool, CudaBackend, in_turns
 from smelt.builder import TuningEffort, _cuda_toolchain, device_to_run
+from smelt.builder._cuda_toolchain import CudaToolchain
 from smelt.builder._toolchain import Alternatives, Draft, open_toolchain, toolchain_of
 from smelt.devices.cuda import CudaKernel, _driver, cuda_device
 from smelt.engine import HostCall, Launch, read_engine, serialize_engine
@@ -36,12 +37,13 @@ from smelt.inspect import report_of, report_to_text
 from smelt.tuner import Choice
 from smelt.types import DType
 from tests.support.cuda_driver_stub import StubDriver
+from tests.support.cuda_rows import row_of
 from tests.support.gie import RecordingLogger
 from tests.support.gie import small_network as gie_network
 from tests.support.small_networks import small_network
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
     from types import ModuleType
 
@@ -421,7 +423,8 @@ def test_whole_plans_decide_which_nodes_are_chained(
             return told
 
     monkeypatch.setattr(_cuda_toolchain, "NetworkTrial", Trial)
-    chain: Any = SimpleNamespace(op=ops.Chain(ops.Relu(), 1, ops.Relu()))
+    op = ops.Chain(ops.Relu(), 1, ops.Relu())
+    chain: Any = SimpleNamespace(op=op, inputs=(), outputs=())
     found = _Kinds(chain).best(open_toolchain("cuda"))
     assert found.tuning.graph.name == best
     # Those that start early were the faster ones.
@@ -439,6 +442,59 @@ def test_without_a_clock_the_times_of_nodes_decide() -> None:
 @pytest.mark.parametrize("device", ["cuda:sm_80", "cuda:sm_100", "cuda:sm_90,sm_100"])
 def test_nothing_is_chained_by_estimates_that_are_of_other_gpus(device: str) -> None:
     assert _Kinds().best(open_toolchain(device)).tuning.graph.name == "apart"
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("forwards", "by_turns", "turns"),
+    [(2.0, 1.9, True), (2.0, 1.9999, False), (2.0, 2.1, False), (2.0, math.inf, False)],
+    ids=["faster", "next to nothing", "slower", "wrong"],
+)
+def test_large_launches_take_turns_where_the_whole_plan_is_faster_so(
+    forwards: float,
+    by_turns: float,
+    turns: bool,
+    driver: Callable[[StubDriver | None], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver(StubDriver(lazy=True))
+
+    class Trial:
+        graphs = ()
+
+        def __init__(self, *_: object, **_options: object) -> None: ...
+
+        def run(self) -> None: ...
+
+        def whole_seconds(self, casts: Sequence[Mapping[int, Tactic]]) -> list[float]:
+            assert [sum(t.backwards for t in cast.values()) for cast in casts] == [0, 1]
+            return [forwards, by_turns]
+
+    monkeypatch.setattr(_cuda_toolchain, "NetworkTrial", Trial)
+    graph, tactics = row_of("cc", batch=128)
+    tuning: Any = _Kinds().draft().tuning
+    tuning.graph = graph
+    best = open_toolchain("cuda").improve(Draft(tuning, Choice(tactics=tactics)), None, 0.0)
+    assert any(tactic.backwards for tactic in best.choice.tactics.values()) is turns
+
+
+@needs_triton
+def test_an_engine_whose_launches_take_turns_is_generated_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def turn(tools: CudaToolchain, draft: Draft, _others: object) -> Draft:
+        graph, tactics = draft.tuning.graph, draft.choice.tactics
+        tactics = in_turns(graph.nodes, tactics, draft.tuning.sizes, tools.target)
+        return Draft(draft.tuning, Choice(tactics=tactics, times=draft.choice.times))
+
+    monkeypatch.setattr(CudaToolchain, "_by_estimates", turn)
+    graph, _ = row_of("cc", batch=128)
+    engine = smelt.build(graph, device="cuda:sm_90", tune="none")
+    tactics = [layer.tactic for layer in engine.layers if layer.kind == "conv"]
+    assert [tactic.endswith(" backwards") for tactic in tactics] == [False, True]
+    file = read_engine(engine.serialize())
+    unsigned = serialize_engine(file.header, file.weights, bytes(len(file.code)), b"", None)
+    assert read_engine(smelt.load(unsigned).serialize()).code == file.code
 
 
 def _expanding(filters: int = 96) -> smelt.NetworkDefinition:

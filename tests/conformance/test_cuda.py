@@ -141,6 +141,13 @@ def test_windows_that_slide_over_shared_memory_compute_what_the_reference_does(
     interpreter.check(Conv, "sliding", is_known=True)
 
 
+@pytest.mark.parametrize("op", [Chain, Conv, ConvSum, Gemm, MaxPool], ids=lambda op: op.name)
+def test_kernels_that_begin_with_their_last_tiles_compute_what_the_reference_does(
+    op: type[Op], interpreter: _Interpreter
+) -> None:
+    interpreter.check(op, "backwards", is_known=True)
+
+
 @_every_op
 def test_what_is_no_number_stays_where_the_op_brings_it(
     op: type[Op], interpreter: _Interpreter

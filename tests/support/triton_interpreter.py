@@ -19,11 +19,12 @@ import numpy as np
 
 from smelt.backends.cuda import CudaBackend, CudaTarget, function_of
 from smelt.backends.cuda._fragments import KEEP
-from smelt.backends.cuda._source import TRITON_TYPES, cluster_of, is_gluon
+from smelt.backends.cuda._source import TRITON_TYPES, backwards, cluster_of, is_gluon
+from smelt.backends.cuda._turns import TURNING
 from smelt.backends.cuda.families import sliding
 from smelt.backends.cuda.families._recurrent_team import AWAIT_WORD
 from smelt.engine import Launch
-from smelt.ops import ALL_OPS
+from smelt.ops import ALL_OPS, Chain, Conv
 from smelt.ops.round_mantissa import RoundMantissa
 from smelt.types import DType, evaluate_dim
 from tests.support.ahead_cases import ahead_trials
@@ -111,6 +112,8 @@ class _Pointer:
 
 Array = np.ndarray[Any, Any]
 
+BACKWARDS: Final = "backwards"
+"""Stands, in place of a storage, for trials whose launches begin with their last tiles."""
 WATCH: Final = LaunchWatch()
 """Of the trial that runs."""
 CLUSTERS: Final[list[Cluster]] = []
@@ -381,8 +384,28 @@ def _of_own_cases(how: str, backend: CudaBackend) -> list[Trial] | None:
     return None
 
 
+def _backwards(op: type[Op], backend: CudaBackend) -> list[Trial]:
+    """Some trials of each family that knows both orders, in the other one."""
+    found = _chosen(op, DType.FLOAT16.value, backend)
+    own = {Conv.name: (HELD, SLIDING), Chain.name: (CHAINED,)}
+    for how in own.get(op.name, ()):
+        found += sample(_chosen(op, how, backend), _SAMPLED_CASES)
+    return [_turned(trial) for trial in found if trial.tactic.family in TURNING]
+
+
+def _turned(trial: Trial) -> Trial:
+    """A trial whose launches begin with their last tiles."""
+    steps = tuple(
+        replace(step, kernel=backwards(step.kernel)) if isinstance(step, Launch) else step
+        for step in trial.plan.steps
+    )
+    return replace(trial, assembled=replace(trial.assembled, plan=replace(trial.plan, steps=steps)))
+
+
 def _chosen(op: type[Op], how: str, backend: CudaBackend) -> list[Trial]:
     """The trials of an op."""
+    if how == BACKWARDS:
+        return _backwards(op, backend)
     if (own := _of_own_cases(how, backend)) is not None:
         return [trial for trial in own if not trial.tactic.is_reference]
     cases = list(op.cases())
@@ -421,6 +444,7 @@ def check(op: type[Op], how: str) -> tuple[int, list[str]]:
             in "pairs" of images, all with "strange" numbers, by one tactic of each family; or,
             whatever the op, all of programs that hold their weights ("held") or do two products
             ("chained"), or some of every tile and case of windows in shared memory ("sliding").
+            Of families whose launches may begin with their last tiles some do so ("backwards").
     """
     backend = CudaBackend()
     trials = _chosen(op, how, backend)

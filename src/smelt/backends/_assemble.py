@@ -272,6 +272,8 @@ class _Assembler:
                 replace(step, starts_early=True) if isinstance(step, Launch) else step
                 for step in steps
             )
+        if tactic.backwards:
+            steps = tuple(map(self.backend.turned, steps))
         return steps, _layer_info(node, tactic)
 
     def _packed(self, constant: Constant) -> View:

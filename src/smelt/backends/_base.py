@@ -59,6 +59,8 @@ class Tactic:
     aliasing: Aliasing = Aliasing.NONE
     starts_early: bool = False
     """Whether its launches may begin before those before have ended: see `Launch.starts_early`."""
+    backwards: bool = False
+    """Whether its launches begin with what they else do last, for that is in the cache yet."""
     is_reference: bool = False
     """Whether this runs the op's numpy reference: always right, never fast."""
     cost_hint: float = field(default=0.0, compare=False)
@@ -66,7 +68,8 @@ class Tactic:
 
     def __str__(self) -> str:
         options = ", ".join(f"{k}={v}" for k, v in self.parameters)
-        return f"{self.family}({options})" + (" early" if self.starts_early else "")
+        ways = (" early" if self.starts_early else "") + (" backwards" if self.backwards else "")
+        return f"{self.family}({options}){ways}"
 
 
 def store_as(
@@ -236,6 +239,10 @@ class Backend(ABC, Generic[TargetT]):
         """
         del steps, largest
         return None
+
+    def turned(self, step: Step) -> Step:
+        """A step of a tactic that goes backwards: what knows one order alone stays as it is."""
+        return step
 
     def stream_weights(
         self, steps: Sequence[Step], buffers: Sequence[Buffer]

@@ -9,7 +9,13 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from smelt.backends import CodeCache, CodeImage, WeightStore, assemble
-from smelt.backends.cuda import CudaBackend, generator_edition, require_triton, target_named
+from smelt.backends.cuda import (
+    CudaBackend,
+    generator_edition,
+    in_turns,
+    require_triton,
+    target_named,
+)
 from smelt.builder._options import EFFORTS, HALF2, PRECISIONS, TF32
 from smelt.builder._toolchain import Toolchain
 from smelt.devices.cuda import ABI_VERSION, LIBRARIES, SIZE_FEATURE, cuda_device, selected_device
@@ -59,7 +65,7 @@ _PLAN_SECONDS: Final = 0.03
 _WORTH_A_PLAN: Final = 1.05
 """How much longer than its parts a chain may take by itself, and still be tried in the network."""
 _LEAST_TIMED_GAIN: Final = 0.002
-"""Share of a network's time that chains must save."""
+"""Share of a network's time that chains, or another order of tiles, must save."""
 _SHARE_AGAIN: Final = 0.2
 """How much of the time that they took alone it may take to compile candidates for their places in
 the network: most are the same there."""
@@ -165,8 +171,15 @@ class CudaToolchain(Toolchain):
             return self._by_estimates(draft, others)
         trial = self._trial(draft, cuda_device(self.index), spent_s)
         trial.run()
+        best = self._with_chains(trial, draft, others)
+        self._take_turns(trial, best)
+        return best
+
+    @staticmethod
+    def _with_chains(trial: NetworkTrial, draft: Draft, others: Alternatives | None) -> Draft:
+        """A draft, or one with the chains that make the whole plan faster."""
         kinds = [] if others is None else others.chains.faster(_WORTH_A_PLAN)
-        if others is None or not kinds or time.perf_counter() > tuning.deadline:
+        if others is None or not kinds or time.perf_counter() > draft.tuning.deadline:
             return draft
         apart, alone = _compare(trial, draft, [others.draft([kind]) for kind in kinds])
         better = [kind for kind, (own, _) in zip(kinds, alone, strict=True) if own < apart]
@@ -174,6 +187,16 @@ class CudaToolchain(Toolchain):
             return draft
         apart, [(together, chained)] = _compare(trial, draft, [others.draft(better)])
         return chained if together < apart * (1 - _LEAST_TIMED_GAIN) else draft
+
+    def _take_turns(self, trial: NetworkTrial, draft: Draft) -> None:
+        """Let every other large launch of a draft go backwards, if that makes the plan faster."""
+        tuning, choice = draft.tuning, draft.choice
+        turned = in_turns(tuning.graph.nodes, choice.tactics, tuning.sizes, self.target)
+        if turned == choice.tactics or time.perf_counter() > tuning.deadline:
+            return
+        forwards, by_turns = trial.whole_seconds([choice.tactics, turned])
+        if by_turns < forwards * (1 - _LEAST_TIMED_GAIN):
+            choice.tactics = turned
 
     def _by_estimates(self, draft: Draft, others: Alternatives | None) -> Draft:
         """A draft with chains where the estimates are of such GPUs, and the compiler takes them."""

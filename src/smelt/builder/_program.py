@@ -86,6 +86,7 @@ def _tactic_to_data(tactic: Tactic) -> Any:
         str(tactic.workspace_bytes),
         tactic.aliasing.value,
         tactic.starts_early,
+        tactic.backwards,
         tactic.is_reference,
     ]
 
@@ -160,7 +161,7 @@ def _constant_from_data(data: Any) -> Constant:
 
 def _tactic_from_data(data: Any) -> Tactic:
     family, parameters, inputs, outputs, halos, value, *rest = data
-    workspace, aliasing, starts_early, is_reference = rest
+    workspace, aliasing, starts_early, backwards, is_reference = rest
     results = [_format_from_data(f) for f in outputs]
     return Tactic(
         str(family),
@@ -172,6 +173,7 @@ def _tactic_from_data(data: Any) -> Tactic:
         dim_from_text(workspace),
         Aliasing(aliasing),
         bool(starts_early),
+        bool(backwards),
         bool(is_reference),
     )
 

@@ -11,6 +11,7 @@ from smelt.backends.cuda._triton import (
     load_triton,
     require_triton,
 )
+from smelt.backends.cuda._turns import in_turns
 
 __all__ = [
     "GAUGE_BLOCK",
@@ -23,6 +24,7 @@ __all__ = [
     "flush_kernel",
     "function_of",
     "generator_edition",
+    "in_turns",
     "load_triton",
     "require_triton",
     "target_named",

@@ -20,6 +20,7 @@ from smelt.backends.cuda._reach import why_too_far
 from smelt.backends.cuda._source import without_early_start
 from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda._triton import generator_edition
+from smelt.backends.cuda._turns import turned
 from smelt.backends.cuda.families.ahead import AheadFamily
 from smelt.backends.cuda.families.attention import AttentionFamily
 from smelt.backends.cuda.families.chain import ChainFamily, may_chain
@@ -167,7 +168,8 @@ class CudaBackend(Backend[CudaTarget]):
     def variants(self, tactic: Tactic) -> tuple[Tactic, ...]:
         if not _moves(tactic):
             return ()
-        return tuple(replace(tactic, starts_early=early) for early in (False, True))
+        forwards = replace(tactic, backwards=False)
+        return tuple(replace(forwards, starts_early=early) for early in (False, True))
 
     @override
     def reformat(self, source: View, destination: View) -> tuple[Step, ...]:
@@ -186,6 +188,10 @@ class CudaBackend(Backend[CudaTarget]):
     @override
     def groups(self, steps: Sequence[Step], largest: Mapping[str, int]) -> list[list[int]]:
         return grouped(steps, lambda launch: evaluate_dim(launch.chunks, largest) <= _FEW_BLOCKS)
+
+    @override
+    def turned(self, step: Step) -> Step:
+        return turned(step)
 
     def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
         """The kernel's text."""

@@ -78,7 +78,7 @@ class _ChainWriter(HeldWriter):
             self.prepare_then()
             self.write_walk()
             return s.text()
-        s.line("tile = tl.program_id(0)")
+        s.line(f"tile = {s.program}")
         s.line(f"across = tile % {self.across}")
         s.line(f"down = tile // {self.across}")
         self.find_rows()
@@ -143,7 +143,7 @@ class _ChainWriter(HeldWriter):
             self.load_then()
             self.read_weights(self.extras)
         s.wait()
-        with s.block(f"for down in range(first, {self.down}, {self.k['programs']}):"):
+        with s.walk("down", "first", self.down, self.k["programs"]):
             self.find_rows()
             self.prepare_rows()
             self.load_held()

@@ -47,8 +47,8 @@ class FragmentWriter(HeldWriter):
         self.read_weights(self.last - self.factors)
         s.wait()
         natural = self.order
-        tiles = f"program // {self.across}, {self.down}, {self.k['programs']}"
-        with s.block(f"for down in range({tiles}):"):
+        begin = f"program // {self.across}"
+        with s.walk("down", begin, self.down, self.k["programs"]):
             s.line(f"q = tl.arange(0, {bm})")
             self.order = PLACES
             self.find_rows()

@@ -317,7 +317,7 @@ class HeldWriter(ProductWriter):
 
     @override
     def write(self) -> str:
-        s, side = self.s, self.k["programs"]
+        s = self.s
         self.find_scalars()
         s.line("program = tl.program_id(0)")
         s.line(f"across = program % {self.across}")
@@ -327,8 +327,8 @@ class HeldWriter(ProductWriter):
             self.hold(number, first)
         self.read_weights(self.last - self.factors)
         s.wait()
-        tiles = f"program // {self.across}, {self.down}, {side}, num_stages={self.k['pipeline']}"
-        with s.block(f"for down in tl.range({tiles}):"):
+        begin, ahead = f"program // {self.across}", f"num_stages={self.k['pipeline']}"
+        with s.walk("down", begin, self.down, self.k["programs"], ahead):
             self.find_rows()
             self.prepare_rows()
             self.sum()

@@ -99,7 +99,7 @@ class SlidingWriter(TileWriter):
         s = self.s
         self.find_scalars()
         self.lay_out()
-        s.line("tile = tl.program_id(0)")
+        s.line(f"tile = {s.program}")
         s.line(f"across = tile % {self.across}")
         s.line(f"down = tile // {self.across}")
         self.find_weights()

@@ -14,8 +14,10 @@ Architectures that know nothing of this get the text without those lines.
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from smelt.engine import parameters
 from smelt.types import DType
 
 if TYPE_CHECKING:
@@ -36,6 +38,8 @@ CLUSTER: Final = "cluster"
 """Parameter of kernels whose programs wait for each other: how many run at the same time."""
 REGISTERS: Final = "registers"
 """Parameter of kernels that say how many a thread may have; 0 for all that there are."""
+_BACKWARDS: Final = "backwards"
+"""Parameter of kernels whose programs begin with what is else done last."""
 TRITON_TYPES: Final = {
     DType.FLOAT64: "fp64",
     DType.FLOAT32: "fp32",
@@ -93,6 +97,11 @@ def most_registers(kernel: KernelSpec) -> int | None:
     return cast("int", dict(kernel.parameters).get(REGISTERS, 0)) or None
 
 
+def backwards(kernel: KernelSpec) -> KernelSpec:
+    """The same kernel, but for the order in which its tiles are done: the last one first."""
+    return replace(kernel, parameters=parameters(**dict(kernel.parameters), **{_BACKWARDS: True}))
+
+
 def is_gluon(text: str) -> bool:
     """Whether the kernel says itself how everything is laid out, in Triton's lower language."""
     return _LAYOUT in text
@@ -120,6 +129,7 @@ class Source:
         self._lines: list[str] = []
         self._depth = 1
         self._waits = False
+        self._is_backwards = _BACKWARDS in dict(kernel.parameters)
 
     def line(self, text: str) -> None:
         """Write one statement."""
@@ -138,6 +148,32 @@ class Source:
         self._depth += 1
         yield
         self._depth -= 1
+
+    @property
+    def program(self) -> str:
+        """The program's number, from the last one down where the kernel goes backwards."""
+        number = "tl.program_id(0)"
+        return f"(tl.num_programs(0) - 1 - {number})" if self._is_backwards else number
+
+    @contextmanager
+    def walk(
+        self, name: str, first: str, count: str, step: Json, ahead: str = ""
+    ) -> Generator[None]:
+        """A loop over a program's tiles, each ``step`` behind the one before; backwards likewise.
+
+        Args:
+            name: of the variable that numbers them.
+            first: the tile that the program begins with.
+            count: of all programs' tiles.
+            step: from a tile to the next.
+            ahead: what the loop is told of loads for later tiles.
+        """
+        loop = f"tl.range({first}, {count}, {step}, {ahead})" if ahead else ""
+        variable = "walked" if self._is_backwards else name
+        with self.block(f"for {variable} in {loop or f'range({first}, {count}, {step})'}:"):
+            if self._is_backwards:
+                self.line(f"{name} = {count} - 1 - walked")
+            yield
 
     @staticmethod
     def extent(value: Json) -> str:

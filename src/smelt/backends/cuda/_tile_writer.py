@@ -78,7 +78,7 @@ class TileWriter(ABC):
         """Coordinates of the program's tile, and what every tap starts from."""
         s, across, down, pieces = self.s, self.across, self.down, self.k["pieces"]
         self.find_scalars()
-        s.line("tile = tl.program_id(0)")
+        s.line(f"tile = {s.program}")
         if pieces > 1:
             s.line(f"piece = tile % {pieces}")
             s.line(f"tile = tile // {pieces}")

@@ -179,7 +179,7 @@ class _Writer:
         s = self.s
         channels, places = self.axes[-1][0], self.k["places"]
         stretches = f"(({s.extent(channels)} + {self.across - 1}) // {self.across})"
-        s.line("program = tl.program_id(0).to(tl.int64)")
+        s.line(f"program = {s.program}.to(tl.int64)")
         s.line(f"c = (program % {stretches}) * {self.across} + tl.arange(0, {self.across})")
         s.line(f"i = (program // {stretches}) * {self.along} + tl.arange(0, {self.along})")
         s.line(f"c_ok = (c < {s.extent(channels)})[None, :]")

@@ -247,7 +247,7 @@ def _write(kernel: KernelSpec) -> str:
     names = [f"d{n}" for n in range(len(axes))]
     # The pixels of all images may be more than 32 bits count; those of two are not.
     each = s.product_of(axis[0] for axis in axes[1:])
-    s.line(f"first = tl.program_id(0).to(tl.int64) * {_PIXELS}")
+    s.line(f"first = {s.program}.to(tl.int64) * {_PIXELS}")
     s.line(f"i = first + tl.arange(0, {_PIXELS})")
     s.line(f"within = (first % {each}).to(tl.int32) + tl.arange(0, {_PIXELS})")
     s.line(f"c = tl.arange(0, {width})")

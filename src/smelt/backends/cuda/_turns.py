@@ -1,0 +1,67 @@
+"""Large launches take turns: one goes through its tiles from the first to the last, the next back.
+
+What a launch wrote last, and what it read last, is what the second-level cache still has when the
+next one begins. That one would read it last, when all of it has made room for what came between;
+going backwards it reads it first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from smelt.backends.cuda._costs import gpu_of
+from smelt.backends.cuda._source import backwards
+from smelt.engine import Launch
+from smelt.types import element_count, evaluate_dim
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from smelt.backends._base import Tactic
+    from smelt.backends.cuda._target import CudaTarget
+    from smelt.engine import Step
+    from smelt.ir import Node
+
+TURNING: Final = (
+    "chain", "conv", "conv_sum", "depthwise", "gemm", "held", "pool", "sliding", "stem",
+    "stem_direct",
+)  # fmt: skip
+"""Families whose kernels know both orders."""
+_LARGE: Final = 0.5
+"""Share of the cache; what launches of less leave is there yet in either order."""
+
+
+def turned(step: Step) -> Step:
+    """The step with its last tiles first, if it is of such a family."""
+    if not isinstance(step, Launch) or step.kernel.family not in TURNING:
+        return step
+    return replace(step, kernel=backwards(step.kernel))
+
+
+def in_turns(
+    nodes: Iterable[Node],
+    tactics: Mapping[int, Tactic],
+    sizes: Mapping[str, int],
+    target: CudaTarget,
+) -> dict[int, Tactic]:
+    """The tactics of nodes in their order, by ``id(node)``: every other large one backwards."""
+    made = dict(tactics)
+    least, is_next = _LARGE * gpu_of(target).cache_bytes, False
+    for node in nodes:
+        tactic = made[id(node)]
+        if tactic.family in TURNING and _touched_bytes(node, tactic, sizes) >= least:
+            made[id(node)] = replace(tactic, backwards=is_next)
+            is_next = not is_next
+    return made
+
+
+def _touched_bytes(node: Node, tactic: Tactic, sizes: Mapping[str, int]) -> int:
+    """What a node reads and writes, but for packed weights."""
+    values = (*node.inputs, *node.outputs)
+    formats = (*tactic.inputs, *tactic.outputs)
+    return sum(
+        evaluate_dim(element_count(value.tensor.shape), sizes) * fmt.dtype.size_bytes
+        for value, fmt in zip(values, formats, strict=True)
+        if value is not None and fmt is not None
+    )
