@@ -116,11 +116,19 @@ def test_tensor_cores_must_take_pixels_of_16_bits_from_registers(
     assert not _strips(_chained()[1], target, storage)
 
 
-@pytest.mark.parametrize("batch", [1, 32, SymbolicDim.symbol("N")], ids=str)
-def test_several_heights_are_offered_each_once(batch: Dim) -> None:
-    found = [t.parameters for t in _strips(_chained(batch=batch)[1])]
-    assert len(found) >= 2
-    assert len(set(found)) == len(found)
+@pytest.mark.parametrize(
+    ("batch", "heights"), [(1, 1), (32, 3), (SymbolicDim.symbol("N"), 3)], ids=str
+)
+def test_several_heights_are_offered_each_once(batch: Dim, heights: int) -> None:
+    found = [dict(t.parameters) for t in _strips(_chained(batch=batch)[1])]
+    for shares in (False, True):
+        own = [options["below"] for options in found if options["shares"] is shares]
+        assert len(set(own)) == len(own) == heights
+
+
+def test_what_was_not_timed_is_never_the_first() -> None:
+    found = _strips(_chained(batch=128)[1])
+    assert not dict(min(found, key=lambda t: t.cost_hint).parameters)["shares"]
 
 
 @pytest.mark.parametrize("pool", [_WINDOW, _CEIL, MaxPool((2, 2), (2, 2), (1, 1, 0, 0))], ids=str)

@@ -42,7 +42,7 @@ from smelt.engine import KernelSpec, Launch, parameters
 from smelt.ops import Fused, Relu, Stage
 from smelt.ops.conv import Conv
 from smelt.ops.max_pool import MaxPool
-from smelt.types import DType, Layout, TensorFormat, ceil_div, element_count, override
+from smelt.types import DType, Layout, TensorFormat, ceil_div, element_count, override, symbols_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,6 +60,8 @@ _REGISTERS: Final = 168
 """What that leaves a thread."""
 _WAVES: Final = (1, 2, 4)
 """In which the programs may come."""
+_FEWER: Final = (1, 4, 8)
+"""Where the number of images is guessed, and more may come, programs do so many times as much."""
 _LENGTH: Final = 224
 """Elements of a window where the next two were measured; of shorter ones half of it is guessed to
 stay."""
@@ -89,7 +91,9 @@ class StemPoolFamily(Family[CudaTarget]):
         (_, *others), output = formats_of(links.first)
         image = TensorFormat(output.dtype, Layout.LINEAR)
         room = element_count(padded_shape(links.first, strip.root)) * _WIDEST_BYTES
-        programs = [_BESIDE * waves * target.multiprocessors for waves in _WAVES]
+        most = _BESIDE * target.multiprocessors
+        open_batch = symbols_of(strip.images)
+        programs = [most // fewer for fewer in _FEWER] if open_batch else [most * n for n in _WAVES]
         heights = ((shares, strip.below(n, shares)) for shares, n in product(strip.ways, programs))
         found = {way: strip.seconds(*way, target) for way in heights}
         least = _LATER * min(seconds for (shares, _), seconds in found.items() if not shares)
