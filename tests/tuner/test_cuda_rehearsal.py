@@ -14,6 +14,7 @@ import pytest
 
 from smelt import ops
 from smelt.devices.cuda import CublasError, CudaDevice, CudaKernel, Driver, KernelLoader
+from smelt.engine import Launch
 from smelt.errors import EngineMismatchError
 from smelt.ir import Graph
 from smelt.tuner import (
@@ -32,6 +33,7 @@ from tests.support.cuda_candidates import (
     ClockedStub,
     StubBackend,
     elements,
+    kernel_of,
     tactic_of,
 )
 
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 
     from smelt.backends import Tactic
     from smelt.devices.cuda import LoadedCall, LoadedKernel
+    from smelt.engine import Step
     from smelt.errors import SmeltError
     from tests.support.cuda_driver_stub import CUresult
 
@@ -221,6 +224,23 @@ def test_a_plan_that_computes_something_else_even_once_is_out(
     assert np.isfinite(times[0]).all()
     assert np.isinf(times[1]).all() == is_out
     assert ("chain: plan 2 of 2 is out: its results" in caplog.text) == is_out
+
+
+@pytest.mark.parametrize(("kind", "is_out"), [("fast", False), ("wrong", True)])
+def test_a_plan_that_goes_backwards_must_compute_what_it_does_forwards(
+    kind: str, is_out: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage()
+
+    def turned(step: Step) -> Step:
+        return replace(step, kernel=kernel_of(kind)) if isinstance(step, Launch) else step
+
+    monkeypatch.setattr(stage.backend, "turned", turned)
+    forwards = stage.cast("fast", "fast")
+    backwards = {key: replace(tactic, backwards=True) for key, tactic in forwards.items()}
+    times = stage.rehearsal.milliseconds([forwards, backwards], runs=1, seconds=10.0)
+    assert np.isfinite(times[0]).all()
+    assert np.isinf(times[1]).all() == is_out
 
 
 class Watching(ClockedStub):

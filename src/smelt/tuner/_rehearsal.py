@@ -52,6 +52,15 @@ _SPREAD: Final = 0.1
 """Standard deviation of what stands for weights: activations neither vanish nor explode."""
 
 
+def _first_alike(casts: Sequence[Cast]) -> list[int]:
+    """For each cast the first that differs from it in the ways of its launches at most."""
+    kernels = [
+        {key: replace(t, starts_early=False, backwards=False) for key, t in cast.items()}
+        for cast in casts
+    ]
+    return [kernels.index(own) for own in kernels]
+
+
 def graph_of(cast: Cast, graphs: Sequence[Graph]) -> Graph:
     """The one of several graphs whose nodes a cast is for."""
     return next(graph for graph in graphs if all(id(node) in cast for node in graph.nodes[:1]))
@@ -95,8 +104,13 @@ class Scene(ABC):
         """How long ``run`` takes, which runs a plan without stamps, in a sequence of such runs."""
         raise InternalError(f"{type(self).__name__} judges by stamps, not by {run}")
 
-    def moving(self, plays: Sequence[Play | None]) -> set[int]:
-        """Which plans do not always compute what their launches do one after another."""
+    def moving(self, plays: Sequence[Play | None], alike: Sequence[int]) -> set[int]:
+        """Which plans do not always compute what their launches do one after another.
+
+        Args:
+            plays: run the plans; None where one cannot be run.
+            alike: for each plan the first that must compute the same bits; itself, if none before.
+        """
         raise InternalError(f"{type(self).__name__} runs {len(plays)} plans in one order only")
 
     @abstractmethod
@@ -153,7 +167,7 @@ class Rehearsal:
                 if performance is not None:
                     self._stamp(performance, performances[0], scene)
             if self.judges_whole:
-                self._compare(performances, scene)
+                self._compare(performances, scene, _first_alike(casts))
             return self._by_turns(performances, scene, runs, seconds)
         finally:
             for performance in performances:
@@ -161,13 +175,15 @@ class Rehearsal:
                     segment.close()
             scene.close()
 
-    def _compare(self, performances: Sequence[_Performance | None], scene: Scene) -> None:
+    def _compare(
+        self, performances: Sequence[_Performance | None], scene: Scene, alike: Sequence[int]
+    ) -> None:
         """Find out the plans whose launches do not wait for each other as they must."""
 
         def play_of(performance: _Performance | None) -> Play | None:
             return None if performance is None else partial(self._play, performance, scene)
 
-        for number in scene.moving([play_of(performance) for performance in performances]):
+        for number in scene.moving([play_of(one) for one in performances], alike):
             performance = performances[number]
             if performance is not None:
                 performance.is_out = True
