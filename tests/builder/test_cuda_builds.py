@@ -26,6 +26,7 @@ from smelt.builder._toolchain import Alternatives, Draft, open_toolchain, toolch
 from smelt.devices.cuda import CudaKernel, _driver, cuda_device
 from smelt.engine import HostCall, Launch, read_engine, serialize_engine
 from smelt.errors import (
+    BuildError,
     DeviceError,
     EngineFormatError,
     EngineMismatchError,
@@ -40,7 +41,7 @@ from tests.support.cuda_driver_stub import StubDriver
 from tests.support.cuda_rows import row_of
 from tests.support.gie import RecordingLogger
 from tests.support.gie import small_network as gie_network
-from tests.support.small_networks import small_network
+from tests.support.small_networks import network_of_differences, small_network
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -160,6 +161,42 @@ def test_what_nobody_vouches_for_is_generated_anew(engine: Engine) -> None:
     assert made.code == file.code
 
 
+@needs_triton
+def test_layers_without_which_answers_would_be_wrong_stay_in_float32(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    made = smelt.build(
+        network_of_differences(), device="cuda:sm_90", precision="float16", tune="none"
+    )
+    assert "2 of 6 layers of differences stay in float32: " in caplog.text
+    text = report_to_text(report_of(made), ["passes"], width=120)
+    assert "differences: stays in float32" in text
+    assert "head: stays" not in text
+    file = read_engine(made.serialize())
+    unsigned = serialize_engine(file.header, file.weights, bytes(len(file.code)), b"", None)
+    assert read_engine(smelt.load(unsigned).serialize()).code == file.code
+
+
+@needs_triton
+@pytest.mark.parametrize("options", [{"rounding_error": 1}, {"precision": "bfloat16"}])
+def test_layers_are_rounded_where_that_is_asked_for(
+    options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: dict[str, Any] = {"precision": "float16", **options}
+    made = smelt.build(network_of_differences(), device="cuda:sm_90", tune="none", **asked)
+    assert "in float32" not in caplog.text
+    assert "keep-float32" not in made.header.report
+
+
+def test_a_rounding_error_that_changes_nothing_is_said_to(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    smelt.build(small_network(), device="null", rounding_error=1e-3)
+    assert "rounding_error= (`--rounding-error`) changes nothing" in caplog.text
+    with pytest.raises(BuildError, match="rounding_error is 0"):
+        smelt.build(small_network(), rounding_error=0)
+
+
 def test_an_altered_plan_is_not_generated(engine: Engine) -> None:
     file = read_engine(engine.serialize())
     (plan,) = file.header.plans
@@ -189,7 +226,7 @@ def test_a_fat_engine_has_code_for_each_architecture() -> None:
 def test_a_build_for_gpus_loads_no_llvm() -> None:
     program = (
         "import sys, smelt\n"
-        "from tests.support.small_networks import small_network\n"
+        "from tests.support.small_networks import network_of_differences, small_network\n"
         "smelt.build(small_network(), device='cuda:sm_90', tune='none', max_batch_size=3)\n"
         "print(sorted({'llvmlite', 'torch', 'cuda', 'onnx'} & set(sys.modules)))\n"
     )

@@ -1,8 +1,8 @@
 """Networks on a GPU: trained ones, and those that are measured, in every precision.
 
 Answers are compared with ONNX Runtime's in float32, and with the references where the model is not
-ONNX. Narrow types may err by so much as follows from them, float16 by three times torch's own error
-at most.
+ONNX. Narrow types may err by so much as follows from them, float16 by 3e-3 and three times torch's
+own error at most.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ pytestmark = pytest.mark.shared
 
 _BOUNDS = {"float32": 1e-4, "tf32": 3e-3, "float16": 3e-3, "bfloat16": 2e-2}
 _TORCHS_ERRORS = 3.0
+_STEP = 2.0**-10
+"""Of float16: what is less may be luck, torch's or ours."""
 _RUNS = 4
 _EARLY_RUNS = 40
 
@@ -90,21 +92,31 @@ def test_a_trained_network_answers_on_a_gpu_as_elsewhere(
 def _check_errors(
     mine: Arrays, wanted: Arrays, model: RealModel, shared: Path, precision: str
 ) -> None:
-    """Whether answers are as near as the precision lets them be."""
+    """Whether answers are as near as the precision lets them be.
+
+    In tf32 and bfloat16, in which no layer is kept in float32 unasked, answers may err by more than
+    the bound where torch's do.
+    """
     assert mine.keys() == wanted.keys()
     bound = max(_BOUNDS[precision], model.tolerance)
     errors = {name: relative_error(mine[name], array) for name, array in wanted.items()}
-    for name in [name for name, error in errors.items() if error > bound]:
-        assert precision != "float32", (name, errors)
-        rounded = _on_rounded_tensors(model, shared, precision)
-        assert errors[name] <= _TORCHS_ERRORS * relative_error(rounded[name], wanted[name]), name
+    if precision == "float32":
+        assert max(errors.values()) <= bound, errors
+        return
+    rounded = _on_rounded_tensors(model, shared, precision)
+    for name, error in errors.items():
+        torchs = _TORCHS_ERRORS * relative_error(rounded[name], wanted[name])
+        if precision == "float16":
+            assert error <= min(bound, max(torchs, _STEP)), (name, errors, torchs)
+        else:
+            assert error <= max(bound, torchs), (name, errors, torchs)
 
 
 def _on_rounded_tensors(model: RealModel, shared: Path, precision: str) -> Arrays:
     """What the references make of the network when every tensor is rounded between the layers.
 
     That is what torch computes in a narrow type. FastestDet's answers differ by 4 % then, and a
-    softmax of large logits by as much as their steps: no engine can be held to much less.
+    softmax of large logits by as much as their steps.
     """
     graph, given = model.network(shared).graph, model.inputs(shared)
     values: dict[int, Any] = {id(v): _rounded(given[v.name], precision) for v in graph.inputs}

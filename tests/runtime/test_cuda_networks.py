@@ -37,7 +37,16 @@ def interpreter() -> Iterator[subprocess.Popen[str]]:
 
 @pytest.mark.parametrize(
     "network",
-    ["small", "small in float16", "branches", "inception", "python", "libraries", "bottlenecks"],
+    [
+        "small",
+        "small in float16",
+        "branches",
+        "inception",
+        "python",
+        "libraries",
+        "bottlenecks",
+        "differences",
+    ],
 )
 def test_a_network_computes_on_a_gpu_what_its_references_do(
     network: str, interpreter: subprocess.Popen[str]

@@ -28,7 +28,7 @@ from tests.support.cublaslt_stub import StubCublasLt
 from tests.support.cuda_driver_stub import StubDriver, code_for
 from tests.support.cuda_engines import use_stub
 from tests.support.cudnn_stub import StubCudnn
-from tests.support.small_networks import small_network, weights
+from tests.support.small_networks import network_of_differences, small_network, weights
 from tests.support.triton_interpreter import interpret
 
 if TYPE_CHECKING:
@@ -169,6 +169,7 @@ NETWORKS: dict[str, tuple[Callable[[], smelt.NetworkDefinition], str, float]] = 
     "python": (_with_python, "float32", 1e-4),
     "libraries": (_libraries, "float16", 3e-3),
     "bottlenecks": (_bottlenecks, "float16", 3e-3),
+    "differences": (network_of_differences, "float16", 3e-3),
 }
 
 
@@ -190,6 +191,8 @@ def check(name: str) -> str:
         found.append(f"the libraries are called otherwise than twice and once: {engine.layers}")
     if name == "bottlenecks" and "sum0 + relu0 + in1" not in str(engine.layers):
         found.append(f"no launch computes two products: {engine.layers}")
+    if name == "differences" and "float16" not in engine.header.report:
+        found.append("every layer is in float32")
     rng = np.random.default_rng(1)
     with engine.create_context() as context, engine.create_context() as other:
         for batch in (1, 1, 1) if calls else (1, 3, 1):

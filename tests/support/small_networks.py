@@ -49,3 +49,23 @@ def answers(network: smelt.NetworkDefinition, images: NDArray[np.float32]) -> ND
     """What the references make of the input."""
     (made,) = interpret(network.graph, {"data": images}).values()
     return np.asarray(made, np.float32)
+
+
+def network_of_differences() -> smelt.NetworkDefinition:
+    """Sums that are nearly alike, what they differ by, and layers that err as others do.
+
+    Half a step of float16 in the sums is some hundredths of their differences.
+    """
+    net = smelt.NetworkDefinition("differences")
+    y = net.add_input("data", "float32", (4, 6, 6))
+    alike = 0.5 + weights(8, 4, 1, 1) / 64
+    y = net.add_convolution(y, 8, 1, alike, weights(8) / 64, name="sums")
+    y = net.add_activation(y, "relu", name="sums_relu")
+    by_one = 64 * (np.eye(8) - np.eye(8, k=1) - np.eye(8, k=-7)).astype(np.float32)
+    y = net.add_convolution(y, 8, 1, by_one.reshape(8, 8, 1, 1), name="differences")
+    for number in range(3):
+        filters = weights(8, 8, 3, 3, seed=number)
+        y = net.add_convolution(y, 8, 3, filters, padding=1, name=f"body{number}")
+        y = net.add_activation(y, "relu", name=f"body{number}_relu")
+    net.mark_output(net.add_convolution(y, 4, 1, weights(4, 8, 1, 1), name="head"))
+    return net

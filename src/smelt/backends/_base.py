@@ -13,10 +13,11 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
 
+from smelt.errors import InternalError
 from smelt.types import DType
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from smelt.engine import Buffer, Halo, KernelSpec, Parameters, Step, View
     from smelt.ir import Constant, Node, Value
@@ -206,6 +207,19 @@ class Backend(ABC, Generic[TargetT]):
                 else:
                     tactics.extend(family.narrowed(node, answer, storage, target))
         return list(dict.fromkeys(tactics)), refusals
+
+    def mixed_candidates(
+        self, node: Node, target: TargetT, storage: DType, kept: Collection[str]
+    ) -> tuple[list[Tactic], list[Refusal]]:
+        """The same where the nodes whose names are ``kept`` compute in float32 all the same."""
+        if kept:
+            raise InternalError(f"the backend {self.name} keeps no layers in float32")
+        return self.candidates(node, target, storage)
+
+    def as_listed(self, node: Node, tactic: Tactic) -> Tactic:
+        """What tactics have in common that differ only by which nodes around them are kept."""
+        del node
+        return tactic
 
     def may_chain(self, first: Node, second: Node) -> bool:
         """Whether there is code for a node and one that reads its result as one ``Chain``.

@@ -17,6 +17,7 @@ from smelt.builder._kept import KeptNetwork, keep_network
 from smelt.builder._options import (
     EFFORTS,
     HALF2,
+    MIXED,
     PRECISIONS,
     BuildOptions,
     Progress,
@@ -67,6 +68,7 @@ def build(
     retunable: bool = False,
     libraries: bool = False,
     portable: bool = False,
+    rounding_error: float | None = None,
 ) -> Engine:
     """Build an engine from a network.
 
@@ -101,6 +103,11 @@ def build(
             needs that version of the library wherever it runs.
         portable: whether the engine must carry all the code that it runs: no library, and no
             reference in Python. What has no other tactic is then unsupported.
+        rounding_error: how far answers may err because GPUs store float16 or bfloat16, relative to
+            the answers' largest magnitude. The network is tried on random inputs; where it errs by
+            more, the layers that this takes stay in float32, and a warning says how many. 1 keeps
+            none. None is 3e-3 in float16, and leaves alone bfloat16 and what computes more than
+            2 GFLOP.
 
     Raises:
         GraphError: the network is not valid. UnboundSymbolError: a symbolic extent has no value.
@@ -119,6 +126,7 @@ def build(
         retunable,
         libraries,
         portable,
+        rounding_error,
     )
     return build_graph(_graph_of(network), device, options, progress)
 
@@ -241,6 +249,11 @@ class _Build:
             _warn_of_precision(asked.precision, tools, refusing)
         if self.effort is not None and not tools.has_clock:
             _warn_of_estimates(tools.name, self._advice())
+        if asked.rounding_error is not None and not (tools.mixes and asked.precision in MIXED):
+            _LOG.warning(
+                "rounding_error= (`--rounding-error`) changes nothing: it is for GPUs and for %s",
+                " and ".join(MIXED),
+            )
         if asked.libraries and (self.effort is None or not tools.libraries):
             _LOG.warning(
                 "libraries=True (`--libraries`) changes nothing: a library is asked, checked and "

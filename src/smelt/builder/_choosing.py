@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from smelt.backends import Refusal
-from smelt.builder._options import PRECISIONS
+from smelt.builder._options import MIXED, PRECISIONS, ROUNDING_ERRORS
+from smelt.builder._rounding import find_kept, is_small, rounded_inputs, tell_of_kept
 from smelt.builder._toolchain import Alternatives, Draft, Tuning
 from smelt.builder._workspace import workspace_bytes
 from smelt.tuner import Candidates, Chains, choose, propose_chains
-from smelt.types import evaluate_dim
+from smelt.types import DType, evaluate_dim
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,6 +44,8 @@ class PlanParts:
     """For each node by name, which families cannot run it and why; for the inspector."""
     workspace_bytes: int = 0
     """Scratch memory of the step that needs most."""
+    kept: frozenset[str] = frozenset()
+    """Names of the nodes that stay in float32 where others are stored in 16 bits."""
 
     @property
     def symbols(self) -> Symbols:
@@ -68,6 +71,12 @@ class PlanParts:
         """The symbol values to tune for."""
         return {n: b.best for n, b in self.box.items()} | self.graph.symbol_bounds
 
+    @property
+    def few(self) -> dict[str, int]:
+        """The same for as few images as there may be: they are computed one like the other."""
+        firsts = {str(v.tensor.shape[0]) for v in self.graph.inputs if v.tensor.rank}
+        return self.sizes | {n: b.low for n, b in self.box.items() if firsts == {n}}
+
 
 @dataclass(slots=True)
 class Chooser:
@@ -89,8 +98,9 @@ class Chooser:
     def run(self) -> None:
         """Put the choice into the plan, and the chains that pay into its graph."""
         plan, started = self.plan, time.perf_counter()
+        self._keep_layers()
         timer = self.tools.timer(self._tuning(plan.graph))
-        proposals = propose_chains(plan.graph, self.tools.backend.may_chain, self._tactics)
+        proposals = propose_chains(plan.graph, self._may_chain, self._tactics)
         if proposals:  # all is compiled together
             timer.announce([(node, self._tactics(node)) for node in plan.graph.nodes])
             timer.announce([(one.chain, one.tactics) for one in proposals])
@@ -107,6 +117,32 @@ class Chooser:
             plan.workspace_bytes = max(plan.workspace_bytes, size)
             self._tactics(node)
             plan.refusals[node.name] = [str(r) for r in self.known[id(node)].refusals]
+
+    def _keep_layers(self) -> None:
+        """Find the layers without whose float32 answers err by more than is allowed."""
+        plan, asked = self.plan, self.options
+        most = asked.rounding_error or ROUNDING_ERRORS.get(asked.precision, 1.0)
+        storage = self.tools.storage(PRECISIONS[asked.precision])
+        if not self.tools.mixes or asked.precision not in MIXED or storage is DType.FLOAT32:
+            return
+        if most >= 1 or not (asked.rounding_error or is_small(plan.graph, plan.few)):
+            return
+        rounded = {node.name: self._rounded(node) for node in plan.graph.nodes}
+        found = find_kept(plan.graph, rounded, storage, plan.few, most)
+        if found is not None:
+            plan.kept = found.names
+            plan.report["passes"].append(tell_of_kept(found, plan.graph, most, storage))
+            self.known.clear()
+            self.nodes.clear()
+
+    def _rounded(self, node: Node) -> tuple[bool, ...]:
+        self._tactics(node)
+        return rounded_inputs(node, self.known[id(node)], self.tools.backend)
+
+    def _may_chain(self, first: Node, second: Node) -> bool:
+        """Whether two nodes may be one launch: not if one of them stays in float32."""
+        is_kept = not self.plan.kept.isdisjoint((first.name, second.name))
+        return not is_kept and self.tools.backend.may_chain(first, second)
 
     def _draft(self, graph: Graph, timer: Timer) -> Draft:
         """The choice for a graph that times and estimates give."""
@@ -138,7 +174,9 @@ class Chooser:
     def _candidates(self, node: Node) -> Candidates:
         tools = self.tools
         storage = tools.storage(PRECISIONS[self.options.precision])
-        tactics, refusals = tools.backend.candidates(node, tools.target, storage)
+        tactics, refusals = tools.backend.mixed_candidates(
+            node, tools.target, storage, self.plan.kept
+        )
         if self.options.portable:
             refusals += [Refusal(t.family, _CARRIED) for t in tactics if t.is_reference]
             tactics = [t for t in tactics if not t.is_reference]

@@ -83,6 +83,7 @@ class CudaToolchain(Toolchain):
     """Triton; the GPU's clock where there is a GPU."""
 
     workers = 0
+    mixes = True
 
     def __init__(
         self,

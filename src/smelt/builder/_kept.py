@@ -35,12 +35,12 @@ _MOST: Final = 1 << 40
 """The largest number that an option of a file may be."""
 _OF_EACH_BUILD: Final = frozenset({"timing_cache", "tune", "retunable"})
 """Options that say how to build, not what: a retuning has its own."""
-_KEPT: Final[dict[str, Any]] = {
-    field.name: field.default
+_KEPT: Final[dict[str, tuple[type[object], ...]]] = {
+    field.name: (type(field.default), *((float,) if field.default is None else ()))
     for field in dataclasses.fields(BuildOptions)
     if field.name not in {*_OF_EACH_BUILD, "shapes"}
 }
-"""The other options, with what they are by default: of that type they all are."""
+"""The other options, with the types that they may have: their default's, or a number for None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +167,6 @@ def _options_from_data(data: Any) -> BuildOptions:
         raise EngineFormatError("its options are not those of a build")
     for name, value in values.items():
         is_number = type(value) is int
-        if type(value) is not type(_KEPT[name]) or (is_number and not 0 <= value <= _MOST):
+        if type(value) not in _KEPT[name] or (is_number and not 0 <= value <= _MOST):
             raise EngineFormatError(f"its option {name} is malformed")
     return BuildOptions(**values, shapes=shapes)

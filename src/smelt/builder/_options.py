@@ -28,6 +28,10 @@ PRECISIONS: Final = {
     HALF2: DType.FLOAT16,
 }
 """How an engine may store what the model has in float32, by name."""
+MIXED: Final = ("float16", "bfloat16")
+"""The precisions in which layers may stay in float32 for the sake of the answers."""
+ROUNDING_ERRORS: Final = {"float16": 3e-3}
+"""How far answers may err by rounding if nobody says so, relative to their largest magnitude."""
 
 
 class Progress(Protocol):
@@ -81,6 +85,7 @@ class BuildOptions:
     retunable: bool = False
     libraries: bool = False
     portable: bool = False
+    rounding_error: float | None = None
 
     def __post_init__(self) -> None:
         if not _is_precision(self.precision):
@@ -103,6 +108,7 @@ class BuildOptions:
             raise BuildError(f'tune is {self.tune!r}; give "none", "fast", "full" or seconds')
         if not _is_path_or_none(self.timing_cache):
             raise BuildError(f"timing_cache is {self.timing_cache!r}; give the path of a file")
+        object.__setattr__(self, "rounding_error", _checked_error(self.rounding_error))
         if self.libraries and self.portable:
             raise BuildError(
                 "libraries=True lets an engine need a library, and portable=True forbids it; give "
@@ -122,3 +128,15 @@ def _is_precision(name: object) -> bool:
 
 def _is_path_or_none(path: object) -> bool:
     return path is None or isinstance(path, str | PathLike)
+
+
+def _checked_error(given: object) -> float | None:
+    """The error that is allowed. Raises BuildError."""
+    if given is None:
+        return None
+    if not isinstance(given, float | int) or not 0 < given <= 1:
+        raise BuildError(
+            f"rounding_error is {given!r}; it must be a number above 0, and is a part of answers' "
+            "largest magnitude: 1 allows any error"
+        )
+    return float(given)

@@ -191,11 +191,11 @@ def _checked(tactic: Tactic, node: Node, backend: Backend[Any], target: Target) 
     formats = {f.dtype for f in (*tactic.inputs, *tactic.outputs) if f is not None}
     # Whose formats are all wide may still multiply in narrow types: those come last.
     storages = sorted(set(PRECISIONS.values()), key=lambda s: (s not in formats, s.value))
-    ways = {tactic, *backend.variants(tactic)}
+    ways = {backend.as_listed(node, t) for t in (tactic, *backend.variants(tactic))}
     reasons: dict[str, None] = {}
     for storage in storages:
         listed, refusals = backend.candidates(node, target, storage)
-        if ways & set(listed):
+        if not ways.isdisjoint(backend.as_listed(node, t) for t in listed):
             return tactic
         reasons |= {r.reason: None for r in refusals if r.family == tactic.family}
     message = f"{tactic} is no tactic for {node}"

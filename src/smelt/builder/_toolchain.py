@@ -94,6 +94,8 @@ class Toolchain(ABC):
     """Where what is built shall run, if that is one of several devices of its kind."""
     libraries: tuple[str, ...] = ()
     """Libraries that compete with our kernels, with their versions."""
+    mixes: bool = False
+    """Whether layers can stay in float32 where the others are stored in 16 bits."""
 
     @property
     @abstractmethod

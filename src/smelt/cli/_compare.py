@@ -22,6 +22,7 @@ _JUDGING: Final = frozenset(
     {
         *("against", "tolerance", "steps", "threads", "device", "precision", "tune"),
         *("max_workspace_bytes", "timing_cache", "libraries", "portable"),
+        "rounding_error",
     }
 )
 """Options on which it depends whether a part fails."""
@@ -153,6 +154,7 @@ def _compare(
         tune=arguments.tune,
         libraries=arguments.libraries,
         portable=arguments.portable,
+        rounding_error=arguments.rounding_error,
         **how,
     )
 

@@ -11,7 +11,7 @@ import click
 
 from smelt.cli._files import ResultFile, SourceFile
 from smelt.cli._options import told_as_options
-from smelt.cli._parse import ByteCount, DeviceText, Effort, ShapeText, shapes_from_texts
+from smelt.cli._parse import ByteCount, DeviceText, Effort, Finite, ShapeText, shapes_from_texts
 from smelt.engine import MAGIC
 from smelt.errors import ModelFormatError, SmeltError
 
@@ -42,6 +42,7 @@ class BuildArguments:
     retunable: bool = False
     libraries: bool = False
     portable: bool = False
+    rounding_error: float | None = None
     given: frozenset[str] = frozenset()
     """Names of the options that stand on the command line."""
 
@@ -125,6 +126,13 @@ _OPTIONS: Final = (
         "--portable",
         is_flag=True,
         help="Refuse what the engine does not carry itself: libraries, and steps in Python.",
+    ),
+    click.option(
+        "--rounding-error",
+        type=Finite(0),
+        help="How far answers may err because a GPU stores 16 bits, relative to their largest "
+        "magnitude: layers stay in float32 where it takes that; 1 keeps none.  "
+        "[default: 3e-3 in float16, up to 2 GFLOP]",
     ),
 )
 
@@ -242,6 +250,7 @@ def build_engine(path: str, arguments: BuildArguments, progress: Progress | None
         retunable=arguments.retunable,
         libraries=arguments.libraries,
         portable=arguments.portable,
+        rounding_error=arguments.rounding_error,
     )
 
 

@@ -12,7 +12,7 @@ from smelt.cli._files import NamedSource, ResultFile
 
 _ARGUMENT: Final = re.compile(
     r"\b(device|precision|max_batch_size|max_workspace_bytes|shapes|timing_cache|tune|retunable"
-    r"|libraries|portable)=(?:True\b|[\"']?([\w.:,-]*))"
+    r"|libraries|portable|rounding_error)=(?:True\b|[\"']?([\w.:,-]*))"
 )
 """An argument of a build in a message, with its value."""
 

@@ -14,6 +14,7 @@ from smelt.backends._windows import WindowFamily
 from smelt.backends.cuda._elementwise import EXPRESSIONS
 from smelt.backends.cuda._gauge import GAUGE, write_gauge
 from smelt.backends.cuda._logits import keep_logits
+from smelt.backends.cuda._mixed import reads_wide, results_for_readers, results_wide
 from smelt.backends.cuda._pointwise import write_pointwise
 from smelt.backends.cuda._pool import CompilerPool
 from smelt.backends.cuda._reach import why_too_far
@@ -58,7 +59,7 @@ from smelt.ops import ALL_OPS
 from smelt.types import DType, evaluate_dim, override
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from concurrent.futures import Future
 
     from smelt.backends._base import Tactic
@@ -159,6 +160,21 @@ class CudaBackend(Backend[CudaTarget]):
         pairs = [tactic for tactic in tactics if tactic.family == PairsFamily.name]
         tactics = pairs or tactics
         return tactics if storage is DType.FLOAT32 else keep_logits(node, tactics), refusals
+
+    @override
+    def mixed_candidates(
+        self, node: Node, target: CudaTarget, storage: DType, kept: Collection[str]
+    ) -> tuple[list[Tactic], list[Refusal]]:
+        if not kept:
+            return self.candidates(node, target, storage)
+        own = DType.FLOAT32 if reads_wide(node, kept) else storage
+        tactics, refusals = self.candidates(node, target, own)
+        made = (results_for_readers(node, tactic, storage, kept) for tactic in tactics)
+        return list(dict.fromkeys(made)), refusals
+
+    @override
+    def as_listed(self, node: Node, tactic: Tactic) -> Tactic:
+        return results_wide(node, tactic)
 
     @override
     def may_chain(self, first: Node, second: Node) -> bool:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _MOST_ELEMENTS: Final = 1 << 18
 """Of logits: they are written and read in half a microsecond."""
-_PASSING: Final = (
+PASSING: Final = (
     Concat, Flatten, Gather, Identity, Reshape, Slice, Split, Squeeze, Transpose, Unsqueeze,
 )  # fmt: skip
 """Ops that hand on what they read: mostly windows, which are as wide as what they are of."""
@@ -51,8 +51,8 @@ def keep_logits(node: Node, tactics: Sequence[Tactic]) -> list[Tactic]:
     Windows are of what there is, images in pairs are of 16 bits, and a library's algorithm is for
     the types that it was asked for.
     """
-    inputs = [_is_handed_on(node, n) and _is_kept(value) for n, value in enumerate(node.inputs)]
-    outputs = [_is_kept(value) for value in node.outputs]
+    inputs = [_is_handed_on(node, n) and is_kept(value) for n, value in enumerate(node.inputs)]
+    outputs = [is_kept(value) for value in node.outputs]
     if not any((*inputs, *outputs)):
         return list(tactics)
     return [_widened(tactic, inputs, outputs) for tactic in tactics]
@@ -66,12 +66,11 @@ def _widened(tactic: Tactic, inputs: Sequence[bool], outputs: Sequence[bool]) ->
     return replace(
         tactic,
         inputs=tuple(
-            _wide(fmt) if is_kept and fmt is not None else fmt
-            for fmt, is_kept in zip(tactic.inputs, inputs, strict=True)
+            _wide(fmt) if stays and fmt is not None else fmt
+            for fmt, stays in zip(tactic.inputs, inputs, strict=True)
         ),
         outputs=tuple(
-            _wide(fmt) if is_kept else fmt
-            for fmt, is_kept in zip(tactic.outputs, outputs, strict=True)
+            _wide(fmt) if stays else fmt for fmt, stays in zip(tactic.outputs, outputs, strict=True)
         ),
     )
 
@@ -82,14 +81,14 @@ def _wide(fmt: TensorFormat) -> TensorFormat:
 
 def _is_handed_on(node: Node, position: int) -> bool:
     """Whether a node reads an input as it is made, or softens it."""
-    return isinstance(node.op, _PASSING) or (position == 0 and _softens(node))
+    return isinstance(node.op, PASSING) or (position == 0 and _softens(node))
 
 
 def _softens(node: Node) -> bool:
     return isinstance(root_of(node)[0], Softmax | LogSoftmax)
 
 
-def _is_kept(value: Value | None) -> bool:
+def is_kept(value: Value | None) -> bool:
     """Whether only softmaxes and bindings come to read a value, and all that it is handed on with.
 
     What is joined, cut or turned stays together: in one type, or copies would be made of it.
@@ -103,7 +102,7 @@ def _is_kept(value: Value | None) -> bool:
         for user in one.users:
             if _softens(user) and user.inputs[0] is one:
                 is_softened = True
-            elif not isinstance(user.op, _PASSING):
+            elif not isinstance(user.op, PASSING):
                 return False
         if one.producer is None:
             return False
@@ -117,9 +116,9 @@ def _is_kept(value: Value | None) -> bool:
 def _beside(value: Value) -> Iterator[Value]:
     """What a value is handed on from, or as."""
     made = value.producer
-    if made is not None and isinstance(made.op, _PASSING):
+    if made is not None and isinstance(made.op, PASSING):
         sources = made.inputs if isinstance(made.op, Concat) else made.inputs[:1]
         yield from (v for v in sources if v is not None and v.constant is None)
     for user in value.users:
-        if isinstance(user.op, _PASSING):
+        if isinstance(user.op, PASSING):
             yield from user.outputs

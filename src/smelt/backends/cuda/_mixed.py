@@ -1,0 +1,70 @@
+"""Layers that compute in float32 among others in 16 bits.
+
+Which ones is the builder's decision. What such a layer reads is stored in float32, and so
+multiplied; what it makes is rounded where nobody like it reads that, so no copies lie in between.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from smelt.backends._base import Aliasing
+from smelt.backends.cuda._logits import PASSING, is_kept
+from smelt.devices.cuda import LIBRARIES
+from smelt.types import DType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from smelt.backends._base import Tactic
+    from smelt.ir import Node, Value
+
+_STORED: Final = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16)
+"""As what float32 may be stored."""
+
+
+def reads_wide(node: Node, kept: Collection[str]) -> bool:
+    """Whether a node reads float32: it is kept so, or hands on what one that is will read."""
+    if not isinstance(node.op, PASSING):
+        return node.name in kept
+    return any(_is_read_wide(value, kept) for value in node.outputs)
+
+
+def _is_read_wide(value: Value, kept: Collection[str]) -> bool:
+    return any(reads_wide(user, kept) for user in value.users)
+
+
+def results_for_readers(
+    node: Node, tactic: Tactic, storage: DType, kept: Collection[str]
+) -> Tactic:
+    """The tactic with each result stored as its readers want it, in ``storage`` or float32."""
+
+    def wanted(value: Value) -> DType:
+        stays = not value.users or is_kept(value) or _is_read_wide(value, kept)
+        return DType.FLOAT32 if stays else storage
+
+    return _with_results(node, tactic, wanted)
+
+
+def results_wide(node: Node, tactic: Tactic) -> Tactic:
+    """The tactic with all results in float32, whoever reads them."""
+    return _with_results(node, tactic, lambda _: DType.FLOAT32)
+
+
+def _with_results(node: Node, tactic: Tactic, wanted: Callable[[Value], DType]) -> Tactic:
+    """The tactic with other floats as its results.
+
+    Windows are of what there is, references compute in the model's types, and libraries in those
+    that they were asked for.
+    """
+    is_fixed = tactic.aliasing is not Aliasing.NONE or tactic.is_reference
+    if is_fixed or tactic.family in LIBRARIES:
+        return tactic
+    outputs = tuple(
+        replace(fmt, dtype=wanted(value))
+        if value.tensor.dtype is DType.FLOAT32 and fmt.dtype in _STORED
+        else fmt
+        for value, fmt in zip(node.outputs, tactic.outputs, strict=True)
+    )
+    return replace(tactic, outputs=outputs)
