@@ -18,7 +18,7 @@ from smelt.tuner import propose_chains
 from smelt.types import DType, SymbolicDim, TensorType
 
 if TYPE_CHECKING:
-    from smelt.engine import KernelSpec, View
+    from smelt.engine import View
     from smelt.ir import Node
     from smelt.types import Dim
 
@@ -120,15 +120,8 @@ def test_tensor_cores_must_take_pixels_of_16_bits_from_registers(
     ("batch", "heights"), [(1, 1), (32, 3), (SymbolicDim.symbol("N"), 3)], ids=str
 )
 def test_several_heights_are_offered_each_once(batch: Dim, heights: int) -> None:
-    found = [dict(t.parameters) for t in _strips(_chained(batch=batch)[1])]
-    for shares in (False, True):
-        own = [options["below"] for options in found if options["shares"] is shares]
-        assert len(set(own)) == len(own) == heights
-
-
-def test_what_was_not_timed_is_never_the_first() -> None:
-    found = _strips(_chained(batch=128)[1])
-    assert not dict(min(found, key=lambda t: t.cost_hint).parameters)["shares"]
+    found = [dict(t.parameters)["below"] for t in _strips(_chained(batch=batch)[1])]
+    assert len(set(found)) == len(found) == heights
 
 
 @pytest.mark.parametrize("pool", [_WINDOW, _CEIL, MaxPool((2, 2), (2, 2), (1, 1, 0, 0))], ids=str)
@@ -167,11 +160,8 @@ def test_neither_pixels_nor_what_is_between_go_through_shared_memory(
     pytest.importorskip("triton", reason="not installed: the extra cuda-build")
     graph, node = _chained()
     backend = CudaBackend(pool=compilers)
-    kernels: dict[bool, KernelSpec] = {}
-    for tactic in _strips(node):
-        kernels[bool(dict(tactic.parameters)["shares"])] = _launches(graph, node, tactic)[1].kernel
+    kernel = _launches(graph, node, _strips(node)[0])[1].kernel
     window, result = 7 * 32, 64
-    for kernel in kernels.values():
-        record = CudaKernel.from_bytes(backend.records(kernel, _HOPPER), 0)
-        assert record.dynamic_shared_bytes == 2 * 64 * (window + result)
-        assert record.may_start_early
+    record = CudaKernel.from_bytes(backend.records(kernel, _HOPPER), 0)
+    assert record.dynamic_shared_bytes == 2 * 64 * (window + result)
+    assert record.may_start_early

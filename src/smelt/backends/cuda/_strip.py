@@ -34,14 +34,7 @@ if TYPE_CHECKING:
     from smelt.engine import KernelSpec
 
 STRIP: Final = "stem_pool"
-WARP_ROWS: Final = 16
-"""Of a tile: those of a warp."""
 _LEAST: Final = "float('-inf')"
-
-
-def own_places(shares: bool) -> int:  # noqa: FBT001
-    """How many windows a tile has; where neighbours share places each warp does one more."""
-    return ROWS // WARP_ROWS * (WARP_ROWS - shares)
 
 
 def write_strip(kernel: KernelSpec) -> str:
@@ -54,22 +47,15 @@ class _StripWriter:
         self.k, self.s = kernel, Source(kernel)
         self.factor, self.kind = (LANGUAGE_TYPES[self.s.dtypes[k]] for k in (0, -1))
         """What is multiplied, and what the result is stored as: of these maxima are found."""
-        (taps, self.step, self.above), (across, self.aside, before) = kernel["pool"]
-        self.carried, self.is_shared = taps > self.step, kernel["shares"]
-        """Whether windows below each other, and those beside each other, have any place in common:
-        the last one of each window."""
-        self.phases = across - self.is_shared
+        (taps, self.step, self.above), (self.phases, self.aside, self.before) = kernel["pool"]
+        self.carried = taps > self.step
+        """Whether windows below each other have a row in common: the last one of each."""
         self.rows = taps - self.carried
         """Of the stem, in a step."""
         self.row = kernel["lines"] * kernel["line"]
         """From a row of the stem to the next one's pixels."""
-        self.extra = int(self.is_shared and not before)
-        """A window before the first one: it has the first column."""
-        self.before = before - self.is_shared + self.extra * self.aside
-        """How far before the image the first window's own columns begin."""
         self.columns: int = kernel["tile"][1]
-        self.own = own_places(self.is_shared)
-        self.beside = kernel["pooled"][1] + self.extra
+        self.beside = kernel["pooled"][1]
         self.places = self.s.product_of((kernel["images"][0], self.beside))
         self.vectors = -(-kernel["run"] // VECTOR)
         """Of a tap's run."""
@@ -123,31 +109,17 @@ class _StripWriter:
         wide = [".to(tl.int64)" if far else "" for far in self.k["far"]]
         s.line(f"q = tl.arange(0, {ROWS})")
         s.line(f"q = {PLACES}")
-        s.line(f"place = tl.minimum(tl.maximum({self.place_of('q')}, 0), {self.places} - 1)")
+        s.line(f"place = tl.minimum(tile * {ROWS} + q, {self.places} - 1)")
         s.line(f"x = place % {self.beside} * {self.aside} - {self.before}")
         s.line(f"images = p0 + {s.sum_of((f'(place // {self.beside}){wide[0]}', image))}")
         n, _, across = self.k["strides"]
         s.line(f"q = tl.arange(0, {ROWS})")
-        s.line(f"place = tl.maximum({self.place_of('q')}, 0)")
-        s.line(f"beside = place % {self.beside}{' - 1' if self.extra else ''}")
+        s.line(f"place = tile * {ROWS} + q")
+        s.line(f"beside = place % {self.beside}")
         s.line(f"out = {s.sum_of((f'(place // {self.beside}){wide[1]}', n), ('beside', across))}")
-        masks = [] if divides(self.own, self.places) else [f"place < {self.places}"]
-        masks += ["beside >= 0"] if self.extra else []
-        if self.is_shared:
-            masks.append(f"q % {WARP_ROWS} > 0")
-            warps = f"[{ROWS // WARP_ROWS}, {WARP_ROWS}, {self.columns}]"
-            before = f"tl.maximum(tl.arange(0, {WARP_ROWS}) - 1, 0)[None, :, None]"
-            s.line(f"before = tl.broadcast_to({before}, {warps})")
-        self.masks = both(*masks)
+        self.masks = not divides(ROWS, self.places)
         if self.masks:
-            s.line(f"is_own = {self.masks}")
-
-    def place_of(self, row: str) -> str:
-        """The window that a row of the tile is."""
-        first = f"tile * {self.own} + "
-        if not self.is_shared:
-            return first + row
-        return f"{first}{row} // {WARP_ROWS} * {WARP_ROWS - 1} + {row} % {WARP_ROWS} - 1"
+            s.line(f"is_own = place < {self.places}")
 
     # ---- rows of the stem
 
@@ -165,14 +137,11 @@ class _StripWriter:
         s.line(f"top = (y * {self.step} + {int(self.carried)}) * {self.row}")
         s.line(f"stem = y * {self.step} + {int(self.carried) - self.above}")
         rows = [self.outside(row) for row in range(self.rows)]
-        names = {"best": "least", "low": "least"}
-        if self.carried and not self.is_shared:
-            names["best"] = "above"
-        self.gather(rows, names if self.carried else {"best": "least"})
         if self.carried:
-            if self.is_shared:
-                s.line(f"best = {self.larger('best', 'above')}")
+            self.gather(rows, {"best": "above", "low": "least"})
             s.line("above = low")
+        else:
+            self.gather(rows, {"best": "least"})
         if self.k["rectifies"]:
             s.line(f"best = {self.larger('best', '0.0')}")
         self.store()
@@ -193,20 +162,8 @@ class _StripWriter:
                 if name != "low" or row == len(rows) - 1:
                     s.line(f"{name} = {self.larger(name, f'v{row}')}")
 
-        # The last column first: the next window has that one, too.
-        with s.block(f"for turn in range(0, {self.phases}):"):
-            s.line(f"phase = {self.phases - 1} - turn")
+        with s.block(f"for phase in range(0, {self.phases}):"):
             self.multiply(rows, merge)
-            if self.is_shared:
-                with s.block("if turn == 0:"):
-                    for name in names:
-                        s.line(f"{name} = {self.larger(name, self.left(name))}")
-
-    def left(self, name: str) -> str:
-        """What a window has of the one before, which is the row before of the same warp."""
-        own = f"tl.reshape({name}, [{ROWS // WARP_ROWS}, {WARP_ROWS}, {self.columns}])"
-        left = f"tl.reshape(tl.gather({own}, before, 1), [{ROWS}, {self.columns}])"
-        return left if self.extra else f"tl.where((beside == 0)[:, None], least, {left})"
 
     def outside(self, row: int) -> str | None:
         """When a row of a step is there, or None: always."""

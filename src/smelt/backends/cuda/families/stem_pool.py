@@ -7,7 +7,6 @@ quarter of it. Here it is never stored.
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 from smelt.backends._base import Family, Operands, Refusal, Tactic
@@ -18,7 +17,7 @@ from smelt.backends._scalars import Scalars
 from smelt.backends.cuda._costs import LAUNCH_SECONDS, count_of, guess, pass_seconds
 from smelt.backends.cuda._fragments import FRAGMENT, ROWS
 from smelt.backends.cuda._source import operand_parameters
-from smelt.backends.cuda._strip import STRIP, own_places, write_strip
+from smelt.backends.cuda._strip import STRIP, write_strip
 from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda.families._grid import is_far
 from smelt.backends.cuda.families.conv import bias_count, formats_of, reason_against
@@ -69,8 +68,6 @@ _ALONE_SECONDS: Final = 4.5e-7
 """Of one of the stem's tiles."""
 _MORE_SECONDS: Final = 2.8e-7
 """For each program that does one at the same time."""
-_LATER: Final = 1.001
-"""What was not timed is never the first."""
 
 
 class StemPoolFamily(Family[CudaTarget]):
@@ -94,19 +91,15 @@ class StemPoolFamily(Family[CudaTarget]):
         most = _BESIDE * target.multiprocessors
         open_batch = symbols_of(strip.images)
         programs = [most // fewer for fewer in _FEWER] if open_batch else [most * n for n in _WAVES]
-        heights = ((shares, strip.below(n, shares)) for shares, n in product(strip.ways, programs))
-        found = {way: strip.seconds(*way, target) for way in heights}
-        least = _LATER * min(seconds for (shares, _), seconds in found.items() if not shares)
-        for (shares, below), seconds in found.items():
+        for below in dict.fromkeys(strip.below(count) for count in programs):
             options = parameters(
                 tile=(ROWS, strip.columns, FRAGMENT),
                 below=below,
-                shares=shares,
                 registers=_REGISTERS,
                 warps=4,
                 pipeline=1,
             )
-            hint = max(seconds, least) if shares else seconds
+            hint = strip.seconds(below, target)
             made = Tactic(self.name, options, (image, *others), (output,), cost_hint=hint)
             yield replace(made, workspace_bytes=room)
 
@@ -192,27 +185,21 @@ class _Strip:
         return (top + above * lines, left, bottom + max(0, below) * lines, right)
 
     @property
-    def ways(self) -> tuple[bool, ...]:
-        """Whether windows beside each other may share what they have in common."""
-        taps, step, _ = self.windows[1]
-        return (False, True) if taps > step else (False,)
-
-    def strips(self, shares: bool) -> Dim:  # noqa: FBT001
+    def strips(self) -> Dim:
         """Strips of all images, each as high as one."""
-        beside = self.pooled[1] + (shares and not self.windows[1][2])
-        return ceil_div(self.images * beside, own_places(shares)) * (self.filters // self.columns)
+        return ceil_div(self.images * self.pooled[1], ROWS) * (self.filters // self.columns)
 
-    def below(self, programs: int, shares: bool) -> int:  # noqa: FBT001
+    def below(self, programs: int) -> int:
         """How many pooled rows a program does, if there are to be so many programs at most."""
-        parts = max(1, programs // max(1, guess(self.strips(shares))))
+        parts = max(1, programs // max(1, guess(self.strips)))
         return -(-self.pooled[0] // parts)
 
-    def seconds(self, shares: bool, below: int, target: CudaTarget) -> float:  # noqa: FBT001
+    def seconds(self, below: int, target: CudaTarget) -> float:
         """What both launches take."""
         (taps, step, _), (across, _, _) = self.windows
         carried = taps > step
-        tiles = (below * (taps - carried) + carried) * (across - shares)
-        programs = guess(self.strips(shares)) * -(-self.pooled[0] // below)
+        tiles = (below * (taps - carried) + carried) * across
+        programs = guess(self.strips) * -(-self.pooled[0] // below)
         turns, rest = divmod(-(-programs // target.multiprocessors), _BESIDE)
         busy = turns * (_ALONE_SECONDS + _BESIDE * _MORE_SECONDS)
         busy += _ALONE_SECONDS + rest * _MORE_SECONDS if rest else 0.0
@@ -248,6 +235,6 @@ class _Strip:
             **{name: value for name, value in options.items() if name != "factors"},
             **operand_parameters(views, len(scalars.values)),
         )
-        chunks = self.strips(options["shares"]) * -(-self.pooled[0] // options["below"])
+        chunks = self.strips * -(-self.pooled[0] // options["below"])
         kernel = KernelSpec(tactic.family, facts)
         return (copy, Launch(kernel, views, (len(views) - 1,), scalars.values, chunks))
