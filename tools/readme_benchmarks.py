@@ -5,9 +5,8 @@ usage: python tools/readme_benchmarks.py [--check]
 A file is a list of rows, as one of the benchmarks writes it; what was measured in one run is in one
 file, and times of different runs are never compared. The file's name says which benchmark it is:
 cpu_kernels, build_time, memory, contention, any other cpu_* for latencies, or DATE_GPU for those on
-a GPU. README shows the networks on two threads, and a chart of them; docs/performance.md shows
-everything. With --check
-nothing is written, and what is stale fails.
+a GPU. README shows the networks on two threads, a chart of them, and some on a GPU;
+docs/performance.md shows everything. With --check nothing is written, and what is stale fails.
 """
 
 from __future__ import annotations
@@ -35,6 +34,13 @@ PEERS: Final = ("onnxruntime", "openvino", "torch")
 GPU_PEERS: Final = ("torch", "torch.compile", "xla")
 _ON_GPU: Final = "20[0-9][0-9]-*_"
 _IN_README: Final = frozenset({"cpu_networks.json", "cpu_bfloat16.json", "cpu_int8.json"})
+_TITLES: Final = {
+    "resnet50": "ResNet-50",
+    "minilm": "MiniLM",
+    "mobilenetv2": "MobileNetV2",
+    "googlenet": "GoogLeNet",
+}
+"""README's networks on GPUs, in its order."""
 _LEAST_SHARE: Final = 0.005
 """A smaller share says that the arithmetic of a network could not be counted."""
 NOTHING: Final = "No measurement is recorded yet.\n"
@@ -176,10 +182,7 @@ def _share(row: Row | None) -> str:
 
 def gpu_table(rows: Sequence[tuple[str, Row]]) -> str:
     """Return whole networks on GPUs: a line for each run, model, type and batch."""
-    settings: dict[tuple[Any, ...], dict[str, Row]] = {}
-    for source, row in rows:
-        key = (source, row["dtype"], row["batch"], row["model"])
-        settings.setdefault(key, {})[row["engine"]] = row
+    settings = _gpu_settings(rows)
     if not settings:
         return NOTHING
     heads = ["model", "type", "batch", OURS, "cold", "call", *GPU_PEERS]
@@ -204,6 +207,32 @@ def gpu_table(rows: Sequence[tuple[str, Row]]) -> str:
     machines = sorted({row["machine"] for _, row in rows if row.get("machine")})
     where = f" on {'; '.join(machines)}" if machines else ""
     return "\n".join(lines_of(heads, body, 2)) + f"\n\nWith {', '.join(versions)}{where}.\n"
+
+
+def short_gpu_table(rows: Sequence[tuple[str, Row]]) -> str:
+    """Return README's networks on GPUs: float16, and how far the fastest peer is behind."""
+    body: list[list[str]] = []
+    for (_, dtype, batch, model), found in _gpu_settings(rows).items():
+        times = {name: row["median_ms"] for name, row in found.items()}
+        ours = times.pop(OURS, None)
+        if dtype == "float16" and model in _TITLES and ours and times:
+            shown = [_milliseconds(times.get(name)) for name in GPU_PEERS]
+            least = min(times.values()) / ours
+            title = _TITLES[model]
+            body.append([title, str(batch), _milliseconds(ours), *shown, f"{least:.2f}"])
+    order = list(_TITLES.values())
+    body.sort(key=lambda cells: (order.index(cells[0]), int(cells[1])))
+    heads = ["float16", "batch", OURS, *GPU_PEERS, "ratio"]
+    return "\n".join(lines_of(heads, body)) + "\n" if body else NOTHING
+
+
+def _gpu_settings(rows: Sequence[tuple[str, Row]]) -> dict[tuple[Any, ...], dict[str, Row]]:
+    """The rows of each run, type, batch and model, by engine."""
+    settings: dict[tuple[Any, ...], dict[str, Row]] = {}
+    for source, row in rows:
+        key = (source, row["dtype"], row["batch"], row["model"])
+        settings.setdefault(key, {})[row["engine"]] = row
+    return settings
 
 
 _GPU_TIMES: Final = ("median_ms", "cold_ms", "call_ms")
@@ -323,16 +352,18 @@ def pages(folder: Path) -> dict[Path, Callable[[str], str]]:
     """Return what makes each page new from what it was."""
     table = read_latencies(folder)
     shown = readme_rows(table)
+    gpu = read_rows(folder, _ON_GPU)
+    in_readme = {"benchmarks": latency_table(shown), "gpu": short_gpu_table(gpu)}
     parts = {
         "latency": latency_table(table),
-        "gpu": gpu_table(read_rows(folder, _ON_GPU)),
+        "gpu": gpu_table(gpu),
         "kernels": kernel_table(read_rows(folder, "cpu_kernels")),
         "memory": memory_table(read_rows(folder, "memory")),
         "builds": build_table(read_rows(folder, "build_time")),
         "contention": contention_table(read_rows(folder, "contention")),
     }
     return {
-        ROOT / "README.md": lambda text: replace_parts(text, {"benchmarks": latency_table(shown)}),
+        ROOT / "README.md": lambda text: replace_parts(text, in_readme),
         ROOT / "docs" / "performance.md": lambda text: replace_parts(text, parts),
         PICTURE: lambda _: chart(bars(shown)),
     }

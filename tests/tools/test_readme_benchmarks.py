@@ -75,6 +75,24 @@ def test_networks_on_a_gpu_have_a_ratio_to_each_other_engine(tmp_path: Path) -> 
     assert tables.gpu_table([]) == tables.NOTHING
 
 
+def test_readme_has_of_networks_on_a_gpu_the_ratio_to_the_fastest_engine(tmp_path: Path) -> None:
+    rows = [
+        _row(engine, best, dtype=dtype, model=model, batch=batch)
+        for engine, best in (("smelt", 1.0), ("torch", 5.0), ("xla", 3.0))
+        for dtype in ("float16", "tf32")
+        for model in ("resnet50", "other")
+        for batch in (32, 1)
+    ]
+    alone = _row("smelt", 1.0, dtype="float16", model="minilm")
+    (tmp_path / "2026-01-02_gpu.json").write_text(json.dumps([*rows, alone]))
+    table = tables.short_gpu_table(tables.read_rows(tmp_path, "20[0-9][0-9]-*_"))
+    assert table.splitlines()[2:] == [
+        "| ResNet-50 | 1 | 2.000 | 6.000 |  | 4.000 | 2.00 |",
+        "| ResNet-50 | 32 | 2.000 | 6.000 |  | 4.000 | 2.00 |",
+    ]
+    assert tables.short_gpu_table([]) == tables.NOTHING
+
+
 def test_readme_shows_networks_on_two_threads_alone(tmp_path: Path) -> None:
     _latencies(tmp_path, "cpu_given", _row("smelt", 1.0, model="given"))
     rows = [_row("smelt", 1.0), _row("smelt", 1.0, threads=1)]
