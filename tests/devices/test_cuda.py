@@ -429,6 +429,28 @@ def test_a_recording_that_fails_leaves_the_stream_usable(device: CudaDevice) -> 
         stream.synchronize()
 
 
+def test_what_is_garbage_while_a_graph_is_recorded_is_given_back_behind_it(
+    device: CudaDevice, stub: StubDriver
+) -> None:
+    ring: list[object] = [CudaMemory(device).allocate(64, "dropped")]
+    ring.append(ring)
+    held, thresholds = [ring], gc.get_threshold()
+    del ring
+
+    def drop() -> None:
+        held.clear()
+        gc.set_threshold(1, 1, 1)
+        made: list[list[int]] = [[] for _ in range(1000)]
+        assert len(made) == 1000
+        gc.set_threshold(*thresholds)
+
+    with CudaStream(device) as stream:
+        CudaGraph(stream, drop).close()
+    assert gc.isenabled()
+    gc.collect()
+    assert not [found for found in stub.live.values() if found[0] == "memory"]
+
+
 def test_a_capture_that_is_lost_reports_the_first_cause(
     device: CudaDevice, stub: StubDriver
 ) -> None:

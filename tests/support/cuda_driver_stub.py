@@ -287,7 +287,14 @@ class StubDriver:
                 return first
         return None
 
+    @property
+    def _captures(self) -> bool:
+        """Whether any stream is being recorded."""
+        return any(queue.captured is not None for queue in self._queues.values())
+
     def cuMemFree(self, address: int) -> tuple[CUresult]:
+        if self._captures:
+            return (CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,)
         self._run_all()
         return self._drop("memory", address)
 
@@ -340,7 +347,7 @@ class StubDriver:
         return (CUresult.CUDA_ERROR_NOT_READY if self._queues[int(stream)].work else OK,)
 
     def cuStreamSynchronize(self, stream: int) -> tuple[CUresult]:
-        if any(queue.captured is not None for queue in self._queues.values()):
+        if self._captures:
             return (CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,)
         self._run(int(stream))
         return (OK,)

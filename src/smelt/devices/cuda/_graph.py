@@ -5,13 +5,16 @@ Source: CUDA Driver API reference, "Graph Management"; stream capture.
 
 from __future__ import annotations
 
+import gc
+import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
 
 from smelt.devices.cuda._driver import CudaError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
     from smelt.devices.cuda._device import CudaDevice
     from smelt.devices.cuda._stream import CudaStream
@@ -42,14 +45,9 @@ class CudaGraph:
         mode = modes.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         if loads_code:
             mode = modes.CU_STREAM_CAPTURE_MODE_RELAXED
-        device.call("cuStreamBeginCapture", stream.handle, mode)
-        try:
-            record()
-        except BaseException:
-            _abandon_capture(stream)
-            raise
+        with _COLLECTOR.paused():
+            graph = _record(stream, record, mode)
         # The recorded graph stays: its nodes name what is to be changed in the executable one.
-        graph = device.call("cuStreamEndCapture", stream.handle)
         try:
             self._handle: Any = device.call("cuGraphInstantiate", graph, 0)
         except BaseException:
@@ -76,9 +74,51 @@ class CudaGraph:
         self._finalizer()
 
 
+class _Collector:
+    """Python's garbage collector, which rests while any thread records.
+
+    What it finds may give memory, modules or a library's handle back. Between a capture's beginning
+    and its end the driver refuses that of the thread that records, and the capture is lost with it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pauses = 0
+        self._was_on = False
+
+    @contextmanager
+    def paused(self) -> Generator[None]:
+        """Let nothing be collected meanwhile."""
+        with self._lock:
+            if not self._pauses:
+                self._was_on = gc.isenabled()
+                gc.disable()
+            self._pauses += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._pauses -= 1
+                if self._was_on and not self._pauses:
+                    gc.enable()
+
+
+_COLLECTOR: Final = _Collector()
+
+
 def _destroy(device: CudaDevice, executable: Any, graph: Any) -> None:
     device.give_back("cuGraphExecDestroy", executable)
     device.give_back("cuGraphDestroy", graph)
+
+
+def _record(stream: CudaStream, record: Callable[[], None], mode: Any) -> Any:
+    stream.device.call("cuStreamBeginCapture", stream.handle, mode)
+    try:
+        record()
+    except BaseException:
+        _abandon_capture(stream)
+        raise
+    return stream.device.call("cuStreamEndCapture", stream.handle)
 
 
 def _abandon_capture(stream: CudaStream) -> None:
