@@ -65,6 +65,22 @@ def test_each_step_names_its_layer() -> None:
     assert len(made.layers) == max(step.layer for step in made.plan.steps) + 1
 
 
+def test_layers_that_stand_for_one_layer_of_the_model_have_names_of_their_own() -> None:
+    graph = Graph()
+    x = graph.add_input("x", tensor(1, 16, 9, 9))
+    for number, op in enumerate([ops.Relu(), ops.Tanh(), ops.Tanh(), ops.Relu()]):
+        x = graph.add(op, x, name=f"n{number}", layers=("prob",)).output
+    graph.outputs.append(x)
+    # Between two layouts, the planner adds layers of its own.
+    made = Planned(graph, pick({"n1": LAST, "n3": LAST})).assembled
+    names = [layer.name for layer in made.layers]
+    assert "reformat" in {layer.kind for layer in made.layers}
+    assert len(set(names)) == len(names)
+    assert [n for n in names if n.startswith("prob")] == [
+        "prob", "prob (tanh)", "prob (tanh 2)", "prob (relu)",
+    ]  # fmt: skip
+
+
 def test_weights_begin_where_a_line_of_the_cache_does() -> None:
     weights = WeightStore()
     sizes = (3, 16, 1, 48)

@@ -81,7 +81,9 @@ class Planned:
         return [s.kernel.family if isinstance(s, Launch) else "host" for s in self.plan.steps]
 
     def check(self, *inputs: Array, tolerance: float = 1e-5, **values: int) -> None:
-        """The plan passes the verifier and computes what the references compute."""
+        """The plan verifies, computes what the references do, and no two layers share a name."""
+        names = [layer.name for layer in self.assembled.layers]
+        assert len(set(names)) == len(names)
         verify_plan(self._header(), self.plan, weights_bytes=self.weights.size_bytes)
         wanted = interpret(
             self.graph, {v.name: x for v, x in zip(self.graph.inputs, inputs, strict=True)}

@@ -130,6 +130,7 @@ class _Assembler:
         self.steps: list[Step] = []
         self.started: list[int] = []
         self.layers: list[LayerInfo] = []
+        self.layer_names: set[str] = set()
         self.packed: dict[int, int] = {}
 
     def run(self) -> Assembled:
@@ -238,7 +239,7 @@ class _Assembler:
         self, steps: tuple[Step, ...], info: LayerInfo, *, after_clearing: bool = False
     ) -> None:
         layer = self.first_layer + len(self.layers)
-        self.layers.append(info)
+        self.layers.append(replace(info, name=self._unique_name(info)))
         for position, step in enumerate(steps):
             complete = len(self.steps)
             made = replace(step, layer=layer)
@@ -247,6 +248,15 @@ class _Assembler:
                 complete = self.started[-1]
             self.steps.append(made)
             self.started.append(complete)
+
+    def _unique_name(self, info: LayerInfo) -> str:
+        """Of what stands for the same layer of the model, all but the first tell their kind."""
+        name, number = info.name, 1
+        while name in self.layer_names:
+            name = f"{info.name} ({info.kind}{'' if number == 1 else f' {number}'})"
+            number += 1
+        self.layer_names.add(name)
+        return name
 
     def _copy(self, action: Copy) -> tuple[tuple[Step, ...], LayerInfo]:
         source, destination = action.source, action.destination
