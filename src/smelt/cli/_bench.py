@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from smelt.engine import LayerInfo
     from smelt.runtime import Engine, ExecutionContext
 
 _PROFILED_SECONDS: Final = 3.0
@@ -197,7 +198,7 @@ def _profile(engine: Engine, context: ExecutionContext, work: _Work) -> list[dic
         count += 1
     context.profiler = None
     total = sum(times.milliseconds.values()) or 1.0
-    layers = {layer.name: layer for layer in engine.layers}
+    layers = _layers_run(engine, work.sizes)
     return [
         {
             "name": name,
@@ -208,6 +209,15 @@ def _profile(engine: Engine, context: ExecutionContext, work: _Work) -> list[dic
         }
         for name, milliseconds in times.milliseconds.items()
     ]
+
+
+def _layers_run(engine: Engine, sizes: Mapping[str, int]) -> dict[str, LayerInfo]:
+    """An engine's layers by name; of those that several plans have, that of the plan that runs."""
+    from smelt.inspect import Profile
+
+    fitting = (plan for plan in engine.header.plans if Profile({}, sizes).fits(plan))
+    own = [engine.layers[step.layer] for step in next(fitting).steps]
+    return {layer.name: layer for layer in (*engine.layers, *own)}
 
 
 def _show(report: Mapping[str, Any]) -> None:
