@@ -6,12 +6,15 @@ import dataclasses
 import json
 import re
 import shlex
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
+from smelt.backends.cpu import processor_text, target_named
 from smelt.builder import build
 from smelt.compare import _compare as room
 from smelt.engine import Signer, TrustedKey, key_id, read_engine, write_engine
@@ -91,6 +94,17 @@ def test_kernels_show_their_text_where_it_is_asked_for(smelt: Smelt, engine: Pat
     text = smelt("inspect", engine, "--source").out
     assert all(source["text"] in text for kernel in told for source in kernel["sources"])
     assert {source["language"] for kernel in told for source in kernel["sources"]} == {"LLVM IR"}
+
+
+def test_kernels_show_their_text_without_a_compiler(smelt: Smelt, engine: Path) -> None:
+    code = (
+        "import sys; sys.modules['llvmlite'] = None; from smelt.cli import main;"
+        "sys.argv = ['smelt', 'inspect', sys.argv[1], '--source']; main()"
+    )
+    alone = subprocess.run(
+        [sys.executable, "-c", code, engine], capture_output=True, text=True, check=True
+    )
+    assert alone.stdout == smelt("inspect", engine, "--source").out
 
 
 def test_layers_times_are_shares_of_what_the_device_does_at_best(
@@ -178,6 +192,34 @@ def test_an_engine_for_another_machine_can_be_inspected(
     write_engine(path, header, file.weights, file.code, file.runtime_code, None)
     assert smelt("inspect", path, "--json").json["architecture"] == "vax"
     assert smelt("run", path, "--input", "image=zeros").code == 1
+
+
+def test_the_processor_that_an_engine_needs_is_told(
+    smelt: Smelt, model: Path, tmp_path: Path
+) -> None:
+    path, level = tmp_path / "many.engine", "x86-64-v3"
+    built = smelt("build", model, "-o", path, "--device", f"cpu:{level}", "--tune", "none")
+    assert f"for cpu ({level})" in built.err
+    assert f"an engine for cpu, {level}, " in smelt("inspect", path).out
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ([], "x86-64-v3"),
+        (["gfni", "avxvnni"], "x86-64-v3 with avxvnni, gfni"),
+        (
+            ["gfni", "avxvnni", "amx-tile", "zz", "y"],
+            "x86-64-v3 with amx-tile, avxvnni, gfni, 2 more",
+        ),
+    ],
+)
+def test_a_processor_is_told_by_its_level_and_what_it_has_beyond(
+    more: list[str], told: str
+) -> None:
+    level = target_named("x86-64-v3")
+    assert processor_text(level.architecture, [*more, *level.features]) == told
+    assert processor_text("vax", more) == "vax"
 
 
 def test_a_damaged_engine_is_an_error(smelt: Smelt, engine: Path, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from smelt.builder._build import build
-    from smelt.builder._cpu_toolchain import processor_of
     from smelt.builder._load import load
     from smelt.builder._options import EFFORTS, BuildOptions, Progress, TuningEffort
     from smelt.builder._retune import retune
@@ -28,13 +27,11 @@ __all__ = [
     "build",
     "device_to_run",
     "load",
-    "processor_of",
     "retune",
 ]
 
 _HOMES: Final = {
     "_build": ("build",),
-    "_cpu_toolchain": ("processor_of",),
     "_load": ("load",),
     "_options": ("EFFORTS", "BuildOptions", "Progress", "TuningEffort"),
     "_retune": ("retune",),

@@ -166,19 +166,19 @@ def open_toolchain(
     return CpuToolchain(kind, target_named(device.target or target_name() or "native"))
 
 
-def processor_of(fingerprint: Fingerprint) -> CpuTarget | None:
+def toolchain_of(fingerprint: Fingerprint, device: str | None = None) -> CpuToolchain:
+    """The toolchain that made an engine, or one for this machine as far as its features go."""
+    del device
+    target = _processor_of(fingerprint) or host_target_with(fingerprint.features)
+    return CpuToolchain(fingerprint.device, target)
+
+
+def _processor_of(fingerprint: Fingerprint) -> CpuTarget | None:
     """What an engine was made for: this machine, or a target that has a name; None for neither."""
     for name in _PROCESSORS:
-        with suppress(UnsupportedError):  # without LLVM, nobody knows this machine
+        with suppress(UnsupportedError):  # this machine may be none that has kernels
             target = target_named(name)
             known = (target.architecture, target.features)
             if known == (fingerprint.architecture, fingerprint.features):
                 return target
     return None
-
-
-def toolchain_of(fingerprint: Fingerprint, device: str | None = None) -> CpuToolchain:
-    """The toolchain that made an engine, or one for this machine as far as its features go."""
-    del device
-    target = processor_of(fingerprint) or host_target_with(fingerprint.features)
-    return CpuToolchain(fingerprint.device, target)

@@ -112,12 +112,12 @@ def binding_to_json(binding: Any) -> dict[str, Any]:
 
 
 def _say_summary(engine: Engine, path: Path, seconds: float) -> None:
-    from smelt.inspect import format_bytes, report_of, tell_host_steps
+    from smelt.inspect import format_bytes, machine_of, report_of, tell_host_steps
 
     report = report_of(engine)
     say(
         f"{path}: {engine.name}, {len(engine.layers)} layers for {engine.device} "
-        f"({report.architecture}), "
+        f"({machine_of(report)}), "
         f"{format_bytes(path.stat().st_size)}, built in {seconds:.1f} s"
     )
     for what, bindings in (("in ", engine.inputs), ("out", engine.outputs)):

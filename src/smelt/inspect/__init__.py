@@ -28,6 +28,7 @@ from smelt.inspect._svg_memory import memory_to_svg
 from smelt.inspect._text import (
     SECTIONS,
     format_bytes,
+    machine_of,
     report_to_text,
     tell_host_steps,
     tell_sizes,
@@ -57,6 +58,7 @@ __all__ = [
     "WorkReport",
     "format_bytes",
     "graph_to_svg",
+    "machine_of",
     "memory_to_svg",
     "report_of",
     "report_to_html",

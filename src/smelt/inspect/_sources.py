@@ -62,10 +62,7 @@ def _generator_of(
 
         parts = target_named(fingerprint.architecture).parts
         return CudaBackend(), [(part.architecture, part) for part in parts], "Triton"
-    from smelt.backends.cpu import CpuBackend
-    from smelt.builder import processor_of
+    from smelt.backends.cpu import CpuBackend, target_of
 
-    target = processor_of(fingerprint)
-    if target is None:
-        raise SmeltError("these kernels are for a processor that is not this one, and has no name")
+    target = target_of(fingerprint.architecture, fingerprint.features)
     return CpuBackend(), [(target.architecture, target)], "LLVM IR"

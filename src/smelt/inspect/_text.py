@@ -143,8 +143,17 @@ def system_of(report: EngineReport) -> str:
     return "any system" if report.system == "any" else report.system
 
 
+def machine_of(report: EngineReport) -> str:
+    """The processor or the GPUs that an engine is for."""
+    if report.device == "cuda":
+        return report.architecture
+    from smelt.backends.cpu import processor_text
+
+    return processor_text(report.architecture, report.features)
+
+
 def _summary(report: EngineReport) -> Iterator[str]:
-    where = f"{report.device}, {report.architecture}, {system_of(report)}, smelt {report.version}"
+    where = f"{report.device}, {machine_of(report)}, {system_of(report)}, smelt {report.version}"
     yield f"{report.network}: an engine for {where}"
     if report.libraries:
         yield f"  needs {', '.join(report.libraries)}"

@@ -3,7 +3,14 @@
 from smelt.backends.cpu._backend import CpuBackend, compile_runtime, generator_edition
 from smelt.backends.cpu._compile import assembly_of, compile_ir
 from smelt.backends.cpu._link import link
-from smelt.backends.cpu._target import CpuTarget, host_target, host_target_with, target_named
+from smelt.backends.cpu._target import (
+    CpuTarget,
+    host_target,
+    host_target_with,
+    processor_text,
+    target_named,
+    target_of,
+)
 
 __all__ = [
     "CpuBackend",
@@ -15,5 +22,7 @@ __all__ = [
     "host_target",
     "host_target_with",
     "link",
+    "processor_text",
     "target_named",
+    "target_of",
 ]

@@ -19,10 +19,7 @@ def load_llvm() -> Any:
     try:
         return import_module("llvmlite.binding")
     except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            "llvmlite",
-            advice="run: pip install llvmlite, or load an engine that a key you trust has signed",
-        ) from error
+        raise MissingExtraError("llvmlite") from error
 
 
 @functools.cache

@@ -26,6 +26,8 @@ _NAMED: Final = {
     "x86-64-v4": ("x86_64", "x86-64-v4", _V4),
     "aarch64": ("aarch64", "generic", ("fp-armv8", "neon")),
 }
+_BASELINES: Final = {"x86_64": "x86-64", "aarch64": "aarch64"}
+_FEATURES_SHOWN: Final = 3
 _WIDE: Final = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"})
 
 
@@ -103,7 +105,7 @@ def host_target() -> CpuTarget:
         UnsupportedError: no code can be generated for this architecture.
     """
     host = detect_host()
-    if host.architecture not in {"x86_64", "aarch64"}:
+    if host.architecture not in _BASELINES:
         raise UnsupportedError(
             f"no code can be generated for {host.architecture}; "
             "build on, or for, x86-64 or aarch64: device='cpu:x86-64-v3'"
@@ -121,9 +123,31 @@ def host_target_with(features: Iterable[str]) -> CpuTarget:
     return _target(host.architecture, host.cpu, tuple(f for f in features if f in host.features))
 
 
+def target_of(architecture: str, features: Iterable[str]) -> CpuTarget:
+    """Return what generates the kernels of a processor of which no more is known; it asks no LLVM.
+
+    Raises:
+        UnsupportedError: no code can be generated for this architecture.
+    """
+    if architecture not in _BASELINES:
+        raise UnsupportedError(f"no code can be generated for {architecture}")
+    return _target(architecture, _NAMED[_BASELINES[architecture]][1], tuple(features))
+
+
+def processor_text(architecture: str, features: Iterable[str]) -> str:
+    """What a processor must have, briefly: its level, and the features that are no level's."""
+    have = set(features)
+    levels = [n for n, (a, _, needs) in _NAMED.items() if a == architecture and have >= {*needs}]
+    if not levels:
+        return architecture
+    more = sorted(have.difference(_NAMED[levels[-1]][2]))
+    if len(more) > _FEATURES_SHOWN:
+        more[_FEATURES_SHOWN:] = [f"{len(more) - _FEATURES_SHOWN} more"]
+    return levels[-1] + (f" with {', '.join(more)}" if more else "")
+
+
 def _is_baseline(host: Host, feature: str) -> bool:
-    named = "x86-64" if host.architecture == "x86_64" else "aarch64"
-    return feature in _NAMED[named][2]
+    return feature in _NAMED[_BASELINES[host.architecture]][2]
 
 
 def _target(architecture: str, cpu: str, features: tuple[str, ...]) -> CpuTarget:
