@@ -193,8 +193,27 @@ def test_a_rounding_error_that_changes_nothing_is_said_to(
 ) -> None:
     smelt.build(small_network(), device="null", rounding_error=1e-3)
     assert "rounding_error= (`--rounding-error`) changes nothing" in caplog.text
-    with pytest.raises(BuildError, match="rounding_error is 0"):
-        smelt.build(small_network(), rounding_error=0)
+
+
+@needs_triton
+def test_who_asks_for_a_rounding_error_hears_why_nothing_is_tried(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    net = small_network()
+    best: Any = net.add(ops.ArgMax(axis=1), net.outputs[0], name="best")
+    number: Any = net.add(ops.Cast(DType.FLOAT32), best, name="number")
+    net.mark_output(number)
+    told = "changes nothing: what rounding does to small is not known: it decides something at best"
+    for error, is_told in ((None, False), (0.01, True)):
+        asked: dict[str, Any] = {"precision": "float16", "rounding_error": error}
+        smelt.build(net, device="cuda:sm_90", tune="none", **asked)
+        assert (told in caplog.text) is is_told
+
+
+@pytest.mark.parametrize("error", [0, -1, 2, float("nan"), "0.1"])
+def test_a_rounding_error_that_cannot_be_meant_is_refused(error: Any) -> None:
+    with pytest.raises(BuildError, match=r"rounding_error is .*above 0.* at most 1"):
+        smelt.build(small_network(), rounding_error=error)
 
 
 def test_an_altered_plan_is_not_generated(engine: Engine) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pytest
@@ -10,12 +11,13 @@ import pytest
 import smelt
 from smelt import ops
 from smelt.builder._rounding import find_kept, is_small
-from smelt.types import DType
+from smelt.errors import BuildError
+from smelt.types import DType, override
 from tests.support.small_networks import network_of_differences, small_network, weights
 
 if TYPE_CHECKING:
     from smelt.builder._rounding import Kept
-    from smelt.ir import Graph
+    from smelt.ir import Array, Graph
 
 _MOST = 3e-3
 
@@ -98,16 +100,49 @@ def test_where_rounding_decides_something_nothing_is_said() -> None:
     best: Any = net.add(ops.ArgMax(axis=1), answer, name="best")
     number: Any = net.add(ops.Cast(DType.FLOAT32), best, name="number")
     net.mark_output(number)
+    with pytest.raises(BuildError, match="differences is not known: it decides something at best"):
+        _find(_graph(net))
+
+
+@dataclass(frozen=True)
+class _Elsewhere(ops.Relu):
+    """What cannot be computed in numpy."""
+
+    name: ClassVar[str] = "elsewhere"
+
+    @override
+    def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
+        del inputs
+        raise RuntimeError
+
+
+def test_an_op_whose_reference_fails_in_its_own_way_is_no_bug_of_a_build() -> None:
+    net = smelt.NetworkDefinition("elsewhere")
+    x = net.add_input("x", "float32", (4, 4, 4))
+    y = net.add_convolution(x, 4, 1, weights(4, 4, 1, 1), name="conv")
+    elsewhere: Any = net.add(_Elsewhere(), y)
+    net.mark_output(elsewhere)
+    with pytest.raises(BuildError, match="elsewhere is not known: RuntimeError"):
+        _find(_graph(net))
+
+
+def test_what_rounds_nothing_is_not_run() -> None:
+    net = smelt.NetworkDefinition("rounds nothing")
+    x: Any = net.add_input("x", "float32", (4, 4, 4))
+    elsewhere: Any = net.add(_Elsewhere(), x)
+    net.mark_output(elsewhere)
     assert _find(_graph(net)) is None
 
 
-def test_what_references_refuse_is_left_alone() -> None:
+def test_what_references_refuse_is_not_known() -> None:
     net = smelt.NetworkDefinition("looks up", batch="explicit")
     row = net.add_input("row", "int64", (1,))
     table: Any = np.ones((1, 4), np.float32)
     found: Any = net.add(ops.Gather(), table, row, name="table")
-    net.mark_output(found)
-    assert _find(_graph(net)) is None
+    product: Any = net.add(ops.MatMul(), found, np.ones((4, 4), np.float32))
+    net.mark_output(product)
+    with pytest.raises(BuildError, match="looks up is not known: "):
+        _find(_graph(net))
 
 
 @pytest.mark.parametrize(("side", "small"), [(6, True), (6000, False)])
@@ -115,4 +150,12 @@ def test_only_what_runs_in_no_time_is_looked_at_unasked(side: int, *, small: boo
     net = smelt.NetworkDefinition("sides")
     x = net.add_input("x", "float32", (3, side, side))
     net.mark_output(net.add_convolution(x, 8, 3, weights(8, 3, 3, 3), name="conv"))
+    assert is_small(_graph(net), {"batch": 1}) is small
+
+
+@pytest.mark.parametrize(("side", "small"), [(256, True), (1024, False)])
+def test_nor_is_what_takes_much_memory_and_multiplies_nothing(side: int, *, small: bool) -> None:
+    net = smelt.NetworkDefinition("sides")
+    x = net.add_input("x", "float32", (64, side, side))
+    net.mark_output(net.add_activation(x, "tanh", name="tanh"))
     assert is_small(_graph(net), {"batch": 1}) is small

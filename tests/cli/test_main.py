@@ -136,6 +136,8 @@ def test_no_file_is_written_over_one_that_is_read(
         "build none.onnx --device cpu --device cuda:-1",
         "build none.onnx --precision float8",
         "build none.onnx --libraries --portable",
+        "build none.onnx --rounding-error 0",
+        "compare none.onnx --rounding-error 2",
         "build none.onnx --tune well",
         "build none.onnx --shape 1xbig",
         "build none.onnx --max-batch-size 0",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -11,6 +12,7 @@ from smelt.builder._options import MIXED, PRECISIONS, ROUNDING_ERRORS
 from smelt.builder._rounding import find_kept, is_small, rounded_inputs, tell_of_kept
 from smelt.builder._toolchain import Alternatives, Draft, Tuning
 from smelt.builder._workspace import workspace_bytes
+from smelt.errors import BuildError
 from smelt.tuner import Candidates, Chains, choose, propose_chains
 from smelt.types import DType, evaluate_dim
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from smelt.ir import Graph, Node
     from smelt.tuner import Choice, Kind, Timer, TimingCache
 
+_LOG = logging.getLogger(__name__)
 _CARRIED: Final = "portable=True admits no step in Python"
 
 
@@ -128,7 +131,12 @@ class Chooser:
         if most >= 1 or not (asked.rounding_error or is_small(plan.graph, plan.few)):
             return
         rounded = {node.name: self._rounded(node) for node in plan.graph.nodes}
-        found = find_kept(plan.graph, rounded, storage, plan.few, most)
+        try:
+            found = find_kept(plan.graph, rounded, storage, plan.few, most)
+        except BuildError as error:
+            level = logging.WARNING if asked.rounding_error else logging.DEBUG
+            _LOG.log(level, "rounding_error= (`--rounding-error`) changes nothing: %s", error)
+            return
         if found is not None:
             plan.kept = found.names
             plan.report["passes"].append(tell_of_kept(found, plan.graph, most, storage))

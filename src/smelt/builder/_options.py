@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from numbers import Real
 from operator import index
 from os import PathLike
 from typing import TYPE_CHECKING, Final, Protocol
@@ -134,9 +135,10 @@ def _checked_error(given: object) -> float | None:
     """The error that is allowed. Raises BuildError."""
     if given is None:
         return None
-    if not isinstance(given, float | int) or not 0 < given <= 1:
+    error = float(given) if isinstance(given, Real) else math.nan
+    if not 0 < error <= 1:
         raise BuildError(
-            f"rounding_error is {given!r}; it must be a number above 0, and is a part of answers' "
-            "largest magnitude: 1 allows any error"
+            f"rounding_error is {given!r}; it must be a number above 0, a part of answers' largest "
+            "magnitude, and at most 1, which allows any error"
         )
-    return float(given)
+    return error

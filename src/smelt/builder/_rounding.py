@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from smelt.backends import Aliasing
-from smelt.errors import ShapeError, SmeltError
+from smelt.errors import BuildError, GraphError
 from smelt.ir import Operand
 from smelt.passes import Note, PassRecord, PassReport
-from smelt.types import DType, decode_bfloat16, encode_bfloat16, evaluate_dim
+from smelt.types import DType, decode_bfloat16, element_count, encode_bfloat16, evaluate_dim
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -42,6 +42,8 @@ _GOAL: Final = 0.3
 three times as much."""
 _MOST_FLOP: Final = 2_000_000_000
 """Of a network that is looked at unasked: some tenths of a second for each time that it is run."""
+_MOST_NUMBERS: Final = 1 << 24
+"""That all its layers make: what is no product takes time, too, and a run keeps all its results."""
 _NARROW: Final = (DType.FLOAT16, DType.BFLOAT16)
 
 
@@ -70,20 +72,32 @@ def find_kept(
         most: how far they may err, relative to each one's largest magnitude.
 
     Returns:
-        None where none need be, and where it cannot be told: where rounding decides something
-        (a comparison, an order), a difference says nothing about errors.
+        None where none need be.
+
+    Raises:
+        BuildError: it cannot be told. Where rounding decides something (a comparison, an order), a
+            difference says nothing about errors; and references may refuse what an input holds.
     """
-    if any(map(_decides, graph.nodes)):
+    if not any(map(any, rounded.values())):
         return None
-    samples: list[_Sample] = []
     try:
-        for seed in range(_SAMPLES):
-            samples.append(_Sample(graph, rounded, storage, _inputs(graph, sizes, seed)))
-            if not most < samples[-1].error(0, 0):
-                return None
-    except (SmeltError, ArithmeticError, LookupError, TypeError, ValueError) as error:
-        _LOG.debug("what rounding does to %s is not known: %s", graph.name, error)
-        return None
+        return _tried(graph, rounded, storage, sizes, most)
+    except Exception as error:  # an op may be anybody's, and fail in any way
+        why = str(error) or type(error).__name__
+        raise BuildError(f"what rounding does to {graph.name} is not known: {why}") from error
+
+
+def _tried(
+    graph: Graph, rounded: Rounded, storage: DType, sizes: Sizes, most: float
+) -> Kept | None:
+    for node in graph.nodes:
+        if _decides(node):
+            raise BuildError(f"it decides something at {node.name}")
+    samples: list[_Sample] = []
+    for seed in range(_SAMPLES):
+        samples.append(_Sample(graph, rounded, storage, _inputs(graph, sizes, seed)))
+        if not most < samples[-1].error(0, 0):
+            return None
     samples.sort(key=lambda sample: -sample.error(0, 0))
     first, last = _stretch(samples, len(graph.nodes), most * _GOAL)
     return Kept(
@@ -153,15 +167,17 @@ def rounded_inputs(node: Node, candidates: Candidates, backend: Backend[Any]) ->
 
 
 def is_small(graph: Graph, sizes: Sizes) -> bool:
-    """Whether a network is run in no time; False where only values tell."""
-    flop = 0
-    for node in graph.nodes:
-        operands = [None if v is None else Operand(v.type, None, v.dims) for v in node.inputs]
-        try:
+    """Whether a network is run in no time, and in little memory; False where only values tell."""
+    flop = numbers = 0
+    try:
+        for node in graph.nodes:
+            operands = [None if v is None else Operand(v.type, None, v.dims) for v in node.inputs]
             flop += evaluate_dim(node.op.count_flop(operands), sizes)
-        except ShapeError:
-            return False
-    return flop <= _MOST_FLOP
+            made = (element_count(value.tensor.shape) for value in node.outputs)
+            numbers += sum(evaluate_dim(count, sizes) for count in made)
+    except (GraphError, TypeError):
+        return False
+    return flop <= _MOST_FLOP and numbers <= _MOST_NUMBERS
 
 
 def _decides(node: Node) -> bool:

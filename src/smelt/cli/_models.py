@@ -132,7 +132,7 @@ _OPTIONS: Final = (
         type=Finite(0),
         help="How far answers may err because a GPU stores 16 bits, relative to their largest "
         "magnitude: layers stay in float32 where it takes that; 1 keeps none.  "
-        "[default: 3e-3 in float16, up to 2 GFLOP]",
+        "[default: 3e-3 in float16, for small networks]",
     ),
 )
 
@@ -175,6 +175,7 @@ def check_options(arguments: BuildArguments) -> None:
             precision=arguments.precision,
             libraries=arguments.libraries,
             portable=arguments.portable,
+            rounding_error=arguments.rounding_error,
         )
     except SmeltError as error:
         raise click.UsageError(f"{error}{told_as_options(str(error))}") from error
