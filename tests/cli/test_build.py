@@ -158,6 +158,9 @@ def test_shapes_may_be_fixed_ranges_or_several(
         (["--shape", "image=1x3xbig"], "is no shape"),
         (["--shape", "image=1..2x3x16x16", "--shape", "image=4x3x16x16"], "one of them a range"),
         (["--max-workspace-bytes", "much"], "is no size"),
+        (["--shape", "image=8..1x3x16x16"], "8..1 is no range"),
+        (["--device", "cuda:sm_99"], "no GPU target 'sm_99'"),
+        (["--device", "cpu:neon"], "no CPU target 'neon'"),
         (["--tune", "thoroughly"], "none, fast, full or a number of seconds"),
         (["--max-batch-size", "0"], "0 is not in the range"),
     ],
@@ -168,6 +171,15 @@ def test_a_value_that_means_nothing_is_a_wrong_command_line(
     answer = smelt("build", open_model, *options)
     assert answer.code == 2
     assert told in answer.err
+
+
+def test_a_wrong_target_of_the_environment_is_told_with_its_variable(
+    smelt: Smelt, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SMELT_TARGET", "i386")
+    answer = smelt("build", model)
+    assert answer.code == 1
+    assert "SMELT_TARGET='i386'" in answer.err
 
 
 def test_a_shape_without_a_name_is_refused_where_there_are_several_inputs(

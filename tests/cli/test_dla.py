@@ -77,6 +77,7 @@ def test_what_is_no_loadable_is_one_line(smelt: Smelt, tmp_path: Path) -> None:
         answer = smelt("dla", command, path)
         assert answer.code == 1
         assert answer.err.startswith(f"error: {path} is no sound loadable: ")
+        assert "it does not begin as loadables do" in answer.err
         assert answer.err.count("\n") == 1
 
 

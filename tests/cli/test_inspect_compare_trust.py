@@ -281,6 +281,22 @@ def test_a_wrong_engine_exits_with_1_and_names_layer_and_smallest_part(
     assert again.json["passed"] is False
 
 
+def test_where_nothing_fails_no_part_is_saved_and_that_is_said(
+    smelt: Smelt, model: Path, tmp_path: Path
+) -> None:
+    part = tmp_path / "part.onnx"
+    answer = smelt("compare", model, "--tune", "none", "--reduce", part)
+    assert answer.code == 0
+    assert f"{part} is not written" in answer.err
+    assert not part.exists()
+
+
+def test_an_output_that_the_model_has_not_names_others(smelt: Smelt, model: Path) -> None:
+    answer = smelt("compare", model, "--output", "nosuch")
+    assert answer.code == 1
+    assert "'prob'" in answer.err
+
+
 def test_given_inputs_bind_open_extents(smelt: Smelt, tmp_path: Path) -> None:
     path = save_model(two_inputs_model(), tmp_path / "two.onnx")
     np.save(tmp_path / "a.npy", np.ones((3, 6), np.float32))

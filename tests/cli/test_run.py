@@ -396,3 +396,16 @@ def test_an_engine_is_known_by_its_content_whatever_it_is_called(
     path.write_bytes(engine.read_bytes())
     assert smelt("run", path, "--input", "image=zeros").code == 0
     assert "--tune cannot change it" in smelt("run", path, "--tune", "none").err
+
+
+def test_a_file_of_another_width_is_converted_and_that_is_said(
+    smelt: Smelt, engine: Path, tmp_path: Path
+) -> None:
+    for dtype in (np.float32, np.float64):
+        np.save(tmp_path / f"{dtype.__name__}.npy", np.zeros((1, 3, 16, 16), dtype))
+    wide = smelt("run", engine, "--input", f"image={tmp_path / 'float64.npy'}")
+    assert wide.code == 0
+    assert "float64.npy holds float64, which is converted: image takes float32" in wide.err
+    assert (
+        "converted" not in smelt("run", engine, "--input", f"image={tmp_path / 'float32.npy'}").err
+    )

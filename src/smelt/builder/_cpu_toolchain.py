@@ -155,7 +155,8 @@ def open_toolchain(
     Precisions are all of storage, and no library has anything to offer.
 
     Raises:
-        UnsupportedError: there is no such target, or no such index.
+        UnsupportedError: there is no such target, or no such index; it names the environment's
+            variable where that says which.
     """
     del precision, libraries, advice
     kind = device.kind
@@ -163,7 +164,18 @@ def open_toolchain(
         raise UnsupportedError(
             f"device '{kind}:{device.index}' does not exist: this machine has {kind}:0 alone"
         )
-    return CpuToolchain(kind, target_named(device.target or target_name() or "native"))
+    return CpuToolchain(kind, target_named(device.target) if device.target else _usual_target())
+
+
+def _usual_target() -> CpuTarget:
+    """The target where a device's name has none: the environment's, else this machine."""
+    name = target_name()
+    try:
+        return target_named(name or "native")
+    except UnsupportedError as error:
+        if name is None:
+            raise
+        raise UnsupportedError(f"SMELT_TARGET={name!r} in the environment: {error}") from error
 
 
 def toolchain_of(fingerprint: Fingerprint, device: str | None = None) -> CpuToolchain:

@@ -123,7 +123,7 @@ def compare(
         print_json(_to_json(found))
     else:
         _show(found)
-        _show_reduction(found, _judged_as())
+        _show_reduction(found, how["reduce"], _judged_as())
     if not found.passed:
         raise SystemExit(1)
 
@@ -241,9 +241,11 @@ def _judged_as() -> list[str]:
     return words
 
 
-def _show_reduction(found: Comparison, options: list[str]) -> None:
+def _show_reduction(found: Comparison, asked: str | None, options: list[str]) -> None:
     reduction = found.reduction
     if reduction is None:
+        if asked is not None:
+            say(f"{asked} is not written: there is nothing that fails, and so nothing to reduce")
         return
     click.echo(f"smallest failing part: {', '.join(reduction.nodes) or 'none'}")
     if reduction.model_path is None:

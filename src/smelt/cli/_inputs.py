@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from smelt.cli._console import say
 from smelt.cli._images import load_array
 from smelt.errors import SmeltError
 from smelt.types import evaluate_dim, symbols_of
@@ -72,7 +73,8 @@ def given_array(text: str, binding: Binding, values: Mapping[str, int]) -> NDArr
     if array.ndim != len(binding.shape):
         shape = ", ".join(map(str, binding.shape))
         raise SmeltError(f"{text} has shape {[*array.shape]}, and {binding.name} takes [{shape}]")
-    # A file says what it holds; only what a model could not tell apart is changed.
+    # Only what a model could not tell apart is changed, and it is said.
     if array.dtype != dtype and array.dtype.kind == dtype.kind == "f":
+        say(f"{text} holds {array.dtype}, which is converted: {binding.name} takes {dtype}")
         return array.astype(dtype)
     return array

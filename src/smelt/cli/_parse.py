@@ -63,14 +63,14 @@ class Effort(click.ParamType["str | float"]):
 
 
 class DeviceText(click.ParamType[str]):
-    """A device's name. Whether there is such a device or target, only a build can tell."""
+    """A device's name, with a target that there is; whether the device is here, a build tells."""
 
     name = "device"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The text as it is."""
         try:
-            DeviceName.from_text(value)
+            _check_target(DeviceName.from_text(value))
         except SmeltError as error:
             self.fail(str(error), param, ctx)
         return str(value)
@@ -167,6 +167,18 @@ class Finite(click.FloatRange):
         return number
 
 
+def _check_target(device: DeviceName) -> None:
+    """Raise UnsupportedError: no code is made for what a device's name says."""
+    if device.kind == "cuda" and device.target:
+        from smelt.backends.cuda import target_named
+
+        target_named(device.target)
+    elif device.target not in ("", "native"):  # this machine is no matter of the command line
+        from smelt.backends.cpu import target_named as processor_named
+
+        processor_named(device.target)
+
+
 def number_from_text(text: str) -> float:
     """A finite number, or a fraction of two. Raises ValueError, ZeroDivisionError."""
     above, slash, below = text.partition("/")
@@ -211,6 +223,12 @@ def _range(extents: str, text: str) -> Range:
                 param_hint="--shape",
             )
         numbers = [int(number) for number in match.groups() if number is not None]
+        if numbers != sorted(numbers):
+            raise click.BadParameter(
+                f"{text!r}: {part} is no range; write the smallest first, then the best to tune "
+                "for, if you name one, and the largest last",
+                param_hint="--shape",
+            )
         low.append(numbers[0])
         high.append(numbers[-1])
         best.append(numbers[1] if len(numbers) > 1 else numbers[0])

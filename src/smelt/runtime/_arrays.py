@@ -102,9 +102,14 @@ def _same_bits(array: NDArray[Any], binding: Binding) -> NDArray[Any]:
             f"{binding.name}: the array has foreign byte order; "
             "convert it with array.astype(array.dtype.newbyteorder('='))"
         )
+    advice = (
+        f"convert it with array.astype({str(wanted)!r}) if that is what you want"
+        if binding.is_input
+        else f"an output is written in place, so allocate it with np.empty(shape, {str(wanted)!r})"
+    )
     raise BindingError(
         f"{binding.name}: the array has dtype {array.dtype}, and {binding.dtype.value} is needed; "
-        f"convert it with array.astype({str(wanted)!r}) if that is what you want"
+        f"{advice}"
     )
 
 

@@ -109,8 +109,12 @@ def _mark_outputs(scope: Scope, names: Sequence[str]) -> None:
     for name in names:
         value = scope.values.get(name)
         if value is None:
-            near = difflib.get_close_matches(name, [key for key in scope.values if key], 3)
-            hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+            known = [key for key in scope.values if key]
+            near = difflib.get_close_matches(name, known, 3)
+            last = ", ".join(map(repr, known[-3:]))
+            hint = (
+                f"; did you mean {' or '.join(map(repr, near))}?" if near else f"; its last: {last}"
+            )
             raise GraphError(f"output {name!r} is no value of ONNX model {graph.name!r}{hint}")
         if graph.is_output(value):
             raise GraphError(f"output {name!r} is named twice; name it once")

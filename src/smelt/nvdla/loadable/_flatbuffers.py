@@ -69,7 +69,13 @@ class TableReader:
         """Read the root's fields."""
         if len(self._data) < 8:
             raise ModelFormatError(f"a loadable of {len(self._data)} bytes: it is cut short")
-        fields_read = self._read_table(cls, self._follow(0, "the root"), "loadable")
+        root = self._scalar("u32", 0)
+        if root + 4 > len(self._data):
+            raise ModelFormatError(
+                "it does not begin as loadables do, with where in the file its root is: "
+                f"{root} is beyond its {len(self._data)} bytes"
+            )
+        fields_read = self._read_table(cls, root, "loadable")
         self._check_overlaps()
         return fields_read
 
