@@ -226,6 +226,41 @@ def test_an_output_that_is_also_read_is_written_once() -> None:
     assert planned.kinds() == ["elementwise"] * 2
 
 
+def test_what_is_reshaped_into_an_output_is_written_there() -> None:
+    graph = Graph()
+    x = graph.add_input("x", tensor(1, 8, 3, 3))
+    y = relu(graph, x, "y")
+    flat = graph.add(ops.Flatten(), y, name="flat").output
+    graph.outputs += [flat, relu(graph, y, "z")]
+    planned = Planned(graph)
+    planned.check(random((1, 8, 3, 3)))
+    assert COPY not in planned.kinds()
+    assert planned.plan.arena_bytes == 0
+
+
+def test_a_padded_concatenation_is_copied_into_an_output() -> None:
+    graph = Graph()
+    x = graph.add_input("x", tensor(1, 8, 5, 5))
+    a, b = relu(graph, x, "a"), graph.add(ops.Neg(), x, name="b").output
+    weights = graph.add_constant(random((4, 8, 3, 3)))
+    conv = graph.add(ops.Conv((3, 3), pads=(1, 1, 1, 1)), a, weights, name="conv").output
+    whole = graph.add(ops.Concat(1), a, b, name="whole").output
+    units = graph.add_constant(integers(0))
+    wide = graph.add(ops.Unsqueeze(), whole, units, name="wide").output
+    graph.outputs += [conv, wide]
+    Planned(graph, pick(default=LINEAR)).check(random((1, 8, 5, 5)))
+    Planned(graph, pick({"a": LAST, "b": LAST, "whole": LAST})).check(random((1, 8, 5, 5)))
+
+
+def test_points_are_written_into_an_output_in_any_layout() -> None:
+    graph = Graph()
+    x = graph.add_input("x", tensor(2, 8, 1, 1))
+    graph.outputs.append(relu(graph, x, "y"))
+    planned = Planned(graph, pick(default=LAST))
+    planned.check(random((2, 8, 1, 1)))
+    assert planned.kinds() == ["elementwise"]
+
+
 def test_an_input_a_constant_and_a_window_may_be_outputs() -> None:
     graph = Graph()
     x = graph.add_input("x", tensor(3, 5))

@@ -72,6 +72,25 @@ def test_results_are_near_those_of_float32_and_have_the_models_type(precision: s
     assert 1e-5 < difference <= _TOLERANCE[precision]
 
 
+@pytest.mark.skipif(
+    host_target().storage(DType.FLOAT16) is DType.FLOAT32, reason="the processor has no float16"
+)
+def test_casts_between_floats_that_are_stored_alike_take_no_steps() -> None:
+    net = smelt.NetworkDefinition("half")
+    x = net.add_input("x", "float16", (3, 21, 23))
+    x = cast("Tensor", net.add(ops.Cast(DType.FLOAT32), x, name="wide"))
+    x = net.add_activation(x, "tanh", name="tanh")
+    x = net.add_pooling(x, "max", (2, 2), stride=(2, 2), name="pool")
+    net.mark_output(cast("Tensor", net.add(ops.Cast(DType.FLOAT16), x, name="narrow")))
+    picture = _PICTURE.astype(np.float16)
+    with smelt.build(net, precision="float16", max_batch_size=2, tune="none") as engine:
+        assert not {"wide", "narrow"} & {layer.name for layer in engine.layers}
+        with engine.create_context() as context:
+            (made,) = context.run({"x": picture}).values()
+    (wanted,) = interpret(net.graph, {"x": picture}).values()
+    assert _difference(made.astype(np.float32), wanted.astype(np.float32)) <= _TOLERANCE["float16"]
+
+
 @narrow
 def test_new_weights_are_narrowed_as_the_old_ones_were(precision: str) -> None:
     with smelt.build(_network(), precision=precision, max_batch_size=2, tune="none") as engine:

@@ -161,6 +161,11 @@ class Family(ABC, Generic[TargetT]):
         del target
         return (store_as(dtype, node, tactic) if self.narrow else tactic,)
 
+    def stored_alike(self, node: Node, storage: DType) -> Iterator[Tactic]:
+        """Ways to run the node that there are only where float32 tensors are stored so."""
+        del node, storage
+        yield from ()
+
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
         """The constants that the launches read, derived (and so recorded) from the node's own."""
         del node, tactic
@@ -199,6 +204,8 @@ class Backend(ABC, Generic[TargetT]):
         tactics: list[Tactic] = []
         refusals: list[Refusal] = []
         for family in self.families:
+            if storage is not DType.FLOAT32:
+                tactics.extend(family.stored_alike(node, storage))
             for answer in family.tactics(node, target):
                 if isinstance(answer, Refusal):
                     refusals.append(answer)

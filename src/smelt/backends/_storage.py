@@ -176,7 +176,7 @@ class StoragePlanner:
 
     def _new_home(self, value: Value, wanted: TensorFormat) -> Stored:
         index = self.output_of.get(id(value))
-        direct = index is not None and wanted == linear_format(value)
+        direct = index is not None and same_order(value.tensor, wanted, linear_format(value))
         if direct and index is not None:
             home = self._new(value, wanted, Space.OUTPUT, binding=len(self.graph.inputs) + index)
             home.pinned = True
@@ -317,8 +317,18 @@ class StoragePlanner:
         binding = len(self.graph.inputs) + index
         if home.space is Space.OUTPUT and home.parent is None and home.binding == binding:
             return
+        if self._may_be_output(value, home):
+            home.root.space, home.root.binding = Space.OUTPUT, binding
+            return
         output = self._new(value, linear_format(value), Space.OUTPUT, binding=binding)
         self.plan.actions.append(Copy(home, output))
+
+    def _may_be_output(self, value: Value, home: Stored) -> bool:
+        """Whether the memory that a tensor is all of may be the application's."""
+        root = home.root
+        is_own = root.space is Space.ARENA and root.halo_value is None
+        in_order = same_order(value.tensor, home.format, linear_format(value))
+        return is_own and in_order and self._is_contiguous(home)
 
     def _new(self, value: Value, fmt: TensorFormat, space: Space, *, binding: int = -1) -> Stored:
         stored = Stored(value.name, value.tensor, fmt, space, binding)

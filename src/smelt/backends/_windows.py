@@ -17,6 +17,7 @@ from smelt.backends._base import (
 from smelt.backends._storage import contiguous_strides
 from smelt.errors import InternalError
 from smelt.ops import (
+    Cast,
     Concat,
     Flatten,
     Fused,
@@ -30,14 +31,14 @@ from smelt.ops import (
     Transpose,
     Unsqueeze,
 )
-from smelt.types import Layout, TensorFormat, TensorType, override
+from smelt.types import DType, Layout, TensorFormat, TensorType, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from smelt.engine import KernelSpec, Step, View
     from smelt.ir import Node, Op, Value
-    from smelt.types import Dim, DType
+    from smelt.types import Dim
 
 _LAYOUTS = (Layout.LINEAR, Layout.CHANNELS_LAST)
 
@@ -133,6 +134,16 @@ class WindowFamily(Family[TargetT]):
         absent = [None] * (len(node.inputs) - len(wanted))
         results = tuple(TensorFormat(v.tensor.dtype, after) for v in node.outputs)
         return Tactic(self.name, (), (*wanted, *absent), results, aliasing=aliasing)
+
+    @override
+    def stored_alike(self, node: Node, storage: DType) -> Iterator[Tactic]:
+        if not isinstance(node.op, Cast):
+            return
+        source, result = _first(node).tensor, node.output.tensor
+        if {source.dtype, result.dtype} == {DType.FLOAT32, storage}:
+            for layout in _layouts(source):
+                alike = TensorFormat(storage, layout)
+                yield Tactic(self.name, (), (alike,), (alike,), aliasing=Aliasing.UNIT)
 
     @override
     def narrowed(
