@@ -70,6 +70,15 @@ def test_two_writers_lose_nothing(tmp_path: Path) -> None:
     assert read_timings(path) == {"a": 1.0, "b": 2.0}
 
 
+def test_others_may_read_a_cache_as_they_may_other_new_files(tmp_path: Path) -> None:
+    cache = TimingCache(tmp_path / "timings.json")
+    cache.put("a", 1.0)
+    cache.save()
+    (tmp_path / "new").touch()
+    modes = [(tmp_path / name).stat().st_mode for name in ("timings.json", "new")]
+    assert modes[0] == modes[1]
+
+
 def test_merging_keeps_what_was_measured_here() -> None:
     cache = TimingCache()
     cache.put("a", 1.0)
@@ -85,7 +94,7 @@ def test_a_place_that_cannot_be_written_is_only_warned_about(
     cache.put("a", 1.0)
     with caplog.at_level(logging.WARNING):
         cache.save()
-    assert "cannot be written" in caplog.text
+    assert f"the timing cache {cache.path} is not kept" in caplog.text
     assert cache.get("a") == 1.0
 
 
@@ -101,7 +110,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(
     def fail(*_: object) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr("smelt.tuner._timings.os.replace", fail)
+    monkeypatch.setattr("smelt.engine._file.Path.replace", fail)
     cache.put("b", 2.0)
     cache.save()
     assert path.read_bytes() == before

@@ -10,12 +10,11 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
-from smelt.errors import BuildError
+from smelt.engine import write_atomically
+from smelt.errors import BuildError, SmeltError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -59,9 +58,10 @@ class TimingCache:
             {"format": _FORMAT, "seconds": dict(sorted(self.entries.items()))}, indent=1
         )
         try:
-            _replace(self.path, text)
-        except OSError as error:
-            _LOG.warning("the timing cache %s cannot be written: %s", self.path, error)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.path, iter([text.encode()]))
+        except (OSError, SmeltError) as error:
+            _LOG.warning("the timing cache %s is not kept: %s", self.path, error)
             return
         self.changed = False
 
@@ -116,15 +116,3 @@ def _entries(path: Path) -> dict[str, object]:
     if fields.get("format") != _FORMAT or not isinstance(entries, dict):
         raise ValueError(f"not of format {_FORMAT!r}")
     return cast("dict[str, object]", entries)
-
-
-def _replace(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
