@@ -19,7 +19,7 @@ import pytest
 import smelt
 from smelt import ops
 from smelt.backends import Tactic
-from smelt.backends.cuda import CompilerPool, CudaBackend, in_turns
+from smelt.backends.cuda import CompilerPool, CudaBackend, in_turns, target_named
 from smelt.builder import TuningEffort, _cuda_toolchain, device_to_run
 from smelt.builder._cuda_toolchain import CudaToolchain
 from smelt.builder._toolchain import Alternatives, Draft, open_toolchain, toolchain_of
@@ -92,6 +92,22 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Callable[[StubDriver | None], Non
         monkeypatch.setattr(importlib, "import_module", import_module)
 
     return install
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("number", "reasons", "is_told"),
+    [(0, ["conv: wide", "sliding: too new"], True), (0, ["conv: wide"], False),
+     (None, ["sliding: too new"], False)],
+)  # fmt: skip
+def test_a_compiler_without_the_fastest_kernels_is_told_where_they_could_win(
+    number: int | None, reasons: list[str], is_told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_cuda_toolchain, "why_no_gluon", lambda: "too new")
+    hint = CudaToolchain(target_named("sm_90"), number).hint(reasons)
+    assert ("too new: pip install 'triton<3.8'" in hint) is is_told
+    monkeypatch.setattr(_cuda_toolchain, "why_no_gluon", lambda: None)
+    assert not CudaToolchain(target_named("sm_90"), number).hint(reasons)
 
 
 def _steps(engine: Engine) -> list[Launch | HostCall]:

@@ -8,6 +8,7 @@ import logging
 import time
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -205,6 +206,9 @@ class _Build:
         plans = [self._optimise(box, number, len(boxes)) for number, box in enumerate(boxes)]
         for plan in plans:
             self._chooser(plan).run()
+        told = chain.from_iterable(reasons for p in plans for reasons in p.refusals.values())
+        if hint := self.tools.hint(told):
+            _LOG.warning("%s", hint)
         self.timings.save()
         self._pack(plans)
         kernels = _kernels(plans)

@@ -15,6 +15,7 @@ from smelt.backends.cuda import (
     in_turns,
     require_triton,
     target_named,
+    why_no_gluon,
 )
 from smelt.builder._options import EFFORTS, HALF2, PRECISIONS, TF32
 from smelt.builder._toolchain import Toolchain
@@ -36,7 +37,7 @@ from smelt.tuner import (
 from smelt.types import override
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from smelt.backends import Tactic
     from smelt.backends.cuda import CudaTarget
@@ -264,6 +265,14 @@ class CudaToolchain(Toolchain):
             progress=tuning.progress,
         )
         return trial
+
+    @override
+    def hint(self, refusals: Iterable[str]) -> str:
+        lack = why_no_gluon()
+        # Without a clock none of these tactics would win.
+        if lack is None or not self.has_clock or not any(lack in reason for reason in refusals):
+            return ""
+        return f"faster convolutions are not tried: {lack}: pip install 'triton<3.8'"
 
     @override
     def link(

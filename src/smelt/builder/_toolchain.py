@@ -24,7 +24,7 @@ from smelt.runtime import check_device
 from smelt.types import DEVICE_GRAMMAR, DeviceName
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from smelt.backends import Backend, CodeImage, Tactic, Target
     from smelt.builder._options import TuningEffort
@@ -161,6 +161,11 @@ class Toolchain(ABC):
         """What an engine of these kernels needs beside its device, as features to be marked."""
         del kernels
         return ()
+
+    def hint(self, refusals: Iterable[str]) -> str:
+        """What would allow faster code, by why families refused layers; empty where nothing."""
+        del refusals
+        return ""
 
     def passes(self) -> tuple[Pass, ...]:
         """What makes a network this backend's."""

@@ -10,6 +10,7 @@ from smelt.backends.cuda._triton import (
     generator_edition,
     load_triton,
     require_triton,
+    why_no_gluon,
 )
 from smelt.backends.cuda._turns import in_turns
 
@@ -28,4 +29,5 @@ __all__ = [
     "load_triton",
     "require_triton",
     "target_named",
+    "why_no_gluon",
 ]
