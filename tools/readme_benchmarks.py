@@ -105,7 +105,8 @@ def latency_table(table: Table) -> str:
     if not table:
         return NOTHING
     peers = [name for name in PEERS if any(name in rows for rows in table.values())]
-    heads = ["model", "type", "threads", "batch", OURS, *peers, "ratio", "of the peak"]
+    # The ratio stands before what it is made of: pages may be too narrow for all.
+    heads = ["model", "type", "threads", "batch", "ratio", OURS, *peers, "of the peak"]
     lines = lines_of(
         heads,
         (
@@ -114,8 +115,8 @@ def latency_table(table: Table) -> str:
                 setting.dtype,
                 str(setting.threads),
                 str(setting.batch),
-                *(_times(rows.get(name)) for name in (OURS, *peers)),
                 _text(ratio(rows)),
+                *(_times(rows.get(name)) for name in (OURS, *peers)),
                 _share(rows.get(OURS)),
             ]
             for setting, rows in sorted(table.items(), key=_in_order)
@@ -185,8 +186,7 @@ def gpu_table(rows: Sequence[tuple[str, Row]]) -> str:
     settings = _gpu_settings(rows)
     if not settings:
         return NOTHING
-    heads = ["model", "type", "batch", OURS, "cold", "call", *GPU_PEERS]
-    heads += [f"/ {name}" for name in GPU_PEERS] + ["roofline", "of it"]
+    heads = ["model", "type", "batch", OURS, "cold", "call", *GPU_PEERS, "roofline", "of it"]
     body: list[list[str]] = []
     for (_, dtype, batch, model), found in sorted(settings.items()):
         ours = found.get(OURS)
@@ -197,8 +197,7 @@ def gpu_table(rows: Sequence[tuple[str, Row]]) -> str:
                 dtype,
                 str(batch),
                 *(_milliseconds(ours[k] if ours else None) for k in _GPU_TIMES),
-                *map(_milliseconds, times),
-                *(_text(t / ours["median_ms"] if t and ours else None) for t in times),
+                *(_peer_time(t, ours) for t in times),
                 _milliseconds(next(iter(found.values()))["roofline_ms"]),
                 f"{ours['share_of_roofline']:.0%}" if ours else "",
             ]
@@ -236,6 +235,11 @@ def _gpu_settings(rows: Sequence[tuple[str, Row]]) -> dict[tuple[Any, ...], dict
 
 
 _GPU_TIMES: Final = ("median_ms", "cold_ms", "call_ms")
+
+
+def _peer_time(time: float | None, ours: Row | None) -> str:
+    times = f" ({time / ours['median_ms']:.2f})" if time and ours else ""
+    return _milliseconds(time) + times
 
 
 def _milliseconds(time: float | None) -> str:

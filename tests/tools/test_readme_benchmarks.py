@@ -38,7 +38,7 @@ def _latencies(folder: Path, name: str, *rows: dict[str, Any]) -> tables.Table:
 def test_the_ratio_is_the_best_peer_over_ours(tmp_path: Path) -> None:
     rows = [_row("smelt", 2.0, share_of_peak=0.5), _row("onnxruntime", 3.0), _row("openvino", 2.5)]
     table = tables.latency_table(_latencies(tmp_path, "cpu_run", *rows))
-    line = "| net | float32 | 2 | 1 | 2.00, 3.00 | 3.00, 4.00 | 2.50, 3.50 | 1.25 | 50% |"
+    line = "| net | float32 | 2 | 1 | 1.25 | 2.00, 3.00 | 3.00, 4.00 | 2.50, 3.50 | 50% |"
     assert line in table
     assert "onnxruntime 1.2, openvino 1.2, smelt 1.2" in table
 
@@ -47,8 +47,8 @@ def test_times_of_different_runs_are_not_compared(tmp_path: Path) -> None:
     _latencies(tmp_path, "cpu_a", _row("smelt", 2.0))
     table = tables.latency_table(_latencies(tmp_path, "cpu_b", _row("openvino", 1.0)))
     assert table.splitlines()[2:4] == [
-        "| net | float32 | 2 | 1 | 2.00, 3.00 |  |  |  |",
-        "| net | float32 | 2 | 1 |  | 1.00, 2.00 |  |  |",
+        "| net | float32 | 2 | 1 |  | 2.00, 3.00 |  |  |",
+        "| net | float32 | 2 | 1 |  |  | 1.00, 2.00 |  |",
     ]
 
 
@@ -70,7 +70,7 @@ def test_networks_on_a_gpu_have_a_ratio_to_each_other_engine(tmp_path: Path) -> 
     ]
     (tmp_path / "2026-01-02_gpu.json").write_text(json.dumps(rows))
     table = tables.gpu_table(tables.read_rows(tmp_path, "20[0-9][0-9]-*_"))
-    line = "| net | float16 | 1 | 2.000 |  | 5.000 |  |  | 4.000 |  |  | 2.00 | 0.500 | 25% |"
+    line = "| net | float16 | 1 | 2.000 |  | 5.000 |  |  | 4.000 (2.00) | 0.500 | 25% |"
     assert line in table
     assert tables.gpu_table([]) == tables.NOTHING
 
