@@ -330,14 +330,15 @@ def test_times_of_whole_plans_are_kept_apart_from_those_without_the_library(
 # ---- portable
 
 
-def test_a_portable_engine_has_no_step_in_python() -> None:
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_a_portable_engine_has_no_step_in_python(precision: str) -> None:
     pytest.importorskip("triton", reason="not installed: smelt[cuda-build]")
     net = smelt.NetworkDefinition("sorted")
     x = net.add_input("x", "float32", (16,))
     running: Any = net.add(ops.CumSum(), x, np.array(1))
     net.mark_output(running)
     with pytest.raises(UnsupportedError, match="portable=True admits no step in Python"):
-        smelt.build(net, "cuda:sm_90", tune="none", portable=True)
+        smelt.build(net, "cuda:sm_90", precision, tune="none", portable=True)
     plain = smelt.build(network(), "cpu", tune="none", portable=True)
     assert all(isinstance(step, Launch) for step in plain.header.plans[0].steps)
 

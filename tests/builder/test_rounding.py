@@ -46,6 +46,15 @@ def test_the_same_layers_are_found_every_time() -> None:
     assert first == second
 
 
+def test_they_are_found_where_there_may_be_no_images_at_all(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pytest.importorskip("triton", reason="not installed: the extra cuda-build")
+    shapes = {"data": tuple((count, 4, 6, 6) for count in (0, 2, 4))}
+    smelt.build(network_of_differences(), "cuda:sm_90", "float16", shapes=shapes, tune="none")
+    assert "2 of 6 layers of differences stay in float32: " in caplog.text
+
+
 def test_what_comes_before_them_and_errs_little_is_not_kept() -> None:
     net = network_of_differences()
     early = smelt.NetworkDefinition("early")

@@ -76,9 +76,10 @@ class PlanParts:
 
     @property
     def few(self) -> dict[str, int]:
-        """The same for as few images as there may be: they are computed one like the other."""
+        """The same for as few images as there may be, one at least: all are computed alike."""
         firsts = {str(v.tensor.shape[0]) for v in self.graph.inputs if v.tensor.rank}
-        return self.sizes | {n: b.low for n, b in self.box.items() if firsts == {n}}
+        least = {n: min(max(1, b.low), b.high) for n, b in self.box.items() if firsts == {n}}
+        return self.sizes | least
 
 
 @dataclass(slots=True)

@@ -148,9 +148,12 @@ def tell_of_kept(kept: Kept, graph: Graph, most: float, storage: DType) -> dict[
 
 
 def rounded_inputs(node: Node, candidates: Candidates, backend: Backend[Any]) -> tuple[bool, ...]:
-    """Which inputs of a node its best kernel rounds; none where it only hands them on."""
+    """Which inputs of a node its best kernel rounds; none where it only hands them on, or none can.
+
+    What nothing can run, the choice refuses, and says why.
+    """
     tactics = candidates.tactics
-    if any(t.aliasing is not Aliasing.NONE or t.is_reference for t in tactics[:1]):
+    if not tactics or tactics[0].aliasing is not Aliasing.NONE or tactics[0].is_reference:
         return ()
     tactic = min(tactics, key=lambda t: t.cost_hint)
     packed = backend.family(tactic.family).pack(node, tactic)
