@@ -47,6 +47,7 @@ _CASES: Final = (
     conv_case("windows of two steps", Conv((3, 3), pads=(1, 1, 1, 1)), (1, 256, 5, 6), 48),
     sum_case(),
     sum_case("two deep images", 256, 512),
+    sum_case("two images, one of windows", 96, 32, taps=3),
 )
 
 

@@ -42,16 +42,19 @@ def conv_case(
     return Case(name, Fused(op, 3, tuple(stages)), tuple(arrays), constants=frozenset({1, 2}))
 
 
-def sum_case(name: str = "two images", channels: int = 64, others: int = 128) -> Case:
-    """Two convolutions that are added, of images with so many channels."""
+def sum_case(
+    name: str = "two images", channels: int = 64, others: int = 128, taps: int = 1
+) -> Case:
+    """Two convolutions that are added, of so many channels, the first of so many taps an axis."""
     arrays: tuple[NDArray[Any], ...] = (
         noise(2, channels, 9, 8),
-        noise(64, channels, 1, 1, seed=1),
+        noise(64, channels, taps, taps, seed=1),
         noise(2, others, 18, 16, seed=2),
         noise(64, others, 1, 1, seed=3),
         noise(64, seed=4),
     )
-    op = Fused(ConvSum(Conv((1, 1)), Conv((1, 1), (2, 2))), 5, (Stage(Relu(), (-1,)),))
+    first = Conv((taps, taps), pads=(taps // 2,) * 4)
+    op = Fused(ConvSum(first, Conv((1, 1), (2, 2))), 5, (Stage(Relu(), (-1,)),))
     return Case(name, op, arrays, constants=frozenset({1, 3, 4}))
 
 

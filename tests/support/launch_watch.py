@@ -93,7 +93,8 @@ def watch_accesses(memory: Any, watch: LaunchWatch) -> None:
 
     def told_load(addresses: Any, mask: Any, other: Any, dtype: Any) -> Any:
         watch.touch(addresses[_spread(mask, addresses)], np.dtype(dtype).itemsize, is_written=False)
-        return load(addresses, mask, other, dtype)
+        # A condition on scalars that is spread has the scalars' type there.
+        return load(addresses, np.asarray(mask, np.bool_), other, dtype)
 
     def told_store(addresses: Any, values: Any, mask: Any) -> None:
         size_bytes = values.dtype.itemsize
