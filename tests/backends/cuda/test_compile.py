@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -10,7 +12,13 @@ import numpy as np
 import pytest
 
 from smelt.backends import Refusal, WeightStore, assemble
-from smelt.backends.cuda import CompilerPool, CudaBackend, CudaTarget, target_named
+from smelt.backends.cuda import (
+    CompilerPool,
+    CudaBackend,
+    CudaTarget,
+    compile_kernel,
+    target_named,
+)
 from smelt.devices.cuda import CudaKernel, matching_architecture
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.errors import BuildError, EngineFormatError, MissingExtraError, UnsupportedError
@@ -86,6 +94,17 @@ def test_each_family_compiles_without_a_gpu(
         assert kernel.threads in {32, 64, 128, 256}
         assert kernel.may_start_early == (capability >= 90)
     assert "torch" not in sys.modules
+
+
+@pytest.mark.usefixtures("triton")
+def test_to_compile_in_this_process_changes_nothing_for_kernels_of_others() -> None:
+    knobs = importlib.import_module("triton.knobs").compilation
+    before = "TRITON_DISABLE_LINE_INFO" in os.environ, knobs.disable_line_info
+    backend = CudaBackend()
+    kernel, *_ = _kernels(backend, Relu())
+    made = compile_kernel(kernel, backend.generate(kernel, _HOPPER), _HOPPER)
+    assert b".py" not in made.cubin
+    assert ("TRITON_DISABLE_LINE_INFO" in os.environ, knobs.disable_line_info) == before
 
 
 def test_pixels_of_either_of_two_images_are_said_to_be_whole_vectors() -> None:

@@ -14,7 +14,7 @@ import linecache
 import platform
 import sys
 import threading
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,7 +32,7 @@ from smelt.errors import BuildError, MissingExtraError
 from smelt.types import DType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
     from smelt.backends.cuda._target import CudaTarget
     from smelt.engine import KernelSpec
@@ -166,9 +166,7 @@ def compile_kernel(kernel: KernelSpec, text: str, target: CudaTarget) -> CudaKer
     # Triton compiles equal texts once, whatever kernels they are of: so none may be named.
     name = hashlib.sha256(text.encode()).hexdigest()[:20]
     try:
-        with _lock:  # the compiler keeps settings of one compilation in its module
-            # Lines name files of the machine that compiles, and take more room than the code.
-            importlib.import_module("triton.knobs").compilation.disable_line_info = True
+        with _own_settings():
             source = _source_of(text, name, signature, aligned)
             goal = targets.GPUTarget("cuda", target.capability, WARP_LANES)
             made = triton.compile(source, target=goal, options=options)
@@ -187,6 +185,19 @@ def compile_kernel(kernel: KernelSpec, text: str, target: CudaTarget) -> CudaKer
         may_start_early=starts_early(text),
         cluster=cluster_of(kernel),
     )
+
+
+@contextmanager
+def _own_settings() -> Generator[None]:
+    """Compile without tables of lines; what others compile in this process keeps its own settings.
+
+    Lines name files of the machine that compiles, and take more room than the code.
+    """
+    knobs = importlib.import_module("triton.knobs").compilation
+    # The compiler keeps settings of one compilation in its module, and in the environment.
+    with _lock, knobs.scope():
+        knobs.disable_line_info = True
+        yield
 
 
 def _source_of(text: str, name: str, signature: dict[str, str], attributes: Any) -> Any:
