@@ -110,7 +110,7 @@ class RowsFamily(Family[CudaTarget]):
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
         x, out = view_of(operands, 0), operands.outputs[0]
         op = root_of(node)[0]
-        own, constants = own_inputs(node, operands)
+        own, constants = _own_inputs(node, operands)
         extras = extra_views(node, operands)
         views = [x, *own, *(view for view, _ in extras), out]
         inner = _inner_axes(node)
@@ -154,7 +154,7 @@ class RowsFamily(Family[CudaTarget]):
         return _Writer(kernel).write()
 
 
-def own_inputs(node: Node, operands: Operands) -> tuple[list[View], tuple[bool, ...]]:
+def _own_inputs(node: Node, operands: Operands) -> tuple[list[View], tuple[bool, ...]]:
     """What a norm scales and shifts by, and which of it are weights."""
     count = root_of(node)[1]
     given = zip(node.inputs[1:count], operands.inputs[1:count], strict=True)
