@@ -154,6 +154,20 @@ def test_a_layer_shows_its_candidates_fastest_first_and_which_was_chosen(plan: P
     assert layer.output_formats == ("float32/channels_last",)
 
 
+def test_candidates_that_differ_in_formats_tell_them_and_times_tell_what_they_are() -> None:
+    made = report_of(build(network_from_onnx(inception_model()), tune="none"))
+    (plan,) = made.plans
+    for layer in plan.layers:
+        rivals = [c for c in layer.candidates if not c.tactic.startswith("reference(")]
+        assert len({(c.tactic, c.formats) for c in rivals}) == len(rivals)
+        assert sum(c.chosen for c in layer.candidates) == bool(layer.candidates)
+    chosen = [c for layer in plan.layers for c in layer.candidates if c.chosen]
+    assert any(c.formats.endswith("-> float32/channels_last") for c in chosen)
+    assert "times are estimates: nothing was timed" in report_to_text(made, ["tactics"], width=300)
+    assert "copies between their formats" in report_to_html(made)
+    assert plan.is_measured is False
+
+
 def test_what_was_tried_in_the_network_is_told_beside_what_it_took_alone() -> None:
     effort = TuningEffort(network=Effort(least_seconds=0.0, runs=2))
     made = report_of(build(network_from_onnx(inception_model()), tune=effort))
@@ -326,6 +340,7 @@ JSON = st.recursive(
                     "memory",
                     "candidates",
                     "in_network",
+                    "formats",
                     "notes",
                     "storage",
                     "source",

@@ -213,6 +213,7 @@ class _Build:
         self._pack(plans)
         kernels = _kernels(plans)
         image, runtime = self.tools.link(kernels, partial(self.progress, "link"))
+        is_timed = self.effort is not None and self.tools.has_clock
         return make_engine(
             EngineParts(
                 name=self.graph.name,
@@ -228,7 +229,7 @@ class _Build:
                 model=self.graph,
                 image=image,
                 runtime=runtime,
-                report=json.dumps([_report(p, self.graph) for p in plans]),
+                report=json.dumps([{**_report(p, self.graph), "timed": is_timed} for p in plans]),
                 program=program_of([p.program for p in plans], self.weights),
                 kept=self._kept(),
             )

@@ -40,6 +40,7 @@ def describe_plan(
         "source": [{"name": n.name, "op": n.op.name} for n in source.nodes],
         "nodes": [_describe_node(n, choice.tactics[id(n)]) for n in graph.nodes],
         "candidates": choice.times,
+        "formats": {n.name: told for n in graph.nodes if (told := _formats(n, choice))},
         "in_network": choice.in_network,
         "refusals": {name: list(reasons) for name, reasons in refusals.items() if reasons},
         "storage": assembled.notes,
@@ -66,6 +67,18 @@ def _flop(node: Node) -> str | None:
         return None
 
 
+def _formats(node: Node, choice: Choice) -> list[tuple[list[str | None], list[str]]]:
+    """Formats of a node's candidates, in their order; nothing where all have the same."""
+    tactics = [tactic for tactic, _ in choice.timed.get(id(node), ())]
+    if len({(t.inputs, t.outputs) for t in tactics if not t.is_reference}) < 2:
+        return []
+    return [(_input_formats(tactic), list(map(str, tactic.outputs))) for tactic in tactics]
+
+
+def _input_formats(tactic: Tactic) -> list[str | None]:
+    return [None if f is None else str(f) for f in tactic.inputs]
+
+
 def _describe_node(node: Node, tactic: Tactic) -> dict[str, Any]:
     names = [None if v is None or v.constant is not None else v.name for v in node.inputs]
     return {
@@ -76,7 +89,7 @@ def _describe_node(node: Node, tactic: Tactic) -> dict[str, Any]:
         "outputs": [v.name for v in node.outputs],
         "types": list(map(stored_type, node.outputs, tactic.outputs)),
         "flop": _flop(node),
-        "input_formats": [None if f is None else str(f) for f in tactic.inputs],
+        "input_formats": _input_formats(tactic),
         "output_formats": [str(f) for f in tactic.outputs],
         "tactic": str(tactic),
         "is_reference": tactic.is_reference,

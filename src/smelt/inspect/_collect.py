@@ -275,6 +275,7 @@ def _plan(
         ),
         nodes=tuple(map(_node, _records(told.get("nodes")))),
         counted_at=tuple((name, measure.sizes[name]) for name in plan.largest),
+        is_measured=measured if isinstance(measured := told.get("timed"), bool) else None,
         work=total_work([layer.work for layer in reported if layer.work is not None]),
     )
 
@@ -327,6 +328,7 @@ def _layer(
 ) -> LayerReport:
     details = dict(info.details)
     node = _text(details.get("node"))
+    chosen = _formats((known.get("input_formats"), known.get("output_formats")))
     return LayerReport(
         index=index,
         name=info.name,
@@ -345,7 +347,10 @@ def _layer(
         is_reference=any(isinstance(step, HostCall) for step in own),
         candidates=tuple(
             _candidates(
-                _field(told, "candidates", node), _field(told, "in_network", node), info.tactic
+                _field(told, "candidates", node),
+                [_formats(_items(pair)) for pair in _items(_field(told, "formats", node))],
+                _field(told, "in_network", node),
+                (info.tactic, chosen),
             )
         ),
         refusals=_texts(_field(told, "refusals", node)),
@@ -354,19 +359,32 @@ def _layer(
     )
 
 
-def _candidates(told: object, in_network: object, chosen: str) -> Iterator[CandidateReport]:
+def _candidates(
+    told: object, formats: Sequence[str], in_network: object, chosen: tuple[str, str]
+) -> Iterator[CandidateReport]:
     in_place = {tactic: time for tactic, time in _times(in_network) if math.isfinite(time)}
+    times = list(_times(told))
+    own = formats if len(formats) == len(times) else [""] * len(times)
     is_free = True
-    for tactic, seconds in _times(told):
+    for (tactic, seconds), how in zip(times, own, strict=True):
+        is_chosen = is_free and (tactic, how or chosen[1]) == chosen
+        is_free = not is_chosen and is_free
         # The reference is never timed: what stands there is only larger than anything.
         timed = math.isfinite(seconds) and not tactic.startswith("reference(")
         yield CandidateReport(
             tactic,
             seconds if timed else None,
+            how,
             in_place.pop(tactic, None),
-            is_free and tactic == chosen,
+            is_chosen,
         )
-        is_free = is_free and tactic != chosen
+
+
+def _formats(pair: Sequence[object]) -> str:
+    """Formats of inputs and outputs, in words."""
+    read, made = pair if len(pair) == 2 else ((), ())
+    inputs = " ".join(f if isinstance(f, str) else "-" for f in _items(read))
+    return f"{inputs} -> {' '.join(_texts(made))}"
 
 
 def _times(told: object) -> Iterator[tuple[str, float]]:

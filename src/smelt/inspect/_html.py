@@ -20,8 +20,11 @@ from smelt.inspect._text import (
     roofline_note,
     roofline_rows,
     system_of,
+    tell_candidate,
     tell_host_steps,
+    tell_signer,
     tell_sizes,
+    tell_times,
     use_cells,
     use_heads,
 )
@@ -83,6 +86,8 @@ def _head(report: EngineReport) -> Iterator[str]:
         f"{escape(features)}, {escape(system_of(report))}; "
         f"built by smelt {escape(report.version)}.</p>"
     )
+    if report.signer is not None:
+        yield f"<p>{escape(_sentence(tell_signer(report.signer)))}</p>"
     facts = [
         ("weights", format_bytes(report.weight_bytes)),
         ("kernels", str(len(report.kernels))),
@@ -92,7 +97,9 @@ def _head(report: EngineReport) -> Iterator[str]:
     if report.libraries:
         facts.append(("needs", ", ".join(report.libraries)))
     if report.multiprocessors is not None:
-        facts.append(("tuned for", f"{report.multiprocessors} multiprocessors"))
+        is_assumed = any(plan.is_measured is False for plan in report.plans)
+        verb = "assumed, as nothing was timed" if is_assumed else "tuned for"
+        facts.append((verb, f"{report.multiprocessors} multiprocessors"))
     if report.max_batch_size is not None:
         facts.append(("largest batch", str(report.max_batch_size)))
     if report.is_retunable:
@@ -140,8 +147,7 @@ def _plan(report: EngineReport, plan: PlanReport, number: int) -> Iterator[str]:
         yield "<p>Grey nodes only look differently at memory; red ones run in Python.</p>"
         yield f'<div class="scroll">{graph_to_svg(plan, report.bindings)}</div>'
     yield "<h3>Layers</h3>"
-    yield "<p>Open a tactic for its rivals. Times are estimates where nothing was timed; those in"
-    yield " the network, where they were taken, count what a layer costs its neighbours.</p>"
+    yield f"<p>Open a tactic for its rivals. {_sentence(tell_times(plan))}</p>"
     yield from _layers(plan.layers)
     yield "<h3>Roofline</h3>"
     note = roofline_note(report)
@@ -179,7 +185,7 @@ def _tactic(layer: LayerReport) -> Iterator[str]:
             "<b>chosen</b>" if candidate.chosen else "",
             escape(format_seconds(candidate.seconds)),
             escape(format_seconds(candidate.network_seconds)),
-            _code(candidate.tactic),
+            _code(tell_candidate(candidate)),
         )
         for candidate in layer.candidates
     ]

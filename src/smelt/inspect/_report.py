@@ -24,6 +24,8 @@ class CandidateReport:
     seconds: float | None
     """Measured, or estimated where nothing was timed; None for what was not promising enough to be
     timed, and for what gave wrong or moving results and was disqualified."""
+    formats: str
+    """Of what it reads and writes, where others of the layer have other formats; else empty."""
     network_seconds: float | None
     """Measured in the whole network, with what it costs the layers around; None for what was not
     tried there. Where there are such times, they decide."""
@@ -187,6 +189,8 @@ class PlanReport:
     """The symbols' values for which blocks and work are told."""
     work: WorkReport
     """Of all layers together; their bounds are added up, as if one ran after the other."""
+    is_measured: bool | None
+    """Whether candidates were timed: else their times are estimates; None where nothing tells."""
 
 
 @dataclass(frozen=True, slots=True)

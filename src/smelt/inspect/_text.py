@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from smelt.inspect._report import (
+        CandidateReport,
         CodeReport,
         EngineReport,
         KernelReport,
@@ -158,7 +159,7 @@ def _summary(report: EngineReport) -> Iterator[str]:
     if report.libraries:
         yield f"  needs {', '.join(report.libraries)}"
     if report.signer is not None:
-        yield f"  {_signed(report.signer)}"
+        yield f"  {tell_signer(report.signer)}"
     for b in report.bindings:
         shape = ", ".join(map(str, b.shape))
         yield f"  {'in ' if b.is_input else 'out'} {b.name}: {b.dtype}[{shape}]"
@@ -170,7 +171,8 @@ def _summary(report: EngineReport) -> Iterator[str]:
         yield f"  {told}"
 
 
-def _signed(signer: SignerReport) -> str:
+def tell_signer(signer: SignerReport) -> str:
+    """Who signed an engine, in words."""
     if not signer.key_id:
         return "not signed"
     if not signer.is_right:
@@ -240,10 +242,22 @@ def _layers(report: EngineReport, plan: PlanReport) -> Iterator[RenderableType]:
     yield _table(heads, rows, "layer")
 
 
+def tell_times(plan: PlanReport) -> str:
+    """What candidates' times are, and by what else they were chosen."""
+    if plan.is_measured is None:
+        what = "measured, or estimated where nothing was timed"
+    else:
+        what = "measured" if plan.is_measured else "estimates: nothing was timed"
+    return (
+        f"times are {what}; the tactics chosen take the least together with the copies between "
+        "their formats, so one alone may not be the fastest; times in the network, where they "
+        "were taken, count what a layer costs its neighbours"
+    )
+
+
 def _tactics(_report: EngineReport, plan: PlanReport) -> Iterator[RenderableType]:
-    yield "tactics: candidates' times (estimates, where nothing was timed);"
-    yield "    - was not promising, or was disqualified by its results; no cannot run the layer;"
-    yield "    times in the network, where they were taken, count what a layer costs its neighbours"
+    yield f"tactics: candidates' {tell_times(plan)};"
+    yield "    - was not promising, or was disqualified by its results; no cannot run the layer"
     for layer in plan.layers:
         if layer.node:
             yield from _tactics_of(layer)
@@ -255,9 +269,14 @@ def _tactics_of(layer: LayerReport) -> Iterator[str]:
         mark = "*" if candidate.chosen else " "
         there = candidate.network_seconds
         told = "" if there is None else f", in the network {format_seconds(there)}"
-        yield f"  {mark} {format_seconds(candidate.seconds):>12}{told}  {candidate.tactic}"
+        yield f"  {mark} {format_seconds(candidate.seconds):>12}{told}  {tell_candidate(candidate)}"
     for refusal in layer.refusals:
         yield f"    {'no':>12}  {refusal}"
+
+
+def tell_candidate(candidate: CandidateReport) -> str:
+    """A candidate's name, with its formats where those of others differ."""
+    return f"{candidate.tactic} {candidate.formats}".rstrip()
 
 
 def _passes(_report: EngineReport, plan: PlanReport) -> Iterator[RenderableType]:
