@@ -64,6 +64,7 @@ def test_a_number_is_a_place_here_and_a_word_what_to_compile_for(
         ("gpu:1", "'cuda:1'"),
         ("cpu:-1", "'cpu:x86-64-v3'"),
         ("CPU", "'cpu'"),
+        ("cpu:1", "a processor is 'cpu'"),
         ("dla", "`smelt dla run`"),
         ("tpu", "cuda:sm_80,sm_90, null"),
         (7, "there are: cpu"),

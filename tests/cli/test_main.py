@@ -133,6 +133,8 @@ def test_no_file_is_written_over_one_that_is_read(
     "words",
     [
         "build none.onnx --device gpu",
+        "build none.onnx --device cpu:1",
+        "build none.onnx --device cuda:sm_1",
         "build none.onnx --device cpu --device cuda:-1",
         "build none.onnx --precision float8",
         "build none.onnx --libraries --portable",
@@ -168,8 +170,6 @@ def test_what_is_wrong_whatever_the_files_and_the_machine_are_gives_2(
     "words",
     [
         "build none.onnx",
-        "build MODEL --device cuda:sm_1",
-        "build MODEL --device cpu:1",
         "build MODEL --output none",
         "build MODEL --shape none=1x3",
         "build MODEL --shape image=2x3x16x16",

@@ -155,16 +155,13 @@ def open_toolchain(
     Precisions are all of storage, and no library has anything to offer.
 
     Raises:
-        UnsupportedError: there is no such target, or no such index; it names the environment's
-            variable where that says which.
+        UnsupportedError: there is no such target; it names the environment's variable where that
+            says which.
     """
     del precision, libraries, advice
-    kind = device.kind
-    if device.index:
-        raise UnsupportedError(
-            f"device '{kind}:{device.index}' does not exist: this machine has {kind}:0 alone"
-        )
-    return CpuToolchain(kind, target_named(device.target) if device.target else _usual_target())
+    return CpuToolchain(
+        device.kind, target_named(device.target) if device.target else _usual_target()
+    )
 
 
 def _usual_target() -> CpuTarget:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from smelt.cli._options import told_as_options
 from smelt.errors import SmeltError
 from smelt.types import DeviceName
 
@@ -72,7 +73,7 @@ class DeviceText(click.ParamType[str]):
         try:
             _check_target(DeviceName.from_text(value))
         except SmeltError as error:
-            self.fail(str(error), param, ctx)
+            self.fail(f"{error}{told_as_options(str(error))}", param, ctx)
         return str(value)
 
 

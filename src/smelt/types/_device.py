@@ -18,6 +18,8 @@ _KINDS: Final = {
 _CUDA: Final = "cuda"
 _INDEX: Final = re.compile(r"[0-9]|[1-5][0-9]|6[0-3]")
 """No machine has more GPUs than 64, and no architecture that we compile for has so low a number."""
+_ONLY: Final = re.compile("0")
+"""A machine's processors are one device."""
 _ARCHITECTURES: Final = re.compile(r"sm_\d+[a-z]?(,\s*sm_\d+[a-z]?)*")
 _CAPABILITY: Final = re.compile(r"(?:sm|compute)?[_-]?(\d{1,2})\.?(\d)[a-z]?", re.IGNORECASE)
 """One architecture in the ways in which people write it: 90, 9.0, sm90, SM_90a, compute_90."""
@@ -47,7 +49,7 @@ class DeviceName:
         kind, colon, detail = text.partition(":")
         if kind in _KINDS and not colon:
             return cls(kind)
-        if kind in _KINDS and _INDEX.fullmatch(detail):
+        if kind in _KINDS and (_INDEX if kind == _CUDA else _ONLY).fullmatch(detail):
             return cls(kind, int(detail))
         is_sound = _ARCHITECTURES.fullmatch(detail) if kind == _CUDA else detail[:1].isalpha()
         if kind in _KINDS and is_sound:
@@ -66,7 +68,8 @@ def _advice(kind: str, detail: str) -> str:
     if meant not in _KINDS:
         return ""
     if not detail or _INDEX.fullmatch(detail):
-        return f"; {_KINDS[meant]} is {':'.join(filter(None, (meant, detail)))!r}"
+        index = detail if meant == _CUDA else ""
+        return f"; {_KINDS[meant]} is {':'.join(filter(None, (meant, index)))!r}"
     if meant != _CUDA:
         return f"; {detail!r} is neither a number nor a target such as 'cpu:x86-64-v3'"
     found = [_CAPABILITY.fullmatch(part.strip()) for part in detail.split(",") if part.strip()]
