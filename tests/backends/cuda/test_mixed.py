@@ -85,6 +85,17 @@ def test_what_is_handed_on_to_a_kept_layer_stays_in_float32_all_the_way() -> Non
     assert _types(joined, "first") == _types(joined)
 
 
+def test_what_is_divided_and_joined_again_and_again_is_followed_once() -> None:
+    net = _Network()
+    x = net.first
+    for number in range(400):
+        node = net.graph.add(Split(axis=1, num_outputs=2), x, name=f"halves{number}")
+        x = net.add(Concat(1), *node.outputs)
+    net.graph.outputs += [net.conv(x, "kept")]
+    assert _types(net.first, "kept") == (_NARROW, _WIDE)
+    assert _types(net.first, "other") == (_NARROW, _NARROW)
+
+
 def test_windows_are_of_one_type() -> None:
     net = _Network()
     shape = net.graph.add_constant(np.array((2, 8, 4, 4), np.int64), "shape")

@@ -32,7 +32,18 @@ def reads_wide(node: Node, kept: Collection[str]) -> bool:
 
 
 def _is_read_wide(value: Value, kept: Collection[str]) -> bool:
-    return any(reads_wide(user, kept) for user in value.users)
+    """Whether a node that is kept reads a value, or what others hand on of it."""
+    users, seen = list(value.users), set[int]()
+    while users:
+        user = users.pop()
+        if id(user) in seen:
+            continue
+        seen.add(id(user))
+        if isinstance(user.op, PASSING):
+            users += [node for output in user.outputs for node in output.users]
+        elif user.name in kept:
+            return True
+    return False
 
 
 def results_for_readers(
