@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
@@ -142,3 +143,10 @@ def test_the_page_is_well_formed_and_fetches_nothing(model: object) -> None:
     assert "Memory over time" in text
     for layer in report.plans[0].layers:
         assert layer.name in text
+
+
+def test_the_axes_of_memory_have_round_steps_and_one_unit(report: EngineReport) -> None:
+    plan = dataclasses.replace(report.plans[0], steps=27, arena_bytes=2_400_000)
+    labels = re.findall(r'fill="#555">([^<]*)<', memory_to_svg(plan))
+    assert labels[:5] == ["0.0 MiB", "0.6 MiB", "1.1 MiB", "1.7 MiB", "2.3 MiB"]
+    assert labels[5:-1] == ["0", "5", "10", "15", "20", "25"]

@@ -19,6 +19,8 @@ from smelt.importers import network_from_onnx
 from smelt.inspect import (
     SECTIONS,
     EngineReport,
+    PassNote,
+    PassSummary,
     PlanReport,
     report_of,
     report_to_html,
@@ -166,6 +168,16 @@ def test_candidates_that_differ_in_formats_tell_them_and_times_tell_what_they_ar
     assert "times are estimates: nothing was timed" in report_to_text(made, ["tactics"], width=300)
     assert "copies between their formats" in report_to_html(made)
     assert plan.is_measured is False
+
+
+def test_the_page_sums_up_what_a_pass_says_of_many_layers(report: EngineReport) -> None:
+    names = [f"conv{number}" for number in range(9)]
+    notes = tuple(PassNote((name,), (name,), "computed in float32", applied=True) for name in names)
+    summary = PassSummary("promote-half", 9, 9, 0.0, notes)
+    plan = dataclasses.replace(report.plans[0], passes=(summary,))
+    page = report_to_html(dataclasses.replace(report, plans=(plan,)))
+    assert page.count("computed in float32") == 1
+    assert "<summary>9 layers</summary><ul><li>conv0</li><li>conv1</li>" in page
 
 
 def test_what_was_tried_in_the_network_is_told_beside_what_it_took_alone() -> None:

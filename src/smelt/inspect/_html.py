@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from html import escape
+from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 from smelt.inspect._svg_graph import graph_to_svg
@@ -32,7 +33,7 @@ from smelt.inspect._text import (
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
-    from smelt.inspect._report import EngineReport, KernelReport, LayerReport, PlanReport
+    from smelt.inspect._report import EngineReport, KernelReport, LayerReport, PassNote, PlanReport
 
 _STYLE: Final = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 76rem; padding: 0 1.2rem;
@@ -59,6 +60,8 @@ pre { background: #f4f4f1; border-radius: 8px; padding: .7rem .9rem; overflow: a
   max-height: 34rem; font: 12.5px/1.45 ui-monospace, monospace; }
 """
 
+_MOST_ALIKE: Final = 3
+"""Layers of which a pass says the same in a row each; more are one row."""
 _CODE_NUMBERS: Final = (*use_heads(timed=True), *CODE_HEADS[1:-1])
 _ROOFLINE_NUMBERS: Final = ("MFLOP", "moved", "flop/byte", "bound", "time", "share")
 
@@ -196,19 +199,30 @@ def _tactic(layer: LayerReport) -> Iterator[str]:
 def _passes(plan: PlanReport) -> Iterator[str]:
     rows: list[tuple[str, str, str]] = []
     for one in plan.passes:
-        for note in one.notes:
-            before = escape(" + ".join(note.before))
-            if note.applied:
-                after = escape(" + ".join(note.after) or "(nothing)")
-                rows.append((_code(one.name), f"{before} → {after}", escape(note.detail)))
-            else:
-                detail = f'<span class="no">kept: {escape(note.detail)}</span>'
-                rows.append((_code(one.name), before, detail))
+        for detail, notes in groupby(one.notes, key=_kept_detail):
+            told = [_note(note) for note in notes]
+            if detail and len(told) > _MOST_ALIKE:
+                layers = "".join(f"<li>{layers}</li>" for layers, _ in told)
+                told = [(_folded(f"{len(told)} layers", f"<ul>{layers}</ul>"), escape(detail))]
+            rows += [(_code(one.name), *cells) for cells in told]
     yield _table(("pass", "layers", "what, or why not"), rows) if rows else "<p>Nothing.</p>"
     if plan.storage:
         yield f"<details><summary>{counted(len(plan.storage), 'note')} on storage</summary><ul>"
         yield from (f"<li>{escape(note)}</li>" for note in plan.storage)
         yield "</ul></details>"
+
+
+def _kept_detail(note: PassNote) -> str:
+    """What was done within layers that stay; empty where layers become others."""
+    return note.detail if note.applied and note.before == note.after else ""
+
+
+def _note(note: PassNote) -> tuple[str, str]:
+    before = escape(" + ".join(note.before))
+    if not note.applied:
+        return before, f'<span class="no">kept: {escape(note.detail)}</span>'
+    after = escape(" + ".join(note.after) or "(nothing)")
+    return before if note.before == note.after else f"{before} → {after}", escape(note.detail)
 
 
 def _roofline(plan: PlanReport, *, timed: bool) -> Iterator[tuple[str, ...]]:

@@ -57,17 +57,25 @@ def _axes(steps: int, top: int) -> Iterator[str]:
         offset = top * part / 4
         y = _y(offset, top)
         yield f'<line x1="{_LEFT}" x2="{_WIDTH - 8}" y1="{y:.1f}" y2="{y:.1f}" stroke="#e3e3df"/>'
-        text = format_bytes(round(offset))
+        text = format_bytes(round(offset), like=top)
         yield f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end" fill="#555">{text}</text>'
-    count = min(steps, 10)
-    for part in range(count + 1):
-        step = round(steps * part / count)
+    for step in range(0, steps + 1, _interval(steps)):
         yield (
             f'<text x="{_x(step, steps):.1f}" y="{_HEIGHT - _BOTTOM + 15}" text-anchor="middle" '
             f'fill="#555">{step}</text>'
         )
     middle = (_LEFT + _WIDTH) / 2
     yield f'<text x="{middle}" y="{_HEIGHT - 4}" text-anchor="middle" fill="#555">step</text>'
+
+
+def _interval(steps: int) -> int:
+    """From one tick to the next: 1, 2 or 5 times a power of ten, for ten of them at most."""
+    power = 1
+    while True:
+        for times in (1, 2, 5):
+            if times * power * 10 >= steps:
+                return times * power
+        power *= 10
 
 
 def _box(life: TensorLife, steps: int, top: int) -> Iterator[str]:

@@ -99,13 +99,13 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def format_bytes(size_bytes: int) -> str:
-    """A size in the unit that suits it."""
-    size = float(size_bytes)
+def format_bytes(size_bytes: int, like: int | None = None) -> str:
+    """A size in the unit that suits it, or the size ``like``."""
+    size, other = float(size_bytes), float(size_bytes if like is None else like)
     for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
+        if other < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
+        size, other = size / 1024, other / 1024
     return f"{size:.2f} GiB"
 
 
@@ -455,13 +455,18 @@ def _work_cells(work: WorkReport, *, timed: bool) -> tuple[str, ...]:
         work.factors,
         "?" if work.moved_bytes is None else format_bytes(work.moved_bytes),
         format_number(work.flop_per_byte, 1) if work.flop_per_byte else "-",
-        format_seconds(work.bound_seconds, 2),
+        _in_column(work.bound_seconds),
         work.bound_by,
     )
     if not timed:
         return cells
     share = format_share(work.share_of_bound)
-    return (*cells, format_seconds(work.measured_seconds, 2), share)
+    return (*cells, _in_column(work.measured_seconds), share)
+
+
+def _in_column(seconds: float | None) -> str:
+    """A time with as many digits as those above and below it."""
+    return "-" if seconds is None else f"{seconds * 1e6:,.3f} us"
 
 
 def _roofline(report: EngineReport, plan: PlanReport) -> Iterator[RenderableType]:
