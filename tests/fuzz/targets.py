@@ -60,7 +60,7 @@ from smelt.inspect._machine_code import CubinReader
 from smelt.ir import Constant, collect_constants, parse_graph, print_graph
 from smelt.ops import op_from_json, op_to_json, recipe_from_json
 from smelt.runtime._refit import refitted_sources, refitted_weights
-from smelt.tuner import TimingCache
+from smelt.tuner import TimingCache, check_timings
 from smelt.types import (
     SymbolicDim,
     ceil_div,
@@ -416,6 +416,8 @@ def _run_timings(data: bytes) -> None:
     if len(data) % 16 == 0:
         with path.open("r+b") as file:
             file.truncate(1 << 30)  # sparse
+    with contextlib.suppress(SmeltError):  # that is no timing cache
+        check_timings(path)
     cache = TimingCache(path)
     _require(all(seconds >= 0 for seconds in cache.entries.values()), "seconds are sound")
     cache.put("measured", 1.0)
@@ -523,7 +525,7 @@ TARGETS: Final = (
     Target("network", ("smelt.builder._kept", "smelt.builder._graph_data", "smelt.builder._shapes"),
            _run_network, mutate_json, seeds.network_seeds, 5,
            ("keep_network", "KeptNetwork", "_Sources", "graph_to_data", "_type_to_data",
-            "shapes_to_data", "_spec_to_data", "boxes_of", "_ranges", "_box", "_bind",
+            "shapes_to_data", "_spec_to_data", "boxes_of", "_ranges", "_box", "_bind", "_example",
             "<dictcomp>")),
     Target("op", ("smelt.ops._codec",), _run_op, mutate_json, seeds.op_seeds, 10,
            ("recipe_to_json", "_in_order")),

@@ -529,6 +529,10 @@ def test_interrupts_at_any_moment_never_give_wrong_results(engine: Engine) -> No
                     assert np.array_equal(context.run({"x": other})["y"], affine(other))
             except KeyboardInterrupt:
                 interrupted += 1
+            except RuntimeError as error:  # Python's own, if that comes while a thread starts
+                if "unlocked lock" not in str(error):
+                    raise
+                interrupted += 1
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         assert np.array_equal(context.run({"x": x})["y"], affine(x))
