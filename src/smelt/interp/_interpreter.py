@@ -56,7 +56,7 @@ def interpret(
         arrays = [None if v is None else _array_of(v, values) for v in node.inputs]
         for listener in listeners:
             listener.will_run(node, arrays)
-        results = _run(node, arrays)
+        results = run_node(node, arrays)
         for value, array in zip(node.outputs, results, strict=False):
             check_result(graph, node, value, array, symbols)
             values[id(value)] = array
@@ -96,7 +96,11 @@ def _array_of(value: Value, values: Mapping[int, Array]) -> Array:
     return values[id(value)]
 
 
-def _run(node: Node, arrays: Sequence[Array | None]) -> tuple[Array, ...]:
+def run_node(node: Node, arrays: Sequence[Array | None]) -> tuple[Array, ...]:
+    """What the reference of a node's op makes of its operands, which are not checked.
+
+    Raises GraphError naming the node when it fails.
+    """
     try:
         # What is not a number, or infinite, is an answer here, not a reason to warn.
         with np.errstate(all="ignore"):
@@ -105,9 +109,10 @@ def _run(node: Node, arrays: Sequence[Array | None]) -> tuple[Array, ...]:
         where = f"{error.node} in {node}" if error.node else str(node)
         kind = ShapeError if isinstance(error, ShapeError) else GraphError
         raise kind(error.message, node=where) from error
-    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        why = str(error) or type(error).__name__
         shapes = ", ".join("-" if a is None else f"{a.dtype}{list(a.shape)}" for a in arrays)
-        raise GraphError(f"the reference failed on {shapes}: {error}", node=str(node)) from error
+        raise GraphError(f"the reference failed on {shapes}: {why}", node=str(node)) from error
     if len(results) < len(node.outputs):
         raise GraphError(
             f"the reference gave {len(results)} results where {len(node.outputs)} are inferred",
