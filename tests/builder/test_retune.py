@@ -116,7 +116,9 @@ def test_on_the_machine_where_it_runs_candidates_are_timed(tmp_path: Path) -> No
     network, timings = _halves(), tmp_path / "timings.json"
     tuned = smelt.retune(_built(network).serialize(), tune=0.2, timing_cache=timings)
     assert TimingCache(timings).entries
-    assert tuned.header.fingerprint == open_toolchain("cpu").fingerprint
+    tools = open_toolchain("cpu")
+    made_for = replace(tools.fingerprint, tuned_on=tools.place)
+    assert tuned.header.fingerprint == made_for
     assert not tuned.header.network
     with tuned, tuned.create_context() as context:
         given = {"data": weights(1, 4, 8, 8)}
@@ -323,6 +325,8 @@ def test_the_gpus_clock_decides_what_an_estimate_did_elsewhere(
         tuned.create_context() as context,
     ):
         assert [layer.tactic for layer in tuned.layers] == ["candidates(kind=fast)"]
+        assert engine.header.fingerprint.tuned_on == ""
+        assert tuned.header.fingerprint.tuned_on == "Stub 0, driver for CUDA 13.0"
         (made,) = context.run({"x": given}).values()
     np.testing.assert_array_equal(made, given + np.arange(4))
 

@@ -282,7 +282,7 @@ def test_a_header_of_other_fields_has_another_format_version() -> None:
         for kind in _RECORDS
     )
     _, version = struct.unpack_from("<8sI", data())
-    assert (version, hashlib.sha256(text.encode()).hexdigest()[:12]) == (3, "d57f2fff3523")
+    assert (version, hashlib.sha256(text.encode()).hexdigest()[:12]) == (4, "769084c2a97f")
 
 
 def test_another_format_version_says_so() -> None:

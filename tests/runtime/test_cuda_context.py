@@ -6,6 +6,7 @@ import ctypes
 import gc
 import sys
 import threading
+from dataclasses import replace
 from math import prod
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ from smelt.types import DType
 from tests.support.cuda_driver_stub import CUresult
 from tests.support.cuda_engines import (
     affine_gpu_engine,
+    cuda_fingerprint,
     engine_of,
     floats_at,
     gpu_header,
@@ -398,6 +400,19 @@ def test_an_engine_for_another_gpu_is_refused(stub: StubDriver) -> None:
         engine_for(stub, device="cpu")
     with pytest.raises(DeviceError, match="cuda:7"):
         engine_for(stub, device="cuda:7")
+
+
+def test_an_engine_that_was_tuned_under_another_driver_says_so_and_runs(
+    stub: StubDriver, caplog: pytest.LogCaptureFixture
+) -> None:
+    here = cuda_device(0).place
+    for tuned_on in ("", here, "NVIDIA H200, driver for CUDA 12.4"):
+        caplog.clear()
+        made_for = replace(cuda_fingerprint(), tuned_on=tuned_on)
+        with caplog.at_level("INFO"), affine_gpu_engine(stub, fingerprint=made_for) as engine:
+            assert engine.create_context().run({"x": batch_of(1)})["y"].shape == (1, COLUMNS)
+        assert ("was tuned on" in caplog.text) == (tuned_on not in ("", here))
+    assert f"{tuned_on}; on {here}" in caplog.text
 
 
 # ---- profiling

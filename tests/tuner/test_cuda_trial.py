@@ -121,7 +121,7 @@ def test_equal_nodes_are_timed_once() -> None:
 def test_times_of_another_gpu_or_driver_are_not_believed() -> None:
     bench = Bench()
     here = bench.lab.where
-    assert "Stub 0, driver 13000" in here
+    assert "Stub 0, driver for CUDA 13.0" in here
     bench.stub.version = 13010
     other = CudaDevice(Driver(bench.stub), 0)
     assert CudaLaboratory(bench.backend, HOPPER, other, sizes={}).where != here

@@ -213,7 +213,6 @@ class _Build:
         self._pack(plans)
         kernels = _kernels(plans)
         image, runtime = self.tools.link(kernels, partial(self.progress, "link"))
-        is_timed = self.effort is not None and self.tools.has_clock
         return make_engine(
             EngineParts(
                 name=self.graph.name,
@@ -229,7 +228,7 @@ class _Build:
                 model=self.graph,
                 image=image,
                 runtime=runtime,
-                report=json.dumps([{**_report(p, self.graph), "timed": is_timed} for p in plans]),
+                report=json.dumps([_report(p, self.graph) for p in plans]),
                 program=program_of([p.program for p in plans], self.weights),
                 kept=self._kept(),
             )
@@ -243,7 +242,12 @@ class _Build:
         """What the engine is made for, and what else it needs."""
         made_for = self.tools.fingerprint
         needs = self.tools.requirements(kernels)
-        return dataclasses.replace(made_for, features=(*made_for.features, *needs))
+        is_timed = self.effort is not None and self.tools.has_clock
+        return dataclasses.replace(
+            made_for,
+            features=(*made_for.features, *needs),
+            tuned_on=self.tools.place if is_timed else "",
+        )
 
     def _warn(self, boxes: Sequence[Box]) -> None:
         """Say which options change nothing here."""

@@ -79,6 +79,11 @@ class CpuToolchain(Toolchain):
         is_subset = set(target.features) <= set(host.features)
         return target.architecture == host.architecture and is_subset
 
+    @property
+    @override
+    def place(self) -> str:
+        return f"{self.target.name}, {self.workers} threads"
+
     @override
     def timer(self, tuning: Tuning) -> Timer:
         effort = tuning.effort
@@ -124,7 +129,7 @@ class CpuToolchain(Toolchain):
             self.backend,
             tuning.timings,
             effort=tuning.effort.network,
-            where=f"{self.target.name}, {self.workers} threads",
+            where=self.place,
             sizes=tuning.sizes,
             may_play=tuning.may_play,
             deadline=tuning.deadline,

@@ -32,7 +32,6 @@ from smelt.tuner import (
     NetworkTrial,
     Rehearsal,
     launched,
-    place_of,
 )
 from smelt.types import override
 
@@ -134,6 +133,11 @@ class CudaToolchain(Toolchain):
     @override
     def has_clock(self) -> bool:
         return self.index is not None
+
+    @property
+    @override
+    def place(self) -> str:
+        return cuda_device(self.index or 0).place
 
     @override
     def parts(self) -> dict[str, CudaTarget]:
@@ -257,7 +261,7 @@ class CudaToolchain(Toolchain):
             self.backend,
             tuning.timings,
             effort=_in_networks(effort.network),
-            where=", ".join((place_of(self.target, device), *self.libraries)),
+            where=", ".join((f"{self.target.name} on {self.place}", *self.libraries)),
             sizes=tuning.sizes,
             may_play=tuning.may_play,
             deadline=tuning.deadline,

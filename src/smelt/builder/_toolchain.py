@@ -117,6 +117,11 @@ class Toolchain(ABC):
     def has_clock(self) -> bool:
         """Whether what is built can be timed here."""
 
+    @property
+    @abstractmethod
+    def place(self) -> str:
+        """What times depend on beside the code, where this has a clock."""
+
     @abstractmethod
     def timer(self, tuning: Tuning) -> Timer:
         """What tells candidates apart."""

@@ -289,6 +289,7 @@ _FINGERPRINT: Final = _record(
     system=_TEXT,
     abi=_INT,
     version=_TEXT,
+    tuned_on=_TEXT,
 )
 _HEADER: Final = _record(
     EngineHeader,

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 MAGIC: Final = b"\x89SMELT\r\n"
 """Not text, and broken by whatever translates line ends."""
-FORMAT_VERSION: Final = 3
+FORMAT_VERSION: Final = 4
 """Raised with every change of what a header may hold."""
 ALIGNMENT_BYTES: Final = 4096
 MAX_HEADER_BYTES: Final = 1 << 28

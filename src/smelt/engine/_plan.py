@@ -210,6 +210,9 @@ class Fingerprint:
     """Version of the kernels' calling convention and run list."""
     version: str
     """smelt's version."""
+    tuned_on: str = ""
+    """Where its tactics were timed: a GPU and its driver, a processor and its threads. Code runs
+    elsewhere, too, but others may be faster there. Empty where tactics were chosen by estimates."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,6 +102,7 @@ def report_of(
         device=print_.device,
         architecture=print_.architecture,
         **_told_by_features(print_.features),
+        tuned_on=print_.tuned_on,
         system=print_.system,
         version=print_.version,
         max_batch_size=header.max_batch_size,
@@ -275,7 +276,6 @@ def _plan(
         ),
         nodes=tuple(map(_node, _records(told.get("nodes")))),
         counted_at=tuple((name, measure.sizes[name]) for name in plan.largest),
-        is_measured=measured if isinstance(measured := told.get("timed"), bool) else None,
         work=total_work([layer.work for layer in reported if layer.work is not None]),
     )
 

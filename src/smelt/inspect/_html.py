@@ -97,11 +97,12 @@ def _head(report: EngineReport) -> Iterator[str]:
         ("plans", str(len(report.plans))),
         ("reference steps", str(report.reference_steps)),
     ]
+    if report.tuned_on:
+        facts.append(("tactics timed on", report.tuned_on))
     if report.libraries:
         facts.append(("needs", ", ".join(report.libraries)))
     if report.multiprocessors is not None:
-        is_assumed = any(plan.is_measured is False for plan in report.plans)
-        verb = "assumed, as nothing was timed" if is_assumed else "tuned for"
+        verb = "tuned for" if report.tuned_on else "assumed, as nothing was timed"
         facts.append((verb, f"{report.multiprocessors} multiprocessors"))
     if report.max_batch_size is not None:
         facts.append(("largest batch", str(report.max_batch_size)))
@@ -150,7 +151,7 @@ def _plan(report: EngineReport, plan: PlanReport, number: int) -> Iterator[str]:
         yield "<p>Grey nodes only look differently at memory; red ones run in Python.</p>"
         yield f'<div class="scroll">{graph_to_svg(plan, report.bindings)}</div>'
     yield "<h3>Layers</h3>"
-    yield f"<p>Open a tactic for its rivals. {_sentence(tell_times(plan))}</p>"
+    yield f"<p>Open a tactic for its rivals. {_sentence(tell_times(report))}</p>"
     yield from _layers(plan.layers)
     yield "<h3>Roofline</h3>"
     note = roofline_note(report)

@@ -189,8 +189,6 @@ class PlanReport:
     """The symbols' values for which blocks and work are told."""
     work: WorkReport
     """Of all layers together; their bounds are added up, as if one ran after the other."""
-    is_measured: bool | None
-    """Whether candidates were timed: else their times are estimates; None where nothing tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,6 +303,8 @@ class EngineReport:
     """Libraries with their versions that it calls wherever it runs."""
     multiprocessors: int | None
     """Of the GPU for which it was tuned; it runs on larger and smaller ones, too."""
+    tuned_on: str
+    """Where its tactics were timed; empty where they were chosen by estimates."""
     system: str
     version: str
     max_batch_size: int | None

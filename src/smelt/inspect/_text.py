@@ -156,6 +156,7 @@ def machine_of(report: EngineReport) -> str:
 def _summary(report: EngineReport) -> Iterator[str]:
     where = f"{report.device}, {machine_of(report)}, {system_of(report)}, smelt {report.version}"
     yield f"{report.network}: an engine for {where}"
+    yield f"  {tell_tuning(report)}"
     if report.libraries:
         yield f"  needs {', '.join(report.libraries)}"
     if report.signer is not None:
@@ -169,6 +170,13 @@ def _summary(report: EngineReport) -> Iterator[str]:
     yield f"  reference steps: {report.reference_steps}"
     if told := tell_host_steps(report):
         yield f"  {told}"
+
+
+def tell_tuning(report: EngineReport) -> str:
+    """What chose an engine's tactics, in words."""
+    if not report.tuned_on:
+        return "tactics were chosen by estimates: nothing was timed"
+    return f"tactics were timed on {report.tuned_on}"
 
 
 def tell_signer(signer: SignerReport) -> str:
@@ -242,12 +250,9 @@ def _layers(report: EngineReport, plan: PlanReport) -> Iterator[RenderableType]:
     yield _table(heads, rows, "layer")
 
 
-def tell_times(plan: PlanReport) -> str:
+def tell_times(report: EngineReport) -> str:
     """What candidates' times are, and by what else they were chosen."""
-    if plan.is_measured is None:
-        what = "measured, or estimated where nothing was timed"
-    else:
-        what = "measured" if plan.is_measured else "estimates: nothing was timed"
+    what = "measured" if report.tuned_on else "estimates: nothing was timed"
     return (
         f"times are {what}; the tactics chosen take the least together with the copies between "
         "their formats, so one alone may not be the fastest; times in the network, where they "
@@ -255,8 +260,8 @@ def tell_times(plan: PlanReport) -> str:
     )
 
 
-def _tactics(_report: EngineReport, plan: PlanReport) -> Iterator[RenderableType]:
-    yield f"tactics: candidates' {tell_times(plan)};"
+def _tactics(report: EngineReport, plan: PlanReport) -> Iterator[RenderableType]:
+    yield f"tactics: candidates' {tell_times(report)};"
     yield "    - was not promising, or was disqualified by its results; no cannot run the layer"
     for layer in plan.layers:
         if layer.node:

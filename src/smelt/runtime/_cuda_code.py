@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from smelt.devices.cuda import (
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from smelt.engine import EngineFile, EngineHeader, Fingerprint
     from smelt.runtime._context import ExecutionContext
     from smelt.runtime._engine import Engine
+
+_LOG = logging.getLogger(__name__)
 
 
 def find_gpu(fingerprint: Fingerprint, name: str | None) -> tuple[CudaDevice, int]:
@@ -66,6 +69,15 @@ class CudaCode(LoadedCode):
         """
         self.header = file.header
         self.device = device
+        tuned_on = self.header.fingerprint.tuned_on
+        if tuned_on not in ("", device.place):
+            _LOG.info(
+                "%s was tuned on %s; on %s its answers are as right, and others of its tactics may "
+                "be faster: `smelt retune` tells",
+                file.source,
+                tuned_on,
+                device.place,
+            )
         self.kernels = _load_kernels(file, device, place)
         self.weights = self.place(file.weights)
 

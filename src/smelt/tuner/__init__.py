@@ -4,7 +4,7 @@ from smelt.tuner._chains import Chains, Kind, launched, propose_chains
 from smelt.tuner._choose import Candidates, Choice, Timer, choose
 from smelt.tuner._context import Effort, NetworkTrial, Stage
 from smelt.tuner._cuda_rehearsal import CudaScene
-from smelt.tuner._cuda_trial import CudaLaboratory, place_of
+from smelt.tuner._cuda_trial import CudaLaboratory
 from smelt.tuner._hints import HintTimer
 from smelt.tuner._measure import MeasuringTimer
 from smelt.tuner._rehearsal import CpuScene, Rehearsal
@@ -33,7 +33,6 @@ __all__ = [
     "choose",
     "launched",
     "lower_alone",
-    "place_of",
     "propose_chains",
     "relative_error",
 ]

@@ -95,7 +95,7 @@ class CudaLaboratory:
     @property
     def where(self) -> str:
         """What times depend on beside nodes, tactics and sizes."""
-        return f"{place_of(self.target, self.device)}, {VERSION} {self.backend.edition}"
+        return f"{self.target.name} on {self.device.place}, {VERSION} {self.backend.edition}"
 
     def compile_ahead(
         self, work: Sequence[tuple[Node, Tactic]], *, deadline: float = math.inf
@@ -465,11 +465,6 @@ class _Bench:
         is_long = _LONG_SECONDS < tactic.cost_hint < math.inf
         rotated = _ROTATED_LONG if is_long else _ROTATED
         return self.lab.median(trial, repeats, rotated)
-
-
-def place_of(target: CudaTarget, device: CudaDevice) -> str:
-    """What times on a GPU depend on beside the code: the GPU and its driver."""
-    return f"{target.name} on {device.properties.name}, driver {device.driver.version}"
 
 
 def _tolerance(tactic: Tactic) -> float:

@@ -11,7 +11,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from smelt.devices.cuda._driver import cuda_driver
+from smelt.devices.cuda._driver import cuda_driver, dotted_cuda
 from smelt.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -86,6 +86,11 @@ class CudaDevice:
 
     def __repr__(self) -> str:
         return f"<cuda:{self.index} {self.properties.name}, {self.properties.architecture}>"
+
+    @property
+    def place(self) -> str:
+        """What times depend on beside the code: the GPU and the CUDA of its driver."""
+        return f"{self.properties.name}, driver for CUDA {dotted_cuda(self.driver.version)}"
 
     def select(self) -> Any:
         """Make this GPU the calling thread's own, and return what `restore` takes to undo that.
