@@ -170,13 +170,17 @@ def test_more_kernels_for_gpus_compute_what_the_reference_does(
 
 
 @pytest.fixture(scope="module")
-def answers(gpu: CudaDevice) -> Iterator[dict[Request, list[Future[Answer]]]]:
-    """What became of every trial, as soon as it is known."""
+def answers(
+    gpu: CudaDevice, request: pytest.FixtureRequest
+) -> Iterator[dict[Request, list[Future[Answer]]]]:
+    """What becomes of the trials of all tests that were selected, as soon as it is known."""
     del gpu
     if importlib.util.find_spec("triton") is None:
         pytest.skip("the kernels' language is not installed: the extra cuda-build")
+    chosen = {str(item.name) for item in request.session.items}
+    name = test_compiled_kernels_compute_on_the_gpu_what_the_reference_does.__name__
     workers = CudaWorkers()
-    yield {asked: workers.ask(asked) for asked in every_request()}
+    yield {asked: workers.ask(asked) for asked in every_request() if f"{name}[{asked}]" in chosen}
     workers.close()
 
 
