@@ -17,6 +17,7 @@ reading them.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import mmap
@@ -138,7 +139,7 @@ def write_atomically(path: str | os.PathLike[str], parts: Iterator[bytes | memor
     """Write a file that appears complete under its name, or not at all.
 
     Raises:
-        SmeltError: it cannot be written.
+        SmeltError: it cannot be written; what was there before is there still.
     """
     target = Path(path)
     if target.exists() and not (target.is_file() or target.is_dir()):
@@ -148,11 +149,7 @@ def write_atomically(path: str | os.PathLike[str], parts: Iterator[bytes | memor
         raise SmeltError(f"{target} cannot be written: it is a folder; name a file in it")
     draft = target.with_name(f".{target.name[:80]}.{secrets.token_hex(6)}.part")
     try:
-        number = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-    except OSError as error:
-        raise SmeltError(f"{target} cannot be written: {error.strerror}") from error
-    try:
-        with os.fdopen(number, "wb") as file:
+        with draft.open("x+b") as file:
             for part in parts:
                 file.write(part)
             file.flush()
@@ -160,13 +157,10 @@ def write_atomically(path: str | os.PathLike[str], parts: Iterator[bytes | memor
             keep_in_large_pages(file.fileno())
         draft.replace(target)
     except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise SmeltError(
-            f"{target} cannot be written: {error.strerror}; nothing of it was left there"
-        ) from error
-    except BaseException:
-        draft.unlink(missing_ok=True)  # Ctrl-C leaves no half-written file
-        raise
+        raise SmeltError(f"{target} cannot be written: {error.strerror}") from error
+    finally:  # Ctrl-C, too, leaves no half-written file, even if it comes as one is opened
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
 
 
 def _write_into(device: Path, parts: Iterator[bytes | memoryview]) -> None:

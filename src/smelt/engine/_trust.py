@@ -135,14 +135,14 @@ def _create_private(path: Path, text: str) -> None:
     if path.exists():
         raise FileExistsError(path)
     draft = path.with_name(f".{secrets.token_hex(8)}.part")
-    number = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     try:
-        with os.fdopen(number, "w") as file:
+        with os.fdopen(os.open(draft, flags, 0o600), "w") as file:
             file.write(text)
         # A link, unlike a rename, never replaces the key that another process has just made.
         os.link(draft, path)
     finally:
-        draft.unlink()
+        draft.unlink(missing_ok=True)
 
 
 def _read_secret(path: Path) -> bytes:
