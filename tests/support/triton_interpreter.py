@@ -12,6 +12,7 @@ import importlib
 import json
 import sys
 from dataclasses import replace
+from functools import cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -168,6 +169,7 @@ def _run_by_cluster(interpreter: Any, interpreted: Any, size: int) -> None:
 def _patch(interpreter: Any) -> None:
     """Teach the interpreter what kernels need of a GPU, once."""
     if not hasattr(interpreter, "smelt_patched"):
+        _skip_what_nothing_reads(interpreter)
         _let_tensors_bound_loops(interpreter)
         _compute_in_bfloat16(interpreter)
         _cut_off_for_tf32(interpreter)
@@ -192,6 +194,13 @@ def _tell_of_programs(interpreter: Any) -> None:
     cuda.gdc_wait, cuda.gdc_launch_dependents = WATCH.wait, WATCH.let_next_start
 
 
+def _skip_what_nothing_reads(interpreter: Any) -> None:
+    """Sums and products again in 64 bits, for an assertion that only a debugger sees."""
+    builder = interpreter.interpreter_builder
+    assert not builder.options.debug
+    builder.options = replace(builder.options, sanitize_overflow=False)
+
+
 def _as_int(tensor: Any) -> int:
     return int(tensor.handle.data.item())
 
@@ -210,7 +219,8 @@ def _compute_in_bfloat16(interpreter: Any) -> None:
     """To the interpreter these are integers: give it numbers, and casts that round."""
     builder, bfloat16 = interpreter.InterpreterBuilder, interpreter.tl.bfloat16
     numbers, bits = np.dtype(importlib.import_module("ml_dtypes").bfloat16), np.dtype(np.uint16)
-    memory, dtype_of, cast = interpreter._interpreter, interpreter._get_np_dtype, builder.cast_impl
+    memory, cast = interpreter._interpreter, builder.cast_impl
+    dtype_of = cache(interpreter._get_np_dtype)  # it makes its table again for each call
 
     def load(addresses: Any, mask: Any, other: Any, dtype: Any) -> Any:
         if dtype != numbers:
@@ -221,7 +231,10 @@ def _compute_in_bfloat16(interpreter: Any) -> None:
         memory.store(addresses, values.view(bits) if values.dtype == numbers else values, mask)
 
     def known_dtype(kind: Any) -> Any:
-        return numbers if kind.scalar == bfloat16 else dtype_of(kind)
+        scalar = kind.scalar
+        if scalar.is_ptr():
+            return np.dtype(np.uint64)
+        return numbers if scalar == bfloat16 else dtype_of(scalar)
 
     def cast_through_float32(self: Any, source: Any, kind: Any) -> Any:
         if bfloat16 not in {source.dtype.scalar, kind.scalar}:
