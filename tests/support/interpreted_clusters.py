@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
 _PATIENCE_S = 60.0
 
@@ -27,10 +27,12 @@ class Cluster:
     _errors: list[BaseException] = field(default_factory=list[BaseException])
     _own: threading.local = field(default_factory=threading.local)
 
-    def run(self, program: Callable[[int], None]) -> None:
-        """Run every program to its end; raise what the first of them raises."""
+    def run(self, program: Callable[[int], None], first: int) -> None:
+        """Run every program from the ``first`` on to its end; raise what one of them raises."""
         self._running, self._speaker, self._in_vain = list(range(self.size)), 0, 0
-        threads = [threading.Thread(target=self._run, args=(k, program)) for k in range(self.size)]
+        threads = [
+            threading.Thread(target=self._run, args=(k, program, first)) for k in range(self.size)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -38,13 +40,13 @@ class Cluster:
         for error in self._errors:
             raise error
 
-    def _run(self, number: int, program: Callable[[int], None]) -> None:
+    def _run(self, number: int, program: Callable[[int], None], first: int) -> None:
         self._own.number = number
         self._await_turn()
         try:
             if not self._errors:
                 with np.errstate(all="ignore"):
-                    program(number)
+                    program(first + number)
         except BaseException as error:  # noqa: BLE001  (raised again by who began)
             self._errors.append(error)
         with self._turn:
@@ -76,12 +78,3 @@ class Cluster:
     def go_on(self) -> None:
         """Note that what the one who speaks waited for has come."""
         self._in_vain = 0
-
-
-def same_arguments(fn: Any, names: Sequence[str], run: Callable[..., None]) -> Callable[..., None]:
-    """A function that looks to the interpreter like another, and calls ``run``."""
-    scope: dict[str, Any] = {**fn.__globals__, "run": run}
-    text = f"def kernel({', '.join(names)}):\n    run({', '.join(names)})\n"
-    exec(text, scope)  # noqa: S102  (it calls what stands above)
-    made: Callable[..., None] = scope["kernel"]
-    return made

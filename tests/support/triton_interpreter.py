@@ -8,6 +8,7 @@ as a process of its own, which reads the names of ops and answers with what is w
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
 import sys
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from smelt.backends.cuda import CudaBackend, CudaTarget, function_of
+from smelt.backends.cuda import CudaBackend, CudaTarget
 from smelt.backends.cuda._fragments import KEEP
 from smelt.backends.cuda._source import TRITON_TYPES, backwards, cluster_of, is_gluon
 from smelt.backends.cuda._turns import TURNING
@@ -32,7 +33,7 @@ from tests.support.ahead_cases import ahead_trials
 from tests.support.chain_cases import CHAINED, chained_trials
 from tests.support.gluon_emulation import gluon_of
 from tests.support.held_cases import HELD, check_held, held_trials, open_held_trials
-from tests.support.interpreted_clusters import Cluster, same_arguments
+from tests.support.interpreted_clusters import Cluster
 from tests.support.launch_watch import LaunchWatch, watch_accesses
 from tests.support.sliding_cases import (
     SLIDING,
@@ -58,57 +59,13 @@ from tests.support.trials import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from smelt.engine import KernelSpec
     from smelt.ops import Op
     from tests.support.trials import Trial
 
 TARGET = CudaTarget(90)
-
-
-class _Storage:
-    """What the interpreter asks of a tensor's storage."""
-
-    def __init__(self, address: int) -> None:
-        self._address = address
-
-    def data_ptr(self) -> int:
-        return self._address
-
-    def cpu(self) -> _Storage:
-        return self
-
-    def copy_(self, _other: object) -> None:
-        return
-
-
-class _Pointer:
-    """An address that the interpreter takes for a tensor."""
-
-    def __init__(self, address: int, dtype: DType) -> None:
-        self._address = address
-        self.dtype = TRITON_TYPES[dtype]
-
-    def data_ptr(self) -> int:
-        return self._address
-
-    def untyped_storage(self) -> _Storage:
-        return _Storage(self._address)
-
-    def new_empty(self, *_arguments: object, **_options: object) -> _Pointer:
-        return self
-
-    def set_(self, *_arguments: object) -> None:
-        return
-
-    def storage_offset(self) -> int:
-        return 0
-
-    def size(self) -> tuple[int, ...]:
-        return ()
-
-    stride = size
 
 
 Array = np.ndarray[Any, Any]
@@ -132,38 +89,53 @@ def interpret(
 ) -> None:
     """Run a kernel on addresses of the host; ``late_copies`` as `gluon_of` says."""
     interpreter = importlib.import_module("triton.runtime.interpreter")
+    _patch(interpreter)
     text = backend.generate(kernel, TARGET)
-    function: Any = function_of(text, kernel.symbol)
+    function = _function_of(text, kernel.symbol)
     if is_gluon(text):
         gluon = gluon_of(late_copies=late_copies)
         function.__globals__.update(gl=gluon.gl, hopper=gluon.hopper)
-    pointers = [_Pointer(word, DType(d)) for word, d in zip(words, kernel["dtypes"], strict=True)]
-    _patch(interpreter)
-    interpreted = interpreter.InterpretedFunction(function)
-    if (size := cluster_of(kernel)) > 1:
-        _run_by_cluster(interpreter, interpreted, size)
-    with np.errstate(all="ignore"):
-        interpreted[(programs,)](*pointers, *scalars)
+    arguments = [
+        *(_pointer(interpreter, word, d) for word, d in zip(words, kernel["dtypes"], strict=True)),
+        *map(interpreter._implicit_cvt, scalars),
+    ]
+    builder = interpreter.interpreter_builder
+    builder.set_grid_dim(programs, 1, 1)
 
-
-def _run_by_cluster(interpreter: Any, interpreted: Any, size: int) -> None:
-    """Have the first program of each cluster stand for all of it."""
-    builder, fn = interpreter.interpreter_builder, interpreted.rewrite()
-    CLUSTERS[:] = [Cluster(size)]
-
-    def stand_for_all(*words: Any) -> None:
-        WATCH.wait()
-        first, *_ = builder.grid_idx
-        if first % size == 0:
-            CLUSTERS[0].run(lambda number: program(first + number, words))
-
-    def program(number: int, words: tuple[Any, ...]) -> None:
+    def run(number: int) -> None:
         builder.set_grid_idx(number, 0, 0)
-        fn(*words)
+        function(*arguments)
 
-    interpreted.rewritten_fn[interpreted.fn] = same_arguments(
-        fn, interpreted.arg_names, stand_for_all
-    )
+    with np.errstate(all="ignore"):
+        _run_programs(run, programs, cluster_of(kernel))
+
+
+@cache
+def _function_of(text: str, name: str) -> Any:
+    """What a kernel's text defines, as the interpreter runs it: what is assigned is a tensor."""
+    interpreter = importlib.import_module("triton.runtime.interpreter")
+    tree = interpreter.FunctionRewriter.ast_transformer.visit(ast.parse(text))
+    names = dict(vars(interpreter))
+    exec(compile(ast.fix_missing_locations(tree), name, "exec"), names)  # noqa: S102  (our text)
+    return names["kernel"]
+
+
+def _pointer(interpreter: Any, address: int, dtype: str) -> Any:
+    """An address as the interpreter gives it to a kernel."""
+    kind = interpreter.tl.str_to_ty(f"*{TRITON_TYPES[DType(dtype)]}", None)
+    handle = interpreter.TensorHandle(np.array([address], np.uint64), kind)
+    return interpreter.tl.core.tensor(handle, kind)
+
+
+def _run_programs(run: Callable[[int], None], programs: int, size: int) -> None:
+    """Run one program after another; those of a cluster of some ``size`` in turns."""
+    if size == 1:
+        for number in range(programs):
+            run(number)
+        return
+    CLUSTERS[:] = [Cluster(size)]
+    for first in range(0, programs, size):
+        CLUSTERS[0].run(run, first)
 
 
 def _patch(interpreter: Any) -> None:
@@ -178,6 +150,7 @@ def _patch(interpreter: Any) -> None:
         _replace_assembly()
         _tell_of_programs(interpreter)
         watch_accesses(interpreter._interpreter, WATCH)
+        _speak_only_to_it(interpreter)
         interpreter.smelt_patched = True
 
 
@@ -199,6 +172,17 @@ def _skip_what_nothing_reads(interpreter: Any) -> None:
     builder = interpreter.interpreter_builder
     assert not builder.options.debug
     builder.options = replace(builder.options, sanitize_overflow=False)
+
+
+def _speak_only_to_it(interpreter: Any) -> None:
+    """Leave the language's words in the interpreter's hands: nothing is compiled here."""
+    words = {"tl": interpreter.tl, "core": interpreter.tl.core}
+    interpreter._patch_lang(SimpleNamespace(__globals__=words))
+
+    def leave(_function: object) -> None:
+        """It is done."""
+
+    interpreter._patch_lang = leave
 
 
 def _as_int(tensor: Any) -> int:
