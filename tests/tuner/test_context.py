@@ -84,6 +84,7 @@ def trial(
     deadline: float = math.inf,
     least_seconds: float = 0.0,
     brief_seconds: float = 0.0,
+    subsets: int = 1,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> NetworkTrial:
     return NetworkTrial(
@@ -98,6 +99,7 @@ def trial(
             slower=1e3,
             least_seconds=least_seconds,
             brief_seconds=brief_seconds,
+            subsets=subsets,
         ),
         where="here",
         sizes={},
@@ -216,6 +218,23 @@ def test_a_plan_that_is_slower_as_a_whole_is_not_taken() -> None:
     trial(choice, stage).run()
     assert len(stage.played[-1]) == 2
     assert choice.tactics == before
+
+
+def test_of_changes_that_do_not_go_together_those_that_gain_most_are_taken() -> None:
+    graph = network(12)
+    choice = chosen_alone(graph)
+    before = dict(choice.tactics)
+
+    def special(cast: Cast, position: int) -> float | None:
+        changed = {i for i, node in enumerate(graph.nodes) if cast[id(node)] != before[id(node)]}
+        crowd = 5.0 if len(changed) > 3 and position == 0 else 0.0
+        return 1.0 + crowd - (0.5 if position in {2, 6, 10} else 0.1) * (position in changed)
+
+    stage = FakeStage(graph, choice, special)
+    trial(choice, stage, subsets=4).run()
+    changed = {i for i, n in enumerate(graph.nodes) if choice.tactics[id(n)] != before[id(n)]}
+    assert changed == {2, 6, 10}
+    assert len(stage.played[-1]) == 5  # with 12 changes, 6, 3 and 1, and as it was
 
 
 def test_what_the_cache_knows_is_not_played_again_and_ends_alike() -> None:

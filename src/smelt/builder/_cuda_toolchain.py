@@ -60,6 +60,8 @@ _SHARE_ALONE: Final = 0.7
 """The share of the tuning's time after which candidates are no longer timed alone."""
 _BRIEF_SECONDS: Final = 3e-4
 """Plans that take less alone are gone through several times."""
+_SUBSETS: Final = 5
+"""Of what a pass over whole plans changes."""
 _PLAN_SECONDS: Final = 0.03
 """What it takes to assemble a plan, to record its graphs, and to see that its results stay."""
 _WORTH_A_PLAN: Final = 1.05
@@ -75,7 +77,11 @@ def _in_networks(effort: Effort) -> Effort:
     """What of an effort is made on GPUs, where there are more candidates and plans are briefer."""
     rivals = 2 * effort.rivals
     return dataclasses.replace(
-        effort, least_seconds=0.0, brief_seconds=_BRIEF_SECONDS, rivals=rivals
+        effort,
+        least_seconds=0.0,
+        brief_seconds=_BRIEF_SECONDS,
+        rivals=rivals,
+        subsets=_SUBSETS,
     )
 
 

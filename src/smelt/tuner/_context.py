@@ -13,6 +13,7 @@ import hashlib
 import logging
 import math
 import time
+from collections import ChainMap
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -82,6 +83,10 @@ class Effort:
     brief_seconds: float = 0.0
     """Plans that take less have several times the passes: what is best in one place changes
     with what is chosen in others, most of all where launches run into each other."""
+    subsets: int = 1
+    """How much of what a pass changes is tried: all of it, then the half that gains most, and so
+    on. What is better by itself may be worse together, and a gain that was luck is among the least.
+    """
     least_seconds: float = 1e-4
     """Plans that take less stay as they are: they find all their weights in the cache."""
 
@@ -169,8 +174,8 @@ class NetworkTrial:
         best = self._fastest([first, *self._all_alike(first)])
         for number in range(1, rounds):
             self.progress(number, rounds)
-            better = self._improved(best)
-            if better is None or better == best or self._fastest([better, best]) == best:
+            better = self._fastest([*self._improved(best), best])
+            if better is best:
                 break
             best = better
         # What was right the first time and is wrong now was lucky; the first starts nothing early.
@@ -191,8 +196,11 @@ class NetworkTrial:
 
     # ---- one pass
 
-    def _improved(self, cast: Cast) -> Cast | None:
-        """The cast with what is better in its context; None when there is no time to find out."""
+    def _improved(self, cast: Cast) -> list[Cast]:
+        """The cast with what is better in its context: all of it, and subsets.
+
+        Nothing when there is no time to find out, or when nothing is better.
+        """
         parts = self._parts(cast)
         context = self._context(cast)
         keys = {
@@ -203,13 +211,13 @@ class NetworkTrial:
         if any(self.cache.get(keys[part.text, part.tactics[0]]) is None for part in parts):
             most = self._most_takes(cast)
             if most < 1:
-                return None
+                return []
             measured = self._measured(parts, cast, most)
             if self._is_out(cast):
-                return None
+                return []
             for played, seconds in measured.items():
                 self.cache.put(keys[played], seconds)
-        better = dict(cast)
+        gains: list[tuple[float, Cast]] = []
         for part in parts:
             known = [self.cache.get(keys[part.text, tactic]) for tactic in part.tactics]
             times = [math.inf if seconds is None else seconds for seconds in known]
@@ -220,9 +228,21 @@ class NetworkTrial:
                 if math.isfinite(seconds)
             )
             for node in part.nodes:
-                better[id(node)] = chosen
                 self.choice.in_network[node.name] = [(text, seconds) for seconds, text in told]
-        return better
+            if chosen is not part.tactics[0]:
+                gain = (times[0] - min(times)) * len(part.nodes)
+                gains.append((gain, {id(node): chosen for node in part.nodes}))
+        return self._subsets(cast, gains)
+
+    def _subsets(self, cast: Cast, gains: list[tuple[float, Cast]]) -> list[Cast]:
+        """A cast with all of several changes, with the half that gains most, and so on."""
+        gains.sort(key=lambda change: -change[0])
+        counts = [len(gains) >> halvings for halvings in range(self.effort.subsets)]
+        return [
+            dict(ChainMap(*(change for _, change in gains[:count]), cast))
+            for count in counts
+            if count
+        ]
 
     def _most_takes(self, cast: Cast) -> int:
         """How many plans there is time to try beside the one that holds."""
