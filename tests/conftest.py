@@ -99,8 +99,13 @@ def shared() -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_home(tmp_path_factory: pytest.TempPathFactory) -> Generator[Path]:
-    """Give the session a home, so that no test sees or changes the user's keys and caches."""
-    home = tmp_path_factory.mktemp("home")
+    """Give the session a home, so that no test sees or changes the user's keys and caches.
+
+    Processes that share the tests share it: what one has compiled, no other compiles again.
+    """
+    folder = tmp_path_factory.getbasetemp()
+    home = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "home"
+    home.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         for variable in [name for name in os.environ if name.startswith("SMELT_")]:
             if variable != "SMELT_SHARED":
