@@ -178,13 +178,14 @@ def test_what_nobody_vouches_for_is_generated_anew(engine: Engine) -> None:
 
 
 @needs_triton
+@pytest.mark.parametrize(("precision", "count"), [("float16", 2), ("bfloat16", 3)])
 def test_layers_without_which_answers_would_be_wrong_stay_in_float32(
-    caplog: pytest.LogCaptureFixture,
+    precision: str, count: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = smelt.build(
-        network_of_differences(), device="cuda:sm_90", precision="float16", tune="none"
+        network_of_differences(), device="cuda:sm_90", precision=precision, tune="none"
     )
-    assert "2 of 6 layers of differences stay in float32: " in caplog.text
+    assert f"{count} of 6 layers of differences stay in float32: " in caplog.text
     text = report_to_text(report_of(made), ["passes"], width=120)
     assert "differences: stays in float32" in text
     assert "head: stays" not in text
@@ -194,11 +195,8 @@ def test_layers_without_which_answers_would_be_wrong_stay_in_float32(
 
 
 @needs_triton
-@pytest.mark.parametrize("options", [{"rounding_error": 1}, {"precision": "bfloat16"}])
-def test_layers_are_rounded_where_that_is_asked_for(
-    options: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    asked: dict[str, Any] = {"precision": "float16", **options}
+def test_layers_are_rounded_where_that_is_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    asked: dict[str, Any] = {"precision": "float16", "rounding_error": 1}
     made = smelt.build(network_of_differences(), device="cuda:sm_90", tune="none", **asked)
     assert "in float32" not in caplog.text
     assert "keep-float32" not in made.header.report

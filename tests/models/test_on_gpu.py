@@ -1,8 +1,8 @@
 """Networks on a GPU: trained ones, and those that are measured, in every precision.
 
 Answers are compared with ONNX Runtime's in float32, and with the references where the model is not
-ONNX. Narrow types may err by so much as follows from them, float16 by 3e-3 and three times torch's
-own error at most.
+ONNX. Narrow types may err by so much as follows from them: float16 by 3e-3, and by three times what
+rounding every tensor does, but for what is less than a step of it; bfloat16 by 2e-2.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from benchmarks.support.models import TOPOLOGIES, build_topology, random_inputs
 from benchmarks.support.onnx_steps import read_network
 from smelt.devices.cuda import CudaRow
 from smelt.interp import interpret
+from smelt.ops import GRU, LSTM, Attention, Conv, ConvTranspose, Gemm, MatMul
 from smelt.runtime import _cuda_segments
-from smelt.types import decode_bfloat16, encode_bfloat16
 from tests.support.answers import classes_of_pictures, digits_read
 from tests.support.gpu import library, nothing_is_lost
 from tests.support.real_models import (
@@ -43,6 +43,12 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.shared
 
 _BOUNDS = {"float32": 1e-4, "tf32": 3e-3, "float16": 3e-3, "bfloat16": 2e-2}
+_ROUNDING_ERRORS = {
+    ("squeezenet1.1_fp16", "bfloat16"): 5e-3,
+    ("efficientnet_lite0", "bfloat16"): 5e-3,
+}
+"""Of networks that err by three times as much on pictures as on the noise that a build tries."""
+_PRODUCTS = (Attention, Conv, ConvTranspose, Gemm, GRU, LSTM, MatMul)
 _TORCHS_ERRORS = 3.0
 _STEP = 2.0**-10
 """Of float16: what is less may be luck, torch's or ours."""
@@ -84,7 +90,10 @@ def test_a_trained_network_answers_on_a_gpu_as_elsewhere(
         pytest.skip("a rounded score may choose another box, which says nothing about errors")
     given, wanted = model.inputs(shared), _wanted(model, shared)
     del gpu
-    with model.build(shared, device="cuda", precision=precision) as engine:
+    rounding_error = _ROUNDING_ERRORS.get((model.name, precision))
+    with model.build(
+        shared, device="cuda", precision=precision, rounding_error=rounding_error
+    ) as engine:
         mine = _run_often(engine, given)
     _check_errors(mine, wanted, model, shared, precision)
 
@@ -94,40 +103,38 @@ def _check_errors(
 ) -> None:
     """Whether answers are as near as the precision lets them be.
 
-    In tf32 and bfloat16, in which no layer is kept in float32 unasked, answers may err by more than
-    the bound where torch's do.
+    In tf32, which keeps no layer in float32, answers may err by more than the bound where torch's
+    do.
     """
     assert mine.keys() == wanted.keys()
     bound = max(_BOUNDS[precision], model.tolerance)
     errors = {name: relative_error(mine[name], array) for name, array in wanted.items()}
-    if precision == "float32":
+    if precision in ("float32", "bfloat16"):
         assert max(errors.values()) <= bound, errors
         return
     rounded = _on_rounded_tensors(model, shared, precision)
     for name, error in errors.items():
         torchs = _TORCHS_ERRORS * relative_error(rounded[name], wanted[name])
-        if precision == "float16":
-            assert error <= min(bound, max(torchs, _STEP)), (name, errors, torchs)
-        else:
-            assert error <= max(bound, torchs), (name, errors, torchs)
+        most = max(bound, torchs) if precision == "tf32" else min(bound, max(torchs, _STEP))
+        assert error <= most, (name, errors, torchs)
 
 
 def _on_rounded_tensors(model: RealModel, shared: Path, precision: str) -> Arrays:
-    """What the references make of the network when every tensor is rounded between the layers.
+    """What the references make of the network when it is rounded as torch rounds it.
 
-    That is what torch computes in a narrow type. FastestDet's answers differ by 4 % then, and a
-    softmax of large logits by as much as their steps.
+    In float16 every tensor is, between the layers: FastestDet's answers differ by 4 % then, and a
+    softmax of large logits by as much as their steps. In tf32 the factors of products alone are.
     """
     graph, given = model.network(shared).graph, model.inputs(shared)
-    values: dict[int, Any] = {id(v): _rounded(given[v.name], precision) for v in graph.inputs}
+    is_narrow = precision == "float16"
+    values: dict[int, Any] = {id(v): given[v.name] for v in graph.inputs}
     for node in graph.nodes:
-        operands = [
-            None if v is None else values.get(id(v), _rounded(_constant(v), precision))
-            for v in node.inputs
-        ]
-        made = [_rounded(array, precision) for array in node.op.reference(*operands)]
-        values |= dict(zip(map(id, node.outputs), made, strict=True))
-    return {v.name: values[id(v)] for v in graph.outputs}
+        operands = [None if v is None else values.get(id(v), _constant(v)) for v in node.inputs]
+        if is_narrow or isinstance(node.op, _PRODUCTS):
+            operands = [_rounded(array, precision) for array in operands]
+        values |= dict(zip(map(id, node.outputs), node.op.reference(*operands), strict=True))
+    made = {v.name: values[id(v)] for v in graph.outputs}
+    return {k: _rounded(v, precision) for k, v in made.items()} if is_narrow else made
 
 
 def _constant(value: Value) -> Array | None:
@@ -140,10 +147,8 @@ def _rounded(array: Any, precision: str) -> Any:
         return array
     if precision == "float16":
         return array.astype(np.float16).astype(array.dtype)
-    wide = array.astype(np.float32)
-    if precision == "bfloat16":
-        return decode_bfloat16(encode_bfloat16(wide)).astype(array.dtype)
-    bits = wide.view(np.uint32) + np.uint32(1 << 12)  # tf32 has ten bits behind the first
+    bits = array.astype(np.float32).view(np.uint32)
+    bits = bits + np.uint32(1 << 12)  # tf32 has ten bits behind the first
     return (bits & np.uint32(0xFFFFE000)).view(np.float32).astype(array.dtype)
 
 

@@ -107,8 +107,8 @@ def build(
         rounding_error: how far answers may err because GPUs store float16 or bfloat16, relative to
             the answers' largest magnitude. The network is tried on random inputs; where it errs by
             more, the layers that this takes stay in float32, and a warning says how many. 1 keeps
-            none. None is 3e-3 in float16, and leaves alone bfloat16, what computes more than
-            2 GFLOP, and what makes more than 16 million numbers in all its layers.
+            none. None is 3e-3 in float16 and 2e-2 in bfloat16, and leaves alone what computes more
+            than 2 GFLOP or makes more than 16 million numbers in all its layers.
 
     Raises:
         GraphError: the network is not valid. UnboundSymbolError: a symbolic extent has no value.

@@ -31,7 +31,7 @@ PRECISIONS: Final = {
 """How an engine may store what the model has in float32, by name."""
 MIXED: Final = ("float16", "bfloat16")
 """The precisions in which layers may stay in float32 for the sake of the answers."""
-ROUNDING_ERRORS: Final = {"float16": 3e-3}
+ROUNDING_ERRORS: Final = {"float16": 3e-3, "bfloat16": 2e-2}
 """How far answers may err by rounding if nobody says so, relative to their largest magnitude."""
 
 
