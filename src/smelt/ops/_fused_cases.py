@@ -10,6 +10,8 @@ from smelt.ir import Case
 from smelt.ops._examples import HALF_TOLERANCE, floats
 from smelt.ops._quantized_cases import quantized_cases
 from smelt.ops.add import Add
+from smelt.ops.asinh import Asinh
+from smelt.ops.atan import Atan
 from smelt.ops.average_pool import AveragePool
 from smelt.ops.clip import Clip
 from smelt.ops.conv import Conv
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _SAME = Conv((3, 3), pads=(1, 1, 1, 1))
+_CURVES = (Stage(Atan(), (-1,)), Stage(Asinh(), (-2,)), Stage(Sub(), (-2, -3)))
+"""What backends compute in several steps each, and read again."""
 
 
 def fused_cases() -> Iterator[Case]:
@@ -91,6 +95,7 @@ def _products() -> Iterator[Case]:
     op = Fused(Gemm(trans_b=True), 3, (Stage(Relu(), (-1,)),))
     arrays = (a, floats(1, 33, seed=1), floats(1, seed=2))
     yield Case("gemm_one_column_relu", op, arrays, constants=constants)
+    yield Case("gemm_atan_asinh", Fused(Gemm(), 2, _CURVES), (a, b), constants=frozenset({1}))
     stages = (Stage(Add(), (-1, 2)), Stage(Gelu(), (-2,)), Stage(Add(), (-3, 3)))
     stack = (floats(2, 5, 33), b, bias, floats(2, 5, 17, seed=3))
     yield Case("mat_mul_gelu_residual", Fused(MatMul(), 2, stages), stack, constants=constants)
@@ -102,6 +107,7 @@ def _chains() -> Iterator[Case]:
     yield Case("add_mul_relu", op, (x, y, row), constants=frozenset({2}))
     op = Fused(Mul(), 2, (Stage(Tanh(), (-1,)), Stage(Mul(), (-2, 0)), Stage(Add(), (-3, -1))))
     yield Case("inputs_and_results_read_again", op, (x, y))
+    yield Case("add_atan_asinh", Fused(Add(), 2, _CURVES), (x, y))
     op = Fused(Sigmoid(), 1, (Stage(Mul(), (0, -1)),))
     yield Case("swish_of_a_scalar", op, (floats(seed=3),))
     table, places = floats(19, 24), np.array([[3, -1, 0], [7, 3, 18]])

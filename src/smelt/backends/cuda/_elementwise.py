@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from smelt.backends._fusion import ABSENT_INPUT
@@ -32,6 +33,8 @@ class _Call:
     args: Sequence[str]
     """Names of variables; empty for an absent argument."""
     dtypes: Sequence[DType]
+    let: Callable[[str], str]
+    """Writes a statement that names an expression; gives the name."""
 
     @property
     def x(self) -> str:
@@ -89,11 +92,15 @@ def tanh(x: str) -> str:
     return f"(2.0 / (1.0 + tl.exp(-2.0 * ({x}))) - 1.0)"
 
 
-def _softplus(x: str) -> str:
-    power = f"tl.exp(-tl.abs({x}))"
-    one = f"(1.0 + {power})"  # what adding rounds away is made good for
-    small = f"tl.where({one} == 1.0, {power}, tl.log({one}) * ({power} / ({one} - 1.0)))"
-    return f"(tl.maximum({x}, 0.0) + {small})"
+def _log1p(c: _Call, text: str) -> str:
+    """The logarithm of one more, of what is not infinite."""
+    x = c.let(text)
+    one = c.let(f"1.0 + {x}")  # what adding rounds away is made good for
+    return f"tl.where({one} == 1.0, {x}, tl.log({one}) * ({x} / ({one} - 1.0)))"
+
+
+def _softplus(c: _Call) -> str:
+    return f"(tl.maximum({c.x}, 0.0) + {_log1p(c, f'tl.exp(-tl.abs({c.x}))')})"
 
 
 def _clip(c: _Call) -> str:
@@ -121,9 +128,31 @@ def _elu(c: _Call) -> str:
     return f"tl.where({c.x} > 0.0, {c.x}, {c.number('alpha')} * (tl.exp({c.x}) - 1.0))"
 
 
+def _celu(c: _Call) -> str:
+    nan, alpha = _keeping_nan(c), c.number("alpha")
+    below = f"{alpha} * (tl.exp({c.x} / {alpha}) - 1.0)"
+    return f"tl.maximum({c.x}, 0.0{nan}) + tl.minimum({below}, 0.0{nan})"
+
+
+def _shrink(c: _Call) -> str:
+    bias, limit = c.number("bias"), c.number("lambd")
+    below = f"tl.where({c.x} < -({limit}), {c.x} + {bias}, 0.0)"
+    return f"tl.where({c.x} > {limit}, {c.x} - {bias}, {below})"
+
+
+def _is_inf(c: _Call) -> str:
+    limits = {"float('-inf')": "detect_negative", "float('inf')": "detect_positive"}
+    found = [f"({c.x} == {limit})" for limit, asked in limits.items() if c.attributes[asked]]
+    return " | ".join(found) or f"{c.x} < {c.x}"
+
+
 def _quotient(c: _Call, x: str, y: str) -> str:
     """What `/` stands for makes zeros of float32 where it divides by more than 2 ** 126."""
     return f"{x} / ({y})" if c.dtypes[0] is DType.FLOAT64 else f"tl.div_rn({x}, {y})"
+
+
+def _root(c: _Call, x: str) -> str:
+    return f"tl.sqrt{'' if c.dtypes[0] is DType.FLOAT64 else '_rn'}({x})"
 
 
 def _round(c: _Call) -> str:
@@ -178,15 +207,87 @@ def _prelu(c: _Call) -> str:
     return f"tl.where({c.x} < 0, {c.x} * {c.y}, {c.x})"
 
 
+def _angle(c: _Call, tangent: str) -> str:
+    """The inverse tangent, by the series for an eighth of the angle.
+
+    The tangent of half an angle follows from the tangent t of the whole: t / (1 + sqrt(1 + t**2)).
+    """
+    t = c.let(_within(c, tangent, "1e9"))  # from here on the angle is a right one in float32
+    for _ in range(3):
+        t = c.let(f"{t} / (1.0 + {_root(c, f'1.0 + {t} * {t}')})")
+    square, series = c.let(f"{t} * {t}"), literal(1 / 9)
+    for power in (7, 5, 3, 1):
+        series = f"({literal(1 / power)} - {square} * {series})"
+    return f"8.0 * {t} * {series}"
+
+
+def _within(c: _Call, x: str, limit: str) -> str:
+    nan = _keeping_nan(c)
+    return f"tl.minimum(tl.maximum({x}, -{limit}{nan}), {limit}{nan})"
+
+
+def _asin(c: _Call) -> str:
+    return _angle(c, _quotient(c, c.x, _root(c, f"(1.0 - {c.x}) * (1.0 + {c.x})")))
+
+
+def _acos(c: _Call) -> str:
+    square = _quotient(c, f"1.0 - {c.x}", f"1.0 + {c.x}")
+    return f"2.0 * ({_angle(c, _root(c, square))})"
+
+
+def _half_powers(c: _Call) -> tuple[str, str]:
+    """Half the exponentials of x and of -x, infinite no sooner than they must be."""
+    up, down = c.let(f"tl.exp(0.5 * {c.x})"), c.let(f"tl.exp(-0.5 * {c.x})")
+    return f"0.5 * {up} * {up}", f"0.5 * {down} * {down}"
+
+
+def _sinh(c: _Call) -> str:
+    """By its series where the exponentials would take each other away."""
+    square, series = c.let(f"{c.x} * {c.x}"), "1.0"
+    for factor in (72, 42, 20, 6):
+        series = f"(1.0 + {square} * {literal(1 / factor)} * {series})"
+    up, down = _half_powers(c)
+    return f"tl.where(tl.abs({c.x}) < 1.0, {c.x} * {series}, {up} - {down})"
+
+
+def _asinh(c: _Call) -> str:
+    x = c.let(f"tl.abs({c.x})")
+    size = c.let(_area(c, x, f"{x} + {x} * {x} / (1.0 + {_root(c, f'1.0 + {x} * {x}')})"))
+    return f"tl.where({c.x} < 0.0, -{size}, {size})"
+
+
+def _acosh(c: _Call) -> str:
+    more = c.let(f"{c.x} - 1.0")  # its root, and so all, is no number below zero
+    return _area(c, c.x, f"{more} + {_root(c, more)} * {_root(c, f'{more} + 2.0')}")
+
+
+def _area(c: _Call, x: str, less: str) -> str:
+    """The logarithm of one more than ``less``: of 2 x where that squares to what is too large."""
+    return f"tl.where({x} > 1e9, tl.log({x}) + 0.6931471805599453, {_log1p(c, less)})"
+
+
+def _atanh(c: _Call) -> str:
+    return f"0.5 * ({_log1p(c, c.x)} - {_log1p(c, f'-{c.x}')})"
+
+
 EXPRESSIONS: Final[dict[str, Callable[[_Call], str]]] = {
     "abs": _unary("tl.abs({x})"),
+    "acos": _acos,
+    "acosh": _acosh,
     "add": _fold("+"),
     "add_scaled": lambda c: f"{c.x} + {c.number('beta')} * {c.y}",
     "and": _fold("&"),
+    "asin": _asin,
+    "asinh": _asinh,
+    "atan": lambda c: _angle(c, c.x),
+    "atanh": _atanh,
+    "bitwise_not": _unary("~({x})"),
     "cast": _cast,
     "ceil": _unary("tl.ceil({x})"),
+    "celu": _celu,
     "clip": _clip,
     "cos": _unary("tl.cos({x})"),
+    "cosh": lambda c: " + ".join(_half_powers(c)),
     "div": lambda c: _quotient(c, c.x, c.y),
     "elu": _elu,
     "equal": lambda c: f"{c.x} == {c.y}",
@@ -200,6 +301,8 @@ EXPRESSIONS: Final[dict[str, Callable[[_Call], str]]] = {
     "hard_sigmoid": _hard_sigmoid,
     "hard_swish": _unary("{x} * tl.minimum(tl.maximum({x} * (1.0 / 6.0) + 0.5, 0.0), 1.0)"),
     "identity": _unary("{x}"),
+    "is_inf": _is_inf,
+    "is_nan": _unary("{x} != {x}"),
     "leaky_relu": lambda c: f"tl.where({c.x} < 0.0, {c.x} * {c.number('alpha')}, {c.x})",
     "less": lambda c: f"{c.x} < {c.y}",
     "less_or_equal": lambda c: f"{c.x} <= {c.y}",
@@ -207,7 +310,7 @@ EXPRESSIONS: Final[dict[str, Callable[[_Call], str]]] = {
     "max": _extreme("maximum"),
     "mean": _mean,
     "min": _extreme("minimum"),
-    "mish": lambda c: f"{c.x} * {tanh(_softplus(c.x))}",
+    "mish": lambda c: f"{c.x} * {tanh(_softplus(c))}",
     "mul": _fold("*"),
     "neg": _unary("-({x})"),
     "not": _unary("({x}) == 0"),
@@ -217,16 +320,21 @@ EXPRESSIONS: Final[dict[str, Callable[[_Call], str]]] = {
     "reciprocal": lambda c: _quotient(c, "1.0", c.x),
     "relu": lambda c: f"tl.maximum({c.x}, 0{_keeping_nan(c)})",
     "round": _round,
+    "selu": lambda c: f"{c.number('gamma')} * {_elu(c)}",
+    "shrink": _shrink,
     "sigmoid": lambda c: sigmoid(c.x),
     "sign": _sign,
     "sin": _unary("tl.sin({x})"),
-    "softplus": lambda c: _softplus(c.x),
+    "sinh": _sinh,
+    "softplus": _softplus,
     "softsign": lambda c: _quotient(c, c.x, f"1.0 + tl.abs({c.x})"),
-    "sqrt": lambda c: f"tl.sqrt{'' if c.dtypes[0] is DType.FLOAT64 else '_rn'}({c.x})",
+    "sqrt": lambda c: _root(c, c.x),
     "sub": _fold("-"),
     "sum": _fold("+"),
     "swish": _swish,
+    "tan": _unary("tl.sin({x}) / tl.cos({x})"),
     "tanh": lambda c: tanh(c.x),
+    "thresholded_relu": lambda c: f"tl.where({c.x} > {c.number('alpha')}, {c.x}, 0.0)",
     "where": lambda c: f"tl.where({c.x}, {c.args[1]}, {c.args[2]})",
     "xor": _fold("^"),
 }
@@ -242,6 +350,8 @@ _ALLOWED: Final[dict[str, frozenset[DType]]] = {
     ),
     **dict.fromkeys(("equal", "where", "identity", "cast"), _ANY),
     **dict.fromkeys(("and", "or", "xor", "not"), frozenset({DType.BOOL})),
+    **dict.fromkeys(("acos", "asin", "atan", "sinh"), _FLOATS - {DType.FLOAT64}),
+    "bitwise_not": frozenset(d for d in DType if d.is_integer),
 }  # fmt: skip
 """Element types of the arguments, where not floating-point."""
 
@@ -254,19 +364,13 @@ def why_not_written(op: Op, dtypes: Sequence[DType]) -> str | None:
     return f"{op.name} of {', '.join(bad)} is not generated" if bad else None
 
 
-def expression(op: Json, args: Sequence[str], dtypes: Sequence[DType]) -> str:
-    """One op on named values, as `op_as_json` holds it."""
-    name, attributes = cast("tuple[str, tuple[tuple[str, Json], ...]]", op)
-    return EXPRESSIONS[name](_Call(dict(attributes), args, dtypes))
-
-
 def write_stages(
     line: Callable[[str], None],
     stages: Any,
     read: Callable[[int], str],
     values: list[str],
 ) -> str:
-    """Write a program, one statement an op; return the variable of its last result.
+    """Write a program, a statement or a few an op; return the variable of its last result.
 
     Args:
         line: writes a statement.
@@ -274,11 +378,18 @@ def write_stages(
         read: gives the variable of an input.
         values: variables of the results so far (a root's).
     """
-    for number, (op, arguments, kinds) in enumerate(stages):
+    names = (f"v{number}" for number in count())
+
+    def let(text: str) -> str:
+        name = next(names)
+        line(f"{name} = {text}")
+        return name
+
+    for op, arguments, kinds in stages:
         args: list[str] = [
             "" if a == ABSENT_INPUT else read(a) if a >= 0 else values[-a - 1] for a in arguments
         ]
-        name = f"v{number}"
-        line(f"{name} = {expression(op, args, [DType(k) for k in kinds])}")
-        values.append(name)
+        kind, attributes = cast("tuple[str, tuple[tuple[str, Json], ...]]", op)
+        call = _Call(dict(attributes), args, [DType(k) for k in kinds], let)
+        values.append(let(EXPRESSIONS[kind](call)))
     return values[-1]
