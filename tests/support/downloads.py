@@ -40,7 +40,7 @@ def package(name: str, version: str) -> Path:
         return found[0]
     KEPT.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-    command += ["--no-build-isolation", "--disable-pip-version-check", "--retries", "1"]
+    command += ["--disable-pip-version-check", "--retries", "1"]
     command += ["--dest", str(KEPT), f"{name}=={version}"]
     try:
         subprocess.run(command, check=True, capture_output=True, timeout=_SECONDS)
