@@ -15,9 +15,7 @@ other engines from an earlier measurement, so that ours can be measured anew alo
 from __future__ import annotations
 
 import json
-import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -34,7 +32,14 @@ from benchmarks.support.engines import SAVED, EngineFailedError, Job, Worker
 from benchmarks.support.gpu_engines import ENGINES
 from benchmarks.support.models import load_inputs, models_with_inputs, shapes_of
 from benchmarks.support.onnx_steps import Ceilings, read_network, roofline_ms
-from benchmarks.support.results import numbers, parser_for, summary, words, write_rows
+from benchmarks.support.results import (
+    name_of_gpu,
+    numbers,
+    parser_for,
+    summary,
+    words,
+    write_rows,
+)
 
 if TYPE_CHECKING:
     import argparse
@@ -218,16 +223,6 @@ def jobs(options: argparse.Namespace, scratch: str) -> Iterator[Job]:
             for dtype in options.dtype:
                 job = Job(model, str(file), str(inputs), dtype, 1, batch, options.tune)
                 yield replace(job, saved=options.engines)
-
-
-def name_of_gpu() -> str:
-    """Return the first GPU and its driver."""
-    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader", "--id=0"]
-    if shutil.which(command[0]) is None:
-        return "an unnamed GPU"
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    name, _, driver = done.stdout.strip().partition(", ")
-    return f"{name} with driver {driver}" if driver else "an unnamed GPU"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

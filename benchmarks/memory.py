@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, Final
 if not __package__:  # run as a script
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from benchmarks.support.fresh import run_stages, save_engine
+from benchmarks.support.fresh import run_stages
 from benchmarks.support.models import models_with_inputs
 from benchmarks.support.results import parser_for, words, write_rows
+from benchmarks.support.stages import Settings
 
 if TYPE_CHECKING:
     import argparse
@@ -35,11 +36,11 @@ def measure(
 ) -> list[dict[str, Any]]:
     """Return a row for each engine and the file that it loads."""
     rows: list[dict[str, Any]] = []
-    threads = options.threads
+    settings = Settings(options.threads)
     for engine, file in files.items():
         try:
             runs = [
-                run_stages(engine, file, inputs, threads, options.limit) for _ in range(repeats)
+                run_stages(engine, file, inputs, settings, options.limit) for _ in range(repeats)
             ]
         except (subprocess.SubprocessError, ValueError) as error:
             print(f"{model}: {engine} left out: {error}", file=sys.stderr)
@@ -48,7 +49,7 @@ def measure(
         rows.append(
             {
                 "model": model,
-                "threads": threads,
+                "threads": options.threads,
                 "engine": engine,
                 "numpy_mib": best["numpy"]["rss_mib"],
                 "import_mib": best["import"]["rss_mib"],
@@ -75,7 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         saved = Path(scratch) / "saved.engine"
         for model, file, inputs in models_with_inputs(options.models, options.model_dir, scratch):
-            save_engine(file, inputs, saved, options.limit)
+            saving = Settings(options.threads, saved=str(saved))
+            run_stages("smelt-build", file, inputs, saving, options.limit)
             files = {"smelt": saved} | dict.fromkeys(options.peers, file)
             measured = measure(model, files, inputs, options, options.repeats)
             if not options.no_build:

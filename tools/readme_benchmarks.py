@@ -295,19 +295,21 @@ def memory_table(rows: Sequence[tuple[str, Row]]) -> str:
 
 
 def build_table(rows: Sequence[tuple[str, Row]]) -> str:
-    """Return what comes before the first run: a line for each measure and engine."""
-    body = [
-        [
-            row["measure"],
-            row["model"],
-            row["engine"],
-            f"{row['best_s']:.3f}",
-            f"{row['median_s']:.3f}",
-        ]
-        for _, row in rows
-    ]
+    """Return what comes before the first run: a table for each machine, a line for each row."""
+    machines: dict[str, list[list[str]]] = {}
+    for _, row in rows:
+        # Rows for the CPU did not say more than the model at first.
+        what = [str(row[name]) for name in ("model", "dtype") if name in row]
+        what += [f"batch {row['batch']}"] if "batch" in row else []
+        times = [f"{row[name]:.3f}" for name in ("best_s", "median_s")]
+        line = [row["measure"], " ".join(what), row["engine"], *times]
+        machines.setdefault(row["machine"], []).append(line)
     heads = ["measure", "model", "engine", "best, s", "median, s"]
-    return "\n".join(lines_of(heads, body, 3)) + "\n" if body else NOTHING
+    tables = [
+        "\n".join(lines_of(heads, body, 3)) + f"\n\nOn {machine}.\n"
+        for machine, body in machines.items()
+    ]
+    return "\n".join(tables) or NOTHING
 
 
 def contention_table(rows: Sequence[tuple[str, Row]]) -> str:

@@ -6,7 +6,9 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import statistics
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +61,16 @@ def machine() -> str:
     return (
         f"{name}, {os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}"
     )
+
+
+def name_of_gpu() -> str:
+    """Return the first GPU and its driver."""
+    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader", "--id=0"]
+    if shutil.which(command[0]) is None:
+        return "an unnamed GPU"
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    name, _, driver = done.stdout.strip().partition(", ")
+    return f"{name} with driver {driver}" if driver else "an unnamed GPU"
 
 
 def summary(times: Sequence[float], digits: int = 4) -> dict[str, float]:

@@ -1,18 +1,20 @@
 """One engine from a bare interpreter to its answers, with time and memory after each stage.
 
-usage: python stages.py ENGINE MODEL INPUTS.npz THREADS, in a process of its own. ENGINE is smelt
-(MODEL is then a saved engine), smelt-build, onnxruntime or openvino (MODEL is then ONNX). Nothing
-is imported but what the engine needs; one line of JSON is printed.
+usage: python stages.py ENGINE MODEL INPUTS.npz SETTINGS, in a process of its own. ENGINE is smelt
+or smelt-bare (MODEL is then a saved engine), smelt-build, onnxruntime or openvino (MODEL is then
+ONNX). SETTINGS are the fields of `Settings`, a list in JSON. Nothing is imported but what the
+engine needs; one line of JSON is printed.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +23,19 @@ RUNS = 5
 """Runs after the first: some engines take memory late."""
 FIELDS = {"VmRSS:": "rss_mib", "RssAnon:": "own_mib", "VmHWM:": "peak_mib"}
 """Resident memory, the part of it that no other process can share, and the most there ever was."""
+COMPILERS = ("triton", "torch", "llvmlite", "onnx")
+"""What builds engines, and nothing that runs one may need."""
+
+
+class Settings(NamedTuple):
+    """How an engine is built and run."""
+
+    threads: int
+    """Of a run on the CPU."""
+    device: str = "cpu"
+    precision: str = "float32"
+    saved: str = ""
+    """Where what was built is saved; it is then not run. Empty for nowhere."""
 
 
 class Stages:
@@ -45,45 +60,77 @@ class Stages:
         self._before = time.perf_counter()
 
 
+def forbid_compilers() -> None:
+    """Make this process one on a machine without compilers: no package of them, no nvcc."""
+    none: dict[str, Any] = dict.fromkeys(COMPILERS)
+    sys.modules.update(none)  # which is how Python marks what cannot be imported
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        os.environ.pop(name, None)
+    os.environ["PATH"] = ""
+
+
 def run_smelt(
-    stages: Stages, model: str, inputs: dict[str, Any], threads: int
+    stages: Stages, model: str, inputs: dict[str, Any], settings: Settings
 ) -> Callable[[], Any]:
     """Load a saved engine."""
     import smelt
 
     stages.note("import")
-    context = smelt.load(model).create_context(threads=threads)
+    context = smelt.load(model).create_context(threads=settings.threads)
     stages.note("load")
     return lambda: context.run(inputs)
 
 
-def run_smelt_build(
-    stages: Stages, model: str, inputs: dict[str, Any], threads: int
+def run_smelt_bare(
+    stages: Stages, model: str, inputs: dict[str, Any], settings: Settings
 ) -> Callable[[], Any]:
-    """Build an engine, and run it in the same process."""
+    """Load a saved engine where nothing can compile, a GPU opened before."""
+    forbid_compilers()
+    import smelt
+
+    stages.note("import")
+    if settings.device.startswith("cuda"):
+        gpu: Any = importlib.import_module("smelt.devices.cuda")
+        gpu.cuda_device(int(settings.device.partition(":")[2] or 0))
+    stages.note("device")
+    engine = smelt.Engine.load(model, device=settings.device)
+    stages.note("load")
+    context = engine.create_context(threads=settings.threads)
+    stages.note("context")
+    return lambda: context.run(inputs)
+
+
+def run_smelt_build(
+    stages: Stages, model: str, inputs: dict[str, Any], settings: Settings
+) -> Callable[[], Any] | None:
+    """Build an engine, and save it or run it in the same process."""
     import smelt
 
     stages.note("import")
     network = smelt.network_from_onnx(model)
     stages.note("read")
     shapes = {name: array.shape for name, array in inputs.items()}
-    engine = smelt.build(network, device="cpu", shapes=shapes, tune="fast")
+    device, precision = settings.device, settings.precision
+    engine = smelt.build(network, device=device, precision=precision, shapes=shapes, tune="fast")
     del network
     stages.note("build")
-    context = engine.create_context(threads=threads)
+    if settings.saved:
+        engine.save(settings.saved)
+        return None
+    context = engine.create_context(threads=settings.threads)
     stages.note("load")
     return lambda: context.run(inputs)
 
 
 def run_onnxruntime(
-    stages: Stages, model: str, inputs: dict[str, Any], threads: int
+    stages: Stages, model: str, inputs: dict[str, Any], settings: Settings
 ) -> Callable[[], Any]:
     """Load a model with every optimisation."""
     ort: Any = importlib.import_module("onnxruntime")
 
     stages.note("import")
     options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
+    options.intra_op_num_threads = settings.threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
     session = ort.InferenceSession(model, options, ["CPUExecutionProvider"])
@@ -92,7 +139,7 @@ def run_onnxruntime(
 
 
 def run_openvino(
-    stages: Stages, model: str, inputs: dict[str, Any], threads: int
+    stages: Stages, model: str, inputs: dict[str, Any], settings: Settings
 ) -> Callable[[], Any]:
     """Compile a model for latency."""
     openvino: Any = importlib.import_module("openvino")
@@ -100,26 +147,27 @@ def run_openvino(
     core = openvino.Core()
     network = core.read_model(model)
     network.reshape({name: list(array.shape) for name, array in inputs.items()})
-    settings = {
+    properties = {
         "PERFORMANCE_HINT": "LATENCY",
         "NUM_STREAMS": "1",
-        "INFERENCE_NUM_THREADS": threads,
+        "INFERENCE_NUM_THREADS": settings.threads,
         "INFERENCE_PRECISION_HINT": "f32",
     }
-    request = core.compile_model(network, "CPU", settings).create_infer_request()
+    request = core.compile_model(network, "CPU", properties).create_infer_request()
     stages.note("load")
     return lambda: request.infer(inputs, share_inputs=True, share_outputs=True)
 
 
 START = {
     "smelt": run_smelt,
+    "smelt-bare": run_smelt_bare,
     "smelt-build": run_smelt_build,
     "onnxruntime": run_onnxruntime,
     "openvino": run_openvino,
 }
 
 
-def main(engine: str, model: str, inputs_file: str, threads: str) -> None:
+def main(engine: str, model: str, inputs_file: str, settings: str) -> None:
     """Go through the stages and print them."""
     stages = Stages()
     stages.note("python")
@@ -128,12 +176,13 @@ def main(engine: str, model: str, inputs_file: str, threads: str) -> None:
     with np.load(inputs_file) as arrays:
         inputs = dict(arrays)
     stages.note("numpy")
-    run = START[engine](stages, model, inputs, int(threads))
-    run()
-    stages.note("first run")
-    for _ in range(RUNS):
+    run = START[engine](stages, model, inputs, Settings(*json.loads(settings)))
+    if run is not None:
         run()
-    stages.note("runs")
+        stages.note("first run")
+        for _ in range(RUNS):
+            run()
+        stages.note("runs")
     print(json.dumps(stages.rows))
 
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from benchmarks import barrier, build_time, contention, cpu_kernels, gpu_kernels, memory, run_all
+from benchmarks import barrier, contention, cpu_kernels, gpu_kernels, memory, run_all
 from benchmarks.support.peak import PeakLoop
 
 pytestmark = pytest.mark.skipif(
@@ -32,15 +32,6 @@ def test_memory_is_told_for_each_stage_of_each_engine(model: Path, tmp_path: Pat
     sizes = [saved[name] for name in stages]
     assert 5 < sizes[0] <= sizes[-1]
     assert saved["peak_mib"] < built["peak_mib"]
-
-
-def test_building_loading_and_importing_are_timed(model: Path, tmp_path: Path) -> None:
-    file = tmp_path / "rows.json"
-    options = ["--models", str(model), "--peers", "", "--repeats", "1", "--builds", "1"]
-    assert build_time.main([*options, "--json", str(file)]) == 0
-    kinds = ["import numpy", "import", "cold build", "cached build", "load"]
-    assert [row["measure"] for row in _rows(file)] == kinds
-    assert all(0 < row["best_s"] <= row["median_s"] for row in _rows(file))
 
 
 def test_a_busy_neighbour_is_measured_and_leaves(model: Path, tmp_path: Path) -> None:

@@ -106,6 +106,23 @@ def test_no_measurement_is_said_plainly(tmp_path: Path) -> None:
         assert table([]) == tables.NOTHING
 
 
+def test_builds_have_a_table_for_each_machine(tmp_path: Path) -> None:
+    common = {"measure": "cold build", "engine": "smelt", "best_s": 1.0, "median_s": 2.0}
+    given: dict[str, dict[str, Any]] = {
+        "build_time": {"model": "old", "machine": "a CPU"},
+        "build_time_gpu": {"model": "new", "dtype": "tf32", "batch": 4, "machine": "a GPU, a CPU"},
+    }
+    for name, row in given.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps([common | row]))
+    lines = tables.build_table(tables.read_rows(tmp_path, "build_time")).splitlines()
+    assert lines[2:5] == ["| cold build | old | smelt | 1.000 | 2.000 |", "", "On a CPU."]
+    assert lines[8:] == [
+        "| cold build | new tf32 batch 4 | smelt | 1.000 | 2.000 |",
+        "",
+        "On a GPU, a CPU.",
+    ]
+
+
 def test_the_chart_is_well_formed_and_has_a_bar_for_each_engine() -> None:
     bars = [Bar("a & b", {"smelt": 1.3, "openvino": 1.0}), Bar("c", {"smelt": 0.9, "torch": 1.0})]
     root = ElementTree.fromstring(chart(bars))  # noqa: S314  (we have just written it)
