@@ -9,6 +9,10 @@ JOBS ?= auto
 TESTS ?= tests
 # What `make quick` leaves out: nearly every test there compiles kernels.
 COMPILING := tests/backends tests/benchmarks tests/conformance
+# The oldest Triton: unlike the newest, it compiles windows that slide over shared memory.
+TRITON36 := build/triton36
+# What an environment holds to, beside the extras.
+PINS ?=
 # pyright takes node from the wheel beside it, never from the machine or the network.
 export PYRIGHT_PYTHON_GLOBAL_NODE := 0
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
@@ -16,10 +20,10 @@ export NO_MKDOCS_2_WARNING := 1
 CODE := src tests tools benchmarks $(wildcard examples)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check layout lint gates floors mypy pyright test quick bench docs requirements wheel clean format
+.PHONY: help demo check layout lint gates floors mypy pyright test quick test-triton36 bench docs requirements wheel clean format
 
 help:  ## show this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */  make \1\t/' | expand -t 22
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## */  make \1\t/' | expand -t 22
 
 demo: $(VENV)/.stamp-run  ## build an engine from our own LeNet, classify digits, show layer times
 	@$(BIN)/python examples/01_mnist/classify.py
@@ -29,6 +33,10 @@ test: $(VENV)/.stamp-test  ## run the tests, the quick ones first; writes build/
 
 quick: $(VENV)/.stamp-test  ## run most of the tests, without those that take longest
 	@$(BIN)/python -m pytest $(TESTS) -n $(JOBS) -m "not slow and not shared" $(COMPILING:%=--ignore=%)
+
+test-triton36:  ## compile kernels for GPUs with Triton 3.6, in an environment of its own
+	@$(MAKE) --no-print-directory VENV=$(TRITON36) PINS='triton==3.6.*' $(TRITON36)/.stamp-test
+	@$(TRITON36)/bin/python -m pytest tests/backends/cuda -n $(JOBS)
 
 check: layout lint gates floors mypy pyright  ## every gate: format, lint, sizes, rooms, floors, types
 
@@ -88,7 +96,7 @@ $(VENV)/.stamp-python:
 
 $(VENV)/.stamp-%: $(VENV)/.stamp-python pyproject.toml
 	@echo "installing smelt ($*)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.$(if $(filter run,$*),,[$*])'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.$(if $(filter run,$*),,[$*])' $(PINS:%='%')
 	@touch $@
 
 .SECONDARY:
