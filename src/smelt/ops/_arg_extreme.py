@@ -61,6 +61,8 @@ def arg_cases(make: Callable[..., ArgExtreme]) -> Iterator[Case]:
     ties = np.array([[2, 5, 5, 1, 1], [3, 3, 3, 3, 3]], np.float32)
     for last in (0, 1):
         yield Case(f"ties, last {last}", make(axis=1, select_last_index=last), (ties,))
+        long = sample(2, 9001)
+        yield Case(f"long rows, last {last}", make(axis=1, select_last_index=last), (long,))
     yield Case("first axis", make(), (sample(4, 3),))
     yield Case("without the axis", make(axis=1, keepdims=0), (sample(2, 7, 3),))
     yield Case("negative axis", make(axis=-2), (sample(2, 7, 3),))

@@ -1,5 +1,6 @@
-"""Softmax, normalisations and reductions: rows of elements, walked once for each thing to know.
+"""Softmax, normalisations, reductions: rows of elements, walked once for each thing to know.
 
+Where the largest element of a row is, or the least, is one such thing.
 A program does a few rows. Rows that fit in registers are read once; longer ones are read again in
 each pass. Sums have a fixed order. Several sizes of programs are offered: few rows want small ones.
 """
@@ -28,8 +29,11 @@ from smelt.backends.cuda.families._epilogue import (
 )
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.ops import (
+    ArgMax,
+    ArgMin,
     GlobalAveragePool,
     GlobalMaxPool,
+    Hardmax,
     LayerNormalization,
     LogSoftmax,
     RMSNormalization,
@@ -61,16 +65,24 @@ _REDUCTIONS: Final = {
     "reduce_l1": ("sum", "tl.abs({x})", "{t}"),
     "reduce_l2": ("sum", "{x} * {x}", "tl.sqrt_rn({t})"),
     "reduce_log_sum": ("sum", "{x}", "tl.log({t})"),
+    "reduce_log_sum_exp": ("sum", "tl.exp({x} - most[:, None])", "tl.log({t}) + most"),
     "reduce_max": ("max", "{x}", "{t}"),
     "reduce_mean": ("sum", "{x}", "{t} / {n}"),
     "reduce_min": ("min", "{x}", "{t}"),
+    "reduce_prod": ("prod", "{x}", "{t}"),
     "reduce_sum": ("sum", "{x}", "{t}"),
     "reduce_sum_square": ("sum", "{x} * {x}", "{t}"),
 }
-"""How elements are folded, what of each, and what becomes of the total of ``n``."""
-_NEUTRAL: Final = {"sum": "0.0", "max": "float('-inf')", "min": "float('inf')"}
+"""How elements are folded, what of each, and what becomes of the total of ``n``.
+
+The largest, ``most``, keeps exponentials finite.
+"""
+_NEUTRAL: Final = {"sum": "0.0", "prod": "1.0", "max": "float('-inf')", "min": "float('inf')"}
+_NOWHERE: Final = {"min": str(1 << 62), "max": "-1"}
+"""What is neutral among places in a row."""
 _FOLDS: Final = {
     "sum": "{a} + {b}",
+    "prod": "{a} * {b}",
     "max": "tl.maximum({a}, {b}, propagate_nan=tl.PropagateNan.ALL)",
     "min": "tl.minimum({a}, {b}, propagate_nan=tl.PropagateNan.ALL)",
 }
@@ -85,7 +97,7 @@ class RowsFamily(Family[CudaTarget]):
     @override
     def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
         op, count = root_of(node)
-        if not (_is_soft(op) or _is_norm(op) or op.name in _REDUCTIONS):
+        if not (_is_soft(op) or _is_norm(op) or _is_place(op) or op.name in _REDUCTIONS):
             return
         kind, out = value_of(node, 0).tensor, node.output.tensor
         layouts = [Layout.LINEAR]
@@ -126,7 +138,6 @@ class RowsFamily(Family[CudaTarget]):
         options: dict[str, Any] = dict(tactic.parameters)
         columns = _columns(length)
         block = max(1, options["elements"] // columns)
-        layout = tactic.outputs[0].layout
         spec = KernelSpec(
             self.name,
             parameters(
@@ -139,7 +150,8 @@ class RowsFamily(Family[CudaTarget]):
                 rows=scalars.json(rows),
                 tile=(block, columns),
                 epsilon=float(getattr(op, "epsilon", 0.0)),
-                stages=planned_epilogue(node, layout).stages,
+                last=bool(getattr(op, "select_last_index", 0)),
+                stages=planned_epilogue(node, tactic.outputs[0].layout).stages,
                 warps=options["warps"],
                 pipeline=1,
                 **operand_parameters(views, len(scalars.values)),
@@ -203,7 +215,11 @@ def _linear(dtype: Any) -> TensorFormat:
 
 
 def _is_soft(op: Op) -> bool:
-    return isinstance(op, Softmax | LogSoftmax)
+    return isinstance(op, Softmax | LogSoftmax | Hardmax)
+
+
+def _is_place(op: Op) -> bool:
+    return isinstance(op, ArgMax | ArgMin)
 
 
 def _is_norm(op: Op) -> bool:
@@ -226,7 +242,7 @@ def _why_not(node: Node) -> str | None:
 def _inner_axes(node: Node) -> tuple[int, ...]:
     """The axes that a row runs along."""
     (op, count), rank = root_of(node), value_of(node, 0).tensor.rank
-    if isinstance(op, Softmax | LogSoftmax):
+    if isinstance(op, Softmax | LogSoftmax | Hardmax | ArgMax | ArgMin):
         return (op.axis % rank,)
     if isinstance(op, LayerNormalization | RMSNormalization):
         return tuple(range(op.axis % rank, rank))
@@ -302,6 +318,8 @@ class _Writer:
             self.reduce(*_REDUCTIONS[op])
         elif op in {"softmax", "log_softmax"}:
             self.soften()
+        elif op in {"hardmax", "arg_max", "arg_min"}:
+            self.find(op)
         else:
             self.normalise()
         return s.text()
@@ -327,19 +345,26 @@ class _Writer:
     def fold(self, name: str, fold: str, element: str) -> None:
         """Write the total of an expression of ``x`` over each row into a variable."""
         s = self.s
-        if self.fits:
-            s.line(f"part = tl.where(ok, {element}, {_NEUTRAL[fold]})")
-        else:
-            shape = f"[{self.block}, {self.columns}]"
-            s.line(f"part = tl.full({shape}, {_NEUTRAL[fold]}, tl.float32)")
-            with self.stretches():
-                s.line(f"one = tl.where(ok, {element}, {_NEUTRAL[fold]})")
-                s.line(f"part = {_FOLDS[fold].format(a='part', b='one')}")
+        self.fold_elements("part", fold, element, _NEUTRAL[fold], "tl.float32")
+        if fold == "prod":
+            s.line(f"{name} = tl.reduce(part, 1, tl.standard._prod_combine)")
+            return
         # A maximum on tensors forgets what is no number: it is found beside it.
         s.line(f"{name} = tl.{fold}(part, axis=1)")
         if fold != "sum":
             s.line("strange = tl.max((part != part).to(tl.int32), axis=1)")
             s.line(f"{name} = tl.where(strange > 0, float('nan'), {name})")
+
+    def fold_elements(self, name: str, fold: str, element: str, neutral: str, kind: str) -> None:
+        """Write what becomes of an expression in each column, of a type of number."""
+        s = self.s
+        if self.fits:
+            s.line(f"{name} = tl.where(ok, {element}, {neutral})")
+            return
+        s.line(f"{name} = tl.full([{self.block}, {self.columns}], {neutral}, {kind})")
+        with self.stretches():
+            s.line(f"one = tl.where(ok, {element}, {neutral})")
+            s.line(f"{name} = {_FOLDS[fold].format(a=name, b='one')}")
 
     def write_row(self, value: str) -> None:
         """Write an expression of ``x`` for every element of each row."""
@@ -378,12 +403,34 @@ class _Writer:
     # ---- what rows are for
 
     def reduce(self, fold: str, element: str, result: str) -> None:
-        s = self.s
+        if self.k["op"] == "reduce_log_sum_exp":
+            self.fold("most", "max", "x")
+            self.s.line("most = tl.where(tl.abs(most) < float('inf'), most, 0.0)")
         self.fold("total", fold, element.format(x="x"))
-        last = len(s.dtypes) - 1
         count = f"({self.length} * 1.0)"
-        value = self.finished(result.format(t="total", n=count), "base", "row_ok")
-        s.store(last, f"base{last}", value, "row_ok")
+        self.write_total(result.format(t="total", n=count))
+
+    def write_total(self, value: str) -> None:
+        """Write an expression for each row."""
+        last = len(self.s.dtypes) - 1
+        value = self.finished(value, "base", "row_ok")
+        self.s.store(last, f"base{last}", value, "row_ok")
+
+    def find(self, op: str) -> None:
+        """Where the extreme element of each row is; what is no number is more than extreme."""
+        self.fold("most", "min" if op == "arg_min" else "max", "x")
+        # Hardmax subtracts the largest element: all are then no numbers, and the first one wins.
+        strange = "(most != most)[:, None]" if op == "hardmax" else "(x != x)"
+        fold = "max" if self.k["last"] else "min"
+        place = (
+            f"tl.where((x == most[:, None]) | {strange}, j.to(tl.int64)[None, :], {_NOWHERE[fold]})"
+        )
+        self.fold_elements("places", fold, place, _NOWHERE[fold], "tl.int64")
+        self.s.line(f"place = tl.{fold}(places, axis=1)")
+        if op == "hardmax":
+            self.write_row("tl.where(j[None, :] == place[:, None], 1.0, 0.0)")
+        else:
+            self.write_total("place")
 
     def soften(self) -> None:
         s = self.s
