@@ -101,10 +101,11 @@ class RowsFamily(Family[CudaTarget]):
             return
         kind, out = value_of(node, 0).tensor, node.output.tensor
         layouts = [Layout.LINEAR]
-        if kind.rank >= 3 and out.rank == kind.rank and not _is_norm(op):
+        if kind.rank >= 3 and not _is_norm(op):
             layouts.append(Layout.CHANNELS_LAST)
         for layout in layouts:
-            epilogue = plan_epilogue(node, layout)
+            made = layout if out.rank == kind.rank else Layout.LINEAR
+            epilogue = plan_epilogue(node, made)
             reason = _why_not(node) or (epilogue if isinstance(epilogue, str) else None)
             if reason or isinstance(epilogue, str):
                 yield Refusal(self.name, str(reason))
@@ -114,7 +115,7 @@ class RowsFamily(Family[CudaTarget]):
                 for v in node.inputs[1:count]
             ]
             inputs = (TensorFormat(kind.dtype, layout), *others, *epilogue.formats)
-            output = TensorFormat(out.dtype, layout)
+            output = TensorFormat(out.dtype, made)
             for options, seconds in _options(node, layout, target):
                 yield Tactic(self.name, options, inputs, (output,), cost_hint=seconds)
 
