@@ -186,7 +186,18 @@ def gpu_table(rows: Sequence[tuple[str, Row]]) -> str:
     settings = _gpu_settings(rows)
     if not settings:
         return NOTHING
-    heads = ["model", "type", "batch", OURS, "cold", "call", *GPU_PEERS, "roofline", "of it"]
+    heads = [
+        "model",
+        "type",
+        "batch",
+        OURS,
+        "cold",
+        "call",
+        *GPU_PEERS,
+        "roofline",
+        "of it",
+        "error",
+    ]
     body: list[list[str]] = []
     for (_, dtype, batch, model), found in sorted(settings.items()):
         ours = found.get(OURS)
@@ -200,6 +211,7 @@ def gpu_table(rows: Sequence[tuple[str, Row]]) -> str:
                 *(_peer_time(t, ours) for t in times),
                 _milliseconds(next(iter(found.values()))["roofline_ms"]),
                 f"{ours['share_of_roofline']:.0%}" if ours else "",
+                _error(ours),
             ]
         )
     versions = sorted({f"{row['engine']} {row['version']}" for _, row in rows})
@@ -235,6 +247,12 @@ def _gpu_settings(rows: Sequence[tuple[str, Row]]) -> dict[tuple[Any, ...], dict
 
 
 _GPU_TIMES: Final = ("median_ms", "cold_ms", "call_ms")
+
+
+def _error(row: Row | None) -> str:
+    """How far outputs were from another engine's; not every row says it."""
+    error = row.get("error") if row else None
+    return "" if error is None else f"{error:.1e}"
 
 
 def _peer_time(time: float | None, ours: Row | None) -> str:

@@ -67,11 +67,13 @@ def test_networks_on_a_gpu_have_a_ratio_to_each_other_engine(tmp_path: Path) -> 
     rows = [
         _row("smelt", 1.0, **more, share_of_roofline=0.25),
         _row("xla", 3.0, **more, share_of_roofline=0.125),
+        _row("smelt", 1.0, **more, batch=8, share_of_roofline=0.25, error=4.1e-4),
     ]
     (tmp_path / "2026-01-02_gpu.json").write_text(json.dumps(rows))
     table = tables.gpu_table(tables.read_rows(tmp_path, "20[0-9][0-9]-*_"))
-    line = "| net | float16 | 1 | 2.000 |  | 5.000 |  |  | 4.000 (2.00) | 0.500 | 25% |"
+    line = "| net | float16 | 1 | 2.000 |  | 5.000 |  |  | 4.000 (2.00) | 0.500 | 25% |  |"
     assert line in table
+    assert "| net | float16 | 8 | 2.000 |  | 5.000 |  |  |  | 0.500 | 25% | 4.1e-04 |" in table
     assert tables.gpu_table([]) == tables.NOTHING
 
 
