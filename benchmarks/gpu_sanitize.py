@@ -2,6 +2,8 @@
 
 Engines are built and saved first, outside of the tool, which slows everything down by a hundred
 times. Under it each is loaded and run twice, as a graph; the two runs must agree in every bit.
+Untuned engines have the kernels that estimates choose, the same everywhere; those of --tune fast
+have what the clock chooses, which is other kernels at each --batch.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ if not __package__:  # run as a script
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from benchmarks.support.models import ROOT, models_with_inputs
+from benchmarks.support.results import numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -66,24 +69,27 @@ def _python(program: str, arguments: Sequence[str], before: Sequence[str], limit
 
 def check(options: argparse.Namespace, scratch: str) -> Iterator[tuple[str, str]]:
     """Yield each check, and what is wrong with it."""
-    for model, file, inputs in models_with_inputs(options.models, None, scratch, 1):
-        for precision in options.precision.split(","):
-            engine = Path(scratch) / f"{model}-{precision}.engine"
-            given = [str(file), str(inputs), precision, options.tune, str(engine)]
-            if wrong := _python(_BUILD, given, (), options.limit):
-                yield f"{model} {precision} build", wrong
-                continue
-            for tool in options.tools.split(","):
-                command = ["compute-sanitizer", "--tool", tool, f"--error-exitcode={_FOUND}"]
-                wrong = _python(_RUN, [str(engine), str(inputs)], command, options.limit)
-                yield f"{model} {precision} {tool}", wrong
+    engine = Path(scratch) / "saved.engine"
+    for batch in options.batch:
+        for model, file, inputs in models_with_inputs(options.models, None, scratch, batch):
+            for precision in options.precision.split(","):
+                label = f"{model} {precision} batch={batch}"
+                given = [str(file), str(inputs), precision, options.tune, str(engine)]
+                if wrong := _python(_BUILD, given, (), options.limit):
+                    yield f"{label} build", wrong
+                    continue
+                for tool in options.tools.split(","):
+                    command = ["compute-sanitizer", "--tool", tool, f"--error-exitcode={_FOUND}"]
+                    wrong = _python(_RUN, [str(engine), str(inputs)], command, options.limit)
+                    yield f"{label} {tool}", wrong
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print one line for each network, precision and tool."""
+    """Print one line for each network, batch, precision and tool."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", default="lenet,resnet50", help="separated by commas")
     parser.add_argument("--precision", default="float16", help="separated by commas")
+    parser.add_argument("--batch", type=numbers, default=[1], help="separated by commas")
     parser.add_argument("--tools", default="memcheck,racecheck", help=f"of {', '.join(TOOLS)}")
     parser.add_argument("--tune", default="none", help="tuning effort")
     parser.add_argument("--limit", type=float, default=120.0, help="seconds of each run at most")

@@ -6,12 +6,24 @@ import json
 import subprocess
 import time
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from benchmarks import barrier, contention, cpu_kernels, gpu_kernels, memory, run_all
+from benchmarks import (
+    barrier,
+    contention,
+    cpu_kernels,
+    gpu_kernels,
+    gpu_sanitize,
+    memory,
+    run_all,
+)
+from benchmarks.support.models import load_inputs
 from benchmarks.support.peak import PeakLoop
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/status").exists(), reason="these figures are Linux's"
@@ -90,6 +102,27 @@ def test_a_barrier_is_measured_for_each_number_of_threads(tmp_path: Path) -> Non
     file = tmp_path / "barrier.json"
     assert barrier.main(["--threads", "1,2", "--runs", "3", "--json", str(file)]) == 0
     assert [row["threads"] for row in json.loads(file.read_text())] == [1, 2]
+
+
+def test_engines_of_each_batch_are_run_under_each_tool(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shapes: list[tuple[int, ...]] = []
+
+    def run(_program: str, arguments: list[str], before: Sequence[str], _limit: float) -> str:
+        shapes.append(load_inputs(Path(arguments[1]))["x"].shape)
+        return "a race" if "racecheck" in before and shapes[-1] == (32, 8) else ""
+
+    monkeypatch.setattr("benchmarks.gpu_sanitize._python", run)
+    monkeypatch.setattr("shutil.which", str)
+    assert gpu_sanitize.main(["--models", str(model), "--batch", "1,32"]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "tiny float16 batch=1 memcheck: nothing found",
+        "tiny float16 batch=1 racecheck: nothing found",
+        "tiny float16 batch=32 memcheck: nothing found",
+        "tiny float16 batch=32 racecheck: a race",
+    ]
+    assert shapes == [(1, 8)] * 3 + [(32, 8)] * 3
 
 
 def test_a_familys_gain_counts_what_others_can_do_too(capsys: pytest.CaptureFixture[str]) -> None:
