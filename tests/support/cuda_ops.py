@@ -8,15 +8,15 @@ from tests.support.trials import PAIRS, TF32
 
 _HERE: Final = "tests/support/cuda_ops.py"
 WITHOUT_KERNELS: Final = frozenset({
-    "batch_normalization", "bit_shift", "compress", "constant_of_shape", "conv_integer", "crop",
+    "batch_normalization", "compress", "constant_of_shape", "conv_integer", "crop",
     "cum_sum", "dequantize_linear", "detection_output", "dynamic_quantize_linear", "einsum",
     "gather_nd", "group_normalization", "if", "instance_normalization", "loop",
-    "lp_normalization", "lp_pool", "mat_mul_integer", "mod", "non_max_suppression", "non_zero",
+    "lp_normalization", "lp_pool", "mat_mul_integer", "non_max_suppression", "non_zero",
     "normalize", "one_hot", "prior_box", "quantize_linear", "range", "rnn", "round_mantissa",
     "scatter_elements", "scatter_nd", "shape", "size", "top_k", "trilu",
 })  # fmt: skip
 """For no element type."""
-_WITHOUT_FLOATS: Final = frozenset({"and", "bitwise_not", "not", "or", "xor"})
+_WITHOUT_FLOATS: Final = frozenset({"and", "bit_shift", "bitwise_not", "mod", "not", "or", "xor"})
 """No element is stored in 16 bits instead."""
 _IN_PAIRS: Final = frozenset({
     "abs", "acos", "acosh", "add", "asin", "asinh", "atan", "atanh", "average_pool", "ceil",

@@ -61,6 +61,8 @@ class Div(Broadcast):
         yield Case(
             "uint8", cls(), (np.array([[255, 7], [9, 0]], np.uint8), np.array([2], np.uint8))
         )
+        least = np.array([[-128], [7], [0]], np.int8)
+        yield Case("by zero and minus one", cls(), (least, np.array([0, -1], np.int8)))
         zeros = np.array([1.0, -1.0, 0.5], np.float32), np.array([0.0, 0.0, 2.0], np.float32)
         yield Case("float by zero is infinite", cls(), zeros)
         huge = np.array([3e38, 1e38, 5e37], np.float32), np.array([2e38, 2e38, 3e38], np.float32)

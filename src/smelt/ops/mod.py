@@ -66,4 +66,6 @@ class Mod(Broadcast):
         yield Case("sign of the dividend", cls(fmod=1), signs)
         floats = np.array([7.5, -7.5, 7.5], np.float32), np.array([2.0, 2.0, -2.0], np.float32)
         yield Case("floats", cls(fmod=1), floats)
+        least = np.array([[-128], [7], [0]], np.int8)
+        yield Case("by zero and minus one", cls(), (least, np.array([0, -1], np.int8)))
         yield Case("uint8", cls(), (np.array([250, 9], np.uint8), np.array([7], np.uint8)))

@@ -48,6 +48,10 @@ class _Call:
     def is_float(self) -> bool:
         return self.dtypes[0] in _FLOATS
 
+    @property
+    def is_unsigned(self) -> bool:
+        return self.dtypes[0].value.startswith("u")
+
     def number(self, name: str) -> str:
         """An attribute as a literal."""
         return literal(float(self.attributes[name]))
@@ -149,6 +153,32 @@ def _is_inf(c: _Call) -> str:
 def _quotient(c: _Call, x: str, y: str) -> str:
     """What `/` stands for makes zeros of float32 where it divides by more than 2 ** 126."""
     return f"{x} / ({y})" if c.dtypes[0] is DType.FLOAT64 else f"tl.div_rn({x}, {y})"
+
+
+def _whole_divisor(c: _Call) -> str:
+    """The divisor, or 1 for what no machine need divide by: 0, and -1 if there are signs."""
+    bad = f"({c.y} == 0)" if c.is_unsigned else f"(({c.y} == 0) | ({c.y} == -1))"
+    return c.let(f"tl.where({bad}, 1, {c.y})")
+
+
+def _divide(c: _Call) -> str:
+    if c.is_float:
+        return _quotient(c, c.x, c.y)
+    whole = f"{c.x} // {_whole_divisor(c)}"
+    signed = whole if c.is_unsigned else f"tl.where({c.y} == -1, -{c.x}, {whole})"
+    return f"tl.where({c.y} == 0, 0, {signed})"
+
+
+def _modulo(c: _Call) -> str:
+    rest = c.let(f"{c.x} % {_whole_divisor(c)}")
+    if c.is_unsigned or c.attributes["fmod"]:
+        return rest
+    return f"tl.where(({rest} != 0) & (({rest} ^ {c.y}) < 0), {rest} + {c.y}, {rest})"
+
+
+def _shift(c: _Call) -> str:
+    sign, width = "<<" if c.attributes["direction"] == "LEFT" else ">>", c.dtypes[0].size_bytes * 8
+    return f"tl.where({c.y} < {width}, {c.x} {sign} {c.y}, 0)"
 
 
 def _root(c: _Call, x: str) -> str:
@@ -281,6 +311,7 @@ EXPRESSIONS: Final[dict[str, Callable[[_Call], str]]] = {
     "asinh": _asinh,
     "atan": lambda c: _angle(c, c.x),
     "atanh": _atanh,
+    "bit_shift": _shift,
     "bitwise_not": _unary("~({x})"),
     "cast": _cast,
     "ceil": _unary("tl.ceil({x})"),
@@ -288,7 +319,7 @@ EXPRESSIONS: Final[dict[str, Callable[[_Call], str]]] = {
     "clip": _clip,
     "cos": _unary("tl.cos({x})"),
     "cosh": lambda c: " + ".join(_half_powers(c)),
-    "div": lambda c: _quotient(c, c.x, c.y),
+    "div": _divide,
     "elu": _elu,
     "equal": lambda c: f"{c.x} == {c.y}",
     "erf": _unary("tl.erf({x})"),
@@ -311,6 +342,7 @@ EXPRESSIONS: Final[dict[str, Callable[[_Call], str]]] = {
     "mean": _mean,
     "min": _extreme("minimum"),
     "mish": lambda c: f"{c.x} * {tanh(_softplus(c))}",
+    "mod": _modulo,
     "mul": _fold("*"),
     "neg": _unary("-({x})"),
     "not": _unary("({x}) == 0"),
@@ -344,14 +376,14 @@ _NUMBERS: Final = frozenset(d for d in DType if d is not DType.BOOL)
 _ANY: Final = frozenset(DType)
 _ALLOWED: Final[dict[str, frozenset[DType]]] = {
     **dict.fromkeys(
-        ("add", "sub", "mul", "abs", "neg", "max", "min", "clip", "greater", "sum", "relu",
+        ("add", "sub", "mul", "div", "abs", "neg", "max", "min", "clip", "greater", "sum", "relu",
          "greater_or_equal", "less", "less_or_equal", "sign", "prelu"),
         _NUMBERS,
     ),
     **dict.fromkeys(("equal", "where", "identity", "cast"), _ANY),
     **dict.fromkeys(("and", "or", "xor", "not"), frozenset({DType.BOOL})),
     **dict.fromkeys(("acos", "asin", "atan", "sinh"), _FLOATS - {DType.FLOAT64}),
-    "bitwise_not": frozenset(d for d in DType if d.is_integer),
+    **dict.fromkeys(("bit_shift", "bitwise_not", "mod"), _NUMBERS - _FLOATS),
 }  # fmt: skip
 """Element types of the arguments, where not floating-point."""
 
