@@ -38,7 +38,9 @@ test-triton36:  ## compile kernels for GPUs with Triton 3.6, in an environment o
 	@$(MAKE) --no-print-directory VENV=$(TRITON36) PINS='triton==3.6.*' $(TRITON36)/.stamp-test
 	@$(TRITON36)/bin/python -m pytest tests/backends/cuda -n $(JOBS)
 
-check: layout lint gates floors mypy pyright  ## every gate: format, lint, sizes, rooms, floors, types
+# Quick ones first; of those that take a minute each, two at a time.
+check: $(VENV)/.stamp-dev  ## every gate: format, lint, sizes, rooms, floors, types
+	@$(MAKE) --no-print-directory --jobs=2 layout lint gates floors pyright mypy
 
 layout lint gates floors mypy pyright: $(VENV)/.stamp-dev
 
@@ -57,8 +59,9 @@ floors:
 mypy:
 	@$(BIN)/mypy $(CODE)
 
+# A larger nursery for new objects: node spends a sixth less time on garbage.
 pyright:
-	@$(BIN)/pyright $(CODE)
+	@NODE_OPTIONS=--max-semi-space-size=64 $(BIN)/pyright $(CODE)
 
 format: $(VENV)/.stamp-dev  ## format the code and mend what ruff can mend
 	@$(BIN)/ruff format $(CODE)
@@ -80,7 +83,7 @@ wheel: $(VENV)/.stamp-dev  ## build the wheel into dist/
 clean:  ## remove the environment and everything that was built
 	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-# ---- environments: one folder, extras added as targets need them
+# ---- environments: one folder, extras added as targets need them; dev has all the others in it
 
 $(VENV)/.stamp-python:
 	@set -e; for python in $(PYTHON) $(if $(PYTHON),,python3 python3.14 python3.13 python3.12 python3.11); do \
@@ -95,8 +98,10 @@ $(VENV)/.stamp-python:
 	touch $@
 
 $(VENV)/.stamp-%: $(VENV)/.stamp-python pyproject.toml
-	@echo "installing smelt ($*)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.$(if $(filter run,$*),,[$*])' $(PINS:%='%')
+	@if [ $(VENV)/.stamp-dev -nt pyproject.toml ]; then :; else \
+	  echo "installing smelt ($*)"; \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.$(if $(filter run,$*),,[$*])' $(PINS:%='%'); \
+	fi
 	@touch $@
 
 .SECONDARY:
