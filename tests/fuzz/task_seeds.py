@@ -194,7 +194,8 @@ def _changed(content: bytes, chance: random.Random) -> bytes:
     changed = bytearray(content)
     width = chance.choice((1, 2, 2, 4))
     at = chance.randrange(len(changed)) // width * width
+    near = int.from_bytes(changed[at : at + width], "little") + chance.choice((-1, 1))
     small = chance.choice((0, 1, 2, 3, 4, 5, 6, -1))
-    number = chance.choice((small, small, chance.choice(INTEGERS), chance.getrandbits(32)))
+    number = chance.choice((near, small, small, chance.choice(INTEGERS), chance.getrandbits(32)))
     changed[at : at + width] = (number & (1 << 8 * width) - 1).to_bytes(width, "little")
     return bytes(changed[: len(content)])
