@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 import smelt
-from tests.support.real_models import arena_ratio, reference_steps
+from tests.support.real_models import arena_ratio, reference_steps, run_engine
 
 _FOLDER = Path(onnx.backend.test.__file__).parent / "data" / "light"
 _NAMES = (
@@ -32,7 +32,7 @@ def test_the_package_has_these_networks_and_no_others() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", _NAMES)
-def test_a_light_model_gives_the_expected_output_and_runs_in_kernels_alone_in_little_memory(
+def test_a_light_model_gives_the_expected_output_on_any_threads_in_kernels_alone_in_little_memory(
     name: str,
 ) -> None:
     engine = smelt.build(smelt.network_from_onnx(_FOLDER / f"light_{name}.onnx"), tune="none")
@@ -42,7 +42,9 @@ def test_a_light_model_gives_the_expected_output_and_runs_in_kernels_alone_in_li
     shape = tuple(int(str(extent)) for extent in binding.shape)
     count = int(np.prod(shape))
     given = (np.arange(count) / count).reshape(shape).astype(np.float32)
-    with engine.create_context() as context:
-        (mine,) = context.run({binding.name: given}).values()
+    runs = (run_engine(engine, {binding.name: given}, threads) for threads in (1, 2, 3, 4))
+    mine, *others = (array for run in runs for array in run.values())
+    for made in others:
+        np.testing.assert_array_equal(made, mine)
     message = TensorProto.FromString((_FOLDER / f"light_{name}_output_0.pb").read_bytes())
     np.testing.assert_allclose(mine, numpy_helper.to_array(message), rtol=1e-3, atol=1e-5)
