@@ -49,6 +49,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     requirements_plugin.install(config)
+    # Processes that share the tests keep every processor busy: threads of numpy's would spin.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A background job of a shell ignores ctrl-C, and would teach that to programs under test.
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -142,6 +142,7 @@ def _patch(interpreter: Any) -> None:
     """Teach the interpreter what kernels need of a GPU, once."""
     if not hasattr(interpreter, "smelt_patched"):
         _skip_what_nothing_reads(interpreter)
+        _remember_shapes(interpreter.tl)
         _let_tensors_bound_loops(interpreter)
         _compute_in_bfloat16(interpreter)
         _cut_off_for_tf32(interpreter)
@@ -172,6 +173,41 @@ def _skip_what_nothing_reads(interpreter: Any) -> None:
     builder = interpreter.interpreter_builder
     assert not builder.options.debug
     builder.options = replace(builder.options, sanitize_overflow=False)
+
+
+def _remember_shapes(language: Any) -> None:
+    """Each value has its type made anew, and wraps each extent of it: there are few types."""
+    constant = language.constexpr
+
+    def name_block(element: Any, shape: Any) -> object:
+        return element.name, *(s.value if isinstance(s, constant) else s for s in shape)
+
+    def name_tensor(_handle: Any, kind: Any) -> object:
+        return kind.name
+
+    _remember(language.block_type, name_block)
+    _remember(language.tensor, name_tensor)
+    made = language.tensor.__init__
+
+    def make(self: Any, handle: Any, type: Any) -> None:  # noqa: A002  (Triton's name)
+        made(self, handle, type)
+        self.handle = handle
+
+    language.tensor.__init__ = make
+
+
+def _remember(kind: Any, name: Callable[..., object]) -> None:
+    """Have a class make what has the same ``name`` once, and copy its attributes from then on."""
+    make, known = kind.__init__, dict[object, dict[str, Any]]()
+
+    def init(self: object, *arguments: Any) -> None:
+        if (found := known.get(key := name(*arguments))) is not None:
+            vars(self).update(found)
+        else:
+            make(self, *arguments)
+            known[key] = vars(self).copy()
+
+    kind.__init__ = init
 
 
 def _speak_only_to_it(interpreter: Any) -> None:
