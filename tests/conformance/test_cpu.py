@@ -9,7 +9,7 @@ import smelt
 from smelt.backends.cpu import CpuBackend, CpuTarget, host_target, target_named
 from smelt.engine import detect_host
 from smelt.ops import ALL_OPS, Op
-from tests.support.conformance import Bench, failures
+from tests.support.conformance import Bench, failures, frugal_backend
 from tests.support.trials import (
     Trial,
     bound_symbols,
@@ -27,7 +27,7 @@ _every_op = pytest.mark.parametrize("op", ALL_OPS, ids=lambda op: op.name)
 
 @_every_op
 def test_every_tactic_for_every_case_gives_what_the_reference_gives(op: type[Op]) -> None:
-    backend, target = CpuBackend(jobs=1), host_target()
+    backend, target = frugal_backend(), host_target()
     trials = list(trials_of_cases(op.cases(), backend, target))
     assert trials
     _run(backend, target, trials)
@@ -54,7 +54,7 @@ def _avx2() -> tuple[CpuBackend, CpuTarget]:
     target = target_named("x86-64-v3")
     if not set(target.features) <= set(detect_host().features):
         pytest.skip(f"this processor does not run {target.name}")
-    return CpuBackend(jobs=1), target
+    return frugal_backend(), target
 
 
 def _a_few(op: type[Op], backend: CpuBackend, target: CpuTarget) -> list[Trial]:

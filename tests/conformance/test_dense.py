@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from smelt.backends.cpu import CpuBackend, host_target, target_named
+from smelt.backends.cpu import host_target, target_named
 from smelt.engine import detect_host
 from smelt.types import DType
-from tests.support.conformance import Bench, check_narrow, failures
+from tests.support.conformance import Bench, check_narrow, failures, frugal_backend
 from tests.support.dense_cases import DENSE_CASES
 from tests.support.trials import trials_of_cases
 
@@ -26,7 +26,7 @@ def test_every_tactic_is_right_on_tensors_stored_narrow(case: Case, storage: DTy
 @pytest.mark.parametrize("case", DENSE_CASES, ids=lambda case: case.name)
 @pytest.mark.parametrize("name", ["native", pytest.param("x86-64-v3", marks=pytest.mark.slow)])
 def test_every_tactic_is_right_at_the_sizes_of_networks(case: Case, name: str) -> None:
-    backend = CpuBackend(jobs=1)
+    backend = frugal_backend()
     target = host_target() if name == "native" else target_named(name)
     if not set(target.features) <= set(detect_host().features):
         pytest.skip(f"this processor does not run {name}")
@@ -43,6 +43,6 @@ def test_every_tactic_is_right_at_the_sizes_of_networks(case: Case, name: str) -
 
 
 def test_the_cases_reach_every_way_of_convolving() -> None:
-    backend, target = CpuBackend(jobs=1), host_target()
+    backend, target = frugal_backend(), host_target()
     found = {t.tactic.family for t in trials_of_cases(DENSE_CASES, backend, target)}
     assert {"conv", "depthwise", "deconv", "gemm", "pool", "winograd"} <= found

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from smelt.backends.cpu import CpuBackend, compile_runtime, host_target
+from smelt.backends import CodeCache
+from smelt.backends.cpu import CpuBackend, compile_runtime, generator_edition, host_target
 from smelt.devices.cpu import MappedCode, abi
 from smelt.engine import (
     VERSION,
@@ -163,9 +164,14 @@ def failures(trial: Trial, bench: Bench, number: int) -> list[str]:
     return found
 
 
+def frugal_backend() -> CpuBackend:
+    """One that compiles what no test of the session has compiled, in one thread."""
+    return CpuBackend(CodeCache.open(generator_edition()), jobs=1)
+
+
 def check_narrow(cases: Iterable[Case], storage: DType, *, every_trial: bool = True) -> int:
     """Run tactics that store float32 as ``storage``, all or a covering choice; their number."""
-    backend, target = CpuBackend(jobs=1), host_target()
+    backend, target = frugal_backend(), host_target()
     if target.storage(storage) is not storage:
         pytest.skip(f"this processor does not convert {storage.value}")
     trials = list(narrow_trials(cases, backend, target, storage))
