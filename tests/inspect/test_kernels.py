@@ -255,6 +255,23 @@ def test_narrow_screens_break_neither_numbers_nor_names(engine: Engine) -> None:
     assert " share" not in narrow.replace("shared", "")
 
 
+@pytest.mark.parametrize("section", ["layers", "kernels", "roofline", "memory"])
+def test_rows_on_a_usual_screen_are_cut_between_words_and_parameters(
+    engine: Engine, section: str
+) -> None:
+    report = report_of(engine)
+    narrow, wide = (report_to_text(report, [section], width=width) for width in (80, 400))
+    assert max(map(len, narrow.splitlines())) <= 80
+    kept = re.findall(r"\w+=(?:\([\d, ]*\)|[^\s,()]+)|\w+\[[\d, ]+\]|[\w/]{4,}", wide)
+    assert len(kept) > 20
+    assert [piece for piece in kept if piece not in narrow] == []
+
+
+def test_a_row_in_a_file_is_one_line_unless_its_words_are_many(engine: Engine) -> None:
+    lines = report_to_text(report_of(engine), ["kernels"]).splitlines()
+    assert len([line for line in lines if re.match(r" \w+_[0-9a-f]{20} .*sm_90 .*%", line)]) > 2
+
+
 def test_work_names_the_sizes_that_it_is_counted_for(engine: Engine) -> None:
     report = report_of(engine)
     assert "; counted at batch = 3\n" in report_to_text(report, ["roofline"], width=400)

@@ -122,10 +122,9 @@ def test_an_engine_for_gpus_says_on_a_bare_machine_what_it_needs(
         ("network_from_onnx('m.onnx')", "onnx"),
         ("compare.compare('m.onnx')", "onnx"),
         ("network_from_caffe('m.prototxt')", "protobuf"),
-        ("inspect.report_to_text(None)", "rich"),
     ],
 )
-def test_a_bare_machine_says_what_reading_a_model_or_a_report_needs(
+def test_a_bare_machine_says_what_reading_a_model_needs(
     bare: Path, asked: str, package: str
 ) -> None:
     told = f"MissingExtraError: {package} is not installed; run: pip install {package}"

@@ -7,10 +7,13 @@ import io
 import json
 import math
 import os
+import shutil
 import sys
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import click
+
+from smelt.types import wrap_words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,9 +36,15 @@ def open_streams() -> None:
             stream.reconfigure(errors="replace")
 
 
+def screen_width(stream: TextIO) -> int | None:
+    """Cells of a line on the terminal that a stream goes to; None where it goes elsewhere."""
+    return shutil.get_terminal_size().columns if stream.isatty() else None
+
+
 def say(text: str) -> None:
-    """Write a line to standard error."""
-    click.echo(text, err=True)
+    """Write lines to standard error, broken between words where a terminal would cut them."""
+    width = screen_width(sys.stderr)
+    click.echo(text if width is None else "\n".join(wrap_words(text, width)), err=True)
 
 
 def print_json(data: Mapping[str, Any]) -> None:

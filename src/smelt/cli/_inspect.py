@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from smelt.cli._console import answers, print_json, say
+from smelt.cli._console import print_json, say, screen_width
 from smelt.cli._files import FileCommand, ResultFile, SourceFile
 from smelt.cli._models import BuildArguments, build_options, is_model, open_engine
 from smelt.cli._options import json_option, output_option
@@ -226,7 +227,7 @@ def _peaks(rates: tuple[float, ...] | None) -> Peaks | None:
 def _show(report: EngineReport, sections: list[str]) -> None:
     from smelt.inspect import report_to_text
 
-    click.echo(report_to_text(report, sections, width=answers().width), nl=False)
+    click.echo(report_to_text(report, sections, width=screen_width(sys.stdout)), nl=False)
 
 
 def _write_html(path: str, report: EngineReport) -> None:

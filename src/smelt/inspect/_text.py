@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import io
 from typing import TYPE_CHECKING, Final
 
-from smelt.errors import MissingExtraError, SmeltError
+from smelt.errors import SmeltError
+from smelt.inspect._layout import WIDTH_OF_FILES, Table
 from smelt.inspect._report import SourceReport
-from smelt.types import format_number, format_share
+from smelt.types import format_number, format_share, wrap_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-
-    from rich.console import Console, RenderableType
-    from rich.table import Table
 
     from smelt.inspect._report import (
         CandidateReport,
@@ -31,42 +28,31 @@ _LAYERS_TOLD: Final = 3
 
 _NO_CONTROLS: Final = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "\ufffd")
 """Names in a stranger's engine give no orders to the terminal."""
-_WHOLE_CELL: Final = 100
-"""Letters of the longest number or kernel's name that is never broken."""
-_LEAST_CELL: Final = 16
-"""Letters that other cells beside such names keep side by side, on however narrow a screen."""
-_COLUMN_GAP: Final = 3
 
 
 def report_to_text(
-    report: EngineReport, sections: Sequence[str] = ("layers",), *, width: int = 120
+    report: EngineReport, sections: Sequence[str] = ("layers",), *, width: int | None = None
 ) -> str:
     """The report as text: a summary, then the sections, each of `SECTIONS`.
 
-    Tables whose numbers and kernels' names do not fit are wider than `width`, and kernels' text is
-    as it is.
+    Lines are broken between words, and a row of a table that does not fit takes several; numbers
+    and kernels' names are whole however narrow it is, and kernels' text is as it is.
+
+    Args:
+        report: what is told.
+        sections: of it.
+        width: of the screen; None for a file, in which a row of a table is one line.
 
     Raises SmeltError: a section that does not exist.
-    Raises MissingExtraError: the package rich, which lays tables out, is not installed.
     """
-    try:
-        from rich.console import Console
-    except ModuleNotFoundError as error:
-        raise MissingExtraError("rich") from error
-
     unknown = [section for section in sections if section not in SECTIONS]
     if unknown:
         raise SmeltError(f"there is no section {unknown[0]!r}; there are {', '.join(SECTIONS)}")
-    console = Console(
-        file=io.StringIO(), width=width, highlight=False, color_system=None, emoji=False
-    )
-    parts = (_laid_out(part, console) for part in _parts(report, sections))
+    parts = (_laid_out(part, width) for part in _parts(report, sections))
     return "".join(parts).translate(_NO_CONTROLS)
 
 
-def _parts(
-    report: EngineReport, sections: Sequence[str]
-) -> Iterator[RenderableType | SourceReport]:
+def _parts(report: EngineReport, sections: Sequence[str]) -> Iterator[str | Table | SourceReport]:
     yield from _summary(report)
     for number, plan in enumerate(report.plans):
         yield ""
@@ -81,17 +67,14 @@ def _parts(
             yield from _ENGINE_WRITERS[section](report)
 
 
-def _laid_out(part: RenderableType | SourceReport, console: Console) -> str:
-    from rich.table import Table
-
+def _laid_out(part: str | Table | SourceReport, width: int | None) -> str:
     if isinstance(part, SourceReport):
         return part.text if part.text.endswith("\n") else part.text + "\n"
     if isinstance(part, Table):
-        least = sum((column.min_width or 0) + _COLUMN_GAP for column in part.columns)
-        part.width = least if least > console.width else None
-    with console.capture() as captured:
-        console.print(part, markup=False, crop=False)
-    return "".join(f"{line.rstrip()}\n" for line in captured.get().split("\n")[:-1])
+        lines = part.lines(width)
+    else:
+        lines = iter(wrap_words(part, WIDTH_OF_FILES if width is None else width))
+    return "".join(f"{line}\n" for line in lines)
 
 
 def counted(number: int, noun: str) -> str:
@@ -206,34 +189,7 @@ def _plan_summary(plan: PlanReport, number: int, count: int) -> Iterator[str]:
     )
 
 
-def _table(
-    heads: Sequence[str], rows: Sequence[Sequence[object]], numbers: str = "", names: str = ""
-) -> Table:
-    """A table in which numbers, on the right, and names are in one piece; others may be folded."""
-    from rich import box
-    from rich.cells import cell_len
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE, pad_edge=False)
-    for index, head in enumerate(heads):
-        cells = [head, *(line for row in rows for line in str(row[index]).split("\n"))]
-        longest = max(map(cell_len, cells))
-        is_number = head in numbers.split()
-        is_whole = longest <= _WHOLE_CELL and (is_number or head in names.split())
-        table.add_column(
-            Text(head),
-            justify="right" if is_number else "left",
-            overflow="fold",
-            no_wrap=is_whole,
-            min_width=longest if is_whole else min(longest, _LEAST_CELL) if names else None,
-        )
-    for row in rows:
-        table.add_row(*(Text(str(cell)) for cell in row))
-    return table
-
-
-def _layers(report: EngineReport, plan: PlanReport) -> Iterator[RenderableType]:
+def _layers(report: EngineReport, plan: PlanReport) -> Iterator[str | Table]:
     slow = "reference on the host (slow)" if report.host_copy_bytes else "reference (slow)"
     rows = [
         (
@@ -247,7 +203,7 @@ def _layers(report: EngineReport, plan: PlanReport) -> Iterator[RenderableType]:
         for layer in plan.layers
     ]
     heads = ("layer", "name", "op", "output", "format", "tactic")
-    yield _table(heads, rows, "layer")
+    yield Table(heads, rows, "layer")
 
 
 def tell_times(report: EngineReport) -> str:
@@ -260,7 +216,7 @@ def tell_times(report: EngineReport) -> str:
     )
 
 
-def _tactics(report: EngineReport, plan: PlanReport) -> Iterator[RenderableType]:
+def _tactics(report: EngineReport, plan: PlanReport) -> Iterator[str | Table]:
     yield f"tactics: candidates' {tell_times(report)};"
     yield "    - was not promising, or was disqualified by its results; no cannot run the layer"
     for layer in plan.layers:
@@ -284,7 +240,7 @@ def tell_candidate(candidate: CandidateReport) -> str:
     return f"{candidate.tactic} {candidate.formats}".rstrip()
 
 
-def _passes(_report: EngineReport, plan: PlanReport) -> Iterator[RenderableType]:
+def _passes(_report: EngineReport, plan: PlanReport) -> Iterator[str | Table]:
     yield "passes: what became of the layers"
     busy = [one for one in plan.passes if one.notes or one.nodes_before != one.nodes_after]
     for one in busy:
@@ -303,16 +259,16 @@ def _passes(_report: EngineReport, plan: PlanReport) -> Iterator[RenderableType]
         yield from (f"    {note}" for note in plan.storage)
 
 
-def _memory(_report: EngineReport, plan: PlanReport) -> Iterator[RenderableType]:
+def _memory(_report: EngineReport, plan: PlanReport) -> Iterator[str | Table]:
     lives = sorted(plan.memory, key=lambda life: (life.first_step, life.offset))
     rows = [(x.name, x.offset, x.size_bytes, x.first_step, x.last_step) for x in lives]
     verb = "takes" if len(rows) == 1 else "share"
     yield f"memory: {counted(len(rows), 'tensor')} {verb} {format_bytes(plan.arena_bytes)}"
     heads = ("tensor", "offset", "bytes", "first", "last")
-    yield _table(heads, rows, "offset bytes first last")
+    yield Table(heads, rows, "offset bytes first last")
 
 
-def _graph(_report: EngineReport, plan: PlanReport) -> Iterator[RenderableType]:
+def _graph(_report: EngineReport, plan: PlanReport) -> Iterator[str | Table]:
     yield f"graph before: {counted(len(plan.source_nodes), 'node')}"
     yield from (f"    {op} {name}" for name, op in plan.source_nodes)
     yield f"graph after: {counted(len(plan.nodes), 'node')}"
@@ -323,11 +279,11 @@ def _graph(_report: EngineReport, plan: PlanReport) -> Iterator[RenderableType]:
         yield f"    {made} = {node.op}({read}){view} of {', '.join(node.layers)}"
 
 
-def _kernels(report: EngineReport) -> Iterator[RenderableType]:
+def _kernels(report: EngineReport) -> Iterator[str | Table]:
     timed = is_timed(report)
     if not any(kernel.codes for kernel in report.kernels):
         plain = [(k.symbol, k.family, *use_cells(k, timed=timed)) for k in report.kernels]
-        yield _table(("kernel", "family", *use_heads(timed=timed)), plain, _NUMBERS, "kernel")
+        yield Table(("kernel", "family", *use_heads(timed=timed)), plain, _NUMBERS, "kernel")
         return
     yield (
         "kernels: registers and local memory of a thread (local: what it spilled), shared memory "
@@ -340,7 +296,7 @@ def _kernels(report: EngineReport) -> Iterator[RenderableType]:
         for kernel in report.kernels
         for code in kernel.codes
     ]
-    yield _table(heads, rows, _NUMBERS, "kernel for limit")
+    yield Table(heads, rows, _NUMBERS, "kernel for limit")
     for kernel in report.kernels:
         for code in kernel.codes:
             if code.problem:
@@ -395,7 +351,7 @@ def code_cells(code: CodeReport) -> tuple[str, ...]:
     )
 
 
-def _source(report: EngineReport) -> Iterator[RenderableType | SourceReport]:
+def _source(report: EngineReport) -> Iterator[str | Table | SourceReport]:
     if report.no_sources:
         yield f"source: {report.no_sources}"
     for kernel in report.kernels:
@@ -474,22 +430,22 @@ def _in_column(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds * 1e6:,.3f} us"
 
 
-def _roofline(report: EngineReport, plan: PlanReport) -> Iterator[RenderableType]:
+def _roofline(report: EngineReport, plan: PlanReport) -> Iterator[str | Table]:
     timed = is_timed(report)
     yield f"roofline: {roofline_note(report)}"
     yield WORK_NOTE + (f"; {told}" if (told := counted_at(plan)) else "")
-    yield _table(roofline_heads(timed=timed), roofline_rows(plan, timed=timed), _NUMBERS, "kernels")
+    yield Table(roofline_heads(timed=timed), roofline_rows(plan, timed=timed), _NUMBERS, "kernels")
 
 
-def _weights(report: EngineReport) -> Iterator[RenderableType]:
+def _weights(report: EngineReport) -> Iterator[str | Table]:
     rows = [
         (w.name, f"{w.dtype}{list(w.shape)}", w.size_bytes, ", ".join(w.sources) or "cannot be")
         for w in report.weights
     ]
-    yield _table(("weight", "packed", "bytes", "refitted from"), rows, "bytes")
+    yield Table(("weight", "packed", "bytes", "refitted from"), rows, "bytes")
 
 
-_PLAN_WRITERS: Final[dict[str, Callable[[EngineReport, PlanReport], Iterator[RenderableType]]]] = {
+_PLAN_WRITERS: Final[dict[str, Callable[[EngineReport, PlanReport], Iterator[str | Table]]]] = {
     "layers": _layers,
     "passes": _passes,
     "tactics": _tactics,
@@ -498,7 +454,7 @@ _PLAN_WRITERS: Final[dict[str, Callable[[EngineReport, PlanReport], Iterator[Ren
     "roofline": _roofline,
 }
 _ENGINE_WRITERS: Final[
-    dict[str, Callable[[EngineReport], Iterator[RenderableType | SourceReport]]]
+    dict[str, Callable[[EngineReport], Iterator[str | Table | SourceReport]]]
 ] = {
     "kernels": _kernels,
     "source": _source,

@@ -14,7 +14,7 @@ from smelt.types._dim import (
 )
 from smelt.types._dtype import DType, decode_bfloat16, encode_bfloat16
 from smelt.types._override import override
-from smelt.types._text import format_number, format_share
+from smelt.types._text import count_cells, format_number, format_share, wrap_words
 from smelt.types._value import (
     Layout,
     OptionalType,
@@ -42,6 +42,7 @@ __all__ = [
     "TensorType",
     "ValueType",
     "ceil_div",
+    "count_cells",
     "decode_bfloat16",
     "dim_from_text",
     "element_count",
@@ -52,4 +53,5 @@ __all__ = [
     "override",
     "substitute_dim",
     "symbols_of",
+    "wrap_words",
 ]

@@ -1,6 +1,16 @@
-"""Numbers as people read them."""
+"""How numbers and lines are written for a reader."""
 
 from __future__ import annotations
+
+import re
+import unicodedata
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_HANG: Final = 2
+"""Spaces that the later lines of one line stand behind its first."""
 
 
 def format_number(number: float, digits: int) -> str:
@@ -11,3 +21,40 @@ def format_number(number: float, digits: int) -> str:
 def format_share(share: float | None, digits: int = 0) -> str:
     """A share in percent; a dash for none."""
     return "-" if share is None else f"{format_number(share * 100, digits)}%"
+
+
+def count_cells(text: str) -> int:
+    """How many places on a screen a text takes: two for a letter of the far east."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        2 if unicodedata.east_asian_width(letter) in "WF" else not unicodedata.combining(letter)
+        for letter in text
+    )
+
+
+def wrap_words(text: str, width: int, indent: str | None = None) -> list[str]:
+    """Lines of at most ``width`` cells, each broken where a word ends, if not within a list's item.
+
+    A word that is longer is a line of its own. Spaces inside a line stay as they are.
+
+    Args:
+        text: lines; each is wrapped alone.
+        width: of the screen, in cells.
+        indent: what later lines start with; None for two spaces more than the first has.
+    """
+    return [part for line in text.split("\n") for part in _wrapped(line, width, indent)]
+
+
+def _wrapped(line: str, width: int, indent: str | None) -> Iterator[str]:
+    start = line[: len(line) - len(line.lstrip())]
+    later = start + " " * _HANG if indent is None else indent
+    made = start
+    gap = ""
+    for word, space in re.findall(r"((?:\([-\d, ]*\)|\[[-\d, ]*\]|\S)+)(\s*)", line):
+        if made.strip() and count_cells(made + gap + word) > width:
+            yield made
+            made, gap = later, ""
+        made += gap + word
+        gap = space
+    yield made
