@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     from smelt.types import Dim
 
 _BLOCKS: Final = (
-    (16, 128, 4), (16, 64, 4), (32, 128, 4), (64, 128, 4), (64, 64, 4), (128, 128, 8),
+    (16, 128, 4), (16, 64, 4), (16, 32, 4), (32, 128, 4), (64, 128, 4), (64, 64, 4), (128, 128, 8),
     (128, 64, 8), (128, 64, 4), (64, 32, 4),
 )  # fmt: skip
-"""Queries and keys of a block, and warps."""
+"""Queries and keys of a block, and warps; the least do for as few as there may be."""
 _KEPT: Final = 6
 _WIDEST_HEAD: Final = 256
 _AHEAD: Final = 64 * WARP_LANES
