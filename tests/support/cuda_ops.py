@@ -11,7 +11,7 @@ WITHOUT_KERNELS: Final = frozenset({
     "batch_normalization", "compress", "constant_of_shape", "conv_integer", "crop",
     "cum_sum", "dequantize_linear", "detection_output", "dynamic_quantize_linear", "einsum",
     "gather_nd", "group_normalization", "if", "instance_normalization", "loop",
-    "lp_pool", "mat_mul_integer", "non_max_suppression", "non_zero",
+    "lp_normalization", "lp_pool", "mat_mul_integer", "non_max_suppression", "non_zero",
     "normalize", "one_hot", "prior_box", "quantize_linear", "range", "rnn", "round_mantissa",
     "scatter_elements", "scatter_nd", "shape", "size", "top_k", "trilu",
 })  # fmt: skip

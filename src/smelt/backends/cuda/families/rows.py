@@ -36,7 +36,6 @@ from smelt.ops import (
     Hardmax,
     LayerNormalization,
     LogSoftmax,
-    LpNormalization,
     RMSNormalization,
     Softmax,
 )
@@ -151,7 +150,8 @@ class RowsFamily(Family[CudaTarget]):
                 length=scalars.json(length),
                 rows=scalars.json(rows),
                 tile=(block, columns),
-                **{name: getattr(op, name, 0) for name in ("epsilon", "p", "select_last_index")},
+                epsilon=float(getattr(op, "epsilon", 0.0)),
+                last=bool(getattr(op, "select_last_index", 0)),
                 stages=planned_epilogue(node, tactic.outputs[0].layout).stages,
                 warps=options["warps"],
                 pipeline=1,
@@ -216,7 +216,7 @@ def _linear(dtype: Any) -> TensorFormat:
 
 
 def _is_soft(op: Op) -> bool:
-    return isinstance(op, Softmax | LogSoftmax | Hardmax | LpNormalization)
+    return isinstance(op, Softmax | LogSoftmax | Hardmax)
 
 
 def _is_place(op: Op) -> bool:
@@ -243,8 +243,8 @@ def _why_not(node: Node) -> str | None:
 def _inner_axes(node: Node) -> tuple[int, ...]:
     """The axes that a row runs along."""
     (op, count), rank = root_of(node), value_of(node, 0).tensor.rank
-    if _is_soft(op) or _is_place(op):
-        return (cast("Any", op).axis % rank,)
+    if isinstance(op, Softmax | LogSoftmax | Hardmax | ArgMax | ArgMin):
+        return (op.axis % rank,)
     if isinstance(op, LayerNormalization | RMSNormalization):
         return tuple(range(op.axis % rank, rank))
     if isinstance(op, GlobalAveragePool | GlobalMaxPool):
@@ -319,8 +319,6 @@ class _Writer:
             self.reduce(*_REDUCTIONS[op])
         elif op in {"softmax", "log_softmax"}:
             self.soften()
-        elif op == "lp_normalization":
-            self.divide_by_norm()
         elif op in {"hardmax", "arg_max", "arg_min"}:
             self.find(op)
         else:
@@ -424,7 +422,7 @@ class _Writer:
         self.fold("most", "min" if op == "arg_min" else "max", "x")
         # Hardmax subtracts the largest element: all are then no numbers, and the first one wins.
         strange = "(most != most)[:, None]" if op == "hardmax" else "(x != x)"
-        fold = "max" if self.k["select_last_index"] else "min"
+        fold = "max" if self.k["last"] else "min"
         place = (
             f"tl.where((x == most[:, None]) | {strange}, j.to(tl.int64)[None, :], {_NOWHERE[fold]})"
         )
@@ -444,13 +442,6 @@ class _Writer:
             self.write_row("tl.exp(x - most[:, None]) / total[:, None]")
         else:
             self.write_row("x - most[:, None] - tl.log(total)[:, None]")
-
-    def divide_by_norm(self) -> None:
-        self.fold("total", "sum", "tl.abs(x)" if self.k["p"] == 1 else "x * x")
-        norm = "total" if self.k["p"] == 1 else "tl.sqrt_rn(total)"
-        # Where the norm is zero all elements are: any divisor gives zero.
-        self.s.line(f"norm = tl.where(total == 0.0, 1.0, {norm})")
-        self.write_row("tl.div_rn(x, norm[:, None])")
 
     def normalise(self) -> None:
         s = self.s
