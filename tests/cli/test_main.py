@@ -12,14 +12,16 @@ import click
 import pytest
 
 from smelt.builder import _build
-from smelt.cli import _trust
-from smelt.cli._console import answers, print_json
+from smelt.cli import _console, _trust
+from smelt.cli._console import print_json, say, show
 from smelt.cli._main import commands
 from smelt.engine import VERSION
 from smelt.errors import InternalError
+from smelt.runtime import ExecutionContext
 from tests.conftest import ROOT
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.cli.conftest import Smelt
@@ -38,9 +40,66 @@ def _python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
     )
 
 
-def test_names_with_colons_are_no_pictures(capsys: pytest.CaptureFixture[str]) -> None:
-    answers().print("a:1234:b", markup=False)
-    assert capsys.readouterr().out == "a:1234:b\n"
+@pytest.mark.parametrize(("tell", "name"), [(say, "stderr"), (show, "stdout")])
+def test_a_terminal_gets_lines_that_end_with_words_and_a_file_gets_them_whole(
+    tell: Callable[[str], None], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "error: a:1234:b " + "word " * 20 + "end"
+    for is_terminal in (True, False):
+        stream = io.StringIO()
+        monkeypatch.setattr(stream, "isatty", lambda is_terminal=is_terminal: is_terminal)
+        monkeypatch.setenv("COLUMNS", "80")
+        monkeypatch.setattr(sys, name, stream)
+        tell(text)
+        lines = stream.getvalue().splitlines()
+        assert " ".join(map(str.strip, lines)) == text
+        assert [len(line) <= 80 for line in lines] == ([True, True] if is_terminal else [False])
+
+
+@pytest.mark.parametrize(
+    "arguments", [("build",), ("build", "no.onnx"), ("run", "m.onnx", "--threads", "many")]
+)
+def test_errors_on_a_terminal_are_broken_between_words(
+    smelt: Smelt, arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = smelt(*arguments).err
+
+    def narrow_width(_stream: object) -> int:
+        return 24
+
+    monkeypatch.setattr(_console, "screen_width", narrow_width)
+    narrow = smelt(*arguments).err
+    assert narrow.split() == whole.split()
+    assert narrow.count("\n") > whole.count("\n")
+
+
+def test_what_smelt_warns_of_is_said_as_it_is(smelt: Smelt, model: Path, tmp_path: Path) -> None:
+    answer = smelt("build", model, "-o", tmp_path / "m.engine", "--device", "cpu:aarch64")
+    assert answer.err.startswith("nothing is timed: ")
+
+
+@pytest.mark.parametrize("command", ["run", "bench"])
+def test_an_interrupted_command_that_writes_nothing_speaks_of_no_files(
+    smelt: Smelt, engine: Path, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_arguments: object, **_options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ExecutionContext, "run", interrupted)
+    monkeypatch.setattr(ExecutionContext, "execute", interrupted)
+    arguments = ("--input", "image=zeros") if command == "run" else ()
+    assert smelt(command, engine, *arguments).err == "interrupted\n"
+
+
+def _pages(command: click.Command, *names: str) -> list[tuple[str, ...]]:
+    parts = getattr(command, "commands", {})
+    return [names, *(page for name, part in parts.items() for page in _pages(part, *names, name))]
+
+
+@pytest.mark.parametrize("names", _pages(commands))
+def test_help_fits_a_usual_screen(smelt: Smelt, names: tuple[str, ...]) -> None:
+    lines = smelt(*names, "--help").out.splitlines()
+    assert [line for line in lines if len(line) > 80] == []
 
 
 def test_the_help_lists_every_command_with_what_it_does(smelt: Smelt) -> None:

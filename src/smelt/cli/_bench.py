@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from smelt.cli._console import answers, print_json, print_table
+from smelt.cli._console import print_json, print_table, show
 from smelt.cli._files import FileCommand, SourceFile
 from smelt.cli._models import BuildArguments, build_options, is_model, open_engine
 from smelt.cli._options import THREADS_OPTION, input_option, json_option, output_option
@@ -221,17 +221,14 @@ def _layers_run(engine: Engine, sizes: Mapping[str, int]) -> dict[str, LayerInfo
 
 
 def _show(report: Mapping[str, Any]) -> None:
-    out = answers()
-    out.print(
+    show(
         f"{report['network']} on {report['device']}, {report['threads']} threads, "
-        f"batch {report['batch']}, {report['iterations']} runs",
-        markup=False,
+        f"batch {report['batch']}, {report['iterations']} runs"
     )
     best, median, p95 = (format_number(report[f"{n}_ms"], 3) for n in ("best", "median", "p95"))
-    out.print(
+    show(
         f"best {best} ms, median {median} ms, 95 % within {p95} ms, "
-        f"{format_number(report['items_per_second'], 1)} items/s",
-        markup=False,
+        f"{format_number(report['items_per_second'], 1)} items/s"
     )
     if "layers" in report:
         rows = [

@@ -54,12 +54,18 @@ def build(
     \b
     Examples:
       smelt build model.onnx -o model.engine
-      smelt build deploy.prototxt --weights net.caffemodel -o net.engine --max-batch-size 8
+      smelt build deploy.prototxt --weights net.caffemodel --max-batch-size 8
       smelt build model.onnx --shape input=1..8x3x224x224 --tune full
-      smelt build model.onnx --shape 1x3x224x224 --shape 1x3x320x320     (a plan for each)
       smelt build model.onnx --output features --device cpu:x86-64-v3
-      smelt build model.onnx --device cuda:sm_90 --precision float16     (no GPU needed)
-      smelt build model.onnx --device cuda:sm_90 --retunable             (to be timed on the GPU)
+
+    \b
+    A plan for each of two shapes:
+      smelt build model.onnx --shape 1x3x224x224 --shape 1x3x320x320
+
+    \b
+    Without a GPU, and to be timed on one later:
+      smelt build model.onnx --device cuda:sm_90 --precision float16
+      smelt build model.onnx --device cuda:sm_90 --retunable
     """
     del output  # part of the build's arguments
     path = Path(destination or f"{Path(model).stem}.engine")

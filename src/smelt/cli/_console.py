@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from smelt.logger import Severity
+
 _WIDTH_WITHOUT_TERMINAL = 160
 
 
@@ -43,8 +45,26 @@ def screen_width(stream: TextIO) -> int | None:
 
 def say(text: str) -> None:
     """Write lines to standard error, broken between words where a terminal would cut them."""
-    width = screen_width(sys.stderr)
-    click.echo(text if width is None else "\n".join(wrap_words(text, width)), err=True)
+    click.echo(_fitted(text, sys.stderr), err=True)
+
+
+def show(text: str) -> None:
+    """Write lines of an answer to standard output, broken as those to standard error are."""
+    click.echo(_fitted(text, sys.stdout))
+
+
+def _fitted(text: str, stream: TextIO) -> str:
+    width = screen_width(stream)
+    return text if width is None else "\n".join(wrap_words(text, width))
+
+
+class Speaker:
+    """Says what smelt's rooms log."""
+
+    def log(self, severity: Severity, message: str, /) -> None:
+        """Say it as it is."""
+        del severity
+        say(message)
 
 
 def print_json(data: Mapping[str, Any]) -> None:

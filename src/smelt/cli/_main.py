@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import traceback
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
 from smelt.cli._bench import bench
 from smelt.cli._build import build
 from smelt.cli._compare import compare
-from smelt.cli._console import open_streams, say
+from smelt.cli._console import Speaker, open_streams, say
 from smelt.cli._dla import dla
 from smelt.cli._inspect import inspect
 from smelt.cli._options import told_as_options
@@ -23,9 +24,12 @@ from smelt.errors import InternalError, MissingExtraError, SmeltError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_MAKERS: Final = frozenset(("build", "retune"))
+"""Commands that always write a file."""
+
 
 class _Interrupted(Exception):
-    """Ctrl-C, past click, which would write an empty line."""
+    """Ctrl-C, past click, which would write an empty line; with what else is to be said of it."""
 
 
 class _Commands(click.Group):
@@ -41,7 +45,8 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
-            raise _Interrupted from error
+            is_maker = ctx.invoked_subcommand in _MAKERS
+            raise _Interrupted("; nothing half-made is left behind" * is_maker) from error
 
     def main(
         self,
@@ -72,10 +77,12 @@ class _Commands(click.Group):
 def _end(error: BaseException) -> NoReturn:
     """End the process as the error asks; what is not ours goes on."""
     if isinstance(error, click.ClickException):
-        error.show()
+        told = io.StringIO()
+        error.show(told)
+        say(told.getvalue().rstrip("\n"))
         raise SystemExit(error.exit_code) from error
     if isinstance(error, _Interrupted | KeyboardInterrupt | click.Abort):
-        say("interrupted; nothing half-made is left behind")
+        say("interrupted" + str(error))
         raise SystemExit(130) from error
     if isinstance(error, BrokenPipeError):
         # Whoever read our output has enough; Python would complain once more at exit.
@@ -161,11 +168,13 @@ def commands() -> None:
     verbose) and others; the documentation lists them.
     """
     from smelt.config import log_level
-    from smelt.logger import Severity, show_on_console
+    from smelt.logger import Severity, forward_to, show_on_console
 
     level = log_level()
     if level is not None:
         show_on_console(Severity[level.upper()])
+    else:
+        click.get_current_context().with_resource(forward_to(Speaker(), minimum=Severity.WARNING))
 
 
 def _keep_lines(command: click.Command) -> click.Command:

@@ -48,9 +48,9 @@ def retune(
     The new engine is signed with your key. ENGINE itself is not changed, and none of its code runs.
 
     \b
-    Examples:
-      smelt build model.onnx --device cuda:sm_80,sm_90 --retunable -o model.engine
-      smelt retune model.engine -o tuned.engine                 (on the machine with the GPU)
+    Examples, the first on any machine, the others where the GPU is:
+      smelt build model.onnx --device cuda:sm_80,sm_90 --retunable
+      smelt retune model.engine -o tuned.engine
       smelt retune model.engine -o tuned.engine --tune full --device cuda:1
     """
 

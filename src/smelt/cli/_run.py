@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from smelt.cli._console import answers, print_json, print_table, say
+from smelt.cli._console import print_json, print_table, say, show
 from smelt.cli._files import FileCommand, ResultFile, SourceFile
 from smelt.cli._models import BuildArguments, build_options, open_engine
 from smelt.cli._options import THREADS_OPTION, input_option, json_option, output_option
@@ -126,12 +126,13 @@ def run(
 
     \b
     Examples:
-      smelt run net.engine --image cat.jpg --resize shorter:256 --mean 104,117,123 --labels l.txt
-      smelt run net.engine --image cat.jpg --channel-order rgb --mean 127 --scale 1/128
-      smelt run net.engine --image cat.jpg --channel-order rgb --mean 123.675,116.28,103.53 \
+      smelt run net.engine --image cat.jpg --mean 104,117,123 --labels l.txt
+      smelt run net.engine --image cat.jpg --channel-order rgb \
+          --resize shorter:256 --mean 123.675,116.28,103.53 \
           --scale 1/58.395,1/57.12,1/57.375
-      smelt run net.engine --input tokens=tokens.npy --input mask=zeros --save out.npz --json
-      smelt run deploy.prototxt --weights net.caffemodel --image digit.png --scale 1/256
+      smelt run net.engine --input tokens=tokens.npy --input mask=zeros --json
+      smelt run net.onnx --image cat.jpg --scale 1/255 --save out.npz
+      smelt run deploy.prototxt --weights net.caffemodel --image digit.png
     """
     names = _read_labels(labels)
     engine = open_engine(engine_path, build_arguments, quiet=as_json)
@@ -315,21 +316,23 @@ def _show(report: Mapping[str, Any]) -> None:
     if report["preparation"] is not None:
         steps = ", ".join(f"{k} {v}" for k, v in report["preparation"].items() if k != "input")
         told = f"{report['image']} as {report['preparation']['input']}: {steps}"
-        answers().print(told, markup=False, soft_wrap=True)
+        show(told)
     time_ms = f"{format_number(report['milliseconds'], 2)} ms (a first run; `smelt bench` measures)"
-    answers().print(f"{report['network']}: {time_ms}", markup=False)
+    show(f"{report['network']}: {time_ms}")
     for name, output in report["outputs"].items():
         title = f"{name}  {output['dtype']}{output['shape']}"
         if "top" in output:
-            rows = [
+            heads = ("", "class", "score", "label")
+            rows: list[tuple[object, ...]] = [
                 (place, row["index"], f"{row['score']:.6g}", row["label"] or "")
                 for place, row in enumerate(output["top"], 1)
             ]
-            print_table(rows, ("", "class", "score", "label"), title=title)
+            shown = slice(None) if any(row[-1] for row in rows) else slice(-1)
+            print_table([row[shown] for row in rows], heads[shown], title=title)
         elif "min" in output:
             text = f"min {output['min']:.6g}, mean {output['mean']:.6g}, max {output['max']:.6g}"
-            answers().print(f"{title}: {text}", markup=False)
+            show(f"{title}: {text}")
         else:
-            answers().print(f"{title}: empty", markup=False)
+            show(f"{title}: empty")
         if bad := output.get("not_finite"):
             say(f"{name}: {bad} elements are infinite or not a number")
