@@ -11,10 +11,11 @@ import pytest
 
 import smelt
 from smelt import ops
-from smelt.builder import _cuda_toolchain
+from smelt.backends.cpu import processor_text
+from smelt.builder import _cpu_toolchain, _cuda_toolchain
 from smelt.builder._options import PRECISIONS
 from smelt.builder._toolchain import open_toolchain
-from smelt.engine import Weight, read_engine, serialize_engine
+from smelt.engine import Weight, detect_host, read_engine, serialize_engine
 from smelt.errors import BindingError, BuildError, EngineFormatError, EngineMismatchError
 from smelt.interp import interpret
 from smelt.ir import Constant, _recipes
@@ -125,6 +126,18 @@ def test_on_the_machine_where_it_runs_candidates_are_timed(tmp_path: Path) -> No
         (made,) = context.run(given).values()
     (wanted,) = interpret(network.graph, given).values()
     np.testing.assert_allclose(made, wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("processor", ["Make: Model 7", ""])
+def test_an_engine_names_the_machine_whose_clock_chose_and_not_its_target(
+    processor: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    host = replace(detect_host(), processor=processor)
+    monkeypatch.setattr(_cpu_toolchain, "detect_host", lambda: host)
+    tuned = _built(device=_ELSEWHERE, tune=0.2, timing_cache=tmp_path / "timings.json")
+    told = processor or processor_text(host.architecture, host.features)
+    assert tuned.header.fingerprint.tuned_on.startswith(f"{told}, ")
+    assert tuned.header.fingerprint.tuned_on.endswith((" thread", " threads"))
 
 
 def test_weights_are_what_they_were_refitted_to() -> None:

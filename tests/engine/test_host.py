@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,15 @@ from pathlib import Path
 import llvmlite.binding as llvm
 import pytest
 
-from smelt.engine import VERSION, Fingerprint, Host, check_fingerprint, detect_host, known_features
+from smelt.engine import (
+    VERSION,
+    Fingerprint,
+    Host,
+    _host,
+    check_fingerprint,
+    detect_host,
+    known_features,
+)
 from smelt.errors import EngineMismatchError
 
 HERE = Host("x86_64", ("avx", "avx2", "fma", "sse2"), "linux")
@@ -56,6 +65,26 @@ def test_what_is_found_here_agrees_with_llvm() -> None:
     for feature in known_features(here.architecture):
         if feature in found:
             assert found[feature] == (feature in here.features), feature
+
+
+@pytest.mark.parametrize(
+    ("system", "text", "name"),
+    [
+        (
+            "linux",
+            "processor : 0\nmodel name\t: Make: Model 7\nflags : avx\n\nmodel name : B\n",
+            "Make: Model 7",
+        ),
+        ("linux", "Features : asimd\n", ""),
+        ("darwin", "model name : Make\n", ""),
+    ],
+)
+def test_a_processor_is_called_what_the_system_calls_it(
+    system: str, text: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_host, "_read_cpuinfo", lambda: text)
+    monkeypatch.setattr(sys, "platform", system)
+    assert detect_host.__wrapped__().processor == name
 
 
 def test_the_version_is_the_packages() -> None:

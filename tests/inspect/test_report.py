@@ -168,6 +168,14 @@ def test_candidates_that_differ_in_formats_tell_them_and_times_tell_what_they_ar
     assert "times are estimates: nothing was timed" in report_to_text(made, ["tactics"], width=300)
     assert "copies between their formats" in report_to_html(made)
     assert made.tuned_on == ""
+    assert "<b>no machine: they go by estimates</b>" in report_to_html(made)
+    timed = dataclasses.replace(made, tuned_on="a GPU")
+    assert "<b>a GPU</b><span>tactics timed on</span>" in report_to_html(timed)
+
+
+def test_the_page_tells_a_processor_as_shortly_as_the_text(report: EngineReport) -> None:
+    told = report_to_text(report, []).splitlines()[0].partition(" for cpu, ")[2].split(", linux")[0]
+    assert f"An engine for cpu: {told}, linux" in report_to_html(report)
 
 
 def test_the_page_sums_up_what_a_pass_says_of_many_layers(report: EngineReport) -> None:
@@ -219,7 +227,7 @@ def test_tensors_that_live_at_once_never_share_bytes(plan: PlanReport) -> None:
 def test_features_are_told_apart_from_libraries_and_what_was_tuned_for(
     report: EngineReport, engine: Engine, feature: str, known: dict[str, object]
 ) -> None:
-    print_ = dataclasses.replace(engine.header.fingerprint, features=(feature,))
+    print_ = dataclasses.replace(engine.header.fingerprint, device="cuda", features=(feature,))
     header = dataclasses.replace(engine.header, fingerprint=print_)
     read: Any = SimpleNamespace(header=header, code=b"")
     told = report_of(read)

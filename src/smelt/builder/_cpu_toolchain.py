@@ -12,6 +12,7 @@ from smelt.backends.cpu import (
     compile_runtime,
     generator_edition,
     host_target_with,
+    processor_text,
     target_named,
 )
 from smelt.builder._toolchain import Toolchain
@@ -82,7 +83,9 @@ class CpuToolchain(Toolchain):
     @property
     @override
     def place(self) -> str:
-        return f"{self.target.name}, {self.workers} threads"
+        host = detect_host()
+        processor = host.processor or processor_text(host.architecture, host.features)
+        return f"{processor}, {self.workers} thread{'s' * (self.workers != 1)}"
 
     @override
     def timer(self, tuning: Tuning) -> Timer:
@@ -129,7 +132,7 @@ class CpuToolchain(Toolchain):
             self.backend,
             tuning.timings,
             effort=tuning.effort.network,
-            where=self.place,
+            where=f"{self.target.name}, {self.workers} threads",
             sizes=tuning.sizes,
             may_play=tuning.may_play,
             deadline=tuning.deadline,

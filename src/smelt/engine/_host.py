@@ -12,7 +12,10 @@ import platform
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _CPUINFO: Final = Path("/proc/cpuinfo")
 _CPUINFO_LIMIT_BYTES: Final = 1 << 16
@@ -88,6 +91,8 @@ class Host:
     """Instruction-set features that code may use, sorted, by LLVM's names."""
     system: str
     """"linux", "darwin", "windows"."""
+    processor: str = ""
+    """What the system calls the processor; empty where it does not say."""
 
 
 def known_features(architecture: str) -> frozenset[str]:
@@ -102,9 +107,12 @@ def detect_host() -> Host:
     architecture = _ARCHITECTURES.get(machine, machine)
     system = "windows" if sys.platform == "win32" else sys.platform
     features = set(_BASELINES.get(architecture, ()))
+    processor = ""
     if system == "linux":
-        features |= _features_from_cpuinfo(architecture, _read_cpuinfo())
-    return Host(architecture, tuple(sorted(features)), system)
+        text = _read_cpuinfo()
+        features |= _features_from_cpuinfo(architecture, text)
+        processor = next(_values_in_cpuinfo(text, "model name"), "")
+    return Host(architecture, tuple(sorted(features)), system, processor)
 
 
 def _read_cpuinfo() -> str:
@@ -117,8 +125,12 @@ def _read_cpuinfo() -> str:
 
 def _features_from_cpuinfo(architecture: str, text: str) -> set[str]:
     names = _X86_FLAGS if architecture == "x86_64" else _ARM_FLAGS
+    flags = next(_values_in_cpuinfo(text, "flags", "features"), "")
+    return {names[flag] for flag in flags.split() if flag in names}
+
+
+def _values_in_cpuinfo(text: str, *keys: str) -> Iterator[str]:
     for line in text.splitlines():
-        key, _, flags = line.partition(":")
-        if key.strip().lower() in {"flags", "features"}:
-            return {names[flag] for flag in flags.split() if flag in names}
-    return set()
+        key, _, value = line.partition(":")
+        if key.strip().lower() in keys:
+            yield value.strip()

@@ -17,6 +17,7 @@ from smelt.inspect._text import (
     format_bytes,
     format_seconds,
     is_timed,
+    machine_of,
     roofline_heads,
     roofline_note,
     roofline_rows,
@@ -83,10 +84,9 @@ def report_to_html(report: EngineReport) -> str:
 
 def _head(report: EngineReport) -> Iterator[str]:
     yield f"<h1>{escape(report.network)}</h1>"
-    features = f" with {', '.join(report.features)}" if report.features else ""
     yield (
-        f"<p>An engine for {escape(report.device)}: {escape(report.architecture)}"
-        f"{escape(features)}, {escape(system_of(report))}; "
+        f"<p>An engine for {escape(report.device)}: {escape(machine_of(report))}, "
+        f"{escape(system_of(report))}; "
         f"built by smelt {escape(report.version)}.</p>"
     )
     if report.signer is not None:
@@ -97,8 +97,7 @@ def _head(report: EngineReport) -> Iterator[str]:
         ("plans", str(len(report.plans))),
         ("reference steps", str(report.reference_steps)),
     ]
-    if report.tuned_on:
-        facts.append(("tactics timed on", report.tuned_on))
+    facts.append(("tactics timed on", report.tuned_on or "no machine: they go by estimates"))
     if report.libraries:
         facts.append(("needs", ", ".join(report.libraries)))
     if report.multiprocessors is not None:

@@ -128,9 +128,9 @@ def system_of(report: EngineReport) -> str:
 
 
 def machine_of(report: EngineReport) -> str:
-    """The processor or the GPUs that an engine is for."""
+    """The processor or the GPUs that an engine is for, with what it was allowed there."""
     if report.device == "cuda":
-        return report.architecture
+        return " with ".join(filter(None, (report.architecture, ", ".join(report.features))))
     from smelt.backends.cpu import processor_text
 
     return processor_text(report.architecture, report.features)
