@@ -70,7 +70,7 @@ TUNING_OPTIONS: Final = (
         default="fast",
         show_default=True,
         type=Effort(),
-        help="How long candidates are timed; what is built for other machines cannot be.",
+        help="How long candidates are timed; what this machine cannot run cannot be.",
     ),
     click.option(
         "--timing-cache",
