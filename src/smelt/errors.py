@@ -114,13 +114,16 @@ class DeviceError(SmeltError):
 class MissingExtraError(SmeltError):
     """A package is not installed that not every machine needs."""
 
-    def __init__(self, package: str, extra: str | None = None, *, advice: str = "") -> None:
+    def __init__(
+        self, package: str, extra: str | None = None, *, advice: str = "", lead: str = ""
+    ) -> None:
         """Say how to get the package.
 
         Args:
             package: its name on PyPI.
             extra: the extra that brings it; None for what comes with every whole installation.
             advice: what to do, where the usual is not all that there is.
+            lead: what the message begins with: who needs the package.
         """
         usual = f"run: pip install {package}"
         if extra is not None:
@@ -128,9 +131,10 @@ class MissingExtraError(SmeltError):
                 f"smelt's extra {extra!r} brings it: run pip install '.[{extra}]' in smelt's "
                 f"clone, or pip install {package}"
             )
-        super().__init__(f"{package} is not installed; {advice or usual}")
+        super().__init__(f"{lead}{package} is not installed; {advice or usual}")
         self.package = package
         self.extra = extra
+        self.advice = advice or usual
 
     @classmethod
     def from_import(cls, error: ModuleNotFoundError) -> MissingExtraError:

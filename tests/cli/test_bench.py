@@ -62,7 +62,9 @@ def test_a_model_is_built_for_the_batch_that_is_asked_for(smelt: Smelt, open_mod
 def test_a_batch_that_the_engine_does_not_have_is_refused(smelt: Smelt, engine: Path) -> None:
     answer = smelt("bench", engine, "--batch", "3")
     assert answer.code == 1
-    assert "the engine's batch is fixed at 1; to run 3, build it with --shape" in answer.err
+    assert (
+        "the engine's batch is fixed at 1; where the model leaves it open, one for 3" in answer.err
+    )
 
 
 def test_an_unknown_input_is_refused(smelt: Smelt, engine: Path) -> None:

@@ -369,11 +369,29 @@ def test_weights_beside_an_onnx_model_are_refused(smelt: Smelt, model: Path) -> 
     assert "--weights is for Caffe's prototxt" in answer.err
 
 
-def test_a_batch_that_the_model_fixes_is_not_silently_ignored(
-    smelt: Smelt, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_largest_batch_that_changes_nothing_is_told_with_what_would_if_anything_does(
+    smelt: Smelt, model: Path, open_model: Path, tmp_path: Path
 ) -> None:
-    smelt("build", model, "-o", tmp_path / "m.engine", "--tune", "none", "--max-batch-size", 4)
-    assert "max_batch_size=4 changes nothing" in caplog.text
+    options = ("-o", tmp_path / "m.engine", "--tune", "none", "--max-batch-size", 4, "--quiet")
+    fixed = smelt("build", model, *options).err
+    assert fixed.startswith("max_batch_size=4 changes nothing: ")
+    assert fixed.endswith("where it is fixed\n")
+    left_open = smelt("build", open_model, "--shape", "1x3x16x16", *options).err
+    assert left_open.endswith("shapes= (`--shape`) says how large it is\n")
+
+
+def test_a_shape_of_too_few_extents_is_told_with_the_option_that_gives_it(
+    smelt: Smelt, model: Path
+) -> None:
+    told = smelt("build", model, "--shape", "1x3x2").err
+    assert "shapes= gives 3 extents; the network has (1, 3, 16, 16)" in told
+    assert "--shape NAME=" in told
+
+
+def test_an_empty_name_is_no_file(smelt: Smelt) -> None:
+    answer = smelt("build", "")
+    assert answer.code == 2
+    assert "Invalid value for 'MODEL': an empty text names no file" in answer.err
 
 
 @pytest.mark.parametrize(

@@ -355,7 +355,10 @@ def test_a_key_may_come_from_a_file_and_get_a_label(smelt: Smelt, tmp_path: Path
     ("arguments", "told"),
     [
         (("add", "smelt-ed25519 nonsense"), "holds no public key"),
-        (("add", "none.pub"), "cannot be read"),
+        (
+            ("add", "none.pub"),
+            "'none.pub' is neither a key nor a file that holds one; a key is a line",
+        ),
         (("remove", "nobody"), "no trusted key is called 'nobody'"),
     ],
 )

@@ -34,6 +34,11 @@ def _prepared(path: Path, shape: tuple[int | None, ...], **options: Any) -> NDAr
     return image_to_array(str(path), shape, FLOAT, Preparation(**options))
 
 
+def test_without_labels_there_is_no_column_for_them(smelt: Smelt, engine: Path) -> None:
+    lines = smelt("run", engine, "--input", "image=zeros").out.splitlines()
+    assert [line.split() for line in lines if "class" in line] == [["class", "score"]]
+
+
 def test_an_engine_answers_with_its_best_classes_and_their_labels(
     smelt: Smelt, engine: Path, picture: Path, tmp_path: Path
 ) -> None:

@@ -267,6 +267,13 @@ def test_rows_on_a_usual_screen_are_cut_between_words_and_parameters(
     assert [piece for piece in kept if piece not in narrow] == []
 
 
+def test_a_bound_that_is_too_small_for_its_column_is_not_shown_as_zero(engine: Engine) -> None:
+    fast = Peaks("mine", 1e18, (("any", 1e18),))
+    text = report_to_text(report_of(engine, peaks=fast), ["roofline"])
+    assert "<0.001 us" in text
+    assert " 0.000 us" not in text
+
+
 def test_a_row_in_a_file_is_one_line_unless_its_words_are_many(engine: Engine) -> None:
     lines = report_to_text(report_of(engine), ["kernels"]).splitlines()
     assert len([line for line in lines if re.match(r" \w+_[0-9a-f]{20} .*sm_90 .*%", line)]) > 2

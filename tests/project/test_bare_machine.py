@@ -113,7 +113,9 @@ def test_an_engine_for_gpus_says_on_a_bare_machine_what_it_needs(
     engine.save(tmp_path / "small.engine")
     code = "import smelt; smelt.load(sys.argv[1]).create_context()"
     done = run_bare(bare, code, str(tmp_path / "small.engine"))
-    assert "MissingExtraError: cuda-bindings is not installed" in done.stderr
+    assert "MissingExtraError: " in done.stderr
+    assert "small.engine is for NVIDIA GPUs (sm_90): cuda-bindings is not installed" in done.stderr
+    assert "`smelt build MODEL --device cpu`" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ from smelt.network import NetworkDefinition
 from smelt.ops import DetectionOutput, NonMaxSuppression
 from smelt.passes import run_passes
 from smelt.tuner import TimingCache, check_timings
-from smelt.types import evaluate_dim, substitute_dim
+from smelt.types import evaluate_dim, substitute_dim, symbols_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -253,7 +253,7 @@ class _Build:
         """Say which options change nothing here."""
         asked, tools = self.options, self.tools
         if asked.max_batch_size > 1 and not any(BATCH in box for box in boxes):
-            _warn_of_batch(asked.max_batch_size, self.graph.name)
+            _warn_of_batch(asked.max_batch_size, self.graph)
         if refusing := tools.refusing(asked.precision):
             _warn_of_precision(asked.precision, tools, refusing)
         if self.effort is not None and not tools.has_clock:
@@ -321,12 +321,13 @@ class _Build:
         )
 
 
-def _warn_of_batch(size: int, name: str) -> None:
+def _warn_of_batch(size: int, graph: Graph) -> None:
+    is_open = any(symbols_of(*value.tensor.shape[:1]) for value in graph.inputs)
     _LOG.warning(
-        "max_batch_size=%d changes nothing: %s has its batch in its inputs' shapes; only shapes= "
-        "can change it, where the model leaves it open",
+        "max_batch_size=%d changes nothing: %s has its batch in its inputs' shapes, %s",
         size,
-        name,
+        graph.name,
+        "and shapes= (`--shape`) says how large it is" if is_open else "where it is fixed",
     )
 
 

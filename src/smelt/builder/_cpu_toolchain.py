@@ -28,7 +28,7 @@ from smelt.tuner import (
     NetworkTrial,
     Rehearsal,
 )
-from smelt.types import override
+from smelt.types import counted, override
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -85,7 +85,7 @@ class CpuToolchain(Toolchain):
     def place(self) -> str:
         host = detect_host()
         processor = host.processor or processor_text(host.architecture, host.features)
-        return f"{processor}, {self.workers} thread{'s' * (self.workers != 1)}"
+        return f"{processor}, {counted(self.workers, 'thread')}"
 
     @override
     def timer(self, tuning: Tuning) -> Timer:

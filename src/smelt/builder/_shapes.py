@@ -54,12 +54,12 @@ def boxes_of(
     _check_by_name(shapes)
     for name in shapes or {}:
         if name not in inputs:
-            raise BuildError(f"shapes names {name!r}; the inputs are: {', '.join(inputs)}")
+            raise BuildError(f"shapes= names {name!r}; the inputs are: {', '.join(inputs)}")
     ranges = {name: _ranges(name, spec) for name, spec in (shapes or {}).items()}
     counts = {len(r) for r in ranges.values() if len(r) > 1}
     if len(counts) > 1:
         raise BuildError(
-            f"shapes gives {sorted(counts)} shapes to different inputs; give each as many"
+            f"shapes= gives {sorted(counts)} shapes to different inputs; give each as many"
         )
     return [
         _box(inputs, {n: r[min(i, len(r) - 1)] for n, r in ranges.items()}, graph, max_batch_size)
@@ -110,13 +110,15 @@ def _box(
         if len(low) == len(shape) - 1 and shape[:1] == (SymbolicDim.symbol(BATCH),):
             shape = shape[1:]
         if len(low) != len(shape):
-            raise ShapeError(f"shapes gives {len(low)} extents; the network has {shape}", node=name)
+            raise ShapeError(
+                f"shapes= gives {len(low)} extents; the network has {shape}", node=name
+            )
         for axis, (extent, *values) in enumerate(zip(shape, low, best, high, strict=True)):
             bounds = Bounds(*values)
             if isinstance(extent, int) and (bounds.low, bounds.high) != (extent, extent):
                 given_ = bounds.low if bounds.low == bounds.high else f"{bounds.low}..{bounds.high}"
                 raise ShapeError(
-                    f"shapes gives {given_} for axis {axis}, where the network has {extent}: "
+                    f"shapes= gives {given_} for axis {axis}, where the network has {extent}: "
                     f"its shape is [{', '.join(map(str, shape))}]",
                     node=name,
                 )

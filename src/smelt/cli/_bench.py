@@ -13,7 +13,7 @@ from smelt.cli._files import FileCommand, SourceFile
 from smelt.cli._models import BuildArguments, build_options, is_model, open_engine
 from smelt.cli._options import THREADS_OPTION, input_option, json_option, output_option
 from smelt.cli._parse import Finite, pairs_from_texts
-from smelt.types import format_number, format_share
+from smelt.types import counted, format_number, format_share
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -222,8 +222,8 @@ def _layers_run(engine: Engine, sizes: Mapping[str, int]) -> dict[str, LayerInfo
 
 def _show(report: Mapping[str, Any]) -> None:
     show(
-        f"{report['network']} on {report['device']}, {report['threads']} threads, "
-        f"batch {report['batch']}, {report['iterations']} runs"
+        f"{report['network']} on {report['device']}, {counted(report['threads'], 'thread')}, "
+        f"batch {report['batch']}, {counted(report['iterations'], 'run')}"
     )
     best, median, p95 = (format_number(report[f"{n}_ms"], 3) for n in ("best", "median", "p95"))
     show(

@@ -16,15 +16,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-class SourceFile(click.ParamType[str]):
-    """A file that a command reads."""
+class _File(click.ParamType[str]):
+    """A file's name."""
 
     name = "file"
 
     @override
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The text as it is."""
+        if not str(value):
+            self.fail("an empty text names no file", param, ctx)
         return str(value)
+
+
+class SourceFile(_File):
+    """A file that a command reads."""
 
 
 class NamedSource(SourceFile):
@@ -39,10 +45,8 @@ class NamedSource(SourceFile):
         return str(value)
 
 
-class ResultFile(click.ParamType[str]):
+class ResultFile(_File):
     """A file that a command writes."""
-
-    name = "file"
 
     def __init__(self, *, beside: str = "", is_needed: bool = True) -> None:
         """Describe the file.
@@ -53,11 +57,6 @@ class ResultFile(click.ParamType[str]):
         """
         self.beside = beside
         self.is_needed = is_needed
-
-    @override
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The text as it is."""
-        return str(value)
 
 
 class FileCommand(click.Command):

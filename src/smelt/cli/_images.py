@@ -11,6 +11,7 @@ import numpy as np
 
 from smelt.cli._parse import CROP, RESIZE, number_from_text
 from smelt.errors import SmeltError
+from smelt.types import counted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -212,7 +213,7 @@ def _mean(text: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
 def _channel_values(numbers: tuple[float, ...], channels: int, option: str) -> NDArray[np.float32]:
     if len(numbers) not in (1, channels):
         raise SmeltError(
-            f"{option} has {len(numbers)} numbers; the input has {channels} channels: "
+            f"{option} has {len(numbers)} numbers; the input has {counted(channels, 'channel')}: "
             "give one number, or one for each"
         )
     return np.array(numbers, np.float32)

@@ -39,8 +39,8 @@ def symbol_values(engine: Engine, *, batch: int | None = None) -> dict[str, int]
     if len(named) == 1 and len(leading) == 1:
         return values | {named[0]: batch}
     raise SmeltError(
-        f"the engine's batch is fixed at {', '.join(map(str, leading))}; to run {batch}, build it "
-        f"with --shape NAME=1..{batch}x…"
+        f"the engine's batch is fixed at {', '.join(map(str, leading))}; where the model leaves it "
+        f"open, one for {batch} is built with --shape NAME=1..{batch}x…"
     )
 
 

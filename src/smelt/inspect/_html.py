@@ -12,7 +12,6 @@ from smelt.inspect._text import (
     CODE_HEADS,
     WORK_NOTE,
     code_cells,
-    counted,
     counted_at,
     format_bytes,
     format_seconds,
@@ -30,6 +29,7 @@ from smelt.inspect._text import (
     use_cells,
     use_heads,
 )
+from smelt.types import counted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence

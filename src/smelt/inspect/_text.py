@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from smelt.errors import SmeltError
 from smelt.inspect._layout import WIDTH_OF_FILES, Table
 from smelt.inspect._report import SourceReport
-from smelt.types import format_number, format_share, wrap_words
+from smelt.types import counted, format_number, format_share, wrap_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -75,11 +75,6 @@ def _laid_out(part: str | Table | SourceReport, width: int | None) -> str:
     else:
         lines = iter(wrap_words(part, WIDTH_OF_FILES if width is None else width))
     return "".join(f"{line}\n" for line in lines)
-
-
-def counted(number: int, noun: str) -> str:
-    """So many of them, in words."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def format_bytes(size_bytes: int, like: int | None = None) -> str:
@@ -426,8 +421,11 @@ def _work_cells(work: WorkReport, *, timed: bool) -> tuple[str, ...]:
 
 
 def _in_column(seconds: float | None) -> str:
-    """A time with as many digits as those above and below it."""
-    return "-" if seconds is None else f"{seconds * 1e6:,.3f} us"
+    """A time with as many digits as those above and below it, for which it may be too small."""
+    if seconds is None:
+        return "-"
+    is_shown = not 0 < seconds < 0.5e-9
+    return f"{seconds * 1e6:,.3f} us" if is_shown else "<0.001 us"
 
 
 def _roofline(report: EngineReport, plan: PlanReport) -> Iterator[str | Table]:

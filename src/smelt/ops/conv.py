@@ -25,7 +25,7 @@ from smelt.ops._shape import (
     result_shape,
 )
 from smelt.ops._window import Windowed
-from smelt.types import TensorType, override
+from smelt.types import TensorType, counted, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -69,7 +69,8 @@ class Conv(Windowed):
             raise ShapeError(f"{filters} filters do not divide into {self.group} groups")
         if differ(x.shape[1], depth * self.group):
             raise ShapeError(
-                f"the input has {x.shape[1]} channels, the weights are for {depth} x {self.group}"
+                f"the input has {counted(x.shape[1], 'channel')}, "
+                f"the weights are for {depth} x {self.group}"
             )
         require_shape(bias, (filters,), "the bias of conv")
         return (TensorType(x.dtype, (x.shape[0], filters, *counts)),)

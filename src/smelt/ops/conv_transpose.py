@@ -27,7 +27,7 @@ from smelt.ops._shape import (
     require_static,
 )
 from smelt.ops._window import Windowed
-from smelt.types import TensorType, override
+from smelt.types import TensorType, counted, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -92,7 +92,8 @@ class ConvTranspose(Windowed):
         channels, depth, *_ = w.shape
         require_shape(w, (channels, depth, *self.kernel_shape), "the weight tensor")
         if differ(x.shape[1], channels):
-            raise ShapeError(f"the input has {x.shape[1]} channels, the weights are for {channels}")
+            has = counted(x.shape[1], "channel")
+            raise ShapeError(f"the input has {has}, the weights are for {channels}")
         shared = known(x.shape[1], channels)
         if self.group < 1 or (isinstance(shared, int) and shared % self.group):
             raise ShapeError(f"{shared} channels do not divide into {self.group} groups")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from smelt.devices.cpu import CpuMemory, MappedCode, abi, native_runtime
 from smelt.devices.cuda import ABI_VERSION as CUDA_ABI_VERSION
 from smelt.engine import VERSION, Host, check_fingerprint, detect_host
-from smelt.errors import DeviceError, EngineMismatchError, MissingExtraError
+from smelt.errors import DeviceError, EngineMismatchError, MissingExtraError, SmeltError
 from smelt.types import DeviceName, override
 
 if TYPE_CHECKING:
@@ -156,8 +156,22 @@ def load_code(file: EngineFile, device: str | None, *, is_needed: bool = True) -
 
     try:
         found = find_gpu(built_for, device)
-    except (DeviceError, MissingExtraError):
-        if is_needed or name.index is not None:
+    except (DeviceError, MissingExtraError) as error:
+        if name.index is not None:
             raise
+        if is_needed:
+            raise _without_gpu(error, file) from error
         return None
     return CudaCode(file, *found)
+
+
+def _without_gpu(error: DeviceError | MissingExtraError, file: EngineFile) -> SmeltError:
+    """The error of one who runs an engine for GPUs where there is none: what else can be done."""
+    lead = f"{file.source} is for NVIDIA GPUs ({file.header.fingerprint.architecture}): "
+    again = "build it again from its model, device='cpu' (`smelt build MODEL --device cpu`)"
+    if file.header.network:
+        again = f"retune it, device='cpu' (`smelt retune {file.source} --device cpu -o NEW.engine`)"
+    advice = f". It runs where such a GPU is; for this machine's processor {again}"
+    if isinstance(error, DeviceError):
+        return DeviceError(f"{lead}{error}{advice}")
+    return MissingExtraError(error.package, error.extra, lead=lead, advice=error.advice + advice)

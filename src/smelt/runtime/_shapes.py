@@ -52,7 +52,10 @@ def values_from_shapes(
 def _hint(axis: int, dim: Dim, extent: int) -> str:
     """What an engine for a larger batch needs, where that seems to be meant."""
     if axis == 0 and dim == 1 and extent > 1:
-        return "; for larger batches build the engine with max_batch_size or shapes"
+        return (
+            "; engines for larger batches are built with max_batch_size= or shapes=, where the "
+            "model leaves its batch open"
+        )
     return ""
 
 

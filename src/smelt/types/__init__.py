@@ -14,7 +14,7 @@ from smelt.types._dim import (
 )
 from smelt.types._dtype import DType, decode_bfloat16, encode_bfloat16
 from smelt.types._override import override
-from smelt.types._text import count_cells, format_number, format_share, wrap_words
+from smelt.types._text import count_cells, counted, format_number, format_share, wrap_words
 from smelt.types._value import (
     Layout,
     OptionalType,
@@ -43,6 +43,7 @@ __all__ = [
     "ValueType",
     "ceil_div",
     "count_cells",
+    "counted",
     "decode_bfloat16",
     "dim_from_text",
     "element_count",

@@ -23,6 +23,11 @@ def format_share(share: float | None, digits: int = 0) -> str:
     return "-" if share is None else f"{format_number(share * 100, digits)}%"
 
 
+def counted(number: object, noun: str) -> str:
+    """So many of them, in words; a symbol counts as many."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def count_cells(text: str) -> int:
     """How many places on a screen a text takes: two for a letter of the far east."""
     if text.isascii():

@@ -1,0 +1,49 @@
+"""An engine for GPUs on a machine that has none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn
+
+import pytest
+
+from smelt.errors import DeviceError, MissingExtraError
+from smelt.runtime import _cuda_code
+from tests.support.cuda_engines import affine_gpu_engine
+
+if TYPE_CHECKING:
+    from tests.support.cuda_driver_stub import StubDriver
+
+
+@pytest.mark.parametrize(
+    ("missing", "told"),
+    [
+        (DeviceError("the NVIDIA driver cannot be loaded"), "the NVIDIA driver cannot be loaded. "),
+        (
+            MissingExtraError("cuda-bindings", "cuda"),
+            "cuda-bindings is not installed; smelt's extra",
+        ),
+    ],
+)
+@pytest.mark.parametrize(
+    ("network", "advice"),
+    [
+        ("", "build it again from its model, device='cpu' (`smelt build MODEL --device cpu`)"),
+        ("kept", "retune it, device='cpu' (`smelt retune the engine --device cpu -o NEW.engine`)"),
+    ],
+)
+def test_without_a_gpu_an_engine_says_what_it_is_for_and_what_else_can_be_done(
+    stub: StubDriver,
+    monkeypatch: pytest.MonkeyPatch,
+    missing: DeviceError | MissingExtraError,
+    told: str,
+    network: str,
+    advice: str,
+) -> None:
+    def find_none(*_arguments: object) -> NoReturn:
+        raise missing
+
+    monkeypatch.setattr(_cuda_code, "find_gpu", find_none)
+    with pytest.raises(type(missing)) as caught:
+        affine_gpu_engine(stub, network=network).create_context()
+    assert str(caught.value).startswith(f"the engine is for NVIDIA GPUs (sm_90): {told}")
+    assert str(caught.value).endswith(f"for this machine's processor {advice}")
