@@ -8,16 +8,15 @@ from tests.support.trials import PAIRS, TF32
 
 _HERE: Final = "tests/support/cuda_ops.py"
 WITHOUT_KERNELS: Final = frozenset({
-    "batch_normalization", "compress", "constant_of_shape", "conv_integer", "crop", "cum_sum",
-    "detection_output", "dynamic_quantize_linear", "einsum", "gather_nd", "group_normalization",
-    "if", "instance_normalization", "loop", "lp_normalization", "lp_pool", "mat_mul_integer",
-    "non_max_suppression", "non_zero", "normalize", "one_hot", "prior_box", "range", "rnn",
-    "round_mantissa", "scatter_elements", "scatter_nd", "shape", "size", "top_k", "trilu",
+    "batch_normalization", "bitwise_not", "compress", "constant_of_shape", "conv_integer", "crop",
+    "cum_sum", "dequantize_linear", "detection_output", "dynamic_quantize_linear", "einsum",
+    "gather_nd", "group_normalization", "if", "instance_normalization", "loop",
+    "lp_normalization", "lp_pool", "mat_mul_integer", "non_max_suppression", "non_zero",
+    "normalize", "one_hot", "prior_box", "quantize_linear", "range", "rnn", "round_mantissa",
+    "scatter_elements", "scatter_nd", "shape", "size", "top_k", "trilu",
 })  # fmt: skip
 """For no element type."""
-_WITHOUT_FLOATS: Final = frozenset({
-    "and", "bit_shift", "bitwise_not", "dequantize_linear", "mod", "not", "or", "xor",
-})  # fmt: skip
+_WITHOUT_FLOATS: Final = frozenset({"and", "bit_shift", "mod", "not", "or", "xor"})
 """No element is stored in 16 bits instead."""
 _IN_PAIRS: Final = frozenset({
     "abs", "acos", "acosh", "add", "asin", "asinh", "atan", "atanh", "average_pool", "ceil",

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, cast
 
-import numpy as np
-
 from smelt.backends._fusion import ABSENT_INPUT
 from smelt.backends.cuda._source import LANGUAGE_TYPES
 from smelt.types import DType
@@ -183,27 +181,6 @@ def _shift(c: _Call) -> str:
     return f"tl.where({c.y} < {width}, {c.x} {sign} {c.y}, 0)"
 
 
-def _quantize(c: _Call) -> str:
-    """Bounds come before rounding: what is far beyond them is no int32, and NaN is the least."""
-    x, scale, zero = (*c.args, "")[:3]
-    kind = c.dtypes[-1] if zero else DType(c.attributes["output_dtype"] or "uint8")
-    above = c.let(f"({zero}).to(tl.int32)") if zero else "0"
-    real = x if c.is_float else f"({x}).to(tl.float32)"
-    steps = c.let(f"tl.div_rn({real}, {scale})" if scale else real)
-    limits = np.iinfo(kind.numpy)
-    least, most = (c.let(f"{bound}.0 - {above}") for bound in (limits.min, limits.max))
-    steps = c.let(f"tl.where({steps} > {least}, {steps}, {least})")
-    steps = c.let(f"tl.where({steps} < {most}, {steps}, {most})")
-    return f"(({steps} + 12582912.0) - 12582912.0).to(tl.int32) + {above}"
-
-
-def _dequantize(c: _Call) -> str:
-    x, scale, zero = (*c.args, "")[:3]
-    wide = "tl.int64" if zero and c.dtypes[0] is DType.INT32 else "tl.int32"
-    steps = f"({x}).to({wide})" + (f" - ({zero}).to({wide})" if zero else "")
-    return f"({steps}).to(tl.float32) * {scale}"
-
-
 def _root(c: _Call, x: str) -> str:
     return f"tl.sqrt{'' if c.dtypes[0] is DType.FLOAT64 else '_rn'}({x})"
 
@@ -335,14 +312,12 @@ EXPRESSIONS: Final[dict[str, Callable[[_Call], str]]] = {
     "atan": lambda c: _angle(c, c.x),
     "atanh": _atanh,
     "bit_shift": _shift,
-    "bitwise_not": _unary("~({x})"),
     "cast": _cast,
     "ceil": _unary("tl.ceil({x})"),
     "celu": _celu,
     "clip": _clip,
     "cos": _unary("tl.cos({x})"),
     "cosh": lambda c: " + ".join(_half_powers(c)),
-    "dequantize_linear": _dequantize,
     "div": _divide,
     "elu": _elu,
     "equal": lambda c: f"{c.x} == {c.y}",
@@ -373,7 +348,6 @@ EXPRESSIONS: Final[dict[str, Callable[[_Call], str]]] = {
     "or": _fold("|"),
     "pow": _power,
     "prelu": _prelu,
-    "quantize_linear": _quantize,
     "reciprocal": lambda c: _quotient(c, "1.0", c.x),
     "relu": lambda c: f"tl.maximum({c.x}, 0{_keeping_nan(c)})",
     "round": _round,
@@ -399,9 +373,6 @@ EXPRESSIONS: Final[dict[str, Callable[[_Call], str]]] = {
 
 _NUMBERS: Final = frozenset(d for d in DType if d is not DType.BOOL)
 _ANY: Final = frozenset(DType)
-_STEPS: Final = (_FLOATS - {DType.FLOAT64}) | {
-    DType.INT8, DType.UINT8, DType.INT16, DType.UINT16, DType.INT32,
-}  # fmt: skip
 _ALLOWED: Final[dict[str, frozenset[DType]]] = {
     **dict.fromkeys(
         ("add", "sub", "mul", "div", "abs", "neg", "max", "min", "clip", "greater", "sum", "relu",
@@ -410,9 +381,8 @@ _ALLOWED: Final[dict[str, frozenset[DType]]] = {
     ),
     **dict.fromkeys(("equal", "where", "identity", "cast"), _ANY),
     **dict.fromkeys(("and", "or", "xor", "not"), frozenset({DType.BOOL})),
-    **dict.fromkeys(("dequantize_linear", "quantize_linear"), _STEPS),
     **dict.fromkeys(("acos", "asin", "atan", "sinh"), _FLOATS - {DType.FLOAT64}),
-    **dict.fromkeys(("bit_shift", "bitwise_not", "mod"), _NUMBERS - _FLOATS),
+    **dict.fromkeys(("bit_shift", "mod"), _NUMBERS - _FLOATS),
 }  # fmt: skip
 """Element types of the arguments, where not floating-point."""
 
