@@ -13,7 +13,7 @@ import pytest
 
 from smelt.builder import _build
 from smelt.cli import _console, _trust
-from smelt.cli._console import print_json, say, show
+from smelt.cli._console import print_json, print_table, say, show
 from smelt.cli._main import commands
 from smelt.engine import VERSION
 from smelt.errors import InternalError
@@ -54,6 +54,35 @@ def test_a_terminal_gets_lines_that_end_with_words_and_a_file_gets_them_whole(
         lines = stream.getvalue().splitlines()
         assert " ".join(map(str.strip, lines)) == text
         assert [len(line) <= 80 for line in lines] == ([True, True] if is_terminal else [False])
+
+
+def test_tables_fit_a_terminal_and_are_a_row_a_line_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heads = ("layer", "ms", "tactic")
+    rows = [("one", "0.25", f"conv({', '.join(f'lane{n}=16' for n in range(6))})"), ("b", "10", "")]
+    print_table(rows, heads, title="times")
+    whole = capsys.readouterr().out
+
+    def narrow_width(_stream: object) -> int:
+        return 40
+
+    monkeypatch.setattr(_console, "screen_width", narrow_width)
+    print_table(rows, heads, title="times")
+    narrow = capsys.readouterr().out
+    assert [line.split()[:2] for line in whole.splitlines() if "." in line] == [["one", "0.25"]]
+    assert len(whole.splitlines()) == 7
+    assert max(map(len, narrow.splitlines())) <= 40
+    assert [piece for piece in whole.split() if "─" not in piece] == [
+        piece for piece in narrow.split() if "─" not in piece
+    ]
+
+
+def test_what_is_said_gives_no_orders_to_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    say("a\x1b]0;title")
+    print_table([["b\x1b[2J"]], ["layer"])
+    told = capsys.readouterr()
+    assert "\x1b" not in told.err + told.out
 
 
 @pytest.mark.parametrize(

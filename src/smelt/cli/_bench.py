@@ -232,8 +232,13 @@ def _show(report: Mapping[str, Any]) -> None:
     )
     if "layers" in report:
         rows = [
-            (*(x["name"], x["kind"], x["tactic"]), format_number(x["milliseconds"], 4),
-             format_share(x["share"], 1))
+            (
+                x["name"],
+                x["kind"],
+                format_number(x["milliseconds"], 4),
+                format_share(x["share"], 1),
+                x["tactic"],
+            )
             for x in report["layers"]
-        ]  # fmt: skip
-        print_table(rows, ("layer", "kind", "tactic", "ms", "share"))
+        ]
+        print_table(rows, ("layer", "kind", "ms", "share", "tactic"))

@@ -13,16 +13,12 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import click
 
-from smelt.types import wrap_words
+from smelt.types import TextTable, without_controls, wrap_words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from rich.console import Console
-
     from smelt.logger import Severity
-
-_WIDTH_WITHOUT_TERMINAL = 160
 
 
 def open_streams() -> None:
@@ -55,6 +51,7 @@ def show(text: str) -> None:
 
 def _fitted(text: str, stream: TextIO) -> str:
     width = screen_width(stream)
+    text = without_controls(text)
     return text if width is None else "\n".join(wrap_words(text, width))
 
 
@@ -85,37 +82,19 @@ def plain(value: Any) -> Any:
     return value
 
 
-def answers() -> Console:
-    """The console of standard output; into a file it does not cut lines at eighty columns."""
-    from rich.console import Console
-
-    width = None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL
-    return Console(width=width, highlight=False, emoji=False, soft_wrap=False)
-
-
 def print_table(
     rows: Sequence[Sequence[object]], heads: Sequence[str], *, title: str | None = None
 ) -> None:
     """Write a table; columns of numbers are aligned on the right."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    out = answers()
     if title is not None:
-        out.print(Text(title))
-    table = Table(box=box.SIMPLE, pad_edge=False)
-    for column, head in enumerate(heads):
-        numeric = bool(rows) and all(_is_number(row[column]) for row in rows)
-        table.add_column(
-            Text(head),
-            justify="right" if numeric else "left",
-            overflow="fold",
-            no_wrap=numeric,
-        )
-    for row in rows:
-        table.add_row(*(Text(str(cell)) for cell in row))
-    out.print(table)
+        show(title)
+    numbers = [head for column, head in enumerate(heads) if _are_numbers(rows, column)]
+    lines = TextTable(heads, rows, " ".join(numbers)).lines(screen_width(sys.stdout))
+    click.echo(without_controls("\n".join(lines)))
+
+
+def _are_numbers(rows: Sequence[Sequence[object]], column: int) -> bool:
+    return bool(rows) and all(_is_number(row[column]) for row in rows)
 
 
 def _is_number(cell: object) -> bool:

@@ -5,9 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from smelt.errors import SmeltError
-from smelt.inspect._layout import WIDTH_OF_FILES, Table
 from smelt.inspect._report import SourceReport
-from smelt.types import counted, format_number, format_share, wrap_words
+from smelt.types import (
+    WIDTH_OF_FILES,
+    TextTable,
+    counted,
+    format_number,
+    format_share,
+    without_controls,
+    wrap_words,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -25,9 +32,6 @@ if TYPE_CHECKING:
 
 _LAYERS_TOLD: Final = 3
 """Layers that a sentence names; tables name all."""
-
-_NO_CONTROLS: Final = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "\ufffd")
-"""Names in a stranger's engine give no orders to the terminal."""
 
 
 def report_to_text(
@@ -49,10 +53,12 @@ def report_to_text(
     if unknown:
         raise SmeltError(f"there is no section {unknown[0]!r}; there are {', '.join(SECTIONS)}")
     parts = (_laid_out(part, width) for part in _parts(report, sections))
-    return "".join(parts).translate(_NO_CONTROLS)
+    return without_controls("".join(parts))
 
 
-def _parts(report: EngineReport, sections: Sequence[str]) -> Iterator[str | Table | SourceReport]:
+def _parts(
+    report: EngineReport, sections: Sequence[str]
+) -> Iterator[str | TextTable | SourceReport]:
     yield from _summary(report)
     for number, plan in enumerate(report.plans):
         yield ""
@@ -67,10 +73,10 @@ def _parts(report: EngineReport, sections: Sequence[str]) -> Iterator[str | Tabl
             yield from _ENGINE_WRITERS[section](report)
 
 
-def _laid_out(part: str | Table | SourceReport, width: int | None) -> str:
+def _laid_out(part: str | TextTable | SourceReport, width: int | None) -> str:
     if isinstance(part, SourceReport):
         return part.text if part.text.endswith("\n") else part.text + "\n"
-    if isinstance(part, Table):
+    if isinstance(part, TextTable):
         lines = part.lines(width)
     else:
         lines = iter(wrap_words(part, WIDTH_OF_FILES if width is None else width))
@@ -184,7 +190,7 @@ def _plan_summary(plan: PlanReport, number: int, count: int) -> Iterator[str]:
     )
 
 
-def _layers(report: EngineReport, plan: PlanReport) -> Iterator[str | Table]:
+def _layers(report: EngineReport, plan: PlanReport) -> Iterator[str | TextTable]:
     slow = "reference on the host (slow)" if report.host_copy_bytes else "reference (slow)"
     rows = [
         (
@@ -198,7 +204,7 @@ def _layers(report: EngineReport, plan: PlanReport) -> Iterator[str | Table]:
         for layer in plan.layers
     ]
     heads = ("layer", "name", "op", "output", "format", "tactic")
-    yield Table(heads, rows, "layer")
+    yield TextTable(heads, rows, "layer")
 
 
 def tell_times(report: EngineReport) -> str:
@@ -211,7 +217,7 @@ def tell_times(report: EngineReport) -> str:
     )
 
 
-def _tactics(report: EngineReport, plan: PlanReport) -> Iterator[str | Table]:
+def _tactics(report: EngineReport, plan: PlanReport) -> Iterator[str | TextTable]:
     yield f"tactics: candidates' {tell_times(report)};"
     yield "    - was not promising, or was disqualified by its results; no cannot run the layer"
     for layer in plan.layers:
@@ -235,7 +241,7 @@ def tell_candidate(candidate: CandidateReport) -> str:
     return f"{candidate.tactic} {candidate.formats}".rstrip()
 
 
-def _passes(_report: EngineReport, plan: PlanReport) -> Iterator[str | Table]:
+def _passes(_report: EngineReport, plan: PlanReport) -> Iterator[str | TextTable]:
     yield "passes: what became of the layers"
     busy = [one for one in plan.passes if one.notes or one.nodes_before != one.nodes_after]
     for one in busy:
@@ -254,16 +260,16 @@ def _passes(_report: EngineReport, plan: PlanReport) -> Iterator[str | Table]:
         yield from (f"    {note}" for note in plan.storage)
 
 
-def _memory(_report: EngineReport, plan: PlanReport) -> Iterator[str | Table]:
+def _memory(_report: EngineReport, plan: PlanReport) -> Iterator[str | TextTable]:
     lives = sorted(plan.memory, key=lambda life: (life.first_step, life.offset))
     rows = [(x.name, x.offset, x.size_bytes, x.first_step, x.last_step) for x in lives]
     verb = "takes" if len(rows) == 1 else "share"
     yield f"memory: {counted(len(rows), 'tensor')} {verb} {format_bytes(plan.arena_bytes)}"
     heads = ("tensor", "offset", "bytes", "first", "last")
-    yield Table(heads, rows, "offset bytes first last")
+    yield TextTable(heads, rows, "offset bytes first last")
 
 
-def _graph(_report: EngineReport, plan: PlanReport) -> Iterator[str | Table]:
+def _graph(_report: EngineReport, plan: PlanReport) -> Iterator[str | TextTable]:
     yield f"graph before: {counted(len(plan.source_nodes), 'node')}"
     yield from (f"    {op} {name}" for name, op in plan.source_nodes)
     yield f"graph after: {counted(len(plan.nodes), 'node')}"
@@ -274,11 +280,11 @@ def _graph(_report: EngineReport, plan: PlanReport) -> Iterator[str | Table]:
         yield f"    {made} = {node.op}({read}){view} of {', '.join(node.layers)}"
 
 
-def _kernels(report: EngineReport) -> Iterator[str | Table]:
+def _kernels(report: EngineReport) -> Iterator[str | TextTable]:
     timed = is_timed(report)
     if not any(kernel.codes for kernel in report.kernels):
         plain = [(k.symbol, k.family, *use_cells(k, timed=timed)) for k in report.kernels]
-        yield Table(("kernel", "family", *use_heads(timed=timed)), plain, _NUMBERS, "kernel")
+        yield TextTable(("kernel", "family", *use_heads(timed=timed)), plain, _NUMBERS, "kernel")
         return
     yield (
         "kernels: registers and local memory of a thread (local: what it spilled), shared memory "
@@ -291,7 +297,7 @@ def _kernels(report: EngineReport) -> Iterator[str | Table]:
         for kernel in report.kernels
         for code in kernel.codes
     ]
-    yield Table(heads, rows, _NUMBERS, "kernel for limit")
+    yield TextTable(heads, rows, _NUMBERS, "kernel for limit")
     for kernel in report.kernels:
         for code in kernel.codes:
             if code.problem:
@@ -346,7 +352,7 @@ def code_cells(code: CodeReport) -> tuple[str, ...]:
     )
 
 
-def _source(report: EngineReport) -> Iterator[str | Table | SourceReport]:
+def _source(report: EngineReport) -> Iterator[str | TextTable | SourceReport]:
     if report.no_sources:
         yield f"source: {report.no_sources}"
     for kernel in report.kernels:
@@ -428,22 +434,24 @@ def _in_column(seconds: float | None) -> str:
     return f"{seconds * 1e6:,.3f} us" if is_shown else "<0.001 us"
 
 
-def _roofline(report: EngineReport, plan: PlanReport) -> Iterator[str | Table]:
+def _roofline(report: EngineReport, plan: PlanReport) -> Iterator[str | TextTable]:
     timed = is_timed(report)
     yield f"roofline: {roofline_note(report)}"
     yield WORK_NOTE + (f"; {told}" if (told := counted_at(plan)) else "")
-    yield Table(roofline_heads(timed=timed), roofline_rows(plan, timed=timed), _NUMBERS, "kernels")
+    yield TextTable(
+        roofline_heads(timed=timed), roofline_rows(plan, timed=timed), _NUMBERS, "kernels"
+    )
 
 
-def _weights(report: EngineReport) -> Iterator[str | Table]:
+def _weights(report: EngineReport) -> Iterator[str | TextTable]:
     rows = [
         (w.name, f"{w.dtype}{list(w.shape)}", w.size_bytes, ", ".join(w.sources) or "cannot be")
         for w in report.weights
     ]
-    yield Table(("weight", "packed", "bytes", "refitted from"), rows, "bytes")
+    yield TextTable(("weight", "packed", "bytes", "refitted from"), rows, "bytes")
 
 
-_PLAN_WRITERS: Final[dict[str, Callable[[EngineReport, PlanReport], Iterator[str | Table]]]] = {
+_PLAN_WRITERS: Final[dict[str, Callable[[EngineReport, PlanReport], Iterator[str | TextTable]]]] = {
     "layers": _layers,
     "passes": _passes,
     "tactics": _tactics,
@@ -452,7 +460,7 @@ _PLAN_WRITERS: Final[dict[str, Callable[[EngineReport, PlanReport], Iterator[str
     "roofline": _roofline,
 }
 _ENGINE_WRITERS: Final[
-    dict[str, Callable[[EngineReport], Iterator[str | Table | SourceReport]]]
+    dict[str, Callable[[EngineReport], Iterator[str | TextTable | SourceReport]]]
 ] = {
     "kernels": _kernels,
     "source": _source,

@@ -1,4 +1,4 @@
-"""Element types, dimensions, layouts, value types, devices by name: immutable; what rooms share."""
+"""Element types, dimensions, layouts, value types, devices by name, text: what rooms share."""
 
 from smelt.types._closing import Closing
 from smelt.types._device import DEVICE_GRAMMAR, DeviceName
@@ -14,7 +14,15 @@ from smelt.types._dim import (
 )
 from smelt.types._dtype import DType, decode_bfloat16, encode_bfloat16
 from smelt.types._override import override
-from smelt.types._text import count_cells, counted, format_number, format_share, wrap_words
+from smelt.types._table import WIDTH_OF_FILES, TextTable
+from smelt.types._text import (
+    count_cells,
+    counted,
+    format_number,
+    format_share,
+    without_controls,
+    wrap_words,
+)
 from smelt.types._value import (
     Layout,
     OptionalType,
@@ -40,7 +48,9 @@ __all__ = [
     "SymbolicDim",
     "TensorFormat",
     "TensorType",
+    "TextTable",
     "ValueType",
+    "WIDTH_OF_FILES",
     "ceil_div",
     "count_cells",
     "counted",
@@ -54,5 +64,6 @@ __all__ = [
     "override",
     "substitute_dim",
     "symbols_of",
+    "without_controls",
     "wrap_words",
 ]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Final
 
-from smelt.types import count_cells, wrap_words
+from smelt.types._text import count_cells, wrap_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,13 +26,19 @@ _LONGEST: Final = 100
 @dataclass(frozen=True, slots=True)
 class _Column:
     index: int
-    least: int
+    word: int
+    """Cells of what is never broken."""
     longest: int
     is_number: bool
 
+    @property
+    def least(self) -> int:
+        """Cells in a row of one line."""
+        return min(self.longest, max(self.word, _FOLDED))
+
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TextTable:
     """Rows under heads; numbers, on the right, and names are in one piece, words may be folded.
 
     Where a row does not fit a screen so, it takes several lines, and so do the heads.
@@ -49,9 +55,8 @@ class Table:
         """The table for a screen of so many cells; None for a file, where a row is one line."""
         columns = [self._column(index) for index in range(len(self.heads))]
         least = sum(column.least + _GAP for column in columns) - _GAP
-        room = (WIDTH_OF_FILES if width is None else width) - len(_MARGIN)
-        is_one = width is None or least <= room
-        groups = [(0, columns)] if is_one else list(_stacked(columns, room))
+        room = max(WIDTH_OF_FILES, least) if width is None else width - len(_MARGIN)
+        groups = [(0, columns)] if least <= room else list(_stacked(columns, room))
         widths = {i: n for indent, g in groups for i, n in _widths(g, room - indent).items()}
         heads = list(_row_lines(groups, widths, self.heads))
         rows = [line for row in self.rows for line in _row_lines(groups, widths, row)]
@@ -62,11 +67,11 @@ class Table:
     def _column(self, index: int) -> _Column:
         cells = [self.heads[index], *(str(row[index]) for row in self.rows)]
         longest = max(count_cells(line) for cell in cells for line in cell.split("\n"))
-        word = max(count_cells(line) for cell in cells for line in wrap_words(cell, 1, ""))
         head, is_number = self.heads[index], self.heads[index] in self.numbers.split()
-        is_whole = longest <= _LONGEST and (is_number or head in self.names.split())
-        least = longest if is_whole else min(longest, max(word, _FOLDED))
-        return _Column(index, least, longest, is_number)
+        if longest <= _LONGEST and (is_number or head in self.names.split()):
+            return _Column(index, longest, longest, is_number)
+        word = max(count_cells(line) for cell in cells for line in wrap_words(cell, 1, ""))
+        return _Column(index, word, longest, is_number)
 
 
 def _stacked(columns: Sequence[_Column], room: int) -> Iterator[tuple[int, list[_Column]]]:
@@ -87,7 +92,7 @@ def _widths(group: Sequence[_Column], room: int) -> dict[int, int]:
     room -= _GAP * (len(group) - 1)
 
     def fitted(most: int) -> dict[int, int]:
-        return {c.index: min(c.longest, max(c.least, most)) for c in group}
+        return {c.index: min(c.longest, max(c.word, most)) for c in group}
 
     fitting = (most for most in range(room, 0, -1) if sum(fitted(most).values()) <= room)
     return fitted(next(fitting, 0))
