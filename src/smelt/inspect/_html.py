@@ -226,9 +226,9 @@ def _note(note: PassNote) -> tuple[str, str]:
 
 
 def _roofline(plan: PlanReport, *, timed: bool) -> Iterator[tuple[str, ...]]:
-    for name, kernels, *rest in roofline_rows(plan, timed=timed):
+    for *told, kernels in roofline_rows(plan, timed=timed):
         links = (f'<a href="#{_anchor(k)}">{_code(k)}</a>' for k in kernels.split("\n") if k)
-        yield escape(name), "<br>".join(links), *map(escape, rest)
+        yield *map(escape, told), "<br>".join(links)
 
 
 def _sentence(text: str) -> str:

@@ -390,8 +390,8 @@ def counted_at(plan: PlanReport) -> str:
 
 def roofline_heads(*, timed: bool) -> tuple[str, ...]:
     """What is told of a layer's work."""
-    heads = ("layer", "kernels", "MFLOP", "factors", "moved", "flop/byte", "bound", "by")
-    return (*heads, "time", "share") if timed else heads
+    times = ("time", "share") if timed else ()
+    return ("layer", "MFLOP", "factors", "moved", "flop/byte", "bound", "by", *times, "kernels")
 
 
 def roofline_rows(plan: PlanReport, *, timed: bool) -> list[tuple[str, ...]]:
@@ -402,13 +402,13 @@ def roofline_rows(plan: PlanReport, *, timed: bool) -> list[tuple[str, ...]]:
     rows = [
         (
             layer.name,
-            "\n".join(x.kernel for x in layer.launches),
             *_work_cells(layer.work, timed=timed),
+            "\n".join(x.kernel for x in layer.launches),
         )
         for layer in plan.layers
         if layer.work is not None
     ]
-    return [*rows, ("all", "", *_work_cells(plan.work, timed=timed))]
+    return [*rows, ("all", *_work_cells(plan.work, timed=timed), "")]
 
 
 def _work_cells(work: WorkReport, *, timed: bool) -> tuple[str, ...]:
