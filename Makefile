@@ -40,7 +40,7 @@ test-triton36:  ## compile kernels for GPUs with Triton 3.6, in an environment o
 
 # Quick ones first; of those that take a minute each, two at a time.
 check: $(VENV)/.stamp-dev  ## every gate: format, lint, sizes, rooms, floors, types
-	@$(MAKE) --no-print-directory --jobs=2 layout lint gates floors pyright mypy
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target layout lint gates floors pyright mypy
 
 layout lint gates floors mypy pyright: $(VENV)/.stamp-dev
 
@@ -61,7 +61,7 @@ mypy:
 
 # A larger nursery for new objects: node spends a sixth less time on garbage.
 pyright:
-	@NODE_OPTIONS=--max-semi-space-size=64 $(BIN)/pyright $(CODE)
+	@NODE_OPTIONS="$$NODE_OPTIONS --max-semi-space-size=64" $(BIN)/pyright $(CODE)
 
 format: $(VENV)/.stamp-dev  ## format the code and mend what ruff can mend
 	@$(BIN)/ruff format $(CODE)

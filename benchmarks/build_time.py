@@ -120,11 +120,11 @@ def new_home(scratch: Path) -> Path:
 
 def measure(job: Job, scratch: Path, options: argparse.Namespace) -> list[Row]:
     """Return the rows of builds, the first in each home with nothing cached, and of loads."""
-    saved, home = scratch / "saved.engine", scratch
+    saved, home = scratch / "saved.engine", new_home(scratch)
     times: dict[str, list[float]] = {"cold build": [], "cached build": []}
-    for _ in range(options.builds):
-        home = new_home(scratch)
-        for kind in ("cold build", *["cached build"] * options.cached):
+    for number in range(options.builds):
+        home = new_home(scratch) if number else home
+        for kind in ("cold build", *["cached build"] * max(options.cached, 1)):
             times[kind].append(time_build(job, home, saved, options))
     rows = [row(kind, "smelt", taken, job, options.device) for kind, taken in times.items()]
     if not options.on_gpu:

@@ -162,7 +162,7 @@ def measure(
             "call_ms": round(statistics.median(kinds["call"]), 5),
             "roofline_ms": round(least, 5),
             "error": None if worker is ready[-1] else float(f"{errors[worker.engine]:.1e}"),
-            "compared_with": ready[-1].engine,
+            "compared_with": None if worker is ready[-1] else ready[-1].engine,
             "measured": options.stamp,
         }
         row["share_of_roofline"] = round(least / row["median_ms"], 4)

@@ -49,7 +49,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     requirements_plugin.install(config)
-    # Processes that share the tests keep every processor busy: threads of numpy's would spin.
+    # Processes that share the tests, and those that these start, keep every processor busy: threads
+    # of numpy's would spin. This one may have numpy already.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A background job of a shell ignores ctrl-C, and would teach that to programs under test.
@@ -107,7 +108,7 @@ def _own_home(tmp_path_factory: pytest.TempPathFactory) -> Generator[Path]:
     """
     folder = tmp_path_factory.getbasetemp()
     home = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "home"
-    home.mkdir(exist_ok=True)
+    home.mkdir(mode=0o700, exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         for variable in [name for name in os.environ if name.startswith("SMELT_")]:
             if variable != "SMELT_SHARED":

@@ -2,7 +2,8 @@
 
 Answers are compared with ONNX Runtime's in float32, and with the references where the model is not
 ONNX. Narrow types may err by so much as follows from them: float16 by 3e-3, and by three times what
-rounding every tensor does, but for what is less than a step of it; bfloat16 by 2e-2.
+rounding every tensor does, but for what is less than a step of it; bfloat16 by 2e-2; tf32 by 3e-3,
+or by three times what rounding products' operands does, if that is more.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ def _on_rounded_tensors(model: RealModel, shared: Path, precision: str) -> Array
     """What the references make of the network when it is rounded as torch rounds it.
 
     In float16 every tensor is, between the layers: FastestDet's answers differ by 4 % then, and a
-    softmax of large logits by as much as their steps. In tf32 the factors of products alone are.
+    softmax of large logits by as much as their steps. In tf32 the operands of products alone are.
     """
     graph, given = model.network(shared).graph, model.inputs(shared)
     is_narrow = precision == "float16"

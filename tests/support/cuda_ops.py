@@ -26,7 +26,9 @@ _IN_PAIRS: Final = frozenset({
     "round", "selu", "shrink", "sigmoid", "sign", "sin", "sinh", "softplus", "softsign", "split",
     "sqrt", "sub", "sum", "swish", "tan", "tanh", "thresholded_relu",
 })  # fmt: skip
+"""Kernels take images in pairs, and give them."""
 _OF_FACTORS: Final = frozenset({"conv", "conv_sum", "dense", "fused", "gemm", "mat_mul"})
+"""tf32 rounds what they multiply; others compute as in float32."""
 
 
 def has_kernels(op: str, how: str) -> bool:

@@ -21,7 +21,13 @@ from smelt.builder._options import EFFORTS, HALF2, PRECISIONS, TF32
 from smelt.builder._toolchain import Toolchain
 from smelt.devices.cuda import ABI_VERSION, LIBRARIES, SIZE_FEATURE, cuda_device, selected_device
 from smelt.engine import VERSION, Fingerprint, Launch
-from smelt.errors import BuildError, DeviceError, EngineFormatError, MissingExtraError
+from smelt.errors import (
+    BuildError,
+    DeviceError,
+    EngineFormatError,
+    InternalError,
+    MissingExtraError,
+)
 from smelt.ops import Chain
 from smelt.runtime import gpu_named
 from smelt.tuner import (
@@ -143,7 +149,9 @@ class CudaToolchain(Toolchain):
     @property
     @override
     def place(self) -> str:
-        return cuda_device(self.index or 0).place
+        if self.index is None:
+            raise InternalError(f"{self.name} has no clock, and so no place")
+        return cuda_device(self.index).place
 
     @override
     def parts(self) -> dict[str, CudaTarget]:

@@ -200,6 +200,11 @@ def _read_public(path: Path) -> TrustedKey:
     try:
         with path.open("rb") as file:
             text = file.read(_MAX_KEY_FILE_BYTES).decode("utf-8", "replace")
+    except FileNotFoundError as error:
+        raise TrustError(
+            f"{str(path)!r} is neither a key nor a file that holds one; a key is a line "
+            f"'{_KIND} <base64> <label>', as `smelt trust show` prints it"
+        ) from error
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise TrustError(f"the trusted key {path} cannot be read: {reason}") from error
@@ -241,11 +246,6 @@ def add_trusted_key(source: str | os.PathLike[str], label: str = "") -> TrustedK
     is_text = isinstance(source, str) and any(
         line.strip().startswith(_KIND) for line in source.splitlines()
     )
-    if not is_text and not Path(source).exists():
-        raise TrustError(
-            f"{str(source)!r} is neither a key nor a file that holds one; a key is a line "
-            f"'{_KIND} <base64> <label>', as `smelt trust show` prints it"
-        )
     key = parse_public_key(str(source), "the text") if is_text else _read_public(Path(source))
     key = TrustedKey(key.public_key, label.strip()[:_MAX_LABEL] or key.label, "")
     if any(character in key.label for character in "\r\n"):

@@ -26,6 +26,7 @@ from smelt.inspect._text import (
     tell_signer,
     tell_sizes,
     tell_times,
+    tell_tuning,
     use_cells,
     use_heads,
 )
@@ -89,6 +90,7 @@ def _head(report: EngineReport) -> Iterator[str]:
         f"{escape(system_of(report))}; "
         f"built by smelt {escape(report.version)}.</p>"
     )
+    yield f"<p>{escape(_sentence(tell_tuning(report)))}</p>"
     if report.signer is not None:
         yield f"<p>{escape(_sentence(tell_signer(report.signer)))}</p>"
     facts = [
@@ -97,7 +99,6 @@ def _head(report: EngineReport) -> Iterator[str]:
         ("plans", str(len(report.plans))),
         ("reference steps", str(report.reference_steps)),
     ]
-    facts.append(("tactics timed on", report.tuned_on or "no machine: they go by estimates"))
     if report.libraries:
         facts.append(("needs", ", ".join(report.libraries)))
     if report.multiprocessors is not None:

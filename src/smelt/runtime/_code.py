@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from smelt.devices.cpu import CpuMemory, MappedCode, abi, native_runtime
 from smelt.devices.cuda import ABI_VERSION as CUDA_ABI_VERSION
+from smelt.devices.cuda import CudaError
 from smelt.engine import VERSION, Host, check_fingerprint, detect_host
 from smelt.errors import DeviceError, EngineMismatchError, MissingExtraError, SmeltError
 from smelt.types import DeviceName, override
@@ -157,11 +158,11 @@ def load_code(file: EngineFile, device: str | None, *, is_needed: bool = True) -
     try:
         found = find_gpu(built_for, device)
     except (DeviceError, MissingExtraError) as error:
-        if name.index is not None:
+        if not is_needed and name.index is None:
+            return None
+        if name.index is not None or isinstance(error, CudaError):
             raise
-        if is_needed:
-            raise _without_gpu(error, file) from error
-        return None
+        raise _without_gpu(error, file) from error
     return CudaCode(file, *found)
 
 
@@ -170,7 +171,7 @@ def _without_gpu(error: DeviceError | MissingExtraError, file: EngineFile) -> Sm
     lead = f"{file.source} is for NVIDIA GPUs ({file.header.fingerprint.architecture}): "
     again = "build it again from its model, device='cpu' (`smelt build MODEL --device cpu`)"
     if file.header.network:
-        again = f"retune it, device='cpu' (`smelt retune {file.source} --device cpu -o NEW.engine`)"
+        again = "retune it, device='cpu' (`smelt retune ENGINE --device cpu -o NEW.engine`)"
     advice = f". It runs where such a GPU is; for this machine's processor {again}"
     if isinstance(error, DeviceError):
         return DeviceError(f"{lead}{error}{advice}")

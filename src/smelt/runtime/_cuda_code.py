@@ -72,11 +72,12 @@ class CudaCode(LoadedCode):
         tuned_on = self.header.fingerprint.tuned_on
         if tuned_on not in ("", device.place):
             _LOG.info(
-                "%s was tuned on %s; on %s its answers are as right, and others of its tactics may "
-                "be faster: `smelt retune` tells",
+                "%s was tuned on %s; on %s its answers are as right, and other tactics may be "
+                "faster: %s here tells",
                 file.source,
                 tuned_on,
                 device.place,
+                "`smelt retune`" if self.header.network else "a build",
             )
         self.kernels = _load_kernels(file, device, place)
         self.weights = self.place(file.weights)

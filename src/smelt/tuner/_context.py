@@ -13,7 +13,6 @@ import hashlib
 import logging
 import math
 import time
-from collections import ChainMap
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -221,7 +220,7 @@ class NetworkTrial:
         for part in parts:
             known = [self.cache.get(keys[part.text, tactic]) for tactic in part.tactics]
             times = [math.inf if seconds is None else seconds for seconds in known]
-            chosen = part.tactics[_least(times, part.bytes_needed)]
+            least = _least(times, part.bytes_needed)
             told = sorted(
                 (seconds, str(tactic))
                 for seconds, tactic in zip(times, part.tactics, strict=True)
@@ -229,20 +228,21 @@ class NetworkTrial:
             )
             for node in part.nodes:
                 self.choice.in_network[node.name] = [(text, seconds) for seconds, text in told]
-            if chosen is not part.tactics[0]:
-                gain = (times[0] - min(times)) * len(part.nodes)
-                gains.append((gain, {id(node): chosen for node in part.nodes}))
+            if least:
+                gain = (times[0] - times[least]) * len(part.nodes)
+                gains.append((gain, dict.fromkeys(map(id, part.nodes), part.tactics[least])))
         return self._subsets(cast, gains)
 
     def _subsets(self, cast: Cast, gains: list[tuple[float, Cast]]) -> list[Cast]:
         """A cast with all of several changes, with the half that gains most, and so on."""
         gains.sort(key=lambda change: -change[0])
-        counts = [len(gains) >> halvings for halvings in range(self.effort.subsets)]
-        return [
-            dict(ChainMap(*(change for _, change in gains[:count]), cast))
-            for count in counts
-            if count
-        ]
+        found: list[Cast] = []
+        for halvings in range(self.effort.subsets):
+            if count := len(gains) >> halvings:
+                found.append(dict(cast))
+                for _, change in gains[:count]:
+                    found[-1] |= change
+        return found
 
     def _most_takes(self, cast: Cast) -> int:
         """How many plans there is time to try beside the one that holds."""
