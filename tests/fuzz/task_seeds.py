@@ -193,7 +193,9 @@ def _changed(content: bytes, chance: random.Random) -> bytes:
         return chance.randbytes(4)
     changed = bytearray(content)
     width = chance.choice((1, 2, 2, 4))
-    at = chance.randrange(len(changed)) // width * width
+    # Most of a list is room that the task leaves: what it says counts as much as all of that.
+    said = [place for place, byte in enumerate(content) if byte]
+    at = chance.choice(chance.choice((said or [0], range(len(content))))) // width * width
     near = int.from_bytes(changed[at : at + width], "little") + chance.choice((-1, 1))
     small = chance.choice((0, 1, 2, 3, 4, 5, 6, -1))
     number = chance.choice((near, small, small, chance.choice(INTEGERS), chance.getrandbits(32)))

@@ -44,6 +44,9 @@ _BY_HAND = {
     ("mat_mul_integer", "zero_points_apart"),
     # ONNX wants a scale.
     ("quantize_linear", "in_steps"),
+    # ONNX Runtime refuses to divide integers by zero.
+    ("div", "by zero and minus one"),
+    ("mod", "by zero and minus one"),
     # ONNX has no such region.
     ("lrn", "within"),
     ("lrn", "within_larger_than_image"),
