@@ -1,4 +1,4 @@
-"""Every reader of foreign data: a bounded minute of fuzzing, and the inputs that were kept."""
+"""Every reader of foreign data: a bounded time of fuzzing, and the inputs that were kept."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.fuzz.loop import read_corpus
 from tests.fuzz.targets import TARGETS, Target
 from tools.fuzz import run_target
 
-SECONDS = 60
+SECONDS = 40
 """For all targets together, beside the first inputs."""
 LEAST_SHARE = 0.9
 """Of all lines that a target watches ..."""
