@@ -1,6 +1,7 @@
 """Every model built in every way: AVX-512 and AVX2, Winograd on and off, one to four threads.
 
-Small models run always, the others with the slow tests. Networks without trained weights, some of
+Small models run always and in all of them, the others with the slow tests: on both processors, and
+by turns with Winograd on the one or on the other. Networks without trained weights, some of
 hundreds of megabytes, are built for AVX2 alone, by turns with Winograd and without;
 `test_light_models.py` builds them for this machine.
 """
@@ -26,6 +27,10 @@ pytestmark = pytest.mark.shared
 
 _LIGHT = Path(onnx.backend.test.__file__).parent / "data" / "light"
 _FOR_AVX2 = tuple(variant for variant in VARIANTS if variant.processor == "x86-64-v3")
+_LIKE_ALEXNET = {"light_vgg19", "light_zfnet512"}
+"""Their layers are alike, and they have up to half a gigabyte of weights to pack."""
+_CROSSED = (VARIANTS[0], VARIANTS[3]), (VARIANTS[1], VARIANTS[2])
+"""Both processors, and both ways with Winograd, in two builds of four."""
 _SMALL = {"lenet", "cifar10_quick", "mnist_cntk", "mtcnn_r", "mtcnn_o_onnx"}
 
 
@@ -37,9 +42,11 @@ def _light_model(path: Path) -> RealModel:
 
 
 def _ways() -> Iterator[tuple[RealModel, Variant]]:
-    yield from itertools.product(ALL_MODELS, VARIANTS)
-    # VGG-19 has layers like AlexNet's, and half a gigabyte of weights to pack.
-    light = [path for path in sorted(_LIGHT.glob("*.onnx")) if path.stem != "light_vgg19"]
+    small = [model for model in ALL_MODELS if model.name in _SMALL]
+    yield from itertools.product(small, VARIANTS)
+    for number, model in enumerate(model for model in ALL_MODELS if model.name not in _SMALL):
+        yield from ((model, variant) for variant in _CROSSED[number % 2])
+    light = [path for path in sorted(_LIGHT.glob("*.onnx")) if path.stem not in _LIKE_ALEXNET]
     for number, path in enumerate(light):
         yield _light_model(path), _FOR_AVX2[number % 2]
 
