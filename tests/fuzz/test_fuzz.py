@@ -10,7 +10,7 @@ from tests.fuzz.loop import read_corpus
 from tests.fuzz.targets import TARGETS, Target
 from tools.fuzz import run_target
 
-SECONDS = 40
+SECONDS = 30
 """For all targets together, beside the first inputs."""
 LEAST_SHARE = 0.9
 """Of all lines that a target watches ..."""

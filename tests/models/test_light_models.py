@@ -1,4 +1,7 @@
-"""The onnx package's networks without trained weights: the outputs that come with them."""
+"""The onnx package's networks without trained weights: the outputs that come with them.
+
+VGG-19, half a gigabyte of AlexNet's kinds of layers, is read elsewhere and not built.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ def test_the_package_has_these_networks_and_no_others() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", _NAMES)
+@pytest.mark.parametrize("name", [name for name in _NAMES if name != "vgg19"])
 def test_a_light_model_gives_the_expected_output_on_any_threads_in_kernels_alone_in_little_memory(
     name: str,
 ) -> None:
