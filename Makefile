@@ -7,12 +7,29 @@ BIN := $(VENV)/bin
 # Processes that share the tests: every core, or as many as JOBS says; JOBS=0 is one, in the open.
 JOBS ?= auto
 TESTS ?= tests
+# Of all chance in `make soak`.
+SEED ?= 1
 # What `make quick` leaves out: nearly every test there compiles kernels.
 COMPILING := tests/backends tests/benchmarks tests/conformance
 # The oldest Triton: unlike the newest, it compiles windows that slide over shared memory.
 TRITON36 := build/triton36
 # What an environment holds to, beside the extras.
 PINS ?=
+# LOCKED=1 installs what requirements-dev.lock names, and nothing whose hash is another.
+LOCKED ?=
+LOCK := requirements-dev.lock
+ifneq ($(LOCKED),)
+ifneq ($(filter-out %.stamp-python,$(wildcard $(VENV)/.stamp-*)),)
+ifeq ($(wildcard $(VENV)/.stamp-locked),)
+$(error $(VENV) was installed without LOCKED=1: remove it with make clean, or name another folder with VENV=build/locked)
+endif
+endif
+endif
+# It resolves for every Python and platform at once.
+UV := build/uv
+UV_VERSION := 0.13.9
+# Engines of the long run of hostile ones.
+SOAK_ENGINES ?= 50000
 # pyright takes node from the wheel beside it, never from the machine or the network.
 export PYRIGHT_PYTHON_GLOBAL_NODE := 0
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
@@ -20,7 +37,7 @@ export NO_MKDOCS_2_WARNING := 1
 CODE := src tests tools benchmarks $(wildcard examples)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check layout lint gates floors mypy pyright test quick test-triton36 bench docs requirements wheel clean format
+.PHONY: help demo check layout lint gates floors mypy pyright test quick test-triton36 soak bench docs requirements lock wheel clean format
 
 help:  ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## */  make \1\t/' | expand -t 22
@@ -67,6 +84,12 @@ format: $(VENV)/.stamp-dev  ## format the code and mend what ruff can mend
 	@$(BIN)/ruff format $(CODE)
 	@$(BIN)/ruff check --fix $(CODE)
 
+soak: $(VENV)/.stamp-test  ## run what takes hours: fuzzers at their full length
+	@$(BIN)/python -m tests.fuzz.engines --count $(SOAK_ENGINES)
+	@$(BIN)/python -m tests.fuzz.builds --count 200000 --seed $(SEED)
+	@$(BIN)/python -m tests.property.shape_pairs --count 11000 --seed $(SEED)
+	@$(BIN)/python -m tests.property.kernel_views --count 100000 --seed $(SEED)
+
 bench: $(VENV)/.stamp-bench  ## measure everything beside other engines; renews README and docs
 	@$(BIN)/python benchmarks/run_all.py --prepare
 	@$(BIN)/python benchmarks/run_all.py
@@ -76,6 +99,14 @@ docs: $(VENV)/.stamp-docs  ## build the documentation into site/
 
 requirements:  ## say which requirements the last `make test` proved
 	@$(or $(wildcard $(BIN)/python),python3) tools/requirements.py
+
+lock: $(UV)/bin/uv  ## pin what development needs, with hashes: requirements-dev.lock; UPGRADE=--upgrade renews it
+	@printf 'hatchling>=1.27\neditables>=0.5\n' | $(UV)/bin/uv pip compile --quiet --universal --python-version 3.11 \
+	  --generate-hashes --no-annotate --custom-compile-command "make lock" $(UPGRADE) --extra dev pyproject.toml - --output-file $(LOCK)
+
+$(UV)/bin/uv: $(VENV)/.stamp-python
+	@$(BIN)/python -m venv $(UV)
+	@$(UV)/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 
 wheel: $(VENV)/.stamp-dev  ## build the wheel into dist/
 	@$(BIN)/python -m build --wheel --outdir dist .
@@ -97,9 +128,15 @@ $(VENV)/.stamp-python:
 	$$found -m venv $(VENV) || { echo "this Python cannot make environments: install its venv package (Debian: apt install python3-venv)" >&2; exit 1; }; \
 	touch $@
 
-$(VENV)/.stamp-%: $(VENV)/.stamp-python pyproject.toml
-	@if [ $(VENV)/.stamp-dev -nt pyproject.toml ]; then :; else \
-	  echo "installing smelt ($*)"; \
+$(VENV)/.stamp-%: $(VENV)/.stamp-python pyproject.toml $(if $(LOCKED),$(LOCK))
+	@if [ $(VENV)/.stamp-dev -nt pyproject.toml ] $(if $(LOCKED),&& [ $(VENV)/.stamp-locked -nt $(LOCK) ]); then :; \
+	elif [ -n "$(LOCKED)" ]; then \
+	  echo "installing smelt (locked)"; \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $(LOCK) && \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable . && \
+	  touch $(VENV)/.stamp-dev $(VENV)/.stamp-locked; \
+	else \
+	  echo "installing smelt ($*)"; rm -f $(VENV)/.stamp-locked; \
 	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.$(if $(filter run,$*),,[$*])' $(PINS:%='%'); \
 	fi
 	@touch $@

@@ -120,16 +120,16 @@ def new_home(scratch: Path) -> Path:
 
 def measure(job: Job, scratch: Path, options: argparse.Namespace) -> list[Row]:
     """Return the rows of builds, the first in each home with nothing cached, and of loads."""
-    saved, home = scratch / "saved.engine", new_home(scratch)
+    saved = scratch / "saved.engine"
+    homes = [new_home(scratch) for _ in range(options.builds)]
     times: dict[str, list[float]] = {"cold build": [], "cached build": []}
-    for number in range(options.builds):
-        home = new_home(scratch) if number else home
+    for home in homes:
         for kind in ("cold build", *["cached build"] * max(options.cached, 1)):
             times[kind].append(time_build(job, home, saved, options))
     rows = [row(kind, "smelt", taken, job, options.device) for kind, taken in times.items()]
     if not options.on_gpu:
-        return rows + load_rows(job, saved, home, options)
-    return rows + (gpu_load_rows(job, saved, home, options) if options.is_here else [])
+        return rows + load_rows(job, saved, homes[-1], options)
+    return rows + (gpu_load_rows(job, saved, homes[-1], options) if options.is_here else [])
 
 
 def load_rows(job: Job, saved: Path, home: Path, options: argparse.Namespace) -> list[Row]:

@@ -35,10 +35,12 @@ PARTS: Final = {
     "builds": ("build_time.py", "build_time", ""),
     "memory": ("memory.py", "memory", ""),
     "contention": ("contention.py", "contention", ""),
+    "rotation": ("rotation.py", "rotation", ""),
     "barrier": ("barrier.py", "barrier", ""),
+    "guards": ("guards.py", "guards", ""),
 }
 """The script of each part, the file of its rows, and its options."""
-NOT_PREPARED: Final = frozenset({"builds", "memory", "barrier"})
+NOT_PREPARED: Final = frozenset({"builds", "memory", "barrier", "guards"})
 """Parts that build in what they measure, or build nothing."""
 
 

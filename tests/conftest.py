@@ -51,7 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
     requirements_plugin.install(config)
     # Processes that share the tests, and those that these start, keep every processor busy: threads
     # of numpy's would spin. This one may have numpy already.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A background job of a shell ignores ctrl-C, and would teach that to programs under test.
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -113,6 +113,7 @@ def _own_home(tmp_path_factory: pytest.TempPathFactory) -> Generator[Path]:
         for variable in [name for name in os.environ if name.startswith("SMELT_")]:
             if variable != "SMELT_SHARED":
                 patch.delenv(variable)
+        patch.delenv("OMP_NUM_THREADS", raising=False)
         for variable in ("HOME", "USERPROFILE"):
             patch.setenv(variable, str(home))
         yield home

@@ -153,7 +153,8 @@ def _means(table: Table) -> Iterable[str]:
         if len(ratios) > 1:
             what = str(source).removesuffix(".json").removeprefix("cpu_")
             count = "one thread" if threads == 1 else f"{threads} threads"
-            yield f"{what}, {dtype}, {count}, batch {batch}: {geometric_mean(ratios):.2f}"
+            words = dict.fromkeys([what, str(dtype), count, f"batch {batch}"])
+            yield f"{', '.join(words)}: {geometric_mean(ratios):.2f}"
 
 
 def ratio(rows: Mapping[str, Row]) -> float | None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import importlib.metadata
 import json
 import os
 import select
@@ -88,7 +87,7 @@ class Smelt:
             results = self._context.run(self._inputs)
             self._kept: list[Array] = [*self._inputs.values(), *map(results.get, self._names)]
             self._addresses = [int(array.ctypes.data) for array in self._kept]
-        self.version = importlib.metadata.version("smelt")
+        self.version = str(cast("Any", importlib.import_module("smelt")).__version__)
         self.options: dict[str, object] = {
             "threads": job.threads,
             "tune": job.tune,

@@ -23,7 +23,7 @@ from smelt.devices.cuda import (
     cuda_device,
     launch,
 )
-from smelt.engine import Launch, View
+from smelt.engine import ERROR_BYTES, Launch, View
 from smelt.types import DType, element_count, evaluate_dim
 
 if TYPE_CHECKING:
@@ -85,7 +85,10 @@ def lowered(backend: CudaBackend, node: Node, tactic: Tactic) -> list[Launch]:
     )
     size = evaluate_dim(tactic.workspace_bytes, {})
     room = place((size,), DType.UINT8, (0,)) if size else None
-    steps = family.lower(node, tactic, Operands(tuple(inputs), outputs, packed, room))
+    errors = None
+    if family.tells_errors(node):
+        errors = place((ERROR_BYTES // 8,), DType.INT64, (0,))
+    steps = family.lower(node, tactic, Operands(tuple(inputs), outputs, packed, room, errors))
     return [step for step in steps if isinstance(step, Launch)]
 
 

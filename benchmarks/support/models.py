@@ -9,6 +9,7 @@ models are translated to ONNX, for the other engines read nothing else.
 from __future__ import annotations
 
 import importlib
+import itertools
 import math
 import os
 import subprocess
@@ -176,16 +177,17 @@ def models_with_inputs(
     Args:
         names: what --models says.
         folder: where to look first.
-        scratch: where the inputs are put; those of one model at a time.
+        scratch: where the inputs are put.
         batch: extent of the first dim where that is free.
         shapes: INPUT=1,2,3 for other free dims.
     """
     pairs = (text.split("=") for text in shapes)
     wanted = {name: [int(size) for size in sizes.split(",")] for name, sizes in pairs}
     folders = [place for place in (folder, reference_folder()) if place is not None]
-    place = Path(scratch) / "inputs.npz"
+    number = itertools.count()
     for name in expand(names):
         for model, file in find_models(name, folders, batch):
+            place = Path(scratch) / f"inputs{next(number)}.npz"
             save_inputs(place, random_inputs(file, batch, wanted))
             yield model, file, place
 

@@ -11,6 +11,7 @@ without a cache and without a key.
 
 from __future__ import annotations
 
+import errno
 import functools
 import logging
 import os
@@ -35,9 +36,12 @@ __all__ = [
     "home_directory",
     "keys_directory",
     "log_level",
+    "private_directory",
+    "say_once",
     "target_name",
     "thread_count",
     "trusted_keys",
+    "who_else_writes",
 ]
 
 T = TypeVar("T")
@@ -45,6 +49,7 @@ T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 _LOG_LEVELS: Final = ("internal_error", "error", "warning", "info", "verbose")
 _MAX_THREADS: Final = 1024
+_OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +86,10 @@ class Flag(Generic[T]):
 
 
 def _path(text: str) -> Path:
-    return Path(text).expanduser() if text.startswith("~") else Path(text)
+    try:
+        return Path(text).expanduser() if text.startswith("~") else Path(text)
+    except RuntimeError as error:
+        raise ValueError(str(error)) from error
 
 
 def _paths(text: str) -> tuple[Path, ...]:
@@ -101,6 +109,10 @@ def _threads(text: str) -> int:
     if not 1 <= count <= _MAX_THREADS:
         raise ValueError(f"this is not a number of threads from 1 to {_MAX_THREADS}")
     return count
+
+
+def _first_threads(text: str) -> int:
+    return _threads(text.partition(",")[0].strip())
 
 
 def _level(text: str) -> str:
@@ -144,8 +156,17 @@ _THREADS: Final[Flag[int | None]] = Flag(
     "a number of threads",
     _threads,
     None,
-    "the cores that this process may use",
+    "OMP_NUM_THREADS",
     "Threads of a context that is created without saying how many.",
+)
+_OPENMP_THREADS: Final[Flag[int | None]] = Flag(
+    "openmp_threads",
+    "OMP_NUM_THREADS",
+    "a number of threads",
+    _first_threads,
+    None,
+    "the processors that this process may use, by its affinity and its cgroups' quota",
+    "The same where SMELT_THREADS says nothing; of a list, such as 4,2, the first number.",
 )
 _LOG_LEVEL: Final[Flag[str | None]] = Flag(
     "log",
@@ -190,6 +211,7 @@ FLAGS: Final = (
     _CACHE_DIR,
     _TRUSTED_KEYS,
     _THREADS,
+    _OPENMP_THREADS,
     _LOG_LEVEL,
     _NO_CODE_CACHE,
     _TARGET,
@@ -202,27 +224,29 @@ def home_directory() -> Path | None:
     """Return smelt's own directory, created when absent; None where there is no private place.
 
     ``SMELT_HOME`` decides; without it ``.smelt`` in the directory that HOME names. A process
-    without HOME has no home: the password database is not asked, for a service must not begin to
-    write somewhere that nobody told it of.
+    without HOME, or whose HOME is not there, has no home: the password database is not asked, for a
+    service must not begin to write somewhere that nobody told it of.
     """
     if (path := _HOME.read()) is not None:
-        return _private_directory(path, _HOME)
+        return private_directory(path, _HOME)
     user_home = os.environ.get("USERPROFILE" if os.name == "nt" else "HOME", "")
-    return _private_directory(Path(user_home) / ".smelt") if user_home else None
+    if not os.path.isdir(user_home):  # "" too; a home is its owner's to make
+        return None
+    return private_directory(Path(user_home) / ".smelt")
 
 
 def cache_directory() -> Path | None:
     """Return the directory of the code and timing caches, created when absent, or None."""
     if (path := _CACHE_DIR.read()) is not None:
-        return _private_directory(path, _CACHE_DIR)
+        return private_directory(path, _CACHE_DIR)
     home = home_directory()
-    return None if home is None else _private_directory(home / "cache")
+    return None if home is None else private_directory(home / "cache")
 
 
 def keys_directory() -> Path | None:
     """Return the directory of the user's own and trusted keys, created when absent, or None."""
     home = home_directory()
-    return None if home is None else _private_directory(home / "keys")
+    return None if home is None else private_directory(home / "keys")
 
 
 def trusted_keys() -> tuple[Path, ...]:
@@ -231,8 +255,18 @@ def trusted_keys() -> tuple[Path, ...]:
 
 
 def thread_count() -> int | None:
-    """Return the number of threads of a context that names none; None for as many as cores."""
-    return _THREADS.read()
+    """Return the threads of a context that names no number; None for as many as processors.
+
+    OMP_NUM_THREADS is not ours: where it is no number of threads, that is a warning, as it is to
+    others who read it.
+    """
+    if (count := _THREADS.read()) is not None:
+        return count
+    try:
+        return _OPENMP_THREADS.read()
+    except SmeltError as error:
+        say_once(logging.WARNING, f"ignored: {error}")
+        return None
 
 
 def log_level() -> str | None:
@@ -268,8 +302,8 @@ def describe_flags() -> str:
     )
 
 
-def _private_directory(path: Path, asked_by: Flag[Path | None] | None = None) -> Path | None:
-    """The directory, made if need be; None, and a word on why, where it cannot be used.
+def private_directory(path: Path, asked_by: Flag[Path | None] | None = None) -> Path | None:
+    """Return a directory, made if need be; None, and a word on why, where it cannot be used.
 
     What a variable names is missed: that is a warning. That there is no home is often meant so.
     """
@@ -277,26 +311,53 @@ def _private_directory(path: Path, asked_by: Flag[Path | None] | None = None) ->
     where = f"{asked_by.variable}={path}" if asked_by else str(path)
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = path.stat()
+        found = who_else_writes(path)
     except OSError as error:
-        _say_once(level, f"{where} is not used: {error.strerror}")
+        say_once(level, f"{where} is not used: {error.strerror}")
         return None
-    if os.name == "posix" and not _is_private(status):
-        told = "another user owns it or may write to it; chmod 700, or name a directory of your own"
-        _say_once(logging.WARNING, f"{where} is not used: {told}")
+    if found:
+        told = f"{where} is not used: {found}; or name a directory of your own"
+        say_once(logging.WARNING, told)
         return None
     if os.access(path, os.R_OK | os.W_OK | os.X_OK):
         return path
-    _say_once(level, f"{where} is not used: it cannot be written to")
+    say_once(level, f"{where} is not used: it cannot be written to")
     return None
 
 
 @functools.cache
-def _say_once(level: int, text: str) -> None:
+def say_once(level: int, text: str) -> None:
     """Log what is found out again and again."""
     _LOG.log(level, "%s", text)
 
 
-def _is_private(status: os.stat_result) -> bool:
-    others_write = stat.S_IWGRP | stat.S_IWOTH
-    return status.st_uid == os.geteuid() and not status.st_mode & others_write
+def who_else_writes(path: Path, *, above: int | None = 0) -> str:
+    """Say why others than this user and root may change a file or directory; "" if they may not.
+
+    Symbolic links are followed: what counts is where they lead. Where a system has no owners and
+    modes of files nobody is found.
+
+    Args:
+        path: what is looked at.
+        above: how many of the directories above it count, in which it could be exchanged; None for
+            all.
+
+    Raises:
+        OSError: there is no such file.
+    """
+    if os.name != "posix":
+        return ""
+    try:
+        real = path.resolve(strict=True)
+    except RuntimeError as error:  # as Python before 3.13 says it
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path)) from error
+    for place in (real, *list(real.parents)[:above]):
+        status = place.stat()
+        told = "it" if place == real else str(place)
+        if status.st_uid not in {os.geteuid(), 0}:
+            return f"another user owns {told} (chown {os.geteuid()} {place})"
+        # In a directory with the sticky bit, nobody exchanges what is another's.
+        is_shared = place != real and status.st_mode & stat.S_ISVTX
+        if status.st_mode & _OTHERS_WRITE and not is_shared:
+            return f"others may write to {told} (chmod go-w {place})"
+    return ""

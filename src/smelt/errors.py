@@ -12,20 +12,27 @@ document numbers it
   - EngineMismatchError      a sound engine that was made for another machine or version
   - TrustError               machine code whose signer this user does not trust
   - BindingError             an array given to an engine does not fit its binding
+  - IndexRangeError          an index or a length in the data is out of range; also an IndexError
   - ContextError             an execution context or engine is used wrongly: closed, busy
   - DeviceError              the driver or the device reported a failure
   - MissingExtraError        a package is not installed; says how to get it
 * InternalError              a broken invariant of smelt itself: a bug, never caught with SmeltError
+
+Messages name what is in models and engines of strangers, so how such names are shown is here, too.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from typing import TYPE_CHECKING, Final
+from unicodedata import category
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = [
+    "DISTRIBUTION",
     "BindingError",
     "BuildError",
     "ContextError",
@@ -33,6 +40,7 @@ __all__ = [
     "EngineFormatError",
     "EngineMismatchError",
     "GraphError",
+    "IndexRangeError",
     "InternalError",
     "MissingExtraError",
     "ModelFormatError",
@@ -41,13 +49,73 @@ __all__ = [
     "TrustError",
     "UnboundSymbolError",
     "UnsupportedError",
+    "escaped_controls",
+    "masked",
+    "without_controls",
 ]
+
+DISTRIBUTION: Final = "smelt-engine"
+"""What pip calls the package that is imported as ``smelt``: what PyPI calls so is not ours."""
 
 _PACKAGES: Final = {"google": "protobuf", "PIL": "pillow"}
 """Modules whose package has another name."""
 
 
-class SmeltError(Exception):
+_MOST_SHOWN: Final = 1 << 15
+"""Characters of a message."""
+_MASK: Final = "\ufffd"
+_FOREIGN_LINE: Final = re.compile(r"\n(?!  )")
+
+
+def _is_shown(letter: str) -> bool:
+    """Whether it is neither a control nor a format nor half a letter; spaces of all widths are."""
+    return letter.isprintable() or letter == "\t" or category(letter) == "Zs"
+
+
+def _replaced(line: str, replace: Callable[[str], str]) -> str:
+    if line.isprintable():
+        return line
+    return "".join(letter if _is_shown(letter) else replace(letter) for letter in line)
+
+
+def without_controls(text: str) -> str:
+    """Return a text of lines in which nothing from a stranger's file gives orders to a terminal.
+
+    Controls, formats that turn the direction of writing, and halves of letters are shown as the
+    replacement character U+FFFD.
+    """
+    return "\n".join(_replaced(line, lambda _: _MASK) for line in text.split("\n"))
+
+
+def masked(name: str) -> str:
+    """Return a name from a stranger's file as it may be shown: one line `without_controls`."""
+    return _replaced(name, lambda _: _MASK).replace("\t", _MASK)
+
+
+def escaped_controls(text: str) -> str:
+    """Return JSON text that means the same, and in which `without_controls` finds nothing."""
+
+    def escaped(letter: str) -> str:
+        return "\\u007f" if letter == "\x7f" else json.dumps(letter)[1:-1]
+
+    return "\n".join(_replaced(line, escaped) for line in text.split("\n"))
+
+
+class _Told(Exception):
+    """Base of all: its text may be shown, whatever names are in it.
+
+    Later lines of a message begin with two spaces. Another line feed is one of a name. Of a text
+    that is too long for any reader the middle is left out.
+    """
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        if len(text) > _MOST_SHOWN:
+            text = f"{text[: _MOST_SHOWN // 2]} … {text[-_MOST_SHOWN // 2 :]}"
+        return _FOREIGN_LINE.sub(_MASK, without_controls(text))
+
+
+class SmeltError(_Told):
     """Base of every error caused by input, model, option or machine."""
 
     status: int | None = None
@@ -103,6 +171,15 @@ class BindingError(SmeltError):
     """An array does not fit the binding it is given for."""
 
 
+class IndexRangeError(SmeltError, IndexError):
+    """An index or a length in the data that a network was run on is out of range."""
+
+    def __init__(self, message: str, *, node: str | None = None) -> None:
+        super().__init__(f"{node}: {message}" if node else message)
+        self.message = message
+        self.node = node
+
+
 class ContextError(SmeltError):
     """An engine or an execution context is used wrongly."""
 
@@ -128,8 +205,8 @@ class MissingExtraError(SmeltError):
         usual = f"run: pip install {package}"
         if extra is not None:
             usual = (
-                f"smelt's extra {extra!r} brings it: run pip install '.[{extra}]' in smelt's "
-                f"clone, or pip install {package}"
+                f"smelt's extra {extra!r} brings it: run pip install "
+                f"'{DISTRIBUTION}[{extra}]', or pip install {package}"
             )
         super().__init__(f"{lead}{package} is not installed; {advice or usual}")
         self.package = package
@@ -143,5 +220,5 @@ class MissingExtraError(SmeltError):
         return cls(_PACKAGES.get(module, module))
 
 
-class InternalError(Exception):
+class InternalError(_Told):
     """A broken invariant inside smelt: please report it."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from smelt.backends import _arena
 from smelt.backends._arena import ALIGNMENT_BYTES, Life, assign_offsets, lower_bound
 
 if TYPE_CHECKING:
@@ -33,13 +35,15 @@ def programs(draw: st.DrawFn) -> tuple[list[Life], list[int]]:
     return lives, started
 
 
-@given(programs())
+@given(programs(), st.sampled_from([0, 200_000]))
 @settings(max_examples=200, deadline=None)
 def test_buffers_share_bytes_only_when_one_is_surely_over(
-    program: tuple[list[Life], list[int]],
+    program: tuple[list[Life], list[int]], most: int
 ) -> None:
     lives, started = program
-    offsets, arena = assign_offsets(lives, started)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_arena, "_MOST_NEIGHBOURS", most)
+        offsets, arena = assign_offsets(lives, started)
     for i, (a, start) in enumerate(zip(lives, offsets, strict=True)):
         assert start % ALIGNMENT_BYTES == 0
         assert start + a.size_bytes <= arena
@@ -54,6 +58,36 @@ def test_no_arena_is_smaller_than_the_lower_bound(program: tuple[list[Life], lis
     lives, started = program
     _, arena = assign_offsets(lives, started)
     assert arena >= lower_bound(lives, started)
+
+
+@given(programs())
+@settings(max_examples=100, deadline=None)
+def test_only_attempts_are_fewer_where_there_are_very_many_neighbours(
+    program: tuple[list[Life], list[int]],
+) -> None:
+    lives, started = program
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_arena, "_MOST_LOOKED_AT", 0)
+        offsets, arena = assign_offsets(lives, started)
+    for i, (a, start) in enumerate(zip(lives, offsets, strict=True)):
+        assert start + a.size_bytes <= arena
+        for b, other in zip(lives[:i], offsets, strict=False):
+            apart = start + a.size_bytes <= other or other + b.size_bytes <= start
+            assert apart or surely_over(a, b, started) or surely_over(b, a, started)
+
+
+def test_buffers_are_compared_only_with_those_that_live_beside_them() -> None:
+    asked: list[int] = []
+
+    class Started(list[int]):
+        def __getitem__(self, step: int) -> int:  # type: ignore[override]
+            asked.append(step)
+            return super().__getitem__(step)
+
+    count = 2000
+    lives = [Life(1000, step, step + 1) for step in range(count)]
+    assert assign_offsets(lives, Started(range(count + 1)))[1] == 2 * 1024
+    assert len(asked) < 20 * count
 
 
 def test_a_chain_takes_two_buffers() -> None:
@@ -88,3 +122,11 @@ def test_residual_blocks_take_no_more_than_what_is_alive_at_once() -> None:
 def test_nothing_needs_no_arena() -> None:
     assert assign_offsets([], []) == ([], 0)
     assert lower_bound([], []) == 0
+
+
+def test_buffers_that_all_live_at_once_lie_one_behind_the_other_however_many() -> None:
+    count = 50_000
+    lives = [Life(ALIGNMENT_BYTES, i, count + i) for i in range(count)]
+    offsets, arena = assign_offsets(lives, list(range(2 * count)))
+    assert arena == count * ALIGNMENT_BYTES == lower_bound(lives, list(range(2 * count)))
+    assert len({*offsets}) == count

@@ -8,16 +8,17 @@ import numpy as np
 import pytest
 
 from smelt import ops
-from smelt.backends import Aliasing
+from smelt.backends import Aliasing, _windows
 from smelt.ir import Graph
 from smelt.types import Layout
 from tests.support.cpu_families import random
 from tests.support.plans import LAST, LINEAR, Planned, pick, tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from smelt.backends import Tactic
+    from smelt.engine import View
     from smelt.ir import Node, Value
 
 STRIDED = Layout.STRIDED
@@ -329,15 +330,6 @@ def test_what_is_stored_in_another_layout_is_copied_once(layout: Layout, copies:
     assert planned.kinds().count(COPY) == copies
 
 
-def test_a_slice_of_nothing_lies_inside_its_tensor() -> None:
-    graph = Graph()
-    x = graph.add_input("x", tensor(3, 5))
-    y = relu(graph, x, "r")
-    nothing = sliced(graph, sliced(graph, y, 0, 3, 9, "rows"), 1, 5, 9, "columns")
-    graph.outputs.append(relu(graph, nothing, "z"))
-    Planned(graph).check(random((3, 5)))
-
-
 # ---- products through any strides
 
 
@@ -423,3 +415,22 @@ def test_splitting_axes_of_a_slice_costs_nothing(wanted: tuple[int, ...]) -> Non
     planned = Planned(graph)
     planned.check(random((4, 6)))
     assert COPY not in planned.kinds()
+
+
+def test_the_parts_of_a_concatenation_are_looked_up_all_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+    views: Callable[[Node, int, View], tuple[View, ...]] = vars(_windows)["_parts"]
+
+    def counted(node: Node, axis: int, view: View) -> tuple[View, ...]:
+        asked.append(node.name)
+        return views(node, axis, view)
+
+    monkeypatch.setattr(_windows, "_parts", counted)
+    graph = Graph()
+    x = graph.add_input("x", tensor(1, 4))
+    parts = [relu(graph, x, f"part{i}") for i in range(50)]
+    graph.outputs.append(graph.add(ops.Concat(0), *parts, name="whole").output)
+    Planned(graph, pick(default=LINEAR)).check(random((1, 4)))
+    assert asked.count("whole") < 5

@@ -16,8 +16,11 @@ from benchmarks import (
     cpu_kernels,
     gpu_kernels,
     gpu_sanitize,
+    guards,
     memory,
+    rotation,
     run_all,
+    verifier,
 )
 from benchmarks.support.models import load_inputs
 from benchmarks.support.peak import PeakLoop
@@ -46,6 +49,29 @@ def test_memory_is_told_for_each_stage_of_each_engine(model: Path, tmp_path: Pat
     assert saved["peak_mib"] < built["peak_mib"]
 
 
+def test_a_fixed_plan_pays_nothing_for_guards_and_an_open_one_is_told_for_each_case(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "rows.json"
+    assert guards.main(["--models", "", "--turns", "1", "--json", str(file)]) == 0
+    fixed, opened, known, new, full, detector, indices = _rows(file)
+    assert fixed["checks"] == fixed["us"] == 0
+    assert opened["checks"] == 1
+    assert opened["us"] > 0
+    assert new["steps"] >= 100
+    assert min(known["us"], new["us"], full["us"]) > 0
+    assert indices["launches"] == 1
+    for row in (detector, indices):
+        assert row["launches"] >= 1
+        assert min(row["us"], row["unchecked_us"]) > 0
+
+
+def test_the_verifier_is_timed_on_plans_of_many_steps(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    assert verifier.main(["--steps", "10,20", "--json", str(file)]) == 0
+    assert [row["steps"] for row in _rows(file)] == 3 * [10, 20]
+
+
 def test_a_busy_neighbour_is_measured_and_leaves(model: Path, tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     options = ["--models", str(model), "--peers", "", "--threads", "1", "--rounds", "1"]
@@ -54,6 +80,30 @@ def test_a_busy_neighbour_is_measured_and_leaves(model: Path, tmp_path: Path) ->
     (row,) = _rows(file)
     assert row["busy_processes"] >= 1
     assert row["slowdown"] == pytest.approx(row["busy_median_ms"] / row["quiet_median_ms"], 0.1)
+
+
+def test_models_in_turn_are_measured_against_each_alone(model: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    other, file = tmp_path / "other.onnx", tmp_path / "rows.json"
+    other.write_bytes(model.read_bytes())
+    options = ["--models", f"{model},{other}", "--threads", "1", "--rounds", "2"]
+    options += ["--seconds", "0.005", "--engines", "", "--json", str(file)]
+    assert rotation.main(options) == 0
+    rows = _rows(file)
+    assert [(row["model"], row["engine"]) for row in rows] == [
+        (name, engine) for name in (model.stem, "other") for engine in ("smelt", "onnxruntime")
+    ]
+    assert all(row["alone_median_ms"] > 0 and row["rotation_median_ms"] > 0 for row in rows)
+    assert ["kept" in row for row in rows] == [True, False] * 2
+
+
+def test_what_is_kept_in_rotation_is_the_advantage_over_the_best_peer() -> None:
+    ours = {"alone": [1.0, 2.0], "rotation": [2.0, 2.0]}
+    peers = [
+        {"alone": [3.0, 4.0], "rotation": [3.0, 4.0]},
+        {"alone": [9.0, 9.0], "rotation": [9.0, 3.0]},
+    ]
+    assert rotation.kept_advantage(ours, peers) == [0.5, 0.75]
 
 
 def test_kernels_are_told_as_rates_and_shares_of_the_peak(tmp_path: Path) -> None:

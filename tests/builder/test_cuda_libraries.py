@@ -64,7 +64,7 @@ def network() -> smelt.NetworkDefinition:
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> StubDriver:
-    pytest.importorskip("triton", reason="not installed: smelt[cuda-build]")
+    pytest.importorskip("triton", reason="not installed: smelt-engine[cuda-build]")
     made = StubDriver(lazy=True)
     use_stub(made, monkeypatch)
     hide_cudnn(monkeypatch)
@@ -332,7 +332,7 @@ def test_times_of_whole_plans_are_kept_apart_from_those_without_the_library(
 
 @pytest.mark.parametrize("precision", ["float32", "float16"])
 def test_a_portable_engine_has_no_step_in_python(precision: str) -> None:
-    pytest.importorskip("triton", reason="not installed: smelt[cuda-build]")
+    pytest.importorskip("triton", reason="not installed: smelt-engine[cuda-build]")
     net = smelt.NetworkDefinition("sorted")
     x = net.add_input("x", "float32", (16,))
     running: Any = net.add(ops.CumSum(), x, np.array(1))

@@ -256,9 +256,9 @@ _FLOATS = Weight("w", DType.FLOAT32, (16, 8), 0)
 @pytest.mark.parametrize(
     ("sources", "told"),
     [
-        ((replace(_FLOATS, shape=(0, 1 << 62, 1 << 62)),), "too big"),
-        ((replace(_FLOATS, shape=(1,) * 99),), "dimension"),
-        ((_FLOATS, replace(_FLOATS, offset=8, shape=(126,))), "lie one in another"),
+        ((replace(_FLOATS, shape=(0, 1 << 62, 1 << 62)),), "is not sound.*too big"),
+        ((replace(_FLOATS, shape=(1,) * 99),), "MAX_RANK"),
+        ((_FLOATS, replace(_FLOATS, offset=8, shape=(126,))), "is not sound.*lie one in another"),
     ],
 )
 def test_arrays_that_cannot_be_a_networks_are_refused(
@@ -267,7 +267,7 @@ def test_arrays_that_cannot_be_a_networks_are_refused(
     file = _file(_built())
     header = replace(file.header, sources=sources)
     data = serialize_engine(header, file.weights, file.code, file.runtime_code, None, file.sources)
-    with pytest.raises(EngineFormatError, match=rf"is not sound.*{told}"):
+    with pytest.raises(EngineFormatError, match=told):
         smelt.retune(data)
 
 
@@ -345,7 +345,7 @@ def test_the_gpus_clock_decides_what_an_estimate_did_elsewhere(
 
 
 def test_an_engine_built_without_a_gpu_is_tuned_on_one(gpu: CudaDevice, tmp_path: Path) -> None:
-    pytest.importorskip("triton", reason="not installed: smelt[cuda-build]")
+    pytest.importorskip("triton", reason="not installed: smelt-engine[cuda-build]")
     target, network = gpu.properties.architecture, small_network()
     options: dict[str, Any] = {"precision": "float16", "max_batch_size": 3, "tune": "none"}
     smelt.build(network, f"cuda:{target}", retunable=True, **options).save(tmp_path / "m.engine")

@@ -44,7 +44,7 @@ def _compare(**options: Any) -> object:
         (lambda: _build(tune=-1), "tune is -1; give"),
         (lambda: _build(tune=float("nan")), "tune is nan; give"),
         (lambda: _build(shapes=3), "shapes is 3; give shapes by the names"),
-        (lambda: _build(timing_cache=3), "timing_cache is 3; give the path"),
+        (lambda: _build(timing_cache=3), "the path of a timing cache is text"),
         (lambda: _SMELT.network_from_onnx(3), "path, bytes or a ModelProto, not int"),
         (lambda: _SMELT.network_from_onnx("m.onnx", outputs=[3]), "3 is no name"),
         (lambda: _SMELT.network_from_caffe(None), "a path or bytes, not NoneType"),

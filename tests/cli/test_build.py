@@ -384,8 +384,8 @@ def test_a_shape_of_too_few_extents_is_told_with_the_option_that_gives_it(
     smelt: Smelt, model: Path
 ) -> None:
     told = smelt("build", model, "--shape", "1x3x2").err
-    assert "shapes= gives 3 extents; the network has (1, 3, 16, 16)" in told
-    assert "--shape NAME=" in told
+    assert "shapes= gives 3 extents, where the network has 4" in told
+    assert "--shape image=1x3x16x16" in told
 
 
 def test_an_empty_name_is_no_file(smelt: Smelt) -> None:

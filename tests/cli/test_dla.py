@@ -77,7 +77,7 @@ def test_what_is_no_loadable_is_one_line(smelt: Smelt, tmp_path: Path) -> None:
         answer = smelt("dla", command, path)
         assert answer.code == 1
         assert answer.err.startswith(f"error: {path} is no sound loadable: ")
-        assert "it does not begin as loadables do" in answer.err
+        assert "not an NVDLA loadable (no FlatBuffers header)" in answer.err
         assert answer.err.count("\n") == 1
 
 
@@ -271,3 +271,19 @@ def test_a_server_that_is_terminated_removes_its_socket(tmp_path: Path) -> None:
     assert server.stderr.read() == ""
     server.stderr.close()
     assert not socket.exists()
+
+
+def test_where_no_trace_ran_nothing_has_passed(smelt: Smelt, tmp_path: Path) -> None:
+    (tmp_path / "b.cfg").write_text("// configuration: nv_small\n")
+    answer = smelt("dla", "trace", tmp_path)
+    assert answer.code == 1
+    assert "0 passed, 0 failed, 1 skipped" in answer.out
+    assert "nothing ran" in answer.err
+
+
+def test_a_socket_in_a_folder_that_is_not_there_says_what_to_do(
+    smelt: Smelt, tmp_path: Path
+) -> None:
+    answer = smelt("dla", "serve", tmp_path / "absent" / "s")
+    assert answer.code == 1
+    assert "make it first: mkdir -p" in answer.err

@@ -297,6 +297,56 @@ def test_an_output_that_the_model_has_not_names_others(smelt: Smelt, model: Path
     assert "'prob'" in answer.err
 
 
+def test_an_engine_is_compared_with_another_and_with_what_was_recorded(
+    smelt: Smelt, model: Path, engine: Path, tmp_path: Path
+) -> None:
+    x, golden = tmp_path / "x.npy", tmp_path / "golden.npz"
+    np.save(x, np.random.default_rng(1).random((1, 3, 16, 16), np.float32))
+    assert smelt("run", engine, "--input", f"image={x}", "--save", golden).code == 0
+    for against in (engine, golden):
+        given = ("--against", against, "--input", f"image={x}", "--tune", "none", "--json")
+        told = smelt("compare", model, *given).json
+        assert told["passed"] is True
+        assert told["against"] == str(against)
+
+
+def test_what_was_recorded_is_compared_on_the_inputs_that_were_saved_with_it(
+    smelt: Smelt, model: Path, engine: Path, tmp_path: Path
+) -> None:
+    inputs, golden = tmp_path / "inputs.npz", tmp_path / "golden.npz"
+    given = ("--input", "image=random", "--save", golden, "--save-inputs", inputs)
+    assert smelt("run", engine, *given).code == 0
+    judged = ("compare", model, "--against", golden, "--tune", "none")
+    assert smelt(*judged, "--inputs", inputs).code == 0
+    answer = smelt(*judged)
+    assert answer.code == 1
+    assert "give the same ones that it was recorded with: --input image=FILE.npy" in answer.err
+    assert "smelt run --save-inputs FILE.npz" in answer.err
+
+
+@pytest.mark.parametrize("against", ["torch", "missing.npz", "missing.engine"])
+def test_who_cannot_answer_is_an_error_before_the_model_is_read(smelt: Smelt, against: str) -> None:
+    answer = smelt("compare", "missing.onnx", "--against", against)
+    assert answer.code == 1
+    (line,) = answer.err.splitlines()
+    assert line.startswith(f"error: there is nothing to compare with: {against!r} is none of refer")
+
+
+def test_a_caffe_model_is_refused_for_openvino_in_one_line(smelt: Smelt) -> None:
+    answer = smelt("compare", "deploy.prototxt", "--against", "openvino")
+    assert answer.code == 1
+    (line,) = answer.err.splitlines()
+    assert line.startswith("error: deploy.prototxt is a Caffe model, and OpenVINO reads ONNX alone")
+
+
+def test_a_part_is_not_written_over_what_is_compared_with(
+    smelt: Smelt, model: Path, engine: Path
+) -> None:
+    answer = smelt("compare", model, "--against", engine, "--reduce", engine)
+    assert answer.code == 2
+    assert "written over" in answer.err
+
+
 def test_given_inputs_bind_open_extents(smelt: Smelt, tmp_path: Path) -> None:
     path = save_model(two_inputs_model(), tmp_path / "two.onnx")
     np.save(tmp_path / "a.npy", np.ones((3, 6), np.float32))
@@ -395,4 +445,4 @@ def test_what_is_no_archive_is_never_called_a_pickle(
         answer = smelt("compare", model, *option)
         assert answer.code == 1
         assert f"{path} cannot be read as" in answer.err
-        assert "it is none; numpy.save" in answer.err
+        assert "; numpy.save" in answer.err

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import tracemalloc
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from smelt.builder import load
+from smelt import ops
+from smelt.builder import build, load
 from smelt.cli._images import Preparation, image_to_array
 from smelt.errors import SmeltError
 from smelt.importers.caffe import new_message
+from smelt.ir import Graph
+from smelt.types import DType, TensorType
 from tests.support.small_models import save_model, two_inputs_model
 
 if TYPE_CHECKING:
@@ -140,6 +145,21 @@ def test_inputs_may_be_files_zeros_or_random_and_outputs_saved(
     assert "top" not in answer.json["outputs"]["y"]
 
 
+def test_files_hold_bfloat16_as_two_bytes_each(smelt: Smelt, tmp_path: Path) -> None:
+    graph = Graph("twice")
+    x = graph.add_input("x", TensorType(DType.BFLOAT16, (3,)))
+    graph.outputs.append(graph.add(ops.Add(), x, x, name="y").output)
+    build(graph, tune="none").save(tmp_path / "twice.engine")
+    numbers = np.array([1, -2.5, 300]).astype(DType.BFLOAT16.numpy)
+    np.save(tmp_path / "x.npy", numbers)
+    saved = tmp_path / "out.npz"
+    given = f"x={tmp_path / 'x.npy'}"
+    answer = smelt("run", tmp_path / "twice.engine", "--input", given, "--save", saved, "--json")
+    assert answer.json["outputs"]["y"]["values"] == [2, -5, 600]
+    with np.load(saved) as made:
+        assert (made["y"].view(numbers.dtype) == 2 * numbers).all()
+
+
 @pytest.mark.parametrize(
     ("options", "code", "told"),
     [
@@ -230,6 +250,30 @@ def test_areas_are_averaged_as_opencv_does(tmp_path: Path, size: tuple[int, int]
     wanted = cv2.resize(pixels, (width, height), interpolation=cv2.INTER_AREA)
     np.testing.assert_allclose(array[0], wanted.transpose(2, 0, 1), atol=1.0)
     assert np.abs(array[0] - wanted.transpose(2, 0, 1)).mean() < 0.1  # its fixed-point rounding
+
+
+def test_a_tall_picture_takes_memory_for_its_pixels_and_no_matrix_of_rows(tmp_path: Path) -> None:
+    Image.new("RGB", (1, 60000), (9, 8, 7)).save(tmp_path / "tall.png")
+    tracemalloc.start()
+    try:
+        array = _prepared(tmp_path / "tall.png", (1, 3, 512, 4), channel_order="rgb")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    np.testing.assert_allclose(array[0, :, 100, 2], (9, 8, 7))
+    assert peak < 16 << 20
+
+
+@pytest.mark.parametrize("size", [(1, 70000), (70000, 1)])
+def test_a_picture_with_a_side_beyond_the_limit_is_refused(
+    tmp_path: Path, size: tuple[int, int]
+) -> None:
+    Image.new("L", size).save(tmp_path / "long.png")
+    with pytest.raises(SmeltError, match="MAX_IMAGE_EXTENT is 65,536"):
+        _prepared(tmp_path / "long.png", (1, 3, 8, 8))
+    Image.new("L", (2, 2)).save(tmp_path / "small.png")
+    with pytest.raises(SmeltError, match="MAX_IMAGE_EXTENT is 65,536"):
+        _prepared(tmp_path / "small.png", OPEN, resize=f"{size[0]}x{size[1]}")
 
 
 def test_a_size_may_be_given_as_width_by_height(picture: Path) -> None:
@@ -414,3 +458,55 @@ def test_a_file_of_another_width_is_converted_and_that_is_said(
     assert (
         "converted" not in smelt("run", engine, "--input", f"image={tmp_path / 'float32.npy'}").err
     )
+
+
+def test_a_label_of_nothing_but_spaces_is_read_at_once(
+    smelt: Smelt, engine: Path, picture: Path, tmp_path: Path
+) -> None:
+    labels = tmp_path / "labels.txt"
+    labels.write_text("0: ''" + " " * 200_000 + "x")
+    assert smelt("run", engine, "--image", picture, "--labels", labels).code == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
+@pytest.mark.parametrize("option", ["--image", "--labels", "--mean", "--input", "ENGINE"])
+def test_a_pipe_in_place_of_a_file_is_refused_without_waiting(
+    option: str, smelt: Smelt, engine: Path, picture: Path, tmp_path: Path
+) -> None:
+    pipe = tmp_path / "pipe.npy"
+    os.mkfifo(pipe)
+    options: dict[str, object] = {"ENGINE": engine, "--image": picture}
+    options |= {option: f"image={pipe}" if option == "--input" else pipe}
+    if option == "--input":
+        del options["--image"]
+    words = [word for pair in options.items() for word in pair if word != "ENGINE"]
+    answer = smelt("run", *words)
+    assert answer.code != 0
+    assert "it is a pipe, and a regular file is needed" in answer.err
+
+
+def test_a_picture_that_only_pillow_calls_too_large_is_decoded_without_a_word(
+    picture: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    assert _prepared(picture, OPEN, resize="none").shape == (1, 3, 32, 48)
+
+
+def test_a_label_ends_at_a_line_feed_alone(smelt: Smelt, engine: Path, tmp_path: Path) -> None:
+    names = ["a\u2028b", "a\rb", "a\x0bb", "a\x85b", *(f"class {i}" for i in range(4, 10))]
+    path = tmp_path / "labels.txt"
+    path.write_bytes("".join(f"{name}\r\n" for name in names).encode())
+    told = smelt("run", engine, "--input", "image=random", "--labels", path, "--top", 10, "--json")
+    best = told.json["outputs"]["prob"]["top"]
+    assert [row["label"] for row in best] == [names[row["index"]] for row in best]
+
+
+@pytest.mark.parametrize("option", ["--save", "--save-inputs"])
+@pytest.mark.parametrize("name", ["out.txt", "out.npy", "out"])
+def test_an_archive_under_another_name_is_refused(
+    smelt: Smelt, engine: Path, tmp_path: Path, option: str, name: str
+) -> None:
+    answer = smelt("run", engine, "--input", "image=zeros", option, tmp_path / name)
+    assert answer.code == 1
+    assert f"call it {tmp_path / 'out.npz'}" in answer.err
+    assert not (tmp_path / name).exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import tracemalloc
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -167,6 +168,29 @@ def test_the_smallest_failing_part_is_saved_with_inputs_on_which_it_fails(
     assert not again.passed
     monkeypatch.undo()
     assert compare(path, inputs=load_inputs(reduction.inputs_path), tune="none").passed
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "told"),
+    [
+        ("nosuch", (1 << 24,), "no input is called 'nosuch'"),
+        ("x", (1 << 24,), "input 'x' is float32"),
+        ("x", (1 << 12, 1 << 12), "input 'x' is float32"),
+    ],
+)
+def test_arrays_that_are_for_no_input_are_refused_before_they_are_read(
+    tmp_path: Path, name: str, shape: tuple[int, ...], told: str
+) -> None:
+    graph = Graph("g")
+    graph.add_input("x", TensorType(DType.FLOAT32, (2, 3)))
+    np.savez_compressed(tmp_path / "a.npz", **{name: np.zeros(shape, np.uint8)})  # type: ignore[arg-type]
+    tracemalloc.start()
+    try:
+        with pytest.raises(BindingError, match=told):
+            load_inputs(str(tmp_path / "a.npz"), graph)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_part_that_fails_only_as_a_whole_is_kept_whole(
@@ -351,16 +375,21 @@ def test_an_output_that_is_infinite_here_and_there_is_not_all_the_same(
 
 
 def test_an_unknown_oracle_or_input_is_refused_by_name() -> None:
-    with pytest.raises(SmeltError, match="'caffe'; it must be one of reference, onnxruntime"):
+    words = "'caffe' is none of reference, onnxruntime, openvino, and no file of an engine"
+    with pytest.raises(SmeltError, match=words):
         compare(inception_model(), "caffe")
     with pytest.raises(BindingError, match="'picture'; there are image"):
         compare(inception_model(), inputs={"picture": np.zeros(3)})
 
 
-def test_a_missing_onnxruntime_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(MissingExtraError, match=r"onnxruntime is not installed.*smelt"):
-        compare(inception_model(), "onnxruntime")
+@pytest.mark.parametrize("name", ["onnxruntime", "openvino"])
+def test_a_missing_engine_is_named_with_its_extra_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    words = rf"^{name} is not installed; .* 'bench' .*'smelt-engine\[bench\]'.*$"
+    with pytest.raises(MissingExtraError, match=words):
+        compare(inception_model(), name)
 
 
 def test_comparing_leaves_the_network_as_it_was() -> None:

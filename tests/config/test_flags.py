@@ -22,7 +22,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_every_flag_has_its_own_name_and_a_prefixed_variable() -> None:
     assert len({flag.name for flag in config.FLAGS}) == len(config.FLAGS)
     assert len({flag.variable for flag in config.FLAGS}) == len(config.FLAGS)
-    assert all(flag.variable.startswith("SMELT_") for flag in config.FLAGS)
+    others = [f.variable for f in config.FLAGS if not f.variable.startswith("SMELT_")]
+    assert others == ["OMP_NUM_THREADS"]
 
 
 def test_the_description_names_every_variable() -> None:
@@ -52,6 +53,14 @@ def test_without_a_home_there_is_no_directory(monkeypatch: pytest.MonkeyPatch) -
     assert config.home_directory() is None
     assert config.cache_directory() is None
     assert config.keys_directory() is None
+
+
+def test_a_home_that_is_not_there_is_not_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "absent"))
+    assert config.keys_directory() is None
+    assert not (tmp_path / "absent").exists()
 
 
 def test_a_home_that_cannot_be_made_is_no_home(
@@ -84,6 +93,26 @@ def test_a_bad_number_of_threads_is_refused_with_advice(
     monkeypatch.setenv("SMELT_THREADS", text)
     with pytest.raises(SmeltError, match=r"^SMELT_THREADS=.* or unset it$"):
         config.thread_count()
+
+
+@pytest.mark.parametrize(("text", "threads"), [("2", 2), ("4,2", 4), (" 8 , 1", 8), ("", None)])
+def test_openmps_number_of_threads_is_read_where_ours_is_not_set(
+    text: str, threads: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", text)
+    assert config.thread_count() == threads
+    monkeypatch.setenv("SMELT_THREADS", "3")
+    assert config.thread_count() == 3
+
+
+@pytest.mark.parametrize("text", ["0", "many", "-2", ",2", "4096"])
+def test_what_openmp_could_not_mean_either_is_ignored_with_a_warning(
+    text: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", text)
+    assert [config.thread_count(), config.thread_count()] == [None, None]
+    (told,) = caplog.messages
+    assert told.startswith(f"ignored: OMP_NUM_THREADS={text!r} in the environment: ")
 
 
 @pytest.mark.parametrize(("text", "enabled"), [("1", False), ("off", True), ("", True)])

@@ -44,6 +44,12 @@ def test_tactics_are_right_on_processors_with_avx2_too(op: type[Op]) -> None:
     _run(*_avx2(), _a_few(op, *_avx2()))
 
 
+@_every_op
+def test_tactics_are_right_on_the_oldest_processors_too(op: type[Op]) -> None:
+    oldest = _named("x86-64")
+    _run(*oldest, _a_few(op, *oldest))
+
+
 @pytest.mark.slow
 @_every_op
 def test_other_tactics_are_right_on_processors_with_avx2_too(
@@ -59,7 +65,11 @@ def test_other_tactics_are_right_on_processors_with_avx2_too(
 
 
 def _avx2() -> tuple[CpuBackend, CpuTarget]:
-    target = target_named("x86-64-v3")
+    return _named("x86-64-v3")
+
+
+def _named(name: str) -> tuple[CpuBackend, CpuTarget]:
+    target = target_named(name)
     if not set(target.features) <= set(detect_host().features):
         pytest.skip(f"this processor does not run {target.name}")
     return frugal_backend(), target

@@ -17,7 +17,21 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from smelt.backends.cuda import why_no_gluon
-from smelt.ops import ALL_OPS, Chain, Conv, ConvSum, Gemm, MatMul, MaxPool, Op
+from smelt.ops import (
+    ALL_OPS,
+    GRU,
+    LSTM,
+    Chain,
+    Conv,
+    ConvSum,
+    Gather,
+    GatherElements,
+    Gemm,
+    MatMul,
+    MaxPool,
+    Op,
+    Resize,
+)
 from tests.support.cuda_ops import tell_of_kernels
 from tests.support.cuda_trials import CudaWorkers, Request, every_request
 from tests.support.sliding_cases import SLIDING
@@ -124,6 +138,13 @@ def test_kernels_that_begin_with_their_last_tiles_compute_what_the_reference_doe
     op: type[Op], interpreter: _Interpreter
 ) -> None:
     interpreter.check(op, "backwards")
+
+
+@pytest.mark.parametrize("op", [Gather, GatherElements, GRU, LSTM, Resize], ids=lambda op: op.name)
+def test_kernels_for_gpus_stay_inside_whatever_indices_lengths_and_tables_say(
+    op: type[Op], interpreter: _Interpreter
+) -> None:
+    interpreter.check(op, "hostile")
 
 
 @_every_op

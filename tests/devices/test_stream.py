@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from smelt.devices.cpu import CpuEvent, CpuStream
+from smelt.devices.cpu import CpuEvent, CpuStream, DeferredError
 from smelt.errors import DeviceError
 
 NOTHING: list[int] = []
@@ -90,6 +90,32 @@ def test_a_failure_is_raised_once_and_drops_what_was_behind_it() -> None:
         stream.submit(lambda: done.append(2))
         stream.synchronize()
     assert done == [2]
+
+
+def test_a_deferred_failure_drops_nothing_and_is_raised_once_by_whoever_asks_first() -> None:
+    done: list[int] = []
+    failures = [DeferredError() for _ in range(3)]
+    with CpuStream() as stream:
+        for number, failure in enumerate(failures * 2):
+            failure.keep(ValueError(number))
+            stream.submit(functools.partial(stream.defer, failure))
+            stream.submit(functools.partial(done.append, number))
+        _wait(stream)
+        assert done == list(range(6))
+        with pytest.raises(ValueError, match="1"):
+            failures[1].check()
+        failures[1].check()
+        for number in (0, 2):
+            with pytest.raises(ValueError, match=str(number)):
+                stream.synchronize()
+        stream.synchronize()
+
+
+def _wait(stream: CpuStream) -> None:
+    """Wait without hearing of failures."""
+    event = CpuEvent()
+    event.record(stream)
+    event.synchronize()
 
 
 def test_a_closed_stream_finishes_its_work_and_takes_no_more() -> None:

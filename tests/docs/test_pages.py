@@ -125,8 +125,8 @@ def test_a_block_knows_its_line_and_output() -> None:
 
 
 def test_nobody_is_told_to_install_the_other_project_of_this_name() -> None:
-    """On PyPI `smelt` is somebody else's: what we say to install is in the clone."""
-    wrong = re.compile(r"pip3? install (?:-\S+ +)*[\"']?smelt\b|\bsmelt\[")
+    """On PyPI `smelt` is somebody else's: what we say to install is called smelt-engine."""
+    wrong = re.compile(r"pip3? install (?:-\S+ +)*[\"']?smelt\b(?!-engine\b)|\bsmelt\[")
     places = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
     for folder, kinds in (("docs", "*.md"), ("examples", "*.*"), ("src", "*.py")):
         places += (ROOT / folder).rglob(kinds)

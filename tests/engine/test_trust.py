@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from base64 import b64encode
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,6 +25,7 @@ from smelt.engine import (
     verify_signature,
 )
 from smelt.errors import EngineFormatError, TrustError
+from smelt.types import override
 from tests.support.engines import affine_data, affine_header
 
 if TYPE_CHECKING:
@@ -42,10 +44,9 @@ def file_signed_by(signer: Signer | None) -> EngineFile:
     return read_engine(serialize_engine(affine_header(), affine_data(), b"c", b"r", signer))
 
 
-def line_of(signer: Signer, label: str) -> str:
-    from base64 import b64encode
-
-    return f"smelt-ed25519 {b64encode(signer.public_key).decode()} {label}"
+def line_of(key: Signer | bytes, label: str) -> str:
+    public = key if isinstance(key, bytes) else key.public_key
+    return f"smelt-ed25519 {b64encode(public).decode()} {label}"
 
 
 def test_an_engine_that_this_user_signed_is_trusted() -> None:
@@ -126,6 +127,53 @@ def test_what_is_no_key_is_refused(text: str) -> None:
         add_trusted_key(text)
 
 
+# y of the points whose order divides 8, of which two differ in the sign of x where x is not 0.
+PRIME = 2**255 - 19
+ORDER_8 = 0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826
+SMALL_ORDERS = (1, PRIME - 1, 0, ORDER_8, PRIME - ORDER_8)
+
+
+@pytest.mark.parametrize("sign", [0, 1])
+@pytest.mark.parametrize("y", [*SMALL_ORDERS, PRIME, PRIME + 1, PRIME + 3, 2**255 - 1])
+def test_a_key_under_which_anybody_can_sign_or_with_two_encodings_is_refused(
+    y: int,
+    sign: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    line = line_of((y | sign << 255).to_bytes(32, "little"), "everybody")
+    with pytest.raises(TrustError, match="anybody can sign"):
+        add_trusted_key(line)
+    path = tmp_path / "weak.pub"
+    path.write_text(line)
+    monkeypatch.setenv("SMELT_TRUSTED_KEYS", str(path))
+    assert show_trusted_keys() == ()
+    assert "anybody can sign" in caplog.text
+
+
+class Forger(Signer):
+    """Signs without a secret, by the key that every message verifies under."""
+
+    def __init__(self) -> None:
+        super().__init__(bytes(32))
+        self.public_key = (1).to_bytes(32, "little")
+
+    @override
+    def sign(self, message: bytes) -> bytes:
+        return self.public_key + bytes(32)
+
+
+def test_an_engine_signed_without_a_secret_is_not_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "everybody.pub"
+    path.write_text(line_of(Forger(), "everybody"))
+    monkeypatch.setenv("SMELT_TRUSTED_KEYS", str(path))
+    with pytest.raises(TrustError, match="do not trust"):
+        verify_signature(file_signed_by(Forger()))
+
+
 def test_names_that_fit_no_key_or_two_are_refused() -> None:
     with pytest.raises(TrustError, match="no trusted key"):
         remove_trusted_key("nobody")
@@ -176,3 +224,123 @@ def test_a_key_that_others_can_read_or_that_is_damaged_is_refused(home: Path) ->
     path.write_text("00")
     with pytest.raises(TrustError, match="damaged"):
         user_signer()
+
+
+# ---- files and directories that others may write
+
+
+@pytest.fixture
+def stranger_key(home: Path) -> Path:
+    """A recorded key of a stranger, beside which another key stays trusted."""
+    add_trusted_key(line_of(Signer(bytes(32)), "sound"))
+    added = add_trusted_key(line_of(STRANGER, "stranger"))
+    return home / "keys" / "trusted" / f"{added.key_id}.pub"
+
+
+def labels() -> list[str]:
+    return [key.label for key in show_trusted_keys()]
+
+
+@pytest.mark.parametrize("mode", [0o664, 0o646, 0o666])
+def test_a_key_file_that_others_may_write_is_not_trusted(
+    stranger_key: Path, mode: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert stranger_key.stat().st_mode & 0o777 == 0o600
+    stranger_key.chmod(mode)
+    assert labels() == ["sound"]
+    assert f"chmod go-w {stranger_key}" in caplog.text
+    stranger_key.chmod(0o644)
+    assert sorted(labels()) == ["sound", "stranger"]
+
+
+def test_a_directory_of_keys_that_others_may_write_is_not_trusted(
+    stranger_key: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stranger_key.parent.chmod(0o777)
+    assert labels() == []
+    assert f"chmod go-w {stranger_key.parent}" in caplog.text
+    with pytest.raises(TrustError, match="do not trust"):
+        verify_signature(file_signed_by(STRANGER))
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="gives files away")
+def test_what_another_user_owns_is_not_trusted(
+    stranger_key: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    os.chown(stranger_key, 12345, -1)
+    assert labels() == ["sound"]
+    assert "another user owns it" in caplog.text
+    os.chown(stranger_key.parent, 12345, -1)
+    assert labels() == []
+
+
+def test_a_link_in_the_directory_of_keys_is_not_trusted(
+    stranger_key: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    elsewhere = tmp_path / "elsewhere.pub"
+    stranger_key.rename(elsewhere)
+    stranger_key.symlink_to(elsewhere)
+    assert labels() == ["sound"]
+    assert "symbolic link" in caplog.text
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"smelt-ed25519 ???", b"\0" * 5000])
+def test_a_broken_key_leaves_the_others_as_they_are(
+    stranger_key: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    user_signer()
+    (stranger_key.parent / "0.pub").write_bytes(content)
+    (stranger_key.parent / "1.pub").mkdir()
+    (stranger_key.parent / "2.pub").symlink_to("2.pub")
+    assert sorted(labels()[1:]) == ["sound", "stranger"]
+    assert "0.pub" in caplog.text
+    assert "1.pub" in caplog.text
+    assert verify_signature(file_signed_by(STRANGER)).label == "stranger"
+    assert remove_trusted_key("stranger").public_key == STRANGER.public_key
+
+
+def test_an_own_key_that_is_broken_leaves_the_others_as_they_are(
+    stranger_key: Path, home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    user_signer()
+    own = home / "keys" / "signing.key"
+    own.write_text("broken")
+    assert verify_signature(file_signed_by(STRANGER)).label == "stranger"
+    assert str(own) in caplog.text
+    with pytest.raises(TrustError, match="damaged"):
+        user_signer()
+    own.unlink()
+    own.symlink_to(stranger_key)
+    with pytest.raises(TrustError, match="symbolic link"):
+        user_signer()
+
+
+def test_keys_of_the_environment_are_asked_as_those_at_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "more"
+    folder.mkdir(mode=0o755)
+    path = folder / "stranger.pub"
+    path.write_text(line_of(STRANGER, "him"))
+    path.chmod(0o644)
+    for named in (path, folder):
+        monkeypatch.setenv("SMELT_TRUSTED_KEYS", str(named))
+        folder.chmod(0o755)
+        assert labels() == ["him"]
+        folder.chmod(0o775)
+        assert labels() == []
+    assert f"chmod go-w {folder}" in caplog.text
+    folder.chmod(0o755)
+    link = tmp_path / "link.pub"
+    link.symlink_to(path)
+    monkeypatch.setenv("SMELT_TRUSTED_KEYS", str(link))
+    assert labels() == ["him"]
+    path.chmod(0o666)
+    assert labels() == []
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
+def test_a_key_that_is_a_pipe_is_refused_without_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "key.pub")
+    with pytest.raises(TrustError, match="it is a pipe, and a regular file is needed"):
+        add_trusted_key(tmp_path / "key.pub")

@@ -9,7 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smelt.engine import Buffer, Launch, Plan, Space, Step, View, verify_plan, verify_plans
+from smelt.engine import (
+    ERROR_BYTES,
+    Buffer,
+    HostCall,
+    Launch,
+    Plan,
+    Space,
+    Step,
+    View,
+    verify_plan,
+    verify_plans,
+)
 from smelt.engine import Weight as PackedWeight
 from smelt.errors import EngineFormatError
 from smelt.types import DType, SymbolicDim
@@ -105,6 +116,8 @@ def test_inputs_and_weights_are_never_written(target: int) -> None:
         (Buffer(Space.INPUT, 1, 6 * ROW), "names no input"),
         (Buffer(Space.OUTPUT, 0, 6 * ROW), "names no output"),
         (Buffer(Space.OUTPUT, 7, 6 * ROW), "names no output"),
+        (Buffer(Space.ERRORS, len(HEADER.layers) * ERROR_BYTES, 8), "no layer's error words"),
+        (Buffer(Space.ERRORS, 8, 8), "no layer's error words"),
     ],
 )
 def test_a_buffer_outside_its_space_is_refused(buffer: Buffer, words: str) -> None:
@@ -127,6 +140,17 @@ def test_a_buffer_outside_its_space_is_refused(buffer: Buffer, words: str) -> No
 )
 def test_wrong_numbers_of_a_launch_are_refused(change: dict[str, Any], words: str) -> None:
     refuse(with_first(**change), words)
+
+
+def test_error_words_are_written_by_launches_alone() -> None:
+    words = View(len(PLAN.buffers), 0, DType.INT64, (2,), (1,))
+    buffers = (*PLAN.buffers, Buffer(Space.ERRORS, 0, ERROR_BYTES))
+    operands = (*FIRST.operands, words)
+    told = replace(with_first(operands=operands, writes=(*FIRST.writes, 3)), buffers=buffers)
+    verify(told)
+    refuse(replace(with_first(operands=operands), buffers=buffers), "reads the error words")
+    call = HostCall(None, (), (words,))
+    refuse(replace(told, steps=(*told.steps, call)), "step of the host writes error words")
 
 
 def test_a_launch_may_work_in_place_but_on_nothing_shifted() -> None:
@@ -168,11 +192,11 @@ def launch(source: int, target: int, **changes: Any) -> Launch:
 
 def test_a_value_that_is_overwritten_before_it_is_read_is_refused() -> None:
     verify(sharing(launch(0, 3), launch(3, 4), launch(0, 5), launch(5, 4)))
-    refuse(sharing(launch(0, 3), launch(0, 5), launch(3, 4)), "reads buffer 3 after buffer 5")
+    refuse(sharing(launch(0, 3), launch(0, 5), launch(3, 4)), "buffer 5 while buffer 3")
 
 
 def test_a_value_that_is_read_before_it_is_written_must_not_be_the_last_runs_rest() -> None:
-    refuse(sharing(launch(3, 4), launch(0, 5)), "reads buffer 3 after buffer 5")
+    refuse(sharing(launch(3, 4), launch(0, 5)), "buffer 5 while buffer 3")
 
 
 def test_bytes_are_reused_only_when_the_earlier_use_is_surely_over() -> None:
@@ -221,3 +245,18 @@ def test_overlap_of_windows_is_found_exactly(a: int, m: int, b: int, n: int) -> 
         refuse(plan, "overlap")
     else:
         verify(plan)
+
+
+def test_a_plan_whose_outputs_are_not_those_of_the_bindings_is_refused() -> None:
+    plan = HEADER.plans[0]
+    shapes = plan.shapes(HEADER.bindings)
+    own = tuple(s for s, b in zip(shapes, HEADER.bindings, strict=True) if not b.is_input)
+    wrong = {
+        "are not those": ((*own, ()), ((), *own[1:])),
+        "needs a value for 'what'": (((SymbolicDim.symbol("what"),) * len(own[0]), *own[1:]),),
+    }
+    for words, outputs in wrong.items():
+        for one in outputs:
+            header = replace(HEADER, plans=(replace(plan, outputs=one),))
+            with pytest.raises(EngineFormatError, match=words):
+                verify_plans(header, weights_bytes=len(affine_data()), code_bytes=10_000)

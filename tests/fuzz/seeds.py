@@ -15,7 +15,7 @@ from smelt.backends import WeightStore, assemble
 from smelt.backends.cpu import CpuBackend, target_named
 from smelt.builder._kept import keep_network
 from smelt.builder._options import BuildOptions
-from smelt.builder._program import program_of
+from smelt.builder._program import Program, program_of
 from smelt.builder._report import describe_plan
 from smelt.devices.cpu import abi
 from smelt.devices.cuda import CudaKernel
@@ -130,7 +130,9 @@ def header_of(graph: Graph) -> tuple[EngineHeader, bytes]:
         graph.name, fingerprint, tuple(bindings), 4 if is_batched else None, (made.plan,),
         made.layers, weights, tuple((name, 0) for name in sorted(kernels)),
         report=_report(graph, tactics, made),
-        program=program_of([(graph, tactics, symbols)], store),
+        program=program_of(
+            [Program(graph, tactics, symbols, ())], store, [v.name for v in graph.outputs]
+        ),
         metadata=(("origin", "seed"),),
     )  # fmt: skip
     return header, bytes(store.data())

@@ -12,8 +12,8 @@ import pytest
 
 from smelt import ops
 from smelt.backends.cpu import CpuBackend, target_named
-from smelt.builder._program import reassembled_plans
-from smelt.engine import Launch, add_trusted_key, as_json
+from smelt.builder._program import remade_header
+from smelt.engine import EngineFile, Launch, add_trusted_key, as_json
 from smelt.errors import BindingError, EngineFormatError, GraphError, TrustError
 from smelt.inspect import report_of
 from smelt.ir import Constant, Recipe, compute_untrusted, parse_graph
@@ -61,7 +61,7 @@ def test_a_step_of_no_layer_is_left_out_of_the_report(layer: int) -> None:
 Change = tuple[tuple[str | int, ...], object]
 WRONG: tuple[Change, ...] = (
     (("bounds",), []),
-    (("bounds",), {"batch": "nan"}),
+    (("bounds",), {"batch": "1 +"}),
     (("inputs",), 3),
     (("nodes", 0, "tactic"), []),
     (("nodes", 0, "inputs"), [["node", 0, 0]]),
@@ -83,12 +83,12 @@ def _changed(path: tuple[str | int, ...], value: object) -> EngineHeader:
 def test_a_program_of_the_wrong_form_is_refused_with_what_to_do(
     path: tuple[str | int, ...], value: object
 ) -> None:
+    empty = np.zeros(0, np.uint8)
+    file = EngineFile(_changed(path, value), empty, b"", b"", None, "some.engine")
     with pytest.raises(
         EngineFormatError, match=r"its program is not sound.*fetch the engine again"
     ):
-        reassembled_plans(
-            _changed(path, value), CpuBackend(), target_named(seeds.TARGET), "some.engine"
-        )
+        remade_header(file, CpuBackend(), target_named(seeds.TARGET))
 
 
 def test_a_key_whose_path_has_a_zero_byte_is_refused() -> None:

@@ -35,7 +35,7 @@ BUGS = (
     # A view may name a buffer that the plan has not.
     Bug(
         "plan",
-        "engine/_verify.py",
+        "engine/_exact.py",
         "if not 0 <= view.buffer < len(self.plan.buffers):",
         "if view.buffer < 0:",
         "IndexError",

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from smelt.errors import SmeltError
 from smelt.nvdla.traces import TraceFile, find_traces, run_trace
-from smelt.nvdla.traces import _player as player
-from smelt.nvdla.traces import _source as source_files
+from smelt.types import Limit
 from tests.fuzz.mutators import mutate_bytes, mutate_tokens
 
 if TYPE_CHECKING:
@@ -137,9 +136,9 @@ class _Given:
 
 def play_trace(data: bytes, folder: Path) -> None:
     """Play a trace by its bytes or, every fourth one, from a folder; or those of an archive."""
-    player.MAX_SPAN_BYTES = _MOST_BYTES
-    player.MAX_MOVED_BYTES = 4 * _MOST_BYTES
-    source_files.MAX_ARCHIVE_BYTES = _MOST_BYTES
+    Limit.MAX_SPAN_BYTES.most = _MOST_BYTES
+    Limit.MAX_MOVED_BYTES.most = 4 * _MOST_BYTES
+    Limit.MAX_TRACE_BYTES.most = _MOST_BYTES
     kind, rest = data[:1], data[1:]
     if kind == b"a":
         _play_archive(rest, folder)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import hashlib
 import re
 from html.parser import HTMLParser
+from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
@@ -99,7 +102,102 @@ def test_names_are_escaped_in_pictures_and_pages(report: EngineReport) -> None:
     plan = dataclasses.replace(report.plans[0], memory=(life,))
     assert any(evil in title for title in _titles(memory_to_svg(plan)))
     page = report_to_html(dataclasses.replace(report, network=evil, plans=(plan,)))
-    assert "<script" not in page
+    assert page.count("<script") == 1
+
+
+@pytest.mark.parametrize(
+    "evil",
+    [
+        "</script><script>alert(1)</script>",
+        "</title></svg><img src=x onerror=alert(1)>",
+        "\"><svg onload='alert(1)'>",
+        "]]>--><style>*{}</style>",
+    ],
+)
+def test_no_name_becomes_a_tag_of_the_page(report: EngineReport, evil: str) -> None:
+    usual = _Tags()
+    usual.feed(report_to_html(report))
+    plan, kernel = report.plans[0], report.kernels[0]
+    node = dataclasses.replace(plan.nodes[0], name=evil, op=evil, layers=(evil,), tactic=evil)
+    layer = dataclasses.replace(plan.layers[0], name=evil, op=evil, tactic=evil)
+    hostile = dataclasses.replace(
+        report,
+        network=evil,
+        bindings=tuple(dataclasses.replace(b, name=evil) for b in report.bindings),
+        plans=(
+            dataclasses.replace(
+                plan, nodes=(node, *plan.nodes[1:]), layers=(layer, *plan.layers[1:])
+            ),
+        ),
+        kernels=(dataclasses.replace(kernel, symbol=evil, family=evil), *report.kernels[1:]),
+    )
+    tags = _Tags()
+    tags.feed(report_to_html(hostile))
+    assert tags.open == []
+    assert tags.names == usual.names
+    assert tags.names.count("script") == 1
+    assert not any(name.startswith("on") for name in tags.attributes)
+
+
+def test_the_browser_is_told_to_run_our_script_alone(report: EngineReport) -> None:
+    page = report_to_html(report)
+    (script,) = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
+    assert policy.startswith("default-src 'none'; ")
+    assert f"script-src 'sha256-{digest}'" in policy
+    assert "innerHTML" not in script
+    assert "eval" not in script
+
+
+def test_what_the_page_searches_and_shows_is_in_every_box(report: EngineReport) -> None:
+    root = ElementTree.fromstring(graph_to_svg(report.plans[0], report.bindings))  # noqa: S314  (our own)
+    boxes = list(root.iter(f"{SVG}g"))
+    assert len(boxes) == len(report.plans[0].nodes) + len(report.bindings)
+    for box in boxes:
+        assert box[0].tag == f"{SVG}title"
+        assert box.find(f"{SVG}rect") is not None
+    for node in report.plans[0].nodes:
+        words = (node.name, node.op, *node.types, *node.layers, node.tactic)
+        assert any(all(word in (box[0].text or "") for word in words) for box in boxes)
+
+
+def test_the_graph_can_be_searched_and_zoomed_by_keys_and_buttons(report: EngineReport) -> None:
+    page = report_to_html(report)
+    assert page.count('<figure class="graph">') == len(report.plans)
+    assert '<input type="search"' in page
+    assert '<div class="view" tabindex="0"' in page
+    script = page.rpartition("<script>")[2]
+    for action in re.findall(r'<button type="button" value="(\w+)"', page):
+        assert re.search(rf"^ +{action}(:|,)", script, re.MULTILINE), action
+
+
+def test_a_graph_that_is_too_large_to_draw_says_so(
+    report: EngineReport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "are drawn" not in report_to_html(report)
+    for name in ("_html", "_svg_graph"):
+        monkeypatch.setattr(f"smelt.inspect.{name}.MOST_BOXES", 5)
+    page = report_to_html(report)
+    boxes = len(report.plans[0].nodes) + len(report.bindings)
+    assert f"It has {boxes} boxes, of which the first 5 are drawn." in page
+    assert page.count("<g><title>") == 5
+
+
+def test_the_graph_of_a_thousand_nodes_is_drawn(report: EngineReport) -> None:
+    plan = report.plans[0]
+    names = [report.bindings[0].name, *(f"t{i}" for i in range(1500))]
+    nodes = tuple(
+        dataclasses.replace(
+            plan.nodes[0], name=name, inputs=(before, names[max(0, i - 8)]), outputs=(name,)
+        )
+        for i, (before, name) in enumerate(pairwise(names))
+    )
+    page = report_to_html(
+        dataclasses.replace(report, plans=(dataclasses.replace(plan, nodes=nodes),))
+    )
+    assert page.count("<g><title>") == len(nodes) + len(report.bindings)
+    assert len(page) < 2_000_000
 
 
 class _Tags(HTMLParser):
@@ -108,12 +206,16 @@ class _Tags(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
         self.open: list[str] = []
+        self.names: list[str] = []
+        self.attributes: set[str] = set()
         self.texts: list[str] = []
         self.fetched: list[str] = []
         self.linked: set[str] = set()
         self.anchors: set[str] = set()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.append(tag)
+        self.attributes |= {name for name, _ in attrs}
         if tag != "meta":
             self.open.append(tag)
         targets = [value or "" for name, value in attrs if name in ("src", "href")]
@@ -140,9 +242,16 @@ def test_the_page_is_well_formed_and_fetches_nothing(model: object) -> None:
     assert tags.fetched == []
     assert tags.linked <= tags.anchors
     text = " ".join(tags.texts)
-    assert "Memory over time" in text
+    assert ("Memory over time" in text) == bool(report.plans[0].memory)
     for layer in report.plans[0].layers:
         assert layer.name in text
+
+
+def test_a_plan_without_an_arena_has_no_picture_of_memory(report: EngineReport) -> None:
+    plan = dataclasses.replace(report.plans[0], memory=(), arena_bytes=0)
+    text = report_to_html(dataclasses.replace(report, plans=(plan,)))
+    assert "Memory over time" not in text
+    assert "Graph after the passes" in text
 
 
 def test_the_axes_of_memory_have_round_steps_and_one_unit(report: EngineReport) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import tracemalloc
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
@@ -176,7 +177,7 @@ GOOD = """graph g {
         ("| Relu", "| Softmax", "not elementwise"),
         ("return %y\n}", "return %y", "'}' is needed"),
         ("}\n", "} more", "more text"),
-        ("[1.0, 2.0]", "[" * 100, "nested more than"),
+        ("[1.0, 2.0]", "[" * 100, "nested deeper than MAX_REGION_DEPTH"),
     ],
 )
 def test_a_wrong_text_is_refused_with_its_line(old: str, new: str, message: str) -> None:
@@ -192,3 +193,13 @@ def test_no_text_does_worse_than_be_refused(data: st.DataObject) -> None:
     inserted = data.draw(st.text('%[](){}=,.|$_-#"\\0123456789eEnax \n', max_size=12))
     with contextlib.suppress(GraphError):
         verify(parse_graph(GOOD[:start] + inserted + GOOD[stop:], OPS))
+
+
+def test_a_string_without_an_end_takes_no_memory_to_find_out() -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(GraphError, match="a name is needed"):
+            parse_graph('graph "' + "a" * 1_000_000, {})
+        assert tracemalloc.get_traced_memory()[1] < 20_000_000
+    finally:
+        tracemalloc.stop()

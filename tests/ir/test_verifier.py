@@ -93,9 +93,15 @@ def bound_a_symbol_below_zero(graph: Graph) -> None:
     graph.symbol_bounds["n"] = -1
 
 
+def count_two_things_by_one_symbol(graph: Graph) -> None:
+    for name in ("first", "second"):
+        graph.add(ops.NonZero(count_symbol="found"), graph.inputs[0], name=name)
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
+        (count_two_things_by_one_symbol, "second.*symbol 'found', and so does.*first"),
         (reverse_nodes, "before relu 'relu' makes it"),
         (make_a_cycle, "cycle"),
         (repeat_a_node_name, "2 nodes have the name 'relu'"),

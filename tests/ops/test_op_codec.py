@@ -137,7 +137,7 @@ def test_an_op_that_nobody_knows_is_refused_by_name() -> None:
 
 def test_ops_too_deep_inside_each_other_are_refused() -> None:
     op: ops.Op = ops.Identity()
-    for _ in range(60):
+    for _ in range(140):
         op = ops.Fused(op, 1, ())
     data = ops.op_to_json(op)
     with pytest.raises(EngineFormatError, match="deep"):

@@ -341,3 +341,9 @@ def test_notes_read_well() -> None:
     assert str(Note(("a", "b"), ("c",), "why")) == "a + b -> c: why"
     assert str(Note(("a",))) == "a -> (nothing)"
     assert str(Note.refusal(("a",), "why not")) == "a: kept, why not"
+
+
+def test_a_note_on_very_many_layers_names_a_few() -> None:
+    note = Note(tuple(f"layer{i}" for i in range(10_000)), ("one",))
+    assert len(note.before) < 50
+    assert note.before[-1] == "9968 more"

@@ -34,6 +34,11 @@ RUN_HALF: Final = [
 ENOUGH_TO_RUN: Final = ("numpy", "cryptography", "cffi")
 HEAVY: Final = ("llvmlite", "onnx", "google.protobuf", "click", "rich", "PIL", "typing_extensions")
 
+_NO_BFLOAT16 = (
+    "MissingExtraError: numpy has no bfloat16, and ml_dtypes is not installed; "
+    "run: pip install ml_dtypes"
+)
+
 
 def _installed_parts(name: str) -> Iterator[Path]:
     """Yield the files and folders that a distribution puts at the top of site-packages."""
@@ -101,6 +106,28 @@ numpy.save(folder + "/result.npy", result)
     np.testing.assert_array_equal(np.load(tmp_path / "result.npy"), expected)
 
 
+@pytest.mark.parametrize(("dtype", "told"), [("float32", ""), ("bfloat16", _NO_BFLOAT16)])
+def test_a_bare_machine_needs_a_package_for_arrays_of_bfloat16_alone(
+    bare: Path, tmp_path: Path, dtype: str, told: str
+) -> None:
+    smelt = cast("Any", importlib.import_module("smelt"))
+    weights = np.ones((4, 8), np.float32)
+    network = smelt.NetworkDefinition("small")
+    x = network.add_input("data", dtype, (8,))
+    network.mark_output(network.add_fully_connected(x, 4, weights))
+    engine = smelt.build(network, precision="bfloat16")
+    engine.save(tmp_path / "small.engine")
+    code = """
+import numpy, smelt
+with smelt.load(sys.argv[1]).create_context() as context:
+    (result,) = context.run({"data": numpy.ones((1, 8), numpy.float32)}).values()
+assert (result == 8).all()
+"""
+    done = run_bare(bare, code, str(tmp_path / "small.engine"))
+    assert (done.returncode == 0) is not bool(told), done.stderr
+    assert done.stderr.rstrip().endswith(told)
+
+
 def test_an_engine_for_gpus_says_on_a_bare_machine_what_it_needs(
     bare: Path, tmp_path: Path
 ) -> None:
@@ -113,8 +140,8 @@ def test_an_engine_for_gpus_says_on_a_bare_machine_what_it_needs(
     engine.save(tmp_path / "small.engine")
     code = "import smelt; smelt.load(sys.argv[1]).create_context()"
     done = run_bare(bare, code, str(tmp_path / "small.engine"))
-    assert "MissingExtraError: " in done.stderr
-    assert "small.engine is for NVIDIA GPUs (sm_90): cuda-bindings is not installed" in done.stderr
+    assert "DeviceError: " in done.stderr
+    assert "small.engine is for NVIDIA GPUs (sm_90): no NVIDIA driver found" in done.stderr
     assert "`smelt build MODEL --device cpu`" in done.stderr
 
 

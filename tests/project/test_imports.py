@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import smelt
-from smelt import config
+from smelt import config, errors
 from smelt.engine import detect_host
 from tests.conftest import ROOT
 
@@ -58,13 +58,34 @@ def test_the_files_that_the_layout_page_names_exist() -> None:
 def test_the_start_page_names_every_flag() -> None:
     text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     assert {flag.variable for flag in config.FLAGS} == set(
-        re.findall(r"^\| `(SMELT_\w+)`", text, re.M)
+        re.findall(r"^\| `([A-Z_]+)`", text, re.M)
     )
 
 
 def test_the_package_and_its_engines_have_one_version() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert smelt.__version__ == project["version"]
+
+
+def test_the_distribution_has_one_name_and_its_extras_are_asked_for_by_it() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["name"] == errors.DISTRIBUTION == "smelt-engine"
+    pages = [ROOT / "README.md", ROOT / "pyproject.toml", *(ROOT / "docs").rglob("*.md")]
+    for path in (*pages, *SOURCE.rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        asked = re.findall(r"(?<![\w-])(smelt[\w-]*|\.)\[([a-z][a-z,-]*)\](?!\()", text)
+        for name, extras in asked:
+            # A clone may be installed by its path; everything else has the distribution's name.
+            allowed = (
+                {errors.DISTRIBUTION, "."} if path.name == "README.md" else {errors.DISTRIBUTION}
+            )
+            assert name in allowed, f"{path}: {name}[{extras}]"
+            assert set(extras.split(",")) <= project["optional-dependencies"].keys(), path
+
+
+def test_a_missing_package_is_told_with_the_extra_that_brings_it() -> None:
+    told = str(errors.MissingExtraError("cuda-bindings", "cuda"))
+    assert "run pip install 'smelt-engine[cuda]', or pip install cuda-bindings" in told
 
 
 @pytest.mark.requirement("G-75")

@@ -7,14 +7,15 @@ import signal
 import threading
 import time
 from dataclasses import replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
 
-from smelt.devices.cpu import CpuStream
+from smelt.devices.cpu import CpuStream, processor_count
 from smelt.errors import BindingError, ContextError, UnsupportedError
 from smelt.runtime import Engine, Event, Stream
+from tests.support.cgroups import let_run_on, write_cgroup
 from tests.support.engines import (
     COLUMNS,
     MAX_BATCH,
@@ -23,6 +24,9 @@ from tests.support.engines import (
     affine_header,
     batch_of,
 )
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +168,7 @@ def test_results_come_back_in_the_library_of_the_inputs(
         (batch_of(1)[:, 1:], r"shape \[1, 23\] is not \[batch, 24\]: axis 1 must be 24"),
         (np.empty((0, COLUMNS), np.float32), "no plan for batch = 0.*batch 1 to 6"),
         (None, "dtype object"),
-        ([[1.0], [1.0, 2.0]], "x: this is no array"),
+        ([[1.0], [1.0, 2.0]], "x: the array cannot be read"),
     ],
 )
 def test_an_array_that_does_not_fit_is_refused_by_name(
@@ -496,7 +500,21 @@ def test_the_number_of_threads_follows_the_flag(
     assert engine.create_context().threads == 3
     assert engine.create_context(threads=1).threads == 1
     monkeypatch.delenv("SMELT_THREADS")
-    assert engine.create_context().threads == len(os.sched_getaffinity(0))
+    monkeypatch.setenv("OMP_NUM_THREADS", "2,1")
+    assert engine.create_context().threads == 2
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert engine.create_context().threads == processor_count()
+
+
+def test_threads_are_as_many_as_the_quota_gives_processors(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    write_cgroup(tmp_path, {"cpu.max": "200000 100000"})
+    monkeypatch.setattr("smelt.devices.cpu._processors._ROOT", tmp_path)
+    let_run_on(range(16), monkeypatch)
+    assert engine.create_context().threads == 2
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    assert engine.create_context().threads == 5  # whoever says a number is believed
 
 
 def test_an_interrupt_leaves_the_context_usable(engine: Engine) -> None:
@@ -514,6 +532,8 @@ def test_an_interrupt_leaves_the_context_usable(engine: Engine) -> None:
         np.testing.assert_array_equal(context.run({"x": x})["y"], affine(x))
 
 
+# An interrupt inside a callback of the garbage collector is nobody's to catch.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_interrupts_at_any_moment_never_give_wrong_results(engine: Engine) -> None:
     """A timer fires all the time; a run either gives the right bits or is interrupted."""
     x, other = batch_of(3), batch_of(5)

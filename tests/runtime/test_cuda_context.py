@@ -7,7 +7,6 @@ import gc
 import sys
 import threading
 from dataclasses import replace
-from math import prod
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -21,18 +20,25 @@ from smelt.devices.cuda import (
     CudaStream,
     cuda_device,
 )
-from smelt.errors import BindingError, ContextError, DeviceError, EngineMismatchError
+from smelt.errors import (
+    BindingError,
+    ContextError,
+    DeviceError,
+    EngineMismatchError,
+    ShapeError,
+)
 from smelt.runtime import Event, Stream
 from smelt.runtime._cuda_context import CudaContext
-from smelt.types import DType
 from tests.support.cuda_driver_stub import CUresult
 from tests.support.cuda_engines import (
+    OnGpu,
     affine_gpu_engine,
     cuda_fingerprint,
+    empty_there,
     engine_of,
-    floats_at,
     gpu_header,
     image_of,
+    read_there,
 )
 from tests.support.engines import (
     ADD,
@@ -67,34 +73,6 @@ def engine(
         yield found
 
 
-class _OnGpu:
-    """A float32 array on the GPU, and its content."""
-
-    def __init__(self, content: Array, *, shift: int = 0) -> None:
-        device = cuda_device()
-        self.shape, self.size = content.shape, content.nbytes
-        self.memory = CudaMemory(device).allocate(self.size + shift, "test")
-        self.address = self.memory.address + shift
-        self.array = CudaArray(self.memory, DType.FLOAT32, content.shape)
-        self.fill(content)
-
-    def fill(self, content: Array) -> None:
-        """Write there, now."""
-        ctypes.memmove(self.address, content.ctypes.data, self.size)
-
-    def content(self) -> Array:
-        """What is there now; nothing is waited for."""
-        return _read(self.address, self.shape)
-
-
-def _read(address: int, shape: tuple[int, ...]) -> Array:
-    return floats_at(address, prod(shape)).reshape(shape).copy()
-
-
-def _empty(rows: int = MAX_BATCH) -> _OnGpu:
-    return _OnGpu(np.full((rows, COLUMNS), np.nan, np.float32))
-
-
 # ---- by name
 
 
@@ -115,10 +93,10 @@ def test_any_arrangement_on_the_host_is_read_right(engine: Engine) -> None:
 def test_arrays_on_the_gpu_give_arrays_on_the_gpu(engine: Engine) -> None:
     x = batch_of(3)
     with engine.create_context() as context:
-        y = context.run({"x": _OnGpu(x).array})["y"]
+        y = context.run({"x": OnGpu(x).array})["y"]
         assert isinstance(y, CudaArray)
         y.synchronize()
-        assert np.array_equal(_read(y.allocation.address, y.shape), affine(x))
+        assert np.array_equal(read_there(y.allocation.address, y.shape), affine(x))
 
 
 def test_results_of_one_run_are_not_touched_by_the_next(engine: Engine) -> None:
@@ -134,7 +112,7 @@ def test_results_of_one_run_are_not_touched_by_the_next(engine: Engine) -> None:
 
 def test_execute_takes_addresses_and_arrays_of_both_sides(engine: Engine) -> None:
     x = batch_of(3)
-    there, y, host = _OnGpu(x), _empty(3), np.zeros((3, COLUMNS), np.float32)
+    there, y, host = OnGpu(x), empty_there(3), np.zeros((3, COLUMNS), np.float32)
     with engine.create_context() as context:
         context.execute(3, [there.address, y.address])
         assert np.array_equal(y.content(), affine(x))
@@ -149,7 +127,7 @@ def test_other_addresses_are_given_to_the_same_graph(engine: Engine, stub: StubD
     with engine.create_context() as context:
         for seed in range(4):
             x = batch_of(2, seed)
-            given, y = _OnGpu(x), _empty(2)
+            given, y = OnGpu(x), empty_there(2)
             context.execute(2, [given.address, y.address])
             assert np.array_equal(y.content(), affine(x))
         assert stub.calls.count("cuGraphInstantiate") == 1
@@ -164,8 +142,8 @@ def test_graphs_are_kept_for_the_batches_met_lately(engine: Engine, stub: StubDr
 
 def test_an_address_that_kernels_cannot_read_at_once_is_copied(engine: Engine) -> None:
     x = batch_of(2)
-    given = _OnGpu(x, shift=4)
-    y = _OnGpu(np.zeros((2, COLUMNS), np.float32), shift=8)
+    given = OnGpu(x, shift=4)
+    y = OnGpu(np.zeros((2, COLUMNS), np.float32), shift=8)
     with engine.create_context() as context:
         context.execute(2, [given.address, y.address])
     assert np.array_equal(y.content(), affine(x))
@@ -173,7 +151,7 @@ def test_an_address_that_kernels_cannot_read_at_once_is_copied(engine: Engine) -
 
 @pytest.mark.parametrize("where", ["host", "nowhere", "the other GPU"])
 def test_addresses_that_the_gpu_does_not_reach_are_refused(engine: Engine, where: str) -> None:
-    x, y = batch_of(1), _empty(1)
+    x, y = batch_of(1), empty_there(1)
     other = CudaMemory(cuda_device(1)).allocate(x.nbytes, "test")
     address = {"host": int(x.ctypes.data), "nowhere": 4096, "the other GPU": other.address}[where]
     with (
@@ -201,7 +179,7 @@ def test_steps_of_python_run_between_graphs(stub: StubDriver) -> None:
         Stream("cuda") as stream,
     ):
         for rows in (6, 1, 4):
-            x, y = batch_of(rows, rows), _empty(rows)
+            x, y = batch_of(rows, rows), empty_there(rows)
             wanted = np.maximum(x * a, 0) + b
             np.testing.assert_array_equal(context.run({"x": x})["y"], wanted)
             context.enqueue(rows, [x, y.address], stream)
@@ -225,11 +203,11 @@ def test_sizes_that_a_run_decides_trim_the_outputs(stub: StubDriver, where: str)
             if where == "host":
                 np.testing.assert_array_equal(context.run({"x": x})["y"], wanted)
                 continue
-            y = context.run({"x": _OnGpu(x).array})["y"]
+            y = context.run({"x": OnGpu(x).array})["y"]
             y.synchronize()
             memory: Any = (ctypes.c_int64 * wanted.size).from_address(y.allocation.address)
             np.testing.assert_array_equal(np.array(memory).reshape(y.shape), wanted)
-        with pytest.raises(ContextError, match=r"count = 24.*at most 20"):
+        with pytest.raises(ShapeError, match=r"count = 24.*at most 20"):
             context.run({"x": np.ones((6, 4), np.float32)})
 
 
@@ -237,8 +215,8 @@ def test_sizes_that_a_run_decides_trim_the_outputs(stub: StubDriver, where: str)
 
 
 def test_enqueue_returns_before_the_work_is_done(engine: Engine) -> None:
-    x, y = batch_of(2), _empty(2)
-    given = _OnGpu(x)
+    x, y = batch_of(2), empty_there(2)
+    given = OnGpu(x)
     with engine.create_context() as context, Stream("cuda") as stream:
         context.enqueue(2, [given.address, y.address], stream)
         assert np.isnan(y.content()).all()
@@ -256,8 +234,8 @@ class _ForeignStream:
 
 @pytest.mark.parametrize("kind", ["ours", "native", "protocol", "handle", "default"])
 def test_any_stream_will_do(engine: Engine, kind: str) -> None:
-    x, y = batch_of(2), _empty(2)
-    given = _OnGpu(x)
+    x, y = batch_of(2), empty_there(2)
+    given = OnGpu(x)
     with engine.create_context() as context, Stream("cuda") as stream:
         native: Any = stream.native
         handle = int(native.handle)
@@ -275,7 +253,7 @@ def test_any_stream_will_do(engine: Engine, kind: str) -> None:
 
 def test_a_second_run_waits_for_the_first_on_whatever_stream(engine: Engine) -> None:
     first, second = batch_of(2, 1), batch_of(2, 2)
-    a, b, y, z = _OnGpu(first), _OnGpu(second), _empty(2), _empty(2)
+    a, b, y, z = OnGpu(first), OnGpu(second), empty_there(2), empty_there(2)
     with engine.create_context() as context, Stream("cuda") as one, Stream("cuda") as two:
         context.enqueue(2, [a.address, y.address], one)
         context.enqueue(2, [b.address, z.address], two)
@@ -289,8 +267,8 @@ def test_a_second_run_waits_for_the_first_on_whatever_stream(engine: Engine) -> 
 
 @pytest.mark.requirement("G-51")
 def test_the_event_says_when_the_inputs_are_free_and_the_rest_goes_on(engine: Engine) -> None:
-    x, y = batch_of(2), _empty(2)
-    given = _OnGpu(x)
+    x, y = batch_of(2), empty_there(2)
+    given = OnGpu(x)
     consumed = Event("cuda")
     with engine.create_context() as context, Stream("cuda") as stream:
         for seed in range(2):
@@ -306,16 +284,16 @@ def test_the_event_says_when_the_inputs_are_free_and_the_rest_goes_on(engine: En
 
 
 def test_arrays_live_until_an_enqueued_run_is_complete(engine: Engine) -> None:
-    x, y = batch_of(2), _empty(2)
+    x, y = batch_of(2), empty_there(2)
     with engine.create_context() as context, Stream("cuda") as stream:
-        context.enqueue(2, [_OnGpu(x).array, y.array], stream)
+        context.enqueue(2, [OnGpu(x).array, y.array], stream)
         gc.collect()
         stream.synchronize()
         assert np.array_equal(y.content(), affine(x))
 
 
 def test_arrays_of_the_host_may_change_after_enqueue(engine: Engine) -> None:
-    y, z = _empty(2), _empty(2)
+    y, z = empty_there(2), empty_there(2)
     x = batch_of(2, 1)
     with engine.create_context() as context, Stream("cuda") as stream:
         context.enqueue(2, [x, y.address], stream)
@@ -333,7 +311,7 @@ def test_arrays_of_the_host_may_change_after_enqueue(engine: Engine) -> None:
 
 @pytest.mark.parametrize("wrong", [None, "stream", True, object()])
 def test_what_is_no_stream_or_event_is_refused(engine: Engine, wrong: Any) -> None:
-    x, y = batch_of(1), _empty(1)
+    x, y = batch_of(1), empty_there(1)
     with engine.create_context() as context, Stream("cuda") as stream:
         with pytest.raises(ContextError, match="needs a stream"):
             context.enqueue(1, [x, y.address], wrong)
@@ -342,8 +320,8 @@ def test_what_is_no_stream_or_event_is_refused(engine: Engine, wrong: Any) -> No
 
 
 def test_closing_a_stream_finishes_what_was_queued(engine: Engine) -> None:
-    x, y = batch_of(2), _empty(2)
-    given = _OnGpu(x)
+    x, y = batch_of(2), empty_there(2)
+    given = OnGpu(x)
     with engine.create_context() as context:
         with Stream("cuda") as stream:
             context.enqueue(2, [given.address, y.address], stream)
@@ -374,7 +352,7 @@ def test_an_engine_is_bound_to_the_gpu_that_is_named_or_selected(stub: StubDrive
 
 @pytest.mark.requirement("G-67")
 def test_a_thread_that_selected_another_gpu_is_told(engine: Engine, stub: StubDriver) -> None:
-    x, y = _OnGpu(batch_of(1)), _empty(1)
+    x, y = OnGpu(batch_of(1)), empty_there(1)
     with engine.create_context() as context, Stream("cuda:1") as other:
         stub.current = 1
         with pytest.raises(ContextError, match=r"bound to cuda:0, .*selected cuda:1"):
@@ -430,7 +408,7 @@ class _Profiler:
 
 
 def test_every_layer_is_reported_once_also_when_asynchronous(engine: Engine) -> None:
-    x, y = _OnGpu(batch_of(1)), _empty(1)
+    x, y = OnGpu(batch_of(1)), empty_there(1)
     profiler = _Profiler()
     with engine.create_context() as context, Stream("cuda") as stream:
         context.profiler = profiler
@@ -451,7 +429,7 @@ def test_a_profiler_that_fails_is_heard_and_leaves_the_context_usable(engine: En
         def report_layer_time(self, name: str, milliseconds: float) -> None:
             raise KeyError(name, milliseconds)
 
-    x, y = _OnGpu(batch_of(1)), _empty(1)
+    x, y = OnGpu(batch_of(1)), empty_there(1)
     with engine.create_context() as context, Stream("cuda") as stream:
         context.profiler = Broken()
         context.enqueue(1, [x.address, y.address], stream)
@@ -509,7 +487,7 @@ def test_a_run_that_fails_leaves_the_context_usable(
     engine: Engine, stub: StubDriver, function: str
 ) -> None:
     x = batch_of(2)
-    given = _OnGpu(x).array if function == "cuMemAlloc" else x  # results there are new memory
+    given = OnGpu(x).array if function == "cuMemAlloc" else x  # results there are new memory
     with engine.create_context() as context:
         stub.failures[function] = CUresult.CUDA_ERROR_OUT_OF_MEMORY
         with pytest.raises(CudaError, match="OUT_OF_MEMORY"):
@@ -521,8 +499,8 @@ def test_a_run_that_fails_leaves_the_context_usable(
 def test_what_a_failed_run_has_queued_is_waited_for_by_the_next(
     engine: Engine, stub: StubDriver, where: str
 ) -> None:
-    first, second, y = batch_of(2, 1), batch_of(2, 2), _empty(2)
-    shifted = [_OnGpu(x, shift=4) for x in (first, second)]
+    first, second, y = batch_of(2, 1), batch_of(2, 2), empty_there(2)
+    shifted = [OnGpu(x, shift=4) for x in (first, second)]
     given = [x.address for x in shifted] if where == "between words" else [first, second]
     with engine.create_context() as context, Stream("cuda") as one, Stream("cuda") as two:
         stub.failures["cuGraphLaunch"] = CUresult.CUDA_ERROR_OUT_OF_MEMORY
@@ -538,7 +516,7 @@ def test_what_a_failed_run_has_queued_is_waited_for_by_the_next(
 def test_threads_default_streams_are_taken_for_different_ones(
     engine: Engine, stub: StubDriver
 ) -> None:
-    x, y = _OnGpu(batch_of(2)), _empty(2)
+    x, y = OnGpu(batch_of(2)), empty_there(2)
     with engine.create_context() as context:
         for handle, waits in ((1, 0), (1, 0), (2, 1), (2, 2)):
             context.enqueue(2, [x.address, y.address], handle)
@@ -565,18 +543,18 @@ def test_engine_context_and_results_close_in_any_order(stub: StubDriver) -> None
     context = engine.create_context()
     engine.close()
     x = batch_of(2)
-    y = context.run({"x": _OnGpu(x).array})["y"]
+    y = context.run({"x": OnGpu(x).array})["y"]
     context.close()
     context.close()
     del engine, context
     gc.collect()
     y.synchronize()
-    assert np.array_equal(_read(y.allocation.address, y.shape), affine(x))
+    assert np.array_equal(read_there(y.allocation.address, y.shape), affine(x))
 
 
 def test_closing_waits_for_what_was_enqueued(engine: Engine) -> None:
-    x, y = batch_of(2), _empty(2)
-    given = _OnGpu(x)
+    x, y = batch_of(2), empty_there(2)
+    given = OnGpu(x)
     with Stream("cuda") as stream:
         context = engine.create_context()
         context.enqueue(2, [given.address, y.address], stream)

@@ -46,6 +46,7 @@ def interpreter() -> Iterator[subprocess.Popen[str]]:
         "libraries",
         "bottlenecks",
         "differences",
+        "indices",
     ],
 )
 def test_a_network_computes_on_a_gpu_what_its_references_do(

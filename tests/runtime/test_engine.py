@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import smelt
 from smelt.engine import (
+    RunConditions,
     Signer,
     read_engine,
     serialize_engine,
@@ -26,9 +28,11 @@ from smelt.errors import (
     ContextError,
     EngineFormatError,
     EngineMismatchError,
+    ShapeError,
     SmeltError,
     TrustError,
 )
+from smelt.network import NetworkDefinition
 from smelt.runtime import Engine
 from smelt.types import DType, SymbolicDim
 from tests.support.engines import (
@@ -78,17 +82,95 @@ def test_an_engine_runs_the_same_after_serialisation(tmp_path: Path) -> None:
         np.testing.assert_array_equal(result_of(Engine.load(file)), affine(X))
 
 
-def test_weights_of_a_file_are_used_where_they_are_mapped(tmp_path: Path) -> None:
+def places_of(path: Path) -> list[tuple[int, int]]:
+    """The addresses at which this process has mapped a file."""
+    with Path("/proc/self/maps").open() as file:
+        spans = [row.split()[0].split("-") for row in file if str(path) in row]
+    return [(int(low, 16), int(high, 16)) for low, high in spans]
+
+
+def test_a_file_is_copied_and_mapped_only_for_who_asks(tmp_path: Path) -> None:
     path = tmp_path / "m.engine"
     affine_engine().save(path)
-    with Path("/proc/self/maps").open() as file:
-        assert str(path) not in file.read()
-    engine = Engine.load(path)
-    address = engine.loaded_code.weights.address
-    with Path("/proc/self/maps").open() as file:
-        rows = [row for row in file if str(path) in row]
-    spans = [tuple(int(end, 16) for end in row.split()[0].split("-")) for row in rows]
-    assert any(low <= address < high for low, high in spans)
+    copied = Engine.load(path)
+    assert not places_of(path)
+    mapped = Engine.load(path, mapped=True)
+    address = mapped.loaded_code.weights.address
+    assert any(low <= address < high for low, high in places_of(path))
+    np.testing.assert_array_equal(result_of(mapped), result_of(copied))
+
+
+@pytest.mark.parametrize("harm", ["truncate", "rewrite"])
+def test_a_file_that_changes_behind_an_engine_changes_no_answer(tmp_path: Path, harm: str) -> None:
+    path = tmp_path / "m.engine"
+    affine_engine().save(path)
+    held = np.array(np.frombuffer(path.read_bytes(), np.uint8))
+    by_path, by_buffer = Engine.load(path), Engine.load(held)
+    with path.open("r+b") as file:
+        if harm == "truncate":
+            file.truncate(10)
+        else:
+            file.write(b"\xff" * path.stat().st_size)
+    held[:] = 255
+    for engine in (by_path, by_buffer):
+        np.testing.assert_array_equal(result_of(engine), affine(X))
+        np.testing.assert_array_equal(result_of(Engine.load(engine.serialize())), affine(X))
+
+
+def test_a_file_that_others_may_write_is_not_mapped(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "m.engine"
+    path.parent.mkdir(mode=0o755)
+    affine_engine().save(path)
+    path.chmod(0o664)
+    with pytest.raises(TrustError, match=r"may write to it \(chmod go-w .*m\.engine\)"):
+        Engine.load(path, mapped=True)
+    path.chmod(0o644)
+    path.parent.chmod(0o777)
+    for name in (path, tmp_path / "link"):
+        if name != path:
+            name.symlink_to(path)
+        with pytest.raises(TrustError, match=r"may write to .*folder \("):
+            Engine.load(name, mapped=True)
+    path.parent.chmod(0o1777)  # where nobody exchanges what is another's
+    assert Engine.load(path, mapped=True).name == "affine"
+    with pytest.raises(EngineFormatError, match="by its path"):
+        Engine.load(path.read_bytes(), mapped=True)
+
+
+def test_what_is_loaded_without_a_question_is_not_signed_unasked() -> None:
+    stranger = Signer(b"stranger".ljust(32, b"."))
+    parts = (affine_header(), affine_data(), code_image()[0], runtime_bytes())
+    for signer in (None, stranger):
+        engine = Engine.load(serialize_engine(*parts, signer), trust="always")
+        assert read_engine(engine.serialize()).signature is None
+        engine.refit({"a": affine_weights()[0]})
+        assert read_engine(engine.serialize()).signature is None
+        with pytest.raises(TrustError):
+            Engine.load(engine.serialize())
+        np.testing.assert_array_equal(
+            result_of(Engine.load(engine.serialize(sign=True))), affine(X)
+        )
+
+
+def test_a_trusted_engine_is_signed_again_when_it_is_refitted(tmp_path: Path) -> None:
+    engine = Engine.load(affine_engine().serialize())
+    engine.refit({"a": affine_weights()[0] * 2})
+    engine.save(tmp_path / "m.engine")
+    assert Engine.load(tmp_path / "m.engine").name == "affine"
+    engine.save(tmp_path / "m.engine", sign=False)
+    assert read_engine(tmp_path / "m.engine").signature is None
+
+
+def test_who_has_no_key_cannot_ask_for_a_signature(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SMELT_HOME", str(tmp_path / "file" / "home"))
+    with pytest.raises(TrustError, match="SMELT_HOME"):
+        affine_engine().save(tmp_path / "m.engine", sign=True)
+    assert not (tmp_path / "m.engine").exists()
+    affine_engine().save(tmp_path / "m.engine")
+    assert "not signed" in caplog.text
 
 
 def test_an_unsigned_engine_is_refused_by_the_bare_runtime() -> None:
@@ -248,7 +330,7 @@ def test_sizes_that_a_run_decides_trim_the_outputs() -> None:
             x = (batch_of(5, seed)[:, :4] > 0.5).astype(np.float32)
             np.testing.assert_array_equal(context.run({"x": x})["y"], np.array(np.nonzero(x)))
         assert context.run({"x": np.zeros((1, 4), np.float32)})["y"].shape == (2, 0)
-        with pytest.raises(ContextError, match=r"count = 24.*at most 20"):
+        with pytest.raises(ShapeError, match=r"count = 24.*at most 20"):
             context.run({"x": np.ones((6, 4), np.float32)})
 
 
@@ -326,3 +408,23 @@ def test_an_engine_made_for_another_machine_is_saved_but_does_not_run(tmp_path: 
         engine.create_context()
     with pytest.raises(EngineMismatchError, match="riscv64"):
         Engine.load(tmp_path / "foreign.engine")
+
+
+def test_what_runs_must_check_is_found_once_for_all_contexts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[object] = []
+    collect = RunConditions.__init__
+
+    def count(self: RunConditions, *arguments: Any) -> None:
+        made.append(self)
+        collect(self, *arguments)
+
+    monkeypatch.setattr(RunConditions, "__init__", count)
+    net = NetworkDefinition("open", batch="explicit")
+    net.mark_output(net.add_activation(net.add_input("x", "float32", ("n", 3)), "relu", name="y"))
+    engine = smelt.build(net, shapes={"x": ((1, 3), (2, 3), (9, 3))}, tune="none")
+    for _ in range(2):
+        with engine.create_context() as context:
+            context.run({"x": np.ones((2, 3), np.float32)})
+    assert len(made) == 1

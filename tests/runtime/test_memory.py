@@ -92,7 +92,7 @@ def test_contexts_of_an_engine_in_memory_share_one_copy_of_its_weights(built: En
 
 def test_a_saved_engine_takes_no_memory_for_weights_but_its_file(saved: Path) -> None:
     before = _own_bytes()
-    with smelt.load(saved) as engine:
+    with smelt.load(saved, mapped=True) as engine:
         contexts = [engine.create_context(threads=1) for _ in range(4)]
         for context in contexts:
             context.run({"x": INPUT})
@@ -116,7 +116,7 @@ def test_a_saved_engine_is_kept_in_large_pages_where_the_system_can(
         view.madvise(mmap.MADV_HUGEPAGE)
         assert any(view)
         wanted = _mapping("self", plain)["FilePmdMapped"]
-    with smelt.load(saved) as engine:
+    with smelt.load(saved, mapped=True) as engine:
         assert int(engine.loaded_code.weights.bytes[::4096].sum()) > 0
         assert _mapping("self", saved)["FilePmdMapped"] >= wanted
 
@@ -124,7 +124,7 @@ def test_a_saved_engine_is_kept_in_large_pages_where_the_system_can(
 def test_processes_share_the_weights_of_one_file(saved: Path) -> None:
     program = (
         "import sys, time, numpy as np, smelt\n"
-        "context = smelt.load(sys.argv[1]).create_context(threads=1)\n"
+        "context = smelt.load(sys.argv[1], mapped=True).create_context(threads=1)\n"
         f"context.run({{'x': np.zeros((1, {EXTENT}), np.float32)}})\n"
         "print('ready', flush=True)\n"
         "time.sleep(60)\n"

@@ -19,7 +19,7 @@ from smelt.devices.cuda import (
 from smelt.engine import Launch
 from smelt.ir import Case, Graph
 from smelt.ops.fused import Stage
-from smelt.types import DType, TensorType, encode_bfloat16
+from smelt.types import DType, TensorType
 from tests.support.cuda_driver_stub import StubDriver
 from tests.support.cuda_engines import use_stub
 from tests.support.noise import noise
@@ -158,10 +158,7 @@ class LibraryBench(Generic[StubT]):
 def _copy(memory: TrialMemory, source: View, target: View) -> None:
     """What the kernels do that copy between formats."""
     x = _window(memory, source)
-    if source.dtype is DType.BFLOAT16:
-        x = (x.astype(np.uint32) << 16).view(np.float32)
-    narrow = target.dtype is DType.BFLOAT16 is not source.dtype
-    _window(memory, target)[...] = encode_bfloat16(x.astype(np.float32)) if narrow else x
+    _window(memory, target)[...] = x.astype(target.dtype.numpy)
 
 
 def _window(memory: TrialMemory, view: View) -> Array:

@@ -20,7 +20,7 @@ from smelt.devices.cuda import (
 )
 from smelt.engine import Launch
 from smelt.errors import MissingExtraError
-from smelt.types import DType, decode_bfloat16, encode_bfloat16
+from smelt.types import DType
 from tests.support.gpu import download, nothing_is_lost, upload
 
 if TYPE_CHECKING:
@@ -44,17 +44,17 @@ def library_on(gpu: CudaDevice, provider: str) -> OpenLibrary:
     try:
         return LIBRARIES[provider].open(gpu, None)
     except MissingExtraError:
-        pytest.skip("not installed: smelt[cuda-libraries]")
+        pytest.skip("not installed: smelt-engine[cuda-libraries]")
 
 
 def stored(array: Array, dtype: DType) -> Array:
     """Numbers as memory has them."""
-    return encode_bfloat16(array) if dtype is DType.BFLOAT16 else array.astype(dtype.numpy)
+    return array.astype(dtype.numpy)
 
 
 def decoded(array: Array, dtype: DType) -> Array:
     """Numbers of memory as float32."""
-    return decode_bfloat16(array) if dtype is DType.BFLOAT16 else array.astype(np.float32)
+    return array.view(dtype.numpy).astype(np.float32)
 
 
 def runs_of(

@@ -98,13 +98,17 @@ class Bench:
             # Kernels may rely on the alignment of what the engine allocates, not of bindings.
             ours = buffer.space in (Space.ARENA, Space.WEIGHTS)
             made = GuardedBuffer(buffer.size_bytes, at_end=at_end, align=64 if ours else 1)
-            if buffer.space is Space.WEIGHTS:
+            if buffer.space is Space.ERRORS:
+                made.bytes[:] = 0
+            elif buffer.space is Space.WEIGHTS:
                 made.bytes[:] = data[buffer.start : buffer.start + buffer.size_bytes]
             elif buffer.space is Space.INPUT:
                 flat = np.ascontiguousarray(inputs[buffer.start]).reshape(-1).view(np.uint8)
                 made.bytes[: flat.size] = flat
             buffers.append(made)
         self._launch(launches, buffers, values)
+        for buffer, made in zip(trial.plan.buffers, buffers, strict=True):
+            assert buffer.space is not Space.ERRORS or not made.bytes.any(), f"{trial} tells of one"
         places = {b.start: k for k, b in enumerate(trial.plan.buffers) if b.space is Space.OUTPUT}
         return tuple(
             _bound(buffers[places[len(inputs) + number]], value.tensor, values)

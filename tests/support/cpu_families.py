@@ -10,8 +10,8 @@ from smelt.backends import Aliasing, Operands, Refusal, Tactic, contiguous_strid
 from smelt.backends.cpu import CpuBackend, host_target
 from smelt.engine import Launch, View
 from smelt.ir import Graph
-from smelt.types import DType, Layout, SymbolicDim, TensorType, evaluate_dim
-from tests.support.cpu_kernels import GuardedBuffer, run_launches
+from smelt.types import DType, Layout, SymbolicDim, TensorType, evaluate_dim, is_float_dtype
+from tests.support.cpu_kernels import FILL, GuardedBuffer, run_launches
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,17 +65,26 @@ def tactics_of(family: Family[CpuTarget], node: Node, target: CpuTarget) -> list
 class _Memory:
     """The buffers of one run."""
 
-    def __init__(self, *, at_end: bool) -> None:
+    def __init__(self, *, at_end: bool, fill: int | None = None) -> None:
         self.at_end = at_end
+        self.fill = fill
         self.buffers: list[GuardedBuffer] = []
+        self.errors: GuardedBuffer | None = None
 
     def hold(self, array: Array) -> View:
         """A contiguous array."""
         buffer = GuardedBuffer.holding(array, at_end=self.at_end, align=4)
         return self._view(buffer, array.shape, _contiguous(array.shape), array.dtype, (), 0)
 
+    def error_words(self) -> View:
+        """Zeros that launches may write."""
+        view = self.hold(np.zeros(2, np.int64))
+        self.errors = self.buffers[view.buffer]
+        return view
+
     def reserve(self, size_bytes: int) -> View:
-        buffer = GuardedBuffer(size_bytes, at_end=self.at_end)
+        fill = FILL if self.fill is None else self.fill
+        buffer = GuardedBuffer(size_bytes, at_end=self.at_end, fill=fill)
         return self._view(buffer, (size_bytes,), (1,), np.dtype(np.uint8), (), 0)
 
     def place(
@@ -86,8 +95,9 @@ class _Memory:
         shape: tuple[Dim, ...],
         gap: int,
         margin: int = 0,
+        halo_value: int = 0,
     ) -> View:
-        """An array in a layout, zeros around it, ``gap`` channels (or columns) between lines.
+        """An array in a layout, its halo around it, ``gap`` channels (or columns) between lines.
 
         With a ``margin`` it is a window on a larger tensor, as the part of a concatenation is.
         """
@@ -98,10 +108,9 @@ class _Memory:
         if not outer:
             return self.hold(array)
         outer[-1] += gap
-        memory = np.full(outer, np.nan, array.dtype) if array.dtype.kind == "f" else np.zeros(outer)
-        inside = memory.astype(array.dtype)
+        inside = self._surroundings(tuple(outer), array.dtype)
         zero = tuple(slice(margin, margin + array.shape[a] + sum(own[a])) for a in order)
-        inside[zero] = 0
+        inside[zero] = halo_value
         window = tuple(slice(pairs[a][0], pairs[a][0] + array.shape[a]) for a in order)
         inside[window] = array.transpose(order)
         flat = inside.reshape(-1)
@@ -118,6 +127,18 @@ class _Memory:
             kind = TensorType(DType.from_numpy(array.dtype), shape)
             places = contiguous_strides(kind, layout)
         return self._view(buffer, shape, places, array.dtype, halo, start * array.itemsize)
+
+    def blank(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """A result before it is computed."""
+        return np.zeros(shape, dtype) if self.fill is None else self._surroundings(shape, dtype)
+
+    def _surroundings(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """What lies around a tensor: no number, or what every byte is full of."""
+        if self.fill is None:
+            return np.full(shape, np.nan if is_float_dtype(dtype) else 0, dtype)
+        count = int(np.prod(shape)) * dtype.itemsize
+        filled: Array = np.full(count, self.fill, np.uint8).view(dtype).reshape(shape)
+        return filled
 
     def _view(
         self,
@@ -167,13 +188,17 @@ def _lower(
             inputs.append(None)
         else:
             shape = value.tensor.shape
-            inputs.append(memory.place(array, form.layout, halo, shape, *spare))
+            view = memory.place(
+                array, form.layout, halo, shape, *spare, halo_value=tactic.halo_value
+            )
+            inputs.append(view)
     packed = tuple(memory.hold(c.array) for c in family.pack(node, tactic))
     outputs = _outputs(memory, node, tactic.outputs, values, spare)
     workspace = None
     if tactic.workspace_bytes != 0:
         workspace = memory.reserve(_known(tactic.workspace_bytes, values))
-    operands = Operands(tuple(inputs), outputs, packed, workspace)
+    errors = memory.error_words() if family.tells_errors(node) else None
+    operands = Operands(tuple(inputs), outputs, packed, workspace, errors)
     steps = family.lower(node, tactic, operands)
     return [s for s in steps if isinstance(s, Launch)], outputs
 
@@ -190,25 +215,32 @@ def run_tactic(
     at_end: bool = True,
     workers: int = 1,
     target: CpuTarget | None = None,
+    errors: Array | None = None,
+    fill: int | None = None,
 ) -> list[Array]:
-    """The node's results by one tactic."""
+    """The node's results by one tactic; ``fill`` is every byte that is nobody's before it.
+
+    What launches tell of indices out of range is written into ``errors``; without it nothing may
+    be told.
+    """
     assert tactic.aliasing is Aliasing.NONE
-    memory = _Memory(at_end=at_end)
+    memory = _Memory(at_end=at_end, fill=fill)
     launches, outputs = _lower(memory, family, node, tactic, arrays, values or {}, (gap, margin))
     chosen = target or host_target()
+    poison = FILL if fill is None else fill
     before = [memory.buffers[v.buffer].bytes.copy() for v in outputs]
-    run_launches(
-        lambda spec: _BACKEND.generate(spec, chosen),
-        launches,
-        memory.buffers,
-        values=values,
-        workers=workers,
-        target=chosen,
-    )
+    options: Any = {"values": values, "workers": workers, "target": chosen, "fill": poison}
+    run_launches(lambda spec: _BACKEND.generate(spec, chosen), launches, memory.buffers, **options)
+    if memory.errors is not None:
+        told = memory.errors.array(np.int64, (2,))
+        if errors is None:
+            assert not told.any(), f"{tactic} tells of an index out of range: {told}"
+        else:
+            errors[:] = told
     results = [memory.buffers[v.buffer].view(v, values).copy() for v in outputs]
     for view, old in zip(outputs, before, strict=True):
         buffer = memory.buffers[view.buffer]
-        buffer.view(view, values)[...] = 0
+        buffer.view(view, values)[...] = memory.blank((), view.dtype.numpy)
         assert np.array_equal(buffer.bytes, old), f"{tactic} writes beside its result"
     return results
 
@@ -223,7 +255,7 @@ def _outputs(
     views: list[View] = []
     for value, form in zip(node.outputs, formats, strict=True):
         shape = tuple(_known(d, values) for d in value.tensor.shape)
-        blank = np.zeros(shape, value.tensor.dtype.numpy)
+        blank = memory.blank(shape, value.tensor.dtype.numpy)
         views.append(memory.place(blank, form.layout, (), value.tensor.shape, *gaps))
     return tuple(views)
 
@@ -277,7 +309,7 @@ def assert_tactics_agree(
 
 def _difference(mine: Array, theirs: Array) -> tuple[float, float]:
     """Largest difference and magnitude; integers and what is not finite must be equal."""
-    if mine.dtype.kind not in "fc":
+    if not is_float_dtype(mine.dtype):
         return float(not np.array_equal(mine, theirs)), 0.0
     finite = np.isfinite(theirs)
     assert np.array_equal(mine[~finite], theirs[~finite], equal_nan=True)

@@ -17,7 +17,7 @@ import numpy as np
 
 from smelt.devices.cuda import _cublaslt
 from smelt.ops import RoundMantissa
-from smelt.types import decode_bfloat16, encode_bfloat16
+from smelt.types import DType
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,8 +30,8 @@ VERSION = 130102
 OK, INVALID, NOT_SUPPORTED = 0, 7, 15
 _TF32 = 77
 Array = np.ndarray[Any, Any]
-_TYPES = {0: np.float32, 2: np.float16, 14: None}
-"""Element types by number; of bfloat16 numpy knows nothing."""
+_TYPES = {0: DType.FLOAT32, 2: DType.FLOAT16, 14: DType.BFLOAT16}
+"""Element types by number."""
 _DESC_BYTES = {3: 4, 4: 4, 7: 4, 8: 8}
 _LAYOUT_BYTES = {5: 4, 6: 8}
 _PREFERENCE_BYTES = {1: 8, 3: 4, 5: 4, 6: 4, 7: 4, 8: 4}
@@ -300,21 +300,19 @@ _ACTIVATIONS: dict[int, Any] = {0: np.positive, 1: np.positive, 2: _relu, 32: _g
 def _elements(shape: tuple[int, ...], place: int, matrix: int) -> Array:
     """The memory of a matrix, a row for each of its columns."""
     kind, rows, columns, leading, _, stride = shape
-    numpy_type: Any = _TYPES[kind] or np.uint16
-    size = np.dtype(numpy_type).itemsize
+    dtype = _TYPES[kind].numpy
+    size = dtype.itemsize
     memory: Any = (ctypes.c_uint8 * (leading * columns * size)).from_address(
         place + matrix * stride * size
     )
-    flat: Any = np.frombuffer(memory, numpy_type)
+    flat: Any = np.frombuffer(memory, dtype)
     return cast("Array", flat.reshape(columns, leading)[:, :rows])
 
 
 def _matrix(shape: tuple[int, ...], place: int, matrix: int) -> Array:
-    content = _elements(shape, place, matrix).T
-    return decode_bfloat16(content) if shape[0] == 14 else content.astype(np.float32)
+    return _elements(shape, place, matrix).T.astype(np.float32)
 
 
 def _store(shape: tuple[int, ...], place: int, matrix: int, total: Array) -> None:
     content = _elements(shape, place, matrix)
-    narrow = total.astype(np.float32)
-    content[...] = (encode_bfloat16(narrow) if shape[0] == 14 else narrow.astype(content.dtype)).T
+    content[...] = total.astype(np.float32).astype(content.dtype).T

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import replace
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smelt.devices.cuda import ABI_VERSION, CudaKernel
+from smelt.devices.cuda import ABI_VERSION, CudaArray, CudaKernel, CudaMemory, cuda_device
 from smelt.engine import VERSION, Fingerprint
 from smelt.runtime import Engine
+from smelt.types import DType
 from tests.support.cuda_driver_stub import StubDriver, code_for
-from tests.support.engines import ADD, MULTIPLY, affine_data, affine_header
+from tests.support.engines import ADD, COLUMNS, MAX_BATCH, MULTIPLY, affine_data, affine_header
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -103,3 +105,34 @@ def engine_of(
 
     data = np.frombuffer(weights, np.uint8)
     return Engine(EngineFile(header, data, code, b"", None, "the engine"), device=device)
+
+
+class OnGpu:
+    """A float32 array on the GPU, and its content."""
+
+    def __init__(self, content: Array, *, shift: int = 0) -> None:
+        """Allocate room for the content, so many bytes further, and write it there."""
+        device = cuda_device()
+        self.shape, self.size = content.shape, content.nbytes
+        self.memory = CudaMemory(device).allocate(self.size + shift, "test")
+        self.address = self.memory.address + shift
+        self.array = CudaArray(self.memory, DType.FLOAT32, content.shape)
+        self.fill(content)
+
+    def fill(self, content: Array) -> None:
+        """Write there, now."""
+        ctypes.memmove(self.address, content.ctypes.data, self.size)
+
+    def content(self) -> Array:
+        """What is there now; nothing is waited for."""
+        return read_there(self.address, self.shape)
+
+
+def read_there(address: int, shape: tuple[int, ...]) -> Array:
+    """A copy of the float32 elements at an address."""
+    return floats_at(address, prod(shape)).reshape(shape).copy()
+
+
+def empty_there(rows: int = MAX_BATCH) -> OnGpu:
+    """Room for a result, which holds no number."""
+    return OnGpu(np.full((rows, COLUMNS), np.nan, np.float32))

@@ -28,6 +28,15 @@ from tests.support.cublaslt_stub import StubCublasLt
 from tests.support.cuda_driver_stub import StubDriver, code_for
 from tests.support.cuda_engines import use_stub
 from tests.support.cudnn_stub import StubCudnn
+from tests.support.index_errors import (
+    Picking,
+    check_arrays_there,
+    check_next_call,
+    check_queued,
+    check_shared_stream,
+    check_synchronous,
+    picking_network,
+)
 from tests.support.small_networks import network_of_differences, small_network, weights
 from tests.support.triton_interpreter import interpret
 
@@ -206,6 +215,18 @@ def check(name: str) -> str:
     return "\n".join(found)
 
 
+def check_indices() -> str:
+    """Indices out of range, on a network that picks rows; it fails with what is wrong."""
+    with smelt.build(picking_network(), device="cuda:sm_90", tune="none") as engine:
+        picking = Picking(engine)
+        check_synchronous(picking)
+        check_queued(picking, "cuda")
+        check_next_call(picking, "cuda")
+        check_shared_stream(picking, "cuda")
+        check_arrays_there(picking)
+    return ""
+
+
 def _enqueued(
     engine: Engine, context: smelt.ExecutionContext, x: Array, like: dict[str, Array]
 ) -> dict[str, Array]:
@@ -239,7 +260,8 @@ def main() -> None:
     prefer_families(patch, "cublaslt", "cudnn")
     for line in sys.stdin:
         try:
-            answer = check(line.strip())
+            name = line.strip()
+            answer = check_indices() if name == "indices" else check(name)
         except Exception:  # noqa: BLE001  (the test shows it)
             answer = traceback.format_exc()
         sys.stdout.write(json.dumps(answer) + "\n")

@@ -171,6 +171,7 @@ def failures(trial: Trial, bench: _Bench) -> list[str]:
         outputs = memory.outputs()
         runs.append([output.tobytes() for output in outputs])
         reasons = memory.damage()
+        reasons += [f"a launch tells of an index out of range: {told}" for told in memory.told()]
         for mine, right in zip(outputs, wanted, strict=True):
             if reason := difference(mine, right, trial.case.tolerance, trial.step):
                 reasons.append(reason)

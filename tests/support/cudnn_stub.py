@@ -19,7 +19,7 @@ import numpy as np
 from smelt import ops
 from smelt.devices.cuda import _cudnn
 from smelt.ops import RoundMantissa
-from smelt.types import decode_bfloat16, encode_bfloat16
+from smelt.types import DType
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 VERSION = 91900
 OK, BAD, NOT_SUPPORTED = 0, 2000, 3000
 Array = np.ndarray[Any, Any]
-_TYPES = {0: np.float32, 2: np.float16, 9: None}
-"""Element types by number; of bfloat16 numpy knows nothing."""
+_TYPES = {0: DType.FLOAT32, 2: DType.FLOAT16, 9: DType.BFLOAT16}
+"""Element types by number."""
 
 _POINTWISE, _WINDOW, _ENGINE, _CONFIGURATION, _HEURISTICS, _PLAN = 0, 1, 2, 3, 4, 5
 _CHOICE, _CONVOLUTION, _OPERATION, _GRAPH, _PACK, _TENSOR = 7, 10, 13, 15, 16, 17
@@ -404,13 +404,12 @@ def _compute(what: Convolution, places: dict[int, int], *, is_rounded: bool) -> 
             total = total + _array(other, places)
     total = np.maximum(total, 0) if what.relu else total
     memory = _memory(what.result, places)
-    narrow = np.moveaxis(total, 1, -1).astype(np.float32)
-    memory[...] = encode_bfloat16(narrow) if what.result.kind == 9 else narrow.astype(memory.dtype)
+    memory[...] = np.moveaxis(total, 1, -1).astype(np.float32).astype(memory.dtype)
 
 
 def _memory(tensor: _Tensor, places: dict[int, int]) -> Array:
     """A tensor's memory, its channels last."""
-    dtype: Any = np.dtype(_TYPES[tensor.kind] or np.uint16)
+    dtype = _TYPES[tensor.kind].numpy
     count, channels, *extents = tensor.shape
     size = prod(tensor.shape) * dtype.itemsize
     memory: Any = (ctypes.c_uint8 * size).from_address(places[tensor.number])
@@ -419,5 +418,4 @@ def _memory(tensor: _Tensor, places: dict[int, int]) -> Array:
 
 
 def _array(tensor: _Tensor, places: dict[int, int]) -> Array:
-    content = np.moveaxis(_memory(tensor, places), -1, 1)
-    return decode_bfloat16(content) if tensor.kind == 9 else content.astype(np.float32)
+    return np.moveaxis(_memory(tensor, places), -1, 1).astype(np.float32)

@@ -87,6 +87,8 @@ class Guest:
         for buffer in plan.buffers:
             if buffer.space in {Space.ARENA, Space.WEIGHTS}:
                 starts.append((arena if buffer.space is Space.ARENA else packed) + buffer.start)
+            elif buffer.space is Space.ERRORS:
+                starts.append(self._place(bytes(buffer.size_bytes)))
             else:
                 starts.append(bindings[buffer.start])
         rows = b"".join(

@@ -57,8 +57,10 @@ def model_of(case: Case, results: tuple[Array, ...]) -> onnx.ModelProto:
         names.pop()
     outputs = [f"y{index}" for index in range(len(results))]
     attributes = attributes_of(case.op)
-    if case.op.name == "split" and len(names) > 1:
-        del attributes["num_outputs"]  # ONNX wants sizes or their number, not both
+    if case.op.name == "split":
+        del attributes["even"]  # which ONNX says by its opset
+        if len(names) > 1:
+            del attributes["num_outputs"]  # ONNX wants sizes or their number, not both
     node = helper.make_node(type(case.op).__name__, names, outputs, **attributes)
     given: list[onnx.ValueInfoProto] = []
     fixed: list[TensorProto] = []

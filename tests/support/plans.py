@@ -8,7 +8,7 @@ import numpy as np
 
 from smelt.backends import Assembled, Tactic, WeightStore, assemble
 from smelt.backends.cpu import CpuBackend, host_target
-from smelt.engine import Binding, EngineHeader, Fingerprint, Launch, Space, verify_plan
+from smelt.engine import ERROR_BYTES, Binding, EngineHeader, Fingerprint, Launch, Space, verify_plan
 from smelt.interp import interpret
 from smelt.types import DType, Layout, SymbolicDim, TensorType, evaluate_dim
 from tests.support.cpu_kernels import GuardedBuffer, call_kernel, load_function
@@ -118,7 +118,12 @@ class Planned:
         weights.bytes[:] = np.frombuffer(bytes(self.weights.data()), np.uint8)
         bound = [GuardedBuffer.holding(x, align=1) for x in inputs]
         bound += [GuardedBuffer(_bytes(v, values), align=1) for v in self.graph.outputs]
-        bases = {Space.ARENA: arena.address, Space.WEIGHTS: weights.address}
+        errors = GuardedBuffer(len(self.assembled.layers) * ERROR_BYTES)
+        bases = {
+            Space.ARENA: arena.address,
+            Space.WEIGHTS: weights.address,
+            Space.ERRORS: errors.address,
+        }
 
         def address(view: View) -> int:
             buffer = plan.buffers[view.buffer]

@@ -39,6 +39,8 @@ class TrialMemory:
             inner = memory[GUARD_BYTES : GUARD_BYTES + buffer.size_bytes]
             if buffer.space is Space.WEIGHTS:
                 inner[:] = data[buffer.start : buffer.start + buffer.size_bytes]
+            elif buffer.space is Space.ERRORS:
+                inner[:] = 0
             elif buffer.space is Space.INPUT:
                 flat = np.ascontiguousarray(given[buffer.start]).reshape(-1).view(np.uint8)
                 inner[: flat.size] = flat
@@ -52,6 +54,13 @@ class TrialMemory:
             bases[view.buffer] + GUARD_BYTES + evaluate_dim(view.offset, values)
             for view in launch.operands
         ]
+
+    def told(self) -> list[list[int]]:
+        """The error words that launches wrote."""
+        numbered = enumerate(self.trial.plan.buffers)
+        words = (self.arrays[k] for k, buffer in numbered if buffer.space is Space.ERRORS)
+        values = [memory[GUARD_BYTES:-GUARD_BYTES].view(np.int64).tolist() for memory in words]
+        return [pair for pair in values if any(pair)]
 
     def damage(self) -> list[str]:
         """What was written that must not be: around buffers, weights, inputs."""

@@ -26,13 +26,14 @@ from smelt.backends.cuda._turns import TURNING
 from smelt.backends.cuda.families import sliding
 from smelt.backends.cuda.families._recurrent_team import AWAIT_WORD
 from smelt.engine import Launch
-from smelt.ops import ALL_OPS, Chain, Conv
+from smelt.ops import ALL_OPS, Chain, Conv, Resize
 from smelt.ops.round_mantissa import RoundMantissa
 from smelt.types import DType, evaluate_dim
 from tests.support.ahead_cases import ahead_trials
 from tests.support.chain_cases import CHAINED, chained_trials
 from tests.support.gluon_emulation import gluon_of
 from tests.support.held_cases import HELD, check_held, held_trials, open_held_trials
+from tests.support.hostile_indices import has_places, with_hostile_input, with_hostile_weights
 from tests.support.interpreted_clusters import Cluster
 from tests.support.launch_watch import LaunchWatch, watch_accesses
 from tests.support.sliding_cases import (
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from smelt.engine import KernelSpec
+    from smelt.ir import Case
     from smelt.ops import Op
     from tests.support.trials import Trial
 
@@ -72,6 +74,8 @@ Array = np.ndarray[Any, Any]
 
 BACKWARDS: Final = "backwards"
 """Stands, in place of a storage, for trials whose launches begin with their last tiles."""
+HOSTILE: Final = "hostile"
+"""Stands, in place of a storage, for trials on indices, lengths and tables that lead nowhere."""
 WATCH: Final = LaunchWatch()
 """Of the trial that runs."""
 CLUSTERS: Final[list[Cluster]] = []
@@ -435,6 +439,12 @@ def _turned(trial: Trial) -> Trial:
     return replace(trial, assembled=replace(trial.assembled, plan=replace(trial.plan, steps=steps)))
 
 
+def _may_be_narrow(case: Case) -> bool:
+    """Whether kernels store any of a case's numbers in 16 bits: there are floats, and elements."""
+    arrays = [array for array in case.inputs if array is not None]
+    return all(a.size for a in arrays) and any(a.dtype == np.float32 for a in arrays)
+
+
 def _chosen(op: type[Op], how: str, backend: CudaBackend) -> list[Trial]:
     """The trials of an op."""
     if how == BACKWARDS:
@@ -444,7 +454,8 @@ def _chosen(op: type[Op], how: str, backend: CudaBackend) -> list[Trial]:
     cases = list(op.cases())
     # Which windows end beside what is strange, and which numbers meet it, the case decides.
     if how not in {"all", "covering", PAIRS, STRANGE}:
-        cases = sample(cases, _SAMPLED_CASES)
+        narrow = how in {DType.FLOAT16.value, DType.BFLOAT16.value}
+        cases = sample(list(filter(_may_be_narrow, cases)) if narrow else cases, _SAMPLED_CASES)
     found: Iterable[Trial]
     if how == PAIRS:
         found = paired_trials(cases, backend, replace(TARGET, pairs=True))
@@ -497,10 +508,36 @@ def _faults(
     for late_copies in (False, True)[: 1 + (trial.tactic.family == SLIDING)]:
         memory = run_trial(trial, backend, inputs, late_copies=late_copies)
         found += [*memory.damage(), *WATCH.faults]
+        found += [f"a launch tells of an index out of range: {told}" for told in memory.told()]
         for mine, wanted in zip(memory.outputs(), right, strict=True):
             if reason := difference(mine, wanted, trial.case.tolerance, trial.step):
                 found.append(reason)
     return [f"{trial}: {reason}" for reason in found]
+
+
+def check_hostile(op: type[Op]) -> tuple[int, list[str]]:
+    """The same with indices, lengths and tables that no honest model has: kernels stay inside.
+
+    What is out of range they tell of, but for tables, which nobody but the builder writes.
+    """
+    backend, count = CudaBackend(), 0
+    wrong: list[str] = []
+    cases = [case for case in op.cases() if op is Resize or has_places(case)]
+    every = trials_of_cases(cases, backend, TARGET)
+    tried = [trial for trial in every if not trial.tactic.is_reference]
+    for trial in sample(tried, 0, key=lambda t: (t.case.op, len(t.tactic.parameters))):
+        runs: list[tuple[Trial, list[Array] | None]]
+        runs = [(hostile, None) for hostile in with_hostile_weights(trial)]
+        if op is not Resize:
+            runs = [(trial, inputs) for inputs in with_hostile_input(trial)]
+        for hostile, inputs in runs:
+            memory = run_trial(hostile, backend, inputs)
+            found = [*memory.damage(), *WATCH.faults]
+            if op is not Resize and not memory.told():
+                found.append("nothing is told of what is out of range")
+            wrong += [f"{trial}: {reason}" for reason in found]
+            count += 1
+    return count, wrong
 
 
 def _offer_gluon() -> None:
@@ -515,7 +552,7 @@ def main() -> None:
     ops = {op.name: op for op in ALL_OPS}
     for line in sys.stdin:
         name, how = line.split()
-        answer = check(ops[name], how)
+        answer = check_hostile(ops[name]) if how == HOSTILE else check(ops[name], how)
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
 

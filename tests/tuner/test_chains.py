@@ -221,6 +221,7 @@ class _Clock:
         self.together = together
         self.where = "here"
         self.sizes: Mapping[str, int] = {}
+        self.refused: Mapping[tuple[str, str], str] = {}
 
     def compile_ahead(self, work: Sequence[tuple[Node, Tactic]], *, deadline: float) -> None: ...
 

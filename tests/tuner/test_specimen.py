@@ -43,3 +43,14 @@ def test_a_batch_whose_rows_may_depend_on_each_other_is_random_throughout() -> N
     arrays, _ = random_data(node, {}, np.random.default_rng(0), DType.FLOAT32)
     assert arrays[0] is not None
     assert len({row.tobytes() for row in arrays[0]}) == 17
+
+
+def test_indices_are_in_range_of_an_axis_of_one_element() -> None:
+    graph = Graph()
+    x = graph.add_input("x", TensorType(DType.FLOAT32, (1, 3)))
+    i = graph.add_input("i", TensorType(DType.INT64, (64,)))
+    node = graph.add(ops.Gather(), x, i, name="pick")
+    arrays, (made,) = random_data(node, {}, np.random.default_rng(0), DType.FLOAT32)
+    assert arrays[1] is not None
+    assert not arrays[1].any()
+    assert made.shape == (64, 3)

@@ -110,7 +110,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(
     def fail(*_: object) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr("smelt.engine._file.Path.replace", fail)
+    monkeypatch.setattr("pathlib.Path.replace", fail)
     cache.put("b", 2.0)
     cache.save()
     assert path.read_bytes() == before

@@ -13,10 +13,10 @@ from smelt.backends._base import Operands
 from smelt.backends._schedule import touches_of
 from smelt.backends._storage import Compute, StoragePlanner, contiguous_strides, size_bytes
 from smelt.devices.cpu import CpuMemory
-from smelt.engine import Buffer, Launch, LayerInfo, Plan, Space, View
-from smelt.ir import Constant
+from smelt.engine import ERROR_BYTES, Buffer, Launch, LayerInfo, Plan, Space, View
+from smelt.ir import Constant, sources_first
 from smelt.ops import Cast, Transpose
-from smelt.types import Layout, TensorType, element_count, evaluate_dim
+from smelt.types import DType, Layout, TensorType, element_count, evaluate_dim
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from smelt.backends._storage import Action, Copy, StoragePlan, Stored
     from smelt.engine import Step
     from smelt.ir import Graph, Node, Value
-    from smelt.types import TensorFormat
+    from smelt.types import Guard, Shape, TensorFormat
 
 
 _INLINE_BYTES: Final = 256
@@ -51,24 +51,29 @@ class WeightStore:
         self.entries: list[tuple[Constant, int]] = []
         """Each packed constant and its byte offset, in the order of first use."""
         self.size_bytes = 0
-        self._offsets: dict[object, int] = {}
-        self._keys: dict[int, tuple[Constant, object]] = {}
+        self._offsets: dict[int, int] = {}
+        self._keys: dict[int, tuple[Constant, int]] = {}
+        self._numbers: dict[object, int] = {}
 
     def declare_distinct(self, constant: Constant) -> None:
         """Never take the constant for another: its elements stand for unknown ones."""
-        self._keys[id(constant)] = (constant, ("source", id(constant)))
+        self._note(constant, ("source", id(constant)))
 
-    def key(self, constant: Constant) -> object:
-        """What two equal constants have in common."""
-        if id(constant) not in self._keys:
-            # The constant is kept beside its key: an identity is only good while its owner lives.
-            self._keys[id(constant)] = (constant, self._new_key(constant))
+    def key(self, constant: Constant) -> int:
+        """What two equal constants have in common, and no others."""
+        for part in sources_first(constant, is_known=lambda c: id(c) in self._keys):
+            self._note(part, self._contents(part))
         return self._keys[id(constant)][1]
 
-    def _new_key(self, constant: Constant) -> object:
+    def _note(self, constant: Constant, contents: object) -> None:
+        number = self._numbers.setdefault(contents, len(self._numbers))
+        # The constant is kept beside its key: an identity is only good while its owner lives.
+        self._keys[id(constant)] = (constant, number)
+
+    def _contents(self, constant: Constant) -> object:
         recipe = constant.recipe
         if recipe is not None:
-            inputs = tuple(None if c is None else self.key(c) for c in recipe.inputs)
+            inputs = tuple(None if c is None else self._keys[id(c)][1] for c in recipe.inputs)
             return (recipe.op, recipe.output, inputs)
         array = constant.array
         if array.nbytes <= _INLINE_BYTES:
@@ -117,14 +122,19 @@ class _Assembler:
         backend: Backend[Any],
         weights: WeightStore,
         symbols: tuple[tuple[str, int, int], ...],
+        guards: tuple[Guard, ...],
+        outputs: tuple[Shape, ...],
         first_layer: int,
     ) -> None:
+        self.guards = guards
+        self.outputs = outputs
         self.storage = storage
         self.backend = backend
         self.weights = weights
         self.symbols = symbols
         self.first_layer = first_layer
         self.largest = {name: high for name, _, high in symbols}
+        self.box = {name: (low, high) for name, low, high in symbols}
         self.buffers: list[Buffer] = []
         self.owners: list[Stored | None] = []
         self.steps: list[Step] = []
@@ -151,7 +161,8 @@ class _Assembler:
             self.buffers[index] = replace(self.buffers[index], start=offset)
         scratch = max((s.scratch_bytes for s in self.steps if isinstance(s, Launch)), default=0)
         steps, buffers = self.backend.stream_weights(self.steps, self.buffers)
-        plan = Plan(self.symbols, buffers, steps, arena_bytes, scratch)
+        room = (arena_bytes, scratch)
+        plan = Plan(self.symbols, buffers, steps, *room, self.guards, self.outputs)
         names = tuple(
             (owner.name, offset, life.size_bytes, life.first_step, life.last_step)
             for i, offset, life in zip(arena, offsets, lives, strict=True)
@@ -184,7 +195,7 @@ class _Assembler:
     # ---- buffers
 
     def _number(self, stored: Stored) -> None:
-        size = size_bytes(stored, self.largest)
+        size = max(size_bytes(stored, self.box), 0)
         start = stored.binding
         owner = None
         if stored.space is Space.WEIGHTS and stored.constant is not None:
@@ -215,14 +226,17 @@ class _Assembler:
             written, read = list(action.outputs), [s for s in action.inputs if s is not None]
             if action.workspace is not None:
                 written.append(action.workspace)
-            self._clear(written)
+            # Where a halo lies may rest on a count that a reference decides: it is filled after it.
+            late = written if action.tactic.is_reference else []
+            self._clear([] if late else written)
             steps, info = self._compute(action)
         else:
-            written, read = [action.destination], [action.source]
+            written, read, late = [action.destination], [action.source], []
             self._clear(written)
             steps, info = self._copy(action)
         self._append(steps, info, after_clearing=len(self.steps) > first)
-        for stored in (*written, *read):
+        self._clear(late)
+        for stored in (*written, *read) if len(self.steps) > first else ():
             root = stored.root
             root.first_step = first if root.first_step < 0 else root.first_step
             root.last_step = max(root.last_step, len(self.steps) - 1, first)
@@ -269,12 +283,14 @@ class _Assembler:
     def _compute(self, action: Compute) -> tuple[tuple[Step, ...], LayerInfo]:
         node, tactic = action.node, action.tactic
         family = self.backend.family(tactic.family)
+        errors = self._error_words() if family.tells_errors(node) else None
         packed = tuple(self._packed(c) for c in family.pack(node, tactic))
         operands = Operands(
             tuple(None if s is None else s.view() for s in action.inputs),
             tuple(s.view() for s in action.outputs),
             packed,
             None if action.workspace is None else action.workspace.view(),
+            errors,
         )
         steps = family.lower(node, tactic, operands)
         if tactic.starts_early:
@@ -285,6 +301,11 @@ class _Assembler:
         if tactic.backwards:
             steps = tuple(map(self.backend.turned, steps))
         return steps, _layer_info(node, tactic)
+
+    def _error_words(self) -> View:
+        """The words of the layer that is being made."""
+        layer = self.first_layer + len(self.layers)
+        return error_view(self._buffer(Buffer(Space.ERRORS, layer * ERROR_BYTES, ERROR_BYTES)))
 
     def _packed(self, constant: Constant) -> View:
         kind = constant.type
@@ -303,6 +324,7 @@ def assemble(
     weights: WeightStore,
     *,
     symbols: tuple[tuple[str, int, int], ...] = (),
+    guards: Iterable[Guard] = (),
     first_layer: int = 0,
 ) -> Assembled:
     """The plan of a graph.
@@ -313,10 +335,38 @@ def assemble(
         backend: who lowers.
         weights: where packed constants go; shared by an engine's plans.
         symbols: (name, smallest, largest) of every symbol left in the graph.
+        guards: what the network assumed before it was optimised; the graph's own are added.
         first_layer: index of the plan's first layer among the engine's layers.
     """
     storage = StoragePlanner(graph, tactics, backend).run()
-    return _Assembler(storage, backend, weights, symbols, first_layer).run()
+    own = (g for node in graph.nodes for g in (*node.guards, *backend.limits(node)))
+    found = _open_guards((*guards, *own), symbols)
+    outputs = tuple(value.tensor.shape for value in graph.outputs)
+    return _Assembler(storage, backend, weights, symbols, found, outputs, first_layer).run()
+
+
+def _open_guards(
+    guards: Iterable[Guard], symbols: tuple[tuple[str, int, int], ...]
+) -> tuple[Guard, ...]:
+    """The guards that symbols leave open, each condition once.
+
+    Raises ShapeError: the symbols settle a guard, and it fails; a count of which there can be none
+    settles it, too.
+    """
+    fixed = {name: low for name, low, high in symbols if low == high}
+    conditions: dict[object, Guard] = {}
+    for guard in guards:
+        bound = guard.at(fixed)
+        if bound.symbols:
+            conditions.setdefault((bound.left, bound.relation, bound.right), bound)
+        elif not bound.holds({}):
+            raise guard.violation(fixed)
+    return tuple(conditions.values())
+
+
+def error_view(buffer: int) -> View:
+    """The window on a node's error words."""
+    return View(buffer, 0, DType.INT64, (ERROR_BYTES // DType.INT64.size_bytes,), (1,))
 
 
 def _laid_out(stored: Stored) -> Constant:

@@ -14,14 +14,14 @@ from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
 
 from smelt.errors import InternalError
-from smelt.types import DType
+from smelt.types import DType, TensorType
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from smelt.engine import Buffer, Halo, KernelSpec, Parameters, Step, View
     from smelt.ir import Constant, Node, Value
-    from smelt.types import Dim, TensorFormat
+    from smelt.types import Dim, Guard, TensorFormat
 
 
 class Aliasing(Enum):
@@ -123,6 +123,8 @@ class Operands:
     packed: tuple[View, ...]
     """The constants of ``Family.pack``, in its order, contiguous in the weights."""
     workspace: View | None = None
+    errors: View | None = None
+    """The node's error words, where its family asks for them."""
 
 
 class Target(Protocol):
@@ -149,6 +151,8 @@ class Family(ABC, Generic[TargetT]):
     """Whether kernels go by the element types of views, where nodes have float32."""
     contiguous: ClassVar[bool] = False
     """Whether operands must lie without holes, from round addresses on: never as windows."""
+    is_reference: ClassVar[bool] = False
+    """Whether it runs an op's reference on the host."""
 
     @abstractmethod
     def tactics(self, node: Node, target: TargetT) -> Iterator[Tactic | Refusal]:
@@ -171,6 +175,11 @@ class Family(ABC, Generic[TargetT]):
         del node, tactic
         return ()
 
+    def tells_errors(self, node: Node) -> bool:
+        """Whether launches look for indices out of range: ``Operands.errors`` is there then."""
+        del node
+        return False
+
     @abstractmethod
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
         """The steps that compute the node's outputs from its inputs."""
@@ -182,6 +191,12 @@ class Family(ABC, Generic[TargetT]):
     @abstractmethod
     def generate(self, kernel: KernelSpec, target: TargetT) -> str:
         """The kernel's code, deterministic: LLVM IR on the CPU, Triton on the GPU."""
+
+
+def _has_no_elements(node: Node) -> bool:
+    """Whether a tensor that a run makes has none; constants without any are absent arguments."""
+    made = [v.type for v in (*node.inputs, *node.outputs) if v is not None and v.constant is None]
+    return any(isinstance(kind, TensorType) and 0 in kind.shape for kind in made)
 
 
 class Backend(ABC, Generic[TargetT]):
@@ -200,10 +215,16 @@ class Backend(ABC, Generic[TargetT]):
         """Every tactic of every family for the node, and every refusal.
 
         Tensors of float32 are stored as ``storage`` wherever a family can read and write that.
+        Where a tensor is known to have no elements there is nothing to be fast at: a node has its
+        reference alone, and generated code need not divide by an extent of zero.
         """
         tactics: list[Tactic] = []
         refusals: list[Refusal] = []
+        of_nothing = _has_no_elements(node)
         for family in self.families:
+            if of_nothing and not family.is_reference:
+                refusals.append(Refusal(family.name, "a tensor of the node has no elements"))
+                continue
             if storage is not DType.FLOAT32:
                 tactics.extend(family.stored_alike(node, storage))
             for answer in family.tactics(node, target):
@@ -260,6 +281,11 @@ class Backend(ABC, Generic[TargetT]):
         """
         del steps, largest
         return None
+
+    def limits(self, node: Node) -> tuple[Guard, ...]:
+        """What kernels for a node require of extents that symbols leave open."""
+        del node
+        return ()
 
     def turned(self, step: Step) -> Step:
         """A step of a tactic that goes backwards: what knows one order alone stays as it is."""

@@ -13,8 +13,9 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from smelt import config
-from smelt.engine import VERSION, cache_secret, write_atomically
+from smelt.engine import VERSION, cache_secret, sweep_drafts, write_atomically
 from smelt.errors import SmeltError
+from smelt.types import Limit, read_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 _MAGIC: Final = b"smeltobj"
 _MAC_BYTES: Final = 32
-_MAX_BYTES: Final = 1 << 26
 
 
 class CodeCache:
@@ -51,26 +51,24 @@ class CodeCache:
         if folder is None or secret is None:
             _LOG.debug("kernels are not kept: there is no private, writable home directory")
             return None
-        try:
-            (folder / "code").mkdir(mode=0o700, exist_ok=True)
-        except OSError as error:
-            _LOG.debug("kernels are not kept: %s", error)
+        code = config.private_directory(folder / "code")
+        if code is None:
             return None
-        return cls(folder / "code", secret, edition)
+        sweep_drafts(code)
+        return cls(code, secret, edition)
 
     def get(self, kernel: KernelSpec, target: Target, /) -> bytes | None:
         """Return the kernel's code, if it is known and unharmed."""
         path = self._path(kernel, target)
         try:
-            with path.open("rb") as file:
-                data = file.read(_MAX_BYTES + 1)
+            data = read_file(path, Limit.MAX_CODE_BYTES)
         except FileNotFoundError:
             return None
         except OSError as error:
             _LOG.debug("%s cannot be read: %s", path, error.strerror)
             return None
         seal, content = data[: len(_MAGIC) + _MAC_BYTES], data[len(_MAGIC) + _MAC_BYTES :]
-        if len(data) > _MAX_BYTES or not hmac.compare_digest(seal, self._seal(path.name, content)):
+        if not hmac.compare_digest(seal, self._seal(path.name, content)):
             _LOG.debug("%s is damaged or not ours; it is made again", path)
             return None
         return content

@@ -29,6 +29,9 @@ Program = list[tuple["Op", tuple[int, ...], tuple[DType, ...]]]
 j."""
 
 
+_NOT_FINITE: Final = ("nan", "inf", "-inf")
+"""Floats for which JSON has no numbers: they are written as text."""
+
 Stage = tuple[Any, tuple[int, ...], tuple[str, ...]]
 """An op as JSON, its arguments and their dtypes."""
 
@@ -44,6 +47,11 @@ def op_as_json(op: Op) -> Json:
     """The op as a spec holds it: its name, and its attributes by name."""
     fields = {f.name: _plain(getattr(op, f.name)) for f in dataclasses.fields(op)}
     return (op.name, as_json(parameters(**fields)))
+
+
+def attributes_in(attributes: Sequence[tuple[str, Json]]) -> dict[str, Any]:
+    """The attributes that `op_as_json` wrote."""
+    return {name: float(v) if v in _NOT_FINITE else v for name, v in attributes}
 
 
 def _plain(value: Any) -> Json:

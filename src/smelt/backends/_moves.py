@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Final, Protocol
 
 import numpy as np
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from smelt.engine import KernelSpec, Launch, Step, View
     from smelt.ir import Array, Node
     from smelt.types import Dim
+
+_MOST_RAMP: Final = 1 << 24
+"""Elements along an axis that are enlarged to see what a Resize does: float32 counts no further."""
 
 
 class Copier(Protocol):
@@ -254,14 +257,17 @@ def _slab(view: View, axis: int, count: int, mode: str, *, at_end: bool) -> tupl
     return source, place
 
 
-def _split_axis(view: View, axis: int, inner: int) -> View:
-    """The view with an axis as two: blocks, then ``inner`` elements of each."""
-    extent = view.shape[axis]
-    outer = extent // inner
+def _split_axis(view: View, axis: int, outer: Dim, inner: Dim) -> View:
+    """The view with an axis as two: ``outer`` blocks, then ``inner`` elements of each."""
     shape = (*view.shape[:axis], outer, inner, *view.shape[axis + 1 :])
     stride = view.strides[axis]
     strides = (*view.strides[:axis], stride * inner, stride, *view.strides[axis + 1 :])
     return replace(view, shape=shape, strides=strides, halo=())
+
+
+def _split_image(view: View, height: Dim, width: Dim, block: int) -> View:
+    """The view of an image as ``height`` by ``width`` blocks."""
+    return _split_axis(_split_axis(view, 3, width, block), 2, height, block)
 
 
 def _permute(view: View, order: tuple[int, ...]) -> View:
@@ -274,26 +280,21 @@ def _permute(view: View, order: tuple[int, ...]) -> View:
 
 def _depth_to_space(node: Node, source: View, result: View, copier: Copier) -> Iterator[Launch]:
     block = int(getattr(node.op, "blocksize", 1))
-    channels = result.shape[1]
-    if not isinstance(channels, int):
-        raise InternalError(f"{node}: channels are symbolic")
+    channels, height, width = result.shape[1], *source.shape[2:]
     if getattr(node.op, "mode", "DCR") == "DCR":  # axes: N, block, block, C, H, W
-        parts = _split_axis(_split_axis(source, 1, channels), 1, block)
+        parts = _split_axis(_split_axis(source, 1, block * block, channels), 1, block, block)
         parts = _permute(parts, (0, 3, 4, 1, 5, 2))
     else:  # N, C, block, block, H, W
-        parts = _split_axis(_split_axis(source, 1, block * block), 2, block)
+        parts = _split_axis(_split_axis(source, 1, channels, block * block), 2, block, block)
         parts = _permute(parts, (0, 1, 4, 2, 5, 3))
-    whole = _split_axis(_split_axis(result, 3, block), 2, block)
-    yield copier.copy(parts, whole)
+    yield copier.copy(parts, _split_image(result, height, width, block))
 
 
 def _space_to_depth(node: Node, source: View, result: View, copier: Copier) -> Iterator[Launch]:
     block = int(getattr(node.op, "blocksize", 1))
-    channels = source.shape[1]
-    if not isinstance(channels, int):
-        raise InternalError(f"{node}: channels are symbolic")
-    parts = _permute(_split_axis(_split_axis(source, 3, block), 2, block), (0, 3, 5, 1, 2, 4))
-    whole = _split_axis(_split_axis(result, 1, channels), 1, block)
+    channels, height, width = source.shape[1], *result.shape[2:]
+    parts = _permute(_split_image(source, height, width, block), (0, 3, 5, 1, 2, 4))
+    whole = _split_axis(_split_axis(result, 1, block * block, channels), 1, block, block)
     yield copier.copy(parts, whole)
 
 
@@ -311,6 +312,8 @@ def _resize_factors(node: Node) -> tuple[int, ...] | None:
     if any(constant_input(node, i) is None and not _is_absent(node, i) for i in (1, 2, 3)):
         return None
     before, after = source.tensor.shape, node.output.tensor.shape
+    if 0 in before:
+        return None
     factors = tuple(int(str(b)) // int(str(a)) for a, b in zip(before, after, strict=True))
     if any(a * f != b or f < 1 for a, b, f in zip(before, after, factors, strict=True)):
         return None
@@ -323,7 +326,8 @@ def _resize_factors(node: Node) -> tuple[int, ...] | None:
 def _repeats(node: Node, axis: int, extent: int, factor: int) -> bool:
     """Whether the op, on a ramp along the axis, gives each element ``factor`` times."""
     source = node.inputs[0]
-    if source is None:
+    # Others mix elements; to see that of a large one would take their weights for every place.
+    if source is None or getattr(node.op, "mode", "") != "nearest" or extent * factor > _MOST_RAMP:
         return False
     shape = [1 if a != axis else extent for a in range(source.tensor.rank)]
     ramp = np.arange(extent, dtype=np.float32).reshape(shape)
@@ -345,7 +349,7 @@ def _resize(node: Node, source: View, result: View, copier: Copier) -> Iterator[
     shape: list[Dim] = []
     strides: list[Dim] = []
     for axis in reversed(range(len(factors))):
-        whole = _split_axis(whole, axis, factors[axis])
+        whole = _split_axis(whole, axis, source.shape[axis], factors[axis])
     for extent, stride, factor in zip(source.shape, source.strides, factors, strict=True):
         shape += [extent, factor]
         strides += [stride, 0]

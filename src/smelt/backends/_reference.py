@@ -9,13 +9,14 @@ from smelt.backends._storage import linear_format
 from smelt.engine import HostCall
 from smelt.errors import InternalError
 from smelt.ops import op_to_json
-from smelt.types import Symbol, SymbolicDim, TensorType, override
+from smelt.types import SymbolicDim, TensorType, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from smelt.engine import KernelSpec, Step
-    from smelt.ir import Node
+    from smelt.ir import Node, Op
+    from smelt.types import Dim
 
 REFERENCE_SECONDS = 1e3
 """Cost by which a reference never wins against a kernel that exists."""
@@ -25,6 +26,7 @@ class ReferenceFamily(Family[TargetT]):
     """Runs any op on linear tensors through its reference."""
 
     name: ClassVar[str] = "reference"
+    is_reference: ClassVar[bool] = True
 
     @override
     def tactics(self, node: Node, target: TargetT) -> Iterator[Tactic | Refusal]:
@@ -56,12 +58,19 @@ class ReferenceFamily(Family[TargetT]):
         raise InternalError("a reference has no kernel")
 
 
-def _own_symbol(node: Node, extent: object) -> str | None:
-    """The symbol that an extent is, if the node's inputs do not already have it."""
-    if not isinstance(extent, SymbolicDim) or len(extent.terms) != 1:
+def _own_symbol(node: Node, extent: Dim) -> str | None:
+    """The symbol that an extent is, if a run of the node decides its value."""
+    if not isinstance(extent, SymbolicDim) or len(extent.symbols) != 1:
         return None
-    monomial, coefficient = extent.terms[0]
-    if coefficient != 1 or len(monomial) != 1 or not isinstance(monomial[0], Symbol):
-        return None
-    known = {d for v in node.inputs if v is not None for d in v.tensor.shape}
-    return None if extent in known else monomial[0].name
+    (name,) = extent.symbols
+    is_own = any(name == own or name.startswith(f"{own}_") for own in _counted(node.op))
+    return name if is_own and extent == SymbolicDim.symbol(name) else None
+
+
+def _counted(op: Op) -> Iterator[str]:
+    """What the symbols that a run of the op decides begin with; those of If number its results."""
+    if counted := getattr(op, "count_symbol", ""):
+        yield counted
+    for region in op.regions:
+        for node in region.nodes:
+            yield from _counted(node.op)

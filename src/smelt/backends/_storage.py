@@ -9,12 +9,13 @@ have them, gets a copy, made once for all readers alike.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from smelt.backends._base import Aliasing, Tactic
 from smelt.engine import Space, View
 from smelt.errors import InternalError
-from smelt.types import DType, Layout, TensorFormat, TensorType, evaluate_dim
+from smelt.types import DType, Layout, TensorFormat, TensorType, bounds_of, symbols_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -128,6 +129,7 @@ class StoragePlanner:
         self.copies: dict[tuple[int, TensorFormat, int], Stored] = {}
         self.constants: dict[tuple[int, TensorFormat], Stored] = {}
         self.output_of = {id(v): i for i, v in reversed(list(enumerate(graph.outputs)))}
+        self.given = symbols_of(*(d for value in graph.inputs for d in value.tensor.shape))
 
     def run(self) -> StoragePlan:
         """Plan the whole graph."""
@@ -192,10 +194,11 @@ class StoragePlanner:
         contiguous = tactic.aliasing is Aliasing.RESHAPE
         source = self._read(source_value, wanted, ((), 0), contiguous=contiguous)
         family = self.backend.family(tactic.family)
+        views = lru_cache(1)(partial(family.views, node, tactic))  # of all results at once
         for index, (value, fmt) in enumerate(zip(node.outputs, tactic.outputs, strict=True)):
 
             def window(view: View, index: int = index) -> View:
-                return family.views(node, tactic, view)[index]
+                return views(view)[index]
 
             stored = self._new(value, fmt, source.space)
             stored.parent, stored.window = source, window
@@ -204,16 +207,22 @@ class StoragePlanner:
 
     def _join(self, node: Node, tactic: Tactic, whole: Stored) -> None:
         family = self.backend.family(tactic.family)
+        views = lru_cache(1)(partial(family.views, node, tactic))  # of all parts at once
         taken: set[int] = set()
+        counts = symbols_of(*(d for v in node.inputs if v for d in v.tensor.shape)) - self.given
         for index, value in enumerate(node.inputs):
             if value is None:
                 raise InternalError(f"{node}: input {index} is missing")
 
             def window(view: View, index: int = index) -> View:
-                return family.views(node, tactic, view)[index]
+                return views(view)[index]
 
             home = self.homes.get(id(value))
-            if home is not None and id(value) not in taken and self._may_join(home, whole):
+            # Where a part lies follows from the extents of all: a run may not know them yet when it
+            # writes the part.
+            is_known = counts <= symbols_of(*value.tensor.shape)
+            is_free = is_known and id(value) not in taken
+            if home is not None and is_free and self._may_join(home, whole):
                 whole.halo_value = home.halo_value if whole.halo_value is None else whole.halo_value
                 home.parent, home.window, home.joined = whole, window, True
                 taken.add(id(value))
@@ -227,6 +236,8 @@ class StoragePlanner:
     @staticmethod
     def _may_join(home: Stored, whole: Stored) -> bool:
         owned = home.parent is None and home.space is Space.ARENA and not home.pinned
+        if not _has_room_around(home, whole, home.halo):
+            return False
         if None not in (home.halo_value, whole.halo_value) and home.halo_value != whole.halo_value:
             return False
         if home.format.layout is Layout.STRIDED:
@@ -246,7 +257,9 @@ class StoragePlanner:
         halo, filling = around
         home = self.homes.get(id(value)) or self._constant(value, wanted)
         zeros = any(before or after for before, after in halo)
-        suits = fits(home.format, wanted) and (not zeros or self._may_have_halo(home, filling))
+        suits = fits(home.format, wanted) and (
+            not zeros or self._may_have_halo(home, halo, filling)
+        )
         if suits and (not contiguous or self._is_contiguous(home)):
             home.halo = _widest(home.halo, halo if zeros else ())
             if zeros:
@@ -284,7 +297,7 @@ class StoragePlanner:
         return renamed
 
     @staticmethod
-    def _may_have_halo(home: Stored, filling: int) -> bool:
+    def _may_have_halo(home: Stored, halo: Halo, filling: int) -> bool:
         root = home.root
         if root.halo_value not in (None, filling):
             return False
@@ -292,7 +305,9 @@ class StoragePlanner:
         while stored is not None:
             if stored.space is not Space.ARENA or stored.pinned:
                 return False
-            if stored.parent is not None and not stored.joined:
+            if stored.parent is not None and not (
+                stored.joined and _has_room_around(stored, stored.parent, halo)
+            ):
                 return False
             stored = stored.parent
         return True
@@ -344,6 +359,16 @@ class StoragePlanner:
                 stored.parent.halo = _widest(stored.parent.halo, stored.halo)
 
 
+def _has_room_around(part: Stored, whole: Stored, halo: Halo) -> bool:
+    """Whether a part may have a halo in the whole: along the joined axis lie its neighbours."""
+    shapes = (s.format.layout.stored_shape(s.type.shape) for s in (part, whole))
+    around = halo or ((0, 0),) * len(part.type.shape)
+    return all(
+        sum(pads) == 0 or mine == theirs
+        for pads, mine, theirs in zip(around, *shapes, strict=False)
+    )
+
+
 def _pin(home: Stored) -> None:
     """Let the bytes lie contiguously for good: those of all that the home is a window on, too."""
     stored: Stored | None = home
@@ -387,6 +412,6 @@ def _widest(a: Halo, b: Halo) -> Halo:
     return tuple((max(x[0], y[0]), max(x[1], y[1])) for x, y in zip(a, b, strict=True))
 
 
-def size_bytes(stored: Stored, largest: Mapping[str, int]) -> int:
-    """Bytes of a tensor's own memory at the largest symbol values."""
-    return evaluate_dim(stored.geometry()[2], largest)
+def size_bytes(stored: Stored, box: Mapping[str, tuple[int, int]]) -> int:
+    """Bytes that a tensor's own memory needs at most, for symbol values in a box."""
+    return bounds_of(stored.geometry()[2], box)[1]

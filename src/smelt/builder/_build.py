@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from smelt.backends import WeightStore, assemble
 from smelt.builder._choosing import Chooser, PlanParts
+from smelt.builder._counts import bound_counts, used_counts
 from smelt.builder._kept import KeptNetwork, keep_network
 from smelt.builder._options import (
     EFFORTS,
@@ -31,13 +32,12 @@ from smelt.builder._toolchain import Toolchain, open_toolchain
 from smelt.builder._write import EngineParts, make_engine
 from smelt.config import cache_directory
 from smelt.engine import Binding, Launch
-from smelt.errors import BuildError
+from smelt.errors import BuildError, masked
 from smelt.ir import Graph, clone, verify
 from smelt.network import NetworkDefinition
-from smelt.ops import DetectionOutput, NonMaxSuppression
 from smelt.passes import run_passes
 from smelt.tuner import TimingCache, check_timings
-from smelt.types import evaluate_dim, substitute_dim, symbols_of
+from smelt.types import substitute_dim, symbols_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -87,12 +87,13 @@ def build(
             ``"half2"`` stores float16, and keeps images in pairs between a GPU's layers.
         max_batch_size: largest implicit batch. Smaller ones run too.
         max_workspace_bytes: bound of the scratch memory, in bytes, that one step may use beside
-            its tensors.
+            its tensors; and of the memory for tensors whose extents only a run tells and nothing
+            else bounds, as the trips of a Loop: a run that needs more is refused.
         shapes: for each input, a shape; a list of shapes (one plan each); or a tuple (smallest,
             best, largest) of shapes.
         timing_cache: file of measured times, read and extended.
         progress: called with (stage, done, total). Stages are optimise, tune (candidates alone),
-            rehearse (the best of them in the whole network), pack and link.
+            measure (the best of them in the whole network), pack and link.
         tune: ``"none"``, ``"fast"``, ``"full"``, seconds to spend on timing candidates, or a
             `TuningEffort`. Candidates are timed alone, then the best in the whole network, with as
             many threads as a context has by default. What is built for another machine cannot be
@@ -229,13 +230,25 @@ class _Build:
                 image=image,
                 runtime=runtime,
                 report=json.dumps([_report(p, self.graph) for p in plans]),
-                program=program_of([p.program for p in plans], self.weights),
+                program=program_of(
+                    [p.program for p in plans],
+                    self.weights,
+                    [value.name for value in self.graph.outputs],
+                ),
                 kept=self._kept(),
             )
         )
 
     def _chooser(self, plan: PlanParts) -> Chooser:
-        parts = (self.tools, self.options, self.effort, self.deadline, self.timings)
+        effort = self.effort
+        if effort is not None and (guard := plan.broken_guard(plan.sizes)) is not None:
+            # A size that only a run decides is tuned for its bound, which may not be legal.
+            _LOG.warning(
+                "nothing is timed: at the largest sizes that a run may decide, %s",
+                guard.violation(plan.sizes | plan.fixed),
+            )
+            effort = None
+        parts = (self.tools, self.options, effort, self.deadline, self.timings)
         return Chooser(plan, *parts, self.progress)
 
     def _fingerprint(self, kernels: Sequence[KernelSpec]) -> Fingerprint:
@@ -293,21 +306,24 @@ class _Build:
 
     def _optimise(self, box: Box, number: int, count: int) -> PlanParts:
         if any(b.low != b.high for b in box.values()):
-            # What fits as symbols fits at both ends of their ranges, or is refused by name here.
-            for end in ("low", "high"):
+            # What fits as symbols fits where it is tuned and at both ends, or is refused by name.
+            for end in ("low", "best", "high"):
                 specialise(clone(self.graph), {n: getattr(b, end) for n, b in box.items()})
         graph = clone(self.graph)
         fixed = {name: b.low for name, b in box.items() if b.low == b.high}
         specialise(graph, fixed)
-        bound_counts(graph, {name: b.high for name, b in box.items()})
+        counts = bound_counts(graph, box, self.options.max_workspace_bytes)
+        storage = self.tools.storage(PRECISIONS[self.options.precision])
         report = run_passes(
-            graph, self.tools.passes(), lambda _: self.progress("optimise", number, count)
+            graph, self.tools.passes(storage), lambda _: self.progress("optimise", number, count)
         )
         for note in report.notes:
-            _LOG.info("%s", note)
+            _LOG.info("%s", masked(str(note)))
         self.progress("optimise", number + 1, count)
         open_box = {n: b for n, b in box.items() if n not in fixed}
-        return PlanParts(open_box, fixed, graph, report.to_json())
+        return PlanParts(
+            open_box, fixed, used_counts(graph, box, counts), graph, report.to_json(), report.guards
+        )
 
     def _assemble(self, plan: PlanParts, first_layer: int) -> Assembled:
         assert plan.choice is not None  # noqa: S101  (chosen in the stage before)
@@ -317,6 +333,7 @@ class _Build:
             self.tools.backend,
             self.weights,
             symbols=plan.symbols,
+            guards=plan.guards,
             first_layer=first_layer,
         )
 
@@ -326,7 +343,7 @@ def _warn_of_batch(size: int, graph: Graph) -> None:
     _LOG.warning(
         "max_batch_size=%d changes nothing: %s has its batch in its inputs' shapes, %s",
         size,
-        graph.name,
+        masked(graph.name),
         "and shapes= (`--shape`) says how large it is" if is_open else "where it is fixed",
     )
 
@@ -377,17 +394,12 @@ def specialise(graph: Graph, values: Mapping[str, int]) -> None:
     for value in graph.inputs:
         kind = value.tensor
         value.type = type(kind)(kind.dtype, tuple(substitute_dim(d, values) for d in kind.shape))
+    bound = [guard.at(values) for guard in graph.guards]
+    for guard in bound:
+        if not guard.symbols and not guard.holds({}):
+            raise guard.violation({})
+    graph.guards = tuple(guard for guard in bound if guard.symbols)
     graph.infer()
-
-
-def bound_counts(graph: Graph, largest: Mapping[str, int]) -> None:
-    """Bound what a run itself determines by the largest inputs that the plan allows."""
-    for node in graph.nodes:
-        if isinstance(node.op, DetectionOutput | NonMaxSuppression):
-            operands = [None if v is None else v.operand for v in node.inputs]
-            sizes = {**largest, **graph.symbol_bounds}
-            bound = evaluate_dim(node.op.count_bound(operands), sizes)
-            graph.symbol_bounds[node.op.count_symbol] = bound
 
 
 def _bindings(original: Graph, plans: list[PlanParts]) -> tuple[Binding, ...]:
@@ -395,16 +407,25 @@ def _bindings(original: Graph, plans: list[PlanParts]) -> tuple[Binding, ...]:
     fixed = dict(plans[0].fixed)
     for plan in plans[1:]:
         fixed = {n: v for n, v in fixed.items() if plan.fixed.get(n) == v}
-    # One plan knows its own shapes best: what depends on data may be settled there.
-    graph = plans[0].graph if len(plans) == 1 else original
+    pairs = [(True, v, [p.graph.inputs[i] for p in plans]) for i, v in enumerate(original.inputs)]
+    pairs += [
+        (False, v, [p.graph.outputs[i] for p in plans]) for i, v in enumerate(original.outputs)
+    ]
     bindings: list[Binding] = []
-    for is_input, named, typed in (
-        (True, original.inputs, graph.inputs),
-        (False, original.outputs, graph.outputs),
-    ):
-        for name, value in zip(named, typed, strict=True):
-            shape = tuple(substitute_dim(d, fixed) for d in value.tensor.shape)
-            bindings.append(Binding(name.name, is_input, value.tensor.dtype, shape))
+    for is_input, value, typed in pairs:
+        dtype, rank = typed[0].tensor.dtype, typed[0].tensor.rank
+        if any(own.tensor.rank != rank for own in typed):
+            ranks = " and ".join(str(own.tensor) for own in typed)
+            raise BuildError(
+                f"{value.name} has axes as the shapes will: it is {ranks}; build an engine for "
+                "each, or name the axes of what removes them"
+            )
+        # A Squeeze of whatever is 1 removes more once shapes are known.
+        theirs = value.tensor.shape if value.tensor.rank == rank else typed[0].tensor.shape
+        axes = zip(theirs, *(own.tensor.shape for own in typed), strict=True)
+        # Plans know their own shapes best: what depends on data may be settled there.
+        shape = (own[0] if len({*own}) == 1 else substitute_dim(dim, fixed) for dim, *own in axes)
+        bindings.append(Binding(value.name, is_input, dtype, tuple(shape)))
     return tuple(bindings)
 
 

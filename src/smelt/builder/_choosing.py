@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from smelt.backends import Refusal
 from smelt.builder._options import MIXED, PRECISIONS, ROUNDING_ERRORS
+from smelt.builder._program import Program
 from smelt.builder._rounding import find_kept, is_small, rounded_inputs, tell_of_kept
 from smelt.builder._toolchain import Alternatives, Draft, Tuning
 from smelt.builder._workspace import workspace_bytes
 from smelt.errors import BuildError
 from smelt.tuner import Candidates, Chains, choose, propose_chains
-from smelt.types import DType, evaluate_dim
+from smelt.types import DType, bounds_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     from smelt.builder._shapes import Box
     from smelt.builder._toolchain import Toolchain
     from smelt.ir import Graph, Node
-    from smelt.tuner import Choice, Kind, Timer, TimingCache
+    from smelt.tuner import Choice, Kind, Proposal, Timer, TimingCache
+    from smelt.types import Guard
 
 _LOG = logging.getLogger(__name__)
 _CARRIED: Final = "portable=True admits no step in Python"
@@ -39,8 +41,12 @@ class PlanParts:
     """The symbols that stay open."""
     fixed: dict[str, int]
     """The symbols that the plan fixes."""
+    counts: Box
+    """The symbols that a run determines."""
     graph: Graph
     report: dict[str, Any]
+    guards: tuple[Guard, ...] = ()
+    """What the inference of the network assumed, before passes changed it and since."""
     choice: Choice | None = None
     assembled: Assembled | None = None
     refusals: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
@@ -55,31 +61,37 @@ class PlanParts:
         """Every symbol with its smallest and largest value: open, fixed, and found by the run."""
         symbols = [(name, b.low, b.high) for name, b in sorted(self.box.items())]
         symbols += [(name, value, value) for name, value in sorted(self.fixed.items())]
-        symbols += [(name, 0, high) for name, high in sorted(self.graph.symbol_bounds.items())]
+        symbols += [(name, b.low, b.high) for name, b in sorted(self.counts.items())]
         return tuple(symbols)
 
     @property
-    def program(self) -> tuple[Graph, Mapping[int, Tactic], Symbols]:
+    def program(self) -> Program:
         """What the plan is assembled from."""
         assert self.choice is not None  # noqa: S101  (chosen before anything is assembled)
-        return self.graph, self.choice.tactics, self.symbols
+        return Program(self.graph, self.choice.tactics, self.symbols, self.guards)
 
     @property
-    def largest(self) -> dict[str, int]:
-        """The largest symbol values."""
-        return {n: b.high for n, b in self.box.items()} | self.graph.symbol_bounds
+    def ranges(self) -> dict[str, tuple[int, int]]:
+        """The smallest and the largest value of each open symbol, and of those a run finds."""
+        return {n: (b.low, b.high) for n, b in (self.box | self.counts).items()}
 
     @property
     def sizes(self) -> dict[str, int]:
         """The symbol values to tune for."""
-        return {n: b.best for n, b in self.box.items()} | self.graph.symbol_bounds
+        return {n: b.best for n, b in (self.box | self.counts).items()}
 
     @property
     def few(self) -> dict[str, int]:
         """The same for as few images as there may be, one at least: all are computed alike."""
         firsts = {str(v.tensor.shape[0]) for v in self.graph.inputs if v.tensor.rank}
         least = {n: min(max(1, b.low), b.high) for n, b in self.box.items() if firsts == {n}}
-        return self.sizes | least
+        few = self.sizes | least
+        return self.sizes if self.broken_guard(few) else few
+
+    def broken_guard(self, sizes: Mapping[str, int]) -> Guard | None:
+        """A guard that fails at symbol values: kernels must not run at these."""
+        own = (guard for node in self.graph.nodes for guard in node.guards)
+        return next((g for g in (*self.guards, *own) if not g.holds({**sizes, **self.fixed})), None)
 
 
 @dataclass(slots=True)
@@ -104,11 +116,12 @@ class Chooser:
         plan, started = self.plan, time.perf_counter()
         self._keep_layers()
         timer = self.tools.timer(self._tuning(plan.graph))
-        proposals = propose_chains(plan.graph, self._may_chain, self._tactics)
-        if proposals:  # all is compiled together
-            timer.announce([(node, self._tactics(node)) for node in plan.graph.nodes])
-            timer.announce([(one.chain, one.tactics) for one in proposals])
+        proposals = self._proposals(timer)
         draft, others = self._draft(plan.graph, timer), None
+        if self._keep_rejected(timer):
+            proposals = self._proposals(timer)
+            draft = self._draft(plan.graph, timer)
+        self._tell_of_rejected(draft.choice, timer)
         if proposals:
             chains = Chains(plan.graph, proposals, self._tactics, timer)
             others = Alternatives(chains, lambda kinds: self._chained(chains, kinds, draft.choice))
@@ -121,6 +134,15 @@ class Chooser:
             plan.workspace_bytes = max(plan.workspace_bytes, size)
             self._tactics(node)
             plan.refusals[node.name] = [str(r) for r in self.known[id(node)].refusals]
+
+    def _proposals(self, timer: Timer) -> list[Proposal]:
+        """Chains that may pay, compiled together with all nodes."""
+        graph = self.plan.graph
+        proposals = propose_chains(graph, self._may_chain, self._tactics)
+        if proposals:
+            timer.announce([(node, self._tactics(node)) for node in graph.nodes])
+            timer.announce([(one.chain, one.tactics) for one in proposals])
+        return proposals
 
     def _keep_layers(self) -> None:
         """Find the layers without whose float32 answers err by more than is allowed."""
@@ -143,6 +165,31 @@ class Chooser:
             plan.report["passes"].append(tell_of_kept(found, plan.graph, most, storage))
             self.known.clear()
             self.nodes.clear()
+
+    def _keep_rejected(self, timer: Timer) -> bool:
+        """Keep nodes in float32 whose candidates in 16 bits are all wrong; say if there are any."""
+        plan, asked = self.plan, self.options
+        storage = self.tools.storage(PRECISIONS[asked.precision])
+        if not self.tools.mixes or asked.precision not in MIXED or storage is DType.FLOAT32:
+            return False
+        found = {n.name: reason for n in plan.graph.nodes if (reason := timer.rejection(n))}
+        fresh = found.keys() - plan.kept
+        for name in sorted(fresh):
+            told = "%s stays in float32: in %s every candidate is wrong; %s"
+            _LOG.warning(told, name, storage.value, found[name])
+        if fresh:
+            plan.kept |= fresh
+            self.known.clear()
+            self.nodes.clear()
+        return bool(fresh)
+
+    def _tell_of_rejected(self, choice: Choice, timer: Timer) -> None:
+        """Warn of nodes of which all candidates that were tried are wrong."""
+        for node in self.plan.graph.nodes:
+            if reason := timer.rejection(node):
+                is_slow = choice.tactics[id(node)].is_reference
+                does = "runs on the host, which is slow" if is_slow else "runs untried"
+                _LOG.warning("%s %s: every candidate is wrong; %s", node.name, does, reason)
 
     def _rounded(self, node: Node) -> tuple[bool, ...]:
         self._tactics(node)
@@ -207,7 +254,7 @@ class Chooser:
             self.deadline,
             self.timings,
             lambda node, tactic: self._workspace(node, tactic) <= most,
-            lambda done, total: self.progress("rehearse", done, total),
+            lambda done, total: self.progress("measure", done, total),
         )
 
     def _drop_large(self, graph: Graph, choice: Choice) -> bool:
@@ -227,8 +274,8 @@ class Chooser:
 
     def _workspace(self, node: Node, tactic: Tactic) -> int:
         tools = self.tools
-        return workspace_bytes(tools.backend, node, tactic, self.plan.largest, tools.workers)
+        return workspace_bytes(tools.backend, node, tactic, self.plan.ranges, tools.workers)
 
     def _fits(self, tactic: Tactic) -> bool:
-        needed = evaluate_dim(tactic.workspace_bytes, self.plan.largest)
+        needed = bounds_of(tactic.workspace_bytes, self.plan.ranges)[1]
         return needed <= self.options.max_workspace_bytes

@@ -16,8 +16,8 @@ from smelt.backends.cpu import (
     target_named,
 )
 from smelt.builder._toolchain import Toolchain
-from smelt.config import target_name, thread_count
-from smelt.devices.cpu import abi, available_processors, native_runtime
+from smelt.config import target_name
+from smelt.devices.cpu import abi, default_thread_count, native_runtime
 from smelt.engine import VERSION, Fingerprint, detect_host
 from smelt.errors import UnsupportedError
 from smelt.tuner import (
@@ -54,7 +54,7 @@ class CpuToolchain(Toolchain):
         self.kind = kind
         self._target = target
         self.backend = CpuBackend(CodeCache.open(generator_edition()))
-        self.workers = thread_count() or len(available_processors())
+        self.workers = default_thread_count()
 
     @property
     @override

@@ -12,7 +12,7 @@ from smelt.engine import as_json
 from smelt.errors import EngineFormatError, InternalError, SmeltError
 from smelt.ir import Graph, verify
 from smelt.ops import op_from_json, op_to_json
-from smelt.types import DType, TensorType, dim_from_text
+from smelt.types import DType, Guard, Relation, TensorType, dim_from_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 TRIPPED: Final = (
     SmeltError, InternalError, LookupError, TypeError, ValueError, AttributeError,
-    ArithmeticError, RecursionError,
+    ArithmeticError, RecursionError, MemoryError,
 )  # fmt: skip
 """What our own code may raise over a graph that no builder wrote: the graph is at fault."""
 
@@ -65,11 +65,24 @@ def graph_to_data(graph: Graph, position: Callable[[Constant], int]) -> dict[str
         places |= {id(v): ["node", number, k] for k, v in enumerate(node.outputs)}
     return {
         "name": graph.name,
-        "bounds": graph.symbol_bounds,
+        "bounds": {name: str(bound) for name, bound in graph.symbol_bounds.items()},
+        "assumed": [guard_to_data(guard) for guard in graph.guards],
         "inputs": [[v.name, *_type_to_data(v)] for v in graph.inputs],
         "nodes": nodes,
         "outputs": [reference(v) for v in graph.outputs],
     }
+
+
+def guard_to_data(guard: Guard) -> list[str]:
+    """The guard as values that JSON has."""
+    return [str(guard.left), guard.relation.value, str(guard.right), guard.what, guard.node]
+
+
+def guard_from_data(data: Any) -> Guard:
+    """The guard that `guard_to_data` wrote. Raises one of `TRIPPED`."""
+    left, relation, right, what, node = data
+    sides = (dim_from_text(left), dim_from_text(right))
+    return Guard(sides[0], Relation(relation), sides[1], str(what), str(node))
 
 
 def _type_to_data(value: Value) -> tuple[str, list[str]]:
@@ -81,9 +94,9 @@ def graph_from_data(data: Any, constants: Sequence[Constant]) -> Graph:
 
     Raises one of `TRIPPED`: the data is no such graph.
     """
-    graph = Graph(
-        str(data["name"]), symbol_bounds={str(k): int(v) for k, v in data["bounds"].items()}
-    )
+    graph = Graph(str(data["name"]))
+    graph.symbol_bounds = {str(k): dim_from_text(v) for k, v in data["bounds"].items()}
+    graph.guards = tuple(map(guard_from_data, data["assumed"]))
     for name, dtype, shape in data["inputs"]:
         kind = TensorType(DType(dtype), tuple(dim_from_text(d) for d in shape))
         graph.add_input(str(name), kind)

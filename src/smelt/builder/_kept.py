@@ -20,7 +20,7 @@ from smelt.engine import Weight, as_json
 from smelt.errors import BuildError, EngineFormatError, EngineMismatchError
 from smelt.ir import Constant, compute_untrusted
 from smelt.ops import recipe_from_json, recipe_to_json
-from smelt.types import DType
+from smelt.types import DType, parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -127,7 +127,7 @@ def read_kept_network(file: EngineFile) -> tuple[Graph, BuildOptions]:
         )
     try:
         sources = _read_sources(header.sources, file.sources)
-        document = json.loads(header.network)
+        document: Any = parse_json(header.network)
         options = _options_from_data(document["options"])
         constants = [_constant_from_data(data, sources) for data in document["constants"]]
         compute_untrusted(*constants)

@@ -7,15 +7,18 @@ import logging
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, BinaryIO
 
-from smelt.engine import Launch, key_id, read_engine, verify_signature
+from smelt.engine import Launch, check_signature, key_id, read_engine, verify_signature
 from smelt.errors import EngineMismatchError, SmeltError, TrustError
 from smelt.runtime import Engine, check_machine
 from smelt.types import DeviceName
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Sequence
 
-    from smelt.engine import BytesLike, EngineFile
+    from smelt.backends import CodeImage
+    from smelt.builder._toolchain import Toolchain
+    from smelt.engine import BytesLike, EngineFile, KernelSpec
     from smelt.runtime import Trust
 
 _LOG = logging.getLogger(__name__)
@@ -27,6 +30,8 @@ def load(
     source: str | os.PathLike[str] | BytesLike | BinaryIO,
     device: str | None = None,
     trust: Trust = "signed",
+    *,
+    mapped: bool = False,
 ) -> Engine:
     """Load an engine from a path, from bytes or from an open binary file.
 
@@ -35,14 +40,19 @@ def load(
         device: the device that it must be for; None for whatever it was built for.
         trust: ``"signed"`` runs the code of an engine only when a key that this user trusts has
             signed it; the code of any other engine is generated anew from its plan, which is
-            data. ``"always"`` runs whatever code it holds.
+            data. ``"always"`` runs whatever code it holds, and is saved without a signature unless
+            `save` is told ``sign=True``.
+        mapped: map the weights of a path instead of copying them: processes then share them, and
+            loading takes less time. Who writes to the file changes answers, and who truncates it
+            ends the process; so it is refused where any other user but root may.
 
     Raises:
         EngineFormatError: the file is damaged or no engine.
+        TrustError: it is to be mapped, and others may write to it.
         EngineMismatchError: it was built for another machine, smelt or device.
         UnsupportedError: no device is called so.
     """
-    file = read_engine(source)
+    file = read_engine(source, mapped=mapped)
     built_for = file.header.fingerprint.device
     if device is not None and DeviceName.from_text(device).kind != built_for:
         raise EngineMismatchError(
@@ -51,7 +61,9 @@ def load(
     if trust not in ("signed", "always"):
         raise SmeltError(f"trust is 'signed' or 'always', not {trust!r}")
     if trust == "always":
-        return Engine(file, device=device)
+        if file.signature is not None:
+            check_signature(file.signature, file.source)
+        return Engine(file, device=device, is_vouched_for=False)
     try:
         verify_signature(file)
     except TrustError as error:
@@ -78,15 +90,29 @@ def _told(file: EngineFile) -> str:
 
 def _regenerate(file: EngineFile, device: str | None) -> Engine:
     """The engine with code of our own making: only data of the file is believed."""
-    from smelt.builder._program import reassembled_plans
+    from smelt.builder._program import remade_header
     from smelt.builder._toolchain import toolchain_of
 
-    header = file.header
-    check_machine(header.fingerprint)
-    tools = toolchain_of(header.fingerprint, device)
-    plans = reassembled_plans(header, tools.backend, tools.target, file.source)
-    steps = (step for plan in plans for step in plan.steps)
+    fingerprint = file.header.fingerprint
+    check_machine(fingerprint)
+    tools = toolchain_of(fingerprint, device)
+    made = remade_header(file, tools.backend, tools.target)
+    steps = (step for plan in made.plans for step in plan.steps)
     kernels = [s.kernel for s in steps if isinstance(s, Launch)]
-    image, runtime = tools.link(kernels, lambda _done, _total: None)
-    fresh = dataclasses.replace(header, symbols=image.symbols, runtime_symbols=runtime.symbols)
+    image, runtime = _linked(tools, kernels, file.source)
+    fresh = dataclasses.replace(made, symbols=image.symbols, runtime_symbols=runtime.symbols)
     return Engine.create(fresh, file.weights, image.code, runtime.code, file.sources, device=device)
+
+
+def _linked(
+    tools: Toolchain, kernels: Sequence[KernelSpec], source: str
+) -> tuple[CodeImage, CodeImage]:
+    """The code of kernels. Raises EngineFormatError: no generator is made for what they compute."""
+    from smelt.builder._graph_data import TRIPPED, unsound
+
+    try:
+        return tools.link(kernels, lambda _done, _total: None)
+    except SmeltError:
+        raise
+    except TRIPPED as error:
+        raise unsound(f"{source}: its program", error) from error

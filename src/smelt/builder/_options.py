@@ -6,12 +6,11 @@ import math
 from dataclasses import dataclass, field
 from numbers import Real
 from operator import index
-from os import PathLike
 from typing import TYPE_CHECKING, Final, Protocol
 
 from smelt.errors import BuildError, UnsupportedError
 from smelt.tuner import Effort
-from smelt.types import DType
+from smelt.types import DType, path_from
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -107,8 +106,8 @@ class BuildOptions:
             )
         if not _is_effort(self.tune):
             raise BuildError(f'tune is {self.tune!r}; give "none", "fast", "full" or seconds')
-        if not _is_path_or_none(self.timing_cache):
-            raise BuildError(f"timing_cache is {self.timing_cache!r}; give the path of a file")
+        if self.timing_cache is not None:
+            path_from(self.timing_cache, "a timing cache", BuildError)
         object.__setattr__(self, "rounding_error", _checked_error(self.rounding_error))
         if self.libraries and self.portable:
             raise BuildError(
@@ -125,10 +124,6 @@ def _is_effort(tune: object) -> bool:
 
 def _is_precision(name: object) -> bool:
     return isinstance(name, str) and name in PRECISIONS
-
-
-def _is_path_or_none(path: object) -> bool:
-    return path is None or isinstance(path, str | PathLike)
 
 
 def _checked_error(given: object) -> float | None:

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from smelt.backends import Aliasing
-from smelt.errors import BuildError, GraphError, SmeltError
+from smelt.errors import BuildError, GraphError, SmeltError, masked
 from smelt.interp import run_node
 from smelt.ir import Operand
 from smelt.passes import Note, PassRecord, PassReport
-from smelt.types import DType, decode_bfloat16, element_count, encode_bfloat16, evaluate_dim
+from smelt.types import DType, element_count, evaluate_dim
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -133,7 +133,7 @@ def tell_of_kept(kept: Kept, graph: Graph, most: float, storage: DType) -> dict[
         "rounding_error= (`--rounding-error`) is how far they may, %g; 1 keeps none",
         len(nodes),
         len(graph.nodes),
-        graph.name,
+        masked(graph.name),
         storage.value,
         kept.error,
         kept.error_kept,
@@ -265,8 +265,6 @@ class _Sample:
 def _round(array: Array | None, storage: DType) -> Array | None:
     if array is None or array.dtype != np.float32:
         return array
-    if storage is DType.BFLOAT16:
-        return decode_bfloat16(encode_bfloat16(array))
     with np.errstate(over="ignore"):
         return array.astype(storage.numpy).astype(np.float32)
 

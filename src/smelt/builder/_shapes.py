@@ -111,7 +111,9 @@ def _box(
             shape = shape[1:]
         if len(low) != len(shape):
             raise ShapeError(
-                f"shapes= gives {len(low)} extents; the network has {shape}", node=name
+                f"shapes= gives {len(low)} extents, where the network has {len(shape)}; "
+                f"one that fits is shapes={_fitting(name, shape)}",
+                node=name,
             )
         for axis, (extent, *values) in enumerate(zip(shape, low, best, high, strict=True)):
             bounds = Bounds(*values)
@@ -119,7 +121,8 @@ def _box(
                 given_ = bounds.low if bounds.low == bounds.high else f"{bounds.low}..{bounds.high}"
                 raise ShapeError(
                     f"shapes= gives {given_} for axis {axis}, where the network has {extent}: "
-                    f"its shape is [{', '.join(map(str, shape))}]",
+                    f"its shape is [{', '.join(map(str, shape))}]; "
+                    f"one that fits is shapes={_fitting(name, shape)}",
                     node=name,
                 )
             _bind(box, name, extent, bounds)
@@ -134,6 +137,11 @@ def _box(
             f"the network leaves {names} open; give shapes, as shapes={shapes}"
         )
     return box
+
+
+def _fitting(name: str, shape: Sequence[Dim]) -> dict[str, tuple[int, ...]]:
+    """Shapes that an input takes: every open extent is one."""
+    return {name: tuple(extent if isinstance(extent, int) else 1 for extent in shape)}
 
 
 def _example(inputs: Mapping[str, Value]) -> dict[str, tuple[int, ...]]:

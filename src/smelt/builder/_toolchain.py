@@ -172,9 +172,10 @@ class Toolchain(ABC):
         del refusals
         return ""
 
-    def passes(self) -> tuple[Pass, ...]:
-        """What makes a network this backend's."""
-        return pipeline(never_fused=self.backend.never_fused, composed=self.backend.composed)
+    def passes(self, storage: DType) -> tuple[Pass, ...]:
+        """What makes a network this backend's, where float32 is stored as ``storage``."""
+        backend = self.backend
+        return pipeline(never_fused=backend.never_fused, composed=backend.composed, storage=storage)
 
 
 _HOMES: Final = {"cpu": "_cpu_toolchain", "null": "_cpu_toolchain", "cuda": "_cuda_toolchain"}

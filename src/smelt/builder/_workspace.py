@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from smelt.tuner import lower_alone
-from smelt.types import evaluate_dim
+from smelt.types import bounds_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,7 +18,7 @@ def workspace_bytes(
     backend: Backend[Any],
     node: Node,
     tactic: Tactic,
-    largest: Mapping[str, int],
+    box: Mapping[str, tuple[int, int]],
     workers: int,
 ) -> int:
     """Bytes that a step needs beside its tensors.
@@ -27,10 +27,11 @@ def workspace_bytes(
         backend: has the tactic's family.
         node: what is computed.
         tactic: how.
-        largest: the largest value of each symbol.
+        box: the smallest and the largest value of each symbol.
         workers: threads among which the step is divided.
     """
-    shared = evaluate_dim(tactic.workspace_bytes, largest)
+    shared = bounds_of(tactic.workspace_bytes, box)[1]
     if tactic.is_reference or tactic.aliasing.value != "none" or not workers:
         return shared
+    largest = {name: high for name, (_, high) in box.items()}
     return shared + workers * lower_alone(backend, node, tactic, largest).scratch_bytes

@@ -138,7 +138,8 @@ class _Work:
         if unknown:
             raise SmeltError(f"the engine has no input {unknown[0]!r}")
         arrays = {
-            b.name: given_array(given.get(b.name, "random"), b, values) for b in engine.inputs
+            b.name: given_array(given.get(b.name, "random"), b, values, engine.header.plans)
+            for b in engine.inputs
         }
         results = [np.empty(shape_at(b, values), b.dtype.numpy) for b in engine.outputs]
         first = engine.inputs[0] if engine.inputs else None

@@ -14,6 +14,7 @@ from smelt.cli._files import FileCommand, SourceFile, check_writable
 from smelt.cli._models import BuildArguments, build_engine, build_options
 from smelt.cli._options import QUIET_OPTION, engine_option, json_option, output_option
 from smelt.cli._progress import ProgressLine
+from smelt.errors import masked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,13 +123,13 @@ def _say_summary(engine: Engine, path: Path, seconds: float) -> None:
 
     report = report_of(engine)
     say(
-        f"{path}: {engine.name}, {len(engine.layers)} layers for {engine.device} "
+        f"{path}: {masked(engine.name)}, {len(engine.layers)} layers for {engine.device} "
         f"({machine_of(report)}), "
         f"{format_bytes(path.stat().st_size)}, built in {seconds:.1f} s"
     )
     for what, bindings in (("in ", engine.inputs), ("out", engine.outputs)):
         for b in bindings:
-            say(f"  {what} {b.name}: {b.dtype.value}[{', '.join(map(str, b.shape))}]")
+            say(f"  {what} {masked(b.name)}: {b.dtype.value}[{', '.join(map(str, b.shape))}]")
     if report.libraries:
         say(f"  it needs {', '.join(report.libraries)} wherever it runs")
     if told := tell_host_steps(report):

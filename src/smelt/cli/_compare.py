@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import click
 
-from smelt.cli._console import print_json, print_table, say
+from smelt.cli._console import print_json, print_table, say, show
 from smelt.cli._files import FileCommand, ResultFile, SourceFile
 from smelt.cli._models import BuildArguments, build_options, check_options, open_network
 from smelt.cli._options import THREADS_OPTION, input_option, json_option, output_option
 from smelt.cli._parse import Finite, pairs_from_texts, shapes_from_texts
+from smelt.errors import masked
 
 if TYPE_CHECKING:
     from smelt.compare import Comparison, OutputError
@@ -28,16 +29,17 @@ _JUDGING: Final = frozenset(
 """Options on which it depends whether a part fails."""
 
 
-@click.command(
-    cls=FileCommand, short_help="Check an engine against the references or ONNX Runtime."
-)
+@click.command(cls=FileCommand, short_help="Check an engine against what gives right answers.")
 @click.argument("model", metavar="MODEL", type=SourceFile())
 @click.option(
     "--against",
-    type=click.Choice(["reference", "onnxruntime"]),
+    type=SourceFile(),
+    metavar="ORACLE|FILE",
     default="reference",
     show_default=True,
-    help="Who knows the right answer.",
+    help="What gives the right answers: reference, onnxruntime, openvino (not for Caffe), another "
+    "engine of the same network, or outputs recorded for the given inputs, by name (.npz) or the "
+    "only one (.npy).",
 )
 @click.option("--layers", is_flag=True, help="Compare every layer; name the first that differs.")
 @click.option(
@@ -57,7 +59,8 @@ _JUDGING: Final = frozenset(
     type=click.IntRange(0),
     default=2,
     show_default=True,
-    help="Quantisation steps by which what follows from quantised tensors may differ besides.",
+    help="Quantisation steps that a result computed from quantised tensors may differ by, "
+    "beyond the tolerance.",
 )
 @input_option(metavar="NAME=FILE.npy", help="An input; the others are random.")
 @click.option(
@@ -98,14 +101,18 @@ def compare(
     Examples:
       smelt compare model.onnx
       smelt compare model.onnx --against onnxruntime --layers
+      smelt compare model.onnx --against yesterday.engine
+      smelt compare model.onnx --against golden.npz --input x=x.npy
       smelt compare deploy.prototxt --weights net.caffemodel --json
       smelt compare model.onnx --shape input=1x3x224x224 --reduce smallest.onnx
       smelt compare smallest.onnx --inputs smallest.npz
     """
     from smelt.cli._progress import ProgressLine
+    from smelt.compare import check_oracle
 
     del output
     check_options(build_arguments)
+    check_oracle(against, model, build_arguments.weights, in_parts=how["reduce"] is not None)
     with ProgressLine(quiet=as_json) as progress:
         progress("parse", 0, 1)
         network = open_network(model, build_arguments)
@@ -115,7 +122,7 @@ def compare(
             network,
             build_arguments,
             against=against,
-            inputs=_load_inputs(inputs, archive),
+            inputs=_load_inputs(network, inputs, archive),
             progress=progress,
             **how,
         )
@@ -128,12 +135,14 @@ def compare(
         raise SystemExit(1)
 
 
-def _load_inputs(texts: tuple[str, ...], archive: str | None) -> dict[str, Any]:
-    from smelt.cli._images import load_array
-    from smelt.compare import load_inputs
+def _load_inputs(
+    network: NetworkDefinition, texts: tuple[str, ...], archive: str | None
+) -> dict[str, Any]:
+    from smelt.compare import load_input, load_inputs
 
-    arrays = load_inputs(archive) if archive is not None else {}
-    return arrays | {n: load_array(path) for n, path in pairs_from_texts(texts).items()}
+    arrays = load_inputs(archive, network.graph) if archive is not None else {}
+    given = pairs_from_texts(texts)
+    return arrays | {n: load_input(path, n, network.graph) for n, path in given.items()}
 
 
 def _compare(
@@ -194,7 +203,7 @@ def _show(found: Comparison) -> None:
     ]
     counted = ["steps"] if counts_steps else []
     heads = ("output", "type", "max error", "relative", *counted, "allowed", "")
-    print_table(rows, heads, title=f"{found.network} against {found.against}")
+    print_table(rows, heads, title=f"{masked(found.network)} against {found.against}")
     _show_cautions(found)
     if found.layers:
         right = [error for _, error in found.layers if error.passed]
@@ -204,8 +213,9 @@ def _show(found: Comparison) -> None:
     first = found.first_difference
     if first is not None:
         where = "only where layers are fused" if first.fused_only else "also when it stands alone"
-        click.echo(
-            f"first difference: layer {first.layer} ({first.op}), tensor {first.tensor}, "
+        show(
+            f"first difference: layer {masked(first.layer)} ({first.op}), "
+            f"tensor {masked(first.tensor)}, "
             f"relative error {first.error.relative_error:.2e}, {where}"
         )
     elif found.layers and not found.passed:
@@ -220,7 +230,7 @@ def _steps(error: OutputError) -> str:
 def _show_cautions(found: Comparison) -> None:
     cautions = [error for error in found.outputs if error.caution]
     for error in cautions:
-        click.echo(f"{error.name} says little on these inputs: {error.caution}")
+        show(f"{masked(error.name)} says little on these inputs: {error.caution}")
     if cautions:
         click.echo("(--input NAME=FILE.npy gives real inputs, --output NAME another tensor)")
 
@@ -247,7 +257,7 @@ def _show_reduction(found: Comparison, asked: str | None, options: list[str]) ->
         if asked is not None:
             say(f"{asked} is not written: there is nothing that fails, and so nothing to reduce")
         return
-    click.echo(f"smallest failing part: {', '.join(reduction.nodes) or 'none'}")
+    show(f"smallest failing part: {', '.join(map(masked, reduction.nodes)) or 'none'}")
     if reduction.model_path is None:
         say(f"not saved: {reduction.reason}")
     else:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import click
 
-from smelt.types import TextTable, without_controls, wrap_words
+from smelt.errors import escaped_controls, masked, without_controls
+from smelt.types import TextTable, wrap_words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -67,7 +68,8 @@ class Speaker:
 def print_json(data: Mapping[str, Any]) -> None:
     """Write an answer as JSON, exact and standard: what is not a number is null."""
     is_unicode = codecs.lookup(sys.stdout.encoding or "ascii").name == "utf-8"
-    click.echo(json.dumps(plain(data), indent=2, allow_nan=False, ensure_ascii=not is_unicode))
+    text = json.dumps(plain(data), indent=2, allow_nan=False, ensure_ascii=not is_unicode)
+    click.echo(escaped_controls(text))
 
 
 def plain(value: Any) -> Any:
@@ -89,7 +91,8 @@ def print_table(
     if title is not None:
         show(title)
     numbers = [head for column, head in enumerate(heads) if _are_numbers(rows, column)]
-    lines = TextTable(heads, rows, " ".join(numbers)).lines(screen_width(sys.stdout))
+    cells = [[masked(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
+    lines = TextTable(heads, cells, " ".join(numbers)).lines(screen_width(sys.stdout))
     click.echo(without_controls("\n".join(lines)))
 
 

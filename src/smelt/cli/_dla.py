@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,10 +13,11 @@ import click
 
 from smelt.cli._console import print_json, print_table, say
 from smelt.cli._dla_trace import trace
-from smelt.cli._files import FileCommand, ResultFile, SourceFile
+from smelt.cli._files import FileCommand, ResultFile, SourceFile, check_writable
 from smelt.cli._options import json_option
 from smelt.cli._parse import Configuration
-from smelt.errors import ModelFormatError, SmeltError
+from smelt.errors import ModelFormatError, SmeltError, without_controls
+from smelt.types import Limit, read_file
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
         TracedDriver,
     )
     from smelt.nvdla.runtime import NvDlaTensor, Runtime
+    from smelt.types import ArrayHeader
 
 _MOST_VALUES: Final = 4096
 _CONFIGURATION = click.option(
@@ -80,14 +83,14 @@ def inspect(*, path: str, dot: bool, as_json: bool) -> None:
     if as_json:
         print_json(to_plain(view))
     else:
-        click.echo(format_dot(view) if dot else format_text(view))
+        click.echo(without_controls(format_dot(view) if dot else format_text(view)))
 
 
 def _read_loadable(path: str) -> Loadable:
     from smelt.nvdla.loadable import Loadable
 
     try:
-        return Loadable.from_bytes(Path(path).read_bytes())
+        return Loadable.from_bytes(read_file(path, Limit.MAX_LOADABLE_BYTES))
     except ModelFormatError as error:
         raise ModelFormatError(f"{path} is no sound loadable: {error}") from error
 
@@ -193,6 +196,7 @@ def serve(*, path: str, configuration: str, exact_fp16: bool, devices: int) -> N
     """
     from smelt.nvdla.port import MachineDriver, PortServer
 
+    check_writable(Path(path))
     driver: Driver = MachineDriver(configuration, devices, exact_fp16=exact_fp16)
     with _ended_by_sigterm(), PortServer(path, driver) as server:
         say(f"serving {devices} {configuration} at {path}; end with Ctrl-C")
@@ -304,12 +308,12 @@ def _read_input(path: Path, tensor: NvDlaTensor, memory: NDArray[Any], atom_byte
     from smelt.nvdla.runtime import DlaImage, write_tensor
 
     if path.suffix == ".npy":
-        array = load_array(str(path))
+        array = load_array(str(path), partial(_check_array, path, tensor))
         if array.ndim == 4 and array.shape[0] == 1:
             array = array[0]
         write_tensor(tensor, array, memory, atom_bytes=atom_bytes)
         return
-    data = path.read_bytes()
+    data = read_file(path, Limit.MAX_ARRAYS_BYTES)
     if path.suffix == ".dimg":
         DlaImage.from_bytes(data).write_to(memory)
         return
@@ -320,17 +324,31 @@ def _read_input(path: Path, tensor: NvDlaTensor, memory: NDArray[Any], atom_byte
     memory[:] = np.frombuffer(data, np.uint8)
 
 
+def _check_array(path: Path, tensor: NvDlaTensor, header: ArrayHeader) -> None:
+    expected = (tensor.dims.c, tensor.dims.h, tensor.dims.w)
+    if header.shape not in (expected, (1, *expected)):
+        raise SmeltError(
+            f"{path} has shape {header.shape}; input {tensor.name!r} takes {expected} (CxHxW)"
+        )
+
+
 def _write_output(path: Path, tensor: NvDlaTensor, memory: NDArray[Any], atom_bytes: int) -> None:
+    import io
+
     import numpy as np
 
+    from smelt.engine import write_atomically
     from smelt.nvdla.runtime import array_from_tensor, image_from_tensor
 
     if path.suffix == ".npy":
-        np.save(path, array_from_tensor(tensor, memory, atom_bytes=atom_bytes))
+        buffer = io.BytesIO()
+        np.save(buffer, array_from_tensor(tensor, memory, atom_bytes=atom_bytes))
+        data = buffer.getvalue()
     elif path.suffix == ".dimg":
-        path.write_bytes(image_from_tensor(tensor, memory).to_bytes())
+        data = image_from_tensor(tensor, memory).to_bytes()
     else:
-        path.write_bytes(memory.tobytes())
+        data = memory.tobytes()
+    write_atomically(path, iter([data]))
 
 
 def _describe(tensor: NvDlaTensor, memory: NDArray[Any], atom_bytes: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from smelt.cli._console import print_table
+from smelt.cli._console import print_table, say
 from smelt.cli._files import SourceFile
 from smelt.cli._options import json_option
 from smelt.cli._parse import Configuration
@@ -33,7 +33,7 @@ def trace(
     r"""Play register traces: .cfg, .txn, a folder of them, or a tar archive, read in place.
 
     A trace that lacks a data file is skipped, and the file is named. The exit code is 1 if any
-    failed.
+    failed, or none ran.
 
     \b
     Examples:
@@ -57,7 +57,10 @@ def trace(
         click.echo(json.dumps([result.to_dict() for result in results], indent=2))
     else:
         _show(results)
-    context.exit(any(result.state == "failed" for result in results))
+    has_run = any(result.state != "skipped" for result in results)
+    if not has_run:
+        say("nothing ran: every trace was skipped")
+    context.exit(not has_run or any(result.state == "failed" for result in results))
 
 
 def _show(results: list[TraceResult]) -> None:

@@ -98,14 +98,14 @@ def check_writable(path: Path) -> None:
         reason = f"there is no folder {folder}; make it first: mkdir -p {shlex.quote(str(folder))}"
     elif not folder.is_dir():
         reason = f"{folder} is no folder"
-    elif not os.access(path if _is_special(path) else folder, os.W_OK):
+    elif not os.access(path if is_special(path) else folder, os.W_OK):
         reason = f"you may not write in {folder}; name a file somewhere else"
     else:
         return
     raise SmeltError(f"{path} cannot be written: {reason}")
 
 
-def _is_special(path: Path) -> bool:
+def is_special(path: Path) -> bool:
     """Whether it is a device or a pipe, which takes whatever comes and is not replaced."""
     return path.exists() and not path.is_file()
 
@@ -136,7 +136,7 @@ def _texts(parameter: click.Parameter, ctx: click.Context) -> tuple[str, ...]:
 
 def _is_same_file(path: str, other: str) -> bool:
     """Whether both name one file, be it there or not; devices take whatever comes."""
-    if not other or _is_special(Path(path)):
+    if not other or is_special(Path(path)):
         return False
     try:
         return os.path.samefile(path, other)

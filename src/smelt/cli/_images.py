@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import warnings
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
-from zipfile import BadZipFile
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from smelt.cli._parse import CROP, RESIZE, number_from_text
 from smelt.errors import SmeltError
-from smelt.types import counted
+from smelt.types import Limit, counted, open_file, read_array
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
     from numpy.typing import NDArray
     from PIL.Image import Image
 
-_LARGEST_PIXELS: Final = 1 << 28
+    from smelt.types import ArrayHeader
+
+_PICTURES: Final = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
+"""What is decoded: pillow would run Ghostscript for others."""
+
+_BAND_ELEMENTS: Final = 1 << 18
+"""So many of a picture's values are float64 at a time."""
 
 FloatArray = "NDArray[np.float32]"
 
@@ -108,10 +119,15 @@ def _decode(path: str, channels: int) -> Image:
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
-        with Image.open(path) as file:
-            if file.width * file.height > _LARGEST_PIXELS:
-                raise SmeltError(f"{path} has {file.width}x{file.height} pixels; that is too large")
+        with (
+            open_file(path, Limit.MAX_IMAGE_BYTES) as data,
+            _without_pixel_limit(),
+            Image.open(data, formats=_PICTURES) as file,
+        ):
+            _check_size(path, file.width, file.height)
             upright = ImageOps.exif_transpose(file)
+            if upright.mode.startswith("I"):  # 16 bits of grey, of which pillow would clip
+                upright = upright.convert("I").point(lambda grey: grey / 257 + 0.5).convert("L")
             return upright.convert("L" if channels == 1 else "RGB")
     except UnidentifiedImageError as error:
         raise SmeltError(f"{path} is no picture that pillow can read") from error
@@ -119,6 +135,25 @@ def _decode(path: str, channels: int) -> Image:
         raise SmeltError(f"{path} cannot be read: {error.strerror or error}") from error
     except (ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise SmeltError(f"{path} is a damaged picture: {error}") from error
+
+
+@contextlib.contextmanager
+def _without_pixel_limit() -> Generator[None]:
+    """Let smelt's own limits say which pictures are too large: pillow warns of what they allow."""
+    from PIL import Image
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        yield
+
+
+def _check_size(what: str, width: int, height: int) -> None:
+    for limit, found in (
+        (Limit.MAX_IMAGE_EXTENT, max(width, height)),
+        (Limit.MAX_IMAGE_PIXELS, width * height),
+    ):
+        if found > limit.most:
+            raise SmeltError(f"{what} has {limit.excess(f'{width}x{height}')}")
 
 
 def _resize(picture: Image, frame: Frame, preparation: Preparation) -> Image:
@@ -137,8 +172,9 @@ def _resize(picture: Image, frame: Frame, preparation: Preparation) -> Image:
         size = (frame.width or width, frame.height or height)
     else:
         size = picture.size
-    if 0 in size or size[0] * size[1] > _LARGEST_PIXELS:
+    if 0 in size:
         raise SmeltError(f"--resize {preparation.resize} makes a picture of {size[0]}x{size[1]}")
+    _check_size(f"the picture after --resize {preparation.resize}", *size)
     if size == picture.size:
         return picture
     if preparation.filter == "area":
@@ -164,21 +200,39 @@ def _averaged(picture: Image, size: tuple[int, int]) -> Image:
     """
     from PIL import Image
 
-    pixels = np.asarray(picture, np.float32)
-    rows = _overlaps(pixels.shape[0], size[1]) @ pixels.reshape(pixels.shape[0], -1)
-    planes = rows.reshape(size[1], *pixels.shape[1:])
-    mixed = np.tensordot(_overlaps(pixels.shape[1], size[0]), planes, (1, 1))
-    return Image.fromarray(np.rint(np.moveaxis(mixed, 0, 1)).clip(0, 255).astype(np.uint8))
+    pixels = _averaged_rows(np.asarray(picture), size[1])
+    pixels = _averaged_rows(pixels.swapaxes(0, 1), size[0]).swapaxes(0, 1)
+    return Image.fromarray(np.rint(pixels).clip(0, 255).astype(np.uint8))
 
 
-def _overlaps(before: int, after: int) -> NDArray[np.float32]:
-    """The share of each old pixel in each new one along one axis."""
-    edges = np.arange(after + 1) * (before / after)
-    old = np.arange(before)
-    low = np.maximum(edges[:-1, None], old)
-    high = np.minimum(edges[1:, None], old + 1)
-    shares = np.clip(high - low, 0, 1) * (after / before)
-    return np.asarray(shares, np.float32)
+def _averaged_rows(pixels: NDArray[Any], after: int) -> NDArray[np.float32]:
+    """The means of areas along the first axis, of which there are ``after``.
+
+    Works on the rows of one area at a time: what it takes beside the result is one area of the
+    picture and not a matrix of the rows before and after.
+    """
+    before = len(pixels)
+    if after == before:
+        return pixels.astype(np.float32)
+    result = np.empty((after, *pixels.shape[1:]), np.float32)
+    step = before / after
+    for row in range(after):
+        low, high = row * step, min((row + 1) * step, before)
+        first, last = min(int(low), before - 1), max(math.ceil(high), int(low) + 1)
+        covered = np.arange(first, min(last, before))
+        shares = np.clip(np.minimum(high, covered + 1) - np.maximum(low, covered), 0, 1) / step
+        result[row] = _weighted_sum(shares, pixels[first : first + len(covered)])
+    return result
+
+
+def _weighted_sum(shares: NDArray[np.float64], rows: NDArray[Any]) -> NDArray[np.float64]:
+    """The sum of rows, each times its share; few rows become floats at a time."""
+    total = np.zeros(rows.shape[1:])
+    step = max(1, _BAND_ELEMENTS // max(1, total.size))
+    for start in range(0, len(rows), step):
+        band = slice(start, start + step)
+        total += np.tensordot(shares[band], rows[band], 1)
+    return total
 
 
 def _crop(picture: Image, frame: Frame, preparation: Preparation) -> Image:
@@ -221,9 +275,10 @@ def _channel_values(numbers: tuple[float, ...], channels: int, option: str) -> N
 
 def _mean_image(path: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
     height, width, channels = shape
-    mean = load_array(path) if path.endswith(".npy") else _read_binaryproto(path)
-    if mean.dtype.kind not in "fiu" or not mean.ndim:
-        raise SmeltError(f"the mean {path} is {mean.dtype}{[*mean.shape]}; real numbers are needed")
+    if path.endswith(".npy"):
+        mean = load_array(path, partial(_check_mean, path))
+    else:
+        mean = _read_binaryproto(path)
     if mean.ndim == 4 and mean.shape[0] == 1:
         mean = mean[0]
     if mean.ndim == 3 and mean.shape[0] == channels:
@@ -239,6 +294,14 @@ def _mean_image(path: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
     return mean[top : top + height, left : left + width].astype(np.float32)
 
 
+def _check_mean(path: str, header: ArrayHeader) -> None:
+    if header.dtype.kind not in "fiu" or not header.shape:
+        told = f"{header.dtype}{[*header.shape]}"
+        raise SmeltError(f"the mean {path} is {told}; real numbers are needed")
+    if (count := math.prod(header.shape)) > 3 * Limit.MAX_IMAGE_PIXELS.most:
+        raise SmeltError(f"the mean {path} has {Limit.MAX_IMAGE_PIXELS.excess(count // 3)}")
+
+
 def _read_binaryproto(path: str) -> NDArray[Any]:
     if not Path(path).exists():
         raise SmeltError(
@@ -250,19 +313,17 @@ def _read_binaryproto(path: str) -> NDArray[Any]:
     return read_mean(Path(path))
 
 
-def load_array(path: str) -> NDArray[Any]:
-    """The array of a ``.npy`` file. Raises SmeltError: it is none; objects are not read."""
+def load_array(path: str, check: Callable[[ArrayHeader], None]) -> NDArray[Any]:
+    """The array of a ``.npy`` file whose header ``check`` does not refuse; see `read_array`.
+
+    Raises SmeltError: it is none; objects are not read.
+    """
     try:
-        with Path(path).open("rb") as file:
-            found: Any = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError, BadZipFile) as error:
-        # What numpy says of anything else is that it may be a pickle, which nobody should load.
+        return read_array(path, check)
+    except (OSError, ValueError) as error:
         told = error.strerror if isinstance(error, OSError) else None
-        reason = told or "it is none; numpy.save writes them"
+        reason = told or f"{error}; numpy.save writes them"
         raise SmeltError(f"{path} cannot be read as a .npy array: {reason}") from error
-    if not isinstance(found, np.ndarray):
-        raise SmeltError(f"{path} is an archive of several arrays; give one array as .npy")
-    return cast("NDArray[Any]", found)
 
 
 def _to_dtype(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -9,16 +10,17 @@ import numpy as np
 
 from smelt.cli._console import say
 from smelt.cli._images import load_array
-from smelt.errors import SmeltError
-from smelt.types import evaluate_dim, symbols_of
+from smelt.errors import SmeltError, masked
+from smelt.types import bounds_of, evaluate_dim, is_float_dtype, symbols_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from smelt.engine import Binding
+    from smelt.engine import Binding, Plan
     from smelt.runtime import Engine
+    from smelt.types import ArrayHeader
 
 _SEED: Final = 0
 _PICTURES: Final = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"))
@@ -52,12 +54,14 @@ def shape_at(binding: Binding, values: Mapping[str, int]) -> tuple[int, ...]:
 def random_array(shape: tuple[int, ...], dtype: np.dtype[Any], seed: int = _SEED) -> NDArray[Any]:
     """Normal floats, or zeros and ones: indices and masks of those are in range everywhere."""
     rng = np.random.default_rng(seed)
-    if dtype.kind == "f":
+    if is_float_dtype(dtype):
         return rng.standard_normal(shape, np.float32).astype(dtype)
     return rng.integers(0, 2, shape).astype(dtype)
 
 
-def given_array(text: str, binding: Binding, values: Mapping[str, int]) -> NDArray[Any]:
+def given_array(
+    text: str, binding: Binding, values: Mapping[str, int], plans: Sequence[Plan]
+) -> NDArray[Any]:
     """The array that ``random``, ``zeros`` or the name of a .npy file stands for."""
     dtype = binding.dtype.numpy
     if text == "random":
@@ -69,12 +73,28 @@ def given_array(text: str, binding: Binding, values: Mapping[str, int]) -> NDArr
             f"{text} is a picture: smelt run --image {text} prepares it. "
             "--input takes a .npy file, random or zeros"
         )
-    array = load_array(text)
-    if array.ndim != len(binding.shape):
-        shape = ", ".join(map(str, binding.shape))
-        raise SmeltError(f"{text} has shape {[*array.shape]}, and {binding.name} takes [{shape}]")
+    array = load_array(text, partial(_check_header, text, binding, plans))
     # Only what a model could not tell apart is changed, and it is said.
-    if array.dtype != dtype and array.dtype.kind == dtype.kind == "f":
-        say(f"{text} holds {array.dtype}, which is converted: {binding.name} takes {dtype}")
+    if array.dtype != dtype and is_float_dtype(array.dtype) and is_float_dtype(dtype):
+        say(f"{text} holds {array.dtype}, which is converted: {masked(binding.name)} takes {dtype}")
         return array.astype(dtype)
     return array
+
+
+def _check_header(text: str, binding: Binding, plans: Sequence[Plan], header: ArrayHeader) -> None:
+    """Refuse, before an element is read, what no plan can take. Raises SmeltError."""
+    name, dtype = masked(binding.name), binding.dtype.numpy
+    if not any(_takes(plan, binding, header.shape) for plan in plans):
+        shape = ", ".join(map(str, binding.shape))
+        raise SmeltError(f"{text} has shape {[*header.shape]}, and {name} takes [{shape}]")
+    if header.dtype != dtype and not (is_float_dtype(header.dtype) and is_float_dtype(dtype)):
+        raise SmeltError(f"{text} holds {header.dtype}, and {name} takes {dtype}")
+
+
+def _takes(plan: Plan, binding: Binding, shape: tuple[int, ...]) -> bool:
+    """Whether extents are within a plan's ranges; that they agree with others is for the run."""
+    ranges = {name: (low, high) for name, low, high in plan.symbols}
+    bounds = [bounds_of(dim, ranges) for dim in binding.shape]
+    return len(bounds) == len(shape) and all(
+        low <= extent <= high for (low, high), extent in zip(bounds, shape, strict=True)
+    )

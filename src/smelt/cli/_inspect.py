@@ -52,7 +52,11 @@ if TYPE_CHECKING:
     help="What the device does at best: 790e12,4.3e12; shows --roofline.  [default: an H200's for "
     "code that is for sm_90, too; else none]",
 )
-@click.option("--html", type=ResultFile(), help="Write the whole report as a page for a browser.")
+@click.option(
+    "--html",
+    type=ResultFile(),
+    help="Write the whole report as a page for a browser, its graph to be searched and zoomed.",
+)
 @click.option("--svg", type=ResultFile(), help="Write a picture: --graph's, else memory over time.")
 @output_option(help="Outputs of a MODEL; repeatable.")
 @json_option(help="The whole report as JSON on stdout.")
@@ -190,11 +194,10 @@ class _Times:
 
 
 def _json(path: str) -> Any:
-    import json
-    from pathlib import Path
+    from smelt.types import Limit, parse_json, read_file
 
     try:
-        return json.loads(Path(path).read_bytes())
+        return parse_json(read_file(path, Limit.MAX_PROFILE_BYTES))
     except FileNotFoundError as error:
         raise _no_times(path, "does not exist") from error
     except OSError as error:

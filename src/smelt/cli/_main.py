@@ -46,7 +46,7 @@ class _Commands(click.Group):
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
             is_maker = ctx.invoked_subcommand in _MAKERS
-            raise _Interrupted("; nothing half-made is left behind" * is_maker) from error
+            raise _Interrupted("; nothing half-made is left behind" if is_maker else "") from error
 
     def main(
         self,

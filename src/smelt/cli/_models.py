@@ -14,6 +14,7 @@ from smelt.cli._options import told_as_options
 from smelt.cli._parse import ByteCount, DeviceText, Effort, Finite, ShapeText, shapes_from_texts
 from smelt.engine import MAGIC
 from smelt.errors import ModelFormatError, SmeltError
+from smelt.types import Limit, open_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,7 +71,8 @@ TUNING_OPTIONS: Final = (
         default="fast",
         show_default=True,
         type=Effort(),
-        help="How long candidates are timed; what this machine cannot run cannot be.",
+        help="How long candidates are timed on this machine. A device that is not here has "
+        "estimates instead.",
     ),
     click.option(
         "--timing-cache",
@@ -105,7 +107,8 @@ _OPTIONS: Final = (
         "--max-workspace-bytes",
         default=1 << 30,
         type=ByteCount(),
-        help="Scratch memory that one step may use: 64MiB, 1048576.  [default: 1GiB]",
+        help="Scratch memory that one step may use, and what Loops without a bound may stack: "
+        "64MiB, 1048576.  [default: 1GiB]",
     ),
     click.option(
         "--shape",
@@ -215,9 +218,9 @@ def open_network(path: str, arguments: BuildArguments) -> NetworkDefinition:
 
 def _is_engine(path: str) -> bool:
     try:
-        with Path(path).open("rb") as file:
+        with open_file(path, Limit.MAX_ENGINE_BYTES) as file:
             return file.read(len(MAGIC)) == MAGIC
-    except OSError:
+    except (OSError, ValueError):
         return False  # the importer says what is wrong
 
 

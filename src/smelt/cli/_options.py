@@ -26,7 +26,9 @@ input_option = partial(click.option, "--input", "inputs", multiple=True, type=Na
 engine_option = partial(click.option, "-o", "--engine", "destination", type=ResultFile())
 output_option = partial(click.option, "--output", multiple=True, metavar="NAME")
 THREADS_OPTION: Final = click.option(
-    "--threads", type=click.IntRange(1, 1024), help="Threads.  [default: every core]"
+    "--threads",
+    type=click.IntRange(1, 1024),
+    help="Threads.  [default: every processor that this process may use]",
 )
 QUIET_OPTION: Final = click.option("--quiet", is_flag=True, help="Show no progress and no summary.")
 

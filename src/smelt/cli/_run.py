@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from smelt.cli._console import print_json, print_table, say, show
-from smelt.cli._files import FileCommand, ResultFile, SourceFile
+from smelt.cli._files import FileCommand, ResultFile, SourceFile, is_special
 from smelt.cli._models import BuildArguments, build_options, open_engine
 from smelt.cli._options import THREADS_OPTION, input_option, json_option, output_option
 from smelt.cli._parse import CROP, RESIZE, Numbers, Worded, pairs_from_texts
-from smelt.types import format_number
+from smelt.types import Limit, format_number, read_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 _MOST_VALUES_IN_JSON: Final = 4096
 _MOST_LABELS: Final = 1 << 20
-_NUMBERED: Final = re.compile(r"""\{?\s*(\d{1,9})\s*:\s*(['"])(.*)\2\s*,?\s*\}?""")
-"""A line of a printed dictionary, as some lists of labels are."""
+_NUMBERED: Final = re.compile(r"""\{?\s*+(\d{1,9})\s*+:\s*+(['"])(.*)\2\s*+,?\s*+\}?""")
+"""A line of a printed dictionary, as some lists of labels are; no space is looked at twice."""
 
 
 @click.command(cls=FileCommand, short_help="Run an engine on a picture or on arrays.")
@@ -99,6 +99,12 @@ _NUMBERED: Final = re.compile(r"""\{?\s*(\d{1,9})\s*:\s*(['"])(.*)\2\s*,?\s*\}?"
     type=ResultFile(),
     help="Write the outputs to a numpy archive.",
 )
+@click.option(
+    "--save-inputs",
+    metavar="FILE.npz",
+    type=ResultFile(),
+    help="Write the inputs, too, for `smelt compare --inputs`.",
+)
 @THREADS_OPTION
 @json_option()
 @build_options
@@ -111,6 +117,7 @@ def run(
     labels: str | None,
     output: tuple[str, ...],
     save: str | None,
+    save_inputs: str | None,
     threads: int | None,
     as_json: bool,
     build_arguments: BuildArguments,
@@ -134,6 +141,7 @@ def run(
       smelt run net.onnx --image cat.jpg --scale 1/255 --save out.npz
       smelt run deploy.prototxt --weights net.caffemodel --image digit.png
     """
+    _check_archives(save, save_inputs)
     names = _read_labels(labels)
     engine = open_engine(engine_path, build_arguments, quiet=as_json)
     chosen = _chosen_outputs(engine, output)
@@ -141,11 +149,10 @@ def run(
     arrays, target = _arrays(engine, image, inputs, prepared)
     with engine.create_context(threads=threads) as context:
         start = time.perf_counter()
-        results = context.run(arrays)
+        results = context.run(arrays, chosen)
         milliseconds = (time.perf_counter() - start) * 1e3
-    results = {name: results[name] for name in chosen}
-    if save is not None:
-        _save(save, results)
+    _save(save_inputs, arrays)
+    _save(save, results)
     report: dict[str, Any] = {
         "engine": engine_path,
         "network": engine.name,
@@ -154,8 +161,7 @@ def run(
         "milliseconds": milliseconds,
         "outputs": {name: _describe(array, top, names) for name, array in results.items()},
     }
-    if labels is not None:
-        _check_labels(labels, len(names), report["outputs"])
+    _check_labels(labels, len(names), report["outputs"])
     if as_json:
         print_json(report)
     else:
@@ -192,11 +198,13 @@ def _read_labels(path: str | None) -> list[str]:
     if path is None:
         return []
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        text = read_file(path, Limit.MAX_LABELS_BYTES).decode("utf-8")
     except OSError as error:
         raise SmeltError(f"--labels {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise SmeltError(f"--labels {path} is no text in UTF-8") from error
+    # splitlines would also cut a label at U+2028 and the like, and shift the classes behind it.
+    lines = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
     numbered = [match for line in lines if (match := _NUMBERED.fullmatch(line.strip()))]
     if not numbered or len(numbered) != len([line for line in lines if line.strip()]):
         return lines
@@ -204,11 +212,11 @@ def _read_labels(path: str | None) -> list[str]:
     return [names.get(i, "") for i in range(min(max(names) + 1, _MOST_LABELS))]
 
 
-def _check_labels(path: str, count: int, outputs: Mapping[str, Any]) -> None:
+def _check_labels(path: str | None, count: int, outputs: Mapping[str, Any]) -> None:
     """Say it when there are fewer names than classes: the list is likely another network's."""
     for name, output in outputs.items():
         classes = max(output["shape"], default=0)
-        if "top" in output and count < classes:
+        if path is not None and "top" in output and count < classes:
             say(f"--labels {path} has {count} names, and {name} has {classes} classes")
 
 
@@ -238,7 +246,8 @@ def _arrays(
     if unknown:
         raise SmeltError(f"the engine has no input {unknown[0]!r}; it has: {', '.join(bindings)}")
     values = {name: 1 if name == "batch" else n for name, n in symbol_values(engine).items()}
-    arrays = {name: given_array(text, bindings[name], values) for name, text in given.items()}
+    plans = engine.header.plans
+    arrays = {n: given_array(text, bindings[n], values, plans) for n, text in given.items()}
     left = [binding for name, binding in bindings.items() if name not in arrays]
     shown: str | None = None
     if image is not None:
@@ -256,11 +265,17 @@ def _picture_input(left: list[Binding]) -> Binding:
     from smelt.errors import SmeltError
 
     pictures = [b for b in left if len(b.shape) == 4] or [b for b in left if len(b.shape) == 3]
-    if len(pictures) != 1:
-        names = ", ".join(b.name for b in pictures) or "none"
+    if not pictures:
+        types = ", ".join(f"{b.name} {b.dtype.value}[{', '.join(map(str, b.shape))}]" for b in left)
         raise SmeltError(
-            f"inputs that could take the picture: {names}; exactly one is needed. "
-            "Give the others with --input NAME=…"
+            "no input can take a picture, which needs 3 or 4 axes, of them one of 1 or 3 "
+            f"channels; left to be given: {types or 'none'}. Give arrays with --input NAME=FILE.npy"
+        )
+    if len(pictures) > 1:
+        names = ", ".join(b.name for b in pictures)
+        raise SmeltError(
+            f"several inputs can take the picture: {names}. Give all but one of them with "
+            "--input NAME=FILE.npy"
         )
     return pictures[0]
 
@@ -272,16 +287,24 @@ def _picture(path: str, binding: Binding, preparation: Preparation) -> NDArray[A
     return image_to_array(path, shape, binding.dtype.numpy, preparation)
 
 
-def _save(path: str, results: Mapping[str, NDArray[Any]]) -> None:
-    import io
+def _check_archives(*paths: str | None) -> None:
+    """See to it that each file's name says what is in it: readers choose by that."""
+    from smelt.errors import SmeltError
 
-    import numpy as np
+    for path in paths:
+        if path and not path.lower().endswith(".npz") and not is_special(Path(path)):
+            raise SmeltError(
+                f"{path} would be a numpy archive, and its name says otherwise: "
+                f"call it {Path(path).with_suffix('.npz')}"
+            )
 
+
+def _save(path: str | None, arrays: Mapping[str, NDArray[Any]]) -> None:
     from smelt.engine import write_atomically
+    from smelt.types import write_arrays
 
-    buffer = io.BytesIO()
-    np.savez(buffer, **results)  # type: ignore[arg-type]
-    write_atomically(path, iter([buffer.getvalue()]))
+    if path is not None:
+        write_atomically(path, iter([write_arrays(arrays)]))
 
 
 def _describe(array: NDArray[Any], top: int, labels: list[str]) -> dict[str, Any]:

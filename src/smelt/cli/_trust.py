@@ -8,6 +8,7 @@ import click
 
 from smelt.cli._console import print_json
 from smelt.cli._options import json_option
+from smelt.errors import masked
 
 if TYPE_CHECKING:
     from smelt.engine import TrustedKey
@@ -42,7 +43,7 @@ def show(*, as_json: bool) -> None:
         print_json({"keys": [_to_json(key) for key in keys]})
     elif keys:
         for key in keys:  # no table: a key's line is there to be copied
-            click.echo(f"{key.key_id}  {key.label}  (from {key.origin})\n    {key.text}")
+            click.echo(f"{key.key_id}  {key.label}  (from {masked(key.origin)})\n    {key.text}")
     else:
         click.echo("No key is trusted yet; your own is made when you first build an engine.")
 

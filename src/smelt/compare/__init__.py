@@ -2,10 +2,10 @@
 
 from smelt.compare._compare import Comparison, Reduction, compare
 from smelt.compare._export import model_from_graph
-from smelt.compare._inputs import load_inputs
+from smelt.compare._inputs import load_input, load_inputs
 from smelt.compare._layers import LayerDifference
 from smelt.compare._measure import OutputError, measure_error
-from smelt.compare._oracle import ORACLES
+from smelt.compare._oracle import ORACLES, check_oracle
 from smelt.compare._reduce import reduce_graph
 
 __all__ = [
@@ -14,7 +14,9 @@ __all__ = [
     "LayerDifference",
     "OutputError",
     "Reduction",
+    "check_oracle",
     "compare",
+    "load_input",
     "load_inputs",
     "measure_error",
     "model_from_graph",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from smelt import ops
+from smelt.types import is_float_dtype
 
 if TYPE_CHECKING:
     from smelt.ir import Array, Node, Op, Value
@@ -40,7 +41,7 @@ def caution_about(output: Value, wanted: Array, tolerance: float) -> str:
         tolerance: the error that is allowed, relative to the largest magnitude: what differs by
             no more is not told apart.
     """
-    if wanted.dtype.kind != "f" or wanted.size == 0:
+    if not is_float_dtype(wanted.dtype) or wanted.size == 0:
         return ""
     are_finite = np.isfinite(wanted)
     if not are_finite.all():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,18 +14,21 @@ from smelt.compare._export import model_from_graph
 from smelt.compare._inputs import fix_shapes, input_sets, shapes_of_inputs
 from smelt.compare._layers import LayerDifference, find_first_difference, layer_errors
 from smelt.compare._measure import TOLERANCES, Judge, OutputError
-from smelt.compare._oracle import make_oracle
+from smelt.compare._oracle import FOREIGN, check_oracle, is_caffe, make_oracle, make_part_oracle
 from smelt.compare._quantized import STEPS_ALLOWED, quantized_steps
+from smelt.compare._recorded import is_recording
 from smelt.compare._reduce import reduce_graph
 from smelt.engine import write_atomically
-from smelt.errors import SmeltError, UnsupportedError
-from smelt.importers import network_from_caffe, network_from_onnx
+from smelt.errors import BindingError, SmeltError, UnsupportedError
+from smelt.importers import network_from_caffe, network_from_onnx, read_onnx
 from smelt.ir import Graph
 from smelt.network import NetworkDefinition
+from smelt.types import path_from, write_arrays
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     import onnx
 
@@ -73,7 +75,7 @@ class Comparison:
 
 def compare(  # gate: options of one question, each with its default
     model: Model,
-    against: str = "reference",
+    against: str | os.PathLike[str] = "reference",
     inputs: Mapping[str, Array] | None = None,
     *,
     weights: str | os.PathLike[str] | bytes | None = None,
@@ -89,16 +91,18 @@ def compare(  # gate: options of one question, each with its default
     progress: Progress | None = None,
     **options: Any,
 ) -> Comparison:
-    """Compare the engine that is built from a model with the reference, or with another engine.
+    """Compare the engine that is built from a model with what gives the right answers.
 
     Args:
         model: an ONNX model (path, bytes or message), the path of a prototxt, or a network.
-        against: ``"reference"`` (our ops' numpy references) or ``"onnxruntime"``.
+        against: ``"reference"`` (our ops' numpy references), ``"onnxruntime"``, ``"openvino"``
+            (not for Caffe), or a file: another engine of the same network, or outputs that were
+            recorded for these inputs, by name (.npz) or alone (.npy).
         inputs: arrays by input name; missing ones are random.
         weights: the caffemodel of a prototxt.
         layers: whether to compare every intermediate result, and find the first that differs.
         reduce: where to save the smallest failing part as ONNX, if there is a failure; its inputs
-            go beside it.
+            go beside it. A file cannot tell, as it knows the whole network alone.
         tolerance: largest error allowed, relative to an output's largest magnitude; None for
             1e-4, and where the model or the engine computes in less than float32 for 3e-3 (float16,
             half2), 1e-2 (tf32) or 2e-2 (bfloat16).
@@ -113,12 +117,17 @@ def compare(  # gate: options of one question, each with its default
 
     Raises:
         SmeltError: the model cannot be read or built, or the oracle cannot run it.
+        BindingError: a file has not every output, or is for inputs that are not given.
         MissingExtraError: the oracle is not installed.
     """
-    graph, message = _open(model, weights, outputs)
+    against = str(path_from(against, "right answers"))
+    check_oracle(against, model, weights, in_parts=reduce is not None)
+    graph, message = _open(model, weights, outputs, against)
     asked = {name: options[name] for name in ("precision", "libraries") if name in options}
     device = device_to_run(options.get("device", "cpu"), **asked)
     given = dict(inputs or {})
+    if is_recording(against):
+        _check_all_given(against, graph, given)
     shapes = shapes_of_inputs(graph, given, shapes)
     sets = input_sets(graph, given, shapes, max_batch_size, seed)
     oracle = make_oracle(against, graph, message)
@@ -140,6 +149,17 @@ def compare(  # gate: options of one question, each with its default
     if not layers and (reduce is None or found.passed):
         return found
     return trial.explain(found, graph, sets[failing], message, layers=layers, reduce=reduce)
+
+
+def _check_all_given(path: str, graph: Graph, inputs: Mapping[str, Array]) -> None:
+    missing = [value.name for value in graph.inputs if value.name not in inputs]
+    if missing:
+        raise BindingError(
+            f"{path} holds what is right for certain inputs, and random ones are others; give the "
+            f"same ones that it was recorded with: "
+            f"{' '.join(f'--input {name}=FILE.npy' for name in missing)}, or --inputs FILE.npz, "
+            "which `smelt run --save-inputs FILE.npz` writes"
+        )
 
 
 def _worst_errors(
@@ -178,25 +198,20 @@ def _open(
     model: Model,
     weights: str | os.PathLike[str] | bytes | None,
     outputs: Sequence[str] | None,
+    against: str,
 ) -> tuple[Graph, onnx.ModelProto | None]:
-    """The graph, and the ONNX model that it comes from, if any."""
+    """The graph, and the ONNX model that it comes from, if any, where another engine runs it."""
     if isinstance(model, Graph):
         return model, None
     if isinstance(model, NetworkDefinition):
         return model.graph, None
-    is_text = isinstance(model, str) or hasattr(model, "__fspath__")
-    if weights is not None or (is_text and Path(str(model)).suffix in {".prototxt", ".pbtxt"}):
+    if is_caffe(model, weights):
         network, _ = network_from_caffe(model, weights, outputs=outputs)  # type: ignore[arg-type]
         return network.graph, None
-    graph = network_from_onnx(model, outputs=outputs).graph
-    import onnx  # it is there: the network was read
-
-    if isinstance(model, onnx.ModelProto):
-        return graph, model
-    if isinstance(model, bytes):
-        return graph, onnx.load_model_from_string(model)
-    untyped: Any = onnx
-    return graph, untyped.load(str(model))
+    if against not in FOREIGN:
+        return network_from_onnx(model, outputs=outputs).graph, None
+    message = read_onnx(model)
+    return network_from_onnx(message, outputs=outputs).graph, message
 
 
 def _output_errors(
@@ -241,14 +256,14 @@ class _Trial:
         first: LayerDifference | None = None
         if layers:
             oracle = make_oracle(self.against, fixed, message)
-            ask = partial(make_oracle, self.against)
+            ask = partial(make_part_oracle, self.against)
             errors = layer_errors(fixed, inputs, oracle, self.judge, self.run, ask)
             rows = tuple((" + ".join(node.layers) or node.name, error) for node, error in errors)
             if not (found.passed and all(error.passed for _, error in errors)):
                 first = find_first_difference(fixed, inputs, oracle, self.judge, self.run, errors)
         reduction = None
         if reduce is not None and (first is not None or not found.passed):
-            reduction = self.reduce(fixed, inputs, Path(reduce))
+            reduction = self.reduce(fixed, inputs, path_from(reduce, "the smallest part"))
         return Comparison(found.network, found.against, found.outputs, rows, first, reduction)
 
     def run(self, graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -263,7 +278,7 @@ class _Trial:
     def fails(self, graph: Graph, inputs: Mapping[str, Array]) -> bool:
         """Whether the engine of a network differs from the oracle."""
         try:
-            oracle = make_oracle(self.against, graph)
+            oracle = make_part_oracle(self.against, graph)
             wanted = oracle.values(inputs, [value.name for value in graph.outputs])
             got = self.run(graph, inputs)
         except SmeltError:
@@ -284,13 +299,5 @@ class _Trial:
             return Reduction(nodes, None, None, str(error))
         beside = path.with_suffix(".npz")
         write_atomically(path, iter([data]))
-        write_atomically(beside, iter([_archive(arrays)]))
+        write_atomically(beside, iter([write_arrays(arrays)]))
         return Reduction(nodes, str(path), str(beside))
-
-
-def _archive(arrays: Mapping[str, Array]) -> bytes:
-    import io
-
-    buffer = io.BytesIO()
-    np.savez(buffer, **dict(arrays))  # type: ignore[arg-type]
-    return buffer.getvalue()

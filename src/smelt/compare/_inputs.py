@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-import zlib
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
-from zipfile import BadZipFile
 
 import numpy as np
 
 from smelt.builder import boxes_of
 from smelt.errors import BindingError
 from smelt.ir import clone
-from smelt.types import TensorType, evaluate_dim, substitute_dim, symbols_of
+from smelt.types import (
+    TensorType,
+    evaluate_dim,
+    read_array,
+    read_arrays,
+    substitute_dim,
+    symbols_of,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from smelt.builder import ShapeSpec
     from smelt.ir import Array, Graph
-    from smelt.types import DType
+    from smelt.types import ArrayHeader, DType
 
 
 def shapes_of_inputs(
@@ -29,20 +34,24 @@ def shapes_of_inputs(
 
     Raises BindingError: an array is for no input.
     """
-    known = {value.name: value for value in graph.inputs}
-    for name in inputs:
-        if name not in known:
-            raise BindingError(f"no input is called {name!r}; there are {', '.join(known)}")
     found: dict[str, ShapeSpec] = dict(shapes or {})
     for name, given in inputs.items():
-        array, kind = np.asarray(given), known[name].tensor
-        if array.ndim != len(kind.shape):
-            raise BindingError(
-                f"input {name!r} is {kind} and its array {array.dtype}{[*array.shape]}"
-            )
-        if name not in found and symbols_of(*known[name].tensor.shape):
+        array = np.asarray(given)
+        kind = _type_of_input(graph, name, array)
+        if name not in found and symbols_of(*kind.shape):
             found[name] = cast("tuple[int, ...]", array.shape)
     return found or None
+
+
+def _type_of_input(graph: Graph, name: str, given: Array | ArrayHeader) -> TensorType:
+    """The type of an input. Raises BindingError: there is none, or an array has other axes."""
+    known = {value.name: value for value in graph.inputs}
+    if name not in known:
+        raise BindingError(f"no input is called {name[:80]!r}; there are {', '.join(known)}")
+    kind = known[name].tensor
+    if len(given.shape) != len(kind.shape):
+        raise BindingError(f"input {name!r} is {kind} and its array {given.dtype}{[*given.shape]}")
+    return kind
 
 
 def input_sets(
@@ -60,7 +69,7 @@ def input_sets(
         made: dict[str, Array] = {}
         for value in graph.inputs:
             kind = value.tensor
-            shape = tuple(evaluate_dim(d, sizes | graph.symbol_bounds) for d in kind.shape)
+            shape = tuple(evaluate_dim(d, sizes) for d in kind.shape)
             made[value.name] = _random(kind.dtype, shape, rng)
         sets.append(made | {name: np.asarray(array) for name, array in inputs.items()})
     return sets
@@ -89,16 +98,73 @@ def fix_shapes(graph: Graph, inputs: Mapping[str, Array]) -> Graph:
     return fixed
 
 
-def load_inputs(path: str) -> dict[str, Any]:
-    """The arrays of an ``.npz`` file, by name. Raises BindingError: it is none."""
-    reason = "it is none; numpy.savez writes them"
+def load_inputs(path: str, graph: Graph | None = None) -> dict[str, Any]:
+    """The arrays of an ``.npz`` file, by name.
+
+    With ``graph`` they are for its inputs, and nothing is read where one is not.
+
+    Raises BindingError: it is no archive, or an array is for no input of ``graph``.
+    """
+
+    def is_input(name: str, header: ArrayHeader) -> bool:
+        if graph is not None:
+            _check_input(graph, name, header)
+        return True
+
+    return load_archive(path, is_input)
+
+
+def load_input(path: str, name: str, graph: Graph) -> Array:
+    """The array of a ``.npy`` file for an input of ``graph``.
+
+    Raises BindingError: it is none, or not for this input; no element is read then.
+    """
+    return _load_array(path, partial(_check_input, graph, name))
+
+
+def _check_input(graph: Graph, name: str, header: ArrayHeader) -> None:
+    kind = _type_of_input(graph, name, header)
+    if not _fits(kind, header):
+        told = f"{header.dtype}{[*header.shape]}"
+        raise BindingError(f"input {name!r} is {kind} and its array {told}")
+
+
+def _fits(kind: TensorType, header: ArrayHeader) -> bool:
+    """Whether an array has a tensor's axes, and its extents where these are fixed."""
+    return len(kind.shape) == len(header.shape) and all(
+        not isinstance(dim, int) or dim == extent
+        for dim, extent in zip(kind.shape, header.shape, strict=True)
+    )
+
+
+def load_archive(path: str, wanted: Callable[[str, ArrayHeader], bool]) -> dict[str, Array]:
+    """The arrays of an ``.npz`` file that are wanted, by name. Raises BindingError: it is none."""
     try:
-        with Path(path).open("rb") as file:
-            found: Any = np.load(file, allow_pickle=False)
-            if not isinstance(found, np.ndarray):
-                return {name: found[name] for name in found.files}
-    except (OSError, ValueError, EOFError, BadZipFile, RuntimeError, zlib.error) as error:
-        # What numpy says of anything else is that it may be a pickle, which nobody should load.
-        told = error.strerror if isinstance(error, OSError) else None
-        raise BindingError(f"{path} cannot be read as an .npz archive: {told or reason}") from error
-    raise BindingError(f"{path} cannot be read as an .npz archive: {reason}")
+        return read_arrays(path, wanted)
+    except (OSError, ValueError) as error:
+        raise _not_read(path, "an .npz archive", "savez", error) from error
+
+
+def check_output(path: str, name: str, kind: TensorType, header: ArrayHeader) -> None:
+    """Raise BindingError: a recorded array cannot be what the network gives."""
+    if not _fits(kind, header):
+        told = f"{header.dtype}{[*header.shape]}"
+        raise BindingError(f"output {name!r} is {kind}, and {path} has {told}")
+
+
+def load_output(path: str, name: str, kind: TensorType) -> Array:
+    """The array of a ``.npy`` file for an output. Raises BindingError: it is none."""
+    return _load_array(path, partial(check_output, path, name, kind))
+
+
+def _load_array(path: str, check: Callable[[ArrayHeader], None]) -> Array:
+    try:
+        return read_array(path, check)
+    except (OSError, ValueError) as error:
+        raise _not_read(path, "a .npy array", "save", error) from error
+
+
+def _not_read(path: str, kind: str, writer: str, error: Exception) -> BindingError:
+    told = f"{error}; numpy.{writer} writes them"
+    reason = error.strerror if isinstance(error, OSError) else told
+    return BindingError(f"{path} cannot be read as {kind}: {reason}")

@@ -11,7 +11,7 @@ from smelt import ops
 from smelt.compare._reduce import cut_part
 from smelt.errors import UnsupportedError
 from smelt.ir import clone
-from smelt.types import DType, TensorType
+from smelt.types import TensorType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -53,9 +53,7 @@ def shown_values(graph: Graph) -> list[tuple[Node, Value]]:
         (node, value)
         for node in graph.nodes
         for value in node.outputs
-        if isinstance(value.type, TensorType)
-        and value.type.dtype is not DType.BFLOAT16
-        and (value.users or graph.is_output(value))
+        if isinstance(value.type, TensorType) and (value.users or graph.is_output(value))
     ]
 
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from smelt.types import is_float_dtype
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -113,6 +115,6 @@ def _errors(got: Array, wanted: Array, *, is_real: bool) -> tuple[float, float, 
     absolute = float(np.abs(a[finite] - b[finite]).max())
     if math.isnan(absolute):
         return magnitude, math.inf, math.inf
-    if wanted.dtype.kind != "f" and not is_real:
+    if not is_float_dtype(wanted.dtype) and not is_real:
         return magnitude, absolute, 0.0 if absolute == 0 else math.inf
     return magnitude, absolute, absolute / (magnitude or 1.0)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any, Final, Protocol
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+
+import numpy as np
 
 from smelt.compare._export import model_from_graph
-from smelt.errors import MissingExtraError, SmeltError
+from smelt.compare._recorded import has_answers, recorded_oracle
+from smelt.errors import MissingExtraError, SmeltError, UnsupportedError
 from smelt.interp import interpret
 from smelt.ir import clone
 from smelt.passes import PromoteHalf, run_passes
@@ -19,8 +24,11 @@ if TYPE_CHECKING:
 
     from smelt.ir import Array, Graph
 
-ORACLES: Final = ("reference", "onnxruntime")
-"""What an engine can be compared with."""
+FOREIGN: Final = ("onnxruntime", "openvino")
+"""Engines of others, which read ONNX."""
+ORACLES: Final = ("reference", *FOREIGN)
+"""What an engine can be compared with, besides the answers in a file."""
+_CAFFE: Final = frozenset({".prototxt", ".pbtxt", ".txt"})
 
 
 class Oracle(Protocol):
@@ -90,6 +98,36 @@ class _OnnxRuntime(Oracle):
         return dict(zip(known, results, strict=True))
 
 
+class _OpenVino(Oracle):
+    """OpenVINO's CPU plugin in full precision, on the model as it was given."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        try:
+            self.openvino: Any = importlib.import_module("openvino")
+        except ImportError as error:
+            raise MissingExtraError("openvino", "bench") from error
+        self.data = model.SerializeToString()
+
+    @override
+    def values(self, inputs: Mapping[str, Array], names: Sequence[str], /) -> dict[str, Array]:
+        core = self.openvino.Core()
+        try:
+            model = core.read_model(self.data, b"")
+            made = {n for op in model.get_ops() for port in op.outputs() for n in port.get_names()}
+            known = [name for name in names if name in made]
+            shown = {name for port in model.outputs for name in port.get_names()}
+            for name in known:
+                if name not in shown:
+                    model.add_outputs(name)
+            compiled = core.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+            wanted = {name for port in compiled.inputs for name in port.get_names()}
+            given = {name: array for name, array in inputs.items() if name in wanted}
+            results = compiled(given)
+            return {name: np.array(results[name]) for name in known}
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise SmeltError(f"OpenVINO cannot run the model: {error}") from error
+
+
 def _errors_of(runtime: Any) -> tuple[type[Exception], ...]:
     """ONNX Runtime's own errors: each is a class by itself."""
     module: Any = runtime.capi.onnxruntime_pybind11_state
@@ -101,17 +139,71 @@ def make_oracle(against: str, graph: Graph, model: onnx.ModelProto | None = None
     """The oracle of a name for a graph.
 
     Args:
-        against: one of `ORACLES`.
+        against: one of `ORACLES`, or the path of an engine or of recorded outputs.
         graph: the network.
         model: the ONNX model that the graph comes from; without one, the graph is exported.
 
     Raises:
-        SmeltError: there is no such oracle.
-        MissingExtraError: it is not installed.
+        SmeltError: a file cannot be read, or has not every output.
+        MissingExtraError: the oracle is not installed.
         UnsupportedError: the graph cannot be written as ONNX.
     """
     if against == "reference":
         return _References(graph)
-    if against == "onnxruntime":
-        return _OnnxRuntime(model_from_graph(graph) if model is None else model)
-    raise SmeltError(f"against is {against!r}; it must be one of {', '.join(ORACLES)}")
+    if against not in ORACLES:
+        return recorded_oracle(against, graph)
+    known = model_from_graph(graph) if model is None else model
+    return _OnnxRuntime(known) if against == "onnxruntime" else _OpenVino(known)
+
+
+def make_part_oracle(against: str, part: Graph) -> Oracle:
+    """The oracle of a name for a part of the network.
+
+    Raises:
+        UnsupportedError: it is a file, which answers for the whole, or ONNX has no op for the part.
+    """
+    if against not in ORACLES:
+        raise UnsupportedError(f"{against} answers for the whole network alone")
+    return make_oracle(against, part)
+
+
+def is_caffe(model: object, weights: object) -> bool:
+    """Whether a model is Caffe's: the path of a prototxt, or what has weights beside it."""
+    return weights is not None or Path(_path(model)).suffix.lower() in _CAFFE
+
+
+def _path(model: object) -> str:
+    """A model's path; empty where it is none."""
+    if isinstance(model, os.PathLike):
+        return str(cast("os.PathLike[str]", model))
+    return model if isinstance(model, str) else ""
+
+
+def check_oracle(against: str, model: object, weights: object, *, in_parts: bool = False) -> None:
+    """See to it that an oracle can be meant for a model, before that is read.
+
+    Args:
+        against: its name, or a file.
+        model: the model, or its path.
+        weights: the caffemodel of a prototxt.
+        in_parts: whether it is asked about parts of the network, too.
+
+    Raises:
+        SmeltError: there is no such oracle or file, or it knows the whole network alone.
+        UnsupportedError: it does not read such models.
+    """
+    if against not in ORACLES and not has_answers(against):
+        raise SmeltError(
+            f"there is nothing to compare with: {against!r} is none of {', '.join(ORACLES)}, and "
+            "no file of an engine or of recorded outputs (.npz, .npy)"
+        )
+    if against not in ORACLES and in_parts:
+        raise SmeltError(
+            f"{against} answers for the whole network, and what is reduced are its parts; compare "
+            f"with one of {', '.join(ORACLES)}"
+        )
+    if against == "openvino" and is_caffe(model, weights):
+        raise UnsupportedError(
+            f"{_path(model) or 'this'} is a Caffe model, and OpenVINO reads ONNX alone; compare it "
+            "with reference, or with onnxruntime, which is given the network as ONNX"
+        )

@@ -1,9 +1,12 @@
 """The serialised engine: plan schema, plan verifier, file reader and writer, signatures."""
 
 from smelt.engine._codec import header_from_data, header_to_data
+from smelt.engine._conditions import KeptVerdicts, RunConditions
+from smelt.engine._content import BytesLike
+from smelt.engine._drafts import sweep_drafts
+from smelt.engine._exact import MAX_EXTENT, verify_plan_at
 from smelt.engine._file import (
     MAGIC,
-    BytesLike,
     EngineFile,
     Signature,
     SignerLike,
@@ -15,6 +18,7 @@ from smelt.engine._file import (
 from smelt.engine._fingerprint import check_fingerprint
 from smelt.engine._host import Host, detect_host, known_features
 from smelt.engine._plan import (
+    ERROR_BYTES,
     Binding,
     Buffer,
     EngineHeader,
@@ -50,7 +54,9 @@ from smelt.engine._verify import verify_plan, verify_plans
 from smelt.engine._version import VERSION
 
 __all__ = [
+    "ERROR_BYTES",
     "MAGIC",
+    "MAX_EXTENT",
     "VERSION",
     "Binding",
     "Buffer",
@@ -62,11 +68,13 @@ __all__ = [
     "Host",
     "HostCall",
     "Json",
+    "KeptVerdicts",
     "KernelSpec",
     "Launch",
     "LayerInfo",
     "Parameters",
     "Plan",
+    "RunConditions",
     "Signature",
     "Signer",
     "SignerLike",
@@ -90,8 +98,10 @@ __all__ = [
     "remove_trusted_key",
     "serialize_engine",
     "show_trusted_keys",
+    "sweep_drafts",
     "user_signer",
     "verify_plan",
+    "verify_plan_at",
     "verify_plans",
     "verify_signature",
     "write_atomically",

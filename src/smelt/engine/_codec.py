@@ -7,8 +7,6 @@ limit is an `EngineFormatError` that says where.
 
 from __future__ import annotations
 
-import ast
-import json
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
@@ -29,7 +27,7 @@ from smelt.engine._plan import (
     Weight,
 )
 from smelt.errors import EngineFormatError
-from smelt.types import Dim, DType, SymbolicDim
+from smelt.types import Dim, DType, Guard, Limit, Relation, dim_from_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,8 +36,6 @@ if TYPE_CHECKING:
 _MAX_INT: Final = 1 << 63
 _MAX_TEXT: Final = 1 << 26
 """Characters of one text; build reports are the longest."""
-_MAX_DIM_TEXT: Final = 2000
-_MAX_DEPTH: Final = 256
 
 T = TypeVar("T")
 
@@ -88,47 +84,11 @@ def _read_text(data: object, where: str) -> str:
 def _read_dim(data: object, where: str) -> Dim:
     if type(data) is not str:
         return _read_int(data, where)
-    if len(data) > _MAX_DIM_TEXT:
-        raise _fail(where, f"a dimension of more than {_MAX_DIM_TEXT} characters")
     try:
-        dim = _dim_from_node(ast.parse(data, mode="eval").body)
-    except (SyntaxError, ValueError, RecursionError, MemoryError, ZeroDivisionError) as error:
-        raise _fail(where, f"{_describe(data)} is no dimension ({error})") from error
+        dim = dim_from_text(data)
+    except ValueError as error:
+        raise _fail(where, str(error)) from error
     return _read_int(dim, where) if isinstance(dim, int) else dim
-
-
-def _dim_from_node(node: ast.expr) -> Dim:
-    """The dimension that a syntax tree stands for; sums are never multiplied out.
-
-    ``str(dim)`` writes no product of sums, and a hostile one could have billions of terms.
-    """
-    match node:
-        case ast.Constant(value=int(value)) if type(value) is int:
-            return value
-        case ast.Name(id=name):
-            return SymbolicDim.symbol(name)
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_dim_from_node(operand)
-        case ast.BinOp(left=left, op=op, right=right):
-            return _combine(_dim_from_node(left), op, _dim_from_node(right))
-        case _:
-            raise ValueError("only names, integers, + - * and // may stand in one")
-
-
-def _combine(left: Dim, op: ast.operator, right: Dim) -> Dim:
-    match op:
-        case ast.Add():
-            return left + right
-        case ast.Sub():
-            return left - right
-        case ast.Mult():
-            if any(isinstance(d, SymbolicDim) and len(d.terms) > 1 for d in (left, right)):
-                raise ValueError("a product of sums")
-            return left * right
-        case ast.FloorDiv() if type(right) is int and right > 0:
-            return left // right
-        case _:
-            raise ValueError("only names, integers, + - * and // may stand in one")
 
 
 def _write_dim(dim: Dim) -> object:
@@ -136,8 +96,8 @@ def _write_dim(dim: Dim) -> object:
 
 
 def _read_json(data: object, where: str, depth: int = 0) -> Json:
-    if depth > _MAX_DEPTH:
-        raise _fail(where, f"parameters are nested more than {_MAX_DEPTH} deep")
+    if depth > Limit.MAX_PARAMETER_DEPTH.most:
+        raise _fail(where, f"parameters have {Limit.MAX_PARAMETER_DEPTH.excess(depth)}")
     if isinstance(data, list | tuple):
         items = cast("Sequence[object]", data)
         return tuple(_read_json(item, where, depth + 1) for item in items)
@@ -150,9 +110,14 @@ def _read_json(data: object, where: str, depth: int = 0) -> Json:
     raise _fail(where, f"a parameter cannot be {_describe(data)}")
 
 
-def _tuple_of(item: Codec[T]) -> Codec[tuple[T, ...]]:
+def _tuple_of(item: Codec[T], limit: Limit | None = None) -> Codec[tuple[T, ...]]:
+    """A tuple of any length, or of no more items than a limit allows."""
+
     def read(data: object, where: str) -> tuple[T, ...]:
-        return tuple(item.read(v, f"{where}[{i}]") for i, v in enumerate(_list(data, where)))
+        items = _list(data, where)
+        if limit is not None and len(items) > limit.most:
+            raise _fail(where, f"it has {limit.excess(len(items))}")
+        return tuple(item.read(v, f"{where}[{i}]") for i, v in enumerate(items))
 
     return Codec(lambda values: [item.write(value) for value in values], read)
 
@@ -233,7 +198,7 @@ _BOOL: Final = _exactly(bool, "true or false")
 _DIM: Final[Codec[Dim]] = Codec(_write_dim, _read_dim)
 _JSON: Final[Codec[Json]] = Codec(lambda value: value, _read_json)
 _DTYPE: Final = _enum(DType)
-_DIMS: Final = _tuple_of(_DIM)
+_DIMS: Final = _tuple_of(_DIM, Limit.MAX_RANK)
 _NAMED_JSON: Final = _tuple_of(_row(_TEXT, _JSON))
 _NAMED_INTS: Final = _tuple_of(_row(_TEXT, _INT))
 _VIEW: Final = _record(
@@ -243,14 +208,14 @@ _VIEW: Final = _record(
     dtype=_DTYPE,
     shape=_DIMS,
     strides=_DIMS,
-    halo=_tuple_of(_row(_INT, _INT)),
+    halo=_tuple_of(_row(_INT, _INT), Limit.MAX_RANK),
 )
 _KERNEL: Final = _record(KernelSpec, family=_TEXT, parameters=_NAMED_JSON)
 _LAUNCH: Final = _record(
     Launch,
     kernel=_KERNEL,
-    operands=_tuple_of(_VIEW),
-    writes=_tuple_of(_INT),
+    operands=_tuple_of(_VIEW, Limit.MAX_OPERANDS),
+    writes=_tuple_of(_INT, Limit.MAX_OPERANDS),
     scalars=_DIMS,
     chunks=_DIM,
     scratch_bytes=_INT,
@@ -268,6 +233,9 @@ _HOST_CALL: Final = _record(
 )
 _STEP: Final[Codec[Step]] = _tagged(launch=(Launch, _LAUNCH), host=(HostCall, _HOST_CALL))
 _BUFFER: Final = _record(Buffer, space=_enum(Space), start=_INT, size_bytes=_INT)
+_GUARD: Final = _record(
+    Guard, left=_DIM, relation=_enum(Relation), right=_DIM, what=_TEXT, node=_TEXT
+)
 _PLAN: Final = _record(
     Plan,
     symbols=_tuple_of(_row(_TEXT, _INT, _INT)),
@@ -275,11 +243,18 @@ _PLAN: Final = _record(
     steps=_tuple_of(_STEP),
     arena_bytes=_INT,
     scratch_bytes=_INT,
+    guards=_tuple_of(_GUARD),
+    outputs=_tuple_of(_DIMS),
 )
 _BINDING: Final = _record(Binding, name=_TEXT, is_input=_BOOL, dtype=_DTYPE, shape=_DIMS)
 _LAYER: Final = _record(LayerInfo, name=_TEXT, kind=_TEXT, tactic=_TEXT, details=_NAMED_JSON)
 _WEIGHT: Final = _record(
-    Weight, name=_TEXT, dtype=_DTYPE, shape=_tuple_of(_INT), offset=_INT, recipe=_JSON
+    Weight,
+    name=_TEXT,
+    dtype=_DTYPE,
+    shape=_tuple_of(_INT, Limit.MAX_RANK),
+    offset=_INT,
+    recipe=_JSON,
 )
 _FINGERPRINT: Final = _record(
     Fingerprint,
@@ -322,22 +297,3 @@ def header_from_data(data: object) -> EngineHeader:
         EngineFormatError: it is malformed; the message says where.
     """
     return _HEADER.read(data, "engine")
-
-
-def parse_json(text: bytes) -> object:
-    """Parse JSON that may be hostile: no name twice, no abyss, no number of a million digits.
-
-    Raises:
-        EngineFormatError: it is not such JSON.
-    """
-    try:
-        return json.loads(text.decode(), object_pairs_hook=_object)
-    except (ValueError, RecursionError) as error:
-        raise EngineFormatError(f"the engine's header is not JSON: {error}") from error
-
-
-def _object(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
-    entries = dict(pairs)
-    if len(entries) != len(pairs):
-        raise ValueError("an object has the same name twice")
-    return entries

@@ -11,52 +11,47 @@ multiples of 4096     weights, sources, code, native runtime; zeros between them
 
 The sources are the arrays of the network as it was given, where the engine keeps it.
 The header holds the sections' checksums, so the signature covers the whole file. A reader checks
-every length and offset before it follows one, and maps a file's weights and sources instead of
-reading them.
+every length and offset before it follows one, and copies what it reads while it checks it
+(`_content.py`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import mmap
 import os
-import secrets
 import struct
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
-from smelt.engine._codec import header_from_data, header_to_data, parse_json
-from smelt.engine._pages import keep_in_large_pages, map_file
+from smelt.engine._codec import header_from_data, header_to_data
+from smelt.engine._content import BytesLike, Content, open_content
+from smelt.engine._drafts import open_draft
+from smelt.engine._pages import keep_in_large_pages
 from smelt.errors import EngineFormatError, SmeltError
+from smelt.types import Limit, count_json_parts, parse_json, path_from
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from numpy.typing import NDArray
 
     from smelt.engine._plan import EngineHeader
 
 MAGIC: Final = b"\x89SMELT\r\n"
 """Not text, and broken by whatever translates line ends."""
-FORMAT_VERSION: Final = 4
+FORMAT_VERSION: Final = 6
 """Raised with every change of what a header may hold."""
 ALIGNMENT_BYTES: Final = 4096
-MAX_HEADER_BYTES: Final = 1 << 28
 
 _PREFIX: Final = struct.Struct("<8sIIQQ32x")
 _SIGNATURE: Final = struct.Struct("<I32s64s28x")
 _UNSIGNED: Final = 0
 _ED25519: Final = 1
 _SECTIONS: Final = ("weights", "sources", "code", "runtime")
-_MAPPED: Final = frozenset({"weights", "sources"})
-
-
-BytesLike = bytes | bytearray | memoryview | mmap.mmap | NDArray[Any]
-"""Bytes that are not copied."""
 
 
 class SignerLike(Protocol):
@@ -88,14 +83,14 @@ class EngineFile:
 
     header: EngineHeader
     weights: NDArray[np.uint8]
-    """Read-only; mapped when the file was given by its path."""
+    """Read-only, and of this process alone, unless the file is mapped."""
     code: bytes
     runtime_code: bytes
     signature: Signature | None
     source: str
     """Where it came from, for messages."""
     sources: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
-    """Read-only, and mapped as the weights are."""
+    """As the weights are."""
 
 
 def serialize_engine(
@@ -130,37 +125,46 @@ def write_engine(
     parts = _parts(header, weights, code, runtime_code, signer, sources)
     if not isinstance(destination, str | os.PathLike):
         for part in parts:
-            destination.write(part)
+            _write_all(destination, part)
         return
     write_atomically(destination, parts)
+
+
+def _write_all(destination: Any, part: bytes | memoryview) -> None:
+    """Write a part to an open file. Raises SmeltError: it takes no more, or is no open file."""
+    rest = memoryview(part).cast("B")
+    try:
+        while rest:
+            written = destination.write(rest)
+            if written is None or not 0 < written <= len(rest):
+                raise SmeltError("the file takes no more of the engine: it is full, or would wait")
+            rest = rest[written:]
+    except (OSError, TypeError, ValueError) as error:
+        raise SmeltError(f"the engine cannot be written to the file: {error}") from error
 
 
 def write_atomically(path: str | os.PathLike[str], parts: Iterator[bytes | memoryview]) -> None:
     """Write a file that appears complete under its name, or not at all.
 
     Raises:
-        SmeltError: it cannot be written; what was there before is there still.
+        SmeltError: the path cannot be one, or not be written; what was there before is there still.
     """
-    target = Path(path)
+    target = path_from(path, "a file to be written")
     if target.exists() and not (target.is_file() or target.is_dir()):
         _write_into(target, parts)
         return
     if target.is_dir():
         raise SmeltError(f"{target} cannot be written: it is a folder; name a file in it")
-    draft = target.with_name(f".{target.name[:80]}.{secrets.token_hex(6)}.part")
     try:
-        with draft.open("x+b") as file:
+        with open_draft(target) as (file, draft):
             for part in parts:
                 file.write(part)
             file.flush()
             os.fsync(file.fileno())
             keep_in_large_pages(file.fileno())
-        draft.replace(target)
+            draft.replace(target)
     except OSError as error:
         raise SmeltError(f"{target} cannot be written: {error.strerror}") from error
-    finally:  # Ctrl-C, too, leaves no half-written file, even if it comes as one is opened
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
 
 
 def _write_into(device: Path, parts: Iterator[bytes | memoryview]) -> None:
@@ -210,8 +214,10 @@ def _header_text(header: EngineHeader, sections: list[NDArray[np.uint8]]) -> tup
 
     room = len(text_for(1 << 62)[0])
     text, total = text_for(_PREFIX.size + room + _SIGNATURE.size)
-    if room > MAX_HEADER_BYTES:
-        raise SmeltError(f"the engine's header has {room} bytes; {MAX_HEADER_BYTES} are allowed")
+    if room > Limit.MAX_HEADER_BYTES.most:
+        raise SmeltError(f"the engine's header has {Limit.MAX_HEADER_BYTES.excess(room)}")
+    if (parts := count_json_parts(text)) > Limit.MAX_JSON_PARTS.most:
+        raise SmeltError(f"the engine's header has {Limit.MAX_JSON_PARTS.excess(parts)}")
     return text.ljust(room), total
 
 
@@ -221,118 +227,111 @@ def _sign(message: bytes, signer: SignerLike | None) -> bytes:
     return _SIGNATURE.pack(_ED25519, signer.public_key, signer.sign(message))
 
 
-def read_engine(source: str | os.PathLike[str] | BytesLike | BinaryIO) -> EngineFile:
-    """Read an engine from a path (its weights stay mapped), from bytes or from an open file.
+def read_engine(
+    source: str | os.PathLike[str] | BytesLike | BinaryIO, *, mapped: bool = False
+) -> EngineFile:
+    """Read an engine from a path, from bytes or from an open binary file.
+
+    Args:
+        source: the engine. Nothing of it is needed afterwards: all of it is copied.
+        mapped: map weights and sources of a path instead, for a file that only this user and root
+            may write to.
 
     Raises:
         EngineFormatError: it is truncated, damaged or no engine.
+        TrustError: it is to be mapped, and others may write to it.
     """
-    if isinstance(source, str | os.PathLike):
-        return _read(_map_file(source), os.fspath(source))
-    read: Callable[[], bytes] | None = getattr(source, "read", None)
-    content: Any = source
-    if read is not None and not isinstance(source, mmap.mmap):
-        content = read()
-    try:
-        data = np.frombuffer(content, np.uint8)
-    except (TypeError, ValueError, BufferError) as error:
-        raise EngineFormatError(
-            f"an engine is a path, bytes or an open binary file, not {type(source).__name__}"
-        ) from error
-    return _read(data, "the engine")
+    with open_content(source, mapped=mapped) as content:
+        return _read(content)
 
 
-def _map_file(path: str | os.PathLike[str]) -> NDArray[np.uint8]:
-    try:
-        with Path(path).open("rb") as file:
-            if os.fstat(file.fileno()).st_size == 0:
-                raise EngineFormatError(f"{os.fspath(path)} is empty; copy it again")
-            # The mapping lives as long as an array looks into it.
-            return np.frombuffer(map_file(file.fileno()), np.uint8)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise EngineFormatError(f"{os.fspath(path)} cannot be read: {reason}") from error
-
-
-def _read(data: NDArray[np.uint8], source: str) -> EngineFile:
-    data = data.view()
-    data.flags.writeable = False
-    text_end = _check_prefix(data, source)
-    message = data[:text_end].tobytes()
+def _read(content: Content) -> EngineFile:
+    source = content.source
+    message = _message(content)
     try:
         entries = _entries(message[_PREFIX.size :])
         header = header_from_data(entries["engine"])
-        parts = _read_sections(data, entries["sections"], text_end + _SIGNATURE.size)
-        signature = _signature(data[text_end : text_end + _SIGNATURE.size].tobytes(), message)
+        signature = _signature(content.copy(len(message), _SIGNATURE.size), message)
+        end = len(message) + _SIGNATURE.size
+        weights, sources, code, runtime = _read_sections(content, entries["sections"], end)
     except EngineFormatError as error:
         raise EngineFormatError(f"{source}: {error}; the file is damaged, copy it again") from error
-    weights, sources, code, runtime = parts
     return EngineFile(
         header, weights, code.tobytes(), runtime.tobytes(), signature, source, sources
     )
 
 
 def _entries(text: bytes) -> dict[str, Any]:
-    content = parse_json(text)
+    try:
+        content = parse_json(text)
+    except ValueError as error:
+        raise EngineFormatError(f"its header is not JSON: {error}") from error
     if not isinstance(content, dict) or content.keys() != {"engine", "sections"}:
         raise EngineFormatError("the header lacks the engine or its sections")
     return cast("dict[str, Any]", content)
 
 
-def _read_sections(data: NDArray[np.uint8], table: object, end: int) -> list[NDArray[np.uint8]]:
+def _read_sections(content: Content, table: object, end: int) -> list[NDArray[np.uint8]]:
     """The sections that a table names, which follow each other from ``end`` to the file's."""
     rows = cast("list[object]", table) if isinstance(table, list) else []
     if len(rows) != len(_SECTIONS):
         raise EngineFormatError("the header lacks the engine or its sections")
-    parts: list[NDArray[np.uint8]] = []
+    # All places before any content: what ends elsewhere than the file costs no copy of it.
+    places: list[tuple[int, int, str]] = []
     for name, row in zip(_SECTIONS, rows, strict=True):
-        part, end, checksum = _section(data, row, name, end)
-        # Code is copied before it is checked: a file may change under its mapping.
-        parts.append(part if name in _MAPPED else part.copy())
-        if hashlib.sha256(parts[-1].data).hexdigest() != checksum:
+        offset, size, checksum = _section(content, row, name, end)
+        places.append((offset, size, checksum))
+        end = offset + size
+    if end != content.size:
+        raise EngineFormatError(f"{content.size - end} bytes follow the engine")
+    parts: list[NDArray[np.uint8]] = []
+    for name, (offset, size, checksum) in zip(_SECTIONS, places, strict=True):
+        part, found = content.section(offset, size)
+        if found != checksum:
             raise EngineFormatError(f"the checksum of its {name} is wrong")
-    if end != data.size:
-        raise EngineFormatError(f"{data.size - end} bytes follow the engine")
+        parts.append(part)
     return parts
 
 
-def _check_prefix(data: NDArray[np.uint8], source: str) -> int:
-    """Check the fixed part; return where the header ends."""
-    if data.size < _PREFIX.size or data[: len(MAGIC)].tobytes() != MAGIC:
+def _message(content: Content) -> bytes:
+    """All that a signature is of: the fixed part, which is checked here, and the header."""
+    source = content.source
+    prefix = content.copy(0, min(content.size, _PREFIX.size))
+    if len(prefix) < _PREFIX.size or not prefix.startswith(MAGIC):
         raise EngineFormatError(f"{source} is no smelt engine; make one with `smelt build`")
-    _, version, reserved, length, total = _PREFIX.unpack(data[: _PREFIX.size].tobytes())
+    _, version, reserved, length, total = _PREFIX.unpack(prefix)
     if version != FORMAT_VERSION:
         raise EngineFormatError(
             f"{source} has format {version}, and this smelt reads {FORMAT_VERSION}; "
             "build the engine again with this smelt"
         )
-    if total != data.size:
+    if total != content.size:
         raise EngineFormatError(
-            f"{source} has {data.size} bytes where {total} are declared; copy it again"
+            f"{source} has {content.size} bytes where {total} are declared; copy it again"
         )
-    padding = data[_PREFIX.size - 32 : _PREFIX.size]
-    end = _PREFIX.size + length
-    if reserved or padding.any() or length > MAX_HEADER_BYTES or end > total - _SIGNATURE.size:
+    if length > Limit.MAX_HEADER_BYTES.most:
+        told = Limit.MAX_HEADER_BYTES.excess(length)
+        raise EngineFormatError(f"the header of {source} has {told}")
+    end = _PREFIX.size + length + _SIGNATURE.size
+    if reserved or any(prefix[-32:]) or end > total:
         raise EngineFormatError(
             f"{source}: the length of its header is wrong; the file is damaged, copy it again"
         )
-    return int(end)
+    return prefix + content.copy(_PREFIX.size, length)
 
 
-def _section(
-    data: NDArray[np.uint8], row: object, name: str, end: int
-) -> tuple[NDArray[np.uint8], int, str]:
-    """The section that a table row names, its end and checksum; it must follow ``end``."""
+def _section(content: Content, row: object, name: str, end: int) -> tuple[int, int, str]:
+    """Offset, size and checksum of the section that a table row names; it must follow ``end``."""
     entry = cast("dict[str, object]", row) if isinstance(row, dict) else {}
     offset, size, checksum = entry.get("offset"), entry.get("size"), entry.get("sha256")
     sound = entry.keys() == {"name", "offset", "size", "sha256"} and entry["name"] == name
     if not (sound and type(offset) is int and type(size) is int and type(checksum) is str):
         raise EngineFormatError(f"the header's entry for the section {name!r} is wrong")
-    if offset != end + -end % ALIGNMENT_BYTES or not 0 <= size <= data.size - offset:
+    if offset != end + -end % ALIGNMENT_BYTES or not 0 <= size <= content.size - offset:
         raise EngineFormatError(f"the section {name!r} is not where it must be")
-    if data[end:offset].any():
+    if any(content.copy(end, offset - end)):
         raise EngineFormatError(f"the bytes before the section {name!r} are not zero")
-    return data[offset : offset + size], offset + size, checksum
+    return offset, size, checksum
 
 
 def _signature(block: bytes, message: bytes) -> Signature | None:

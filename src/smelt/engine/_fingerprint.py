@@ -44,6 +44,6 @@ def check_fingerprint(
         raise EngineMismatchError(
             "this engine was built for another machine or smelt:\n  - "
             + "\n  - ".join(differences)
-            + "\nBuild it again here from the model (`smelt build`), or there for this processor "
+            + "\n  Build it again here from the model (`smelt build`), or there for this processor "
             "(`smelt build --device cpu:x86-64-v3` runs on most)."
         )

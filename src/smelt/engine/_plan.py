@@ -11,12 +11,12 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
-from smelt.types import Dim, DType, evaluate_dim
+from smelt.types import Dim, DType, Guard, bounds_of, evaluate_dim, symbols_of, upper_bound
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 Json = None | bool | int | float | str | tuple["Json", ...]
 """What may stand in the parameters of a kernel or tactic: hashable, and exact in JSON (tuples are
@@ -60,11 +60,19 @@ class Space(Enum):
     """Memory of the application, read-only; ``start`` is the binding's index."""
     OUTPUT = "output"
     """Memory of the application; ``start`` is the binding's index."""
+    ERRORS = "errors"
+    """The context's error words, zeros as long as nothing was out of range: `ERROR_BYTES` for each
+    layer of the engine. Launches write them, and the host reads them once a run is complete."""
+
+
+ERROR_BYTES: Final = 16
+"""What a layer tells of an index out of range, as two words: the index, and the complement of the
+extent that it is outside of, which is never zero."""
 
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A stretch of memory. Sizes are for the plan's largest symbol values."""
+    """A range of memory, large enough for every value of the plan's symbols."""
 
     space: Space
     start: int
@@ -90,14 +98,17 @@ class View:
     """Zeros around the window that a reader may read as padding."""
 
     def footprint(self, values: Mapping[str, int]) -> tuple[int, int]:
-        """First and one past last byte that window and halo touch, from the buffer's start."""
+        """First and one past last byte that window and halo touch, from the buffer's start.
+
+        Equal where they touch none: the offset may then lie anywhere.
+        """
         shape = [evaluate_dim(d, values) for d in self.shape]
         strides = [evaluate_dim(d, values) for d in self.strides]
         low = high = evaluate_dim(self.offset, values)
-        if 0 in shape:
-            return low, low
         halo = self.halo or ((0, 0),) * len(shape)
         for extent, stride, (before, after) in zip(shape, strides, halo, strict=True):
+            if extent + before + after == 0:
+                return low, low
             ends = (-before * stride, (extent - 1 + after) * stride)
             low += min(ends) * self.dtype.size_bytes
             high += max(ends) * self.dtype.size_bytes
@@ -153,6 +164,44 @@ class Plan:
     arena_bytes: int
     scratch_bytes: int
     """Scratch for each worker: the largest that a step needs."""
+    guards: tuple[Guard, ...] = ()
+    """What shape inference assumed of the symbols' values, and each run checks."""
+    outputs: tuple[tuple[Dim, ...], ...] = ()
+    """Extents of each output, in the plan's own symbols: what a run decides in one plan may follow
+    from the inputs' shapes in another. Nothing where they are the bindings' own."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a symbol may take more than one value, or a run decides one."""
+        return any(low != high for _, low, high in self.symbols) or bool(self.decided)
+
+    @property
+    def decided(self) -> dict[str, int]:
+        """Each symbol whose value a run itself decides, and the step that decides it last."""
+        return {
+            name: number
+            for number, step in enumerate(self.steps)
+            if isinstance(step, HostCall)
+            for name, _, _ in step.sizes
+        }
+
+    def shapes(self, bindings: Sequence[Binding]) -> list[tuple[Dim, ...]]:
+        """Extents of each binding, in the plan's symbols."""
+        own = iter(self.outputs)
+        return [b.shape if b.is_input else next(own, b.shape) for b in bindings]
+
+    def rooms(self, bindings: Sequence[Binding]) -> list[tuple[Dim, ...]]:
+        """For each binding, extents for which there is memory before a run decides others."""
+        box = {name: (low, high) for name, low, high in self.symbols}
+        decided = {name: box[name] for name in self.decided}
+
+        def largest(dim: Dim) -> Dim:
+            if symbols_of(dim).isdisjoint(decided):
+                return dim
+            bound = upper_bound(dim, decided)
+            return max(bounds_of(dim, box)[1], 0) if bound is None else bound
+
+        return [tuple(map(largest, shape)) for shape in self.shapes(bindings)]
 
     @property
     def largest(self) -> dict[str, int]:
@@ -180,6 +229,9 @@ class LayerInfo:
     kind: str
     tactic: str
     details: tuple[tuple[str, Json], ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name!r}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ import secrets
 import socket
 import stat
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -25,10 +26,12 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from smelt import config
-from smelt.errors import EngineFormatError, SmeltError, TrustError
+from smelt.engine._drafts import open_draft
+from smelt.errors import EngineFormatError, SmeltError, TrustError, masked
+from smelt.types import Limit, path_from, read_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from smelt.engine._file import EngineFile, Signature
 
@@ -39,8 +42,11 @@ _CACHE_NAME: Final = "cache.key"
 _PUBLIC_SUFFIX: Final = ".pub"
 _TRUSTED_FOLDER: Final = "trusted"
 _KEY_BYTES: Final = 32
-_MAX_KEY_FILE_BYTES: Final = 4096
 _MAX_LABEL: Final = 200
+_PRIME: Final = 2**255 - 19
+"""Of the field of edwards25519, RFC 8032."""
+_CURVE: Final = -121665 * pow(121666, -1, _PRIME) % _PRIME
+"""Its d: ``y**2 - x**2 == 1 + d * x**2 * y**2``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,15 +140,11 @@ def _create_private(path: Path, text: str) -> None:
     """Create a file that nobody else can read, complete from the moment when it has its name."""
     if path.exists():
         raise FileExistsError(path)
-    draft = path.with_name(f".{secrets.token_hex(8)}.part")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    try:
-        with os.fdopen(os.open(draft, flags, 0o600), "w") as file:
-            file.write(text)
+    with open_draft(path, 0o600) as (file, draft):
+        file.write(text.encode())
+        file.flush()
         # A link, unlike a rename, never replaces the key that another process has just made.
         os.link(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def _read_secret(path: Path) -> bytes:
@@ -152,13 +154,22 @@ def _read_secret(path: Path) -> bytes:
             f"{path} can be read by others, who could sign engines in your name; "
             "delete it (a new one is made), and tell those who trust it"
         )
+    if found := _who_else_made(path):
+        raise TrustError(f"{path} is not your key: {found}; delete it, and a new one is made")
     try:
-        secret = bytes.fromhex(path.read_text())
+        secret = bytes.fromhex(read_file(path, Limit.MAX_KEY_BYTES).decode("ascii"))
     except ValueError as error:
         raise TrustError(f"{path} is damaged; delete it, and a new key is made") from error
     if len(secret) != _KEY_BYTES:
         raise TrustError(f"{path} is damaged; delete it, and a new key is made")
     return secret
+
+
+def _who_else_made(path: Path) -> str:
+    """Why a file in a directory of keys may not be this user's own doing; "" if it is."""
+    if path.is_symlink():
+        return "it is a symbolic link"
+    return config.who_else_writes(path, above=1)
 
 
 def show_trusted_keys() -> tuple[TrustedKey, ...]:
@@ -167,19 +178,44 @@ def show_trusted_keys() -> tuple[TrustedKey, ...]:
 
 
 def _trusted_keys() -> Iterator[TrustedKey]:
+    """Every key that can be read and nobody else can have put there; a warning for the others."""
     folder = config.keys_directory()
     if folder is not None:
         if (folder / _SECRET_NAME).exists():
-            public_key = Signer(_read_secret(folder / _SECRET_NAME)).public_key
-            yield TrustedKey(public_key, _own_label(), "own")
-        yield from _keys_in(folder / _TRUSTED_FOLDER)
+            yield from _if_sound(lambda: _own_key(folder / _SECRET_NAME))
+        for path in _key_files(folder / _TRUSTED_FOLDER):
+            yield from _if_sound(partial(_read_trusted, path, _who_else_made))
     for path in config.trusted_keys():
-        if path.is_dir():
-            yield from _keys_in(path)
-        elif path.exists():
-            yield _read_public(path)
-        else:
-            _LOG.warning("SMELT_TRUSTED_KEYS names %s, which does not exist", path)
+        try:
+            path_from(path, "a key")
+        except SmeltError as error:
+            _warn(f"SMELT_TRUSTED_KEYS: {error}")
+            continue
+        if not path.exists():
+            _warn(f"SMELT_TRUSTED_KEYS names {path}, which does not exist")
+            continue
+        for file in _key_files(path) if path.is_dir() else (path,):
+            yield from _if_sound(
+                partial(_read_trusted, file, partial(config.who_else_writes, above=1))
+            )
+
+
+def _own_key(path: Path) -> TrustedKey:
+    return TrustedKey(Signer(_read_secret(path)).public_key, _own_label(), "own")
+
+
+def _if_sound(read: Callable[[], TrustedKey]) -> Iterator[TrustedKey]:
+    """A key, or a warning: one that is broken leaves the others as they are."""
+    try:
+        yield read()
+    except TrustError as error:
+        _warn(str(error))
+    except OSError as error:
+        _warn(f"a trusted key is left out: {error}")
+
+
+def _warn(text: str) -> None:
+    config.say_once(logging.WARNING, text)
 
 
 def _own_label() -> str:
@@ -191,15 +227,30 @@ def _own_label() -> str:
     return " ".join(label.split())[:_MAX_LABEL]
 
 
-def _keys_in(folder: Path) -> Iterator[TrustedKey]:
-    for path in sorted(folder.glob(f"*{_PUBLIC_SUFFIX}")):
-        yield _read_public(path)
+def _key_files(folder: Path) -> list[Path]:
+    """The files of keys in a directory; none, and a warning, if others may put some there."""
+    try:
+        if found := config.who_else_writes(folder):
+            _warn(f"no key in {folder} is trusted: {found}")
+            return []
+        return sorted(folder.glob(f"*{_PUBLIC_SUFFIX}"))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        _warn(f"no key in {folder} is trusted: {error}")
+        return []
+
+
+def _read_trusted(path: Path, who_else: Callable[[Path], str]) -> TrustedKey:
+    """A key that its file makes a trusted one."""
+    if found := who_else(path):
+        raise TrustError(f"the key {path} is not trusted: {found}")
+    return _read_public(path)
 
 
 def _read_public(path: Path) -> TrustedKey:
     try:
-        with path.open("rb") as file:
-            text = file.read(_MAX_KEY_FILE_BYTES).decode("utf-8", "replace")
+        text = read_file(path, Limit.MAX_KEY_BYTES).decode("utf-8", "replace")
     except FileNotFoundError as error:
         raise TrustError(
             f"{str(path)!r} is neither a key nor a file that holds one; a key is a line "
@@ -217,7 +268,7 @@ def parse_public_key(text: str, origin: str) -> TrustedKey:
     Of several keys it is the first: `smelt trust show` begins with the user's own.
 
     Raises:
-        TrustError: it holds none.
+        TrustError: it holds none, or one under which anybody can sign.
     """
     lines = [line.strip() for line in text.splitlines()]
     line = next((line for line in lines if line.startswith(_KIND)), "")
@@ -228,12 +279,42 @@ def parse_public_key(text: str, origin: str) -> TrustedKey:
         except (binascii.Error, ValueError):
             public_key = b""
         if len(public_key) == _KEY_BYTES:
-            label = parts[2][:_MAX_LABEL] if len(parts) == 3 else ""
+            _require_bound(public_key, origin)
+            label = masked(parts[2][:_MAX_LABEL]) if len(parts) == 3 else ""
             return TrustedKey(public_key, label.strip(), origin)
     raise TrustError(
         f"{origin} holds no public key; one is a line '{_KIND} <base64> <label>', "
         "as `smelt trust show` prints it"
     )
+
+
+def _require_bound(public_key: bytes, origin: str) -> None:
+    """Check that a signature under a key needs its secret, and that the key has one encoding.
+
+    A point whose order divides 8 has no secret: of the messages that anybody tries, one in eight or
+    more verifies. No doubling looks at the sign of x, so y alone says the order. Raises TrustError.
+    """
+    y = int.from_bytes(public_key, "little") & ((1 << 255) - 1)
+    is_canonical = y < _PRIME
+    for _ in range(3):
+        y = _doubled(y)
+    if y == 1 or not is_canonical:
+        raise TrustError(
+            f"the key in {origin} is one under which anybody can sign, or is not written as "
+            "ed25519 keys are; ask its owner for the line that `smelt trust show` prints"
+        )
+
+
+def _doubled(y: int) -> int:
+    """The y of a point of edwards25519 added to itself."""
+    y2 = y * y % _PRIME
+    x2 = (y2 - 1) * _inverse(_CURVE * y2 + 1)
+    return (y2 + x2) * _inverse(1 - _CURVE * x2 * y2) % _PRIME
+
+
+def _inverse(number: int) -> int:
+    """One over a number of the field; 0 for 0, which only a y of no point leads to."""
+    return pow(number, _PRIME - 2, _PRIME)
 
 
 def add_trusted_key(source: str | os.PathLike[str], label: str = "") -> TrustedKey:
@@ -246,19 +327,21 @@ def add_trusted_key(source: str | os.PathLike[str], label: str = "") -> TrustedK
     is_text = isinstance(source, str) and any(
         line.strip().startswith(_KIND) for line in source.splitlines()
     )
-    key = parse_public_key(str(source), "the text") if is_text else _read_public(Path(source))
-    key = TrustedKey(key.public_key, label.strip()[:_MAX_LABEL] or key.label, "")
-    if any(character in key.label for character in "\r\n"):
+    path = Path() if is_text else path_from(source, "a key", TrustError)
+    key = parse_public_key(str(source), "the text") if is_text else _read_public(path)
+    if any(character in label.strip() for character in "\r\n"):
         raise TrustError("a label is one line")
+    key = TrustedKey(key.public_key, masked(label.strip()[:_MAX_LABEL]) or key.label, "")
     folder = config.keys_directory()
     if folder is None:
         raise SmeltError("there is no home directory to record keys in; use SMELT_TRUSTED_KEYS")
     path = folder / _TRUSTED_FOLDER / f"{key.key_id}{_PUBLIC_SUFFIX}"
     try:
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        draft = path.with_suffix(f".{secrets.token_hex(6)}")
-        draft.write_text(key.text + "\n")
-        draft.replace(path)
+        with open_draft(path, 0o600) as (file, draft):
+            file.write(f"{key.text}\n".encode())
+            file.flush()
+            draft.replace(path)
     except OSError as error:
         raise SmeltError(f"{path} cannot be written: {error.strerror}") from error
     return TrustedKey(key.public_key, key.label, str(path))
@@ -293,8 +376,8 @@ def verify_signature(engine: EngineFile) -> TrustedKey:
     if engine.signature is None:
         raise TrustError(
             f"{engine.source} is not signed, and machine code of unknown origin is not run. "
-            "Build it again where there is a home directory for a signing key, or load it with "
-            "smelt.load where smelt's compiler is installed: it makes code of its own"
+            "Build it again where there is a home directory for a signing key. Where smelt's "
+            "compiler is installed, smelt.load recompiles it instead"
         )
     signer = check_signature(engine.signature, engine.source)
     for key in show_trusted_keys():
@@ -302,9 +385,9 @@ def verify_signature(engine: EngineFile) -> TrustedKey:
             return key
     raise TrustError(
         f"{engine.source} is signed by the key {key_id(signer)}, which you do not trust. If you "
-        "know whose it is, get the line that `smelt trust show` prints there and run "
-        "`smelt trust add` here, or set SMELT_TRUSTED_KEYS. Where smelt's compiler is installed, "
-        "smelt.load runs it with code of its own making"
+        "know whose it is, get the line that `smelt trust show` prints there and let "
+        "SMELT_TRUSTED_KEYS name a file that holds it, or run `smelt trust add` here. Where "
+        "smelt's compiler is installed, smelt.load recompiles it instead"
     )
 
 

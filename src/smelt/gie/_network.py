@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 ItemT = TypeVar("ItemT")
 
-MAX_INPUT_ELEMENTS: Final = 1 << 30
-"""Elements of an input, batch included, that the documented API allows."""
-_MAX_LRN_WINDOW: Final = 15
-_MAX_LRN_ALPHA: Final = 1e20
+# The documented API has these ranges.
+_INPUT_ELEMENTS: Final = 1 << 30
+_LRN_WINDOWS: Final = range(1, 16, 2)
+_LRN_ALPHA: Final = (-1e20, 1e20)
 _LRN_BETA: Final = (0.01, 1e5)
 _LRN_K: Final = (1e-5, 1e10)
 
@@ -194,7 +194,7 @@ class InferNetwork:
         """
         for tensor in self.definition.inputs:
             count = max_batch_size * math.prod(int(str(extent)) for extent in tensor.shape)
-            if count >= MAX_INPUT_ELEMENTS:
+            if count >= _INPUT_ELEMENTS:
                 raise ShapeError(
                     f"{max_batch_size} x {list(tensor.shape)} are {count} elements; with its "
                     "batch an input must have fewer than 2^30",
@@ -224,7 +224,7 @@ class InferNetwork:
             count *= extent
         if len(dims) != 3:
             raise ShapeError(f"dims are (C, H, W), not {tuple(dims)}", node=name)
-        if count >= MAX_INPUT_ELEMENTS:
+        if count >= _INPUT_ELEMENTS:
             raise ShapeError(f"{count} elements; there must be fewer than 2^30", node=name)
         return self.definition.add_input(name, DataType(kind).dtype.value, tuple(dims))
 
@@ -398,9 +398,9 @@ class InferNetwork:
 
         Raises ShapeError: the window is even or beyond 1 … 15, or a parameter out of its range.
         """
-        if window % 2 == 0 or not 1 <= window <= _MAX_LRN_WINDOW:
+        if window not in _LRN_WINDOWS:
             raise ShapeError(f"the window of LRN is {window}; it must be odd, 1 to 15")
-        ranges = (("alpha", alpha, (-_MAX_LRN_ALPHA, _MAX_LRN_ALPHA)), ("beta", beta, _LRN_BETA))
+        ranges = (("alpha", alpha, _LRN_ALPHA), ("beta", beta, _LRN_BETA))
         for name, value, (low, high) in (*ranges, ("k", k, _LRN_K)):
             if not low <= value <= high:
                 raise ShapeError(f"{name} of LRN is {value}; it must be in [{low}, {high}]")

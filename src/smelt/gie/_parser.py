@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +11,7 @@ from smelt.gie._enums import DataType
 from smelt.gie._lifetime import Destroyable
 from smelt.gie._network import check_network
 from smelt.importers import network_from_caffe
-from smelt.types import override
+from smelt.types import override, path_from
 
 if TYPE_CHECKING:
     import os
@@ -81,7 +80,9 @@ class CaffeParser(Destroyable):
         check_network(network)
         self._check_size(model)
         kind = DataType(dtype).dtype.value
-        definition, blobs = network_from_caffe(Path(deploy), Path(model), dtype=kind, outputs=[])
+        prototxt = path_from(deploy, "a prototxt", ModelFormatError)
+        caffemodel = path_from(model, "a caffemodel", ModelFormatError)
+        definition, blobs = network_from_caffe(prototxt, caffemodel, dtype=kind, outputs=[])
         network.fill(definition)
         return BlobNameToTensor(blobs)
 
@@ -94,7 +95,7 @@ class CaffeParser(Destroyable):
         from smelt.importers.caffe import read_mean
 
         self._check_open()
-        return BinaryProtoBlob(read_mean(Path(path)))
+        return BinaryProtoBlob(read_mean(path_from(path, "a blob", ModelFormatError)))
 
     @override
     def destroy(self) -> None:
@@ -106,7 +107,7 @@ class CaffeParser(Destroyable):
             raise ContextError("this parser is destroyed; create another")
 
     def _check_size(self, model: str | os.PathLike[str]) -> None:
-        path = Path(model)
+        path = path_from(model, "a caffemodel", ModelFormatError)
         if self._buffer_bytes is None or not path.is_file():
             return
         if (size := path.stat().st_size) > self._buffer_bytes:

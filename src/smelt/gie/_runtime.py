@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from smelt.builder import load
 from smelt.errors import ContextError, SmeltError
 from smelt.gie._lifetime import Destroyable
 from smelt.gie._logging import DocumentedSeverities, adopt, release
 from smelt.logger import Severity, forward_to
-from smelt.types import override
+from smelt.types import override, parse_json
 
 if TYPE_CHECKING:
     import os
@@ -163,7 +162,7 @@ class CudaEngine(Destroyable):
 
     def optimisations(self) -> list[dict[str, Any]]:
         """Return what the build did to the graph, one entry a plan."""
-        return list(json.loads(self.engine.header.report))
+        return list(cast("list[dict[str, Any]]", parse_json(self.engine.header.report)))
 
     @override
     def destroy(self) -> None:

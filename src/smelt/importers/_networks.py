@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from smelt.errors import GraphError, MissingExtraError, ModelFormatError
 from smelt.network import NetworkDefinition
+from smelt.types import path_from
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -82,9 +83,36 @@ def network_from_onnx(
     return NetworkDefinition.from_graph(graph)
 
 
+def read_onnx(
+    model: str | os.PathLike[str] | bytes | bytearray | memoryview | onnx.ModelProto,
+) -> onnx.ModelProto:
+    """Read an ONNX model as `network_from_onnx` does, for an engine that takes the message itself.
+
+    Args:
+        model: a path, the bytes of a file, or a message.
+
+    Returns:
+        The message, with all its weights in it.
+
+    Raises:
+        ModelFormatError: the model is malformed or cut off, external data is missing, or all of it
+            is too large for one message.
+        UnsupportedError: a version or an element type is not known here.
+        MissingExtraError: the package onnx is not installed.
+    """
+    if not hasattr(model, "HasField"):
+        _check_source(model, "an ONNX model is a path, bytes or a ModelProto")
+    with _packages_needed():
+        from smelt.importers.onnx import read_onnx as read
+
+        return read(model)
+
+
 def _check_source(given: object, wanted: str) -> None:
     if not isinstance(given, str | os.PathLike | bytes | bytearray | memoryview):
         raise ModelFormatError(f"{wanted}, not {type(given).__name__}")
+    if isinstance(given, os.PathLike):
+        path_from(cast("os.PathLike[str]", given), "a model", ModelFormatError)
 
 
 @contextmanager

@@ -7,7 +7,6 @@ not as expected there is left out, never believed.
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 from collections import Counter
 from itertools import groupby
@@ -44,7 +43,7 @@ from smelt.inspect._roofline import (
 from smelt.inspect._sources import SourceWriter
 from smelt.ir import Constant
 from smelt.ops import recipe_from_json
-from smelt.types import evaluate_dim
+from smelt.types import evaluate_dim, parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -478,8 +477,8 @@ def _most_alive(memory: Sequence[TensorLife]) -> int:
 
 def _told_of_plans(text: str) -> list[Mapping[str, Any]]:
     try:
-        told: object = json.loads(text)
-    except (ValueError, RecursionError):
+        told = parse_json(text)
+    except ValueError:
         return []
     return [cast("Mapping[str, Any]", plan) for plan in _items(told) if isinstance(plan, dict)]
 

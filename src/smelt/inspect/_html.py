@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+from functools import cache
 from html import escape
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from smelt.inspect._svg_graph import graph_to_svg
+from smelt.inspect._report import masked_report
+from smelt.inspect._svg_graph import MOST_BOXES, graph_to_svg
 from smelt.inspect._svg_memory import memory_to_svg
 from smelt.inspect._text import (
     CODE_HEADS,
@@ -35,33 +40,67 @@ from smelt.types import counted
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
-    from smelt.inspect._report import EngineReport, KernelReport, LayerReport, PassNote, PlanReport
+    from smelt.inspect._report import (
+        BindingReport,
+        EngineReport,
+        KernelReport,
+        LayerReport,
+        PassNote,
+        PlanReport,
+    )
 
 _STYLE: Final = """
+:root { color-scheme: light dark; --text: #1a202c; --page: #fff; --card: #f4f4f1; --faint: #555;
+  --line: #e8e8e4; --head: #cbd5e0; --slow: #fdeeed; --no: #7a5c00; --target: #fff3d6;
+  --link: #1d4f91; }
+@media (prefers-color-scheme: dark) {
+  :root { --text: #dfe3ea; --page: #16181d; --card: #23262d; --faint: #a3a9b5; --line: #2e323a;
+    --head: #4a5160; --slow: #4a2523; --no: #e0b84c; --target: #4a3d16; --link: #8fbcf5; }
+  svg { filter: invert(.91) hue-rotate(180deg); }
+}
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 76rem; padding: 0 1.2rem;
-  color: #1a202c; background: #fff; }
+  color: var(--text); background: var(--page); }
 h1 { font-size: 1.7rem; margin-bottom: .2rem; } h2 { margin-top: 2.4rem; }
 h3 { margin: 1.8rem 0 .5rem; } code, .mono { font: 12.5px/1.45 ui-monospace, monospace; }
 .facts { display: flex; flex-wrap: wrap; gap: .8rem; margin: 1.2rem 0; padding: 0;
   list-style: none; }
-.facts li { background: #f4f4f1; border-radius: 8px; padding: .55rem .9rem; }
+.facts li { background: var(--card); border-radius: 8px; padding: .55rem .9rem; }
 .facts b { display: block; font-size: 1.15rem; }
-.facts span { color: #555; font-size: .85rem; }
+.facts span { color: var(--faint); font-size: .85rem; }
 table { border-collapse: collapse; width: 100%; font-size: 13.5px; }
-th { text-align: left; border-bottom: 2px solid #cbd5e0; padding: .35rem .6rem; }
-td { border-bottom: 1px solid #e8e8e4; padding: .32rem .6rem; vertical-align: top; }
+th { text-align: left; border-bottom: 2px solid var(--head); padding: .35rem .6rem; }
+td { border-bottom: 1px solid var(--line); padding: .32rem .6rem; vertical-align: top; }
 th.number, td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
-tr.slow td { background: #fdeeed; } .no { color: #7a5c00; }
-.scroll { overflow: auto; max-height: 46rem; border: 1px solid #e3e3df; border-radius: 8px; }
+tr.slow td { background: var(--slow); } .no { color: var(--no); }
+.graph { margin: 0; } .tools { display: none; flex-wrap: wrap; gap: .5rem; margin: .5rem 0; }
+.graph input { width: 16rem; } .graph output { min-width: 5rem; color: var(--faint); }
+.graph input, .graph button { font: inherit; padding: .1rem .5rem; }
+.view { overflow: auto; max-height: 46rem; border: 1px solid var(--line); border-radius: 8px; }
+.view:focus { outline: 2px solid var(--link); }
+.live .tools { display: flex; } .live .view { overflow: hidden; height: min(46rem, 80vh);
+  background: #fbfbfa; cursor: grab; touch-action: none; user-select: none; }
+.live .view:active { cursor: grabbing; }
+.live .view svg { width: 100%; height: 100%; }
+.found rect { stroke: #d97706; stroke-width: 2.5; }
+.current rect { stroke: #c2185b; stroke-width: 4; }
+@media (prefers-color-scheme: dark) { .live .view { background: #191919; } }
 body { overflow-wrap: break-word; } .wide { overflow-x: auto; }
 svg { display: block; max-width: 100%; height: auto; }
-.scroll svg { max-width: none; margin: 0 auto; }
+.view svg { max-width: none; margin: 0 auto; }
 summary { cursor: pointer; } details table { margin: .4rem 0 .8rem; width: auto; }
-tr:target td { background: #fff3d6; } a { color: #1d4f91; }
-pre { background: #f4f4f1; border-radius: 8px; padding: .7rem .9rem; overflow: auto;
+tr:target td { background: var(--target); } a { color: var(--link); }
+pre { background: var(--card); border-radius: 8px; padding: .7rem .9rem; overflow: auto;
   max-height: 34rem; font: 12.5px/1.45 ui-monospace, monospace; }
 """
 
+_BUTTONS: Final = (
+    ("previous", "&lsaquo;", "previous", "Shift+Enter, N"),
+    ("next", "&rsaquo;", "next", "Enter, n"),
+    ("in", "+", "nearer", "+, or Ctrl and the wheel"),
+    ("out", "&minus;", "farther", "-, or Ctrl and the wheel"),
+    ("fit", "All", "everything", "0"),
+)
+"""Value, text, title and keys of the buttons above a graph."""
 _MOST_ALIKE: Final = 3
 """Layers of which a pass says the same in a row each; more are one row."""
 _CODE_NUMBERS: Final = (*use_heads(timed=True), *CODE_HEADS[1:-1])
@@ -69,18 +108,35 @@ _ROOFLINE_NUMBERS: Final = ("MFLOP", "moved", "flop/byte", "bound", "time", "sha
 
 
 def report_to_html(report: EngineReport) -> str:
-    """The report as a complete HTML document: no script, and nothing fetched."""
+    """The report as a complete HTML document, which fetches nothing.
+
+    It runs our own script alone, which moves and searches the graph: the browser is told the
+    script's hash, so that nothing in a name could ever be run, were it not escaped.
+    """
+    report, script = masked_report(report), _script()
     parts = [
         "<!doctype html>",
         f'<html lang="en"><head><meta charset="utf-8"><title>{escape(report.network)}</title>',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f'<meta http-equiv="Content-Security-Policy" content="{_policy(script)}">',
         f"<style>{_STYLE}</style></head><body>",
         *_head(report),
     ]
     for number, plan in enumerate(report.plans):
         parts += _plan(report, plan, number)
     parts += [*_kernels(report), *_weights(report)]
-    return "\n".join([*parts, "</body></html>"]) + "\n"
+    return "\n".join([*parts, f"<script>{script}</script>", "</body></html>"]) + "\n"
+
+
+@cache
+def _script() -> str:
+    return Path(__file__).with_name("_graph_view.js").read_text(encoding="utf-8")
+
+
+def _policy(script: str) -> str:
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    allowed = f"style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    return f"default-src 'none'; base-uri 'none'; form-action 'none'; {allowed}"
 
 
 def _head(report: EngineReport) -> Iterator[str]:
@@ -142,16 +198,14 @@ def _plan(report: EngineReport, plan: PlanReport, number: int) -> Iterator[str]:
             ("least possible arena", format_bytes(plan.arena_lower_bound_bytes)),
         ]
     )
-    yield "<h3>Memory over time</h3>"
-    yield "<p>A box is a tensor: its bytes in the arena upwards, the steps of its life across."
-    yield " Point at one for its name. The dashed line is the least that any arena could be.</p>"
-    yield memory_to_svg(plan)
+    if plan.memory:
+        yield from _memory(plan)
     if plan.nodes:
         yield "<h3>Graph after the passes</h3>"
-        yield "<p>Grey nodes only look differently at memory; red ones run in Python.</p>"
-        yield f'<div class="scroll">{graph_to_svg(plan, report.bindings)}</div>'
+        yield "<p>Grey nodes are views: they copy nothing. Red ones run in Python.</p>"
+        yield from _graph(plan, report.bindings)
     yield "<h3>Layers</h3>"
-    yield f"<p>Open a tactic for its rivals. {_sentence(tell_times(report))}</p>"
+    yield f"<p>Open a tactic to see the alternatives. {_sentence(tell_times(report))}</p>"
     yield from _layers(plan.layers)
     yield "<h3>Roofline</h3>"
     note = roofline_note(report)
@@ -162,6 +216,29 @@ def _plan(report: EngineReport, plan: PlanReport, number: int) -> Iterator[str]:
     yield _table(heads, _roofline(plan, timed=timed), numbers=_ROOFLINE_NUMBERS)
     yield "<h3>What the passes did</h3>"
     yield from _passes(plan)
+
+
+def _memory(plan: PlanReport) -> Iterator[str]:
+    yield "<h3>Memory over time</h3>"
+    yield "<p>A box is a tensor: its bytes in the arena upwards, the steps of its life across."
+    yield " Point at one for its name. The dashed line is the least that any arena could be.</p>"
+    yield memory_to_svg(plan)
+
+
+def _graph(plan: PlanReport, bindings: Sequence[BindingReport]) -> Iterator[str]:
+    boxes = len(plan.nodes) + len(bindings)
+    if boxes > MOST_BOXES:
+        yield f'<p class="no">It has {boxes} boxes, of which the first {MOST_BOXES} are drawn.</p>'
+    buttons = "".join(
+        f'<button type="button" value="{value}" title="{title} ({key})">{text}</button>'
+        for value, text, title, key in _BUTTONS
+    )
+    yield '<figure class="graph"><div class="tools" role="search">'
+    yield '<label>Search <input type="search" placeholder="layer, op, type or tactic"/></label>'
+    yield f"{buttons}<output></output></div>"
+    yield '<div class="view" tabindex="0" role="group" aria-label="The graph. Arrows move, plus and'
+    yield ' minus zoom, 0 shows everything, / searches, n goes to the next that was found.">'
+    yield f"{graph_to_svg(plan, bindings)}</div></figure>"
 
 
 def _layers(layers: Sequence[LayerReport]) -> Iterator[str]:

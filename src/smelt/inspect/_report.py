@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import TypeVar, cast
+
+from smelt.errors import masked, without_controls
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,3 +349,29 @@ class EngineReport:
     def weight_bytes(self) -> int:
         """Size of all packed weights."""
         return sum(weight.size_bytes for weight in self.weights)
+
+
+ReportT = TypeVar("ReportT")
+
+
+def masked_report(report: ReportT) -> ReportT:
+    """The report as it may be shown: every text in it one line without controls.
+
+    Only the text of kernels keeps its lines.
+    """
+    return cast("ReportT", _masked(report))
+
+
+def _masked(value: object) -> object:
+    if isinstance(value, str):
+        return masked(value)
+    if isinstance(value, tuple):
+        return tuple(map(_masked, cast("tuple[object, ...]", value)))
+    if isinstance(value, dict):
+        pairs = cast("dict[object, object]", value).items()
+        return {_masked(name): _masked(field) for name, field in pairs}
+    if isinstance(value, SourceReport):
+        return replace(value, text=without_controls(value.text))
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{f.name: _masked(getattr(value, f.name)) for f in fields(value)})
+    return value

@@ -146,8 +146,9 @@ class Measure:
     def moved_bytes(self, step: Step) -> int | None:
         """Bytes of all operands of a step, each once; None where they cannot be told."""
         if isinstance(step, Launch):
-            read = [v for n, v in enumerate(step.operands) if n not in step.writes]
-            written = [v for n, v in enumerate(step.operands) if n in step.writes]
+            positions = frozenset(step.writes)
+            read = [v for n, v in enumerate(step.operands) if n not in positions]
+            written = [v for n, v in enumerate(step.operands) if n in positions]
             if step.kernel.family in LIBRARIES:  # which need not use its workspace
                 written = [v for v in written if v.dtype is not DType.UINT8]
             most = sum(map(self._bytes, written)) if step.kernel.family in _PICKING else _MOST

@@ -6,6 +6,7 @@ import hashlib
 from html import escape
 from typing import TYPE_CHECKING, Final
 
+from smelt.inspect._report import masked_report
 from smelt.inspect._text import format_bytes
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ _LETTER: Final = 6.2
 
 def memory_to_svg(plan: PlanReport) -> str:
     """The arena of a plan over its steps, as a complete SVG document."""
+    plan = masked_report(plan)
     steps, top = max(plan.steps, 1), max(plan.arena_bytes, 1)
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}"',

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from smelt.errors import SmeltError
-from smelt.inspect._report import SourceReport
+from smelt.inspect._report import SourceReport, masked_report
 from smelt.types import (
     WIDTH_OF_FILES,
     TextTable,
     counted,
     format_number,
     format_share,
-    without_controls,
     wrap_words,
 )
 
@@ -52,8 +51,8 @@ def report_to_text(
     unknown = [section for section in sections if section not in SECTIONS]
     if unknown:
         raise SmeltError(f"there is no section {unknown[0]!r}; there are {', '.join(SECTIONS)}")
-    parts = (_laid_out(part, width) for part in _parts(report, sections))
-    return without_controls("".join(parts))
+    parts = _parts(masked_report(report), sections)
+    return "".join(_laid_out(part, width) for part in parts)
 
 
 def _parts(
@@ -211,9 +210,9 @@ def tell_times(report: EngineReport) -> str:
     """What candidates' times are, and by what else they were chosen."""
     what = "measured" if report.tuned_on else "estimates: nothing was timed"
     return (
-        f"times are {what}; the tactics chosen take the least together with the copies between "
-        "their formats, so one alone may not be the fastest; times in the network, where they "
-        "were taken, count what a layer costs its neighbours"
+        f"times are {what}; the choice is the least total of tactics and format copies, so the "
+        "tactic of a layer need not be its fastest; a time in the network includes the layer's "
+        "effect on the layers beside it"
     )
 
 
@@ -367,7 +366,7 @@ def roofline_note(report: EngineReport) -> str:
     if peaks is None:
         return (
             f"no peaks of {report.architecture} are known, so there are no bounds; "
-            "--peaks FLOP/S,BYTES/S tells them"
+            "--peaks FLOP/S,BYTES/S gives them"
         )
     rates = dict.fromkeys(f"{rate / 1e12:.4g} ({kind})" for kind, rate in peaks.flop_per_second)
     return (
@@ -377,8 +376,9 @@ def roofline_note(report: EngineReport) -> str:
 
 
 WORK_NOTE: Final = (
-    "flop are those of products, multiplied out; moved is what a layer's steps read and write, "
-    "each operand once, as if nothing of it were in a cache; the bound is the least time for both"
+    "flop counts a multiplication and an addition for each product of the layer's definition; "
+    "moved is the bytes that the layer's steps read and write, each operand once, without a cache; "
+    "the bound is the least time for both"
 )
 
 

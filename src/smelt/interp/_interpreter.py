@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from smelt.errors import GraphError, ShapeError
-from smelt.interp._symbols import bind_symbols, check_result
+from smelt.errors import GraphError
+from smelt.interp._symbols import bind_symbols
+from smelt.ir import check_array, check_guards, evaluate
+from smelt.types import evaluate_dim, symbols_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -43,7 +45,9 @@ def interpret(
         outputs: names of the values to return, any in the graph; None for the graph's outputs.
         listeners: told of every node before and after it runs.
 
-    Raises BindingError when an array does not fit an input, GraphError naming the node that fails.
+    Raises BindingError when an array does not fit an input, ShapeError naming the node whose guard
+    fails, IndexRangeError naming the node that is given an index out of range, GraphError naming
+    the node that fails otherwise.
     """
     wanted = _wanted_values(graph, outputs)
     given: dict[str, Array] = {name: np.asarray(array) for name, array in inputs.items()}
@@ -52,17 +56,20 @@ def interpret(
     needed = _needed_nodes(graph, wanted)
     uses = Counter(id(v) for node in needed for v in node.inputs if v is not None)
     uses.update(id(v) for v in wanted)
+    check_guards(graph.guards, symbols)
     for node in needed:
         arrays = [None if v is None else _array_of(v, values) for v in node.inputs]
         for listener in listeners:
             listener.will_run(node, arrays)
-        results = run_node(node, arrays)
+        check_guards(node.guards, symbols)
+        results = run_node(node, arrays, _largest(graph, symbols))
         for value, array in zip(node.outputs, results, strict=False):
-            check_result(graph, node, value, array, symbols)
+            check_array(value, array, symbols, str(node), graph.symbol_bounds)
             values[id(value)] = array
         for listener in listeners:
             listener.did_run(node, results)
         _release(node, values, uses)
+    check_guards(graph.guards, symbols)  # those too that rest on what the run determined
     return {value.name: _array_of(value, values) for value in wanted}
 
 
@@ -96,23 +103,25 @@ def _array_of(value: Value, values: Mapping[int, Array]) -> Array:
     return values[id(value)]
 
 
-def run_node(node: Node, arrays: Sequence[Array | None]) -> tuple[Array, ...]:
+def _largest(graph: Graph, symbols: Mapping[str, int]) -> dict[str, int]:
+    """The largest values that symbols may come to have, as far as they are known."""
+    return {
+        name: evaluate_dim(bound, symbols)
+        for name, bound in graph.symbol_bounds.items()
+        if symbols_of(bound) <= symbols.keys()
+    }
+
+
+def run_node(
+    node: Node, arrays: Sequence[Array | None], most: Mapping[str, int] | None = None
+) -> tuple[Array, ...]:
     """What the reference of a node's op makes of its operands, which are not checked.
 
-    Raises GraphError naming the node when it fails.
+    ``most`` has the largest values of symbols that the run determines.
+
+    Raises GraphError naming the node when it fails, or IndexRangeError.
     """
-    try:
-        # What is not a number, or infinite, is an answer here, not a reason to warn.
-        with np.errstate(all="ignore"):
-            results = node.op.reference(*arrays)
-    except GraphError as error:
-        where = f"{error.node} in {node}" if error.node else str(node)
-        kind = ShapeError if isinstance(error, ShapeError) else GraphError
-        raise kind(error.message, node=where) from error
-    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        why = str(error) or type(error).__name__
-        shapes = ", ".join("-" if a is None else f"{a.dtype}{list(a.shape)}" for a in arrays)
-        raise GraphError(f"the reference failed on {shapes}: {why}", node=str(node)) from error
+    results = evaluate(node.op, arrays, str(node), most)
     if len(results) < len(node.outputs):
         raise GraphError(
             f"the reference gave {len(results)} results where {len(node.outputs)} are inferred",

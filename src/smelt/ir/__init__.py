@@ -1,7 +1,17 @@
 """The graph, and what an op is. No file format and no device is known here."""
 
-from smelt.ir._graph import Constant, Graph, Node, Recipe, Value, infer_node
-from smelt.ir._op import Array, Case, Op, Operand
+from smelt.ir._checks import check_array, check_guards, first_mismatch, symbol_of
+from smelt.ir._graph import (
+    Constant,
+    Graph,
+    Inferred,
+    Node,
+    Recipe,
+    Value,
+    infer_node,
+    sources_first,
+)
+from smelt.ir._op import Array, Case, Op, Operand, count_excess, evaluate
 from smelt.ir._parser import parse_graph
 from smelt.ir._printer import collect_constants, print_graph
 from smelt.ir._recipes import compute_untrusted
@@ -25,6 +35,7 @@ __all__ = [
     "Constant",
     "FreshNames",
     "Graph",
+    "Inferred",
     "Node",
     "Op",
     "Operand",
@@ -33,14 +44,21 @@ __all__ = [
     "Value",
     "apply_rewrite",
     "can_substitute",
+    "check_array",
+    "check_guards",
     "clone",
     "collect_constants",
     "compute_untrusted",
+    "count_excess",
+    "evaluate",
+    "first_mismatch",
     "infer_node",
     "parse_graph",
     "print_graph",
     "remove_dead",
     "sole_user",
+    "sources_first",
     "substitute",
+    "symbol_of",
     "verify",
 ]

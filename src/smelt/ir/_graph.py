@@ -8,17 +8,19 @@ whatever the passes folded.
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from smelt.errors import GraphError, InternalError, ShapeError
-from smelt.ir._op import Operand
-from smelt.types import TensorType
+from smelt.ir._op import Operand, evaluate
+from smelt.types import DType, Guard, Limit, TensorType, assume_at_least, collect_guards
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from smelt.ir._op import Array, Op
     from smelt.types import Dim, ValueType
@@ -56,42 +58,59 @@ class Constant:
     def array(self) -> Array:
         """The elements; read-only by convention."""
         if self._array is None:
-            if self.recipe is None:
-                raise InternalError(f"constant {self.name} has neither array nor recipe")
-            arrays = [None if c is None else c.array for c in self.recipe.inputs]
-            with np.errstate(all="ignore"):  # weights may be infinite; that is not ours to report
-                made = self.recipe.op.reference(*arrays)[self.recipe.output]
-            self._array = np.asarray(made, None, "C")
+            for part in sources_first(self, is_known=lambda c: c._array is not None):
+                part._array = part._compute()
+        if self._array is None:
+            raise InternalError(f"constant {self.name} has neither array nor recipe")
         return self._array
+
+    def _compute(self) -> Array:
+        """The elements, once those are there that they derive from."""
+        if self.recipe is None:
+            raise InternalError(f"constant {self.name} has neither array nor recipe")
+        arrays = [None if c is None else c.array for c in self.recipe.inputs]
+        op = self.recipe.op
+        made = evaluate(op, arrays, f"{op.name} {self.name!r}")[self.recipe.output]
+        return np.asarray(made, None, "C")
 
     def forget(self) -> None:
         """Let go of derived elements, and of those that they were derived from.
 
         They are computed anew when they are asked for again.
         """
-        if self.recipe is not None and self._array is not None:
-            self._array = None
-            for constant in self.recipe.inputs:
-                if constant is not None:
-                    constant.forget()
+        stack: list[Constant] = [self]
+        while stack:
+            part = stack.pop()
+            if part.recipe is not None and part._array is not None:
+                part._array = None
+                stack.extend(c for c in part.recipe.inputs if c is not None)
 
     @property
     def type(self) -> TensorType:
         """Element type and shape."""
         if self._type is None:
-            self._type = self._operand().tensor
+            for part in sources_first(self, is_known=lambda c: c._type is not None):
+                part._type = part._infer()
+        if self._type is None:
+            raise InternalError(f"constant {self.name} has no type")
         return self._type
 
-    def _operand(self) -> Operand:
-        """What is known of the constant without computing it."""
+    def _infer(self) -> TensorType:
+        """The type, once those are known that it follows from; nothing is computed for it."""
         if self.recipe is None:
-            return Operand.constant(self.array)
+            return Operand.constant(self.array).tensor
+        op = self.recipe.op
         known = [None if c is None else c._operand() for c in self.recipe.inputs]
-        made = Operand(self.recipe.op.infer(known)[self.recipe.output])
-        # Shapes and axes decide what follows from them.
-        if made.tensor.dtype.is_integer:
+        try:
+            return Operand(op.infer(known)[self.recipe.output]).tensor
+        except ShapeError as error:
+            raise ShapeError(error.message, node=f"{op.name} {self.name!r}") from error
+
+    def _operand(self) -> Operand:
+        """What is known of the constant; integers are computed, for shapes and axes decide more."""
+        if self.recipe is None or self.type.dtype.is_integer:
             return Operand.constant(self.array)
-        return Operand(made.type, self._array)
+        return Operand(self.type, self._array)
 
     @staticmethod
     def derive(name: str, op: Op, *inputs: Constant | None, output: int = 0) -> Constant:
@@ -111,6 +130,28 @@ class Constant:
                 yield constant
             else:
                 stack.extend(c for c in constant.recipe.inputs if c is not None)
+
+
+def sources_first(
+    *constants: Constant, is_known: Callable[[Constant], bool] = lambda _: False
+) -> Iterator[Constant]:
+    """The constants and what they derive from, each once, behind all that it derives from.
+
+    Recipes may be deeper than calls can go. What ``is_known`` is left out, with what it derives
+    from.
+    """
+    done: set[int] = set()
+    stack = [(constant, False) for constant in constants]
+    while stack:
+        part, is_ready = stack.pop()
+        if id(part) in done or is_known(part):
+            continue
+        if is_ready or part.recipe is None:
+            done.add(id(part))
+            yield part
+        else:
+            stack.append((part, True))
+            stack.extend((c, False) for c in part.recipe.inputs if c is not None)
 
 
 @dataclass(slots=True, eq=False)
@@ -151,11 +192,21 @@ class Node:
     outputs: list[Value] = field(default_factory=list[Value])
     layers: tuple[str, ...] = ()
     """Names of the layers of the model that the node stands for, in order."""
+    guards: tuple[Guard, ...] = ()
+    """What the inference of the results' types assumed of extents that symbols leave open."""
 
     @property
     def output(self) -> Value:
         """The first result."""
         return self.outputs[0]
+
+    def infer(self) -> None:
+        """Infer the types of the results again. Raises ShapeError."""
+        inferred = infer_node(self)
+        for value, kind in zip(self.outputs, inferred.types, strict=True):
+            value.type = kind
+        self.outputs[0].dims = inferred.dims
+        self.guards = inferred.guards
 
     def __str__(self) -> str:
         return f"{self.op.name} {self.name!r}"
@@ -169,9 +220,11 @@ class Graph:
     inputs: list[Value] = field(default_factory=list[Value])
     outputs: list[Value] = field(default_factory=list[Value])
     nodes: list[Node] = field(default_factory=list[Node])
-    symbol_bounds: dict[str, int] = field(default_factory=dict[str, int])
-    """Declared maximum of the symbols that a run itself determines (the count of
-    NonMaxSuppression)."""
+    symbol_bounds: dict[str, Dim] = field(default_factory=dict[str, "Dim"])
+    """An upper bound of each symbol that a run itself determines (the count of NonZero), in the
+    inputs' symbols and those bounded before."""
+    guards: tuple[Guard, ...] = ()
+    """What must hold beside the guards of the nodes: of nodes whose results are constants now."""
 
     def add_input(self, name: str, kind: ValueType) -> Value:
         """Append an input."""
@@ -199,13 +252,14 @@ class Graph:
         Raises ShapeError: naming the node, when the op refuses the inputs.
         """
         node = Node(name, op, list(inputs), layers=(name,) if layers is None else layers)
-        types, dims = infer_node(node)
-        for index, kind in enumerate(types):
-            default = name if len(types) == 1 else f"{name}:{index}"
+        inferred = infer_node(node)
+        for index, kind in enumerate(inferred.types):
+            default = name if len(inferred.types) == 1 else f"{name}:{index}"
             label = output_names[index] if index < len(output_names) else default
             node.outputs.append(Value(label, kind, producer=node))
-        if dims is not None:
-            node.outputs[0].dims = dims
+        if inferred.dims is not None:
+            node.outputs[0].dims = inferred.dims
+        node.guards = inferred.guards
         for value in inputs:
             if value is not None:
                 value.users.append(node)
@@ -239,15 +293,20 @@ class Graph:
             self.set_input(node, index, None)
         self.nodes.remove(node)
 
-    def remove_unused(self) -> list[Node]:
-        """Remove every node that no output depends on; returns them."""
+    def live_nodes(self) -> list[Node]:
+        """The nodes on which an output depends, in order."""
         wanted = set(map(id, self.outputs))
-        dead: list[Node] = []
+        live: list[Node] = []
         for node in reversed(self.nodes):
             if any(id(v) in wanted for v in node.outputs):
                 wanted.update(id(v) for v in node.inputs if v is not None)
-            else:
-                dead.append(node)
+                live.append(node)
+        return live[::-1]
+
+    def remove_unused(self) -> list[Node]:
+        """Remove every node that no output depends on; returns them."""
+        live = set(map(id, self.live_nodes()))
+        dead = [node for node in reversed(self.nodes) if id(node) not in live]
         for node in dead:
             self.remove(node)
         return dead
@@ -255,10 +314,7 @@ class Graph:
     def infer(self) -> None:
         """Infer every type again, in order. Raises ShapeError."""
         for node in self.nodes:
-            types, dims = infer_node(node)
-            for value, kind in zip(node.outputs, types, strict=True):
-                value.type = kind
-            node.outputs[0].dims = dims
+            node.infer()
 
     def is_output(self, value: Value) -> bool:
         """Whether the value leaves the graph."""
@@ -288,12 +344,61 @@ class Graph:
         yield from self.outputs
 
 
-def infer_node(node: Node) -> tuple[tuple[ValueType, ...], tuple[Dim, ...] | None]:
-    """Types of the results of a node, and the first result's elements where they are dimensions."""
+@dataclass(frozen=True, slots=True)
+class Inferred:
+    """What follows from the inputs of a node without running it."""
+
+    types: tuple[ValueType, ...]
+    """Of the results."""
+    dims: tuple[Dim, ...] | None
+    """Elements of the first result, where they are dimensions."""
+    guards: tuple[Guard, ...]
+    """What must hold for the types to be right."""
+
+
+def infer_node(node: Node) -> Inferred:
+    """Infer the results of a node from what is known of its inputs. Raises ShapeError."""
     operands = [None if value is None else value.operand for value in node.inputs]
+    where = f"{node.op.name} {node.name!r}"
     try:
-        return node.op.infer(operands), node.op.infer_dims(operands)
+        with collect_guards() as guards:
+            types, dims = node.op.infer_results(operands)
+            for index, kind in enumerate(types):
+                _assume_extents(kind, index)
+            _check_dims(types, dims)
     except ShapeError as error:
         shapes = ", ".join("-" if o is None else str(o.type) for o in operands)
-        where = f"{node.op.name} {node.name!r}"
         raise ShapeError(f"{error.message} (inputs: {shapes})", node=where) from error
+    return Inferred(types, dims, tuple(dataclasses.replace(g, node=where) for g in guards))
+
+
+def _assume_extents(kind: ValueType, result: int) -> None:
+    """Record that no extent of a result is negative; the verifier refuses those that are."""
+    for axis, extent in enumerate(kind.shape if isinstance(kind, TensorType) else ()):
+        if not assume_at_least(extent, 0, f"axis {axis} of result {result}"):
+            raise ShapeError(f"axis {axis} of result {result} is {extent}, which is negative")
+    if isinstance(kind, TensorType):
+        _check_size(kind, result)
+
+
+def _check_size(kind: TensorType, result: int) -> None:
+    """Refuse a result that no machine can hold, before anybody computes with its size."""
+    fixed = [extent for extent in kind.shape if isinstance(extent, int)]
+    # Where one extent is 0 the others still are loop bounds and strides.
+    size = math.prod(fixed) * kind.dtype.size_bytes
+    largest = max([size, *fixed])
+    if largest > Limit.MAX_TENSOR_BYTES.most:
+        told = Limit.MAX_TENSOR_BYTES.excess(largest)
+        raise ShapeError(f"result {result} is {kind}: no machine can hold it: {told}")
+
+
+def _check_dims(types: Sequence[ValueType], dims: Sequence[Dim] | None) -> None:
+    """Refuse integers that wrap around: a shape that is made of them would be another one."""
+    first = types[0] if types else None
+    if dims is None or not isinstance(first, TensorType) or first.dtype is not DType.INT64:
+        return
+    for dim in dims:
+        factors = [dim] if isinstance(dim, int) else [factor for _, factor in dim.terms]
+        for factor in factors:
+            if not -(1 << 63) <= factor < 1 << 63:
+                raise ShapeError(f"an element of the result is {dim}, which int64 cannot hold")

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from smelt.errors import ShapeError
+from smelt.errors import DeviceError, GraphError, IndexRangeError, ShapeError, SmeltError
 from smelt.types import DType, TensorType
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from smelt.ir._graph import Graph
     from smelt.types import Dim, ValueType
@@ -63,6 +63,17 @@ class Op(ABC):
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         """Meaning of the op, in numpy: clear before fast."""
 
+    def reference_within(
+        self, most: Mapping[str, int], /, *inputs: Array | None
+    ) -> tuple[Array, ...]:
+        """What `reference` gives, where ``most`` bounds the symbols that a run determines.
+
+        An op that works as long as its data say refuses what is beyond before it does the work.
+        Raises ShapeError.
+        """
+        del most
+        return self.reference(*inputs)
+
     @classmethod
     @abstractmethod
     def cases(cls) -> Iterator[Case]:
@@ -72,6 +83,15 @@ class Op(ABC):
         """The elements of the first result as dimensions, where they follow from ``inputs``."""
         del inputs
         return None
+
+    def infer_results(
+        self, inputs: Sequence[Operand | None], /
+    ) -> tuple[tuple[ValueType, ...], tuple[Dim, ...] | None]:
+        """What `infer` and `infer_dims` say; an op with regions infers these but once for both.
+
+        Twice would be twice for each level of regions within regions.
+        """
+        return self.infer(inputs), self.infer_dims(inputs)
 
     def count_flop(self, inputs: Sequence[Operand | None], /) -> Dim:
         """Multiplications and additions of the op's products; no other arithmetic is counted.
@@ -84,6 +104,14 @@ class Op(ABC):
             raise ShapeError(f"only a run tells what {self.name} computes")
         return 0
 
+    def count_work(self, inputs: Sequence[Operand | None], results: Sequence[ValueType], /) -> Dim:
+        """Operations of the reference, but for those that go over inputs and results once or so.
+
+        What is computed at build time is bounded by it. Raises ShapeError: only a run tells.
+        """
+        del results
+        return self.count_flop(inputs)
+
     @property
     def elementwise(self) -> bool:
         """Whether each output element depends only on the input elements that broadcast onto it."""
@@ -93,6 +121,48 @@ class Op(ABC):
     def regions(self) -> tuple[Graph, ...]:
         """Graphs that the op runs (If, Loop); what they capture are explicit inputs of the node."""
         return ()
+
+
+def count_excess(name: str, found: int, most: int) -> str:
+    """What an error says of a symbol that a run determines and that came out too large."""
+    return (
+        f"{name} = {found}, and it may be at most {most}: what the network declares, what the "
+        "build has memory for (max_workspace_bytes), or what an array given to execute holds"
+    )
+
+
+def evaluate(
+    op: Op,
+    arrays: Sequence[Array | None],
+    where: str | None = None,
+    most: Mapping[str, int] | None = None,
+) -> tuple[Array, ...]:
+    """What the reference of an op makes of arrays, which are not checked.
+
+    What is infinite or not a number is an answer, and numpy does not warn of it. ``most`` has the
+    largest values of symbols that a run determines.
+
+    Raises GraphError: it fails on them. IndexRangeError: an index among them is out of range. Both
+    name ``where``, the node. DeviceError: there is too little memory.
+    """
+    try:
+        with np.errstate(all="ignore"):
+            return op.reference_within(most or {}, *arrays)
+    except (GraphError, IndexRangeError) as error:
+        if where is None:
+            raise
+        named = f"{error.node} in {where}" if error.node else where
+        known = next((k for k in (ShapeError, IndexRangeError) if isinstance(error, k)), GraphError)
+        raise known(error.message, node=named) from error
+    except SmeltError:
+        raise
+    except MemoryError as error:
+        raise DeviceError(f"{where or op.name}: there is too little memory: {error}") from error
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        why = str(error) or type(error).__name__
+        shapes = ", ".join("-" if a is None else f"{a.dtype}{list(a.shape)}" for a in arrays)
+        message = f"the reference of {op.name} failed on {shapes}: {why}"
+        raise GraphError(message, node=where) from error
 
 
 @dataclass(frozen=True, slots=True)

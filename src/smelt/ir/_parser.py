@@ -17,20 +17,20 @@ from smelt.errors import GraphError
 from smelt.ir._graph import Constant, Graph, Recipe
 from smelt.ir._op import Op
 from smelt.ir._recipes import compute_untrusted
-from smelt.types import DType, OptionalType, SequenceType, TensorType, dim_from_text
+from smelt.types import DType, Limit, OptionalType, SequenceType, TensorType, dim_from_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from smelt.ir._graph import Value
     from smelt.ir._op import Array
-    from smelt.types import ValueType
+    from smelt.types import Dim, ValueType
 
-_MAX_DEPTH = 64
-_NAME = re.compile(r'[\w./~-]+|"(?:[^"\\\n]|\\.)*"')
+_MAX_DEPTH = 2 * Limit.MAX_REGION_DEPTH.most + 8  # a region is an attribute of an op
+_NAME = re.compile(r'[\w./~-]+|"(?:[^"\\\n]|\\.)*+"')
 _NUMBER = re.compile(r"-?(?:inf|nan|\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)(?![\w.])")
 _WORD = re.compile(r"[A-Za-z_]\w*")
-_STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
+_STRING = re.compile(r'"(?:[^"\\\n]|\\.)*+"')
 _DIMS = re.compile(r"\[([^\[\]\n]*)\]")
 _DIGITS = re.compile(r"#([0-9a-f]{12})")
 _SYMBOLIC = re.compile(r"<([^<>\n]*)>")
@@ -160,7 +160,7 @@ class _Parser:
     def _enter(self) -> None:
         self._depth += 1
         if self._depth > _MAX_DEPTH:
-            self._fail(f"nested more than {_MAX_DEPTH} deep")
+            self._fail(f"nested deeper than {Limit.MAX_REGION_DEPTH.name} allows")
 
     def _line(self, scope: _Scope) -> bool:
         """Read one line; whether it was the last."""
@@ -170,7 +170,7 @@ class _Parser:
             return True
         if self._accept_word("bound"):
             symbol = self._name()
-            scope.graph.symbol_bounds[symbol] = int(self._need(_NUMBER, "a number"))
+            scope.graph.symbol_bounds[symbol] = self._bound()
         elif self._accept_word("input"):
             name = self._value_name()
             self._expect(":")
@@ -322,6 +322,13 @@ class _Parser:
         except ValueError as error:
             self._fail(str(error))
         return TensorType(element, shape)
+
+    def _bound(self) -> Dim:
+        text = self._need(_DIMS, "a bound")
+        try:
+            return dim_from_text(text.strip())
+        except ValueError as error:
+            self._fail(str(error))
 
     def _array(self, name: str) -> Array:
         kind = self._tensor(self._need(_WORD, "a type"))

@@ -119,7 +119,7 @@ class _Printer:
         graph = self._graph
         yield f"graph {quote(graph.name)} {{"
         for symbol, bound in graph.symbol_bounds.items():
-            yield f"{inner}bound {quote(symbol)} {bound}"
+            yield f"{inner}bound {quote(symbol)} [{bound}]"
         for value in graph.inputs:
             yield f"{inner}input %{quote(value.name)}: {value.type}"
         for constant in self._constants:

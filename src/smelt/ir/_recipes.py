@@ -6,12 +6,11 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from smelt.errors import GraphError, InternalError, SmeltError
+from smelt.ir._graph import sources_first
 from smelt.ir._op import Operand
-from smelt.types import TensorType
+from smelt.types import Limit, TensorType
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from smelt.ir._graph import Constant, Recipe
 
 _FREE_BYTES: Final = 1 << 28
@@ -32,14 +31,17 @@ def compute_untrusted(*constants: Constant) -> None:
         GraphError: a step of a recipe does not fit its inputs, or all together make something huge
             of little.
     """
-    parts = list(_sources_first(constants))
+    parts = list(sources_first(*constants))
     given = sum(part.array.nbytes for part in parts if part.recipe is None)
+    work = 0
     left = max(_FREE_BYTES, _MOST_GROWTH * given)
     for part in parts:
         if part.recipe is None:
             continue
         try:
-            _check_step(part.recipe, left)
+            work += _check_step(part.recipe, left)
+            if work > Limit.MAX_FOLDED_WORK.most:
+                raise ValueError(f"it takes {Limit.MAX_FOLDED_WORK.excess(work)}")
             # Its inputs are computed: no recipe is too deep.
             left = max(0, left - part.array.nbytes)
         except SmeltError:
@@ -50,28 +52,16 @@ def compute_untrusted(*constants: Constant) -> None:
             ) from error
 
 
-def _check_step(recipe: Recipe, most_bytes: int) -> None:
+def _check_step(recipe: Recipe, most_bytes: int) -> int:
+    """Check what a step makes; how many operations it takes."""
     operands = [None if c is None else Operand.constant(c.array) for c in recipe.inputs]
-    made = recipe.op.infer(operands)[recipe.output]
+    results = recipe.op.infer(operands)
+    made = results[recipe.output]
     if not isinstance(made, TensorType):
         raise TypeError(f"{recipe.op.name} makes {made}, no tensor")
     extents = [extent for extent in made.shape if isinstance(extent, int)]
     size = math.prod(extents) * made.dtype.size_bytes
     if size > most_bytes:
         raise ValueError(f"{recipe.op.name} makes {size} bytes; {most_bytes} more are allowed")
-
-
-def _sources_first(constants: Iterable[Constant]) -> Iterator[Constant]:
-    """The constants and what they derive from, each once."""
-    done: set[int] = set()
-    stack = [(constant, False) for constant in constants]
-    while stack:
-        part, is_ready = stack.pop()
-        if id(part) in done:
-            continue
-        if is_ready or part.recipe is None:
-            done.add(id(part))
-            yield part
-        else:
-            stack.append((part, True))
-            stack.extend((c, False) for c in part.recipe.inputs if c is not None)
+    work = recipe.op.count_work(operands, results)  # an op that runs graphs has none
+    return work if isinstance(work, int) else 0

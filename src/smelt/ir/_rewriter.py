@@ -127,11 +127,13 @@ def clone(graph: Graph) -> Graph:
             )
         return copies[id(value)]
 
-    result = Graph(graph.name, symbol_bounds=dict(graph.symbol_bounds))
+    result = Graph(graph.name, symbol_bounds=dict(graph.symbol_bounds), guards=graph.guards)
     result.inputs = [copy(value) for value in graph.inputs]
     for node in graph.nodes:
         inputs = [value and copy(value) for value in node.inputs]
-        twin = Node(node.name, _clone_regions(node.op), inputs, layers=node.layers)
+        twin = Node(
+            node.name, _clone_regions(node.op), inputs, layers=node.layers, guards=node.guards
+        )
         for value in inputs:
             if value is not None:
                 value.users.append(twin)

@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING
 
 from smelt.errors import GraphError, InternalError, SmeltError
 from smelt.ir._graph import infer_node
-from smelt.types import TensorType
+from smelt.types import Limit, TensorType, symbols_of
 
 if TYPE_CHECKING:
     from smelt.ir._graph import Graph, Node, Value
-
-_MAX_REGION_DEPTH = 64
 
 
 def verify(graph: Graph, *, during: str | None = None) -> None:
@@ -36,8 +34,8 @@ def verify(graph: Graph, *, during: str | None = None) -> None:
 
 
 def _verify(graph: Graph, depth: int) -> None:
-    if depth > _MAX_REGION_DEPTH:
-        raise GraphError(f"regions are nested more than {_MAX_REGION_DEPTH} deep")
+    if depth > Limit.MAX_REGION_DEPTH.most:
+        raise GraphError(f"its regions lie {Limit.MAX_REGION_DEPTH.excess(depth)}")
     _check_names(graph)
     _check_order(graph)
     _check_users(graph)
@@ -48,6 +46,7 @@ def _verify(graph: Graph, depth: int) -> None:
                 _verify(region, depth + 1)
             except GraphError as error:
                 raise GraphError(f"in region {region.name!r}: {error}", node=str(node)) from error
+    _check_counts(graph)
     _check_bounds(graph)
 
 
@@ -114,7 +113,7 @@ def _check_users(graph: Graph) -> None:
 
 def _check_types(node: Node) -> None:
     try:
-        types, _ = infer_node(node)
+        types = infer_node(node).types
     except (TypeError, IndexError, ValueError) as error:
         raise GraphError(f"its inputs do not fit: {error}", node=str(node)) from error
     if len(types) != len(node.outputs):
@@ -134,7 +133,34 @@ def _is_negative(value: Value) -> bool:
     return any(isinstance(extent, int) and extent < 0 for extent in value.type.shape)
 
 
+def _check_counts(graph: Graph) -> None:
+    """Check that each symbol that a run determines is of one node: two would count differently."""
+    makers: dict[str, Node] = {}
+    for node in graph.nodes:
+        for symbol in _counted_symbols(node):
+            other = makers.setdefault(symbol, node)
+            if other is not node:
+                message = f"determines the symbol {symbol!r}, and so does {other}; rename one"
+                raise GraphError(message, node=str(node))
+
+
+def _counted_symbols(node: Node) -> set[str]:
+    """The symbols of a node's results that are its own; those of an If are numbered."""
+    own = getattr(node.op, "count_symbol", "")
+    if not own:
+        return set()
+    read, made = (
+        symbols_of(*(d for v in values if isinstance(v.type, TensorType) for d in v.type.shape))
+        for values in ([v for v in node.inputs if v is not None], node.outputs)
+    )
+    return {name for name in made if name == own or name.startswith(f"{own}_")} - (read - {own})
+
+
 def _check_bounds(graph: Graph) -> None:
+    types = [v.type for v in graph.inputs if isinstance(v.type, TensorType)]
+    given = symbols_of(*(extent for kind in types for extent in kind.shape))
     for symbol, bound in graph.symbol_bounds.items():
-        if bound < 0:
+        if symbol in given:
+            raise GraphError(f"symbol {symbol!r} is an input's, and a run is to determine it")
+        if isinstance(bound, int) and bound < 0:
             raise GraphError(f"symbol {symbol!r} has the bound {bound}; a bound is at least 0")

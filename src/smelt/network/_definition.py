@@ -21,6 +21,7 @@ from smelt.types import (
     TensorType,
     dim_from_text,
     element_count,
+    is_float_dtype,
     override,
 )
 
@@ -448,6 +449,6 @@ def _dtype(dtype: Any) -> DType:
 
 def _array(given: Array, name: str) -> Array:
     array: Array = np.asarray(given)
-    if array.dtype.hasobject or array.dtype.kind not in "fiub":
+    if not (array.dtype.kind in "iub" or is_float_dtype(array.dtype)):
         raise GraphError(f"{name} has element type {array.dtype}; numbers are needed")
     return array

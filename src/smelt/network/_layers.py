@@ -13,6 +13,7 @@ from smelt import ops
 from smelt.errors import GraphError, ShapeError
 from smelt.ir import Constant
 from smelt.network._caller import atomic
+from smelt.types import is_float_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -403,7 +404,7 @@ class LayerMethods(ABC):
     def _weight(self, name: str, numbers: ArrayLike, shape: tuple[int, ...], dtype: DType) -> Value:
         """Numbers of any real type as a constant; the array itself is kept, never a copy."""
         array: Array = np.asarray(numbers)
-        if array.dtype.kind not in "fiu":
+        if not (array.dtype.kind in "iu" or is_float_dtype(array.dtype)):
             raise GraphError(f"{name} has element type {array.dtype}; real numbers are needed")
         if array.size != math.prod(shape) or (array.ndim > 1 and array.shape != shape):
             raise ShapeError(

@@ -3,6 +3,7 @@
 from smelt.ir import Array, Case, Op, Operand
 from smelt.ops._codec import op_from_json, op_to_json, recipe_from_json, recipe_to_json
 from smelt.ops._registry import lookup_op, op_identity, register_op
+from smelt.ops._shape import is_same_for_rows
 from smelt.ops.abs import Abs
 from smelt.ops.acos import Acos
 from smelt.ops.acosh import Acosh
@@ -153,6 +154,10 @@ from smelt.ops.xor import Xor
 
 __all__ = [
     "ALL_OPS",
+    "GRU",
+    "LRN",
+    "LSTM",
+    "RNN",
     "Abs",
     "Acos",
     "Acosh",
@@ -211,10 +216,9 @@ __all__ = [
     "Greater",
     "GreaterOrEqual",
     "GroupNormalization",
-    "GRU",
-    "Hardmax",
     "HardSigmoid",
     "HardSwish",
+    "Hardmax",
     "Identity",
     "If",
     "InstanceNormalization",
@@ -226,12 +230,9 @@ __all__ = [
     "LessOrEqual",
     "Log",
     "LogSoftmax",
-    "lookup_op",
     "Loop",
     "LpNormalization",
     "LpPool",
-    "LRN",
-    "LSTM",
     "MatMul",
     "MatMulInteger",
     "Max",
@@ -248,19 +249,15 @@ __all__ = [
     "Not",
     "OneHot",
     "Op",
-    "op_from_json",
-    "op_identity",
-    "op_to_json",
     "Operand",
     "Or",
+    "PRelu",
     "Pad",
     "Pow",
-    "PRelu",
     "PriorBox",
     "QuantizeLinear",
+    "RMSNormalization",
     "Range",
-    "recipe_from_json",
-    "recipe_to_json",
     "Reciprocal",
     "ReduceL1",
     "ReduceL2",
@@ -272,12 +269,9 @@ __all__ = [
     "ReduceProd",
     "ReduceSum",
     "ReduceSumSquare",
-    "register_op",
     "Relu",
     "Reshape",
     "Resize",
-    "RMSNormalization",
-    "RNN",
     "Round",
     "RoundMantissa",
     "ScatterElements",
@@ -312,6 +306,14 @@ __all__ = [
     "Unsqueeze",
     "Where",
     "Xor",
+    "is_same_for_rows",
+    "lookup_op",
+    "op_from_json",
+    "op_identity",
+    "op_to_json",
+    "recipe_from_json",
+    "recipe_to_json",
+    "register_op",
 ]
 
 ALL_OPS: tuple[type[Op], ...] = (

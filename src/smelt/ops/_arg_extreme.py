@@ -12,7 +12,7 @@ from smelt.errors import ShapeError
 from smelt.ir import Case, Op
 from smelt.ops._operands import present, sample
 from smelt.ops._shape import NUMBERS, input_type, normalize_axis, require_dtype, require_inputs
-from smelt.types import DType, TensorType, override
+from smelt.types import DType, TensorType, assume_at_least, override
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +35,7 @@ class ArgExtreme(Op):
         data = input_type(self, inputs, 0)
         require_dtype(data, NUMBERS, f"input 0 of {self.name}")
         axis = normalize_axis(self.axis, data.rank)
-        if data.shape[axis] == 0:
+        if not assume_at_least(data.shape[axis], 1, f"axis {axis} of input 0"):
             raise ShapeError(f"{self.name} along axis {axis} of {data}, which has no elements")
         kept = (1,) if self.keepdims else ()
         shape = (*data.shape[:axis], *kept, *data.shape[axis + 1 :])

@@ -10,6 +10,8 @@ import numpy as np
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op
+from smelt.ops._examples import corner_pairs
+from smelt.ops._numerics import narrow, widen
 from smelt.ops._operands import MAXIMUM_TERMS, known_dims, present, sample
 from smelt.ops._shape import (
     NUMBERS,
@@ -80,14 +82,15 @@ class Broadcast(Op):
         return None
 
     def compute(self, left: Array, right: Array) -> Array:
-        """The op on two arrays."""
+        """The op on two arrays, of float32 where the inputs are narrower floats."""
         raise ShapeError(f"{self.name} is not made of pairs: {left.dtype}, {right.dtype}")
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         left, right = present(inputs, 0), present(inputs, 1)
-        made = np.asarray(self.compute(left, right))
-        return (made.astype(self.result_dtype.numpy if self.result_dtype else left.dtype),)
+        with np.errstate(all="ignore"):
+            made = np.asarray(self.compute(widen(left), widen(right)))
+        return (narrow(made, self.result_dtype.numpy if self.result_dtype else left.dtype),)
 
 
 @dataclass(frozen=True)
@@ -99,11 +102,16 @@ class Variadic(Broadcast):
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         arrays = [present(inputs, i) for i in range(len(inputs))]
-        made = np.asarray(reduce(self.compute, arrays), arrays[0].dtype)
-        return (made.copy() if len(arrays) == 1 else made,)
+        with np.errstate(all="ignore"):
+            made = self.combine([widen(array) for array in arrays])
+        return (np.array(narrow(made, arrays[0].dtype)),)
+
+    def combine(self, arrays: Sequence[Array]) -> Array:
+        """The op on arrays, of float32 where the inputs are narrower floats."""
+        return reduce(self.compute, arrays)
 
 
-def broadcast_cases(op: Op, *dtypes: str, low: int = -9, high: int = 10) -> Iterator[Case]:
+def broadcast_cases(op: Broadcast, *dtypes: str, low: int = -9, high: int = 10) -> Iterator[Case]:
     """Shapes that tell apart the ways in which two inputs may broadcast, and each dtype once."""
     shapes = {
         "same shape": ((2, 3, 4), (2, 3, 4)),
@@ -129,9 +137,10 @@ def broadcast_cases(op: Op, *dtypes: str, low: int = -9, high: int = 10) -> Iter
         )
         tolerance = 3e-3 if dtype == "float16" else 1e-4
         yield Case(dtype, op, pair, tolerance)
+    yield from corner_pairs(op, op.dtypes)
 
 
-def variadic_cases(op: Op, *dtypes: str) -> Iterator[Case]:
+def variadic_cases(op: Broadcast, *dtypes: str) -> Iterator[Case]:
     """The cases of two inputs, and of one, three and four."""
     yield from broadcast_cases(op, *dtypes)
     yield Case("one input", op, (sample(2, 3, dtype=dtypes[0]),))

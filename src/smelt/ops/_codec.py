@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from smelt.errors import EngineFormatError, EngineMismatchError, SmeltError
-from smelt.ir import Constant, Graph, Op, Recipe
+from smelt.ir import Constant, Graph, Op, Recipe, sources_first
 from smelt.ops._registry import is_builtin, lookup_op, op_identity
 from smelt.ops.fused import Stage
 from smelt.types import (
     DType,
+    Limit,
     OptionalType,
     SequenceType,
     SymbolicDim,
@@ -43,7 +44,8 @@ if TYPE_CHECKING:
 Json = None | bool | int | float | str | tuple["Json", ...]
 """What is written: hashable, and exact in JSON (tuples are lists there)."""
 
-MAXIMUM_DEPTH = 48
+MAXIMUM_DEPTH = 3 * Limit.MAX_REGION_DEPTH.most + 8
+"""A region is the value of a field of an op: three levels."""
 MAXIMUM_PARTS = 1 << 20
 MAXIMUM_RANK = 64
 
@@ -76,7 +78,7 @@ def recipe_to_json(constant: Constant, intern: Callable[[Constant], str | None])
     """
     positions: dict[int, int] = {}
     entries: list[Json] = []
-    for part in _in_order(constant):
+    for part in sources_first(constant):
         positions[id(part)] = len(entries)
         if part.recipe is not None:
             inputs = tuple(None if c is None else positions[id(c)] for c in part.recipe.inputs)
@@ -124,22 +126,6 @@ def _entry_from_json(
             return Constant(name, recipe=Recipe(reader.op(op, 0), sources, output))
         case _:
             raise EngineFormatError(f"a part of a weight's recipe is malformed: {_excerpt(data)}")
-
-
-def _in_order(constant: Constant) -> Iterator[Constant]:
-    """The constant and what it derives from, each once, sources first."""
-    done: set[int] = set()
-    stack: list[tuple[Constant, bool]] = [(constant, False)]
-    while stack:
-        part, expanded = stack.pop()
-        if id(part) in done:
-            continue
-        if expanded or part.recipe is None:
-            done.add(id(part))
-            yield part
-        else:
-            stack.append((part, True))
-            stack.extend((c, False) for c in part.recipe.inputs if c is not None)
 
 
 def _encode(value: object) -> Json:
@@ -200,7 +186,7 @@ def _graph_to_json(graph: Graph) -> Json:
             numbers[id(value)] = len(numbers)
     inputs_json = tuple(_input_to_json(v) for v in graph.inputs)
     outputs = tuple(numbers[id(v)] for v in graph.outputs)
-    bounds = tuple(sorted(graph.symbol_bounds.items()))
+    bounds = tuple((name, _dim_to_json(d)) for name, d in graph.symbol_bounds.items())
     return ("graph", graph.name, inputs_json, tuple(constants), tuple(nodes), outputs, bounds)
 
 
@@ -363,7 +349,7 @@ class _Reader:
         graph.outputs = [values[self.index(i, len(values))] for i in self.items(outputs)]
         for item in self.items(bounds):
             symbol, largest = self.items(item, 2)
-            graph.symbol_bounds[self.text(symbol)] = self.index(largest, 1 << 40)
+            graph.symbol_bounds[self.text(symbol)] = self.dim(largest)
         return graph
 
     def _node(self, graph: Graph, data: object, values: list[Value], depth: int) -> list[Value]:

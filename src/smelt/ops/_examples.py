@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from smelt.ir import Case
+
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from numpy.typing import DTypeLike
 
-    from smelt.ir import Array
+    from smelt.ir import Array, Op
+    from smelt.types import DType
 
 
 def floats(
@@ -26,6 +32,29 @@ def integers(
     """Uniformly distributed integers from ``low`` to below ``high``."""
     kind: np.dtype[Any] = np.dtype(dtype)
     return np.asarray(np.random.default_rng(seed).integers(low, high, shape)).astype(kind)
+
+
+def corner_integers(dtype: DTypeLike) -> Array:
+    """Integers at which arithmetic goes wrong: both ends, their halves, zero, one, the width."""
+    kind: np.dtype[Any] = np.dtype(dtype)
+    limits = np.iinfo(kind.name)
+    ends = [limits.max, limits.max - 1, limits.max // 2, limits.max // 2 + 1, limits.min]
+    small = [0, 1, 2, 7, limits.bits - 1, limits.bits, limits.bits + 1]
+    negative = [limits.min + 1, limits.min // 2, -1, -2, -7, -limits.bits] if limits.min else []
+    return np.array(sorted({*ends, *small, *negative}), kind)
+
+
+def corner_cases(op: Op, allowed: Iterable[DType]) -> Iterator[Case]:
+    """The corner integers of every width, each by itself."""
+    for dtype in sorted((d for d in allowed if d.is_integer), key=lambda d: d.value):
+        yield Case(f"corners of {dtype.value}", op, (corner_integers(dtype.numpy),))
+
+
+def corner_pairs(op: Op, allowed: Iterable[DType]) -> Iterator[Case]:
+    """The corner integers of every width, each with each."""
+    for case in corner_cases(op, allowed):
+        (x,) = case.inputs
+        yield replace(case, inputs=(None if x is None else x[:, None], x))
 
 
 HALF_TOLERANCE = 3e-3

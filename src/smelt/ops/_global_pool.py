@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from smelt.errors import ShapeError
 from smelt.ir import Case, Op, Operand
 from smelt.ops._examples import HALF_TOLERANCE, floats, integers
 from smelt.ops._numerics import narrow, widen
@@ -20,7 +21,7 @@ from smelt.ops._shape import (
     require_inputs,
     require_rank,
 )
-from smelt.types import DType, TensorType, override
+from smelt.types import DType, TensorType, assume_at_least, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -47,6 +48,9 @@ class GlobalPool(Op):
         x = input_type(self, inputs, 0)
         require_dtype(x, FLOATS | SHORT_INTEGERS, f"the input of {self.name}")
         require_rank(x, f"the input of {self.name}", 2, 99)
+        for axis, extent in enumerate(x.shape[2:], 2):
+            if not assume_at_least(extent, 1, f"axis {axis} of input 0"):
+                raise ShapeError(f"the channels of {x} have no elements to pool")
         return (TensorType(self._result_dtype(x.dtype), (*x.shape[:2], *[1] * (x.rank - 2))),)
 
     @override

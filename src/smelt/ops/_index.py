@@ -6,11 +6,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from smelt.errors import ShapeError
-from smelt.types import DType
+from smelt.errors import IndexRangeError, ShapeError
+from smelt.ops._shape import shape_text
+from smelt.types import DType, assume_at_least
 
 if TYPE_CHECKING:
-    from smelt.ir import Array
+    from collections.abc import Sequence
+
+    from smelt.ir import Array, Operand
+    from smelt.types import Dim, TensorType
 
 _COMBINE = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
 
@@ -20,18 +24,67 @@ def integers(start: int, stop: int) -> Array:
     return np.asarray(range(start, stop), np.int64)
 
 
-def places_of(shape: tuple[int, ...]) -> list[Array]:
-    """For each axis, the index of every element of a tensor of the shape."""
-    grids: Array = np.asarray(np.indices(shape))
-    return [grids[axis] for axis in range(len(shape))]
-
-
 def positive_indices(indices: Array, extent: int) -> Array:
-    """Indices counted from the front of an axis. Raises ShapeError when one is outside it."""
+    """Indices counted from the front of an axis.
+
+    Raises IndexRangeError: naming the first that is outside the axis.
+    """
+    if (message := _outside(indices, extent)) is not None:
+        raise IndexRangeError(message)
+    wide = indices.astype(np.int64)
+    return np.where(wide < 0, wide + extent, wide)
+
+
+def _outside(indices: Array, extent: int) -> str | None:
+    """What is wrong with the first index that is outside an axis."""
     outside = (indices < -extent) | (indices >= extent)
-    if bool(outside.any()):
-        raise ShapeError(f"index {indices[outside][0]} is outside an axis of {extent} elements")
-    return np.where(indices < 0, indices + extent, indices).astype(np.int64)
+    if not bool(outside.any()):
+        return None
+    return f"index {indices[outside][0]} is outside an axis of {extent} elements"
+
+
+def require_indices(operand: Operand | None, extents: Sequence[Dim]) -> None:
+    """Check indices, or vectors of as many indices as there are extents, as far as all is known.
+
+    Raises ShapeError: naming the first that is outside its axis.
+    """
+    if operand is None or operand.value is None:
+        return
+    value = operand.value
+    columns = [value] if len(extents) == 1 else [value[..., k] for k in range(len(extents))]
+    for column, extent in zip(columns, extents, strict=True):
+        if isinstance(extent, int) and (message := _outside(column, extent)) is not None:
+            raise ShapeError(message)
+
+
+def require_inside(indices: TensorType, data: TensorType, axis: int) -> None:
+    """Check that indices have no place that data lacks on an axis other than ``axis``.
+
+    What is open is a guard. Raises ShapeError.
+    """
+    pairs = enumerate(zip(data.shape, indices.shape, strict=True))
+    for other, (whole, extent) in pairs:
+        if other != axis and not assume_at_least(whole, extent, f"axis {other} of inputs 0 and 1"):
+            raise ShapeError(
+                f"axis {other} has {extent} indices where data {shape_text(data.shape)} has "
+                f"{whole} places"
+            )
+
+
+def places_along(indices: Array, data: Array, axis: int) -> tuple[Array, ...]:
+    """For each index the place of an element: the index's own, but for ``axis``, where it stands.
+
+    Raises IndexRangeError: when one is outside the data.
+    """
+    for place, (mine, theirs) in enumerate(zip(indices.shape, data.shape, strict=True)):
+        if place != axis % data.ndim and mine > theirs and indices.size:
+            raise IndexRangeError(
+                f"there are indices at place {mine - 1} of axis {place}, which has {theirs} "
+                "elements in the data"
+            )
+    grid: Array = np.asarray(np.indices(indices.shape), np.int64)
+    grid[axis] = positive_indices(indices, data.shape[axis])
+    return tuple(grid)
 
 
 def require_reduction(reduction: str, dtype: DType) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smelt.errors import InternalError, ShapeError, UnboundSymbolError
-from smelt.types import Symbol, evaluate_dim, symbols_of
+from smelt.ops._shape import optional_type, require_rank
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,27 +48,42 @@ def known_dims(inputs: Sequence[Operand | None], index: int) -> tuple[Dim, ...] 
 
 
 def dims_at(
-    op: Op, inputs: Sequence[Operand | None], index: int, what: str
+    op: Op, inputs: Sequence[Operand | None], index: int, what: str, *, scalar: bool = False
 ) -> tuple[Dim, ...] | None:
-    """Elements of an optional integer input, None when it is absent.
+    """Elements of an optional integer vector, None when it is absent.
 
-    Raises ShapeError: when it is present but its elements are not known.
+    Args:
+        op: whose input it is.
+        inputs: the op's.
+        index: the input's.
+        what: the vector's name in messages.
+        scalar: whether a single number without an axis will do, too.
+
+    Raises ShapeError: when it is no vector, or its elements are not known.
     """
-    operand = given(inputs, index)
-    if operand is None:
+    operand, kind = given(inputs, index), optional_type(op, inputs, index)
+    if operand is None or kind is None:
         return None
+    named = f"{what} (input {index} of {op.name})"
+    require_rank(kind, named, 0 if scalar else 1, 1)
     if operand.dims is None:
-        raise ShapeError(
-            f"{what} (input {index} of {op.name}) must be constant or follow from shapes"
-        )
+        raise ShapeError(f"{named} must be constant or follow from shapes")
     return operand.dims
 
 
+def number_at(op: Op, inputs: Sequence[Operand | None], index: int, what: str) -> Dim:
+    """The only element of an integer input. Raises ShapeError: it is not one number, or unknown."""
+    dims = dims_at(op, inputs, index, what, scalar=True) or ()
+    if len(dims) != 1:
+        raise ShapeError(f"{what} (input {index} of {op.name}) must be one number")
+    return dims[0]
+
+
 def ints_at(
-    op: Op, inputs: Sequence[Operand | None], index: int, what: str
+    op: Op, inputs: Sequence[Operand | None], index: int, what: str, *, scalar: bool = False
 ) -> tuple[int, ...] | None:
     """As ``dims_at``, but the elements must be plain numbers. Raises ShapeError."""
-    dims = dims_at(op, inputs, index, what)
+    dims = dims_at(op, inputs, index, what, scalar=scalar)
     if dims is None:
         return None
     for dim in dims:
@@ -102,26 +117,6 @@ def divide_dims(count: Dim, divisor: Dim) -> Dim | None:
         return count // divisor
     except (UnboundSymbolError, ZeroDivisionError):
         return None
-
-
-def is_non_negative(dim: Dim) -> bool:
-    """Whether the dim is provably never negative while its symbols are at least one."""
-    if isinstance(dim, int):
-        return dim >= 0
-    return _grows(dim) and evaluate_dim(dim, dict.fromkeys(symbols_of(dim), 1)) >= 0
-
-
-def _grows(dim: Dim) -> bool:
-    """Whether no symbol that grows makes the dim smaller, and no factor is negative."""
-    if isinstance(dim, int):
-        return True
-    for monomial, coefficient in dim.terms:
-        if monomial and coefficient < 0:
-            return False
-        numerators = [a.numerator for a in monomial if not isinstance(a, Symbol)]
-        if not all(is_non_negative(n) for n in numerators):
-            return False
-    return True
 
 
 def sample(*shape: int, dtype: str = "float32", low: int = -9, high: int = 10) -> Array:

@@ -70,7 +70,7 @@ def check_zero_point(
         return
     require_same_dtype(kind, zero_point)
     if zero_point.shape not in _ONE:
-        require_shape(zero_point, several, what)
+        require_shape(zero_point, several or (1,), what)
 
 
 def above_zero(array: Array, zero_point: Array | None, axis: int | None) -> Array:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from smelt.errors import ShapeError
+from smelt.errors import IndexRangeError, ShapeError
 from smelt.ir import Op, Operand
 from smelt.ops._numerics import narrow, required, widen
 from smelt.ops._operands import present
@@ -194,6 +194,11 @@ class Recurrent(Op):
         x, *_ = arrays = [a if i == 4 or a is None else widen(a) for i, a in enumerate(given)]
         x = required(x) if self.layout == 0 else required(x).swapaxes(0, 1)
         lengths = np.full(x.shape[1], x.shape[0]) if arrays[4] is None else arrays[4]
+        outside = (lengths < 0) | (lengths > x.shape[0])
+        if bool(outside.any()):
+            raise IndexRangeError(
+                f"sequence_lens has {lengths[outside][0]} for sequences of {x.shape[0]} moments"
+            )
         results = [self._run(x, way, lengths, arrays) for way in range(self.directions)]
         dtype = present(inputs, 0).dtype
         every, *last = (np.stack(r) for r in zip(*results, strict=True))

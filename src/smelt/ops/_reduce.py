@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from smelt.ir import Case, Op
+from smelt.ops._numerics import narrow, widen
 from smelt.ops._operands import (
     bounded,
     ints_at,
@@ -74,11 +75,9 @@ class Reduction(Op):
         data, given_axes = present(inputs, 0), optional_array(inputs, 1)
         listed = None if given_axes is None else tuple(int(a) for a in given_axes)
         axes = self.axes(data.ndim, listed)
-        # Sums of half floats are kept in single precision, as every device keeps them.
-        wide = data.astype(np.float32) if data.dtype == np.float16 else data
         with np.errstate(all="ignore"):
-            narrow = np.asarray(self.compute(wide, axes)).astype(data.dtype)
-        return (narrow if self.keepdims else np.asarray(narrow.squeeze(axes)),)
+            made = narrow(self.compute(widen(data), axes), data.dtype)
+        return (made if self.keepdims else np.asarray(made.squeeze(axes)),)
 
     @abstractmethod
     def compute(self, data: Array, axes: tuple[int, ...]) -> Array:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smelt.errors import InternalError, ShapeError
-from smelt.ir import Operand
+from smelt.ir import Operand, check_array, check_guards, clone, evaluate
 from smelt.types import DType, TensorType
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from smelt.ir import Array, Graph, Value
     from smelt.types import ValueType
@@ -39,28 +39,41 @@ def infer_region(op_name: str, region: Graph, operands: Sequence[Operand | None]
 
 
 def types_for_arrays(region: Graph, arrays: Sequence[Array | None]) -> list[ValueType]:
-    """Types of a region's results on arrays, without running it or changing its own types."""
-    known: dict[int, Operand] = {}
-    for value, array in zip(region.inputs, arrays, strict=True):
+    """Types of a region's results on arrays, without running it or changing its own types.
+
+    A copy is inferred: inference changes the types of the regions inside, and a reference leaves
+    its op as it was. Elements are known only where they were when the region's own types were
+    inferred: a region that nobody runs cannot fail on others.
+    """
+    copy = clone(region)
+    for value, array in zip(copy.inputs, arrays, strict=True):
         if array is not None:
-            known[id(value)] = Operand.constant(array)
-    for node in region.nodes:
-        operands = [None if v is None else known.get(id(v), v.operand) for v in node.inputs]
-        dims = node.op.infer_dims(operands)
-        for index, kind in enumerate(node.op.infer(operands)):
-            known[id(node.outputs[index])] = Operand(kind, None, dims if index == 0 else None)
-    return [known.get(id(v), v.operand).type for v in region.outputs]
+            known = Operand.constant(array)
+            value.type = known.type
+            value.dims = None if value.dims is None else known.dims
+    copy.infer()
+    return [value.type for value in copy.outputs]
 
 
-def run_region(region: Graph, arrays: Sequence[Array | None]) -> list[Array]:
-    """The region's results, node by node on the references."""
+def run_region(
+    region: Graph, arrays: Sequence[Array | None], most: Mapping[str, int]
+) -> list[Array]:
+    """The region's results, node by node on the references, with symbols of at most ``most``.
+
+    Raises ShapeError: an array has another shape than was inferred, or a guard does not hold.
+    """
     made: dict[int, Array] = {}
+    symbols: dict[str, int] = {}
     for value, array in zip(region.inputs, arrays, strict=True):
         if array is not None:
+            check_array(value, array, symbols, region.name)
             made[id(value)] = array
     for node in region.nodes:
         inputs = [None if v is None else _read(v, made) for v in node.inputs]
-        for value, array in zip(node.outputs, node.op.reference(*inputs), strict=True):
+        check_guards(node.guards, symbols)
+        results = evaluate(node.op, inputs, str(node), most)
+        for value, array in zip(node.outputs, results, strict=True):
+            check_array(value, array, symbols, str(node))
             made[id(value)] = array
     return [_read(value, made) for value in region.outputs]
 

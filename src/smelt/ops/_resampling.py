@@ -49,11 +49,12 @@ class Resampling:
     """Part of the axis that tf_crop_and_resize samples."""
 
     def points(self) -> Array:
-        """Where each element of the result lies on the input's axis.
+        """Where each element of the result lies on the input's axis; 0 for those outside of it."""
+        points = self._points()
+        return np.where(self._leaves(points), np.float32(0), points)
 
-        In single precision, as ONNX Runtime computes them: which neighbour is nearest depends on
-        it.
-        """
+    def _points(self) -> Array:
+        """In single precision, as ONNX Runtime computes them: which is nearest depends on it."""
         x = np.arange(self.size, dtype=np.float32)
         mode = self.op.coordinate_transformation_mode
         if mode in {"align_corners", "tf_crop_and_resize"}:
@@ -73,18 +74,21 @@ class Resampling:
     def _points_between_ends(self, x: Array, mode: str) -> Array:
         last = np.float32(self.extent - 1)
         start, end = (0.0, 1.0) if mode == "align_corners" else self.region
-        if self.size > 1:
-            step = np.float32(end - start) * last / np.float32(self.size - 1)
-            return np.float32(start) * last + x * step
-        middle = 0.0 if mode == "align_corners" else 0.5 * (start + end)
-        return np.zeros_like(x) + np.float32(middle) * last
+        with np.errstate(all="ignore"):  # a region may be infinite, or no number
+            if self.size > 1:
+                step = np.float32(end - start) * last / np.float32(self.size - 1)
+                return np.float32(start) * last + x * step
+            middle = 0.0 if mode == "align_corners" else 0.5 * (start + end)
+            return np.zeros_like(x) + np.float32(middle) * last
 
     def outside(self) -> Array:
-        """Which points lie outside the axis and take the extrapolation value."""
+        """Which points lie outside the axis, or nowhere, and take the extrapolation value."""
+        return self._leaves(self._points())
+
+    def _leaves(self, points: Array) -> Array:
         if self.op.coordinate_transformation_mode != "tf_crop_and_resize":
             return np.zeros(self.size, np.bool_)
-        points = self.points()
-        return (points < 0) | (points > self.extent - 1)
+        return ~((points >= 0) & (points <= self.extent - 1))
 
     def nearest(self) -> Array:
         """The element nearest to each point."""

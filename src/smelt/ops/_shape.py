@@ -1,7 +1,7 @@
 """What the inference of many ops shares: checks, broadcasting, window extents.
 
-Two extents are refused only when they are known to differ; what depends on symbols is checked once
-they are bound.
+Two extents are refused when they are known to differ. Where that depends on symbols they are taken
+to be equal, and the assumption is a guard of the node, checked once the symbols are bound.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from smelt.errors import ShapeError
-from smelt.types import DType, TensorType
+from smelt.types import DType, TensorType, assume_at_least, assume_equal
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -24,12 +24,6 @@ SHORT_INTEGERS = frozenset({DType.INT8, DType.UINT8})
 INDICES = frozenset({DType.INT32, DType.INT64})
 
 
-def differ(a: Dim, b: Dim) -> bool:
-    """Whether two extents are known to be unequal."""
-    gap = a - b
-    return isinstance(gap, int) and gap != 0
-
-
 def known(a: Dim, b: Dim) -> Dim:
     """Of two extents that must be equal, the one that is an int, if any."""
     return b if isinstance(b, int) else a
@@ -38,7 +32,8 @@ def known(a: Dim, b: Dim) -> Dim:
 def broadcast_shapes(*shapes: Shape) -> Shape:
     """The shape onto which all broadcast, by numpy's rule.
 
-    A symbol beside an extent above one is taken to equal it. Raises ShapeError.
+    A symbol beside another extent than one is taken to equal it, which is a guard. Raises
+    ShapeError.
     """
     rank = max((len(s) for s in shapes), default=0)
     result: list[Dim] = []
@@ -46,20 +41,20 @@ def broadcast_shapes(*shapes: Shape) -> Shape:
         extent: Dim = 1
         for shape in shapes:
             if len(shape) >= -axis:
-                extent = _broadcast_dims(extent, shape[axis], shapes)
+                extent = _broadcast_dims(extent, shape[axis], shapes, axis)
         result.append(extent)
     return tuple(result)
 
 
-def _broadcast_dims(a: Dim, b: Dim, shapes: Sequence[Shape]) -> Dim:
+def _broadcast_dims(a: Dim, b: Dim, shapes: Sequence[Shape], axis: int) -> Dim:
     if a == b or b == 1:
         return a
     if a == 1:
         return b
     texts = " and ".join(shape_text(s) for s in shapes)
-    if isinstance(a, int) and isinstance(b, int):
-        raise ShapeError(f"shapes {texts} do not broadcast: {a} meets {b}")
     if isinstance(a, int) or isinstance(b, int):
+        if not assume_equal(a, b, f"axis {axis} of {texts}, which broadcast"):
+            raise ShapeError(f"shapes {texts} do not broadcast: {a} meets {b}")
         return known(a, b)
     raise ShapeError(
         f"shapes {texts} broadcast in a way that depends on whether {a} equals {b}: fix one of them"
@@ -142,11 +137,50 @@ def require_rank(kind: TensorType, what: str, minimum: int, maximum: int | None 
 
 
 def require_shape(kind: TensorType | None, shape: Shape, what: str) -> None:
-    """Check that a tensor, if present, has a shape, as far as both are known. Raises ShapeError."""
+    """Check that a tensor, if present, has a shape; what is open is a guard. Raises ShapeError."""
     if kind is None:
         return
-    if kind.rank != len(shape) or any(map(differ, kind.shape, shape)):
+    pairs = enumerate(zip(kind.shape, shape, strict=False))
+    if kind.rank != len(shape) or not all(
+        assume_equal(a, b, f"axis {axis} of {what}") for axis, (a, b) in pairs
+    ):
         raise ShapeError(f"{what} is {shape_text(kind.shape)} and must be {shape_text(shape)}")
+
+
+def require_broadcast(kind: TensorType | None, shape: Shape, what: str) -> None:
+    """Check that a tensor, if present, broadcasts onto a shape; what is open is a guard.
+
+    Raises ShapeError.
+    """
+    if kind is None:
+        return
+    skipped = len(shape) - kind.rank
+    if skipped < 0 or not all(
+        extent == 1 or assume_equal(extent, shape[skipped + axis], f"axis {axis} of {what}")
+        for axis, extent in enumerate(kind.shape)
+    ):
+        raise ShapeError(
+            f"{what} {shape_text(kind.shape)} does not broadcast to {shape_text(shape)}"
+        )
+
+
+def is_same_for_rows(kind: TensorType, x: TensorType, axis: int) -> bool:
+    """Whether every row of ``x``, which runs from ``axis`` on, meets the same elements of a tensor.
+
+    Args:
+        kind: of the tensor, which broadcasts onto ``x``.
+        x: what is normalised.
+        axis: the first axis of a row, from the front or the back.
+    """
+    outside = axis % x.rank - (x.rank - kind.rank)
+    return all(extent == 1 for extent in kind.shape[: max(0, outside)])
+
+
+def require_scalar(kind: TensorType | None, what: str) -> None:
+    """Check that a tensor, if present, is one number, of rank 0 or 1. Raises ShapeError."""
+    if kind is not None:
+        require_rank(kind, what, 0, 1)
+        require_shape(kind, (1,) * kind.rank, what)
 
 
 def require_static(extents: Shape, what: str) -> tuple[int, ...]:
@@ -159,18 +193,6 @@ def require_static(extents: Shape, what: str) -> tuple[int, ...]:
     return tuple(e for e in extents if isinstance(e, int))
 
 
-def require_constant(
-    op: Op, inputs: Sequence[Operand | None], index: int, what: str
-) -> tuple[Dim, ...]:
-    """The elements of an integer input that must be known as dimensions. Raises ShapeError."""
-    operand = inputs[index] if index < len(inputs) else None
-    if operand is None or operand.dims is None:
-        raise ShapeError(
-            f"{what} (input {index} of {op.name}) must be constant or follow from shapes"
-        )
-    return operand.dims
-
-
 def window_extent(
     extent: Dim,
     kernel: int,
@@ -179,20 +201,22 @@ def window_extent(
     pads: tuple[int, int],
     *,
     ceil_mode: bool = False,
+    what: str = "the axis",
 ) -> Dim:
     """Number of windows along an axis of ``extent`` elements padded by ``pads``.
 
     With ``ceil_mode`` a last window may reach beyond the padding, but none starts beyond the
-    elements and the padding before them. Both forms stay closed when the extent is a symbol. Raises
-    ShapeError when no window fits.
+    elements and the padding before them. Both forms stay closed when the extent is a symbol; that a
+    window fits is a guard then. ``what`` names the axis. Raises ShapeError when no window fits.
     """
     if kernel < 1 or stride < 1 or dilation < 1:
         raise ShapeError(
             f"kernel {kernel}, stride {stride} and dilation {dilation} must be positive"
         )
     reach = (kernel - 1) * dilation + 1
-    last = extent + pads[0] + pads[1] - reach
-    if isinstance(last, int) and last < 0:
+    padded = extent + pads[0] + pads[1]
+    last = padded - reach
+    if not assume_at_least(padded, reach, f"{what}, padded, and the reach of a window"):
         raise ShapeError(
             f"a window of {reach} does not fit into {extent} padded by {pads[0]} and {pads[1]}"
         )

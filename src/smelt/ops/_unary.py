@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from smelt.ir import Case, Op, Operand
-from smelt.ops._examples import HALF_TOLERANCE, floats, integers
+from smelt.ops._examples import HALF_TOLERANCE, corner_cases, floats
 from smelt.ops._numerics import narrow, widen
 from smelt.ops._operands import present
 from smelt.ops._shape import FLOATS, input_type, require_dtype, require_inputs
@@ -77,5 +77,4 @@ class Unary(Op):
         if DType.FLOAT32 in cls.allowed:
             yield Case("empty", cls(), (floats(0, 3),))
             yield Case("line", cls(), (floats(1021, low=low, high=high, seed=3),))
-        if DType.INT32 in cls.allowed:
-            yield Case("int32", cls(), (integers(3, 5, low=-9, high=9),))
+        yield from corner_cases(cls(), cls.allowed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,13 +12,13 @@ from numpy.lib.stride_tricks import sliding_window_view
 from smelt.errors import ShapeError
 from smelt.ir import Op
 from smelt.ops._shape import input_type, require_rank, require_static, window_extent
-from smelt.types import DType, TensorType, element_count
+from smelt.types import DType, Limit, TensorType, element_count, override
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from smelt.ir import Array, Operand
-    from smelt.types import Dim, Shape
+    from smelt.types import Dim, Shape, ValueType
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,9 @@ class Windowed(Op):
                     f"{field} {given} of {self.name} must be {length} numbers from {default} up"
                 )
             object.__setattr__(self, field, given)
+        largest = max(*self.strides, *self.pads, *self.dilations, prod(self.kernel_shape))
+        if largest > Limit.MAX_WINDOW.most:
+            raise ShapeError(f"a window of {self.name} has {Limit.MAX_WINDOW.excess(largest)}")
         if min(self.kernel_shape, default=1) < 1:
             raise ShapeError(f"kernel_shape {self.kernel_shape} of {self.name} must be positive")
 
@@ -59,8 +63,17 @@ class Windowed(Op):
         """Number of windows along each spatial axis of the input. Raises ShapeError."""
         require_rank(x, f"the input of {self.name}", len(self.kernel_shape) + 2)
         return tuple(
-            window_extent(extent, kernel, stride, dilation, pads, ceil_mode=ceil_mode)
-            for extent, kernel, stride, dilation, pads in zip(
+            window_extent(
+                extent,
+                kernel,
+                stride,
+                dilation,
+                pads,
+                ceil_mode=ceil_mode,
+                what=f"axis {axis} of input 0",
+            )
+            for axis, extent, kernel, stride, dilation, pads in zip(
+                range(2, x.rank),
                 x.shape[2:],
                 self.kernel_shape,
                 self.strides,
@@ -69,6 +82,19 @@ class Windowed(Op):
                 strict=True,
             )
         )
+
+    @override
+    def count_work(self, inputs: Sequence[Operand | None], results: Sequence[ValueType], /) -> Dim:
+        padded: Dim = 1
+        for extent, pads in zip(input_type(self, inputs, 0).shape[2:], self.pad_pairs, strict=True):
+            padded = padded * (extent + sum(pads))
+        work = self.count_flop(inputs) + padded * element_count(
+            input_type(self, inputs, 0).shape[:2]
+        )
+        for kind in results:
+            if isinstance(kind, TensorType):
+                work = work + element_count(kind.shape) * prod(self.kernel_shape)
+        return work
 
     def _tap_flop(self, inputs: Sequence[Operand | None], places: Shape) -> Dim:
         """Of a convolution: what each place's taps on the weights, input 1, add up to."""

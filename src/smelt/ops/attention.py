@@ -14,24 +14,25 @@ from smelt.ops._numerics import narrow, widen
 from smelt.ops._operands import optional_array, present
 from smelt.ops._shape import (
     FLOATS,
-    broadcast_shapes,
-    differ,
     input_type,
     known,
     optional_type,
+    require_broadcast,
     require_dtype,
     require_inputs,
     require_rank,
     require_same_dtype,
     shape_text,
 )
-from smelt.types import TensorType, element_count, override
+from smelt.types import TensorType, assume_equal, element_count, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from smelt.ir import Array
     from smelt.types import Dim, Shape, ValueType
+
+_PARTS = ("batch", "heads", "places", "width")
 
 
 @dataclass(frozen=True)
@@ -69,16 +70,12 @@ class Attention(Op):
         for kind, what in zip(kinds, ("queries", "keys", "values"), strict=True):
             require_rank(kind, what, 3 if self.heads else 4)
         q, k, v = (self.split(kind.shape) for kind in kinds)
-        pairs = [(k[a], v[a]) for a in (0, 1, 2)] + [(q[a], k[a]) for a in (0, 1, 3)]
-        if any(differ(one, other) for one, other in pairs):
+        if not _fit(q, k, v):
             texts = ", ".join(shape_text(kind.shape) for kind in kinds)
             raise ShapeError(f"queries, keys and values {texts} do not fit each other")
         batch = known(known(q[0], k[0]), v[0])
         scores = (batch, known(q[1], k[1]), q[2], known(k[2], v[2]))
-        if mask is not None and broadcast_shapes(mask.shape, scores) != scores:
-            raise ShapeError(
-                f"the mask {shape_text(mask.shape)} does not broadcast to {shape_text(scores)}"
-            )
+        require_broadcast(mask, scores, "the mask of attention")
         shape = (batch, q[2], v[3] * self.heads) if self.heads else (*scores[:3], v[3])
         return (TensorType(kinds[0].dtype, shape),)
 
@@ -118,7 +115,8 @@ class Attention(Op):
     def _by_head(self, array: Array) -> Array:
         if not self.heads:
             return array
-        return array.reshape(*array.shape[:2], self.heads, -1).transpose(0, 2, 1, 3)
+        width = array.shape[2] // self.heads
+        return array.reshape(*array.shape[:2], self.heads, width).transpose(0, 2, 1, 3)
 
     @override
     @classmethod
@@ -142,3 +140,16 @@ class Attention(Op):
         yield Case("causal", cls(0.5), (*alike(1, 2, 8, 16), ruled_out))
         half = tuple(array.astype(np.float16) for array in alike(2, 3, 33, 32))
         yield Case("half", cls(0.176), half, tolerance=HALF_TOLERANCE)
+
+
+def _fit(q: Shape, k: Shape, v: Shape) -> bool:
+    """Whether queries, keys and values, as batch, heads, places and width, are not known to differ.
+
+    What is open becomes a guard.
+    """
+    kinds = (("keys and values", k, v, (0, 1, 2)), ("queries and keys", q, k, (0, 1, 3)))
+    return all(
+        assume_equal(one[axis], other[axis], f"{_PARTS[axis]} of {names}")
+        for names, one, other, axes in kinds
+        for axis in axes
+    )

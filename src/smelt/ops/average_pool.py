@@ -13,7 +13,7 @@ from smelt.ops._numerics import narrow, widen
 from smelt.ops._operands import present
 from smelt.ops._shape import FLOATS, SHORT_INTEGERS, input_type, require_dtype, require_inputs
 from smelt.ops._window import Windowed
-from smelt.types import DType, TensorType, override
+from smelt.types import DType, TensorType, is_float_dtype, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -59,13 +59,13 @@ class AveragePool(Windowed):
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         given = present(inputs, 0)
-        x = widen(given) if given.dtype.kind == "f" else given.astype(np.float64)
+        x = widen(given) if is_float_dtype(given.dtype) else given.astype(np.float64)
         counts = self._counts_on(x, ceil_mode=self.ceil_mode)
         total = self._windows(x, counts, 0).sum(axis=tuple(range(-len(counts), 0)))
         sizes = self._window_sizes(x, counts, padded=self.count_include_pad)
         with np.errstate(invalid="ignore", divide="ignore"):
             mean = total / sizes.astype(x.dtype)
-        return (narrow(mean, given.dtype if given.dtype.kind == "f" else np.dtype(np.float32)),)
+        return (narrow(mean, given.dtype if is_float_dtype(given.dtype) else np.dtype(np.float32)),)
 
     @override
     @classmethod

@@ -7,14 +7,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from smelt.ir import Case
-from smelt.ops._examples import integers
 from smelt.ops._unary import Unary
 from smelt.types import DType, override
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from smelt.ir import Array
 
 
@@ -37,9 +33,3 @@ class BitwiseNot(Unary):
     @override
     def _apply(self, x: Array, /) -> Any:
         return np.invert(x)
-
-    @override
-    @classmethod
-    def cases(cls) -> Iterator[Case]:
-        yield Case("uint8", cls(), (integers(17, 3, dtype=np.uint8, high=256),))
-        yield Case("int64", cls(), (integers(33, dtype=np.int64, low=-999, high=999),))

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from smelt.ir import Case, Op
+from smelt.ops._numerics import narrow, truncate
 from smelt.ops._operands import known_dims, present
 from smelt.ops._shape import input_type, require_inputs
-from smelt.types import DType, TensorType, encode_bfloat16, override
+from smelt.types import DType, TensorType, is_float_dtype, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,14 +24,14 @@ if TYPE_CHECKING:
 class Cast(Op):
     """The elements in another type.
 
-    Floats are cut towards zero when made integers, integers taken modulo their width.
+    Floats are cut towards zero when made integers: what is beyond the integer's range becomes its
+    end, and NaN zero. Integers are taken modulo their width.
 
     Shapes: the input's.
 
-    Dtypes: any to any, but not from bfloat16, whose bits numpy holds as integers; anything but
-    zero becomes True.
+    Dtypes: any to any; anything but zero becomes True.
 
-    Raises ShapeError: when there is not exactly one input, or its type is bfloat16.
+    Raises ShapeError: when there is not exactly one input.
 
     Source: ONNX Cast-21.
     """
@@ -60,10 +61,9 @@ class Cast(Op):
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         array = present(inputs, 0)
-        if self.to is DType.BFLOAT16:
-            return (encode_bfloat16(array),)
-        with np.errstate(invalid="ignore", over="ignore"):
-            return (array.astype(self.to.numpy),)
+        if self.to.is_integer and is_float_dtype(array.dtype):
+            return (truncate(array, self.to.numpy),)
+        return (narrow(array, self.to.numpy),)
 
     @override
     @classmethod
@@ -79,4 +79,9 @@ class Cast(Op):
         yield Case("int32 wraps to int8", cls(DType.INT8), (np.array([127, 128, -129], np.int32),))
         special = np.array([np.nan, np.inf, -np.inf, 70000.0], np.float32)
         yield Case("not a number to float16", cls(DType.FLOAT16), (special,))
+        beyond = np.array([-np.inf, -1e30, -3e9, -129.5, -0.9, 300, 7e4, 5e9, 1e30, np.inf, np.nan])
+        for target in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"):
+            for source in ("float32", "float64"):
+                name = f"{source} beyond {target}"
+                yield Case(name, cls(DType(target)), (beyond.astype(source),))
         yield Case("scalar", cls(DType.INT32), (np.array(3.9, np.float32),))

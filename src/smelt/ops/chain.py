@@ -43,6 +43,8 @@ class Chain(Op):
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
+        if not 0 <= self.first_inputs <= len(inputs):
+            raise ShapeError(f"the first op reads {self.first_inputs} of {len(inputs)} inputs")
         between = self.first.infer(inputs[: self.first_inputs])
         if len(between) != 1:
             raise ShapeError(f"{self.first.name} has {len(between)} results; a chain needs one")

@@ -66,8 +66,9 @@ class Clip(Op):
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         x, low, high = (*inputs, None, None)[:3]
         y = required(x)
-        y = y if low is None else np.maximum(y, low.reshape(()))
-        y = y if high is None else np.minimum(y, high.reshape(()))
+        # Comparisons, unlike maximum and minimum, leave y alone where a limit is not a number.
+        y = y if low is None else np.where(y < low.reshape(()), low.reshape(()), y)
+        y = y if high is None else np.where(y > high.reshape(()), high.reshape(()), y)
         return (np.asarray(y),)
 
     @override

@@ -11,7 +11,7 @@ from smelt.errors import ShapeError
 from smelt.ir import Case, Op
 from smelt.ops._operands import count_elements, given, present, sample
 from smelt.ops._shape import input_type, normalize_axis, require_dtype, require_inputs, require_rank
-from smelt.types import DType, SymbolicDim, TensorType, override
+from smelt.types import DType, SymbolicDim, TensorType, assume_at_least, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -53,16 +53,16 @@ class Compress(Op):
         if operand is not None and operand.value is not None:
             count = int(np.count_nonzero(operand.value))
         if self.axis is None:
-            self._check(condition.shape[0], count_elements(data.shape))
+            self._check(condition.shape[0], count_elements(data.shape), "elements of input 0")
             return (TensorType(data.dtype, (count,)),)
         axis = normalize_axis(self.axis, data.rank)
-        self._check(condition.shape[0], data.shape[axis])
+        self._check(condition.shape[0], data.shape[axis], f"axis {axis} of input 0")
         shape = (*data.shape[:axis], count, *data.shape[axis + 1 :])
         return (TensorType(data.dtype, shape),)
 
     @staticmethod
-    def _check(length: Dim, extent: Dim) -> None:
-        if isinstance(length, int) and isinstance(extent, int) and length > extent:
+    def _check(length: Dim, extent: Dim, what: str) -> None:
+        if not assume_at_least(extent, length, f"{what} and the condition"):
             raise ShapeError(f"a condition of {length} elements for an axis of {extent}")
 
     @override

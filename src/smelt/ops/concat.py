@@ -11,7 +11,6 @@ from smelt.errors import ShapeError
 from smelt.ir import Case, Op
 from smelt.ops._operands import MAXIMUM_DIMS, known_dims, present, sample
 from smelt.ops._shape import (
-    differ,
     input_type,
     known,
     normalize_axis,
@@ -20,7 +19,7 @@ from smelt.ops._shape import (
     require_same_dtype,
     shape_text,
 )
-from smelt.types import TensorType, override
+from smelt.types import TensorType, assume_equal, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -60,7 +59,9 @@ class Concat(Op):
             for position, extent in enumerate(kind.shape):
                 if position == axis:
                     shape[axis] = shape[axis] + extent
-                elif differ(extent, shape[position]):
+                elif not assume_equal(
+                    shape[position], extent, f"axis {position} of inputs 0 and {index}"
+                ):
                     texts = f"{shape_text(first.shape)} and {shape_text(kind.shape)}"
                     raise ShapeError(f"shapes {texts} differ off the concatenated axis {axis}")
                 else:

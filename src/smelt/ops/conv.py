@@ -15,7 +15,6 @@ from smelt.ops._numerics import narrow, widen
 from smelt.ops._operands import optional_array, present
 from smelt.ops._shape import (
     FLOATS,
-    differ,
     input_type,
     optional_type,
     require_dtype,
@@ -25,7 +24,7 @@ from smelt.ops._shape import (
     result_shape,
 )
 from smelt.ops._window import Windowed
-from smelt.types import TensorType, counted, override
+from smelt.types import TensorType, assume_divides, assume_equal, counted, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -65,9 +64,11 @@ class Conv(Windowed):
             raise ShapeError(f"weights of rank {w.rank} do not fit an input of rank {x.rank}")
         filters, depth, *_ = w.shape
         require_shape(w, (filters, depth, *self.kernel_shape), "the weight tensor of conv")
-        if self.group < 1 or (isinstance(filters, int) and filters % self.group):
+        if self.group < 1 or not assume_divides(
+            self.group, filters, "axis 0 of input 1 and the groups"
+        ):
             raise ShapeError(f"{filters} filters do not divide into {self.group} groups")
-        if differ(x.shape[1], depth * self.group):
+        if not assume_equal(x.shape[1], depth * self.group, "axis 1 of inputs 0 and 1"):
             raise ShapeError(
                 f"the input has {counted(x.shape[1], 'channel')}, "
                 f"the weights are for {depth} x {self.group}"
@@ -87,7 +88,7 @@ class Conv(Windowed):
         counts = self._counts_on(x)
         view = self._windows(x, counts, 0)
         view = view.reshape(batch, groups, x.shape[1] // groups, *view.shape[2:])
-        weights = w.reshape(groups, filters // groups, w[0].size).transpose(0, 2, 1)
+        weights = w.reshape(groups, filters // groups, prod(w.shape[1:])).transpose(0, 2, 1)
         # To [groups, batch, *windows, channels, *kernel], so that each group is one matrix product.
         spatial = len(counts)
         places = range(3, 3 + spatial)

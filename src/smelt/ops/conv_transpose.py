@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -15,7 +16,6 @@ from smelt.ops._numerics import narrow, widen
 from smelt.ops._operands import optional_array, present
 from smelt.ops._shape import (
     FLOATS,
-    differ,
     input_type,
     known,
     optional_type,
@@ -27,7 +27,7 @@ from smelt.ops._shape import (
     require_static,
 )
 from smelt.ops._window import Windowed
-from smelt.types import TensorType, counted, override
+from smelt.types import TensorType, assume_at_least, assume_divides, assume_equal, counted, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -74,8 +74,10 @@ class ConvTranspose(Windowed):
         for axis, extent in enumerate(spatial):
             reach = (self.kernel_shape[axis] - 1) * self.dilations[axis] + 1
             constant = reach + self.output_padding[axis] - sum(self.pad_pairs[axis])
+            if not assume_at_least(extent, 1, f"axis {axis + 2} of input 0"):
+                raise ShapeError(f"axis {axis + 2} of the input has no elements")
             result = (extent - 1) * self.strides[axis] + constant
-            if isinstance(result, int) and result < 1:
+            if not assume_at_least(result, 1, f"axis {axis + 2} of the result"):
                 raise ShapeError(f"pads {self.pads} leave {result} of the output's axis {axis + 2}")
             made.append(result)
         return tuple(made)
@@ -91,11 +93,13 @@ class ConvTranspose(Windowed):
         require_rank(w, "the weight tensor of conv_transpose", x.rank)
         channels, depth, *_ = w.shape
         require_shape(w, (channels, depth, *self.kernel_shape), "the weight tensor")
-        if differ(x.shape[1], channels):
+        if not assume_equal(x.shape[1], channels, "axis 1 of input 0 and axis 0 of input 1"):
             has = counted(x.shape[1], "channel")
             raise ShapeError(f"the input has {has}, the weights are for {channels}")
         shared = known(x.shape[1], channels)
-        if self.group < 1 or (isinstance(shared, int) and shared % self.group):
+        if self.group < 1 or not assume_divides(
+            self.group, shared, "axis 1 of input 0 and the groups"
+        ):
             raise ShapeError(f"{shared} channels do not divide into {self.group} groups")
         filters = depth * self.group
         require_shape(bias, (filters,), "the bias of conv_transpose")
@@ -111,8 +115,8 @@ class ConvTranspose(Windowed):
         bias = optional_array(inputs, 2)
         batch, channels, *spatial = x.shape
         groups, filters, axes = self.group, w.shape[1] * self.group, len(spatial)
-        grouped = np.moveaxis(x.reshape(batch, groups, channels // groups, -1), 1, 0)
-        weights = w.reshape(groups, channels // groups, w.shape[1], -1)
+        grouped = np.moveaxis(x.reshape(batch, groups, channels // groups, prod(spatial)), 1, 0)
+        weights = w.reshape(groups, channels // groups, w.shape[1], prod(self.kernel_shape))
         extents = require_static(self._extents(x.shape[2:]), "the extents")
         reach = [a + sum(p) for a, p in zip(extents, self.pad_pairs, strict=True)]
         full = np.zeros((batch, filters, *reach), x.dtype)
@@ -120,7 +124,7 @@ class ConvTranspose(Windowed):
             taps = weights[..., number].transpose(0, 2, 1)[:, None]
             part = np.moveaxis(np.matmul(taps, grouped), 0, 1).reshape(batch, filters, *spatial)
             where = tuple(
-                slice(k * d, k * d + (n - 1) * s + 1, s)
+                slice(k * d, k * d + n * s, s)
                 for k, d, s, n in zip(place, self.dilations, self.strides, spatial, strict=True)
             )
             full[(slice(None), slice(None), *where)] += part

@@ -10,7 +10,7 @@ from smelt.ir import Case, Op, Operand
 from smelt.ops._examples import floats
 from smelt.ops._operands import present
 from smelt.ops._shape import input_type, normalize_axis, require_inputs, require_rank
-from smelt.types import TensorType, override
+from smelt.types import TensorType, assume_at_least, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -54,15 +54,13 @@ class Crop(Op):
         require_inputs(self, inputs, 2)
         x, like = input_type(self, inputs, 0), input_type(self, inputs, 1)
         require_rank(like, "the second input of crop", x.rank)
-        axis = normalize_axis(self.axis, x.rank)
-        for start, extent, whole in zip(self.offsets(x.rank), like.shape, x.shape, strict=True):
-            room = whole - extent - start
-            if axis <= 0 and isinstance(room, int) and room < 0:
+        first, offsets = normalize_axis(self.axis, x.rank), self.offsets(x.rank)
+        for axis in range(first, x.rank):
+            start, extent, whole = offsets[axis], like.shape[axis], x.shape[axis]
+            if not assume_at_least(whole, start + extent, f"axis {axis} of inputs 0 and 1"):
                 raise ShapeError(
                     f"{extent} elements from {start} on reach beyond an extent of {whole}"
                 )
-            axis -= 1
-        first = normalize_axis(self.axis, x.rank)
         return (TensorType(x.dtype, (*x.shape[:first], *like.shape[first:])),)
 
     @override

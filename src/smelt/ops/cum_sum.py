@@ -9,6 +9,7 @@ import numpy as np
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op
+from smelt.ops._numerics import narrow, widen
 from smelt.ops._operands import ints_at, present, sample
 from smelt.ops._shape import (
     NUMBERS,
@@ -52,7 +53,7 @@ class CumSum(Op):
         require_inputs(self, inputs, 2)
         data = input_type(self, inputs, 0)
         require_dtype(data, NUMBERS, "input 0 of cum_sum")
-        axes = ints_at(self, inputs, 1, "the axis") or ()
+        axes = ints_at(self, inputs, 1, "the axis", scalar=True) or ()
         if len(axes) != 1:
             raise ShapeError(f"cum_sum runs along one axis, not {shape_text(axes)}")
         normalize_axis(axes[0], data.rank)
@@ -61,12 +62,14 @@ class CumSum(Op):
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         data, axis = present(inputs, 0), int(present(inputs, 1).item())
-        lined = np.flip(data, axis) if self.reverse else data
-        sums = np.cumsum(lined, axis, dtype=data.dtype)
+        wide = widen(data)
+        lined = np.flip(wide, axis) if self.reverse else wide
+        sums = np.cumsum(lined, axis, dtype=wide.dtype)
         if self.exclusive and data.shape[axis]:
             sums = np.roll(sums, 1, axis)
             sums[(slice(None),) * (axis % data.ndim) + (0,)] = 0
-        return (np.array(np.flip(sums, axis) if self.reverse else sums, order="C"),)
+        made = np.array(np.flip(sums, axis) if self.reverse else sums, order="C")
+        return (narrow(made, data.dtype),)
 
     @override
     @classmethod

@@ -9,7 +9,7 @@ from smelt.errors import ShapeError
 from smelt.ir import Case, Op
 from smelt.ops._operands import present, sample
 from smelt.ops._shape import input_type, require_inputs, require_rank
-from smelt.types import TensorType, override
+from smelt.types import TensorType, assume_divides, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -48,7 +48,7 @@ class DepthToSpace(Op):
         if block < 1 or self.mode not in {"DCR", "CRD"}:
             raise ShapeError(f"depth_to_space with blocksize {block} and mode {self.mode!r}")
         n, c, h, w = data.shape
-        if isinstance(c, int) and c % (block * block):
+        if not assume_divides(block * block, c, "axis 1 of input 0 and the pixels of a block"):
             raise ShapeError(
                 f"{c} channels are no multiple of the {block * block} pixels of a block"
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -15,7 +16,6 @@ from smelt.ops._numerics import narrow, required, widen
 from smelt.ops._operands import present
 from smelt.ops._shape import (
     FLOATS,
-    differ,
     input_type,
     known,
     require_dtype,
@@ -23,7 +23,14 @@ from smelt.ops._shape import (
     require_rank,
     require_shape,
 )
-from smelt.types import SymbolicDim, TensorType, element_count, override
+from smelt.types import (
+    SymbolicDim,
+    TensorType,
+    assume_divides,
+    assume_equal,
+    element_count,
+    override,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -91,17 +98,25 @@ class DetectionOutput(Op):
             raise ShapeError(f"code_type {self.code_type!r} is none of {', '.join(_CODES)}")
         rows = 1 if self.variance_encoded_in_target and prior.shape[1] == 1 else 2
         require_shape(prior, (1, rows, *prior.shape[2:]), "the prior tensor")
-        priors = element_count(prior.shape[2:]) // 4
+        coordinates = element_count(prior.shape[2:])
+        if not assume_divides(4, coordinates, "elements of input 2, four for a prior"):
+            raise ShapeError(f"{coordinates} coordinates are not four for each prior")
+        priors = coordinates // 4
         shared = 1 if self.share_location else self.num_classes
         self._check_extent(location, priors * (shared * 4), "locations")
         self._check_extent(confidence, priors * self.num_classes, "confidences")
+        if not assume_equal(location.shape[0], confidence.shape[0], "axis 0 of inputs 0 and 1"):
+            raise ShapeError(
+                f"there are locations of {location.shape[0]} images and confidences of "
+                f"{confidence.shape[0]}"
+            )
         count = SymbolicDim.symbol(self.count_symbol)
         return (TensorType(confidence.dtype, (1, 1, count, 7)),)
 
     @staticmethod
     def _check_extent(kind: TensorType, wanted: Dim, what: str) -> None:
         given = element_count(kind.shape[1:])
-        if differ(given, wanted):
+        if not assume_equal(given, wanted, f"{what} of an image, and what the priors need"):
             raise ShapeError(f"there are {given} {what} an image where the priors need {wanted}")
 
     def count_bound(self, inputs: Sequence[Operand | None]) -> Dim:
@@ -119,15 +134,16 @@ class DetectionOutput(Op):
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         location, confidence, prior = (widen(required(array)) for array in inputs)
         images, dtype = location.shape[0], present(inputs, 1).dtype
-        priors = prior.reshape(prior.shape[1], -1, 4)
-        boxes = self._decode(location.reshape(images, priors.shape[1], -1, 4), priors)
+        priors = prior.reshape(prior.shape[1], prod(prior.shape[2:]) // 4, 4)
+        shared = 1 if self.share_location else self.num_classes
+        boxes = self._decode(location.reshape(images, priors.shape[1], shared, 4), priors)
         scores = confidence.reshape(images, priors.shape[1], self.num_classes)
         rows = [
             (image, label, scores[image, box, label], *self._boxes_of(boxes[image], label)[box])
             for image in range(images)
             for label, box in self._detect(boxes[image], scores[image])
         ]
-        return (narrow(np.array(rows, np.float32).reshape(1, 1, -1, 7), dtype),)
+        return (narrow(np.array(rows, np.float32).reshape(1, 1, len(rows), 7), dtype),)
 
     def _decode(self, location: Array, priors: Array) -> Array:
         """Corners of the boxes ``[images, priors, L, 4]``."""

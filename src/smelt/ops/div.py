@@ -9,8 +9,9 @@ import numpy as np
 
 from smelt.ir import Case
 from smelt.ops._broadcast import Broadcast, broadcast_cases
-from smelt.ops._operands import divide_dims, is_non_negative
-from smelt.types import override
+from smelt.ops._numerics import divide_towards_zero
+from smelt.ops._operands import divide_dims
+from smelt.types import assume_at_least, is_never_negative, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,15 +41,22 @@ class Div(Broadcast):
             magnitude = abs(left) // abs(right) if right else 0
             return magnitude if (left < 0) == (right < 0) else -magnitude
         if isinstance(right, int):
-            return left // right if right > 0 and is_non_negative(left) else None
-        return divide_dims(left, right)
+            # Towards zero is down only from 0 up.
+            if right <= 0 or not is_never_negative(left, least=1):
+                return None
+            assume_at_least(left, 0, "what is divided")
+            return left // right
+        # By zero the quotient is zero, whatever is divided.
+        quotient = divide_dims(left, right) if is_never_negative(right, least=1) else None
+        if quotient:
+            assume_at_least(right, 1, "the divisor")
+        return quotient
 
     @override
     def compute(self, left: Array, right: Array) -> Array:
         if left.dtype.kind == "f":
-            with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-                return np.divide(left, right)
-        return _divide_towards_zero(left, right)
+            return np.divide(left, right)
+        return divide_towards_zero(left, right)
 
     @override
     @classmethod
@@ -67,12 +75,3 @@ class Div(Broadcast):
         yield Case("float by zero is infinite", cls(), zeros)
         huge = np.array([3e38, 1e38, 5e37], np.float32), np.array([2e38, 2e38, 3e38], np.float32)
         yield Case("huge divisors", cls(), huge)
-
-
-def _divide_towards_zero(left: Array, right: Array) -> Array:
-    divisor = np.where(right == 0, np.ones_like(right), right)
-    with np.errstate(over="ignore"):
-        floored = np.floor_divide(left, divisor)
-        inexact = floored * divisor != left
-    rounded: Array = floored + ((left < 0) != (divisor < 0)) * inexact
-    return np.asarray(np.where(right == 0, np.zeros_like(rounded), rounded))

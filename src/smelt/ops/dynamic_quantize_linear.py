@@ -9,6 +9,7 @@ import numpy as np
 
 from smelt.ir import Case, Op, Operand
 from smelt.ops._examples import floats
+from smelt.ops._numerics import truncate
 from smelt.ops._operands import present
 from smelt.ops._shape import input_type, require_dtype, require_inputs
 from smelt.types import DType, TensorType, override
@@ -56,13 +57,9 @@ class DynamicQuantizeLinear(Op):
         scale = (
             np.float32((largest - least) / np.float32(255)) if largest > least else np.float32(1)
         )
-        zero_point = np.clip(np.rint(-least / scale), 0, 255)
-        steps = np.clip(np.rint(x / scale) + zero_point, 0, 255)
-        return (
-            np.asarray(steps).astype(np.uint8),
-            np.asarray(scale, np.float32),
-            np.asarray(zero_point).astype(np.uint8),
-        )
+        zero_point = truncate(np.rint(-least / scale), np.dtype(np.uint8))
+        steps = truncate(np.rint(x / scale) + zero_point, np.dtype(np.uint8))
+        return (steps, np.asarray(scale, np.float32), zero_point)
 
     @override
     @classmethod
@@ -71,3 +68,5 @@ class DynamicQuantizeLinear(Op):
         yield Case("positive", cls(), (floats(33, low=1, high=5),))
         yield Case("negative", cls(), (floats(9, 3, low=-5, high=-1),))
         yield Case("zeros", cls(), (np.zeros((3, 3), np.float32),))
+        strange = np.array([[1, -2, np.nan], [3, np.inf, 0]], np.float32)
+        yield Case("not a number", cls(), (strange,))

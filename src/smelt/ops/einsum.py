@@ -10,18 +10,18 @@ import numpy as np
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op
+from smelt.ops._numerics import narrow, widen
 from smelt.ops._operands import present, sample
 from smelt.ops._shape import (
     NUMBERS,
     broadcast_shapes,
-    differ,
     input_type,
     known,
     require_dtype,
     require_inputs,
     require_same_dtype,
 )
-from smelt.types import TensorType, element_count, override
+from smelt.types import TensorType, assume_equal, element_count, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -109,22 +109,28 @@ class Einsum(Op):
         if free < 0 or (free and not dot):
             raise ShapeError(f"term {term!r} of einsum {self.equation!r} does not fit {kind}")
         shape = (*kind.shape[: len(before)], *kind.shape[len(before) + free :])
+        own: dict[str, Dim] = {}
         for label, extent in zip(before + after, shape, strict=True):
+            # A diagonal, unlike labels of several inputs, does not broadcast.
+            if not assume_equal(own.setdefault(label, extent), extent, f"axes {label!r} of {term}"):
+                raise ShapeError(f"the diagonal {label!r} of {kind} is not square")
             other = extents.get(label, extent)
-            if differ(other, extent) and 1 not in (other, extent):
+            if 1 not in (other, extent) and not assume_equal(
+                other, extent, f"extents of label {label!r}"
+            ):
                 raise ShapeError(
                     f"label {label!r} of einsum {self.equation!r}: {other} and {extent}"
                 )
-            extents[label] = extent if other == 1 else known(other, extent)
+            extents[label] = (
+                extent if other == 1 else other if extent == 1 else known(other, extent)
+            )
         return kind.shape[len(before) : len(before) + free]
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         arrays = [present(inputs, i) for i in range(len(inputs))]
-        dtype = arrays[0].dtype
-        if dtype == np.float16:
-            arrays = [a.astype(np.float32) for a in arrays]
-        return (np.asarray(np.einsum(self.equation, *arrays)).astype(dtype),)
+        made = np.asarray(np.einsum(self.equation, *map(widen, arrays)))
+        return (narrow(made, arrays[0].dtype),)
 
     @override
     @classmethod

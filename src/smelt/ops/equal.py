@@ -9,8 +9,7 @@ import numpy as np
 
 from smelt.ir import Case
 from smelt.ops._broadcast import Broadcast, broadcast_cases
-from smelt.ops._operands import is_non_negative
-from smelt.types import DType, override
+from smelt.types import DType, is_never_negative, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,7 +40,7 @@ class Equal(Broadcast):
         gap = left - right
         if gap == 0:
             return 1
-        return 0 if is_non_negative(gap - 1) or is_non_negative(-gap - 1) else None
+        return 0 if is_never_negative(gap - 1) or is_never_negative(-gap - 1) else None
 
     @override
     def compute(self, left: Array, right: Array) -> Array:

@@ -41,7 +41,7 @@ class Fused(Op):
     Dtypes: the last stage's.
 
     Raises ShapeError: when a stage is not elementwise, reads what is not yet computed or changes
-    the shape.
+    the shape, or the root reads more than there is.
 
     Source: design, "Fused ops".
     """
@@ -59,6 +59,8 @@ class Fused(Op):
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
+        if not 0 <= self.root_inputs <= len(inputs):
+            raise ShapeError(f"the root reads {self.root_inputs} of {len(inputs)} inputs")
         result = self.root.infer(inputs[: self.root_inputs])
         if len(result) != 1 or not isinstance(result[0], TensorType):
             raise ShapeError(

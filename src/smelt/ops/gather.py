@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from smelt.ir import Case, Op
-from smelt.ops._index import positive_indices
+from smelt.ops._index import positive_indices, require_indices
 from smelt.ops._operands import given, known_dims, present, sample
 from smelt.ops._shape import (
     INDICES,
@@ -36,7 +36,7 @@ class Gather(Op):
     Dtypes: any; the indices are int32 or int64.
 
     Raises ShapeError: when ``axis`` is outside the rank or a known index outside the axis. The
-    reference refuses an index outside the axis with a ShapeError too.
+    reference refuses an index outside the axis with an IndexRangeError.
 
     Source: ONNX Gather-13.
     """
@@ -51,9 +51,7 @@ class Gather(Op):
         data, indices = input_type(self, inputs, 0), input_type(self, inputs, 1)
         require_dtype(indices, INDICES, "indices of gather")
         axis = normalize_axis(self.axis, data.rank)
-        extent, operand = data.shape[axis], given(inputs, 1)
-        if isinstance(extent, int) and operand is not None and operand.value is not None:
-            positive_indices(operand.value, extent)
+        require_indices(given(inputs, 1), data.shape[axis : axis + 1])
         shape = (*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :])
         return (TensorType(data.dtype, shape),)
 
@@ -68,8 +66,11 @@ class Gather(Op):
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         data, indices = present(inputs, 0), present(inputs, 1)
-        positive = positive_indices(indices, data.shape[self.axis])
-        return (np.asarray(np.take(data, positive, self.axis)),)
+        axis = self.axis % data.ndim
+        shape = (*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :])
+        if 0 in shape:  # there is nothing that an index could pick
+            return (np.empty(shape, data.dtype),)
+        return (np.take(data, positive_indices(indices, data.shape[axis]), axis).reshape(shape),)
 
     @override
     @classmethod

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from smelt.ir import Case, Op
-from smelt.ops._index import places_of, positive_indices
-from smelt.ops._operands import present, sample
+from smelt.ops._index import places_along, require_indices, require_inside
+from smelt.ops._operands import given, present, sample
 from smelt.ops._shape import (
     INDICES,
     input_type,
@@ -37,8 +37,9 @@ class GatherElements(Op):
 
     Dtypes: any; the indices are int32 or int64.
 
-    Raises ShapeError: when the ranks differ, ``axis`` is outside them, or an index is outside the
-    axis.
+    Raises ShapeError: when the ranks differ, ``axis`` is outside them, indices reach beyond data on
+    another axis, or a known index is outside the axis. The reference refuses an index outside the
+    axis with an IndexRangeError.
 
     Source: ONNX GatherElements-13.
     """
@@ -53,15 +54,15 @@ class GatherElements(Op):
         data, indices = input_type(self, inputs, 0), input_type(self, inputs, 1)
         require_dtype(indices, INDICES, "indices of gather_elements")
         require_rank(indices, "indices of gather_elements", data.rank)
-        normalize_axis(self.axis, data.rank)
+        axis = normalize_axis(self.axis, data.rank)
+        require_inside(indices, data, axis)
+        require_indices(given(inputs, 1), data.shape[axis : axis + 1])
         return (TensorType(data.dtype, indices.shape),)
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         data, indices = present(inputs, 0), present(inputs, 1)
-        places = places_of(indices.shape)
-        places[self.axis] = positive_indices(indices, data.shape[self.axis])
-        return (np.asarray(data[tuple(places)]),)
+        return (np.asarray(data[places_along(indices, data, self.axis)]),)
 
     @override
     @classmethod

@@ -9,17 +9,16 @@ import numpy as np
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op
-from smelt.ops._index import integers, positive_indices
-from smelt.ops._operands import present, sample
+from smelt.ops._index import integers, positive_indices, require_indices
+from smelt.ops._operands import given, present, sample
 from smelt.ops._shape import (
     INDICES,
-    differ,
     input_type,
     require_dtype,
     require_inputs,
     require_static,
 )
-from smelt.types import TensorType, override
+from smelt.types import TensorType, assume_equal, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,8 +36,8 @@ class GatherND(Op):
 
     Dtypes: any; the indices are int64.
 
-    Raises ShapeError: when the vectors are longer than data's rank, the batches differ, or an index
-    is outside.
+    Raises ShapeError: when the vectors are longer than data's rank, the batches differ, or a known
+    index is outside. The reference refuses an index outside with an IndexRangeError.
 
     Source: ONNX GatherND-13.
     """
@@ -55,11 +54,15 @@ class GatherND(Op):
         batch = self.batch_dims
         if not 0 <= batch < min(data.rank, indices.rank):
             raise ShapeError(f"{batch} batch axes do not fit {data} and {indices}")
-        if any(map(differ, data.shape[:batch], indices.shape[:batch])):
+        if not all(
+            assume_equal(data.shape[axis], indices.shape[axis], f"axis {axis} of inputs 0 and 1")
+            for axis in range(batch)
+        ):
             raise ShapeError(f"the batch axes of {data} and {indices} differ")
         (length,) = require_static(indices.shape[-1:], "the last extent of the indices")
         if not 1 <= length <= data.rank - batch:
             raise ShapeError(f"vectors of {length} indices do not fit {data}")
+        require_indices(given(inputs, 1), data.shape[batch : batch + length])
         return (TensorType(data.dtype, (*indices.shape[:-1], *data.shape[batch + length :])),)
 
     @override

@@ -14,19 +14,16 @@ from smelt.ops._numerics import narrow, widen
 from smelt.ops._operands import optional_array, present
 from smelt.ops._shape import (
     NUMBERS,
-    broadcast_shapes,
-    differ,
     input_type,
     optional_type,
+    require_broadcast,
     require_dtype,
     require_inputs,
     require_rank,
     require_same_dtype,
-    require_shape,
     result_shape,
-    shape_text,
 )
-from smelt.types import TensorType, element_count, override
+from smelt.types import TensorType, assume_equal, element_count, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -70,14 +67,11 @@ class Gemm(Op):
         require_rank(b, "B of gemm", 2)
         rows, inner = a.shape[::-1] if self.trans_a else a.shape
         depth, columns = b.shape[::-1] if self.trans_b else b.shape
-        if differ(inner, depth):
+        what = f"axis {int(not self.trans_a)} of input 0 and axis {int(self.trans_b)} of input 1"
+        if not assume_equal(inner, depth, what):
             raise ShapeError(f"A' has {inner} columns and B' has {depth} rows")
         shape = (rows, columns)
-        if c is not None:
-            if c.rank > 2:
-                raise ShapeError(f"C {shape_text(c.shape)} must broadcast to {shape_text(shape)}")
-            whole = broadcast_shapes(c.shape, shape)
-            require_shape(TensorType(c.dtype, whole), shape, "C of gemm, broadcast,")
+        require_broadcast(c, shape, "C of gemm")
         return (TensorType(a.dtype, shape),)
 
     @override

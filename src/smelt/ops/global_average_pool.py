@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from smelt.ops._global_pool import GlobalPool
+from smelt.ops._numerics import mean
 from smelt.types import DType, override
 
 if TYPE_CHECKING:
@@ -23,7 +24,8 @@ class GlobalAveragePool(GlobalPool):
     Dtypes: floating-point, and the result's is the input's; or int8 and uint8, whose mean is
     float32.
 
-    Raises ShapeError: when there is not one input of such a type and of rank 2 or more.
+    Raises ShapeError: when there is not one input of such a type and of rank 2 or more, or its
+    channels have no elements.
 
     Source: ONNX GlobalAveragePool-22, which has no integers.
     """
@@ -36,4 +38,4 @@ class GlobalAveragePool(GlobalPool):
 
     @override
     def _pool(self, x: Array, axes: tuple[int, ...], /) -> Array:
-        return np.asarray(x.mean(axis=axes, keepdims=True))
+        return mean(x if x.dtype.kind == "f" else x.astype(np.float64), axes)

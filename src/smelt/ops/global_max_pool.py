@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from smelt.ops._global_pool import GlobalPool
+from smelt.ops._numerics import lowest
 from smelt.types import DType, override
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ class GlobalMaxPool(GlobalPool):
 
     Dtypes: floating-point, int8, uint8; the result's is the input's.
 
-    Raises ShapeError: when there is not one input of such a type and of rank 2 or more.
+    Raises ShapeError: when there is not one input of such a type and of rank 2 or more, or its
+    channels have no elements.
 
     Source: ONNX GlobalMaxPool-22, which has no integers.
     """
@@ -35,4 +37,4 @@ class GlobalMaxPool(GlobalPool):
 
     @override
     def _pool(self, x: Array, axes: tuple[int, ...], /) -> Array:
-        return np.asarray(x.max(axis=axes, keepdims=True))
+        return np.asarray(x.max(axis=axes, keepdims=True, initial=lowest(x.dtype)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op, Operand
 from smelt.ops._examples import HALF_TOLERANCE, floats
-from smelt.ops._numerics import narrow, required, widen
+from smelt.ops._numerics import mean, narrow, required, widen
 from smelt.ops._operands import present
 from smelt.ops._shape import (
     FLOATS,
@@ -22,7 +23,7 @@ from smelt.ops._shape import (
     require_same_dtype,
     require_shape,
 )
-from smelt.types import override
+from smelt.types import assume_divides, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -63,17 +64,22 @@ class GroupNormalization(Op):
         require_shape(scale, (x.shape[1],), "the scale of group_normalization")
         require_shape(bias, (x.shape[1],), "the bias of group_normalization")
         channels = known(x.shape[1], scale.shape[0])
-        if self.num_groups < 1 or (isinstance(channels, int) and channels % self.num_groups):
+        if self.num_groups < 1 or not assume_divides(
+            self.num_groups, channels, "axis 1 of input 0 and the groups"
+        ):
             raise ShapeError(f"{channels} channels do not divide into {self.num_groups} groups")
         return (x,)
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         x, scale, bias = (widen(required(array)) for array in inputs)
+        if not x.size:
+            return (present(inputs, 0),)
         shape = (-1, *[1] * (x.ndim - 2))
-        rows = x.reshape(x.shape[0], self.num_groups, -1)
-        centred = rows - rows.mean(axis=2, keepdims=True)
-        variance = np.square(centred).mean(axis=2, keepdims=True)
+        size = prod(x.shape[1:]) // self.num_groups
+        rows = x.reshape(x.shape[0], self.num_groups, size)
+        centred = rows - mean(rows, (2,))
+        variance = mean(np.square(centred), (2,))
         y = centred / np.sqrt(variance + x.dtype.type(self.epsilon))
         y = y.reshape(x.shape) * scale.reshape(shape) + bias.reshape(shape)
         return (narrow(y, present(inputs, 0).dtype),)

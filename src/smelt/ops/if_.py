@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from smelt.errors import ShapeError
-from smelt.ir import Case, Graph, Op
+from smelt.ir import Case, Graph, Op, symbol_of
 from smelt.ops._operands import given, present, sample
 from smelt.ops._region import infer_region, require_condition, run_region, truth
 from smelt.ops.mul import Mul
@@ -16,7 +16,7 @@ from smelt.ops.sub import Sub
 from smelt.types import DType, SymbolicDim, TensorType, override
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from smelt.ir import Array, Operand
     from smelt.types import Dim, ValueType
@@ -54,15 +54,28 @@ class If(Op):
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
+        return self.infer_results(inputs)[0]
+
+    @override
+    def infer_dims(self, inputs: Sequence[Operand | None], /) -> tuple[Dim, ...] | None:
+        return self.infer_results(inputs)[1]
+
+    @override
+    def infer_results(
+        self, inputs: Sequence[Operand | None], /
+    ) -> tuple[tuple[ValueType, ...], tuple[Dim, ...] | None]:
         known = require_condition(given(inputs, 0), self.name)
         results = [infer_region(self.name, region, inputs[1:]) for region in self.regions]
         if len(results[0]) != len(results[1]):
             counts = " and ".join(str(len(r)) for r in results)
             raise ShapeError(f"the branches of if have different numbers of results: {counts}")
         if known is not None:
-            return tuple(o.type for o in results[0 if known else 1])
-        pairs = zip(*results, strict=True)
-        return tuple(self._merge(i, a.type, b.type) for i, (a, b) in enumerate(pairs))
+            taken = results[0 if known else 1]
+            return tuple(o.type for o in taken), taken[0].dims if taken else None
+        pairs = list(zip(*results, strict=True))
+        types = tuple(self._merge(i, a.type, b.type) for i, (a, b) in enumerate(pairs))
+        same = bool(pairs) and pairs[0][0].dims == pairs[0][1].dims
+        return types, pairs[0][0].dims if same else None
 
     def _merge(self, index: int, a: ValueType, b: ValueType) -> ValueType:
         if a == b:
@@ -79,17 +92,25 @@ class If(Op):
         return TensorType(a.dtype, tuple(shape))
 
     @override
-    def infer_dims(self, inputs: Sequence[Operand | None], /) -> tuple[Dim, ...] | None:
-        known = require_condition(given(inputs, 0), self.name)
-        first, second = (infer_region(self.name, r, inputs[1:])[0].dims for r in self.regions)
-        if known is not None:
-            return first if known else second
-        return first if first == second else None
+    def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
+        return self.reference_within({}, *inputs)
 
     @override
-    def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
+    def reference_within(
+        self, most: Mapping[str, int], /, *inputs: Array | None
+    ) -> tuple[Array, ...]:
         region = self.then_branch if truth(present(inputs, 0)) else self.else_branch
-        return tuple(run_region(region, inputs[1:]))
+        return tuple(run_region(region, inputs[1:], self._most_inside(region, most)))
+
+    def _most_inside(self, region: Graph, most: Mapping[str, int]) -> Mapping[str, int]:
+        """The largest values of a branch's own symbols: what its results may be as well."""
+        inside = dict(most)
+        for index, value in enumerate(region.outputs):
+            for axis, extent in enumerate(value.tensor.shape):
+                mine, its = f"{self.count_symbol}_{index}_{axis}", symbol_of(extent)
+                if mine in most and its is not None:
+                    inside[its] = most[mine]
+        return inside
 
     @override
     @classmethod

@@ -9,7 +9,7 @@ import numpy as np
 
 from smelt.ir import Case, Op, Operand
 from smelt.ops._examples import HALF_TOLERANCE, floats
-from smelt.ops._numerics import narrow, required, widen
+from smelt.ops._numerics import mean, narrow, required, widen
 from smelt.ops._operands import present
 from smelt.ops._shape import (
     FLOATS,
@@ -61,10 +61,12 @@ class InstanceNormalization(Op):
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         x, scale, bias = (widen(required(array)) for array in inputs)
+        if not x.size:
+            return (present(inputs, 0),)
         shape = (-1, *[1] * (x.ndim - 2))
         axes = tuple(range(2, x.ndim))
-        centred = x - x.mean(axis=axes, keepdims=True)
-        variance = np.square(centred).mean(axis=axes, keepdims=True)
+        centred = x - mean(x, axes)
+        variance = mean(np.square(centred), axes)
         y = centred / np.sqrt(variance + x.dtype.type(self.epsilon))
         y = y * scale.reshape(shape) + bias.reshape(shape)
         return (narrow(y, present(inputs, 0).dtype),)

@@ -9,20 +9,19 @@ import numpy as np
 
 from smelt.ir import Case, Op, Operand
 from smelt.ops._examples import HALF_TOLERANCE, floats
-from smelt.ops._numerics import narrow, widen
+from smelt.ops._numerics import mean, narrow, widen
 from smelt.ops._operands import optional_array, present
 from smelt.ops._shape import (
     FLOATS,
-    broadcast_shapes,
     input_type,
     normalize_axis,
     optional_type,
+    require_broadcast,
     require_dtype,
     require_inputs,
     require_same_dtype,
-    require_shape,
 )
-from smelt.types import TensorType, override
+from smelt.types import override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -59,19 +58,19 @@ class LayerNormalization(Op):
         require_dtype(x, FLOATS, "the input of layer_normalization")
         require_same_dtype(x, scale, bias)
         normalize_axis(self.axis, x.rank)
-        for kind, what in ((scale, "scale"), (bias, "bias")):
-            if kind is not None:
-                whole = TensorType(x.dtype, broadcast_shapes(kind.shape, x.shape))
-                require_shape(whole, x.shape, f"the {what} of layer_normalization, broadcast,")
+        require_broadcast(scale, x.shape, "the scale of layer_normalization")
+        require_broadcast(bias, x.shape, "the bias of layer_normalization")
         return (x,)
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         x, scale = widen(present(inputs, 0)), widen(present(inputs, 1))
+        if not x.size:
+            return (present(inputs, 0),)
         bias = optional_array(inputs, 2)
         axes = tuple(range(self.axis % x.ndim, x.ndim))
-        centred = x - x.mean(axis=axes, keepdims=True)
-        variance = np.square(centred).mean(axis=axes, keepdims=True)
+        centred = x - mean(x, axes)
+        variance = mean(np.square(centred), axes)
         y = centred / np.sqrt(variance + x.dtype.type(self.epsilon)) * scale
         if bias is not None:
             y = y + widen(bias)
@@ -95,5 +94,7 @@ class LayerNormalization(Op):
         yield case("one_row", cls(), 129)
         arrays = (floats(3, 17), floats(17, seed=1), None)
         yield Case("no_bias", cls(), arrays, constants=frozenset({1}))
+        each = (floats(2, 5, 33), floats(5, 33, seed=1), floats(2, 1, 33, seed=2))
+        yield Case("scale_and_bias_for_each_row", cls(), each)
         yield case("empty_batch", cls(), 0, 7)
         yield case("float16", cls(), 5, 65, half=True)

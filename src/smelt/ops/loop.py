@@ -8,23 +8,31 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from smelt.errors import ShapeError
-from smelt.ir import Case, Graph, Op, Operand
+from smelt.ir import Case, Graph, Op, Operand, count_excess
 from smelt.ops._operands import given, known_dims, optional_array
 from smelt.ops._region import infer_region, require_condition, run_region, truth, types_for_arrays
-from smelt.ops._shape import INDICES, differ, optional_type, require_dtype
+from smelt.ops._shape import INDICES, known, optional_type, require_dtype
 from smelt.ops.add import Add
 from smelt.ops.identity import Identity
 from smelt.ops.less import Less
-from smelt.types import DType, SymbolicDim, TensorType, override
+from smelt.types import (
+    DType,
+    Limit,
+    SymbolicDim,
+    TensorType,
+    assume_equal,
+    element_count,
+    override,
+    symbols_of,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from smelt.ir import Array
     from smelt.types import Dim, ValueType
-
-MAXIMUM_TRIPS = 1 << 24
-"""A loop that runs longer is taken to have no end."""
+_ARRAY_BYTES = 128
+"""What an array takes beside its elements."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +53,8 @@ class Loop(Op):
 
     Dtypes: the trips are int64, conditions bool, the rest any.
 
-    Raises ShapeError: when the inputs do not fit the body, or a state changes its type from trip to
-    trip; from the reference when the loop has no end.
+    Raises ShapeError: when the inputs do not fit the body, a state changes its type from trip to
+    trip, or it runs or stacks more than MAX_LOOP_TRIPS or MAX_LOOP_BYTES; so does the reference.
 
     Source: ONNX Loop-21, with explicit captures.
     """
@@ -80,14 +88,20 @@ class Loop(Op):
             )
         require_condition(results[0], f"{self.name}'s body")
         made: list[ValueType] = []
+        outside = _symbols_outside(inputs)
         for index, (before, after) in enumerate(zip(states, results[1:], strict=False)):
-            made.append(_same_state(index, before, after))
-        count = self._count(inputs, results[0], start=start)
+            made.append(_same_state(index, before, after, outside))
+        count = self._count(inputs, start=start)
+        if isinstance(count, int) and count > Limit.MAX_LOOP_TRIPS.most:
+            raise ShapeError(f"loop runs {Limit.MAX_LOOP_TRIPS.excess(count)}")
         for scan in results[1 + self.state_count :]:
             kind = scan.type
             if not isinstance(kind, TensorType):
                 raise ShapeError(f"loop stacks a {kind}; only tensors can be stacked")
             made.append(TensorType(kind.dtype, (count, *kind.shape)))
+            size = element_count((count, *kind.shape)) * kind.dtype.size_bytes
+            if isinstance(size, int) and size > Limit.MAX_LOOP_BYTES.most:
+                raise ShapeError(f"loop stacks {Limit.MAX_LOOP_BYTES.excess(size)}")
         return tuple(made)
 
     def _infer_body(self, inputs: Sequence[Operand | None]) -> list[Operand]:
@@ -97,19 +111,19 @@ class Loop(Op):
         captures = inputs[2 + self.state_count :]
         return infer_region(self.name, self.body, [counter, flag, *states, *captures])
 
-    def _count(
-        self, inputs: Sequence[Operand | None], next_condition: Operand, *, start: bool | None
-    ) -> Dim:
+    def _count(self, inputs: Sequence[Operand | None], *, start: bool | None) -> Dim:
         dims = known_dims(inputs, 0)
         if start is False:
             return 0
-        stays = next_condition.value is not None and truth(next_condition.value)
-        if dims and start and (stays or self._passes_condition()):
+        if dims and start and self._keeps_condition():
             return max(dims[0], 0) if isinstance(dims[0], int) else dims[0]
         return SymbolicDim.symbol(self.count_symbol)
 
-    def _passes_condition(self) -> bool:
+    def _keeps_condition(self) -> bool:
+        """Whether no trip ends the loop."""
         value = self.body.outputs[0]
+        if value.operand.value is not None:
+            return truth(value.operand.value)
         while value.producer is not None and isinstance(value.producer.op, Identity):
             source = value.producer.inputs[0]
             if source is None:
@@ -119,26 +133,47 @@ class Loop(Op):
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
+        return self.reference_within({}, *inputs)
+
+    @override
+    def reference_within(
+        self, most: Mapping[str, int], /, *inputs: Array | None
+    ) -> tuple[Array, ...]:
         trips, condition = optional_array(inputs, 0), optional_array(inputs, 1)
         limit = None if trips is None else int(trips.reshape(-1)[0])
         states = list(inputs[2 : 2 + self.state_count])
         captures = inputs[2 + self.state_count :]
         goes_on = condition is None or truth(condition)
         rows: list[list[Array]] = []
-        while goes_on and (limit is None or len(rows) < limit):
-            if len(rows) >= MAXIMUM_TRIPS:
-                raise ShapeError(f"a loop has not ended after {MAXIMUM_TRIPS} trips")
-            flags = (np.asarray(len(rows), np.int64), np.asarray(goes_on))
-            results = run_region(self.body, [*flags, *states, *captures])
+        if goes_on and limit is not None and self._keeps_condition():
+            self._check_trips(limit, most)
+        inside = {name: room for name, room in most.items() if name != self.count_symbol}
+        trip = held_bytes = 0
+        while goes_on and (limit is None or trip < limit):
+            self._check_trips(trip + 1, most)
+            flags = (np.asarray(trip, np.int64), np.asarray(goes_on))
+            results = run_region(self.body, [*flags, *states, *captures], inside)
             goes_on = truth(results[0])
             states = list(results[1 : 1 + self.state_count])
-            rows.append(results[1 + self.state_count :])
+            if scans := results[1 + self.state_count :]:
+                rows.append(scans)
+            held_bytes += sum(array.nbytes + _ARRAY_BYTES for array in scans)
+            if held_bytes > Limit.MAX_LOOP_BYTES.most:
+                raise ShapeError(f"a loop stacks {Limit.MAX_LOOP_BYTES.excess(held_bytes)}")
+            trip += 1
         kept = [s for s in states if s is not None]
-        if rows:
+        if trip:
             stacks = [np.stack(column) for column in zip(*rows, strict=True)]
         else:
             stacks = self._empty_stacks([*states, *captures])
         return (*(s.copy() for s in kept), *stacks)
+
+    def _check_trips(self, trips: int, most: Mapping[str, int]) -> None:
+        """Refuse more trips than there may be. Raises ShapeError."""
+        if trips > Limit.MAX_LOOP_TRIPS.most:
+            raise ShapeError(f"a loop runs {Limit.MAX_LOOP_TRIPS.excess(trips)}")
+        if trips > (room := most.get(self.count_symbol, trips)):
+            raise ShapeError(count_excess(self.count_symbol, trips, room))
 
     def _empty_stacks(self, arrays: list[Array | None]) -> list[Array]:
         """What a loop without a trip stacks: nothing, of the shape that a trip would have made."""
@@ -171,14 +206,34 @@ class Loop(Op):
         yield Case("until the body says so", cls(_bounded_body(), 1), until)
 
 
-def _same_state(index: int, before: Operand | None, after: Operand) -> ValueType:
+def _same_state(
+    index: int, before: Operand | None, after: Operand, outside: frozenset[str]
+) -> ValueType:
+    """The type of a state, which no trip may change; of symbols from ``outside`` that is a guard.
+
+    Of what only a trip decides, each trip finds out.
+    """
     old, new = before and before.type, after.type
-    fits = old == new
+    if old == new:
+        return new
     if isinstance(old, TensorType) and isinstance(new, TensorType) and old.rank == new.rank:
-        fits = old.dtype is new.dtype and not any(map(differ, old.shape, new.shape))
-    if not fits:
-        raise ShapeError(f"state {index} of loop changes from {old} to {new}")
-    return new
+        pairs = tuple(zip(old.shape, new.shape, strict=True))
+        if old.dtype is new.dtype and all(
+            not symbols_of(b) <= outside
+            or assume_equal(a, b, f"axis {axis} of state {index} before and after a trip")
+            for axis, (a, b) in enumerate(pairs)
+        ):
+            return TensorType(new.dtype, tuple(known(a, b) for a, b in pairs))
+    raise ShapeError(f"state {index} of loop changes from {old} to {new}")
+
+
+def _symbols_outside(inputs: Sequence[Operand | None]) -> frozenset[str]:
+    """The symbols in what is known of the inputs."""
+    given_ = [o for o in inputs if o is not None]
+    shapes = [o.type.shape for o in given_ if isinstance(o.type, TensorType)]
+    return symbols_of(
+        *(d for shape in shapes for d in shape), *(d for o in given_ for d in o.dims or ())
+    )
 
 
 def _body(shape: tuple[int, ...]) -> Graph:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from smelt.errors import ShapeError
 from smelt.ir import Case, Operand
 from smelt.ops._examples import HALF_TOLERANCE, floats
 from smelt.ops._numerics import narrow, widen
@@ -30,7 +31,7 @@ class LpPool(Windowed):
 
     Dtypes: floating-point; the result's is the input's.
 
-    Raises ShapeError: when the rank does not fit the kernel or no window fits.
+    Raises ShapeError: when the rank does not fit the kernel, no window fits or p is not positive.
 
     Source: ONNX LpPool-22.
     """
@@ -47,6 +48,8 @@ class LpPool(Windowed):
         require_inputs(self, inputs, 1)
         x = input_type(self, inputs, 0)
         require_dtype(x, FLOATS, "the input of lp_pool")
+        if self.p < 1:
+            raise ShapeError(f"p of lp_pool is {self.p}; it must be positive")
         counts = self._window_counts(x, ceil_mode=self.ceil_mode)
         return (TensorType(x.dtype, (*x.shape[:2], *counts)),)
 

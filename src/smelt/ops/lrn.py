@@ -13,13 +13,13 @@ from smelt.ops._examples import HALF_TOLERANCE, floats
 from smelt.ops._numerics import narrow, widen
 from smelt.ops._operands import present
 from smelt.ops._shape import FLOATS, input_type, require_dtype, require_inputs, require_rank
-from smelt.types import override
+from smelt.types import Limit, element_count, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from smelt.ir import Array
-    from smelt.types import ValueType
+    from smelt.types import Dim, ValueType
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,15 @@ class LRN(Op):
             )
         within = self.region == "within_channel"
         require_rank(x, "the input of lrn", 4 if within else 2, 4 if within else 99)
+        if self.size > Limit.MAX_WINDOW.most:
+            raise ShapeError(f"a window of lrn has {Limit.MAX_WINDOW.excess(self.size)}")
         if self.size < 1 or (within and self.size % 2 == 0):
             raise ShapeError(f"size {self.size} must be positive, and odd within a channel")
         return (x,)
+
+    @override
+    def count_work(self, inputs: Sequence[Operand | None], results: Sequence[ValueType], /) -> Dim:
+        return 2 * self.size * element_count(input_type(self, inputs, 0).shape)
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:

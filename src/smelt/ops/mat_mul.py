@@ -15,14 +15,13 @@ from smelt.ops._operands import present
 from smelt.ops._shape import (
     NUMBERS,
     broadcast_shapes,
-    differ,
     input_type,
     require_dtype,
     require_inputs,
     require_same_dtype,
     result_shape,
 )
-from smelt.types import TensorType, element_count, override
+from smelt.types import TensorType, assume_equal, element_count, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -57,7 +56,8 @@ class MatMul(Op):
         if not a.rank or not b.rank:
             raise ShapeError("mat_mul takes no scalars")
         inner, depth = a.shape[-1], b.shape[max(b.rank - 2, 0)]
-        if differ(inner, depth):
+        what = f"axis {a.rank - 1} of input 0 and axis {max(b.rank - 2, 0)} of input 1"
+        if not assume_equal(inner, depth, what):
             raise ShapeError(f"A has {inner} columns and B has {depth} rows")
         stack = broadcast_shapes(a.shape[:-2], b.shape[:-2])
         rows = a.shape[-2:-1]

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from smelt.ops._broadcast import Variadic, variadic_cases
-from smelt.ops._operands import is_non_negative
-from smelt.types import override
+from smelt.types import assume_at_least, is_never_negative, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,9 +34,11 @@ class Max(Variadic):
 
     @override
     def combine_dims(self, left: Dim, right: Dim) -> Dim | None:
-        if is_non_negative(left - right):
-            return left
-        return right if is_non_negative(right - left) else None
+        for one, other in ((left, right), (right, left)):
+            if is_never_negative(one - other, least=1):
+                assume_at_least(one, other, "elements of the inputs")
+                return one
+        return None
 
     @override
     def compute(self, left: Array, right: Array) -> Array:

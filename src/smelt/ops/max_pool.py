@@ -9,6 +9,7 @@ import numpy as np
 
 from smelt.ir import Case, Operand
 from smelt.ops._examples import floats, integers
+from smelt.ops._numerics import lowest
 from smelt.ops._operands import present
 from smelt.ops._shape import FLOATS, input_type, require_dtype, require_inputs
 from smelt.ops._window import Windowed
@@ -54,8 +55,7 @@ class MaxPool(Windowed):
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         x = present(inputs, 0)
         counts = self._counts_on(x, ceil_mode=self.ceil_mode)
-        least = np.iinfo(x.dtype).min if x.dtype.kind in "iu" else -np.inf
-        view = self._windows(x, counts, least)
+        view = self._windows(x, counts, lowest(x.dtype))
         return (np.asarray(view.max(axis=tuple(range(-len(counts), 0)))),)
 
     @override

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import reduce
+from operator import add
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-
 from smelt.ops._broadcast import Variadic, variadic_cases
-from smelt.ops._operands import present
 from smelt.ops._shape import FLOATS
 from smelt.types import override
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from smelt.ir import Array, Case
     from smelt.types import DType
@@ -37,10 +35,9 @@ class Mean(Variadic):
     dtypes: ClassVar[frozenset[DType]] = FLOATS
 
     @override
-    def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        arrays = [present(inputs, i) for i in range(len(inputs))]
-        total = reduce(np.add, arrays)
-        return (np.asarray(total / len(arrays), arrays[0].dtype),)
+    def combine(self, arrays: Sequence[Array]) -> Array:
+        total: Array = reduce(add, arrays)
+        return total / len(arrays)
 
     @override
     @classmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
 
@@ -14,13 +14,13 @@ from smelt.ops._numerics import required
 from smelt.ops._operands import given
 from smelt.ops._shape import (
     INDICES,
-    differ,
     input_type,
     known,
     optional_type,
     require_dtype,
     require_inputs,
     require_rank,
+    require_scalar,
     require_shape,
 )
 from smelt.types import DType, SymbolicDim, TensorType, override
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 
     from smelt.ir import Array
     from smelt.types import Dim, ValueType
+
+_FEW_BOXES: Final = 4096
+"""A limit up to which it bounds the boxes of a class where their number is open. Beyond, exporters
+mean "all", and memory for so many would be taken for a few boxes."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +72,12 @@ class NonMaxSuppression(Op):
         require_rank(boxes, "the box tensor", 3)
         require_shape(boxes, (*boxes.shape[:2], 4), "the box tensor")
         require_rank(scores, "the score tensor", 3)
-        if differ(boxes.shape[0], scores.shape[0]) or differ(boxes.shape[1], scores.shape[2]):
-            require_shape(scores, (boxes.shape[0], scores.shape[1], boxes.shape[1]), "the scores")
+        require_shape(scores, (boxes.shape[0], scores.shape[1], boxes.shape[1]), "the scores")
         for index, allowed in ((2, INDICES), (3, {DType.FLOAT32}), (4, {DType.FLOAT32})):
             kind = optional_type(self, inputs, index)
             if kind is not None:
                 require_dtype(kind, allowed, f"input {index} of non_max_suppression")
-                require_shape(kind, (1,) * min(kind.rank, 1), f"input {index}")
+                require_scalar(kind, f"input {index} of non_max_suppression")
         return (TensorType(DType.INT64, (SymbolicDim.symbol(self.count_symbol), 3)),)
 
     def count_bound(self, inputs: Sequence[Operand | None]) -> Dim:
@@ -86,7 +89,10 @@ class NonMaxSuppression(Op):
             return 0
         if limit.dims is not None and isinstance(limit.dims[0], int):
             most = max(limit.dims[0], 0)
-            best = min(best, most) if isinstance(best, int) else most
+            if isinstance(best, int):
+                best = min(best, most)
+            elif most <= _FEW_BOXES:
+                best = most
         return known(boxes.shape[0], scores.shape[0]) * scores.shape[1] * best
 
     @override

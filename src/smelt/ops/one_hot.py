@@ -9,14 +9,14 @@ import numpy as np
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op
-from smelt.ops._operands import given, present
+from smelt.ops._operands import given, number_at, present
 from smelt.ops._shape import (
     NUMBERS,
     input_type,
     normalize_axis,
-    require_constant,
     require_dtype,
     require_inputs,
+    require_scalar,
     require_shape,
 )
 from smelt.types import TensorType, override
@@ -53,6 +53,7 @@ class OneHot(Op):
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
         require_inputs(self, inputs, 3)
         indices, values = input_type(self, inputs, 0), input_type(self, inputs, 2)
+        require_scalar(input_type(self, inputs, 1), "the depth of one_hot")
         require_dtype(indices, NUMBERS, "indices of one_hot")
         require_shape(values, (2,), "values of one_hot")
         depth = self._depth(inputs)
@@ -64,9 +65,9 @@ class OneHot(Op):
 
     def _depth(self, inputs: Sequence[Operand | None]) -> Dim:
         operand = given(inputs, 1)
-        if operand is not None and operand.value is not None:
+        if operand is not None and operand.value is not None and operand.value.size == 1:
             return int(operand.value.item())
-        return require_constant(self, inputs, 1, "the depth")[0]
+        return number_at(self, inputs, 1, "the depth")
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:

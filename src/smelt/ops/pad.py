@@ -17,10 +17,11 @@ from smelt.ops._shape import (
     optional_type,
     require_inputs,
     require_same_dtype,
+    require_scalar,
     require_static,
     shape_text,
 )
-from smelt.types import TensorType, override
+from smelt.types import TensorType, assume_at_least, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -59,15 +60,22 @@ class Pad(Op):
             raise ShapeError(f"pad mode {self.mode!r}; it must be constant, edge, reflect or wrap")
         value = optional_type(self, inputs, 2)
         require_same_dtype(data, value)
+        require_scalar(value, "the value of pad")
         pads = dims_at(self, inputs, 1, "the pads") or ()
         axes = ints_at(self, inputs, 3, "the axes")
         pairs = pair_pads(data.rank, pads, axes)
         shape = [d + before + after for d, (before, after) in zip(data.shape, pairs, strict=True)]
-        for before, extent, (start, end) in zip(data.shape, shape, pairs, strict=True):
-            added = not (start == 0 and end == 0)
+        for axis, (start, end) in enumerate(pairs):
+            before, extent, added = data.shape[axis], shape[axis], (start, end) != (0, 0)
+            what = f"axis {axis} of input 0, whose elements are repeated"
             if isinstance(extent, int) and extent < 0:
                 raise ShapeError(f"pads {shape_text(pads)} remove more than {data} has")
-            if added and before == 0 and extent != 0 and self.mode != "constant":
+            if (
+                added
+                and extent != 0
+                and self.mode != "constant"
+                and not assume_at_least(before, 1, what)
+            ):
                 raise ShapeError(f"pad mode {self.mode} has nothing to repeat in {data}")
         return (TensorType(data.dtype, tuple(shape)),)
 

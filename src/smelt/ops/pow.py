@@ -9,6 +9,7 @@ import numpy as np
 
 from smelt.ir import Case
 from smelt.ops._broadcast import Broadcast, broadcast_cases
+from smelt.ops._numerics import truncate
 from smelt.ops._operands import sample
 from smelt.ops._shape import (
     NUMBERS,
@@ -33,6 +34,7 @@ class Pow(Broadcast):
     Shapes: the inputs broadcast onto the result.
 
     Dtypes: any number; the exponent may have another type than the base, whose type the result has.
+    Of integers it is taken modulo their width; what is below one is zero.
 
     Raises ShapeError: when the inputs do not broadcast or their element types differ.
 
@@ -51,10 +53,11 @@ class Pow(Broadcast):
 
     @override
     def compute(self, left: Array, right: Array) -> Array:
-        with np.errstate(all="ignore"):
-            if left.dtype.kind != "f" and (right.dtype.kind == "f" or bool((right < 0).any())):
-                return np.power(left.astype(np.float64), right)
+        if left.dtype.kind == "f":
             return np.power(left, right)
+        if right.dtype.kind == "f":
+            return truncate(np.power(left.astype(np.float64), right), left.dtype)
+        return _power_of_integers(left, right)
 
     @override
     @classmethod
@@ -74,3 +77,11 @@ class Pow(Broadcast):
         special = np.array([0, -0.0, 1, -1, 2.5, -2, np.inf, -np.inf, np.nan], np.float32)
         exponents = np.array([0, 2, -3, 0.5, -1.5, np.inf, -np.inf, np.nan], np.float32)
         yield Case("whatever to whatever", cls(), (special[:, None], exponents))
+
+
+def _power_of_integers(base: Array, exponent: Array) -> Array:
+    counts = np.maximum(exponent, 0).astype(np.uint64)
+    power = np.power(base.astype(np.uint64), counts).astype(base.dtype)
+    sign = np.where(exponent % 2 == 1, base, np.ones_like(base))
+    inverse = np.where(np.isin(base, (-1, 1)), sign, np.zeros_like(base))
+    return np.where(exponent < 0, inverse.astype(base.dtype), power)

@@ -13,14 +13,13 @@ from smelt.ops._numerics import narrow, widen
 from smelt.ops._operands import present
 from smelt.ops._shape import (
     FLOATS,
-    broadcast_shapes,
     input_type,
+    require_broadcast,
     require_dtype,
     require_inputs,
     require_same_dtype,
-    require_shape,
 )
-from smelt.types import TensorType, override
+from smelt.types import override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -55,8 +54,7 @@ class PRelu(Op):
         x, slope = input_type(self, inputs, 0), input_type(self, inputs, 1)
         require_dtype(x, FLOATS, "the input of prelu")
         require_same_dtype(x, slope)
-        whole = TensorType(x.dtype, broadcast_shapes(x.shape, slope.shape))
-        require_shape(whole, x.shape, "the slope of prelu, broadcast,")
+        require_broadcast(slope, x.shape, "the slope of prelu")
         return (x,)
 
     @override

@@ -13,7 +13,7 @@ from smelt.ir import Case, Op, Operand
 from smelt.ops._examples import floats
 from smelt.ops._operands import present
 from smelt.ops._shape import input_type, require_inputs, require_rank
-from smelt.types import DType, TensorType, override
+from smelt.types import DType, TensorType, assume_at_least, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,7 +34,7 @@ class PriorBox(Op):
 
     Dtypes: any; the result is float32.
 
-    Raises ShapeError: when the sizes or variances do not fit each other.
+    Raises ShapeError: when sizes or variances do not fit each other, or no box has a place.
 
     Source: Caffe (SSD) PriorBoxLayer.
     """
@@ -106,6 +106,9 @@ class PriorBox(Op):
         require_rank(feature, "the feature map of prior_box", 4)
         require_rank(image, "the image of prior_box", 4)
         height, width = feature.shape[2:]
+        for axis, extent in enumerate((height, width), 2):
+            if not assume_at_least(extent, 1, f"axis {axis} of input 0"):
+                raise ShapeError(f"the feature map {feature} has no place for a box")
         count = height * width * (len(self.sizes) * 4)
         return (TensorType(DType.FLOAT32, (1, 2, count)),)
 
@@ -114,7 +117,8 @@ class PriorBox(Op):
         height, width = (int(e) for e in present(inputs, 0).shape[2:])
         image_h, image_w = present(inputs, 1).shape[2:]
         image_h, image_w = self.img_h or image_h, self.img_w or image_w
-        step_h, step_w = self.step_h or image_h / height, self.step_w or image_w / width
+        step_h = self.step_h or image_h / max(height, 1)
+        step_w = self.step_w or image_w / max(width, 1)
         y: Array = (np.arange(height) + self.offset)[:, None, None] * step_h / image_h
         x: Array = (np.arange(width) + self.offset)[None, :, None] * step_w / image_w
         halves = np.array(self.sizes).T / 2

@@ -10,16 +10,16 @@ import numpy as np
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op
-from smelt.ops._operands import MAXIMUM_DIMS, known_dims, present
+from smelt.ops._operands import MAXIMUM_DIMS, known_dims, number_at, present
 from smelt.ops._shape import (
     NUMBERS,
     input_type,
-    require_constant,
     require_dtype,
     require_inputs,
     require_same_dtype,
+    require_scalar,
 )
-from smelt.types import TensorType, ceil_div, override
+from smelt.types import TensorType, ceil_div, is_never_negative, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -49,6 +49,8 @@ class Range(Op):
         kinds = [input_type(self, inputs, i) for i in range(3)]
         require_dtype(kinds[0], NUMBERS, "start of range")
         require_same_dtype(*kinds)
+        for kind in kinds:
+            require_scalar(kind, "a bound of range")
         return (TensorType(kinds[0].dtype, (self._count(inputs),)),)
 
     def _count(self, inputs: Sequence[Operand | None]) -> Dim:
@@ -56,12 +58,13 @@ class Range(Op):
         arrays = [v for v in values if v is not None]
         if len(arrays) == 3:
             return _count_steps(*(a.item() for a in arrays))
-        start, limit, delta = (require_constant(self, inputs, i, "each bound")[0] for i in range(3))
+        start, limit, delta = (number_at(self, inputs, i, "each bound") for i in range(3))
         if not isinstance(delta, int) or delta == 0:
             raise ShapeError(f"the step of range must be a constant other than zero, not {delta}")
         gap = limit - start if delta > 0 else start - limit
         count = ceil_div(gap, abs(delta))
-        return max(count, 0) if isinstance(count, int) else count
+        # Bounds in the wrong order, whatever the symbols, give no element.
+        return 0 if is_never_negative(-count) else count
 
     @override
     def infer_dims(self, inputs: Sequence[Operand | None], /) -> tuple[Dim, ...] | None:

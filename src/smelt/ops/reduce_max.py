@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from smelt.ir import Case
+from smelt.ops._numerics import lowest
 from smelt.ops._reduce import Reduction, reduce_cases
 from smelt.types import DType, override
 
@@ -36,12 +37,7 @@ class ReduceMax(Reduction):
 
     @override
     def compute(self, data: Array, axes: tuple[int, ...]) -> Array:
-        kind = data.dtype.kind
-        if kind == "f":
-            start: float = -np.inf
-        else:
-            start = False if kind == "b" else np.iinfo(data.dtype).min
-        return np.asarray(np.max(data, axis=axes, keepdims=True, initial=start))
+        return np.asarray(np.max(data, axis=axes, keepdims=True, initial=lowest(data.dtype)))
 
     @override
     @classmethod

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from smelt.ops._numerics import divide_towards_zero
 from smelt.ops._reduce import Reduction, reduce_cases
 from smelt.types import override
 
@@ -23,7 +24,8 @@ class ReduceMean(Reduction):
     Shapes: (data, axes[k]?) -> data's with the axes made 1, or removed without ``keepdims``; no
     axes mean all, or none with ``noop_with_empty_axes``.
 
-    Dtypes: numbers; half floats are summed in single precision, integers divided towards zero.
+    Dtypes: numbers; half floats are summed in single precision, integers divided towards zero, of
+    which the mean of none is zero.
 
     Raises ShapeError: when the axes are not known or outside the rank.
 
@@ -36,11 +38,10 @@ class ReduceMean(Reduction):
     def compute(self, data: Array, axes: tuple[int, ...]) -> Array:
         count = int(np.prod([data.shape[a] for a in axes], dtype=np.int64))
         total = np.sum(data, axes, data.dtype, keepdims=True)
-        return (
-            np.trunc(total / count)
-            if data.dtype.kind in "iu"
-            else total / np.asarray(count, data.dtype)
-        )
+        if data.dtype.kind == "f":
+            return np.asarray(total / np.asarray(count, data.dtype))
+        wide = np.int64 if data.dtype.kind == "i" else np.uint64
+        return divide_towards_zero(total.astype(wide), np.asarray(count, wide))
 
     @override
     @classmethod

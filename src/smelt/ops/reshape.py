@@ -13,13 +13,12 @@ from smelt.ops._operands import (
     count_elements,
     dims_at,
     divide_dims,
-    is_non_negative,
     known_dims,
     present,
     sample,
 )
 from smelt.ops._shape import input_type, require_inputs, require_static, shape_text
-from smelt.types import TensorType, override
+from smelt.types import TensorType, assume_at_least, assume_equal, is_never_negative, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -69,36 +68,45 @@ class Reshape(Op):
                 raise ShapeError(f"reshape to {shape_text(wanted)}: an extent below -1")
         if wanted.count(-1) > 1:
             raise ShapeError(f"reshape to {shape_text(wanted)}: more than one -1")
-        total = count_elements(shape)
+        self._assume_positive(shape, wanted)
         if -1 in wanted:
             unknown = wanted.index(-1)
-            made[unknown] = self._remainder(shape, made, unknown, total)
-        elif self._never_equal(count_elements(tuple(made)), total):
+            made[unknown] = self._remainder(shape, made, unknown)
+        elif not _may_be_equal(count_elements(tuple(made)), count_elements(shape)):
             raise self._misfit(shape, wanted)
         return tuple(made)
 
-    def _remainder(self, shape: Shape, made: list[Dim], unknown: int, total: Dim) -> Dim:
-        rest = count_elements((*made[:unknown], *made[unknown + 1 :]))
+    def _assume_positive(self, shape: Shape, wanted: Shape) -> None:
+        """Assume that what is known as a dimension is no 0 at run time, which would copy an axis.
+
+        It may be 0 where the axis that it would copy is, too. Raises ShapeError.
+        """
+        for axis, extent in enumerate(wanted):
+            if isinstance(extent, int) or self.allowzero:
+                continue
+            copied = shape[axis] if axis < len(shape) else 0
+            if isinstance(divide_dims(extent, copied), int):
+                continue
+            if not assume_at_least(extent, 1, f"element {axis} of the shape"):
+                raise ShapeError(f"reshape to {shape_text(wanted)}: no extent is {extent}")
+
+    def _remainder(self, shape: Shape, made: list[Dim], unknown: int) -> Dim:
+        # Extents that both shapes have cancel, whatever their value.
+        kept = list(shape)
+        others: list[Dim] = []
+        for extent in (*made[:unknown], *made[unknown + 1 :]):
+            if extent in kept:
+                kept.remove(extent)
+            else:
+                others.append(extent)
+        total, rest = count_elements(tuple(kept)), count_elements(tuple(others))
         left = divide_dims(total, rest)
-        if left is None:
-            # Extents that both shapes have cancel, whatever their value.
-            kept = list(shape)
-            others: list[Dim] = []
-            for extent in (*made[:unknown], *made[unknown + 1 :]):
-                if extent in kept:
-                    kept.remove(extent)
-                else:
-                    others.append(extent)
-            left = divide_dims(count_elements(tuple(kept)), count_elements(tuple(others)))
-        if left is None:
+        what = "elements of input 0 and of the result"
+        if left is None or not (
+            assume_at_least(rest, 1, f"the known {what}") and assume_equal(total, left * rest, what)
+        ):
             raise self._misfit(shape, tuple(made))
         return left
-
-    @staticmethod
-    def _never_equal(a: Dim, b: Dim) -> bool:
-        """Whether two counts differ for all values of symbols that are at least one."""
-        gap = a - b
-        return is_non_negative(gap - 1) or is_non_negative(-gap - 1)
 
     @staticmethod
     def _misfit(shape: Shape, wanted: Shape) -> ShapeError:
@@ -139,3 +147,11 @@ class Reshape(Op):
         for dtype in ("float16", "int64", "bool"):
             array = sample(2, 6, dtype=dtype)
             yield Case(dtype, cls(), (array, np.array([3, -1])), constants=one)
+
+
+def _may_be_equal(a: Dim, b: Dim) -> bool:
+    """Whether two counts are equal for some symbols that are not 0; which ones is a guard."""
+    gap = a - b
+    if is_never_negative(gap - 1, least=1) or is_never_negative(-gap - 1, least=1):
+        return False
+    return assume_equal(b, a, "elements of input 0 and of the result")

@@ -17,11 +17,13 @@ from smelt.ops._shape import (
     FLOATS,
     input_type,
     normalize_axis,
+    optional_type,
     require_dtype,
     require_inputs,
+    require_shape,
     require_static,
 )
-from smelt.types import TensorType, override
+from smelt.types import TensorType, assume_at_least, is_float_dtype, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -35,7 +37,8 @@ class Resize(Op):
     """The tensor sampled at other points of its axes, at the nearest element or between elements.
 
     Each resized axis is independent: an element of the result is a weighted sum of elements along
-    the axis. The attributes say where the points lie, as in ONNX.
+    the axis. The attributes say where the points lie, as in ONNX; where a region makes a point no
+    number, it lies outside the axis and takes the extrapolation value.
 
     Shapes: (data, roi?, scales[k]?, sizes[k]?) -> data's, with floor(extent * scale) or the sizes;
     k is the number of ``axes``, or the rank. Exactly one of scales and sizes is there.
@@ -68,8 +71,11 @@ class Resize(Op):
         if self.mode != "nearest":
             require_dtype(data, FLOATS, f"input 0 of resize with mode {self.mode}")
         axes = self.resized_axes(data.rank)
-        if self.coordinate_transformation_mode == "tf_crop_and_resize" and given(inputs, 1) is None:
-            raise ShapeError("tf_crop_and_resize needs the region (input 1)")
+        region = optional_type(self, inputs, 1)
+        if self.coordinate_transformation_mode == "tf_crop_and_resize":
+            if region is None:
+                raise ShapeError("tf_crop_and_resize needs the region (input 1)")
+            require_shape(region, (2 * len(axes),), "the region of resize")
         shape = list(data.shape)
         sizes, scales = dims_at(self, inputs, 3, "the sizes"), given(inputs, 2)
         if sizes:
@@ -77,7 +83,7 @@ class Resize(Op):
         else:
             made = _scaled([data.shape[a] for a in axes], scales)
         for axis, extent in zip(axes, made, strict=True):
-            if isinstance(extent, int) and (extent < 0 or (extent > 0 and data.shape[axis] == 0)):
+            if extent != data.shape[axis] and not _can_resize(data.shape[axis], extent, axis):
                 raise ShapeError(f"resize of {data} to an extent of {extent}")
             shape[axis] = extent
         return (TensorType(data.dtype, tuple(shape)),)
@@ -96,7 +102,10 @@ class Resize(Op):
         """The axes to which scales and sizes belong, counted from the front. Raises ShapeError."""
         if self.axes is None:
             return tuple(range(rank))
-        return tuple(normalize_axis(a, rank) for a in self.axes)
+        axes = tuple(normalize_axis(a, rank) for a in self.axes)
+        if len(set(axes)) < len(axes):
+            raise ShapeError(f"resize names an axis twice: {self.axes}")
+        return axes
 
     def _sized(self, extents: Sequence[Dim], sizes: Sequence[Dim]) -> list[Dim]:
         if len(sizes) != len(extents):
@@ -117,6 +126,16 @@ class Resize(Op):
         return min(ratios) if self.keep_aspect_ratio_policy == "not_larger" else max(ratios)
 
     @override
+    def count_work(self, inputs: Sequence[Operand | None], results: Sequence[ValueType], /) -> Dim:
+        # Along each axis every element of the result has a weight for each of the input.
+        work: Dim = 0
+        for kind in results:
+            if isinstance(kind, TensorType):
+                pairs = zip(input_type(self, inputs, 0).shape, kind.shape, strict=True)
+                work = work + sum((before * after for before, after in pairs), 0)
+        return work
+
+    @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         data, roi = present(inputs, 0), optional_array(inputs, 1)
         sizes, scales = optional_array(inputs, 3), optional_array(inputs, 2)
@@ -131,7 +150,7 @@ class Resize(Op):
         else:
             ratios = [float(s) for s in present((scales,), 0)]
             made = tuple(math.floor(e * r) for e, r in zip(extents, ratios, strict=True))
-        result = data if data.dtype.kind != "f" else data.astype(np.float64)
+        result = data.astype(np.float64) if is_float_dtype(data.dtype) else data
         outside = np.zeros((1,) * data.ndim, np.bool_)
         for k, axis in enumerate(axes):
             window = (
@@ -168,3 +187,11 @@ def _scaled(extents: Sequence[Dim], scales: Operand | None) -> list[Dim]:
             raise ShapeError(f"resize of an extent of {extent} by {scale}: fix its symbols")
         made.append(extent * ratio.numerator // ratio.denominator)
     return made
+
+
+def _can_resize(extent: Dim, size: Dim, axis: int) -> bool:
+    """Whether there is something of which a size other than 0 is made; what is open is a guard."""
+    what = f"axis {axis} of input 0, which is resized"
+    return (size == 0 or assume_at_least(extent, 1, what)) and not (
+        isinstance(size, int) and size < 0
+    )

@@ -8,8 +8,14 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from smelt.ir import Case, Op
-from smelt.ops._index import places_of, positive_indices, require_reduction, scatter
-from smelt.ops._operands import present, sample
+from smelt.ops._index import (
+    places_along,
+    require_indices,
+    require_inside,
+    require_reduction,
+    scatter,
+)
+from smelt.ops._operands import given, present, sample
 from smelt.ops._shape import (
     INDICES,
     input_type,
@@ -39,8 +45,8 @@ class ScatterElements(Op):
 
     Dtypes: any, bool without ``reduction``; the indices are int32 or int64.
 
-    Raises ShapeError: when shapes do not fit, the reduction is unknown, or an index is outside the
-    axis.
+    Raises ShapeError: when shapes do not fit, the reduction is unknown, or a known index is outside
+    the axis. The reference refuses an index outside the axis with an IndexRangeError.
 
     Source: ONNX ScatterElements-18.
     """
@@ -60,15 +66,16 @@ class ScatterElements(Op):
         require_rank(indices, "indices of scatter_elements", data.rank)
         require_shape(updates, indices.shape, "updates of scatter_elements")
         require_reduction(self.reduction, data.dtype)
-        normalize_axis(self.axis, data.rank)
+        axis = normalize_axis(self.axis, data.rank)
+        require_inside(indices, data, axis)
+        require_indices(given(inputs, 1), data.shape[axis : axis + 1])
         return (data,)
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         data, indices, updates = (present(inputs, i) for i in range(3))
-        places = places_of(indices.shape)
-        places[self.axis] = positive_indices(indices, data.shape[self.axis])
-        return (scatter(data, tuple(places), updates, self.reduction),)
+        places = places_along(indices, data, self.axis)
+        return (scatter(data, places, updates, self.reduction),)
 
     @override
     @classmethod

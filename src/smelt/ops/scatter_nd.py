@@ -9,8 +9,8 @@ import numpy as np
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op
-from smelt.ops._index import positive_indices, require_reduction, scatter
-from smelt.ops._operands import present, sample
+from smelt.ops._index import positive_indices, require_indices, require_reduction, scatter
+from smelt.ops._operands import given, present, sample
 from smelt.ops._shape import (
     INDICES,
     input_type,
@@ -40,7 +40,8 @@ class ScatterND(Op):
 
     Dtypes: any, bool without ``reduction``; the indices are int64.
 
-    Raises ShapeError: when shapes do not fit, the reduction is unknown, or an index is outside.
+    Raises ShapeError: when shapes do not fit, the reduction is unknown, or a known index is
+    outside. The reference refuses an index outside with an IndexRangeError.
 
     Source: ONNX ScatterND-18.
     """
@@ -63,6 +64,7 @@ class ScatterND(Op):
             raise ShapeError(f"vectors of {length} indices do not fit {data}")
         shape = (*indices.shape[:-1], *data.shape[length:])
         require_shape(updates, shape, "updates of scatter_nd")
+        require_indices(given(inputs, 1), data.shape[:length])
         return (data,)
 
     @override

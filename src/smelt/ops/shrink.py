@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Shrink(Unary):
-    """``x + bias`` below ``-lambd``, ``x - bias`` above ``lambd``, else zero.
+    """``x + bias`` below ``-lambd``, else ``x - bias`` above ``lambd``, else zero.
 
     Shapes: the input's.
 
@@ -40,12 +40,12 @@ class Shrink(Unary):
     @override
     def _apply(self, x: Array, /) -> Any:
         bias = x.dtype.type(self.bias)
-        below: Array = np.where(x < -self.lambd, x + bias, np.zeros_like(x))
-        above: Array = x - bias
-        return np.where(x > self.lambd, above, below)
+        above: Array = np.where(x > self.lambd, x - bias, np.zeros_like(x))
+        return np.where(x < -self.lambd, x + bias, above)
 
     @override
     @classmethod
     def _variants(cls) -> Iterator[Self]:
         yield cls()
         yield cls(bias=1.5, lambd=1.5)
+        yield cls(bias=0.5, lambd=-1.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
 
@@ -12,20 +12,30 @@ from smelt.ir import Case, Op
 from smelt.ops._operands import (
     dims_at,
     ints_at,
-    is_non_negative,
     known_dims,
     optional_array,
     present,
     sample,
 )
 from smelt.ops._shape import input_type, normalize_axis, require_inputs
-from smelt.types import TensorType, ceil_div, override, symbols_of
+from smelt.types import (
+    Limit,
+    TensorType,
+    assume_at_least,
+    ceil_div,
+    is_never_negative,
+    override,
+    symbols_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from smelt.ir import Array, Operand
     from smelt.types import Dim, ValueType
+
+_LONGEST: Final = Limit.MAX_TENSOR_BYTES.most
+"""Elements of an axis, and more than it may have bytes."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +84,13 @@ class Slice(Op):
         if len({len(starts), len(ends), len(axes), len(steps)}) > 1:
             raise ShapeError("starts, ends, axes and steps of slice have different lengths")
         found: dict[int, tuple[Dim, Dim, int]] = {}
-        for start, end, given_axis, step in zip(starts, ends, axes, steps, strict=True):
+        for start, end, given_axis, given_step in zip(starts, ends, axes, steps, strict=True):
             axis = normalize_axis(given_axis, data.rank)
-            if axis in found or step == 0:
+            if axis in found or given_step == 0:
                 raise ShapeError(f"slice names axis {axis} twice or steps by zero")
-            found[axis] = (*_clamp(start, end, step, data.shape[axis]), step)
+            # No axis is so long: such a step takes the first element alone, as a longer one does.
+            step = max(-_LONGEST, min(given_step, _LONGEST))
+            found[axis] = (*_clamp(start, end, step, data.shape[axis], axis), step)
         return found
 
     @override
@@ -100,7 +112,7 @@ class Slice(Op):
         steps = np.ones(len(starts), np.int64) if steps is None else steps
         index = [slice(None)] * data.ndim
         for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-            first, last = _clamp(int(start), int(end), int(step), data.shape[axis])
+            first, last = _clamp(int(start), int(end), int(step), data.shape[axis], int(axis))
             stop = None if isinstance(last, int) and last < 0 else last
             index[axis] = slice(first, stop, int(step))
         return (data[tuple(index)].copy(),)
@@ -118,6 +130,7 @@ class Slice(Op):
             "beyond the extents": ([-100], [100], [0], [3]),
             "backwards from before the front": ([-9], [-(2**63)], [1], [-1]),
             "nothing": ([3], [1], [1], [1]),
+            "in steps beyond every extent": ([0, -1], [5, -9], [0, 2], [2**63 - 1, -(2**63)]),
         }
         for label, (starts, ends, axes, steps) in rows.items():
             lists = (starts, ends, axes, steps)
@@ -131,33 +144,39 @@ class Slice(Op):
             yield Case(dtype, cls(), (sample(5, dtype=dtype), *one), constants=frozenset({1, 2}))
 
 
-def _clamp(start: Dim, end: Dim, step: int, extent: Dim) -> tuple[Dim, Dim]:
+def _clamp(start: Dim, end: Dim, step: int, extent: Dim, axis: int) -> tuple[Dim, Dim]:
     """Both bounds from the front, clamped to the axis; an end of -1 is before its front."""
     low, high = (0, extent) if step > 0 else (-1, extent - 1)
-    first = _clamp_bound(start, 0, high, extent)
-    last = _clamp_bound(end, low, high, extent)
+    first = _clamp_bound(start, (0, high), extent, f"the start of axis {axis}")
+    last = _clamp_bound(end, (low, high), extent, f"the end of axis {axis}")
     if step > 0 and isinstance(last, int) and not isinstance(first, int):
         raise ShapeError(f"the slice from {first} to {last} depends on a symbol: fix its value")
     return first, last
 
 
-def _clamp_bound(bound: Dim, low: int, high: Dim, extent: Dim) -> Dim:
+def _clamp_bound(bound: Dim, limits: tuple[int, Dim], extent: Dim, what: str) -> Dim:
+    """A bound from the front. Where symbols leave open whether it is clamped, it is assumed not."""
+    low, high = limits
     if isinstance(bound, int) and isinstance(extent, int) and isinstance(high, int):
         return min(max(bound + extent if bound < 0 else bound, low), high)
     if isinstance(bound, int) and abs(bound) >= (1 << 31) - 1:
         return high if bound > 0 else low
-    if not is_non_negative(bound):
-        if not is_non_negative(-bound - 1):
-            raise ShapeError(
-                f"whether the bound {bound} is negative depends on a symbol: fix its value"
-            )
+    if is_never_negative(bound, least=1):
+        assume_at_least(bound, 0, what)
+    elif is_never_negative(-bound - 1, least=1):
+        assume_at_least(-1, bound, what)
         bound = bound + extent
-    if not is_non_negative(bound - low):
-        raise _undecided(bound, low)
-    if not is_non_negative(high - bound) and not isinstance(extent, int):
+        if not is_never_negative(bound - low, least=1):
+            raise _undecided(bound, low)
+        assume_at_least(bound, low, what)
+    else:
+        raise ShapeError(
+            f"whether the bound {bound} is negative depends on a symbol: fix its value"
+        )
+    if not is_never_negative(high - bound, least=1) and not isinstance(extent, int):
         # A bound beyond the end would be clamped, for some values of the symbols only.
         raise _undecided(bound, high)
-    return bound
+    return bound if assume_at_least(high, bound, what) else high
 
 
 def _undecided(bound: Dim, limit: Dim) -> ShapeError:

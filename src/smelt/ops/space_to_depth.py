@@ -9,7 +9,7 @@ from smelt.errors import ShapeError
 from smelt.ir import Case, Op
 from smelt.ops._operands import present, sample
 from smelt.ops._shape import input_type, require_inputs, require_rank
-from smelt.types import TensorType, override
+from smelt.types import TensorType, assume_divides, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -42,7 +42,10 @@ class SpaceToDepth(Op):
         require_rank(data, "input 0 of space_to_depth", 4)
         block = self.blocksize
         n, c, h, w = data.shape
-        if block < 1 or any(isinstance(e, int) and e % block for e in (h, w)):
+        if block < 1 or not all(
+            assume_divides(block, extent, f"axis {axis} of input 0 and the block")
+            for axis, extent in ((2, h), (3, w))
+        ):
             raise ShapeError(f"{h} x {w} pixels are not whole blocks of {block}")
         return (TensorType(data.dtype, (n, c * (block * block), h // block, w // block)),)
 

@@ -10,8 +10,8 @@ import numpy as np
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op
 from smelt.ops._operands import dims_at, known_dims, optional_array, present, sample
-from smelt.ops._shape import differ, input_type, normalize_axis, require_inputs, shape_text
-from smelt.types import TensorType, ceil_div, override
+from smelt.ops._shape import input_type, normalize_axis, require_inputs, shape_text
+from smelt.types import TensorType, assume_divides, assume_equal, ceil_div, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,7 +25,8 @@ class Split(Op):
     """Consecutive parts of a tensor along an axis.
 
     The parts' lengths are input 1; without it ``num_outputs`` says how many equal parts there are,
-    of which the last is shorter when the axis does not divide.
+    of which the last is shorter when the axis does not divide. With ``even`` such an axis is
+    refused, as ONNX does before opset 18.
 
     Shapes: (data, split[parts]?) -> one result for each part.
 
@@ -41,6 +42,8 @@ class Split(Op):
     axis: int = 0
     num_outputs: int = 0
     """Number of equal parts; 0 where input 1 gives the lengths."""
+    even: bool = False
+    """Whether equal parts have no shorter last one."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
@@ -55,7 +58,7 @@ class Split(Op):
             if isinstance(length, int) and length < 0:
                 raise ShapeError(f"split into a part of {length} elements")
             total = total + length
-        if differ(total, data.shape[axis]):
+        if not assume_equal(data.shape[axis], total, f"axis {axis} of input 0 and its parts"):
             raise ShapeError(f"parts of {shape_text(lengths)} are not {data.shape[axis]} elements")
         shapes = ((*data.shape[:axis], n, *data.shape[axis + 1 :]) for n in lengths)
         return tuple(TensorType(data.dtype, s) for s in shapes)
@@ -64,6 +67,8 @@ class Split(Op):
         parts = self.num_outputs
         if not 1 <= parts <= 1 << 16:
             raise ShapeError(f"split needs the lengths of its parts or num_outputs, not {parts}")
+        if self.even and not assume_divides(parts, extent, f"the {parts} equal parts of a split"):
+            raise ShapeError(f"{extent} elements cannot be split into {parts} equal parts")
         length = ceil_div(extent, parts)
         if isinstance(length, int) and isinstance(extent, int):
             last = extent - length * (parts - 1)
@@ -101,6 +106,7 @@ class Split(Op):
         yield Case("lengths, last axis", cls(-1), (sample(3, 7), lengths), constants=one)
         yield Case("equal parts", cls(1, 3), (sample(2, 6),))
         yield Case("a shorter last part", cls(0, 3), (sample(7, 2),))
+        yield Case("even parts", cls(1, 3, even=True), (sample(2, 6),))
         yield Case("an empty part", cls(0), (sample(3), np.array([3, 0])), constants=one)
         yield Case("int64", cls(0, 2), (sample(4, dtype="int64"),))
         yield Case("float16", cls(2, 2), (sample(1, 2, 4, dtype="float16"),))

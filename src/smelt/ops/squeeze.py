@@ -10,21 +10,22 @@ import numpy as np
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op
 from smelt.ops._operands import ints_at, known_dims, optional_array, present, sample
-from smelt.ops._shape import differ, input_type, normalize_axis, require_inputs, shape_text
-from smelt.types import TensorType, override
+from smelt.ops._shape import input_type, normalize_axis, require_inputs, shape_text
+from smelt.types import TensorType, assume_at_least, assume_equal, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from smelt.ir import Array, Operand
-    from smelt.types import Dim, ValueType
+    from smelt.types import Dim, Shape, ValueType
 
 
 @dataclass(frozen=True)
 class Squeeze(Op):
     """The tensor without some axes of extent one.
 
-    Shapes: (data, axes[k]?) -> data's without those axes, or without every axis of extent one.
+    Shapes: (data, axes[k]?) -> data's without those axes, or without every axis of extent one; one
+    that is named twice counts once.
 
     Dtypes: any; the axes are int64.
 
@@ -41,10 +42,10 @@ class Squeeze(Op):
         data = input_type(self, inputs, 0)
         axes = ints_at(self, inputs, 1, "the axes")
         if axes is None:
-            return (TensorType(data.dtype, tuple(d for d in data.shape if d != 1)),)
+            return (TensorType(data.dtype, _without_ones(data.shape)),)
         removed = {normalize_axis(a, data.rank) for a in axes}
         for axis in removed:
-            if differ(data.shape[axis], 1):
+            if not assume_equal(data.shape[axis], 1, f"axis {axis} of input 0, which is removed"):
                 raise ShapeError(f"axis {axis} of {shape_text(data.shape)} is not of extent one")
         kept = tuple(d for i, d in enumerate(data.shape) if i not in removed)
         return (TensorType(data.dtype, kept),)
@@ -56,7 +57,7 @@ class Squeeze(Op):
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         data, axes = present(inputs, 0), optional_array(inputs, 1)
-        removed = None if axes is None else tuple(int(a) for a in axes)
+        removed = None if axes is None else tuple({int(a) % data.ndim for a in axes})
         return (np.squeeze(data, removed).copy(),)
 
     @override
@@ -67,6 +68,15 @@ class Squeeze(Op):
         yield Case("one axis", cls(), (sample(1, 3, 1), np.array([0])), constants=one)
         yield Case("negative axis", cls(), (sample(1, 3, 1), np.array([-1])), constants=one)
         yield Case("two axes", cls(), (sample(1, 3, 1), np.array([2, 0])), constants=one)
+        yield Case("an axis twice", cls(), (sample(1, 3, 1), np.array([2, -1])), constants=one)
         yield Case("to a scalar", cls(), (sample(1, dtype="int64"), np.array([0])), constants=one)
         half = sample(2, 1, dtype="float16")
         yield Case("float16", cls(), (half, np.array([1])), constants=one)
+
+
+def _without_ones(shape: Shape) -> Shape:
+    """The extents other than 1, which an extent that stays must not come to be."""
+    for axis, extent in enumerate(shape):
+        if not isinstance(extent, int):
+            assume_at_least(extent, 2, f"axis {axis} of input 0, which stays where it is not 1")
+    return tuple(extent for extent in shape if extent != 1)

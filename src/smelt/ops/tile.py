@@ -11,7 +11,7 @@ from smelt.errors import ShapeError
 from smelt.ir import Case, Op
 from smelt.ops._operands import bounded, dims_at, present, sample
 from smelt.ops._shape import input_type, require_inputs, shape_text
-from smelt.types import TensorType, override
+from smelt.types import TensorType, assume_at_least, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -40,7 +40,10 @@ class Tile(Op):
         require_inputs(self, inputs, 2)
         data = input_type(self, inputs, 0)
         repeats = dims_at(self, inputs, 1, "the repeats") or ()
-        if len(repeats) != data.rank or any(isinstance(r, int) and r < 0 for r in repeats):
+        if len(repeats) != data.rank or not all(
+            assume_at_least(count, 0, f"the repeats of axis {axis}")
+            for axis, count in enumerate(repeats)
+        ):
             texts = f"{shape_text(repeats)} for {shape_text(data.shape)}"
             raise ShapeError(f"tile needs one repeat for each axis, none negative, not {texts}")
         shape = tuple(bounded(d * r) for d, r in zip(data.shape, repeats, strict=True))

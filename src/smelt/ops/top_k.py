@@ -18,7 +18,7 @@ from smelt.ops._shape import (
     require_inputs,
     shape_text,
 )
-from smelt.types import DType, TensorType, override
+from smelt.types import DType, TensorType, assume_at_least, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -54,11 +54,12 @@ class TopK(Op):
         data = input_type(self, inputs, 0)
         require_dtype(data, NUMBERS, "input 0 of top_k")
         axis = normalize_axis(self.axis, data.rank)
-        dims = dims_at(self, inputs, 1, "k") or ()
+        dims = dims_at(self, inputs, 1, "k", scalar=True) or ()
         if len(dims) != 1:
             raise ShapeError(f"k of top_k must be one number, not {shape_text(dims)}")
         count, extent = dims[0], data.shape[axis]
-        if isinstance(count, int) and (count < 0 or (isinstance(extent, int) and count > extent)):
+        fits = assume_at_least(extent, count, f"axis {axis} of input 0 and k")
+        if not fits or (isinstance(count, int) and count < 0):
             raise ShapeError(f"top_k of {count} elements out of {extent}")
         shape = (*data.shape[:axis], count, *data.shape[axis + 1 :])
         return (TensorType(data.dtype, shape), TensorType(DType.INT64, shape))

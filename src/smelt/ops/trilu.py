@@ -7,11 +7,16 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from smelt.errors import ShapeError
 from smelt.ir import Case, Op
 from smelt.ops._index import integers
 from smelt.ops._operands import optional_array, present, sample
-from smelt.ops._shape import input_type, optional_type, require_inputs, require_rank
+from smelt.ops._shape import (
+    input_type,
+    optional_type,
+    require_inputs,
+    require_rank,
+    require_scalar,
+)
 from smelt.types import override
 
 if TYPE_CHECKING:
@@ -43,10 +48,9 @@ class Trilu(Op):
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
         require_inputs(self, inputs, 1, 2)
-        data, k = input_type(self, inputs, 0), optional_type(self, inputs, 1)
+        data = input_type(self, inputs, 0)
         require_rank(data, "input 0 of trilu", 2, 64)
-        if k is not None and (k.rank > 1 or k.shape not in {(), (1,)}):
-            raise ShapeError(f"k of trilu must be one number, not {k}")
+        require_scalar(optional_type(self, inputs, 1), "k of trilu")
         return (data,)
 
     @override

@@ -39,7 +39,7 @@ class Unsqueeze(Op):
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
         require_inputs(self, inputs, 2)
         data = input_type(self, inputs, 0)
-        axes = ints_at(self, inputs, 1, "the axes") or ()
+        axes = ints_at(self, inputs, 1, "the axes", scalar=True) or ()
         rank = data.rank + len(axes)
         inserted = {normalize_axis(a, rank) for a in axes}
         if len(inserted) < len(axes):

@@ -28,10 +28,10 @@ from smelt.passes.sink_transposes import SinkTransposes
 
 __all__ = [
     "ALL_PASSES",
+    "DEFAULT_PIPELINE",
     "AbsorbQuantization",
     "ChainDepthwise",
     "CombineAffines",
-    "DEFAULT_PIPELINE",
     "Decompose",
     "FoldConstants",
     "FoldProjections",

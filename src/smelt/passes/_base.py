@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from smelt.ir import Graph
+
+_MOST_NAMES: Final = 32
+"""Of layers in a note."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,14 @@ class Note:
     detail: str = ""
     """What was done; for a refusal, why not."""
     applied: bool = True
+
+    def __post_init__(self) -> None:
+        # A chain of a thousand layers that is merged link by link would list half a million names.
+        for field in ("before", "after"):
+            names: tuple[str, ...] = getattr(self, field)
+            if len(names) > _MOST_NAMES:
+                told = f"{len(names) - _MOST_NAMES} more"
+                object.__setattr__(self, field, (*names[:_MOST_NAMES], told))
 
     def __str__(self) -> str:
         before = " + ".join(self.before)
@@ -57,10 +68,18 @@ class Pass(ABC):
 
     name: ClassVar[str]
     """The name in reports and on the command line, in kebab-case."""
+    settles_values: ClassVar[bool] = False
+    """Whether inference knows more values behind it: what it refuses then is wrong in the network,
+    not in the pass."""
 
     def requires(self, graph: Graph) -> None:
         """Check what must hold before. Raises GraphError."""
         del graph
+
+    def started(self, graph: Graph) -> Pass:
+        """The pass as it goes over a graph and its regions: one that counts starts to count."""
+        del graph
+        return self
 
     @abstractmethod
     def apply(self, graph: Graph) -> PassResult:

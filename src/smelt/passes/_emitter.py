@@ -52,6 +52,11 @@ class Emitter:
         """A constant."""
         return self._graph.add_constant(array, self._names.make(f"{self._node.name}/{hint}"))
 
+    def discard(self) -> None:
+        """Take back every op that was put in."""
+        while self._made:
+            self._graph.remove(self._made.pop())
+
     def finish(self, result: Value) -> Node | None:
         """Let ``result`` take the place of the node's first result; returns what makes it.
 

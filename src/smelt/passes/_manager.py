@@ -7,15 +7,17 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from smelt.errors import InternalError, SmeltError
+from smelt.errors import GraphError, IndexRangeError, InternalError, SmeltError
 from smelt.ir import verify
 from smelt.passes._base import Note, PassResult
+from smelt.types import Relation, TensorType, symbols_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Hashable, Sequence
 
-    from smelt.ir import Graph
+    from smelt.ir import Graph, Value
     from smelt.passes._base import Pass
+    from smelt.types import Guard, Shape
 
 _LOG = logging.getLogger(__name__)
 
@@ -39,6 +41,9 @@ class PassReport:
 
     graph: str
     records: list[PassRecord] = field(default_factory=list[PassRecord])
+    guards: tuple[Guard, ...] = ()
+    """What the graph assumed before any pass and after each: a pass may replace a node, but not
+    what its answer rests on."""
 
     @property
     def notes(self) -> tuple[Note, ...]:
@@ -79,11 +84,15 @@ def run_passes(
         listener: told of each pass when it is done.
 
     Raises:
-        GraphError: the graph is not well formed, or not what a pass requires.
+        GraphError: the graph is not well formed, not what a pass requires, or wrong at the values
+            that a pass settles.
+        IndexRangeError: an index among these values is out of range.
         InternalError: a pass broke the graph; names it and the passes that ran before it.
     """
     verify(graph)
     report = PassReport(graph.name)
+    assumed: dict[Hashable, Guard] = {}
+    _collect_guards(graph, assumed)
     for one in passes:
         one.requires(graph)
         before, start = _count(graph), time.perf_counter()
@@ -94,19 +103,36 @@ def run_passes(
             one.name, options, result.modified, before, _count(graph), seconds, result.notes
         )
         report.records.append(record)
+        _collect_guards(graph, assumed)
         _LOG.debug("%s: %d -> %d nodes", one.name, record.nodes_before, record.nodes_after)
         if listener is not None:
             listener(record)
+    known = symbols_of(*(d for value in graph.values() for d in _extents(value)))
+    report.guards = tuple(guard for guard in assumed.values() if guard.symbols <= known)
     return report
+
+
+def _collect_guards(graph: Graph, found: dict[Hashable, Guard]) -> None:
+    """Note the guards of the graph and of what its outputs need, each condition once."""
+    for guard in (*graph.guards, *(g for node in graph.live_nodes() for g in node.guards)):
+        gap = guard.left - guard.right
+        is_equality = guard.relation is Relation.EQUAL
+        found.setdefault(frozenset((gap, -gap)) if is_equality else gap, guard)
+
+
+def _extents(value: Value) -> Shape:
+    return value.type.shape if isinstance(value.type, TensorType) else ()
 
 
 def _run(graph: Graph, one: Pass, report: PassReport) -> PassResult:
     try:
-        result = _apply(graph, one)
+        result = _apply(graph, one.started(graph))
         if result.modified:
-            _infer(graph)
+            graph.infer()  # and with every node its regions
         one.ensures(graph)
     except SmeltError as error:
+        if one.settles_values and isinstance(error, GraphError | IndexRangeError):
+            raise
         raise InternalError(f"pass {one.name} failed {_after(report)}: {error}") from error
     verify(graph, during=f"pass {one.name}, {_after(report)}")
     return result
@@ -118,14 +144,6 @@ def _apply(graph: Graph, one: Pass) -> PassResult:
     results.append(one.apply(graph))
     notes = tuple(note for result in results for note in result.notes)
     return PassResult(any(result.modified for result in results), notes)
-
-
-def _infer(graph: Graph) -> None:
-    """Infer the types again, those of the regions first: their nodes' types follow from them."""
-    for node in graph.nodes:
-        for region in node.op.regions:
-            _infer(region)
-    graph.infer()
 
 
 def _after(report: PassReport) -> str:

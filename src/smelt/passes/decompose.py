@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from smelt import ops
+from smelt.errors import ShapeError
 from smelt.ir import FreshNames
 from smelt.passes._base import Note, Pass, PassResult
 from smelt.passes._emitter import Emitter
-from smelt.types import override
+from smelt.types import DType, override
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +47,12 @@ class Decompose(Pass):
                 continue
             layers, kind = node.layers, type(node.op).__name__
             emit = Emitter(graph, node, names)
-            result = rule(emit, node)
+            try:
+                result = rule(emit, node)
+            except ShapeError:
+                # An op may take extents as equal, or mix element types, where its parts do not.
+                emit.discard()
+                continue
             if result is not None and emit.finish(result) is not None:
                 notes.append(Note(layers, layers, f"{kind} in simpler ops"))
         return PassResult.of(notes)
@@ -119,6 +125,20 @@ def _group_normalization(emit: Emitter, node: Node) -> Value | None:
     return _affine(emit, whole, scale, bias)
 
 
+def _row_norm(emit: Emitter, node: Node) -> Value | None:
+    """Take scale and bias out of a norm whose rows do not share them: kernels keep them for all."""
+    if not isinstance(node.op, ops.LayerNormalization | ops.RMSNormalization):
+        return None
+    x, scale = _required(node, 0), _required(node, 1)
+    bias = _input(node, 2)
+    given = [scale.tensor] if bias is None else [scale.tensor, bias.tensor]
+    if all(ops.is_same_for_rows(kind, x.tensor, node.op.axis) for kind in given):
+        return None
+    made = emit.op(node.op, x, emit.floats(1, x, "one"), hint="rows")
+    made = emit.op(ops.Mul(), made, scale, hint="scale")
+    return made if bias is None else emit.op(ops.Add(), made, bias, hint="shift")
+
+
 def _lp_normalization(emit: Emitter, node: Node) -> Value | None:
     if not isinstance(node.op, ops.LpNormalization):
         return None
@@ -129,7 +149,8 @@ def _lp_normalization(emit: Emitter, node: Node) -> Value | None:
     else:
         norm = emit.op(ops.Sqrt(), emit.op(ops.ReduceSum(), emit.op(ops.Mul(), x, x), axis))
     # Where the norm is zero so is every element, and zero by anything else is zero.
-    tiny = float(np.finfo(x.tensor.dtype.numpy).tiny)
+    # The other floats have an exponent of 8 bits at least.
+    tiny = float(np.finfo(np.float16 if x.tensor.dtype is DType.FLOAT16 else np.float32).tiny)
     return emit.op(ops.Div(), x, emit.op(ops.Max(), norm, emit.floats(tiny, x, "tiny")))
 
 
@@ -257,6 +278,8 @@ _RULES: dict[type, Rule] = {
     ops.BatchNormalization: _batch_normalization,
     ops.InstanceNormalization: _instance_normalization,
     ops.GroupNormalization: _group_normalization,
+    ops.LayerNormalization: _row_norm,
+    ops.RMSNormalization: _row_norm,
     ops.LpNormalization: _lp_normalization,
     ops.Normalize: _normalize,
     ops.Pow: _pow,

@@ -8,16 +8,17 @@ symbol is written so that no node need compute it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+import math
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
 
 from smelt import ops
 from smelt.errors import GraphError
-from smelt.ir import Constant, FreshNames, Operand, remove_dead
+from smelt.ir import Constant, FreshNames, Operand, remove_dead, sources_first
 from smelt.passes._base import Note, Pass, PassResult
-from smelt.types import TensorType, element_count, override
+from smelt.types import Limit, TensorType, element_count, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,11 +30,45 @@ _RANDOM = ("random", "multinomial", "bernoulli")
 _OF_SHAPES_ALONE = ("shape", "size", "prior_box")
 
 
+_MOST_STEPS: Final = 16
+"""Constants that are made of weights may take so many times their room, all together."""
+
+_MOST_ADDRESSED_BYTES: Final = 1 << 62
+"""numpy has no larger arrays, not even of one element that stands for all."""
+
+
 @dataclass(slots=True)
 class _Budget:
-    """What constants may still grow by."""
+    """What constants may still take."""
 
     left_bytes: int
+    left_work: int = Limit.MAX_FOLDED_WORK.most
+
+    @staticmethod
+    def for_graph(graph: Graph, growth_bytes: int) -> _Budget:
+        """What a graph and its regions may take: steps between weights and results stay, too."""
+        weights = derived = 0
+        for constant in sources_first(*_constants(graph)):
+            kind = constant.type
+            size = element_count(kind.shape) * kind.dtype.size_bytes
+            if isinstance(size, int):
+                weights += size if constant.recipe is None else 0
+                derived += size if constant.recipe is not None else 0
+        return _Budget(growth_bytes + _MOST_STEPS * weights - derived)
+
+    def refusal(self, node: Node) -> str:
+        """Why a node on constants is not computed; empty, and noted, where it is."""
+        size = sum(_size_bytes(value) for value in node.outputs)
+        if size > self.left_bytes:
+            left = max(self.left_bytes, 0)
+            return f"the constant would take {size >> 20} MiB, and {left >> 20} are left"
+        operands = [None if value is None else value.operand for value in node.inputs]
+        work = node.op.count_work(operands, [value.type for value in node.outputs])
+        if not isinstance(work, int) or work > self.left_work:
+            return f"it takes {Limit.MAX_FOLDED_WORK.excess(str(work))} for all constants"
+        self.left_bytes -= size
+        self.left_work -= work
+        return ""
 
 
 @dataclass(frozen=True)
@@ -41,15 +76,22 @@ class FoldConstants(Pass):
     """Compute at build time what no input of the network changes."""
 
     name: ClassVar[str] = "fold-constants"
+    settles_values: ClassVar[bool] = True
 
     max_growth_bytes: int = 1 << 30
-    """All constants together may grow by so much: a small hostile model could ask for more."""
+    """All constants together may take so much beside what weights allow for: a small hostile
+    model could ask for more."""
+    _budget: _Budget | None = field(default=None, compare=False, repr=False)
+
+    @override
+    def started(self, graph: Graph) -> Pass:
+        return replace(self, _budget=_Budget.for_graph(graph, self.max_growth_bytes))
 
     @override
     def apply(self, graph: Graph) -> PassResult:
         notes: list[Note] = []
         names = FreshNames(graph)
-        budget = _Budget(self.max_growth_bytes)
+        budget = self._budget or _Budget.for_graph(graph, self.max_growth_bytes)
         for node in list(graph.nodes):
             note = self._fold(graph, node, names, budget) or _settle_shape(graph, node, names)
             if note is not None:
@@ -65,12 +107,8 @@ class FoldConstants(Pass):
         if isinstance(known, Constant):
             constants = [known]
         else:
-            size = sum(_size_bytes(value) for value in node.outputs)
-            growth = size - sum(c.array.nbytes for c in known if c is not None)
-            if growth > budget.left_bytes:
-                reason = f"the constant would be {growth >> 20} MiB larger than its inputs"
+            if reason := budget.refusal(node):
                 return Note.refusal(node.layers, reason)
-            budget.left_bytes -= max(growth, 0)
             constants = [
                 Constant.derive(names.make(v.name), node.op, *known, output=i)
                 for i, v in enumerate(node.outputs)
@@ -118,6 +156,8 @@ def _blank(value: Value) -> Constant | None:
         return None
     zero = np.zeros((), value.type.dtype.numpy)
     shape = tuple(d for d in value.type.shape if isinstance(d, int))
+    if math.prod(max(extent, 1) for extent in shape) * zero.itemsize >= _MOST_ADDRESSED_BYTES:
+        return None
     return Constant(f"shape of {value.name}", np.broadcast_to(zero, shape))
 
 
@@ -138,6 +178,14 @@ def _vector(node: Node, names: FreshNames) -> Constant | None:
 
 def _all_known(node: Node) -> bool:
     return all(v is None or v.constant is not None for v in node.inputs)
+
+
+def _constants(graph: Graph) -> Iterator[Constant]:
+    """The constants of a graph and its regions."""
+    yield from graph.constants()
+    for node in graph.nodes:
+        for region in node.op.regions:
+            yield from _constants(region)
 
 
 def _size_bytes(value: Value) -> int:

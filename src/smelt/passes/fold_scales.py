@@ -6,27 +6,38 @@ Batch normalisation is one of each (``decompose``), so is Caffe's BatchNorm with
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
+
+import numpy as np
 
 from smelt import ops
 from smelt.ir import FreshNames, sole_user, substitute
 from smelt.passes._base import Note, Pass, PassResult
 from smelt.passes._emitter import Emitter
-from smelt.types import override
+from smelt.types import DType, override
 
 if TYPE_CHECKING:
-    from smelt.ir import Graph, Node, Value
+    from smelt.ir import Array, Graph, Node, Value
 
 _ROOTS = (ops.Conv, ops.ConvTranspose, ops.Gemm, ops.MatMul)
 _FACTORS = (ops.Mul, ops.Div)
 _TERMS = (ops.Add, ops.Sub)
+_ROUNDING: Final = {DType.FLOAT16: 1e-3, DType.BFLOAT16: 4e-3}
+"""What rounding costs that does not come from small exponents."""
 
 
 @dataclass(frozen=True)
 class FoldScales(Pass):
-    """Fold per-channel Mul, Div, Add and Sub into the weights and bias of what is before them."""
+    """Fold per-channel Mul, Div, Add and Sub into the weights and bias of what is before them.
+
+    A factor that takes the weights out of the range in which their storage has all its digits is
+    not folded: behind the sum, as a stage of an epilogue, it is computed in float32.
+    """
 
     name: ClassVar[str] = "fold-scales"
+
+    storage: DType = DType.FLOAT32
+    """As what the weights will be stored."""
 
     @override
     def apply(self, graph: Graph) -> PassResult:
@@ -34,18 +45,18 @@ class FoldScales(Pass):
         names = FreshNames(graph)
         for node in list(graph.nodes):
             if isinstance(node.op, _ROOTS) and node.output.users:
-                notes.extend(_fold_all(graph, node, names))
+                notes.extend(_fold_all(graph, node, names, self.storage))
         return PassResult.of(notes)
 
 
-def _fold_all(graph: Graph, root: Node, names: FreshNames) -> list[Note]:
+def _fold_all(graph: Graph, root: Node, names: FreshNames, storage: DType) -> list[Note]:
     notes: list[Note] = []
     while True:
         user = root.output.users[0] if root.output.users else None
         if user is None or _constant_side(root, user) is None:
             return notes
         before = (*root.layers, *user.layers)
-        reason = _refusal(graph, root, user)
+        reason = _refusal(graph, root, user) or _loss(root, user, storage)
         if reason is not None:
             notes.append(Note.refusal(before, reason))
             return notes
@@ -88,6 +99,48 @@ def _refusal(graph: Graph, root: Node, user: Node) -> str | None:
     if not all(v is None or v.constant is not None for v in root.inputs[1:]):
         return "the weights are not constant"
     return None
+
+
+def _loss(root: Node, user: Node, storage: DType) -> str | None:
+    """Why the weights would lose digits in their storage, if they would that they have now."""
+    weights, factor = root.inputs[1], _constant_side(root, user)
+    is_factor = isinstance(user.op, _FACTORS)
+    if storage.size_bytes >= DType.FLOAT32.size_bytes or not is_factor:
+        return None
+    if weights is None or weights.constant is None or factor is None or factor.constant is None:
+        return None
+    own = weights.constant.array.astype(np.float32)
+    by_filter = np.moveaxis(own, _filter_axis(root), -1)
+    factors = factor.constant.array.astype(np.float32).reshape(-1)
+    if factors.size > by_filter.shape[-1]:  # of a deconvolution in groups
+        factors = np.abs(factors).max(keepdims=True)
+    with np.errstate(all="ignore"):
+        scaled = by_filter / factors if isinstance(user.op, ops.Div) else by_filter * factors
+    lost = _rounding(scaled, storage)
+    if lost <= max(_ROUNDING[storage], _rounding(own, storage)):
+        return None
+    return f"the weights would lose {lost:.1g} of the largest in {storage.value}"
+
+
+def _filter_axis(root: Node) -> int:
+    """The axis of the weights along which filters are; of grouped ones, within a group."""
+    match root.op:
+        case ops.Conv() | ops.Gemm(trans_b=True):
+            return 0
+        case ops.ConvTranspose():
+            return 1
+        case _:
+            return -1
+
+
+def _rounding(weights: Array, storage: DType) -> float:
+    """The largest error of weights in their storage, relative to the largest of them."""
+    largest = float(np.abs(weights).max(initial=0))
+    if not largest:
+        return 0.0
+    with np.errstate(all="ignore"):
+        stored = weights.astype(storage.numpy).astype(np.float32)
+        return float(np.abs(stored - weights).max()) / largest
 
 
 def _fold(graph: Graph, root: Node, user: Node, names: FreshNames) -> bool:

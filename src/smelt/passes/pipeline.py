@@ -26,6 +26,7 @@ from smelt.passes.remove_unused import RemoveUnused
 from smelt.passes.simplify_concats import SimplifyConcats
 from smelt.passes.simplify_integers import SimplifyIntegers
 from smelt.passes.sink_transposes import SinkTransposes
+from smelt.types import DType
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -89,6 +90,7 @@ def pipeline(
     never_fused: Collection[str] = (),
     kept_whole: Collection[str] = (),
     composed: Collection[str] = ("chain", "integer"),
+    storage: DType = DType.FLOAT32,
 ) -> tuple[Pass, ...]:
     """The passes for one build.
 
@@ -99,6 +101,7 @@ def pipeline(
         kept_whole: names of ops for which a backend has code that is better than their parts.
         composed: names of ops, each of several, that a backend has code for: "chain", "attention",
             "gather" where an epilogue follows one, and "integer" where products of bytes have code.
+        storage: as what float32 will be stored.
     """
     passes: list[Pass] = []
     for one in DEFAULT_PIPELINE:
@@ -107,6 +110,8 @@ def pipeline(
         match one:
             case PromoteHalf() | ChainDepthwise() if precision != "float32":
                 continue
+            case FoldScales():
+                passes.append(replace(one, storage=storage))
             case SimplifyIntegers():
                 passes.append(replace(one, kernels="integer" in composed))
             case FuseEpilogues():

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from smelt import ops
-from smelt.ir import Constant, FreshNames, infer_node
+from smelt.ir import Constant, FreshNames
 from smelt.passes._base import Note, Pass, PassResult
 from smelt.types import DType, TensorType, override
 
@@ -97,10 +97,7 @@ class _Promotion:
             if value is not None and _is_half(value):
                 self._graph.set_input(node, index, self._widened(value))
         node.op = _promoted_op(node.op)
-        types, dims = infer_node(node)
-        for value, kind in zip(node.outputs, types, strict=True):
-            value.type = kind
-        node.output.dims = dims
+        node.infer()
 
     def _widened(self, value: Value) -> Value:
         if id(value) not in self._wide and value.constant is not None:

@@ -12,14 +12,26 @@ from smelt.errors import BindingError
 from smelt.types import DType, evaluate_dim
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from smelt.engine import Binding
+    from smelt.types import Shape
 
 _HOST_KINDS: Final = frozenset({1, 3})
 """DLPack's device kinds whose memory a processor reads: its own, and CUDA's pinned."""
+
+_UNREADABLE: Final = (
+    ArithmeticError,
+    AttributeError,
+    BufferError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What numpy and an array's own methods raise where it is none: lists of different lengths, too."""
 
 _HOMES: Final = {"jax": "jax.numpy", "jaxlib": "jax.numpy"}
 """Modules that know DLPack, of libraries whose outermost module does not."""
@@ -33,7 +45,7 @@ def array_from_value(value: object, binding: Binding, wanted: np.dtype[Any]) -> 
     """
     array = _as_numpy(value, binding)
     if array.dtype != wanted:
-        array = _same_bits(array, binding)
+        raise _refusal(array, binding)
     return array
 
 
@@ -50,9 +62,18 @@ def writable_array(value: object, binding: Binding, wanted: np.dtype[Any]) -> ND
     Raises:
         BindingError: it is no such array, or not contiguous, or must not be written.
     """
-    array = _as_numpy(value, binding)
+    given: Any = value
+    if not isinstance(value, np.ndarray) and not hasattr(value, "__dlpack_device__"):
+        try:
+            given = memoryview(cast("Any", value))
+        except TypeError as error:  # numpy would make a copy of a list, and write that
+            raise BindingError(
+                f"{binding.name}: an output is written in place, and {type(value).__name__} has no "
+                f"memory for that; allocate it with np.empty(shape, {str(wanted)!r})"
+            ) from error
+    array = _as_numpy(given, binding)
     if array.dtype != wanted:
-        array = _same_bits(array, binding)
+        raise _refusal(array, binding)
     flags = array.flags
     if not (flags.c_contiguous and flags.aligned and flags.writeable):
         raise BindingError(
@@ -62,43 +83,92 @@ def writable_array(value: object, binding: Binding, wanted: np.dtype[Any]) -> ND
     return array
 
 
+def places_of(arrays: Sequence[Any]) -> list[int | None]:
+    """Where arrays and addresses begin; None for an array that is copied before it is read."""
+    return [_place_of(array) for array in arrays]
+
+
+def _place_of(array: Any) -> int | None:
+    if isinstance(array, int):
+        return array
+    if isinstance(array, np.ndarray):
+        known = cast("NDArray[Any]", array)
+        return address_of(known) if known.flags.c_contiguous else None
+    place: int = array.address
+    return place
+
+
+def check_apart(
+    bindings: Sequence[Binding], places: Sequence[int | None], sizes: Sequence[int]
+) -> None:
+    """Check that no output shares memory with an input or another output.
+
+    Kernels write an output while they still read inputs, so the results would be others.
+
+    Args:
+        bindings: the engine's.
+        places: where the array of each begins; None where a copy is read.
+        sizes: bytes that a run reads or writes of each.
+
+    Raises:
+        BindingError: two do, by name.
+    """
+    rows = sorted(
+        (place, place + size, number)
+        for number, (place, size) in enumerate(zip(places, sizes, strict=True))
+        if place is not None and size
+    )
+    last: dict[bool, tuple[int, Binding]] = {}
+    for start, end, number in rows:
+        binding = bindings[number]
+        for other_end, other in last.values():
+            if start < other_end and not (other.is_input and binding.is_input):
+                raise BindingError(
+                    f"{binding.name} and {other.name} share memory, and an output is written while "
+                    "others are read or written; give each output an array of its own"
+                )
+        if binding.is_input not in last or last[binding.is_input][0] < end:
+            last[binding.is_input] = end, binding
+
+
 def _as_numpy(value: object, binding: Binding) -> NDArray[Any]:
-    return cast("NDArray[Any]", value) if isinstance(value, np.ndarray) else _import(value, binding)
+    if type(value) is np.ndarray:
+        return value
+    if isinstance(value, np.ndarray):
+        # By numpy's own record of it: a subclass may say otherwise of its shape and its type.
+        return np.asarray(cast("NDArray[Any]", value))
+    try:
+        return _import(value, binding)
+    except _UNREADABLE as error:
+        raise BindingError(f"{binding.name}: the array cannot be read: {error}") from error
 
 
 def _import(value: object, binding: Binding) -> NDArray[Any]:
     where = getattr(value, "__dlpack_device__", None)
     if where is None:
-        try:
-            return np.asarray(value)
-        except ValueError as error:  # lists whose lengths differ
-            raise BindingError(f"{binding.name}: this is no array: {error}") from error
+        return np.asarray(value)
     kind, number = where()
     if kind not in _HOST_KINDS:
         raise BindingError(
             f"{binding.name}: the array lies on device {number} of DLPack's kind {int(kind)}; "
             "copy it to the host first"
         )
-    try:
-        return np.from_dlpack(_plain(value, binding))
-    except (BufferError, RuntimeError, TypeError) as error:
-        raise BindingError(f"{binding.name}: the array cannot be read: {error}") from error
+    return _from_dlpack(value)
 
 
-def _plain(value: Any, binding: Binding) -> Any:  # an array of any library
-    """A torch bfloat16 tensor as its bits: numpy has no such type."""
-    torch = sys.modules.get("torch")
-    if binding.dtype is DType.BFLOAT16 and torch is not None and isinstance(value, torch.Tensor):
-        return value.view(torch.int16) if value.dtype == torch.bfloat16 else value
-    return value
+def _from_dlpack(value: Any) -> NDArray[Any]:
+    """The memory of an array; of a torch tensor in bfloat16, too, which numpy's DLPack has not."""
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16:
+        bits: NDArray[Any] = np.from_dlpack(value.view(torch.int16))
+        return bits.view(DType.BFLOAT16.numpy)
+    return np.from_dlpack(value)
 
 
-def _same_bits(array: NDArray[Any], binding: Binding) -> NDArray[Any]:
+def _refusal(array: NDArray[Any], binding: Binding) -> BindingError:
     wanted = binding.dtype.numpy
-    if binding.dtype is DType.BFLOAT16 and array.dtype.name in {"bfloat16", "int16"}:
-        return array.view(np.uint16)
     if array.dtype.newbyteorder("=") == wanted:
-        raise BindingError(
+        return BindingError(
             f"{binding.name}: the array has foreign byte order; "
             "convert it with array.astype(array.dtype.newbyteorder('='))"
         )
@@ -107,7 +177,7 @@ def _same_bits(array: NDArray[Any], binding: Binding) -> NDArray[Any]:
         if binding.is_input
         else f"an output is written in place, so allocate it with np.empty(shape, {str(wanted)!r})"
     )
-    raise BindingError(
+    return BindingError(
         f"{binding.name}: the array has dtype {array.dtype}, and {binding.dtype.value} is needed; "
         f"{advice}"
     )
@@ -119,9 +189,9 @@ def address_of(array: NDArray[Any]) -> int:
     return address
 
 
-def trimmed(binding: Binding, array: NDArray[Any], values: Mapping[str, int]) -> NDArray[Any]:
+def trimmed(extents: Shape, array: NDArray[Any], values: Mapping[str, int]) -> NDArray[Any]:
     """The part of an output that a run with data-dependent sizes has filled."""
-    shape = [evaluate_dim(dim, values) for dim in binding.shape]
+    shape = [evaluate_dim(dim, values) for dim in extents]
     if tuple(shape) == array.shape:
         return array
     return array.reshape(-1)[: prod(shape)].reshape(shape)
@@ -143,8 +213,10 @@ def exporter_for(values: object) -> Callable[[NDArray[Any], DType], Any] | None:
         return None
 
     def export(array: NDArray[Any], dtype: DType) -> Any:  # an array of that library
-        if dtype is DType.BFLOAT16 and library.__name__ == "torch":
+        if dtype is not DType.BFLOAT16:
+            return library.from_dlpack(array)
+        if library.__name__ == "torch":  # numpy's DLPack has no bfloat16
             return library.from_dlpack(array.view(np.int16)).view(library.bfloat16)
-        return library.from_dlpack(array)
+        return library.asarray(array)
 
     return export

@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import weakref
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, cast
 
 import numpy as np
 from numpy import ndarray
 
-from smelt.errors import BindingError, ContextError
+from smelt.engine import KeptVerdicts
+from smelt.errors import BindingError, ContextError, DeviceError
+from smelt.runtime._arrays import check_apart, places_of
 from smelt.runtime._segments import Memories, cut_plan
 from smelt.runtime._shapes import (
     call_from_values,
-    check_room,
+    call_within,
     values_from_batch,
     values_from_shapes,
 )
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
     from smelt.runtime._segments import Consumption, Machinery, Segment
     from smelt.runtime._shapes import Call
     from smelt.runtime._staging import Ready, Staging
+
+    Port = tuple[int, Binding, np.dtype[Any]]
+    """A binding with its index and its dtype."""
 
 _KEPT_SHAPES: Final = 64
 RUN: Final = "run"
@@ -69,6 +74,9 @@ class ExecutionContext(Closing):
         self._inputs = [port for port in self._ports if port[1].is_input]
         self._outputs = [port for port in self._ports if not port[1].is_input]
         self._ready: dict[object, Ready] = {}
+        self._apart: tuple[Ready | None, list[int | None]] = (None, [])
+        """Where the arrays of the last call began that was seen to have no overlap."""
+        self._verdicts = [None if c is None else KeptVerdicts(c) for c in engine.conditions]
         self._is_closed = False
         self.reset()
         _contexts.add(self)
@@ -101,20 +109,30 @@ class ExecutionContext(Closing):
 
     # ---- by name
 
-    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    def run(
+        self, inputs: Mapping[str, Any], outputs: Iterable[str] | None = None
+    ) -> dict[str, Any]:
         """Run once and return the outputs, by name.
 
         Args:
             inputs: an array for each input, by name: numpy's, or any that speaks DLPack. Strided
                 and read-only arrays are fine; nothing is cast.
+            outputs: names of the outputs to return, in this order; None for all. The others are
+                computed as well, but not brought to the caller.
 
         Returns:
             New arrays; of the inputs' library where that takes DLPack, else numpy's.
 
         Raises:
             BindingError: a name is missing or unknown, or an array does not fit.
+            DeviceError: there is too little memory, or a stream's task runs what waits for it.
+            ShapeError: the extents violate what an op of the network requires of them.
+            IndexRangeError: an index or a length in the data is out of range; the next run is not
+                affected.
+            What a run failed with that was queued before, if nobody has heard of it.
             ContextError: the context is closed or busy, or the batch too large.
         """
+        wanted = self._outputs if outputs is None else self._asked(outputs)
         token = object()
         try:
             self._enter(token)
@@ -122,11 +140,24 @@ class ExecutionContext(Closing):
             ready = self._ready.get(shapes)
             if ready is None:
                 ready = self._ready_for(shapes)
-            return self._compute(ready, arrays, inputs)
+            return self._compute(ready, arrays, inputs, wanted)
+        except MemoryError as error:
+            raise out_of_memory() from error
         finally:
             # No call stands here: at a call an interrupt could come before the context is free.
             if RUN in self._owner and self._owner[RUN] is token:
                 del self._owner[RUN]
+
+    def _asked(self, names: object) -> list[Port]:
+        """The outputs of these names, or BindingError."""
+        if isinstance(names, str) or not isinstance(names, Iterable):
+            raise BindingError(f"outputs are names in a list, not {names!r}")
+        known = [port[1].name for port in self._outputs]
+        asked = list(cast("Iterable[str]", names))
+        unknown = ", ".join(str(name) for name in asked if name not in known)
+        if unknown:
+            raise BindingError(f"the engine's outputs are {', '.join(known)}; unknown: {unknown}")
+        return [self._outputs[known.index(name)] for name in asked]
 
     def _arrays_from(
         self, inputs: Mapping[str, Any]
@@ -156,6 +187,8 @@ class ExecutionContext(Closing):
         return self._keep(shapes, call, call.shapes)
 
     def _keep(self, key: object, call: Call, shapes: tuple[tuple[int, ...] | None, ...]) -> Ready:
+        if (verdicts := self._verdicts[call.plan]) is not None:
+            verdicts.check(call.values)
         if len(self._ready) >= _KEPT_SHAPES:
             self._ready.clear()
         self._ready[key] = ready = self._staging.ready(call, shapes)
@@ -163,9 +196,13 @@ class ExecutionContext(Closing):
 
     @abstractmethod
     def _compute(
-        self, ready: Ready, arrays: list[Any], inputs: Mapping[str, Any]
+        self,
+        ready: Ready,
+        arrays: list[Any],
+        inputs: Mapping[str, Any],
+        wanted: Sequence[Port],
     ) -> dict[str, Any]:
-        """Run on inputs, given by binding and as they came; return new outputs by name."""
+        """Run on inputs, given by binding and as they came; return new ``wanted`` ones by name."""
 
     @abstractmethod
     def _input(self, value: Any, binding: Binding, dtype: np.dtype[Any]) -> Any:
@@ -187,6 +224,7 @@ class ExecutionContext(Closing):
 
         Raises:
             BindingError: an array does not fit, or there are too few or too many.
+            IndexRangeError: as for `run`; what outputs hold is undefined then.
             ContextError: the batch is larger than the engine's maximum, or the context is closed
                 or busy.
         """
@@ -195,6 +233,8 @@ class ExecutionContext(Closing):
         try:
             self._enter(token)
             self._perform_bound(ready, arrays)
+        except MemoryError as error:
+            raise out_of_memory() from error
         finally:
             if RUN in self._owner and self._owner[RUN] is token:
                 del self._owner[RUN]
@@ -209,8 +249,11 @@ class ExecutionContext(Closing):
     ) -> None:
         """Queue one run on a stream and return at once.
 
-        Arguments are checked here; a failure of the run itself is raised by the stream's
-        ``synchronize``. A second run waits for the first, whatever its stream.
+        Arguments are checked here. What is found later, as an index out of range is, is raised
+        once: by the stream's ``synchronize`` or the context's next `run`, `execute` or `enqueue`,
+        whichever comes first; events and ``close`` do not raise it. The run's outputs are then
+        undefined, and later work of the stream is done. Where a task of `smelt.Stream.submit`
+        failed before it, the run is dropped. A second run waits for the first, whatever its stream.
 
         Args:
             batch_size: as for `execute`.
@@ -223,6 +266,7 @@ class ExecutionContext(Closing):
             BindingError: as for `execute`.
             ContextError: the batch is too large, the context is closed, or ``stream`` or
                 ``input_consumed`` is none.
+            What a run failed with that was queued before; this one is then not queued.
         """
 
     def _bind(self, batch_size: int, bindings: Sequence[Any]) -> tuple[Ready, list[Any]]:
@@ -252,6 +296,11 @@ class ExecutionContext(Closing):
         ready = self._ready.get(key)
         if ready is None:
             ready = self._ready_for_batch(batch_size, key[1])
+        places = places_of(arrays)
+        known, these = self._apart
+        if known is not ready or these != places:
+            check_apart(self._header.bindings, places, ready.sizes)
+            self._apart = ready, places
         return ready, arrays
 
     def _bound(self, value: Any, binding: Binding, dtype: np.dtype[Any]) -> Any:
@@ -267,9 +316,7 @@ class ExecutionContext(Closing):
         """The call for a batch size, and arrays of these shapes (None for an address)."""
         values = values_from_batch(self._header, batch_size, shapes)
         call = call_from_values(self._header, values)
-        for (_, binding, _), shape, needed in zip(self._ports, shapes, call.shapes, strict=True):
-            if shape is not None:
-                check_room(binding, shape, needed)
+        call = call_within(call, self._header.bindings, shapes)
         return self._keep((batch_size, shapes), call, shapes)
 
     @abstractmethod
@@ -305,7 +352,8 @@ class ExecutionContext(Closing):
             self._use_new_weights()
         segments = self._segments.get(number)
         if segments is None:
-            segments = cut_plan(self._header.plans[number], self._machinery)
+            plan, verdicts = self._header.plans[number], self._verdicts[number]
+            segments = cut_plan(plan, self._machinery, verdicts)
             self._segments[number] = segments
         if consumed is None and self._profiler is None and len(segments) == 1:
             segments[0].run(values, self._memories, addresses, timed=False)
@@ -356,7 +404,10 @@ class ExecutionContext(Closing):
 
     @abstractmethod
     def close(self) -> None:
-        """Give back the context's memory, once what was enqueued is done. Again is harmless."""
+        """Give back the context's memory, once what was enqueued is done. Again is harmless.
+
+        It raises nothing of what was enqueued: the stream's ``synchronize`` still does.
+        """
 
     def _close_segments(self) -> None:
         self._is_closed = True
@@ -365,6 +416,14 @@ class ExecutionContext(Closing):
                 segment.close()
         self._segments.clear()
         self._ready.clear()
+
+
+def out_of_memory() -> DeviceError:
+    """The error of a run for which the process has too little memory."""
+    return DeviceError(
+        "the run needs more memory than this process can have; use a smaller batch or fewer "
+        "contexts at a time"
+    )
 
 
 def _check_mapping(inputs: object, wanted: Sequence[Binding]) -> None:
@@ -387,7 +446,7 @@ def _misnamed(inputs: Mapping[str, object], wanted: Sequence[Binding]) -> Bindin
 
 def _checked_address(binding: Binding, address: int) -> int:
     """An application's address is taken on trust, but for what is none anywhere."""
-    if not 0 < address < 1 << 64:
+    if not 0 < address < 1 << 63:
         raise BindingError(
             f"{binding.name}: {address} is no address; pass an array, or its address"
         )

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+import numpy as np
+
 from smelt.devices.cuda import (
     CudaArray,
     CudaMemory,
@@ -150,8 +152,10 @@ class _Cupy:
         return self._cupy.ascontiguousarray(value)
 
     def empty(self, shape: Sequence[int], dtype: DType, device: CudaDevice) -> Any:
+        # CuPy has no bfloat16: it gets, and may give, an array of its bits.
+        kind = np.dtype(np.uint16) if dtype is DType.BFLOAT16 else dtype.numpy
         with self._cupy.cuda.Device(device.index):
-            return self._cupy.empty(tuple(shape), dtype.numpy)
+            return self._cupy.empty(tuple(shape), kind)
 
 
 _KINDS: Final[dict[str, Any]] = {"torch": _Torch, "cupy": _Cupy}
@@ -211,10 +215,12 @@ def _foreign(value: object, stream: CudaStream) -> GpuArray:
 
 def _check(array: GpuArray, binding: Binding) -> None:
     wanted = binding.dtype
-    same = array.dtype is wanted or (
-        wanted is DType.BFLOAT16 and array.dtype in {DType.UINT16, DType.INT16}
+    are_bits = (
+        wanted is DType.BFLOAT16
+        and array.dtype is DType.UINT16
+        and isinstance(array.framework, _Cupy)
     )
-    if not same:
+    if array.dtype is not wanted and not are_bits:
         raise BindingError(
             f"{binding.name}: the array has dtype {array.dtype.value}, and {wanted.value} is "
             "needed; convert it if that is what you want"
@@ -266,3 +272,8 @@ class ResultMaker:
         if self._home is None or not hasattr(self._home, "from_dlpack"):
             return array
         return self._home.from_dlpack(array)
+
+
+def libraries_of(arrays: Sequence[Any]) -> set[ArrayLibrary | None]:
+    """Whose arrays are on the GPU; None stands for those without a current stream."""
+    return {array.framework for array in arrays if isinstance(array, GpuArray)}

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 from collections import deque
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,22 +16,27 @@ from smelt.devices.cuda import (
     CudaMemory,
     CudaStream,
     Follower,
+    PinnedAllocation,
     fill_memory,
     handle_of,
     owner_of,
     selected_index,
 )
 from smelt.errors import BindingError, ContextError, DeviceError
-from smelt.runtime._arrays import (
-    array_from_value,
-    exporter_for,
-    trimmed,
-    writable_array,
-)
+from smelt.runtime._arrays import array_from_value, exporter_for, trimmed, writable_array
 from smelt.runtime._context import RUN, ExecutionContext
-from smelt.runtime._cuda_arrays import ALIGNED_BYTES, GpuArray, ResultMaker, gpu_array
-from smelt.runtime._cuda_segments import CudaMachinery
+from smelt.runtime._cuda_arrays import (
+    ALIGNED_BYTES,
+    GpuArray,
+    ResultMaker,
+    gpu_array,
+    libraries_of,
+)
+from smelt.runtime._cuda_segments import Consumed, CudaMachinery, Timed
 from smelt.runtime._cuda_staging import CudaStaging
+from smelt.runtime._errors import error_words
+from smelt.runtime._nvtx import load_nvtx
+from smelt.runtime._shapes import size_bytes
 from smelt.runtime._staging import Staging
 from smelt.runtime._streams import native_event, native_stream
 from smelt.types import evaluate_dim, override
@@ -44,9 +48,11 @@ if TYPE_CHECKING:
 
     from smelt.devices import AllocationTracker
     from smelt.engine import Binding
+    from smelt.runtime._context import Port
     from smelt.runtime._cuda_arrays import ArrayLibrary
     from smelt.runtime._cuda_code import CudaCode
     from smelt.runtime._engine import Engine
+    from smelt.runtime._errors import ErrorWords
     from smelt.runtime._segments import Consumption
     from smelt.runtime._staging import Ready
 
@@ -54,27 +60,6 @@ _LOG = logging.getLogger(__name__)
 _MOST_KNOWN: Final = 256
 _THREADS_OWN: Final = 2
 """Handle of the default stream of whichever thread asks: two threads' are two streams."""
-
-
-class _Consumed:
-    """Records an event once, when the inputs are read."""
-
-    def __init__(self, event: CudaEvent, stream: CudaStream) -> None:
-        self._event: CudaEvent | None = event
-        self._stream = stream
-
-    def reach(self) -> None:
-        if self._event is not None:
-            self._event.record(self._stream)
-            self._event = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Timed:
-    """A profiled run whose times nobody has heard of yet."""
-
-    plan: int
-    profiler: Any
 
 
 class CudaContext(ExecutionContext):
@@ -96,11 +81,25 @@ class CudaContext(ExecutionContext):
             self._stream.synchronize()
             self._places = CudaStaging(device, tracker)
             made.callback(self._places.close)
+            # Memory of the host: launches write there when there is an error, and only then.
+            pinned = partial(PinnedAllocation, device, tag="error words")
+            self._errors = error_words(code.header, pinned)
+            if self._errors is not None:
+                made.callback(self._errors.close)
             self._held = made.pop_all()
-        self._machine = CudaMachinery(device, code.kernels, recorder, self._stream, code.weights)
+        self._machine = CudaMachinery(
+            device,
+            code.kernels,
+            recorder,
+            self._stream,
+            code.weights,
+            code.header.layers,
+            self._errors,
+        )
         super().__init__(engine, code, self._machine, Staging(None, code.header))
         self._memories.arena = arena.address
-        self._ranges = _load_nvtx()
+        self._memories.errors = 0 if self._errors is None else self._errors.address
+        self._ranges = load_nvtx()
         self._foreigners: dict[int, CudaStream] = {}
         self._known: set[int] = set()
         """Addresses that were seen to be the GPU's."""
@@ -110,10 +109,12 @@ class CudaContext(ExecutionContext):
         super().reset()
         self._last: int | None = None
         """Handle of the stream of the latest run, if that may be going on."""
+        self._is_cut_off = False
+        """Whether the latest run was begun and never finished: it may be going on."""
         self._kept: deque[tuple[CudaEvent, list[Any]]] = deque()
         """Arrays of runs that may be going on, and what says when they are done."""
         self._free: list[CudaEvent] = []
-        self._timed: _Timed | None = None
+        self._timed: Timed | None = None
         self._reporter: Follower | None = None
 
     # ---- arrays
@@ -164,25 +165,34 @@ class CudaContext(ExecutionContext):
 
     @override
     def _compute(
-        self, ready: Ready, arrays: list[Any], inputs: Mapping[str, Any]
+        self,
+        ready: Ready,
+        arrays: list[Any],
+        inputs: Mapping[str, Any],
+        wanted: Sequence[Port],
     ) -> dict[str, Any]:
         previous = self.device.select()
         try:
             for index, _, _ in self._inputs:
                 if isinstance(arrays[index], GpuArray):
                     name = self._ports[index][1].name
-                    return self._compute_there(ready, arrays, inputs[name])
-            return self._compute_here(ready, arrays, inputs)
+                    return self._compute_there(ready, arrays, inputs[name], wanted)
+            return self._compute_here(ready, arrays, inputs, wanted)
         finally:
             self.device.restore(previous)
 
-    def _compute_there(self, ready: Ready, arrays: list[Any], like: Any) -> dict[str, Any]:
-        """Results beside the inputs, in the order of their library's work; not waited for."""
+    def _compute_there(
+        self, ready: Ready, arrays: list[Any], like: Any, wanted: Sequence[Port]
+    ) -> dict[str, Any]:
+        """Results beside the inputs, in the order of their library's work.
+
+        They are not waited for, unless launches may tell of indices out of range.
+        """
         maker = ResultMaker(like, self.device)
         handle = maker.current_stream()
         stream = self._stream if handle is None else self._foreign(handle)
         made: dict[int, Any] = {}
-        for index, binding, _ in self._outputs:
+        for index, binding, _ in wanted:
             made[index], arrays[index] = maker.empty(binding, ready.call.shapes[index])
         values = self._queue(ready, arrays, stream, None, maker.framework)
         # What is ordered on this very stream is given back in its order as well.
@@ -190,33 +200,43 @@ class CudaContext(ExecutionContext):
         self._finish_queued(
             stream,
             [a for a in arrays if own is None or not isinstance(a, GpuArray) or a.framework != own],
+            is_awaited=self._errors is not None,
         )
-        for other in _libraries_of(arrays) - {own, None}:  # whose arrays may be written now
+        if self._errors is not None:
+            self._done.synchronize()
+            self._errors.check()
+            self._is_cut_off = False
+        for other in libraries_of(arrays) - {own, None}:  # whose arrays may be written now
             assert other is not None  # noqa: S101  (left out above)
             self._foreign(other.current_stream(self.device)).wait(self._done)
+        extents = ready.call.extents
         return {
             binding.name: maker.finish(
-                made[index], [evaluate_dim(dim, values) for dim in binding.shape], stream
+                made[index], [evaluate_dim(dim, values) for dim in extents[index]], stream
             )
-            for index, binding, _ in self._outputs
+            for index, binding, _ in wanted
         }
 
     def _compute_here(
-        self, ready: Ready, arrays: list[Any], inputs: Mapping[str, Any]
+        self,
+        ready: Ready,
+        arrays: list[Any],
+        inputs: Mapping[str, Any],
+        wanted: Sequence[Port],
     ) -> dict[str, Any]:
         """Results on the host."""
-        shapes = ready.call.shapes
-        for index, _, dtype in self._outputs:
+        shapes, extents = ready.call.shapes, ready.call.extents
+        for index, _, dtype in wanted:
             arrays[index] = np.empty(shapes[index], dtype)
         values = self._queue(ready, arrays, self._stream, None)
-        self._finish()
+        self._finish(arrays)
         results: dict[str, NDArray[Any]] = {
-            binding.name: trimmed(binding, arrays[index], values)
-            for index, binding, _ in self._outputs
+            binding.name: trimmed(extents[index], arrays[index], values)
+            for index, binding, _ in wanted
         }
         for value in inputs.values():
             if (export := exporter_for(value)) is not None:
-                return {b.name: export(results[b.name], b.dtype) for _, b, _ in self._outputs}
+                return {b.name: export(results[b.name], b.dtype) for _, b, _ in wanted}
         return results
 
     # ---- by index
@@ -226,7 +246,7 @@ class CudaContext(ExecutionContext):
         previous = self.device.select()
         try:
             self._queue(ready, arrays, self._stream, None)
-            self._finish()
+            self._finish(arrays)
         finally:
             self.device.restore(previous)
 
@@ -245,7 +265,7 @@ class CudaContext(ExecutionContext):
         previous = self.device.select()
         try:
             self._enter(token)
-            consumed = None if event is None else _Consumed(event, queue)
+            consumed = None if event is None else Consumed(event, queue)
             self._queue(ready, arrays, queue, consumed)
             self._finish_queued(queue, arrays)
         finally:
@@ -296,16 +316,24 @@ class CudaContext(ExecutionContext):
         ready: Ready,
         arrays: list[Any],
         stream: CudaStream,
-        consumed: _Consumed | None,
+        consumed: Consumed | None,
         library: ArrayLibrary | None = None,
     ) -> dict[str, int]:
         """Queue a run on arrays and addresses by binding; return the symbols' values.
 
+        Of an output that nobody asked for there is None; it stays on the GPU.
         ``library`` is one whose current stream it is.
+
+        Raises:
+            IndexRangeError: a run that was queued before has met an index out of range.
         """
+        self._await_cut_off()
+        if self._errors is not None:
+            self._check_queued(self._errors)
         self._machine.stream = stream
         self._places.forget()
         self._follow(arrays, stream, library)
+        self._is_cut_off = True  # until it is finished
         try:
             return self._queue_steps(ready, arrays, stream, consumed)
         except BaseException:
@@ -315,7 +343,7 @@ class CudaContext(ExecutionContext):
             raise
 
     def _queue_steps(
-        self, ready: Ready, arrays: list[Any], stream: CudaStream, consumed: _Consumed | None
+        self, ready: Ready, arrays: list[Any], stream: CudaStream, consumed: Consumed | None
     ) -> dict[str, int]:
         """Queue the copies and segments of a run."""
         call = ready.call
@@ -331,16 +359,33 @@ class CudaContext(ExecutionContext):
             if binding.is_input:
                 self._wait_for_places()
                 addresses[index] = self._places.bring(index, address, size, stream)
+            elif address is None:  # an output that nobody asked for
+                addresses[index] = self._places.room(index, size)
             else:
                 addresses[index] = self._places.reserve(index, address, size)
                 back.append((index, address, size))
-        values = call.values.copy() if call.is_open else call.values
+        values = call.values.copy() if call.decided else call.values
         self._execute(call.plan, values, addresses, consumed)
         if consumed is not None:
             consumed.reach()
         for index, target, size in back:
-            self._places.take_back(index, target, size, stream)
+            made = size if not call.decided else size_bytes(self._ports[index][1], values)
+            self._places.take_back(index, target, size, made, stream)
         return values
+
+    def _await_cut_off(self) -> None:
+        """Wait for a run that failed or was interrupted, and forget what its launches told of."""
+        if self._is_cut_off:
+            self.device.call("cuStreamSynchronize", self._stream.handle)  # its end may be unnoted
+            self._done.synchronize()
+            if self._errors is not None:
+                self._errors.forget()
+            self._is_cut_off = False
+
+    def _check_queued(self, errors: ErrorWords) -> None:
+        """Raise what runs told of that were queued and have ended; nobody may have waited."""
+        if self._last is not None and errors.are_set and self._done.query():
+            errors.check()
 
     def _wait_for_places(self) -> None:
         """Pinned memory is written anew only when the run before has read it."""
@@ -352,7 +397,7 @@ class CudaContext(ExecutionContext):
         handle = int(stream.handle)
         if self._last is not None and (self._last != handle or handle == _THREADS_OWN):
             stream.wait(self._done)
-        for other in _libraries_of(arrays) - {library}:
+        for other in libraries_of(arrays) - {library}:
             rival = self._stream
             if other is not None:
                 rival = self._foreign(other.current_stream(self.device))
@@ -361,24 +406,41 @@ class CudaContext(ExecutionContext):
                 ready.record(rival)
                 stream.wait(ready)
 
-    def _finish(self) -> None:
+    def _finish(self, arrays: list[Any]) -> None:
         """Wait until a run on the context's own stream is complete."""
-        self._last = int(self._stream.handle)  # until it is known to have ended
-        self._stream.synchronize()
+        try:
+            self._last = int(self._stream.handle)  # until it is known to have ended
+            self._stream.synchronize()
+        except BaseException:
+            with suppress(DeviceError):  # it may be going on, and works on the arrays
+                self._note_end(self._stream, arrays)
+            raise
         self._last = None
         self._kept.clear()
         self._places.deliver()
         if self._timed is not None:
             self._tell(self._timed)
+        if self._errors is not None:
+            self._errors.check()
+        self._is_cut_off = False
 
-    def _finish_queued(self, stream: CudaStream, arrays: list[Any]) -> None:
-        """Note the end of a run that is queued; bring what the host waits for."""
+    def _finish_queued(
+        self, stream: CudaStream, arrays: list[Any], *, is_awaited: bool = False
+    ) -> None:
+        """Note the end of a run that is queued; bring what the host waits for.
+
+        With ``is_awaited`` the caller itself waits for the run, and hears what it tells of.
+        """
         self._note_end(stream, arrays)
         if self._places.is_owed:
-            stream.synchronize()
+            self._done.synchronize()  # not the stream, which raises what others' runs have met
             self._places.deliver()
         if self._timed is not None:
             self._report_later(stream, self._timed)
+        if self._errors is not None and not is_awaited:
+            stream.follow(self._errors)
+            self._errors.owe()
+        self._is_cut_off = is_awaited
 
     def _note_end(self, stream: CudaStream, arrays: list[Any]) -> None:
         """Mark the end of what is queued; keep what it works on until then."""
@@ -431,9 +493,9 @@ class CudaContext(ExecutionContext):
             segment.run(values, self._memories, addresses, timed=profiler is not None)
         self._machine.consumed = None
         if profiler is not None:
-            self._timed = _Timed(number, profiler)
+            self._timed = Timed(number, profiler)
 
-    def _tell(self, timed: _Timed) -> None:
+    def _tell(self, timed: Timed) -> None:
         """Report the times of a run once it is complete."""
         self._timed = None
         times: dict[int, float] = {}
@@ -442,7 +504,7 @@ class CudaContext(ExecutionContext):
                 times[layer] = times.get(layer, 0.0) + milliseconds
         self._report(timed.profiler, timed.plan, times)
 
-    def _report_later(self, stream: CudaStream, timed: _Timed) -> None:
+    def _report_later(self, stream: CudaStream, timed: Timed) -> None:
         """Report on another thread; whoever synchronizes our stream waits for that too."""
         self._timed = None
         self._reporter = reporter = Follower(lambda: self._tell(timed))
@@ -474,6 +536,7 @@ class CudaContext(ExecutionContext):
         try:
             self._enter(token)
             try:
+                self._await_cut_off()
                 self._wait()
                 self._await_report()
             except DeviceError as error:  # whoever waits for the run hears of it
@@ -484,16 +547,3 @@ class CudaContext(ExecutionContext):
         finally:
             if RUN in self._owner and self._owner[RUN] is token:
                 del self._owner[RUN]
-
-
-def _libraries_of(arrays: Sequence[Any]) -> set[ArrayLibrary | None]:
-    """Whose arrays are on the GPU; None stands for those without a current stream."""
-    return {array.framework for array in arrays if isinstance(array, GpuArray)}
-
-
-def _load_nvtx() -> Any:
-    """The package by which the time line of a system profiler shows runs; None where it is not."""
-    try:
-        return importlib.import_module("nvtx")
-    except ImportError:
-        return None

@@ -28,7 +28,6 @@ from smelt.runtime._segments import (
     waits_of,
     word_count,
 )
-from smelt.runtime._shapes import decided_symbols
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,12 +35,36 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from smelt.devices.cuda import CudaDevice, CudaStream, LoadedCall, LoadedKernel
-    from smelt.engine import HostCall, Launch, Plan
+    from smelt.engine import HostCall, Launch, LayerInfo, Plan
     from smelt.runtime._code import LoadedWeights
-    from smelt.runtime._segments import Consumption, Memories
+    from smelt.runtime._errors import ErrorWords
+    from smelt.runtime._segments import Check, Consumption, Memories
 
 
 _MOST_MET: Final = 256
+
+
+class Consumed:
+    """Records an event once, when the inputs are read."""
+
+    def __init__(self, event: CudaEvent, stream: CudaStream) -> None:
+        """Take the event, and the stream in which it will be recorded."""
+        self._event: CudaEvent | None = event
+        self._stream = stream
+
+    def reach(self) -> None:
+        """Record it, if that is still to be done."""
+        if self._event is not None:
+            self._event.record(self._stream)
+            self._event = None
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A profiled run whose times nobody has heard of yet."""
+
+    plan: int
+    profiler: Any
 
 
 @dataclass(slots=True)
@@ -55,6 +78,10 @@ class CudaMachinery:
     stream: CudaStream
     """Where the run that is going on is queued."""
     weights: LoadedWeights
+    layers: Sequence[LayerInfo] = ()
+    """The engine's, for messages."""
+    errors: ErrorWords | None = None
+    """Where launches tell of indices out of range, if any does and somebody asks."""
     consumed: Consumption | None = None
     """Hears from the segment that runs next, once that has read the inputs."""
 
@@ -62,9 +89,9 @@ class CudaMachinery:
         """The launches as one segment."""
         return GraphSegment(steps, plan, self)
 
-    def host(self, step: HostCall, plan: Plan) -> HostSegment:
+    def host(self, step: HostCall, plan: Plan, check: Check) -> HostSegment:
         """A step that Python does, on copies."""
-        return HostSegment(step, plan, _CopyReach(self))
+        return HostSegment(step, plan, _CopyReach(self), check, self.layers)
 
 
 class _CopyReach:
@@ -81,7 +108,10 @@ class _CopyReach:
         data = np.empty(size_bytes, np.uint8)
         stream = machinery.stream
         copy_memory(machinery.device, int(data.ctypes.data), address, size_bytes, stream)
-        stream.synchronize()
+        # Not by `synchronize`, which raises what runs of other contexts have met.
+        machinery.device.call("cuStreamSynchronize", stream.handle)
+        if machinery.errors is not None:  # what a reference would read is undefined
+            machinery.errors.check()
         return data
 
     def store(self, address: int, data: Any) -> None:
@@ -132,7 +162,7 @@ class GraphSegment:
         self._parts = _split(self._rows, max(readers, default=-1) + 1)
         """What reads the inputs, and the rest."""
         self._groups = groups_of(arguments.layers)
-        self._is_open = not decided_symbols(plan).isdisjoint(arguments.symbols)
+        self._is_open = not plan.decided.keys().isdisjoint(arguments.symbols)
         """Whether the run itself decides what is launched: then most graphs would be used once."""
         self._kept: dict[_Key, _Recording] = {}
         self._met: set[_Key] = set()

@@ -39,9 +39,14 @@ class CudaStaging:
         """
         if not isinstance(target, int) and size_bytes <= DIRECT_OUTPUT_BYTES:
             return self._pin(index, size_bytes).address
-        return self._room(index, size_bytes)
+        return self.room(index, size_bytes)
 
-    def _room(self, index: int, size_bytes: int) -> int:
+    def room(self, index: int, size_bytes: int) -> int:
+        """Return the address of a binding's place on the GPU, made or enlarged if need be.
+
+        Raises:
+            DeviceError: there is too little memory.
+        """
         place = self._there.get(index)
         if place is None or place.size_bytes < size_bytes:
             if place is not None:
@@ -67,12 +72,12 @@ class CudaStaging:
         Nothing that was queued for this place may still be going on.
         """
         if isinstance(source, int):
-            target = self._room(index, size_bytes)
+            target = self.room(index, size_bytes)
             copy_memory(self._device, target, source, size_bytes, stream)
             return target
         pinned = self._pin(index, size_bytes)
         flat = np.ascontiguousarray(source).reshape(-1).view(np.uint8)
-        target = self._room(index, size_bytes)
+        target = self.room(index, size_bytes)
         for start in range(0, size_bytes, _CHUNK_BYTES):
             end = min(start + _CHUNK_BYTES, size_bytes)
             pinned.bytes[start:end] = flat[start:end]
@@ -80,18 +85,26 @@ class CudaStaging:
         return target
 
     def take_back(
-        self, index: int, target: NDArray[Any] | int, size_bytes: int, stream: CudaStream
+        self,
+        index: int,
+        target: NDArray[Any] | int,
+        room_bytes: int,
+        made_bytes: int,
+        stream: CudaStream,
     ) -> None:
-        """Queue a copy of an output from its place; for the host `deliver` does the rest."""
+        """Queue a copy of an output from its place; for the host `deliver` does the rest.
+
+        A run that decides how large the output is made less of it than there was room for.
+        """
         if isinstance(target, int):
-            source = self._room(index, size_bytes)
-            copy_memory(self._device, target, source, size_bytes, stream)
+            source = self.room(index, room_bytes)
+            copy_memory(self._device, target, source, made_bytes, stream)
             return
-        pinned = self._pin(index, size_bytes)
-        if size_bytes > DIRECT_OUTPUT_BYTES:
-            source = self._room(index, size_bytes)
-            copy_memory(self._device, pinned.address, source, size_bytes, stream)
-        self._owed.append((target, pinned.bytes[:size_bytes]))
+        pinned = self._pin(index, made_bytes)
+        if room_bytes > DIRECT_OUTPUT_BYTES:
+            source = self.room(index, room_bytes)
+            copy_memory(self._device, pinned.address, source, made_bytes, stream)
+        self._owed.append((target, pinned.bytes[:made_bytes]))
 
     @property
     def is_owed(self) -> bool:

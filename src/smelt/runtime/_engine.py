@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, BinaryIO, Final, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal
 
 import numpy as np
 
@@ -26,23 +26,26 @@ from smelt.errors import (
     EngineMismatchError,
     InternalError,
     SmeltError,
+    TrustError,
 )
 from smelt.runtime._code import check_machine, load_code
+from smelt.runtime._context_pool import ContextPool
 from smelt.types import Closing, override
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Iterable
 
     from numpy.typing import NDArray
 
     from smelt.devices import AllocationTracker
-    from smelt.engine import Binding, BytesLike, EngineHeader, LayerInfo, Signature, SignerLike
+    from smelt.engine import Binding, BytesLike, EngineHeader, LayerInfo, SignerLike
     from smelt.runtime._code import LoadedCode
     from smelt.runtime._context import ExecutionContext
 
 _LOG = logging.getLogger(__name__)
 
-_RETUNING: Final = "\nIt keeps its network, too: `smelt retune` builds it again for this machine."
+_RETUNING: Final = "\n  It keeps its network, too: `smelt retune` builds it again for this machine."
 
 Trust = Literal["signed", "always"]
 
@@ -64,11 +67,17 @@ class _KeptSignature:
 class Engine(Closing):
     """A network, optimised and compiled, ready to run.
 
-    Any number of contexts may run it at once; they share its weights.
+    `run` may be called from any thread. Any number of contexts may run it at once; they share its
+    weights.
     """
 
     def __init__(
-        self, file: EngineFile, *, device: str | None = None, elsewhere: bool = False
+        self,
+        file: EngineFile,
+        *,
+        device: str | None = None,
+        elsewhere: bool = False,
+        is_vouched_for: bool = True,
     ) -> None:
         """Take a file whose origin is known to be good. Use `load` for any other.
 
@@ -77,6 +86,8 @@ class Engine(Closing):
             device: where it shall run, as "cuda:1"; None for whatever it was built for, on a GPU
                 the one that the calling thread has selected.
             elsewhere: whether it may be for another machine: it can then be saved and inspected.
+            is_vouched_for: whether it is made here or signed by a key that this user trusts; only
+                then is it saved with a signature unless `save` is told otherwise.
 
         Raises:
             EngineMismatchError: it was built for another machine, device or smelt.
@@ -84,18 +95,20 @@ class Engine(Closing):
             EngineFormatError: its plans are not sound.
         """
         self._file = file
+        self._is_vouched_for = is_vouched_for
         header = file.header
         self._device_name = device
         self._refusal = ""
         """Why the engine does not run here."""
         self._code: LoadedCode | None = None
         self._is_closed = False
-        verify_plans(
+        self.conditions = verify_plans(
             header,
             weights_bytes=file.weights.size,
             code_bytes=len(file.code),
             sources_bytes=file.sources.size,
         )
+        """What a run must check of each plan, at its own values."""
         try:
             check_machine(header.fingerprint)
             self._code = load_code(file, device, is_needed=False)
@@ -105,6 +118,7 @@ class Engine(Closing):
                 raise EngineMismatchError(self._refusal) from error
         self._serialized: bytes | None = None
         self._lock = threading.Lock()
+        self._pool = ContextPool(self)
 
     @classmethod
     def load(
@@ -113,28 +127,32 @@ class Engine(Closing):
         *,
         device: str | None = None,
         trust: Trust = "signed",
+        mapped: bool = False,
     ) -> Engine:
         """Load an engine from a path, from bytes or from an open binary file.
 
         An engine is machine code. ``trust="signed"`` runs it only if a key that this user trusts
         signed it; ``"always"`` runs anything, and is for files that nobody else can have written.
         An engine for GPUs is bound to ``device``, or else to the GPU that the calling thread has
-        selected.
+        selected. The file is copied: what happens to it afterwards changes nothing. With
+        ``mapped=True`` its weights are mapped instead, which processes share; whoever writes to
+        the file then changes answers, and who truncates it ends the process.
 
         Raises:
             EngineFormatError: the file is damaged or no engine.
-            TrustError: it is unsigned, or signed by nobody whom this user trusts.
+            TrustError: it is unsigned, or signed by nobody whom this user trusts; or it is to be
+                mapped, and others may write to it.
             EngineMismatchError: it was built for another machine, device or smelt.
             DeviceError: there is no such device.
         """
         if trust not in ("signed", "always"):
             raise SmeltError(f"trust is 'signed' or 'always', not {trust!r}")
-        file = read_engine(source)
+        file = read_engine(source, mapped=mapped)
         if trust == "signed":
             _LOG.debug("%s is signed by %s", file.source, verify_signature(file).label)
         elif file.signature is not None:
             check_signature(file.signature, file.source)
-        return cls(file, device=device)
+        return cls(file, device=device, is_vouched_for=trust == "signed")
 
     @classmethod
     def create(
@@ -220,8 +238,9 @@ class Engine(Closing):
         """Create a context, in which one inference runs at a time.
 
         Args:
-            threads: how many threads a run uses at most; None for `SMELT_THREADS`, or else as many
-                as this process may use processors. Results do not depend on it.
+            threads: how many threads a run uses at most; None for `SMELT_THREADS`, else
+                `OMP_NUM_THREADS`, or else as many as this process may use processors, by its
+                affinity and its cgroups' quota. Results do not depend on it.
             tracker: hears of the context's allocations.
 
         Raises:
@@ -229,6 +248,35 @@ class Engine(Closing):
             DeviceError: the engine is for GPUs, and there is none, or too little memory.
         """
         return self.loaded_code.create_context(self, threads, tracker)
+
+    def run(
+        self,
+        inputs: Mapping[str, Any],
+        outputs: Iterable[str] | None = None,
+        *,
+        contexts: int = 2,
+    ) -> dict[str, Any]:
+        """Run once and return the outputs, by name; from any thread, several at once.
+
+        The engine keeps a few contexts for this, each with the number of threads of
+        `create_context`, and makes one when all are busy and there are fewer than ``contexts``.
+        Whoever finds neither waits for one.
+
+        Args:
+            inputs: as for `ExecutionContext.run`.
+            outputs: as for `ExecutionContext.run`.
+            contexts: how many contexts there may be at most: so many calls run at the same time.
+
+        Returns:
+            New arrays, which are the caller's own.
+
+        Raises:
+            BindingError: a name is missing or unknown, or an array does not fit.
+            ContextError: the engine is closed, the batch is too large, or ``contexts`` is no
+                positive number.
+            DeviceError: as for `create_context`.
+        """
+        return self._pool.run(contexts, inputs, outputs)
 
     @property
     def loaded_code(self) -> LoadedCode:
@@ -272,45 +320,70 @@ class Engine(Closing):
             self._serialized = None
             self._file = replace(file, weights=fresh, sources=sources, signature=None)
 
-    def serialize(self) -> bytes:
-        """Return the engine as bytes, signed with this user's key if there is one."""
+    def serialize(self, *, sign: bool | None = None) -> bytes:
+        """Return the engine as bytes; ``sign`` and what is raised are those of `save`."""
         with self._lock:
-            if self._serialized is None:
-                self._serialized = serialize_engine(*self._parts())
+            if sign is not None or self._serialized is None:
+                made = serialize_engine(*self._parts(sign=sign))
+                if sign is not None:
+                    return made
+                self._serialized = made
             return self._serialized
 
-    def save(self, destination: str | os.PathLike[str] | BinaryIO) -> None:
+    def save(
+        self, destination: str | os.PathLike[str] | BinaryIO, *, sign: bool | None = None
+    ) -> None:
         """Write the engine to a path, whole or not at all, or to an open binary file.
+
+        Args:
+            destination: where to.
+            sign: None signs what is made here, and what a trusted key had signed: unchanged, with
+                the signature that it came with, else with this user's key where there is one. What
+                was loaded with ``trust="always"`` is then not signed, for nobody vouches for it.
+                True signs it too; False signs nothing.
 
         Raises:
             SmeltError: it cannot be written.
+            TrustError: it shall be signed, and there is no key.
         """
-        write_engine(destination, *self._parts())
+        write_engine(destination, *self._parts(sign=sign))
 
     def _parts(
-        self,
+        self, *, sign: bool | None
     ) -> tuple[EngineHeader, BytesLike, bytes, bytes, SignerLike | None, BytesLike]:
         """What a file of the engine is made of."""
         file = self._file
-        signer = _signer(file.signature)
+        signer = self._signer(sign=sign)
         return file.header, file.weights, file.code, file.runtime_code, signer, file.sources
+
+    def _signer(self, *, sign: bool | None) -> SignerLike | None:
+        """Who signs: the one who signed what has not changed, else this user, or nobody."""
+        if sign is False or (sign is None and not self._is_vouched_for):
+            return None
+        kept = self._file.signature
+        if kept is not None and self._is_vouched_for:
+            return _KeptSignature(kept.public_key, kept.signature, kept.message)
+        signer = user_signer()
+        if signer is None and sign:
+            raise TrustError(
+                "the engine is not signed: there is no private, writable home directory for a "
+                "signing key; set SMELT_HOME to a directory of your own"
+            )
+        return signer
 
     @override
     def close(self) -> None:
-        """Let go of code and weights. Contexts that exist go on; again is harmless."""
+        """Let go of code and weights. Contexts that exist go on; again is harmless.
+
+        The contexts of `run` end when what runs in them is done.
+        """
         self._is_closed = True
+        self._pool.close()
         self._code = None
         self._serialized = None
 
     def __repr__(self) -> str:
         return f"<Engine {self.name!r} for {self.device}, {len(self.layers)} layers>"
-
-
-def _signer(signature: Signature | None) -> SignerLike | None:
-    """The signature that the engine came with, else this user's key."""
-    if signature is not None:
-        return _KeptSignature(signature.public_key, signature.signature, signature.message)
-    return user_signer()
 
 
 def _read_only(data: BytesLike) -> NDArray[np.uint8]:

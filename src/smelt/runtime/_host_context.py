@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy import ndarray
 
-from smelt import config
 from smelt.devices.cpu import (
     CpuEvent,
     CpuMemory,
     CpuStream,
+    DeferredError,
     Mark,
     Scratch,
-    available_processors,
+    default_thread_count,
     worker_pool,
 )
 from smelt.devices.null import NullMemory
@@ -28,7 +29,8 @@ from smelt.runtime._arrays import (
     trimmed,
     writable_array,
 )
-from smelt.runtime._context import RUN, ExecutionContext
+from smelt.runtime._context import RUN, ExecutionContext, out_of_memory
+from smelt.runtime._errors import error_words
 from smelt.runtime._segments import CpuMachinery, NullMachinery
 from smelt.runtime._staging import Staging
 from smelt.runtime._streams import Event, Stream, native_event, native_stream
@@ -44,7 +46,9 @@ if TYPE_CHECKING:
     from smelt.devices.null import NullAllocation
     from smelt.engine import Binding
     from smelt.runtime._code import HostCode
+    from smelt.runtime._context import Port
     from smelt.runtime._engine import Engine
+    from smelt.runtime._errors import ErrorWords
     from smelt.runtime._segments import Machinery
     from smelt.runtime._staging import Ready
 
@@ -65,23 +69,28 @@ class HostContext(ExecutionContext):
         self.threads = _thread_count(threads)
         header = code.header
         arena_bytes = max(plan.arena_bytes for plan in header.plans)
-        self._allocations: list[CpuAllocation | NullAllocation | Scratch]
+        self._allocations: list[CpuAllocation | NullAllocation | Scratch | ErrorWords]
         machinery: Machinery
+        errors = None
         if code.runtime is None:
             self._allocations = [NullMemory(tracker).allocate(arena_bytes, "arena")]
             machinery, staging = NullMachinery(), Staging(None, header)
         else:
             memory = CpuMemory(tracker)
             arena = memory.allocate(arena_bytes, "arena")
-            arena.bytes[:] = 0
             scratch = Scratch(memory, max(p.scratch_bytes for p in header.plans), self.threads)
             staging = Staging(memory, header)
             self._allocations = [arena, scratch, *staging.allocations]
+            errors = error_words(header, partial(memory.allocate, tag="error words"))
+            pool, threads = worker_pool(), self.threads
             machinery = CpuMachinery(
-                code.functions, code.runtime, worker_pool(), memory, self.threads, scratch
+                code.functions, code.runtime, pool, memory, threads, scratch, header.layers, errors
             )
         super().__init__(engine, code, machinery, staging)
         self._memories.arena = self._allocations[0].address
+        if errors is not None:
+            self._memories.errors = errors.address
+            self._allocations.append(errors)
         self._new = np.zeros if code.runtime is None else np.empty
 
     @override
@@ -89,6 +98,8 @@ class HostContext(ExecutionContext):
         super().reset()
         self._pending: Mark | None = None
         """The end of the latest `enqueue`."""
+        self._failure = DeferredError()
+        """Of a queued run: raised by its stream, or by the next call."""
 
     @override
     def _input(self, value: Any, binding: Binding, dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -100,7 +111,11 @@ class HostContext(ExecutionContext):
 
     @override
     def _compute(
-        self, ready: Ready, arrays: list[Any], inputs: Mapping[str, Any]
+        self,
+        ready: Ready,
+        arrays: list[Any],
+        inputs: Mapping[str, Any],
+        wanted: Sequence[Port],
     ) -> dict[str, Any]:
         call = ready.call
         for index, place in ready.outputs:
@@ -109,15 +124,16 @@ class HostContext(ExecutionContext):
                 arrays[index] = self._new(call.shapes[index], dtype)
         values = self._perform(ready, arrays, None)
         results: dict[str, Any] = {}
-        for index, place in ready.outputs:
-            name = self._ports[index][1].name
-            results[name] = arrays[index] if place is None else place.copy()
+        for index, binding, _ in wanted:
+            place = ready.places[index]
+            results[binding.name] = arrays[index] if place is None else place.copy()
         if values is not call.values:
-            for _, binding, _ in self._outputs:
-                results[binding.name] = trimmed(binding, results[binding.name], values)
+            for index, binding, _ in wanted:
+                made = results[binding.name]
+                results[binding.name] = trimmed(call.extents[index], made, values)
         for value in inputs.values():
             if type(value) is not ndarray and (export := exporter_for(value)) is not None:
-                return {b.name: export(results[b.name], b.dtype) for _, b, _ in self._outputs}
+                return {b.name: export(results[b.name], b.dtype) for _, b, _ in wanted}
         return results
 
     @override
@@ -130,20 +146,20 @@ class HostContext(ExecutionContext):
     ) -> None:
         queue, event = _checked_queue(stream, input_consumed)
         ready, arrays = self._bind(batch_size, bindings)
+        # Views: whoever gives another shape or flag to an array meanwhile changes his own alone.
+        arrays = [a if isinstance(a, int) else a.view() for a in arrays]
+        failure = self._failure
+        failure.check()
         before, done, consumed = self._pending, Mark(), Mark()
 
         def work() -> None:
-            if before is not None:
-                before.wait()
-            token = object()
             try:
-                self._wait_for(token)
-                self._check_open()
-                self._perform_bound(ready, arrays, consumed)
+                self._perform_queued(ready, arrays, before, consumed)
+            except Exception as error:  # noqa: BLE001  (raised by the stream or the next call)
+                failure.keep(error)
+                queue.defer(failure)
             finally:
-                if RUN in self._owner and self._owner[RUN] is token:
-                    del self._owner[RUN]
-            arrays.clear()
+                arrays.clear()
 
         if event is not None:
             event.mark = consumed
@@ -154,6 +170,23 @@ class HostContext(ExecutionContext):
             consumed.reach()
             done.reach()
             raise
+
+    def _perform_queued(
+        self, ready: Ready, arrays: list[Any], before: Mark | None, consumed: Mark
+    ) -> None:
+        """Run on the application's memory, on a stream's thread."""
+        if before is not None:
+            before.wait()
+        token = object()
+        try:
+            self._wait_for(token)
+            self._check_open()
+            self._perform_bound(ready, arrays, consumed)
+        except MemoryError as error:
+            raise out_of_memory() from error
+        finally:
+            if RUN in self._owner and self._owner[RUN] is token:
+                del self._owner[RUN]
 
     @override
     def _perform_bound(self, ready: Ready, arrays: list[Any], consumed: Mark | None = None) -> None:
@@ -167,6 +200,7 @@ class HostContext(ExecutionContext):
         pending = self._pending
         if pending is not None:
             pending.wait()
+            self._failure.check()
         # Written out once more: a small network's run is not much longer than a call.
         if self._owner.setdefault(RUN, token) is not token or self._is_closed:
             self._refuse()
@@ -188,7 +222,7 @@ class HostContext(ExecutionContext):
             if place is not None:
                 place[...] = arrays[index]
         call = ready.call
-        values = call.values.copy() if call.is_open else call.values
+        values = call.values.copy() if call.decided else call.values
         self._execute(call.plan, values, addresses, consumed)
         return values
 
@@ -235,7 +269,7 @@ def _address(array: NDArray[Any] | int) -> tuple[int, NDArray[Any] | int]:
 
 def _thread_count(threads: int | None) -> int:
     if threads is None:
-        return config.thread_count() or len(available_processors())
+        return default_thread_count()
     if type(threads) is not int or not 1 <= threads <= _MAX_THREADS:
         raise ContextError(f"threads is a number from 1 to {_MAX_THREADS}, not {threads!r}")
     return threads

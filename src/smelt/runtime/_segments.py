@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
@@ -16,17 +18,23 @@ import numpy as np
 from smelt.devices.cpu import Row, RunList
 from smelt.devices.null import NullRunList
 from smelt.engine import Launch, Space
-from smelt.errors import ContextError, InternalError
+from smelt.errors import InternalError, ShapeError
+from smelt.ir import count_excess, evaluate
+from smelt.runtime._errors import tells_errors
 from smelt.types import evaluate_dim, symbols_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
     from smelt.devices.cpu import CpuMemory, NativeRuntime, Scratch, WorkerPool
-    from smelt.engine import HostCall, Plan, Step, View
+    from smelt.engine import HostCall, KeptVerdicts, LayerInfo, Plan, View
+    from smelt.runtime._errors import ErrorWords
     from smelt.types import Dim
+
+Check = Callable[[Mapping[str, int]], None]
+"""Checks what depends on symbols that a step has just decided."""
 
 KEPT_SHAPES: Final = 16
 """Sets of symbol values for which words are kept."""
@@ -38,6 +46,8 @@ class Memories:
 
     arena: int
     weights: int
+    errors: int = 0
+    """The error words, if there are any."""
 
 
 class Consumption(Protocol):
@@ -86,7 +96,7 @@ class Machinery(Protocol):
         """The launches as one segment."""
         ...
 
-    def host(self, step: HostCall, plan: Plan) -> Segment | None:
+    def host(self, step: HostCall, plan: Plan, check: Check) -> Segment | None:
         """A step that Python does; None where nothing is done at all."""
         ...
 
@@ -126,19 +136,26 @@ class CpuMachinery:
     memory: CpuMemory
     threads: int
     scratch: Scratch
+    layers: Sequence[LayerInfo] = ()
+    """The engine's, for messages."""
+    errors: ErrorWords | None = None
+    """Where launches tell of indices out of range; None if nobody asks."""
 
     @property
     def milliseconds_per_tick(self) -> float:
         """Length of the ticks in which rows are timed."""
         return self.runtime.milliseconds_per_tick()
 
-    def native(self, steps: Sequence[Launch], plan: Plan) -> NativeSegment:
+    def native(self, steps: Sequence[Launch], plan: Plan) -> Segment:
         """The launches as one segment."""
-        return NativeSegment(steps, plan, self)
+        segment = NativeSegment(steps, plan, self)
+        if self.errors is not None and tells_errors(steps, plan):
+            return CheckedSegment(segment, self.errors)
+        return segment
 
-    def host(self, step: HostCall, plan: Plan) -> HostSegment:
+    def host(self, step: HostCall, plan: Plan, check: Check) -> HostSegment:
         """A step that Python does."""
-        return HostSegment(step, plan, HostReach())
+        return HostSegment(step, plan, HostReach(), check, self.layers)
 
     def run_list(self, steps: Sequence[Launch]) -> RunList:
         """The launches as a list for workers."""
@@ -166,7 +183,7 @@ class NullMachinery:
         """The launches as one segment."""
         return NativeSegment(steps, plan, self)
 
-    def host(self, step: HostCall, plan: Plan) -> None:
+    def host(self, step: HostCall, plan: Plan, check: Check) -> None:
         """Nothing."""
 
     def run_list(self, steps: Sequence[Launch]) -> NullRunList:
@@ -212,7 +229,7 @@ class ArgumentWords:
         self.bindings: list[int] = []
         """The binding of each of these."""
         for position, (buffer, _) in enumerate(self._words):
-            if buffer < 0 or plan.buffers[buffer].space in {Space.ARENA, Space.WEIGHTS}:
+            if buffer < 0 or plan.buffers[buffer].space not in {Space.INPUT, Space.OUTPUT}:
                 continue
             self.positions.append(position)
             self.bindings.append(plan.buffers[buffer].start)
@@ -224,7 +241,11 @@ class ArgumentWords:
         self, values: Mapping[str, int], memories: Memories
     ) -> tuple[NDArray[np.int64], list[int]]:
         """Return every word, and every launch's number of chunks."""
-        bases = {Space.ARENA: memories.arena, Space.WEIGHTS: memories.weights}
+        bases = {
+            Space.ARENA: memories.arena,
+            Space.WEIGHTS: memories.weights,
+            Space.ERRORS: memories.errors,
+        }
         words = np.zeros(len(self._words), np.int64)
         for position, (buffer, dim) in enumerate(self._words):
             base = 0
@@ -317,19 +338,45 @@ class NativeSegment:
         self._list.close()
 
 
+class CheckedSegment:
+    """A segment whose launches may tell of an index out of range: that is raised at its end."""
+
+    def __init__(self, segment: NativeSegment, errors: ErrorWords) -> None:
+        self._segment, self._errors = segment, errors
+        self.reads_input = segment.reads_input
+        self.milliseconds, self.forget = segment.milliseconds, segment.forget
+        self.close = segment.close
+
+    def run(
+        self, values: dict[str, int], memories: Memories, addresses: list[int], *, timed: bool
+    ) -> None:
+        """Run the launches. Raises IndexRangeError: one of them has met an index out of range."""
+        self._errors.begin()
+        self._segment.run(values, memories, addresses, timed=timed)
+        self._errors.check()
+
+
 class HostSegment:
     """One step that Python does: the reference of an op on the plan's memory."""
 
-    def __init__(self, step: HostCall, plan: Plan, reach: Reach) -> None:
+    def __init__(
+        self,
+        step: HostCall,
+        plan: Plan,
+        reach: Reach,
+        check: Check,
+        layers: Sequence[LayerInfo] = (),
+    ) -> None:
         self.layer = step.layer
         self._reach = reach
+        self._check = check
         self._step = step
         self._plan = plan
         # Most engines have no such step, and need not load what every op means.
         from smelt.ops import op_from_json
 
         self._op = op_from_json(step.op)
-        self._largest = plan.largest
+        self._where = str(layers[step.layer]) if layers else self._op.name
         self._milliseconds = 0.0
         views = [view for view in step.inputs if view is not None]
         self.reads_input = any(plan.buffers[v.buffer].space is Space.INPUT for v in views)
@@ -337,10 +384,13 @@ class HostSegment:
     def run(
         self, values: dict[str, int], memories: Memories, addresses: list[int], *, timed: bool
     ) -> None:
-        """Run the reference; symbols that its results decide are set in ``values``.
+        """Run the reference; symbols that its results decide are set in ``values``, and checked.
 
         Raises:
-            ContextError: a result is larger than the plan allows.
+            ShapeError: a result is larger than the plan allows, the values that it decides violate
+                a guard, or a result has another shape than its inputs' extents let expect.
+            IndexRangeError: an index is out of range.
+            GraphError: the reference fails on the inputs in another way.
         """
         start_ns = time.perf_counter_ns() if timed else 0
         inputs = [
@@ -350,27 +400,32 @@ class HostSegment:
         for array in inputs:
             if array is not None:
                 array.flags.writeable = False
-        results = self._op.reference(*inputs)
-        for name, output, axis in self._step.sizes:
-            values[name] = size = int(results[output].shape[axis])
-            if size > self._largest[name]:
-                raise ContextError(
-                    f"{self._op.name}: the result has {name} = {size}, and the engine was built "
-                    f"for at most {self._largest[name]}"
-                )
+        results = evaluate(self._op, inputs, self._where, values)
         if len(results) < len(self._step.outputs):
             raise InternalError(f"{self._op.name} has {len(results)} results")
+        self._decide(results, values)
         for view, result in zip(self._step.outputs, results, strict=False):
             target, address, memory = self._look(view, values, memories, addresses)
             if target.shape != result.shape or target.dtype != result.dtype:
-                raise InternalError(
-                    f"{self._op.name}: the reference gave {result.dtype}{list(result.shape)} "
-                    f"where the plan has {target.dtype}{list(target.shape)}"
+                raise ShapeError(
+                    f"the result is {result.dtype}{list(result.shape)} where the engine has room "
+                    f"for {target.dtype}{list(target.shape)}",
+                    node=self._op.name,
                 )
             target[...] = result
             self._reach.store(address, memory)
         if timed:
             self._milliseconds = (time.perf_counter_ns() - start_ns) / 1e6
+
+    def _decide(self, results: Sequence[NDArray[Any]], values: dict[str, int]) -> None:
+        """Set the symbols that the results decide, and check what depends on them."""
+        for name, output, axis in self._step.sizes:
+            size = int(results[output].shape[axis])
+            if size > values[name]:  # until it is decided: what there is room for
+                raise ShapeError(count_excess(name, size, values[name]), node=self._where)
+            values[name] = size
+        if self._step.sizes:
+            self._check(values)
 
     def milliseconds(self) -> list[tuple[int, float]]:
         """Return the layer and time of the last timed run."""
@@ -404,8 +459,17 @@ class HostSegment:
         """Give back what the segment holds: nothing."""
 
 
-def cut_plan(plan: Plan, machinery: Machinery) -> list[Segment]:
-    """Return the plan's segments, in order."""
+def cut_plan(
+    plan: Plan, machinery: Machinery, verdicts: KeptVerdicts | None = None
+) -> list[Segment]:
+    """Return the plan's segments, in order.
+
+    Args:
+        plan: what is cut.
+        machinery: what a device makes segments with.
+        verdicts: what checks the symbols that a step decides, before the next step runs; None for
+            a plan that decides none.
+    """
     segments: list[Segment] = []
     launches: list[Launch] = []
 
@@ -414,13 +478,18 @@ def cut_plan(plan: Plan, machinery: Machinery) -> list[Segment]:
             segments.append(machinery.native(launches, plan))
             launches.clear()
 
-    step: Step
-    for step in plan.steps:
+    for number, step in enumerate(plan.steps):
         if isinstance(step, Launch):
             launches.append(step)
             continue
         finish()
-        if (segment := machinery.host(step, plan)) is not None:
+        check = _unchecked if verdicts is None else partial(verdicts.check, stage=number)
+        if (segment := machinery.host(step, plan, check)) is not None:
             segments.append(segment)
     finish()
     return segments
+
+
+def _unchecked(values: Mapping[str, int], /) -> None:
+    """Refuse a plan that decides symbols where nobody can check them."""
+    raise InternalError(f"nothing checks the symbols that a step decides: {sorted(values)}")

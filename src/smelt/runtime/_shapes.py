@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Final
 
-from smelt.engine import HostCall
 from smelt.errors import BindingError, ContextError, UnboundSymbolError
 from smelt.types import Symbol, SymbolicDim, evaluate_dim, symbols_of
 
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from smelt.engine import Binding, EngineHeader, Plan
-    from smelt.types import Dim
+    from smelt.types import Dim, Shape
 
 BATCH: Final = "batch"
 """The symbol of the implicit batch."""
@@ -88,9 +87,11 @@ class Call:
     values: dict[str, int]
     """Every symbol's value; those that the run itself decides have their largest."""
     shapes: tuple[tuple[int, ...], ...]
-    """Of each binding."""
-    is_open: bool
-    """Whether the run itself decides some of the values."""
+    """Of each binding; where the run decides an extent, what there must be room for."""
+    extents: tuple[Shape, ...]
+    """Of each binding, in the plan's symbols."""
+    decided: frozenset[str]
+    """The symbols whose values the run itself decides."""
 
 
 def call_from_values(header: EngineHeader, values: dict[str, int]) -> Call:
@@ -101,11 +102,37 @@ def call_from_values(header: EngineHeader, values: dict[str, int]) -> Call:
         BindingError: no plan is for these values.
     """
     number = find_plan(header, values)
+    plan = header.plans[number]
     shapes = tuple(
-        tuple([evaluate_dim(dim, values) for dim in binding.shape]) for binding in header.bindings
+        tuple([max(evaluate_dim(dim, values), 0) for dim in room])
+        for room in plan.rooms(header.bindings)
     )
-    is_open = bool(decided_symbols(header.plans[number]))
-    return Call(number, values, shapes, is_open)
+    extents = tuple(plan.shapes(header.bindings))
+    return Call(number, values, shapes, extents, frozenset(plan.decided))
+
+
+def call_within(
+    call: Call, bindings: Sequence[Binding], shapes: Sequence[tuple[int, ...] | None]
+) -> Call:
+    """Return the call for arrays of these shapes; None stands for an address.
+
+    An output whose first extent the run decides may have less room than the engine: then the run
+    decides on no more than there is room for.
+
+    Raises:
+        BindingError: an array has no room for what the call needs.
+    """
+    values, needed = call.values.copy(), list(call.shapes)
+    for index, (binding, shape) in enumerate(zip(bindings, shapes, strict=True)):
+        if shape is None:
+            continue
+        extents = () if binding.is_input else call.extents[index]
+        name = _symbol_name(extents[0]) if extents else None
+        if name in call.decided and shape[1:] == needed[index][1:] and shape:
+            values[name] = min(values[name], shape[0])
+            needed[index] = (min(needed[index][0], shape[0]), *shape[1:])
+        check_room(binding, shape, needed[index])
+    return replace(call, values=values, shapes=tuple(needed))
 
 
 def values_from_batch(
@@ -186,15 +213,9 @@ def _batch_too_large(batch: int, most: int) -> ContextError:
     )
 
 
-def decided_symbols(plan: Plan) -> set[str]:
-    """Return the symbols whose values a run itself decides."""
-    calls = [step for step in plan.steps if isinstance(step, HostCall)]
-    return {name for call in calls for name, _, _ in call.sizes}
-
-
 def _complete(plan: Plan, values: dict[str, int]) -> None:
     """Give symbols that a run itself decides their largest values."""
-    decided = decided_symbols(plan)
+    decided = plan.decided
     for name, low, high in plan.symbols:
         if name not in values and name not in decided and low != high:
             raise BindingError(
@@ -212,3 +233,8 @@ def _ranges(plan: Plan) -> str:
 
 def _text(values: Mapping[str, int]) -> str:
     return ", ".join(f"{name} = {value}" for name, value in values.items())
+
+
+def size_bytes(binding: Binding, values: Mapping[str, int]) -> int:
+    """What an array of the binding takes."""
+    return prod(evaluate_dim(dim, values) for dim in binding.shape) * binding.dtype.size_bytes

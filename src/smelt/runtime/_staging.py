@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
-from smelt.types import evaluate_dim, symbols_of
+from smelt.types import bounds_of, symbols_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from smelt.devices.cpu import CpuAllocation, CpuMemory
-    from smelt.engine import Binding, EngineHeader
+    from smelt.engine import EngineHeader, Plan
     from smelt.runtime._shapes import Call
+    from smelt.types import Shape
 
 STAGED_BYTES: Final = 16384
 """Larger arrays are read and written where they are."""
@@ -35,6 +36,8 @@ class Ready:
     """Of each binding that is small."""
     addresses: list[int]
     """Of the places, by binding; 0 where there is none. Nobody writes here."""
+    sizes: tuple[int, ...]
+    """Bytes of each binding."""
     is_staged: bool
     """Whether every binding has a place."""
     inputs: tuple[tuple[int, NDArray[Any] | None], ...]
@@ -56,9 +59,11 @@ class Staging:
             return
         given = symbols_of(*(dim for b in header.bindings if b.is_input for dim in b.shape))
         total = 0
-        for index, binding in enumerate(header.bindings):
-            if symbols_of(*binding.shape) <= given:  # what a run itself decides may fill a part
-                largest = max(_largest_bytes(binding, plan.largest) for plan in header.plans)
+        shapes = [plan.shapes(header.bindings) for plan in header.plans]
+        for index, (binding, *own) in enumerate(zip(header.bindings, *shapes, strict=True)):
+            # What a run itself decides may fill a part.
+            if symbols_of(*(dim for shape in own for dim in shape)) <= given:
+                largest = max(map(_largest_count, own, header.plans)) * binding.dtype.size_bytes
                 self._rooms[index] = min(largest, STAGED_BYTES)
                 self._starts[index] = total
                 total += -(-self._rooms[index] // _ALIGNMENT) * _ALIGNMENT
@@ -80,6 +85,10 @@ class Staging:
             call,
             places,
             addresses,
+            tuple(
+                prod(shape) * b.dtype.size_bytes
+                for shape, b in zip(call.shapes, self._bindings, strict=True)
+            ),
             all(place is not None for place in places),
             tuple(pair for pair, binding in chosen if binding.is_input),
             tuple(pair for pair, binding in chosen if not binding.is_input),
@@ -96,9 +105,7 @@ class Staging:
         return self._memory.bytes[start : start + size].view(dtype).reshape(needed)
 
 
-def _largest_bytes(binding: Binding, largest: dict[str, int]) -> int:
-    used = symbols_of(*binding.shape)
-    if not used <= largest.keys():
-        return 0
-    extents = [evaluate_dim(dim, largest) for dim in binding.shape]
-    return prod(extents) * binding.dtype.size_bytes
+def _largest_count(shape: Shape, plan: Plan) -> int:
+    """Most elements; an extent may be largest anywhere between the ends of the plan's ranges."""
+    box = {name: (low, high) for name, low, high in plan.symbols}
+    return prod(max(bounds_of(dim, box)[1], 0) for dim in shape)

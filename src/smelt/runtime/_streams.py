@@ -40,6 +40,9 @@ class Stream(Closing):
     def submit(self, task: Callable[[], object]) -> None:
         """Queue a task of Python's; on a processor only.
 
+        If it raises, `synchronize` raises that, and what was queued behind it until then is
+        dropped, runs of contexts too: it may need what the task has not done.
+
         Raises:
             DeviceError: the stream is closed, or a GPU's.
         """
@@ -52,7 +55,11 @@ class Stream(Closing):
         return self.native.query()
 
     def synchronize(self) -> None:
-        """Wait until everything that was queued is done. Raises what queued work raised; once."""
+        """Wait until everything that was queued is done.
+
+        Raises:
+            What a task raised, or a run failed with and nobody has heard of; once.
+        """
         self.native.synchronize()
 
     def wait(self, event: Event) -> None:
@@ -62,7 +69,10 @@ class Stream(Closing):
 
     @override
     def close(self) -> None:
-        """Finish what was queued and let the stream go. Again is harmless."""
+        """Finish what was queued and let the stream go. Again is harmless.
+
+        It raises nothing of what was queued; the next call of a context whose run failed does.
+        """
         self.native.close()
 
     @property
@@ -108,7 +118,7 @@ class Event:
         return self.native.query()
 
     def synchronize(self) -> None:
-        """Wait until the mark is reached."""
+        """Wait until the mark is reached, also where work before it has failed on a processor."""
         self.native.synchronize()
 
     def elapsed(self, end: Event) -> float:

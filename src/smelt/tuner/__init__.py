@@ -1,6 +1,6 @@
 """Times candidates, keeps the timing cache, and chooses tactics and formats for the whole graph."""
 
-from smelt.tuner._chains import Chains, Kind, launched, propose_chains
+from smelt.tuner._chains import Chains, Kind, Proposal, launched, propose_chains
 from smelt.tuner._choose import Candidates, Choice, Timer, choose
 from smelt.tuner._context import Effort, NetworkTrial, Stage
 from smelt.tuner._cuda_rehearsal import CudaScene
@@ -25,6 +25,7 @@ __all__ = [
     "Laboratory",
     "MeasuringTimer",
     "NetworkTrial",
+    "Proposal",
     "Rehearsal",
     "Stage",
     "Timer",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from smelt.backends import linear_format, same_order
-from smelt.errors import UnsupportedError
+from smelt.errors import UnsupportedError, masked
 from smelt.tuner._pbqp import Costs, solve
 from smelt.types import Layout, element_count, evaluate_dim
 
@@ -40,6 +41,10 @@ class Timer(Protocol):
 
     def copy_seconds(self, moved_bytes: int) -> float:
         """The time of a step that copies between formats, reading and writing so many bytes."""
+        ...
+
+    def rejection(self, node: Node) -> str:
+        """Why all kernels that were tried for a node are wrong; empty where one is right."""
         ...
 
 
@@ -131,11 +136,17 @@ def _best_by_format(
         reasons = [str(refusal) for refusal in candidates.refusals] or ["no family knows the op"]
         raise UnsupportedError(f"nothing can run {node}", reasons=reasons)
     seconds = timer.seconds(node, candidates.tactics)
+    # Without a clock nothing is tried, and what has no estimate is infinite as well.
+    if min(seconds) == math.inf and (rejection := timer.rejection(node)):
+        reasons = [rejection, *map(str, candidates.refusals)]
+        raise UnsupportedError(f"nothing that can run {node} computes it rightly", reasons=reasons)
     timed = sorted(zip(candidates.tactics, seconds, strict=True), key=lambda pair: pair[1])
     choice.timed[id(node)] = timed
     choice.times[node.name] = [(str(tactic), time) for tactic, time in timed]
     best_tactic, best_time = choice.times[node.name][0]
-    _LOG.debug("%s: best of %d is %s, %.1e s", node.name, len(timed), best_tactic, best_time)
+    _LOG.debug(
+        "%s: best of %d is %s, %.1e s", masked(node.name), len(timed), best_tactic, best_time
+    )
     best: dict[object, tuple[Tactic, float]] = {}
     for tactic, time in timed:
         best.setdefault((tactic.inputs, tactic.outputs), (tactic, time))

@@ -27,7 +27,7 @@ from smelt.devices.cuda import (
     LibraryError,
     copy_memory,
 )
-from smelt.engine import Launch, Space
+from smelt.engine import ERROR_BYTES, Launch, Space
 from smelt.errors import BuildError, EngineMismatchError
 from smelt.runtime import CudaMachinery, LoadedWeights, Memories
 from smelt.tuner._cuda_gauge import POISON
@@ -95,7 +95,8 @@ class CudaScene(Scene):
         self.machinery = CudaMachinery(
             device, kernels, recorder, self.stream, LoadedWeights(data, weights.address, weights)
         )
-        self.memories = Memories(arena.address, weights.address)
+        errors = self._room(max(len(one.layers) for one in made) * ERROR_BYTES)
+        self.memories = Memories(arena.address, weights.address, errors.address)
         self.addresses = [memory.address for memory in self._bindings]
         self._marks = [CudaEvent(device) for _ in range(2)]
 

@@ -28,6 +28,7 @@ from smelt.tuner._specimen import (
     lower_alone,
     random_array,
     random_data,
+    smallest_step,
     storage_of,
     window_on,
 )
@@ -417,7 +418,7 @@ class _Bench:
             if is_new:
                 truth.fill_from(self._laid_out_wide(view, wanted, count))
             error = self.lab.gauge.error(memory, truth, fmt.dtype, count)
-            error /= self._magnitude(part, position)
+            error = max(0.0, error - smallest_step(fmt.dtype)) / self._magnitude(part, position)
             if error > _tolerance(tactic):
                 return f"its error is {error:.1e} of the largest magnitude"
         return None

@@ -41,6 +41,11 @@ class HintTimer:
         """The same: nothing is proven without a clock."""
         return self.seconds(node, tactics)
 
+    def rejection(self, node: Node) -> str:
+        """Nothing: nothing is tried."""
+        del node
+        return ""
+
     def copy_seconds(self, moved_bytes: int) -> float:
         """A step, and the time that the bytes take."""
         return self._step_seconds + moved_bytes / self._bytes_per_second

@@ -28,6 +28,11 @@ class Bench(Protocol):
     """A small tensor and a large one, by whose copies other copies are priced."""
 
     @property
+    def refused(self) -> Mapping[tuple[str, str], str]:
+        """Why candidates are out, by the node's name and the tactic's text."""
+        ...
+
+    @property
     def where(self) -> str:
         """What times depend on beside nodes, tactics and sizes: machine, compiler, generators."""
         ...
@@ -84,6 +89,7 @@ class MeasuringTimer:
         self.keep_long = keep if keep_long is None else keep_long
         self.repeats = Repeats(repeats, averaged, seconds_each, sample_seconds)
         self.deadline = time.perf_counter() + seconds
+        self._rejections: dict[str, str] = {}
 
     def announce(self, work: Sequence[tuple[Node, Sequence[Tactic]]]) -> None:
         """Compile what will have to be measured."""
@@ -101,7 +107,16 @@ class MeasuringTimer:
         chosen = self._promising(tactics)
         for i, seconds in self._measured(node, tactics, chosen).items():
             times[i] = seconds
+        self._rejections.pop(node.name, None)
+        if chosen and all(times[i] == math.inf for i in chosen):
+            best = min(chosen, key=lambda i: tactics[i].cost_hint)
+            reason = self.laboratory.refused.get((node.name, str(tactics[best])), "")
+            self._rejections[node.name] = f"{tactics[best]}: {reason}"
         return _settled(times, tactics, chosen)
+
+    def rejection(self, node: Node) -> str:
+        """Why all kernels that were tried for a node are wrong; empty where one is right."""
+        return self._rejections.get(node.name, "")
 
     def proven_seconds(self, node: Node, tactics: Sequence[Tactic]) -> list[float]:
         """Seconds by the clock; infinity for what is wrong, and for what was not tried."""
@@ -183,13 +198,18 @@ def tactic_text(tactic: Tactic) -> str:
 def _settled(
     times: Sequence[float], tactics: Sequence[Tactic], chosen: Sequence[int]
 ) -> list[float]:
-    """Times of which none is unknown: where nothing could be measured, estimates are believed."""
+    """Times of which none is unknown: where nothing could be measured, estimates are believed.
+
+    What is wrong is never believed: it takes forever.
+    """
     is_measured = any(math.isfinite(times[i]) for i in chosen)
     settled = [
         seconds if not math.isnan(seconds) else math.inf if is_measured else tactic.cost_hint
         for seconds, tactic in zip(times, tactics, strict=True)
     ]
-    return settled if any(map(math.isfinite, settled)) else [t.cost_hint for t in tactics]
+    if any(map(math.isfinite, settled)):
+        return settled
+    return [math.inf if i in chosen else t.cost_hint for i, t in enumerate(tactics)]
 
 
 def is_free(tactic: Tactic) -> bool:

@@ -21,11 +21,11 @@ import numpy as np
 
 from smelt.backends import WeightStore, assemble, constant_bytes
 from smelt.devices.cpu import CpuMemory, MappedCode, Scratch, worker_pool
-from smelt.engine import Launch, Space
-from smelt.errors import InternalError
+from smelt.engine import ERROR_BYTES, Launch, Space
+from smelt.errors import InternalError, masked
 from smelt.runtime import CpuMachinery, HostSegment, Memories, cut_plan
 from smelt.tuner._specimen import random_array
-from smelt.types import encode_bfloat16, evaluate_dim, override
+from smelt.types import DType, evaluate_dim, override
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -190,7 +190,7 @@ class Rehearsal:
                 _LOG.warning(
                     "%s: plan %d of %d is out: its results are not those of its launches one "
                     "after another",
-                    self.graph.name,
+                    masked(self.graph.name),
                     number + 1,
                     len(performances),
                 )
@@ -267,8 +267,7 @@ class CpuScene(Scene):
         made, weights_bytes, exact = _assembled(graph, casts, backend, symbols)
         self.plans = made
         plans = [one.plan for one in made]
-        memory = CpuMemory()
-        rng = np.random.default_rng(0)
+        memory, rng = CpuMemory(), np.random.default_rng(0)
         arena = memory.allocate(max(plan.arena_bytes for plan in plans), "trial")
         arena.bytes[:] = 0
         weights = memory.allocate(weights_bytes + exact.size_bytes, "trial")
@@ -287,8 +286,10 @@ class CpuScene(Scene):
             threads,
             scratch,
         )
-        self.memories = Memories(arena.address, weights.address)
-        self.allocations: list[CpuAllocation | Scratch] = [arena, weights, scratch]
+        # Random indices may be out of range, which costs nothing and is nobody's error here.
+        errors = memory.allocate(max(len(one.layers) for one in made) * ERROR_BYTES, "trial")
+        self.memories = Memories(arena.address, weights.address, errors.address)
+        self.allocations: list[CpuAllocation | Scratch] = [arena, weights, errors, scratch]
         self.bindings = [binding_of(v, sizes, rng) for v in (*graph.inputs, *graph.outputs)]
         self.addresses = [int(array.ctypes.data) for array in self.bindings]
 
@@ -345,7 +346,7 @@ def _fill(memory: NDArray[np.uint8], rng: np.random.Generator) -> None:
     They are bfloat16 numbers; two of them are a float32 as large as the second.
     """
     numbers = _SPREAD * rng.standard_normal(_SMALL_BYTES // 2, np.float32)
-    block = encode_bfloat16(numbers).view(np.uint8)
+    block = numbers.astype(DType.BFLOAT16.numpy).view(np.uint8)
     for start in range(0, memory.size, block.size):
         part = memory[start : start + block.size]
         part[:] = block[: part.size]

@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from smelt.backends import Operands, Stored, root_of
-from smelt.engine import Launch, Space
+from smelt.backends import Operands, Stored, error_view, root_of
+from smelt.engine import ERROR_BYTES, Launch, Space
+from smelt.errors import IndexRangeError
+from smelt.interp import run_node
 from smelt.ops import AveragePool, Chain, Conv, ConvSum, Fused, MaxPool
 from smelt.types import (
     DType,
     Layout,
     TensorFormat,
     TensorType,
-    decode_bfloat16,
-    encode_bfloat16,
     evaluate_dim,
+    is_float_dtype,
 )
 
 if TYPE_CHECKING:
@@ -131,7 +132,11 @@ def lower_alone(
         kind = TensorType(DType.UINT8, (evaluate_dim(tactic.workspace_bytes, sizes),))
         linear = TensorFormat(kind.dtype, Layout.LINEAR)
         workspace = place.view(Stored("workspace", kind, linear, Space.ARENA))
-    operands = Operands(tuple(inputs), tuple(outputs), tuple(packed), workspace)
+    errors = None
+    if family.tells_errors(node):
+        errors = error_view(len(place.rooms))
+        place.rooms.append(Room(ERROR_BYTES))
+    operands = Operands(tuple(inputs), tuple(outputs), tuple(packed), workspace, errors)
     return Specimen(family.lower(node, tactic, operands), place.rooms, inputs, outputs)
 
 
@@ -201,9 +206,8 @@ def random_data(
             continue
         array = random_array(value.tensor.dtype, shape, rng)
         narrow = array.dtype == np.float32 and storage is not DType.FLOAT32
-        arrays.append(decoded(encoded(array, storage), storage) if narrow else array)
-    with np.errstate(all="ignore"):
-        results = node.op.reference(*arrays)
+        arrays.append(encoded(array, storage).astype(np.float32) if narrow else array)
+    arrays, results = _in_range(node, arrays)
     if not batch:
         return arrays, results
     varying = [value is not None and value.constant is None for value in node.inputs]
@@ -212,6 +216,23 @@ def random_data(
         for array, varies in zip(arrays, varying, strict=True)
     ]
     return spread, tuple(result[order] for result in results)
+
+
+def _in_range(
+    node: Node, arrays: list[Array | None]
+) -> tuple[list[Array | None], tuple[Array, ...]]:
+    """The inputs and their results; integers are zeros where some are indices out of range."""
+    try:
+        return arrays, run_node(node, arrays)
+    except IndexRangeError:
+        varying = [value is not None and value.constant is None for value in node.inputs]
+        arrays = [
+            np.zeros_like(array)
+            if array is not None and array.dtype.kind in "iu" and varies
+            else array
+            for array, varies in zip(arrays, varying, strict=True)
+        ]
+        return arrays, run_node(node, arrays)
 
 
 def _batch_of_images(node: Node, sizes: Mapping[str, int]) -> int:
@@ -233,14 +254,7 @@ def _first_of(node: Node) -> Op:
 
 def encoded(array: Array, stored: DType) -> Array:
     """The elements as memory of another type holds them."""
-    if array.dtype.kind != "f":
-        return array
-    return encode_bfloat16(array) if stored is DType.BFLOAT16 else array.astype(stored.numpy)
-
-
-def decoded(array: Array, stored: DType) -> Array:
-    """What lies in memory, as numbers."""
-    return decode_bfloat16(array) if stored is DType.BFLOAT16 else array.astype(np.float32)
+    return array.astype(stored.numpy) if is_float_dtype(array.dtype) else array
 
 
 def random_array(dtype: DType, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
@@ -252,13 +266,21 @@ def random_array(dtype: DType, shape: tuple[int, ...], rng: np.random.Generator)
     return rng.integers(0, 2, shape).astype(dtype.numpy)
 
 
-def relative_error(got: Array, wanted: Array) -> float:
-    """Largest difference, relative to the largest finite magnitude wanted; 0 or inf for ints."""
+def smallest_step(stored: DType) -> float:
+    """The distance of numbers next to zero in a type of fewer digits: no result can be closer."""
+    return float(np.finfo(np.float16).smallest_subnormal) if stored is DType.FLOAT16 else 0.0
+
+
+def relative_error(got: Array, wanted: Array, step: float = 0.0) -> float:
+    """Largest difference, relative to the largest finite magnitude wanted; 0 or inf for ints.
+
+    One of up to ``step`` is none.
+    """
     if got.shape != wanted.shape:
         return math.inf
     if got.size == 0:
         return 0.0
-    if wanted.dtype.kind != "f":
+    if not is_float_dtype(wanted.dtype):
         return 0.0 if np.array_equal(got, wanted) else math.inf
     a, b = got.astype(np.float64), wanted.astype(np.float64)
     finite = np.isfinite(b)
@@ -267,4 +289,4 @@ def relative_error(got: Array, wanted: Array) -> float:
     if not finite.any():
         return 0.0
     scale = float(np.abs(b[finite]).max())
-    return float(np.abs(a[finite] - b[finite]).max()) / (scale or 1.0)
+    return max(0.0, float(np.abs(a[finite] - b[finite]).max()) - step) / (scale or 1.0)

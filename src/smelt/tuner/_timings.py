@@ -10,18 +10,18 @@ from __future__ import annotations
 import json
 import logging
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
 from smelt.engine import write_atomically
 from smelt.errors import BuildError, SmeltError
+from smelt.types import Limit, parse_json, path_from, read_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
 _LOG = logging.getLogger(__name__)
 _FORMAT: Final = "smelt timing cache 1"
-_MAX_FILE_BYTES: Final = 64 << 20
 
 
 class TimingCache:
@@ -29,7 +29,7 @@ class TimingCache:
 
     def __init__(self, path: str | Path | None = None) -> None:
         """An empty cache, or what ``path`` holds."""
-        self.path = None if path is None else Path(path)
+        self.path = None if path is None else path_from(path, "a timing cache")
         self.entries: dict[str, float] = {}
         self.changed = False
         if self.path is not None:
@@ -108,9 +108,7 @@ def read_timings(path: Path) -> dict[str, float]:
 
 
 def _entries(path: Path) -> dict[str, object]:
-    if path.stat().st_size > _MAX_FILE_BYTES:
-        raise ValueError(f"larger than {_MAX_FILE_BYTES} bytes")
-    document: object = json.loads(path.read_text(encoding="utf-8"))
+    document = parse_json(read_file(path, Limit.MAX_TIMINGS_BYTES))
     fields = cast("dict[str, object]", document) if isinstance(document, dict) else {}
     entries = fields.get("seconds")
     if fields.get("format") != _FORMAT or not isinstance(entries, dict):

@@ -18,15 +18,15 @@ from smelt.errors import InternalError
 from smelt.tuner._specimen import (
     Specimen,
     copy_alone,
-    decoded,
     encoded,
     lower_alone,
     random_data,
     relative_error,
+    smallest_step,
     storage_of,
     window_on,
 )
-from smelt.types import DType, TensorType, evaluate_dim
+from smelt.types import DType, TensorType, evaluate_dim, is_float_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -86,6 +86,8 @@ class Laboratory:
         self.threads = threads
         self.sizes = sizes
         self.memory = CpuMemory()
+        self.refused: dict[tuple[str, str], str] = {}
+        """Why candidates are out, by the node's name and the tactic's text."""
 
     @property
     def where(self) -> str:
@@ -165,6 +167,7 @@ class Laboratory:
         for arrays, expected in trials:
             if reason := _check(tactic, prepared, arrays, expected, shared):
                 _LOG.warning("%s: %s is out: %s", node, tactic, reason)
+                self.refused[node.name, str(tactic)] = reason
                 return math.inf
         return best_mean(alone, repeats)
 
@@ -252,10 +255,9 @@ def _check(
     run_list.run()
     results = zip(prepared.outputs, first, expected, tactic.outputs, strict=True)
     for window, before, wanted, fmt in results:
-        if not np.array_equal(window, before, equal_nan=window.dtype.kind == "f"):
+        if not np.array_equal(window, before, equal_nan=is_float_dtype(window.dtype)):
             return "its results differ between runs"
-        made = decoded(before, fmt.dtype) if wanted.dtype == np.float32 else before
-        if (error := relative_error(made, wanted)) > tolerance:
+        if (error := relative_error(before, wanted, smallest_step(fmt.dtype))) > tolerance:
             return f"its error is {error:.1e} of the largest magnitude"
     return None
 

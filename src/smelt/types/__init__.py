@@ -1,5 +1,6 @@
 """Element types, dimensions, layouts, value types, devices by name, text: what rooms share."""
 
+from smelt.types._arrays import ArrayHeader, read_array, read_arrays, write_arrays
 from smelt.types._closing import Closing
 from smelt.types._device import DEVICE_GRAMMAR, DeviceName
 from smelt.types._dim import (
@@ -12,15 +13,27 @@ from smelt.types._dim import (
     substitute_dim,
     symbols_of,
 )
-from smelt.types._dtype import DType, decode_bfloat16, encode_bfloat16
+from smelt.types._dim_table import EXACT_BOUND, DimTable, bounds_of, upper_bound
+from smelt.types._dtype import DType, is_float_dtype
+from smelt.types._files import open_file, path_from, read_file
+from smelt.types._guard import (
+    Guard,
+    Relation,
+    assume_at_least,
+    assume_divides,
+    assume_equal,
+    collect_guards,
+)
+from smelt.types._json import count_json_parts, parse_json
+from smelt.types._limits import Limit
 from smelt.types._override import override
+from smelt.types._sign import is_never_negative
 from smelt.types._table import WIDTH_OF_FILES, TextTable
 from smelt.types._text import (
     count_cells,
     counted,
     format_number,
     format_share,
-    without_controls,
     wrap_words,
 )
 from smelt.types._value import (
@@ -35,13 +48,20 @@ from smelt.types._value import (
 )
 
 __all__ = [
-    "Closing",
+    "ArrayHeader",
     "DEVICE_GRAMMAR",
+    "WIDTH_OF_FILES",
+    "Closing",
     "DType",
+    "EXACT_BOUND",
     "DeviceName",
     "Dim",
+    "DimTable",
+    "Guard",
     "Layout",
+    "Limit",
     "OptionalType",
+    "Relation",
     "SequenceType",
     "Shape",
     "Symbol",
@@ -50,20 +70,32 @@ __all__ = [
     "TensorType",
     "TextTable",
     "ValueType",
-    "WIDTH_OF_FILES",
+    "assume_at_least",
+    "assume_divides",
+    "assume_equal",
+    "bounds_of",
     "ceil_div",
+    "collect_guards",
     "count_cells",
+    "count_json_parts",
     "counted",
-    "decode_bfloat16",
     "dim_from_text",
     "element_count",
-    "encode_bfloat16",
     "evaluate_dim",
     "format_number",
     "format_share",
+    "is_float_dtype",
+    "is_never_negative",
+    "open_file",
     "override",
+    "parse_json",
+    "path_from",
+    "read_array",
+    "read_arrays",
+    "read_file",
     "substitute_dim",
     "symbols_of",
-    "without_controls",
+    "upper_bound",
     "wrap_words",
+    "write_arrays",
 ]

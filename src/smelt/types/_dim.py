@@ -7,16 +7,20 @@ that equal dimensions compare equal. An atom is a symbol or an exact floor divis
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
 
-from smelt.errors import UnboundSymbolError
+from smelt.errors import GraphError, ShapeError, UnboundSymbolError
+from smelt.types._limits import Limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     Atom = "Symbol | FloorDiv"
     Monomial = tuple["Symbol | FloorDiv", ...]
+
+
+_NO_NAMES: Final[frozenset[str]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +39,14 @@ class FloorDiv:
 
     numerator: SymbolicDim
     divisor: int
+    text: str = field(init=False, compare=False, repr=False)
+    """What it is written as: kept, for quotients of quotients would be written again and again."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", f"(({self.numerator}) // {self.divisor})")
 
     def __str__(self) -> str:
-        return f"(({self.numerator}) // {self.divisor})"
+        return self.text
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +54,24 @@ class SymbolicDim:
     """A polynomial with integer coefficients: ``SymbolicDim.symbol`` and arithmetic make it."""
 
     terms: tuple[tuple[Monomial, int], ...]
+    symbols: frozenset[str] = field(init=False, repr=False, compare=False)
+    """Names of the symbols that the dimension depends on."""
+    size: int = field(init=False, repr=False, compare=False)
+    """How many atoms it is made of, those of numerators included."""
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # Plans ask for these of nested quotients thousands of times.
+        atoms = [atom for monomial, _ in self.terms for atom in monomial]
+        size = sum(1 if isinstance(a, Symbol) else 1 + a.numerator.size for a in atoms)
+        _require_small(size)
+        names = [{a.name} if isinstance(a, Symbol) else a.numerator.symbols for a in atoms]
+        object.__setattr__(self, "symbols", _NO_NAMES.union(*names))
+        object.__setattr__(self, "size", size)
+        object.__setattr__(self, "_hash", hash(self.terms))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     @staticmethod
     def symbol(name: str) -> SymbolicDim:
@@ -66,9 +93,10 @@ class SymbolicDim:
         return -self + other
 
     def __mul__(self, other: Dim) -> Dim:
-        products = [
-            (tuple(sorted(m + n, key=str)), c * d) for m, c in self.terms for n, d in _terms(other)
-        ]
+        terms = tuple(_terms(other))
+        if isinstance(other, SymbolicDim):
+            _require_small(self.size * len(terms) + other.size * len(self.terms))
+        products = [(tuple(sorted(m + n, key=str)), c * d) for m, c in self.terms for n, d in terms]
         return _canonical(products)
 
     __rmul__ = __mul__
@@ -110,12 +138,7 @@ def ceil_div(numerator: Dim, divisor: int) -> Dim:
 
 def symbols_of(*dims: Dim) -> frozenset[str]:
     """Names of the symbols that the dims depend on."""
-    found: set[str] = set()
-    for dim in dims:
-        for monomial, _ in _terms(dim):
-            for atom in monomial:
-                found |= {atom.name} if isinstance(atom, Symbol) else symbols_of(atom.numerator)
-    return frozenset(found)
+    return _NO_NAMES.union(*(d.symbols for d in dims if isinstance(d, SymbolicDim)))
 
 
 def evaluate_dim(dim: Dim, values: Mapping[str, int]) -> int:
@@ -156,12 +179,13 @@ def dim_from_text(text: str | int) -> Dim:
     """Read what ``str(dim)`` wrote. Raises ValueError."""
     if isinstance(text, int):
         return text
-    if len(text) > 2000:
-        raise ValueError("a dimension of more than 2000 characters")
+    if len(text) > Limit.MAX_DIM_CHARACTERS.most:
+        raise ValueError(f"a dimension of {Limit.MAX_DIM_CHARACTERS.excess(len(text))}")
     try:
         return _dim_from_ast(ast.parse(text, mode="eval").body)
-    except (SyntaxError, RecursionError, ZeroDivisionError) as error:
-        raise ValueError(f"not a dimension: {text!r}") from error
+    except (SyntaxError, RecursionError, MemoryError, ZeroDivisionError, GraphError) as error:
+        told = f"{text[:200]!r} ({str(error)[:200]})"
+        raise ValueError(f"not a dimension: {told}") from error
 
 
 def _dim_from_ast(node: ast.expr) -> Dim:
@@ -172,26 +196,32 @@ def _dim_from_ast(node: ast.expr) -> Dim:
             return SymbolicDim.symbol(name)
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -_dim_from_ast(operand)
-        case ast.BinOp(left=left, op=op, right=right):
-            a, b = _dim_from_ast(left), _dim_from_ast(right)
-            if isinstance(op, ast.Add):
-                return a + b
-            if isinstance(op, ast.Sub):
-                return a - b
-            if isinstance(op, ast.Mult):
-                return _multiply(a, b)
-            if isinstance(op, ast.FloorDiv) and isinstance(b, int):
-                return a // b
+        case ast.BinOp(op=ast.Add() | ast.Sub()):
+            return _sum_from_ast(node)
+        case ast.BinOp(left=left, op=ast.Mult(), right=right):
+            return _dim_from_ast(left) * _dim_from_ast(right)
+        case ast.BinOp(left=left, op=ast.FloorDiv(), right=ast.Constant(value=int(divisor))):
+            return _dim_from_ast(left) // divisor
         case _:
             pass
     raise ValueError("not a dimension: only names, integers, + - * and // may stand in one")
 
 
-def _multiply(a: Dim, b: Dim) -> Dim:
-    """The product, unless only a hostile text can mean one so large. Raises ValueError."""
-    if len(tuple(_terms(a))) * len(tuple(_terms(b))) > 1024:
-        raise ValueError("a dimension of more than 1024 terms")
-    return a * b
+def _sum_from_ast(node: ast.expr) -> Dim:
+    """A sum as a whole: term by term, it would be sorted once for each."""
+    terms: list[tuple[Monomial, int]] = []
+    while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
+        sign = 1 if isinstance(node.op, ast.Add) else -1
+        terms += [(m, sign * c) for m, c in _terms(_dim_from_ast(node.right))]
+        node = node.left
+    return _canonical((*_terms(_dim_from_ast(node)), *reversed(terms)))
+
+
+def _require_small(size: int) -> None:
+    """Refuse what repeated squaring, or quotients of sums of quotients, would make."""
+    if size > Limit.MAX_DIM_ATOMS.most:
+        told = Limit.MAX_DIM_ATOMS.excess(size)
+        raise ShapeError(f"an extent's formula has {told}; fix some symbols with shapes=")
 
 
 def _terms(dim: Dim) -> Iterable[tuple[Monomial, int]]:

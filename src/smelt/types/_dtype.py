@@ -1,18 +1,21 @@
-"""Element types."""
+"""Element types.
+
+Numpy has no bfloat16: an array of it has the dtype of the package ml_dtypes, which onnx brings and
+a machine that only runs engines may lack. It is imported when the first such array is made.
+"""
 
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from smelt.errors import MissingExtraError
 
 
 class DType(Enum):
-    """Element type. The value is its numpy name; bfloat16, which numpy lacks, is held as bits."""
+    """Element type. The value is the name of its numpy dtype, ml_dtypes' for bfloat16."""
 
     FLOAT64 = "float64"
     FLOAT32 = "float32"
@@ -30,13 +33,26 @@ class DType(Enum):
 
     @property
     def numpy(self) -> np.dtype[Any]:
-        """The numpy dtype that holds one element; uint16 for bfloat16."""
-        return np.dtype("uint16" if self is DType.BFLOAT16 else self.value)
+        """The numpy dtype that holds one element.
+
+        Raises MissingExtraError: it is bfloat16's, and the package that has it is not installed.
+        """
+        return _bfloat16() if self is DType.BFLOAT16 else np.dtype(self.value)
+
+    @property
+    def __numpy_dtype__(self) -> np.dtype[Any]:
+        """The same, where numpy asks: ``np.dtype(binding.dtype)``, ``np.zeros(8, x.dtype)``."""
+        return self.numpy
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The same, where a numpy older than 2.4 asks."""
+        return self.numpy
 
     @property
     def size_bytes(self) -> int:
         """Bytes an element."""
-        return self.numpy.itemsize
+        return 2 if self is DType.BFLOAT16 else self.numpy.itemsize
 
     @property
     def is_float(self) -> bool:
@@ -54,17 +70,18 @@ class DType(Enum):
         return cls(np.dtype(dtype).name)
 
 
+def _bfloat16() -> np.dtype[Any]:
+    try:
+        import ml_dtypes
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("ml_dtypes", lead="numpy has no bfloat16, and ") from error
+    made: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return made
+
+
 _FLOATS = frozenset({DType.FLOAT64, DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16})
 
 
-def encode_bfloat16(values: NDArray[Any]) -> NDArray[np.uint16]:
-    """The bits of the nearest bfloat16 numbers, ties to even."""
-    bits = np.asarray(values, np.float32).view(np.uint32)
-    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
-    quiet = bits >> 16 | 0x40  # a number that is none stays none, though its low bits are cut
-    return np.where(np.isnan(values), quiet, rounded).astype(np.uint16)
-
-
-def decode_bfloat16(bits: NDArray[Any]) -> NDArray[np.float32]:
-    """The numbers that bits of bfloat16 are."""
-    return (bits.astype(np.uint32) << 16).view(np.float32)
+def is_float_dtype(dtype: np.dtype[Any]) -> bool:
+    """Whether a numpy dtype is floating-point; numpy's own ``kind`` leaves bfloat16 out."""
+    return dtype.kind == "f" or dtype.name == DType.BFLOAT16.value

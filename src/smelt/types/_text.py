@@ -11,12 +11,6 @@ if TYPE_CHECKING:
 
 _HANG: Final = 2
 """Spaces that the later lines of one line stand behind its first."""
-_NO_CONTROLS: Final = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "\ufffd")
-
-
-def without_controls(text: str) -> str:
-    """The text for a terminal, to which names in a stranger's file shall give no orders."""
-    return text.translate(_NO_CONTROLS)
 
 
 def format_number(number: float, digits: int) -> str:

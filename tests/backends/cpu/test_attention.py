@@ -44,6 +44,16 @@ def test_blocks_of_queries_that_overlap_are_right_on_several_threads(
     assert len(_queries(tactics)) > 1
 
 
+@every_target
+@pytest.mark.parametrize("keys", [8, 12, 16, 24, 48, 96])
+def test_keys_that_fill_whole_panels_are_right_for_panels_of_any_width(
+    keys: int, target: CpuTarget
+) -> None:
+    """Panels of three vectors, as AVX2 has them, are turned over in tiles and a rest."""
+    arrays = [random((1, 3, 7, 32)), random((1, 3, keys, 32), 1), random((1, 3, keys, 32), 2)]
+    assert_tactics_agree(FAMILY, ops.Attention(0.125), arrays, target=target)
+
+
 @pytest.mark.parametrize("keys", [5_461, 6_000, 100_000, 1_000_000])
 def test_very_many_keys_take_one_launch_and_little_memory(keys: int) -> None:
     shapes = [(1, 12, 4096, 32), (1, 12, keys, 32), (1, 12, keys, 32)]

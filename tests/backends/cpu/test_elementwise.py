@@ -39,6 +39,15 @@ def test_cases_agree_with_their_reference(case: Case, target: CpuTarget) -> None
     )
 
 
+@pytest.mark.parametrize("number", [float("inf"), float("-inf"), float("nan"), 3.45e38, 1e300])
+@pytest.mark.parametrize("kind", [ops.LeakyRelu, ops.Elu, ops.Selu, ops.Celu, ops.Swish])
+def test_attributes_may_be_beyond_every_number(kind: type[ops.Elu], number: float) -> None:
+    op = kind(alpha=number)
+    x = np.array([-1.5, 0.0, 2.0, -0.25], np.float32)
+    with np.errstate(all="ignore"):
+        assert_tactics_agree(FAMILY, op, [x])
+
+
 @given(st.data())
 @few_examples
 def test_any_broadcast_of_any_windows_agrees(data: st.DataObject) -> None:

@@ -468,3 +468,12 @@ def test_kernels_for_the_oldest_processors_compile_and_need_no_library() -> None
             image, symbols = link([compile_ir(family.generate(kernel, target), target)])
             assert image
             assert dict(symbols)[kernel.symbol] >= 0
+
+
+def test_minimal_filtering_takes_its_channels_from_the_weights() -> None:
+    arrays = [random((1, 32, 12, 12)), random((64, 32, 3, 3), 1)]
+    op = Conv((3, 3), (1, 1), (1, 1, 1, 1))
+    symbols = {(0, 1): "channels"}
+    assert_tactics_agree(
+        WinogradFamily(), op, arrays, frozenset({1}), symbols=symbols, limit=1, tolerance=1e-4
+    )

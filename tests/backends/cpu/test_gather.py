@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smelt import ops
+from smelt.backends import Tactic
 from smelt.backends.cpu.families.gather import GatherFamily
 from smelt.backends.cpu.families.place import PlaceFamily
 from smelt.backends.cpu.families.scatter import ScatterFamily
@@ -69,13 +70,17 @@ def test_any_gather_of_single_elements_agrees(data: st.DataObject) -> None:
     assert_agrees_somehow(FAMILIES[0][0], ops.GatherElements(axis), [random(shape), indices], data)
 
 
-def test_an_index_beyond_the_axis_stays_inside_the_memory() -> None:
+def test_an_index_beyond_the_axis_stays_inside_the_memory_and_is_told_of() -> None:
     arrays = [random((3, 5)), np.array([99, -99, 1 << 60, -(1 << 60)])]
     node = make_node(ops.Gather(), arrays, frozenset())
     for target in TARGETS:
         (tactic,) = FAMILIES[0][0].tactics(node, target)
-        (made,) = run_tactic(FAMILIES[0][0], node, tactic, arrays, target=target)  # type: ignore[arg-type]
+        assert isinstance(tactic, Tactic)
+        told = np.zeros(2, np.int64)
+        (made,) = run_tactic(FAMILIES[0][0], node, tactic, arrays, target=target, errors=told)
         assert np.isfinite(made).all()
+        assert told[0] in (99, -99, 1 << 60, -(1 << 60))
+        assert told[1] == ~3
 
 
 @given(st.data())
@@ -129,5 +134,8 @@ def test_updates_of_nothing_write_nothing() -> None:
     node = make_node(ops.ScatterND(), arrays, frozenset(), {(0, 0): "n"})
     for target in TARGETS:
         (tactic,) = family.tactics(node, target)
-        made = run_tactic(family, node, tactic, arrays, values={"n": 0}, target=target)  # type: ignore[arg-type]
+        assert isinstance(tactic, Tactic)
+        told, values = np.zeros(2, np.int64), {"n": 0}
+        made = run_tactic(family, node, tactic, arrays, values=values, target=target, errors=told)
         assert made[0].shape == (0, 3)
+        assert told[1] == ~0

@@ -106,6 +106,9 @@ FUNCTIONS: list[tuple[str, Callable[[Array], Array], float, float, float]] = [
     ("sin", np.sin, -1000, 1000, 2),
     ("cos", np.cos, -1000, 1000, 2),
     ("tan", np.tan, -1000, 1000, 4),
+    ("sin", np.sin, -3e38, 3e38, 2),
+    ("cos", np.cos, -3e38, 3e38, 2),
+    ("tan", np.tan, -3e38, 3e38, 4),
     ("asin", np.arcsin, -1.1, 1.1, 2.5),
     ("acos", np.arccos, -1.1, 1.1, 4),
     ("atan", np.arctan, -50, 50, 3),
@@ -137,8 +140,6 @@ def test_functions_are_right_to_a_few_units_in_the_last_place(
     target: CpuTarget,
 ) -> None:
     x = samples(low, high)
-    if name in {"sin", "cos", "tan"}:
-        x = x[~(np.abs(x) > 1e6) | ~np.isfinite(x)]
     with np.errstate(all="ignore"):
         wanted = function(x.astype(np.float64))
     lanes = target.vector_bits // 32
@@ -165,7 +166,8 @@ def every_kind_of_float() -> Array:
 
 def exact_gelu(x: Array) -> Array:
     upper = np.array([math.erfc(v) for v in -x / math.sqrt(2)])
-    return np.where(np.isneginf(x), -0.0, x * upper / 2)
+    with np.errstate(invalid="ignore"):  # minus infinity times nothing
+        return np.asarray(x * upper / 2)
 
 
 DENSE: list[tuple[Op, Callable[[Array], Array], float, float]] = [

@@ -22,7 +22,7 @@ from tests.support.random_operands import (
 
 if TYPE_CHECKING:
     from smelt.backends.cpu import CpuTarget
-    from smelt.ir import Case
+    from smelt.ir import Case, Op
 
 FAMILY = move_family()
 KINDS = (
@@ -91,3 +91,11 @@ def test_repeated_and_stretched_tensors_may_have_symbolic_extents(data: st.DataO
     wider = [*counts[:1], *(1 if e > 1 else c for e, c in zip(shape, counts, strict=True))]
     arrays = [random(shape), np.array(wider)]
     assert_agrees_somehow(FAMILY, ops.Expand(), arrays, data, frozenset({1}))
+
+
+@pytest.mark.parametrize(
+    "op", [ops.DepthToSpace(2), ops.DepthToSpace(2, "CRD"), ops.SpaceToDepth(2)]
+)
+def test_pixels_are_shuffled_among_any_number_of_channels(op: Op) -> None:
+    open_ = {(0, 1): "channels", (0, 2): "height"}
+    assert_tactics_agree(FAMILY, op, [random((2, 8, 4, 6))], symbols=open_)

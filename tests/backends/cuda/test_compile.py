@@ -224,7 +224,7 @@ def test_text_that_does_not_compile_names_its_kernel(
 
 def test_without_the_compiler_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
-    with pytest.raises(MissingExtraError, match=r"^triton is .*\.\[cuda-build\]"):
+    with pytest.raises(MissingExtraError, match=r"^triton is .*'smelt-engine\[cuda-build\]'"):
         CudaBackend().compile(_kernels(CudaBackend(), Relu()), _HOPPER)
 
 

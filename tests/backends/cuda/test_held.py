@@ -71,8 +71,8 @@ def test_they_multiply_sixteen_bits_alone() -> None:
 @pytest.mark.parametrize(
     ("shape", "reason"),
     [
-        ((0, 64, 1, 1), "there are no filters"),
-        ((0, 3, 1, 1), "there are no filters"),
+        ((0, 64, 1, 1), "has no elements"),
+        ((0, 3, 1, 1), "has no elements"),
         ((SymbolicDim.symbol("F"), 3, 1, 1), "are not constant"),
         ((64, SymbolicDim.symbol("C"), 1, 1), "are not constant"),
     ],
@@ -90,7 +90,7 @@ def test_weights_of_no_or_open_extents_are_refused_like_everywhere(
         graph.add(Conv((1, 1)), x, w, name="node"), _HOPPER
     )
     assert all(tactic.is_reference for tactic in tactics)
-    assert {r.family for r in refusals if reason in r.reason} == {"conv", "stem"}
+    assert {r.family for r in refusals if reason in r.reason} >= {"conv", "stem"}
 
 
 def test_what_they_load_ahead_fits_as_often_as_they_are_to_run_beside_each_other(

@@ -78,7 +78,7 @@ def test_a_refused_kernel_harms_no_other(pool: CompilerPool) -> None:
 
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [("die", r"ended with status 3\nout of memory"), ("cut short", "ended with status")],
+    [("die", r"ended with status 3\n  out of memory"), ("cut short", "ended with status")],
 )
 def test_a_compiler_that_dies_refuses_its_kernel_and_is_replaced(
     text: str, reason: str, pool: CompilerPool

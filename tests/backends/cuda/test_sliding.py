@@ -121,7 +121,7 @@ def test_who_loads_an_engine_of_them_with_another_triton_is_told_what_to_do(
     with monkeypatch.context() as patch:
         patch.setattr(sliding, "why_no_gluon", lambda: None)
         tactic, backend = _sliding(node)[0], CudaBackend()
-        assert _program._checked(tactic, node, backend, _HOPPER) is tactic  # pyright: ignore[reportPrivateUsage]
+        assert _program._checked(tactic, node, backend, _HOPPER) == tactic  # pyright: ignore[reportPrivateUsage]
     monkeypatch.setattr(sliding, "why_no_gluon", lambda: "triton 3.8 has none; 3.6 has")
     with pytest.raises(
         EngineFormatError, match=r"here sliding refuses it \(.*triton 3\.8 has none; 3\.6 has\)"

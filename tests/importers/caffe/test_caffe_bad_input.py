@@ -288,7 +288,7 @@ BAD_MODELS = [
     (b"\xa2\x06\xff\xff\xff\xff\x0f", r"a field of \d+ bytes with 0 left"),
     (b"\xa3\x06", "wire type 3"),
     (b"\x12\x02\x0a\x00", "V0"),
-    (b"\x08\x01" * 1_000_001, "more than 1000000 fields"),
+    (b"\x08\x01" * 1_000_001, "1,000,001 fields, and MAX_WEIGHT_FIELDS is 1,000,000"),
     (TEXT.encode(), "is text, not a caffemodel: are prototxt and caffemodel swapped"),
 ]
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from smelt.errors import GraphError, ModelFormatError, ShapeError, SmeltError, UnsupportedError
-from smelt.importers.onnx import import_onnx
+from smelt.importers.onnx import import_onnx, read_onnx
 from smelt.interp import interpret
 from tests.importers.onnx.one_node import compare, float_info, node_model
 
@@ -274,7 +274,7 @@ def _external(tmp_path: Path, **entries: object) -> Path:
     return path
 
 
-def test_external_data_is_mapped_from_the_models_folder(tmp_path: Path) -> None:
+def test_external_data_is_read_from_the_models_folder(tmp_path: Path) -> None:
     data = np.arange(8, dtype=np.float32)
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "w.bin").write_bytes(data.tobytes())
@@ -282,6 +282,36 @@ def test_external_data_is_mapped_from_the_models_folder(tmp_path: Path) -> None:
     (value,) = interpret(import_onnx(path), {"x": np.zeros((2, 3), np.float32)}).values()
     assert np.array_equal(value.ravel(), data[2:])
     compare(str(path), {"x": np.ones((2, 3), np.float32)})
+    read = read_onnx(path)
+    assert not read.graph.initializer[0].external_data
+    compare(read, {"x": np.ones((2, 3), np.float32)})
+
+
+def test_external_data_that_changes_after_the_import_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "w.bin").write_bytes(np.arange(6, dtype=np.float32).tobytes())
+    graph = import_onnx(_external(tmp_path, location="w.bin"))
+    (tmp_path / "w.bin").write_bytes(b"")  # in place: a map of the file would end the process
+    (value,) = interpret(graph, {"x": np.zeros((2, 3), np.float32)}).values()
+    assert np.array_equal(value.ravel(), np.arange(6))
+
+
+def test_external_data_is_read_once_however_many_tensors_name_it(tmp_path: Path) -> None:
+    (tmp_path / "w.bin").write_bytes(bytes(28))
+    path = _external(tmp_path, location="w.bin")
+    model = onnx.ModelProto.FromString(path.read_bytes())
+    twin = model.graph.initializer.add()
+    twin.CopyFrom(model.graph.initializer[0])
+    twin.name = "twin"
+    model.graph.node.add(op_type="Add", input=["y", "twin"], output=["z"])
+    model.graph.output.append(float_info("z", [2, 3]))
+    path.write_bytes(model.SerializeToString())
+    graph = import_onnx(path)
+    first, second = (v.constant.array for v in graph.values() if v.constant is not None)
+    assert np.shares_memory(first, second)
+    twin.external_data.add(key="offset", value="4")
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ModelFormatError, match="overlap: they have 48 bytes and the file 28"):
+        import_onnx(path)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+import smelt
+from smelt.errors import ShapeError
 from tests.importers.onnx.one_node import compare, node_model
 
 if TYPE_CHECKING:
@@ -175,6 +177,13 @@ def test_a_node_of_any_opset_agrees_with_onnxruntime(
     model = node_model(op, opset, inputs, outputs=outputs, weights=weights, **attributes)
     feed = {} if op == "ConstantOfShape" else {"x0": inputs[0]}
     compare(model, {name: array for name, array in feed.items() if array is not None})
+
+
+@pytest.mark.parametrize("opset", [7, 11, 13])
+def test_before_opset_18_a_split_without_lengths_is_even(opset: int) -> None:
+    model = node_model("Split", opset, [_rand(7, 2)], outputs=2)
+    with pytest.raises(ShapeError, match="7 elements cannot be split into 2 equal parts"):
+        smelt.network_from_onnx(model)
 
 
 def test_split_agrees_with_onnxruntime_in_every_opset() -> None:

@@ -192,5 +192,5 @@ def test_a_number_that_its_field_cannot_hold_is_refused() -> None:
 
 def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flatbuffers", None)
-    with pytest.raises(MissingExtraError, match=r"run pip install \'\.\[nvdla\]\' in"):
+    with pytest.raises(MissingExtraError, match=r"run pip install \'smelt-engine\[nvdla\]\', or"):
         Loadable.from_bytes(bytes(16))

@@ -181,3 +181,7 @@ def test_a_server_that_ends_is_a_disconnection(tmp_path: Path) -> None:
     with pytest.raises(NvdlaError) as caught:
         port.open(session, 0)
     assert caught.value.status is NvError.DISCONNECTED
+
+
+def test_only_its_owner_may_connect(path: Path) -> None:
+    assert path.stat().st_mode & 0o777 == 0o600

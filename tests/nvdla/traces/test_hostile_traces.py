@@ -46,7 +46,7 @@ def test_a_refusal_does_not_repeat_a_long_name(tmp_path: Path, line: str) -> Non
 def test_more_memory_than_a_command_may_name_is_refused(tmp_path: Path) -> None:
     result = _play(tmp_path, "mem_init(pri_mem, 0x0, 0xffffffff, ALL_ONE);\n")
     assert result.state == "failed"
-    assert "more than" in result.reason
+    assert "MAX_COMMAND_BYTES" in result.reason
 
 
 def test_a_number_of_a_data_file_may_begin_with_zeros_and_not_be_endless(tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ def test_memory_too_far_apart_is_refused(tmp_path: Path) -> None:
         tmp_path,
     )
     assert result.state == "failed"
-    assert "bytes apart" in result.reason
+    assert "MAX_SPAN_BYTES" in result.reason
 
 
 def test_a_data_row_that_lies_about_its_size_is_refused(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ from smelt.backends.cpu.families.resample import ResampleFamily
 from smelt.backends.cpu.families.scatter import ScatterFamily
 from smelt.backends.cpu.families.stream import stream_weights
 from smelt.backends.cpu.families.winograd import WinogradFamily
-from smelt.devices.cpu import abi, available_processors
+from smelt.devices.cpu import abi, processor_count
 from smelt.engine import detect_host
 from smelt.types import override
 
@@ -115,7 +115,7 @@ class CpuBackend(Backend[CpuTarget]):
             ReferenceFamily(),
         )
         self.cache = cache
-        self.jobs = jobs or len(available_processors())
+        self.jobs = jobs or processor_count()
         self._made: dict[tuple[str, CpuTarget], bytes] = {}
         """Objects that were compiled ahead."""
 

@@ -8,6 +8,7 @@ import re
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
+from smelt.backends.cpu._halves import lower_halves
 from smelt.backends.cpu._llvm import load_llvm, unlocked
 from smelt.errors import BuildError, InternalError
 
@@ -29,8 +30,7 @@ def compile_ir(ir_text: str, target: CpuTarget) -> bytes:
         BuildError: the text is not valid LLVM IR.
     """
     llvm, machine = load_llvm(), _target_machine(target)
-    # Without this LLVM may replace a loop by a call of the C library, which an image has not.
-    text = _DEFINITION.sub(lambda m: f"{m[1]}{_ATTRIBUTES}{m[2]}", ir_text)
+    text = _text_for(ir_text, target)
     context = llvm.create_context()
     try:
         module = llvm.parse_assembly(text, context=context)
@@ -46,12 +46,18 @@ def compile_ir(ir_text: str, target: CpuTarget) -> bytes:
 def assembly_of(ir_text: str, target: CpuTarget) -> str:
     """Return the assembly that `compile_ir` would assemble: for reports and for curiosity."""
     llvm, machine = load_llvm(), _target_machine(target)
-    text = _DEFINITION.sub(lambda m: f"{m[1]}{_ATTRIBUTES}{m[2]}", ir_text)
-    module = llvm.parse_assembly(text, context=llvm.create_context())
+    module = llvm.parse_assembly(_text_for(ir_text, target), context=llvm.create_context())
     module.triple = target.triple
     module.data_layout = str(machine.target_data)
     _optimise(module, machine)
     return str(machine.emit_assembly(module))
+
+
+def _text_for(ir_text: str, target: CpuTarget) -> str:
+    """The module such that LLVM calls no library, which an image has not."""
+    # Without these attributes LLVM may replace a loop by a call of the C library.
+    text = _DEFINITION.sub(lambda m: f"{m[1]}{_ATTRIBUTES}{m[2]}", ir_text)
+    return lower_halves(text, target)
 
 
 def _optimise(module: Any, machine: Any) -> None:

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from smelt.backends._fusion import attributes_in
 from smelt.backends.cpu import _math as m
 from smelt.backends.cpu._emit import Reg, element_type, lane_count, type_suffix, vector_type
 from smelt.backends.cpu._quantization import QUANTIZED, dequantized, quantized, rounded_steps
@@ -65,7 +66,7 @@ class _Call:
 
     def attribute(self, name: str) -> Reg:
         """An attribute as a literal of the first argument's type."""
-        return self.constant(self.attributes[name])
+        return self.constant(_number(self.attributes[name]))
 
     def where(self, predicate: str, yes: Reg, no: Reg) -> Reg:
         """``x predicate 0 ? yes : no``."""
@@ -114,7 +115,7 @@ def emit_op(
     name, attributes = cast("tuple[str, tuple[tuple[str, Json], ...]]", op)
     if dtypes is None:
         dtypes = [_DTYPES[element_type(a.type)] for a in args if a is not ABSENT]
-    call = _Call(e, dict(attributes), args, dtypes)
+    call = _Call(e, attributes_in(attributes), args, dtypes)
     return EMITTERS[name](call)
 
 
@@ -199,7 +200,7 @@ def _negate(c: _Call) -> Reg:
 
 
 def _invert(c: _Call) -> Reg:
-    return c.e.binary("xor", c.x, c.constant(-1 if "i1" not in c.x.type else 1))
+    return c.e.binary("xor", c.x, c.constant(1 if element_type(c.x.type) == "i1" else -1))
 
 
 def _relu(c: _Call) -> Reg:
@@ -243,8 +244,13 @@ def _hard_swish(c: _Call) -> Reg:
     return c.e.binary("fmul", c.x, m.at_most(c.e, m.at_least(c.e, line, 0.0), 1.0))
 
 
+def _number(value: float | str) -> float:
+    """An attribute; what is not finite is text in a spec."""
+    return float(value) if isinstance(value, str) else value
+
+
 def _swish(c: _Call) -> Reg:
-    alpha = c.attributes.get("alpha", 1.0)
+    alpha = _number(c.attributes.get("alpha", 1.0))
     inner = c.x if alpha == 1.0 else c.e.binary("fmul", c.x, c.constant(alpha))
     return c.e.binary("fmul", c.x, m.sigmoid(c.e, inner))
 
@@ -272,8 +278,8 @@ def _shrink(c: _Call) -> Reg:
     bias = c.attribute("bias")
     low = c.e.compare_float("olt", c.x, c.constant(-limit))
     high = c.e.compare_float("ogt", c.x, c.constant(limit))
-    below = c.e.select(low, c.e.binary("fadd", c.x, bias), c.zero)
-    return c.e.select(high, c.e.binary("fsub", c.x, bias), below)
+    above = c.e.select(high, c.e.binary("fsub", c.x, bias), c.zero)
+    return c.e.select(low, c.e.binary("fadd", c.x, bias), above)
 
 
 def _thresholded_relu(c: _Call) -> Reg:

@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from smelt.errors import InternalError
 from smelt.types import DType
 
@@ -308,10 +310,6 @@ class Emitter:
         """Apply ``op`` (fadd, fmul, and, shl…) to two registers of one type."""
         return self.emit(a.type, f"{op} {a.type} {a.text}, {b.text}")
 
-    def fma(self, a: Reg, b: Reg, c: Reg) -> Reg:
-        """``a * b + c``, rounded once."""
-        return self.call(a.type, f"llvm.fma.{type_suffix(a.type)}", a, b, c)
-
     def unary_intrinsic(self, name: str, a: Reg) -> Reg:
         """Call ``llvm.name`` (sqrt, fabs, floor …) on one value: a single instruction."""
         return self.call(a.type, f"llvm.{name}.{type_suffix(a.type)}", a)
@@ -403,11 +401,11 @@ def _literal(value: float, element: str) -> str:
         return "true" if value else "false"
     if element.startswith("i"):
         return str(int(value))
-    if element == "float":  # LLVM writes a float as the double of the same value
-        value = struct.unpack("<f", struct.pack("<f", value))[0] if abs(value) < 3.5e38 else value
+    with np.errstate(over="ignore"):  # too large for its type is infinite
+        if element == "half":
+            return f"0xH{np.float16(value).view(np.uint16):04X}"
+        if element == "float":  # LLVM writes a float as the double of the same value
+            value = float(np.float32(value))
+    if element in {"float", "double"}:
         return f"0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X}"
-    if element == "double":
-        return f"0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X}"
-    if element == "half":
-        return f"0xH{struct.unpack('<H', struct.pack('<e', value))[0]:04X}"
     raise InternalError(f"no literal of type {element}")

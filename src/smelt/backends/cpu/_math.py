@@ -12,6 +12,7 @@ rounds twice, so the reductions below are split such that this costs no accuracy
 from __future__ import annotations
 
 import math
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Final
 
 from smelt.backends.cpu._emit import Reg, lane_count, type_suffix, vector_type
@@ -28,6 +29,17 @@ _LN2_LOW: Final = -2.1219444005469057e-4
 _ROUND: Final = 12582912.0
 """1.5 * 2**23: adding it leaves a float rounded to an integer in the low bits."""
 _ROUND_BITS: Final = 0x4B400000
+_PHASE: Final = 0xA2F9836E4E441529FC2757D1F534DDC0DB6295993C439041FE51
+"""The first 208 bits of 2 / pi behind the point."""
+_PHASE_BITS: Final = 29
+"""Of one factor: with the 24 of a float32 they make the 53 of a float64."""
+_TWO_OVER_PI: Final = tuple(
+    (_PHASE >> 208 - last & (1 << _PHASE_BITS) - 1) * 2.0**-last
+    for last in range(_PHASE_BITS, 208, _PHASE_BITS)
+)
+"""Summands of 2 / pi, so many that the largest float32 has its fraction of a turn."""
+_LAST_WITH_TURNS: Final = 4
+"""Products with later ones are less than a turn."""
 _EXP: Final = (0.5, 0.16666534543037415, 0.04166724532842636, 0.008367440663278103,
                0.00138631381560117)  # fmt: skip
 _EXP_LIMIT: Final = 104.0
@@ -318,7 +330,8 @@ def gelu(e: Emitter, x: Reg) -> Reg:
     """``x`` times the normal distribution up to ``x``, which is (1 + erf(x / sqrt 2)) / 2.
 
     Below zero too: there the sum with 1 would lose every digit. The tail beyond t, the magnitude,
-    is exp(-t**2 / 2) by a quotient of polynomials; what is positive loses t times its tail.
+    is exp(-t**2 / 2) by a quotient of polynomials; what is positive loses t times its tail. Minus
+    infinity times nothing is no number.
     """
     kind = x.type
     t = at_most(e, absolute(e, x), _TAIL_LIMIT)
@@ -329,17 +342,30 @@ def gelu(e: Emitter, x: Reg) -> Reg:
     top = multiply_add(e, square, polynomial(e, t, _TAIL_TOP), half)
     bottom = polynomial(e, t, _TAIL_BOTTOM)
     power = _lifted_power(e, negative(e, square), rest, top)
-    return e.binary("fsub", at_least(e, x, -0.0), e.binary("fdiv", power, bottom))
+    value = e.binary("fsub", at_least(e, x, -0.0), e.binary("fdiv", power, bottom))
+    lowest = e.compare_float("oeq", x, e.constant(-math.inf, kind))
+    return e.select(lowest, e.constant(math.nan, kind), value)
 
 
 def _quarter_turns(e: Emitter, x: Reg) -> tuple[Reg, Reg]:
-    """(r, n) with x = n pi/2 + r and |r| <= pi/4, for |x| < 2**45; computed in float64."""
+    """(r, n) with x = n pi/2 + r and |r| <= pi/4, n modulo 4; computed in float64.
+
+    Products with few bits of 2 / pi are exact, and so is what is left of them by whole turns: what
+    is known of the phase of the largest numbers as well is lost nowhere.
+    """
     wide = e.convert("fpext", x, "double")
+    quarter, turn = e.constant(0.25, wide.type), e.constant(-4.0, wide.type)
+    parts: list[Reg] = []
+    for number, factor in enumerate(_TWO_OVER_PI):
+        part = e.binary("fmul", wide, e.constant(factor, wide.type))
+        if number <= _LAST_WITH_TURNS:
+            part = multiply_add(e, round_even(e, e.binary("fmul", part, quarter)), turn, part)
+        parts.append(part)
     magic = e.constant(6755399441055744.0, wide.type)
-    shifted = multiply_add(e, wide, e.constant(2 / math.pi, wide.type), magic)
+    shifted = e.binary("fadd", reduce(partial(e.binary, "fadd"), parts), magic)
     whole = e.binary("fsub", shifted, magic)
-    r = multiply_add(e, whole, e.constant(-math.pi / 2, wide.type), wide)
-    r = multiply_add(e, whole, e.constant(-6.123233995736766e-17, wide.type), r)
+    left = reduce(partial(e.binary, "fadd"), parts, negative(e, whole))
+    r = e.binary("fmul", left, e.constant(math.pi / 2, wide.type))
     turns = e.convert("trunc", e.convert("bitcast", shifted, "i64"), "i32")
     return e.convert("fptrunc", r, "float"), turns
 
@@ -363,34 +389,27 @@ def _circular(e: Emitter, x: Reg, quarters: int) -> Reg:
     value = e.select(odd, cosine, sine)
     second = e.binary("and", turns, e.constant(2, turns.type))
     flip = e.emit(kind, f"icmp ne {second}, {e.constant(0, turns.type).text}")
-    value = e.select(flip, negative(e, value), value)
-    return _without_infinity(e, x, value)
-
-
-def _without_infinity(e: Emitter, x: Reg, value: Reg) -> Reg:
-    """NaN where ``x`` is beyond the reduction: infinite, or too large to have a known phase."""
-    usable = e.compare_float("olt", absolute(e, x), e.constant(2.0**45, x.type))
-    return e.select(usable, value, e.constant(math.nan, x.type))
+    return e.select(flip, negative(e, value), value)
 
 
 def sin(e: Emitter, x: Reg) -> Reg:
-    """The sine; NaN from 2**45 on."""
+    """The sine."""
     return with_zero(e, x, _circular(e, x, 0))
 
 
 def cos(e: Emitter, x: Reg) -> Reg:
-    """The cosine; NaN from 2**45 on."""
+    """The cosine."""
     return _circular(e, x, 1)
 
 
 def tan(e: Emitter, x: Reg) -> Reg:
-    """The tangent; NaN from 2**45 on."""
+    """The tangent."""
     r, turns = _quarter_turns(e, x)
     sine, cosine = _sin_and_cos(e, r)
     odd = e.convert("trunc", turns, "i1")
     top = e.select(odd, negative(e, cosine), sine)
     value = e.binary("fdiv", top, e.select(odd, sine, cosine))
-    return with_zero(e, x, _without_infinity(e, x, value))
+    return with_zero(e, x, value)
 
 
 def power(e: Emitter, x: Reg, y: Reg) -> Reg:
@@ -540,7 +559,9 @@ def acosh(e: Emitter, x: Reg) -> Reg:
     t = e.binary("fsub", at_most(e, x, 1e9), e.constant(1.0, x.type))
     inner = multiply_add(e, t, t, e.binary("fadd", t, t))
     near = log1p(e, e.binary("fadd", t, e.unary_intrinsic("sqrt", inner)))
-    return _area_far(e, x, near)
+    # Far below 1 the square that the root is taken of is positive again.
+    outside = e.compare_float("olt", x, e.constant(1.0, x.type))
+    return e.select(outside, e.constant(math.nan, x.type), _area_far(e, x, near))
 
 
 def _area_far(e: Emitter, magnitude: Reg, near: Reg) -> Reg:

@@ -74,8 +74,12 @@ class CpuTarget:
 
         A narrow type pays where an instruction converts it; elsewhere float32 stays.
         """
-        converts = {DType.BFLOAT16: {"avx512bf16", "bf16"}, DType.FLOAT16: {"f16c", "neon"}}
-        return wanted if converts.get(wanted, set()) & set(self.features) else DType.FLOAT32
+        return wanted if self.converts(wanted) else DType.FLOAT32
+
+    def converts(self, dtype: DType) -> bool:
+        """Whether an instruction makes float32 of ``dtype``, and ``dtype`` of float32."""
+        by = {DType.BFLOAT16: {"avx512bf16", "bf16"}, DType.FLOAT16: {"f16c", "neon"}}
+        return not by.get(dtype, set()).isdisjoint(self.features)
 
     def has(self, *features: str) -> bool:
         """Whether code for the target may use all of ``features``."""

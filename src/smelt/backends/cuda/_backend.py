@@ -17,7 +17,7 @@ from smelt.backends.cuda._logits import keep_logits
 from smelt.backends.cuda._mixed import reads_wide, results_for_readers, results_wide
 from smelt.backends.cuda._pointwise import write_pointwise
 from smelt.backends.cuda._pool import CompilerPool
-from smelt.backends.cuda._reach import why_too_far
+from smelt.backends.cuda._reach import limits_of, why_too_far
 from smelt.backends.cuda._source import without_early_start
 from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda._triton import generator_edition
@@ -52,7 +52,7 @@ from smelt.backends.cuda.families.sliding import SlidingFamily
 from smelt.backends.cuda.families.stem import StemFamily
 from smelt.backends.cuda.families.stem_direct import StemDirectFamily
 from smelt.backends.cuda.families.stem_pool import StemPoolFamily, may_pool
-from smelt.devices.cpu import available_processors
+from smelt.devices.cpu import processor_count
 from smelt.devices.cuda import call_to_bytes
 from smelt.errors import BuildError, InternalError
 from smelt.ops import ALL_OPS
@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from smelt.devices.cuda import OpenLibrary
     from smelt.engine import KernelSpec, Step, View
     from smelt.ir import Node
+    from smelt.types import Guard
 
 _FEW_BLOCKS: Final = 1024
 """Launches of more fill a GPU by themselves."""
@@ -144,7 +145,7 @@ class CudaBackend(Backend[CudaTarget]):
             ReferenceFamily(),
         )
         self.cache = cache
-        self.pool = pool or CompilerPool(jobs or len(available_processors()))
+        self.pool = pool or CompilerPool(jobs or processor_count())
         self._made: dict[tuple[str, CudaTarget], bytes | Future[bytes]] = {}
         """Records, and those on their way."""
 
@@ -200,6 +201,10 @@ class CudaBackend(Backend[CudaTarget]):
     @override
     def edition(self) -> str:
         return generator_edition()[:12]
+
+    @override
+    def limits(self, node: Node) -> tuple[Guard, ...]:
+        return limits_of(node)
 
     @override
     def groups(self, steps: Sequence[Step], largest: Mapping[str, int]) -> list[list[int]]:

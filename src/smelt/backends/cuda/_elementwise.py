@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from smelt.backends._fusion import ABSENT_INPUT
+import numpy as np
+
+from smelt.backends._fusion import ABSENT_INPUT, attributes_in
 from smelt.backends.cuda._source import LANGUAGE_TYPES
 from smelt.types import DType
 
@@ -140,8 +142,8 @@ def _celu(c: _Call) -> str:
 
 def _shrink(c: _Call) -> str:
     bias, limit = c.number("bias"), c.number("lambd")
-    below = f"tl.where({c.x} < -({limit}), {c.x} + {bias}, 0.0)"
-    return f"tl.where({c.x} > {limit}, {c.x} - {bias}, {below})"
+    above = f"tl.where({c.x} > {limit}, {c.x} - {bias}, 0.0)"
+    return f"tl.where({c.x} < -({limit}), {c.x} + {bias}, {above})"
 
 
 def _is_inf(c: _Call) -> str:
@@ -205,6 +207,8 @@ def _power(c: _Call) -> str:
 
 
 def _sign(c: _Call) -> str:
+    if c.is_unsigned:
+        return f"tl.where({c.x} > 0, 1, {c.x})"
     return f"tl.where({c.x} > 0, 1, tl.where({c.x} < 0, -1, {c.x} * 0))"
 
 
@@ -216,8 +220,21 @@ def _cast(c: _Call) -> str:
     target = DType(c.attributes["to"])
     if target is DType.BOOL:
         return f"({c.x} != 0)"
+    if c.is_float and target.is_integer:
+        return _truncated(c, target)
     rounded = f"({c.x}).to({LANGUAGE_TYPES[target]})"
     return f"{rounded}.to(tl.float32)" if target in _HALVES else rounded
+
+
+def _truncated(c: _Call, target: DType) -> str:
+    """A float cut towards zero: beyond the integer's range its end, zero where it is no number."""
+    limits, kind = np.iinfo(target.numpy), LANGUAGE_TYPES[target]
+    # The largest integer may be no float; one more than it is a power of two.
+    low, high = float(limits.min), float(limits.max + 1)
+    inside = c.let(f"({c.x} >= {low}) & ({c.x} < {high})")
+    made = c.let(f"tl.where({inside}, {c.x}, 0.0).to({kind})")
+    ends = f"tl.where({c.x} < {low}, {limits.min}, {made})"
+    return f"tl.where({c.x} >= {high}, {limits.max}, {ends}).to({kind})"
 
 
 def _fill(c: _Call) -> str:
@@ -421,6 +438,6 @@ def write_stages(
             "" if a == ABSENT_INPUT else read(a) if a >= 0 else values[-a - 1] for a in arguments
         ]
         kind, attributes = cast("tuple[str, tuple[tuple[str, Json], ...]]", op)
-        call = _Call(dict(attributes), args, [DType(k) for k in kinds], let)
+        call = _Call(attributes_in(attributes), args, [DType(k) for k in kinds], let)
         values.append(let(EXPRESSIONS[kind](call)))
     return values[-1]

@@ -17,6 +17,7 @@ import weakref
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from textwrap import indent
 from typing import TYPE_CHECKING, Final
 
 from smelt.backends.cuda._triton import compile_kernel, require_triton
@@ -228,7 +229,7 @@ class _Worker:
         """The end of what the compiler printed, as the end of a message."""
         self.errors.seek(0)
         text = self.errors.read().decode(errors="replace").strip()
-        return f"\n{text[-_TOLD_CHARACTERS:]}" if text else ""
+        return "\n" + indent(text[-_TOLD_CHARACTERS:], "  ") if text else ""
 
     def close(self) -> None:
         """End it, and forget what it printed."""

@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING, Final
 
 from smelt.backends._fusion import root_of
 from smelt.backends.cuda._costs import count_of, guess
-from smelt.ops import Chain, Conv, ConvSum, Gemm, MatMul
+from smelt.ops import Chain, Conv, ConvSum, Gemm, MatMul, Transpose
+from smelt.types import Guard, Relation, element_count
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from smelt.ir import Node, Value
+    from smelt.types import Dim
 
 FARTHEST: Final = (1 << 31) - 1
 """What 32 bits count."""
@@ -38,6 +42,31 @@ def why_too_far(node: Node) -> str | None:
                 f"{value.name} has {count} elements behind its first axis, more than 32 bits tell"
             )
     return None
+
+
+def limits_of(node: Node) -> tuple[Guard, ...]:
+    """The same of extents that symbols leave open: what a run's extents must keep below."""
+    root, where = root_of(node)[0], f"{node.op.name} {node.name!r}"
+    found: list[Guard] = []
+
+    def keep_below(most: int, shape: Sequence[Dim], what: str) -> None:
+        count = element_count(tuple(shape))
+        if not isinstance(count, int):
+            found.append(Guard(most, Relation.AT_LEAST, count, what, where))
+
+    if isinstance(root, Chain | Conv | ConvSum | Gemm | MatMul):
+        shape = node.outputs[0].tensor.shape
+        axis = 1 if isinstance(root, Chain | Conv | ConvSum) else len(shape) - 1
+        rows = [extent for a, extent in enumerate(shape) if a != axis]
+        keep_below(_MOST_PLACES, rows, "rows of the product, counted in 32 bits")
+    for value in (*node.inputs, *node.outputs):
+        if value is None or value.constant is not None:
+            continue
+        # A transposed factor is read through its strides, where any axis may go far.
+        turned = value.producer is not None and isinstance(value.producer.op, Transpose)
+        shape = value.tensor.shape[0 if turned else 1 :]
+        keep_below(MOST_ELEMENTS, shape, f"elements of {value.name}, counted in 32 bits")
+    return tuple(found)
 
 
 def _elements(value: Value) -> int:

@@ -276,6 +276,19 @@ class Source:
 
         return read
 
+    def tell(self, operand: int, value: str, extent: str, is_wrong: str) -> None:
+        """Write error words, as `smelt.engine.ERROR_BYTES` says, where a value is out of range.
+
+        Args:
+            operand: the error words.
+            value: what may be out of range, a scalar or a block of them.
+            extent: of what it should be inside.
+            is_wrong: where it is not, as a block of the value's shape or a scalar.
+        """
+        place = f"p{operand} + ({value}) * 0"
+        self.line(f"tl.store({place}, {value}, mask={is_wrong})")
+        self.line(f"tl.store({place} + 1, ({value}) * 0 - 1 - {extent}, mask={is_wrong})")
+
     def store(self, operand: int, offset: str, value: str, mask: str | None) -> None:
         """Write elements back in the type of their memory."""
         dtype = self.dtypes[operand]

@@ -28,7 +28,7 @@ from smelt.backends.cuda._source import (
     starts_early,
 )
 from smelt.devices.cuda import ABI_VERSION, CudaKernel
-from smelt.errors import BuildError, MissingExtraError
+from smelt.errors import DISTRIBUTION, BuildError, MissingExtraError
 from smelt.types import DType
 
 if TYPE_CHECKING:
@@ -97,7 +97,12 @@ def _missing_triton() -> MissingExtraError:
     """The error that says how to get Triton: the extra brings it to some machines only."""
     machine = platform.machine()
     if sys.platform == "linux" and machine == "x86_64":
-        return MissingExtraError("triton", "cuda-build")
+        return MissingExtraError(
+            "triton",
+            "cuda-build",
+            advice="smelt's extra 'cuda-build' brings it: run pip install "
+            f"'{DISTRIBUTION}[cuda-build]'; for Hopper add 'triton<3.8'",
+        )
     return MissingExtraError(
         "triton",
         "cuda-build",

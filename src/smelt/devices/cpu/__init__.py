@@ -4,15 +4,21 @@ from smelt.devices.cpu import _abi as abi
 from smelt.devices.cpu._code import MappedCode
 from smelt.devices.cpu._memory import CpuAllocation, CpuMemory, GuardedMemory, protect
 from smelt.devices.cpu._native import NativeRuntime, native_runtime
-from smelt.devices.cpu._pool import Lease, WorkerPool, available_processors, worker_pool
+from smelt.devices.cpu._pool import Lease, WorkerPool, worker_pool
+from smelt.devices.cpu._processors import (
+    available_processors,
+    default_thread_count,
+    processor_count,
+)
 from smelt.devices.cpu._run_list import Row, RunList, Scratch
-from smelt.devices.cpu._stream import CpuEvent, CpuStream, Mark
+from smelt.devices.cpu._stream import CpuEvent, CpuStream, DeferredError, Mark
 
 __all__ = [
     "CpuAllocation",
     "CpuEvent",
     "CpuMemory",
     "CpuStream",
+    "DeferredError",
     "GuardedMemory",
     "Lease",
     "MappedCode",
@@ -24,7 +30,9 @@ __all__ = [
     "WorkerPool",
     "abi",
     "available_processors",
+    "default_thread_count",
     "native_runtime",
+    "processor_count",
     "protect",
     "worker_pool",
 ]

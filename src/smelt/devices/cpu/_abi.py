@@ -20,6 +20,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from smelt.types import Limit
+
 ABI_VERSION: Final = 2
 """Changes with anything in this file."""
 
@@ -79,7 +81,7 @@ MAILBOX_FINISHED: Final = 64
 MAILBOX_SLEEPS: Final = 68
 """32 bits: whether the worker sleeps, or is about to."""
 
-MAX_CHUNKS: Final = (1 << 31) - 1
+MAX_CHUNKS: Final = Limit.MAX_CHUNKS.most
 """Largest number of chunks of a row."""
 
 # Functions of the native runtime.

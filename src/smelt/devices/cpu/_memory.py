@@ -69,7 +69,10 @@ class CpuMemory:
         self.tracker = tracker
 
     def allocate(self, size_bytes: int, tag: str) -> CpuAllocation:
-        """Return ``size_bytes`` of memory for the purpose ``tag``.
+        """Return ``size_bytes`` of zeros for the purpose ``tag``.
+
+        Of much memory the system gives pages when they are first touched: what a plan for large
+        shapes might need costs nothing where shapes are small.
 
         Raises:
             DeviceError: there is not so much.
@@ -77,7 +80,7 @@ class CpuMemory:
         align = ALIGNMENT_BYTES if size_bytes < _LARGE_PAGE_BYTES else _LARGE_PAGE_BYTES
         try:
             whole = (
-                np.empty(size_bytes + align, np.uint8)
+                np.zeros(size_bytes + align, np.uint8)
                 if size_bytes < _LARGE_PAGE_BYTES
                 else map_pages(size_bytes + align, large=True)
             )

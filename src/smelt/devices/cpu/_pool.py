@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from smelt.devices.cpu import _abi as abi
 from smelt.devices.cpu._memory import CpuAllocation, CpuMemory
+from smelt.devices.cpu._processors import available_processors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -222,13 +223,6 @@ _processor_now: Final = _find_processor_now()
 _pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
 _by_processors: dict[tuple[frozenset[int], bool], WorkerPool] = {}
 _table_lock = threading.Lock()
-
-
-def available_processors() -> frozenset[int]:
-    """Return the processors that this thread may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return frozenset(os.sched_getaffinity(0))
-    return frozenset(range(os.cpu_count() or 1))
 
 
 def worker_pool(*, native: bool = True) -> WorkerPool:

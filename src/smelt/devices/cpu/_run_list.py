@@ -13,6 +13,7 @@ import numpy as np
 from smelt.devices.cpu import _abi as abi
 from smelt.devices.cpu._pool import Lease
 from smelt.errors import ContextError
+from smelt.types import Limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -195,7 +196,7 @@ class RunList:
         """
         for count in chunks:
             if not 0 <= count <= abi.MAX_CHUNKS:
-                raise ContextError(f"a launch has {count} chunks; 0 to {abi.MAX_CHUNKS} may be")
+                raise ContextError(f"a launch has {Limit.MAX_CHUNKS.excess(count)}")
         # A worker that is late out of an earlier run may be looking at the old numbers.
         self._runtime.close(self._address)
         self._table[:, _CHUNKS] = chunks

@@ -9,13 +9,14 @@ import threading
 import time
 import weakref
 from collections import deque
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from smelt.errors import DeviceError
 from smelt.types import Closing, override
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
 _LOG = logging.getLogger(__name__)
 _EXIT_TIMEOUT_S = 10.0
@@ -24,10 +25,12 @@ _EXIT_TIMEOUT_S = 10.0
 class Mark:
     """One moment that comes: whoever waits for it is woken once it has come."""
 
-    __slots__ = ("_reached", "time_ns")
+    __slots__ = ("_reached", "stream", "time_ns")
 
-    def __init__(self) -> None:
+    def __init__(self, stream: CpuStream | None = None) -> None:
         self._reached = threading.Event()
+        self.stream = stream
+        """Whose thread lets the moment come, once that is known."""
         self.time_ns = 0
 
     @property
@@ -43,15 +46,78 @@ class Mark:
         self._reached.set()
 
     def wait(self) -> None:
-        """Wait until the moment has come."""
-        self._reached.wait()
+        """Wait until the moment has come.
+
+        Raises:
+            DeviceError: it comes only once what the calling thread does for its stream is done.
+        """
+        if not self._reached.is_set():
+            with _waiting_for(self):
+                self._reached.wait()
+
+
+@contextmanager
+def _waiting_for(mark: Mark) -> Generator[None]:
+    """Note that a stream's thread waits; refuse what would wait for that very thread.
+
+    Each thread first notes for what it waits, then looks: of those in a circle, one sees it.
+    """
+    mine: CpuStream | None = getattr(_of_thread, "stream", None)
+    if mine is None:
+        yield
+        return
+    mine.awaited = mark
+    try:
+        _refuse_circle(mark, mine)
+        yield
+    finally:
+        mine.awaited = None
+
+
+def _refuse_circle(mark: Mark | None, mine: CpuStream) -> None:
+    met: set[CpuStream] = set()
+    while mark is not None and not mark.is_reached and mark.stream not in met | {None}:
+        if mark.stream is mine:
+            raise DeviceError(
+                "a stream cannot wait for itself: this task waits for work that is queued behind "
+                "it, or that waits for it; wait in another thread, or queue that work before"
+            )
+        assert mark.stream is not None  # noqa: S101  (the loop has ended)
+        met.add(mark.stream)
+        mark = mark.stream.awaited
+
+
+class DeferredError:
+    """A failure that is raised once, by whoever asks first; until then the first one is kept."""
+
+    __slots__ = ("_kept",)
+
+    def __init__(self) -> None:
+        self._kept: dict[str, Exception] = {}
+        """At most one; `setdefault` and `pop` are one step each, whatever other threads do."""
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether nobody has heard of it yet."""
+        return bool(self._kept)
+
+    def keep(self, error: Exception) -> None:
+        """Keep a failure, unless one is kept already."""
+        self._kept.setdefault("error", error)
+
+    def check(self) -> None:
+        """Raise what is kept, if anything is."""
+        error = self._kept.pop("error", None)
+        if error is not None:
+            raise error
 
 
 class CpuStream(Closing):
     """A queue of work that one thread does in order.
 
-    Work that fails is reported by the next `synchronize`, which raises the very exception that the
-    work raised; what was queued behind it is dropped.
+    A task that raises stops the queue: what is behind it is dropped, its marks are reached, and the
+    next `synchronize` raises the very exception. A task whose failure is nobody else's matter gives
+    it to `defer` instead: later work is done, and `synchronize` raises what nobody has heard of.
     """
 
     def __init__(self) -> None:
@@ -64,7 +130,11 @@ class CpuStream(Closing):
         self._is_working = False
         self._is_closed = False
         self._error: BaseException | None = None
+        """Of the task that stopped the queue."""
+        self._deferred: list[DeferredError] = []
         self._thread: threading.Thread | None = None
+        self.awaited: Mark | None = None
+        """What the thread waits for just now."""
         self._process = os.getpid()
 
     def submit(self, task: Callable[[], object], *marks: Mark) -> None:
@@ -81,6 +151,8 @@ class CpuStream(Closing):
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="smelt-stream", daemon=True)
                 self._thread.start()
+            for mark in marks:
+                mark.stream = self
             self._tasks.append((task, marks))
             self._condition.notify_all()
 
@@ -93,16 +165,27 @@ class CpuStream(Closing):
         """Wait until everything that was queued is done.
 
         Raises:
-            Whatever a queued task raised; once.
+            DeviceError: a task of the stream waits for it, or one that it waits for.
+            Whatever a queued task raised, or deferred and nobody has heard of; once. Of several
+                failures the next calls raise the others.
         """
-        with self._condition:
-            if threading.current_thread() is self._thread:
-                raise DeviceError("a stream cannot wait for itself")
+        idle = Mark(self)
+        with _waiting_for(idle), self._condition:
             while self._tasks or self._is_working:
                 self._condition.wait()
+            idle.reach()  # before another task can begin
             error, self._error = self._error, None
-        if error is not None:
-            raise error
+            if error is not None:
+                raise error
+            while self._deferred:
+                self._deferred.pop(0).check()
+
+    def defer(self, failure: DeferredError) -> None:
+        """Let `synchronize` raise what a task has failed with, unless somebody does before."""
+        with self._condition:
+            known = self._deferred
+            self._deferred = [d for d in known if d.is_awaited and d is not failure]
+            self._deferred.append(failure)
 
     def wait(self, event: CpuEvent) -> None:
         """Let later work wait until ``event``, as it is now, has come."""
@@ -119,10 +202,12 @@ class CpuStream(Closing):
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             if self._process == os.getpid():
-                thread.join()
+                with _waiting_for(Mark(self)):
+                    thread.join()
             self._thread = None
 
     def _work(self) -> None:
+        _of_thread.stream = self
         while True:
             with self._condition:
                 while not self._tasks and not self._is_closed:
@@ -208,6 +293,8 @@ def _nothing() -> None:
 
 
 _streams: weakref.WeakSet[CpuStream] = weakref.WeakSet()
+_of_thread = threading.local()
+"""The stream whose work the thread does, if any."""
 
 
 @atexit.register

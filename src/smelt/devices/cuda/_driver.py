@@ -6,9 +6,11 @@ Sources: CUDA Driver API reference, "Error Handling" (names and numbers of the r
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import logging
 import os
+import sys
 import threading
 from typing import Any, Final
 
@@ -18,6 +20,7 @@ _LOG = logging.getLogger(__name__)
 OLDEST_VERSION: Final = 12000
 """The oldest driver interface that runs our kernels (CUDA 12.0: it brought library loading)."""
 
+_NO_DRIVER: Final = "no NVIDIA driver found on this machine (nvidia-smi would list it)"
 _NOT_READY: Final = 600
 _ADVICE: Final = {
     1: "an argument is wrong",
@@ -72,10 +75,9 @@ class Driver:
             self.version: int = self.call("cuDriverGetVersion")
         except (RuntimeError, OSError, ImportError) as error:
             _LOG.debug("%s", error)
-            raise DeviceError(
-                f"the NVIDIA driver cannot be loaded{_reason(error)}; it belongs to the system of "
-                "a machine with an NVIDIA GPU, and nvidia-smi shows it"
-            ) from error
+            if type(error).__name__ == "DynamicLibNotFoundError":
+                raise DeviceError(_NO_DRIVER) from error
+            raise DeviceError(f"the NVIDIA driver cannot be loaded{_reason(error)}") from error
         if self.version < OLDEST_VERSION:
             raise DeviceError(
                 f"the NVIDIA driver offers CUDA {dotted_cuda(self.version)}, and "
@@ -142,10 +144,17 @@ def dotted_cuda(version: int) -> str:
     return f"{version // 1000}.{version % 1000 // 10}"
 
 
+def _has_driver() -> bool:
+    """Whether the driver's library is on this machine."""
+    try:
+        ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
 def _reason(error: BaseException) -> str:
-    """Why it cannot be, where that is more than that there is none: cuda-bindings' own advice."""
-    if type(error).__name__ == "DynamicLibNotFoundError":
-        return ""
+    """The first line of why it cannot be: the others are cuda-bindings' own advice."""
     first, *_ = str(error).strip().splitlines() or [type(error).__name__]
     return f" ({first})"
 
@@ -166,6 +175,8 @@ def cuda_driver() -> Driver:
             try:
                 api = importlib.import_module("cuda.bindings.driver")
             except ModuleNotFoundError as error:
+                if not _has_driver():  # which no package brings
+                    raise DeviceError(_NO_DRIVER) from error
                 raise MissingExtraError("cuda-bindings", "cuda") from error
             _drivers[0] = Driver(api)
         return _drivers[0]

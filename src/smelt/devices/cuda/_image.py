@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from smelt.devices.cuda._calls import LIBRARIES, LibraryCall
 from smelt.errors import EngineFormatError
+from smelt.types import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -89,7 +90,7 @@ def read_record(code: bytes | memoryview, offset: int, place: int = 0) -> CudaKe
         for _ in range(place):
             offset = _parts(view, offset)[-1]
         text, cubin, _ = _parts(view, offset)
-        fields: Any = json.loads(bytes(text))
+        fields: Any = parse_json(bytes(text))
         if type(fields) is not dict:
             raise EngineFormatError("a kernel's record has no fields")
         fields = cast("dict[str, Any]", fields)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from smelt import config
-from smelt.errors import DeviceError, EngineMismatchError, MissingExtraError
+from smelt.errors import DISTRIBUTION, DeviceError, EngineMismatchError, MissingExtraError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -126,7 +126,7 @@ def find_version(
     if not found:
         advice = (
             f"{title} is part of it, and smelt's extra {EXTRA!r} brings it: run pip install "
-            f"'.[{EXTRA}]' in smelt's clone; or name its folder in SMELT_CUDA_LIBRARIES"
+            f"'{DISTRIBUTION}[{EXTRA}]'; or name its folder in SMELT_CUDA_LIBRARIES"
         )
         raise MissingExtraError(package, EXTRA, advice=advice)
     if wanted is None or wanted in found:

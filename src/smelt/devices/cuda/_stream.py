@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from smelt.errors import DeviceError
 from smelt.types import Closing, override
@@ -48,7 +48,7 @@ class CudaStream(Closing):
         """
         self.device = device
         self._keeps = foreign
-        self._followers: list[Follower] = []
+        self._followers: list[Awaited] = []
         self._finalizer: weakref.finalize[..., CudaStream] | None = None
         if foreign is not None:
             self.handle: Any = device.driver.api.CUstream(handle_of(foreign))
@@ -62,15 +62,23 @@ class CudaStream(Closing):
         return self.device.is_done("cuStreamQuery", self.handle)
 
     def synchronize(self) -> None:
-        """Wait until everything that was queued is done. Raises CudaError: some of it failed."""
+        """Wait until everything that was queued is done.
+
+        Raises:
+            CudaError: some of it failed.
+            What a follower raises; of several the next calls raise the others.
+        """
         self.device.call("cuStreamSynchronize", self.handle)
         followers, self._followers = self._followers, []
-        for follower in followers:
-            follower.wait()
+        try:
+            while followers:
+                followers.pop(0).wait()
+        finally:
+            self._followers += followers
 
-    def follow(self, follower: Follower) -> None:
+    def follow(self, follower: Awaited) -> None:
         """Let `synchronize` wait for what is done on the host about the stream's work, too."""
-        self._followers = [f for f in self._followers if f.is_awaited]
+        self._followers = [f for f in self._followers if f.is_awaited and f is not follower]
         self._followers.append(follower)
 
     def wait(self, event: CudaEvent) -> None:
@@ -87,6 +95,19 @@ class CudaStream(Closing):
     def __cuda_stream__(self) -> tuple[int, int]:
         """Version of the protocol, and the handle."""
         return 0, int(self.handle)
+
+
+class Awaited(Protocol):
+    """What a stream's `synchronize` waits for beside the stream's work."""
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether there is something to wait for, or to hear."""
+        ...
+
+    def wait(self) -> None:
+        """Wait until it is done. Raises what went wrong; once."""
+        ...
 
 
 class Follower:

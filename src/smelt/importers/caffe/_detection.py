@@ -6,7 +6,6 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from smelt import ops
-from smelt.types import evaluate_dim, symbols_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -138,10 +137,7 @@ def convert_detection_output(step: Step) -> list[Value]:
     )
     inputs = step.inputs[:3]
     result = step.add(op, *inputs)
-    bound = op.count_bound([value.operand for value in inputs])
-    step.graph.symbol_bounds[symbol] = evaluate_dim(
-        bound, {name: step.batches.get(name, 1) for name in symbols_of(bound)}
-    )
+    step.graph.symbol_bounds[symbol] = op.count_bound([value.operand for value in inputs])
     return [result]
 
 

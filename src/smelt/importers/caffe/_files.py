@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import errno
 from typing import TYPE_CHECKING, Final
 
 from smelt.errors import ModelFormatError
 from smelt.importers.caffe._wire import Reader
+from smelt.types import Limit, path_from, read_file
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from smelt.importers.caffe._wire import StoredLayer
     from smelt.ir import Array
 
-MAXIMUM_TEXT_BYTES: Final = 16 << 20
+_ADVICE: Final = {
+    Limit.MAX_PROTOTXT_BYTES: "is it the caffemodel? The prototxt comes first",
+    Limit.MAX_MODEL_BYTES: "it is no network's",
+}
 _CONTROL: Final = frozenset(range(32)) - {9, 10, 11, 12, 13}
 
 
@@ -25,13 +31,9 @@ def read_prototxt(source: Path | bytes | str) -> tuple[str, str]:
     """
     if isinstance(source, str) and ("{" in source or "\n" in source):
         data, what = source.encode("utf-8", "surrogateescape"), "prototxt"
+        _check_size(data, what, Limit.MAX_PROTOTXT_BYTES)
     else:
-        data, what = _read(source, "prototxt")
-    if len(data) > MAXIMUM_TEXT_BYTES:
-        raise ModelFormatError(
-            f"{what}: {len(data)} bytes are too many for a prototxt (the limit is "
-            f"{MAXIMUM_TEXT_BYTES}); is it the caffemodel? The prototxt comes first"
-        )
+        data, what = _read(source, "prototxt", Limit.MAX_PROTOTXT_BYTES)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -43,7 +45,7 @@ def read_prototxt(source: Path | bytes | str) -> tuple[str, str]:
 
 def read_caffemodel(source: Path | bytes | str) -> tuple[list[StoredLayer], str]:
     """Layers of a caffemodel with their weights, and what to call it. Raises ModelFormatError."""
-    data, what = _read(source, "caffemodel")
+    data, what = _read(source, "caffemodel", Limit.MAX_MODEL_BYTES)
     if _is_prototxt(data):
         raise ModelFormatError(
             f"{what} is text, not a caffemodel: are prototxt and caffemodel swapped? "
@@ -67,7 +69,7 @@ def read_mean(source: Path | bytes | str) -> Array:
 
     Raises ModelFormatError: when the file cannot be read or is no binaryproto.
     """
-    data, what = _read(source, "mean")
+    data, what = _read(source, "mean", Limit.MAX_MODEL_BYTES)
     blob = Reader(data, what).read_blob(where="the mean image")
     array = blob.array()
     if array.size == 0:
@@ -77,15 +79,23 @@ def read_mean(source: Path | bytes | str) -> Array:
     return array.astype("float32", copy=False)
 
 
-def _read(source: Path | bytes | str, what: str) -> tuple[bytes, str]:
+def _read(source: Path | bytes | str, what: str, limit: Limit) -> tuple[bytes, str]:
     if isinstance(source, bytes | bytearray | memoryview):
+        _check_size(source, what, limit)
         return bytes(source), what
-    path = Path(source)
+    path = path_from(source, what, ModelFormatError)
     try:
-        return path.read_bytes(), f"{what} {path}"
+        return read_file(path, limit), f"{what} {path}"
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise ModelFormatError(f"{what} {path}: {reason}; check the path") from error
+        is_large = isinstance(error, OSError) and error.errno == errno.EFBIG
+        advice = _ADVICE[limit] if is_large else "check the path"
+        raise ModelFormatError(f"{what} {path}: {reason}; {advice}") from error
+
+
+def _check_size(data: bytes | bytearray | memoryview, what: str, limit: Limit) -> None:
+    if len(data) > limit.most:
+        raise ModelFormatError(f"{what}: it has {limit.excess(len(data))}; {_ADVICE[limit]}")
 
 
 def _is_binary(data: bytes) -> bool:

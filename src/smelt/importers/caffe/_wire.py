@@ -3,7 +3,7 @@
 Only the fields that every fork of Caffe numbers alike are read: names, types and blobs; all else is
 skipped by its length. So forks that give one number to different layers' parameters read well,
 protobuf's limit of 2 GB does not apply, elements become arrays at memory speed, and the work is
-bounded: each length is checked against what is there, and a file of more than ``MAXIMUM_FIELDS``
+bounded: each length is checked against what is there, and a file of more than ``MAX_WEIGHT_FIELDS``
 fields is refused.
 """
 
@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from smelt.errors import ModelFormatError
+from smelt.types import Limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from smelt.ir import Array
 
-MAXIMUM_FIELDS: Final = 1_000_000
 MAXIMUM_RANK: Final = 32  # Caffe's own limit
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _UNPACKED: Final = (5, 9)
@@ -182,10 +182,9 @@ class Reader:
         """Each field's number with its integer, or with where its bytes lie."""
         while position < end:
             self._fields += 1
-            if self._fields > MAXIMUM_FIELDS:
-                raise self._error(
-                    position, f"more than {MAXIMUM_FIELDS} fields: this is no network"
-                )
+            if self._fields > Limit.MAX_WEIGHT_FIELDS.most:
+                told = Limit.MAX_WEIGHT_FIELDS.excess(self._fields)
+                raise self._error(position, f"at least {told}: this is no network")
             start = position
             tag, position = self._varint(position, end)
             number, wire = tag >> 3, tag & 7

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from smelt.ir import Graph
 
-__all__ = ["import_onnx"]
+__all__ = ["import_onnx", "read_onnx"]
 
 
 def import_onnx(
@@ -38,3 +38,17 @@ def import_onnx(
     from smelt.importers.onnx._model import graph_from_model
 
     return graph_from_model(source, outputs)
+
+
+def read_onnx(
+    source: str | os.PathLike[str] | bytes | bytearray | memoryview | onnx.ModelProto,
+) -> onnx.ModelProto:
+    """Read an ONNX model as a message that has all its weights, as `import_onnx` reads it.
+
+    Raises ModelFormatError: the bytes are no sound model, external data is missing or elsewhere, or
+    all of it is too large for one message.
+    Raises UnsupportedError: a version or an element type that nothing here knows.
+    """
+    from smelt.importers.onnx._load import read_model
+
+    return read_model(source)

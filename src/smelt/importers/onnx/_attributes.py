@@ -13,7 +13,8 @@ from smelt.ir import Array
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
+
+    from smelt.importers.onnx._external import ExternalData
 
 Attribute = (
     int
@@ -29,7 +30,7 @@ Attribute = (
 _KIND = AttributeProto.AttributeType
 
 
-def attribute_value(proto: AttributeProto, folder: Path | None, where: str) -> Attribute:
+def attribute_value(proto: AttributeProto, external: ExternalData, where: str) -> Attribute:
     """The value of an attribute.
 
     Raises ModelFormatError: no type, or text that is not UTF-8.
@@ -41,9 +42,9 @@ def attribute_value(proto: AttributeProto, folder: Path | None, where: str) -> A
     if read is not None:
         return read(proto, label)
     if kind == AttributeProto.TENSOR:
-        return array_from_tensor(proto.t, folder, label)
+        return array_from_tensor(proto.t, external, label)
     if kind == AttributeProto.SPARSE_TENSOR:
-        return array_from_sparse(proto.sparse_tensor, folder, label)
+        return array_from_sparse(proto.sparse_tensor, external, label)
     if kind == AttributeProto.UNDEFINED:
         raise ModelFormatError(f"{label} has no type")
     name = _KIND.Name(kind).lower() if kind in _KIND.values() else str(kind)

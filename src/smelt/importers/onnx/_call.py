@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from smelt.errors import GraphError, ModelFormatError, ShapeError, UnsupportedError
-from smelt.importers.onnx._scope import logger
 from smelt.importers.onnx._tensors import dtype_from_onnx
 from smelt.ir import Constant, Op, Value
 from smelt.ops import ALL_OPS
-from smelt.types import DType, TensorType, element_count, evaluate_dim, symbols_of
+from smelt.types import TensorType, element_count, symbols_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,10 +33,6 @@ _MOST_FOLDED = 4096
 """Most elements of a result that is computed at once."""
 _MOST_READ = 1 << 16
 """Most elements from which it is computed."""
-_ASSUMED_EXTENT = 1024
-"""Taken for an open extent where the size of a result that a run determines must be bounded now."""
-_ASSUMED_MOST = 1 << 20
-"""Largest bound that follows from assumptions."""
 _LARGEST_DIM = 1 << 31
 """Above it an element is no extent, and need not be followed."""
 REFUSALS = (ArithmeticError, LookupError, TypeError, ValueError)
@@ -162,31 +157,16 @@ class Call:
         """A constant int64 vector."""
         return self.constant(np.array(elements, np.int64))
 
-    def bound_symbols(self, extents: Sequence[Dim], *limits: Dim) -> None:
-        """Declare the largest value of the symbols that a run determines: that of ``limits``."""
-        names = symbols_of(*extents)
-        if not names:
-            return
-        largest = max(self._largest(limit) for limit in limits)
-        graphs = (self.scope.state.root, self.graph)
-        for graph in graphs:
-            for name in names:
-                graph.symbol_bounds.setdefault(name, largest)
+    def bound_symbol(self, counted: str, extent: Dim, bound: Dim) -> None:
+        """Declare an upper bound of an extent that a run of the node determines.
 
-    def _largest(self, limit: Dim) -> int:
-        open_symbols = symbols_of(limit)
-        if not open_symbols:
-            return evaluate_dim(limit, {})
-        bounds = self.scope.state.root.symbol_bounds
-        assumed = {name: bounds.get(name, _ASSUMED_EXTENT) for name in open_symbols}
-        bound = min(max(evaluate_dim(limit, assumed), 0), _ASSUMED_MOST)
-        logger.warning(
-            "%s: the size of its result depends on %s; it may be %d at most",
-            self.where,
-            ", ".join(sorted(open_symbols)),
-            bound,
-        )
-        return bound
+        ``counted`` is the op's ``count_symbol``, with which the symbols of its results begin. An
+        extent that follows from the inputs, as the trips of a Loop may, needs no bound.
+        """
+        for name in symbols_of(extent):
+            if name == counted or name.startswith(f"{counted}_"):
+                for graph in (self.scope.state.root, self.graph):
+                    graph.symbol_bounds.setdefault(name, bound)
 
     def _add(self, op: Op, inputs: Sequence[Value | None]) -> Node:
         self.scope.state.count_node()
@@ -286,8 +266,6 @@ def _evaluate(scope: Scope, node: Node) -> Sequence[Array] | None:
     if node.op.regions or not all(isinstance(kind, TensorType) for kind in kinds):
         return None
     tensors = cast("list[TensorType]", kinds)
-    if any(tensor.dtype is DType.BFLOAT16 for tensor in tensors):
-        return None  # an array of its bits does not say that it is one
     counts = [element_count(tensor.shape) for tensor in tensors]
     if any(not isinstance(count, int) or count > _MOST_FOLDED for count in counts):
         return None
@@ -303,6 +281,9 @@ def _evaluate(scope: Scope, node: Node) -> Sequence[Array] | None:
     if not inputs or [array is None for array in inputs] != absent:
         return None
     if sum(array.size for array in inputs if array is not None) > _MOST_READ:
+        return None
+    operands = [None if value is None else value.operand for value in node.inputs]
+    if not scope.state.afford(node.op.count_work(operands, kinds)):
         return None
     return _run_reference(node.op, inputs, tensors)
 

@@ -19,7 +19,7 @@ from smelt.importers.onnx._functions import expand_function, function_of_schema
 from smelt.importers.onnx._order import describe, order_nodes
 from smelt.importers.onnx._scope import Scope, UnknownResult
 from smelt.importers.onnx._table import custom_rule, rule_for
-from smelt.importers.onnx._tensors import array_from_sparse, array_from_tensor
+from smelt.importers.onnx._tensors import array_from_sparse, array_from_tensor, spread_bytes
 from smelt.importers.onnx._types import tensor_type
 from smelt.ir import Value
 
@@ -57,9 +57,10 @@ def _add_weights(scope: Scope, proto: GraphProto, where: str) -> None:
         seen.add(name)
         try:
             if isinstance(entry, onnx.TensorProto):
-                array = array_from_tensor(entry, scope.state.folder, label)
+                array = array_from_tensor(entry, scope.state.external, label)
             else:
-                array = array_from_sparse(entry, scope.state.folder, label)
+                scope.state.count_expanded(0, spread_bytes(entry))
+                array = array_from_sparse(entry, scope.state.external, label)
         except UnsupportedError as error:
             scope.state.problems.append(str(error))
             scope.values[name] = None
@@ -71,6 +72,8 @@ def _add_weights(scope: Scope, proto: GraphProto, where: str) -> None:
 def _add_node(scope: Scope, proto: NodeProto) -> None:
     label = proto.name or next((name for name in proto.output if name), proto.op_type) or "node"
     name = scope.state.reserve_node_name(scope.prefix + label)
+    if scope.references is not None:
+        scope.state.count_expanded(1, proto.ByteSize())
     try:
         _convert(scope, proto, name)
     except UnsupportedError as error:
@@ -93,7 +96,10 @@ def _convert(scope: Scope, proto: NodeProto, name: str) -> None:
         _check_regions(scope, protos)
         raise UnknownResult
     version = scope.opsets.get(_domain(proto.domain), 0)
-    attributes = {p.name: attribute_value(p, scope.state.folder, where) for p in protos}
+    for attribute in protos:
+        if attribute.type == AttributeProto.SPARSE_TENSOR:
+            scope.state.count_expanded(0, spread_bytes(attribute.sparse_tensor))
+    attributes = {p.name: attribute_value(p, scope.state.external, where) for p in protos}
     call = Call(scope, name, proto.op_type, version, inputs, proto.output, attributes)
     first = len(scope.graph.nodes)
     try:
@@ -126,6 +132,7 @@ def _resolve_references(scope: Scope, proto: NodeProto, where: str) -> list[Attr
             )
         referred = scope.references.get(attribute.ref_attr_name)
         if referred is not None:
+            scope.state.count_expanded(0, referred.ByteSize())
             copied = AttributeProto()
             copied.CopyFrom(referred)
             copied.name = attribute.name

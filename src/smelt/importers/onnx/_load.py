@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import onnx
@@ -12,15 +12,22 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError
 
 from smelt.errors import ModelFormatError, UnsupportedError
+from smelt.importers.onnx._external import ExternalData
+from smelt.importers.onnx._tensors import embed_data
+from smelt.importers.onnx._wire import check_counts
+from smelt.types import Limit, path_from, read_file
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from google.protobuf.message import Message
 
 ModelSource = str | os.PathLike[str] | bytes | bytearray | memoryview | onnx.ModelProto
 
 OLDEST_IR = 3
 OLDEST_OPSET = 7
-_LARGEST_MESSAGE_BYTES = (1 << 31) - 1
+_PROSE = ("doc_string", "value")
+"""Texts that are no names: documentation, and what metadata say."""
 _ONNX_NAMES = ("", "ai.onnx")
 
 
@@ -47,7 +54,7 @@ def load_model(source: ModelSource) -> LoadedModel:
     elif isinstance(source, bytes | bytearray | memoryview):
         proto = _decode(bytes(source), "the given bytes")
     else:
-        path = Path(source)
+        path = path_from(source, "an ONNX model", ModelFormatError)
         proto = _decode(_read(path), str(path))
         folder = path.absolute().parent
     if not proto.HasField("graph"):
@@ -62,6 +69,18 @@ def load_model(source: ModelSource) -> LoadedModel:
             "again with a current exporter"
         )
     return LoadedModel(proto, folder, opset_versions(proto))
+
+
+def read_model(source: ModelSource) -> onnx.ModelProto:
+    """Decode a model, and put its external data into it.
+
+    Raises ModelFormatError: what cannot be read, is no model, or is too large for one message.
+    Raises UnsupportedError: a version that is too old or too new, or an unknown element type.
+    """
+    model = load_model(source)
+    if model.folder is not None:
+        embed_data(model.proto, ExternalData(model.folder))
+    return model.proto
 
 
 def opset_versions(holder: onnx.ModelProto | onnx.FunctionProto) -> dict[str, int]:
@@ -88,18 +107,13 @@ def opset_versions(holder: onnx.ModelProto | onnx.FunctionProto) -> dict[str, in
 
 def _read(path: Path) -> bytes:
     try:
-        size = path.stat().st_size
-        if size > _LARGEST_MESSAGE_BYTES:
-            raise ModelFormatError(
-                f"{path} has {size} bytes and a protobuf message at most "
-                f"{_LARGEST_MESSAGE_BYTES}: save the "
-                "model with its weights as external data"
-            )
-        return path.read_bytes()
+        return read_file(path, Limit.MAX_MODEL_BYTES)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
+        is_large = isinstance(error, OSError) and error.errno == errno.EFBIG
+        advice = "save its weights as external data" if is_large else "check the path"
         raise ModelFormatError(
-            f"the ONNX model {path} cannot be read: {reason}; check the path"
+            f"the ONNX model {path} cannot be read: {reason}; {advice}"
         ) from error
 
 
@@ -108,6 +122,7 @@ def _decode(data: bytes, where: str) -> onnx.ModelProto:
         raise ModelFormatError(f"{where}: empty; an ONNX model was expected")
     proto = onnx.ModelProto()
     try:
+        check_counts(data, proto)
         proto.ParseFromString(data)
     except DecodeError as error:
         raise ModelFormatError(
@@ -117,7 +132,10 @@ def _decode(data: bytes, where: str) -> onnx.ModelProto:
 
 
 def _require_text(message: Message) -> None:
-    """Check that every string is text: protobuf hands out bytes where it is not UTF-8."""
+    """Check that every string is text: protobuf hands out bytes where it is not UTF-8.
+
+    Names stand in messages and before other names, so their length is bounded.
+    """
     stack = [message]
     while stack:
         for field, content in stack.pop().ListFields():
@@ -129,4 +147,10 @@ def _require_text(message: Message) -> None:
                     raise ModelFormatError(
                         f"field {field.full_name} of the ONNX model is not UTF-8 text; the file "
                         "is damaged"
+                    )
+                longest = max(map(len, texts), default=0)
+                if longest > Limit.MAX_NAME_CHARACTERS.most and field.name not in _PROSE:
+                    told = Limit.MAX_NAME_CHARACTERS.excess(longest)
+                    raise ModelFormatError(
+                        f"field {field.full_name} of the ONNX model has {told}; shorten it"
                     )

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from smelt.errors import GraphError, ModelFormatError, UnsupportedError
+from smelt.importers.onnx._external import ExternalData
 from smelt.importers.onnx._graph import fill_scope
 from smelt.importers.onnx._load import LoadedModel, load_model
 from smelt.importers.onnx._scope import ImportState, Scope, logger
@@ -37,7 +38,7 @@ def graph_from_model(source: ModelSource, outputs: Sequence[str] | None) -> Grap
 def _import(model: LoadedModel, outputs: Sequence[str] | None) -> Graph:
     proto = model.proto.graph
     graph = Graph(proto.name or "network")
-    state = ImportState(model.folder, graph, fill_scope, _functions(model))
+    state = ImportState(ExternalData(model.folder), graph, fill_scope, _functions(model))
     scope = Scope(state, graph, model.opsets)
     _add_inputs(scope, proto)
     fill_scope(scope, proto)
@@ -53,6 +54,7 @@ def _import(model: LoadedModel, outputs: Sequence[str] | None) -> Graph:
             f"ONNX model {graph.name!r} has no output; name what to compute in outputs="
         )
     _mark_outputs(scope, wanted)
+    state.keep_guards()
     return graph
 
 

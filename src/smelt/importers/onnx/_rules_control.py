@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 from smelt.errors import GraphError, UnsupportedError
 from smelt.importers.onnx._scope import Scope, UnknownResult
 from smelt.ir import Graph, Value
-from smelt.types import DType, TensorType
+from smelt.types import DType, Limit, TensorType
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,11 +15,7 @@ if TYPE_CHECKING:
     import onnx
 
     from smelt.importers.onnx._call import Call
-    from smelt.types import ValueType
-
-
-_MOST_TRIPS = 4096
-"""Bound of a loop that stacks its results and does not say how long it runs."""
+    from smelt.types import Dim, ValueType
 
 
 def conditional(call: Call) -> list[Value]:
@@ -30,21 +26,29 @@ def conditional(call: Call) -> list[Value]:
         return _inline(call, branches[0 if condition.constant.array.item() else 1])
     then_scope, else_scope = (_build_region(call, branch, ()) for branch in branches)
     captured = _merge_captured(then_scope, else_scope)
+    symbol = call.scope.state.symbols.reserve(f"{call.name}_count")
     results = call.emit_all(
         "If",
         condition,
         *captured,
         then_branch=then_scope.graph,
         else_branch=else_scope.graph,
-        count_symbol=call.scope.state.symbols.reserve(f"{call.name}_count"),
+        count_symbol=symbol,
     )
     pairs = zip(then_scope.graph.outputs, else_scope.graph.outputs, strict=True)
     for result, (first, second) in zip(results, pairs, strict=True):
         extents = zip(result.tensor.shape, first.tensor.shape, second.tensor.shape, strict=True)
         for extent, one, other in extents:
             if extent not in (one, other):
-                call.bound_symbols((extent,), one, other)
+                call.bound_symbol(symbol, extent, _larger(one, other))
     return results
+
+
+def _larger(one: Dim, other: Dim) -> Dim:
+    """An upper bound of both extents, none of which is negative."""
+    if isinstance(gap := one - other, int):
+        return one if gap > 0 else other
+    return one + other
 
 
 def loop(call: Call) -> list[Value]:
@@ -72,9 +76,11 @@ def loop(call: Call) -> list[Value]:
         count_symbol=symbol,
     )
     trips = call.elements(0)
-    most = _MOST_TRIPS if trips is None or trips.size != 1 else max(int(trips.item()), 0)
+    most = Limit.MAX_LOOP_TRIPS.most
+    if trips is not None and trips.size == 1:
+        most = min(max(int(trips.item()), 0), most)
     for result in results[len(states) :]:
-        call.bound_symbols(result.tensor.shape[:1], min(most, _MOST_TRIPS))
+        call.bound_symbol(symbol, result.tensor.shape[0], most)
     return results
 
 

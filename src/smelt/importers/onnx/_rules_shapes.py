@@ -44,14 +44,12 @@ def slice_of_attributes(call: Call) -> list[Value]:
 
 def split_of_attribute(call: Call) -> list[Value]:
     """Split before its lengths became an input."""
-    lengths = _axes(call, "split")
-    return _split(call, lengths, {"num_outputs": len(call.outputs)} if lengths is None else {})
+    return _split_evenly(call, _axes(call, "split"))
 
 
 def split_equally(call: Call) -> list[Value]:
     """Split whose parts are counted by its outputs."""
-    lengths = call.optional(1)
-    return _split(call, lengths, {"num_outputs": len(call.outputs)} if lengths is None else {})
+    return _split_evenly(call, call.optional(1))
 
 
 def split(call: Call) -> list[Value]:
@@ -61,6 +59,12 @@ def split(call: Call) -> list[Value]:
     if count != len(call.outputs) and lengths is None:
         raise ModelFormatError(f"{call.where}: num_outputs {count} for {len(call.outputs)} outputs")
     return _split(call, lengths, {"num_outputs": count} if lengths is None else {})
+
+
+def _split_evenly(call: Call, lengths: Value | None) -> list[Value]:
+    """Before opset 18 parts without lengths are equal: ONNX has no shorter last one."""
+    equal: dict[str, Attribute] = {"num_outputs": len(call.outputs), "even": True}
+    return _split(call, lengths, equal if lengths is None else {})
 
 
 def _split(call: Call, lengths: Value | None, attributes: dict[str, Attribute]) -> list[Value]:

@@ -9,7 +9,7 @@ import numpy as np
 from smelt.errors import ShapeError, UnsupportedError
 from smelt.importers.onnx._rules_windows import convolve
 from smelt.ops import NonMaxSuppression
-from smelt.types import DType, element_count, symbols_of
+from smelt.types import DType, element_count
 
 if TYPE_CHECKING:
     from smelt.importers.onnx._call import Call
@@ -79,8 +79,8 @@ def counted(call: Call) -> list[Value]:
             limit = node.op.count_bound(
                 [None if value is None else value.operand for value in node.inputs]
             )
-        own = [d for d in results[0].tensor.shape if symbol in symbols_of(d)]
-        call.bound_symbols(own, limit)
+        for extent in results[0].tensor.shape:
+            call.bound_symbol(symbol, extent, limit)
     return results
 
 

@@ -9,21 +9,22 @@ from typing import TYPE_CHECKING, Protocol
 from smelt.errors import GraphError, ModelFormatError
 from smelt.importers.onnx._types import SymbolTable
 from smelt.ir import Value
+from smelt.types import Limit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from onnx import AttributeProto, FunctionProto, GraphProto, TypeProto
 
+    from smelt.importers.onnx._external import ExternalData
     from smelt.ir import Array, Graph
+    from smelt.types import Dim, Guard
 
 logger = logging.getLogger("smelt.importers.onnx")
 
-_DEEPEST = 40
-"""Most functions and regions within each other."""
-_MOST_NODES = 1_000_000
-"""Most nodes of a network, functions expanded: a few that call each other would fill the memory."""
+
+_MOST_CHARACTERS = 1000
+"""Of a name that is made here; the names of inputs and outputs stay what they are."""
 
 
 class UnknownResult(Exception):
@@ -46,7 +47,7 @@ class GraphFiller(Protocol):
 class ImportState:
     """What all graphs of one import share."""
 
-    folder: Path | None
+    external: ExternalData
     root: Graph
     """The network itself, around all regions."""
     fill: GraphFiller
@@ -56,12 +57,16 @@ class ImportState:
     symbols: SymbolTable = field(default_factory=SymbolTable)
     problems: list[str] = field(default_factory=list[str])
     """One line for each node that nothing here can run."""
-    _value_names: set[str] = field(default_factory=set[str])
-    _node_names: set[str] = field(default_factory=set[str])
+    _value_names: dict[str, int] = field(default_factory=dict[str, int])
+    _node_names: dict[str, int] = field(default_factory=dict[str, int])
     _known: dict[int, tuple[Value, Array]] = field(
         default_factory=dict["int", "tuple[Value, Array]"]
     )
+    _read_early: dict[int, Value] = field(default_factory=dict["int", "Value"])
     _node_count: int = 0
+    _work: int = 0
+    _expanded_nodes: int = 0
+    _expanded_bytes: int = 0
 
     def reserve_name(self, wish: str) -> str:
         """A name for a value that no other has."""
@@ -74,11 +79,35 @@ class ImportState:
     def count_node(self) -> None:
         """Note one node more. Raises ModelFormatError when there are too many."""
         self._node_count += 1
-        if self._node_count > _MOST_NODES:
-            raise ModelFormatError(
-                f"with its functions expanded the model has more than {_MOST_NODES} nodes; is it "
-                "hostile?"
-            )
+        if self._node_count > Limit.MAX_IMPORTED_NODES.most:
+            told = Limit.MAX_IMPORTED_NODES.excess(self._node_count)
+            raise ModelFormatError(f"with its functions expanded the model has {told}")
+
+    def count_expanded(self, nodes: int, size_bytes: int) -> None:
+        """Note what a function's body or a sparse tensor adds to what the file itself holds.
+
+        Functions that call each other twice each double at every level.
+
+        Raises ModelFormatError: there is too much of it.
+        """
+        self._expanded_nodes += nodes
+        self._expanded_bytes += size_bytes
+        for count, limit in (
+            (self._expanded_nodes, Limit.MAX_EXPANDED_NODES),
+            (self._expanded_bytes, Limit.MAX_EXPANDED_BYTES),
+        ):
+            if count > limit.most:
+                raise ModelFormatError(
+                    f"the functions and sparse tensors of the model expand to "
+                    f"{limit.excess(count)}; inline what is called so often, or split the model"
+                )
+
+    def afford(self, work: Dim) -> bool:
+        """Whether so many operations more may be computed now; if so, they are noted."""
+        if not isinstance(work, int) or self._work + work > Limit.MAX_FOLDED_WORK.most:
+            return False
+        self._work += work
+        return True
 
     def set_known(self, value: Value, array: Array) -> None:
         """Note the elements of a value that shapes determine."""
@@ -89,14 +118,38 @@ class ImportState:
         if value.constant is not None:
             return value.constant.array
         entry = self._known.get(id(value))
-        return None if entry is None else entry[1]
+        if entry is None:
+            return None
+        self._read_early[id(value)] = value
+        return entry[1]
+
+    def keep_guards(self) -> None:
+        """Let the graph keep what the elements rest on that were read while it was imported.
+
+        Who reads a constant instead of a value does not need the nodes that compute it.
+        """
+        guards: dict[Guard, None] = {}
+        left = {id(node) for node in self.root.nodes}  # those of regions are run where they stand
+        values = list(self._read_early.values())
+        while values:
+            node = values.pop().producer
+            if node is not None and id(node) in left:
+                left.remove(id(node))
+                guards.update(dict.fromkeys(node.guards))
+                values += [value for value in node.inputs if value is not None]
+        self.root.guards = tuple(guards)
 
 
-def _reserve(taken: set[str], wish: str) -> str:
-    name, number = wish, 2
+def _reserve(taken: dict[str, int], wish: str) -> str:
+    """The wish or, where it is taken, it with a number; ``taken`` knows the last number of each."""
+    if len(wish) > _MOST_CHARACTERS:  # a name of a megabyte would stand before those of every call
+        wish = f"{wish[: _MOST_CHARACTERS // 2]}…{wish[-_MOST_CHARACTERS // 2 :]}"
+    name, number = wish, taken.get(wish, 1)
     while name in taken:
-        name, number = f"{wish}_{number}", number + 1
-    taken.add(name)
+        number += 1
+        name = f"{wish}_{number}"
+    taken[wish] = number
+    taken.setdefault(name, 1)
     return name
 
 
@@ -124,10 +177,10 @@ class Scope:
     depth: int = 0
 
     def __post_init__(self) -> None:
-        if self.depth > _DEEPEST:
+        if self.depth > Limit.MAX_REGION_DEPTH.most:
             raise ModelFormatError(
-                f"functions or regions lie more than {_DEEPEST} deep in {self.prefix[:200]!r}; "
-                "does one call itself?"
+                f"functions and regions lie {Limit.MAX_REGION_DEPTH.excess(self.depth)}, at "
+                f"{self.prefix[:200]!r}; does a function call itself?"
             )
 
     def lookup(self, name: str, reader: str) -> Value | None:

@@ -26,14 +26,12 @@ from smelt.nvdla.hardware._winograd import (
     convolve_winograd,
     extend_channels,
 )
+from smelt.types import Limit
 
 if TYPE_CHECKING:
     from smelt.nvdla.hardware._operation import Operation
 
-MAX_MACS = 1 << 40
-"""More multiplications than this in one operation are refused: no buffer could feed them."""
-
-MAX_PAD = 63
+_WIDEST_PAD = 63
 """Rows or columns of padding after an input: what PAD_BOTTOM and PAD_RIGHT hold."""
 
 _EXACT_FLOAT32_TERMS = 1024
@@ -92,11 +90,10 @@ def read_shape(operation: Operation) -> ConvolutionShape:
             NvError.BAD_VALUE,
             f"CSC has {shape.kernels} kernels but {outputs} output channels",
         )
-    if shape.macs > MAX_MACS:
+    if shape.macs > Limit.MAX_MACS.most:
         raise NvdlaError(
             NvError.INVALID_SIZE,
-            f"a convolution of {shape.macs} multiplications is more than {MAX_MACS};"
-            " check its sizes",
+            f"a convolution of {Limit.MAX_MACS.excess(shape.macs)}; check its sizes",
         )
     return shape
 
@@ -223,11 +220,11 @@ def _pad(
         NvdlaError: that is more padding than can be programmed (BAD_VALUE).
     """
     most = (shape.pad_top + cube.shape[0], shape.pad_left + cube.shape[1])
-    if any(extent > inside + MAX_PAD for extent, inside in zip(size, most, strict=True)):
+    if any(extent > inside + _WIDEST_PAD for extent, inside in zip(size, most, strict=True)):
         raise NvdlaError(
             NvError.BAD_VALUE,
             f"the output needs an input of {size[0]} x {size[1]}; with its padding it has"
-            f" {most[0]} x {most[1]} and at most {MAX_PAD} after it",
+            f" {most[0]} x {most[1]} and at most {_WIDEST_PAD} after it",
         )
     padded = np.full((*size, shape.channels), fill, dtype)
     rows = max(0, min(cube.shape[0], size[0] - shape.pad_top))

@@ -17,15 +17,10 @@ from smelt.nvdla._protocols import MemorySpace
 from smelt.nvdla._status import NvdlaError, NvError
 from smelt.nvdla.hardware._configuration import Precision
 from smelt.nvdla.hardware._limits import AddressSpan
+from smelt.types import Limit
 
 if TYPE_CHECKING:
     from smelt.nvdla.hardware._limits import TaskLimits
-
-MAX_CUBE_BYTES = 1 << 27
-"""The largest cube that an engine computes on: some of its arrays take eight bytes an element."""
-
-MAX_WEIGHT_BYTES = 1 << 28
-"""The largest kernels that the convolution expands; compressed ones take less in memory."""
 
 Bytes = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 Array = np.ndarray[tuple[Any, ...], np.dtype[Any]]
@@ -193,11 +188,11 @@ class Dma:
 
 
 def _check_size(surface: Surface) -> None:
-    if surface.size_bytes > MAX_CUBE_BYTES:
+    if surface.size_bytes > Limit.MAX_CUBE_BYTES.most:
         raise NvdlaError(
             NvError.INVALID_SIZE,
-            f"{surface.register}: a cube of {surface.size_bytes} bytes is more than the model"
-            f" computes in one operation, {MAX_CUBE_BYTES}; split it, or check its sizes",
+            f"{surface.register}: a cube has {Limit.MAX_CUBE_BYTES.excess(surface.size_bytes)};"
+            " split it, or check its sizes",
         )
 
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smelt.nvdla._status import NvdlaError, NvError
-from smelt.nvdla.hardware._memory import DTYPES, MAX_WEIGHT_BYTES
+from smelt.nvdla.hardware._memory import DTYPES
 from smelt.nvdla.hardware._operation import ceil_div
 from smelt.nvdla.hardware._winograd import unpack_winograd
+from smelt.types import Limit
 
 if TYPE_CHECKING:
     from smelt.nvdla.hardware._configuration import Precision
@@ -20,10 +21,10 @@ if TYPE_CHECKING:
 def read_weights(operation: Operation, precision: Precision, shape: ConvolutionShape) -> np.ndarray:
     """Return the kernels of any convolution."""
     elements = shape.kernel_height * shape.kernel_width * shape.channels * shape.kernels
-    if elements * precision.size_bytes > MAX_WEIGHT_BYTES:
+    if (size := elements * precision.size_bytes) > Limit.MAX_KERNEL_BYTES.most:
         raise NvdlaError(
             NvError.INVALID_SIZE,
-            f"kernels of {elements} elements exceed {MAX_WEIGHT_BYTES} bytes; check their size",
+            f"kernels of {Limit.MAX_KERNEL_BYTES.excess(size)}; check their size",
         )
     kept = operation.buffer.weights
     is_reused = operation.registers["CDMA"].get("D_MISC_CFG", "WEIGHT_REUSE")

@@ -72,8 +72,8 @@ class TableReader:
         root = self._scalar("u32", 0)
         if root + 4 > len(self._data):
             raise ModelFormatError(
-                "it does not begin as loadables do, with where in the file its root is: "
-                f"{root} is beyond its {len(self._data)} bytes"
+                "not an NVDLA loadable (no FlatBuffers header): its first word names byte "
+                f"{root} of {len(self._data)}"
             )
         fields_read = self._read_table(cls, root, "loadable")
         self._check_overlaps()

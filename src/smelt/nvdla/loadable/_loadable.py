@@ -60,7 +60,7 @@ class Loadable:
         content = bytes(data)
         made = TableReader(content).read_root(cls)
         if "version" not in made:
-            raise ModelFormatError("loadable.version is missing: this is not a loadable")
+            raise ModelFormatError("not an NVDLA loadable: loadable.version is missing")
         if made["version"].major != LOADABLE_VERSION.major:
             raise UnsupportedError(
                 f"a loadable of version {made['version']}; {LOADABLE_VERSION} is known"

@@ -6,7 +6,6 @@ changed there.
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 from dataclasses import dataclass, replace
@@ -32,8 +31,10 @@ from smelt.nvdla.port._frames import (
 )
 from smelt.nvdla.port._handles import HandlePort
 from smelt.nvdla.port._types import DeviceHardware
+from smelt.types import path_from
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Mapping, Sequence
     from types import TracebackType
 
@@ -63,18 +64,19 @@ class SocketPort(HandlePort[int, _Mirror]):
         Raises:
             NvdlaError: DEVICE_NOT_FOUND, no one listens there.
         """
+        name = str(path_from(path, "a socket"))
         super().__init__()
         self._hardware: DeviceHardware | None = None
         self._lock: Final = threading.Lock()
         self._connection: Final = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._connection.settimeout(timeout_s)
         try:
-            self._connection.connect(os.fspath(path))
+            self._connection.connect(name)
         except OSError as error:
             self._connection.close()
             raise NvdlaError(
                 NvError.DEVICE_NOT_FOUND,
-                f"no one listens at {os.fspath(path)!r} ({error}); start: smelt dla serve",
+                f"no one listens at {name!r} ({error}); start: smelt dla serve",
             ) from error
 
     @property

@@ -6,6 +6,7 @@ use: a peer that breaks the protocol loses its connection and nothing else.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -21,7 +22,7 @@ from smelt.nvdla.port._types import (
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from typing_extensions import Buffer
 
@@ -148,16 +149,25 @@ def send_frame(connection: socket.socket, kind: Kind, *payload: Buffer, status: 
     connection.sendall(b"".join([head.to_bytes(), *views]))
 
 
-def receive_frame(connection: socket.socket) -> Frame | None:
+def receive_frame(
+    connection: socket.socket, begin: Callable[[], float | None] = lambda: None
+) -> Frame | None:
     """Receive a message; None when the peer has ended.
+
+    Args:
+        connection: to the peer.
+        begin: called when the first byte is there; returns until when, on the monotonic clock, the
+            last byte must be, or None.
 
     Raises:
         ProtocolError: It is none of ours.
-        OSError: The peer is gone.
+        OSError: The peer is gone, or takes too long.
     """
-    data = _receive(connection, FrameHead.size_bytes())
+    data = connection.recv(1)
     if not data:
         return None
+    until = begin()
+    data += _receive(connection, FrameHead.size_bytes() - len(data), until)
     if len(data) < FrameHead.size_bytes():
         raise ProtocolError("a frame's head is cut short")
     head = FrameHead.from_bytes(data)
@@ -173,15 +183,17 @@ def receive_frame(connection: socket.socket) -> Frame | None:
         kind = Kind(head.kind)
     except ValueError as error:
         raise ProtocolError(f"a frame has kind {head.kind}, which means nothing") from error
-    payload = _receive(connection, head.length)
+    payload = _receive(connection, head.length, until)
     if len(payload) < head.length:
         raise ProtocolError(f"a {kind.name} frame is cut short")
     return Frame(kind, head.status, payload)
 
 
-def _receive(connection: socket.socket, size: int) -> bytes:
+def _receive(connection: socket.socket, size: int, until: float | None) -> bytes:
     data = bytearray()
     while len(data) < size:
+        if until is not None:  # for all bytes: one by one, each of them is soon enough
+            connection.settimeout(max(until - time.monotonic(), 1e-3))
         part = connection.recv(min(size - len(data), 1 << 16))
         if not part:
             break

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import logging
+import math
 import os
 import socket
 import stat
 import threading
-from pathlib import Path
+import time
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -30,16 +32,24 @@ from smelt.nvdla.port._frames import (
     send_frame,
     unpack_tasks,
 )
+from smelt.nvdla.port._handles import check_allocation
 from smelt.nvdla.port._local import LocalPort
-from smelt.nvdla.port._types import NvDlaHeap
-from smelt.types import Closing, override
+from smelt.types import Closing, Limit, override, path_from
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
+
     from smelt.nvdla.port._driver import Driver
     from smelt.nvdla.port._types import Bytes, PinnedMemory
 
 _LOG = logging.getLogger(__name__)
-_MOST_CONNECTIONS: Final = 32
+_REST_SECONDS: Final = 0.2
+"""Before the next client is accepted where the system has no room for one."""
+_ROOM_SECONDS: Final = 5.0
+"""How long a client that is dropped may take to go."""
+_BLOCK_BYTES: Final = 1 << 20
+"""Of memory that is compared, and sent, as one."""
 _FAULTS: Final = (
     ArithmeticError,
     InternalError,
@@ -61,12 +71,13 @@ class PortServer(Closing):
             NvdlaError: BUSY, another server listens there; PATH_ALREADY_EXISTS, a file of another
                 kind is there; RESOURCE_ERROR, the path cannot be used.
         """
-        self._path: Final = Path(path)
+        self._path: Final = path_from(path, "a socket")
         self._driver: Final = driver
         self._is_closing = threading.Event()
-        self._slots: Final = threading.BoundedSemaphore(_MOST_CONNECTIONS)
-        self._connections: Final[set[socket.socket]] = set()
-        self._connections_lock: Final = threading.Lock()
+        self._slots: Final = threading.BoundedSemaphore(Limit.MAX_CLIENTS.most)
+        self._clients: Final[set[_Conversation]] = set()
+        self._clients_lock: Final = threading.Lock()
+        self._room: Final = _Room()
         self._listener: Final = _listen(self._path)
         self._thread: threading.Thread | None = None
 
@@ -85,14 +96,32 @@ class PortServer(Closing):
                     return
                 if error.errno in (errno.ECONNABORTED, errno.EINTR):
                     continue
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
+                    _LOG.warning("no client can be accepted now: %s", error)
+                    self._is_closing.wait(_REST_SECONDS)
+                    continue
                 raise
-            if not self._slots.acquire(blocking=False):
-                _LOG.warning("a connection is refused: there are %d", _MOST_CONNECTIONS)
+            if not self._slots.acquire(blocking=False) and not self._make_room():
+                _LOG.warning("a client is refused: MAX_CLIENTS is %d", Limit.MAX_CLIENTS.most)
                 connection.close()
                 continue
-            with self._connections_lock:
-                self._connections.add(connection)
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+            client = _Conversation(connection, LocalPort(self._driver), self._room)
+            with self._clients_lock:
+                self._clients.add(client)
+                if self._is_closing.is_set():
+                    client.drop()
+            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _make_room(self) -> bool:
+        """Drop the client that has waited longest for nothing; whether its place is free."""
+        with self._clients_lock:
+            waiting = [client for client in self._clients if client.may_be_dropped()]
+            if not waiting:
+                return False
+            client = min(waiting, key=lambda client: (client.has_asked, client.waits_since))
+            _LOG.warning("a client that asks nothing makes way for another")
+            client.drop()
+        return self._slots.acquire(timeout=_ROOM_SECONDS)
 
     @override
     def close(self) -> None:
@@ -101,20 +130,20 @@ class PortServer(Closing):
             return
         self._is_closing.set()
         _shut(self._listener)
-        with self._connections_lock:
-            for connection in self._connections:
-                _shut(connection)
+        self._listener.close()
+        with self._clients_lock:
+            for client in self._clients:
+                client.drop()
         if self._thread is not None:
             self._thread.join()
         self._path.unlink(missing_ok=True)
 
-    def _serve(self, connection: socket.socket) -> None:
+    def _serve(self, client: _Conversation) -> None:
         try:
-            with connection, LocalPort(self._driver) as port:
-                _Conversation(connection, port).run()
+            client.run()
         finally:
-            with self._connections_lock:
-                self._connections.discard(connection)
+            with self._clients_lock:
+                self._clients.discard(client)
             self._slots.release()
 
 
@@ -140,11 +169,14 @@ def _remove_stale(path: Path) -> None:
             NvError.PATH_ALREADY_EXISTS, f"{str(path)!r} is not a socket; choose another path"
         )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(0)  # a server that accepts nobody is one, too
         try:
             probe.connect(os.fspath(path))
         except ConnectionRefusedError:
             path.unlink()
             return
+        except BlockingIOError:
+            _LOG.debug("the server at %s has clients waiting", path)
     raise NvdlaError(NvError.BUSY, f"another server listens at {str(path)!r}")
 
 
@@ -153,22 +185,78 @@ def _shut(connection: socket.socket) -> None:
         connection.shutdown(socket.SHUT_RDWR)
     except OSError as error:
         _LOG.debug("a connection had ended already: %s", error)
-    connection.close()
+
+
+class _Room:
+    """The memory that all clients together may have."""
+
+    def __init__(self) -> None:
+        self._taken_bytes = 0
+        self._lock = threading.Lock()
+
+    def take(self, size_bytes: int) -> None:
+        """Count memory that is to be allocated. Raises NvdlaError(INSUFFICIENT_MEMORY)."""
+        with self._lock:
+            total = self._taken_bytes + size_bytes
+            if total > Limit.MAX_SERVED_BYTES.most:
+                told = Limit.MAX_SERVED_BYTES.excess(total)
+                raise NvdlaError(NvError.INSUFFICIENT_MEMORY, f"the clients ask for {told}")
+            self._taken_bytes = total
+
+    def give_back(self, size_bytes: int) -> None:
+        """Count memory that is free again."""
+        with self._lock:
+            self._taken_bytes -= size_bytes
 
 
 class _Conversation:
     """One client."""
 
-    def __init__(self, connection: socket.socket, port: LocalPort) -> None:
+    def __init__(self, connection: socket.socket, port: LocalPort, room: _Room) -> None:
         self._connection = connection
         self._port = port
+        self._room = room
         self._session = port.initialize()
         self._memory: dict[tuple[int, int], PinnedMemory] = {}
+        self.waits_since = time.monotonic()
+        """Since when it waits for a request; infinite while it has one."""
+        self.has_asked = False
+
+    def may_be_dropped(self) -> bool:
+        """Whether it has asked nothing yet, or not for long."""
+        idle = time.monotonic() - self.waits_since
+        return idle >= (Limit.MAX_IDLE_SECONDS.most if self.has_asked else 0)
+
+    def drop(self) -> None:
+        """End the connection from another thread.
+
+        Only the thread that serves it closes it: a descriptor closed under that thread may be
+        another file's by the time it is used.
+        """
+        _shut(self._connection)
 
     def run(self) -> None:
-        """Answer until the client ends, or breaks the protocol."""
+        """Answer until the client ends, is dropped, or breaks the protocol."""
         try:
-            while (frame := receive_frame(self._connection)) is not None:
+            with self._connection, self._port:
+                self._connection.settimeout(Limit.MAX_SILENT_SECONDS.most)
+                self._run()
+        finally:
+            self._forget(list(self._memory))
+
+    def _begin(self) -> float:
+        self.has_asked, self.waits_since = True, math.inf
+        return time.monotonic() + Limit.MAX_FRAME_SECONDS.most
+
+    def _wait(self) -> None:
+        """Wait for the next request as long as nobody else wants the place."""
+        self._connection.settimeout(None)
+        self.waits_since = time.monotonic()
+
+    def _run(self) -> None:
+        try:
+            while (frame := receive_frame(self._connection, self._begin)) is not None:
+                self._connection.settimeout(Limit.MAX_FRAME_SECONDS.most)
                 try:
                     answer = self._answer(frame)
                 except NvdlaError as error:
@@ -179,6 +267,7 @@ class _Conversation:
                     self._fail(error)
                 else:
                     send_frame(self._connection, Kind.DONE, answer)
+                self._wait()
         except (OSError, ProtocolError) as error:
             _LOG.warning("a client is dropped: %s", error)
 
@@ -218,15 +307,22 @@ class _Conversation:
 
     def _close(self, device: int) -> bytes:
         self._port.close(self._session, device)
-        for key in [key for key in self._memory if key[0] == device]:
-            del self._memory[key]
+        self._forget([key for key in self._memory if key[0] == device])
         return b""
 
+    def _forget(self, keys: Iterable[tuple[int, int]]) -> None:
+        """Count memory that the port has freed."""
+        for key in keys:
+            self._room.give_back(self._memory.pop(key).data.nbytes)
+
     def _allocate(self, request: AllocateRequest) -> bytes:
-        heap = request.heap
-        if heap not in tuple(NvDlaHeap):
-            raise NvdlaError(NvError.BAD_PARAMETER, f"heap {heap}: SYSTEM is 0, SRAM is 1")
-        memory = self._port.alloc_mem(self._session, request.device, request.size, NvDlaHeap(heap))
+        heap = check_allocation(request.size, request.heap)
+        self._room.take(request.size)
+        try:
+            memory = self._port.alloc_mem(self._session, request.device, request.size, heap)
+        except BaseException:
+            self._room.give_back(request.size)
+            raise
         self._memory[request.device, memory.mem_handle] = memory
         return HandleReply(memory.mem_handle).to_bytes()
 
@@ -243,7 +339,7 @@ class _Conversation:
         self._port.free_mem(
             self._session, request.device, request.memory, memory.data, memory.data.nbytes
         )
-        del self._memory[request.device, request.memory]
+        self._forget([(request.device, request.memory)])
         return b""
 
     def _write(self, payload: bytes) -> bytes:
@@ -263,20 +359,26 @@ class _Conversation:
         device = DeviceRequest.from_bytes(payload).device
         tasks = unpack_tasks(payload, DeviceRequest.size_bytes())
         named = {place.handle for task in tasks for place in task.address_list}
-        before = {handle: self._find(device, handle).data.copy() for handle in named}
+        before = {handle: _digests(self._find(device, handle).data) for handle in named}
         try:
             self._port.submit(self._session, device, tasks)
         finally:
             for handle, was in before.items():
-                self._send_changes(device, handle, was, self._find(device, handle))
+                self._send_changes(device, handle, was, self._find(device, handle).data)
         return b""
 
-    def _send_changes(self, device: int, handle: int, was: Bytes, memory: PinnedMemory) -> None:
-        changed = np.flatnonzero(was != memory.data)
-        if not changed.size:
-            return
-        end = int(changed[-1]) + 1
-        for start in range(int(changed[0]), end, MOST_DATA_BYTES):
-            part = memory.data[start : min(end, start + MOST_DATA_BYTES)]
-            place = MemoryRequest(device, handle, start)
-            send_frame(self._connection, Kind.DATA, place.to_bytes(), part.tobytes())
+    def _send_changes(self, device: int, handle: int, was: Sequence[bytes], memory: Bytes) -> None:
+        for number, (block, digest) in enumerate(zip(_blocks(memory), was, strict=True)):
+            if hashlib.sha256(block.data).digest() != digest:
+                place = MemoryRequest(device, handle, number * _BLOCK_BYTES)
+                send_frame(self._connection, Kind.DATA, place.to_bytes(), block.data)
+
+
+def _blocks(memory: Bytes) -> Iterator[Bytes]:
+    for start in range(0, memory.nbytes, _BLOCK_BYTES):
+        yield memory[start : start + _BLOCK_BYTES]
+
+
+def _digests(memory: Bytes) -> list[bytes]:
+    """What tells later which blocks have changed; a copy would double what a client takes."""
+    return [hashlib.sha256(block.data).digest() for block in _blocks(memory)]

@@ -23,6 +23,7 @@ from smelt.nvdla.traces._commands import (
     ReadRegister,
     WriteRegister,
 )
+from smelt.types import Limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -62,8 +63,6 @@ _TXN_USAGES = {
 
 _T = TypeVar("_T")
 
-MAX_LINES = 2_000_000
-MAX_REGION_BYTES = 1 << 28
 _ROW = re.compile(
     rb"offset'?\s*:\s*(0x[0-9a-fA-F]+|\d+)\s*,\s*'?size'?\s*:\s*(0x[0-9a-fA-F]+|\d+)\s*,"
     rb"\s*'?(?:payload|value)'?\s*:\s*((?:\s*0x[0-9a-fA-F]+)+)"
@@ -106,8 +105,8 @@ def parse_txn(text: str) -> list[Command]:
 
 def _lines(text: str, comment: str) -> Iterator[tuple[int, str]]:
     lines = text.splitlines()
-    if len(lines) > MAX_LINES:
-        raise ModelFormatError(f"a trace of {len(lines)} lines; {MAX_LINES} is the most")
+    if len(lines) > Limit.MAX_TRACE_LINES.most:
+        raise ModelFormatError(f"the trace has {Limit.MAX_TRACE_LINES.excess(len(lines))}")
     for number, line in enumerate(lines, 1):
         content = line.split(comment, 1)[0].strip()
         if content:
@@ -194,8 +193,8 @@ def _region(arguments: list[str]) -> tuple[MemorySpace, int, int]:
 
 def _size(text: str) -> int:
     value = _number(text)
-    if value > MAX_REGION_BYTES:
-        raise ValueError(f"{text} bytes are more than the {MAX_REGION_BYTES} of one command")
+    if value > Limit.MAX_COMMAND_BYTES.most:
+        raise ValueError(f"the command is of {Limit.MAX_COMMAND_BYTES.excess(value)}")
     return value
 
 

@@ -24,15 +24,12 @@ from smelt.nvdla.traces._commands import (
 )
 from smelt.nvdla.traces._parse import parse_cfg, parse_data, parse_txn
 from smelt.nvdla.traces._source import TraceFile, find_traces
+from smelt.types import Limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-MAX_SPAN_BYTES = 1 << 30
-"""Memory from the first byte that a trace names to the last; it costs nothing until used."""
-MAX_MOVED_BYTES = 1 << 32
-"""Bytes that all commands of a trace may fill, load and compare, one after another."""
 _SLACK_BYTES = 1 << 24
 """Memory beyond the last byte that a trace names, for results that it never initialises."""
 _PAGE_BYTES = 1 << 16
@@ -160,7 +157,7 @@ class _Player:
         content = self._trace.data(name)
         if content is None:
             raise _MissingFileError(f"data file {name[:120]} is missing")
-        return parse_data(content, MAX_SPAN_BYTES)
+        return parse_data(content, Limit.MAX_SPAN_BYTES.most)
 
     def _make_machine(self) -> Machine:
         spans: dict[MemorySpace, list[int]] = {}
@@ -175,11 +172,9 @@ class _Player:
                 continue
             spans.setdefault(command.space, []).extend((command.address, end))
             moved += end - command.address
-        if moved > MAX_MOVED_BYTES:
-            raise ModelFormatError(
-                f"the trace's commands fill and compare {moved} bytes of memory;"
-                f" {MAX_MOVED_BYTES} is the most"
-            )
+        if moved > Limit.MAX_MOVED_BYTES.most:
+            told = Limit.MAX_MOVED_BYTES.excess(moved)
+            raise ModelFormatError(f"the trace's commands fill and compare {told}")
         sizes = {space: _span(ends) for space, ends in spans.items()}
         dram = sizes.get(MemorySpace.DRAM, (0, _PAGE_BYTES))
         sram = sizes.get(MemorySpace.SRAM, (0, 0))
@@ -276,9 +271,9 @@ class _Player:
 def _span(ends: list[int]) -> tuple[int, int]:
     base = min(ends) // _PAGE_BYTES * _PAGE_BYTES
     size = max(ends) - base + _SLACK_BYTES
-    if size > MAX_SPAN_BYTES:
+    if size > Limit.MAX_SPAN_BYTES.most:
         raise ModelFormatError(
-            f"the trace touches memory from {min(ends):#x} to {max(ends):#x},"
-            f" more than {MAX_SPAN_BYTES} bytes apart"
+            f"the trace touches memory from {min(ends):#x} to {max(ends):#x}:"
+            f" {Limit.MAX_SPAN_BYTES.excess(size)}"
         )
     return base, size

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from smelt.engine import write_atomically
 from smelt.nvdla._protocols import MemorySpace
 from smelt.nvdla._status import NvdlaError, NvError
 from smelt.nvdla.registers import load_register_map
+from smelt.types import path_from
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from typing_extensions import Buffer
 
@@ -123,15 +125,16 @@ class TraceRecorder:
         Raises:
             NvdlaError: another suffix (BAD_PARAMETER), or memory that the language has no name
                 for (NOT_SUPPORTED).
+            SmeltError: a file cannot be written.
         """
-        path = Path(path)
+        path = path_from(path, "a trace")
         writers = {".cfg": self._cfg_lines, ".txn": self._txn_lines}
         if path.suffix not in writers:
             raise NvdlaError(
                 NvError.BAD_PARAMETER, f"{path.name}: a trace's name ends in .cfg or .txn"
             )
         lines = list(writers[path.suffix](path))
-        path.write_text("\n".join(lines) + "\n", "ascii")
+        _write(path, "\n".join(lines) + "\n")
 
     def _cfg_lines(self, path: Path) -> Iterator[str]:
         yield f"// configuration: {self.configuration.name}"
@@ -153,7 +156,7 @@ class TraceRecorder:
             yield f"check_crc(sync_id_{number}, {place}, {size:#x}, {crc:#x});"
             return
         file = f"{path.stem}_{number}.dat"
-        path.with_name(file).write_text(_rows(event.content), "ascii")
+        _write(path.with_name(file), _rows(event.content))
         yield f"mem_init({place}, {size:#x}, ALL_ZERO);"
         yield f'mem_load({place}, "{file}");'
 
@@ -180,7 +183,7 @@ class TraceRecorder:
                 f" at {event.address:#x} has no name in it; write a .cfg trace",
             )
         file = f"{path.stem}_{number}.dat"
-        path.with_name(file).write_text(_hex_lines(event.content), "ascii")
+        _write(path.with_name(file), _hex_lines(event.content))
         command = "dump_mem" if event.is_check else "load_mem"
         return f"{command} {event.address:#x} {len(event.content):#x} {file}"
 
@@ -198,6 +201,10 @@ class TraceRecorder:
             if bits & field.mask:
                 source, _, group = name.partition("_DONE_STATUS")
                 yield f"{source}_{group}"
+
+
+def _write(path: Path, text: str) -> None:
+    write_atomically(path, iter([text.encode("ascii")]))
 
 
 def _word(address: int) -> str:

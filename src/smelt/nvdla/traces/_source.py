@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import errno
-import lzma
 import os
-import tarfile
-import zlib
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 from smelt.errors import ModelFormatError
+from smelt.nvdla.traces._archive import read_archive
+from smelt.types import Limit, path_from, read_file
 
-MAX_ARCHIVE_BYTES = 1 << 30
 _SUFFIXES = (".cfg", ".txn")
 _ARCHIVES = (".tar", ".tar.xz", ".tar.gz", ".tar.bz2", ".tgz")
 
@@ -29,7 +27,7 @@ class _Folder:
     def read(self, name: PurePosixPath) -> bytes | None:
         path = self.root / name
         try:
-            return path.read_bytes() if path.is_file() else None
+            return read_file(path, Limit.MAX_TRACE_BYTES) if path.is_file() else None
         except OSError as error:
             raise ModelFormatError(f"{name} cannot be read: {error.strerror}") from None
 
@@ -91,7 +89,7 @@ def find_traces(path: str | Path) -> tuple[TraceFile, ...]:
         FileNotFoundError: nothing is there.
         ModelFormatError: the file is neither a trace nor a readable archive.
     """
-    path = Path(path)
+    path = path_from(path, "a trace", ModelFormatError)
     if path.is_dir():
         found = sorted(
             item for item in path.rglob("*") if item.suffix in _SUFFIXES and not item.is_dir()
@@ -101,7 +99,7 @@ def find_traces(path: str | Path) -> tuple[TraceFile, ...]:
     if not path.exists():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     if path.name.endswith(_ARCHIVES):
-        archive = _read_archive(path)
+        archive = _Archive(read_archive(path))
         names = sorted(name for name in archive.members if name.suffix in _SUFFIXES)
         return tuple(TraceFile(name, archive) for name in names)
     if path.suffix not in _SUFFIXES:
@@ -109,24 +107,3 @@ def find_traces(path: str | Path) -> tuple[TraceFile, ...]:
     absolute = path.absolute()
     root = absolute.parents[min(2, len(absolute.parents) - 1)]
     return (TraceFile(PurePosixPath(absolute.relative_to(root)), _Folder(root)),)
-
-
-def _read_archive(path: Path) -> _Archive:
-    members: dict[PurePosixPath, bytes] = {}
-    total = 0
-    try:
-        with tarfile.open(path) as archive:
-            for member in archive:
-                name = PurePosixPath(member.name)
-                if not member.isfile() or name.is_absolute() or ".." in name.parts:
-                    continue
-                total += member.size
-                if total > MAX_ARCHIVE_BYTES:
-                    raise ModelFormatError(
-                        f"{path.name} unpacks to more than {MAX_ARCHIVE_BYTES} bytes"
-                    )
-                content = archive.extractfile(member)
-                members[name] = content.read() if content is not None else b""
-    except (tarfile.TarError, EOFError, OSError, lzma.LZMAError, zlib.error) as error:
-        raise ModelFormatError(f"{path.name} is no readable archive: {error}") from None
-    return _Archive(members)

@@ -58,7 +58,8 @@ def _turn_panel(e: Emitter, at: Reg, made: Reg, shape: tuple[Int, int], step: In
     words, width = shape
     turn = Turn(e, at, made, step, width * WORD_BYTES, Moved.words(WORD_BYTES))
     left = words % _TURNED if isinstance(words, int) else None
-    turn.rectangle(Span(0, width, 0), Span(0, words, left), min(_TURNED, width))
+    # Panels of three vectors are no whole number of tiles.
+    turn.rectangle(Span(0, width, width % _TURNED), Span(0, words, left), _TURNED)
 
 
 @dataclass(frozen=True, slots=True)

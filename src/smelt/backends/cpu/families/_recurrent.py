@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from smelt.backends._scalars import Scalars
+from smelt.backends.cpu import _math as m
 from smelt.backends.cpu._emit import Int, Reg, emitter_for, vector_type
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.errors import InternalError
@@ -166,7 +167,9 @@ class _Block:
                 one = e.load("float", e.at(source, e.mul(steps.index, FLOAT_BYTES)))
                 wide, count = e.splat(one, self.lanes), len(carry)
                 before = steps.values[count : count + len(weights)]
-                carry += [e.fma(wide, w, s) for w, s in zip(weights, before, strict=True)]
+                carry += [
+                    m.multiply_add(e, wide, w, s) for w, s in zip(weights, before, strict=True)
+                ]
             steps.carry = tuple(carry)
         count = len(gates)
         return [steps.values[i : i + count] for i in range(0, len(steps.values), count)]

@@ -8,8 +8,9 @@ from smelt.backends import Family, Operands, Refusal, Tactic, store_as
 from smelt.backends._axes import join_axes, sort_axes
 from smelt.backends._gathers import element_axes, row_axes
 from smelt.backends._scalars import Scalars
-from smelt.backends.cpu._emit import Emitter, Reg, emitter_for, vector_type
+from smelt.backends.cpu._emit import Reg, emitter_for, vector_type
 from smelt.backends.cpu._rows import Walk, walk_rows
+from smelt.backends.cpu.families._indices import IndexReader
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.errors import InternalError
 from smelt.ops import Gather, GatherElements
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class GatherFamily(Family["CpuTarget"]):
-    """Any element type; indices beyond the axis are held inside it, so memory is never left."""
+    """Any element type; an index out of range is told of, and never leaves the memory."""
 
     name: ClassVar[str] = "gather"
 
@@ -54,11 +55,17 @@ class GatherFamily(Family["CpuTarget"]):
         return (store_as(dtype, node, tactic, constants=True, outputs=True),)
 
     @override
+    def tells_errors(self, node: Node) -> bool:
+        return True
+
+    @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
         data, indices = operands.inputs[:2]
-        (result,) = operands.outputs
-        if data is None or indices is None or not isinstance(node.op, Gather | GatherElements):
-            raise InternalError(f"{node} lacks an input")
+        (result,), errors = operands.outputs, operands.errors
+        if data is None or indices is None or errors is None:
+            raise InternalError(f"{node} lacks an input, or error words")
+        if not isinstance(node.op, Gather | GatherElements):
+            raise InternalError(f"{node} gathers nothing")
         axis = node.op.axis % len(data.shape)
         make = element_axes if isinstance(node.op, GatherElements) else row_axes
         axes = make(data, indices, result, axis)
@@ -74,19 +81,24 @@ class GatherFamily(Family["CpuTarget"]):
                 walk=walk.json(scalars),
             ),
         )
-        return (Launch(spec, (data, indices, result), (2,), scalars.values, walk.chunks),)
+        views = (data, indices, result, errors)
+        return (Launch(spec, views, (2, 3), scalars.values, walk.chunks),)
 
     @override
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
-        e = emitter_for(kernel, 3)
-        size, index_size = kernel["size"], kernel["index_size"]
+        e = emitter_for(kernel, 4)
+        size, index_size, extent = kernel["size"], kernel["index_size"], e.extent(kernel["extent"])
+        reader = IndexReader(e, index_size, e.pointer(3))
+        along = e.mul(e.extent(kernel["stride"]), size)
         lanes = target.vector_bits // (8 * size)
 
         def row(starts: Sequence[Reg], first: Int, last: Int, strides: tuple[Int, ...]) -> None:
             data, indices, result = starts
             one = f"i{8 * size}"
+            index = e.at(indices, e.mul(first, e.mul(strides[1], index_size)))
+            last = reader.end(first, last, index, extent)
             if strides[1] == 0:  # the whole row comes from one pick
-                picked = e.at(data, _picked(e, kernel, indices))
+                picked = e.at(data, e.mul(reader.place(index, extent), along))
                 whole = first
                 if strides[0] == 1 and strides[2] == 1:
                     whole = e.add(first, e.mul(e.div(e.sub(last, first), lanes), lanes))
@@ -99,22 +111,10 @@ class GatherFamily(Family["CpuTarget"]):
                 return
             with e.loop(first, last) as steps:
                 place = e.at(indices, e.mul(steps.index, e.mul(strides[1], index_size)))
-                picked = e.at(data, _picked(e, kernel, place))
+                picked = e.at(data, e.mul(reader.place(place, extent), along))
                 value = e.load(one, e.at(picked, e.mul(steps.index, e.mul(strides[0], size))))
                 e.store(value, e.at(result, e.mul(steps.index, e.mul(strides[2], size))))
 
         pointers = [e.pointer(k) for k in range(3)]
         walk_rows(e, kernel["walk"], pointers, [size, index_size, size], row)
         return e.module()
-
-
-def _picked(e: Emitter, kernel: KernelSpec, place: Reg) -> Int:
-    """Byte offset of what the index at ``place`` picks; negative indices count from the end."""
-    extent = e.extent(kernel["extent"])
-    index = e.load(f"i{8 * kernel['index_size']}", place)
-    if index.type != "i64":
-        index = e.convert("sext", index, "i64")
-    below = e.compare("slt", index, 0)
-    index = e.select(below, e.i64(e.add(index, extent)), index)
-    index = e.i64(e.maximum(0, e.minimum(index, e.sub(extent, 1))))
-    return e.mul(index, e.mul(e.extent(kernel["stride"]), kernel["size"]))

@@ -160,7 +160,7 @@ class _Gru(RecurrentWriter):
             given = self.load_gates(e.at(entering, e.mul(block.index, self.cell_bytes)), gates)
             recalled = self._recalled(state, weights, gates, block.index)
             update, reset = (m.sigmoid(e, e.binary("fadd", given[g], recalled[g])) for g in (0, 1))
-            proposed = m.tanh(e, e.fma(reset, recalled[2], given[2]))
+            proposed = m.tanh(e, m.multiply_add(e, reset, recalled[2], given[2]))
             self._finish(update, proposed, state, y, block.index)
 
     def _step(self, entering: Reg, y: Reg, state: Reg, weights: Sequence[Reg]) -> None:
@@ -201,4 +201,4 @@ class _Gru(RecurrentWriter):
         at, mask = e.mul(block, self.lanes * FLOAT_BYTES), self.mask(block)
         held = e.load_masked(self.vector, e.at(state, at), mask)
         change = e.binary("fsub", held, proposed)
-        e.store_masked(e.fma(update, change, proposed), e.at(y, at), mask)
+        e.store_masked(m.multiply_add(e, update, change, proposed), e.at(y, at), mask)

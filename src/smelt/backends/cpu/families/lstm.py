@@ -182,6 +182,6 @@ class _Lstm(RecurrentWriter):
         candidate, mask = m.tanh(e, sums[3]), self.mask(block)
         at = e.mul(block, self.lanes * FLOAT_BYTES)
         before = e.load_masked(self.vector, e.at(cell, at), mask)
-        after = e.fma(gate_i, candidate, e.binary("fmul", gate_f, before))
+        after = m.multiply_add(e, gate_i, candidate, e.binary("fmul", gate_f, before))
         e.store_masked(after, e.at(cell, at), mask)
         e.store_masked(e.binary("fmul", gate_o, m.tanh(e, after)), e.at(y, at), mask)

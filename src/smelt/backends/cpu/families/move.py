@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from smelt.backends._moves import MoveFamily
 from smelt.backends.cpu.families.copy import clear_launch, copy_launch
-from smelt.types import DType, encode_bfloat16
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,8 +30,6 @@ class CpuCopier:
 
 
 def _bits(value: Array, view: View) -> int:
-    if view.dtype is DType.BFLOAT16:
-        return int(encode_bfloat16(value)[0])
     raw = value.astype(view.dtype.numpy).view(f"u{view.dtype.size_bytes}")
     return int(raw[0])
 

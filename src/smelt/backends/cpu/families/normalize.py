@@ -14,7 +14,13 @@ from smelt.backends.cpu._rows import Walk, walk_rows
 from smelt.backends.cpu.families._vectors import load, store
 from smelt.backends.cpu.families.reduce import combine, fold_lanes
 from smelt.engine import KernelSpec, Launch, parameters
-from smelt.ops import LayerNormalization, LogSoftmax, RMSNormalization, Softmax
+from smelt.ops import (
+    LayerNormalization,
+    LogSoftmax,
+    RMSNormalization,
+    Softmax,
+    is_same_for_rows,
+)
 from smelt.types import DType, Layout, TensorFormat, element_count, override
 
 if TYPE_CHECKING:
@@ -48,6 +54,12 @@ class NormalizeFamily(Family["CpuTarget"]):
         rank = node.output.tensor.rank
         if len(node.outputs) > 1 or rank == 0:
             yield Refusal(self.name, "only the normalised tensor is generated, of rank 1 or more")
+            return
+        if isinstance(node.op, _NORMS) and not all(
+            v is None or is_same_for_rows(v.tensor, node.output.tensor, node.op.axis)
+            for v in node.inputs[1:]
+        ):
+            yield Refusal(self.name, "rows of a norm share their scale and bias here")
             return
         layouts = [Layout.LINEAR]
         if isinstance(node.op, _SOFT) and rank >= 3:

@@ -11,6 +11,7 @@ from smelt.backends._fusion import layouts_of
 from smelt.backends._nodes import value_of
 from smelt.backends._resampling import Table, resize_tables, table_constants, tables_of
 from smelt.backends._scalars import Scalars
+from smelt.backends.cpu import _math as m
 from smelt.backends.cpu._emit import Emitter, Reg, emitter_for, vector_type
 from smelt.backends.cpu._rows import Walk, walk_rows
 from smelt.backends.cpu.families._vectors import Moved, load, store
@@ -105,7 +106,7 @@ class ResampleFamily(Family["CpuTarget"]):
         lanes = target.vector_bits // (8 * moved.widest)
         if kernel["weighted"]:
             lanes = target.vector_bits // 32
-        line = _Taps(e, moved, taps, weighted=kernel["weighted"])
+        line = _Taps(e, moved, taps, kernel["weighted"], e.extent(kernel["extent"]))
         along = e.mul(e.extent(kernel["stride"]), size)
 
         def row(starts: Sequence[Reg], first: Int, last: Int, strides: tuple[Int, ...]) -> None:
@@ -140,14 +141,17 @@ class _Taps:
     moved: Moved
     taps: int
     weighted: bool
+    extent: Int
+    """Of the source's axis: no table leads out of it."""
 
     def picked(self, starts: Sequence[Reg], along: Int) -> list[tuple[Reg, Reg]]:
         """Address and weight of each tap of the place that the tables' addresses are of."""
         e = self.e
         found: list[tuple[Reg, Reg]] = []
         for tap in range(self.taps):
-            index = e.load("i32", e.at(starts[1], 4 * tap))
-            offset = e.mul(e.convert("sext", index, "i64"), along)
+            index = e.convert("zext", e.load("i32", e.at(starts[1], 4 * tap)), "i64")
+            held = e.call("i64", "llvm.umin.i64", index, e.i64(e.sub(self.extent, 1)))
+            offset = e.mul(held, along)
             weight = e.load("float", e.at(starts[2], 4 * tap)) if self.weighted else starts[2]
             found.append((e.at(starts[0], offset), weight))
         return found
@@ -174,7 +178,7 @@ class _Taps:
             if total is None:
                 total = e.binary("fmul", value, e.splat(weight, lanes))
             else:
-                total = e.fma(value, e.splat(weight, lanes), total)
+                total = m.multiply_add(e, value, e.splat(weight, lanes), total)
         if total is None:
             raise InternalError("a place of a resized axis follows from nothing")
         store(e, total, to, None, self.moved.destination)
@@ -200,6 +204,7 @@ def _launch(table: Table, source: View, own: Sequence[View], result: View) -> La
             moved=moved.as_json(),
             taps=table.taps,
             weighted=weighted,
+            extent=scalars.json(source.shape[table.axis]),
             stride=scalars.json(source.strides[table.axis]),
             walk=walk.json(scalars),
         ),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from smelt.backends import Family, Operands, Refusal, Tactic
 from smelt.backends._scalars import Scalars
 from smelt.backends.cpu._emit import LLVM_TYPES, Emitter, Reg, emitter_for
+from smelt.backends.cpu.families._indices import IndexReader
 from smelt.backends.cpu.families.copy import copy_launch
 from smelt.backends.cpu.families.reduce import combine
 from smelt.engine import KernelSpec, Launch, parameters
@@ -36,7 +37,10 @@ _Axes = list[tuple["Dim", ...]]
 
 
 class ScatterFamily(Family["CpuTarget"]):
-    """One worker, in order: of updates of one place the last stays. Indices are held inside."""
+    """One worker, in order: of updates of one place the last stays.
+
+    An index out of range is told of, and never leaves the memory.
+    """
 
     name: ClassVar[str] = "scatter"
 
@@ -55,24 +59,26 @@ class ScatterFamily(Family["CpuTarget"]):
         yield Tactic(self.name, (), inputs, (result,), cost_hint=2e-5)
 
     @override
+    def tells_errors(self, node: Node) -> bool:
+        return True
+
+    @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
         data, indices, *updates = (v for v in operands.inputs if v is not None)
-        (result,) = operands.outputs
+        (result,), errors = operands.outputs, operands.errors
+        if errors is None:
+            raise InternalError(f"{node} has no error words")
         if isinstance(node.op, GatherND):
-            return (_launch(node, indices, result, data, node.op.batch_dims),)
-        return (copy_launch(data, result), _launch(node, indices, updates[0], result, 0))
+            return (_launch(node, (indices, result, data, errors), node.op.batch_dims),)
+        return (copy_launch(data, result), _launch(node, (indices, updates[0], result, errors), 0))
 
     @override
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
-        e = emitter_for(kernel, 3)
+        e = emitter_for(kernel, 4)
         starts = tuple(e.pointer(k) for k in range(3))
         sizes = (kernel["index_size"], *[DType(kernel["dtype"]).size_bytes] * 2)
         axes = [tuple(e.extent(x) for x in axis) for axis in kernel["items"]]
-        somewhere = e.constant(1, "i1")
-        for extent, _, _ in kernel["parts"]:
-            somewhere = e.binary("and", somewhere, e.compare("sgt", e.extent(extent), 0))
-        with e.when(somewhere):  # an index into nothing points nowhere
-            _nest(e, axes, starts, sizes, lambda places: _item(e, kernel, places))
+        _nest(e, axes, starts, sizes, lambda places: _item(e, kernel, places))
         return e.module()
 
 
@@ -80,8 +86,12 @@ def _reduction(node: Node) -> str:
     return "none" if isinstance(node.op, GatherND) else str(getattr(node.op, "reduction", "none"))
 
 
-def _launch(node: Node, indices: View, flat: View, pointed: View, batch: int) -> Launch:
-    """Between ``flat``, walked beside the indices, and the places of ``pointed`` they point at."""
+def _launch(node: Node, views: tuple[View, View, View, View], batch: int) -> Launch:
+    """Between what is walked beside the indices, and the places of another that they point at.
+
+    The views are the indices, these two and the error words.
+    """
+    indices, flat, pointed, _ = views
     parts: _Axes
     inner: _Axes
     if isinstance(node.op, ScatterElements):
@@ -118,9 +128,8 @@ def _launch(node: Node, indices: View, flat: View, pointed: View, batch: int) ->
             inner=_json(inner, scalars),
         ),
     )
-    views = (indices, flat, pointed)
     written = 1 if isinstance(node.op, GatherND) else 2
-    return Launch(spec, views, (written,), scalars.values)
+    return Launch(spec, views, (written, 3), scalars.values)
 
 
 def _json(axes: Sequence[tuple[Dim, ...]], scalars: Scalars) -> Json:
@@ -151,17 +160,16 @@ def _item(e: Emitter, kernel: KernelSpec, places: tuple[Reg, ...]) -> None:
     """One vector of indices: find the place, then move the slice."""
     indices, flat, pointed = places
     size, index_size = DType(kernel["dtype"]).size_bytes, kernel["index_size"]
+    reader = IndexReader(e, index_size, e.pointer(3))
+    is_somewhere = e.constant(1, "i1")
     for part in kernel["parts"]:
         extent, offset, stride = (e.extent(x) for x in part)
-        index = e.load(f"i{8 * index_size}", e.at(indices, e.mul(offset, index_size)))
-        if index.type != "i64":
-            index = e.convert("sext", index, "i64")
-        wrapped = e.i64(e.add(index, extent))
-        index = e.select(e.compare("slt", index, 0), wrapped, index)
-        held = e.maximum(0, e.minimum(index, e.sub(extent, 1)))
-        pointed = e.at(pointed, e.mul(held, e.mul(stride, size)))
+        index = e.at(indices, e.mul(offset, index_size))
+        pointed = e.at(pointed, e.mul(reader.place(index, extent), e.mul(stride, size)))
+        is_somewhere = e.binary("and", is_somewhere, e.compare("sgt", extent, 0))
     axes = [tuple(e.extent(x) for x in axis) for axis in kernel["inner"]]
-    _nest(e, axes, (flat, pointed), (size, size), lambda pair: _move(e, kernel, pair[0], pair[1]))
+    with e.when(is_somewhere):  # where an axis has no elements there is nothing to move
+        _nest(e, axes, (flat, pointed), (size, size), lambda pair: _move(e, kernel, *pair))
 
 
 def _move(e: Emitter, kernel: KernelSpec, flat: Reg, pointed: Reg) -> None:

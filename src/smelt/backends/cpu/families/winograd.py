@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 import numpy as np
 
 from smelt.backends import Family, Refusal, Scalars, Tactic, root_of, store_as
-from smelt.backends._nodes import view_of
+from smelt.backends._nodes import value_of, view_of
 from smelt.backends.cpu._emit import Emitter, Int, Reg
 from smelt.backends.cpu._epilogue import Epilogue
 from smelt.backends.cpu._target import CpuTarget
@@ -358,10 +358,12 @@ class _Planes:
     @staticmethod
     def of(node: Node, scheme: Scheme, arithmetic: Arithmetic, rows: int = 0) -> _Planes:
         """The planes of a node."""
-        batch, filters, height, width = node.output.tensor.shape
+        batch, _, height, width = node.output.tensor.shape
         down, across = (-(-cast("int", e) // scheme.size) for e in (height, width))
         fold = _fold_of(node)
-        sizes = (cast("int", view_shape(node)[1]) * fold**2, cast("int", filters))
+        # The weights say how many channels there are, where the image leaves it open.
+        filters, channels = (cast("int", e) for e in value_of(node, 1).tensor.shape[:2])
+        sizes = (channels * fold**2, filters)
         return _Planes(scheme, batch, down, across, *sizes, arithmetic, fold, rows)
 
     @property

@@ -66,8 +66,9 @@ class Writer:
         s = self.s
         s.line(f"length = {time}")
         if "lengths" in self.places:
-            loaded = f"tl.load(p{self.places['lengths']} + item).to(tl.int64)"
-            s.line(f"length = tl.minimum(tl.maximum({loaded}, 0), {time})")
+            s.line(f"given = tl.load(p{self.places['lengths']} + item).to(tl.int64)")
+            s.line(f"length = tl.minimum(tl.maximum(given, 0), {time})")
+            s.tell(self.places["errors"], "given", time, "given != length")
 
     def moment(self, step: str) -> str:
         """Which moment a step is of, in 64 bits as an item's number is.

@@ -22,6 +22,7 @@ from smelt.backends.cuda.families._epilogue import (
     planned_epilogue,
 )
 from smelt.engine import KernelSpec, Launch, parameters
+from smelt.errors import InternalError
 from smelt.ops import Gather, GatherElements
 from smelt.types import DType, Layout, TensorFormat, ceil_div, element_count, override
 
@@ -37,7 +38,7 @@ _SECONDS_PER_BYTE: Final = 1e-12
 
 
 class GatherFamily(Family[CudaTarget]):
-    """Any element type; indices beyond the axis are held inside it, so memory is never left.
+    """Any element type; an index out of range is told of, and reads nothing.
 
     What is computed of the elements behind that is computed on the way.
     """
@@ -68,13 +69,19 @@ class GatherFamily(Family[CudaTarget]):
         yield Tactic(self.name, (), inputs, (table,), cost_hint=seconds)
 
     @override
+    def tells_errors(self, node: Node) -> bool:
+        return True
+
+    @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
         data, indices, out = view_of(operands, 0), view_of(operands, 1), operands.outputs[0]
         root, extras = root_of(node)[0], extra_views(node, operands)
+        if operands.errors is None:
+            raise InternalError(f"{node} has no error words")
         axis = getattr(root, "axis", 0) % value_of(node, 0).tensor.rank
         make = element_axes if isinstance(root, GatherElements) else row_axes
         axes = _with_extras(make(data, indices, out, axis), [strides for _, strides in extras])
-        views = (data, indices, *(view for view, _ in extras), out)
+        views = (data, indices, *(view for view, _ in extras), out, operands.errors)
         scalars = Scalars()
         across = side_of(guess(axes[-1].extent), _ELEMENTS)
         lines = element_count(tuple(a.extent for a in axes[:-1]))
@@ -94,7 +101,8 @@ class GatherFamily(Family[CudaTarget]):
             ),
         )
         chunks = ceil_div(lines, along) * ceil_div(axes[-1].extent, across)
-        return (Launch(spec, views, (len(views) - 1,), scalars.values, chunks),)
+        writes = (len(views) - 2, len(views) - 1)
+        return (Launch(spec, views, writes, scalars.values, chunks),)
 
     @override
     def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
@@ -115,7 +123,8 @@ def _with_extras(axes: list[Axis], extras: Sequence[tuple[Dim, ...]]) -> list[Ax
 
 def _write(kernel: KernelSpec) -> str:
     s = Source(kernel)
-    last = len(s.dtypes) - 1
+    last = len(s.dtypes) - 2
+    """The result; the error words follow."""
     axes: Any = kernel["axes"]
     along, across = kernel["tile"]
     width, extent = s.extent(axes[-1][0]), s.extent(kernel["extent"])
@@ -134,14 +143,15 @@ def _write(kernel: KernelSpec) -> str:
         f"({s.sum_of(('j', axes[-1][1 + operand]))} + j * 0)[None, :]"
         for operand in range(last + 1)
     ]
+    place, is_there = f"{line[1]} + {item[1]}", "m"
     if axes[-1][2] == 0:  # a whole line has one index
-        s.line(f"index = tl.load(p1 + {line[1]}, mask=i_ok[:, None], other=0).to(tl.int64)")
-    else:
-        s.line(f"index = tl.load(p1 + {line[1]} + {item[1]}, mask=m, other=0).to(tl.int64)")
-    s.line(f"index = tl.where(index < 0, index + {extent}, index)")
-    s.line(f"index = tl.minimum(tl.maximum(index, 0), {extent} - 1)")
+        place, is_there = line[1], "i_ok[:, None]"
+    s.line(f"given = tl.load(p1 + {place}, mask={is_there}, other=0).to(tl.int64)")
+    s.line(f"index = tl.where(given < 0, given + {extent}, given)")
+    s.line(f"inside = (index >= 0) & (index < {extent})")
+    s.tell(last + 1, "given", extent, f"{is_there} & (inside == 0)")
     picked = s.sum_of(("index", kernel["stride"]))
-    s.line(f"x = tl.load(p0 + ({picked} + {line[0]} + {item[0]}), mask=m, other=0)")
+    s.line(f"x = tl.load(p0 + ({picked} + {line[0]} + {item[0]}), mask=m & inside, other=0)")
     places = [f"{down} + {along}" for down, along in zip(line, item, strict=True)]
     result = "x"
     if kernel["stages"]:

@@ -45,6 +45,7 @@ _FED: Final = 3.6e10
 """Bytes of weights a second that one program gets from the second-level cache."""
 _INPUTS: Final = ("x", "w", "weights", "bias", "lengths", "hidden0", "cell0", "peepholes")
 _WEIGHTS: Final = _INPUTS.index("weights")
+_LENGTHS: Final = _INPUTS.index("lengths")
 _RESULTS: Final = ("every", "hidden", "cell")
 _FLOAT_BYTES: Final = 4
 _CLEARED: Final = 1024
@@ -52,7 +53,10 @@ _CLEARED: Final = 1024
 
 
 class RecurrentFamily(Family[CudaTarget]):
-    """The default activations without clipping; any direction, lengths and layout."""
+    """The default activations without clipping; any direction, lengths and layout.
+
+    A length out of range is told of, and taken for the nearest that is in it.
+    """
 
     name: ClassVar[str] = "recurrent"
     narrow: ClassVar[bool] = True
@@ -99,6 +103,10 @@ class RecurrentFamily(Family[CudaTarget]):
         if CLUSTER in dict(tactic.parameters):
             return (pack_for_team(weights, cast("GRU | LSTM", node.op)),)
         return (Constant.derive(f"{weights.name}.by_state", Transpose((0, 2, 1)), weights),)
+
+    @override
+    def tells_errors(self, node: Node) -> bool:
+        return len(node.inputs) > _LENGTHS and node.inputs[_LENGTHS] is not None
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
@@ -148,6 +156,7 @@ class _Lowering:
         self.inputs = dict(zip(_INPUTS, operands.inputs, strict=False))
         self.results = dict(zip(_RESULTS, operands.outputs, strict=False))
         self.x = view_of(operands, 0)
+        self.errors = operands.errors
         self.weights = operands.packed[0]
         self.time, self.batch = self.x.shape[:2] if self.op.layout == 0 else self.x.shape[1::-1]
         workspace, memory = operands.workspace, _Memory.of(node)
@@ -204,6 +213,8 @@ class _Lowering:
         wanted = ("bias", "lengths", "hidden0", "cell0", "peepholes")
         given |= {n: v for n in wanted if (v := self.inputs.get(n)) is not None}
         given |= self.results
+        if self.errors is not None:
+            given["errors"] = self.errors
         places = {name: place for place, name in enumerate(given)}
         scalars = Scalars()
         json = scalars.all_json
@@ -232,7 +243,8 @@ class _Lowering:
                 **operand_parameters(tuple(given.values()), len(scalars.values)),
             ),
         )
-        written = tuple(places[name] for name in ("states", *self.results))
+        changed = ("states", *self.results, "errors")
+        written = tuple(places[name] for name in changed if name in places)
         chunks = op.directions * self.batch * cluster_of(spec)
         return Launch(spec, tuple(given.values()), written, scalars.values, chunks)
 

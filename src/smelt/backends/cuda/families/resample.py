@@ -85,6 +85,7 @@ class ResampleFamily(Family[CudaTarget]):
             self.name,
             parameters(
                 axes=axes,
+                extents=scalars.all_json(x.shape[table.axis] for table in tables_of(node)),
                 taps=tuple(taps),
                 weighted=tuple(table.is_weighted for table in tables_of(node)),
                 places=scalars.json(places),
@@ -148,7 +149,9 @@ class _Writer:
                 continue
             ok = "i_ok" if a < len(self.axes) - 1 else f"{name}_ok"
             entry = f"{name} * {self.k['taps'][number]} + t{number}"
+            last = f"{s.extent(self.k['extents'][number])} - 1"
             s.line(f"at{a} = tl.load(p{1 + 2 * number} + ({entry}), mask={ok}, other=0)")
+            s.line(f"at{a} = tl.minimum(tl.maximum(at{a}, 0), {last})")  # whatever a table says
             terms.append((self.spread(f"at{a}.to(tl.int64)", a), stride))
             if self.k["weighted"][number]:
                 s.line(f"w{a} = tl.load(p{2 + 2 * number} + ({entry}), mask={ok}, other=0.0)")

@@ -1,0 +1,86 @@
+"""Files that somebody names: opened without waiting, and only where they are files."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, cast
+
+from smelt.errors import SmeltError
+
+if TYPE_CHECKING:
+    from io import BufferedReader
+
+    from smelt.types._limits import Limit
+
+# Opening a FIFO for reading would wait for a writer, and a device for its driver.
+_WITHOUT_WAITING: Final = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
+_KINDS: Final = (
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+def path_from(given: object, what: str, error: type[SmeltError] = SmeltError) -> Path:
+    """Return what a caller gave as a path, where the system can take it as one.
+
+    Args:
+        given: text, or an object that is a path.
+        what: what it is to name, for the message: "an engine".
+        error: the class of the error.
+
+    Raises:
+        SmeltError: it is of another type, holds NUL or half a character, or is too long.
+    """
+    is_path = isinstance(given, str | os.PathLike)
+    text = os.fspath(cast("str | os.PathLike[str]", given)) if is_path else None
+    if not isinstance(text, str):
+        raise error(f"the path of {what} is text or a pathlib.Path, not {type(given).__name__}")
+    try:
+        os.lstat(text)
+    except ValueError as reason:
+        raise error(f"{text[:80]!r} cannot be the path of {what}: {reason}") from reason
+    except OSError as reason:
+        if reason.errno == errno.ENAMETOOLONG:
+            told = f"{text[:80]!r}... cannot be the path of {what}: {reason.strerror}"
+            raise error(told) from reason
+    return Path(text)
+
+
+def open_file(path: str | os.PathLike[str], limit: Limit) -> BufferedReader:
+    """Open a regular file of at most ``limit.most`` bytes for reading; never waits.
+
+    What is checked is what was opened, so nothing can take its place afterwards.
+
+    Raises:
+        OSError: it cannot be opened, is no regular file or is too large; ``strerror`` says which.
+        ValueError: the path cannot be one.
+    """
+    name = os.fspath(path)
+    file = open(name, "rb", opener=_open)  # noqa: SIM115  (pathlib has no opener)
+    status = os.fstat(file.fileno())
+    if not stat.S_ISREG(status.st_mode):
+        file.close()
+        kind = next((word for fits, word in _KINDS if fits(status.st_mode)), "of another kind")
+        raise OSError(errno.EINVAL, f"it is {kind}, and a regular file is needed", name)
+    if status.st_size > limit.most:
+        file.close()
+        raise OSError(errno.EFBIG, f"it has {limit.excess(status.st_size)}", name)
+    return file
+
+
+def read_file(path: str | os.PathLike[str], limit: Limit) -> bytes:
+    """Return the bytes of a regular file; see `open_file`.
+
+    What is appended while it is read is left out: its size is bounded once, when it is opened.
+    """
+    with open_file(path, limit) as file:
+        return file.read(os.fstat(file.fileno()).st_size)
+
+
+def _open(name: str, flags: int) -> int:
+    return os.open(name, flags | _WITHOUT_WAITING)

@@ -1,0 +1,87 @@
+"""Every limit on what a file, a client or a graph may ask for, in one table.
+
+A limit has a name, which the error that refuses something says and `docs/limits.md` lists. It is
+far above what honest input needs and far below what fills a machine.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Limit(Enum):
+    """The most of something that is accepted: how many, of what, in which place."""
+
+    MAX_MODEL_BYTES = ((1 << 31) - 1, "bytes", "an ONNX model or caffemodel, external data apart")
+    MAX_PROTOTXT_BYTES = (4 << 20, "bytes", "a prototxt")
+    MAX_WEIGHT_FIELDS = (1_000_000, "fields", "a caffemodel or binaryproto")
+    MAX_MODEL_MESSAGES = (1 << 21, "messages", "nodes, attributes, tensors ... of an ONNX model")
+    MAX_MODEL_FIELDS = (1 << 24, "fields", "all messages of a large ONNX model together")
+    MAX_ENGINE_BYTES = (1 << 38, "bytes", "an engine")
+    MAX_HEADER_BYTES = (1 << 26, "bytes", "the header of an engine")
+    MAX_JSON_PARTS = (1 << 23, "parts", "lists, objects, commas and colons of a JSON text")
+    MAX_KEY_BYTES = (1 << 16, "bytes", "a file of keys")
+    MAX_CODE_BYTES = (1 << 26, "bytes", "a kernel in the code cache")
+    MAX_TIMINGS_BYTES = (1 << 26, "bytes", "a timing cache")
+    MAX_ARRAYS_BYTES = (1 << 33, "bytes", "a .npy file, and what an .npz archive unpacks to")
+    MAX_IMAGE_BYTES = (1 << 28, "bytes", "the file of a picture")
+    MAX_IMAGE_PIXELS = (1 << 27, "pixels", "a picture")
+    MAX_IMAGE_EXTENT = (1 << 16, "pixels", "the width or the height of a picture")
+    MAX_LABELS_BYTES = (1 << 24, "bytes", "a file of labels")
+    MAX_PROFILE_BYTES = (1 << 26, "bytes", "layers' times, as `smelt bench` writes them")
+    MAX_LOADABLE_BYTES = ((1 << 31) - 1, "bytes", "an NVDLA loadable")
+    MAX_TRACE_BYTES = (1 << 30, "bytes", "a file of an NVDLA trace, and what an archive unpacks to")
+    MAX_TRACE_MEMBERS = (1 << 16, "members", "an archive of NVDLA traces")
+    MAX_TRACE_HEADER_BYTES = (1 << 20, "bytes", "what says a member's name in such an archive")
+
+    MAX_TRACE_LINES = (2_000_000, "lines", "an NVDLA trace")
+    MAX_COMMAND_BYTES = (1 << 28, "bytes", "what one command of an NVDLA trace fills or compares")
+    MAX_MOVED_BYTES = (1 << 32, "bytes", "what all commands of an NVDLA trace fill and compare")
+    MAX_SPAN_BYTES = (1 << 30, "bytes", "memory from an NVDLA trace's first byte to its last")
+    MAX_MACS = (1 << 40, "multiplications", "a convolution of the modelled NVDLA")
+    MAX_CUBE_BYTES = (1 << 27, "bytes", "a cube that an engine of the modelled NVDLA computes on")
+    MAX_KERNEL_BYTES = (1 << 28, "bytes", "the kernels of a convolution of the modelled NVDLA")
+
+    MAX_RANK = (64, "axes", "a tensor of an engine")
+    MAX_TENSOR_BYTES = (1 << 40, "bytes", "a tensor of a network, and what its extents may be")
+    MAX_EXTENT = (1 << 40, "elements", "an extent of an engine's tensor")
+    MAX_PLAN_BYTES = (1 << 48, "bytes", "a buffer, the arena or the scratch memory of a plan")
+    MAX_CHUNKS = ((1 << 31) - 1, "chunks", "a launch of an engine")
+    MAX_CONSTANT_BYTES = (1 << 34, "bytes", "a constant of an engine's program")
+    MAX_PARAMETER_DEPTH = (256, "levels", "parameters of an engine within each other")
+    MAX_OPERANDS = (1024, "operands", "a launch of an engine")
+    MAX_NAME_CHARACTERS = (8192, "characters", "a name in an ONNX model")
+    MAX_DIM_ATOMS = (1024, "symbols and quotients", "the formula of an extent")
+    MAX_DIM_CHARACTERS = (2000, "characters", "the formula of an extent in a file")
+    MAX_FOLDED_WORK = (1 << 33, "operations", "what is computed of constants at build time")
+    MAX_WINDOW = (
+        1 << 24,
+        "elements",
+        "an extent, step or padding of a window, and the whole window",
+    )
+    MAX_LOOP_TRIPS = (1 << 24, "trips", "a Loop; one that goes on longer is taken to have no end")
+    MAX_LOOP_BYTES = (1 << 31, "bytes", "what the trips of a Loop leave to be stacked")
+    MAX_REGION_DEPTH = (40, "levels", "branches, loop bodies and functions within each other")
+    MAX_IMPORTED_NODES = (1_000_000, "nodes", "an ONNX network, its functions expanded")
+    MAX_EXPANDED_NODES = (1 << 16, "nodes", "what the functions of an ONNX model expand to")
+    MAX_EXPANDED_BYTES = (
+        1 << 30,
+        "bytes",
+        "nodes that an ONNX model's functions repeat, and its sparse tensors spread out",
+    )
+    MAX_CLIENTS = (32, "clients", "`smelt dla serve` at once; who only waits makes way for others")
+    MAX_SILENT_SECONDS = (10, "seconds", "until a new client of `smelt dla serve` asks something")
+    MAX_FRAME_SECONDS = (30, "seconds", "a request to `smelt dla serve`, and taking its answer")
+    MAX_IDLE_SECONDS = (60, "seconds", "between requests, where another client wants the place")
+    MAX_SERVED_BYTES = (1 << 32, "bytes", "memory of all clients of `smelt dla serve` together")
+
+    def __init__(self, most: int, unit: str, what: str) -> None:
+        self.most = most
+        self.unit = unit
+        self.what = what
+        """What it bounds, for the documentation."""
+
+    def excess(self, found: int | str) -> str:
+        """Return what an error says of ``found``, which is more than is allowed."""
+        shown = f"{found:,}" if isinstance(found, int) else found
+        return f"{shown} {self.unit}, and {self.name} is {self.most:,}"

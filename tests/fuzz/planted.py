@@ -1,0 +1,90 @@
+"""Memory bugs that can be planted in this process, to show that the instruments find them."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from smelt.backends import _assemble, _storage
+from smelt.backends.cpu.families import elementwise
+from smelt.engine import _conditions
+from smelt.types import Relation, evaluate_dim, symbols_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sized
+
+    from smelt.types import Dim
+
+
+@dataclass(frozen=True, slots=True)
+class Planted:
+    """A bug."""
+
+    plant: Callable[[], None]
+    """Puts it into the modules of this process."""
+    kinds: tuple[str, ...]
+    """As what it may be found."""
+
+
+def _write_one_element_past_the_view() -> None:
+    """Elementwise kernels compute one element more of each row."""
+    module: Any = elementwise
+    sound = module.walk_rows
+
+    def walk_rows(e: Any, walk: Any, pointers: Any, sizes: Any, row: Any) -> None:
+        def longer(starts: Any, first: Any, last: Any, strides: Any) -> None:
+            row(starts, first, e.add(last, 1), strides)
+
+        sound(e, walk, pointers, sizes, longer)
+
+    module.walk_rows = walk_rows
+
+
+def _size_buffers_at_the_corners() -> None:
+    """A buffer is as large as at the corners of its plan's box, and no run looks at views again."""
+    storage: Any = _storage
+    conditions: Any = _conditions
+
+    def bounds_of(dim: Dim, box: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
+        names = sorted(symbols_of(dim))
+        corners = itertools.product(*(box[name] for name in names))
+        sizes = [evaluate_dim(dim, dict(zip(names, c, strict=True))) for c in corners]
+        return min(sizes), max(sizes)
+
+    def hold(_footprints: object, _found: object) -> bool:
+        return True
+
+    def proven(footprints: Sized, _bounds: object) -> Any:
+        return np.ones(len(footprints), np.bool_)
+
+    storage.bounds_of = bounds_of
+    conditions._Footprints.hold = hold
+    conditions._Footprints.proven = proven
+
+
+def _keep_no_equality() -> None:
+    """A plan forgets which extents inference took as equal."""
+    module: Any = _assemble
+    sound = module._open_guards
+
+    def open_guards(guards: Any, symbols: Any) -> Any:
+        return tuple(g for g in sound(guards, symbols) if g.relation is not Relation.EQUAL)
+
+    module._open_guards = open_guards
+
+
+PLANTS: Final = {
+    "element": Planted(
+        _write_one_element_past_the_view,
+        ("signal SIGSEGV", "memory damaged", "depends on poison", "wrong numbers"),
+    ),
+    "corners": Planted(
+        _size_buffers_at_the_corners, ("signal SIGSEGV", "memory damaged", "depends on poison")
+    ),
+    "equality": Planted(
+        _keep_no_equality, ("answers alone", "signal SIGSEGV", "depends on poison")
+    ),
+}

@@ -1,0 +1,21 @@
+"""Kernels of every family on random views: none writes beside them, none reads what is beside."""
+
+from __future__ import annotations
+
+import pytest
+
+from smelt.backends.cpu import CpuBackend
+from tests.support.campaigns import run_module, told
+
+COUNT = 700
+WITHOUT_KERNELS = {"reference", "window"}
+"""Families that launch nothing."""
+
+
+@pytest.mark.slow
+def test_no_kernel_leaves_its_views_or_reads_what_is_around_them() -> None:
+    summary = run_module("tests.property.kernel_views", "--count", str(COUNT), "--seed", "2")
+    assert not summary["findings"], told(summary)
+    ran = {name.removeprefix("ran ") for name in summary["done"] if name.startswith("ran ")}
+    families = {family.name for family in CpuBackend(jobs=1).families}
+    assert families - ran <= WITHOUT_KERNELS
