@@ -162,7 +162,9 @@ def _control_flow() -> Any:
 
 _EXTERNAL: Final = (
     {"location": "../data.bin"}, {"location": "/data.bin"}, {"location": "none.bin"},
-    {"location": "."}, {"location": ""}, {"offset": "4090"}, {"offset": "x"}, {"length": "3"},
+    {"location": "."}, {"location": ""}, {"offset": "8190"}, {"offset": "x"}, {"length": "3"},
+    {"location": "absent.bin"}, {"location": "n" * 300}, {"location": "link.bin"},
+    {"location": "folder"}, {"offset": "4096"},
 )  # fmt: skip
 _SPARSE: Final = (
     ([4], [0, 9]),

@@ -82,7 +82,8 @@ PLANTS: Final = {
         ("signal SIGSEGV", "memory damaged", "depends on poison", "wrong numbers"),
     ),
     "corners": Planted(
-        _size_buffers_at_the_corners, ("signal SIGSEGV", "memory damaged", "depends on poison")
+        _size_buffers_at_the_corners,
+        ("verifiers differ", "signal SIGSEGV", "memory damaged", "depends on poison"),
     ),
     "equality": Planted(
         _keep_no_equality, ("answers alone", "signal SIGSEGV", "depends on poison")

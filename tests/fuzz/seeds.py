@@ -273,7 +273,7 @@ _INTERNS: Final[tuple[Callable[[Constant], str | None], ...]] = (
 
 _ODD_IR: Final = """
 graph "odd name" {
-bound count 12
+bound count [12]
 input %s: sequence(float32[n, 3])
 input %o: optional(sequence(int64[]))
 input %x: float32[n, 3, (n + 1) // 2]

@@ -212,13 +212,25 @@ _CAFFEMODEL: Final = message_mutator(lambda: new_message("NetParameter"))
 def _run_onnx(data: bytes) -> None:
     path = _folder() / "model.onnx"
     path.write_bytes(data)
-    with contextlib.suppress(FileExistsError), (_folder() / "data.bin").open("xb") as file:
-        file.write(bytes(4096))
+    with contextlib.suppress(FileExistsError):
+        _make_neighbours(path.parent)
     make_known()
     if len(data) % 8 == 4:
         with contextlib.suppress(SmeltError):
             import_onnx(path.with_name("no.onnx"))
-    print_graph(import_onnx(path if len(data) % 4 else data))
+    if len(data) % 4 == 0:
+        with contextlib.suppress(SmeltError):
+            import_onnx(data)
+    print_graph(import_onnx(path))
+
+
+def _make_neighbours(folder: Path) -> None:
+    """What models may find beside them: a file that ends in a hole, a link and a folder."""
+    with (folder / "data.bin").open("xb") as file:
+        file.write(bytes(4096))
+        file.truncate(8192)
+    (folder / "link.bin").symlink_to("data.bin")
+    (folder / "folder").mkdir()
 
 
 _WORDS: Final = (
@@ -516,11 +528,13 @@ TARGETS: Final = (
     Target("onnx", ("smelt.importers.onnx",), _run_onnx, message_mutator(onnx.ModelProto, _WORDS),
            onnx_seeds.onnx_seeds, 25,
            # Of files beyond 4 MB alone: tests/importers/onnx/test_message_counts.py.
-           ("GraphFiller", "check_counts", "_member_messages", "_walk", "_varint", "_excess")),
+           # Into messages for another library alone: tests/importers/onnx.
+           ("GraphFiller", "check_counts", "_member_messages", "_walk", "_varint", "_excess",
+            "embed_data")),
     Target("engine", ("smelt.engine._file",), _run_engine, _mutate_engine,
            seeds.engine_seeds, 10,
-           ("SignerLike", "write_engine", "write_atomically", "_write_into", "_header_text",
-            "_sign")),
+           ("SignerLike", "write_engine", "write_atomically", "_write_into", "_write_all",
+            "_header_text", "_sign")),
     Target(
         "plan",
         ("smelt.engine._codec", "smelt.engine._verify", "smelt.engine._plan",

@@ -122,6 +122,15 @@ HUGE = (
 )
 
 
+def test_an_infinite_stride_in_a_text_is_refused() -> None:
+    text = (
+        "graph g {\ninput %x: float32[1, 1, 4]\n"
+        "%y: float32[1, 1, 4] = MaxPool(kernel_shape=[1], strides=[-inf]) %x\nreturn %y\n}"
+    )
+    with pytest.raises(GraphError, match="cannot have these attributes"):
+        parse_graph(text, {op.__name__: op for op in ops.ALL_OPS})
+
+
 @pytest.mark.parametrize("body", HUGE, ids=range(len(HUGE)))
 def test_a_recipe_that_makes_much_of_little_is_refused_before_it_is_computed(body: str) -> None:
     text = f"graph g {{\n{body}\ninput %x: float32[2]\nreturn %x\n}}"

@@ -385,7 +385,7 @@ class _Parser:
     def _build(self, kind: type[Any], attributes: Mapping[str, object]) -> Any:
         try:
             return kind(**attributes)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             self._fail(f"{kind.__name__} cannot have these attributes: {error}")
 
     def _attribute(self, owner: type) -> object:
