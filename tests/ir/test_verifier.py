@@ -151,3 +151,14 @@ def test_a_fault_inside_a_region_names_the_region_and_its_node() -> None:
     case.op.regions[1].nodes[0].output.name = "x"
     with pytest.raises(GraphError, match=r"choose.*in region 'else'.*two values"):
         verify(graph)
+
+
+def test_what_is_printed_of_a_network_stays_short_however_large_it_is() -> None:
+    graph = Graph("deep")
+    value = graph.add_input("x", VECTOR)
+    for number in range(200):
+        value = graph.add(ops.Add(), value, value, name=f"add{number}").output
+    graph.outputs = [value]
+    assert repr(graph) == "<Graph 'deep': 1 inputs, 200 nodes, 1 outputs>"
+    assert repr(value) == "<Value 'add199': float32[3]>"
+    assert repr(graph.nodes[7]) == "<Node add 'add7'>"

@@ -154,7 +154,7 @@ def sources_first(
             stack.extend((c, False) for c in part.recipe.inputs if c is not None)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Value:
     """A tensor of the network: an input, a constant, or a result of one node."""
 
@@ -181,8 +181,12 @@ class Value:
             return Operand.constant(self.constant.array)
         return Operand(self.type, None, self.dims)
 
+    def __repr__(self) -> str:
+        # A value reaches every node of its network: neighbours are not printed.
+        return f"<Value {self.name!r}: {self.type}>"
 
-@dataclass(slots=True, eq=False)
+
+@dataclass(slots=True, eq=False, repr=False)
 class Node:
     """One application of an op; its inputs change only through the graph."""
 
@@ -211,8 +215,11 @@ class Node:
     def __str__(self) -> str:
         return f"{self.op.name} {self.name!r}"
 
+    def __repr__(self) -> str:
+        return f"<Node {self}>"
 
-@dataclass(slots=True, eq=False)
+
+@dataclass(slots=True, eq=False, repr=False)
 class Graph:
     """A network: its nodes in an order in which they can run."""
 
@@ -225,6 +232,10 @@ class Graph:
     inputs' symbols and those bounded before."""
     guards: tuple[Guard, ...] = ()
     """What must hold beside the guards of the nodes: of nodes whose results are constants now."""
+
+    def __repr__(self) -> str:
+        counts = f"{len(self.inputs)} inputs, {len(self.nodes)} nodes, {len(self.outputs)} outputs"
+        return f"<Graph {self.name!r}: {counts}>"
 
     def add_input(self, name: str, kind: ValueType) -> Value:
         """Append an input."""
