@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from smelt.engine import KeptVerdicts, RunConditions, verify_plan_at
+from smelt.engine import KeptVerdicts, RunConditions
 from smelt.engine._conditions import START
+from smelt.engine._exact import MAX_BYTES, _Verifier
 from smelt.errors import EngineFormatError, InternalError
 from smelt.types import override
 
@@ -62,7 +63,10 @@ class ComparedVerdicts(KeptVerdicts):
     def _refusal(self, values: Mapping[str, int], end: int) -> EngineFormatError | None:
         """What the full verifier has against the first steps of the plan."""
         try:
-            verify_plan_at(self._header, replace(self._plan, steps=self._plan.steps[:end]), values)
+            # Buffers are as large as the whole plan has them: its later steps say what is decided.
+            verifier = _Verifier(self._header, self._plan, values, MAX_BYTES, None)
+            verifier.plan = replace(self._plan, steps=self._plan.steps[:end])
+            verifier.run()
         except EngineFormatError as error:
             return error
         return None
