@@ -7,12 +7,10 @@ the steps that run before the next symbol is decided.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from smelt.engine import KeptVerdicts, RunConditions
+from smelt.engine import KeptVerdicts, RunConditions, verify_plan_at
 from smelt.engine._conditions import START
-from smelt.engine._exact import MAX_BYTES, _Verifier
 from smelt.errors import EngineFormatError, InternalError
 from smelt.types import override
 
@@ -63,10 +61,7 @@ class ComparedVerdicts(KeptVerdicts):
     def _refusal(self, values: Mapping[str, int], end: int) -> EngineFormatError | None:
         """What the full verifier has against the first steps of the plan."""
         try:
-            # Buffers are as large as the whole plan has them: its later steps say what is decided.
-            verifier = _Verifier(self._header, self._plan, values, MAX_BYTES, None)
-            verifier.plan = replace(self._plan, steps=self._plan.steps[:end])
-            verifier.run()
+            verify_plan_at(self._header, self._plan, values, steps=end)
         except EngineFormatError as error:
             return error
         return None

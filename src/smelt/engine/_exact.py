@@ -49,6 +49,7 @@ def verify_plan_at(
     *,
     weights_bytes: int = MAX_BYTES,
     kernels: frozenset[str] | None = None,
+    steps: int | None = None,
 ) -> None:
     """Verify a plan at one set of symbol values.
 
@@ -58,12 +59,13 @@ def verify_plan_at(
         values: every symbol's.
         weights_bytes: how many bytes of weights there are.
         kernels: the symbols that launches may name; None for any.
+        steps: how many steps, from the first, are verified; None for all.
 
     Raises:
         EngineFormatError: naming the step and what is wrong with it.
         UnboundSymbolError: a dimension has a symbol without a value.
     """
-    _Verifier(header, plan, values, weights_bytes, kernels).run()
+    _Verifier(header, plan, values, weights_bytes, kernels).run(plan.steps[:steps])
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +98,16 @@ class _Verifier:
         self.masks = MaskBudget()
         self.capacities = [self._capacity(i, b) for i, b in enumerate(plan.buffers)]
 
-    def run(self) -> None:
+    def run(self, steps: Sequence[Step]) -> None:
         touches: list[list[_Touch]] = []
-        for number, step in enumerate(self.plan.steps):
+        for number, step in enumerate(steps):
             try:
                 touches.append(self._check_step(step))
             except EngineFormatError as error:
                 raise EngineFormatError(
                     f"step {number} ({self._describe(step)}): {error}"
                 ) from None
-        self._check_concurrency(touches)
+        self._check_concurrency(steps, touches)
 
     def _describe(self, step: Step) -> str:
         inside = 0 <= step.layer < len(self.header.layers)
@@ -220,8 +222,10 @@ class _Verifier:
 
     # ---- steps among each other
 
-    def _check_concurrency(self, touches: Sequence[Sequence[_Touch]]) -> None:
-        before = completed_before(self.plan.steps)
+    def _check_concurrency(
+        self, steps: Sequence[Step], touches: Sequence[Sequence[_Touch]]
+    ) -> None:
+        before = completed_before(steps)
         for _, group in itertools.groupby(range(len(before)), key=before.__getitem__):
             spans = [
                 Span(t.place, t.low, t.high, t.buffer, number, t.is_written)
