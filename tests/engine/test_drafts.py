@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from smelt.engine import sweep_drafts, write_atomically
+from smelt.engine import _pages, sweep_drafts, write_atomically
 from smelt.engine._drafts import open_draft
+from smelt.engine._pages import map_file
+from smelt.errors import SmeltError
+
+if TYPE_CHECKING:
+    import mmap
 
 ROOT = Path(__file__).resolve().parents[2]
 _WRITER = textwrap.dedent("""
@@ -20,10 +28,10 @@ _WRITER = textwrap.dedent("""
     from pathlib import Path
     from smelt.engine._drafts import open_draft
 
-    with open_draft(Path(sys.argv[1])) as (file, draft):
-        file.write(b"half")
-        file.flush()
-        print(draft, flush=True)
+    with open_draft(Path(sys.argv[1])) as draft:
+        draft.file.write(b"half")
+        draft.file.flush()
+        print(draft.path, flush=True)
         sys.stdin.read()
 """)
 
@@ -88,10 +96,10 @@ def test_a_draft_that_is_swept_before_it_is_locked_is_made_again(
         return number
 
     monkeypatch.setattr(os, "open", slow_open)
-    with open_draft(tmp_path / "m.engine") as (file, draft):
-        file.write(b"whole")
-        file.flush()
-        assert draft.read_bytes() == b"whole"
+    with open_draft(tmp_path / "m.engine") as draft:
+        draft.file.write(b"whole")
+        draft.file.flush()
+        assert draft.path.read_bytes() == b"whole"
     assert taken
 
 
@@ -100,8 +108,93 @@ def test_a_file_has_the_mode_that_the_process_gives_files(tmp_path: Path, mask: 
     before = os.umask(mask)
     try:
         write_atomically(tmp_path / "m", iter([b"x"]))
-        with open_draft(tmp_path / "k", 0o600) as (_, draft):
-            assert draft.stat().st_mode & 0o777 == 0o600
+        with open_draft(tmp_path / "k", 0o644) as draft:
+            draft.link_target()
     finally:
         os.umask(before)
     assert (tmp_path / "m").stat().st_mode & 0o777 == 0o666 & ~mask
+    assert (tmp_path / "k").stat().st_mode & 0o777 == 0o644 & ~mask
+
+
+def test_only_the_owner_opens_a_draft(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with open_draft(tmp_path / "m") as draft:
+            assert draft.path.stat().st_mode & 0o777 == 0o600
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.parametrize("how", ["LOCK_SH", "LOCK_EX"])
+def test_a_draft_that_a_neighbour_locks_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    real_open = os.open
+    held: list[int] = []
+
+    def open_and_lock(path: str | Path, flags: int, mode: int = 0o777) -> int:
+        number = real_open(path, flags, mode)
+        if flags & os.O_EXCL and len(held) < most:
+            held.append(real_open(path, os.O_RDONLY))
+            fcntl.flock(held[-1], getattr(fcntl, how))
+        return number
+
+    monkeypatch.setattr(os, "open", open_and_lock)
+    most = 3
+    write_atomically(tmp_path / "m", iter([b"whole"]))
+    assert len(held) == most
+    most = 1000
+    with pytest.raises(SmeltError, match="lock or remove each new file beside it"):
+        write_atomically(tmp_path / "m", iter([b"another"]))
+    assert (tmp_path / "m").read_bytes() == b"whole"
+    assert list(tmp_path.iterdir()) == [tmp_path / "m"]
+    for number in held:
+        os.close(number)
+
+
+@pytest.mark.parametrize("character", ["a", "\xe9", "\u4e16", "\N{ROCKET}", "\udcff"])
+def test_a_name_as_long_as_a_system_takes_is_written(tmp_path: Path, character: str) -> None:
+    count = 255 // len(os.fsencode(character))
+    target = tmp_path / (character * count)
+    write_atomically(target, iter([b"whole"]))
+    assert target.read_bytes() == b"whole"
+    dead, draft = _start_writer(target)
+    dead.send_signal(signal.SIGKILL)
+    dead.communicate()
+    assert draft.exists()
+    write_atomically(target, iter([b"again"]))
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_pipe_is_no_draft(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / ".m.0123456789ab.part")
+    write_atomically(tmp_path / "m", iter([b"whole"]))
+    assert (tmp_path / "m").read_bytes() == b"whole"
+
+
+def test_a_pipe_that_nobody_reads_is_not_awaited_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("smelt.types._files._READER_SECONDS", 0.01)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(SmeltError, match="nobody reads the pipe"):
+        write_atomically(tmp_path / "pipe", iter([b"x"]))
+
+
+def test_a_draft_that_becomes_shorter_as_it_is_laid_out_ends_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = 4 << 20
+
+    def map_and_truncate(number: int) -> mmap.mmap:
+        view = map_file(number)
+        os.ftruncate(number, 100)
+        return view
+
+    monkeypatch.setattr(_pages, "map_file", map_and_truncate)
+    process = os.fork()
+    if not process:
+        with contextlib.suppress(BaseException):
+            write_atomically(tmp_path / "m", iter([bytes(size)]))
+        os._exit(0)
+    assert os.waitpid(process, 0)[1] == 0

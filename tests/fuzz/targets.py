@@ -533,8 +533,8 @@ TARGETS: Final = (
             "embed_data")),
     Target("engine", ("smelt.engine._file",), _run_engine, _mutate_engine,
            seeds.engine_seeds, 10,
-           ("SignerLike", "write_engine", "write_atomically", "_write_into", "_write_all",
-            "_header_text", "_sign")),
+           ("SignerLike", "write_engine", "write_atomically", "replace_file", "_write_into",
+            "_write_all", "_header_text", "_sign")),
     Target(
         "plan",
         ("smelt.engine._codec", "smelt.engine._verify", "smelt.engine._plan",

@@ -13,7 +13,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from smelt import config
-from smelt.engine import VERSION, cache_secret, sweep_drafts, write_atomically
+from smelt.engine import VERSION, cache_secret, replace_file, sweep_drafts
 from smelt.errors import SmeltError
 from smelt.types import Limit, read_file
 
@@ -77,7 +77,7 @@ class CodeCache:
         """Keep a kernel's code. That it cannot be kept is no error."""
         path = self._path(kernel, target)
         try:
-            write_atomically(path, iter((self._seal(path.name, content), content)))
+            replace_file(path, iter((self._seal(path.name, content), content)))
         except SmeltError as error:
             _LOG.debug("%s", error)
 

@@ -11,6 +11,7 @@ from smelt.engine._file import (
     Signature,
     SignerLike,
     read_engine,
+    replace_file,
     serialize_engine,
     write_atomically,
     write_engine,
@@ -104,6 +105,7 @@ __all__ = [
     "verify_plan_at",
     "verify_plans",
     "verify_signature",
+    "replace_file",
     "write_atomically",
     "write_engine",
 ]

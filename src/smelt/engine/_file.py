@@ -31,7 +31,7 @@ from smelt.engine._content import BytesLike, Content, open_content
 from smelt.engine._drafts import open_draft
 from smelt.engine._pages import keep_in_large_pages
 from smelt.errors import EngineFormatError, SmeltError
-from smelt.types import Limit, count_json_parts, parse_json, path_from
+from smelt.types import Limit, count_json_parts, is_special, open_special, parse_json, path_from
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -150,19 +150,28 @@ def write_atomically(path: str | os.PathLike[str], parts: Iterator[bytes | memor
         SmeltError: the path cannot be one, or not be written; what was there before is there still.
     """
     target = path_from(path, "a file to be written")
-    if target.exists() and not (target.is_file() or target.is_dir()):
+    if is_special(target):
         _write_into(target, parts)
-        return
-    if target.is_dir():
+    else:
+        replace_file(target, parts)
+
+
+def replace_file(target: Path, parts: Iterator[bytes | memoryview]) -> None:
+    """Write a file that appears complete under its name, in the place of whatever has the name.
+
+    Raises:
+        SmeltError: it cannot be written; what was there before is there still.
+    """
+    if os.path.isdir(target):
         raise SmeltError(f"{target} cannot be written: it is a folder; name a file in it")
     try:
-        with open_draft(target) as (file, draft):
+        with open_draft(target) as draft:
             for part in parts:
-                file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
-            keep_in_large_pages(file.fileno())
-            draft.replace(target)
+                draft.file.write(part)
+            draft.file.flush()
+            os.fsync(draft.file.fileno())
+            keep_in_large_pages(draft.file.fileno())
+            draft.replace_target()
     except OSError as error:
         raise SmeltError(f"{target} cannot be written: {error.strerror}") from error
 
@@ -170,7 +179,7 @@ def write_atomically(path: str | os.PathLike[str], parts: Iterator[bytes | memor
 def _write_into(device: Path, parts: Iterator[bytes | memoryview]) -> None:
     """Write into a device or a pipe: nothing may take its place."""
     try:
-        with device.open("wb") as file:
+        with open_special(device) as file:
             for part in parts:
                 file.write(part)
     except OSError as error:

@@ -138,13 +138,12 @@ def _user_secret(path: Path) -> bytes:
 
 def _create_private(path: Path, text: str) -> None:
     """Create a file that nobody else can read, complete from the moment when it has its name."""
-    if path.exists():
+    if os.path.lexists(path):
         raise FileExistsError(path)
-    with open_draft(path, 0o600) as (file, draft):
-        file.write(text.encode())
-        file.flush()
+    with open_draft(path, 0o600) as draft:
+        draft.file.write(text.encode())
         # A link, unlike a rename, never replaces the key that another process has just made.
-        os.link(draft, path)
+        draft.link_target()
 
 
 def _read_secret(path: Path) -> bytes:
@@ -338,10 +337,9 @@ def add_trusted_key(source: str | os.PathLike[str], label: str = "") -> TrustedK
     path = folder / _TRUSTED_FOLDER / f"{key.key_id}{_PUBLIC_SUFFIX}"
     try:
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        with open_draft(path, 0o600) as (file, draft):
-            file.write(f"{key.text}\n".encode())
-            file.flush()
-            draft.replace(path)
+        with open_draft(path, 0o600) as draft:
+            draft.file.write(f"{key.text}\n".encode())
+            draft.replace_target()
     except OSError as error:
         raise SmeltError(f"{path} cannot be written: {error.strerror}") from error
     return TrustedKey(key.public_key, key.label, str(path))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from smelt.engine import write_atomically
 from smelt.errors import BuildError, SmeltError
-from smelt.types import Limit, parse_json, path_from, read_file
+from smelt.types import Limit, is_special, parse_json, path_from, read_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,7 +51,7 @@ class TimingCache:
 
     def save(self) -> None:
         """Write the file, with what other processes wrote meanwhile; nothing without a path."""
-        if self.path is None or not self.changed or _is_special(self.path):
+        if self.path is None or not self.changed or is_special(self.path):
             return
         self.merge(read_timings(self.path))
         text = json.dumps(
@@ -72,7 +72,7 @@ def check_timings(path: Path) -> None:
     Raises BuildError: the file is there, and is no timing cache.
     """
     try:
-        if not _is_special(path) and path.stat().st_size:
+        if not is_special(path) and path.stat().st_size:
             _entries(path)
     except IsADirectoryError as error:
         raise BuildError(f"timing_cache is {path}, a folder; name a file in it") from error
@@ -85,13 +85,9 @@ def check_timings(path: Path) -> None:
         ) from error
 
 
-def _is_special(path: Path) -> bool:
-    return path.exists() and not (path.is_file() or path.is_dir())
-
-
 def read_timings(path: Path) -> dict[str, float]:
     """The entries of a file; those that are not sound are left out."""
-    if _is_special(path):
+    if is_special(path):
         return {}
     try:
         entries = _entries(path)

@@ -15,7 +15,7 @@ from smelt.types._dim import (
 )
 from smelt.types._dim_table import EXACT_BOUND, DimTable, bounds_of, upper_bound
 from smelt.types._dtype import DType, is_float_dtype
-from smelt.types._files import open_file, path_from, read_file
+from smelt.types._files import is_special, open_file, open_special, path_from, read_file
 from smelt.types._guard import (
     Guard,
     Relation,
@@ -86,7 +86,9 @@ __all__ = [
     "format_share",
     "is_float_dtype",
     "is_never_negative",
+    "is_special",
     "open_file",
+    "open_special",
     "override",
     "parse_json",
     "path_from",

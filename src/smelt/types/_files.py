@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
 from smelt.errors import SmeltError
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 # Opening a FIFO for reading would wait for a writer, and a device for its driver.
 _WITHOUT_WAITING: Final = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
+_BINARY: Final[int] = getattr(os, "O_BINARY", 0)
+_READER_SECONDS: Final = 10
 _KINDS: Final = (
     (stat.S_ISFIFO, "a pipe"),
     (stat.S_ISSOCK, "a socket"),
@@ -80,6 +83,37 @@ def read_file(path: str | os.PathLike[str], limit: Limit) -> bytes:
     """
     with open_file(path, limit) as file:
         return file.read(os.fstat(file.fileno()).st_size)
+
+
+def is_special(path: str | os.PathLike[str]) -> bool:
+    """Whether a name is that of a device, a pipe or a socket; not, where nobody may look."""
+    return os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path))
+
+
+def open_special(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a device or a pipe to write into it; a pipe's reader is awaited for some seconds.
+
+    Raises:
+        OSError: it cannot be opened, or nobody reads the pipe.
+    """
+    end = time.monotonic() + _READER_SECONDS
+    while True:
+        try:
+            number = os.open(path, os.O_WRONLY | _BINARY | _WITHOUT_WAITING)
+        except OSError as error:
+            if error.errno != errno.ENXIO or not _is_pipe(path):
+                raise
+            if time.monotonic() > end:
+                raise OSError(error.errno, "nobody reads the pipe", os.fspath(path)) from error
+            time.sleep(_READER_SECONDS / 1000)
+        else:
+            if os.name == "posix":
+                os.set_blocking(number, True)
+            return os.fdopen(number, "wb")
+
+
+def _is_pipe(path: str | os.PathLike[str]) -> bool:
+    return stat.S_ISFIFO(os.stat(path).st_mode)
 
 
 def _open(name: str, flags: int) -> int:

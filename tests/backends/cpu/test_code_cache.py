@@ -57,6 +57,17 @@ def test_damaged_cut_and_foreign_entries_are_not_there(home: Path) -> None:
     assert opened().get(KERNEL, TARGET) == b"again"
 
 
+@pytest.mark.parametrize("kind", ["pipe", "/dev/zero", "/dev/full"])
+def test_an_entry_that_is_no_file_is_not_there_and_is_replaced(home: Path, kind: str) -> None:
+    opened().put(KERNEL, TARGET, b"code")
+    (path,) = entries(home)
+    path.unlink()
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to(kind)
+    assert opened().get(KERNEL, TARGET) is None
+    opened().put(KERNEL, TARGET, b"again")
+    assert opened().get(KERNEL, TARGET) == b"again"
+
+
 def test_an_entry_under_anothers_name_is_not_there(home: Path) -> None:
     opened().put(KERNEL, TARGET, b"one")
     (first,) = entries(home)
