@@ -11,7 +11,7 @@ import click
 from smelt.cli._console import print_json, print_table, show
 from smelt.cli._files import FileCommand, SourceFile
 from smelt.cli._models import BuildArguments, build_options, is_model, open_engine
-from smelt.cli._options import THREADS_OPTION, input_option, json_option, output_option
+from smelt.cli._options import THREADS_OPTION, Count, input_option, json_option, output_option
 from smelt.cli._parse import Finite, pairs_from_texts
 from smelt.types import counted, format_number, format_share
 
@@ -44,14 +44,14 @@ class _LayerTimes:
 )
 @click.argument("engine_path", metavar="ENGINE", type=SourceFile())
 @THREADS_OPTION
-@click.option("--batch", type=click.IntRange(1), help="Batch.  [default: the largest]")
-@click.option("--iterations", type=click.IntRange(1), help="Runs to measure.")
+@click.option("--batch", type=Count(1), help="Batch.  [default: the largest]")
+@click.option("--iterations", type=Count(1), help="Runs to measure.")
 @click.option(
     "--seconds",
     type=Finite(0, min_open=True),
     help="Measure for so long.  [default: 3]",
 )
-@click.option("--warmup", default=5, show_default=True, type=click.IntRange(0), help="Runs before.")
+@click.option("--warmup", default=5, show_default=True, type=Count(0), help="Runs before.")
 @input_option(
     metavar="NAME=VALUE",
     help="An input: a .npy file, random or zeros.  [default: random]",

@@ -11,7 +11,7 @@ import click
 from smelt.cli._console import print_json, print_table, say, show
 from smelt.cli._files import FileCommand, ResultFile, SourceFile
 from smelt.cli._models import BuildArguments, build_options, check_options, open_network
-from smelt.cli._options import THREADS_OPTION, input_option, json_option, output_option
+from smelt.cli._options import THREADS_OPTION, Count, input_option, json_option, output_option
 from smelt.cli._parse import Finite, pairs_from_texts, shapes_from_texts
 from smelt.errors import masked
 
@@ -56,7 +56,7 @@ _JUDGING: Final = frozenset(
 )
 @click.option(
     "--steps",
-    type=click.IntRange(0),
+    type=Count(0),
     default=2,
     show_default=True,
     help="Quantisation steps that a result computed from quantised tensors may differ by, "
@@ -72,7 +72,7 @@ _JUDGING: Final = frozenset(
 )
 @click.option(
     "--seed",
-    type=click.IntRange(0),
+    type=Count(0),
     default=0,
     show_default=True,
     help="Of the random inputs.",

@@ -14,7 +14,7 @@ import click
 from smelt.cli._console import print_json, print_table, say
 from smelt.cli._dla_trace import trace
 from smelt.cli._files import FileCommand, ResultFile, SourceFile, check_writable
-from smelt.cli._options import json_option
+from smelt.cli._options import Count, json_option
 from smelt.cli._parse import Configuration
 from smelt.errors import ModelFormatError, SmeltError, without_controls
 from smelt.types import Limit, read_file
@@ -180,9 +180,7 @@ def run(
 @click.argument("path", metavar="SOCKET")
 @_CONFIGURATION
 @_EXACT
-@click.option(
-    "--devices", default=1, show_default=True, type=click.IntRange(1, 64), help="How many."
-)
+@click.option("--devices", default=1, show_default=True, type=Count(1, 64), help="How many.")
 def serve(*, path: str, configuration: str, exact_fp16: bool, devices: int) -> None:
     r"""Serve modelled devices at the Unix socket SOCKET, until interrupted.
 

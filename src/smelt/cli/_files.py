@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from smelt.errors import SmeltError
-from smelt.types import override
+from smelt.types import is_special, override, path_from
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -92,22 +92,27 @@ def check_writable(path: Path) -> None:
     Raises SmeltError: it cannot be; says what to do.
     """
     folder = path.parent
-    if path.is_dir():
+    try:
+        path_from(path, "a file to be written")
+        folder.stat()
+    except FileNotFoundError:
+        made = f"mkdir -p {shlex.quote(str(folder))}"
+        raise _unwritable(path, f"there is no folder {folder}; make it first: {made}") from None
+    except OSError as error:
+        raise _unwritable(path, f"{folder}: {error.strerror}") from error
+    if os.path.isdir(path):
         reason = f"it is a folder; name a file in it, {path / 'NAME'}"
-    elif not folder.exists():
-        reason = f"there is no folder {folder}; make it first: mkdir -p {shlex.quote(str(folder))}"
-    elif not folder.is_dir():
+    elif not os.path.isdir(folder):
         reason = f"{folder} is no folder"
     elif not os.access(path if is_special(path) else folder, os.W_OK):
         reason = f"you may not write in {folder}; name a file somewhere else"
     else:
         return
-    raise SmeltError(f"{path} cannot be written: {reason}")
+    raise _unwritable(path, reason)
 
 
-def is_special(path: Path) -> bool:
-    """Whether it is a device or a pipe, which takes whatever comes and is not replaced."""
-    return path.exists() and not path.is_file()
+def _unwritable(path: Path, reason: str) -> SmeltError:
+    return SmeltError(f"{path} cannot be written: {reason}")
 
 
 def _sources(command: click.Command, ctx: click.Context) -> Iterator[str]:
@@ -136,9 +141,9 @@ def _texts(parameter: click.Parameter, ctx: click.Context) -> tuple[str, ...]:
 
 def _is_same_file(path: str, other: str) -> bool:
     """Whether both name one file, be it there or not; devices take whatever comes."""
-    if not other or is_special(Path(path)):
+    if not other or is_special(path):
         return False
     try:
         return os.path.samefile(path, other)
-    except OSError:  # one is not there yet
+    except (OSError, ValueError):  # one is not there yet
         return os.path.realpath(path) == os.path.realpath(other)

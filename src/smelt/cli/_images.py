@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import warnings
 from dataclasses import dataclass
 from functools import partial
@@ -303,7 +304,7 @@ def _check_mean(path: str, header: ArrayHeader) -> None:
 
 
 def _read_binaryproto(path: str) -> NDArray[Any]:
-    if not Path(path).exists():
+    if not os.path.lexists(path):
         raise SmeltError(
             f"--mean {path!r}: no numbers (104,117,123), and no file of that name (.npy, or "
             "Caffe's binaryproto)"

@@ -33,17 +33,26 @@ def symbol_values(engine: Engine, *, batch: int | None = None) -> dict[str, int]
         return values
     used = {s for b in engine.inputs for s in symbols_of(*b.shape)}
     if "batch" in used:
-        return values | {"batch": batch}
+        return values | {"batch": _taken(engine, "batch", batch)}
     leading = {b.shape[0] for b in engine.inputs if b.shape}
     if all(extent == batch for extent in leading):
         return values
     named = [str(extent) for extent in leading if not isinstance(extent, int)]
     if len(named) == 1 and len(leading) == 1:
-        return values | {named[0]: batch}
+        return values | {named[0]: _taken(engine, named[0], batch)}
     raise SmeltError(
         f"the engine's batch is fixed at {', '.join(map(str, leading))}; where the model leaves it "
         f"open, one for {batch} is built with --shape NAME=1..{batch}x…"
     )
+
+
+def _taken(engine: Engine, name: str, batch: int) -> int:
+    """The batch, where a plan takes it: no memory is asked for one that none takes."""
+    ranges = [(low, high) for p in engine.header.plans for s, low, high in p.symbols if s == name]
+    if ranges and not any(low <= batch <= high for low, high in ranges):
+        told = " or ".join(f"{low}..{high}" for low, high in ranges)
+        raise SmeltError(f"the engine takes a batch of {told}, and {batch} is asked for")
+    return batch
 
 
 def shape_at(binding: Binding, values: Mapping[str, int]) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from smelt.cli._files import ResultFile, SourceFile
-from smelt.cli._options import told_as_options
+from smelt.cli._options import Count, told_as_options
 from smelt.cli._parse import ByteCount, DeviceText, Effort, Finite, ShapeText, shapes_from_texts
 from smelt.engine import MAGIC
 from smelt.errors import ModelFormatError, SmeltError
@@ -100,7 +101,7 @@ _OPTIONS: Final = (
         "--max-batch-size",
         default=1,
         show_default=True,
-        type=click.IntRange(1),
+        type=Count(1),
         help="Largest batch, where the network leaves the batch out of its shapes.",
     ),
     click.option(
@@ -184,6 +185,17 @@ def check_options(arguments: BuildArguments) -> None:
         raise click.UsageError(f"{error}{told_as_options(str(error))}") from error
 
 
+def _check_there(path: str) -> None:
+    """Raise SmeltError: there is no such file, or nobody may look."""
+    try:
+        os.stat(path)
+    except FileNotFoundError as error:
+        raise SmeltError(f"{path} does not exist") from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise SmeltError(f"{path[:200]} cannot be read: {reason}") from error
+
+
 def open_network(path: str, arguments: BuildArguments) -> NetworkDefinition:
     """Read a model: ONNX, or Caffe's prototxt with its weights.
 
@@ -198,8 +210,7 @@ def open_network(path: str, arguments: BuildArguments) -> NetworkDefinition:
             f"{path} holds only weights; name the network first: "
             f"smelt build deploy.prototxt --weights {path}"
         )
-    if not Path(path).exists():
-        raise SmeltError(f"{path} does not exist")
+    _check_there(path)
     if _is_engine(path):
         raise SmeltError(f"{path} is an engine, already built; give the model that it was made of")
     if suffix == ".onnx" and arguments.weights is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import click
 
@@ -16,8 +16,25 @@ _ARGUMENT: Final = re.compile(
 )
 """An argument of a build in a message, with its value."""
 
+_WHOLE: Final = re.compile(r"[+-]?[0-9]{1,18}")
 _SHAPE: Final = re.compile(r"'([^']+)': \(([\d, ]+)\)")
 """An input's shape in a message."""
+
+_MOST_COUNT: Final = 2**31 - 1
+
+
+class Count(click.IntRange):
+    """A whole number in the digits 0 to 9, of at most 31 bits."""
+
+    def __init__(self, least: int, most: int = _MOST_COUNT) -> None:
+        super().__init__(least, most)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The value of a text."""
+        if not _WHOLE.fullmatch(str(value)[:80]):
+            self.fail(f"{str(value)[:80]!r} is no whole number of at most 18 digits", param, ctx)
+        return int(super().convert(value, param, ctx))
+
 
 json_option = partial(
     click.option, "--json", "as_json", is_flag=True, help="Answer as JSON on stdout."
@@ -27,7 +44,7 @@ engine_option = partial(click.option, "-o", "--engine", "destination", type=Resu
 output_option = partial(click.option, "--output", multiple=True, metavar="NAME")
 THREADS_OPTION: Final = click.option(
     "--threads",
-    type=click.IntRange(1, 1024),
+    type=Count(1, 1024),
     help="Threads.  [default: every processor that this process may use]",
 )
 QUIET_OPTION: Final = click.option("--quiet", is_flag=True, help="Show no progress and no summary.")

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
     from smelt.builder import ShapeSpec
 
-RESIZE: Final = re.compile(r"exact|none|shorter:(\d{1,6})|(\d{1,6})x(\d{1,6})")
+RESIZE: Final = re.compile(r"exact|none|shorter:([0-9]{1,6})|([0-9]{1,6})x([0-9]{1,6})")
 """How large a picture is made."""
-CROP: Final = re.compile(r"auto|none|(\d{1,6})(?:x(\d{1,6}))?")
+CROP: Final = re.compile(r"auto|none|([0-9]{1,6})(?:x([0-9]{1,6}))?")
 """What is kept of it."""
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-_SIZE: Final = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)\s*(?:([kmgt]?)(?:i?b)?)", re.IGNORECASE)
-_EXTENT: Final = re.compile(r"(\d{1,12})(?:\.\.(\d{1,12}))?(?:\.\.(\d{1,12}))?")
+_SIZE: Final = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*(?:([kmgt]?)(?:i?b)?)", re.IGNORECASE)
+_EXTENT: Final = re.compile(r"([0-9]{1,12})(?:\.\.([0-9]{1,12}))?(?:\.\.([0-9]{1,12}))?")
 
 Range = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 

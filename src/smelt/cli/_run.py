@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from smelt.cli._console import print_json, print_table, say, show
-from smelt.cli._files import FileCommand, ResultFile, SourceFile, is_special
+from smelt.cli._files import FileCommand, ResultFile, SourceFile
 from smelt.cli._models import BuildArguments, build_options, open_engine
-from smelt.cli._options import THREADS_OPTION, input_option, json_option, output_option
+from smelt.cli._options import THREADS_OPTION, Count, input_option, json_option, output_option
 from smelt.cli._parse import CROP, RESIZE, Numbers, Worded, pairs_from_texts
 from smelt.types import Limit, format_number, read_file
 
@@ -86,7 +86,7 @@ _NUMBERED: Final = re.compile(r"""\{?\s*+(\d{1,9})\s*+:\s*+(['"])(.*)\2\s*+,?\s*
     show_default=True,
     help="Where the channels stand in the input's shape.",
 )
-@click.option("--top", default=5, show_default=True, type=click.IntRange(1), help="Best classes.")
+@click.option("--top", default=5, show_default=True, type=Count(1), help="Best classes.")
 @click.option(
     "--labels",
     type=SourceFile(),
@@ -290,9 +290,10 @@ def _picture(path: str, binding: Binding, preparation: Preparation) -> NDArray[A
 def _check_archives(*paths: str | None) -> None:
     """See to it that each file's name says what is in it: readers choose by that."""
     from smelt.errors import SmeltError
+    from smelt.types import is_special
 
     for path in paths:
-        if path and not path.lower().endswith(".npz") and not is_special(Path(path)):
+        if path and not path.lower().endswith(".npz") and not is_special(path):
             raise SmeltError(
                 f"{path} would be a numpy archive, and its name says otherwise: "
                 f"call it {Path(path).with_suffix('.npz')}"

@@ -114,7 +114,11 @@ def _open_file(path: Path, name: str) -> BufferedReader:
 
 
 def _map_file(file: BufferedReader, path: Path, name: str) -> NDArray[np.uint8]:
-    if found := config.who_else_writes(path, above=None):
+    try:
+        found = config.who_else_writes(path, above=None)
+    except OSError as error:
+        raise _unreadable(name, error) from error
+    if found:
         raise TrustError(
             f"{name} is not mapped: {found}, and who changes a file that is mapped changes the "
             "engine while it runs. Load it without mapped=True: it is then copied"
@@ -145,11 +149,21 @@ def _unreadable(name: str, error: OSError | ValueError) -> EngineFormatError:
     return EngineFormatError(f"{name} cannot be read: {reason}")
 
 
+def _read_all(read: Callable[[], bytes], kind: str) -> bytes:
+    """All that an open file still holds; it may be of any class, and raise whatever it likes."""
+    try:
+        return read()
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise EngineFormatError(f"the engine in a {kind} cannot be read: {error}") from error
+
+
 def _content_of_buffer(source: BytesLike | BinaryIO) -> Content:
     content: Any = source
     read: Callable[[], bytes] | None = getattr(source, "read", None)
     if read is not None and not isinstance(source, mmap.mmap):
-        content = read()
+        content = _read_all(read, type(source).__name__)
     try:
         data = np.frombuffer(content, np.uint8)
     except (TypeError, ValueError, BufferError) as error:

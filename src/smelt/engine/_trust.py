@@ -166,7 +166,7 @@ def _read_secret(path: Path) -> bytes:
 
 def _who_else_made(path: Path) -> str:
     """Why a file in a directory of keys may not be this user's own doing; "" if it is."""
-    if path.is_symlink():
+    if os.path.islink(path):
         return "it is a symbolic link"
     return config.who_else_writes(path, above=1)
 
@@ -180,20 +180,21 @@ def _trusted_keys() -> Iterator[TrustedKey]:
     """Every key that can be read and nobody else can have put there; a warning for the others."""
     folder = config.keys_directory()
     if folder is not None:
-        if (folder / _SECRET_NAME).exists():
+        if os.path.exists(folder / _SECRET_NAME):
             yield from _if_sound(lambda: _own_key(folder / _SECRET_NAME))
         for path in _key_files(folder / _TRUSTED_FOLDER):
             yield from _if_sound(partial(_read_trusted, path, _who_else_made))
     for path in config.trusted_keys():
         try:
             path_from(path, "a key")
-        except SmeltError as error:
-            _warn(f"SMELT_TRUSTED_KEYS: {error}")
-            continue
-        if not path.exists():
+            path.stat()
+        except FileNotFoundError:
             _warn(f"SMELT_TRUSTED_KEYS names {path}, which does not exist")
             continue
-        for file in _key_files(path) if path.is_dir() else (path,):
+        except (OSError, SmeltError) as error:
+            _warn(f"SMELT_TRUSTED_KEYS: {error}")
+            continue
+        for file in _key_files(path) if os.path.isdir(path) else (path,):
             yield from _if_sound(
                 partial(_read_trusted, file, partial(config.who_else_writes, above=1))
             )
@@ -223,7 +224,7 @@ def _own_label() -> str:
         label = f"{getpass.getuser()}@{socket.gethostname()}"
     except (OSError, KeyError, ImportError):  # a user without a name, as in some containers
         return "this user"
-    return " ".join(label.split())[:_MAX_LABEL]
+    return masked(" ".join(label.split())[:_MAX_LABEL])
 
 
 def _key_files(folder: Path) -> list[Path]:
@@ -355,7 +356,10 @@ def remove_trusted_key(name: str) -> TrustedKey:
     folder = config.keys_directory()
     recorded = [k for k in keys if folder and Path(k.origin).parent == folder / _TRUSTED_FOLDER]
     if len(recorded) == 1:
-        Path(recorded[0].origin).unlink(missing_ok=True)
+        try:
+            Path(recorded[0].origin).unlink(missing_ok=True)
+        except OSError as error:
+            raise SmeltError(f"{recorded[0].origin} cannot be removed: {error.strerror}") from error
         return recorded[0]
     if len(recorded) > 1:
         raise TrustError(f"{len(recorded)} trusted keys are called {name!r}; name one by its id")

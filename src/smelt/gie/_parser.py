@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +15,6 @@ from smelt.importers import network_from_caffe
 from smelt.types import override, path_from
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Mapping
 
     from smelt.gie._network import InferNetwork
@@ -108,9 +108,9 @@ class CaffeParser(Destroyable):
 
     def _check_size(self, model: str | os.PathLike[str]) -> None:
         path = path_from(model, "a caffemodel", ModelFormatError)
-        if self._buffer_bytes is None or not path.is_file():
+        if self._buffer_bytes is None or not os.path.isfile(path):
             return
-        if (size := path.stat().st_size) > self._buffer_bytes:
+        if (size := os.path.getsize(path)) > self._buffer_bytes:
             raise ModelFormatError(
                 f"{path} has {size} bytes and the protobuf buffer {self._buffer_bytes}; "
                 "raise it with set_protobuf_buffer_size"

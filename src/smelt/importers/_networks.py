@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from smelt.errors import GraphError, MissingExtraError, ModelFormatError
 from smelt.network import NetworkDefinition
-from smelt.types import path_from
+from smelt.types import copy_bytes, path_from
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -135,6 +135,8 @@ def _names(outputs: object) -> list[str] | None:
     return names
 
 
-def _source(given: str | os.PathLike[str] | bytes) -> str | bytes | Path:
+def _source(given: str | os.PathLike[str] | bytes | bytearray | memoryview) -> str | bytes | Path:
     _check_source(given, "a Caffe file is a path or bytes")
+    if isinstance(given, bytearray | memoryview):
+        return copy_bytes(given, "a Caffe file", ModelFormatError)
     return given if isinstance(given, str | bytes) else Path(given)

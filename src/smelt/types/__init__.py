@@ -15,7 +15,7 @@ from smelt.types._dim import (
 )
 from smelt.types._dim_table import EXACT_BOUND, DimTable, bounds_of, upper_bound
 from smelt.types._dtype import DType, is_float_dtype
-from smelt.types._files import is_special, open_file, open_special, path_from, read_file
+from smelt.types._files import copy_bytes, is_special, open_file, open_special, path_from, read_file
 from smelt.types._guard import (
     Guard,
     Relation,
@@ -36,6 +36,7 @@ from smelt.types._text import (
     format_share,
     wrap_words,
 )
+from smelt.types._threads import start_thread
 from smelt.types._value import (
     Layout,
     OptionalType,
@@ -76,6 +77,7 @@ __all__ = [
     "bounds_of",
     "ceil_div",
     "collect_guards",
+    "copy_bytes",
     "count_cells",
     "count_json_parts",
     "counted",
@@ -95,6 +97,7 @@ __all__ = [
     "read_array",
     "read_arrays",
     "read_file",
+    "start_thread",
     "substitute_dim",
     "symbols_of",
     "upper_bound",

@@ -85,6 +85,16 @@ def read_file(path: str | os.PathLike[str], limit: Limit) -> bytes:
         return file.read(os.fstat(file.fileno()).st_size)
 
 
+def copy_bytes(
+    given: bytes | bytearray | memoryview, what: str, error: type[SmeltError] = SmeltError
+) -> bytes:
+    """Return the bytes of a buffer. Raises SmeltError: it has none any more."""
+    try:
+        return bytes(given)
+    except (BufferError, TypeError, ValueError) as reason:
+        raise error(f"the bytes of {what} cannot be read: {reason}") from reason
+
+
 def is_special(path: str | os.PathLike[str]) -> bool:
     """Whether a name is that of a device, a pipe or a socket; not, where nobody may look."""
     return os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path))

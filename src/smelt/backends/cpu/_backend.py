@@ -165,7 +165,11 @@ class CpuBackend(Backend[CpuTarget]):
             return self._object(kernel, target)
 
         with ThreadPoolExecutor(self.jobs) as pool:
-            return list(pool.map(build, kernels))
+            try:
+                made = pool.map(build, kernels)
+            except RuntimeError:  # the system starts no more threads
+                made = map(build, kernels)
+            return list(made)
 
     def _object(self, kernel: KernelSpec, target: CpuTarget) -> bytes:
         if (ahead := self._made.get((kernel.symbol, target))) is not None:

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Final
 
 from smelt.backends.cuda._triton import compile_kernel, require_triton
 from smelt.backends.cuda._worker import DONE, READY, read_frame, request, write_frame
-from smelt.errors import BuildError
+from smelt.errors import BuildError, DeviceError
+from smelt.types import start_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -86,9 +87,11 @@ class CompilerPool:
         shop.jobs.put(_Job(kernel, text, target, keep, done))
         with shop.lock:
             if len(shop.threads) < self._jobs and shop.jobs.qsize() > shop.idle:
-                thread = threading.Thread(target=_serve, args=(shop,), daemon=True)
-                shop.threads.append(thread)
-                thread.start()
+                try:
+                    shop.threads.append(start_thread(_serve, shop))
+                except DeviceError:
+                    if not shop.threads:
+                        raise
         return done
 
     def close(self) -> None:

@@ -11,15 +11,19 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import logging
 import os
 import threading
 import time
 import weakref
 from typing import TYPE_CHECKING, Final
 
+from smelt import config
 from smelt.devices.cpu import _abi as abi
 from smelt.devices.cpu._memory import CpuAllocation, CpuMemory
 from smelt.devices.cpu._processors import available_processors
+from smelt.errors import DeviceError
+from smelt.types import start_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,8 +64,7 @@ class Worker:
         """The latest list's memory: a late worker looks at it even when nobody else has it."""
         self._avoids: int | None = None
         self._wakes = None if native else threading.Semaphore(0)
-        self.thread = threading.Thread(target=self._work, name="smelt-worker", daemon=True)
-        self.thread.start()
+        self.thread = start_thread(self._work, name="smelt-worker")
 
     @property
     def is_native(self) -> bool:
@@ -160,7 +163,8 @@ class WorkerPool:
         """Put up to ``wanted`` idle workers into ``lease``; the pool grows to that many in all.
 
         A pool that has ``wanted`` workers starts no more for a second lessee at the same time: they
-        would only take the processors from each other.
+        would only take the processors from each other. Where the system starts no more threads,
+        the run has fewer.
         """
         with self._lock:
             if len(self._free) < wanted and self._busy:
@@ -174,7 +178,16 @@ class WorkerPool:
                     lease.workers.append(free.pop(position))
             room = min(wanted, _MAX_WORKERS) - len(free) - len(self._busy)
             for _ in range(room):
-                worker = Worker(runtime, self._memory, native=self._native and runtime.has_workers)
+                try:
+                    native = self._native and runtime.has_workers
+                    worker = Worker(runtime, self._memory, native=native)
+                except DeviceError as error:
+                    config.say_once(
+                        logging.WARNING,
+                        f"runs have {len(lease.workers) + 1} threads instead of {wanted + 1}: "
+                        f"{error}",
+                    )
+                    break
                 self._busy[worker] = weakref.ref(lease)
                 lease.workers.append(worker)
 

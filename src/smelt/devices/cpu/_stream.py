@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from smelt.errors import DeviceError
-from smelt.types import Closing, override
+from smelt.types import Closing, override, start_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -141,7 +141,7 @@ class CpuStream(Closing):
         """Queue ``task``; ``marks`` are reached after it, also when it fails or is dropped.
 
         Raises:
-            DeviceError: the stream is closed.
+            DeviceError: the stream is closed, or the system starts no more threads.
         """
         if self._process != os.getpid():
             self._reset()  # forked: the thread stayed with the parent
@@ -149,8 +149,7 @@ class CpuStream(Closing):
             if self._is_closed:
                 raise DeviceError("this stream is closed")
             if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="smelt-stream", daemon=True)
-                self._thread.start()
+                self._thread = start_thread(self._work, name="smelt-stream")
             for mark in marks:
                 mark.stream = self
             self._tasks.append((task, marks))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -75,7 +76,7 @@ def paths_to_try(names: Sequence[str], folders: Sequence[str]) -> Iterator[str]:
         package = None
     for base in (package and package.submodule_search_locations) or ():
         places += [Path(base) / folder for folder in folders]
-    yield from (str(p / name) for p in places for name in names if (p / name).is_file())
+    yield from (str(p / name) for p in places for name in names if os.path.isfile(p / name))
     yield from names
 
 

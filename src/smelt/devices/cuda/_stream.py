@@ -11,7 +11,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from smelt.errors import DeviceError
-from smelt.types import Closing, override
+from smelt.types import Closing, override, start_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -119,8 +119,7 @@ class Follower:
         """Begin; the task itself waits for the GPU."""
         self._task = task
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._work, name="smelt-follower", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self._work, name="smelt-follower")
 
     def _work(self) -> None:
         try:

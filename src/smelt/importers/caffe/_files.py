@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from smelt.errors import ModelFormatError
 from smelt.importers.caffe._wire import Reader
-from smelt.types import Limit, path_from, read_file
+from smelt.types import Limit, copy_bytes, path_from, read_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,8 +81,9 @@ def read_mean(source: Path | bytes | str) -> Array:
 
 def _read(source: Path | bytes | str, what: str, limit: Limit) -> tuple[bytes, str]:
     if isinstance(source, bytes | bytearray | memoryview):
-        _check_size(source, what, limit)
-        return bytes(source), what
+        data = copy_bytes(source, what, ModelFormatError)
+        _check_size(data, what, limit)
+        return data, what
     path = path_from(source, what, ModelFormatError)
     try:
         return read_file(path, limit), f"{what} {path}"

@@ -15,7 +15,7 @@ from smelt.errors import ModelFormatError, UnsupportedError
 from smelt.importers.onnx._external import ExternalData
 from smelt.importers.onnx._tensors import embed_data
 from smelt.importers.onnx._wire import check_counts
-from smelt.types import Limit, path_from, read_file
+from smelt.types import Limit, copy_bytes, path_from, read_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,7 +52,7 @@ def load_model(source: ModelSource) -> LoadedModel:
     if isinstance(source, onnx.ModelProto):
         proto = source
     elif isinstance(source, bytes | bytearray | memoryview):
-        proto = _decode(bytes(source), "the given bytes")
+        proto = _decode(copy_bytes(source, "an ONNX model", ModelFormatError), "the given bytes")
     else:
         path = path_from(source, "an ONNX model", ModelFormatError)
         proto = _decode(_read(path), str(path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import logging
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from smelt.errors import InternalError
+from smelt.errors import DeviceError, InternalError
 from smelt.nvdla._status import NvdlaError, NvError
 from smelt.nvdla.port._frames import (
     MOST_DATA_BYTES,
@@ -34,7 +35,7 @@ from smelt.nvdla.port._frames import (
 )
 from smelt.nvdla.port._handles import check_allocation
 from smelt.nvdla.port._local import LocalPort
-from smelt.types import Closing, Limit, override, path_from
+from smelt.types import Closing, Limit, override, path_from, start_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -83,8 +84,7 @@ class PortServer(Closing):
 
     def start(self) -> None:
         """Serve from a thread of its own."""
-        self._thread = threading.Thread(target=self.serve_forever, name="smelt-dla", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self.serve_forever, name="smelt-dla")
 
     def serve_forever(self) -> None:
         """Serve until `close`."""
@@ -110,7 +110,12 @@ class PortServer(Closing):
                 self._clients.add(client)
                 if self._is_closing.is_set():
                     client.drop()
-            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+            try:
+                start_thread(self._serve, client)
+            except DeviceError as error:
+                _LOG.warning("a client is refused: %s", error)
+                client.refuse()
+                self._release(client)
 
     def _make_room(self) -> bool:
         """Drop the client that has waited longest for nothing; whether its place is free."""
@@ -136,19 +141,23 @@ class PortServer(Closing):
                 client.drop()
         if self._thread is not None:
             self._thread.join()
-        self._path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the folder may be gone, or another's
+            self._path.unlink()
 
     def _serve(self, client: _Conversation) -> None:
         try:
             client.run()
         finally:
-            with self._clients_lock:
-                self._clients.discard(client)
-            self._slots.release()
+            self._release(client)
+
+    def _release(self, client: _Conversation) -> None:
+        with self._clients_lock:
+            self._clients.discard(client)
+        self._slots.release()
 
 
 def _listen(path: Path) -> socket.socket:
-    if path.exists():
+    if os.path.lexists(path):
         _remove_stale(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -177,6 +186,10 @@ def _remove_stale(path: Path) -> None:
             return
         except BlockingIOError:
             _LOG.debug("the server at %s has clients waiting", path)
+        except OSError as error:
+            raise NvdlaError(
+                NvError.RESOURCE_ERROR, f"{str(path)!r} cannot be asked for a server: {error}"
+            ) from error
     raise NvdlaError(NvError.BUSY, f"another server listens at {str(path)!r}")
 
 
@@ -234,6 +247,11 @@ class _Conversation:
         another file's by the time it is used.
         """
         _shut(self._connection)
+
+    def refuse(self) -> None:
+        """End before the first request."""
+        with self._connection, self._port:
+            self.drop()
 
     def run(self) -> None:
         """Answer until the client ends, is dropped, or breaks the protocol."""

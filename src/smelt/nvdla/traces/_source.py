@@ -27,7 +27,7 @@ class _Folder:
     def read(self, name: PurePosixPath) -> bytes | None:
         path = self.root / name
         try:
-            return read_file(path, Limit.MAX_TRACE_BYTES) if path.is_file() else None
+            return read_file(path, Limit.MAX_TRACE_BYTES) if os.path.isfile(path) else None
         except OSError as error:
             raise ModelFormatError(f"{name} cannot be read: {error.strerror}") from None
 
@@ -90,13 +90,13 @@ def find_traces(path: str | Path) -> tuple[TraceFile, ...]:
         ModelFormatError: the file is neither a trace nor a readable archive.
     """
     path = path_from(path, "a trace", ModelFormatError)
-    if path.is_dir():
+    if os.path.isdir(path):
         found = sorted(
-            item for item in path.rglob("*") if item.suffix in _SUFFIXES and not item.is_dir()
+            item for item in path.rglob("*") if item.suffix in _SUFFIXES and not os.path.isdir(item)
         )
         folder = _Folder(path)
         return tuple(TraceFile(PurePosixPath(item.relative_to(path)), folder) for item in found)
-    if not path.exists():
+    if not os.path.exists(path):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     if path.name.endswith(_ARCHIVES):
         archive = _Archive(read_archive(path))
