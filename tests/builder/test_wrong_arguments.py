@@ -54,7 +54,10 @@ def _compare(**options: Any) -> object:
         (lambda: _compare(inputs={"data": np.zeros(3)}), "its array float64.3"),
         (lambda: report_of(None), "a report is made of an engine"),  # type: ignore[arg-type]
         (lambda: _network().add_input("x", None, (1,)), "None is no element type"),
-        (lambda: _network().add_input("x", "float32", 3), "a shape is a sequence .* not 3"),
+        (
+            lambda: _network().add_input("x", "float32", 3),
+            "extents of a shape come as a list, not as 3",
+        ),
         (lambda: _network().add("relu"), "add applies an op, .* not 'relu'"),
         (lambda: _network().add_concatenation(None), "come as a list, not as None"),
     ],

@@ -127,7 +127,7 @@ def test_an_infinite_stride_in_a_text_is_refused() -> None:
         "graph g {\ninput %x: float32[1, 1, 4]\n"
         "%y: float32[1, 1, 4] = MaxPool(kernel_shape=[1], strides=[-inf]) %x\nreturn %y\n}"
     )
-    with pytest.raises(GraphError, match="cannot have these attributes"):
+    with pytest.raises(GraphError, match="strides of max_pool is"):
         parse_graph(text, {op.__name__: op for op in ops.ALL_OPS})
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from contextlib import contextmanager
 from keyword import iskeyword
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
@@ -15,14 +14,21 @@ from smelt.ir import Constant, Graph, Op, Value
 from smelt.network._caller import atomic, caller_location, located
 from smelt.network._layers import LayerMethods
 from smelt.network._tensor import Layer, Tensor
+from smelt.ops import checked_op
 from smelt.types import (
     DType,
     SymbolicDim,
     TensorType,
     dim_from_text,
     element_count,
+    given_array,
+    given_int,
+    given_list,
+    given_text,
+    given_word,
     is_float_dtype,
     override,
+    shown,
 )
 
 if TYPE_CHECKING:
@@ -59,10 +65,9 @@ class NetworkDefinition(LayerMethods):
             tensor_names: how a layer's only result is named; ``{layer}`` and ``{index}`` are
                 filled in. Of several results each is named ``layer:index`` by default.
         """
-        _check_batch(batch)
-        self._graph = Graph(name)
-        self._batch = batch
-        self._tensor_names = tensor_names
+        self._graph = Graph(given_text(name, "the network's name", GraphError))
+        self._batch = _batch(batch)
+        self._tensor_names = _template(tensor_names)
         self._tensors: dict[int, Tensor] = {}
         self._values: dict[str, Value] = {}
         self._layer_names: set[str] = set()
@@ -120,11 +125,12 @@ class NetworkDefinition(LayerMethods):
 
     def find(self, name: str) -> Tensor | None:
         """The tensor of a name, or None."""
-        value = self._values.get(name)
+        value = self._values.get(given_text(name, "a tensor's name", GraphError))
         return None if value is None or value.constant is not None else self.tensor(value)
 
     def find_layer(self, name: str) -> Layer | None:
         """The layer of a name, or None."""
+        given_text(name, "a layer's name", GraphError)
         return next((layer for layer in self.layers if layer.name == name), None)
 
     def tensor(self, value: Value) -> Tensor:
@@ -170,7 +176,7 @@ class NetworkDefinition(LayerMethods):
 
     def _decide_batch(self, batch: Literal["implicit", "explicit"]) -> None:
         """Let the first input say whether shapes leave out the batch."""
-        _check_batch(batch)
+        _batch(batch)
         if batch != self._batch and self._graph.inputs:
             raise GraphError(
                 f"the network's batch is {self._batch}, as its first input's; it cannot be {batch}"
@@ -207,7 +213,8 @@ class NetworkDefinition(LayerMethods):
         Returns:
             The result, or a tuple where the op has several.
         """
-        _check_op(op)
+        if not isinstance(given := cast("object", op), Op):
+            raise GraphError(f"add applies an op, as ops.Elu(alpha=0.5), not {shown(given)}")
         label = self._layer_name(name, op.name)
         values = [
             array if array is None else self._operand(array, f"{label}.{index}")
@@ -221,7 +228,7 @@ class NetworkDefinition(LayerMethods):
         self, layer: str, kind: str, op: Op, *inputs: Value | None, part: str = ""
     ) -> list[Tensor]:
         node_name = f"{layer}/{part}" if part else layer
-        node = self._graph.add(op, *inputs, name=node_name, layers=(layer,))
+        node = self._graph.add(checked_op(op), *inputs, name=node_name, layers=(layer,))
         if not part and len(node.outputs) == 1:
             node.output.name = self._tensor_names.format(layer=layer, index=0)
             self._default_names.add(id(node.output))
@@ -277,7 +284,7 @@ class NetworkDefinition(LayerMethods):
 
     def rename(self, value: Value, name: str) -> None:
         """Give a value a name of its own. Raises GraphError."""
-        if name == value.name:
+        if given_text(name, "the tensor's name", GraphError) == value.name:
             return
         self._claim(name, value)
         self._disclaim(value)
@@ -290,6 +297,8 @@ class NetworkDefinition(LayerMethods):
 
         Raises GraphError: there is no such layer, or the new name is empty or taken.
         """
+        for name in (old, new):
+            given_text(name, "a layer's name", GraphError)
         nodes = [node for node in self._graph.nodes if _layer_of(node) == old]
         if not nodes:
             raise GraphError(f"there is no layer {old!r}")
@@ -323,7 +332,7 @@ class NetworkDefinition(LayerMethods):
 
     def replace_op(self, node: Node, op: Op) -> None:
         """Give a node another op and infer the rest; undone on ShapeError."""
-        old = node.op
+        old, op = node.op, checked_op(op)
         with self._undone_on_error(lambda: setattr(node, "op", old)):
             node.op = op
 
@@ -379,13 +388,13 @@ class NetworkDefinition(LayerMethods):
                 number += 1
             self._numbers[kind] = number
             return f"{kind}{number}"
-        if not name or name in self._layer_names:
+        if not given_text(name, "the layer's name", GraphError) or name in self._layer_names:
             raise GraphError(f"the layer name {name!r} is empty or taken; give each layer its own")
         return name
 
     def _claim(self, name: str, value: Value) -> None:
         """Note whose a name is. Raises GraphError: it is another's."""
-        if not name:
+        if not given_text(name, "the tensor's name", GraphError):
             raise GraphError("a tensor needs a name")
         if self._values.setdefault(name, value) is not value:
             raise GraphError(f"the tensor name {name!r} is taken; give each tensor its own")
@@ -395,45 +404,46 @@ class NetworkDefinition(LayerMethods):
             del self._values[value.name]
 
     def _full_shape(self, shape: Sequence[int | str]) -> Shape:
-        _check_shape(shape)
-        dims = tuple(_extent(extent, shape) for extent in shape)
+        given = given_list(shape, "the extents of a shape", ShapeError)
+        dims = tuple(_extent(extent, given) for extent in given)
         if self._batch == "implicit" and SymbolicDim.symbol(BATCH) in dims:
-            raise ShapeError(f"shape {list(shape)} names the implicit batch; leave it out")
+            raise ShapeError(f"shape {given} names the implicit batch; leave it out")
         volume = element_count(tuple(d for d in dims if isinstance(d, int)))
         if not isinstance(volume, int) or volume >= _LARGEST_VOLUME:
-            raise ShapeError(f"shape {list(shape)} has {volume} elements; 2**30 are too many")
+            raise ShapeError(f"shape {shown(given)} has {volume} elements; 2**30 are too many")
         return (SymbolicDim.symbol(BATCH), *dims) if self._batch == "implicit" else dims
 
 
-def _check_batch(batch: str) -> None:
-    if batch not in ("implicit", "explicit"):
-        raise GraphError(f"batch is {batch!r}; it must be 'implicit' or 'explicit'")
+def _batch(batch: object) -> str:
+    return given_word(batch, "batch", GraphError, ("implicit", "explicit"))
 
 
-def _check_op(op: object) -> None:
-    if not isinstance(op, Op):
-        raise GraphError(f"add applies an op, as ops.Elu(alpha=0.5), not {op!r}")
-
-
-def _check_shape(shape: object) -> None:
-    if not isinstance(shape, Iterable):
-        raise ShapeError(f"a shape is a sequence of extents, as (3, 224, 224), not {shape!r}")
+def _template(names: object) -> str:
+    """How results are named."""
+    template = given_text(names, "tensor_names", GraphError)
+    try:
+        template.format(layer="", index=0)
+    except (ValueError, LookupError, AttributeError) as error:
+        raise GraphError(
+            f"tensor_names is {shown(names)}; {{layer}} and {{index}} may stand in it: {error}"
+        ) from error
+    return template
 
 
 def _layer_of(node: Node) -> str:
     return node.layers[0] if node.layers else node.name
 
 
-def _extent(extent: object, shape: Sequence[int | str]) -> Dim:
+def _extent(extent: object, shape: list[object]) -> Dim:
     if isinstance(extent, str):
         if not re.fullmatch(r"[A-Za-z_]\w*", extent, re.ASCII) or iskeyword(extent):
-            raise ShapeError(f"extent {extent!r} in {list(shape)} is no identifier, as symbols are")
+            raise ShapeError(
+                f"extent {shown(extent)} in {shown(shape)} is no identifier, as symbols are"
+            )
         return dim_from_text(extent)
     if isinstance(extent, SymbolicDim):
         return extent
-    if isinstance(extent, bool) or not isinstance(extent, SupportsIndex) or int(extent) < 1:
-        raise ShapeError(f"extent {extent!r} in {list(shape)} is no positive number and no name")
-    return int(extent)
+    return given_int(extent, f"an extent in {shown(shape)}", ShapeError, least=1)
 
 
 def _dtype(dtype: Any) -> DType:
@@ -444,11 +454,11 @@ def _dtype(dtype: Any) -> DType:
         return DType.BFLOAT16 if dtype == "bfloat16" else DType.from_numpy(np.dtype(given))
     except (TypeError, ValueError) as error:
         known = ", ".join(d.value for d in DType)
-        raise GraphError(f"{dtype!r} is no element type; these are: {known}") from error
+        raise GraphError(f"{shown(dtype)} is no element type; these are: {known}") from error
 
 
 def _array(given: Array, name: str) -> Array:
-    array: Array = np.asarray(given)
+    array: Array = given_array(given, name, GraphError)
     if not (array.dtype.kind in "iub" or is_float_dtype(array.dtype)):
         raise GraphError(f"{name} has element type {array.dtype}; numbers are needed")
     return array

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
@@ -13,7 +14,15 @@ from smelt import ops
 from smelt.errors import GraphError, ShapeError
 from smelt.ir import Constant
 from smelt.network._caller import atomic
-from smelt.types import is_float_dtype
+from smelt.types import (
+    given_array,
+    given_float,
+    given_int,
+    given_ints,
+    given_list,
+    given_word,
+    is_float_dtype,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -116,6 +125,7 @@ class LayerMethods(ABC):
         """
         layer = self.begin(name, "convolution")
         value = self.value_of(x)
+        count, groups = _counts(count, groups)
         op = ops.Conv(group=groups, **self._window(value, kernel, stride, padding, dilation))
         rows = self._channels(value, groups)
         return self._filter(layer, "convolution", op, value, (weights, bias), (count, rows))
@@ -143,11 +153,12 @@ class LayerMethods(ABC):
         """
         layer = self.begin(name, "deconvolution")
         value = self.value_of(x)
+        count, groups = _counts(count, groups)
         op = ops.ConvTranspose(
             group=groups, **self._window(value, kernel, stride, padding, dilation)
         )
         channels = self._channels(value, 1)
-        if groups < 1 or count % groups:
+        if count % groups:
             raise ShapeError(f"{count} filters do not divide into {groups} groups", node=layer)
         shape = (channels, count // groups)
         return self._filter(layer, "deconvolution", op, value, (weights, bias), shape)
@@ -175,6 +186,7 @@ class LayerMethods(ABC):
         """
         layer, kind = self.begin(name, "fully_connected"), "fully_connected"
         value = self.value_of(x)
+        count, _ = _counts(count, 1)
         rank = value.tensor.rank
         width = math.prod(_fixed(value.tensor.shape[1:], layer))
         matrix = self._weight(f"{layer}.weight", weights, (count, width), value.tensor.dtype)
@@ -211,7 +223,11 @@ class LayerMethods(ABC):
         """
         layer = self.begin(name, "activation")
         given = {"alpha": alpha, "beta": beta}
-        attributes = {key: number for key, number in given.items() if number is not None}
+        attributes = {
+            key: given_float(number, key, GraphError)
+            for key, number in given.items()
+            if number is not None
+        }
         op = _choose(ACTIVATIONS, kind, "activation", attributes)
         return self.apply(layer, "activation", op, self.value_of(x))[0]
 
@@ -245,7 +261,7 @@ class LayerMethods(ABC):
         layer = self.begin(name, "pooling")
         value = self.value_of(x)
         attributes = dict(self._window(value, window, stride, padding, 1), ceil_mode=ceil_mode)
-        if kind == "average":
+        if given_word(kind, "pooling", GraphError, POOLINGS) == "average":
             attributes["count_include_pad"] = count_include_pad
         op = _choose(POOLINGS, kind, "pooling", attributes)
         return self.apply(layer, "pooling", op, value)[0]
@@ -271,11 +287,11 @@ class LayerMethods(ABC):
         """
         layer = self.begin(name, "lrn")
         limits = (("alpha", alpha, -1e20, 1e20), ("beta", beta, 0.01, 1e5), ("k", k, 1e-5, 1e10))
-        for what, number, low, high in limits:
-            if not low <= number <= high:
-                raise GraphError(f"{what} is {number}; {low} to {high} are possible", node=layer)
+        refuse = partial(GraphError, node=layer)
+        alpha, beta, k = (given_float(n, name, refuse, low, high) for name, n, low, high in limits)
+        window = given_int(window, "window", refuse)
         if window not in range(1, 16, 2):
-            raise GraphError(f"window is {window}; odd numbers to 15 are possible", node=layer)
+            raise refuse(f"window is {window}; odd numbers to 15 are possible")
         op = ops.LRN(size=window, alpha=alpha, beta=beta, bias=k, region=region)
         return self.apply(layer, "lrn", op, self.value_of(x))[0]
 
@@ -311,8 +327,8 @@ class LayerMethods(ABC):
             ("shift", ops.Add(), shift),
             ("power", ops.Pow(), power),
         ):
-            if numbers is not None and np.size(numbers):
-                label = f"{layer}.{what}"
+            label = f"{layer}.{what}"
+            if not _is_empty(numbers, label):
                 steps.append((what, op, self._weight(label, numbers, shape, value.tensor.dtype)))
         if not steps:
             return self.apply(layer, "scale", ops.Identity(), value)[0]
@@ -335,9 +351,9 @@ class LayerMethods(ABC):
 
         Raises ShapeError: another extent differs.
         """
-        _check_several(tensors)
         layer = self.begin(name, "concatenation")
-        values = [self.value_of(tensor) for tensor in tensors]
+        given = given_list(tensors, "tensors to concatenate", GraphError)
+        values = [self.value_of(tensor) for tensor in given]
         return self.apply(layer, "concatenation", ops.Concat(axis=axis), *values)[0]
 
     @atomic
@@ -371,13 +387,12 @@ class LayerMethods(ABC):
             "strides": _each(stride, axes, "stride", 1),
             "pads": _each(padding, axes, "padding", 0) * 2,
         }
-        if dilation != 1:
-            attributes["dilations"] = _each(dilation, axes, "dilation", 1)
-        return attributes
+        dilations = _each(dilation, axes, "dilation", 1)
+        return attributes if dilations == (1,) * axes else {**attributes, "dilations": dilations}
 
     def _channels(self, x: Value, groups: int) -> int:
         channels = x.tensor.shape[1]
-        if not isinstance(channels, int) or groups < 1 or channels % groups:
+        if not isinstance(channels, int) or channels % groups:
             raise ShapeError(f"{channels} channels of {x.name} do not divide into {groups} groups")
         return channels // groups
 
@@ -397,13 +412,13 @@ class LayerMethods(ABC):
         return self.apply(layer, kind, op, x, matrix, self._bias(layer, bias, count, dtype))[0]
 
     def _bias(self, layer: str, bias: ArrayLike | None, count: int, dtype: DType) -> Value | None:
-        if bias is None or not np.size(bias):
+        if _is_empty(bias, f"{layer}.bias"):
             return None
         return self._weight(f"{layer}.bias", bias, (count,), dtype)
 
-    def _weight(self, name: str, numbers: ArrayLike, shape: tuple[int, ...], dtype: DType) -> Value:
+    def _weight(self, name: str, numbers: object, shape: tuple[int, ...], dtype: DType) -> Value:
         """Numbers of any real type as a constant; the array itself is kept, never a copy."""
-        array: Array = np.asarray(numbers)
+        array: Array = given_array(numbers, name, GraphError)
         if not (array.dtype.kind in "iu" or is_float_dtype(array.dtype)):
             raise GraphError(f"{name} has element type {array.dtype}; real numbers are needed")
         if array.size != math.prod(shape) or (array.ndim > 1 and array.shape != shape):
@@ -418,9 +433,7 @@ class LayerMethods(ABC):
 
     def _scale_shape(self, x: Value, mode: str, layer: str) -> tuple[int, ...]:
         """The shape in which the numbers of a scale broadcast onto ``x``."""
-        if mode not in SCALE_MODES:
-            known = ", ".join(SCALE_MODES)
-            raise GraphError(f"mode is {mode!r}; it must be one of {known}", node=layer)
+        given_word(mode, "mode", partial(GraphError, node=layer), SCALE_MODES)
         if mode == "uniform":
             return ()
         if mode == "elementwise":
@@ -429,20 +442,29 @@ class LayerMethods(ABC):
 
 
 def _choose(table: dict[str, type[Op]], name: str, what: str, attributes: dict[str, Any]) -> Op:
-    cls = table.get(name)
-    if cls is None:
-        raise GraphError(f"{what} {name!r} is unknown; these are known: {', '.join(table)}")
+    cls = table[given_word(name, what, GraphError, table)]
     try:
         return cls(**attributes)
     except TypeError as error:
         raise GraphError(f"{what} {name!r} takes no such attribute: {error}") from error
 
 
-def _each(given: Extents, axes: int, what: str, least: int) -> tuple[int, ...]:
-    numbers = (given,) * axes if isinstance(given, int) else tuple(int(n) for n in given)
-    if len(numbers) != axes or any(number < least for number in numbers):
-        raise ShapeError(f"{what} {given} must be {axes} numbers, each at least {least}")
-    return numbers
+def _counts(count: object, groups: object) -> tuple[int, int]:
+    """How many filters or results there are, and into how many groups they are divided."""
+    numbers = (("count", count), ("groups", groups))
+    filters, parts = (given_int(n, name, ShapeError, least=1) for name, n in numbers)
+    return filters, parts
+
+
+def _each(given: object, axes: int, what: str, least: int) -> tuple[int, ...]:
+    """Numbers for the axes; one number is for all of them."""
+    listed = cast("object", given) if isinstance(given, Iterable) else (given,) * axes
+    return given_ints(listed, what, ShapeError, count=axes, least=least)
+
+
+def _is_empty(numbers: object, name: str) -> bool:
+    """Whether there are no weights: None, or none of them."""
+    return numbers is None or not given_array(numbers, name, GraphError).size
 
 
 def _fixed(extents: Sequence[Dim], layer: str) -> tuple[int, ...]:
@@ -450,8 +472,3 @@ def _fixed(extents: Sequence[Dim], layer: str) -> tuple[int, ...]:
         if not isinstance(extent, int):
             raise ShapeError(f"its weights need the extent {extent}: fix it", node=layer)
     return tuple(extent for extent in extents if isinstance(extent, int))
-
-
-def _check_several(tensors: object) -> None:
-    if not isinstance(tensors, Iterable):
-        raise GraphError(f"tensors to concatenate come as a list, not as {tensors!r}")

@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from smelt.errors import GraphError
 from smelt.network._caller import located
 
 if TYPE_CHECKING:
@@ -107,7 +108,13 @@ class Layer:
 
         Raises ShapeError: something no longer fits; the layer is then as before.
         """
-        op = dataclasses.replace(self.op, **attributes)
+        try:
+            op = dataclasses.replace(self.op, **attributes)
+        except TypeError as error:
+            known = ", ".join(field.name for field in dataclasses.fields(self.op)) or "none"
+            raise GraphError(
+                f"{self.op.name} has no such attributes; it has: {known}", node=self.name
+            ) from error
         self._network.replace_op(self._main, op)
 
     @property

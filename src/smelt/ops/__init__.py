@@ -2,6 +2,7 @@
 
 from smelt.ir import Array, Case, Op, Operand
 from smelt.ops._codec import op_from_json, op_to_json, recipe_from_json, recipe_to_json
+from smelt.ops._fields import checked_op
 from smelt.ops._registry import lookup_op, op_identity, register_op
 from smelt.ops._shape import is_same_for_rows
 from smelt.ops.abs import Abs
@@ -306,6 +307,7 @@ __all__ = [
     "Unsqueeze",
     "Where",
     "Xor",
+    "checked_op",
     "is_same_for_rows",
     "lookup_op",
     "op_from_json",

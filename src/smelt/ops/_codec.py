@@ -14,15 +14,14 @@ import base64
 import binascii
 import dataclasses
 import math
-import types
-import typing
 from enum import Enum
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from smelt.errors import EngineFormatError, EngineMismatchError, SmeltError
 from smelt.ir import Constant, Graph, Op, Recipe, sources_first
+from smelt.ops._fields import field_hints, fits_hint, parts_of_hint
 from smelt.ops._registry import is_builtin, lookup_op, op_identity
 from smelt.ops.fused import Stage
 from smelt.types import (
@@ -36,7 +35,7 @@ from smelt.types import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from smelt.ir import Array, Value
     from smelt.types import Dim, ValueType
@@ -233,7 +232,7 @@ class _Reader:
         if tag != "op":
             raise EngineFormatError(f"an op is needed, not {_excerpt(data)}")
         cls = _find_op(self.text(name), identity)
-        hints = _hints(cls)
+        hints = field_hints(cls)
         values: dict[str, object] = {}
         for pair in self.items(listed):
             field, value = self.items(pair, 2)
@@ -243,7 +242,7 @@ class _Reader:
                     f"op {cls.name} has no field {field!r}, or it is given twice"
                 )
             made = self.value(value, hints[field], depth + 1)
-            if not _fits(made, hints[field]):
+            if not fits_hint(made, hints[field]):
                 raise EngineFormatError(
                     f"field {field} of op {cls.name} cannot be {_excerpt(made)}"
                 )
@@ -279,7 +278,7 @@ class _Reader:
                 return self.op(data, depth + 1)
             case ("stage", op, arguments):
                 numbers = [self.value(a, hint, depth + 1) for a in self.items(arguments)]
-                if not all(_fits(n, int) for n in numbers):
+                if not all(fits_hint(n, int) for n in numbers):
                     raise EngineFormatError("the arguments of a stage must be integers")
                 return Stage(self.op(op, depth + 1), tuple(cast("list[int]", numbers)))
             case ("graph", *_):
@@ -393,58 +392,13 @@ def _dtype(name: str) -> DType:
         raise EngineFormatError(f"no element type is called {name[:60]!r}") from error
 
 
-def _hints(cls: type[Op]) -> dict[str, object]:
-    """The annotation of each field; of one that cannot be evaluated, ``object``."""
-    names = {"Graph": Graph, "Op": Op, "Stage": Stage, "DType": DType}
-    try:
-        known: dict[str, Any] = typing.get_type_hints(cls, localns=names)
-    except NameError:
-        # A user's class may name types that it imports only for its type checker.
-        known = {}
-    return {f.name: known.get(f.name, object) for f in dataclasses.fields(cls) if f.init}
-
-
 def _enum_member(hint: object, name: str, member: str) -> Enum:
-    for part in _flatten(hint):
+    for part in parts_of_hint(hint):
         if isinstance(part, type) and issubclass(part, Enum) and part.__name__ == name:
             found = part.__members__.get(member)
             if found is not None:
                 return found
     raise EngineFormatError(f"no field here can be {name[:60]}.{member[:60]}")
-
-
-def _flatten(hint: object) -> Iterator[object]:
-    yield hint
-    for part in typing.get_args(hint):
-        yield from _flatten(part)
-
-
-def _fits(value: object, hint: object) -> bool:
-    """Whether a value is what an annotation says."""
-    origin: object = typing.get_origin(hint)
-    arguments = typing.get_args(hint)
-    if hint is Any or hint is object:
-        return True
-    if origin is typing.Union or origin is types.UnionType:
-        return any(_fits(value, a) for a in arguments)
-    if origin is typing.Literal:
-        return value in arguments
-    if origin is tuple:
-        return isinstance(value, tuple) and _fits_tuple(
-            cast("tuple[object, ...]", value), arguments
-        )
-    if hint is None or hint is type(None):
-        return value is None
-    if hint is int or hint is float:
-        numbers = int | float if hint is float else int
-        return isinstance(value, numbers) and not isinstance(value, bool)
-    return isinstance(value, hint) if isinstance(hint, type) else False
-
-
-def _fits_tuple(value: tuple[object, ...], arguments: tuple[object, ...]) -> bool:
-    if len(arguments) == 2 and arguments[1] is Ellipsis:
-        return all(_fits(v, arguments[0]) for v in value)
-    return len(value) == len(arguments) and all(map(_fits, value, arguments))
 
 
 def _excerpt(data: object) -> str:

@@ -12,7 +12,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from smelt.errors import ShapeError
 from smelt.ir import Op
 from smelt.ops._shape import input_type, require_rank, require_static, window_extent
-from smelt.types import DType, Limit, TensorType, element_count, override
+from smelt.types import DType, Limit, TensorType, element_count, given_ints, override
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,23 +35,24 @@ class Windowed(Op):
     """Steps between the elements of a window."""
 
     def __post_init__(self) -> None:
-        rank = len(self.kernel_shape)
+        kernel = given_ints(self.kernel_shape, f"kernel_shape of {self.name}", ShapeError, least=1)
+        rank = len(kernel)
+        object.__setattr__(self, "kernel_shape", kernel)
         for field, default, length in (
             ("strides", 1, rank),
             ("pads", 0, 2 * rank),
             ("dilations", 1, rank),
         ):
-            given = tuple(int(v) for v in getattr(self, field)) or (default,) * length
-            if len(given) != length or min(given, default=default) < default:
-                raise ShapeError(
-                    f"{field} {given} of {self.name} must be {length} numbers from {default} up"
-                )
-            object.__setattr__(self, field, given)
-        largest = max(*self.strides, *self.pads, *self.dilations, prod(self.kernel_shape))
+            object.__setattr__(self, field, self._numbers(field, default, length))
+        largest = max((*self.strides, *self.pads, *self.dilations, prod(kernel)))
         if largest > Limit.MAX_WINDOW.most:
             raise ShapeError(f"a window of {self.name} has {Limit.MAX_WINDOW.excess(largest)}")
-        if min(self.kernel_shape, default=1) < 1:
-            raise ShapeError(f"kernel_shape {self.kernel_shape} of {self.name} must be positive")
+
+    def _numbers(self, field: str, default: int, length: int) -> tuple[int, ...]:
+        """An attribute's numbers, which it has for each axis; no numbers are as many defaults."""
+        what = f"{field} of {self.name}"
+        numbers = given_ints(getattr(self, field), what, ShapeError, least=default)
+        return given_ints(numbers or (default,) * length, what, ShapeError, count=length)
 
     @property
     def pad_pairs(self) -> tuple[tuple[int, int], ...]:

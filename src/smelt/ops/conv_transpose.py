@@ -62,11 +62,7 @@ class ConvTranspose(Windowed):
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
-        extra = self.output_padding or (0,) * len(self.kernel_shape)
-        if len(extra) != len(self.kernel_shape) or min(extra, default=0) < 0:
-            raise ShapeError(
-                f"output_padding {extra} must be one number >= 0 for each spatial axis"
-            )
+        extra = self._numbers("output_padding", 0, len(self.kernel_shape))
         object.__setattr__(self, "output_padding", extra)
 
     def _extents(self, spatial: Shape) -> Shape:

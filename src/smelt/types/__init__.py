@@ -1,5 +1,18 @@
 """Element types, dimensions, layouts, value types, devices by name, text: what rooms share."""
 
+from smelt.types._arguments import (
+    given_array,
+    given_bool,
+    given_dict,
+    given_float,
+    given_function,
+    given_int,
+    given_ints,
+    given_list,
+    given_text,
+    given_word,
+    shown,
+)
 from smelt.types._arrays import ArrayHeader, read_array, read_arrays, write_arrays
 from smelt.types._closing import Closing
 from smelt.types._device import DEVICE_GRAMMAR, DeviceName
@@ -86,6 +99,16 @@ __all__ = [
     "evaluate_dim",
     "format_number",
     "format_share",
+    "given_array",
+    "given_bool",
+    "given_dict",
+    "given_float",
+    "given_function",
+    "given_int",
+    "given_ints",
+    "given_list",
+    "given_text",
+    "given_word",
     "is_float_dtype",
     "is_never_negative",
     "is_special",
@@ -97,6 +120,7 @@ __all__ = [
     "read_array",
     "read_arrays",
     "read_file",
+    "shown",
     "start_thread",
     "substitute_dim",
     "symbols_of",
