@@ -103,7 +103,7 @@ def test_inputs_with_differing_numbers_of_plans_are_refused() -> None:
 
 
 def test_a_batch_below_one_is_refused() -> None:
-    with pytest.raises(BuildError, match="at least 1"):
+    with pytest.raises(BuildError, match="whole number from 1 on"):
         boxes_of(BATCHED, None, 0)
 
 
@@ -159,3 +159,10 @@ def test_an_empty_batch_may_be_all_that_an_engine_takes() -> None:
     engine = build(net, shapes={"x": (0, 64)}, tune="none")
     with engine.create_context() as context:
         assert context.run({"x": np.zeros((0, 64), np.float32)})["y"].shape == (0, 1024)
+
+
+def test_shapes_that_disagree_are_told_as_they_are_written() -> None:
+    graph = network(x=("a", 2), y=("a", 3))
+    told = r"a is given as 1\.\.4\.\.8 and as 2\.\.9$"
+    with pytest.raises(ShapeError, match=told):
+        boxes_of(graph, {"x": ((1, 2), (4, 2), (8, 2)), "y": ((2, 3), (9, 3), (9, 3))}, 1)

@@ -43,10 +43,13 @@ def _compare(**options: Any) -> object:
         (lambda: _build(precision=["float32"]), "precision .* what can is: float32"),
         (lambda: _build(tune=-1), "tune is -1; give"),
         (lambda: _build(tune=float("nan")), "tune is nan; give"),
-        (lambda: _build(shapes=3), "shapes is 3; give shapes by the names"),
+        (lambda: _build(shapes=3), "shapes come as a dict, by name, not as 3"),
         (lambda: _build(timing_cache=3), "the path of a timing cache is text"),
         (lambda: _SMELT.network_from_onnx(3), "path, bytes or a ModelProto, not int"),
-        (lambda: _SMELT.network_from_onnx("m.onnx", outputs=[3]), "3 is no name"),
+        (
+            lambda: _SMELT.network_from_onnx("m.onnx", outputs=[3]),
+            "the name of an output is 3; it must be text",
+        ),
         (lambda: _SMELT.network_from_caffe(None), "a path or bytes, not NoneType"),
         (lambda: _SMELT.Event().record("stream"), "Event of cpu cannot go with str"),
         (lambda: _SMELT.Stream().wait(None), "Stream of cpu cannot go with NoneType"),
@@ -68,10 +71,10 @@ def test_a_wrong_argument_is_told_in_words(call: Callable[[], object], told: str
 
 
 _TO_AN_ENGINE: list[tuple[Callable[[Any], object], str]] = [
-    (lambda e: e.refit(None), "by the names of weights, not NoneType"),
+    (lambda e: e.refit(None), "come as a dict, by name, not as None"),
     (lambda e: e.save("."), "it is a folder; name a file in it"),
     (lambda e: e.save(None), "a path or an open binary file, not to NoneType"),
-    (lambda e: e.create_context().execute(1, None), "in a list, not NoneType"),
+    (lambda e: e.create_context().execute(1, None), "come as a list, not as None"),
     (lambda e: setattr(e.create_context(), "profiler", 3), "report_layer_time.*, not int"),
     (lambda e: report_to_text(report_of(e), ["all"]), "no section 'all'; there are layers, "),
 ]

@@ -156,6 +156,9 @@ def test_shapes_may_be_fixed_ranges_or_several(
     ("options", "told"),
     [
         (["--shape", "image=1x3xbig"], "is no shape"),
+        (["--shape", "image=1x3x\u0661\u0666x16"], "is no shape"),
+        (["--max-workspace-bytes", "\u0661k"], "is no size"),
+        (["--tune", "\u0661"], "is not none, fast, full or a number"),
         (["--shape", "image=1..2x3x16x16", "--shape", "image=4x3x16x16"], "one of them a range"),
         (["--max-workspace-bytes", "much"], "is no size"),
         (["--shape", "image=8..1x3x16x16"], "8..1 is no range"),

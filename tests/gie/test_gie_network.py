@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+import smelt
 from smelt import gie
 from smelt.errors import GraphError, ShapeError, SmeltError
 from smelt.interp import interpret
@@ -298,7 +299,7 @@ def test_inputs_with_their_batch_stay_below_two_to_the_thirtieth() -> None:
 @pytest.mark.parametrize("dims", [(), (4,), (9, 8), (1, 4, 9, 8)])
 def test_inputs_have_three_dims(dims: tuple[int, ...]) -> None:
     network = gie.InferNetwork()
-    with pytest.raises(ShapeError, match=r"dims are \(C, H, W\)"):
+    with pytest.raises(ShapeError, match=r"dims \(C, H, W\) is"):
         network.add_input("data", gie.DataType.FLOAT, dims)
 
 
@@ -422,3 +423,13 @@ def test_what_is_given_wrongly_is_told_in_words(
     x = network.add_input("x", gie.DataType.FLOAT, (3, 8, 8))
     with pytest.raises(SmeltError, match=told):
         call(network, x)
+
+
+def test_open_extents_are_told_where_the_documented_dims_are_numbers() -> None:
+    definition = smelt.NetworkDefinition("open", "explicit")
+    x = definition.add_input("x", "float32", (1, 2, "h", 6))
+    definition.mark_output(definition.add_pooling(x, "max", 2))
+    network = gie.InferNetwork()
+    network.fill(definition)
+    with pytest.raises(ShapeError, match="leaves extents open"):
+        network.check(1)

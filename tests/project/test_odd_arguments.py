@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import smelt
+from smelt import gie
 from smelt.errors import SmeltError
 from smelt.types import shown
 from tests.support.odd_arguments import ODD, Door
 from tests.support.odd_definitions import definition_doors, op_cases
+from tests.support.odd_engines import build_doors, engine_doors
+from tests.support.odd_facade import facade_doors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,12 +24,20 @@ if TYPE_CHECKING:
 
     from smelt.ir import Case
 
-DOORS = [*definition_doors()]
+DOORS = [*definition_doors(), *build_doors(), *engine_doors(), *facade_doors()]
 _ON: dict[type, tuple[str, ...]] = {
     smelt.NetworkDefinition: (
         *("apply", "begin", "from_graph", "mark", "rename", "replace_op", "reshape_input"),
         *("roll_back", "shape_of", "tensor", "value_of", "weight"),
     ),
+    smelt.Engine: ("create",),
+    smelt.Event: (),
+    gie.InferNetwork: ("apply_formula", "groups_of", "set_groups"),
+    gie.InferLayer: (),
+    gie.InferBuilder: (),
+    gie.CudaEngine: (),
+    gie.InferContext: ("set_debug_sync",),
+    gie.CaffeParser: (),
 }
 """Classes whose methods are doors, and methods that are for smelt's own rooms."""
 

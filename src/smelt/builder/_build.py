@@ -37,7 +37,7 @@ from smelt.ir import Graph, clone, verify
 from smelt.network import NetworkDefinition
 from smelt.passes import run_passes
 from smelt.tuner import TimingCache, check_timings
-from smelt.types import substitute_dim, symbols_of
+from smelt.types import given_function, substitute_dim, symbols_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -142,6 +142,8 @@ def build_graph(
     is_retuning: bool = False,
 ) -> Engine:
     """Build an engine from a graph; `build` says what may be asked, and what is raised."""
+    if progress is not None:
+        given_function(progress, "progress", BuildError)
     tools = open_toolchain(
         device,
         options.precision,

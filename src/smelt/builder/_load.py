@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from smelt.engine import Launch, check_signature, key_id, read_engine, verify_signature
 from smelt.errors import EngineMismatchError, SmeltError, TrustError
 from smelt.runtime import Engine, check_machine
-from smelt.types import DeviceName
+from smelt.types import DeviceName, given_bool, given_word
 
 if TYPE_CHECKING:
     import os
@@ -52,14 +52,13 @@ def load(
         EngineMismatchError: it was built for another machine, smelt or device.
         UnsupportedError: no device is called so.
     """
-    file = read_engine(source, mapped=mapped)
+    given_word(trust, "trust", SmeltError, ("signed", "always"))
+    file = read_engine(source, mapped=given_bool(mapped, "mapped", SmeltError))
     built_for = file.header.fingerprint.device
     if device is not None and DeviceName.from_text(device).kind != built_for:
         raise EngineMismatchError(
             f"{file.source} was built for {built_for!r}, not {device!r}; build it again for that"
         )
-    if trust not in ("signed", "always"):
-        raise SmeltError(f"trust is 'signed' or 'always', not {trust!r}")
     if trust == "always":
         if file.signature is not None:
             check_signature(file.signature, file.source)

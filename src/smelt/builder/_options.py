@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from numbers import Real
-from operator import index
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from smelt.errors import BuildError, UnsupportedError
 from smelt.tuner import Effort
-from smelt.types import DType, path_from
+from smelt.types import DType, given_bool, given_float, given_int, path_from, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,6 +16,7 @@ if TYPE_CHECKING:
 
     from smelt.builder._shapes import ShapeSpec
 
+_EFFORT_WORDS: Final = ("none", "fast", "full")
 TF32: Final = "tf32"
 """The precision that stores float32 and multiplies ten of its bits where that is faster."""
 HALF2: Final = "half2"
@@ -61,8 +60,17 @@ class TuningEffort:
 
     def __post_init__(self) -> None:
         for name in ("candidates", "repeats", "averaged"):
-            if getattr(self, name) < 1:
-                raise BuildError(f"{name} of a tuning effort is {getattr(self, name)}; 1 is least")
+            what = f"{name} of a tuning effort"
+            made = given_int(getattr(self, name), what, BuildError, least=1)
+            object.__setattr__(self, name, made)
+        for name in ("seconds", "seconds_each", "sample_seconds"):
+            what = f"{name} of a tuning effort"
+            time = given_float(getattr(self, name), what, BuildError, 0.0, math.inf)
+            object.__setattr__(self, name, time)
+        if not isinstance(network := cast("object", self.network), Effort):
+            raise BuildError(
+                f"network of a tuning effort is {shown(network)}; it must be an Effort"
+            )
 
 
 EFFORTS: Final = {
@@ -91,21 +99,16 @@ class BuildOptions:
         if not _is_precision(self.precision):
             known = ", ".join(PRECISIONS)
             raise UnsupportedError(
-                f"precision {self.precision!r} cannot be built; what can is: {known}. "
+                f"precision {shown(self.precision)} cannot be built; what can is: {known}. "
                 "Models with float16 weights build as they are and compute in float32, models with "
                 "QuantizeLinear and DequantizeLinear in int8"
             )
-        for name in ("max_batch_size", "max_workspace_bytes"):
-            given = getattr(self, name)
-            if not hasattr(given, "__index__"):
-                raise BuildError(f"{name} is {given!r}; it must be a whole number")
-            object.__setattr__(self, name, index(given))  # numpy's integers are none of Python's
-        if self.max_workspace_bytes < 0:
-            raise BuildError(
-                f"max_workspace_bytes is {self.max_workspace_bytes}; it must not be negative"
-            )
-        if not _is_effort(self.tune):
-            raise BuildError(f'tune is {self.tune!r}; give "none", "fast", "full" or seconds')
+        for name, least in (("max_batch_size", 1), ("max_workspace_bytes", 0)):
+            made = given_int(getattr(self, name), name, BuildError, least=least)
+            object.__setattr__(self, name, made)
+        for name in ("retunable", "libraries", "portable"):
+            object.__setattr__(self, name, given_bool(getattr(self, name), name, BuildError))
+        object.__setattr__(self, "tune", _checked_effort(self.tune))
         if self.timing_cache is not None:
             path_from(self.timing_cache, "a timing cache", BuildError)
         object.__setattr__(self, "rounding_error", _checked_error(self.rounding_error))
@@ -116,10 +119,15 @@ class BuildOptions:
             )
 
 
-def _is_effort(tune: object) -> bool:
-    if isinstance(tune, float | int):
-        return tune >= 0  # which what is no number is not
-    return isinstance(tune, TuningEffort) or tune in ("none", "fast", "full")
+def _checked_effort(tune: object) -> str | float | TuningEffort:
+    """How long to tune. Raises BuildError."""
+    if isinstance(tune, TuningEffort) or (isinstance(tune, str) and tune in _EFFORT_WORDS):
+        return tune
+
+    def refused(_: str) -> BuildError:
+        return BuildError(f'tune is {shown(tune)}; give "none", "fast", "full" or seconds')
+
+    return given_float(tune, "tune", refused, 0.0, math.inf)
 
 
 def _is_precision(name: object) -> bool:
@@ -130,10 +138,11 @@ def _checked_error(given: object) -> float | None:
     """The error that is allowed. Raises BuildError."""
     if given is None:
         return None
-    error = float(given) if isinstance(given, Real) else math.nan
-    if not 0 < error <= 1:
-        raise BuildError(
-            f"rounding_error is {given!r}; it must be a number above 0, a part of answers' largest "
-            "magnitude, and at most 1, which allows any error"
+
+    def refused(_: str) -> BuildError:
+        return BuildError(
+            f"rounding_error is {shown(given)}; it must be a number above 0, a part of answers' "
+            "largest magnitude, and at most 1, which allows any error"
         )
-    return error
+
+    return given_float(given, "rounding_error", refused, math.ulp(0.0), 1.0)

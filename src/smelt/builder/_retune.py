@@ -52,7 +52,7 @@ def retune(
     file = source.file if isinstance(source, Engine) else _read_verified(source)
     graph, asked = read_kept_network(file)
     options = dataclasses.replace(asked, timing_cache=timing_cache, tune=tune, retunable=retunable)
-    where = device or file.header.fingerprint.device
+    where = file.header.fingerprint.device if device is None else device
     return build_graph(graph, where, options, progress, is_retuning=True)
 
 

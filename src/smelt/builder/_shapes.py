@@ -9,7 +9,17 @@ from operator import index
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from smelt.errors import BuildError, EngineFormatError, ShapeError, UnboundSymbolError
-from smelt.types import Symbol, SymbolicDim, evaluate_dim, symbols_of
+from smelt.types import (
+    Symbol,
+    SymbolicDim,
+    evaluate_dim,
+    given_dict,
+    given_int,
+    given_ints,
+    given_list,
+    shown,
+    symbols_of,
+)
 
 if TYPE_CHECKING:
     from smelt.ir import Graph, Value
@@ -34,6 +44,11 @@ class Bounds:
     best: int
     high: int
 
+    def __str__(self) -> str:
+        """As a message shows them: 8, 1..8 or 1..4..8."""
+        ends = (self.low, self.best, self.high)
+        return "..".join(str(value) for value in dict.fromkeys(ends))
+
 
 Box = dict[str, Bounds]
 
@@ -48,14 +63,13 @@ def boxes_of(
         ShapeError: a shape that contradicts the network's.
         UnboundSymbolError: a symbol of the network that nothing binds.
     """
-    if max_batch_size < 1:
-        raise BuildError(f"max_batch_size is {max_batch_size}; it must be at least 1")
+    max_batch_size = given_int(max_batch_size, "max_batch_size", BuildError, least=1)
     inputs = {value.name: value for value in graph.inputs}
-    _check_by_name(shapes)
-    for name in shapes or {}:
+    shapes = {} if shapes is None else given_dict(shapes, "shapes", BuildError)
+    for name in shapes:
         if name not in inputs:
             raise BuildError(f"shapes= names {name!r}; the inputs are: {', '.join(inputs)}")
-    ranges = {name: _ranges(name, spec) for name, spec in (shapes or {}).items()}
+    ranges = {name: _ranges(name, spec) for name, spec in shapes.items()}
     counts = {len(r) for r in ranges.values() if len(r) > 1}
     if len(counts) > 1:
         raise BuildError(
@@ -67,22 +81,18 @@ def boxes_of(
     ]
 
 
-def _check_by_name(shapes: object) -> None:
-    if not isinstance(shapes, Mapping | None):
-        raise BuildError(f"shapes is {shapes!r}; give shapes by the names of inputs, as a dict")
-
-
 def _ranges(name: str, spec: ShapeSpec) -> list[tuple[Extents, Extents, Extents]]:
-    with suppress(TypeError):
-        fixed = tuple(map(index, cast("Extents", spec)))
+    with suppress(BuildError):
+        fixed = given_ints(spec, name, BuildError)
         return [(fixed, fixed, fixed)]
-    try:
-        shapes = [tuple(map(index, cast("Extents", s))) for s in spec]
-    except TypeError as error:
-        raise BuildError(
-            f"the shapes of {name!r} are {spec!r}; give a shape, as (1, 3, 224, 224), a list of "
-            "shapes, one plan each, or a tuple (smallest, best, largest) of shapes"
-        ) from error
+
+    def refused(_: str) -> BuildError:
+        return BuildError(
+            f"the shapes of {name!r} are {shown(spec)}; give a shape, as (1, 3, 224, 224), a list "
+            "of shapes, one plan each, or a tuple (smallest, best, largest) of shapes"
+        )
+
+    shapes = [given_ints(shape, name, refused) for shape in given_list(spec, name, refused)]
     if any(len(s) != len(shapes[0]) for s in shapes):
         raise BuildError(f"the shapes of {name!r} differ in rank: {shapes}")
     if isinstance(spec, list):
@@ -118,9 +128,8 @@ def _box(
         for axis, (extent, *values) in enumerate(zip(shape, low, best, high, strict=True)):
             bounds = Bounds(*values)
             if isinstance(extent, int) and (bounds.low, bounds.high) != (extent, extent):
-                given_ = bounds.low if bounds.low == bounds.high else f"{bounds.low}..{bounds.high}"
                 raise ShapeError(
-                    f"shapes= gives {given_} for axis {axis}, where the network has {extent}: "
+                    f"shapes= gives {bounds} for axis {axis}, where the network has {extent}: "
                     f"its shape is [{', '.join(map(str, shape))}]; "
                     f"one that fits is shapes={_fitting(name, shape)}",
                     node=name,

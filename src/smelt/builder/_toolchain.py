@@ -21,7 +21,7 @@ from smelt.errors import (
 )
 from smelt.passes import pipeline
 from smelt.runtime import check_device
-from smelt.types import DEVICE_GRAMMAR, DeviceName
+from smelt.types import DEVICE_GRAMMAR, DeviceName, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -249,6 +249,7 @@ def _first(device: object, attempt: Callable[[str], _T]) -> _T:
 
 def _names_of(device: object) -> list[str]:
     """What ``build`` says of the device, as a list of names."""
+    told = shown(device)
     given: Sequence[object] = ()
     if isinstance(device, str):
         given = (device,)
@@ -257,7 +258,7 @@ def _names_of(device: object) -> list[str]:
     names = [name for name in given if isinstance(name, str)]
     if not names or len(names) < len(given):
         raise UnsupportedError(
-            f"device {device!r} is no name and no list of names; there are: {DEVICE_GRAMMAR}"
+            f"device {told} is no name and no list of names; there are: {DEVICE_GRAMMAR}"
         )
     return names
 

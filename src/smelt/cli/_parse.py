@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 
     from smelt.builder import ShapeSpec
 
-RESIZE: Final = re.compile(r"exact|none|shorter:([0-9]{1,6})|([0-9]{1,6})x([0-9]{1,6})")
+RESIZE: Final = re.compile(r"exact|none|shorter:(\d{1,6})|(\d{1,6})x(\d{1,6})", re.ASCII)
 """How large a picture is made."""
-CROP: Final = re.compile(r"auto|none|([0-9]{1,6})(?:x([0-9]{1,6}))?")
+CROP: Final = re.compile(r"auto|none|(\d{1,6})(?:x(\d{1,6}))?", re.ASCII)
 """What is kept of it."""
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-_SIZE: Final = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*(?:([kmgt]?)(?:i?b)?)", re.IGNORECASE)
-_EXTENT: Final = re.compile(r"([0-9]{1,12})(?:\.\.([0-9]{1,12}))?(?:\.\.([0-9]{1,12}))?")
+_SIZE: Final = re.compile(
+    r"(\d{1,18}(?:\.\d{1,18})?)\s*(?:([kmgt]?)(?:i?b)?)", re.ASCII | re.IGNORECASE
+)
+_EXTENT: Final = re.compile(r"(\d{1,12})(?:\.\.(\d{1,12}))?(?:\.\.(\d{1,12}))?", re.ASCII)
 
 Range = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
@@ -55,8 +57,8 @@ class Effort(click.ParamType["str | float"]):
         if value in ("none", "fast", "full"):
             return str(value)
         try:
-            seconds = float(value)
-        except ValueError:
+            seconds = number_from_text(str(value))
+        except (ValueError, ZeroDivisionError):
             self.fail(f"{value!r} is not none, fast, full or a number of seconds", param, ctx)
         if not 0 <= seconds < 1e9:
             self.fail(f"{value!r} seconds are no time to tune", param, ctx)
@@ -182,6 +184,8 @@ def _check_target(device: DeviceName) -> None:
 
 def number_from_text(text: str) -> float:
     """A finite number, or a fraction of two. Raises ValueError, ZeroDivisionError."""
+    if not text.isascii():
+        raise ValueError(f"{text} is not written in digits from 0 to 9")
     above, slash, below = text.partition("/")
     number = float(above) / float(below) if slash else float(above)
     if not math.isfinite(number):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import numpy as np
 from smelt.builder import build, device_to_run
 from smelt.compare._caution import caution_about
 from smelt.compare._export import model_from_graph
-from smelt.compare._inputs import fix_shapes, input_sets, shapes_of_inputs
+from smelt.compare._inputs import fix_shapes, input_sets, inputs_of, shapes_of_inputs
 from smelt.compare._layers import LayerDifference, find_first_difference, layer_errors
 from smelt.compare._measure import TOLERANCES, Judge, OutputError
 from smelt.compare._oracle import FOREIGN, check_oracle, is_caffe, make_oracle, make_part_oracle
@@ -23,7 +24,7 @@ from smelt.errors import BindingError, SmeltError, UnsupportedError
 from smelt.importers import network_from_caffe, network_from_onnx, read_onnx
 from smelt.ir import Graph
 from smelt.network import NetworkDefinition
-from smelt.types import path_from, write_arrays
+from smelt.types import given_bool, given_float, given_int, path_from, write_arrays
 
 if TYPE_CHECKING:
     import os
@@ -125,7 +126,11 @@ def compare(  # gate: options of one question, each with its default
     graph, message = _open(model, weights, outputs, against)
     asked = {name: options[name] for name in ("precision", "libraries") if name in options}
     device = device_to_run(options.get("device", "cpu"), **asked)
-    given = dict(inputs or {})
+    given = inputs_of(inputs)
+    if tolerance is not None:
+        tolerance = given_float(tolerance, "tolerance", BindingError, 0.0, math.inf)
+    steps = given_int(steps, "steps", BindingError, least=0)
+    layers = given_bool(layers, "layers", BindingError)
     if is_recording(against):
         _check_all_given(against, graph, given)
     shapes = shapes_of_inputs(graph, given, shapes)

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from smelt.builder import boxes_of
-from smelt.errors import BindingError
+from smelt.errors import BindingError, BuildError
 from smelt.ir import clone
 from smelt.types import (
     TensorType,
     evaluate_dim,
+    given_array,
+    given_dict,
+    given_int,
     read_array,
     read_arrays,
     substitute_dim,
@@ -27,6 +30,14 @@ if TYPE_CHECKING:
     from smelt.types import ArrayHeader, DType
 
 
+def inputs_of(given: object) -> dict[str, Array]:
+    """Arrays by the names of inputs. Raises BindingError."""
+    named = {} if given is None else given_dict(given, "inputs", BindingError)
+    return {
+        name: given_array(array, f"input {name!r}", BindingError) for name, array in named.items()
+    }
+
+
 def shapes_of_inputs(
     graph: Graph, inputs: Mapping[str, Array], shapes: Mapping[str, ShapeSpec] | None
 ) -> dict[str, ShapeSpec] | None:
@@ -34,9 +45,9 @@ def shapes_of_inputs(
 
     Raises BindingError: an array is for no input.
     """
-    found: dict[str, ShapeSpec] = dict(shapes or {})
+    found = {} if shapes is None else given_dict(shapes, "shapes", BuildError)
     for name, given in inputs.items():
-        array = np.asarray(given)
+        array = given_array(given, f"input {name!r}", BindingError)
         kind = _type_of_input(graph, name, array)
         if name not in found and symbols_of(*kind.shape):
             found[name] = cast("tuple[int, ...]", array.shape)
@@ -62,6 +73,7 @@ def input_sets(
     seed: int,
 ) -> list[dict[str, Array]]:
     """A complete set of inputs for each plan that the shapes ask for, at its best sizes."""
+    seed = given_int(seed, "seed", BindingError, least=0)
     sets: list[dict[str, Array]] = []
     for number, box in enumerate(boxes_of(graph, shapes, max_batch_size)):
         sizes = {name: bounds.best for name, bounds in box.items()}

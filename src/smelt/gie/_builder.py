@@ -14,7 +14,7 @@ from smelt.gie._runtime import CudaEngine
 from smelt.ir import Graph, clone
 from smelt.logger import Severity, forward_to
 from smelt.ops import Cast
-from smelt.types import DType, TensorType, override
+from smelt.types import DeviceName, DType, TensorType, given_bool, given_int, override
 
 if TYPE_CHECKING:
     from smelt.logger import Logger
@@ -68,7 +68,7 @@ class InferBuilder(Destroyable):
     @property
     def platform_has_fast_fp16(self) -> bool:
         """Whether 16-bit arithmetic is faster than 32-bit on the device: on GPUs."""
-        return self.device.partition(":")[0] == "cuda"
+        return DeviceName.from_text(self.device).kind == "cuda"
 
     def create_network(self) -> InferNetwork:
         """Return an empty network."""
@@ -79,7 +79,8 @@ class InferBuilder(Destroyable):
 
         Raises SmeltError: what stands against it; the logger hears it as an error as well.
         """
-        least = Severity.VERBOSE if self.debug_sync else Severity.INFO
+        is_watched = given_bool(self.debug_sync, "debug_sync", BuildError)
+        least = Severity.VERBOSE if is_watched else Severity.INFO
         with forward_to(DocumentedSeverities(self.logger), minimum=least):
             try:
                 return self._build(network)
@@ -90,11 +91,12 @@ class InferBuilder(Destroyable):
     def _build(self, network: InferNetwork) -> CudaEngine:
         if not self._is_open:
             raise ContextError("this builder is destroyed; create another")
-        if self.max_batch_size < 1:
-            raise BuildError(f"max_batch_size is {self.max_batch_size}; it must be at least 1")
+        most = given_int(self.max_batch_size, "max_batch_size", BuildError, least=1)
         check_network(network)
-        network.check(self.max_batch_size)
-        is_half = self.half2_mode and self.platform_has_fast_fp16
+        network.check(most)
+        is_half = (
+            given_bool(self.half2_mode, "half2_mode", BuildError) and self.platform_has_fast_fp16
+        )
         if self.half2_mode and not is_half:
             message = f"half2 mode is for GPUs; on {self.device!r} layers compute in float32"
             self.logger.log(Severity.WARNING, message)
@@ -102,7 +104,7 @@ class InferBuilder(Destroyable):
             float32_bindings(network.graph),
             device=self.device,
             precision="half2" if is_half else "float32",
-            max_batch_size=self.max_batch_size,
+            max_batch_size=most,
             max_workspace_bytes=self.max_workspace_size,
             tune=TuningEffort(
                 repeats=self.min_find_iterations,

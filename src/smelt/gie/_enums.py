@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from smelt.errors import GraphError
-from smelt.types import DType, override
+from smelt.types import DType, given_int, override, shown
+
+if TYPE_CHECKING:
+    from typing import Self
 
 
 class _Documented(IntEnum):
     """Values by their documented numbers."""
 
     @classmethod
+    def of(cls, value: object) -> Self:
+        """The member that an argument is or has the number of. Raises GraphError."""
+        return cls(given_int(value, cls.__name__, lambda _: cls._refusal(value)))
+
+    @classmethod
     @override
     def _missing_(cls, value: object) -> NoReturn:
+        raise cls._refusal(value)
+
+    @classmethod
+    def _refusal(cls, value: object) -> GraphError:
         known = ", ".join(member.name for member in cls)
-        raise GraphError(f"{value!r} is no {cls.__name__}; there are {known}")
+        return GraphError(f"{shown(value)} is no {cls.__name__}; there are {known}")
 
 
 class DataType(_Documented):

@@ -6,10 +6,12 @@ Caffe's rounding up does; the difference is made by what lies behind the last ro
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from smelt.errors import ShapeError
 from smelt.ops import ConvTranspose
+from smelt.types import given_ints
 
 if TYPE_CHECKING:
     from smelt.ir import Op
@@ -25,12 +27,14 @@ class OutputDimensionsFormula(Protocol):
         ...
 
 
-def attributes_for(op: Op, dims: Pair, wanted: Pair, name: str) -> dict[str, Any]:
-    """The attributes with which ``op`` makes ``wanted`` rows and columns of ``dims``.
+def attributes_for(op: Op, dims: Pair, answer: object, name: str) -> dict[str, Any]:
+    """The attributes with which ``op`` makes the rows and columns that a formula answered.
 
-    Raises ShapeError: no padding behind the input does that.
+    Raises ShapeError: the answer is no pair of extents, or no padding behind the input does that.
     """
     windowed: Any = op
+    refuse = partial(ShapeError, node=name)
+    wanted = given_ints(answer, "the formula's answer", refuse, count=len(dims), least=1)
     pairs = [
         _behind(windowed, axis, dims[axis], wanted[axis]) for axis in range(len(windowed.strides))
     ]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
-import numpy as np
-
-from smelt.errors import GraphError, ShapeError
+from smelt.errors import BuildError, GraphError, ShapeError
 from smelt.gie._enums import (
     ActivationType,
     DataType,
@@ -18,6 +17,14 @@ from smelt.gie._enums import (
 )
 from smelt.gie._formulas import attributes_for
 from smelt.network import Layer, NetworkDefinition, Tensor
+from smelt.types import (
+    given_array,
+    given_float,
+    given_function,
+    given_int,
+    given_ints,
+    given_text,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +33,7 @@ if TYPE_CHECKING:
 
     from smelt.gie._formulas import OutputDimensionsFormula
     from smelt.ir import Graph, Node
+    from smelt.types import Shape
 
 ItemT = TypeVar("ItemT")
 
@@ -121,7 +129,7 @@ class InferLayer:
     def set_stride(self, stride: tuple[int, int]) -> None:
         """Set the steps between windows; what depends on them is inferred anew."""
         self._windowed("strides")
-        self.layer.update(strides=tuple(stride))
+        self.layer.update(strides=stride)
         self._network.apply_formula(self)
 
     @property
@@ -132,7 +140,8 @@ class InferLayer:
     def set_padding(self, padding: tuple[int, int]) -> None:
         """Set the zeros on either side; what depends on them is inferred anew."""
         self._windowed("pads")
-        self.layer.update(pads=(*padding, *padding))
+        refuse = partial(ShapeError, node=self.name)
+        self.layer.update(pads=given_ints(padding, "padding", refuse, count=2, least=0) * 2)
         self._network.apply_formula(self)
 
     @property
@@ -192,8 +201,9 @@ class InferNetwork:
 
         Raises ShapeError: an input has too many elements, or groups of weights were not set.
         """
+        max_batch_size = given_int(max_batch_size, "max_batch_size", BuildError, least=1)
         for tensor in self.definition.inputs:
-            count = max_batch_size * math.prod(int(str(extent)) for extent in tensor.shape)
+            count = max_batch_size * math.prod(fixed_extents(tensor.shape, tensor.name))
             if count >= _INPUT_ELEMENTS:
                 raise ShapeError(
                     f"{max_batch_size} x {list(tensor.shape)} are {count} elements; with its "
@@ -219,14 +229,12 @@ class InferNetwork:
 
         Raises ShapeError: the dims are not three, or hold 2^30 elements or more.
         """
-        count = 1
-        for extent in dims:
-            count *= extent
-        if len(dims) != 3:
-            raise ShapeError(f"dims are (C, H, W), not {tuple(dims)}", node=name)
+        refuse = partial(ShapeError, node=given_text(name, "the tensor's name", GraphError))
+        extents = given_ints(dims, "the tuple of dims (C, H, W)", refuse, count=3, least=1)
+        count = math.prod(extents)
         if count >= _INPUT_ELEMENTS:
-            raise ShapeError(f"{count} elements; there must be fewer than 2^30", node=name)
-        return self.definition.add_input(name, DataType(kind).dtype.value, tuple(dims))
+            raise refuse(f"{count} elements; there must be fewer than 2^30")
+        return self.definition.add_input(name, DataType.of(kind).dtype.value, extents)
 
     def mark_output(self, tensor: Tensor) -> None:
         """Make a tensor an output of the network."""
@@ -273,7 +281,7 @@ class InferNetwork:
         made = getattr(layer.op, "group", None)
         if made is None:
             raise GraphError("only convolutions and deconvolutions have groups", node=layer.name)
-        if made != groups:
+        if made != given_int(groups, "groups", partial(ShapeError, node=layer.name), least=1):
             raise ShapeError(
                 f"its weights are for {made} groups, not {groups}: they are K x C / groups x R x S "
                 "for a convolution and C x K / groups x R x S for a deconvolution",
@@ -300,6 +308,8 @@ class InferNetwork:
         self._set_formula(LayerType.POOLING, formula)
 
     def _set_formula(self, kind: LayerType, formula: OutputDimensionsFormula | None) -> None:
+        if formula is not None:
+            given_function(formula, "the formula", GraphError)
         before = self._formulas.pop(kind, None)
         if formula is not None:
             self._formulas[kind] = formula
@@ -318,9 +328,10 @@ class InferNetwork:
         source = layer.get_input(0)
         if formula is None or source is None:
             return
-        dims = (int(str(source.shape[1])), int(str(source.shape[2])))
-        wanted = formula(dims, layer.kernel_size, layer.stride, layer.padding, layer.name)
-        layer.layer.update(**attributes_for(layer.layer.op, dims, wanted, layer.name))
+        _, rows, columns = fixed_extents(source.shape, layer.name, 3)
+        dims = (rows, columns)
+        answer = formula(dims, layer.kernel_size, layer.stride, layer.padding, layer.name)
+        layer.layer.update(**attributes_for(layer.layer.op, dims, answer, layer.name))
 
     # ---- layers
 
@@ -377,7 +388,7 @@ class InferNetwork:
 
     def add_activation(self, x: Tensor, kind: ActivationType) -> InferLayer:
         """Add an activation."""
-        name = ActivationType(kind).name.lower()
+        name = ActivationType.of(kind).name.lower()
         return self._layer_of(self.definition.add_activation(x, name))
 
     def add_pooling(
@@ -389,7 +400,7 @@ class InferNetwork:
         padding: tuple[int, int] = (0, 0),
     ) -> InferLayer:
         """Add a pooling with stride 1; set another on the layer. A mean leaves the padding out."""
-        name = PoolingType(kind).name.lower()
+        name = PoolingType.of(kind).name.lower()
         made = self.definition.add_pooling(x, name, window_size, stride=1, padding=padding)
         return self._windowed(made, 1)
 
@@ -398,12 +409,11 @@ class InferNetwork:
 
         Raises ShapeError: the window is even or beyond 1 … 15, or a parameter out of its range.
         """
-        if window not in _LRN_WINDOWS:
+        if given_int(window, "the window of LRN", ShapeError) not in _LRN_WINDOWS:
             raise ShapeError(f"the window of LRN is {window}; it must be odd, 1 to 15")
         ranges = (("alpha", alpha, _LRN_ALPHA), ("beta", beta, _LRN_BETA))
         for name, value, (low, high) in (*ranges, ("k", k, _LRN_K)):
-            if not low <= value <= high:
-                raise ShapeError(f"{name} of LRN is {value}; it must be in [{low}, {high}]")
+            given_float(value, f"{name} of LRN", ShapeError, low, high)
         made = self.definition.add_lrn(x, window, alpha=alpha, beta=beta, k=k)
         return self._layer_of(made)
 
@@ -418,7 +428,7 @@ class InferNetwork:
         """Add ``(x * scale + shift) ^ power``; what is absent is 0, 1 and 1."""
         made = self.definition.add_scale(
             x,
-            ScaleMode(mode).name.lower(),
+            ScaleMode.of(mode).name.lower(),
             shift=_optional(shift),
             scale=_optional(scale),
             power=_optional(power),
@@ -441,7 +451,7 @@ class InferNetwork:
             self.definition.value_of(tensor)  # or says what is none
         if first.shape != second.shape:
             raise ShapeError(f"elementwise needs equal dims, not {first.shape} and {second.shape}")
-        name = ElementWiseOperation(operation).name.lower()
+        name = ElementWiseOperation.of(operation).name.lower()
         return self._layer_of(self.definition.add_elementwise(first, second, name))
 
     def _layer_of(self, made: Tensor) -> InferLayer:
@@ -466,20 +476,30 @@ def check_network(network: object) -> None:
 
 
 def _at(items: Sequence[ItemT], index: int) -> ItemT | None:
+    index = given_int(index, "the index", GraphError)
     return items[index] if 0 <= index < len(items) else None
 
 
 def _optional(numbers: ArrayLike | None) -> ArrayLike | None:
     """Weights of count 0 stand for none."""
-    size = getattr(numbers, "size", None)
-    empty = size == 0 if size is not None else numbers in ((), [])
-    return None if numbers is None or empty else numbers
+    empty = numbers is None or not given_array(numbers, "an array of weights", GraphError).size
+    return None if empty else numbers
+
+
+def fixed_extents(shape: Shape, name: str, count: int | None = None) -> tuple[int, ...]:
+    """Extents as the documented API has them: numbers. Raises ShapeError: one is open."""
+    if not all(isinstance(extent, int) for extent in shape):
+        raise ShapeError(f"{[*map(str, shape)]} leaves extents open; dims are numbers", node=name)
+    return given_ints(shape, "dims", partial(ShapeError, node=name), count=count)
 
 
 def _groups_of(weights: ArrayLike, count: int, x: Tensor, kernel_size: tuple[int, int]) -> int:
     """The groups for which there are so many weights; 1 if for none."""
-    channels = int(str(x.shape[0]))
-    every = count * channels * math.prod(kernel_size)
-    groups = every // (np.size(weights) or 1)
-    fits = groups * np.size(weights) == every
+    count = given_int(count, "nb_output_maps", ShapeError, least=1)
+    extents = given_ints(kernel_size, "kernel_size", ShapeError, count=2, least=1)
+    channels, *_ = fixed_extents(x.shape[:1], x.name, 1)
+    every = count * channels * math.prod(extents)
+    size = given_array(weights, "weights", GraphError).size
+    groups = every // (size or 1)
+    fits = groups * size == every
     return groups if fits and groups and not (count % groups or channels % groups) else 1

@@ -12,7 +12,7 @@ from smelt.gie._enums import DataType
 from smelt.gie._lifetime import Destroyable
 from smelt.gie._network import check_network
 from smelt.importers import network_from_caffe
-from smelt.types import override, path_from
+from smelt.types import given_int, override, path_from
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -79,7 +79,7 @@ class CaffeParser(Destroyable):
         self._check_open()
         check_network(network)
         self._check_size(model)
-        kind = DataType(dtype).dtype.value
+        kind = DataType.of(dtype).dtype.value
         prototxt = path_from(deploy, "a prototxt", ModelFormatError)
         caffemodel = path_from(model, "a caffemodel", ModelFormatError)
         definition, blobs = network_from_caffe(prototxt, caffemodel, dtype=kind, outputs=[])
@@ -88,7 +88,7 @@ class CaffeParser(Destroyable):
 
     def set_protobuf_buffer_size(self, size_bytes: int) -> None:
         """Refuse models of more bytes; by default any size is read."""
-        self._buffer_bytes = size_bytes
+        self._buffer_bytes = given_int(size_bytes, "the buffer's size", ContextError, least=0)
 
     def parse_binary_proto(self, path: str | os.PathLike[str]) -> BinaryProtoBlob:
         """Read a blob in a file of its own, such as a mean image. Raises ModelFormatError."""

@@ -8,13 +8,15 @@ from smelt.builder import load
 from smelt.errors import ContextError, SmeltError
 from smelt.gie._lifetime import Destroyable
 from smelt.gie._logging import DocumentedSeverities, adopt, release
+from smelt.gie._network import fixed_extents
 from smelt.logger import Severity, forward_to
-from smelt.types import override, parse_json
+from smelt.types import given_bool, given_int, given_text, override, parse_json, shown
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
 
+    from smelt.engine import Binding
     from smelt.logger import Logger
     from smelt.runtime import Engine, Event, ExecutionContext, Profiler, Stream
 
@@ -39,7 +41,7 @@ class InferContext(Destroyable):
             ContextError: the batch is larger than the engine's, or the context is in use.
             BindingError: a buffer does not fit.
         """
-        if not self.debug_sync:
+        if not given_bool(self.debug_sync, "debug_sync", ContextError):
             self.context.execute(batch_size, bindings)
             return True
         before = self.profiler
@@ -108,22 +110,30 @@ class CudaEngine(Destroyable):
     def get_binding_index(self, name: str) -> int:
         """Return the index of a tensor by its name, or -1."""
         names = [binding.name for binding in self.engine.bindings]
+        given_text(name, "a binding's name", ContextError)
         return names.index(name) if name in names else -1
 
     def get_binding_name(self, index: int) -> str | None:
         """Return the name of a binding, or None when there is none."""
-        return self.engine.bindings[index].name if 0 <= index < self.nb_bindings else None
+        binding = self._binding(index)
+        return None if binding is None else binding.name
 
     def binding_is_input(self, index: int) -> bool:
         """Return whether a binding is an input."""
-        return 0 <= index < self.nb_bindings and self.engine.bindings[index].is_input
+        binding = self._binding(index)
+        return binding is not None and binding.is_input
 
     def get_binding_dimensions(self, index: int) -> tuple[int, ...]:
         """Return the dims (C, H, W) of a binding, less the batch; (0, 0, 0) when there is none."""
-        if not 0 <= index < self.nb_bindings:
+        binding = self._binding(index)
+        if binding is None:
             return (0, 0, 0)
-        dims = [int(str(extent)) for extent in self.engine.bindings[index].shape[1:]]
+        dims = fixed_extents(binding.shape[1:], binding.name)
         return (*dims, *(1,) * (3 - len(dims)))
+
+    def _binding(self, index: int) -> Binding | None:
+        number = given_int(index, "the index of a binding", ContextError)
+        return self.engine.bindings[number] if 0 <= number < self.nb_bindings else None
 
     @property
     def max_batch_size(self) -> int:
@@ -142,9 +152,12 @@ class CudaEngine(Destroyable):
 
     def serialize(self, stream: BinaryIO | None = None) -> bytes:
         """Return the engine's bytes; write them to ``stream`` as well, if there is one."""
+        writer: Any = stream
+        if writer is not None and not callable(getattr(writer, "write", None)):
+            raise ContextError(f"the stream is {shown(writer)}; it must be a binary file to write")
         data = self.engine.serialize()
-        if stream is not None:
-            stream.write(data)
+        if writer is not None:
+            writer.write(data)
         return data
 
     def create_execution_context(self) -> InferContext:
@@ -156,7 +169,7 @@ class CudaEngine(Destroyable):
 
         Raises ContextError: the context belongs to another engine.
         """
-        if context.engine is not self:
+        if getattr(context, "engine", None) is not self:
             raise ContextError("the context belongs to another engine")
         return context.execute(self.max_batch_size, bindings)
 

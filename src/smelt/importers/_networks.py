@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from smelt.errors import GraphError, MissingExtraError, ModelFormatError
 from smelt.network import NetworkDefinition
-from smelt.types import copy_bytes, path_from
+from smelt.types import copy_bytes, given_list, given_text, path_from
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -128,11 +128,8 @@ def _names(outputs: object) -> list[str] | None:
     """The names of outputs; a single one is a sequence of letters, too, and nobody means that."""
     if outputs is None:
         return None
-    names: list[Any] = [outputs] if isinstance(outputs, str) else list(cast("Any", outputs))
-    for name in names:
-        if not isinstance(name, str):
-            raise GraphError(f"outputs are named, and {name!r} is no name")
-    return names
+    names = [outputs] if isinstance(outputs, str) else given_list(outputs, "outputs", GraphError)
+    return [given_text(name, "the name of an output", GraphError) for name in names]
 
 
 def _source(given: str | os.PathLike[str] | bytes | bytearray | memoryview) -> str | bytes | Path:

@@ -43,7 +43,7 @@ from smelt.inspect._roofline import (
 from smelt.inspect._sources import SourceWriter
 from smelt.ir import Constant
 from smelt.ops import recipe_from_json
-from smelt.types import evaluate_dim, parse_json
+from smelt.types import evaluate_dim, given_bool, parse_json, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -92,6 +92,7 @@ def report_of(
         )
     header = engine.header
     print_ = header.fingerprint
+    _check_asked(sources, profile, peaks)
     known = peaks or known_peaks(print_.architecture)
     signer = _signer(engine) if isinstance(engine, EngineFile) else None
     plans = tuple(_plans(header, known, profile))
@@ -117,6 +118,14 @@ def report_of(
         no_sources=no_sources,
         is_retunable=bool(header.network),
     )
+
+
+def _check_asked(sources: object, profile: object, peaks: object) -> None:
+    """Raise SmeltError: what a report shall tell is of a wrong type."""
+    given_bool(sources, "sources", SmeltError)
+    for what, given, kind in (("profile", profile, Profile), ("peaks", peaks, Peaks)):
+        if given is not None and not isinstance(given, kind):
+            raise SmeltError(f"{what} is {shown(given)}; it must be a {kind.__name__}")
 
 
 def _told_by_features(features: Sequence[str]) -> dict[str, Any]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from smelt.errors import SmeltError
-from smelt.inspect._report import SourceReport, masked_report
+from smelt.inspect._report import EngineReport, SourceReport, masked_report
 from smelt.types import (
     WIDTH_OF_FILES,
     TextTable,
     counted,
     format_number,
     format_share,
+    given_int,
+    given_list,
+    shown,
     wrap_words,
 )
 
@@ -21,7 +24,6 @@ if TYPE_CHECKING:
     from smelt.inspect._report import (
         CandidateReport,
         CodeReport,
-        EngineReport,
         KernelReport,
         LayerReport,
         PlanReport,
@@ -48,9 +50,18 @@ def report_to_text(
 
     Raises SmeltError: a section that does not exist.
     """
-    unknown = [section for section in sections if section not in SECTIONS]
+    if not isinstance(given := cast("object", report), EngineReport):
+        raise SmeltError(f"the report is {shown(given)}; it must be one of report_of")
+    if width is not None:
+        width = given_int(width, "width", SmeltError, least=1)
+    sections = given_list(sections, "sections", SmeltError)
+    unknown = [
+        section for section in sections if not isinstance(section, str) or section not in SECTIONS
+    ]
     if unknown:
-        raise SmeltError(f"there is no section {unknown[0]!r}; there are {', '.join(SECTIONS)}")
+        raise SmeltError(
+            f"there is no section {shown(unknown[0])}; there are {', '.join(SECTIONS)}"
+        )
     parts = _parts(masked_report(report), sections)
     return "".join(_laid_out(part, width) for part in parts)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from smelt.errors import GraphError, UnsupportedError
 from smelt.ir import Op
+from smelt.types import shown
 
 if TYPE_CHECKING:
     from types import FunctionType
@@ -26,7 +27,7 @@ def register_op(cls: type[Op]) -> type[Op]:
 
     Raises GraphError: when the class is no complete op, or the name is taken by another one.
     """
-    where = getattr(cls, "__qualname__", repr(cls))
+    where = getattr(cls, "__qualname__", None) or shown(cls)
     given = cast("object", cls)
     if not (isinstance(given, type) and issubclass(given, Op)):
         raise GraphError(f"{where} is no subclass of Op")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, cast
 
 import numpy as np
@@ -21,10 +21,10 @@ from smelt.runtime._shapes import (
     values_from_batch,
     values_from_shapes,
 )
-from smelt.types import Closing
+from smelt.types import Closing, given_int, given_list, given_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -150,11 +150,10 @@ class ExecutionContext(Closing):
 
     def _asked(self, names: object) -> list[Port]:
         """The outputs of these names, or BindingError."""
-        if isinstance(names, str) or not isinstance(names, Iterable):
-            raise BindingError(f"outputs are names in a list, not {names!r}")
         known = [port[1].name for port in self._outputs]
-        asked = list(cast("Iterable[str]", names))
-        unknown = ", ".join(str(name) for name in asked if name not in known)
+        listed = given_list(names, "outputs", BindingError)
+        asked = [given_text(name, "the name of an output", BindingError) for name in listed]
+        unknown = ", ".join(name for name in asked if name not in known)
         if unknown:
             raise BindingError(f"the engine's outputs are {', '.join(known)}; unknown: {unknown}")
         return [self._outputs[known.index(name)] for name in asked]
@@ -272,13 +271,7 @@ class ExecutionContext(Closing):
     def _bind(self, batch_size: int, bindings: Sequence[Any]) -> tuple[Ready, list[Any]]:
         """The call for bindings by index, and these as arrays and addresses."""
         self._check_open()
-        try:
-            arrays: list[Any] = list(bindings)
-        except TypeError as error:
-            kind = type(bindings).__name__
-            raise BindingError(
-                f"bindings are arrays and addresses in a list, not {kind}"
-            ) from error
+        arrays = given_list(bindings, "bindings", BindingError)
         if len(arrays) != len(self._ports):
             names = ", ".join(binding.name for _, binding, _ in self._ports)
             raise BindingError(f"{len(arrays)} bindings for {len(self._ports)}: {names}")
@@ -292,6 +285,8 @@ class ExecutionContext(Closing):
             ):
                 array = arrays[index] = self._bound(array, binding, dtype)
             shapes.append(None if isinstance(array, int) else array.shape)
+        if type(batch_size) is not int:
+            batch_size = given_int(batch_size, "the batch size", ContextError, least=1)
         key = (batch_size, tuple(shapes))
         ready = self._ready.get(key)
         if ready is None:

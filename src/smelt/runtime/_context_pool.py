@@ -12,6 +12,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Final
 
 from smelt.errors import ContextError
+from smelt.types import given_int
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -62,8 +63,7 @@ class ContextPool:
             ContextError: ``most`` is no positive number, or the pool is closed.
             SmeltError: what creating a context or the run itself raises.
         """
-        if type(most) is not int or most < 1:
-            raise ContextError(f"contexts is a positive number, not {most!r}")
+        most = given_int(most, "contexts", ContextError, least=1)
         loan = _Loan()
         context = self._lend(loan, most)
         try:

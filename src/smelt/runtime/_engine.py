@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal
 
@@ -30,11 +29,19 @@ from smelt.errors import (
 )
 from smelt.runtime._code import check_machine, load_code
 from smelt.runtime._context_pool import ContextPool
-from smelt.types import Closing, override
+from smelt.types import (
+    Closing,
+    given_bool,
+    given_dict,
+    given_function,
+    given_text,
+    given_word,
+    override,
+)
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from numpy.typing import NDArray
 
@@ -145,9 +152,8 @@ class Engine(Closing):
             EngineMismatchError: it was built for another machine, device or smelt.
             DeviceError: there is no such device.
         """
-        if trust not in ("signed", "always"):
-            raise SmeltError(f"trust is 'signed' or 'always', not {trust!r}")
-        file = read_engine(source, mapped=mapped)
+        given_word(trust, "trust", SmeltError, ("signed", "always"))
+        file = read_engine(source, mapped=given_bool(mapped, "mapped", SmeltError))
         if trust == "signed":
             _LOG.debug("%s is signed by %s", file.source, verify_signature(file).label)
         elif file.signature is not None:
@@ -226,6 +232,7 @@ class Engine(Closing):
         Raises:
             ContextError: there is none; the message lists all.
         """
+        given_text(name, "a binding's name", ContextError)
         for index, binding in enumerate(self.bindings):
             if binding.name == name:
                 return index
@@ -247,6 +254,9 @@ class Engine(Closing):
             ContextError: the engine is closed, or ``threads`` is no positive number.
             DeviceError: the engine is for GPUs, and there is none, or too little memory.
         """
+        for method in ("allocated", "released") if tracker is not None else ():
+            hears = getattr(tracker, method, None)
+            given_function(hears, f"{method} of the tracker", ContextError)
         return self.loaded_code.create_context(self, threads, tracker)
 
     def run(
@@ -310,7 +320,7 @@ class Engine(Closing):
         # Few need it, and it needs every op.
         from smelt.runtime._refit import refitted_sources, refitted_weights
 
-        _check_by_name(weights)
+        weights = given_dict(weights, "the weights of a refit", BindingError)
         with self._lock:
             code = self.loaded_code
             file = self._file
@@ -358,6 +368,8 @@ class Engine(Closing):
 
     def _signer(self, *, sign: bool | None) -> SignerLike | None:
         """Who signs: the one who signed what has not changed, else this user, or nobody."""
+        if sign is not None:
+            sign = given_bool(sign, "sign", SmeltError)
         if sign is False or (sign is None and not self._is_vouched_for):
             return None
         kept = self._file.signature
@@ -391,9 +403,3 @@ def _read_only(data: BytesLike) -> NDArray[np.uint8]:
     array = np.frombuffer(data, np.uint8).view()
     array.flags.writeable = False
     return array
-
-
-def _check_by_name(weights: object) -> None:
-    if not isinstance(weights, Mapping):
-        kind = type(weights).__name__
-        raise BindingError(f"refit takes arrays by the names of weights, not {kind}")

@@ -34,7 +34,7 @@ from smelt.runtime._errors import error_words
 from smelt.runtime._segments import CpuMachinery, NullMachinery
 from smelt.runtime._staging import Staging
 from smelt.runtime._streams import Event, Stream, native_event, native_stream
-from smelt.types import override
+from smelt.types import given_int, override
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -270,6 +270,4 @@ def _address(array: NDArray[Any] | int) -> tuple[int, NDArray[Any] | int]:
 def _thread_count(threads: int | None) -> int:
     if threads is None:
         return default_thread_count()
-    if type(threads) is not int or not 1 <= threads <= _MAX_THREADS:
-        raise ContextError(f"threads is a number from 1 to {_MAX_THREADS}, not {threads!r}")
-    return threads
+    return given_int(threads, "threads", ContextError, least=1, most=_MAX_THREADS)

@@ -10,6 +10,7 @@ from smelt.devices.cpu import CpuMemory
 from smelt.errors import BindingError, GraphError
 from smelt.ir import Constant, compute_untrusted
 from smelt.ops import recipe_from_json
+from smelt.types import given_array
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +33,7 @@ class _Sources:
     def resolve(self, name: str) -> Constant:
         self.wanted.append(name)
         array = self.arrays.get(name)
-        return Constant(name, np.zeros(0, np.float32) if array is None else np.asarray(array))
+        return Constant(name, np.zeros(0, np.float32) if array is None else array)
 
 
 def refitted_weights(
@@ -44,6 +45,7 @@ def refitted_weights(
         BindingError: a name is unknown, a shape does not fit, or arrays that belong together are
             not all given.
     """
+    arrays = {name: _array(name, array) for name, array in arrays.items()}
     fresh = CpuMemory().allocate(old.size, "weights").bytes
     fresh[:] = old
     used: set[str] = set()
@@ -86,7 +88,7 @@ def refitted_sources(
         return old
     fresh = old.copy()
     for source in given:
-        array = np.asarray(arrays[source.name])
+        array = _array(source.name, arrays[source.name])
         _store(source, array, fresh, _shown(source.name, array))
     fresh.flags.writeable = False
     return fresh
@@ -103,8 +105,11 @@ def _refittable(header: EngineHeader) -> str:
     return shown if len(names) <= _SHOWN_NAMES else f"{shown} and {len(names) - _SHOWN_NAMES} more"
 
 
+def _array(name: str, given: object) -> NDArray[Any]:
+    return given_array(given, f"the new {name}", BindingError)
+
+
 def _shown(name: str, array: NDArray[Any]) -> str:
-    array = np.asarray(array)
     return f"{name} {array.dtype}{list(array.shape)}"
 
 

@@ -7,7 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING, Final
 
 from smelt.errors import BindingError, ContextError, UnboundSymbolError
-from smelt.types import Symbol, SymbolicDim, evaluate_dim, symbols_of
+from smelt.types import Symbol, SymbolicDim, evaluate_dim, given_int, symbols_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -143,8 +143,7 @@ def values_from_batch(
     Raises:
         ContextError: the batch is no positive number, or the engine has none.
     """
-    if type(batch_size) is not int or batch_size < 1:
-        raise ContextError(f"the batch size is a positive number, not {batch_size!r}")
+    given_int(batch_size, "the batch size", ContextError, least=1)
     inputs = [(b, s) for b, s in zip(header.bindings, shapes, strict=True) if b.is_input]
     values: dict[str, int] = {}
     if any(BATCH in symbols_of(*binding.shape) for binding, _ in inputs):

@@ -111,6 +111,7 @@ class Event:
 
     def wait(self, stream: Stream) -> None:
         """Let later work of ``stream`` wait for the mark."""
+        _same_kind(self, stream)
         stream.wait(self)
 
     def query(self) -> bool:

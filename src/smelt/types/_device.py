@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from smelt.errors import UnsupportedError
+from smelt.types._arguments import shown
 
 DEVICE_GRAMMAR: Final = "cpu, cpu:TARGET, cuda, cuda:INDEX, cuda:sm_90, cuda:sm_80,sm_90, null"
 """The names of devices, for messages."""
@@ -45,7 +46,7 @@ class DeviceName:
             UnsupportedError: it is no device's; says how what may be meant is written.
         """
         if not isinstance(text, str):
-            raise UnsupportedError(f"device {text!r} is no name; there are: {DEVICE_GRAMMAR}")
+            raise UnsupportedError(f"device {shown(text)} is no name; there are: {DEVICE_GRAMMAR}")
         kind, colon, detail = text.partition(":")
         if kind in _KINDS and not colon:
             return cls(kind)

@@ -12,7 +12,7 @@ from smelt.importers.caffe._layers import DROPPED, LAYERS
 from smelt.importers.caffe._prototxt import parse_prototxt
 from smelt.importers.caffe._step import Refusal, Step, Weights
 from smelt.ir import Graph
-from smelt.types import DType, SymbolicDim, TensorType
+from smelt.types import DType, SymbolicDim, TensorType, given_word
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -62,8 +62,7 @@ def import_caffe(
         GraphError: Layers do not fit together; ShapeError: their shapes do not.
         UnsupportedError: Layers that cannot be imported, every one with its reason.
     """
-    if dtype not in ("float32", "float16"):
-        raise UnsupportedError(f"weights of {dtype!r}; choose 'float32' or 'float16'")
+    given_word(dtype, "the dtype of weights", UnsupportedError, ("float32", "float16"))
     net = parse_prototxt(*read_prototxt(prototxt))
     weights = _weights_by_layer(caffemodel, DType(dtype))
     _refuse_unknown(net)
