@@ -5,12 +5,15 @@ Each takes one check away that hostile input needs. The tree that is fuzzed is a
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
 
+from smelt.errors import SmeltError
+from tests.fuzz.targets import TARGETS
 from tools.fuzz import ROOT, run_target
 
 if TYPE_CHECKING:
@@ -27,8 +30,6 @@ class Bug:
     file: str
     sound: str
     broken: str
-    kind: str
-    """What the fuzzer must find."""
 
 
 BUGS = (
@@ -38,7 +39,6 @@ BUGS = (
         "engine/_exact.py",
         "if not 0 <= view.buffer < len(self.plan.buffers):",
         "if view.buffer < 0:",
-        "IndexError",
     ),
     # A field of a caffemodel may be longer than the file.
     Bug(
@@ -46,7 +46,6 @@ BUGS = (
         "importers/caffe/_wire.py",
         "if length > end - position:",
         "if length > 1 << 62:",
-        "IndexError",
     ),
     # An element type that nothing stands for.
     Bug(
@@ -54,7 +53,6 @@ BUGS = (
         "importers/onnx/_tensors.py",
         "    if code in TensorProto.DataType.values() and code != TensorProto.UNDEFINED:\n",
         "    assert code != TensorProto.UNDEFINED\n    if code:\n",
-        "ValueError",
     ),
     # Ops inside ops without end.
     Bug(
@@ -62,7 +60,6 @@ BUGS = (
         "ops/_codec.py",
         "if depth > MAXIMUM_DEPTH:\n            raise EngineFormatError(f\"an op's field",
         "if depth < 0:\n            raise EngineFormatError(f\"an op's field",
-        "RecursionError",
     ),
     # An offset in a loadable may lead out of the file.
     Bug(
@@ -70,7 +67,6 @@ BUGS = (
         "nvdla/loadable/_flatbuffers.py",
         "if position < 0 or position + size > len(self._data):",
         "if position < 0:",
-        "error",
     ),
     # A line of a trace with fewer arguments than its command takes.
     Bug(
@@ -78,7 +74,6 @@ BUGS = (
         "nvdla/traces/_parse.py",
         "if len(arguments) < len(needed):",
         "if needed and not arguments:",
-        "IndexError",
     ),
     # An edge of a task's graph may wait for an event that does not exist.
     Bug(
@@ -86,13 +81,12 @@ BUGS = (
         "nvdla/firmware/_graph.py",
         "elif edge.event > max(OperationEvent):",
         "elif edge.event > 255:",
-        "ValueError",
     ),
 )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: f"{bug.target}-{bug.kind}")
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.target)
 def test_a_planted_bug_is_found_within_a_minute(bug: Bug, tmp_path: Path) -> None:
     shutil.copytree(
         ROOT / "src" / "smelt", tmp_path / "smelt", ignore=shutil.ignore_patterns("__pycache__")
@@ -102,4 +96,10 @@ def test_a_planted_bug_is_found_within_a_minute(bug: Bug, tmp_path: Path) -> Non
     assert text.count(bug.sound) == 1, "the check that was to be broken is elsewhere now"
     file.write_text(text.replace(bug.sound, bug.broken), encoding="utf-8")
     row = run_target(bug.target, SECONDS, most=1, source=tmp_path)
-    assert bug.kind in {finding["kind"] for finding in row["findings"]}, row["findings"]
+    assert row["findings"], "nothing is found"
+    # The fault is the planted one: the same input does no harm to the tree that has the check.
+    # Which symptom comes first depends on chance, so it is not named.
+    (target,) = (target for target in TARGETS if target.name == bug.target)
+    for finding in row["findings"]:
+        with contextlib.suppress(SmeltError):
+            target.run(bytes.fromhex(finding["data"]))
