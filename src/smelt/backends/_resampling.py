@@ -131,14 +131,19 @@ def _column(
 def _compressed(axis: int, weights: Array) -> Table:
     """The nonzero weights of each row, as many for every row as the fullest has.
 
-    Rows with fewer name their first element again, with no weight: an infinite element makes no
-    place a NaN that it has no part in.
+    A row with fewer repeats its first element and divides that element's weight by two for each
+    further tap. A tap without weight would turn an infinite element into NaN, and dividing by two
+    is exact.
     """
     used = weights != 0
     taps = max(1, int(used.sum(1).max(initial=0)))
     order = np.argsort(~used, 1, kind="stable")[:, :taps]
     chosen = np.take_along_axis(weights, order, 1)
-    order = np.where(chosen != 0, order, order[:, :1])
+    for tap in range(1, taps):
+        spare = chosen[:, tap] == 0
+        order[spare, tap] = order[spare, 0]
+        chosen[spare, 0] /= 2
+        chosen[spare, tap] = chosen[spare, 0]
     return Table(axis, order.astype(np.int32), chosen.astype(np.float32))
 
 

@@ -1,4 +1,4 @@
-"""Regions of Resize that leave the input, or lead nowhere: engines answer as the reference does."""
+"""Resize of regions that leave the input or lead nowhere, and of infinite elements, on an engine."""
 
 from __future__ import annotations
 
@@ -44,4 +44,23 @@ def test_what_lies_outside_a_region_is_the_extrapolation_value(
     assert (wanted == beyond).any() or region == (-inf, 1)
     with smelt.build(graph) as engine:
         (found,) = engine.run(given).values()
+    np.testing.assert_allclose(np.asarray(found), wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("mode", "antialias"), [("linear", 0), ("linear", 1), ("cubic", 0)])
+@pytest.mark.parametrize("points", ["half_pixel", "align_corners", "asymmetric"])
+@pytest.mark.parametrize("size", [(10, 7), (5, 12), (3, 3)])
+def test_an_infinite_element_changes_no_element_that_it_has_no_part_in(
+    mode: str, antialias: int, points: str, size: tuple[int, int]
+) -> None:
+    op = Resize(mode=mode, coordinate_transformation_mode=points, antialias=antialias)
+    graph = Graph()
+    x = graph.add_input("x", TensorType(DType.FLOAT32, (5, 7)))
+    sizes = graph.add_constant(np.array(size), "sizes")
+    graph.outputs.append(graph.add(op, x, None, None, sizes, name="resize").output)
+    data = np.linspace(1, 2, 35, dtype=np.float32).reshape(5, 7)
+    data[1, 2], data[4, 0] = inf, -inf
+    (wanted,) = interpret(graph, {"x": data}).values()
+    with smelt.build(graph) as engine:
+        (found,) = engine.run({"x": data}).values()
     np.testing.assert_allclose(np.asarray(found), wanted, rtol=1e-5)
