@@ -1,4 +1,4 @@
-"""Resize of regions that leave the input or lead nowhere, and of infinite elements, on an engine."""
+"""Resize on an engine: regions off the input or of no extent, and infinite elements."""
 
 from __future__ import annotations
 

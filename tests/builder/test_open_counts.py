@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from smelt.ir import Graph
 from smelt.types import DType, Limit, SymbolicDim, TensorType
 
 if TYPE_CHECKING:
+    from smelt.devices.cuda import CudaDevice
     from smelt.ir import Array
     from smelt.runtime import Engine
 
@@ -83,7 +85,7 @@ def test_a_count_beyond_the_memory_is_refused_before_the_first_trip(
 ) -> None:
     """The stack and what is made of it take 16 bytes a trip."""
     engine = build(counting_loop(), 16 * 100)
-    with engine.create_context() as context:
+    with closing(engine.create_context()) as context:
         assert len(context.run(feeds(100))["negated"]) == 100
         monkeypatch.setattr(ops.Identity, "reference", _fail)
         for trips in (101, 1 << 20):
@@ -197,3 +199,17 @@ def test_a_count_that_the_network_declares_no_bound_of_is_refused_by_name() -> N
     graph.symbol_bounds.clear()
     with pytest.raises(UnboundSymbolError, match=r"count.*symbol_bounds"):
         build(graph)
+
+
+@pytest.mark.gpu
+def test_the_memory_of_a_gpu_follows_the_count_as_well(gpu: CudaDevice) -> None:
+    limit, mapped_at_once = 8 << 30, 1 << 30
+    engine = smelt.build(
+        counting_loop(), f"cuda:{gpu.index}", tune="none", max_workspace_bytes=limit
+    )
+    before = gpu.free_bytes
+    with closing(engine.create_context()) as context:
+        for trips in (0, 5_000, 100_000):
+            (numbers,) = context.run(feeds(trips)).values()
+            np.testing.assert_array_equal(numbers, -np.arange(trips))
+        assert before - gpu.free_bytes < mapped_at_once

@@ -13,8 +13,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import json
-from collections import deque
-from dataclasses import dataclass, field
 from enum import IntEnum
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -22,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tests.support.cubins import Kernel, make_cubin
+from tests.support.cuda_queues import Node, Queue, Queues, perform
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,6 +64,9 @@ OK = CUresult.CUDA_SUCCESS
 BAD_HANDLE = CUresult.CUDA_ERROR_INVALID_HANDLE
 MOST_THREADS = 1024
 _MEMORY_ALIGNMENT = 256
+GRANULE = 4096
+"""Memory is mapped behind reserved addresses in multiples of it."""
+_SPACE_BYTES = 256 << 20
 _POISON = 0xFF
 """No number in any float."""
 
@@ -75,35 +77,11 @@ def code_for(architecture: str, *kernels: str) -> bytes:
     return cubin + b"\n" + json.dumps([architecture, kernels]).encode()
 
 
-@dataclass
-class _Node:
-    """Work in a graph."""
-
-    work: Callable[[], object]
-    needs: list[_Node]
-    event: int | None = None
-    """What it marks."""
-
-
-@dataclass
-class _Queue:
-    """A stream: work by the number at which it was queued."""
-
-    is_blocking: bool
-    work: deque[tuple[int, Callable[[], object]]] = field(
-        default_factory=deque[tuple[int, "Callable[[], object]"]]
-    )
-    captured: list[_Node] | None = None
-    """Its nodes while it is being captured."""
-    last: list[_Node] = field(default_factory=list[_Node])
-    """On what the next node will depend."""
-
-
-class _Queues(dict[int, _Queue]):
-    """Streams by handle; other libraries' come unannounced."""
-
-    def __missing__(self, handle: int) -> _Queue:
-        return self.setdefault(handle, _Queue(is_blocking=handle == 0))
+def _aligned(size: int, alignment: int) -> Any:
+    """New memory at a multiple of ``alignment``."""
+    memory = np.empty(size + alignment, np.uint8)
+    start = -int(memory.ctypes.data) % alignment
+    return memory[start : start + size]
 
 
 class StubDriver:
@@ -111,6 +89,8 @@ class StubDriver:
 
     CUdevice_attribute = CUfunction_attribute = CUpointer_attribute = _Names()
     CUstreamCaptureMode = CUlaunchAttributeID = _Names()
+    CUmemAllocationType = CUmemLocationType = CUmemAccess_flags = _Names()
+    CUmemAllocationGranularity_flags = _Names()
     CUstream = int
 
     def __init__(
@@ -137,10 +117,15 @@ class StubDriver:
         self.synchronized: list[int | None] = []
         """The thread's GPU at each synchronization of a whole GPU."""
         self.launches: list[SimpleNamespace] = []
+        self.has_virtual_memory = True
         self.now_ms: float = 0.0
         """Of a clock, where there is one."""
         self._owners: dict[int, int | None] = {}
-        self._queues = _Queues()
+        self._space = _aligned(_SPACE_BYTES, GRANULE)
+        """What may be reserved; the system gives memory for what is written."""
+        self._unreachable: dict[int, Any] = {}
+        """Memory by its address that is mapped, and that nobody may use yet."""
+        self._queues = Queues()
         self._records: dict[int, tuple[int, int]] = {}
         """For each event the stream and the number at which it was last recorded."""
         self._clock = 0
@@ -171,7 +156,7 @@ class StubDriver:
         """Do work, or queue it, or let it be recorded."""
         queue = self._queues[int(stream)]
         if queue.captured is not None:
-            node = _Node(work, queue.last)
+            node = Node(work, queue.last)
             queue.captured.append(node)
             queue.last = [node]
             return (OK,)
@@ -184,7 +169,7 @@ class StubDriver:
             self._run(int(stream))
         return (OK,)
 
-    def _queue(self, queue: _Queue, work: Callable[[], object]) -> None:
+    def _queue(self, queue: Queue, work: Callable[[], object]) -> None:
         self._clock += 1
         queue.work.append((self._clock, work))
 
@@ -231,6 +216,7 @@ class StubDriver:
 
     def cuDeviceGetAttribute(self, kind: str, _device: int) -> tuple[CUresult, int]:
         values = {"COUNT": 132, "OPTIN": 232448, "SIZE": 60 << 20, "MAJOR": 9, "MINOR": 0}
+        values["SUPPORTED"] = self.has_virtual_memory
         return OK, values[kind.rpartition("_")[2]]
 
     def cuDevicePrimaryCtxRetain(self, device: int) -> tuple[CUresult, int]:
@@ -272,9 +258,8 @@ class StubDriver:
         return OK, self._memory("memory", size)
 
     def _memory(self, kind: str, size: int) -> int:
-        memory = np.full(size + _MEMORY_ALIGNMENT, _POISON, np.uint8)
-        start = -int(memory.ctypes.data) % _MEMORY_ALIGNMENT
-        memory = memory[start : start + size]
+        memory = _aligned(size, _MEMORY_ALIGNMENT)
+        memory[:] = _POISON
         address = int(memory.ctypes.data)
         self.live[address] = (kind, memory)
         self._owners[address] = self.current
@@ -306,6 +291,8 @@ class StubDriver:
         return self._drop("pinned", address)
 
     def cuMemcpyAsync(self, target: int, source: int, size: int, s: int) -> tuple[CUresult]:
+        if self._lacks_memory(target, size) or self._lacks_memory(source, size):
+            return (CUresult.CUDA_ERROR_ILLEGAL_ADDRESS,)
         known = [
             self._owner("memory", address) is None and self._owner("pinned", address) is None
             for address in (target, source)
@@ -319,6 +306,8 @@ class StubDriver:
         return done
 
     def cuMemsetD8Async(self, target: int, value: int, size: int, s: int) -> tuple[CUresult]:
+        if self._lacks_memory(target, size):
+            return (CUresult.CUDA_ERROR_ILLEGAL_ADDRESS,)
         return self._do(s, lambda: ctypes.memset(target, value, size))
 
     def cuPointerGetAttribute(self, kind: str, address: int) -> tuple[CUresult, int | None]:
@@ -333,11 +322,101 @@ class StubDriver:
         owner = None if found is None else self._owners[found]
         return OK, next(h for h, live in self.live.items() if live == ("context", owner))
 
+    # ---- addresses without memory
+
+    def CUmemAllocationProp(self) -> SimpleNamespace:
+        return SimpleNamespace(location=SimpleNamespace())
+
+    def CUmemAccessDesc(self) -> SimpleNamespace:
+        return SimpleNamespace(location=SimpleNamespace())
+
+    def cuMemGetAllocationGranularity(self, _what: object, _flag: str) -> tuple[CUresult, int]:
+        return OK, GRANULE
+
+    def cuMemAddressReserve(
+        self, size: int, _alignment: int, _address: int, _flags: int
+    ) -> tuple[CUresult, int]:
+        if size % GRANULE:
+            return CUresult.CUDA_ERROR_INVALID_VALUE, 0
+        start, end = 0, len(self._space)  # the first that are free, so often those given back last
+        base = int(self._space.ctypes.data)
+        taken = [(-at - base, len(c)) for at, (k, c) in self.live.items() if k == "addresses"]
+        for first, length in sorted(taken):
+            if start + size <= first:
+                break
+            start = first + length
+        if start + size > end:
+            return CUresult.CUDA_ERROR_OUT_OF_MEMORY, 0
+        addresses = self._space[start : start + size]
+        addresses[:] = _POISON
+        self.live[-base - start] = ("addresses", addresses)
+        return OK, base + start
+
+    def _reserved(self, address: int) -> Any:
+        """The first of the reserved addresses that an address is of, and they; None if of none."""
+        for first, (kind, addresses) in self.live.items():
+            if kind == "addresses" and -first <= address < -first + len(addresses):
+                return -first, addresses
+        return None
+
+    def _lacks_memory(self, address: int, size: int) -> bool:
+        """Whether some of it is reserved and has no memory."""
+        return any(
+            self._reserved(place) is not None and self._owner("memory", place) is None
+            for place in (*range(address, address + size, GRANULE), address + size - 1)
+        )
+
+    def cuMemCreate(self, size: int, _what: object, _flags: int) -> tuple[CUresult, int]:
+        if self._taken() + size > self.memory:
+            return CUresult.CUDA_ERROR_OUT_OF_MEMORY, 0
+        return OK, self._new("unmapped memory", size)
+
+    def cuMemMap(
+        self, address: int, size: int, _offset: int, memory: int, _flags: int
+    ) -> tuple[CUresult]:
+        found = self._reserved(address)
+        taken = [self._owner("memory", p) for p in range(address, address + size, GRANULE)]
+        if found is None or any(taken) or self.live[memory] != ("unmapped memory", size):
+            return (CUresult.CUDA_ERROR_INVALID_VALUE,)
+        start = address - found[0]
+        self._unreachable[address] = found[1][start : start + size]
+        return (OK,)
+
+    def cuMemRelease(self, memory: int) -> tuple[CUresult]:
+        return self._drop("unmapped memory", memory)
+
+    def cuMemSetAccess(
+        self, address: int, size: int, access: list[SimpleNamespace], count: int
+    ) -> tuple[CUresult]:
+        if len(self._unreachable.get(address, ())) != size or len(access) != count:
+            return (CUresult.CUDA_ERROR_INVALID_VALUE,)
+        self.live[address] = ("memory", self._unreachable.pop(address))
+        self._owners[address] = self.current
+        return (OK,)
+
+    def cuMemUnmap(self, address: int, size: int) -> tuple[CUresult]:
+        """Waits for nothing: that nobody uses it any more is the caller's concern."""
+        if any(queue.work for queue in self._queues.values()):
+            return (CUresult.CUDA_ERROR_NOT_READY,)
+        if self._unreachable.pop(address, None) is None:
+            memory = self.live.get(address, ("", ()))[1]
+            if len(memory) != size or self._drop("memory", address) != (OK,):
+                return (CUresult.CUDA_ERROR_INVALID_VALUE,)
+            memory[:] = _POISON
+        return (OK,)
+
+    def cuMemAddressFree(self, address: int, size: int) -> tuple[CUresult]:
+        """Fails where some are mapped, and where somebody wrote to those that were not."""
+        kind, addresses = self.live.get(-address, ("", np.empty(0, np.uint8)))
+        if len(addresses) != size or not (addresses == _POISON).all():
+            return (CUresult.CUDA_ERROR_ILLEGAL_ADDRESS,)
+        return self._drop(kind, -address)
+
     # ---- streams and events
 
     def cuStreamCreate(self, flags: int) -> tuple[CUresult, int]:
         handle = self._new("stream")
-        self._queues[handle] = _Queue(is_blocking=flags == 0)
+        self._queues[handle] = Queue(is_blocking=flags == 0)
         return OK, handle
 
     def cuStreamDestroy(self, stream: int) -> tuple[CUresult]:
@@ -464,12 +543,12 @@ class StubDriver:
 
     def cuStreamGetCaptureInfo(
         self, stream: int
-    ) -> tuple[CUresult, str, int, int, list[_Node], list[None], int]:
+    ) -> tuple[CUresult, str, int, int, list[Node], list[None], int]:
         last = self._queues[int(stream)].last
         return OK, "active", 1, 0, last, [None] * len(last), len(last)
 
     def cuStreamUpdateCaptureDependencies(
-        self, stream: int, nodes: list[_Node], _edges: object, count: int, flags: int
+        self, stream: int, nodes: list[Node], _edges: object, count: int, flags: int
     ) -> tuple[CUresult]:
         if flags != 1 or count != len(nodes):
             return (CUresult.CUDA_ERROR_INVALID_VALUE,)
@@ -487,7 +566,7 @@ class StubDriver:
         return SimpleNamespace()
 
     def cuGraphExecKernelNodeSetParams(
-        self, graph: int, node: _Node, parameters: SimpleNamespace
+        self, graph: int, node: Node, parameters: SimpleNamespace
     ) -> tuple[CUresult]:
         known = self.live[graph][1].get(id(node))
         if known is None:
@@ -499,7 +578,7 @@ class StubDriver:
 
     def cuGraphLaunch(self, graph: int, stream: int) -> tuple[CUresult]:
         nodes = [tuple(pair) for pair in self.live[graph][1].values()]
-        done = self._do(stream, lambda: _perform(nodes))
+        done = self._do(stream, lambda: perform(nodes))
         for node, _ in nodes:
             if node.event is not None:
                 self._records[node.event] = (int(stream), self._clock)
@@ -507,14 +586,3 @@ class StubDriver:
 
     def cuGraphExecDestroy(self, graph: int) -> tuple[CUresult]:
         return self._drop("executable graph", graph)
-
-
-def _perform(nodes: list[tuple[_Node, Callable[[], object]]]) -> None:
-    """Do a graph's work, of what may be done next always the latest."""
-    done: set[int] = set()
-    left = list(nodes)
-    while left:
-        pair = next(p for p in reversed(left) if all(id(n) in done for n in p[0].needs))
-        left.remove(pair)
-        pair[1]()
-        done.add(id(pair[0]))

@@ -69,8 +69,13 @@ def rows_of(words: Sequence[int], blocks: int) -> tuple[Array, ...]:
 
 def floats_at(address: int, count: int) -> Array:
     """So many float32 numbers at an address of the stub's memory."""
-    memory: Any = (ctypes.c_float * count).from_address(address)
-    return np.frombuffer(memory, np.float32)
+    return bytes_at(address, count * 4).view(np.float32)
+
+
+def bytes_at(address: int, count: int) -> Array:
+    """So many bytes at an address of the stub's memory."""
+    memory: Any = (ctypes.c_uint8 * count).from_address(address)
+    return np.frombuffer(memory, np.uint8)
 
 
 def _rowwise(operation: Callable[..., Any]) -> Callable[[list[int], int], None]:

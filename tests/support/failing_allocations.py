@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _TAKING = (
     "cuMemAlloc",
     "cuMemHostAlloc",
+    "cuMemAddressReserve",
+    "cuMemCreate",
     "cuStreamCreate",
     "cuEventCreate",
     "cuLibraryLoadData",

@@ -391,6 +391,10 @@ class ExecutionContext(Closing):
     def _use_new_weights(self) -> None:
         self._weights = self._code.weights
         self._memories.weights = self._weights.address
+        self._forget_addresses()
+
+    def _forget_addresses(self) -> None:
+        """Let segments find anew what lies where."""
         for segments in self._segments.values():
             for segment in segments:
                 segment.forget()

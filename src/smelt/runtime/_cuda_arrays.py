@@ -18,9 +18,11 @@ from smelt.devices.cuda import (
     CudaMemory,
     CudaStream,
     is_on_gpu,
+    owner_of,
+    selected_index,
     view_of,
 )
-from smelt.errors import BindingError
+from smelt.errors import BindingError, ContextError
 from smelt.runtime._arrays import library_of
 from smelt.types import DType
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 ALIGNED_BYTES: Final = 16
 """Kernels read so many bytes at once: an array elsewhere is copied first."""
+_MOST_KNOWN: Final = 256
 
 
 class ArrayLibrary(Protocol):
@@ -277,3 +280,45 @@ class ResultMaker:
 def libraries_of(arrays: Sequence[Any]) -> set[ArrayLibrary | None]:
     """Whose arrays are on the GPU; None stands for those without a current stream."""
     return {array.framework for array in arrays if isinstance(array, GpuArray)}
+
+
+class KnownAddresses:
+    """Addresses that were seen to be one GPU's, so that the driver is asked once."""
+
+    def __init__(self, device: CudaDevice) -> None:
+        self._device = device
+        self._known: set[int] = set()
+
+    def check(self, binding: Binding, address: int) -> None:
+        """Refuse at once what would make the GPU unusable for the whole process.
+
+        Raises:
+            BindingError: the address is not in memory that the GPU reaches.
+        """
+        if address in self._known:
+            return
+        device = self._device
+        owner = owner_of(device, address)
+        if owner != device.index:
+            where = "no memory that a GPU reaches" if owner is None else f"memory of cuda:{owner}"
+            raise BindingError(
+                f"{binding.name}: {address:#x} is {where}, and cuda:{device.index} needs it; "
+                "pass an array, or the address of one on that GPU"
+            )
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        self._known.add(address)
+
+
+def check_selected(device: CudaDevice) -> None:
+    """Refuse a thread that has selected another GPU: its addresses would be that's.
+
+    Raises:
+        ContextError: it has.
+    """
+    index = selected_index(device.driver)
+    if index is not None and index != device.index:
+        raise ContextError(
+            f"the engine is bound to cuda:{device.index}, and this thread has selected "
+            f"cuda:{index}; select the engine's, or load the engine with device='cuda:{index}'"
+        )

@@ -14,21 +14,23 @@ import numpy as np
 from smelt.devices.cuda import (
     CudaEvent,
     CudaMemory,
+    CudaReservation,
     CudaStream,
     Follower,
     PinnedAllocation,
     fill_memory,
     handle_of,
-    owner_of,
-    selected_index,
+    reserve_memory,
 )
-from smelt.errors import BindingError, ContextError, DeviceError
+from smelt.errors import ContextError, DeviceError
 from smelt.runtime._arrays import array_from_value, exporter_for, trimmed, writable_array
 from smelt.runtime._context import RUN, ExecutionContext
 from smelt.runtime._cuda_arrays import (
     ALIGNED_BYTES,
     GpuArray,
+    KnownAddresses,
     ResultMaker,
+    check_selected,
     gpu_array,
     libraries_of,
 )
@@ -36,7 +38,6 @@ from smelt.runtime._cuda_segments import Consumed, CudaMachinery, Timed
 from smelt.runtime._cuda_staging import CudaStaging
 from smelt.runtime._errors import error_words
 from smelt.runtime._nvtx import load_nvtx
-from smelt.runtime._shapes import size_bytes
 from smelt.runtime._staging import Staging
 from smelt.runtime._streams import native_event, native_stream
 from smelt.types import evaluate_dim, override
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from smelt.devices import AllocationTracker
+    from smelt.devices.cuda import CudaAllocation
     from smelt.engine import Binding
     from smelt.runtime._context import Port
     from smelt.runtime._cuda_arrays import ArrayLibrary
@@ -68,18 +70,18 @@ class CudaContext(ExecutionContext):
     def __init__(self, engine: Engine, code: CudaCode, tracker: AllocationTracker | None) -> None:
         self.threads = 1
         self.device = device = code.device
-        arena_bytes = max(plan.arena_bytes for plan in code.header.plans)
         with ExitStack() as made:
-            arena = CudaMemory(device, tracker).allocate(arena_bytes, "arena")
+            arena = _arena_of(code, CudaMemory(device, tracker))
             made.callback(arena.close)
             # Its work follows what the default stream does, where torch and others work unasked.
             self._stream = made.enter_context(CudaStream(device, follows_default=True))
             recorder = made.enter_context(CudaStream(device))
             self._done = CudaEvent(device, times=False)
             made.callback(self._done.close)
-            fill_memory(device, arena.address, arena_bytes, self._stream)
-            self._stream.synchronize()
-            self._places = CudaStaging(device, tracker)
+            if not isinstance(arena, CudaReservation):
+                fill_memory(device, arena.address, arena.size_bytes, self._stream)
+                self._stream.synchronize()
+            self._places = CudaStaging(device, tracker, arena)
             made.callback(self._places.close)
             # Memory of the host: launches write there when there is an error, and only then.
             pinned = partial(PinnedAllocation, device, tag="error words")
@@ -96,13 +98,14 @@ class CudaContext(ExecutionContext):
             code.header.layers,
             self._errors,
         )
+        if any(plan.decided for plan in code.header.plans):
+            self._machine.back = self._places.back
         super().__init__(engine, code, self._machine, Staging(None, code.header))
         self._memories.arena = arena.address
         self._memories.errors = 0 if self._errors is None else self._errors.address
         self._ranges = load_nvtx()
         self._foreigners: dict[int, CudaStream] = {}
-        self._known: set[int] = set()
-        """Addresses that were seen to be the GPU's."""
+        self._known = KnownAddresses(device)
 
     @override
     def reset(self) -> None:
@@ -131,35 +134,12 @@ class CudaContext(ExecutionContext):
 
     @override
     def _bind(self, batch_size: int, bindings: Sequence[Any]) -> tuple[Ready, list[Any]]:
-        self._check_selected()
+        check_selected(self.device)
         ready, arrays = super()._bind(batch_size, bindings)
         for (_, binding, _), array in zip(self._ports, arrays, strict=True):
-            if isinstance(array, int) and array not in self._known:
-                self._check_address(binding, array)
+            if isinstance(array, int):
+                self._known.check(binding, array)
         return ready, arrays
-
-    def _check_selected(self) -> None:
-        """The calling thread must not have selected another GPU: its addresses would be that's."""
-        index = selected_index(self.device.driver)
-        if index is not None and index != self.device.index:
-            raise ContextError(
-                f"the engine is bound to cuda:{self.device.index}, and this thread has selected "
-                f"cuda:{index}; select the engine's, or load the engine with "
-                f"device='cuda:{index}'"
-            )
-
-    def _check_address(self, binding: Binding, address: int) -> None:
-        """Refuse at once what would make the GPU unusable for the whole process."""
-        owner = owner_of(self.device, address)
-        if owner != self.device.index:
-            where = "no memory that a GPU reaches" if owner is None else f"memory of cuda:{owner}"
-            raise BindingError(
-                f"{binding.name}: {address:#x} is {where}, and cuda:{self.device.index} needs it; "
-                "pass an array, or the address of one on that GPU"
-            )
-        if len(self._known) >= _MOST_KNOWN:
-            self._known.clear()
-        self._known.add(address)
 
     # ---- by name
 
@@ -192,8 +172,14 @@ class CudaContext(ExecutionContext):
         handle = maker.current_stream()
         stream = self._stream if handle is None else self._foreign(handle)
         made: dict[int, Any] = {}
+
+        def make(index: int, binding: Binding, shape: Sequence[int]) -> int:
+            made[index], address = maker.empty(binding, shape)
+            return address
+
         for index, binding, _ in wanted:
-            made[index], arrays[index] = maker.empty(binding, ready.call.shapes[index])
+            later = partial(make, index, binding)
+            arrays[index] = later if ready.call.decided else later(ready.call.shapes[index])
         values = self._queue(ready, arrays, stream, None, maker.framework)
         # What is ordered on this very stream is given back in its order as well.
         own = maker.framework
@@ -321,7 +307,8 @@ class CudaContext(ExecutionContext):
     ) -> dict[str, int]:
         """Queue a run on arrays and addresses by binding; return the symbols' values.
 
-        Of an output that nobody asked for there is None; it stays on the GPU.
+        Of an output that nobody asked for there is None; it stays on the GPU. A function makes the
+        array on the GPU of an output whose shape the run decides, and gives its address.
         ``library`` is one whose current stream it is.
 
         Raises:
@@ -346,7 +333,7 @@ class CudaContext(ExecutionContext):
         self, ready: Ready, arrays: list[Any], stream: CudaStream, consumed: Consumed | None
     ) -> dict[str, int]:
         """Queue the copies and segments of a run."""
-        call = ready.call
+        call, is_decided = ready.call, bool(ready.call.decided)
         addresses = [0] * len(arrays)
         back: list[tuple[int, Any, int]] = []
         for index, binding, _ in self._ports:
@@ -360,16 +347,25 @@ class CudaContext(ExecutionContext):
                 self._wait_for_places()
                 addresses[index] = self._places.bring(index, address, size, stream)
             elif address is None:  # an output that nobody asked for
-                addresses[index] = self._places.room(index, size)
+                addresses[index] = self._places.room(index, size, is_decided=is_decided)
             else:
-                addresses[index] = self._places.reserve(index, address, size)
+                addresses[index] = self._places.reserve(index, address, size, is_decided=is_decided)
                 back.append((index, address, size))
-        values = call.values.copy() if call.decided else call.values
+        if self._places.have_moved:
+            self._places.have_moved = False
+            self._await_report()
+            self._forget_addresses()
+        values = call.values.copy() if is_decided else call.values
         self._execute(call.plan, values, addresses, consumed)
         if consumed is not None:
             consumed.reach()
         for index, target, size in back:
-            made = size if not call.decided else size_bytes(self._ports[index][1], values)
+            shape, made = call.shapes[index], size
+            if is_decided:
+                shape = tuple([evaluate_dim(dim, values) for dim in call.extents[index]])
+                made = prod(shape) * self._ports[index][1].dtype.size_bytes
+            if callable(target):
+                target = arrays[index] = target(shape)
             self._places.take_back(index, target, size, made, stream)
         return values
 
@@ -547,3 +543,12 @@ class CudaContext(ExecutionContext):
         finally:
             if RUN in self._owner and self._owner[RUN] is token:
                 del self._owner[RUN]
+
+
+def _arena_of(code: CudaCode, memory: CudaMemory) -> CudaAllocation | CudaReservation:
+    """What the plans keep tensors in; where a run decides their sizes, memory comes as it does."""
+    plans = code.header.plans
+    size_bytes = max(plan.arena_bytes for plan in plans)
+    if any(plan.decided for plan in plans):
+        return reserve_memory(memory, size_bytes, "arena")
+    return memory.allocate(size_bytes, "arena")

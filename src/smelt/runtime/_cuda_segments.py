@@ -30,7 +30,7 @@ from smelt.runtime._segments import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -84,6 +84,9 @@ class CudaMachinery:
     """Where launches tell of indices out of range, if any does and somebody asks."""
     consumed: Consumption | None = None
     """Hears from the segment that runs next, once that has read the inputs."""
+    back: Callable[[int, int, CudaStream], None] | None = None
+    """Gives memory to addresses and bytes, before what is queued next touches them; None where
+    everything has memory from the start."""
 
     def native(self, steps: Sequence[Launch], plan: Plan) -> GraphSegment:
         """The launches as one segment."""
@@ -105,6 +108,8 @@ class _CopyReach:
         if space is Space.WEIGHTS:  # these are on the host as well
             start = address - machinery.weights.address
             return machinery.weights.bytes[start : start + size_bytes]
+        if machinery.back is not None:
+            machinery.back(address, size_bytes, machinery.stream)
         data = np.empty(size_bytes, np.uint8)
         stream = machinery.stream
         copy_memory(machinery.device, int(data.ctypes.data), address, size_bytes, stream)
@@ -162,6 +167,8 @@ class GraphSegment:
         self._parts = _split(self._rows, max(readers, default=-1) + 1)
         """What reads the inputs, and the rest."""
         self._groups = groups_of(arguments.layers)
+        self._views = [view for step in steps for view in step.operands]
+        self._buffers = plan.buffers
         self._is_open = not plan.decided.keys().isdisjoint(arguments.symbols)
         """Whether the run itself decides what is launched: then most graphs would be used once."""
         self._kept: dict[_Key, _Recording] = {}
@@ -194,6 +201,7 @@ class GraphSegment:
                 return
             recording = self._record(key, values, memories, addresses)
         elif recording.addresses != addresses:
+            self._back(values, memories, addresses)
             self._move(recording, addresses)
         recording.graph.launch(self._machinery.stream)
         if key[1]:
@@ -203,6 +211,7 @@ class GraphSegment:
         self, values: Mapping[str, int], memories: Memories, addresses: list[int]
     ) -> tuple[CudaRunList, list[int]]:
         """The rows with their words, and what was where the application's addresses are now."""
+        self._back(values, memories, addresses)
         words, blocks = self._arguments.evaluate(values, memories)
         positions = self._arguments.positions
         offsets = [int(words[position]) for position in positions]
@@ -210,6 +219,22 @@ class GraphSegment:
         for position, binding, offset in rows:
             words[position] = addresses[binding] + offset
         return CudaRunList(self._rows, words, blocks), offsets
+
+    def _back(self, values: Mapping[str, int], memories: Memories, addresses: list[int]) -> None:
+        """Let everything that the launches touch have memory."""
+        back = self._machinery.back
+        if back is None:
+            return
+        for view in self._views:
+            buffer = self._buffers[view.buffer]
+            if buffer.space is Space.ARENA:
+                start = memories.arena + buffer.start
+            elif buffer.space is Space.OUTPUT:
+                start = addresses[buffer.start]
+            else:
+                continue
+            low, high = view.footprint(values)
+            back(start + low, high - low, self._machinery.stream)
 
     def _launch_once(
         self, key: _Key, values: Mapping[str, int], memories: Memories, addresses: list[int]

@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from smelt.devices.cuda import CudaMemory, PinnedAllocation, copy_memory
+from smelt.devices.cuda import (
+    CudaMemory,
+    CudaReservation,
+    PinnedAllocation,
+    copy_memory,
+    reserve_memory,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,25 +30,38 @@ Inputs are copied whatever their size: kernels may read them many times."""
 class CudaStaging:
     """One context's places, a binding's each; they grow when a larger array comes."""
 
-    def __init__(self, device: CudaDevice, tracker: AllocationTracker | None) -> None:
+    def __init__(
+        self,
+        device: CudaDevice,
+        tracker: AllocationTracker | None,
+        arena: CudaAllocation | CudaReservation,
+    ) -> None:
+        """Have no places yet. ``arena`` is the context's, for `back`; it stays the caller's."""
         self._device = device
+        self._arena = arena
         self._memory = CudaMemory(device, tracker)
-        self._there: dict[int, CudaAllocation] = {}
+        self._there: dict[int, CudaAllocation | CudaReservation] = {}
         self._pinned: dict[int, PinnedAllocation] = {}
         self._owed: list[tuple[NDArray[Any], NDArray[np.uint8]]] = []
+        self.have_moved = False
+        """Whether places without memory have come, maybe at addresses that had it."""
 
-    def reserve(self, index: int, target: NDArray[Any] | int, size_bytes: int) -> int:
+    def reserve(self, index: int, target: object, size_bytes: int, *, is_decided: bool) -> int:
         """Return the address of the place for an output that will be brought to ``target``.
+
+        That is an array of the host, or something on the GPU.
 
         Raises:
             DeviceError: there is too little memory.
         """
-        if not isinstance(target, int) and size_bytes <= DIRECT_OUTPUT_BYTES:
+        if isinstance(target, np.ndarray) and size_bytes <= DIRECT_OUTPUT_BYTES:
             return self._pin(index, size_bytes).address
-        return self.room(index, size_bytes)
+        return self.room(index, size_bytes, is_decided=is_decided)
 
-    def room(self, index: int, size_bytes: int) -> int:
+    def room(self, index: int, size_bytes: int, *, is_decided: bool = False) -> int:
         """Return the address of a binding's place on the GPU, made or enlarged if need be.
+
+        Where the run itself decides how much of it is used, memory comes when `back` is called.
 
         Raises:
             DeviceError: there is too little memory.
@@ -52,8 +71,23 @@ class CudaStaging:
             if place is not None:
                 del self._there[index]
                 place.close()
-            place = self._there[index] = self._memory.allocate(size_bytes, "staging")
+            if is_decided:
+                self.have_moved = True
+                place = reserve_memory(self._memory, size_bytes, "staging")
+            else:
+                place = self._memory.allocate(size_bytes, "staging")
+            self._there[index] = place
         return place.address
+
+    def back(self, address: int, size_bytes: int, stream: CudaStream) -> None:
+        """Give memory to those of the addresses that are a place's or the arena's and have none.
+
+        Raises:
+            DeviceError: there is too little.
+        """
+        for place in (self._arena, *self._there.values()):
+            if isinstance(place, CudaReservation):
+                place.back(address, size_bytes, stream)
 
     def _pin(self, index: int, size_bytes: int) -> PinnedAllocation:
         place = self._pinned.get(index)
@@ -87,12 +121,14 @@ class CudaStaging:
     def take_back(
         self,
         index: int,
-        target: NDArray[Any] | int,
+        target: Any,
         room_bytes: int,
         made_bytes: int,
         stream: CudaStream,
     ) -> None:
-        """Queue a copy of an output from its place; for the host `deliver` does the rest.
+        """Queue a copy of an output from its place to an address or an array of the host.
+
+        For the latter `deliver` does the rest.
 
         A run that decides how large the output is made less of it than there was room for.
         """

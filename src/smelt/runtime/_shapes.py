@@ -232,8 +232,3 @@ def _ranges(plan: Plan) -> str:
 
 def _text(values: Mapping[str, int]) -> str:
     return ", ".join(f"{name} = {value}" for name, value in values.items())
-
-
-def size_bytes(binding: Binding, values: Mapping[str, int]) -> int:
-    """What an array of the binding takes."""
-    return prod(evaluate_dim(dim, values) for dim in binding.shape) * binding.dtype.size_bytes

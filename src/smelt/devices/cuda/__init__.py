@@ -59,6 +59,7 @@ from smelt.devices.cuda._memory import (
     fill_memory,
     owner_of,
 )
+from smelt.devices.cuda._reservation import CudaReservation, reserve_memory
 from smelt.devices.cuda._run_list import (
     CudaRow,
     CudaRunList,
@@ -89,6 +90,7 @@ __all__ = [
     "CudaMemory",
     "CudaModule",
     "CudaProperties",
+    "CudaReservation",
     "CudaRow",
     "CudaRunList",
     "CudaStream",
@@ -127,6 +129,7 @@ __all__ = [
     "open_cudnn",
     "owner_of",
     "read_record",
+    "reserve_memory",
     "resources_of",
     "selected_device",
     "selected_index",

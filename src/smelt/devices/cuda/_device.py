@@ -25,6 +25,7 @@ _ATTRIBUTES: Final = {
     "l2_bytes": "L2_CACHE_SIZE",
     "major": "COMPUTE_CAPABILITY_MAJOR",
     "minor": "COMPUTE_CAPABILITY_MINOR",
+    "has_virtual_memory": "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED",
 }
 
 
@@ -40,6 +41,8 @@ class CudaProperties:
     """Shared memory that one block may have."""
     l2_bytes: int
     memory_bytes: int
+    has_virtual_memory: bool
+    """Whether addresses can be reserved without memory."""
 
     @property
     def architecture(self) -> str:
@@ -80,6 +83,7 @@ class CudaDevice:
         return CudaProperties(
             name=name.split(b"\0", 1)[0].decode(errors="replace"),
             capability=(found.pop("major"), found.pop("minor")),
+            has_virtual_memory=bool(found.pop("has_virtual_memory")),
             memory_bytes=int(self.driver.call("cuDeviceTotalMem", self._handle)),
             **found,
         )
