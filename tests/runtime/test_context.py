@@ -604,13 +604,15 @@ def test_the_null_device_binds_and_gives_zeros() -> None:
             context.run({"x": batch_of(2)[:, 1:]})
 
 
-@pytest.mark.parametrize("address", [0, -8, 1 << 64])
+@pytest.mark.parametrize("address", [0, 1, 4095, -8, 1 << 64, True, np.bool_(True)])  # noqa: FBT003
 def test_a_number_that_is_no_address_is_refused(engine: Engine, address: int) -> None:
-    with (
-        engine.create_context() as context,
-        pytest.raises(BindingError, match=f"y: {address} is no address"),
-    ):
-        context.execute(1, [batch_of(1), address])
+    told = "bool" if str(address) == "True" else f"{address} is no address"
+    with engine.create_context() as context:
+        for index, name in enumerate("xy"):
+            arrays: list[Any] = [batch_of(1), batch_of(1)]
+            arrays[index] = address
+            with pytest.raises(BindingError, match=f"{name}: .*{told}"):
+                context.execute(1, arrays)
 
 
 def test_arrays_without_their_names_are_refused_with_what_to_write(engine: Engine) -> None:

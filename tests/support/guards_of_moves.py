@@ -25,6 +25,22 @@ def _loop() -> ops.Loop:
 
 CASES = (
     GuardCase(
+        "int32_most",
+        ops.Cast(DType.INT32),
+        (D("1073741824*c"),),
+        {"c": (1, 2)},
+        "the elements of the result, in int32: 2147483647 must be at least 2147483648 "
+        "(1073741824*c)",
+    ),
+    GuardCase(
+        "int32_least",
+        ops.Cast(DType.INT32),
+        (D("-1073741824*c"),),
+        {"c": (2, 3)},
+        "the elements of the result, in int32: -3221225472 (-1073741824*c) must be at least "
+        "-2147483648",
+    ),
+    GuardCase(
         "batch",
         ops.BatchNormalization(),
         (X(1, "c", 3), X("c"), X(4), X("c"), X("c")),

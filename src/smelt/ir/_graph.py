@@ -376,7 +376,7 @@ def infer_node(node: Node) -> Inferred:
             types, dims = node.op.infer_results(operands)
             for index, kind in enumerate(types):
                 _assume_extents(kind, index)
-            _check_dims(types, dims)
+            dims = _fitting_dims(types, dims)
     except ShapeError as error:
         shapes = ", ".join("-" if o is None else str(o.type) for o in operands)
         raise ShapeError(f"{error.message} (inputs: {shapes})", node=where) from error
@@ -403,11 +403,33 @@ def _check_size(kind: TensorType, result: int) -> None:
         raise ShapeError(f"result {result} is {kind}: no machine can hold it: {told}")
 
 
-def _check_dims(types: Sequence[ValueType], dims: Sequence[Dim] | None) -> None:
-    """Refuse integers that wrap around: a shape that is made of them would be another one."""
+def _fitting_dims(
+    types: Sequence[ValueType], dims: tuple[Dim, ...] | None
+) -> tuple[Dim, ...] | None:
+    """Elements that the dtype of the result holds; a shape made of others would be another one.
+
+    Of narrow integers those that wrap around are not followed; where symbols decide whether they
+    do, a guard says that they do not. Raises ShapeError: int64 would wrap around.
+    """
     first = types[0] if types else None
-    if dims is None or not isinstance(first, TensorType) or first.dtype is not DType.INT64:
-        return
+    if dims is None or not isinstance(first, TensorType) or not first.dtype.is_integer:
+        return dims
+    if first.dtype is DType.INT64:
+        _check_int64(dims)
+        return dims
+    with collect_guards():
+        is_held = _assume_held(dims, first.dtype)
+    return dims if is_held and _assume_held(dims, first.dtype) else None
+
+
+def _assume_held(dims: Sequence[Dim], dtype: DType) -> bool:
+    """Whether an integer dtype may hold elements; what is open is recorded."""
+    limits, what = np.iinfo(dtype.numpy), f"the elements of the result, in {dtype.value}"
+    low, high = int(limits.min), int(limits.max)
+    return all(assume_at_least(high, dim, what) and assume_at_least(dim, low, what) for dim in dims)
+
+
+def _check_int64(dims: Sequence[Dim]) -> None:
     for dim in dims:
         factors = [dim] if isinstance(dim, int) else [factor for _, factor in dim.terms]
         for factor in factors:

@@ -99,7 +99,7 @@ def fits_hint(value: object, hint: object) -> bool:
     if hint is None or hint is type(None):
         return value is None
     if hint is int or hint is float:
-        if isinstance(value, int) and not isinstance(value, bool):
+        if isinstance(value, int):  # a bool is one: ``keepdims=True``
             return -(1 << 63) <= value < 1 << 64
         return hint is float and isinstance(value, float)
     return isinstance(value, hint) if isinstance(hint, type) else False

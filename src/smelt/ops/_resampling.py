@@ -192,6 +192,9 @@ def _special_cases(make: Callable[..., Resize], data: Array, up: Array) -> Itera
         op = make(mode=mode, antialias=1)
         yield Case(f"{mode}, no aliases", op, (sample(1, 1, 9, 10), None, small), constants=two)
     half = sample(1, 2, 3, 3, dtype="float16")
+    # 10 by the float32 below 0.7: exactly a little less than 7.
+    below = np.array([1, 0.7], np.float32)
+    yield Case("a product in float32", make(), (sample(2, 10), None, below), constants=two)
     yield Case("float16", make(mode="linear"), (half, None, up), 3e-3, constants=two)
     yield Case("int8", make(), (sample(1, 2, 3, 3, dtype="int8"), None, up), constants=two)
     line = (sample(1, 2, 7), None, np.array([1, 1, 3], np.float32))

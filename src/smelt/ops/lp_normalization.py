@@ -60,8 +60,7 @@ class LpNormalization(Op):
         powers = np.abs(x) if self.p == 1 else np.square(x)
         total = powers.sum(axis=self.axis, keepdims=True)
         norm: Array = total if self.p == 1 else np.sqrt(total)
-        # Where the norm is zero all elements are: any divisor gives zero.
-        y = x / (norm + (norm == 0))
+        y = x / np.where(norm == 0, np.inf, norm).astype(norm.dtype)
         return (narrow(y, present(inputs, 0).dtype),)
 
     @override
@@ -71,4 +70,6 @@ class LpNormalization(Op):
         yield Case("channels", cls(axis=1), (floats(2, 17, 4, 5),))
         yield Case("magnitudes", cls(axis=0, p=1), (floats(9, 3),))
         yield Case("zero_row", cls(), (np.array([[0, 0, 0], [3, 0, -4]], np.float32),))
+        tiny = np.full((2, 4), 1e-25, np.float32)
+        yield Case("squares that are too small", cls(), (tiny,))
         yield Case("float16", cls(), (floats(5, 17, dtype=np.float16),), HALF_TOLERANCE)

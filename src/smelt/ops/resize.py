@@ -149,7 +149,7 @@ class Resize(Op):
                 ratios = [float(self._kept_scale(extents, wanted))] * len(axes)
         else:
             ratios = [float(s) for s in present((scales,), 0)]
-            made = tuple(math.floor(e * r) for e, r in zip(extents, ratios, strict=True))
+            made = tuple(_scaled_extent(e, r) for e, r in zip(extents, ratios, strict=True))
         result = data.astype(np.float64) if is_float_dtype(data.dtype) else data
         outside = np.zeros((1,) * data.ndim, np.bool_)
         for k, axis in enumerate(axes):
@@ -180,13 +180,18 @@ def _scaled(extents: Sequence[Dim], scales: Operand | None) -> list[Dim]:
         if not 0 < scale < 1 << 20:
             raise ShapeError(f"resize by {scale}; a scale must be positive")
         if isinstance(extent, int):
-            made.append(math.floor(extent * scale))
+            made.append(_scaled_extent(extent, scale))
             continue
         ratio = Fraction(scale)
         if ratio.denominator > 1 << 12:
             raise ShapeError(f"resize of an extent of {extent} by {scale}: fix its symbols")
         made.append(extent * ratio.numerator // ratio.denominator)
     return made
+
+
+def _scaled_extent(extent: int, scale: float) -> int:
+    """In float32, as ONNX infers shapes: 10 by 0.7, of which float32 falls short, is 7."""
+    return math.floor(np.float32(extent) * np.float32(scale))
 
 
 def _can_resize(extent: Dim, size: Dim, axis: int) -> bool:

@@ -9,7 +9,8 @@ is the kernel's affair. Means of dequantised integers follow from means of the i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from math import prod
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import numpy as np
 
@@ -29,6 +30,9 @@ _MEANS = (ops.AveragePool, ops.GlobalAveragePool)
 _MIDDLE = 128
 _BIAS_ERROR = 1e-5
 """How far, relatively, a bias's scale may be from the product of both scales."""
+_LARGEST_PRODUCT = 255 * 128
+"""Of an activation less its zero point and a weight."""
+_LARGEST_SUM = (1 << 31) - 1
 
 
 @dataclass(frozen=True)
@@ -72,8 +76,14 @@ def _product(graph: Graph, node: Node, names: FreshNames) -> str | None:
     weights = _weights(emit, node)
     if isinstance(weights, str):
         return weights
+    depth = _products_of(node, weights.integers)
+    if depth * _LARGEST_PRODUCT > _LARGEST_SUM:
+        return f"sums of {depth} products may not fit into int32"
+    reason = ops.why_not_combined(ops.Mul(), weights.scale.constant, steps.scale.constant)
+    if reason is not None:
+        return f"its scales cannot be combined: {reason}"
     scale = emit.op(ops.Mul(), weights.scale, steps.scale, hint="scale")
-    bias, term = _bias(emit, node, scale)
+    bias, term = _bias(emit, node, scale, depth)
     op = _integer_op(node)
     total = emit.op(op, x, weights.integers, steps.zero, None, bias, hint="integers")
     made = emit.op(ops.Cast(DType.FLOAT32), total, hint="sums")
@@ -82,6 +92,12 @@ def _product(graph: Graph, node: Node, names: FreshNames) -> str | None:
         made = emit.op(ops.Add(), made, _along_channels(emit, node, term), hint="biased")
     emit.finish(made)
     return None
+
+
+def _products_of(node: Node, weights: Value) -> int:
+    """How many products are summed for an element of the result."""
+    shape = cast("tuple[int, ...]", weights.tensor.shape)
+    return prod(shape[1:]) if isinstance(node.op, ops.Conv) else shape[0]
 
 
 def _integer_op(node: Node) -> ops.ConvInteger | ops.MatMulInteger:
@@ -132,7 +148,7 @@ def _without_zero_point(emit: Emitter, weights: Value, steps: Steps) -> Value | 
     return emit.op(ops.Cast(DType.INT8), shifted, hint="weights")
 
 
-def _bias(emit: Emitter, node: Node, scale: Value) -> tuple[Value | None, Value | None]:
+def _bias(emit: Emitter, node: Node, scale: Value, depth: int) -> tuple[Value | None, Value | None]:
     """The bias in the sums' own steps, or as a term to add to what they stand for."""
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     if bias is None:
@@ -148,7 +164,10 @@ def _bias(emit: Emitter, node: Node, scale: Value) -> tuple[Value | None, Value 
     # Through what it stands for, so that new scales would still be heeded.
     real = emit.op(ops.DequantizeLinear(0), source, steps.scale, hint="bias")
     whole = emit.op(ops.Round(), emit.op(ops.Div(), real, scale))
-    return emit.op(ops.Cast(DType.INT32), whole, hint="bias"), None
+    made = emit.op(ops.Cast(DType.INT32), whole, hint="bias")
+    # Half of the range is for the bias, and a refit sees to it that a new one is within.
+    fits = 2 * depth * _LARGEST_PRODUCT <= _LARGEST_SUM
+    return (made, None) if fits and ops.why_not_derived(made.constant) is None else (None, bias)
 
 
 def _channel_axis(node: Node) -> int:

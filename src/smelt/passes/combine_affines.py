@@ -60,6 +60,8 @@ def _combine(graph: Graph, node: Node, names: FreshNames) -> Note | None:
     if sole_user(graph, outer[0]) is not node:
         return None
     (middle, second), (x, first) = outer, inner
+    if ops.why_not_combined(node.op, first.constant, second.constant) is not None:
+        return None
     layers = tuple(dict.fromkeys((*before.layers, *node.layers)))
     emit = Emitter(graph, node, names)
     if type(node.op) is type(before.op):

@@ -10,14 +10,12 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-
 from smelt import ops
 from smelt.errors import ShapeError
 from smelt.ir import FreshNames
 from smelt.passes._base import Note, Pass, PassResult
 from smelt.passes._emitter import Emitter
-from smelt.types import DType, override
+from smelt.types import override
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -148,10 +146,10 @@ def _lp_normalization(emit: Emitter, node: Node) -> Value | None:
         norm = emit.op(ops.ReduceSum(), emit.op(ops.Abs(), x), axis)
     else:
         norm = emit.op(ops.Sqrt(), emit.op(ops.ReduceSum(), emit.op(ops.Mul(), x, x), axis))
-    # Where the norm is zero so is every element, and zero by anything else is zero.
-    # The other floats have an exponent of 8 bits at least.
-    tiny = float(np.finfo(np.float16 if x.tensor.dtype is DType.FLOAT16 else np.float32).tiny)
-    return emit.op(ops.Div(), x, emit.op(ops.Max(), norm, emit.floats(tiny, x, "tiny")))
+    # What has no norm becomes zero, even where it is the squares that are too small for one.
+    is_zero = emit.op(ops.Equal(), norm, emit.floats(0, x, "zero"))
+    divisor = emit.op(ops.Where(), is_zero, emit.floats(float("inf"), x, "infinity"), norm)
+    return emit.op(ops.Div(), x, divisor)
 
 
 def _log_softmax(emit: Emitter, node: Node) -> Value | None:
@@ -165,7 +163,10 @@ def _log_softmax(emit: Emitter, node: Node) -> Value | None:
 
 
 def _gemm(emit: Emitter, node: Node) -> Value | None:
-    """Alpha and beta into the operands; what is transposed and constant is transposed now."""
+    """Alpha and beta into the weights and the bias, or behind the product where they cannot go.
+
+    What is transposed and constant is transposed now.
+    """
     op = node.op
     if not isinstance(op, ops.Gemm):
         return None
@@ -174,17 +175,21 @@ def _gemm(emit: Emitter, node: Node) -> Value | None:
         b, op = emit.op(ops.Transpose((1, 0)), b, hint="weights"), replace(op, trans_b=False)
     if op.trans_a:
         a, op = emit.op(ops.Transpose((1, 0)), a), replace(op, trans_a=False)
-    if op.alpha != 1:
-        factor = emit.floats(op.alpha, a, "alpha")
-        if b.constant is not None:
-            b = emit.op(ops.Mul(), b, factor, hint="weights")
-        else:
-            a = emit.op(ops.Mul(), a, factor)
     if op.beta == 0:
         c = None
     if op.beta != 1 and c is not None:
         c = emit.op(ops.Mul(), c, emit.floats(op.beta, c, "beta"), hint="bias")
+    behind = None
+    if op.alpha != 1:
+        factor = emit.floats(op.alpha, a, "alpha")
+        if b.constant is None or ops.why_not_combined(ops.Mul(), b.constant, factor.constant):
+            behind = factor
+        else:
+            b = emit.op(ops.Mul(), b, factor, hint="weights")
     op = replace(op, alpha=1.0, beta=1.0)
+    if behind is not None:
+        scaled = emit.op(ops.Mul(), emit.op(op, a, b), behind)
+        return scaled if c is None else emit.op(ops.Add(), scaled, c)
     if op == node.op and c is _input(node, 2):
         return None
     return emit.op(op, a, b, c) if c is not None else emit.op(op, a, b)

@@ -34,6 +34,8 @@ class FoldProjections(Pass):
             layers = (*node.layers, *other.layers)
             if graph.is_output(other.output) or len(other.output.users) > 1:
                 notes.append(Note.refusal(layers, f"{other.output.name!r} is read elsewhere, too"))
+            elif (reason := _why_no_bias(node, other)) is not None:
+                notes.append(Note.refusal(layers, reason))
             else:
                 notes.append(Note(layers, _folded(graph, node, other).layers))
         return PassResult.of(notes)
@@ -113,13 +115,23 @@ def _folded(graph: Graph, node: Node, other: Node) -> Node:
     return made
 
 
+def _biases(node: Node, other: Node) -> list[Value]:
+    count = node.op.root_inputs if isinstance(node.op, ops.Fused) else len(node.inputs)
+    return [v for v in (*node.inputs[2:count], *other.inputs[2:]) if v is not None]
+
+
+def _why_no_bias(node: Node, other: Node) -> str | None:
+    """Why the biases have no sum, if there are two."""
+    values = _biases(node, other)
+    return ops.why_not_combined(ops.Add(), *(v.constant for v in values)) if values[1:] else None
+
+
 def _bias(graph: Graph, node: Node, other: Node) -> Value | None:
     """The sum of both biases, as far as there are any."""
-    count = node.op.root_inputs if isinstance(node.op, ops.Fused) else len(node.inputs)
-    values = [*node.inputs[2:count], *other.inputs[2:]]
-    constants = [v.constant for v in values if v is not None and v.constant is not None]
+    values = _biases(node, other)
+    constants = [v.constant for v in values if v.constant is not None]
     if len(constants) < 2:
-        return next((v for v in values if v is not None), None)
+        return next(iter(values), None)
     first, second = constants
     name = f"{first.name}+{second.name}"
     return graph.add_constant(Constant.derive(name, ops.Add(), first, second))

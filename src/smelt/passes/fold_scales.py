@@ -60,7 +60,9 @@ def _fold_all(graph: Graph, root: Node, names: FreshNames, storage: DType) -> li
         if reason is not None:
             notes.append(Note.refusal(before, reason))
             return notes
-        if not _fold(graph, root, user, names):
+        reason = _fold(graph, root, user, names)
+        if reason is not None:
+            notes.extend([Note.refusal(before, reason)] if reason else [])
             return notes
         notes.append(Note(before, root.layers, f"{user.op.name} went into the weights"))
 
@@ -143,37 +145,45 @@ def _rounding(weights: Array, storage: DType) -> float:
         return float(np.abs(stored - weights).max()) / largest
 
 
-def _fold(graph: Graph, root: Node, user: Node, names: FreshNames) -> bool:
+def _fold(graph: Graph, root: Node, user: Node, names: FreshNames) -> str | None:
+    """Fold one node; why not, or "" where the root cannot take it in."""
     other = _constant_side(root, user)
     channels = root.output.tensor.shape[_channel_axis(root)]
     if other is None or not isinstance(channels, int):
-        return False
+        return ""
     emit = Emitter(graph, root, names)
     vector = emit.op(ops.Reshape(), other, emit.integers(-1))
     if vector.tensor.shape != (channels,):
         vector = emit.op(ops.Expand(), vector, emit.integers(channels))
     if isinstance(user.op, _FACTORS):
-        changed = _scale(emit, graph, root, vector, divide=isinstance(user.op, ops.Div))
+        reason = _scale(emit, graph, root, vector, divide=isinstance(user.op, ops.Div))
     else:
-        changed = _shift(emit, graph, root, vector, subtract=isinstance(user.op, ops.Sub))
-    if not changed or not substitute(graph, user.output, root.output):
-        return False
+        reason = _shift(emit, graph, root, vector, subtract=isinstance(user.op, ops.Sub))
+    if reason is not None:
+        return reason
+    if not substitute(graph, user.output, root.output):
+        return ""
     root.layers = tuple(dict.fromkeys((*root.layers, *user.layers)))
     graph.remove(user)
-    return True
+    return None
 
 
-def _scale(emit: Emitter, graph: Graph, root: Node, vector: Value, *, divide: bool) -> bool:
+def _scale(emit: Emitter, graph: Graph, root: Node, vector: Value, *, divide: bool) -> str | None:
     op = ops.Div() if divide else ops.Mul()
     weights = root.inputs[1]
     if weights is None or weights.constant is None or weights.tensor.rank < 2:
-        return False
-    scaled = _scaled_weights(emit, root, weights, vector, op)
-    graph.set_input(root, 1, scaled)
+        return ""
+    made = [_scaled_weights(emit, root, weights, vector, op)]
     bias = _bias(root)
     if bias is not None:
-        graph.set_input(root, 2, emit.op(op, bias, vector, hint="bias"))
-    return True
+        made.append(emit.op(op, bias, vector, hint="bias"))
+    for index, value in enumerate(made, start=1):
+        reason = ops.why_not_derived(value.constant)
+        if reason is not None:
+            return f"{'the bias' if index > 1 else 'the weights'}: {reason}"
+    for index, value in enumerate(made, start=1):
+        graph.set_input(root, index, value)
+    return None
 
 
 def _scaled_weights(
@@ -199,17 +209,20 @@ def _scaled_weights(
     return emit.op(op, weights, factors, hint="weights")
 
 
-def _shift(emit: Emitter, graph: Graph, root: Node, vector: Value, *, subtract: bool) -> bool:
+def _shift(emit: Emitter, graph: Graph, root: Node, vector: Value, *, subtract: bool) -> str | None:
     if isinstance(root.op, ops.MatMul) or (isinstance(root.op, ops.Gemm) and root.op.beta != 1):
-        return False
+        return ""
     bias = _bias(root)
     if bias is None:
         term = emit.op(ops.Neg(), vector, hint="bias") if subtract else vector
     else:
         term = emit.op(ops.Sub() if subtract else ops.Add(), bias, vector, hint="bias")
+    reason = ops.why_not_derived(term.constant)
+    if reason is not None:
+        return f"the bias: {reason}"
     root.inputs.extend([None] * (3 - len(root.inputs)))
     graph.set_input(root, 2, term)
-    return True
+    return None
 
 
 def _bias(root: Node) -> Value | None:

@@ -8,7 +8,7 @@ is left.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from smelt import ops
 from smelt.ir import FreshNames, remove_dead, sole_user
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _RANK = 4
 _BY_HEAD = (0, 2, 1, 3)
 """Places and heads change their places."""
+_MOST_SCALE: Final = float(1 << 32)
+"""Factors up to this, and from its inverse, may as well be applied to the scores together."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,9 @@ def _without_scale(value: Value | None) -> tuple[Value | None, float]:
         x, number = node.inputs[0], number_of(node.inputs[1])
         if number is None and kind is ops.Mul:
             x, number = node.inputs[1], number_of(node.inputs[0])
-        if number and x is not None and x.type == node.output.type:
+        if number is None or not 1 / _MOST_SCALE <= abs(number) <= _MOST_SCALE:
+            continue
+        if x is not None and x.type == node.output.type:
             return x, number if kind is ops.Mul else 1.0 / number
     return value, 1.0
 

@@ -48,7 +48,7 @@ def _push(graph: Graph, node: Node, names: FreshNames) -> list[Note]:
     source, scale = node.inputs[0], node.inputs[1]
     if source is None or scale is None or scale.constant is None or not scale.constant.array.size:
         return []
-    if scale.constant.array.size != 1 or not _scales_along(graph, source, node, _MOST_NODES):
+    if scale.constant.array.size != 1 or not _scales_along(graph, source, node, scale, _MOST_NODES):
         return []
     emit = Emitter(graph, node, names)
     pusher = _Pusher(emit, emit.op(ops.Reshape(), scale, emit.integers(hint="scalar")))
@@ -66,26 +66,34 @@ def _without_rectifier(node: Node, source: Value) -> Value:
     return source if steps.zero_point != least or before.inputs[0] is None else before.inputs[0]
 
 
-def _scales_along(graph: Graph, value: Value, reader: Node, most: int) -> bool:
-    """Whether a value divided by a number follows from divided constants alone."""
+def _scales_along(graph: Graph, value: Value, reader: Node, by: Value, most: int) -> bool:
+    """Whether a value divided by a number follows from constants alone that can be divided."""
     node = value.producer
     if value.constant is not None:
-        return value.tensor.dtype is DType.FLOAT32
+        return value.tensor.dtype is DType.FLOAT32 and _divides(value, by)
     if node is None or most < 1 or value.tensor.dtype is not DType.FLOAT32:
         return False
     steps = steps_of(node)
     if isinstance(node.op, ops.DequantizeLinear):
-        return steps is not None and steps.axis is None
+        return steps is not None and steps.axis is None and _divides(steps.scale, by)
     if sole_user(graph, value) is not reader:
         return False
-    varying = [v for v in node.inputs if v is not None and v.constant is None]
+    present = [v for v in node.inputs if v is not None]
+    varying = [v for v in present if v.constant is None]
+    if not all(_divides(v, by) for v in present if v.constant is not None):
+        return False
     if isinstance(node.op, ops.Mul):
         return len(varying) == 1 and len(node.inputs) == 2
     if isinstance(node.op, ops.Clip):
-        return len(varying) == 1 and _scales_along(graph, varying[0], node, most - 1)
+        return len(varying) == 1 and _scales_along(graph, varying[0], node, by, most - 1)
     if not isinstance(node.op, _SUMS + _HOMOGENEOUS):
         return False
-    return bool(varying) and all(_scales_along(graph, v, node, most - 1) for v in varying)
+    return bool(varying) and all(_scales_along(graph, v, node, by, most - 1) for v in varying)
+
+
+def _divides(value: Value, by: Value) -> bool:
+    """Whether the quotients of a constant stay in the range of float32."""
+    return ops.why_not_combined(ops.Div(), value.constant, by.constant) is None
 
 
 class _Pusher:

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     Port = tuple[int, Binding, np.dtype[Any]]
     """A binding with its index and its dtype."""
 
+_FIRST_ADDRESS: Final = 4096
+"""No system maps the first page: an address in it is a mistaken number or a null pointer."""
 _KEPT_SHAPES: Final = 64
 RUN: Final = "run"
 
@@ -300,7 +302,7 @@ class ExecutionContext(Closing):
 
     def _bound(self, value: Any, binding: Binding, dtype: np.dtype[Any]) -> Any:
         """What an application bound, as an array or an address."""
-        if isinstance(value, int | np.integer):
+        if isinstance(value, int | np.integer) and not isinstance(value, bool):
             return _checked_address(binding, int(cast("int", value)))
         convert = self._input if binding.is_input else self._output
         return convert(value, binding, dtype)
@@ -445,7 +447,7 @@ def _misnamed(inputs: Mapping[str, object], wanted: Sequence[Binding]) -> Bindin
 
 def _checked_address(binding: Binding, address: int) -> int:
     """An application's address is taken on trust, but for what is none anywhere."""
-    if not 0 < address < 1 << 63:
+    if not _FIRST_ADDRESS <= address < 1 << 63:
         raise BindingError(
             f"{binding.name}: {address} is no address; pass an array, or its address"
         )

@@ -9,7 +9,7 @@ import numpy as np
 from smelt.devices.cpu import CpuMemory
 from smelt.errors import BindingError, GraphError
 from smelt.ir import Constant, compute_untrusted
-from smelt.ops import recipe_from_json
+from smelt.ops import recipe_from_json, why_not_derived
 from smelt.types import given_array
 
 if TYPE_CHECKING:
@@ -118,6 +118,12 @@ def _computed(given: str, constant: Constant) -> NDArray[Any]:
         compute_untrusted(constant)
     except GraphError as error:
         raise BindingError(f"the new {given} does not fit: {error}") from error
+    reason = why_not_derived(constant)
+    if reason is not None:
+        raise BindingError(
+            f"the new {given} cannot be combined with other weights as the old were: {reason}; "
+            "build an engine of the network with the new weights"
+        )
     return constant.array
 
 
