@@ -21,6 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from smelt import config
 from smelt.engine import (
     Binding,
     Buffer,
@@ -42,7 +43,7 @@ from smelt.engine import (
     serialize_engine,
     write_engine,
 )
-from smelt.errors import EngineFormatError, SmeltError
+from smelt.errors import EngineFormatError, SmeltError, TrustError
 from smelt.types import DType, SymbolicDim
 from tests.support.engines import BATCH, affine_data, affine_header, view
 
@@ -113,6 +114,52 @@ def test_an_engine_reads_from_a_path_bytes_views_and_files(tmp_path: Path) -> No
     written = io.BytesIO()
     write_engine(written, rich_header(), affine_data(), CODE, RUNTIME, None)
     assert written.getvalue() == path.read_bytes()
+
+
+class Endless(io.RawIOBase):
+    """Gives what it has in small pieces, and zeros after that for ever."""
+
+    def __init__(self, start: bytes, piece: int) -> None:
+        self._rest, self._piece, self.given = start, piece, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1, /) -> bytes:
+        assert size > 0, "all of an endless file was asked for"
+        count = min(size, self._piece)
+        found, self._rest = self._rest[:count].ljust(count, b"\0"), self._rest[count:]
+        self.given += count
+        return found
+
+
+@pytest.mark.parametrize("piece", [1, 1000, 1 << 30])
+def test_an_open_file_is_read_as_far_as_an_engine_goes(piece: int) -> None:
+    whole = data()
+    assert read_engine(io.BufferedReader(io.BytesIO(whole))).header == rich_header()  # type: ignore[arg-type]
+    nothing = Endless(b"", piece)
+    with pytest.raises(EngineFormatError, match="is no smelt engine"):
+        read_engine(nothing)  # type: ignore[arg-type]
+    longer = Endless(whole, piece)
+    with pytest.raises(EngineFormatError, match=f"where {len(whole)} are declared"):
+        read_engine(longer)  # type: ignore[arg-type]
+    assert (nothing.given, longer.given) == (64, len(whole) + 1)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="files that are open are not replaced")
+def test_a_file_that_is_replaced_while_it_is_opened_is_not_mapped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, other = tmp_path / "m.engine", tmp_path / "other.engine"
+    for target in (path, other):
+        write_engine(target, rich_header(), affine_data(), CODE, RUNTIME, None)
+
+    def replaced(*_: object, **__: object) -> None:
+        other.replace(path)
+
+    monkeypatch.setattr(config, "who_else_writes", replaced)
+    with pytest.raises(TrustError, match="replaced while it was opened"):
+        read_engine(path, mapped=True)
 
 
 @pytest.mark.parametrize("full", [None, 0, 1000])

@@ -35,6 +35,17 @@ BytesLike = bytes | bytearray | memoryview | mmap.mmap | NDArray[Any]
 _PIECE_BYTES: Final = 1 << 18
 """Copied and then hashed: a piece is still in the processor's cache when it is hashed."""
 _PAGE_BYTES: Final = 4096
+_MOST_AT_ONCE: Final = 1 << 24
+"""Asked of an open file, which may make an array of it before it reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    """The bytes at the start of an engine, which say how long it is."""
+
+    size: int
+    declared: Callable[[bytes], int]
+    """How many bytes an engine has that starts with these; 0 where they are no engine's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +94,11 @@ def _page_aligned(size: int) -> NDArray[np.uint8]:
 
 @contextlib.contextmanager
 def open_content(
-    source: str | os.PathLike[str] | BytesLike | BinaryIO, *, mapped: bool = False
+    source: str | os.PathLike[str] | BytesLike | BinaryIO, first: First, *, mapped: bool = False
 ) -> Generator[Content]:
     """Give the bytes of a path, an open binary file or a buffer, for as long as they are read.
+
+    Of an open file, ``first`` says how many bytes there are.
 
     Raises:
         EngineFormatError: there are none, or they cannot be read.
@@ -94,7 +107,7 @@ def open_content(
     if not isinstance(source, str | os.PathLike):
         if mapped:
             raise EngineFormatError("only a file that is named by its path can be mapped")
-        yield _content_of_buffer(source)
+        yield _content_of_buffer(source, first)
         return
     path = path_from(source, "an engine", EngineFormatError)
     name = masked(str(path))
@@ -116,6 +129,9 @@ def _open_file(path: Path, name: str) -> BufferedReader:
 def _map_file(file: BufferedReader, path: Path, name: str) -> NDArray[np.uint8]:
     try:
         found = config.who_else_writes(path, above=None)
+        # Nobody else can change what the path names now. What was opened before may be another.
+        if not found and not os.path.samestat(path.stat(), os.fstat(file.fileno())):
+            found = "it was replaced while it was opened"
     except OSError as error:
         raise _unreadable(name, error) from error
     if found:
@@ -149,21 +165,32 @@ def _unreadable(name: str, error: OSError | ValueError) -> EngineFormatError:
     return EngineFormatError(f"{name} cannot be read: {reason}")
 
 
-def _read_all(read: Callable[[], bytes], kind: str) -> bytes:
-    """All that an open file still holds; it may be of any class, and raise whatever it likes."""
+def _read_declared(read: Callable[[int], bytes], kind: str, first: First) -> bytearray:
+    """What an open file says that it holds, and a byte more if there is one.
+
+    It may be endless, of any class, and raise whatever it likes.
+    """
+    content, wanted = bytearray(), first.size
     try:
-        return read()
+        while len(content) < wanted:
+            piece = read(min(wanted - len(content), _MOST_AT_ONCE))
+            if not piece:
+                break
+            content += piece
+            if len(content) >= first.size:
+                wanted = first.declared(bytes(content[: first.size])) + 1
     except MemoryError:
         raise
     except Exception as error:
         raise EngineFormatError(f"the engine in a {kind} cannot be read: {error}") from error
+    return content
 
 
-def _content_of_buffer(source: BytesLike | BinaryIO) -> Content:
+def _content_of_buffer(source: BytesLike | BinaryIO, first: First) -> Content:
     content: Any = source
-    read: Callable[[], bytes] | None = getattr(source, "read", None)
+    read: Callable[[int], bytes] | None = getattr(source, "read", None)
     if read is not None and not isinstance(source, mmap.mmap):
-        content = _read_all(read, type(source).__name__)
+        content = _read_declared(read, type(source).__name__, first)
     try:
         data = np.frombuffer(content, np.uint8)
     except (TypeError, ValueError, BufferError) as error:

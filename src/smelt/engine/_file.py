@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol, cast
 import numpy as np
 
 from smelt.engine._codec import header_from_data, header_to_data
-from smelt.engine._content import BytesLike, Content, open_content
+from smelt.engine._content import BytesLike, Content, First, open_content
 from smelt.engine._drafts import open_draft
 from smelt.engine._pages import keep_in_large_pages
 from smelt.errors import EngineFormatError, SmeltError
@@ -250,8 +250,15 @@ def read_engine(
         EngineFormatError: it is truncated, damaged or no engine.
         TrustError: it is to be mapped, and others may write to it.
     """
-    with open_content(source, mapped=mapped) as content:
+    with open_content(source, First(_PREFIX.size, _declared_bytes), mapped=mapped) as content:
         return _read(content)
+
+
+def _declared_bytes(prefix: bytes) -> int:
+    """How long an engine is by its first bytes; 0 where they are no engine's."""
+    magic, version, _, _, total = _PREFIX.unpack(prefix)
+    known = magic == MAGIC and version == FORMAT_VERSION
+    return min(total, Limit.MAX_ENGINE_BYTES.most) if known else 0
 
 
 def _read(content: Content) -> EngineFile:
