@@ -136,7 +136,7 @@ class Endless(io.RawIOBase):
 @pytest.mark.parametrize("piece", [1, 1000, 1 << 30])
 def test_an_open_file_is_read_as_far_as_an_engine_goes(piece: int) -> None:
     whole = data()
-    assert read_engine(io.BufferedReader(io.BytesIO(whole))).header == rich_header()  # type: ignore[arg-type]
+    assert read_engine(io.BufferedReader(io.BytesIO(whole))).header == rich_header()
     nothing = Endless(b"", piece)
     with pytest.raises(EngineFormatError, match="is no smelt engine"):
         read_engine(nothing)  # type: ignore[arg-type]
