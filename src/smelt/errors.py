@@ -24,7 +24,6 @@ Messages name what is in models and engines of strangers, so how such names are 
 from __future__ import annotations
 
 import json
-import re
 from typing import TYPE_CHECKING, Final
 from unicodedata import category
 
@@ -64,7 +63,6 @@ _PACKAGES: Final = {"google": "protobuf", "PIL": "pillow"}
 _MOST_SHOWN: Final = 1 << 15
 """Characters of a message."""
 _MASK: Final = "\ufffd"
-_FOREIGN_LINE: Final = re.compile(r"\n(?!  )")
 
 
 def _is_shown(letter: str) -> bool:
@@ -104,15 +102,30 @@ def escaped_controls(text: str) -> str:
 class _Told(Exception):
     """Base of all: its text may be shown, whatever names are in it.
 
-    Later lines of a message begin with two spaces. Another line feed is one of a name. Of a text
-    that is too long for any reader the middle is left out.
+    ``lines`` stand below the message, each on a line of its own that begins with two spaces. A line
+    feed in the message or in one of them is part of a name, and is masked. Within another text, as
+    f-strings put it there, an error is one line. Of a text that is too long for any reader the
+    middle is left out.
     """
 
+    def __init__(self, message: str = "", *, lines: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.lines = tuple(lines)
+
     def __str__(self) -> str:
-        text = super().__str__()
-        if len(text) > _MOST_SHOWN:
-            text = f"{text[: _MOST_SHOWN // 2]} … {text[-_MOST_SHOWN // 2 :]}"
-        return _FOREIGN_LINE.sub(_MASK, without_controls(text))
+        return _without_middle("\n  ".join(map(masked, (super().__str__(), *self.lines))))
+
+    def __format__(self, spec: str) -> str:
+        text = masked(super().__str__())
+        if self.lines:
+            text = f"{text} ({'; '.join(masked(line.removeprefix('- ')) for line in self.lines)})"
+        return format(_without_middle(text), spec)
+
+
+def _without_middle(text: str) -> str:
+    if len(text) <= _MOST_SHOWN:
+        return text
+    return f"{text[: _MOST_SHOWN // 2]} … {text[-_MOST_SHOWN // 2 :]}"
 
 
 class SmeltError(_Told):
@@ -147,7 +160,7 @@ class UnsupportedError(SmeltError):
     """Valid, but nothing here can run it. ``reasons`` holds one line for each node or candidate."""
 
     def __init__(self, message: str, *, reasons: Sequence[str] = ()) -> None:
-        super().__init__("\n  - ".join((message, *reasons)))
+        super().__init__(message, lines=[f"- {reason}" for reason in reasons])
         self.reasons = tuple(reasons)
 
 

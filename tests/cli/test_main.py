@@ -348,7 +348,7 @@ def test_a_bug_says_that_it_is_one_and_what_to_report(
     def fail(**_options: object) -> None:
         raise InternalError("the plan has no steps")
 
-    monkeypatch.setattr(_trust.show, "callback", fail)
+    monkeypatch.setattr(_trust.list_keys, "callback", fail)
     answer = smelt("trust", "show")
     assert answer.code == 1
     assert answer.err.startswith("internal error: the plan has no steps\n")
@@ -362,7 +362,7 @@ def test_too_little_memory_is_told_with_what_needs_less(
     def fail(**_options: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(_trust.show, "callback", fail)
+    monkeypatch.setattr(_trust.list_keys, "callback", fail)
     assert smelt("trust", "show").err.startswith("error: there is not enough memory; a smaller")
 
 

@@ -13,7 +13,7 @@ from smelt.builder._program import Program
 from smelt.builder._rounding import find_kept, is_small, rounded_inputs, tell_of_kept
 from smelt.builder._toolchain import Alternatives, Draft, Tuning
 from smelt.builder._workspace import workspace_bytes
-from smelt.errors import BuildError
+from smelt.errors import BuildError, masked
 from smelt.tuner import Candidates, Chains, choose, propose_chains
 from smelt.types import DType, bounds_of
 
@@ -176,7 +176,7 @@ class Chooser:
         fresh = found.keys() - plan.kept
         for name in sorted(fresh):
             told = "%s stays in float32: in %s every candidate is wrong; %s"
-            _LOG.warning(told, name, storage.value, found[name])
+            _LOG.warning(told, masked(name), storage.value, found[name])
         if fresh:
             plan.kept |= fresh
             self.known.clear()
@@ -189,7 +189,7 @@ class Chooser:
             if reason := timer.rejection(node):
                 is_slow = choice.tactics[id(node)].is_reference
                 does = "runs on the host, which is slow" if is_slow else "runs untried"
-                _LOG.warning("%s %s: every candidate is wrong; %s", node.name, does, reason)
+                _LOG.warning("%s %s: every candidate is wrong; %s", masked(node.name), does, reason)
 
     def _rounded(self, node: Node) -> tuple[bool, ...]:
         self._tactics(node)

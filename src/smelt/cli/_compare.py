@@ -209,7 +209,7 @@ def _show(found: Comparison) -> None:
         right = [error for _, error in found.layers if error.passed]
         off = sum(round(error.steps or 0) > 0 for error in right)
         apart = f", {off} of them some quantisation steps apart" if off else ""
-        click.echo(f"{len(right)} of {len(found.layers)} intermediate results agree{apart}")
+        show(f"{len(right)} of {len(found.layers)} intermediate results agree{apart}")
     first = found.first_difference
     if first is not None:
         where = "only where layers are fused" if first.fused_only else "also when it stands alone"
@@ -219,7 +219,7 @@ def _show(found: Comparison) -> None:
             f"relative error {first.error.relative_error:.2e}, {where}"
         )
     elif found.layers and not found.passed:
-        click.echo("no layer is wrong by itself: it is steps that add up, or what is fused")
+        show("no layer is wrong by itself: it is steps that add up, or what is fused")
 
 
 def _steps(error: OutputError) -> str:
@@ -232,7 +232,7 @@ def _show_cautions(found: Comparison) -> None:
     for error in cautions:
         show(f"{masked(error.name)} says little on these inputs: {error.caution}")
     if cautions:
-        click.echo("(--input NAME=FILE.npy gives real inputs, --output NAME another tensor)")
+        show("(--input NAME=FILE.npy gives real inputs, --output NAME another tensor)")
 
 
 def _judged_as() -> list[str]:

@@ -40,19 +40,22 @@ def screen_width(stream: TextIO) -> int | None:
     return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
-def say(text: str) -> None:
-    """Write lines to standard error, broken between words where a terminal would cut them."""
-    click.echo(_fitted(text, sys.stderr), err=True)
+def say(*lines: str) -> None:
+    """Write lines to standard error, broken between words where a terminal would cut them.
+
+    Each argument is one line: a line feed in it is part of a name, and is masked.
+    """
+    click.echo(_fitted(lines, sys.stderr), err=True)
 
 
-def show(text: str) -> None:
-    """Write lines of an answer to standard output, broken as those to standard error are."""
-    click.echo(_fitted(text, sys.stdout))
+def show(*lines: str) -> None:
+    """Write lines of an answer to standard output, as `say` does to standard error."""
+    click.echo(_fitted(lines, sys.stdout))
 
 
-def _fitted(text: str, stream: TextIO) -> str:
+def _fitted(lines: Sequence[str], stream: TextIO) -> str:
     width = screen_width(stream)
-    text = without_controls(text)
+    text = "\n".join(map(masked, lines))
     return text if width is None else "\n".join(wrap_words(text, width))
 
 
@@ -60,9 +63,9 @@ class Speaker:
     """Says what smelt's rooms log."""
 
     def log(self, severity: Severity, message: str, /) -> None:
-        """Say it as it is."""
+        """Say it as it is: whoever logs masks the names in a message."""
         del severity
-        say(message)
+        say(*message.split("\n"))
 
 
 def print_json(data: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from smelt.cli._console import print_json, print_table, say
+from smelt.cli._console import print_json, print_table, say, show
 from smelt.cli._dla_trace import trace
 from smelt.cli._files import FileCommand, ResultFile, SourceFile, check_writable
 from smelt.cli._options import Count, json_option
@@ -372,7 +372,7 @@ def _show(report: dict[str, Any]) -> None:
         say(f"{report['zero_inputs']} input(s) are zeros; give them with --input")
     cycles = report["estimated_cycles"]
     estimate = f", about {cycles:,} cycles of the hardware" if cycles is not None else ""
-    click.echo(f"{report['milliseconds']:.1f} ms{estimate}")
+    show(f"{report['milliseconds']:.1f} ms{estimate}")
     rows = [
         (
             output["name"],

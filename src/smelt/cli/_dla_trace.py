@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from smelt.cli._console import print_table, say
+from smelt.cli._console import print_table, say, show
 from smelt.cli._files import SourceFile
 from smelt.cli._options import json_option
 from smelt.cli._parse import Configuration
@@ -75,4 +75,4 @@ def _show(results: list[TraceResult]) -> None:
         f"{sum(result.state == state for result in results)} {state}"
         for state in ("passed", "failed", "skipped")
     ]
-    click.echo(", ".join(counts))
+    show(", ".join(counts))

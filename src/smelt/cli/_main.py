@@ -79,7 +79,7 @@ def _end(error: BaseException) -> NoReturn:
     if isinstance(error, click.ClickException):
         told = io.StringIO()
         error.show(told)
-        say(told.getvalue().rstrip("\n"))
+        say(*told.getvalue().rstrip("\n").split("\n"))
         raise SystemExit(error.exit_code) from error
     if isinstance(error, _Interrupted | KeyboardInterrupt | click.Abort):
         say("interrupted" + str(error))
@@ -88,34 +88,39 @@ def _end(error: BaseException) -> NoReturn:
         # Whoever read our output has enough; Python would complain once more at exit.
         sys.stdout = None
         raise SystemExit(1) from error
-    line = _line(error)
-    if line is None:
+    lines = _lines(error)
+    if not lines:
         raise error
     if _is_debugging():
         traceback.print_exception(error)
-    say(line)
+    say(*lines)
     raise SystemExit(1) from error
 
 
-def _line(error: BaseException) -> str | None:
-    """What to say of an error; None when it is a bug that nobody foresaw."""
+_REPORT: Final = (
+    "This is a bug in smelt, not in what you gave it. Please report it to whoever keeps the smelt "
+    "that you installed, with the command, the output of `smelt --version`, and what the command "
+    "says with SMELT_LOG=debug."
+)
+
+
+def _lines(error: BaseException) -> Sequence[str]:
+    """What to say of an error; nothing when it is a bug that nobody foresaw."""
     if isinstance(error, SmeltError):
-        return f"error: {error}{told_as_options(str(error))}"
+        return (*f"error: {error!s}".split("\n"), *told_as_options(str(error)))
     if isinstance(error, InternalError):
         return (
-            f"internal error: {error}\n"
-            "This is a bug in smelt, not in what you gave it. Please report it to whoever keeps "
-            "the smelt that you installed, with the command, the output of `smelt --version`, and "
-            "what the command says with SMELT_LOG=debug."
+            f"internal error: {error}",
+            _REPORT,
         )
     if isinstance(error, ModuleNotFoundError):
-        return f"error: {MissingExtraError.from_import(error)}"
+        return (f"error: {MissingExtraError.from_import(error)}",)
     if isinstance(error, MemoryError):
-        return "error: there is not enough memory; a smaller batch or smaller shapes need less"
+        return ("error: there is not enough memory; a smaller batch or smaller shapes need less",)
     if isinstance(error, OSError):
         where = error.filename or "reading or writing failed"
-        return f"error: {where}: {error.strerror or error}"
-    return None
+        return (f"error: {where}: {error.strerror or error}",)
+    return ()
 
 
 def _is_debugging() -> bool:

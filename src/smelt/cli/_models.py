@@ -182,7 +182,7 @@ def check_options(arguments: BuildArguments) -> None:
             rounding_error=arguments.rounding_error,
         )
     except SmeltError as error:
-        raise click.UsageError(f"{error}{told_as_options(str(error))}") from error
+        raise click.UsageError("\n".join((str(error), *told_as_options(str(error))))) from error
 
 
 def _check_there(path: str) -> None:

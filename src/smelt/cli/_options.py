@@ -50,8 +50,8 @@ THREADS_OPTION: Final = click.option(
 QUIET_OPTION: Final = click.option("--quiet", is_flag=True, help="Show no progress and no summary.")
 
 
-def told_as_options(text: str) -> str:
-    """The options of the command line that are a build's arguments in a message, as a line."""
+def told_as_options(text: str) -> tuple[str, ...]:
+    """The options for the build arguments that a message names: one line, or none."""
     told: dict[str, None] = {}
     for name, value in _ARGUMENT.findall(text):
         option = "--" + name.replace("_", "-")
@@ -61,4 +61,4 @@ def told_as_options(text: str) -> str:
             told[" ".join(options or ["--shape NAME=1x3x224x224"]) + ", or 1..8 for a range"] = None
         elif option not in text:
             told[f"{option} {value}".rstrip()] = None
-    return f"\nOn the command line: {', '.join(told)}" if told else ""
+    return (f"On the command line: {', '.join(told)}",) if told else ()

@@ -75,7 +75,7 @@ class DeviceText(click.ParamType[str]):
         try:
             _check_target(DeviceName.from_text(value))
         except SmeltError as error:
-            self.fail(f"{error}{told_as_options(str(error))}", param, ctx)
+            self.fail("\n".join((str(error), *told_as_options(str(error)))), param, ctx)
         return str(value)
 
 

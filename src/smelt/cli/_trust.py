@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from smelt.cli._console import print_json
+from smelt.cli._console import print_json, show
 from smelt.cli._options import json_option
-from smelt.errors import masked
 
 if TYPE_CHECKING:
     from smelt.engine import TrustedKey
@@ -32,9 +31,9 @@ def trust() -> None:
     """
 
 
-@trust.command(short_help="List the trusted keys, each as a line for `smelt trust add`.")
+@trust.command("show", short_help="List the trusted keys, each as a line for `smelt trust add`.")
 @json_option()
-def show(*, as_json: bool) -> None:
+def list_keys(*, as_json: bool) -> None:
     """List the trusted keys, each as the line that `smelt trust add` takes elsewhere."""
     from smelt.engine import show_trusted_keys
 
@@ -43,9 +42,9 @@ def show(*, as_json: bool) -> None:
         print_json({"keys": [_to_json(key) for key in keys]})
     elif keys:
         for key in keys:  # no table: a key's line is there to be copied
-            click.echo(f"{key.key_id}  {key.label}  (from {masked(key.origin)})\n    {key.text}")
+            show(f"{key.key_id}  {key.label}  (from {key.origin})", f"    {key.text}")
     else:
-        click.echo("No key is trusted yet; your own is made when you first build an engine.")
+        show("No key is trusted yet; your own is made when you first build an engine.")
 
 
 @trust.command()
@@ -79,7 +78,7 @@ def _tell(done: str, key: TrustedKey, *, as_json: bool) -> None:
     if as_json:
         print_json({done: _to_json(key)})
     else:
-        click.echo(f"{done} {key.key_id} {key.label}".rstrip())
+        show(f"{done} {key.key_id} {key.label}".rstrip())
 
 
 def _to_json(key: TrustedKey) -> dict[str, Any]:

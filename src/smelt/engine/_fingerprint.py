@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from smelt.engine._host import Host, detect_host
 from smelt.errors import EngineMismatchError
 
 if TYPE_CHECKING:
     from smelt.engine._plan import Fingerprint
+
+_REBUILD: Final = (
+    "Build it again here from the model (`smelt build`), or there for this processor "
+    "(`smelt build --device cpu:x86-64-v3` runs on most)."
+)
 
 
 def check_fingerprint(
@@ -42,8 +47,9 @@ def check_fingerprint(
         differences.append(f"this processor lacks {', '.join(lacking)}")
     if differences:
         raise EngineMismatchError(
-            "this engine was built for another machine or smelt:\n  - "
-            + "\n  - ".join(differences)
-            + "\n  Build it again here from the model (`smelt build`), or there for this processor "
-            "(`smelt build --device cpu:x86-64-v3` runs on most)."
+            "this engine was built for another machine or smelt:",
+            lines=(
+                *(f"- {difference}" for difference in differences),
+                _REBUILD,
+            ),
         )

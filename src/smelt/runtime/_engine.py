@@ -31,6 +31,7 @@ from smelt.runtime._code import check_machine, load_code
 from smelt.runtime._context_pool import ContextPool
 from smelt.types import (
     Closing,
+    enough_memory_for,
     given_bool,
     given_dict,
     given_function,
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
-_RETUNING: Final = "\n  It keeps its network, too: `smelt retune` builds it again for this machine."
+_RETUNING: Final = "It keeps its network, too: `smelt retune` builds it again for this machine."
 
 Trust = Literal["signed", "always"]
 
@@ -105,7 +106,7 @@ class Engine(Closing):
         self._is_vouched_for = is_vouched_for
         header = file.header
         self._device_name = device
-        self._refusal = ""
+        self._refusal: EngineMismatchError | None = None
         """Why the engine does not run here."""
         self._code: LoadedCode | None = None
         self._is_closed = False
@@ -120,14 +121,16 @@ class Engine(Closing):
             check_machine(header.fingerprint)
             self._code = load_code(file, device, is_needed=False)
         except EngineMismatchError as error:
-            self._refusal = f"{error}{_RETUNING if header.network else ''}"
+            advice = (_RETUNING,) if header.network else ()
+            self._refusal = EngineMismatchError(*error.args, lines=(*error.lines, *advice))
             if not elsewhere:
-                raise EngineMismatchError(self._refusal) from error
+                raise self._refusal from error
         self._serialized: bytes | None = None
         self._lock = threading.Lock()
         self._pool = ContextPool(self)
 
     @classmethod
+    @enough_memory_for("loading an engine")
     def load(
         cls,
         source: str | os.PathLike[str] | BytesLike | BinaryIO,
@@ -239,6 +242,7 @@ class Engine(Closing):
         names = ", ".join(binding.name for binding in self.bindings)
         raise ContextError(f"the engine has no binding {name!r}; it has: {names}")
 
+    @enough_memory_for("the context")
     def create_context(
         self, *, threads: int | None = None, tracker: AllocationTracker | None = None
     ) -> ExecutionContext:
@@ -297,8 +301,8 @@ class Engine(Closing):
             EngineMismatchError: it was built for another machine.
             DeviceError: the engine is for GPUs, and there is none.
         """
-        if self._refusal:
-            raise EngineMismatchError(self._refusal)
+        if self._refusal is not None:
+            raise EngineMismatchError(*self._refusal.args, lines=self._refusal.lines)
         if self._is_closed:
             raise ContextError("this engine is closed; load it again")
         code = self._code
@@ -308,6 +312,7 @@ class Engine(Closing):
             raise InternalError("no code was loaded, and nothing said why")
         return code
 
+    @enough_memory_for("the refit")
     def refit(self, weights: Mapping[str, NDArray[np.generic]]) -> None:
         """Replace weights of the model by new ones of the same shape, packed as the old ones were.
 
@@ -330,6 +335,7 @@ class Engine(Closing):
             self._serialized = None
             self._file = replace(file, weights=fresh, sources=sources, signature=None)
 
+    @enough_memory_for("the engine")
     def serialize(self, *, sign: bool | None = None) -> bytes:
         """Return the engine as bytes; ``sign`` and what is raised are those of `save`."""
         with self._lock:
@@ -340,6 +346,7 @@ class Engine(Closing):
                 self._serialized = made
             return self._serialized
 
+    @enough_memory_for("the engine")
     def save(
         self, destination: str | os.PathLike[str] | BinaryIO, *, sign: bool | None = None
     ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, cast
 
+from smelt.errors import masked
 from smelt.nvdla._status import NvdlaError
 from smelt.nvdla.loadable._descriptors import (
     BdmaSurface,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 def format_text(view: Interpretation) -> str:
     """The whole as text for people."""
-    return "\n".join(_lines(view))
+    return "\n".join(map(masked, _lines(view)))
 
 
 def _lines(view: Interpretation) -> Iterator[str]:
