@@ -50,6 +50,8 @@ _LOG = logging.getLogger(__name__)
 _LOG_LEVELS: Final = ("internal_error", "error", "warning", "info", "verbose")
 _MAX_THREADS: Final = 1024
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+_MOST_LINKS: Final = 40
+"""Symbolic links on the way to a file: as many as Linux follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +313,7 @@ def private_directory(path: Path, asked_by: Flag[Path | None] | None = None) -> 
     where = f"{asked_by.variable}={path}" if asked_by else str(path)
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = who_else_writes(path)
+        found = who_else_writes(path, above=1)
     except OSError as error:
         say_once(level, f"{where} is not used: {error.strerror}")
         return None
@@ -334,13 +336,13 @@ def say_once(level: int, text: str) -> None:
 def who_else_writes(path: Path, *, above: int | None = 0) -> str:
     """Say why others than this user and root may change a file or directory; "" if they may not.
 
-    Symbolic links are followed: what counts is where they lead. Where a system has no owners and
-    modes of files nobody is found.
+    Symbolic links are followed: what counts is where they lead, and that nobody else can lead them
+    elsewhere. Where a system has no owners and modes of files nobody is found.
 
     Args:
         path: what is looked at.
         above: how many of the directories above it count, in which it could be exchanged; None for
-            all.
+            all. Every link on the way counts with the directory that holds it.
 
     Raises:
         OSError: there is no such file.
@@ -351,13 +353,30 @@ def who_else_writes(path: Path, *, above: int | None = 0) -> str:
         real = path.resolve(strict=True)
     except RuntimeError as error:  # as Python before 3.13 says it
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path)) from error
-    for place in (real, *list(real.parents)[:above]):
-        status = place.stat()
+    links = _links_on(path)
+    places = dict.fromkeys((real, *list(real.parents)[:above], *(link.parent for link in links)))
+    for place in (*links, *places):
+        status = place.lstat()
         told = "it" if place == real else str(place)
         if status.st_uid not in {os.geteuid(), 0}:
-            return f"another user owns {told} (chown {os.geteuid()} {place})"
+            return f"another user owns {told} (chown -h {os.geteuid()} {place})"
         # In a directory with the sticky bit, nobody exchanges what is another's.
         is_shared = place != real and status.st_mode & stat.S_ISVTX
-        if status.st_mode & _OTHERS_WRITE and not is_shared:
+        is_link = stat.S_ISLNK(status.st_mode)  # its mode means nothing
+        if status.st_mode & _OTHERS_WRITE and not is_shared and not is_link:
             return f"others may write to {told} (chmod go-w {place})"
     return ""
+
+
+def _links_on(path: Path) -> list[Path]:
+    """The symbolic links that are followed from a path to the file it names, which exists."""
+    found: list[Path] = []
+    place, left = Path("/"), list(path.absolute().parts[::-1])
+    while left and len(found) <= _MOST_LINKS:
+        part = left.pop()
+        place = place.parent if part == ".." else place / part
+        if place.is_symlink():
+            found.append(place)
+            left += Path(os.readlink(place)).parts[::-1]
+            place = place.parent  # an absolute target begins at the root again
+    return found

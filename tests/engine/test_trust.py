@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from smelt import config
 from smelt.engine import (
     EngineFile,
     Signer,
@@ -337,6 +338,44 @@ def test_keys_of_the_environment_are_asked_as_those_at_home(
     assert labels() == ["him"]
     path.chmod(0o666)
     assert labels() == []
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="gives files away")
+@pytest.mark.parametrize("given", ["link", "folder", "folder above"])
+def test_a_key_behind_a_link_or_folder_of_another_user_is_not_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, given: str
+) -> None:
+    sound = tmp_path / "stranger.pub"
+    sound.write_text(line_of(STRANGER, "him"))
+    link = tmp_path / "above" / "folder" / "link.pub"
+    link.parent.mkdir(parents=True)
+    link.symlink_to(sound)
+    if given == "folder above":
+        link.unlink()
+        sound.rename(link)
+    monkeypatch.setenv("SMELT_TRUSTED_KEYS", str(link))
+    assert labels() == ["him"]
+    owned = {"link": link, "folder": link.parent, "folder above": link.parent.parent}[given]
+    os.lchown(owned, 12345, -1)
+    assert labels() == []
+    assert f"another user owns {owned}" in caplog.text
+
+
+def test_a_key_that_is_replaced_after_it_was_opened_is_not_trusted(
+    stranger_key: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = config.who_else_writes
+
+    def replace(path: Path, *, above: int | None = 0) -> str:
+        if path == stranger_key:
+            other = path.with_suffix(".new")
+            other.write_bytes(path.read_bytes())
+            other.rename(path)
+        return asked(path, above=above)
+
+    monkeypatch.setattr(config, "who_else_writes", replace)
+    assert labels() == ["sound"]
+    assert "replaced while it was opened" in caplog.text
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")

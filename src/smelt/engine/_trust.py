@@ -28,10 +28,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from smelt import config
 from smelt.engine._drafts import open_draft
 from smelt.errors import EngineFormatError, SmeltError, TrustError, masked
-from smelt.types import Limit, path_from, read_file
+from smelt.types import Limit, open_file, path_from, read_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from io import BufferedReader
 
     from smelt.engine._file import EngineFile, Signature
 
@@ -196,7 +197,7 @@ def _trusted_keys() -> Iterator[TrustedKey]:
             continue
         for file in _key_files(path) if os.path.isdir(path) else (path,):
             yield from _if_sound(
-                partial(_read_trusted, file, partial(config.who_else_writes, above=1))
+                partial(_read_trusted, file, partial(config.who_else_writes, above=None))
             )
 
 
@@ -243,14 +244,25 @@ def _key_files(folder: Path) -> list[Path]:
 
 def _read_trusted(path: Path, who_else: Callable[[Path], str]) -> TrustedKey:
     """A key that its file makes a trusted one."""
-    if found := who_else(path):
-        raise TrustError(f"the key {path} is not trusted: {found}")
-    return _read_public(path)
+
+    def require_own(file: BufferedReader) -> None:
+        found = who_else(path)
+        # Nobody else can change what the path names now. What was opened before may be another.
+        if not found and not os.path.samestat(path.stat(), os.fstat(file.fileno())):
+            found = "it was replaced while it was opened"
+        if found:
+            raise TrustError(f"the key {path} is not trusted: {found}")
+
+    return _read_public(path, require_own)
 
 
-def _read_public(path: Path) -> TrustedKey:
+def _read_public(
+    path: Path, check: Callable[[BufferedReader], None] = lambda _: None
+) -> TrustedKey:
     try:
-        text = read_file(path, Limit.MAX_KEY_BYTES).decode("utf-8", "replace")
+        with open_file(path, Limit.MAX_KEY_BYTES) as file:
+            check(file)
+            text = file.read(Limit.MAX_KEY_BYTES.most).decode("utf-8", "replace")
     except FileNotFoundError as error:
         raise TrustError(
             f"{str(path)!r} is neither a key nor a file that holds one; a key is a line "
