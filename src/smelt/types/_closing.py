@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from typing import Self
+    from typing import NoReturn, Self, SupportsIndex
 
 
 class Closing(ABC):
@@ -24,3 +24,10 @@ class Closing(ABC):
 
     def __exit__(self, *_error: object) -> None:
         self.close()
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        """Refuse to be copied or pickled: two that own the same memory would both end it."""
+        raise TypeError(
+            f"a {type(self).__name__} owns memory, threads or a connection of this process and is "
+            "neither copied nor pickled; make another one"
+        )
