@@ -279,3 +279,11 @@ def test_what_is_loaded_unsigned_is_our_own_when_it_is_saved() -> None:
     assert again.signature is not None
     with pytest.raises(SmeltError):
         smelt.load(unsigned(loaded, max_batch_size=7))
+
+
+def test_one_that_computes_nothing_is_loaded_only_when_it_is_asked_for() -> None:
+    engine = picture_engine()
+    nothing = unsigned(engine, fingerprint=replace(engine.header.fingerprint, device="null"))
+    with pytest.raises(EngineMismatchError, match="computes nothing"):
+        smelt.load(nothing)
+    assert smelt.load(nothing, device="null").device == "null"

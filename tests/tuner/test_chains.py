@@ -22,7 +22,7 @@ from smelt.tuner import (
     launched,
     propose_chains,
 )
-from smelt.types import DType, TensorFormat, TensorType
+from smelt.types import DType, Limit, TensorFormat, TensorType
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -215,6 +215,7 @@ def test_what_no_tactic_computes_is_not_proposed() -> None:
 class _Clock:
     """A laboratory in which nodes take two microseconds, and chains what it is told."""
 
+    trial_limit: ClassVar[Limit] = Limit.MAX_TRIAL_BYTES
     copied: ClassVar[tuple[TensorType, TensorType]] = (_KIND, _KIND)
 
     def __init__(self, together: float) -> None:

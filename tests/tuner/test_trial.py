@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from smelt import ops
 from smelt.backends import Aliasing, Tactic
 from smelt.backends.cpu import CpuBackend, compile_runtime, host_target
 from smelt.devices.cpu import native_runtime
-from smelt.tuner import Laboratory, MeasuringTimer, TimingCache, relative_error
+from smelt.tuner import Laboratory, MeasuringTimer, TimingCache, relative_error, tensor_bytes
 from smelt.tuner._specimen import Repeats
 from smelt.tuner._trial import best_mean
 from smelt.types import override
@@ -165,6 +166,19 @@ def test_when_time_is_up_estimates_are_believed() -> None:
     late.announce([(node, kernels(node))])
     assert late.seconds(node, kernels(node)) == [t.cost_hint for t in kernels(node)]
     assert backend.compiled == 0
+
+
+def test_of_a_node_whose_tensors_are_beyond_the_limit_estimates_are_believed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node, backend = relu_node(), SpoiltBackend()
+    assert tensor_bytes(node, {}) == 2 * 3 * 40 * 4
+    limit = SimpleNamespace(most=2 * 3 * 40 * 4 - 1, excess=str)
+    monkeypatch.setattr(Laboratory, "trial_limit", limit)
+    found = timer(backend, TimingCache())
+    assert found.seconds(node, kernels(node)) == [t.cost_hint for t in kernels(node)]
+    limit.most += 1
+    assert found.seconds(node, kernels(node)) != [t.cost_hint for t in kernels(node)]
 
 
 class SlowRuns:

@@ -37,7 +37,7 @@ from smelt.ir import Graph, clone, verify
 from smelt.network import NetworkDefinition
 from smelt.passes import run_passes
 from smelt.tuner import TimingCache, check_timings
-from smelt.types import given_function, substitute_dim, symbols_of
+from smelt.types import enough_memory_for, given_function, substitute_dim, symbols_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -55,6 +55,7 @@ _TO_RETUNE: Final = (
 )
 
 
+@enough_memory_for("the build")
 def build(
     network: NetworkDefinition | Graph,
     device: str | Sequence[str] = "cpu",

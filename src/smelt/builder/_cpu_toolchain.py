@@ -28,7 +28,7 @@ from smelt.tuner import (
     NetworkTrial,
     Rehearsal,
 )
-from smelt.types import counted, override
+from smelt.types import Limit, counted, override
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -111,6 +111,8 @@ class CpuToolchain(Toolchain):
         del others  # nothing is chained here
         tuning = draft.tuning
         if tuning.effort is None or not self.has_clock:
+            return draft
+        if not tuning.fits(Limit.MAX_TRIAL_BYTES):
             return draft
 
         def open_scene(casts: Sequence[dict[int, Tactic]]) -> CpuScene:

@@ -39,7 +39,7 @@ from smelt.tuner import (
     Rehearsal,
     launched,
 )
-from smelt.types import override
+from smelt.types import Limit, override
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
@@ -189,6 +189,8 @@ class CudaToolchain(Toolchain):
         tuning = draft.tuning
         if tuning.effort is None or self.index is None:
             return self._by_estimates(draft, others)
+        if not tuning.fits(Limit.MAX_GPU_TRIAL_BYTES):
+            return draft
         trial = self._trial(draft, cuda_device(self.index), spent_s)
         trial.run()
         best = self._with_chains(trial, draft, others)

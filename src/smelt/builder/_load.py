@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from smelt.engine import Launch, check_signature, key_id, read_engine, verify_signature
 from smelt.errors import EngineMismatchError, SmeltError, TrustError
 from smelt.runtime import Engine, check_machine
-from smelt.types import DeviceName, given_bool, given_word
+from smelt.types import DeviceName, enough_memory_for, given_bool, given_word
 
 if TYPE_CHECKING:
     import os
@@ -26,6 +26,7 @@ _COMPILERS = {"cuda": "triton"}
 """The package that makes code for a kind of device, where it is not llvmlite."""
 
 
+@enough_memory_for("loading an engine")
 def load(
     source: str | os.PathLike[str] | BytesLike | BinaryIO,
     device: str | None = None,
@@ -93,6 +94,12 @@ def _regenerate(file: EngineFile, device: str | None) -> Engine:
     from smelt.builder._toolchain import toolchain_of
 
     fingerprint = file.header.fingerprint
+    if fingerprint.device == "null" and device is None:
+        # Nobody's word makes an engine one that leaves its outputs as they are.
+        raise EngineMismatchError(
+            f"{file.source} was built for 'null', which computes nothing, and no key that you "
+            "trust signed it; load it with device='null' to run it all the same"
+        )
     check_machine(fingerprint)
     tools = toolchain_of(fingerprint, device)
     made = remade_header(file, tools.backend, tools.target)

@@ -9,6 +9,7 @@ from smelt.builder._build import build_graph
 from smelt.builder._kept import read_kept_network
 from smelt.engine import check_signature, read_engine, verify_plans
 from smelt.runtime import Engine
+from smelt.types import enough_memory_for
 
 if TYPE_CHECKING:
     import os
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from smelt.engine import BytesLike, EngineFile
 
 
+@enough_memory_for("the build")
 def retune(
     source: Engine | str | os.PathLike[str] | BytesLike | BinaryIO,
     device: str | Sequence[str] | None = None,

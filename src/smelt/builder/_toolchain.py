@@ -21,6 +21,7 @@ from smelt.errors import (
 )
 from smelt.passes import pipeline
 from smelt.runtime import check_device
+from smelt.tuner import tensor_bytes
 from smelt.types import DEVICE_GRAMMAR, DeviceName, shown
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from smelt.ir import Graph, Node
     from smelt.passes import Pass, PassReport
     from smelt.tuner import Chains, Choice, Kind, Timer, TimingCache
-    from smelt.types import DType
+    from smelt.types import DType, Limit
 
 _LOG = logging.getLogger(__name__)
 _LEAST_ESTIMATED_GAIN: Final = 0.1
@@ -58,6 +59,10 @@ class Tuning:
     """Whether a tactic keeps within the workspace that it may have."""
     progress: Callable[[int, int], None]
     """Told how much of the rehearsal is done, and of how much."""
+
+    def fits(self, limit: Limit) -> bool:
+        """Whether no node has larger tensors than a trial may have."""
+        return all(tensor_bytes(node, self.sizes) <= limit.most for node in self.graph.nodes)
 
 
 @dataclass(frozen=True, slots=True)

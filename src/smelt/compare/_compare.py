@@ -24,7 +24,14 @@ from smelt.errors import BindingError, SmeltError, UnsupportedError
 from smelt.importers import network_from_caffe, network_from_onnx, read_onnx
 from smelt.ir import Graph
 from smelt.network import NetworkDefinition
-from smelt.types import given_bool, given_float, given_int, path_from, write_arrays
+from smelt.types import (
+    enough_memory_for,
+    given_bool,
+    given_float,
+    given_int,
+    path_from,
+    write_arrays,
+)
 
 if TYPE_CHECKING:
     import os
@@ -74,6 +81,7 @@ class Comparison:
         return all(error.passed for error in self.outputs) and self.first_difference is None
 
 
+@enough_memory_for("the comparison")
 def compare(  # gate: options of one question, each with its default
     model: Model,
     against: str | os.PathLike[str] = "reference",

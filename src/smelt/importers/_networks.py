@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from smelt.errors import GraphError, MissingExtraError, ModelFormatError
 from smelt.network import NetworkDefinition
-from smelt.types import copy_bytes, given_list, given_text, path_from
+from smelt.types import copy_bytes, enough_memory_for, given_list, given_text, path_from
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from smelt.network import Tensor
 
 
+@enough_memory_for("the import")
 def network_from_caffe(
     prototxt: str | os.PathLike[str] | bytes,
     caffemodel: str | os.PathLike[str] | bytes | None = None,
@@ -55,6 +56,7 @@ def network_from_caffe(
     return network, {name: network.tensor(value) for name, value in values.items()}
 
 
+@enough_memory_for("the import")
 def network_from_onnx(
     model: str | os.PathLike[str] | bytes | bytearray | memoryview | onnx.ModelProto,
     outputs: Sequence[str] | None = None,

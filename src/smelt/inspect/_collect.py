@@ -43,7 +43,7 @@ from smelt.inspect._roofline import (
 from smelt.inspect._sources import SourceWriter
 from smelt.ir import Constant
 from smelt.ops import recipe_from_json
-from smelt.types import evaluate_dim, given_bool, parse_json, shown
+from smelt.types import enough_memory_for, evaluate_dim, given_bool, parse_json, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -69,6 +69,7 @@ class Inspectable(Protocol):
         ...
 
 
+@enough_memory_for("the report")
 def report_of(
     engine: Inspectable,
     *,

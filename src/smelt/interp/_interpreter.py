@@ -10,7 +10,7 @@ import numpy as np
 from smelt.errors import GraphError
 from smelt.interp._symbols import bind_symbols
 from smelt.ir import check_array, check_guards, evaluate
-from smelt.types import evaluate_dim, symbols_of
+from smelt.types import enough_memory_for, evaluate_dim, symbols_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -30,6 +30,7 @@ class Listener(Protocol):
         """Hear of a node after it ran."""
 
 
+@enough_memory_for("the run")
 def interpret(
     graph: Graph,
     inputs: Mapping[str, ArrayLike],

@@ -12,7 +12,7 @@ import numpy as np
 from numpy import ndarray
 
 from smelt.engine import KeptVerdicts
-from smelt.errors import BindingError, ContextError, DeviceError
+from smelt.errors import BindingError, ContextError
 from smelt.runtime._arrays import check_apart, places_of
 from smelt.runtime._segments import Memories, cut_plan
 from smelt.runtime._shapes import (
@@ -21,7 +21,7 @@ from smelt.runtime._shapes import (
     values_from_batch,
     values_from_shapes,
 )
-from smelt.types import Closing, given_int, given_list, given_text
+from smelt.types import Closing, given_int, given_list, given_text, out_of_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -144,7 +144,7 @@ class ExecutionContext(Closing):
                 ready = self._ready_for(shapes)
             return self._compute(ready, arrays, inputs, wanted)
         except MemoryError as error:
-            raise out_of_memory() from error
+            raise out_of_memory("the run") from error
         finally:
             # No call stands here: at a call an interrupt could come before the context is free.
             if RUN in self._owner and self._owner[RUN] is token:
@@ -235,7 +235,7 @@ class ExecutionContext(Closing):
             self._enter(token)
             self._perform_bound(ready, arrays)
         except MemoryError as error:
-            raise out_of_memory() from error
+            raise out_of_memory("the run") from error
         finally:
             if RUN in self._owner and self._owner[RUN] is token:
                 del self._owner[RUN]
@@ -417,14 +417,6 @@ class ExecutionContext(Closing):
                 segment.close()
         self._segments.clear()
         self._ready.clear()
-
-
-def out_of_memory() -> DeviceError:
-    """The error of a run for which the process has too little memory."""
-    return DeviceError(
-        "the run needs more memory than this process can have; use a smaller batch or fewer "
-        "contexts at a time"
-    )
 
 
 def _check_mapping(inputs: object, wanted: Sequence[Binding]) -> None:

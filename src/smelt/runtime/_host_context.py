@@ -29,12 +29,12 @@ from smelt.runtime._arrays import (
     trimmed,
     writable_array,
 )
-from smelt.runtime._context import RUN, ExecutionContext, out_of_memory
+from smelt.runtime._context import RUN, ExecutionContext
 from smelt.runtime._errors import error_words
 from smelt.runtime._segments import CpuMachinery, NullMachinery
 from smelt.runtime._staging import Staging
 from smelt.runtime._streams import Event, Stream, native_event, native_stream
-from smelt.types import given_int, override
+from smelt.types import given_int, out_of_memory, override
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -183,7 +183,7 @@ class HostContext(ExecutionContext):
             self._check_open()
             self._perform_bound(ready, arrays, consumed)
         except MemoryError as error:
-            raise out_of_memory() from error
+            raise out_of_memory("the run") from error
         finally:
             if RUN in self._owner and self._owner[RUN] is token:
                 del self._owner[RUN]

@@ -6,7 +6,7 @@ from smelt.tuner._context import Effort, NetworkTrial, Stage
 from smelt.tuner._cuda_rehearsal import CudaScene
 from smelt.tuner._cuda_trial import CudaLaboratory
 from smelt.tuner._hints import HintTimer
-from smelt.tuner._measure import MeasuringTimer
+from smelt.tuner._measure import MeasuringTimer, tensor_bytes
 from smelt.tuner._rehearsal import CpuScene, Rehearsal
 from smelt.tuner._specimen import lower_alone, relative_error
 from smelt.tuner._timings import TimingCache, check_timings
@@ -36,4 +36,5 @@ __all__ = [
     "lower_alone",
     "propose_chains",
     "relative_error",
+    "tensor_bytes",
 ]

@@ -32,7 +32,7 @@ from smelt.tuner._specimen import (
     storage_of,
     window_on,
 )
-from smelt.types import DType, TensorType, evaluate_dim
+from smelt.types import DType, Limit, TensorType, evaluate_dim
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -65,6 +65,7 @@ _MOST_ROTATED_BYTES: Final = 512 << 20
 class CudaLaboratory:
     """Compiles tactics of single nodes, checks them against the reference and times them."""
 
+    trial_limit: ClassVar[Limit] = Limit.MAX_GPU_TRIAL_BYTES
     copied: ClassVar[tuple[TensorType, TensorType]] = (
         TensorType(DType.FLOAT16, (1, 64, 7, 7)),
         TensorType(DType.FLOAT16, (8, 64, 112, 112)),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from typing import TYPE_CHECKING, ClassVar, Final, Protocol
 
 from smelt.tuner._specimen import Repeats
-from smelt.types import element_count, evaluate_dim
+from smelt.types import TensorType, element_count, evaluate_dim
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -15,9 +16,10 @@ if TYPE_CHECKING:
     from smelt.backends import Tactic
     from smelt.ir import Node
     from smelt.tuner._timings import TimingCache
-    from smelt.types import TensorType
+    from smelt.types import Limit
 
 
+_LOG = logging.getLogger(__name__)
 LONG_SECONDS: Final = 8e-6
 
 
@@ -26,6 +28,8 @@ class Bench(Protocol):
 
     copied: ClassVar[tuple[TensorType, TensorType]]
     """A small tensor and a large one, by whose copies other copies are priced."""
+    trial_limit: ClassVar[Limit]
+    """The most bytes of tensors of a node that is run: the reference computes them on the host."""
 
     @property
     def refused(self) -> Mapping[tuple[str, str], str]:
@@ -133,6 +137,10 @@ class MeasuringTimer:
         unknown = [i for i, seconds in times.items() if math.isnan(seconds)]
         if not unknown or time.perf_counter() > self.deadline:
             return times
+        limit = self.laboratory.trial_limit
+        if (size := tensor_bytes(node, self.laboratory.sizes)) > limit.most:
+            _LOG.info("%s is not timed: its tensors have %s", node, limit.excess(size))
+            return times
         measured = self.laboratory.seconds(
             node, [tactics[i] for i in unknown], repeats=self.repeats
         )
@@ -176,6 +184,13 @@ class MeasuringTimer:
         lab = self.laboratory
         where = f"{lab.where}, {sorted(lab.sizes.items())}"
         return f"{node_text(node)} | {tactic_text(tactic)} | {where}"
+
+
+def tensor_bytes(node: Node, sizes: Mapping[str, int]) -> int:
+    """What a node reads and writes in a run, its constants apart."""
+    values = [v for v in (*node.inputs, *node.outputs) if v is not None and v.constant is None]
+    kinds = [v.type for v in values if isinstance(v.type, TensorType)]
+    return sum(k.dtype.size_bytes * evaluate_dim(element_count(k.shape), sizes) for k in kinds)
 
 
 def _moved_bytes(kind: TensorType) -> int:

@@ -26,7 +26,7 @@ from smelt.tuner._specimen import (
     storage_of,
     window_on,
 )
-from smelt.types import DType, TensorType, evaluate_dim, is_float_dtype
+from smelt.types import DType, Limit, TensorType, evaluate_dim, is_float_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -67,6 +67,7 @@ class Laboratory:
     for a while would make one candidate seem twice as slow as the next.
     """
 
+    trial_limit: ClassVar[Limit] = Limit.MAX_TRIAL_BYTES
     copied: ClassVar[tuple[TensorType, TensorType]] = (
         TensorType(DType.FLOAT32, (1, 64, 7, 7)),
         TensorType(DType.FLOAT32, (1, 64, 56, 56)),
@@ -163,13 +164,15 @@ class Laboratory:
         alone = self._run_list(prepared, addresses, scratch, 1)
         for used in (scratch, shared, alone):
             later.callback(used.close)
-        later.callback(prepared.memories.clear)
-        for arrays, expected in trials:
-            if reason := _check(tactic, prepared, arrays, expected, shared):
-                _LOG.warning("%s: %s is out: %s", node, tactic, reason)
-                self.refused[node.name, str(tactic)] = reason
-                return math.inf
-        return best_mean(alone, repeats)
+        try:
+            for arrays, expected in trials:
+                if reason := _check(tactic, prepared, arrays, expected, shared):
+                    _LOG.warning("%s: %s is out: %s", node, tactic, reason)
+                    self.refused[node.name, str(tactic)] = reason
+                    return math.inf
+            return best_mean(alone, repeats)
+        finally:
+            prepared.memories.clear()  # all chunks are done, though workers may look at the lists
 
     def _run_list(
         self, prepared: _Prepared, addresses: Mapping[str, int], scratch: Scratch, threads: int

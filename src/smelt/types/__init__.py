@@ -39,6 +39,7 @@ from smelt.types._guard import (
 )
 from smelt.types._json import count_json_parts, parse_json
 from smelt.types._limits import Limit
+from smelt.types._memory import enough_memory_for, out_of_memory
 from smelt.types._override import override
 from smelt.types._sign import is_never_negative
 from smelt.types._table import WIDTH_OF_FILES, TextTable
@@ -62,6 +63,8 @@ from smelt.types._value import (
 )
 
 __all__ = [
+    "enough_memory_for",
+    "out_of_memory",
     "ArrayHeader",
     "DEVICE_GRAMMAR",
     "WIDTH_OF_FILES",

@@ -54,6 +54,8 @@ class Limit(Enum):
     MAX_DIM_ATOMS = (1024, "symbols and quotients", "the formula of an extent")
     MAX_DIM_CHARACTERS = (2000, "characters", "the formula of an extent in a file")
     MAX_FOLDED_WORK = (1 << 33, "operations", "what is computed of constants at build time")
+    MAX_TRIAL_BYTES = (1 << 27, "bytes", "the tensors of a node that tuning runs on processors")
+    MAX_GPU_TRIAL_BYTES = (1 << 32, "bytes", "the tensors of a node that tuning runs on GPUs")
     MAX_WINDOW = (
         1 << 24,
         "elements",
@@ -62,7 +64,7 @@ class Limit(Enum):
     MAX_LOOP_TRIPS = (1 << 24, "trips", "a Loop; one that goes on longer is taken to have no end")
     MAX_LOOP_BYTES = (1 << 31, "bytes", "what the trips of a Loop leave to be stacked")
     MAX_REGION_DEPTH = (40, "levels", "branches, loop bodies and functions within each other")
-    MAX_IMPORTED_NODES = (1_000_000, "nodes", "an ONNX network, its functions expanded")
+    MAX_IMPORTED_NODES = (1 << 17, "nodes", "an ONNX network, its functions expanded")
     MAX_EXPANDED_NODES = (1 << 16, "nodes", "what the functions of an ONNX model expand to")
     MAX_EXPANDED_BYTES = (
         1 << 30,
