@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from smelt.backends.cuda import CudaTarget
     from smelt.builder._toolchain import Toolchain
     from smelt.engine import KernelSpec
+    from smelt.ir import Node
     from smelt.runtime import Engine
 
 needs_triton = pytest.mark.skipif(
@@ -455,7 +456,7 @@ class _Kinds:
             graph=graph, effort=TuningEffort(), sizes={}, deadline=math.inf, **fields
         )
         tactic = Tactic("chain", (), (), ())
-        return Draft(tuning, Choice({id(node): tactic for node in self.nodes}))
+        return Draft(tuning, Choice(dict.fromkeys(self.nodes, tactic)))
 
     def best(self, tools: Toolchain) -> Draft:
         others: Any = Alternatives(self, self.draft)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
@@ -501,7 +502,7 @@ def test_whole_plans_decide_which_nodes_are_chained(
     found = _Kinds(chain).best(open_toolchain("cuda"))
     assert found.tuning.graph.name == best
     # Those that start early were the faster ones.
-    assert found.choice.tactics[id(chain)].starts_early is (best != "apart")
+    assert found.choice.tactics[chain].starts_early is (best != "apart")
 
 
 @needs_triton
@@ -539,7 +540,7 @@ def test_large_launches_take_turns_where_the_whole_plan_is_faster_so(
 
         def run(self) -> None: ...
 
-        def whole_seconds(self, casts: Sequence[Mapping[int, Tactic]]) -> list[float]:
+        def whole_seconds(self, casts: Sequence[Mapping[Node, Tactic]]) -> list[float]:
             assert [sum(t.backwards for t in cast.values()) for cast in casts] == [0, 1]
             return [forwards, by_turns]
 

@@ -144,7 +144,7 @@ def test_without_a_clock_the_library_does_not_win_and_nothing_is_needed(
     node = graph.add(ops.MatMul(), x, w, name="product")
     tactics, refusals = tools.backend.candidates(node, tools.target)
     assert LIBRARY in {tactic.family for tactic in tactics}
-    known = {id(node): Candidates(tuple(tactics), tuple(refusals))}
+    known = {node: Candidates(tuple(tactics), tuple(refusals))}
     tuning: Any = SimpleNamespace(effort=None)
     choice = choose(graph, known, tools.timer(tuning), {})
     assert LIBRARY not in {tactic.family for tactic in choice.tactics.values()}

@@ -73,17 +73,17 @@ def test_what_comes_before_them_and_errs_little_is_not_kept() -> None:
 def _joined(first: Graph, second: Graph) -> Graph:
     """Two graphs of one input, the nodes of the first before those of the second."""
     (x,) = first.inputs
-    known = {id(second.inputs[0]): x}
+    known = {second.inputs[0]: x}
     for node in second.nodes:
         inputs = [
             first.add_constant(v.constant.array, v.name)
             if v is not None and v.constant is not None
-            else (None if v is None else known[id(v)])
+            else (None if v is None else known[v])
             for v in node.inputs
         ]
         made = first.add(node.op, *inputs, name=node.name)
-        known.update(zip(map(id, node.outputs), made.outputs, strict=True))
-    first.outputs += [known[id(v)] for v in second.outputs]
+        known.update(zip(node.outputs, made.outputs, strict=True))
+    first.outputs += [known[v] for v in second.outputs]
     return first
 
 

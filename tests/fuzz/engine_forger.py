@@ -186,12 +186,12 @@ def _bindings(header: EngineHeader, made: _program.RemadeEngine) -> tuple[Bindin
 
 def _weights(made: _program.RemadeEngine, chance: random.Random) -> NDArray[np.uint8]:
     """What follows from the program as it does, numbers to compute on as chance will have them."""
-    of_model = set(map(id, made.constants))
+    of_model = set(made.constants)
     rng = np.random.default_rng(chance.getrandbits(64))
     size = made.weights.size_bytes
     data = rng.integers(0, 256, size, np.uint8) if chance.random() < 0.5 else np.zeros(size, "u1")
     for constant, offset in made.weights.entries:
-        known = not any(id(source) in of_model for source in constant.sources())
+        known = not any(source in of_model for source in constant.sources())
         if known or constant.recipe is None or chance.random() < 0.5:
             content = np.ascontiguousarray(constant.array).reshape(-1).view(np.uint8)
             data[offset : offset + content.size] = content

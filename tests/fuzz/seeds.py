@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from smelt.backends import Assembled, Tactic
-    from smelt.ir import Array, Op
+    from smelt.ir import Array, Node, Op
     from smelt.types import ValueType
 
 TARGET: Final = "x86-64-v3"
@@ -110,16 +110,16 @@ def _odd_graph() -> Graph:
 def header_of(graph: Graph) -> tuple[EngineHeader, bytes]:
     """A header with a plan of the graph, and its weights; no code is compiled."""
     backend, target, store = CpuBackend(), target_named(TARGET), WeightStore()
-    tactics = {id(n): backend.candidates(n, target)[0][0] for n in graph.nodes}
+    tactics = {n: backend.candidates(n, target)[0][0] for n in graph.nodes}
     is_batched = any(isinstance(d, SymbolicDim) for v in graph.inputs for d in v.tensor.shape)
     symbols = (("batch", 1, 4),) if is_batched else ()
     made = assemble(graph, tactics, backend, store, symbols=symbols, first_layer=0)
     fingerprint = Fingerprint("cpu", "x86_64", target.features, "linux", abi.ABI_VERSION, VERSION)
-    names = {id(s): s.name for c in graph.constants() for s in c.sources()}
+    names = {s: s.name for c in graph.constants() for s in c.sources()}
     weights = tuple(
         Weight(
             c.name, DType.from_numpy(c.array.dtype), c.array.shape, offset,
-            recipe_to_json(c, lambda source: names.get(id(source))),
+            recipe_to_json(c, lambda source: names.get(source)),
         )
         for c, offset in store.entries
     )  # fmt: skip
@@ -138,13 +138,13 @@ def header_of(graph: Graph) -> tuple[EngineHeader, bytes]:
     return header, bytes(store.data())
 
 
-def _report(graph: Graph, tactics: dict[int, Tactic], made: Assembled) -> str:
+def _report(graph: Graph, tactics: dict[Node, Tactic], made: Assembled) -> str:
     """The build report of a plan whose candidates were timed in thought."""
     passes = run_passes(clone(graph), pipeline(precision="float32"), lambda _: None).to_json()
     note = {"before": ["a"], "after": ["b"], "detail": "why", "applied": True}
     record = {"name": "fold", "nodes_before": 2, "nodes_after": 1, "seconds": 0.1, "notes": [note]}
     passes["passes"] = [record, *passes["passes"][:2]]
-    times = {n.name: [(str(tactics[id(n)]), 1e-5), ("reference()", 2e-3)] for n in graph.nodes}
+    times = {n.name: [(str(tactics[n]), 1e-5), ("reference()", 2e-3)] for n in graph.nodes}
     choice = Choice(tactics, times)
     refusals = {n.name: ["gemm: no product"] for n in graph.nodes}
     return json.dumps([describe_plan(graph, graph, passes, choice, refusals, made)])

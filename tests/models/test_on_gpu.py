@@ -128,13 +128,13 @@ def _on_rounded_tensors(model: RealModel, shared: Path, precision: str) -> Array
     """
     graph, given = model.network(shared).graph, model.inputs(shared)
     is_narrow = precision == "float16"
-    values: dict[int, Any] = {id(v): given[v.name] for v in graph.inputs}
+    values: dict[Value, Any] = {v: given[v.name] for v in graph.inputs}
     for node in graph.nodes:
-        operands = [None if v is None else values.get(id(v), _constant(v)) for v in node.inputs]
+        operands = [None if v is None else values.get(v, _constant(v)) for v in node.inputs]
         if is_narrow or isinstance(node.op, _PRODUCTS):
             operands = [_rounded(array, precision) for array in operands]
-        values |= dict(zip(map(id, node.outputs), node.op.reference(*operands), strict=True))
-    made = {v.name: values[id(v)] for v in graph.outputs}
+        values |= dict(zip(node.outputs, node.op.reference(*operands), strict=True))
+    made = {v.name: values[v] for v in graph.outputs}
     return {k: _rounded(v, precision) for k, v in made.items()} if is_narrow else made
 
 

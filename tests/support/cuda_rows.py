@@ -13,11 +13,12 @@ from smelt.types import DType, TensorType
 
 if TYPE_CHECKING:
     from smelt.backends import Tactic
+    from smelt.ir import Node
 
 TARGET = CudaTarget(90)
 
 
-def row_of(kinds: str, batch: int) -> tuple[Graph, dict[int, Tactic]]:
+def row_of(kinds: str, batch: int) -> tuple[Graph, dict[Node, Tactic]]:
     """Convolutions (c) and activations (r) behind one another, and the first tactic of each."""
     graph, backend = Graph("row"), CudaBackend(jobs=1)
     value = graph.add_input("x", TensorType(DType.FLOAT16, (batch, 64, 56, 56)))
@@ -28,6 +29,6 @@ def row_of(kinds: str, batch: int) -> tuple[Graph, dict[int, Tactic]]:
         op = Conv((1, 1)) if kind == "c" else Relu()
         value = graph.add(op, *inputs, name=f"{kind}{number}").output
     graph.outputs.append(value)
-    candidates = {id(node): backend.candidates(node, TARGET)[0] for node in graph.nodes}
+    candidates = {node: backend.candidates(node, TARGET)[0] for node in graph.nodes}
     least = {key: min(found, key=lambda t: t.cost_hint) for key, found in candidates.items()}
     return graph, least

@@ -64,9 +64,7 @@ class Planned:
         self.weights = WeightStore()
         self.symbols = symbols
         pickers = choose or pick()
-        tactics = {
-            id(n): pickers(n, self.backend.candidates(n, self.target)[0]) for n in graph.nodes
-        }
+        tactics = {n: pickers(n, self.backend.candidates(n, self.target)[0]) for n in graph.nodes}
         self.assembled: Assembled = assemble(
             graph, tactics, self.backend, self.weights, symbols=symbols
         )

@@ -399,7 +399,7 @@ def _trial(
     symbols = (*symbols, *bound_symbols(graph, wanted))
     weights = WeightStore()
     node: Node = graph.nodes[0]
-    assembled = assemble(graph, {id(node): tactic}, backend, weights, symbols=symbols)
+    assembled = assemble(graph, {node: tactic}, backend, weights, symbols=symbols)
     return Trial(case, tactic, graph, symbols, assembled, weights, wanted)
 
 

@@ -160,13 +160,13 @@ def test_chains_that_compute_alike_keep_the_tactics_of_their_places() -> None:
 
     held = Choice()
     for node in graph.nodes:
-        (held.tactics[id(node)],) = tactics(node)
-        held.timed[id(node)], held.times[node.name] = [], []
+        (held.tactics[node],) = tactics(node)
+        held.timed[node], held.times[node.name] = [], []
     chains = Chains(graph, propose_chains(graph, _are_convs, tactics), tactics, HintTimer())
     assert len(chains.kinds) == 2
     made, _ = chains.formed(chains.kinds)
     choice = chains.choice(made, held)
-    kinds = [choice.tactics[id(node)].outputs[0].dtype for node in made.nodes]
+    kinds = [choice.tactics[node].outputs[0].dtype for node in made.nodes]
     assert kinds == [DType.FLOAT16, DType.FLOAT32]
 
 
@@ -176,19 +176,19 @@ def test_what_holds_without_chains_holds_beside_them() -> None:
     held = Choice()
     for node in graph.nodes:
         (tactic,) = prices.tactics(node)
-        held.tactics[id(node)] = replace(tactic, starts_early=True)
-        held.timed[id(node)] = [(tactic, 2e-6)]
+        held.tactics[node] = replace(tactic, starts_early=True)
+        held.timed[node] = [(tactic, 2e-6)]
         held.times[node.name] = [(str(tactic), 2e-6)]
     chains = prices.chains(graph)
     made, _ = chains.formed(chains.kinds)
     choice = chains.choice(made, held)
     chain, last = made.nodes
-    assert choice.timed[id(chain)] == [(prices.tactics(chain)[0], 1e-6)]
+    assert choice.timed[chain] == [(prices.tactics(chain)[0], 1e-6)]
     assert choice.times["c1"] == [(str(prices.tactics(chain)[0]), 1e-6)]
     for early in (False, True):
         cast = launched(made, choice, early=early)
-        assert cast[id(chain)].starts_early is early
-        assert cast[id(last)] == held.tactics[id(graph.nodes[2])]
+        assert cast[chain].starts_early is early
+        assert cast[last] == held.tactics[graph.nodes[2]]
 
 
 def test_two_copies_of_a_line_do_for_all_of_its_chains(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ class FakeStage:
 
     def cost(self, cast: Cast, position: int) -> float:
         found = self.special(cast, position)
-        node = id(self.graph.nodes[position])
+        node = self.graph.nodes[position]
         return (1.0 if cast[node] == self.held[node] else 1.1) if found is None else found
 
     def milliseconds(
@@ -71,7 +71,7 @@ def network(count: int, *, alike: bool = False) -> Graph:
 def chosen_alone(graph: Graph) -> Choice:
     """The choice by estimates."""
     backend, target = CpuBackend(jobs=1), host_target()
-    found = {id(n): backend.candidates(n, target) for n in graph.nodes}
+    found = {n: backend.candidates(n, target) for n in graph.nodes}
     candidates = {k: Candidates(tuple(t), tuple(r)) for k, (t, r) in found.items()}
     return choose(graph, candidates, HintTimer(), {})
 
@@ -110,12 +110,12 @@ def trial(
 
 def one_other(choice: Choice, node: Node) -> Tactic:
     """The best tactic alone that was not chosen."""
-    return next(t for t, _ in choice.timed[id(node)] if t != choice.tactics[id(node)])
+    return next(t for t, _ in choice.timed[node] if t != choice.tactics[node])
 
 
-def one_is_fast(key: int, tactic: Tactic) -> Cost:
-    """Half the time for the node at position 3, whose key it is, with that tactic."""
-    return lambda cast, position: 0.5 if position == 3 and cast[key] == tactic else None
+def one_is_fast(node: Node, tactic: Tactic) -> Cost:
+    """Half the time for the node at position 3, which is the one given, with that tactic."""
+    return lambda cast, position: 0.5 if position == 3 and cast[node] == tactic else None
 
 
 def test_what_is_faster_in_the_network_wins_though_it_was_not_alone() -> None:
@@ -123,14 +123,14 @@ def test_what_is_faster_in_the_network_wins_though_it_was_not_alone() -> None:
     choice = chosen_alone(graph)
     better = one_other(choice, graph.nodes[3])
     before = dict(choice.tactics)
-    stage = FakeStage(graph, choice, one_is_fast(id(graph.nodes[3]), better))
+    stage = FakeStage(graph, choice, one_is_fast(graph.nodes[3], better))
     told_rounds: list[tuple[int, int]] = []
     trial(choice, stage, progress=lambda done, total: told_rounds.append((done, total))).run()
     assert told_rounds == [(0, 2), (1, 2), (2, 2)]
-    assert choice.tactics == {**before, id(graph.nodes[3]): better}
+    assert choice.tactics == {**before, graph.nodes[3]: better}
     told = dict(choice.in_network["conv3"])
     assert told[str(better)] == pytest.approx(0.5e-3)
-    assert told[str(before[id(graph.nodes[3])])] == pytest.approx(1e-3)
+    assert told[str(before[graph.nodes[3]])] == pytest.approx(1e-3)
 
 
 @pytest.mark.parametrize("brief_seconds", [0.0, 1e3])
@@ -141,16 +141,16 @@ def test_brief_plans_are_gone_through_again_where_one_choice_makes_another_pay(
     choice = chosen_alone(graph)
     before = dict(choice.tactics)
     first, then = (graph.nodes[place] for place in (0, 7))
-    others = {id(node): one_other(choice, node) for node in (first, then)}
+    others = {node: one_other(choice, node) for node in (first, then)}
 
     def special(cast: Cast, position: int) -> float | None:
-        is_first = cast[id(first)] == others[id(first)]
-        if position == 7 and is_first and cast[id(then)] == others[id(then)]:
+        is_first = cast[first] == others[first]
+        if position == 7 and is_first and cast[then] == others[then]:
             return 0.5
         return 0.5 if position == 0 and is_first else None
 
     trial(choice, FakeStage(graph, choice, special), brief_seconds=brief_seconds).run()
-    found = dict(others) if brief_seconds else {id(first): others[id(first)]}
+    found = dict(others) if brief_seconds else {first: others[first]}
     assert choice.tactics == {**before, **found}
 
 
@@ -160,7 +160,7 @@ def test_what_slows_its_neighbours_more_than_it_gains_loses() -> None:
     greedy, before = one_other(choice, graph.nodes[3]), dict(choice.tactics)
 
     def special(cast: Cast, position: int) -> float | None:
-        if cast[id(graph.nodes[3])] != greedy:
+        if cast[graph.nodes[3]] != greedy:
             return None
         return {3: 0.5, 4: 1.7}.get(position)
 
@@ -173,11 +173,11 @@ def test_of_equal_times_the_one_that_goes_through_less_memory_wins() -> None:
     graph = network(1)
     choice = chosen_alone(graph)
     node = graph.nodes[0]
-    assert {t.family for t, _ in choice.timed[id(node)]} >= {"conv", "winograd"}
-    transformed = next(t for t, _ in choice.timed[id(node)] if t.family == "winograd")
-    choice.tactics[id(node)] = transformed
+    assert {t.family for t, _ in choice.timed[node]} >= {"conv", "winograd"}
+    transformed = next(t for t, _ in choice.timed[node] if t.family == "winograd")
+    choice.tactics[node] = transformed
     trial(choice, FakeStage(graph, choice, lambda _cast, _i: 1.0)).run()
-    assert choice.tactics[id(node)].family == "conv"
+    assert choice.tactics[node].family == "conv"
 
 
 def test_what_tries_something_in_one_plan_is_not_near_another_that_does() -> None:
@@ -188,7 +188,7 @@ def test_what_tries_something_in_one_plan_is_not_near_another_that_does() -> Non
     (held, *takes), *_ = stage.played
     assert len(takes) < sum(len(t) - 1 for t in choice.in_network.values())
     for cast in takes:
-        changed = [i for i, n in enumerate(graph.nodes) if cast[id(n)] != held[id(n)]]
+        changed = [i for i, n in enumerate(graph.nodes) if cast[n] != held[n]]
         assert changed
         assert all(b - a > 3 for a, b in pairwise(changed))
 
@@ -197,7 +197,7 @@ def test_nodes_that_compute_alike_play_together_and_end_alike() -> None:
     graph = network(6, alike=True)
     choice = chosen_alone(graph)
     better = one_other(choice, graph.nodes[0])
-    keys = [id(n) for n in graph.nodes]
+    keys = list(graph.nodes)
     stage = FakeStage(graph, choice, lambda c, i: 0.5 if c[keys[i]] == better else None)
     trial(choice, stage).run()
     assert set(choice.tactics.values()) == {better}
@@ -211,7 +211,7 @@ def test_a_plan_that_is_slower_as_a_whole_is_not_taken() -> None:
 
     def special(cast: Cast, position: int) -> float | None:
         changed = sum(cast[k] != t for k, t in before.items())
-        gain = 0.1 if cast[id(graph.nodes[position])] != before[id(graph.nodes[position])] else 0
+        gain = 0.1 if cast[graph.nodes[position]] != before[graph.nodes[position]] else 0
         return 1.0 - gain + (5.0 if changed == len(before) else 0.0)
 
     stage = FakeStage(graph, choice, special)
@@ -226,13 +226,13 @@ def test_of_changes_that_do_not_go_together_those_that_gain_most_are_taken() -> 
     before = dict(choice.tactics)
 
     def special(cast: Cast, position: int) -> float | None:
-        changed = {i for i, node in enumerate(graph.nodes) if cast[id(node)] != before[id(node)]}
+        changed = {i for i, node in enumerate(graph.nodes) if cast[node] != before[node]}
         crowd = 5.0 if len(changed) > 3 and position == 0 else 0.0
         return 1.0 + crowd - (0.5 if position in {2, 6, 10} else 0.1) * (position in changed)
 
     stage = FakeStage(graph, choice, special)
     trial(choice, stage, subsets=4).run()
-    changed = {i for i, n in enumerate(graph.nodes) if choice.tactics[id(n)] != before[id(n)]}
+    changed = {i for i, n in enumerate(graph.nodes) if choice.tactics[n] != before[n]}
     assert changed == {2, 6, 10}
     assert len(stage.played[-1]) == 5  # with 12 changes, 6, 3 and 1, and as it was
 
@@ -246,9 +246,9 @@ def test_what_the_cache_knows_is_not_played_again_and_ends_alike() -> None:
         graph = network(6)
         choice = chosen_alone(graph)
         better = one_other(choice, graph.nodes[3])
-        stage = FakeStage(graph, choice, one_is_fast(id(graph.nodes[3]), better))
+        stage = FakeStage(graph, choice, one_is_fast(graph.nodes[3], better))
         trial(choice, stage, cache).run()
-        ends.append([str(choice.tactics[id(n)]) for n in graph.nodes])
+        ends.append([str(choice.tactics[n]) for n in graph.nodes])
         told.append(choice.in_network)
         played.append(len(stage.played))
     assert played[0] > played[1] == 0

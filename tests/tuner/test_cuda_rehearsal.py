@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from smelt.devices.cuda import LoadedCall, LoadedKernel
     from smelt.engine import Step
     from smelt.errors import SmeltError
+    from smelt.ir import Node
     from tests.support.cuda_driver_stub import CUresult
 
 _DTYPE = DType.FLOAT32
@@ -68,14 +69,14 @@ class Stage:
         self.graph.outputs.append(x)
         self.rehearsal = Rehearsal(self.graph, self.open_scene, sizes={}, judges_whole=True)
 
-    def open_scene(self, casts: Sequence[dict[int, Tactic]]) -> CudaScene:
+    def open_scene(self, casts: Sequence[dict[Node, Tactic]]) -> CudaScene:
         return CudaScene(
             [self.graph], casts, self.backend, HOPPER, self.device, symbols=(), sizes={}
         )
 
-    def cast(self, *kinds: str) -> dict[int, Tactic]:
+    def cast(self, *kinds: str) -> dict[Node, Tactic]:
         nodes = zip(self.graph.nodes, kinds, strict=True)
-        return {id(node): tactic_of(kind, _DTYPE) for node, kind in nodes}
+        return {node: tactic_of(kind, _DTYPE) for node, kind in nodes}
 
     def chosen(
         self,
@@ -87,7 +88,7 @@ class Stage:
         """What a trial makes of slow tactics, where kinds take so many seconds by themselves."""
         choice = Choice(self.cast("slow", "slow"))
         for node in self.graph.nodes:
-            choice.timed[id(node)] = [(tactic_of(k, _DTYPE), s) for k, s in alone.items()]
+            choice.timed[node] = [(tactic_of(k, _DTYPE), s) for k, s in alone.items()]
         NetworkTrial(
             self.graph,
             choice,
@@ -167,12 +168,12 @@ class Overlapping:
         self.nodes = stage.graph.nodes
 
     def milliseconds(
-        self, casts: Sequence[dict[int, Tactic]], *, runs: int, seconds: float
+        self, casts: Sequence[dict[Node, Tactic]], *, runs: int, seconds: float
     ) -> list[NDArray[np.float64]]:
         assert seconds > 0
         found: list[NDArray[np.float64]] = []
         for cast in casts:
-            early = [cast[id(node)].starts_early for node in self.nodes]
+            early = [cast[node].starts_early for node in self.nodes]
             whole = 2.0 - 0.3 * early[0] + 0.5 * early[1]
             found.append(np.tile([1.0, 2.0, whole], (runs, 1)))
         return found
@@ -182,8 +183,8 @@ def test_each_node_starts_early_only_where_the_network_gains() -> None:
     stage = Stage()
     stage.graph.nodes[1].op = ops.Sub()  # equal nodes have equal tactics
     choice = stage.chosen({"slow": 1e-3}, rehearsal=Overlapping(stage))
-    assert [choice.tactics[id(n)].starts_early for n in stage.graph.nodes] == [True, False]
-    assert str(choice.tactics[id(stage.graph.nodes[0])]).endswith(" early")
+    assert [choice.tactics[n].starts_early for n in stage.graph.nodes] == [True, False]
+    assert str(choice.tactics[stage.graph.nodes[0]]).endswith(" early")
 
 
 class Racing(ClockedStub):
@@ -209,7 +210,7 @@ class Racing(ClockedStub):
             elements(place, 12, _DTYPE.numpy)[7] += 1
 
 
-def early(cast: dict[int, Tactic]) -> dict[int, Tactic]:
+def early(cast: dict[Node, Tactic]) -> dict[Node, Tactic]:
     return {key: replace(tactic, starts_early=True) for key, tactic in cast.items()}
 
 
@@ -275,13 +276,13 @@ class Lucky:
         self.nodes, self.calls = stage.graph.nodes, 0
 
     def milliseconds(
-        self, casts: Sequence[dict[int, Tactic]], *, runs: int, seconds: float
+        self, casts: Sequence[dict[Node, Tactic]], *, runs: int, seconds: float
     ) -> list[NDArray[np.float64]]:
         assert seconds > 0
         self.calls += 1
         found: list[NDArray[np.float64]] = []
         for cast in casts:
-            is_early = any(cast[id(node)].starts_early for node in self.nodes)
+            is_early = any(cast[node].starts_early for node in self.nodes)
             whole = (math.inf if self.calls > 1 else 1.0) if is_early else 2.0
             found.append(np.full((runs, 3), whole))
         return found

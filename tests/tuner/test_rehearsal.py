@@ -21,12 +21,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from smelt.backends import Tactic
+    from smelt.ir import Node
 
 
 def rehearsal(graph: Graph, **batch: int) -> Rehearsal:
     image = compile_runtime(host_target())
 
-    def open_scene(casts: Sequence[dict[int, Tactic]]) -> CpuScene:
+    def open_scene(casts: Sequence[dict[Node, Tactic]]) -> CpuScene:
         return CpuScene(
             graph,
             casts,
@@ -41,9 +42,9 @@ def rehearsal(graph: Graph, **batch: int) -> Rehearsal:
     return Rehearsal(graph, open_scene, sizes=batch)
 
 
-def first_tactics(graph: Graph) -> dict[int, Tactic]:
+def first_tactics(graph: Graph) -> dict[Node, Tactic]:
     backend = CpuBackend(jobs=1)
-    return {id(n): backend.candidates(n, host_target())[0][0] for n in graph.nodes}
+    return {n: backend.candidates(n, host_target())[0][0] for n in graph.nodes}
 
 
 def optimised(net: smelt.NetworkDefinition) -> Graph:
@@ -94,7 +95,7 @@ def test_what_python_does_is_left_out() -> None:
     tactics = first_tactics(graph)
     reference = CpuBackend(jobs=1).candidates(slow, host_target())[0][-1]
     assert reference.is_reference
-    tactics[id(slow)] = reference
+    tactics[slow] = reference
     (times,) = rehearsal(graph, n=3).milliseconds([tactics], runs=2, seconds=10.0)
     ends = times[0]
     assert ends[0] == pytest.approx(ends[1])

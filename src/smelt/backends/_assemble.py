@@ -52,34 +52,33 @@ class WeightStore:
         """Each packed constant and its byte offset, in the order of first use."""
         self.size_bytes = 0
         self._offsets: dict[int, int] = {}
-        self._keys: dict[int, tuple[Constant, int]] = {}
+        self._keys: dict[Constant, int] = {}
         self._numbers: dict[object, int] = {}
 
     def declare_distinct(self, constant: Constant) -> None:
         """Never take the constant for another: its elements stand for unknown ones."""
-        self._note(constant, ("source", id(constant)))
+        self._note(constant, ("source", constant))
 
     def key(self, constant: Constant) -> int:
         """What two equal constants have in common, and no others."""
-        for part in sources_first(constant, is_known=lambda c: id(c) in self._keys):
+        for part in sources_first(constant, is_known=lambda c: c in self._keys):
             self._note(part, self._contents(part))
-        return self._keys[id(constant)][1]
+        return self._keys[constant]
 
     def _note(self, constant: Constant, contents: object) -> None:
         number = self._numbers.setdefault(contents, len(self._numbers))
-        # The constant is kept beside its key: an identity is only good while its owner lives.
-        self._keys[id(constant)] = (constant, number)
+        self._keys[constant] = number
 
     def _contents(self, constant: Constant) -> object:
         recipe = constant.recipe
         if recipe is not None:
-            inputs = tuple(None if c is None else self._keys[id(c)][1] for c in recipe.inputs)
+            inputs = tuple(None if c is None else self._keys[c] for c in recipe.inputs)
             return (recipe.op, recipe.output, inputs)
         array = constant.array
         if array.nbytes <= _INLINE_BYTES:
             # What is called otherwise may be refitted to something else.
             return (constant.name, array.dtype.str, array.shape, array.tobytes())
-        return ("source", id(constant))
+        return ("source", constant)
 
     def place(self, constant: Constant) -> int:
         """Byte offset of the constant in the weights."""
@@ -319,7 +318,7 @@ class _Assembler:
 
 def assemble(
     graph: Graph,
-    tactics: Mapping[int, Tactic],
+    tactics: Mapping[Node, Tactic],
     backend: Backend[Any],
     weights: WeightStore,
     *,
@@ -331,7 +330,7 @@ def assemble(
 
     Args:
         graph: optimised, its types inferred.
-        tactics: the chosen tactic of each node, by ``id(node)``.
+        tactics: the chosen tactic of each node.
         backend: who lowers.
         weights: where packed constants go; shared by an engine's plans.
         symbols: (name, smallest, largest) of every symbol left in the graph.

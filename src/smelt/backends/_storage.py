@@ -120,25 +120,23 @@ class StoragePlan:
 class StoragePlanner:
     """Decides homes and copies for a graph whose tactics are chosen."""
 
-    def __init__(self, graph: Graph, tactics: Mapping[int, Tactic], backend: Backend[Any]) -> None:
+    def __init__(self, graph: Graph, tactics: Mapping[Node, Tactic], backend: Backend[Any]) -> None:
         self.graph = graph
         self.tactics = tactics
         self.backend = backend
         self.plan = StoragePlan()
-        self.homes: dict[int, Stored] = {}
-        self.copies: dict[tuple[int, TensorFormat, int], Stored] = {}
-        self.constants: dict[tuple[int, TensorFormat], Stored] = {}
-        self.output_of = {id(v): i for i, v in reversed(list(enumerate(graph.outputs)))}
+        self.homes: dict[Value, Stored] = {}
+        self.copies: dict[tuple[Value, TensorFormat, int], Stored] = {}
+        self.constants: dict[tuple[Value, TensorFormat], Stored] = {}
+        self.output_of = {v: i for i, v in reversed(list(enumerate(graph.outputs)))}
         self.given = symbols_of(*(d for value in graph.inputs for d in value.tensor.shape))
 
     def run(self) -> StoragePlan:
         """Plan the whole graph."""
         for index, value in enumerate(self.graph.inputs):
-            self.homes[id(value)] = self._new(
-                value, linear_format(value), Space.INPUT, binding=index
-            )
+            self.homes[value] = self._new(value, linear_format(value), Space.INPUT, binding=index)
         for node in self.graph.nodes:
-            self._place(node, self.tactics[id(node)])
+            self._place(node, self.tactics[node])
         for index, value in enumerate(self.graph.outputs):
             self._finish_output(index, value)
         self._spread_halos()
@@ -177,14 +175,14 @@ class StoragePlanner:
         return stored
 
     def _new_home(self, value: Value, wanted: TensorFormat) -> Stored:
-        index = self.output_of.get(id(value))
+        index = self.output_of.get(value)
         direct = index is not None and same_order(value.tensor, wanted, linear_format(value))
         if direct and index is not None:
             home = self._new(value, wanted, Space.OUTPUT, binding=len(self.graph.inputs) + index)
             home.pinned = True
         else:
             home = self._new(value, wanted, Space.ARENA)
-        self.homes[id(value)] = home
+        self.homes[value] = home
         return home
 
     def _place_window(self, node: Node, tactic: Tactic) -> None:
@@ -203,12 +201,12 @@ class StoragePlanner:
             stored = self._new(value, fmt, source.space)
             stored.parent, stored.window = source, window
             stored.reshaped = tactic.aliasing is not Aliasing.VIEW
-            self.homes[id(value)] = stored
+            self.homes[value] = stored
 
     def _join(self, node: Node, tactic: Tactic, whole: Stored) -> None:
         family = self.backend.family(tactic.family)
         views = lru_cache(1)(partial(family.views, node, tactic))  # of all parts at once
-        taken: set[int] = set()
+        taken: set[Value] = set()
         counts = symbols_of(*(d for v in node.inputs if v for d in v.tensor.shape)) - self.given
         for index, value in enumerate(node.inputs):
             if value is None:
@@ -217,15 +215,15 @@ class StoragePlanner:
             def window(view: View, index: int = index) -> View:
                 return views(view)[index]
 
-            home = self.homes.get(id(value))
+            home = self.homes.get(value)
             # Where a part lies follows from the extents of all: a run may not know them yet when it
             # writes the part.
             is_known = counts <= symbols_of(*value.tensor.shape)
-            is_free = is_known and id(value) not in taken
+            is_free = is_known and value not in taken
             if home is not None and is_free and self._may_join(home, whole):
                 whole.halo_value = home.halo_value if whole.halo_value is None else whole.halo_value
                 home.parent, home.window, home.joined = whole, window, True
-                taken.add(id(value))
+                taken.add(value)
                 self.plan.notes.append(f"{node.name}: {value.name} is written in place")
                 continue
             part = self._new(value, whole.format, whole.space)
@@ -255,7 +253,7 @@ class StoragePlanner:
         contiguous: bool = False,
     ) -> Stored:
         halo, filling = around
-        home = self.homes.get(id(value)) or self._constant(value, wanted)
+        home = self.homes.get(value) or self._constant(value, wanted)
         zeros = any(before or after for before, after in halo)
         suits = fits(home.format, wanted) and (
             not zeros or self._may_have_halo(home, halo, filling)
@@ -273,7 +271,7 @@ class StoragePlanner:
             and same_order(value.tensor, home.format, wanted)
         ):
             return self._renamed(value, home, wanted)
-        key = (id(value), wanted, filling)
+        key = (value, wanted, filling)
         if contiguous or key not in self.copies:
             copy = self._new(value, wanted, Space.ARENA)
             copy.name += f" as {wanted}"
@@ -321,14 +319,14 @@ class StoragePlanner:
         """The constant in the weights, laid out as wanted: packing it costs nothing at run time."""
         if value.constant is None:
             raise InternalError(f"{value.name} is read before it is made")
-        key = (id(value), wanted)
+        key = (value, wanted)
         if key not in self.constants:
             self.constants[key] = self._new(value, wanted, Space.WEIGHTS)
             self.constants[key].constant = value.constant
         return self.constants[key]
 
     def _finish_output(self, index: int, value: Value) -> None:
-        home = self.homes.get(id(value)) or self._constant(value, linear_format(value))
+        home = self.homes.get(value) or self._constant(value, linear_format(value))
         binding = len(self.graph.inputs) + index
         if home.space is Space.OUTPUT and home.parent is None and home.binding == binding:
             return

@@ -106,8 +106,8 @@ class Chooser:
     """When tuning must be done, in the time of ``time.perf_counter``."""
     timings: TimingCache
     progress: Progress
-    known: dict[int, Candidates] = field(default_factory=dict[int, Candidates])
-    """What can run each node, by ``id(node)``."""
+    known: dict[Node, Candidates] = field(default_factory=dict["Node", Candidates])
+    """What can run each node, by ``node``."""
     nodes: list[Node] = field(default_factory=list["Node"])
     """Those that are known: an identity is only good while its owner lives."""
 
@@ -130,10 +130,10 @@ class Chooser:
             plan.report["passes"] += best.report.to_json()["passes"]
         plan.graph, plan.choice = best.tuning.graph, best.choice
         for node in plan.graph.nodes:
-            size = self._workspace(node, best.choice.tactics[id(node)])
+            size = self._workspace(node, best.choice.tactics[node])
             plan.workspace_bytes = max(plan.workspace_bytes, size)
             self._tactics(node)
-            plan.refusals[node.name] = [str(r) for r in self.known[id(node)].refusals]
+            plan.refusals[node.name] = [str(r) for r in self.known[node].refusals]
 
     def _proposals(self, timer: Timer) -> list[Proposal]:
         """Chains that may pay, compiled together with all nodes."""
@@ -187,13 +187,13 @@ class Chooser:
         """Warn of nodes of which all candidates that were tried are wrong."""
         for node in self.plan.graph.nodes:
             if reason := timer.rejection(node):
-                is_slow = choice.tactics[id(node)].is_reference
+                is_slow = choice.tactics[node].is_reference
                 does = "runs on the host, which is slow" if is_slow else "runs untried"
                 _LOG.warning("%s %s: every candidate is wrong; %s", masked(node.name), does, reason)
 
     def _rounded(self, node: Node) -> tuple[bool, ...]:
         self._tactics(node)
-        return rounded_inputs(node, self.known[id(node)], self.tools.backend)
+        return rounded_inputs(node, self.known[node], self.tools.backend)
 
     def _may_chain(self, first: Node, second: Node) -> bool:
         """Whether two nodes may be one launch: not if one of them stays in float32."""
@@ -222,10 +222,10 @@ class Chooser:
 
     def _tactics(self, node: Node) -> tuple[Tactic, ...]:
         """What can run a node within the options."""
-        if id(node) not in self.known:
-            self.known[id(node)] = self._candidates(node)
+        if node not in self.known:
+            self.known[node] = self._candidates(node)
             self.nodes.append(node)
-        return self.known[id(node)].tactics
+        return self.known[node].tactics
 
     def _candidates(self, node: Node) -> Candidates:
         tools = self.tools
@@ -261,12 +261,12 @@ class Chooser:
         """Drop what was chosen and needs too much with its workers' memory; say if anything did."""
         found = False
         for node in graph.nodes:
-            tactic, known = choice.tactics[id(node)], self.known[id(node)]
+            tactic, known = choice.tactics[node], self.known[node]
             size = self._workspace(node, tactic)
             if size > self.options.max_workspace_bytes:
                 found = True
                 reason = f"{tactic} needs {size} bytes of workspace with its workers' memory"
-                self.known[id(node)] = Candidates(
+                self.known[node] = Candidates(
                     tuple(t for t in known.tactics if t != tactic),
                     (*known.refusals, Refusal(tactic.family, reason)),
                 )

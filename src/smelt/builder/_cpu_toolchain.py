@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from smelt.builder._toolchain import Alternatives, Draft, Tuning
     from smelt.devices.cpu import NativeRuntime
     from smelt.engine import KernelSpec
+    from smelt.ir import Node
     from smelt.tuner import Timer
     from smelt.types import DeviceName
 
@@ -115,7 +116,7 @@ class CpuToolchain(Toolchain):
         if not tuning.fits(Limit.MAX_TRIAL_BYTES):
             return draft
 
-        def open_scene(casts: Sequence[dict[int, Tactic]]) -> CpuScene:
+        def open_scene(casts: Sequence[dict[Node, Tactic]]) -> CpuScene:
             return CpuScene(
                 tuning.graph,
                 casts,

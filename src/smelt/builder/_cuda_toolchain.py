@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from smelt.builder._toolchain import Alternatives, Draft, Tuning
     from smelt.devices.cuda import CudaDevice, OpenLibrary
     from smelt.engine import KernelSpec
+    from smelt.ir import Node
     from smelt.tuner import Effort, Timer
     from smelt.types import DeviceName
 
@@ -233,7 +234,7 @@ class CudaToolchain(Toolchain):
         chains = [node for node in tuning.graph.nodes if isinstance(node.op, Chain)]
         if not chains:
             return True
-        families = {draft.choice.tactics[id(node)].family for node in chains}
+        families = {draft.choice.tactics[node].family for node in chains}
         plan = assemble(
             tuning.graph, draft.choice.tactics, backend, WeightStore(), symbols=tuning.symbols
         ).plan
@@ -253,7 +254,7 @@ class CudaToolchain(Toolchain):
         tuning = draft.tuning
         effort = tuning.effort or EFFORTS["fast"]
 
-        def open_scene(casts: Sequence[dict[int, Tactic]]) -> CudaScene:
+        def open_scene(casts: Sequence[dict[Node, Tactic]]) -> CudaScene:
             return CudaScene(
                 trial.graphs,
                 casts,

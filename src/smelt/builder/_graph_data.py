@@ -41,15 +41,15 @@ def graph_to_data(graph: Graph, position: Callable[[Constant], int]) -> dict[str
         graph: what is written.
         position: where a constant is kept, beside the graph.
     """
-    places: dict[int, list[Any]] = {id(v): ["input", k] for k, v in enumerate(graph.inputs)}
+    places: dict[Value, list[Any]] = {v: ["input", k] for k, v in enumerate(graph.inputs)}
 
     def reference(value: Value | None) -> Any:
         if value is None:
             return None
         if value.constant is None:
-            return places[id(value)]
+            return places[value]
         # Two values of one constant are two tensors in a plan: the value counts as well.
-        return places.setdefault(id(value), ["constant", position(value.constant), len(places)])
+        return places.setdefault(value, ["constant", position(value.constant), len(places)])
 
     nodes: list[Any] = []
     for number, node in enumerate(graph.nodes):
@@ -62,7 +62,7 @@ def graph_to_data(graph: Graph, position: Callable[[Constant], int]) -> dict[str
                 "outputs": [v.name for v in node.outputs],
             }
         )
-        places |= {id(v): ["node", number, k] for k, v in enumerate(node.outputs)}
+        places |= {v: ["node", number, k] for k, v in enumerate(node.outputs)}
     return {
         "name": graph.name,
         "bounds": {name: str(bound) for name, bound in graph.symbol_bounds.items()},

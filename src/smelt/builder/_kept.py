@@ -59,13 +59,13 @@ def keep_network(graph: Graph, options: BuildOptions) -> KeptNetwork:
     """A network and what is asked of its build, as an engine holds them."""
     sources = _Sources()
     constants: list[Any] = []
-    positions: dict[int, int] = {}
+    positions: dict[Constant, int] = {}
 
     def position(constant: Constant) -> int:
-        if id(constant) not in positions:
-            positions[id(constant)] = len(constants)
+        if constant not in positions:
+            positions[constant] = len(constants)
             constants.append(recipe_to_json(constant, sources.name))
-        return positions[id(constant)]
+        return positions[constant]
 
     written = graph_to_data(graph, position)
     asked = {name: getattr(options, name) for name in _KEPT}
@@ -84,19 +84,19 @@ class _Sources:
     def __init__(self) -> None:
         self.entries: list[Weight] = []
         self._arrays: list[Array] = []
-        self._positions: dict[int, int] = {}
+        self._positions: dict[Constant, int] = {}
         self._size = 0
 
     def name(self, constant: Constant) -> str:
         """What recipes call a source: its position, for names may be the same."""
-        if id(constant) not in self._positions:
-            self._positions[id(constant)] = len(self.entries)
+        if constant not in self._positions:
+            self._positions[constant] = len(self.entries)
             array = constant.array
             kind = DType.from_numpy(array.dtype)
             self.entries.append(Weight(constant.name, kind, array.shape, self._size))
             self._arrays.append(array)
             self._size += -(-array.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-        return str(self._positions[id(constant)])
+        return str(self._positions[constant])
 
     def data(self) -> NDArray[np.uint8]:
         data = np.zeros(self._size, np.uint8)

@@ -62,8 +62,8 @@ class Program:
     """What a plan is assembled from."""
 
     graph: Graph
-    tactics: Mapping[int, Tactic]
-    """By ``id(node)``."""
+    tactics: Mapping[Node, Tactic]
+    """By ``node``."""
     symbols: Symbols
     guards: tuple[Guard, ...]
     """Of the network before it was optimised."""
@@ -93,7 +93,7 @@ class _Writer:
     def plan(self, plan: Program) -> Any:
         written = graph_to_data(plan.graph, self._position)
         for entry, node in zip(written["nodes"], plan.graph.nodes, strict=True):
-            entry["tactic"] = tactic_to_data(plan.tactics[id(node)])
+            entry["tactic"] = tactic_to_data(plan.tactics[node])
         guards = [guard_to_data(guard) for guard in plan.guards]
         return {**written, "symbols": [list(s) for s in plan.symbols], "guards": guards}
 
@@ -178,7 +178,7 @@ class RemadeEngine:
         graph = graph_from_data(data, self.constants)
         # Which tactics a backend lists depends on a node's users, too.
         tactics = {
-            id(node): _checked(_tactic_from_data(entry["tactic"]), node, backend, target)
+            node: _checked(_tactic_from_data(entry["tactic"]), node, backend, target)
             for node, entry in zip(graph.nodes, data["nodes"], strict=True)
         }
         symbols = tuple((str(n), int(low), int(high)) for n, low, high in data["symbols"])
@@ -242,13 +242,13 @@ class RemadeEngine:
         That is whatever families make themselves, such as the tables of a Resize, and integers that
         an op reads as they are: shapes, axes, indices. The others are numbers to compute on.
         """
-        of_model = set(map(id, self.constants))
+        of_model = set(self.constants)
         for weight, (constant, offset) in zip(given, self.weights.entries, strict=True):
             shape = tuple(evaluate_dim(extent, {}) for extent in constant.type.shape)
             found = (weight.offset, weight.dtype, weight.shape)
             if found != (offset, constant.type.dtype, shape):
                 raise _altered("weights")
-            is_ours = not any(id(source) in of_model for source in constant.sources())
+            is_ours = not any(source in of_model for source in constant.sources())
             if is_ours or (constant.recipe is None and _decides(constant)):
                 wanted = np.ascontiguousarray(constant.array).reshape(-1).view(np.uint8)
                 if not np.array_equal(data[offset : offset + wanted.size], wanted):

@@ -38,7 +38,7 @@ def describe_plan(
     return {
         **passes,
         "source": [{"name": n.name, "op": n.op.name} for n in source.nodes],
-        "nodes": [_describe_node(n, choice.tactics[id(n)]) for n in graph.nodes],
+        "nodes": [_describe_node(n, choice.tactics[n]) for n in graph.nodes],
         "candidates": choice.times,
         "formats": {n.name: told for n in graph.nodes if (told := _formats(n, choice))},
         "in_network": choice.in_network,
@@ -69,7 +69,7 @@ def _flop(node: Node) -> str | None:
 
 def _formats(node: Node, choice: Choice) -> list[tuple[list[str | None], list[str]]]:
     """Formats of a node's candidates, in their order; nothing where all have the same."""
-    tactics = [tactic for tactic, _ in choice.timed.get(id(node), ())]
+    tactics = [tactic for tactic, _ in choice.timed.get(node, ())]
     if len({(t.inputs, t.outputs) for t in tactics if not t.is_reference}) < 2:
         return []
     return [(_input_formats(tactic), list(map(str, tactic.outputs))) for tactic in tactics]

@@ -194,18 +194,18 @@ def _is_float(value: Value) -> bool:
     return value.tensor.dtype.is_float
 
 
-def _inputs(graph: Graph, sizes: Sizes, seed: int) -> dict[int, Array]:
+def _inputs(graph: Graph, sizes: Sizes, seed: int) -> dict[Value, Array]:
     """Floats from -1 to 1, which change slowly along the axes of images, as pictures do.
 
     White noise says of some networks that they err by three times as much as on any picture. For
     the rest zeros and ones, which are indices and masks mostly.
     """
     rng = np.random.default_rng(seed)
-    made: dict[int, Array] = {}
+    made: dict[Value, Array] = {}
     for value in graph.inputs:
         shape = tuple(evaluate_dim(d, sizes) for d in value.tensor.shape)
         array = _slow_noise(shape, rng) if _is_float(value) else rng.integers(0, 2, shape)
-        made[id(value)] = array.astype(value.tensor.dtype.numpy)
+        made[value] = array.astype(value.tensor.dtype.numpy)
     return made
 
 
@@ -229,9 +229,9 @@ class _Sample:
     graph: Graph
     rounded: Rounded
     storage: DType
-    inputs: Mapping[int, Array]
-    exact: dict[int, Array] = field(init=False)
-    narrow: dict[int, Array] = field(init=False)
+    inputs: Mapping[Value, Array]
+    exact: dict[Value, Array] = field(init=False)
+    narrow: dict[Value, Array] = field(init=False)
     """Where every node rounds."""
 
     def __post_init__(self) -> None:
@@ -244,9 +244,11 @@ class _Sample:
         known, start = (self.exact, last) if first == 0 else (self.narrow, first)
         values = self._run(dict(known), start, first, last) if last else self.narrow
         answers = [value for value in self.graph.outputs if _is_float(value)]
-        return max((_error(values[id(v)], self.exact[id(v)]) for v in answers), default=0.0)
+        return max((_error(values[v], self.exact[v]) for v in answers), default=0.0)
 
-    def _run(self, values: dict[int, Array], start: int, first: int, last: int) -> dict[int, Array]:
+    def _run(
+        self, values: dict[Value, Array], start: int, first: int, last: int
+    ) -> dict[Value, Array]:
         """Compute the nodes from ``start`` on."""
         for place, node in enumerate(self.graph.nodes[start:], start):
             rounds = () if first <= place < last else self.rounded.get(node.name, ())
@@ -255,11 +257,11 @@ class _Sample:
             ]
             for position in (n for n, is_rounded in enumerate(rounds) if is_rounded):
                 arrays[position] = _round(arrays[position], self.storage)
-            values.update(zip(map(id, node.outputs), run_node(node, arrays), strict=False))
+            values.update(zip(node.outputs, run_node(node, arrays), strict=False))
         return values
 
-    def _array(self, value: Value, values: Mapping[int, Array]) -> Array:
-        return values[id(value)] if value.constant is None else value.constant.array
+    def _array(self, value: Value, values: Mapping[Value, Array]) -> Array:
+        return values[value] if value.constant is None else value.constant.array
 
 
 def _round(array: Array | None, storage: DType) -> Array | None:

@@ -41,7 +41,7 @@ class EngineParts:
 
 def make_engine(parts: EngineParts) -> Engine:
     """The engine, ready to run."""
-    named = {id(s): s.name for c in parts.model.constants() for s in c.sources()}
+    named = {s: s.name for c in parts.model.constants() for s in c.sources()}
     header = EngineHeader(
         name=parts.name,
         fingerprint=parts.fingerprint,
@@ -67,8 +67,8 @@ def make_engine(parts: EngineParts) -> Engine:
     )
 
 
-def _weight(constant: Constant, offset: int, named: dict[int, str]) -> Weight:
-    recipe = recipe_to_json(constant, lambda source: named.get(id(source)))
+def _weight(constant: Constant, offset: int, named: dict[Constant, str]) -> Weight:
+    recipe = recipe_to_json(constant, lambda source: named.get(source))
     kind = constant.type
     shape = tuple(evaluate_dim(extent, {}) for extent in kind.shape)
     return Weight(constant.name, kind.dtype, shape, offset, recipe)

@@ -56,7 +56,7 @@ class _Exporter:
 
         self.onnx: Any = onnx
         self.graph = graph
-        self.names: dict[int, str] = {}
+        self.names: dict[Value, str] = {}
         self.taken: set[str] = set()
         self.initialisers: list[onnx.TensorProto] = []
         self.nodes: list[onnx.NodeProto] = []
@@ -87,14 +87,14 @@ class _Exporter:
 
     def _name(self, value: Value) -> str:
         """The value's name, made unique; a constant becomes an initialiser."""
-        if id(value) in self.names:
-            return self.names[id(value)]
+        if value in self.names:
+            return self.names[value]
         name, number = value.name or "value", 1
         while name in self.taken:
             number += 1
             name = f"{value.name}_{number}"
         self.taken.add(name)
-        self.names[id(value)] = name
+        self.names[value] = name
         if value.constant is not None:
             array = np.ascontiguousarray(value.constant.array)
             self.initialisers.append(self.onnx.numpy_helper.from_array(array, name))

@@ -76,8 +76,8 @@ def layer_errors(
     names = [value.name for _, value in shown]
     got = run(with_outputs(graph, names), inputs)
     wanted = oracle.values(inputs, [name for name in names if name not in judge.quantized])
-    known = {id(value): np.asarray(inputs[value.name]) for value in graph.inputs}
-    known |= {id(value): got[value.name] for _, value in shown}
+    known = {value: np.asarray(inputs[value.name]) for value in graph.inputs}
+    known |= {value: got[value.name] for _, value in shown}
     for node, value in shown:
         if value.name in judge.quantized:
             wanted |= _alone(graph, node, known, ask)
@@ -93,9 +93,11 @@ def layer_errors(
     ]
 
 
-def _alone(graph: Graph, node: Node, known: Mapping[int, Array], ask: AskAbout) -> dict[str, Array]:
+def _alone(
+    graph: Graph, node: Node, known: Mapping[Value, Array], ask: AskAbout
+) -> dict[str, Array]:
     """What a node should make of what it was given; nothing, where that cannot be told."""
-    if any(v is not None and v.constant is None and id(v) not in known for v in node.inputs):
+    if any(v is not None and v.constant is None and v not in known for v in node.inputs):
         return {}
     part, arrays = cut_part(graph, [node], known)
     names = [value.name for value in part.nodes[0].outputs]
@@ -162,12 +164,12 @@ def _first_wrong(
 
 def _ancestors(node: Node, producers: Mapping[str, Node]) -> list[str]:
     """Names of the values on which a node depends, in the order in which they are computed."""
-    wanted = {id(value) for value in node.inputs}
+    wanted = set(node.inputs)
     names: list[str] = []
     for name, maker in reversed(list(producers.items())):
-        if any(id(value) in wanted for value in maker.outputs):
+        if any(value in wanted for value in maker.outputs):
             names.append(name)
-            wanted.update(id(value) for value in maker.inputs)
+            wanted.update(value for value in maker.inputs)
     return names[::-1]
 
 

@@ -43,8 +43,8 @@ def reduce_graph(
     recorder = _Recorder()
     listeners: Sequence[Listener] = [recorder]
     interpret(graph, inputs, listeners=listeners)
-    values = recorder.arrays | {id(v): np.asarray(inputs[v.name]) for v in graph.inputs}
-    nodes = [node for node in graph.nodes if id(node.output) in values]
+    values = recorder.arrays | {v: np.asarray(inputs[v.name]) for v in graph.inputs}
+    nodes = [node for node in graph.nodes if node.output in values]
     trials = 0
 
     def part_fails(chosen: Sequence[Node]) -> bool:
@@ -63,7 +63,7 @@ class _Recorder:
     """Keeps every result."""
 
     def __init__(self) -> None:
-        self.arrays: dict[int, Array] = {}
+        self.arrays: dict[Value, Array] = {}
 
     def will_run(self, node: Node, inputs: Sequence[Array | None], /) -> None:
         """Nothing is known yet."""
@@ -72,7 +72,7 @@ class _Recorder:
     def did_run(self, node: Node, outputs: Sequence[Array], /) -> None:
         """Keep the results."""
         self.arrays.update(
-            (id(value), array) for value, array in zip(node.outputs, outputs, strict=False)
+            (value, array) for value, array in zip(node.outputs, outputs, strict=False)
         )
 
 
@@ -101,19 +101,19 @@ def _cut(nodes: Sequence[Node], pieces: int) -> list[list[Node]]:
     return [list(nodes[a:b]) for a, b in pairwise(bounds) if a < b]
 
 
-def cut_part(graph: Graph, nodes: Sequence[Node], values: Mapping[int, Array]) -> Part:
+def cut_part(graph: Graph, nodes: Sequence[Node], values: Mapping[Value, Array]) -> Part:
     """Nodes of a graph as a network of their own, and the inputs that it had in the whole."""
     part = Graph(f"part of {graph.name}")
-    own = {id(node) for node in nodes}
-    made: dict[int, Value] = {}
+    own = set(nodes)
+    made: dict[Value, Value] = {}
     inputs: dict[str, Array] = {}
 
     def take(value: Value | None) -> Value | None:
         if value is None:
             return None
-        if id(value) not in made:
-            made[id(value)] = _enter(part, value, values, inputs)
-        return made[id(value)]
+        if value not in made:
+            made[value] = _enter(part, value, values, inputs)
+        return made[value]
 
     for node in nodes:
         copy = part.add(
@@ -123,26 +123,24 @@ def cut_part(graph: Graph, nodes: Sequence[Node], values: Mapping[int, Array]) -
             output_names=[value.name for value in node.outputs],
             layers=node.layers,
         )
-        made.update((id(a), b) for a, b in zip(node.outputs, copy.outputs, strict=True))
+        made.update((a, b) for a, b in zip(node.outputs, copy.outputs, strict=True))
     part.symbol_bounds = dict(graph.symbol_bounds)
     part.outputs = [
-        made[id(value)]
+        made[value]
         for node in nodes
         for value in node.outputs
-        if not value.users
-        or graph.is_output(value)
-        or any(id(user) not in own for user in value.users)
+        if not value.users or graph.is_output(value) or any(user not in own for user in value.users)
     ]
     return part, inputs
 
 
 def _enter(
-    part: Graph, value: Value, values: Mapping[int, Array], inputs: dict[str, Array]
+    part: Graph, value: Value, values: Mapping[Value, Array], inputs: dict[str, Array]
 ) -> Value:
     """A value that the part reads: a constant, or a new input with what it had in the whole."""
     if value.constant is not None:
         return part.add_constant(value.constant)
-    array = values[id(value)]
+    array = values[value]
     if array.dtype.kind == "i" and array.ndim <= 1 and array.size <= _SHAPE_ELEMENTS:
         return part.add_constant(Constant(value.name, array))
     inputs[value.name] = array

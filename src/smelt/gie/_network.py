@@ -182,7 +182,7 @@ class InferNetwork:
     def __init__(self, name: str = "network") -> None:
         self.definition = NetworkDefinition(name, tensor_names="{layer} [{index}]")
         self._formulas: dict[LayerType, OutputDimensionsFormula] = {}
-        self._unstated_groups: set[int] = set()
+        self._unstated_groups: set[Node] = set()
         """Layers, by their node, whose weights are for groups that nobody has set yet."""
 
     @property
@@ -211,7 +211,7 @@ class InferNetwork:
                     node=tensor.name,
                 )
         for layer in self.definition.layers:
-            if id(layer.nodes[-1]) in self._unstated_groups:
+            if layer.nodes[-1] in self._unstated_groups:
                 groups = getattr(layer.op, "group", 1)
                 raise ShapeError(
                     f"the weights are for {groups} groups; call set_nb_groups({groups}), or give "
@@ -272,7 +272,7 @@ class InferNetwork:
 
     def groups_of(self, layer: Layer) -> int:
         """The groups of a layer as they were set."""
-        if id(layer.nodes[-1]) in self._unstated_groups:
+        if layer.nodes[-1] in self._unstated_groups:
             return 1
         return int(getattr(layer.op, "group", 1))
 
@@ -287,7 +287,7 @@ class InferNetwork:
                 "for a convolution and C x K / groups x R x S for a deconvolution",
                 node=layer.name,
             )
-        self._unstated_groups.discard(id(layer.nodes[-1]))
+        self._unstated_groups.discard(layer.nodes[-1])
 
     def set_convolution_output_dimensions_formula(
         self, formula: OutputDimensionsFormula | None
@@ -463,7 +463,7 @@ class InferNetwork:
     def _windowed(self, made: Tensor, groups: int) -> InferLayer:
         layer = self._layer_of(made)
         if groups != 1:
-            self._unstated_groups.add(id(layer.layer.nodes[-1]))
+            self._unstated_groups.add(layer.layer.nodes[-1])
         self.apply_formula(layer)
         return layer
 

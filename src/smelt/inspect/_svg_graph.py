@@ -129,7 +129,7 @@ def _connect(boxes: Sequence[_Box]) -> list[list[_Item]]:
     makers: dict[str, _Box] = {}
     lines: list[list[_Item]] = []
     for box in boxes:  # in the order in which they run, so makers come first
-        sources = {id(makers[n]): makers[n] for n in box.reads if n in makers}.values()
+        sources = {makers[n]: makers[n] for n in box.reads if n in makers}.values()
         box.row = max((source.row for source in sources), default=-1) + 1
         makers.update(dict.fromkeys(box.makes, box))
         for source in sources:

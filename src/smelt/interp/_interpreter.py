@@ -53,10 +53,10 @@ def interpret(
     wanted = _wanted_values(graph, outputs)
     given: dict[str, Array] = {name: np.asarray(array) for name, array in inputs.items()}
     symbols = bind_symbols(graph, given)
-    values: dict[int, Array] = {id(v): given[v.name] for v in graph.inputs}
+    values: dict[Value, Array] = {v: given[v.name] for v in graph.inputs}
     needed = _needed_nodes(graph, wanted)
-    uses = Counter(id(v) for node in needed for v in node.inputs if v is not None)
-    uses.update(id(v) for v in wanted)
+    uses = Counter(v for node in needed for v in node.inputs if v is not None)
+    uses.update(v for v in wanted)
     check_guards(graph.guards, symbols)
     for node in needed:
         arrays = [None if v is None else _array_of(v, values) for v in node.inputs]
@@ -66,7 +66,7 @@ def interpret(
         results = run_node(node, arrays, _largest(graph, symbols))
         for value, array in zip(node.outputs, results, strict=False):
             check_array(value, array, symbols, str(node), graph.symbol_bounds)
-            values[id(value)] = array
+            values[value] = array
         for listener in listeners:
             listener.did_run(node, results)
         _release(node, values, uses)
@@ -88,20 +88,20 @@ def _wanted_values(graph: Graph, names: Iterable[str] | None) -> list[Value]:
 def _needed_nodes(graph: Graph, wanted: Sequence[Value]) -> list[Node]:
     """The nodes on which the wanted values depend, in order."""
     needed: list[Node] = []
-    live = {id(v) for v in wanted}
+    live = set(wanted)
     for node in reversed(graph.nodes):
-        if any(id(v) in live for v in node.outputs):
+        if any(v in live for v in node.outputs):
             needed.append(node)
-            live.update(id(v) for v in node.inputs if v is not None)
+            live.update(v for v in node.inputs if v is not None)
     return needed[::-1]
 
 
-def _array_of(value: Value, values: Mapping[int, Array]) -> Array:
+def _array_of(value: Value, values: Mapping[Value, Array]) -> Array:
     if value.constant is not None:
         return value.constant.array
-    if id(value) not in values:
+    if value not in values:
         raise GraphError(f"value {value.name} is read before anything makes it")
-    return values[id(value)]
+    return values[value]
 
 
 def _largest(graph: Graph, symbols: Mapping[str, int]) -> dict[str, int]:
@@ -131,13 +131,13 @@ def run_node(
     return results
 
 
-def _release(node: Node, values: dict[int, Array], uses: Counter[int]) -> None:
+def _release(node: Node, values: dict[Value, Array], uses: Counter[Value]) -> None:
     """Drop what nobody reads any more: a deep network needs the memory of its widest part."""
     for value in node.inputs:
         if value is not None:
-            uses[id(value)] -= 1
-            if not uses[id(value)]:
-                values.pop(id(value), None)
+            uses[value] -= 1
+            if not uses[value]:
+                values.pop(value, None)
     for value in node.outputs:
-        if not uses[id(value)]:
-            values.pop(id(value), None)
+        if not uses[value]:
+            values.pop(value, None)

@@ -119,13 +119,13 @@ class Constant:
 
     def sources(self) -> Iterator[Constant]:
         """The named arrays from which the constant follows, each once."""
-        seen: set[int] = set()
+        seen: set[Constant] = set()
         stack: list[Constant] = [self]
         while stack:
             constant = stack.pop()
-            if id(constant) in seen:
+            if constant in seen:
                 continue
-            seen.add(id(constant))
+            seen.add(constant)
             if constant.recipe is None:
                 yield constant
             else:
@@ -140,14 +140,14 @@ def sources_first(
     Recipes may be deeper than calls can go. What ``is_known`` is left out, with what it derives
     from.
     """
-    done: set[int] = set()
+    done: set[Constant] = set()
     stack = [(constant, False) for constant in constants]
     while stack:
         part, is_ready = stack.pop()
-        if id(part) in done or is_known(part):
+        if part in done or is_known(part):
             continue
         if is_ready or part.recipe is None:
-            done.add(id(part))
+            done.add(part)
             yield part
         else:
             stack.append((part, True))
@@ -306,18 +306,18 @@ class Graph:
 
     def live_nodes(self) -> list[Node]:
         """The nodes on which an output depends, in order."""
-        wanted = set(map(id, self.outputs))
+        wanted = set(self.outputs)
         live: list[Node] = []
         for node in reversed(self.nodes):
-            if any(id(v) in wanted for v in node.outputs):
-                wanted.update(id(v) for v in node.inputs if v is not None)
+            if any(v in wanted for v in node.outputs):
+                wanted.update(v for v in node.inputs if v is not None)
                 live.append(node)
         return live[::-1]
 
     def remove_unused(self) -> list[Node]:
         """Remove every node that no output depends on; returns them."""
-        live = set(map(id, self.live_nodes()))
-        dead = [node for node in reversed(self.nodes) if id(node) not in live]
+        live = set(self.live_nodes())
+        dead = [node for node in reversed(self.nodes) if node not in live]
         for node in dead:
             self.remove(node)
         return dead
@@ -333,18 +333,18 @@ class Graph:
 
     def constants(self) -> Iterator[Constant]:
         """The constants that nodes read, each once."""
-        seen: set[int] = set()
+        seen: set[Constant] = set()
         for value in self.values():
-            if value.constant is not None and id(value.constant) not in seen:
-                seen.add(id(value.constant))
+            if value.constant is not None and value.constant not in seen:
+                seen.add(value.constant)
                 yield value.constant
 
     def values(self) -> Iterator[Value]:
         """Every value: inputs, then what each node reads first and what it makes; each once."""
-        seen: set[int] = set()
+        seen: set[Value] = set()
         for value in self._all_values():
-            if id(value) not in seen:
-                seen.add(id(value))
+            if value not in seen:
+                seen.add(value)
                 yield value
 
     def _all_values(self) -> Iterable[Value]:

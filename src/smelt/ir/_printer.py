@@ -86,14 +86,14 @@ def _arrays(attribute: object) -> Iterator[Array]:
 
 def _with_sources(constants: Iterable[Constant]) -> Iterator[Constant]:
     """Every constant and all that it is derived from, sources first; each once."""
-    done: set[int] = set()
+    done: set[Constant] = set()
     stack = [(constant, False) for constant in reversed(list(constants))]
     while stack:
         constant, expanded = stack.pop()
-        if id(constant) in done:
+        if constant in done:
             continue
         if expanded or constant.recipe is None:
-            done.add(id(constant))
+            done.add(constant)
             yield constant
             continue
         stack.append((constant, True))
@@ -105,14 +105,14 @@ class _Printer:
         self._graph = graph
         taken = {v.name for v in graph.values() if v.constant is None}
         self._constants = list(_with_sources(graph.constants()))
-        self._names: dict[int, str] = {}
+        self._names: dict[Constant, str] = {}
         for constant in self._constants:
             name, count = constant.name, 1
             while name in taken:
                 count += 1
                 name = f"{constant.name}~{count}"
             taken.add(name)
-            self._names[id(constant)] = name
+            self._names[constant] = name
 
     def lines(self, indent: str) -> Iterator[str]:
         inner = f"{indent}  "
@@ -123,7 +123,7 @@ class _Printer:
         for value in graph.inputs:
             yield f"{inner}input %{quote(value.name)}: {value.type}"
         for constant in self._constants:
-            name = quote(self._names[id(constant)])
+            name = quote(self._names[constant])
             yield f"{inner}const %{name}{self._constant(constant, inner)}"
         for node in graph.nodes:
             yield inner + self._node(node, inner)
@@ -134,14 +134,14 @@ class _Printer:
         recipe = constant.recipe
         if recipe is None:
             return f": {_elements(constant.array)}"
-        inputs = ["_" if c is None else f"%{quote(self._names[id(c)])}" for c in recipe.inputs]
+        inputs = ["_" if c is None else f"%{quote(self._names[c])}" for c in recipe.inputs]
         output = f"[{recipe.output}]" if recipe.output else ""
         return f" = {format_attribute(recipe.op, indent)}{output} {', '.join(inputs)}".rstrip()
 
     def _value(self, value: Value | None) -> str:
         if value is None:
             return "_"
-        name = value.name if value.constant is None else self._names[id(value.constant)]
+        name = value.name if value.constant is None else self._names[value.constant]
         return f"%{quote(name)}"
 
     def _node(self, node: Node, indent: str) -> str:

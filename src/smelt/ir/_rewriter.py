@@ -118,14 +118,12 @@ class FreshNames:
 
 def clone(graph: Graph) -> Graph:
     """A copy that shares nothing but ops and constants, so that either can be rewritten."""
-    copies: dict[int, Value] = {}
+    copies: dict[Value, Value] = {}
 
     def copy(value: Value) -> Value:
-        if id(value) not in copies:
-            copies[id(value)] = Value(
-                value.name, value.type, constant=value.constant, dims=value.dims
-            )
-        return copies[id(value)]
+        if value not in copies:
+            copies[value] = Value(value.name, value.type, constant=value.constant, dims=value.dims)
+        return copies[value]
 
     result = Graph(graph.name, symbol_bounds=dict(graph.symbol_bounds), guards=graph.guards)
     result.inputs = [copy(value) for value in graph.inputs]

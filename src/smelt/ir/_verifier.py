@@ -63,25 +63,25 @@ def _check_names(graph: Graph) -> None:
 
 def _check_order(graph: Graph) -> None:
     _check_inputs(graph)
-    known = {id(value) for value in graph.inputs}
-    places = {id(node): place for place, node in enumerate(graph.nodes)}
+    known = set(graph.inputs)
+    places = {node: place for place, node in enumerate(graph.nodes)}
     if len(places) != len(graph.nodes):
         raise GraphError("a node is in the graph twice")
     for place, node in enumerate(graph.nodes):
         for value in node.inputs:
-            if value is not None and value.constant is None and id(value) not in known:
+            if value is not None and value.constant is None and value not in known:
                 raise GraphError(_explain_disorder(value, place, places), node=str(node))
         for index, result in enumerate(node.outputs):
-            if result.producer is not node or result.constant is not None or id(result) in known:
+            if result.producer is not node or result.constant is not None or result in known:
                 raise GraphError(f"result {index}, {result.name!r}, is not its own", node=str(node))
-            known.add(id(result))
+            known.add(result)
     for output in graph.outputs:
-        if output.constant is None and id(output) not in known:
+        if output.constant is None and output not in known:
             raise GraphError(f"output {output.name!r} is made by no node of the graph")
 
 
 def _check_inputs(graph: Graph) -> None:
-    if len({id(value) for value in graph.inputs}) != len(graph.inputs):
+    if len(set(graph.inputs)) != len(graph.inputs):
         raise GraphError("a value is an input twice")
     for value in graph.inputs:
         if value.producer is not None or value.constant is not None:
@@ -90,10 +90,10 @@ def _check_inputs(graph: Graph) -> None:
             raise GraphError(f"input {value.name!r} has a negative extent: {value.type}")
 
 
-def _explain_disorder(value: Value, place: int, places: dict[int, int]) -> str:
+def _explain_disorder(value: Value, place: int, places: dict[Node, int]) -> str:
     if value.producer is None:
         return f"reads {value.name!r}, which is no input, constant or result of this graph"
-    made_at = places.get(id(value.producer))
+    made_at = places.get(value.producer)
     if made_at is None:
         return f"reads {value.name!r} of {value.producer}, which is not in the graph"
     problem = "a cycle, or an order in which nodes cannot run" if made_at >= place else "disorder"
@@ -101,13 +101,13 @@ def _explain_disorder(value: Value, place: int, places: dict[int, int]) -> str:
 
 
 def _check_users(graph: Graph) -> None:
-    reads: dict[int, Counter[int]] = {}
+    reads: dict[Value, Counter[Node]] = {}
     for node in graph.nodes:
         for value in node.inputs:
             if value is not None:
-                reads.setdefault(id(value), Counter())[id(node)] += 1
+                reads.setdefault(value, Counter())[node] += 1
     for value in graph.values():
-        if Counter(map(id, value.users)) != reads.get(id(value), Counter()):
+        if Counter(value.users) != reads.get(value, Counter()):
             raise GraphError(f"the users recorded at {value.name!r} are not the nodes that read it")
 
 

@@ -68,13 +68,13 @@ class NetworkDefinition(LayerMethods):
         self._graph = Graph(given_text(name, "the network's name", GraphError))
         self._batch = _batch(batch)
         self._tensor_names = _template(tensor_names)
-        self._tensors: dict[int, Tensor] = {}
+        self._tensors: dict[Value, Tensor] = {}
         self._values: dict[str, Value] = {}
         self._layer_names: set[str] = set()
         self._numbers: dict[str, int] = {}
         self._kinds: dict[str, str] = {}
         self._locations: dict[str, str] = {}
-        self._default_names: set[int] = set()
+        self._default_names: set[Value] = set()
         """Values, by id, that bear the name of their layer."""
 
     @classmethod
@@ -135,7 +135,7 @@ class NetworkDefinition(LayerMethods):
 
     def tensor(self, value: Value) -> Tensor:
         """The tensor that a value of the graph is."""
-        return self._tensors.setdefault(id(value), Tensor(self, value))
+        return self._tensors.setdefault(value, Tensor(self, value))
 
     def __repr__(self) -> str:
         return (
@@ -231,7 +231,7 @@ class NetworkDefinition(LayerMethods):
         node = self._graph.add(checked_op(op), *inputs, name=node_name, layers=(layer,))
         if not part and len(node.outputs) == 1:
             node.output.name = self._tensor_names.format(layer=layer, index=0)
-            self._default_names.add(id(node.output))
+            self._default_names.add(node.output)
         for value in node.outputs:
             self._claim(value.name, value)
         self._locations[layer], self._kinds[layer] = caller_location(), kind
@@ -288,7 +288,7 @@ class NetworkDefinition(LayerMethods):
             return
         self._claim(name, value)
         self._disclaim(value)
-        self._default_names.discard(id(value))
+        self._default_names.discard(value)
         value.name = name
 
     @located
@@ -314,9 +314,9 @@ class NetworkDefinition(LayerMethods):
         self._layer_names.remove(old)
         self._layer_names.add(new)
         for value in nodes[-1].outputs:
-            if id(value) in self._default_names:
+            if value in self._default_names:
                 self.rename(value, self._tensor_names.format(layer=new, index=0))
-                self._default_names.add(id(value))
+                self._default_names.add(value)
 
     def reshape_input(self, value: Value, shape: Sequence[int | str]) -> None:
         """Give an input another shape and infer the rest; undone on ShapeError."""
@@ -350,13 +350,13 @@ class NetworkDefinition(LayerMethods):
             raise type(error)(f"{error.message}{origin}", node=error.node) from error
 
     def _layer(self, name: str, nodes: Sequence[Node]) -> Layer:
-        made = {id(value) for node in nodes for value in node.outputs}
-        own = {id(node) for node in nodes}
+        made = {value for node in nodes for value in node.outputs}
+        own = set(nodes)
         read = {
-            id(value): value
+            value: value
             for node in nodes
             for value in node.inputs
-            if value is not None and value.constant is None and id(value) not in made
+            if value is not None and value.constant is None and value not in made
         }
         results = [
             value
@@ -364,7 +364,7 @@ class NetworkDefinition(LayerMethods):
             for value in node.outputs
             if self._graph.is_output(value)
             or not value.users
-            or any(id(user) not in own for user in value.users)
+            or any(user not in own for user in value.users)
         ]
         return Layer(
             name,

@@ -75,12 +75,12 @@ def recipe_to_json(constant: Constant, intern: Callable[[Constant], str | None])
     name, array)`` or ``("derived", name, op, inputs, output)``, its inputs being positions of
     earlier entries; the last is the constant.
     """
-    positions: dict[int, int] = {}
+    positions: dict[Constant, int] = {}
     entries: list[Json] = []
     for part in sources_first(constant):
-        positions[id(part)] = len(entries)
+        positions[part] = len(entries)
         if part.recipe is not None:
-            inputs = tuple(None if c is None else positions[id(c)] for c in part.recipe.inputs)
+            inputs = tuple(None if c is None else positions[c] for c in part.recipe.inputs)
             op = op_to_json(part.recipe.op)
             entries.append(("derived", part.name, op, inputs, part.recipe.output))
             continue
@@ -170,21 +170,21 @@ def _dim_to_json(dim: Dim) -> Json:
 def _graph_to_json(graph: Graph) -> Json:
     """Name, inputs, constants, nodes, outputs, bounds; values are numbered in that order."""
     values = list(graph.inputs)
-    numbers = {id(v): i for i, v in enumerate(values)}
+    numbers = {v: i for i, v in enumerate(values)}
     constants: list[Json] = []
     for value in graph.values():
-        if value.constant is not None and id(value) not in numbers:
-            numbers[id(value)] = len(numbers)
+        if value.constant is not None and value not in numbers:
+            numbers[value] = len(numbers)
             constants.append((value.name, _array_to_json(value.constant.array)))
     nodes: list[Json] = []
     for node in graph.nodes:
-        inputs = tuple(None if v is None else numbers[id(v)] for v in node.inputs)
+        inputs = tuple(None if v is None else numbers[v] for v in node.inputs)
         names = tuple(v.name for v in node.outputs)
         nodes.append((node.name, op_to_json(node.op), inputs, names, node.layers))
         for value in node.outputs:
-            numbers[id(value)] = len(numbers)
+            numbers[value] = len(numbers)
     inputs_json = tuple(_input_to_json(v) for v in graph.inputs)
-    outputs = tuple(numbers[id(v)] for v in graph.outputs)
+    outputs = tuple(numbers[v] for v in graph.outputs)
     bounds = tuple((name, _dim_to_json(d)) for name, d in graph.symbol_bounds.items())
     return ("graph", graph.name, inputs_json, tuple(constants), tuple(nodes), outputs, bounds)
 

@@ -62,25 +62,25 @@ def run_region(
 
     Raises ShapeError: an array has another shape than was inferred, or a guard does not hold.
     """
-    made: dict[int, Array] = {}
+    made: dict[Value, Array] = {}
     symbols: dict[str, int] = {}
     for value, array in zip(region.inputs, arrays, strict=True):
         if array is not None:
             check_array(value, array, symbols, region.name)
-            made[id(value)] = array
+            made[value] = array
     for node in region.nodes:
         inputs = [None if v is None else _read(v, made) for v in node.inputs]
         check_guards(node.guards, symbols)
         results = evaluate(node.op, inputs, str(node), most)
         for value, array in zip(node.outputs, results, strict=True):
             check_array(value, array, symbols, str(node))
-            made[id(value)] = array
+            made[value] = array
     return [_read(value, made) for value in region.outputs]
 
 
-def _read(value: Value, made: dict[int, Array]) -> Array:
-    if id(value) in made:
-        return made[id(value)]
+def _read(value: Value, made: dict[Value, Array]) -> Array:
+    if value in made:
+        return made[value]
     if value.constant is None:
         raise InternalError(f"a region reads {value.name} before it is computed")
     return value.constant.array

@@ -40,6 +40,6 @@ def why_not_chained(graph: Graph, first: Node, second: Node) -> str | None:
     between = first.output
     if second.inputs[0] is not between or between in second.inputs[1:]:
         return f"{second} reads {between.name} otherwise than first"
-    order = {id(node): place for place, node in enumerate(graph.nodes)}
-    early = [user for user in between.users if order[id(user)] < order[id(second)]]
+    order = {node: place for place, node in enumerate(graph.nodes)}
+    early = [user for user in between.users if order[user] < order[second]]
     return f"{early[0]} reads {between.name} before {second}" if early else None

@@ -51,7 +51,7 @@ class FuseEpilogues(Pass):
     @override
     def apply(self, graph: Graph) -> PassResult:
         notes: list[Note] = []
-        places = {id(node): place for place, node in enumerate(graph.nodes)}
+        places = {node: place for place, node in enumerate(graph.nodes)}
         # Products first: what follows them is worth most there. Then pools, then chains.
         kinds = [_PRODUCTS, *[_POOLS] * self.pools, *[(ops.Gather,)] * self.gathers]
         for kind in kinds:
@@ -59,7 +59,7 @@ class FuseEpilogues(Pass):
                 if isinstance(node.op, kind) and len(node.outputs) == 1:
                     notes.extend(self._fuse(graph, node, places))
         for node in list(graph.nodes):
-            if self._joins(node) and id(node) in places:
+            if self._joins(node) and node in places:
                 notes.extend(self._fuse(graph, node, places))
         return PassResult.of(notes)
 
@@ -73,7 +73,7 @@ class FuseEpilogues(Pass):
             and node.op.name not in self.excluded
         )
 
-    def _fuse(self, graph: Graph, root: Node, places: dict[int, int]) -> list[Note]:
+    def _fuse(self, graph: Graph, root: Node, places: dict[Node, int]) -> list[Note]:
         if root not in graph.nodes:
             return []
         group, reason = self._grow(graph, root, places)
@@ -85,7 +85,7 @@ class FuseEpilogues(Pass):
         chain = " | ".join(type(node.op).__name__ for node in group)
         return [Note(before, fused.layers, chain)]
 
-    def _grow(self, graph: Graph, root: Node, places: dict[int, int]) -> tuple[list[Node], str]:
+    def _grow(self, graph: Graph, root: Node, places: dict[Node, int]) -> tuple[list[Node], str]:
         """The nodes to fuse, root first; or the root, and why no reader joins it."""
         group, best = [root], 1
         while len(group) <= self.max_stages:
@@ -141,10 +141,10 @@ def _counts_bytes(root: Node) -> bool:
     return value.tensor.dtype in {DType.INT8, DType.UINT8}
 
 
-def _next_reader(group: Sequence[Node], places: dict[int, int]) -> Node | None:
+def _next_reader(group: Sequence[Node], places: dict[Node, int]) -> Node | None:
     """The first node outside that reads what is computed inside."""
     readers = [u for node in group for u in node.output.users if u not in group]
-    return min(readers, key=lambda node: places[id(node)], default=None)
+    return min(readers, key=lambda node: places[node], default=None)
 
 
 def _is_closed(graph: Graph, group: Sequence[Node]) -> bool:
@@ -177,36 +177,36 @@ def _suits_epilogue(root: Node, value: Value) -> bool:
     return all(d == 1 or offset + i == channels for i, d in enumerate(shape))
 
 
-def _build(graph: Graph, group: Sequence[Node], places: dict[int, int]) -> Node:
+def _build(graph: Graph, group: Sequence[Node], places: dict[Node, int]) -> Node:
     """Replace the group by one node at the place of its last one."""
     root, last = group[0], group[-1]
     inputs: list[Value | None] = list(root.inputs)
-    numbers = {id(node.output): -1 - number for number, node in enumerate(group)}
+    numbers = {node.output: -1 - number for number, node in enumerate(group)}
     stages: list[ops.Stage] = []
     for node in group[1:]:
         arguments = [_argument(value, numbers, inputs, len(root.inputs)) for value in node.inputs]
         stages.append(ops.Stage(node.op, tuple(arguments)))
     layers = tuple(dict.fromkeys(layer for node in group for layer in node.layers))
     op: Op = ops.Fused(root.op, len(root.inputs), tuple(stages))
-    place = max(places[id(node)] for node in group)
-    anchor = next(node for node in group if places[id(node)] == place)
+    place = max(places[node] for node in group)
+    anchor = next(node for node in group if places[node] == place)
     name = last.output.name
     fused = graph.add(
         op, *inputs, name=root.name, output_names=(name,), before=anchor, layers=layers
     )
-    places[id(fused)] = place
+    places[fused] = place
     graph.replace_uses(last.output, fused.output)
-    for node in sorted(group, key=lambda n: -places[id(n)]):
+    for node in sorted(group, key=lambda n: -places[n]):
         graph.remove(node)
-        del places[id(node)]
+        del places[node]
     return fused
 
 
 def _argument(
-    value: Value | None, numbers: dict[int, int], inputs: list[Value | None], first: int
+    value: Value | None, numbers: dict[Value, int], inputs: list[Value | None], first: int
 ) -> int:
-    if value is not None and id(value) in numbers:
-        return numbers[id(value)]
+    if value is not None and value in numbers:
+        return numbers[value]
     for index in range(first, len(inputs)):
         if inputs[index] is value:
             return index

@@ -43,21 +43,19 @@ class InlineBranches(Pass):
 def _inline(graph: Graph, node: Node, branch: Graph) -> bool:
     """Whether the branch took the node's place."""
     pairs = list(zip(node.outputs, branch.outputs, strict=True))
-    made = {id(inner) for outer, inner in pairs if graph.is_output(outer)}
+    made = {inner for outer, inner in pairs if graph.is_output(outer)}
     named = [inner for outer, inner in pairs if graph.is_output(outer)]
     if len(made) < len(named) or any(inner.producer is None for inner in named):
         return False
     names = FreshNames(graph)
     region = clone(branch)
-    known: dict[int, Value | None] = {
-        id(inner): outer for inner, outer in zip(region.inputs, node.inputs[1:], strict=True)
-    }
+    known: dict[Value, Value | None] = dict(zip(region.inputs, node.inputs[1:], strict=True))
     for value in region.values():
         if value.constant is not None:  # the constant keeps its name, by which it is refitted
             value.name = names.make(value.name)
             value.users.clear()  # the copies below are its users
     for one in region.nodes:
-        inputs = [known.get(id(v), v) if v is not None else None for v in one.inputs]
+        inputs = [known.get(v, v) if v is not None else None for v in one.inputs]
         label = names.make(f"{node.name}/{one.name}")
         copy = graph.add(
             one.op,
@@ -67,9 +65,9 @@ def _inline(graph: Graph, node: Node, branch: Graph) -> bool:
             before=node,
             layers=node.layers,
         )
-        known.update((id(a), b) for a, b in zip(one.outputs, copy.outputs, strict=True))
+        known.update((a, b) for a, b in zip(one.outputs, copy.outputs, strict=True))
     for outer, inner in zip(list(node.outputs), region.outputs, strict=True):
-        source = known.get(id(inner), inner)
+        source = known.get(inner, inner)
         if source is not None:
             substitute(graph, outer, source)
     graph.remove(node)

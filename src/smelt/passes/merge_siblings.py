@@ -114,7 +114,7 @@ def _key(node: Node) -> Hashable | None:
     if weights is None or weights.constant is None or weights.tensor.rank < 2:
         return None
     kinds = tuple(_role(node, value) for value in node.inputs[1:])
-    return None if None in kinds else (id(source), node.op, kinds)
+    return None if None in kinds else (source, node.op, kinds)
 
 
 def _role(node: Node, value: Value | None) -> Hashable | None:
@@ -126,7 +126,7 @@ def _role(node: Node, value: Value | None) -> Hashable | None:
     shape, dtype = value.tensor.shape, value.tensor.dtype
     axis = _joined_axis(node, value)
     if axis is None:
-        return ("same", id(value.constant)) if value.constant.array.size > 1 else _scalar(value)
+        return ("same", value.constant) if value.constant.array.size > 1 else _scalar(value)
     return ("joined", axis, dtype, shape[:axis], shape[axis + 1 :])
 
 

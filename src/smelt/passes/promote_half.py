@@ -27,8 +27,8 @@ class PromoteHalf(Pass):
 
     @override
     def apply(self, graph: Graph) -> PassResult:
-        halves = {id(v) for v in graph.values() if _is_half(v)}
-        layers = [n.layers for n in graph.nodes if any(id(v) in halves for v in n.outputs)]
+        halves = {v for v in graph.values() if _is_half(v)}
+        layers = [n.layers for n in graph.nodes if any(v in halves for v in n.outputs)]
         if not halves or not _needs_promotion(graph, halves):
             return PassResult(modified=False)
         _Promotion(graph, halves).run()
@@ -40,10 +40,10 @@ def _is_half(value: Value) -> bool:
     return isinstance(value.type, TensorType) and value.type.dtype is DType.FLOAT16
 
 
-def _needs_promotion(graph: Graph, halves: set[int]) -> bool:
+def _needs_promotion(graph: Graph, halves: set[Value]) -> bool:
     """Whether anything but casts at the network's bounds is in half precision."""
     return any(
-        any(v is not None and id(v) in halves for v in (*node.inputs, *node.outputs))
+        any(v is not None and v in halves for v in (*node.inputs, *node.outputs))
         and not _is_bound(graph, node)
         for node in graph.nodes
     )
@@ -63,11 +63,11 @@ def _is_bound(graph: Graph, node: Node) -> bool:
 class _Promotion:
     """One promotion of one graph. A region keeps its types, so its node gets casts on all sides."""
 
-    def __init__(self, graph: Graph, halves: set[int]) -> None:
+    def __init__(self, graph: Graph, halves: set[Value]) -> None:
         self._graph = graph
         self._halves = halves
         self._names = FreshNames(graph)
-        self._wide: dict[int, Value] = {}
+        self._wide: dict[Value, Value] = {}
         """What stands for an input, a constant or a region's result of half precision."""
 
     def run(self) -> None:
@@ -76,14 +76,14 @@ class _Promotion:
         nodes = list(graph.nodes)
         for value in graph.inputs:
             if _is_half(value) and value.users:
-                self._wide[id(value)] = self._cast(value, DType.FLOAT32, first)
+                self._wide[value] = self._cast(value, DType.FLOAT32, first)
         for node in nodes:
             if node.op.regions:
                 self._surround(node, nodes)
             else:
                 self._promote(node)
         for value in dict.fromkeys(graph.outputs):
-            if id(value) in self._halves and not _is_half(value):
+            if value in self._halves and not _is_half(value):
                 self._restore(value)
 
     def _cast(self, value: Value, to: DType, before: Node | None) -> Value:
@@ -100,21 +100,21 @@ class _Promotion:
         node.infer()
 
     def _widened(self, value: Value) -> Value:
-        if id(value) not in self._wide and value.constant is not None:
+        if value not in self._wide and value.constant is not None:
             name = self._names.make(f"{value.name}/float32")
             wide = Constant.derive(name, ops.Cast(DType.FLOAT32), value.constant)
-            self._wide[id(value)] = self._graph.add_constant(wide)
-        return self._wide.get(id(value), value)
+            self._wide[value] = self._graph.add_constant(wide)
+        return self._wide.get(value, value)
 
     def _surround(self, node: Node, nodes: list[Node]) -> None:
         for index, value in enumerate(list(node.inputs)):
-            if value is not None and id(value) in self._halves and not _is_half(value):
+            if value is not None and value in self._halves and not _is_half(value):
                 self._graph.set_input(node, index, self._cast(value, DType.FLOAT16, node))
         place = nodes.index(node) + 1
         after = nodes[place] if place < len(nodes) else None
         for value in node.outputs:
             if _is_half(value) and value.users:
-                self._wide[id(value)] = self._cast(value, DType.FLOAT32, after)
+                self._wide[value] = self._cast(value, DType.FLOAT32, after)
 
     def _restore(self, value: Value) -> None:
         """Give an output of the network its type and name back."""

@@ -48,7 +48,7 @@ def _recognize(graph: Graph, node: Node, names: FreshNames) -> Note | None:
     extent = x.tensor.shape[-1]
     if not isinstance(extent, int) or last.output.type != x.type:
         return None
-    chain = sorted({id(n): n for n in (*inside, node, last)}.values(), key=graph.nodes.index)
+    chain = sorted({*inside, node, last}, key=graph.nodes.index)
     layers = tuple(dict.fromkeys(layer for n in chain for layer in n.layers))
     emit = Emitter(graph, last, names)
     vectors = [

@@ -161,7 +161,7 @@ def _split_of_concat(graph: Graph, node: Node) -> Note | None:
     if any(a.type != b.type or not can_substitute(graph, b, a) for a, b in pairs):
         return None
     taken = [a for a, b in pairs if graph.is_output(b)]
-    if len({id(value) for value in taken}) != len(taken):
+    if len(set(taken)) != len(taken):
         return None
     for whole, part in pairs:
         substitute(graph, part, whole)

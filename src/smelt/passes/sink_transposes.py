@@ -145,7 +145,7 @@ def _is_transparent(node: Node) -> bool:
 
 def _pays(graph: Graph, node: Node) -> bool:
     """Whether fewer are left, or this one may meet another or leave the way of a fusion."""
-    transposes = {id(v.producer) for v in node.inputs if v is not None and v.producer is not None}
+    transposes = {v.producer for v in node.inputs if v is not None and v.producer is not None}
     if len(transposes) > 1:
         return True
     source = next(v for v in node.inputs if v is not None and v.producer is not None)

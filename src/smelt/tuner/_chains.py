@@ -49,12 +49,12 @@ class Proposal:
 def propose_chains(graph: Graph, may_chain: MayChain, list_tactics: Lister) -> list[Proposal]:
     """The chains that estimates do not rule out."""
     found: list[Proposal] = []
-    best: dict[int, float] = {}
+    best: dict[Node, float] = {}
 
     def least(node: Node) -> float:
-        if id(node) not in best:
-            best[id(node)] = min((t.cost_hint for t in list_tactics(node)), default=math.inf)
-        return best[id(node)]
+        if node not in best:
+            best[node] = min((t.cost_hint for t in list_tactics(node)), default=math.inf)
+        return best[node]
 
     for together in _apart(graph, _pairs(graph, may_chain)):
         copy = clone(graph)
@@ -74,10 +74,10 @@ def _apart(graph: Graph, pairs: Iterable[tuple[Node, Node]]) -> list[list[tuple[
 
     So two or three copies of a graph do for all of its chains.
     """
-    order = {id(node): place for place, node in enumerate(graph.nodes)}
+    order = {node: place for place, node in enumerate(graph.nodes)}
     groups: list[tuple[list[tuple[int, int]], set[int]]] = []
     for first, second in pairs:
-        places = order[id(first)], order[id(second)]
+        places = order[first], order[second]
         free = next((group for group in groups if group[1].isdisjoint(places)), None)
         if free is None:
             groups.append(free := ([], set()))
@@ -101,14 +101,14 @@ def _is_hurried(first: Node, second: Node) -> bool:
 
     It would then have to wait for both, where now it hides what the second takes.
     """
-    after: set[int] = set()
+    after: set[Node] = set()
     stack = [second]
     while stack:
         node = stack.pop()
-        if id(node) not in after:
-            after.add(id(node))
+        if node not in after:
+            after.add(node)
             stack += [user for value in node.outputs for user in value.users]
-    return any(id(user) not in after for user in first.output.users)
+    return any(user not in after for user in first.output.users)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,19 +179,19 @@ class Chains:
         for node in graph.nodes:
             if isinstance(node.op, Chain):
                 timed = self.timed[node.name]
-                made.tactics[id(node)], made.timed[id(node)] = timed[0][0], timed
+                made.tactics[node], made.timed[node] = timed[0][0], timed
                 made.times[node.name] = [(str(tactic), seconds) for tactic, seconds in timed]
                 made.in_network.pop(node.name, None)
             else:
-                twin = id(names[node.name])
-                made.tactics[id(node)], made.timed[id(node)] = held.tactics[twin], held.timed[twin]
+                twin = names[node.name]
+                made.tactics[node], made.timed[node] = held.tactics[twin], held.timed[twin]
         return made
 
 
-def launched(graph: Graph, choice: Choice, *, early: bool) -> dict[int, Tactic]:
+def launched(graph: Graph, choice: Choice, *, early: bool) -> dict[Node, Tactic]:
     """The tactics of a choice; chains start early, or not."""
     chains = [node for node in graph.nodes if isinstance(node.op, Chain)]
-    tactics = {id(n): replace(choice.tactics[id(n)], starts_early=early) for n in chains}
+    tactics = {n: replace(choice.tactics[n], starts_early=early) for n in chains}
     return {**choice.tactics, **tactics}
 
 

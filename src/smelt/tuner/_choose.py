@@ -60,16 +60,16 @@ class Candidates:
 class Choice:
     """The decision for a graph, and its grounds for the inspector."""
 
-    tactics: dict[int, Tactic] = field(default_factory=dict[int, "Tactic"])
-    """The tactic of each node, by ``id(node)``."""
+    tactics: dict[Node, Tactic] = field(default_factory=dict["Node", "Tactic"])
+    """The tactic of each node, by ``node``."""
     times: dict[str, list[tuple[str, float]]] = field(
         default_factory=dict[str, "list[tuple[str, float]]"]
     )
     """For each node by name, every candidate and its seconds, fastest first."""
-    timed: dict[int, list[tuple[Tactic, float]]] = field(
-        default_factory=dict[int, "list[tuple[Tactic, float]]"]
+    timed: dict[Node, list[tuple[Tactic, float]]] = field(
+        default_factory=dict["Node", "list[tuple[Tactic, float]]"]
     )
-    """The same, by ``id(node)``."""
+    """The same, by ``node``."""
     in_network: dict[str, list[tuple[str, float]]] = field(
         default_factory=dict[str, "list[tuple[str, float]]"]
     )
@@ -79,7 +79,7 @@ class Choice:
 
 def choose(
     graph: Graph,
-    candidates: Mapping[int, Candidates],
+    candidates: Mapping[Node, Candidates],
     timer: Timer,
     sizes: Mapping[str, int],
     progress: Callable[[int, int], None] = lambda _done, _total: None,
@@ -88,7 +88,7 @@ def choose(
 
     Args:
         graph: optimised, its types inferred.
-        candidates: for each node by ``id(node)``; each must have a tactic.
+        candidates: for each node; each must have a tactic.
         timer: tells what each tactic costs.
         sizes: symbol values at which copies are priced.
         progress: told how many nodes are done, and of how many.
@@ -96,12 +96,12 @@ def choose(
     choice = Choice()
     kept: list[list[tuple[Tactic, float]]] = []
     progress(0, len(graph.nodes))
-    timer.announce([(node, candidates[id(node)].tactics) for node in graph.nodes])
+    timer.announce([(node, candidates[node].tactics) for node in graph.nodes])
     for node in graph.nodes:
-        kept.append(_best_by_format(node, candidates[id(node)], timer, choice))
+        kept.append(_best_by_format(node, candidates[node], timer, choice))
         progress(len(kept), len(graph.nodes))
     copies = _Copies(timer, sizes)
-    index = {id(n): i for i, n in enumerate(graph.nodes)}
+    index = {n: i for i, n in enumerate(graph.nodes)}
     costs = [np.array([seconds for _, seconds in options]) for options in kept]
     edges: dict[tuple[int, int], Costs] = {}
     for number, node in enumerate(graph.nodes):
@@ -114,17 +114,17 @@ def choose(
                     copies.price(value, linear_format(value), w) for w in wanted
                 ]
                 continue
-            maker = index[id(value.producer)]
+            maker = index[value.producer]
             made = [t.outputs[value.producer.outputs.index(value)] for t, _ in kept[maker]]
             matrix = np.array([[copies.price(value, m, w) for w in wanted] for m in made])
             edges[maker, number] = edges.get((maker, number), 0.0) + matrix
     for value in graph.outputs:
         if value.producer is not None:
-            maker, asked = index[id(value.producer)], linear_format(value)
+            maker, asked = index[value.producer], linear_format(value)
             made = [t.outputs[value.producer.outputs.index(value)] for t, _ in kept[maker]]
             costs[maker] = costs[maker] + [copies.price(value, m, asked) for m in made]
     for node, options, chosen in zip(graph.nodes, kept, solve(costs, edges), strict=True):
-        choice.tactics[id(node)] = options[chosen][0]
+        choice.tactics[node] = options[chosen][0]
     return choice
 
 
@@ -141,7 +141,7 @@ def _best_by_format(
         reasons = [rejection, *map(str, candidates.refusals)]
         raise UnsupportedError(f"nothing that can run {node} computes it rightly", reasons=reasons)
     timed = sorted(zip(candidates.tactics, seconds, strict=True), key=lambda pair: pair[1])
-    choice.timed[id(node)] = timed
+    choice.timed[node] = timed
     choice.times[node.name] = [(str(tactic), time) for tactic, time in timed]
     best_tactic, best_time = choice.times[node.name][0]
     _LOG.debug(

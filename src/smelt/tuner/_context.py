@@ -156,9 +156,7 @@ class NetworkTrial:
         self.cache, self.effort, self.where, self.sizes = cache, effort, where, sizes
         self.may_play, self.deadline, self.ahead_s = may_play, deadline, ahead_s
         self.progress = progress
-        self.timed = [
-            i for i, node in enumerate(graph.nodes) if not is_free(choice.tactics[id(node)])
-        ]
+        self.timed = [i for i, node in enumerate(graph.nodes) if not is_free(choice.tactics[node])]
         """Positions of the nodes that take time."""
 
     def run(self) -> None:
@@ -230,7 +228,7 @@ class NetworkTrial:
                 self.choice.in_network[node.name] = [(text, seconds) for seconds, text in told]
             if least:
                 gain = (times[0] - times[least]) * len(part.nodes)
-                gains.append((gain, dict.fromkeys(map(id, part.nodes), part.tactics[least])))
+                gains.append((gain, dict.fromkeys(part.nodes, part.tactics[least])))
         return self._subsets(cast, gains)
 
     def _subsets(self, cast: Cast, gains: list[tuple[float, Cast]]) -> list[Cast]:
@@ -251,14 +249,14 @@ class NetworkTrial:
         each = self.stage.seconds_each + _LEAST_RUNS * max(whole, 1e-6)
         return int(min(self.effort.seconds, left) / each) - 1
 
-    def _alone(self, cast: Cast) -> dict[int, float]:
+    def _alone(self, cast: Cast) -> dict[Node, float]:
         """The seconds of each node by itself, where it takes any."""
         nodes = [self.graph.nodes[i] for i in self.timed]
-        found: dict[int, float] = {}
+        found: dict[Node, float] = {}
         for node in nodes:
-            times, tactic = dict(self.choice.timed[id(node)]), cast[id(node)]
+            times, tactic = dict(self.choice.timed[node]), cast[node]
             ways = self.backend.variants(tactic) or (tactic,)
-            found[id(node)] = max((times.get(way, 0.0) for way in ways), default=0.0)
+            found[node] = max((times.get(way, 0.0) for way in ways), default=0.0)
         return found
 
     def _measured(
@@ -269,7 +267,7 @@ class NetworkTrial:
         runs = self._milliseconds([cast, *(t.cast for t in takes)], self.effort.runs)
         if not np.isfinite(runs[0]).all():
             return {}
-        position = {id(node): i for i, node in enumerate(self.graph.nodes)}
+        position = {node: i for i, node in enumerate(self.graph.nodes)}
 
         def holding(first: int, last: int) -> float:
             """The time of a stretch in all the plans that change nothing there."""
@@ -283,7 +281,7 @@ class NetworkTrial:
 
         seconds: dict[tuple[str, Tactic], float] = {}
         for part in parts:
-            own = sum(holding(i - 1, i) for i in (position[id(n)] for n in part.nodes))
+            own = sum(holding(i - 1, i) for i in (position[n] for n in part.nodes))
             before = sum(holding(*span) for span in part.spans)
             seconds[part.text, part.tactics[0]] = own / len(part.nodes) / 1e3
             for tactic in part.tactics[1:]:
@@ -320,9 +318,9 @@ class NetworkTrial:
         parts: dict[object, _Part] = {}
         for i in self.timed:
             node = self.graph.nodes[i]
-            if alone[id(node)] < least:
+            if alone[node] < least:
                 continue
-            tactics = self._rivals(node, cast[id(node)])
+            tactics = self._rivals(node, cast[node])
             if len(tactics) > 1:
                 text = node_text(node)
                 part = _Part(f"{text} at {i}", [], tactics)
@@ -336,7 +334,7 @@ class NetworkTrial:
         """The tactic that holds, then the fastest others of its formats."""
         same = [
             (tactic, seconds)
-            for tactic, seconds in self.choice.timed[id(node)]
+            for tactic, seconds in self.choice.timed[node]
             if (tactic.inputs, tactic.outputs) == (holder.inputs, holder.outputs)
             and not is_free(tactic)
         ]
@@ -363,9 +361,9 @@ class NetworkTrial:
         """Where the part is judged: around each of its nodes, what overlaps made one."""
         if self.stage.judges_whole:
             return [(-1, len(self.graph.nodes))]
-        place = {id(self.graph.nodes[i]): k for k, i in enumerate(self.timed)}
+        place = {self.graph.nodes[i]: k for k, i in enumerate(self.timed)}
         spans: list[tuple[int, int]] = []
-        for k in sorted(place[id(node)] for node in part.nodes):
+        for k in sorted(place[node] for node in part.nodes):
             start = k - _BEFORE - 1
             first = self.timed[start] if start >= 0 else -1
             last = self.timed[min(k + _AFTER, len(self.timed) - 1)]
@@ -408,15 +406,15 @@ class NetworkTrial:
     def _context(self, cast: Cast) -> str:
         """Everything on which times in the network depend, as a short name."""
         graph = graph_of(cast, self.graphs)
-        position = {id(node): i for i, node in enumerate(graph.nodes)}
+        position = {node: i for i, node in enumerate(graph.nodes)}
         edition = f"{VERSION} {self.backend.edition}"
         digest = hashlib.sha256(f"{edition} {self.where} {sorted(self.sizes.items())}".encode())
         for node in graph.nodes:
             makers = [
-                None if v is None or v.producer is None else position[id(v.producer)]
+                None if v is None or v.producer is None else position[v.producer]
                 for v in node.inputs
             ]
-            digest.update(f"\n{node_text(node)} {makers} {tactic_text(cast[id(node)])}".encode())
+            digest.update(f"\n{node_text(node)} {makers} {tactic_text(cast[node])}".encode())
         return f"network {digest.hexdigest()[:24]}"
 
 
@@ -440,7 +438,7 @@ def _arranged(
         if number == len(takes):
             takes.append(_Take(dict(cast)))
         takes[number].taken |= judged
-        takes[number].cast.update((id(node), tactic) for node in part.nodes)
+        takes[number].cast.update((node, tactic) for node in part.nodes)
         plays[part.text, tactic] = number
     return takes, plays
 

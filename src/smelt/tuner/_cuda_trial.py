@@ -477,11 +477,11 @@ def _tolerance(tactic: Tactic) -> float:
 
 def _by_rank(work: Sequence[tuple[Node, Tactic]]) -> list[tuple[Node, Tactic]]:
     """The same, each node's most promising tactic first, then each one's second, and so on."""
-    ranks: dict[int, int] = {}
+    ranks: dict[Node, int] = {}
     placed: list[tuple[int, int]] = []
     order = sorted(range(len(work)), key=lambda i: (work[i][1].cost_hint, i))
     for i in order:
-        node = id(work[i][0])
+        node = work[i][0]
         ranks[node] = ranks.get(node, -1) + 1
         placed.append((ranks[node], i))
     return [work[i] for _, i in sorted(placed)]

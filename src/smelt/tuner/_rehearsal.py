@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from smelt.backends import Assembled, Backend, Tactic
     from smelt.backends.cpu import CpuTarget
     from smelt.devices.cpu import CpuAllocation, NativeRuntime
-    from smelt.ir import Array, Constant, Graph, Value
+    from smelt.ir import Array, Constant, Graph, Node, Value
     from smelt.runtime import Machinery, Segment
 
 _LOG = logging.getLogger(__name__)
-Cast = dict[int, "Tactic"]
-"""The tactic of each node, by ``id(node)``."""
+Cast = dict["Node", "Tactic"]
+"""The tactic of each node."""
 Symbols = tuple[tuple[str, int, int], ...]
 """Every symbol with its smallest and largest value."""
 
@@ -63,7 +63,7 @@ def _first_alike(casts: Sequence[Cast]) -> list[int]:
 
 def graph_of(cast: Cast, graphs: Sequence[Graph]) -> Graph:
     """The one of several graphs whose nodes a cast is for."""
-    return next(graph for graph in graphs if all(id(node) in cast for node in graph.nodes[:1]))
+    return next(graph for graph in graphs if all(node in cast for node in graph.nodes[:1]))
 
 
 @dataclass(slots=True)

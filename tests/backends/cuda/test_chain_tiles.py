@@ -58,7 +58,7 @@ def test_the_largest_chain_that_is_offered_fits_into_shared_memory(
     graph, node = _chain(*shape)
     tiles = [t for t in _offered(node, target) if not dict(t.parameters)["programs"]]
     for tactic in {tiles[0], max(tiles, key=lambda t: _size(t, shape[1]))}:
-        plan = assemble(graph, {id(node): tactic}, backend, WeightStore()).plan
+        plan = assemble(graph, {node: tactic}, backend, WeightStore()).plan
         kernels = [step.kernel for step in plan.steps if isinstance(step, Launch)]
         backend.compile([kernel for kernel in kernels if kernel.family == "chain"], target)
 

@@ -107,7 +107,7 @@ def _kernels(backend: CudaBackend, op: Op) -> list[KernelSpec]:
 
 def _launched(graph: Graph, tactic: Tactic, backend: CudaBackend) -> list[KernelSpec]:
     """The kernels of a graph of one node, copies around it included."""
-    plan = assemble(graph, {id(graph.nodes[0]): tactic}, backend, WeightStore()).plan
+    plan = assemble(graph, {graph.nodes[0]: tactic}, backend, WeightStore()).plan
     return [step.kernel for step in plan.steps if isinstance(step, Launch)]
 
 
@@ -178,7 +178,7 @@ def test_pixels_of_either_of_two_images_are_said_to_be_whole_vectors() -> None:
     graph.outputs += node.outputs
     backend = CudaBackend(jobs=1)
     tactics = [t for t in backend.candidates(node, _HOPPER)[0] if t.family == "conv_sum"]
-    plan = assemble(graph, {id(node): tactics[0]}, backend, WeightStore()).plan
+    plan = assemble(graph, {node: tactics[0]}, backend, WeightStore()).plan
     (kernel,) = (
         step.kernel
         for step in plan.steps

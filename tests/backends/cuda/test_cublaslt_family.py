@@ -139,7 +139,7 @@ def test_operands_are_never_windows(bench: Bench) -> None:
     graph.outputs = graph.add(ops.Concat(axis=1), *made, name="concat").outputs
     whole = CudaBackend(libraries=[bench.opened])
     chosen = {
-        id(node): min(
+        node: min(
             whole.candidates(node, HOPPER)[0],
             key=lambda t: (t.family != FAMILY, t.is_reference, t.aliasing.value == "none"),
         )

@@ -100,7 +100,7 @@ def test_what_they_load_ahead_fits_as_often_as_they_are_to_run_beside_each_other
     graph, node = _convolution(32, 256, 1024, Conv((1, 1)), size=14)
     backend = CudaBackend(pool=compilers)
     tactic = _held(node)[0]
-    assembled = assemble(graph, {id(node): tactic}, backend, WeightStore())
+    assembled = assemble(graph, {node: tactic}, backend, WeightStore())
     launches = [s for s in assembled.plan.steps if isinstance(s, Launch)]
     (launch,) = (s for s in launches if s.kernel.family == "held")
     record = CudaKernel.from_bytes(backend.records(launch.kernel, _HOPPER), 0)

@@ -75,7 +75,7 @@ def _kernels(op: Op, *shapes: tuple[int, ...], axes: tuple[int, ...] | None = No
     backend = CudaBackend(jobs=1)
     tactic = backend.candidates(node, CudaTarget(90))[0][0]
     assert not tactic.is_reference
-    steps = assemble(graph, {id(node): tactic}, backend, WeightStore()).plan.steps
+    steps = assemble(graph, {node: tactic}, backend, WeightStore()).plan.steps
     launches = [step for step in steps if isinstance(step, Launch)]
     return "\n".join(backend.generate(launch.kernel, CudaTarget(90)) for launch in launches)
 

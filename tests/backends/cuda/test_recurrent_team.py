@@ -63,7 +63,7 @@ def test_a_launch_says_how_many_run_at_the_same_time(compilers: CompilerPool) ->
     graph, node = _graph(op)
     backend = CudaBackend(pool=compilers)
     tactic = next(t for t in _teams(node) if ("cluster", 4) in t.parameters)
-    plan = assemble(graph, {id(node): tactic}, backend, WeightStore()).plan
+    plan = assemble(graph, {node: tactic}, backend, WeightStore()).plan
     first, second = (step for step in plan.steps if isinstance(step, Launch))
     assert evaluate_dim(second.chunks, {}) == op.directions * 3 * 4
     records = [
@@ -82,7 +82,7 @@ def test_the_warps_of_a_program_meet_before_it_writes_what_others_read(
 ) -> None:
     graph, node = _graph(op)
     backend = CudaBackend()
-    plan = assemble(graph, {id(node): _teams(node)[0]}, backend, WeightStore()).plan
+    plan = assemble(graph, {node: _teams(node)[0]}, backend, WeightStore()).plan
     launches = [step for step in plan.steps if isinstance(step, Launch)]
     lines = [x.strip() for x in backend.generate(launches[-1].kernel, _HOPPER).splitlines()]
     stores = [k for k, line in enumerate(lines) if line.startswith("tl.store(words")]

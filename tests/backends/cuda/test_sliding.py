@@ -135,7 +135,7 @@ def test_what_they_need_of_shared_memory_is_what_a_block_may_have(compilers: Com
     if not (tactics := _sliding(node)):
         pytest.skip(_reasons(node)[0])
     backend = CudaBackend(pool=compilers)
-    assembled = assemble(graph, {id(node): tactics[0]}, backend, WeightStore())
+    assembled = assemble(graph, {node: tactics[0]}, backend, WeightStore())
     launches = [s for s in assembled.plan.steps if isinstance(s, Launch)]
     (launch,) = (s for s in launches if s.kernel.family == "sliding")
     record = CudaKernel.from_bytes(backend.records(launch.kernel, _HOPPER), 0)

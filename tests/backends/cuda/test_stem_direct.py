@@ -87,7 +87,7 @@ def test_nothing_is_read_that_was_not_copied(op: Conv) -> None:
     assert read
     for tactic in read:
         stored = store_as(_HALF, node, tactic, outputs=True)
-        steps = assemble(graph, {id(node): stored}, CudaBackend(), WeightStore()).plan.steps
+        steps = assemble(graph, {node: stored}, CudaBackend(), WeightStore()).plan.steps
         launches = [step for step in steps if isinstance(step, Launch)]
         (copy,) = (s for s in launches if "channels" in dict(s.kernel.parameters))
         product = launches[launches.index(copy) + 1]
@@ -107,7 +107,7 @@ def test_pixels_do_not_go_through_shared_memory(compilers: CompilerPool) -> None
     graph, node = _stem()
     backend = CudaBackend(pool=compilers)
     tactic = store_as(_HALF, node, _direct(node)[0], outputs=True)
-    plan = assemble(graph, {id(node): tactic}, backend, WeightStore()).plan
+    plan = assemble(graph, {node: tactic}, backend, WeightStore()).plan
     (kernel,) = (
         s.kernel for s in plan.steps if isinstance(s, Launch) and s.kernel.family == tactic.family
     )

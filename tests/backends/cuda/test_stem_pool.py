@@ -139,7 +139,7 @@ def test_nothing_is_read_that_was_not_copied(pool: MaxPool, conv: Conv) -> None:
 
 def _launches(graph: Graph, node: Node, tactic: Tactic) -> tuple[Launch, Launch]:
     stored = store_as(_HALF, node, tactic, outputs=True)
-    steps = assemble(graph, {id(node): stored}, CudaBackend(), WeightStore()).plan.steps
+    steps = assemble(graph, {node: stored}, CudaBackend(), WeightStore()).plan.steps
     launches = [step for step in steps if isinstance(step, Launch)]
     (copy,) = (s for s in launches if "channels" in dict(s.kernel.parameters))
     (strip,) = (s for s in launches if s.kernel.family == tactic.family)

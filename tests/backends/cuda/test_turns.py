@@ -14,7 +14,7 @@ def _orders(kinds: str, batch: int) -> list[bool]:
     """Whether each node of a row goes backwards."""
     graph, tactics = row_of(kinds, batch)
     turned = in_turns(graph.nodes, tactics, {}, TARGET)
-    return [turned[id(node)].backwards for node in graph.nodes]
+    return [turned[node].backwards for node in graph.nodes]
 
 
 def test_every_other_large_launch_goes_backwards() -> None:

@@ -95,7 +95,7 @@ def is_kept(value: Value | None) -> bool:
     """
     if value is None or value.tensor.dtype is not DType.FLOAT32:
         return False
-    known, left = {id(value)}, [value]
+    known, left = {value}, [value]
     is_softened = is_large = False
     while left:
         one = left.pop()
@@ -107,8 +107,8 @@ def is_kept(value: Value | None) -> bool:
         if one.producer is None:
             return False
         is_large |= count_of(one) > _MOST_ELEMENTS
-        new = [v for v in _beside(one) if id(v) not in known]
-        known.update(map(id, new))
+        new = [v for v in _beside(one) if v not in known]
+        known.update(new)
         left += new
     return not (is_softened and is_large)
 

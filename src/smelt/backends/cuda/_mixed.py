@@ -33,12 +33,13 @@ def reads_wide(node: Node, kept: Collection[str]) -> bool:
 
 def _is_read_wide(value: Value, kept: Collection[str]) -> bool:
     """Whether a node that is kept reads a value, or what others hand on of it."""
-    users, seen = list(value.users), set[int]()
+    users: list[Node] = list(value.users)
+    seen: set[Node] = set()
     while users:
         user = users.pop()
-        if id(user) in seen:
+        if user in seen:
             continue
-        seen.add(id(user))
+        seen.add(user)
         if isinstance(user.op, PASSING):
             users += [node for output in user.outputs for node in output.users]
         elif user.name in kept:

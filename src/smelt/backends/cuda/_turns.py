@@ -41,17 +41,17 @@ def turned(step: Step) -> Step:
 
 def in_turns(
     nodes: Iterable[Node],
-    tactics: Mapping[int, Tactic],
+    tactics: Mapping[Node, Tactic],
     sizes: Mapping[str, int],
     target: CudaTarget,
-) -> dict[int, Tactic]:
-    """The tactics of nodes in their order, by ``id(node)``: every other large one backwards."""
+) -> dict[Node, Tactic]:
+    """The tactics of nodes in their order, by ``node``: every other large one backwards."""
     made = dict(tactics)
     least, is_next = _LARGE * gpu_of(target).cache_bytes, False
     for node in nodes:
-        tactic = made[id(node)]
+        tactic = made[node]
         if tactic.family in TURNING and _touched_bytes(node, tactic, sizes) >= least:
-            made[id(node)] = replace(tactic, backwards=is_next)
+            made[node] = replace(tactic, backwards=is_next)
             is_next = not is_next
     return made
 

@@ -113,7 +113,7 @@ class _Importer:
         self._net = net
         self._weights = weights
         self._blobs: dict[str, Value] = {}
-        self._read: set[int] = set()
+        self._read: set[Value] = set()
         self._unknown: dict[str, str] = {}
         """Blobs that have no value, and why."""
         self._declared_batch: int | None = None
@@ -149,11 +149,11 @@ class _Importer:
             chosen = [
                 value
                 for value in self._blobs.values()
-                if id(value) not in self._read and value.producer is not None
+                if value not in self._read and value.producer is not None
             ]
         else:
             chosen = [self._find_output(name) for name in outputs]
-        self.graph.outputs = list({id(value): value for value in chosen}.values())
+        self.graph.outputs = list(dict.fromkeys(chosen))
         return dict(self._blobs)
 
     def _find_output(self, name: str) -> Value:
@@ -224,7 +224,7 @@ class _Importer:
         refused = False
         for name in layer.bottoms:
             if name in self._blobs:
-                self._read.add(id(self._blobs[name]))
+                self._read.add(self._blobs[name])
                 values.append(self._blobs[name])
             elif name in self._unknown:
                 refused = True

@@ -202,7 +202,7 @@ def _check_counts(proto: NodeProto, schema: onnx.defs.OpSchema, where: str) -> N
 
 def _bind_results(call: Call, results: Sequence[Value | None], first: int) -> None:
     """Give the results of a node the model's names."""
-    emitted = {id(value) for node in call.graph.nodes[first:] for value in node.outputs}
+    emitted = {value for node in call.graph.nodes[first:] for value in node.outputs}
     for index, name in enumerate(call.outputs):
         if not name:
             continue
@@ -214,8 +214,8 @@ def _bind_results(call: Call, results: Sequence[Value | None], first: int) -> No
             if value.constant.name not in call.scope.values:
                 value.constant.name = shown
             value = Value(shown, value.type, constant=value.constant)
-        elif id(value) in emitted:
-            emitted.discard(id(value))
+        elif value in emitted:
+            emitted.discard(value)
             value.name = shown
         else:
             value = call.emit("Identity", value)
@@ -226,14 +226,14 @@ def _bind_results(call: Call, results: Sequence[Value | None], first: int) -> No
 def _name_nodes(call: Call, first: int) -> None:
     """Name what a node of the model became; the last part has its name."""
     state = call.scope.state
-    bound = {id(call.scope.values.get(name)) for name in call.outputs if name}
+    bound = {call.scope.values.get(name) for name in call.outputs if name}
     for node in call.graph.nodes[first:]:
         node.layers = (call.name,)
     for node in call.emitted:
         if node is not call.emitted[-1]:
             node.name = state.reserve_node_name(f"{call.name}/{node.op.name}")
         for index, value in enumerate(node.outputs):
-            if id(value) not in bound:
+            if value not in bound:
                 suffix = "" if len(node.outputs) == 1 else f":{index}"
                 value.name = state.reserve_name(f"{node.name}{suffix}")
 

@@ -150,9 +150,9 @@ def _outputs(scope: Scope, proto: onnx.GraphProto, where: str) -> list[Value]:
 
 def _merge_captured(first: Scope, second: Scope) -> list[Value]:
     """Give both regions the same inputs, in the same order; returns the values around them."""
-    outer = {id(value): value for scope in (first, second) for value, _ in scope.captured}
+    outer = {value: value for scope in (first, second) for value, _ in scope.captured}
     for scope in (first, second):
-        inner = {id(value): own for value, own in scope.captured}
+        inner = dict(scope.captured)
         scope.graph.inputs = [
             inner.get(key) or Value(value.name, value.type, dims=value.dims)
             for key, value in outer.items()

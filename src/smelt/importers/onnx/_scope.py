@@ -59,10 +59,8 @@ class ImportState:
     """One line for each node that nothing here can run."""
     _value_names: dict[str, int] = field(default_factory=dict[str, int])
     _node_names: dict[str, int] = field(default_factory=dict[str, int])
-    _known: dict[int, tuple[Value, Array]] = field(
-        default_factory=dict["int", "tuple[Value, Array]"]
-    )
-    _read_early: dict[int, Value] = field(default_factory=dict["int", "Value"])
+    _known: dict[Value, Array] = field(default_factory=dict["Value", "Array"])
+    _read_early: dict[Value, None] = field(default_factory=dict["Value", None])
     _node_count: int = 0
     _work: int = 0
     _expanded_nodes: int = 0
@@ -111,17 +109,16 @@ class ImportState:
 
     def set_known(self, value: Value, array: Array) -> None:
         """Note the elements of a value that shapes determine."""
-        self._known[id(value)] = (value, array)
+        self._known[value] = array
 
     def known(self, value: Value) -> Array | None:
         """Elements of a value that is constant or that shapes determine."""
         if value.constant is not None:
             return value.constant.array
-        entry = self._known.get(id(value))
-        if entry is None:
-            return None
-        self._read_early[id(value)] = value
-        return entry[1]
+        array = self._known.get(value)
+        if array is not None:
+            self._read_early[value] = None
+        return array
 
     def keep_guards(self) -> None:
         """Let the graph keep what the elements rest on that were read while it was imported.
@@ -129,12 +126,12 @@ class ImportState:
         Who reads a constant instead of a value does not need the nodes that compute it.
         """
         guards: dict[Guard, None] = {}
-        left = {id(node) for node in self.root.nodes}  # those of regions are run where they stand
-        values = list(self._read_early.values())
+        left = set(self.root.nodes)  # those of regions are run where they stand
+        values = list(self._read_early)
         while values:
             node = values.pop().producer
-            if node is not None and id(node) in left:
-                left.remove(id(node))
+            if node is not None and node in left:
+                left.remove(node)
                 guards.update(dict.fromkeys(node.guards))
                 values += [value for value in node.inputs if value is not None]
         self.root.guards = tuple(guards)
