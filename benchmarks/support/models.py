@@ -1,9 +1,9 @@
 """The models that are measured, what they are given, and how much arithmetic they are.
 
-A model is one of the benchmark topologies (built with seeded random weights), EfficientNet-Lite0
-(built from a package of the registry), the folder of a model in --model-dir or in the reference
-models (SMELT_SHARED, else ../shared), a short name of one of those, or the path of a file. Caffe
-models are translated to ONNX, for the other engines read nothing else.
+A model is one of the benchmark topologies or a ConvNeXt (built with seeded random weights),
+EfficientNet-Lite0 (built from a package of the registry), the folder of a model in --model-dir or
+in the reference models (SMELT_SHARED, else ../shared), a short name of one of those, or the path of
+a file. Caffe models are translated to ONNX, for the other engines read nothing else.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
+from benchmarks.support.convnext import CONVNEXTS, build_convnext
 from benchmarks.support.light import LIGHT, build_light
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -52,6 +53,7 @@ GROUPS: Final = {
     "small": ("lenet", "pnet"),
     "given": GIVEN,
     "untuned": LIGHT,
+    "convnexts": tuple(CONVNEXTS),
 }
 """Names that stand for several models."""
 SHAPES: Final[dict[str, dict[str, Sequence[int]]]] = {
@@ -61,6 +63,11 @@ SHAPES: Final[dict[str, dict[str, Sequence[int]]]] = {
 }
 """For files with free dims: what is measured; 0 stands for the batch. The speech is one second."""
 LARGEST_TOKEN: Final = 1000
+BUILDERS: Final[dict[str, tuple[str, Callable[[str, Path], None]]]] = {
+    **dict.fromkeys(LIGHT, ("light", build_light)),
+    **dict.fromkeys(CONVNEXTS, ("convnext", build_convnext)),
+}
+"""For models that need no script: the folder that keeps them, and what writes one by its name."""
 
 
 def reference_folder() -> Path:
@@ -92,19 +99,25 @@ def find_models(name: str, folders: Sequence[Path], batch: int) -> Iterator[tupl
     if name == "efficientnet_lite0":
         yield name, build_efficientnet(folders[-1] / "build_efficientnet_lite0_onnx.py")
         return
-    if name in LIGHT:
-        made = CACHE / "light" / f"{name}.onnx"
-        if not made.exists():
-            with tempfile.TemporaryDirectory() as scratch:
-                build_light(name, Path(scratch) / "made.onnx")
-                _keep(Path(scratch) / "made.onnx", made)
-        yield name, made
+    if name in BUILDERS:
+        yield name, _built(name)
         return
     if name not in TOPOLOGIES:
-        known = ", ".join((*TOPOLOGIES, "efficientnet_lite0", *LIGHT))
+        known = ", ".join((*TOPOLOGIES, "efficientnet_lite0", *BUILDERS))
         places = ", ".join(map(str, folders))
         raise SystemExit(f"no model {name!r} in {places}; models that can be built: {known}")
     yield name, build_topology(name, folders[-1] / "build_topologies.py", batch)
+
+
+def _built(name: str) -> Path:
+    """The file of a model that needs no script, written when it is not there."""
+    folder, build = BUILDERS[name]
+    made = CACHE / folder / f"{name}.onnx"
+    if not made.exists():
+        with tempfile.TemporaryDirectory() as scratch:
+            build(name, Path(scratch) / "made.onnx")
+            _keep(Path(scratch) / "made.onnx", made)
+    return made
 
 
 def build_topology(name: str, script: Path, batch: int) -> Path:

@@ -248,6 +248,7 @@ def _layers(network: Network) -> list[list[Step]]:
     groups: list[list[Step]] = []
     for step in network.steps:
         if step.op in _VIEWS:
+            _look_through(step, network, home)
             continue
         places = [home[n] for n in step.inputs if n in home and _uses(network, n) == 1]
         if step.op in _POINTWISE and places:
@@ -257,6 +258,14 @@ def _layers(network: Network) -> list[list[Step]]:
             groups.append([step])
             home[step.output] = groups[-1]
     return groups
+
+
+def _look_through(view: Step, network: Network, home: dict[str, list[Step]]) -> None:
+    """Let a view of one result belong to the result's layer, if nothing else reads that."""
+    names = [name for name in view.inputs if name in home]
+    if len(names) == len(view.inputs) == 1 and _uses(network, names[0]) == 1:
+        home[names[0]].append(view)
+        home[view.output] = home[names[0]]
 
 
 def _read(step: Step) -> Sequence[str]:

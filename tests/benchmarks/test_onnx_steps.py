@@ -117,3 +117,15 @@ def test_the_roofline_counts_each_layer_by_what_takes_longest() -> None:
     # 2000 operations; 100 + 1000 + 10 numbers of two bytes, for the rectified ones stay inside.
     assert roofline_ms(network, shapes, 2, Ceilings(2000, 1e9)) == pytest.approx(1000)
     assert roofline_ms(network, shapes, 2, Ceilings(1e9, 2220)) == pytest.approx(1000)
+
+
+def test_what_is_added_behind_a_transposition_is_added_in_the_layer_before_it() -> None:
+    product = Step("MatMul", ["x", "w"], ["p"])
+    turned = Step("Transpose", ["p"], ["t"], {"axes": (1, 0)})
+    added = Step("Add", ["r", "t"], ["y"])
+    network = Network([product, turned, added], {"w": np.zeros((100, 10))}, ["x", "r"], ["y"])
+    shapes = {"x": (1, 100), "p": (1, 10), "t": (10, 1), "r": (10, 1), "y": (10, 1)}
+    # 100 + 1000 + 10 + 10 numbers of two bytes: what is turned stays inside.
+    assert roofline_ms(network, shapes, 2, Ceilings(1e9, 2240)) == pytest.approx(1000)
+    network.outputs.append("p")  # which is then written, and read again to be turned and added
+    assert roofline_ms(network, shapes, 2, Ceilings(1e9, 2280)) == pytest.approx(1000)
