@@ -4,7 +4,8 @@ A plan of fixed shapes has nothing to check. One of open shapes checks its guard
 once for each combination of extents, and looks the verdict up afterwards. That is measured on a
 U-Net of open extents; what the runs of a context spend on checks is counted. What launches pay that
 look whether indices are in range is measured on models and on a detector whose boxes are picked by
-index, beside the same kernels that do not look.
+index, beside the same kernels that do not look. With --device cuda that alone is measured, on a
+GPU: see `support/gpu_index_checks.py`.
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ if not __package__:  # run as a script
 
 import smelt
 from benchmarks.support.index_checks import index_rows
-from benchmarks.support.results import parser_for, words, write_rows
+from benchmarks.support.results import name_of_gpu, numbers, parser_for, words, write_rows
 from smelt import ops
 from smelt.engine import KeptVerdicts, RunConditions, verify_plan_at
 from smelt.ir import Graph
 from smelt.types import DType, SymbolicDim, TensorType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    import argparse
+    from collections.abc import Callable, Iterator, Sequence
 
     from smelt.ir import Value
     from smelt.runtime import Engine
@@ -132,24 +134,63 @@ def spent_by_runs(what: str, engine: Engine) -> dict[str, Any]:
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print and write the rows."""
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return the options."""
     parser = parser_for(__doc__)
-    models = ["minilm", "ultraface", "fastestdet_coco"]
-    parser.add_argument("--models", type=words, default=models, help="whose indices are measured")
-    parser.add_argument("--turns", type=int, default=80, help="of each engine that reads indices")
+    add = parser.add_argument
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="where indices are looked at")
+    add("--models", type=words, help="whose indices are measured")
+    add("--turns", type=int, default=80, help="of each engine that reads indices")
+    add("--batch", type=numbers, default=[1, 16], help="on a GPU: several, by commas")
+    add("--precision", type=words, default=["float16"], help="on a GPU: several, by commas")
+    add("--tune", type=words, default=["none"], help="on a GPU: several efforts, by commas")
     options = parser.parse_args(arguments)
-    rows = measure()
+    if options.models is None:
+        options.models = ["minilm"]
+        options.models += ["ultraface", "fastestdet_coco"] if options.device == "cpu" else []
+    return options
+
+
+def print_guards(rows: Sequence[dict[str, Any]]) -> None:
+    """Print what guards cost."""
     for row in rows:
         checks = f"{row['checks']} checks" if "checks" in row else ""
         print(f"{row['check']:24} {row['steps']:4} steps {row['us']:10.2f} µs {checks}")
-    for row in index_rows(options.models, options.model_dir, options.turns):
+
+
+def print_indices(row: dict[str, Any]) -> None:
+    """Print what looking at indices costs."""
+    found = "no kernel of it reads an index"
+    if row["launches"]:
+        found = f"{row['launches']} launches {row['us']:10.2f} µs {row['percent']:6.2f} %"
+    if "noise_percent" in row:
+        found += f" (the same twice: {row['noise_percent']:.2f} %)"
+    about = [f"b{row['batch']}"] if "batch" in row else []
+    about += [row[name] for name in ("dtype", "tune", "state") if name in row]
+    print(f"{' '.join([row['check'], *about]):44} {found}", flush=True)
+
+
+def rows_of_indices(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yield what looking at indices costs, on the device that is asked for."""
+    if options.device == "cpu":
+        yield from index_rows(options.models, options.model_dir, options.turns)
+        return
+    from benchmarks.support.gpu_index_checks import Asked, gpu_index_rows  # needs Triton
+
+    setting = (options.batch, options.precision, options.tune, options.turns)
+    yield from gpu_index_rows(Asked(options.models, options.model_dir, *setting))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print and write the rows."""
+    options = parse(arguments)
+    where = name_of_gpu() if options.device == "cuda" else None
+    rows = measure() if options.device == "cpu" else []
+    print_guards(rows)
+    for row in rows_of_indices(options):
         rows.append(row)
-        found = "no kernel of it reads an index"
-        if row["launches"]:
-            found = f"{row['launches']} launches {row['us']:10.2f} µs {row['percent']:6.2f} %"
-        print(f"{row['check']:44} {found}")
-    write_rows(options.json, rows)
+        print_indices(row)
+        write_rows(options.json, rows, where)
     return 0
 
 

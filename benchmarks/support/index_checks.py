@@ -55,7 +55,7 @@ def index_rows(models: Sequence[str], folder: Path | None, turns: int) -> Iterat
             inputs = random_inputs(file, 1, {})
             yield _row(model, smelt.network_from_onnx(file), inputs, turns)
     yield _row("a detector", *_detector(), turns)
-    yield _row("single elements", *_single_elements(), turns)
+    yield _row("single elements", *single_elements(), turns)
 
 
 def _detector() -> tuple[Graph, Inputs]:
@@ -93,8 +93,8 @@ def _detector() -> tuple[Graph, Inputs]:
     return graph, {x.name: rng.standard_normal((1, 3, _PICTURE, _PICTURE), np.float32)}
 
 
-def _single_elements() -> tuple[smelt.NetworkDefinition, Inputs]:
-    """A network of one gather, each element by an index of its own."""
+def single_elements() -> tuple[smelt.NetworkDefinition, Inputs]:
+    """Return a network of one gather, each element by an index of its own, and its inputs."""
     net = smelt.NetworkDefinition("gather")
     x = net.add_input("x", "float32", (_ELEMENTS,), batch="explicit")
     i = net.add_input("i", "int64", (_ELEMENTS,), batch="explicit")
