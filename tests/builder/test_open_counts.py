@@ -113,6 +113,26 @@ def test_a_condition_that_comes_too_late_is_refused_at_its_trip() -> None:
             engine.run(feeds(1 << 62, 1 << 61))
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_more_elements_than_a_network_declares_are_refused_at_the_step_that_finds_them(
+    threads: int,
+) -> None:
+    """The plan has room for 4, and the op itself does not know."""
+    graph = Graph("bounded")
+    x = graph.add_input("x", TensorType(DType.FLOAT32, (9,)))
+    found = graph.add(ops.NonZero("count"), x, name="found").output
+    graph.symbol_bounds["count"] = 4
+    graph.outputs = [graph.add(ops.Neg(), found, name="negated").output]
+    with build(graph) as engine, engine.create_context(threads=threads) as context:
+        for count in (5, 4, 9, 4):
+            inputs = {"x": np.array([1] * count + [0] * (9 - count), np.float32)}
+            if count > 4:
+                with pytest.raises(ShapeError, match=f"found.*count = {count}.*at most 4"):
+                    context.run(inputs)
+                continue
+            assert np.array_equal(context.run(inputs)["negated"], [[0, -1, -2, -3]])
+
+
 def test_an_engine_and_the_references_refuse_alike() -> None:
     graph = counting_loop(ends=True)
     graph.symbol_bounds["count"] = 100

@@ -217,8 +217,10 @@ def test_buffers_that_share_bytes_while_both_are_in_use_are_refused_at_load() ->
 
 
 def test_verdicts_are_kept_for_as_many_values_as_the_limit_says() -> None:
-    view = contiguous(0, N, 9 - N)
-    plan = plan_of((Launch(KERNEL, (view,), (0,)),), (80,))
+    """64 sets of values are asked about once each; what comes beyond them takes their places."""
+    view = contiguous(0, N, 99 - N)
+    plan = plan_of((Launch(KERNEL, (view,), (0,)),), (4 * 50 * 49,))
+    plan = replace(plan, symbols=(("n", 0, 99), ("m", 1, 7)))
     conditions, asked = RunConditions(header_of(plan), plan), list[int]()
     verdicts = KeptVerdicts(conditions)
     real = conditions.check
@@ -229,8 +231,70 @@ def test_verdicts_are_kept_for_as_many_values_as_the_limit_says() -> None:
 
     conditions.check = counted  # type: ignore[method-assign, assignment]  # counts the calls
     for _ in range(3):
-        verdicts.check({"n": 4, "m": 1})
-    assert asked == [4]
+        for n in range(64):
+            verdicts.check({"n": n, "m": 1})
+    assert asked == list(range(64))
+    verdicts.check({"n": 64, "m": 1})
+    asked.clear()
+    for n in range(65):
+        verdicts.check({"n": n, "m": 1})
+    assert asked, "65 verdicts are kept"
+
+
+def test_a_refusal_is_not_kept() -> None:
+    view = contiguous(0, N, 9 - N)
+    plan = plan_of((Launch(KERNEL, (view,), (0,)),), (72,))
+    verdicts = KeptVerdicts(RunConditions(header_of(plan), plan))
+    for _ in range(2):
+        with pytest.raises(EngineFormatError, match="which has 72"):
+            verdicts.check({"n": 4, "m": 1})
+
+
+@pytest.mark.parametrize(
+    ("chunks", "right", "wrong"),
+    [(N - 4, 4, 3), (N * (1 << 29), 3, 4), (M * N - 20, 9, 6)],
+    ids=["negative", "too many", "of two symbols"],
+)
+def test_a_number_of_chunks_is_checked_at_the_values_of_a_run(
+    chunks: Dim, right: int, wrong: int
+) -> None:
+    """Everything else about the launch holds in the whole box."""
+    launch = Launch(KERNEL, (contiguous(0, 1),), (0,), chunks=chunks)
+    plan = plan_of((launch,), (4,))
+    conditions = RunConditions(header_of(plan), plan)
+    conditions.check({"n": right, "m": 3})
+    with pytest.raises(EngineFormatError, match="chunks"):
+        conditions.check({"n": wrong, "m": 3})
+
+
+@pytest.mark.parametrize("writes", [(0,), (1,)])
+def test_windows_that_only_some_values_let_overlap_are_checked_at_a_run(
+    writes: tuple[int, ...],
+) -> None:
+    """Both windows lie in their buffer in the whole box; from n = 5 on they share bytes."""
+    windows = (contiguous(0, N), contiguous(0, N, offset=16))
+    plan = plan_of((Launch(KERNEL, windows, writes),), (52,))
+    conditions = RunConditions(header_of(plan), plan)
+    conditions.check({"n": 4, "m": 1})
+    with pytest.raises(EngineFormatError, match="operands 0 and 1 overlap, and one is written"):
+        conditions.check({"n": 5, "m": 1})
+
+
+def test_windows_that_interleave_are_told_apart_byte_by_byte() -> None:
+    """Rows of m and of 2 elements, side by side in rows of 7, as parts of a concatenation lie."""
+    left = View(0, 0, DType.FLOAT32, (N, M), (7, 1))
+    right = View(0, 20, DType.FLOAT32, (N, 2), (7, 1))
+    plan = plan_of((Launch(KERNEL, (left, right), (0,)),), (9 * 7 * 4,))
+    conditions = RunConditions(header_of(plan), plan)
+    conditions.check({"n": 9, "m": 5})
+    with pytest.raises(EngineFormatError, match="operands 0 and 1 overlap"):
+        conditions.check({"n": 9, "m": 6})
+
+
+def test_windows_that_overlap_and_are_only_read_are_allowed() -> None:
+    windows = (contiguous(0, N), contiguous(0, N, offset=16), contiguous(1, 1))
+    plan = plan_of((Launch(KERNEL, windows, (2,)),), (52, 4))
+    RunConditions(header_of(plan), plan).check({"n": 9, "m": 1})
 
 
 @pytest.mark.parametrize("way", ["passes", "refuses", "has no words"])

@@ -4,7 +4,12 @@ A plan for a range of shapes is sound for some values of its symbols and not for
 where inference was right, and a view lies inside its buffer only where its extents fit. Interval
 arithmetic over the plan's box proves most of these conditions once. The rest are one table for each
 moment at which values become known (the start of a run, and each step that decides a symbol), and
-are evaluated together by a few numpy calls before the first step that depends on them.
+are evaluated together, by a few numpy calls, before the first step that depends on them.
+
+Pairs of windows on one buffer are the exception: they are decided one by one, for some 40 us a pair
+and new set of values. Parts of a concatenation interleave, so the ends of two windows, which a table
+could compare, do not tell them apart; what does, `windows_meet`, splits the windows' distance by
+their strides in an order that the values decide, and may compare bytes.
 """
 
 from __future__ import annotations
@@ -236,7 +241,7 @@ class _Table:
         return bool(self.guards or self._pairs or len(self._footprints) or self._counts.size)
 
     def holds(self, values: Mapping[str, int]) -> bool:
-        """Whether every condition holds."""
+        """Whether every condition holds: of pairs of windows one by one, of all others at once."""
         found = self._dims.evaluate(values)
         if self.guards:
             gaps = found[self._sides[:, 0]] - found[self._sides[:, 1]]
