@@ -6,10 +6,10 @@ arithmetic over the plan's box proves most of these conditions once. The rest ar
 moment at which values become known (the start of a run, and each step that decides a symbol), and
 are evaluated together, by a few numpy calls, before the first step that depends on them.
 
-Pairs of windows on one buffer are the exception: they are decided one by one, for some 40 us a pair
-and new set of values. Parts of a concatenation interleave, so the ends of two windows, which a table
-could compare, do not tell them apart; what does, `windows_meet`, splits the windows' distance by
-their strides in an order that the values decide, and may compare bytes.
+Pairs of windows on one buffer are the exception: they are decided one by one, for some 40 us a
+pair and new set of values. Parts of a concatenation interleave, so the ends of two windows, which a
+table could compare, do not tell them apart; what does, `windows_meet`, splits the windows' distance
+by their strides in an order that the values decide, and may compare bytes.
 """
 
 from __future__ import annotations
