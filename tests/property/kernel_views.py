@@ -16,26 +16,29 @@ import json
 import random
 import sys
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from smelt import ops
-from smelt.backends import Aliasing
+from smelt.backends import Aliasing, store_as
 from smelt.backends.cpu import CpuBackend, host_target, target_named
 from smelt.errors import SmeltError
-from smelt.types import symbols_of
+from smelt.types import DType, symbols_of
 from tests.fuzz.build_trial import FindingError
 from tests.fuzz.campaign import Campaign, main
 from tests.support.cpu_families import make_node, run_tactic
-from tests.support.trials import difference
+from tests.support.trials import difference, rounded, smallest_step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from smelt.backends import Family, Tactic
-    from smelt.backends.cpu import CpuTarget
+    from smelt.backends import Backend, Family, Tactic
     from smelt.ir import Case, Node
+    from tests.support.cpu_families import Run
+
+    Note = Callable[[str], None]
 
 Array = np.ndarray[Any, Any]
 Arrays = list[Array | None]
@@ -51,7 +54,11 @@ _TRIES: Final = 4
 
 def trial_of(seed: int, number: int) -> tuple[bytes, str]:
     """One case; every op has its turn."""
-    kinds: tuple[type[ops.Op], ...] = (*ops.ALL_OPS, *_OFTEN)
+    return input_of(seed, number, (*ops.ALL_OPS, *_OFTEN))
+
+
+def input_of(seed: int, number: int, kinds: Sequence[type[ops.Op]]) -> tuple[bytes, str]:
+    """A case of one of the kinds of ops, which take turns, and a recipe."""
     kind = kinds[number % len(kinds)]
     chance = random.Random(f"{seed} {number}")  # noqa: S311  (no secret)
     names = [case.name for case in kind.cases()]
@@ -59,34 +66,67 @@ def trial_of(seed: int, number: int) -> tuple[bytes, str]:
     return json.dumps([kind.name, at, names[at]]).encode(), f"{seed} {number}"
 
 
-def try_kernel(data: bytes, recipe: str, note: Callable[[str], None]) -> Counter[str]:
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What kernels are made for, and how they are run."""
+
+    backend: Backend[Any]
+    target: Any
+    run: Run | None = None
+    """None compiles them for the host's processors."""
+    storage: DType = DType.FLOAT32
+    """What is stored where nodes have float32."""
+    is_strict: bool = False
+    """Whether views and symbols are those alone that plans may have: constants lie without holes,
+    and a symbol may have another value than the case's. Some constants are inputs then."""
+
+    def tactics(self, node: Node) -> list[Tactic]:
+        """The tactics that launch kernels for a node."""
+        every = self.backend.candidates(node, self.target, self.storage)[0]
+        found = [t for t in every if not t.is_reference and t.aliasing is Aliasing.NONE]
+        if self.storage is DType.FLOAT32:
+            return found
+        return [store_as(self.storage, node, t, outputs=True) for t in found]
+
+
+def try_kernel(data: bytes, recipe: str, note: Note) -> Counter[str]:
     """Run one case by one tactic on random views.
 
     Raises:
         FindingError: a result depends on what is around, or is wrong.
     """
-    kind, at, _ = json.loads(data)
-    found: list[Case] = list(next(k for k in ops.ALL_OPS if k.name == kind).cases())
     chance = random.Random(recipe)  # noqa: S311
     target = host_target()
     if target.architecture == "x86_64" and chance.random() < 0.3:
         target = target_named("x86-64-v3")
-    case = _with_other_extents(found[int(at)], chance)
-    node, values = _node_of(case, chance)
-    tactics = [t for t in _BACKEND.candidates(node, target)[0] if _is_native(t)]
+    return try_case(case_of(data), chance, Bench(_BACKEND, target), note)
+
+
+def case_of(data: bytes) -> Case:
+    """The case that an input names."""
+    kind, at, _ = json.loads(data)
+    found: list[Case] = list(next(k for k in ops.ALL_OPS if k.name == kind).cases())
+    return found[int(at)]
+
+
+def try_case(case: Case, chance: random.Random, bench: Bench, note: Note) -> Counter[str]:
+    """Run a case by one tactic on views by chance. Raises FindingError as `try_kernel`."""
+    case = _with_other_extents(case, chance)
+    if bench.is_strict:
+        case = _with_fewer_constants(case, chance)
+    if bench.storage is not DType.FLOAT32:
+        case = rounded(case, bench.storage)
+    node, values = _node_of(case, chance, is_strict=bench.is_strict)
+    tactics = bench.tactics(node)
     if not tactics:
         return Counter({"no kernel": 1})
     family = chance.choice(sorted({t.family for t in tactics}))  # some have few tactics
     tactic = chance.choice([t for t in tactics if t.family == family])
     arrays = _with_wild_indices(case, chance)
     note(f"running {case.op.name} by {tactic.family}")
-    made = _run_twice(node, tactic, arrays, values, target, chance)
+    made = _run_twice(node, tactic, arrays, values, bench, chance)
     _compare(case, tactic, arrays, made)
     return Counter({"ran": 1, f"ran {tactic.family}": 1})
-
-
-def _is_native(tactic: Tactic) -> bool:
-    return not tactic.is_reference and tactic.aliasing is Aliasing.NONE
 
 
 def _run_twice(
@@ -94,19 +134,22 @@ def _run_twice(
     tactic: Tactic,
     arrays: Arrays,
     values: dict[str, int],
-    target: CpuTarget,
+    bench: Bench,
     chance: random.Random,
 ) -> list[Array] | None:
     """The results, the same whatever is around the views; None where an index is out of range."""
-    family: Family[Any] = _BACKEND.family(tactic.family)
+    family: Family[Any] = bench.backend.family(tactic.family)
     layout: dict[str, Any] = {
         "gap": chance.choice((0, 0, 1, 5)),
         "margin": chance.choice((0, 0, 1, 2)),
         "at_end": chance.random() < 0.6,
         "workers": chance.choice((1, 1, 3)),
     }
+    if family.contiguous:  # its operands are no windows
+        layout |= {"gap": 0, "margin": 0}
     errors = np.zeros((len(_POISONS), 2), np.int64)
-    how: dict[str, Any] = {"values": values, "target": target, **layout}
+    how: dict[str, Any] = {"values": values, "target": bench.target, "run": bench.run, **layout}
+    how["spares_constants"] = bench.is_strict
     try:
         runs = [
             run_tactic(family, node, tactic, arrays, errors=told, fill=poison, **how)
@@ -136,7 +179,8 @@ def _compare(case: Case, tactic: Tactic, arrays: Arrays, made: list[Array] | Non
     if made is None:
         raise FindingError("refuses alone", tactic.family, f"{case.name} by {tactic}")
     for mine, right in zip(made, wanted, strict=False):
-        if why := difference(mine, right, case.tolerance):
+        step = smallest_step(tactic)
+        if why := difference(mine.astype(right.dtype), right, case.tolerance, step):
             raise FindingError("wrong numbers", tactic.family, f"{case.name} by {tactic}: {why}")
 
 
@@ -159,6 +203,13 @@ def _with_other_extents(case: Case, chance: random.Random) -> Case:
         if _is_answered(other):
             return other
     return case
+
+
+def _with_fewer_constants(case: Case, chance: random.Random) -> Case:
+    """The case with some constants as inputs, if the op has an answer without knowing them."""
+    kept = frozenset(k for k in sorted(case.constants) if chance.random() < 0.6)
+    other = dataclasses.replace(case, constants=kept)
+    return other if _is_answered(other) else case
 
 
 def _given(case: Case) -> list[tuple[int, Array]]:
@@ -186,10 +237,12 @@ def _is_answered(case: Case) -> bool:
     return True
 
 
-def _node_of(case: Case, chance: random.Random) -> tuple[Node, dict[str, int]]:
+def _node_of(case: Case, chance: random.Random, *, is_strict: bool) -> tuple[Node, dict[str, int]]:
     """The case's node, some of its extents symbols, and the symbols' values."""
     found = sorted({d for _, array in _given(case) for d in array.shape})
     chosen = [d for d in found if chance.random() < 0.4]
+    if is_strict:
+        chosen = [d for d in chosen if _may_grow(case, d)]
     symbols = {
         (k, axis): f"s{extent}"
         for k, array in _given(case)
@@ -205,6 +258,18 @@ def _node_of(case: Case, chance: random.Random) -> tuple[Node, dict[str, int]]:
     if known and all(guard.holds(values) for guard in node.guards):
         return node, values
     return make_node(case.op, case.inputs, case.constants), {}
+
+
+def _may_grow(case: Case, extent: int) -> bool:
+    """Whether the op takes a larger extent in all places: a build tries both ends of a range."""
+    inputs = list(case.inputs)
+    for k, array in _given(case):
+        inputs[k] = _resized(array, extent, extent + 1)
+    try:
+        make_node(case.op, inputs, case.constants)
+    except SmeltError:
+        return False
+    return True
 
 
 def _with_wild_indices(case: Case, chance: random.Random) -> Arrays:

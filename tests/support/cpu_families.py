@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -25,6 +25,21 @@ if TYPE_CHECKING:
     from smelt.types import Dim, TensorFormat
 
 Array = np.ndarray[Any, Any]
+
+
+class Run(Protocol):
+    """Runs launches on buffers, which their views name by position."""
+
+    def __call__(
+        self,
+        launches: Sequence[Launch],
+        buffers: Sequence[GuardedBuffer],
+        *,
+        values: dict[str, int],
+        fill: int,
+    ) -> None:
+        """Run them; ``fill`` is every byte that is nobody's."""
+
 
 _BACKEND = CpuBackend(jobs=1)
 
@@ -65,8 +80,11 @@ def tactics_of(family: Family[CpuTarget], node: Node, target: CpuTarget) -> list
 class _Memory:
     """The buffers of one run."""
 
-    def __init__(self, *, at_end: bool, fill: int | None = None) -> None:
+    def __init__(
+        self, *, at_end: bool, fill: int | None = None, spares_constants: bool = False
+    ) -> None:
         self.at_end = at_end
+        self.spares_constants = spares_constants
         self.fill = fill
         self.buffers: list[GuardedBuffer] = []
         self.errors: GuardedBuffer | None = None
@@ -173,7 +191,7 @@ def kernels_of(
 
 def _lower(
     memory: _Memory,
-    family: Family[CpuTarget],
+    family: Family[Any],
     node: Node,
     tactic: Tactic,
     arrays: Sequence[Array | None],
@@ -188,8 +206,11 @@ def _lower(
             inputs.append(None)
         else:
             shape = value.tensor.shape
+            stored = array.astype(form.dtype.numpy, copy=False)
+            is_whole = memory.spares_constants and value.constant is not None
+            around = (0, 0) if is_whole else spare
             view = memory.place(
-                array, form.layout, halo, shape, *spare, halo_value=tactic.halo_value
+                stored, form.layout, halo, shape, *around, halo_value=tactic.halo_value
             )
             inputs.append(view)
     packed = tuple(memory.hold(c.array) for c in family.pack(node, tactic))
@@ -204,7 +225,7 @@ def _lower(
 
 
 def run_tactic(
-    family: Family[CpuTarget],
+    family: Family[Any],
     node: Node,
     tactic: Tactic,
     arrays: Sequence[Array | None],
@@ -217,20 +238,23 @@ def run_tactic(
     target: CpuTarget | None = None,
     errors: Array | None = None,
     fill: int | None = None,
+    run: Run | None = None,
+    spares_constants: bool = False,
 ) -> list[Array]:
     """The node's results by one tactic; ``fill`` is every byte that is nobody's before it.
 
+    Its kernels are compiled for ``target`` and run on so many ``workers``, or as ``run`` does.
+    Constants have gaps and margins too, though no plan has that, unless ``spares_constants``.
     What launches tell of indices out of range is written into ``errors``; without it nothing may
     be told.
     """
     assert tactic.aliasing is Aliasing.NONE
-    memory = _Memory(at_end=at_end, fill=fill)
+    memory = _Memory(at_end=at_end, fill=fill, spares_constants=spares_constants)
     launches, outputs = _lower(memory, family, node, tactic, arrays, values or {}, (gap, margin))
-    chosen = target or host_target()
     poison = FILL if fill is None else fill
     before = [memory.buffers[v.buffer].bytes.copy() for v in outputs]
-    options: Any = {"values": values, "workers": workers, "target": chosen, "fill": poison}
-    run_launches(lambda spec: _BACKEND.generate(spec, chosen), launches, memory.buffers, **options)
+    run = run or _compiled(target or host_target(), workers)
+    run(launches, memory.buffers, values=values or {}, fill=poison)
     if memory.errors is not None:
         told = memory.errors.array(np.int64, (2,))
         if errors is None:
@@ -245,6 +269,29 @@ def run_tactic(
     return results
 
 
+def _compiled(target: CpuTarget, workers: int) -> Run:
+    """What runs launches on the host's processors."""
+
+    def run(
+        launches: Sequence[Launch],
+        buffers: Sequence[GuardedBuffer],
+        *,
+        values: dict[str, int],
+        fill: int,
+    ) -> None:
+        run_launches(
+            lambda spec: _BACKEND.generate(spec, target),
+            launches,
+            buffers,
+            values=values,
+            workers=workers,
+            target=target,
+            fill=fill,
+        )
+
+    return run
+
+
 def _outputs(
     memory: _Memory,
     node: Node,
@@ -255,7 +302,7 @@ def _outputs(
     views: list[View] = []
     for value, form in zip(node.outputs, formats, strict=True):
         shape = tuple(_known(d, values) for d in value.tensor.shape)
-        blank = memory.blank(shape, value.tensor.dtype.numpy)
+        blank = memory.blank(shape, form.dtype.numpy)
         views.append(memory.place(blank, form.layout, (), value.tensor.shape, *gaps))
     return tuple(views)
 

@@ -87,8 +87,7 @@ class Trial:
     @property
     def step(self) -> float:
         """Distance of numbers next to zero in the types that results are stored in."""
-        is_half = any(fmt.dtype is DType.FLOAT16 for fmt in self.tactic.outputs)
-        return float(np.finfo(np.float16).smallest_subnormal) if is_half else 0.0
+        return smallest_step(self.tactic)
 
     @property
     def arrays(self) -> dict[str, Array]:
@@ -105,6 +104,12 @@ class Trial:
             for dim, extent in zip(value.tensor.shape, shape, strict=True):
                 known |= dict.fromkeys(symbols_of(dim), extent)
         return known
+
+
+def smallest_step(tactic: Tactic) -> float:
+    """Distance of numbers next to zero in the types that a tactic's results are stored in."""
+    is_half = any(fmt.dtype is DType.FLOAT16 for fmt in tactic.outputs)
+    return float(np.finfo(np.float16).smallest_subnormal) if is_half else 0.0
 
 
 def graph_of(case: Case, *, symbolic: bool = False) -> Graph:
@@ -248,15 +253,15 @@ def narrow_trials(
 ) -> Iterator[Trial]:
     """Every case by every tactic that stores float32 as ``storage``, its results too."""
     for case in cases:
-        rounded = _rounded(case, storage)
-        wanted = _expected(rounded.op, rounded.inputs)
-        graph = graph_of(rounded)
+        narrow = rounded(case, storage)
+        wanted = _expected(narrow.op, narrow.inputs)
+        graph = graph_of(narrow)
         node = graph.nodes[0]
         wide = backend.candidates(node, target)[0]
         for tactic in _spread(backend.candidates(node, target, storage)[0]):
             if tactic not in wide:
                 made = store_as(storage, node, tactic, outputs=True)
-                yield _trial(rounded, graph, made, backend, wanted, ())
+                yield _trial(narrow, graph, made, backend, wanted, ())
 
 
 def paired_trials(cases: Iterable[Case], backend: Backend[Any], target: Any) -> Iterator[Trial]:
@@ -319,7 +324,7 @@ def strange_trials(cases: Iterable[Case], backend: Backend[Any], target: Any) ->
     half = DType.FLOAT16
     for case in cases:
         strange = replace(case, inputs=tuple(_planted(case, k) for k in range(len(case.inputs))))
-        strange = _rounded(strange, half)
+        strange = rounded(strange, half)
         wanted = _expected(strange.op, strange.inputs)
         graph = graph_of(strange)
         (node,) = graph.nodes
@@ -369,7 +374,7 @@ def _with_another_image(case: Case) -> Case | None:
     return replace(case, name=f"{case.name} and another", inputs=inputs)
 
 
-def _rounded(case: Case, storage: DType) -> Case:
+def rounded(case: Case, storage: DType) -> Case:
     """The case on numbers that ``storage`` holds, to the error that storing results in it makes."""
     arrays: list[Array | None] = []
     for index, array in enumerate(case.inputs):

@@ -25,7 +25,7 @@ class Writer:
         self.k = kernel
         self.s = Source(kernel)
         self.places: dict[str, int] = dict(kernel["places"])
-        self.strides: dict[str, Any] = dict(kernel["states"])
+        self.strides: dict[str, Any] = dict(kernel["states"]) | dict(kernel["others"])
         self.hidden: int = kernel["hidden"]
         self.gates = {"lstm": 4, "gru": 3}[kernel["op"]]
         self.side = min(_SIDE, tile_extent(self.hidden))
@@ -66,7 +66,9 @@ class Writer:
         s = self.s
         s.line(f"length = {time}")
         if "lengths" in self.places:
-            s.line(f"given = tl.load(p{self.places['lengths']} + item).to(tl.int64)")
+            (along,) = self.strides["lengths"]
+            at = s.sum_of(("item", along))
+            s.line(f"given = tl.load(p{self.places['lengths']} + {at}).to(tl.int64)")
             s.line(f"length = tl.minimum(tl.maximum(given, 0), {time})")
             s.tell(self.places["errors"], "given", time, "given != length")
 
@@ -173,13 +175,13 @@ class Writer:
         """The recurrent bias of a GRU's last gate, where it was not added with what entered."""
         if "bias" not in self.places:
             return
-        at = f"way * {6 * self.hidden} + {5 * self.hidden} + i"
+        at = self.row_place("bias", 5 * self.hidden)
         self.s.line(f"{name} = {name} + {self.s.load(self.places['bias'], at, 'ok', '0.0')}")
 
     def peep(self, name: str, number: int) -> None:
         if "peepholes" not in self.places:
             return
-        at = f"way * {3 * self.hidden} + {number * self.hidden} + i"
+        at = self.row_place("peepholes", number * self.hidden)
         peephole = self.s.load(self.places["peepholes"], at, "ok", "0.0")
         self.s.line(f"{name} = {name} + {peephole} * c")
 
@@ -195,6 +197,11 @@ class Writer:
     def state_place(self, name: str, index: str = "i") -> str:
         way, item, element = self.strides[name]
         return self.s.sum_of(("way", way), ("item", item), (index, element))
+
+    def row_place(self, name: str, first: int) -> str:
+        """Where elements of a direction's row lie, from its ``first`` on."""
+        way, element = self.strides[name]
+        return f"{self.s.sum_of(('way', way), (f'({first} + i)', element))} + i * 0"
 
     def write_state(self, name: str, value: str) -> None:
         if name in self.places:

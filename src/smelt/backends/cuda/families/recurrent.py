@@ -196,6 +196,8 @@ class _Lowering:
                 precision=self.precision,
                 extents=scalars.all_json((moments, self.batch, rows, x.shape[2])),
                 strides=scalars.all_json((*self.sequence(x), x.strides[2])),
+                weights=scalars.all_json(w.strides),
+                biases=() if bias is None else scalars.all_json(bias.strides),
                 recurrent_biases=2 * op.hidden_size if is_late else rows,
                 has_bias=bias is not None,
                 cleared=scalars.json(cleared),
@@ -236,6 +238,11 @@ class _Lowering:
                 states=tuple(
                     (name, json(self.state_strides(given[name])))
                     for name in ("hidden0", "cell0", "hidden", "cell")
+                    if name in given
+                ),
+                others=tuple(
+                    (name, json(given[name].strides))
+                    for name in ("bias", "lengths", "peepholes")
                     if name in given
                 ),
                 pipeline=1,
@@ -289,16 +296,21 @@ def _write_entering(kernel: KernelSpec) -> str:
         step = s.sum_of(("k", along))
         s.line(f"ok = row_ok & (k < {width})[None, :]")
         s.line(f"a = tl.load(p0 + line + ({step})[None, :], mask=ok, other=0.0)")
-        weights = f"((way * {rows} + column) * {width})[None, :] + k[:, None]"
+        of_way, of_column, of_k = kernel["weights"]
+        line = s.sum_of(("way", of_way), ("column", of_column))
+        weights = f"({line} + column * 0)[None, :] + ({s.sum_of(('k', of_k))} + k * 0)[:, None]"
         s.line(f"ok = column_ok & (k < {width})[:, None]")
         s.line(f"b = tl.load(p1 + {weights}, mask=ok, other=0.0)")
         s.line(f'acc = tl.dot(a.to(b.dtype), b, acc, input_precision="{kernel["precision"]}")')
     entered = 3 if kernel["has_bias"] else 2
     if kernel["has_bias"]:
-        at = f"(way * 2 * {rows} + column)[None, :]"
+        of_way, of_column = kernel["biases"]
+        line = s.sum_of(("way", of_way), ("column", of_column))
+        at = f"({line} + column * 0)[None, :]"
         s.line(f"own = tl.load(p2 + {at}, mask=column_ok, other=0.0)")
         late = f"column_ok & (column < {kernel['recurrent_biases']})[None, :]"
-        s.line(f"other = tl.load(p2 + {at} + {rows}, mask={late}, other=0.0)")
+        behind = s.sum_of((rows, of_column))
+        s.line(f"other = tl.load(p2 + {at} + {behind}, mask={late}, other=0.0)")
         s.line("acc = acc + own.to(tl.float32) + other.to(tl.float32)")
     where = f"((way * {moments} + m) * {rows})[:, None] + column[None, :]"
     s.store(entered, where, "acc", "row_ok & column_ok")
