@@ -89,6 +89,7 @@ soak: $(VENV)/.stamp-test  ## run what takes hours: fuzzers at their full length
 	@$(BIN)/python -m tests.fuzz.builds --count 200000 --seed $(SEED)
 	@$(BIN)/python -m tests.property.shape_pairs --count 11000 --seed $(SEED)
 	@$(BIN)/python -m tests.property.kernel_views --count 100000 --seed $(SEED)
+	@TRITON_INTERPRET=1 $(BIN)/python -m tests.property.gpu_kernel_views --count 3000 --seed $(SEED)
 
 bench: $(VENV)/.stamp-bench  ## measure everything beside other engines; renews README and docs
 	@$(BIN)/python benchmarks/run_all.py --prepare

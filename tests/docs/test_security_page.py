@@ -22,18 +22,37 @@ def _tests_of(path: Path) -> set[str]:
     return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
-def test_each_threat_names_tests_that_exist(root: Path) -> None:
+def _part(root: Path, title: str) -> str:
+    """What stands below a title of the page."""
     text = (root / "docs" / "security.md").read_text(encoding="utf-8")
-    table = text.partition("## Threats")[2].partition("## ")[0]
-    rows = [row for row in table.splitlines() if row.startswith("| ") and "---" not in row][1:]
+    return text.partition(f"## {title}\n")[2].partition("\n## ")[0]
+
+
+def _threats(root: Path) -> list[list[str]]:
+    """The cells of each row of the table."""
+    lines = _part(root, "Threats").splitlines()
+    rows = [line for line in lines if line.startswith("| ")][1:]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+
+
+def test_each_threat_names_tests_that_exist(root: Path) -> None:
+    rows = _threats(root)
     assert len(rows) > 15
     for row in rows:
-        cell = row.rpartition("|")[0].rpartition("|")[2]
+        assert len(row) == 6, row
+        cell = row[-1]
         named = re.findall(r"`(tests/[^`:]+)::(test_\w+)`", cell)
         assert named, row
         assert len(named) == cell.count("`") // 2, cell
         for path, test in named:
             assert test in _tests_of(root / path), f"{path}::{test}"
+
+
+def test_each_promise_has_a_threat_with_tests(root: Path) -> None:
+    promises = re.findall(r"^(\d)\. \*\*", _part(root, "What is promised"), re.MULTILINE)
+    assert promises == ["1", "2", "3", "4", "5"]
+    cells = [row[0] for row in _threats(root)]
+    assert {number for cell in cells for number in cell.split(", ")} == {*promises, "-"}
 
 
 @pytest.mark.parametrize(
