@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tests.support.cpu_kernels import GuardedBuffer
 
 _BACKEND: Final = CudaBackend()
-_OFTEN: Final = (
+_OFTEN: Final[tuple[type[ops.Op], ...]] = (
     *(ops.Conv, ops.Conv, ops.Conv, ops.ConvSum, ops.ConvTranspose, ops.Chain, ops.Gemm),
     *(
         ops.MatMul,
@@ -48,7 +48,10 @@ _OFTEN: Final = (
     *(ops.MaxPool, ops.LRN, ops.Softmax, ops.Transpose, ops.Pad),
 ) * 3
 """Most other ops are of one family."""
-_KINDS: Final = (*(op for op in ops.ALL_OPS if op.name not in WITHOUT_KERNELS), *_OFTEN)
+_KINDS: Final[tuple[type[ops.Op], ...]] = (
+    *(op for op in ops.ALL_OPS if op.name not in WITHOUT_KERNELS),
+    *_OFTEN,
+)
 
 
 def trial_of(seed: int, number: int) -> tuple[bytes, str]:
