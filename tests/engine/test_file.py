@@ -339,7 +339,7 @@ def test_hostile_json_is_refused(text: bytes) -> None:
 @pytest.mark.parametrize(
     "dim",
     [
-        *("a" * 3000, "a // 0", "a // b", "a ** 9", "f(a)", "1.5", "a +", ""),
+        *("a" * 70000, "a // 0", "a // b", "a ** 9", "f(a)", "1.5", "a +", ""),
         *(True, "(" * 150 + "a" + ")" * 150 + " //", "9" * 30),
     ],
 )

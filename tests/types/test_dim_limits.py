@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from smelt.errors import ShapeError
-from smelt.types import Limit, SymbolicDim, dim_from_text, evaluate_dim
+from smelt.types import Dim, Limit, SymbolicDim, dim_from_text, evaluate_dim
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from smelt.types import Dim
 
 N = SymbolicDim.symbol("n")
 
@@ -52,13 +51,16 @@ def test_what_a_deep_network_makes_is_accepted() -> None:
     [
         "(" * 1000 + "n" + ")" * 999,
         "-" * 1999 + "n",
-        "*".join(["n"] * 1000),
+        "*".join(["n"] * 1025),
+        "(" * 91 + "n" + " + 1) // 2" * 91,
+        "n * " + "9" * 4000,
+        "n * " + "9" * 5000,
         "(a+b+c+d)" + "*(a+b+c+d)" * 150,
         "n**99999999",
         "n//0",
         "n//m",
         "lambda: n",
-        "n" * 2001,
+        "n" * 65537,
         "(" * 500,
     ],
 )
@@ -69,8 +71,46 @@ def test_hostile_texts_are_no_dimensions(text: str) -> None:
 
 
 def test_a_text_beyond_its_limit_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="MAX_DIM_CHARACTERS is 2,000"):
+    with pytest.raises(ValueError, match="MAX_DIM_CHARACTERS is 65,536"):
         dim_from_text("n + " * Limit.MAX_DIM_CHARACTERS.most + "n")
+
+
+def _largest_sum() -> Dim:
+    each = Limit.MAX_DIM_CHARACTERS.most // Limit.MAX_DIM_ATOMS.most - len(" + ")
+    names = [f"{'s' * (each - 4)}{i:04}" for i in range(Limit.MAX_DIM_ATOMS.most)]
+    return sum((SymbolicDim.symbol(name) for name in names), cast("Dim", 0))
+
+
+def _deepest_quotient() -> Dim:
+    dim: Dim = N
+    for _ in range(Limit.MAX_DIM_DEPTH.most):
+        dim = (dim + 1) // 2
+    return dim
+
+
+MOST: list[tuple[str, Callable[[], Dim], Callable[[Dim], Dim], str]] = [
+    ("product", lambda: math.prod([N] * 1024), lambda dim: dim * N, "MAX_DIM_ATOMS"),
+    ("sum", _largest_sum, lambda dim: dim + N, "MAX_DIM_ATOMS"),
+    ("quotient", _deepest_quotient, lambda dim: (dim + 1) // 2, "MAX_DIM_DEPTH"),
+    (
+        "name",
+        lambda: SymbolicDim.symbol("n" * Limit.MAX_DIM_CHARACTERS.most),
+        lambda dim: dim + 1,
+        "MAX_DIM_CHARACTERS",
+    ),
+    ("number", lambda: N * (1 << 8191), lambda dim: dim * 2, "8,193 bits"),
+    ("numerator", lambda: N // ((1 << 8192) - 1), lambda _: N // (1 << 8192), "8,193 bits"),
+]
+
+
+@pytest.mark.parametrize(("most", "more", "told"), [m[1:] for m in MOST], ids=[m[0] for m in MOST])
+def test_whatever_is_made_is_read_again_and_the_rest_is_refused_by_name(
+    most: Callable[[], Dim], more: Callable[[Dim], Dim], told: str
+) -> None:
+    dim = most()
+    assert dim_from_text(str(dim)) == dim
+    with pytest.raises(ShapeError, match=told):
+        more(dim)
 
 
 @pytest.mark.parametrize(

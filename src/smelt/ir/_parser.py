@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from smelt import types as smelt_types
-from smelt.errors import GraphError
+from smelt.errors import GraphError, ShapeError
 from smelt.ir._graph import Constant, Graph, Recipe
 from smelt.ir._op import Op
 from smelt.ir._recipes import compute_untrusted
@@ -317,14 +317,16 @@ class _Parser:
         except ValueError:
             self._fail(f"{dtype} is no element type")
         dims = self._need(_DIMS, "a shape")
+        shape = tuple(map(self._dim, dims.split(","))) if dims.strip() else ()
         try:
-            shape = tuple(dim_from_text(d.strip()) for d in dims.split(",")) if dims.strip() else ()
-        except ValueError as error:
+            return TensorType(element, shape)
+        except ShapeError as error:
             self._fail(str(error))
-        return TensorType(element, shape)
 
     def _bound(self) -> Dim:
-        text = self._need(_DIMS, "a bound")
+        return self._dim(self._need(_DIMS, "a bound"))
+
+    def _dim(self, text: str) -> Dim:
         try:
             return dim_from_text(text.strip())
         except ValueError as error:
@@ -398,7 +400,7 @@ class _Parser:
             return self._unquote(string)
         symbolic = self._take(_SYMBOLIC)
         if symbolic is not None:
-            return dim_from_text(symbolic)
+            return self._dim(symbolic)
         if self._text.startswith("[", self._at):
             return self._list(owner)
         start = self._at

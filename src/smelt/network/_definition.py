@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from contextlib import contextmanager
-from keyword import iskeyword
+from math import prod
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
@@ -19,8 +18,7 @@ from smelt.types import (
     DType,
     SymbolicDim,
     TensorType,
-    dim_from_text,
-    element_count,
+    format_whole,
     given_array,
     given_int,
     given_list,
@@ -408,9 +406,10 @@ class NetworkDefinition(LayerMethods):
         dims = tuple(_extent(extent, given) for extent in given)
         if self._batch == "implicit" and SymbolicDim.symbol(BATCH) in dims:
             raise ShapeError(f"shape {given} names the implicit batch; leave it out")
-        volume = element_count(tuple(d for d in dims if isinstance(d, int)))
-        if not isinstance(volume, int) or volume >= _LARGEST_VOLUME:
-            raise ShapeError(f"shape {shown(given)} has {volume} elements; 2**30 are too many")
+        volume = prod(d for d in dims if isinstance(d, int))
+        if volume >= _LARGEST_VOLUME:
+            told = format_whole(volume)
+            raise ShapeError(f"shape {shown(given)} has {told} elements; 2**30 are too many")
         return (SymbolicDim.symbol(BATCH), *dims) if self._batch == "implicit" else dims
 
 
@@ -436,11 +435,10 @@ def _layer_of(node: Node) -> str:
 
 def _extent(extent: object, shape: list[object]) -> Dim:
     if isinstance(extent, str):
-        if not re.fullmatch(r"[A-Za-z_]\w*", extent, re.ASCII) or iskeyword(extent):
-            raise ShapeError(
-                f"extent {shown(extent)} in {shown(shape)} is no identifier, as symbols are"
-            )
-        return dim_from_text(extent)
+        try:
+            return SymbolicDim.symbol(extent)
+        except ShapeError as error:
+            raise ShapeError(f"extent {shown(extent)} in {shown(shape)}: {error}") from error
     if isinstance(extent, SymbolicDim):
         return extent
     return given_int(extent, f"an extent in {shown(shape)}", ShapeError, least=1)

@@ -48,6 +48,7 @@ from smelt.types._text import (
     counted,
     format_number,
     format_share,
+    format_whole,
     wrap_words,
 )
 from smelt.types._threads import start_thread
@@ -102,6 +103,7 @@ __all__ = [
     "evaluate_dim",
     "format_number",
     "format_share",
+    "format_whole",
     "given_array",
     "given_bool",
     "given_dict",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, field
+from keyword import iskeyword
 from typing import TYPE_CHECKING, Final
 
 from smelt.errors import GraphError, ShapeError, UnboundSymbolError
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 
 _NO_NAMES: Final[frozenset[str]] = frozenset()
+_MOST_BITS: Final = 1 << 13
+"""Of a number in a dimension; Python reads and writes none of more than 4,300 digits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +44,12 @@ class FloorDiv:
     divisor: int
     text: str = field(init=False, compare=False, repr=False)
     """What it is written as: kept, for quotients of quotients would be written again and again."""
+    depth: int = field(init=False, compare=False, repr=False)
+    """How many quotients lie within each other here, itself included."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "text", f"(({self.numerator}) // {self.divisor})")
+        object.__setattr__(self, "text", f"(({self.numerator}) // {_text_of(self.divisor)})")
+        object.__setattr__(self, "depth", self.numerator.depth + 1)
 
     def __str__(self) -> str:
         return self.text
@@ -58,16 +64,26 @@ class SymbolicDim:
     """Names of the symbols that the dimension depends on."""
     size: int = field(init=False, repr=False, compare=False)
     """How many atoms it is made of, those of numerators included."""
+    depth: int = field(init=False, repr=False, compare=False)
+    """How many quotients lie within each other."""
+    text: str = field(init=False, repr=False, compare=False)
+    """What it is written as, in files, too: `dim_from_text` reads it."""
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # Plans ask for these of nested quotients thousands of times.
         atoms = [atom for monomial, _ in self.terms for atom in monomial]
         size = sum(1 if isinstance(a, Symbol) else 1 + a.numerator.size for a in atoms)
-        _require_small(size)
+        _require_within(size, Limit.MAX_DIM_ATOMS)
+        depth = max((a.depth for a in atoms if isinstance(a, FloorDiv)), default=0)
+        _require_within(depth, Limit.MAX_DIM_DEPTH)
+        text = _text_of_sum(self.terms)
+        _require_within(len(text), Limit.MAX_DIM_CHARACTERS)
         names = [{a.name} if isinstance(a, Symbol) else a.numerator.symbols for a in atoms]
         object.__setattr__(self, "symbols", _NO_NAMES.union(*names))
         object.__setattr__(self, "size", size)
+        object.__setattr__(self, "depth", depth)
+        object.__setattr__(self, "text", text)
         object.__setattr__(self, "_hash", hash(self.terms))
 
     def __hash__(self) -> int:
@@ -75,7 +91,9 @@ class SymbolicDim:
 
     @staticmethod
     def symbol(name: str) -> SymbolicDim:
-        """The dimension that is the symbol itself."""
+        """The dimension that is the symbol itself. Raises ShapeError: it would not be read."""
+        if not (name.isascii() and name.isidentifier()) or iskeyword(name):
+            raise ShapeError(f"{name[:200]!r} is no identifier, as symbols are")
         return SymbolicDim((((Symbol(name),), 1),))
 
     def __add__(self, other: Dim) -> Dim:
@@ -95,7 +113,8 @@ class SymbolicDim:
     def __mul__(self, other: Dim) -> Dim:
         terms = tuple(_terms(other))
         if isinstance(other, SymbolicDim):
-            _require_small(self.size * len(terms) + other.size * len(self.terms))
+            size = self.size * len(terms) + other.size * len(self.terms)
+            _require_within(size, Limit.MAX_DIM_ATOMS)
         products = [(tuple(sorted(m + n, key=str)), c * d) for m, c in self.terms for n, d in terms]
         return _canonical(products)
 
@@ -107,6 +126,8 @@ class SymbolicDim:
             return _divide_exactly(self, divisor)
         if divisor <= 0:
             raise ZeroDivisionError(f"({self}) // {divisor}")
+        if divisor == 1:
+            return self
         whole = [(m, c // divisor) for m, c in self.terms if c % divisor == 0]
         rest = [(m, c) for m, c in self.terms if c % divisor]
         constant = sum(c for m, c in rest if not m)
@@ -118,11 +139,7 @@ class SymbolicDim:
         return _canonical((*whole, ((FloorDiv(remainder, divisor),), 1)))
 
     def __str__(self) -> str:
-        parts = [
-            "*".join([*([str(c)] if c != 1 or not m else []), *(str(a) for a in m)])
-            for m, c in self.terms
-        ]
-        return " + ".join(parts).replace("+ -", "- ")
+        return self.text
 
     __repr__ = __str__
 
@@ -198,13 +215,32 @@ def _dim_from_ast(node: ast.expr) -> Dim:
             return -_dim_from_ast(operand)
         case ast.BinOp(op=ast.Add() | ast.Sub()):
             return _sum_from_ast(node)
-        case ast.BinOp(left=left, op=ast.Mult(), right=right):
-            return _dim_from_ast(left) * _dim_from_ast(right)
+        case ast.BinOp(op=ast.Mult()):
+            return _product_from_ast(node)
         case ast.BinOp(left=left, op=ast.FloorDiv(), right=ast.Constant(value=int(divisor))):
             return _dim_from_ast(left) // divisor
         case _:
             pass
     raise ValueError("not a dimension: only names, integers, + - * and // may stand in one")
+
+
+def _product_from_ast(node: ast.expr) -> Dim:
+    """A product as a whole: factor by factor, it would be sorted once for each."""
+    factors: list[ast.expr] = []
+    while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        factors.append(node.right)
+        node = node.left
+    product: Dim = 1
+    atoms: list[Symbol | FloorDiv] = []
+    coefficient = 1
+    for factor in (node, *reversed(factors)):
+        (monomial, number), *more = _terms(dim := _dim_from_ast(factor))
+        if more:
+            product = product * dim
+        else:
+            atoms += monomial
+            coefficient *= number
+    return product * _canonical([(tuple(sorted(atoms, key=str)), coefficient)])
 
 
 def _sum_from_ast(node: ast.expr) -> Dim:
@@ -217,11 +253,29 @@ def _sum_from_ast(node: ast.expr) -> Dim:
     return _canonical((*_terms(_dim_from_ast(node)), *reversed(terms)))
 
 
-def _require_small(size: int) -> None:
-    """Refuse what repeated squaring, or quotients of sums of quotients, would make."""
-    if size > Limit.MAX_DIM_ATOMS.most:
-        told = Limit.MAX_DIM_ATOMS.excess(size)
+def _require_within(found: int, limit: Limit) -> None:
+    """Refuse what repeated squaring, or quotients of sums of quotients, would make.
+
+    Whatever a dimension may be, a file can hold: readers have the same limits. Raises ShapeError.
+    """
+    if found > limit.most:
+        told = limit.excess(found)
         raise ShapeError(f"an extent's formula has {told}; fix some symbols with shapes=")
+
+
+def _text_of_sum(terms: Iterable[tuple[Monomial, int]]) -> str:
+    parts = [
+        "*".join([*([_text_of(c)] if c != 1 or not m else []), *(str(a) for a in m)])
+        for m, c in terms
+    ]
+    return " + ".join(parts).replace("+ -", "- ")
+
+
+def _text_of(number: int) -> str:
+    """A number's digits. Raises ShapeError: Python writes no number that long."""
+    if number.bit_length() > _MOST_BITS:
+        raise ShapeError(f"an extent's formula has a number of {number.bit_length():,} bits")
+    return str(number)
 
 
 def _terms(dim: Dim) -> Iterable[tuple[Monomial, int]]:

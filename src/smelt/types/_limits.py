@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from enum import Enum
 
+from smelt.types._text import format_whole
+
 
 class Limit(Enum):
     """The most of something that is accepted: how many, of what, in which place."""
@@ -52,7 +54,8 @@ class Limit(Enum):
     MAX_OPERANDS = (1024, "operands", "a launch of an engine")
     MAX_NAME_CHARACTERS = (8192, "characters", "a name in an ONNX model")
     MAX_DIM_ATOMS = (1024, "symbols and quotients", "the formula of an extent")
-    MAX_DIM_CHARACTERS = (2000, "characters", "the formula of an extent in a file")
+    MAX_DIM_CHARACTERS = (1 << 16, "characters", "the formula of an extent")
+    MAX_DIM_DEPTH = (90, "quotients", "the formula of an extent, within each other")
     MAX_FOLDED_WORK = (1 << 33, "operations", "what is computed of constants at build time")
     MAX_TRIAL_BYTES = (1 << 27, "bytes", "the tensors of a node that tuning runs on processors")
     MAX_GPU_TRIAL_BYTES = (1 << 32, "bytes", "the tensors of a node that tuning runs on GPUs")
@@ -85,5 +88,5 @@ class Limit(Enum):
 
     def excess(self, found: int | str) -> str:
         """Return what an error says of ``found``, which is more than is allowed."""
-        shown = f"{found:,}" if isinstance(found, int) else found
+        shown = format_whole(found) if isinstance(found, int) else found
         return f"{shown} {self.unit}, and {self.name} is {self.most:,}"

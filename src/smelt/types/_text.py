@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from typing import TYPE_CHECKING, Final
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_MOST_BITS: Final = 128
+"""Of a number that is written digit by digit."""
 _HANG: Final = 2
 """Spaces that the later lines of one line stand behind its first."""
 
@@ -16,6 +19,13 @@ _HANG: Final = 2
 def format_number(number: float, digits: int) -> str:
     """A number with so many digits after the point; a small one keeps two that count."""
     return f"{number:.2g}" if 0 < abs(number) < 10 ** (1 - digits) else f"{number:,.{digits}f}"
+
+
+def format_whole(number: int) -> str:
+    """A whole number; of one that nobody reads, how long it is."""
+    if number.bit_length() <= _MOST_BITS:
+        return f"{number:,}"
+    return f"{'-' if number < 0 else ''}10**{int(number.bit_length() * math.log10(2))}"
 
 
 def format_share(share: float | None, digits: int = 0) -> str:

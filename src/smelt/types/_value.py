@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from smelt.errors import ShapeError
 from smelt.types._dim import Dim, ceil_div
+from smelt.types._limits import Limit
+from smelt.types._text import format_whole
 
 if TYPE_CHECKING:
     from smelt.types._dtype import DType
@@ -22,6 +25,10 @@ class TensorType:
     dtype: DType
     shape: Shape
 
+    def __post_init__(self) -> None:
+        if len(self.shape) > Limit.MAX_RANK.most:
+            raise ShapeError(f"a tensor has {Limit.MAX_RANK.excess(len(self.shape))}")
+
     @property
     def rank(self) -> int:
         """Number of dimensions."""
@@ -33,7 +40,12 @@ class TensorType:
         return all(isinstance(d, int) for d in self.shape)
 
     def __str__(self) -> str:
-        return f"{self.dtype.value}[{', '.join(str(d) for d in self.shape)}]"
+        return f"{self.dtype.value}[{', '.join(map(_extent_text, self.shape))}]"
+
+
+def _extent_text(extent: Dim) -> str:
+    """As inference reads it again; one that no tensor has may be too long to read at all."""
+    return format_whole(extent).replace(",", "") if isinstance(extent, int) else str(extent)
 
 
 @dataclass(frozen=True, slots=True)

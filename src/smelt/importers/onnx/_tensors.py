@@ -82,6 +82,8 @@ def array_from_tensor(tensor: TensorProto, external: ExternalData, where: str) -
         flat = _from_raw(tensor.raw_data, dtype, count, where)
     else:
         flat = _from_typed_field(tensor, dtype, count, where)
+    if len(shape) > Limit.MAX_RANK.most:
+        raise ModelFormatError(f"{where} has {Limit.MAX_RANK.excess(len(shape))}")
     try:
         return flat.reshape(shape)
     except ValueError as error:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from smelt.errors import ModelFormatError, UnsupportedError
 from smelt.importers.onnx._tensors import dtype_from_onnx
-from smelt.types import SymbolicDim, TensorType
+from smelt.types import Limit, SymbolicDim, TensorType
 
 if TYPE_CHECKING:
     from onnx import TensorShapeProto, TypeProto
@@ -63,6 +63,8 @@ def tensor_type(proto: TypeProto, owner: str, symbols: SymbolTable, where: str) 
         raise UnsupportedError(
             f"{where} declares no shape; its rank at least must be known: set it in the model"
         )
+    if (rank := len(proto.tensor_type.shape.dim)) > Limit.MAX_RANK.most:
+        raise ModelFormatError(f"{where} has {Limit.MAX_RANK.excess(rank)}")
     shape = _shape(proto.tensor_type.shape, owner, symbols, where)
     result = TensorType(dtype, shape)
     size = dtype.size_bytes
