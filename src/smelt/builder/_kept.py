@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from smelt.ir import Array, Graph
 
 _ALIGNMENT_BYTES: Final = 64
-_MOST: Final = 1 << 40
+_MOST: Final = (1 << 63) - 1
 """The largest number that an option of a file may be."""
 _OF_EACH_BUILD: Final = frozenset({"timing_cache", "tune", "retunable"})
 """Options that say how to build, not what: a retuning has its own."""

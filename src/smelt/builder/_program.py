@@ -28,7 +28,7 @@ from smelt.builder._graph_data import (
 from smelt.builder._options import PRECISIONS
 from smelt.builder._shapes import BATCH
 from smelt.engine import as_json
-from smelt.errors import EngineFormatError
+from smelt.errors import BuildError, EngineFormatError
 from smelt.ir import Constant
 from smelt.types import (
     DType,
@@ -106,6 +106,9 @@ class _Writer:
 
 
 def _constant_to_data(constant: Constant) -> Any:
+    if (size := constant.array.nbytes) > Limit.MAX_CONSTANT_BYTES.most:
+        told = Limit.MAX_CONSTANT_BYTES.excess(size)
+        raise BuildError(f"the constant {constant.name!r} has {told}")
     array = np.ascontiguousarray(constant.array)
     content = None
     if _is_known(array.size):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from smelt.engine import EngineHeader, Weight
+from smelt.engine import EngineHeader, Weight, check_header
+from smelt.errors import BuildError, EngineFormatError, masked
 from smelt.ops import recipe_to_json
 from smelt.runtime import Engine
 from smelt.types import evaluate_dim
@@ -40,7 +41,7 @@ class EngineParts:
 
 
 def make_engine(parts: EngineParts) -> Engine:
-    """The engine, ready to run."""
+    """The engine, ready to run. Raises BuildError: it is beyond a limit of engines."""
     named = {s: s.name for c in parts.model.constants() for s in c.sources()}
     header = EngineHeader(
         name=parts.name,
@@ -57,14 +58,18 @@ def make_engine(parts: EngineParts) -> Engine:
         network=parts.kept.text,
         sources=parts.kept.sources,
     )
-    return Engine.create(
-        header,
-        parts.weights.data(),
-        parts.image.code,
-        parts.runtime.code,
-        parts.kept.data,
-        device=parts.device,
-    )
+    try:
+        check_header(header)
+        return Engine.create(
+            header,
+            parts.weights.data(),
+            parts.image.code,
+            parts.runtime.code,
+            parts.kept.data,
+            device=parts.device,
+        )
+    except EngineFormatError as error:
+        raise BuildError(f"no engine can be made of {masked(parts.name)}: {error}") from error
 
 
 def _weight(constant: Constant, offset: int, named: dict[Constant, str]) -> Weight:

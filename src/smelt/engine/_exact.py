@@ -178,12 +178,12 @@ class _Verifier:
         if not 0 <= view.buffer < len(self.plan.buffers):
             raise EngineFormatError(f"there is no buffer {view.buffer}")
         rank = len(view.shape)
-        if (
-            rank > Limit.MAX_RANK.most
-            or len(view.strides) != rank
-            or len(view.halo) not in {0, rank}
-        ):
-            raise EngineFormatError("a view's shape, strides and halo differ in length")
+        if rank > Limit.MAX_RANK.most:
+            raise EngineFormatError(f"a view has {Limit.MAX_RANK.excess(rank)}")
+        if len(view.strides) != rank:
+            raise EngineFormatError(f"a view has {rank} extents and {len(view.strides)} strides")
+        if len(view.halo) not in {0, rank}:
+            raise EngineFormatError(f"a view has {rank} extents and a halo of {len(view.halo)}")
         if any(before < 0 or after < 0 for before, after in view.halo):
             raise EngineFormatError("a view's halo is negative")
         self._evaluate(view.shape)

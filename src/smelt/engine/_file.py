@@ -223,11 +223,28 @@ def _header_text(header: EngineHeader, sections: list[NDArray[np.uint8]]) -> tup
 
     room = len(text_for(1 << 62)[0])
     text, total = text_for(_PREFIX.size + room + _SIGNATURE.size)
+    if total > Limit.MAX_ENGINE_BYTES.most:
+        raise SmeltError(f"the engine has {Limit.MAX_ENGINE_BYTES.excess(total)}")
     if room > Limit.MAX_HEADER_BYTES.most:
         raise SmeltError(f"the engine's header has {Limit.MAX_HEADER_BYTES.excess(room)}")
     if (parts := count_json_parts(text)) > Limit.MAX_JSON_PARTS.most:
         raise SmeltError(f"the engine's header has {Limit.MAX_JSON_PARTS.excess(parts)}")
     return text.ljust(room), total
+
+
+def check_header(header: EngineHeader) -> None:
+    """Check that a file can hold a header, and that whoever reads the file takes it.
+
+    Raises:
+        EngineFormatError: it is beyond a limit; the message says which, and where.
+    """
+    text = json.dumps(header_to_data(header), separators=(",", ":")).encode()
+    if len(text) > Limit.MAX_HEADER_BYTES.most:
+        raise EngineFormatError(f"its header has {Limit.MAX_HEADER_BYTES.excess(len(text))}")
+    try:
+        header_from_data(parse_json(text))
+    except ValueError as error:
+        raise EngineFormatError(f"its header cannot be read back: {error}") from error
 
 
 def _sign(message: bytes, signer: SignerLike | None) -> bytes:

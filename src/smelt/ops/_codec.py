@@ -45,8 +45,8 @@ Json = None | bool | int | float | str | tuple["Json", ...]
 
 MAXIMUM_DEPTH = 3 * Limit.MAX_REGION_DEPTH.most + 8
 """A region is the value of a field of an op: three levels."""
-MAXIMUM_PARTS = 1 << 20
-MAXIMUM_RANK = 64
+MAXIMUM_PARTS = Limit.MAX_JSON_PARTS.most
+MAXIMUM_RANK = Limit.MAX_RANK.most
 
 
 def op_to_json(op: Op) -> Json:

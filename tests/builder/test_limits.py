@@ -1,0 +1,126 @@
+"""Whatever is built can be saved and loaded; the rest is refused with the limit's name."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import numpy as np
+import pytest
+
+import smelt
+from smelt import ops
+from smelt.errors import BuildError, EngineFormatError
+from smelt.ir import Graph
+from smelt.types import DType, Limit, SymbolicDim, TensorType
+from tests.support.small_networks import small_network
+
+N, M, K = map(SymbolicDim.symbol, ("first", "middle", "kept"))
+SHAPES = {"x": ((0, 1, 3), (2, 2, 3), (4, 5, 3)), "y": ((0, 1, 3), (1, 2, 3), (6, 5, 3))}
+"""The largest extents are small: a limit may be below those."""
+
+
+def _network() -> Graph:
+    """Something of everything that an engine holds: symbols, quotients, a branch, weights."""
+    graph = Graph("everything")
+    x = graph.add_input("x", TensorType(DType.FLOAT32, (N, M, 3)))
+    y = graph.add_input("y", TensorType(DType.FLOAT32, (K, M, 3)))
+    flag = graph.add_input("flag", TensorType(DType.BOOL, ()))
+    both = graph.add(ops.Concat(0), x, y, name="both").output
+    weight = graph.add_constant(np.ones((3, 3), np.float32), "weight")
+    product = graph.add(ops.MatMul(), both, weight, name="product").output
+    chosen = graph.add(_if(product.tensor), flag, product, name="chosen").output
+    pool = ops.MaxPool((2,), strides=(2,))
+    graph.outputs = [graph.add(pool, chosen, name="halved").output]
+    return graph
+
+
+def _if(kind: TensorType) -> ops.If:
+    branches: list[Graph] = []
+    for op in (ops.Neg(), ops.Abs()):
+        branch = Graph(op.name)
+        inside = branch.add_input("inside", kind)
+        branch.outputs = [branch.add(op, inside, name=op.name).output]
+        branches.append(branch)
+    return ops.If(branches[0], branches[1])
+
+
+LOWERED = [
+    Limit.MAX_ENGINE_BYTES,
+    Limit.MAX_HEADER_BYTES,
+    Limit.MAX_JSON_PARTS,
+    Limit.MAX_RANK,
+    Limit.MAX_TENSOR_BYTES,
+    Limit.MAX_CONSTANT_BYTES,
+    Limit.MAX_PARAMETER_DEPTH,
+    Limit.MAX_OPERANDS,
+    Limit.MAX_DIM_ATOMS,
+    Limit.MAX_DIM_CHARACTERS,
+    Limit.MAX_DIM_DEPTH,
+    Limit.MAX_REGION_DEPTH,
+]
+
+
+@pytest.mark.parametrize("limit", LOWERED, ids=lambda limit: limit.name)
+def test_a_build_within_or_beyond_any_limit_is_loaded_or_refused_by_the_limits_name(
+    limit: Limit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusals: list[smelt.SmeltError] = []
+    files: list[bytes] = []
+    for power in count():
+        monkeypatch.setattr(limit, "most", (1 << power) - 1)
+        try:
+            engine = smelt.build(_network(), tune="none", shapes=SHAPES)
+            files = [engine.serialize(sign=sign) for sign in (True, False)]
+        except smelt.SmeltError as error:
+            refusals.append(error)
+        else:
+            break
+    for file in files:
+        smelt.load(file)
+    assert refusals
+    assert all(limit.name in str(error) for error in refusals)
+    assert not any(isinstance(error, EngineFormatError) for error in refusals)
+
+
+def test_views_of_more_axes_than_an_engine_has_are_no_build() -> None:
+    network = smelt.NetworkDefinition("deep")
+    x = network.add_input("x", "float32", (1,) * 62 + (2, 3), batch="explicit")
+    tiled = network.add(ops.Tile(), x, np.array([2, 2, *[1] * 62]))
+    assert isinstance(tiled, smelt.Tensor)
+    network.mark_output(tiled)
+    with pytest.raises(BuildError, match="128 axes, and MAX_RANK is 64"):
+        smelt.build(network, tune="none")
+
+
+def test_a_tensor_of_the_most_axes_is_built_loaded_and_run() -> None:
+    network = smelt.NetworkDefinition("deep")
+    x = network.add_input("x", "float32", (1,) * 63 + (2,), batch="explicit")
+    network.mark_output(network.add_activation(x))
+    array = np.array([-1, 2], np.float32).reshape((1,) * 63 + (2,))
+    engine = smelt.build(network, tune="none")
+    for sign in (True, False):
+        (result,) = smelt.load(engine.serialize(sign=sign)).run({"x": array}).values()
+        np.testing.assert_array_equal(result, np.maximum(array, 0))
+
+
+def test_a_long_formula_is_saved_and_loaded() -> None:
+    graph = Graph("halves")
+    x = graph.add_input("x", TensorType(DType.FLOAT32, (N,)))
+    one, two = (graph.add_constant(np.array([k]), str(k)) for k in (1, 2))
+    extent = graph.add(ops.Shape(), x, name="extent").output
+    for level in range(7):
+        more = graph.add(ops.Add(), extent, one, name=f"more{level}").output
+        half = graph.add(ops.Div(), more, two, name=f"half{level}").output
+        extent = graph.add(ops.Add(), half, extent, name=f"extent{level}").output
+    ones = graph.add_constant(np.ones(1, np.float32), "ones")
+    graph.outputs = [graph.add(ops.Expand(), ones, extent, name="y").output]
+    engine = smelt.build(graph, tune="none", shapes={"x": ((0,), (3,), (5,))})
+    assert len(str(engine.outputs[0].shape[0])) > 2000
+    for sign in (True, False):
+        loaded = smelt.load(engine.serialize(sign=sign))
+        assert loaded.run({"x": np.zeros(5, np.float32)})["y"].shape == (93,)
+
+
+def test_an_engine_with_any_option_is_retuned() -> None:
+    engine = smelt.build(small_network(), tune="none", max_workspace_bytes=1 << 41, retunable=True)
+    smelt.retune(engine.serialize(), tune="none")
