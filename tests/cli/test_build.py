@@ -156,6 +156,8 @@ def test_shapes_may_be_fixed_ranges_or_several(
     ("options", "told"),
     [
         (["--shape", "image=1x3xbig"], "is no shape"),
+        (["--shape", "image=1x3x1099511627777x1"], "1,099,511,627,776"),
+        (["--shape", f"image=1x3x8..1{'0' * 5000}x1"], "MAX_EXTENT is"),
         (["--shape", "image=1x3x\u0661\u0666x16"], "is no shape"),
         (["--max-workspace-bytes", "\u0661k"], "is no size"),
         (["--tune", "\u0661"], "is not none, fast, full or a number"),

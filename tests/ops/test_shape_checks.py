@@ -8,6 +8,7 @@ import pytest
 from hypothesis import strategies as st
 
 from smelt.errors import ShapeError
+from smelt.ir import Graph
 from smelt.ops import (
     LRN,
     LSTM,
@@ -18,6 +19,7 @@ from smelt.ops import (
     Crop,
     DequantizeLinear,
     DetectionOutput,
+    Expand,
     Fused,
     Gelu,
     Gemm,
@@ -31,6 +33,7 @@ from smelt.ops import (
     PriorBox,
     QuantizeLinear,
     Relu,
+    Resize,
     Softmax,
 )
 from smelt.types import DType, Shape, SymbolicDim, TensorType, evaluate_dim
@@ -135,6 +138,40 @@ def test_what_does_not_fit_is_refused_with_the_numbers(
 ) -> None:
     with pytest.raises(ShapeError, match=message):
         op.infer(operands(*shapes))
+
+
+@pytest.mark.parametrize(
+    ("scale", "message"),
+    [
+        (float("inf"), "inf elements, and MAX_EXTENT is 1,099,511,627,776"),
+        (2.0**41, "MAX_EXTENT"),
+        (2.0**40, "MAX_TENSOR_BYTES"),
+        (0.0, "resize by 0.0; a scale must be positive"),
+        (float("nan"), "must be positive"),
+    ],
+)
+def test_a_scale_that_is_too_large_is_refused_by_the_limits_name(
+    scale: float, message: str
+) -> None:
+    graph = Graph("resize")
+    scales = graph.add_constant(np.array([1, scale], np.float32), "scales")
+    data = graph.add_input("x", TensorType(DType.FLOAT32, (1, 3)))
+    with pytest.raises(ShapeError, match=message):
+        graph.add(Resize(), data, None, scales, name="z")
+
+
+@pytest.mark.parametrize("scale", [2.0**20, 1e9])
+def test_a_large_scale_makes_a_large_extent(scale: float) -> None:
+    (data,) = operands((N,))
+    scales = Operand.constant(np.array([scale], np.float32))
+    (made,) = Resize().infer([data, None, scales])
+    assert made == TensorType(DType.FLOAT32, (N * int(scale),))
+
+
+def test_elements_that_are_not_followed_are_said_to_be_so() -> None:
+    shape = Operand(TensorType(DType.INT64, (1,)))
+    with pytest.raises(ShapeError, match=r"known before a run: .* whose elements are followed"):
+        Expand().infer([*operands((1,)), shape])
 
 
 def test_element_types_are_checked() -> None:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from operator import index
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
 
 from smelt.errors import BuildError, EngineFormatError, ShapeError, UnboundSymbolError
 from smelt.types import (
+    Limit,
     Symbol,
     SymbolicDim,
     evaluate_dim,
@@ -27,9 +31,6 @@ if TYPE_CHECKING:
 
 BATCH = "batch"
 """The symbol of an implicit batch."""
-
-_MOST: Final = 1 << 40
-"""The largest extent that a file may give."""
 
 Extents = Sequence[int]
 ShapeSpec = Extents | Sequence[Extents]
@@ -81,7 +82,21 @@ def boxes_of(
     ]
 
 
+def _check_extents(name: str, spec: object) -> None:
+    """Refuse an extent that no engine has, before it is no number of 64 bits either."""
+    shapes = [spec, *_items(spec)]
+    for item in chain.from_iterable(map(_items, shapes)):
+        if isinstance(item, int | np.integer) and item > Limit.MAX_EXTENT.most:
+            told = Limit.MAX_EXTENT.excess(int(cast("int", item)))
+            raise ShapeError(f"shapes= gives an extent of {told}", node=name)
+
+
+def _items(spec: object) -> Sequence[object]:
+    return cast("Sequence[object]", spec) if isinstance(spec, list | tuple) else ()
+
+
 def _ranges(name: str, spec: ShapeSpec) -> list[tuple[Extents, Extents, Extents]]:
+    _check_extents(name, spec)
     with suppress(BuildError):
         fixed = given_ints(spec, name, BuildError)
         return [(fixed, fixed, fixed)]
@@ -214,7 +229,7 @@ def _spec_from_data(data: Any) -> ShapeSpec:
 
 def _extents(data: Any) -> Extents:
     match data:
-        case [*extents] if all(type(e) is int and 0 <= e <= _MOST for e in extents):
+        case [*extents] if all(type(e) is int and 0 <= e <= Limit.MAX_EXTENT.most for e in extents):
             return tuple(extents)
         case _:
             raise EngineFormatError("a shape is a list of extents")

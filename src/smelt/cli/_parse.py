@@ -10,7 +10,7 @@ import click
 
 from smelt.cli._options import told_as_options
 from smelt.errors import SmeltError
-from smelt.types import DeviceName
+from smelt.types import DeviceName, Limit, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -25,7 +25,7 @@ _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _SIZE: Final = re.compile(
     r"(\d{1,18}(?:\.\d{1,18})?)\s*(?:([kmgt]?)(?:i?b)?)", re.ASCII | re.IGNORECASE
 )
-_EXTENT: Final = re.compile(r"(\d{1,12})(?:\.\.(\d{1,12}))?(?:\.\.(\d{1,12}))?", re.ASCII)
+_EXTENT: Final = re.compile(r"(\d+)(?:\.\.(\d+))?(?:\.\.(\d+))?", re.ASCII)
 
 Range = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
@@ -227,7 +227,7 @@ def _range(extents: str, text: str) -> Range:
                 f"{text!r} is no shape; write NAME=1x3x224x224, or NAME=1..8x3x224x224 for a range",
                 param_hint="--shape",
             )
-        numbers = [int(number) for number in match.groups() if number is not None]
+        numbers = [_extent(number, text) for number in match.groups() if number is not None]
         if numbers != sorted(numbers):
             raise click.BadParameter(
                 f"{text!r}: {part} is no range; write the smallest first, then the best to tune "
@@ -238,6 +238,16 @@ def _range(extents: str, text: str) -> Range:
         high.append(numbers[-1])
         best.append(numbers[1] if len(numbers) > 1 else numbers[0])
     return tuple(low), tuple(best), tuple(high)
+
+
+def _extent(digits: str, text: str) -> int:
+    most = Limit.MAX_EXTENT
+    # Python makes no number of some thousand digits.
+    if len(digits.lstrip("0")) > len(str(most.most)) or int(digits) > most.most:
+        raise click.BadParameter(
+            f"{shown(text)}: an extent has {most.excess(shown(digits))}", param_hint="--shape"
+        )
+    return int(digits)
 
 
 def _spec(name: str, ranges: list[Range]) -> ShapeSpec:

@@ -67,7 +67,10 @@ def dims_at(
     named = f"{what} (input {index} of {op.name})"
     require_rank(kind, named, 0 if scalar else 1, 1)
     if operand.dims is None:
-        raise ShapeError(f"{named} must be constant or follow from shapes")
+        raise ShapeError(
+            f"{named} must be known before a run: constant, or made from shapes by ops whose "
+            "elements are followed, as those of Add, Mul, Div, Concat, Gather and Slice are"
+        )
     return operand.dims
 
 

@@ -23,7 +23,7 @@ from smelt.ops._shape import (
     require_shape,
     require_static,
 )
-from smelt.types import TensorType, assume_at_least, is_float_dtype, override
+from smelt.types import Limit, TensorType, assume_at_least, is_float_dtype, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -177,8 +177,12 @@ def _scaled(extents: Sequence[Dim], scales: Operand | None) -> list[Dim]:
         raise ShapeError(f"resize needs {len(extents)} constant scales, or sizes")
     made: list[Dim] = []
     for extent, scale in zip(extents, (float(s) for s in scales.value), strict=True):
-        if not 0 < scale < 1 << 20:
+        if not scale > 0:
             raise ShapeError(f"resize by {scale}; a scale must be positive")
+        if scale > Limit.MAX_EXTENT.most:
+            raise ShapeError(
+                f"resize makes of each element {Limit.MAX_EXTENT.excess(f'{scale:g}')}"
+            )
         if isinstance(extent, int):
             made.append(_scaled_extent(extent, scale))
             continue
