@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
+import smelt
 from smelt import ops
 from smelt.errors import ShapeError
+from smelt.interp import interpret
 from smelt.ir import Graph, Op, Operand
 from smelt.types import DType, Limit, SymbolicDim, TensorType, collect_guards
 
@@ -234,3 +237,27 @@ def test_a_loop_assumes_that_no_trip_changes_an_extent() -> None:
     assert [str(g.violation({"n": 5})) for g in guards] == [
         "axis 0 of state 0 before and after a trip: 5 (n) must equal 4"
     ]
+
+
+def test_trips_whose_scans_differ_in_an_extent_are_refused_with_both() -> None:
+    body = Graph("body")
+    body.add_input("trip", TensorType(DType.INT64, ()))
+    condition = body.add_input("condition", TensorType(DType.BOOL, ()))
+    state = body.add_input("state", TensorType(F, (3,)))
+    one = body.add_constant(np.ones(1, np.float32), "one")
+    less = body.add(ops.Sub(), state, one, name="less").output
+    positive = body.add(ops.Relu(), less, name="positive").output
+    body.symbol_bounds["count"] = 3
+    found = body.add(ops.NonZero("count"), positive, name="found").output
+    body.outputs = [condition, less, found]
+    graph = Graph("outer")
+    start = graph.add_input("start", TensorType(F, (3,)))
+    trips = graph.add_constant(np.asarray(4), "trips")
+    loop = graph.add(ops.Loop(body, 1, "trips"), trips, None, start, name="stacking")
+    graph.symbol_bounds["count"] = 3
+    graph.outputs = list(loop.outputs)
+    words = r"loop 'stacking'.*: axis 1 of scan 0 of loop is 3 in trip 0 and 2 in trip 2"
+    x = np.array([9, 9, 3], np.float32)
+    for run in (partial(interpret, graph), smelt.build(graph, tune="none").run):
+        with pytest.raises(ShapeError, match=words):
+            run({"start": x})

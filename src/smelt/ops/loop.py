@@ -157,6 +157,7 @@ class Loop(Op):
             states = list(results[1 : 1 + self.state_count])
             if scans := results[1 + self.state_count :]:
                 rows.append(scans)
+                _check_scans(rows[0], scans, trip)
             held_bytes += sum(array.nbytes + _ARRAY_BYTES for array in scans)
             if held_bytes > Limit.MAX_LOOP_BYTES.most:
                 raise ShapeError(f"a loop stacks {Limit.MAX_LOOP_BYTES.excess(held_bytes)}")
@@ -204,6 +205,19 @@ class Loop(Op):
         yield Case("a condition that is false at once", cls(_summing_body(), 1), no)
         until = (None, yes, np.asarray(1, np.float32), np.asarray(10, np.float32))
         yield Case("until the body says so", cls(_bounded_body(), 1), until)
+
+
+def _check_scans(first: Sequence[Array], scans: Sequence[Array], trip: int) -> None:
+    """Refuse a trip whose scans cannot be stacked on those of the first. Raises ShapeError."""
+    for index, (before, now) in enumerate(zip(first, scans, strict=True)):
+        if now.shape == before.shape:
+            continue
+        for axis, (one, other) in enumerate(zip(before.shape, now.shape, strict=True)):
+            if one != other:
+                raise ShapeError(
+                    f"axis {axis} of scan {index} of loop is {one} in trip 0 and {other} in trip "
+                    f"{trip}, and scans of different extents cannot be stacked"
+                )
 
 
 def _same_state(
