@@ -9,9 +9,10 @@ import pytest
 
 import smelt
 from smelt import ops
-from smelt.errors import BuildError, IndexRangeError, ShapeError
+from smelt.errors import BindingError, BuildError, ContextError, IndexRangeError, ShapeError
 from smelt.interp import interpret
 from smelt.ir import Graph
+from smelt.runtime import Stream
 from smelt.types import DType, SymbolicDim, TensorType
 
 if TYPE_CHECKING:
@@ -432,3 +433,59 @@ def test_a_limit_of_boxes_that_means_all_takes_no_memory() -> None:
     )
     agree(graph, engine, boxes=np.abs(rand(1, 9, 4)), scores=np.abs(rand(1, 2, 9)))
     assert suppress.count_bound([None if v is None else v.operand for v in inputs]) == N * 2
+
+
+def _found(rows: int) -> tuple[Engine, Array]:
+    """An engine that finds elements, and marks of which there are three."""
+    graph = Graph()
+    x = graph.add_input("x", tensor("n", 3))
+    graph.symbol_bounds["count"] = 3 * N
+    found = graph.add(ops.NonZero("count"), x, name="found").output
+    graph.outputs = [found, graph.add(ops.Relu(), x, name="positive").output]
+    marks = np.zeros((rows, 3), np.float32)
+    marks[0, 0] = marks[0, 2] = marks[1, 1] = 1
+    return build(graph, x=((1, 3), (2, 3), (9, 3))), marks
+
+
+@pytest.mark.parametrize("is_queued", [False, True])
+@pytest.mark.parametrize("is_flat", [False, True])
+def test_what_a_run_decides_lies_at_the_front_of_its_array_in_the_shape_that_the_context_tells(
+    is_queued: bool, is_flat: bool
+) -> None:
+    engine, marks = _found(4)
+    found, positive = np.full((2, 27), -9), np.empty((4, 3), np.float32)
+    arrays = [marks, found.reshape(-1) if is_flat else found, positive]
+    with engine.create_context() as context, Stream() as stream:
+        with pytest.raises(ContextError, match="no run of this context is complete"):
+            context.output_shape("found")
+        if is_queued:
+            context.enqueue(1, arrays, stream)
+            stream.synchronize()
+        else:
+            context.execute(1, arrays)
+        shape = context.output_shape("found")
+        assert (shape, context.output_shape("positive")) == ((2, 3), (4, 3))
+        front = found.reshape(-1)[:6].reshape(shape)
+        np.testing.assert_array_equal(front, np.nonzero(marks))
+        assert (found.reshape(-1)[6:] == -9).all()
+        with pytest.raises(BindingError, match="unknown: nothing"):
+            context.output_shape("nothing")
+        with pytest.raises(BindingError, match=r"found: .*\[2, 3\] where \[2, 27\] is needed"):
+            context.execute(1, [marks, np.empty((2, 3), np.int64), positive])
+        context.run({"x": marks[:2] * 0})
+        assert context.output_shape("found") == (2, 0)
+
+
+def test_a_flat_array_does_not_say_how_many_rows_there_are() -> None:
+    engine, marks = _found(2)
+    with engine.create_context() as context:
+        arrays: list[Array] = [
+            marks.reshape(-1),
+            np.empty((2, 6), np.int64),
+            np.empty((2, 3), np.float32),
+        ]
+        with pytest.raises(BindingError, match=r"n has no value.* nor a flat array has a shape"):
+            context.execute(1, arrays)
+        arrays[0] = marks.reshape(1, 2, 3)
+        with pytest.raises(BindingError, match=r"x: .*\[1, 2, 3\] is not \[n, 3\]: it has 3 axes"):
+            context.execute(1, arrays)

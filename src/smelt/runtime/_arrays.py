@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
-from smelt.errors import BindingError
+from smelt.errors import BindingError, SmeltError
 from smelt.types import DType, evaluate_dim
 
 if TYPE_CHECKING:
@@ -21,17 +21,6 @@ if TYPE_CHECKING:
 
 _HOST_KINDS: Final = frozenset({1, 3})
 """DLPack's device kinds whose memory a processor reads: its own, and CUDA's pinned."""
-
-_UNREADABLE: Final = (
-    ArithmeticError,
-    AttributeError,
-    BufferError,
-    LookupError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
-"""What numpy and an array's own methods raise where it is none: lists of different lengths, too."""
 
 _HOMES: Final = {"jax": "jax.numpy", "jaxlib": "jax.numpy"}
 """Modules that know DLPack, of libraries whose outermost module does not."""
@@ -62,16 +51,7 @@ def writable_array(value: object, binding: Binding, wanted: np.dtype[Any]) -> ND
     Raises:
         BindingError: it is no such array, or not contiguous, or must not be written.
     """
-    given: Any = value
-    if not isinstance(value, np.ndarray) and not hasattr(value, "__dlpack_device__"):
-        try:
-            given = memoryview(cast("Any", value))
-        except TypeError as error:  # numpy would make a copy of a list, and write that
-            raise BindingError(
-                f"{binding.name}: an output is written in place, and {type(value).__name__} has no "
-                f"memory for that; allocate it with np.empty(shape, {str(wanted)!r})"
-            ) from error
-    array = _as_numpy(given, binding)
+    array = _as_numpy(value, binding, is_written=True)
     if array.dtype != wanted:
         raise _refusal(array, binding)
     flags = array.flags
@@ -131,22 +111,31 @@ def check_apart(
             last[binding.is_input] = end, binding
 
 
-def _as_numpy(value: object, binding: Binding) -> NDArray[Any]:
+def _as_numpy(value: object, binding: Binding, *, is_written: bool = False) -> NDArray[Any]:
     if type(value) is np.ndarray:
         return value
     if isinstance(value, np.ndarray):
         # By numpy's own record of it: a subclass may say otherwise of its shape and its type.
         return np.asarray(cast("NDArray[Any]", value))
     try:
-        return _import(value, binding)
-    except _UNREADABLE as error:
-        raise BindingError(f"{binding.name}: the array cannot be read: {error}") from error
+        return _import(value, binding, is_written=is_written)
+    except (SmeltError, MemoryError):
+        raise
+    except Exception as error:
+        raise unreadable(binding, error) from error
 
 
-def _import(value: object, binding: Binding) -> NDArray[Any]:
+def unreadable(binding: Binding, error: Exception) -> BindingError:
+    """The error of an array whose own methods raised one, which may be any."""
+    told = str(error) or type(error).__name__
+    return BindingError(f"{binding.name}: the array cannot be read: {told}")
+
+
+def _import(value: object, binding: Binding, *, is_written: bool) -> NDArray[Any]:
     where = getattr(value, "__dlpack_device__", None)
     if where is None:
-        return np.asarray(value)
+        # numpy would make a copy of a list, and write that.
+        return np.asarray(_memory_of(value, binding) if is_written else value)
     kind, number = where()
     if kind not in _HOST_KINDS:
         raise BindingError(
@@ -154,6 +143,16 @@ def _import(value: object, binding: Binding) -> NDArray[Any]:
             "copy it to the host first"
         )
     return _from_dlpack(value)
+
+
+def _memory_of(value: Any, binding: Binding) -> memoryview:
+    try:
+        return memoryview(value)
+    except TypeError as error:
+        raise BindingError(
+            f"{binding.name}: an output is written in place, and {type(value).__name__} has no "
+            f"memory for that; allocate it with np.empty(shape, {str(binding.dtype.numpy)!r})"
+        ) from error
 
 
 def _from_dlpack(value: Any) -> NDArray[Any]:

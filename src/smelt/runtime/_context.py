@@ -21,7 +21,14 @@ from smelt.runtime._shapes import (
     values_from_batch,
     values_from_shapes,
 )
-from smelt.types import Closing, given_int, given_list, given_text, out_of_memory
+from smelt.types import (
+    Closing,
+    evaluate_dim,
+    given_int,
+    given_list,
+    given_text,
+    out_of_memory,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -79,6 +86,8 @@ class ExecutionContext(Closing):
         self._apart: tuple[Ready | None, list[int | None]] = (None, [])
         """Where the arrays of the last call began that was seen to have no overlap."""
         self._verdicts = [None if c is None else KeptVerdicts(c) for c in engine.conditions]
+        self._latest: tuple[Call, dict[str, int]] | None = None
+        """The latest run that is complete: its call, and the values that it has decided."""
         self._is_closed = False
         self.reset()
         _contexts.add(self)
@@ -108,6 +117,25 @@ class ExecutionContext(Closing):
             kind = type(profiler).__name__
             raise ContextError(f"a profiler has report_layer_time(name, milliseconds), not {kind}")
         self._profiler = profiler
+
+    def output_shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape that an output had in the latest run that was complete.
+
+        What a run decides itself, as how many elements NonZero finds, is known from then on. After
+        `enqueue`, wait for the stream first.
+
+        Args:
+            name: the output's.
+
+        Raises:
+            BindingError: the engine has no such output.
+            ContextError: no run is complete yet.
+        """
+        ((index, _, _),) = self._asked([name])
+        if self._latest is None:
+            raise ContextError("no run of this context is complete; outputs have no shape yet")
+        call, values = self._latest
+        return tuple([evaluate_dim(dim, values) for dim in call.extents[index]])
 
     # ---- by name
 
@@ -221,7 +249,14 @@ class ExecutionContext(Closing):
         Args:
             batch_size: the implicit batch, or the extent of the symbol ``batch``; 1 where the
                 batch has another name or is fixed: the arrays then say how many.
-            bindings: for each binding index an array, or an address that is taken on trust.
+            bindings: for each binding index an array, or an address that is taken on trust. An
+                array has the binding's shape, or is flat and as long or longer; one for more
+                images or rows than there are is filled from its front. Where a run decides an
+                extent of an output itself, its array has the largest shape that any run of the
+                plan gives, which the message about a smaller one names; the result then lies
+                contiguous at the array's front, as
+                ``array.reshape(-1)[:prod(shape)].reshape(shape)``, in the ``shape`` that
+                `output_shape` tells, and what is behind it is not written.
 
         Raises:
             BindingError: an array does not fit, or there are too few or too many.
@@ -258,7 +293,8 @@ class ExecutionContext(Closing):
 
         Args:
             batch_size: as for `execute`.
-            bindings: as for `execute`; the arrays are kept until the run is complete.
+            bindings: as for `execute`; the arrays are kept until the run is complete. What
+                `output_shape` tells is this run's once the stream is synchronized.
             stream: does the work, in order: a `smelt.Stream` of the engine's device; on a GPU also
                 another library's, or a handle.
             input_consumed: a `smelt.Event`, recorded when the inputs may be changed again.

@@ -22,8 +22,8 @@ from smelt.devices.cuda import (
     selected_index,
     view_of,
 )
-from smelt.errors import BindingError, ContextError
-from smelt.runtime._arrays import library_of
+from smelt.errors import BindingError, ContextError, SmeltError
+from smelt.runtime._arrays import library_of, unreadable
 from smelt.types import DType
 
 if TYPE_CHECKING:
@@ -188,9 +188,9 @@ def gpu_array(value: object, binding: Binding, stream: CudaStream) -> GpuArray |
         BindingError: it lies on another GPU, has another dtype, or cannot be written.
     """
     library = library_with_stream(value)
-    if not (is_on_gpu(value) if library is None else library.is_on_gpu(value)):
-        return None
     try:
+        if not (is_on_gpu(value) if library is None else library.is_on_gpu(value)):
+            return None
         if library is None:
             found = _foreign(value, stream)
         else:
@@ -199,6 +199,10 @@ def gpu_array(value: object, binding: Binding, stream: CudaStream) -> GpuArray |
                 found = library.view(library.contiguous(value), stream.device)
     except BindingError as error:
         raise BindingError(f"{binding.name}: {error}") from error
+    except (SmeltError, MemoryError):
+        raise
+    except Exception as error:
+        raise unreadable(binding, error) from error
     _check(found, binding)
     return found
 

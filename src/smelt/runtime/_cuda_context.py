@@ -367,6 +367,7 @@ class CudaContext(ExecutionContext):
             if callable(target):
                 target = arrays[index] = target(shape)
             self._places.take_back(index, target, size, made, stream)
+        self._latest = call, values
         return values
 
     def _await_cut_off(self) -> None:

@@ -224,6 +224,7 @@ class HostContext(ExecutionContext):
         call = ready.call
         values = call.values.copy() if call.decided else call.values
         self._execute(call.plan, values, addresses, consumed)
+        self._latest = call, values
         return values
 
     @override

@@ -142,6 +142,7 @@ def values_from_batch(
 
     Raises:
         ContextError: the batch is no positive number, or the engine has none.
+        BindingError: an input's array is neither flat nor has as many axes as the input.
     """
     given_int(batch_size, "the batch size", ContextError, least=1)
     inputs = [(b, s) for b, s in zip(header.bindings, shapes, strict=True) if b.is_input]
@@ -156,7 +157,11 @@ def values_from_batch(
             f"pass 1, not {batch_size}"
         )
     for binding, shape in inputs:
-        if shape is None or len(shape) != len(binding.shape):
+        if shape is None:
+            continue
+        if len(shape) != len(binding.shape):
+            if len(shape) != 1:
+                raise _misfit(binding, shape, f"it has {len(shape)} axes")
             continue
         for extent, dim in zip(shape, binding.shape, strict=True):
             name = _symbol_name(dim)
@@ -168,16 +173,19 @@ def values_from_batch(
 def check_room(binding: Binding, array_shape: tuple[int, ...], needed: tuple[int, ...]) -> None:
     """Check that an application's array has room for a binding of a certain shape.
 
-    An array for the largest batch serves smaller ones, and may be flat.
+    It has the binding's shape, or is flat and has as many elements or more. An array for the
+    largest batch serves smaller ones.
 
     Raises:
         BindingError: it has not.
     """
     if array_shape == needed:
         return
-    fits = prod(array_shape) >= prod(needed)
     if len(array_shape) == len(needed):
-        fits = fits and array_shape[1:] == needed[1:] and not isinstance(binding.shape[0], int)
+        is_longer = array_shape[0] >= needed[0] and array_shape[1:] == needed[1:]
+        fits = is_longer and not isinstance(binding.shape[0], int)
+    else:
+        fits = len(array_shape) == 1 and array_shape[0] >= prod(needed)
     if not fits:
         raise BindingError(
             f"{binding.name}: an array of {list(array_shape)} where {list(needed)} is needed"
@@ -218,8 +226,9 @@ def _complete(plan: Plan, values: dict[str, int]) -> None:
     for name, low, high in plan.symbols:
         if name not in values and name not in decided and low != high:
             raise BindingError(
-                f"{name} has no value; it is from {low} to {high}, and an address has no shape: "
-                "pass an array for the input that has it"
+                f"{name} has no value; it is from {low} to {high}, and neither an address nor a "
+                "flat array has a shape that tells it: pass an array of as many axes as the input "
+                "that has it"
             )
         values.setdefault(name, high)
 

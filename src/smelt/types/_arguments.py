@@ -138,7 +138,9 @@ def given_array(given: object, name: str, error: Raised) -> np.ndarray[Any, Any]
     """What numpy makes an array of; a ragged list is none."""
     try:
         return np.asarray(given)
-    except (TypeError, ValueError, OverflowError, RuntimeError, BufferError) as reason:
+    except MemoryError:
+        raise
+    except Exception as reason:
         raise error(
             f"{name} is {shown(given)}, of which numpy makes no array: {reason}"
         ) from reason
