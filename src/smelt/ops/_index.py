@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smelt.errors import IndexRangeError, ShapeError
+from smelt.ops._numerics import narrow, widen
 from smelt.ops._shape import shape_text
 from smelt.types import DType, assume_at_least
 
@@ -97,9 +98,10 @@ def require_reduction(reduction: str, dtype: DType) -> None:
 
 def scatter(data: Array, places: tuple[Array, ...], updates: Array, reduction: str) -> Array:
     """A copy of data in which updates stand at places, or are combined with what is there."""
-    made = data.copy()
     if reduction == "none":
+        made = data.copy()
         made[places] = updates
-    else:
-        _COMBINE[reduction].at(made, places, updates)
-    return made
+        return made
+    total = np.array(widen(data))
+    _COMBINE[reduction].at(total, places, widen(updates))
+    return narrow(total, data.dtype)

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 class GatherND(Op):
     """For each vector of indices, the slice of data at which it points, within the same batch.
 
+    A vector of no indices points at all of it.
+
     Shapes: (data[b…, d…], indices[b…, n…, k]) -> [b…, n…, d after the first k…], with
     ``batch_dims`` batch axes.
 
@@ -60,7 +62,7 @@ class GatherND(Op):
         ):
             raise ShapeError(f"the batch axes of {data} and {indices} differ")
         (length,) = require_static(indices.shape[-1:], "the last extent of the indices")
-        if not 1 <= length <= data.rank - batch:
+        if length > data.rank - batch:
             raise ShapeError(f"vectors of {length} indices do not fit {data}")
         require_indices(given(inputs, 1), data.shape[batch : batch + length])
         return (TensorType(data.dtype, (*indices.shape[:-1], *data.shape[batch + length :])),)
@@ -70,13 +72,14 @@ class GatherND(Op):
         data, indices = present(inputs, 0), present(inputs, 1)
         batch, length = self.batch_dims, indices.shape[-1]
         rank = indices.ndim - 1
-        places: list[Array] = []
+        # An axis of one element in front: a vector of no indices points at all of the data.
+        places: list[Array] = [np.zeros(indices.shape[:-1], np.int64)]
         for axis, extent in enumerate(indices.shape[:batch]):
             line = integers(0, extent)
             places.append(line.reshape([extent if i == axis else 1 for i in range(rank)]))
         extents = data.shape[batch : batch + length]
         places.extend(positive_indices(indices[..., k], e) for k, e in enumerate(extents))
-        return (np.asarray(data[tuple(places)]),)
+        return (np.asarray(data[np.newaxis][tuple(places)]),)
 
     @override
     @classmethod
@@ -84,6 +87,9 @@ class GatherND(Op):
         yield Case("elements", cls(), (sample(3, 4), np.array([[0, 1], [-1, 3]])))
         yield Case("slices", cls(), (sample(3, 4, 5), np.array([[[2, 1]], [[0, -1]]])))
         yield Case("rows", cls(), (sample(3, 4), np.array([[2], [0], [2]])))
+        yield Case("everything", cls(), (sample(3, 4), np.zeros((2, 0), np.int64)))
+        nothing = np.zeros((2, 3, 0), np.int64)
+        yield Case("everything in batches", cls(1), (sample(2, 3, 4), nothing))
         yield Case("in batches", cls(1), (sample(2, 3, 4), np.array([[[1]], [[-1]]])))
         yield Case("int64", cls(), (sample(3, 4, dtype="int64"), np.array([2, 1])))
         yield Case("float16", cls(), (sample(3, 4, dtype="float16"), np.array([[2, 1]])))

@@ -54,7 +54,9 @@ class Pow(Broadcast):
     @override
     def compute(self, left: Array, right: Array) -> Array:
         if left.dtype.kind == "f":
-            return np.power(left, right)
+            # numpy takes a root for an exponent of 0.5, which differs for -0 and minus infinity.
+            unsigned = (right == 0.5) & ((left == 0) | np.isinf(left))
+            return np.power(np.where(unsigned, np.abs(left), left), right)
         if right.dtype.kind == "f":
             return truncate(np.power(left.astype(np.float64), right), left.dtype)
         return _power_of_integers(left, right)

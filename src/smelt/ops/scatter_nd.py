@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 class ScatterND(Op):
     """Data with each update put at the slice to which its vector of indices points.
 
-    With a ``reduction`` it is combined with what is there.
+    With a ``reduction`` it is combined with what is there. A vector of no indices points to all of
+    the data.
 
     Shapes: (data, indices[n…, k], updates[n…, data's extents after k…]) -> data's.
 
@@ -72,7 +73,9 @@ class ScatterND(Op):
         data, indices, updates = (present(inputs, i) for i in range(3))
         length = indices.shape[-1]
         columns = [positive_indices(indices[..., k], data.shape[k]) for k in range(length)]
-        return (scatter(data, tuple(columns), updates, self.reduction),)
+        # An axis of one element in front: a vector of no indices points at all of the data.
+        places = (np.zeros(indices.shape[:-1], np.int64), *columns)
+        return (scatter(data[np.newaxis], places, updates, self.reduction)[0],)
 
     @override
     @classmethod
@@ -84,5 +87,9 @@ class ScatterND(Op):
         repeated = np.array([[1], [1]])
         for reduction in ("add", "mul", "max", "min"):
             yield Case(reduction, cls(reduction), (sample(3, 2), repeated, sample(2, 2, low=-5)))
+        everything = np.zeros((2, 0), np.int64)
+        for reduction in ("none", "add"):
+            inputs = (sample(4, 3), everything, sample(2, 4, 3, low=-5))
+            yield Case(f"everything, {reduction}", cls(reduction), inputs)
         integers = sample(8, dtype="int64"), np.array([[4]]), sample(1, dtype="int64")
         yield Case("int64", cls(), integers)

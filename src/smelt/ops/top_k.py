@@ -9,6 +9,7 @@ import numpy as np
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op
+from smelt.ops._numerics import widen
 from smelt.ops._operands import dims_at, present, sample
 from smelt.ops._shape import (
     NUMBERS,
@@ -67,12 +68,13 @@ class TopK(Op):
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         data, count = present(inputs, 0), int(present(inputs, 1).item())
+        wide = widen(data)  # numpy does not know where NaN stands among bfloat16
         if self.largest:
             # Sorting the reversed axis and reversing again puts equal elements in rising order.
-            rising = np.argsort(np.flip(data, self.axis), self.axis, kind="stable")
+            rising = np.argsort(np.flip(wide, self.axis), self.axis, kind="stable")
             order = data.shape[self.axis] - 1 - np.flip(rising, self.axis)
         else:
-            order = np.argsort(data, self.axis, kind="stable")
+            order = np.argsort(wide, self.axis, kind="stable")
         indices = np.take(order, np.arange(count), self.axis).astype(np.int64)
         return (np.take_along_axis(data, indices, self.axis), indices)
 

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
+
+import numpy as np
 
 from smelt import ops
 from smelt.errors import ShapeError
 from smelt.ir import FreshNames
 from smelt.passes._base import Note, Pass, PassResult
 from smelt.passes._emitter import Emitter
+from smelt.passes._patterns import number_of
 from smelt.types import override
 
 if TYPE_CHECKING:
@@ -23,6 +26,11 @@ if TYPE_CHECKING:
     from smelt.ir import Graph, Node, Op, Value
 
     Rule = Callable[[Emitter, Node], Value | None]
+
+_SIGNLESS: Final = (ops.Abs, ops.Exp, ops.Sigmoid, ops.ReduceSumSquare)
+"""Ops whose results are never below +0, whatever they are given."""
+_SIGNLESS_OF_SUCH: Final[dict[type[Op], int]] = {ops.Add: 2, ops.ReduceSum: 1, ops.ReduceMean: 1, ops.Sqrt: 1}
+"""Ops whose results are that if so many of their first inputs are."""
 
 
 @dataclass(frozen=True)
@@ -258,8 +266,35 @@ def _pow(emit: Emitter, node: Node) -> Value | None:
     number = float(exponent.constant.array.ravel()[0])
     if number == 2:
         return emit.op(ops.Mul(), x, x)
-    simple = {0.5: ops.Sqrt(), -1.0: ops.Reciprocal()}.get(number)
-    return None if simple is None else emit.op(simple, x)
+    if number == 0.5 and _has_no_sign(x):
+        return emit.op(ops.Sqrt(), x)
+    return emit.op(ops.Reciprocal(), x) if number == -1 else None
+
+
+def _has_no_sign(value: Value | None, depth: int = 8) -> bool:
+    """Whether elements are known to be +0, above it or NaN: their roots are powers of 0.5.
+
+    That of minus infinity is infinity, and that of -0 is +0, which are no roots.
+    """
+    if value is None or not depth:
+        return False
+    if value.constant is not None:
+        return not np.signbit(value.constant.array).any()
+    node = value.producer
+    if node is None:
+        return False
+    if isinstance(node.op, ops.Clip | ops.Max):
+        return any((number_of(v) or 0) > 0 for v in node.inputs[1:2])
+    if isinstance(node.op, _SIGNLESS) or _is_square(node):
+        return True
+    terms = node.inputs[: _SIGNLESS_OF_SUCH.get(type(node.op), 0)]
+    return bool(terms) and all(_has_no_sign(v, depth - 1) for v in terms)
+
+
+def _is_square(node: Node) -> bool:
+    if isinstance(node.op, ops.Mul):
+        return node.inputs[0] is node.inputs[1]
+    return isinstance(node.op, ops.Pow) and number_of(node.inputs[1]) == 2
 
 
 def _gather(emit: Emitter, node: Node) -> Value | None:
