@@ -168,3 +168,30 @@ def test_without_the_package_an_engine_of_bfloat16_says_what_it_needs(engine: En
         engine.create_context()
     assert str(caught.value) == _TOLD
     assert caught.value.package == "ml_dtypes"
+
+
+@pytest.mark.parametrize(
+    ("op", "more"),
+    [
+        (ops.TopK(), (np.array([13]),)),
+        (ops.ReduceMax(), (np.array([1]),)),
+        (ops.ReduceMin(), (np.array([1]),)),
+        (ops.Max(), (np.zeros((), BFLOAT16),)),
+        (ops.Clip(), (np.array(-1, BFLOAT16), np.array(1, BFLOAT16))),
+        (ops.Neg(), ()),
+        (ops.Add(), (np.zeros((), BFLOAT16),)),
+    ],
+    ids=lambda value: value.name if isinstance(value, ops.Op) else "",
+)
+def test_denormal_numbers_pass_a_kernel_as_they_are(op: ops.Op, more: tuple[Array, ...]) -> None:
+    numbers = np.array([0, 1e-40, -1e-40, 2e-40, -2e-40, 3e-40, 1])
+    x = np.random.default_rng(0).choice(numbers, (7, 13)).astype(BFLOAT16)
+    graph = Graph("denormal")
+    value = graph.add_input("x", TensorType(DType.BFLOAT16, x.shape))
+    others = [graph.add_constant(array, f"c{k}") for k, array in enumerate(more)]
+    graph.outputs.extend(graph.add(op, value, *others, name="y").outputs)
+    wanted = interpret(graph, {"x": x})
+    with smelt.build(graph, tune="none") as engine:
+        made = engine.run({"x": x})
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(made[name].astype(np.float32), array.astype(np.float32))

@@ -1,8 +1,9 @@
-"""float16 and bfloat16 to and from float32, for targets that have no instruction for it.
+"""float16 and bfloat16 to and from float32, for targets that have no exact instruction for it.
 
 Generators write LLVM's ``fpext`` and ``fptrunc``. Where the target has no instruction, LLVM calls
-a function of the compiler's library, which an image has not: such a line becomes integer
-arithmetic, exact and rounded to nearest even. A NaN stays one, quiet and of its sign.
+a function of the compiler's library, which an image has not; and x86's that makes bfloat16, which
+LLVM would also put between two extensions, takes what is denormal for zero. Such a line becomes
+integer arithmetic, exact and rounded to nearest even. A NaN stays one, quiet and of its sign.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ def lower_halves(ir_text: str, target: CpuTarget) -> str:
     """Return the module with the conversions that ``target`` has not written in integers."""
     types = {"half": DType.FLOAT16, "bfloat": DType.BFLOAT16}
     foreign = {name for name, dtype in types.items() if not target.converts(dtype)}
+    if target.architecture == "x86_64":
+        foreign.add("bfloat")
 
     def lowered(line: re.Match[str]) -> str:
         value = Reg(line["text"], line["kind"])
