@@ -27,6 +27,7 @@ from smelt.engine import (
     Buffer,
     EngineHeader,
     Fingerprint,
+    GivenArray,
     HostCall,
     KernelSpec,
     Launch,
@@ -51,6 +52,7 @@ _RECORDS = (
     EngineHeader,
     Fingerprint,
     Binding,
+    GivenArray,
     Plan,
     Buffer,
     Launch,
@@ -396,7 +398,7 @@ def test_a_header_of_other_fields_has_another_format_version() -> None:
         for kind in _RECORDS
     )
     _, version = struct.unpack_from("<8sI", data())
-    assert (version, hashlib.sha256(text.encode()).hexdigest()[:12]) == (6, "d6eddcc29372")
+    assert (version, hashlib.sha256(text.encode()).hexdigest()[:12]) == (7, "b1b7f26c0f04")
 
 
 def test_another_format_version_says_so() -> None:

@@ -12,6 +12,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from smelt.backends import WeightStore, assemble
 from smelt.builder._choosing import Chooser, PlanParts
 from smelt.builder._counts import bound_counts, used_counts
@@ -134,6 +136,7 @@ def build(
     return build_graph(_graph_of(network), device, options, progress)
 
 
+@np.errstate(all="ignore")
 def build_graph(
     graph: Graph,
     device: str | Sequence[str],
@@ -142,7 +145,10 @@ def build_graph(
     *,
     is_retuning: bool = False,
 ) -> Engine:
-    """Build an engine from a graph; `build` says what may be asked, and what is raised."""
+    """Build an engine from a graph; `build` says what may be asked, and what is raised.
+
+    What is infinite or no number is an answer: numpy warns of none that the build computes.
+    """
     if progress is not None:
         given_function(progress, "progress", BuildError)
     tools = open_toolchain(

@@ -144,6 +144,7 @@ def _format_to_data(fmt: TensorFormat | None) -> list[str] | None:
 # ---- reading
 
 
+@np.errstate(all="ignore")
 def remade_header(file: EngineFile, backend: Backend[Any], target: Target) -> EngineHeader:
     """The header of an engine with all that its own program gives made anew.
 

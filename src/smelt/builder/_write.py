@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from smelt.engine import EngineHeader, Weight, check_header
+from smelt.engine import EngineHeader, GivenArray, Weight, check_header
 from smelt.errors import BuildError, EngineFormatError, masked
-from smelt.ops import recipe_to_json
+from smelt.ir import sources_first
+from smelt.ops import DequantizeLinear, QuantizeLinear, recipe_to_json
 from smelt.runtime import Engine
-from smelt.types import evaluate_dim
+from smelt.types import DType, evaluate_dim
 
 if TYPE_CHECKING:
     from smelt.backends import CodeImage, WeightStore
     from smelt.builder._kept import KeptNetwork
     from smelt.engine import Binding, Fingerprint, LayerInfo, Plan
     from smelt.ir import Constant, Graph
+
+_QUANTIZED: Final = (QuantizeLinear, DequantizeLinear)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,8 @@ class EngineParts:
 
 def make_engine(parts: EngineParts) -> Engine:
     """The engine, ready to run. Raises BuildError: it is beyond a limit of engines."""
-    named = {s: s.name for c in parts.model.constants() for s in c.sources()}
+    sources = _Sources(parts.model)
+    weights = tuple(_weight(c, offset, sources) for c, offset in parts.weights.entries)
     header = EngineHeader(
         name=parts.name,
         fingerprint=parts.fingerprint,
@@ -50,13 +54,15 @@ def make_engine(parts: EngineParts) -> Engine:
         max_batch_size=parts.max_batch_size,
         plans=parts.plans,
         layers=parts.layers,
-        weights=tuple(_weight(c, offset, named) for c, offset in parts.weights.entries),
+        weights=weights,
         symbols=parts.image.symbols,
         runtime_symbols=parts.runtime.symbols,
         report=parts.report,
         program=parts.program,
         network=parts.kept.text,
         sources=parts.kept.sources,
+        scales=tuple(recipe_to_json(c, sources.name) for c in _scales(parts.model)),
+        given=tuple(sources.used.values()),
     )
     try:
         check_header(header)
@@ -72,8 +78,36 @@ def make_engine(parts: EngineParts) -> Engine:
         raise BuildError(f"no engine can be made of {masked(parts.name)}: {error}") from error
 
 
-def _weight(constant: Constant, offset: int, named: dict[Constant, str]) -> Weight:
-    recipe = recipe_to_json(constant, lambda source: named.get(source))
+class _Sources:
+    """The arrays of a model, by which recipes name what they start from."""
+
+    def __init__(self, model: Graph) -> None:
+        self._all = {id(s): s for c in model.constants() for s in c.sources()}
+        self.used: dict[int, GivenArray] = {}
+        """Those that a recipe names."""
+
+    def name(self, source: Constant) -> str | None:
+        if id(source) not in self._all:
+            return None
+        dtype, shape = DType.from_numpy(source.array.dtype), source.array.shape
+        self.used[id(source)] = GivenArray(source.name, dtype, shape)
+        return source.name
+
+
+def _scales(model: Graph) -> list[Constant]:
+    """The constants of which inference demands that they are sizes of steps.
+
+    An importer may have computed what they quantise.
+    """
+    values = [node.inputs[1] for node in model.nodes if isinstance(node.op, _QUANTIZED)]
+    found = [None if value is None else value.constant for value in values]
+    recipes = [part.recipe for part in sources_first(*model.constants())]
+    found += [r.inputs[1] for r in recipes if r is not None and isinstance(r.op, _QUANTIZED)]
+    return list({id(constant): constant for constant in found if constant is not None}.values())
+
+
+def _weight(constant: Constant, offset: int, sources: _Sources) -> Weight:
+    recipe = recipe_to_json(constant, sources.name)
     kind = constant.type
     shape = tuple(evaluate_dim(extent, {}) for extent in kind.shape)
     return Weight(constant.name, kind.dtype, shape, offset, recipe)

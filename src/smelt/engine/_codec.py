@@ -15,6 +15,7 @@ from smelt.engine._plan import (
     Buffer,
     EngineHeader,
     Fingerprint,
+    GivenArray,
     HostCall,
     Json,
     KernelSpec,
@@ -256,6 +257,7 @@ _WEIGHT: Final = _record(
     offset=_INT,
     recipe=_JSON,
 )
+_GIVEN: Final = _record(GivenArray, name=_TEXT, dtype=_DTYPE, shape=_tuple_of(_INT, Limit.MAX_RANK))
 _FINGERPRINT: Final = _record(
     Fingerprint,
     device=_TEXT,
@@ -281,6 +283,8 @@ _HEADER: Final = _record(
     program=_TEXT,
     network=_TEXT,
     sources=_tuple_of(_WEIGHT),
+    given=_tuple_of(_GIVEN),
+    scales=_tuple_of(_JSON),
     metadata=_tuple_of(_row(_TEXT, _TEXT)),
 )
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 MAGIC: Final = b"\x89SMELT\r\n"
 """Not text, and broken by whatever translates line ends."""
-FORMAT_VERSION: Final = 6
+FORMAT_VERSION: Final = 7
 """Raised with every change of what a header may hold."""
 ALIGNMENT_BYTES: Final = 4096
 

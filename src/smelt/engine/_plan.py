@@ -248,6 +248,15 @@ class Weight:
 
 
 @dataclass(frozen=True, slots=True)
+class GivenArray:
+    """An array of the model, from which weights follow: what a refit may put in its place."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Fingerprint:
     """The machine and smelt for which an engine's code was made; equal or wider machines run it."""
 
@@ -293,6 +302,10 @@ class EngineHeader:
     engine that cannot be retuned."""
     sources: tuple[Weight, ...] = ()
     """The arrays of that network, which lie in the engine's sources."""
+    given: tuple[GivenArray, ...] = ()
+    """The model's arrays that weights' recipes name."""
+    scales: tuple[Json, ...] = ()
+    """Recipes, as of weights, of what a build demands to be positive and finite."""
     metadata: tuple[tuple[str, str], ...] = field(default=())
 
 

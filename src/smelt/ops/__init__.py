@@ -4,6 +4,7 @@ from smelt.ir import Array, Case, Op, Operand
 from smelt.ops._codec import op_from_json, op_to_json, recipe_from_json, recipe_to_json
 from smelt.ops._combining import why_not_combined, why_not_derived
 from smelt.ops._fields import checked_op
+from smelt.ops._quantized import why_no_scale
 from smelt.ops._registry import lookup_op, op_identity, register_op
 from smelt.ops._shape import is_same_for_rows
 from smelt.ops.abs import Abs
@@ -317,6 +318,7 @@ __all__ = [
     "recipe_from_json",
     "recipe_to_json",
     "register_op",
+    "why_no_scale",
     "why_not_combined",
     "why_not_derived",
 ]

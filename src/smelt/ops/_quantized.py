@@ -39,18 +39,23 @@ def check_scale(
     require_shape(scale, (x.shape[normalize_axis(axis, x.rank)],), "the scale")
 
 
-def check_elements(scale: Operand | None) -> None:
-    """Check that scales, where they are known, are sizes of steps."""
-    if scale is None or scale.value is None:
-        return
-    scales = scale.value
+def require_known_scale(scale: Operand | None) -> None:
+    """Check that scales, where they are known, are sizes of steps. Raises ShapeError."""
+    reason = None if scale is None or scale.value is None else why_no_scale(scale.value)
+    if reason is not None:
+        raise ShapeError(f"{reason}: quantise the model again")
+
+
+def why_no_scale(scales: Array) -> str | None:
+    """Say which element is no size of a step, if one is none."""
     bad = np.flatnonzero(~(np.isfinite(scales) & (scales > 0)))
-    if bad.size:
-        place = int(bad[0])
-        raise ShapeError(
-            f"scale {place} of {scales.size} is {scales.ravel()[place]}; "
-            "scales must be positive and finite: quantise the model again"
-        )
+    if not bad.size:
+        return None
+    place = int(bad[0])
+    return (
+        f"scale {place} of {scales.size} is {scales.ravel()[place]}; "
+        "scales must be positive and finite"
+    )
 
 
 def along_axis(array: Array, rank: int, axis: int | None) -> Array:

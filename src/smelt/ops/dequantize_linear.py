@@ -11,7 +11,7 @@ from smelt.ir import Case, Op, Operand
 from smelt.ops._examples import floats, integers
 from smelt.ops._numerics import narrow, widen
 from smelt.ops._operands import given, optional_array, present
-from smelt.ops._quantized import along_axis, check_elements, check_scale
+from smelt.ops._quantized import along_axis, check_scale, require_known_scale
 from smelt.ops._shape import (
     FLOATS,
     input_type,
@@ -65,7 +65,7 @@ class DequantizeLinear(Op):
         require_dtype(scale, FLOATS, "the scale of dequantize_linear")
         require_same_dtype(x, zero_point)
         check_scale(x, scale, zero_point, self.axis)
-        check_elements(given(inputs, 1))
+        require_known_scale(given(inputs, 1))
         return (TensorType(scale.dtype, x.shape),)
 
     @override

@@ -12,7 +12,7 @@ from smelt.ir import Case, Op, Operand
 from smelt.ops._examples import floats, integers
 from smelt.ops._numerics import widen
 from smelt.ops._operands import given, optional_array, present
-from smelt.ops._quantized import along_axis, check_elements, check_scale
+from smelt.ops._quantized import along_axis, check_scale, require_known_scale
 from smelt.ops._shape import FLOATS, input_type, optional_type, require_dtype, require_inputs
 from smelt.types import DType, TensorType, override
 
@@ -65,7 +65,7 @@ class QuantizeLinear(Op):
         require_dtype(x, FLOATS | {DType.INT32}, "the input of quantize_linear")
         require_dtype(scale, FLOATS, "the scale of quantize_linear")
         check_scale(x, scale, zero_point, self.axis)
-        check_elements(given(inputs, 1))
+        require_known_scale(given(inputs, 1))
         dtype = self.output_dtype or DType.UINT8
         if zero_point is not None:
             if self.output_dtype not in {None, zero_point.dtype}:

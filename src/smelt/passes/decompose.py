@@ -29,7 +29,12 @@ if TYPE_CHECKING:
 
 _SIGNLESS: Final = (ops.Abs, ops.Exp, ops.Sigmoid, ops.ReduceSumSquare)
 """Ops whose results are never below +0, whatever they are given."""
-_SIGNLESS_OF_SUCH: Final[dict[type[Op], int]] = {ops.Add: 2, ops.ReduceSum: 1, ops.ReduceMean: 1, ops.Sqrt: 1}
+_SIGNLESS_OF_SUCH: Final[dict[type[Op], int]] = {
+    ops.Add: 2,
+    ops.ReduceSum: 1,
+    ops.ReduceMean: 1,
+    ops.Sqrt: 1,
+}
 """Ops whose results are that if so many of their first inputs are."""
 
 

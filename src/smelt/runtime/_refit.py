@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from smelt.devices.cpu import CpuMemory
 from smelt.errors import BindingError, GraphError
 from smelt.ir import Constant, compute_untrusted
-from smelt.ops import recipe_from_json, why_not_derived
+from smelt.ops import recipe_from_json, why_no_scale, why_not_derived
 from smelt.types import given_array
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from smelt.engine import EngineHeader, Weight
+    from smelt.engine import EngineHeader, Json, Weight
 
 
 _SHOWN_NAMES: Final = 20
@@ -42,29 +43,24 @@ def refitted_weights(
     """Return a copy of the packed weights in which all that follows from ``arrays`` is new.
 
     Raises:
-        BindingError: a name is unknown, a shape does not fit, or arrays that belong together are
-            not all given.
+        BindingError: a name is unknown, an array does not fit what it replaces, a scale is none, or
+            arrays that belong together are not all given.
     """
     arrays = {name: _array(name, array) for name, array in arrays.items()}
+    _check_arrays(header, arrays)
+    for recipe in header.scales:
+        if (scale := _Derived.of(recipe, arrays)) is not None:
+            reason = why_no_scale(scale.computed())
+            if reason is not None:
+                raise BindingError(f"the new {scale.shown} does not fit: {reason}")
     fresh = CpuMemory().allocate(old.size, "weights").bytes
     fresh[:] = old
     used: set[str] = set()
     for weight in header.weights:
-        if weight.recipe is None:
-            continue
-        sources = _Sources(arrays)
-        constant = recipe_from_json(weight.recipe, sources.resolve)
-        given = [name for name in sources.wanted if name in arrays]
-        if not given:
-            continue
-        missing = sorted(set(sources.wanted) - set(given))
-        if missing:
-            raise BindingError(
-                f"{given[0]} was folded together with {', '.join(missing)}; give them as well"
-            )
-        used.update(given)
-        shown = ", ".join(_shown(name, arrays[name]) for name in dict.fromkeys(given))
-        _store(weight, _computed(shown, constant), fresh, shown)
+        made = None if weight.recipe is None else _Derived.of(weight.recipe, arrays)
+        if made is not None:
+            used.update(made.given)
+            _store(weight, made.combined(), fresh, made.shown)
     unknown = sorted(set(arrays) - used)
     if unknown:
         raise BindingError(
@@ -73,6 +69,59 @@ def refitted_weights(
         )
     fresh.flags.writeable = False
     return fresh
+
+
+def _check_arrays(header: EngineHeader, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """What recipes begin with must be like the old: a recipe may well make weights of another."""
+    for given in header.given:
+        array = arrays.get(given.name)
+        if array is not None and (array.shape, array.dtype) != (given.shape, given.dtype.numpy):
+            raise BindingError(
+                f"the new {_shown(given.name, array)} does not fit: it replaces "
+                f"{given.dtype.value}{list(given.shape)}; give an array of the old shape and dtype"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Derived:
+    """What follows from new arrays, and not yet computed."""
+
+    constant: Constant
+    given: tuple[str, ...]
+    """The new arrays, by name."""
+    shown: str
+
+    @classmethod
+    def of(cls, recipe: Json, arrays: Mapping[str, NDArray[Any]]) -> _Derived | None:
+        """What a recipe makes of new arrays; None where it starts from none of them."""
+        sources = _Sources(arrays)
+        constant = recipe_from_json(recipe, sources.resolve)
+        given = tuple(dict.fromkeys(name for name in sources.wanted if name in arrays))
+        if not given:
+            return None
+        missing = sorted(set(sources.wanted) - set(given))
+        if missing:
+            raise BindingError(
+                f"{given[0]} was folded together with {', '.join(missing)}; give them as well"
+            )
+        return cls(constant, given, ", ".join(_shown(name, arrays[name]) for name in given))
+
+    def computed(self) -> NDArray[Any]:
+        try:
+            compute_untrusted(self.constant)
+        except GraphError as error:
+            raise BindingError(f"the new {self.shown} does not fit: {error}") from error
+        return self.constant.array
+
+    def combined(self) -> NDArray[Any]:
+        """What was computed, where a build would combine the arrays as well."""
+        array, reason = self.computed(), why_not_derived(self.constant)
+        if reason is not None:
+            raise BindingError(
+                f"the new {self.shown} cannot be combined with other weights as the old were: "
+                f"{reason}; build an engine of the network with the new weights"
+            )
+        return array
 
 
 def refitted_sources(
@@ -111,20 +160,6 @@ def _array(name: str, given: object) -> NDArray[Any]:
 
 def _shown(name: str, array: NDArray[Any]) -> str:
     return f"{name} {array.dtype}{list(array.shape)}"
-
-
-def _computed(given: str, constant: Constant) -> NDArray[Any]:
-    try:
-        compute_untrusted(constant)
-    except GraphError as error:
-        raise BindingError(f"the new {given} does not fit: {error}") from error
-    reason = why_not_derived(constant)
-    if reason is not None:
-        raise BindingError(
-            f"the new {given} cannot be combined with other weights as the old were: {reason}; "
-            "build an engine of the network with the new weights"
-        )
-    return constant.array
 
 
 def _store(weight: Weight, array: NDArray[Any], memory: NDArray[np.uint8], given: str) -> None:

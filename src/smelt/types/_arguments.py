@@ -123,7 +123,7 @@ def given_dict(given: object, name: str, error: Raised) -> dict[str, Any]:
         raise error(f"{name} come as a dict, by name, not as {shown(given)}")
     known: dict[Any, Any] = dict(given)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]  (checked below)
     for key in known:
-        given_text(key, f"a name among the {name}", error)
+        given_text(key, f"a name among {name}", error)
     return known
 
 

@@ -1,0 +1,83 @@
+"""A refit takes what a build would have taken in the place of the old arrays."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+import smelt
+from smelt import ops
+from smelt.errors import BindingError, ShapeError
+from smelt.ir import Constant, Graph
+from smelt.types import DType, TensorType
+
+_FLOATS = {"float16": np.float16, "float64": np.float64}
+
+
+def _product(op: ops.Op, shape: tuple[int, ...], weights: tuple[int, ...]) -> smelt.Engine:
+    graph = Graph("product")
+    x = graph.add_input("x", TensorType(DType.FLOAT32, shape))
+    w = graph.add_constant(np.ones(weights, np.float32), "w")
+    graph.outputs.append(graph.add(op, x, w, name="y").output)
+    return smelt.build(graph, tune="none")
+
+
+@pytest.mark.parametrize(
+    ("op", "shape", "weights", "wrong"),
+    [
+        (ops.MatMul(), (2, 3), (3, 4), [(4, 3), (6, 2), (1, 12), (12,)]),
+        (ops.Conv((3, 3)), (1, 3, 8, 8), (4, 3, 3, 3), [(3, 4, 3, 3), (108,), (4, 9, 3, 1)]),
+        (ops.Mul(), (2, 3), (2, 3), [(3, 2), (6,), (1, 2, 3)]),
+    ],
+    ids=lambda value: value.name if isinstance(value, ops.Op) else "",
+)
+def test_new_weights_have_the_shape_and_dtype_of_the_old(
+    op: ops.Op, shape: tuple[int, ...], weights: tuple[int, ...], wrong: list[tuple[int, ...]]
+) -> None:
+    x = np.ones(shape, np.float32)
+    with _product(op, shape, weights) as engine:
+        wanted = engine.run({"x": x})["y"]
+        for other in wrong:
+            with pytest.raises(BindingError, match="give an array of the old shape and dtype"):
+                engine.refit({"w": np.zeros(other, np.float32)})
+        for dtype in _FLOATS.values():
+            with pytest.raises(BindingError, match="give an array of the old shape and dtype"):
+                engine.refit({"w": np.zeros(weights, dtype)})
+        np.testing.assert_array_equal(engine.run({"x": x})["y"], wanted)
+        engine.refit({"w": np.full(weights, 2, np.float32)})
+        np.testing.assert_array_equal(engine.run({"x": x})["y"], 2 * wanted)
+
+
+def _quantized(**scales: float) -> Graph:
+    """A product of bytes; what its weights stand for was computed when it was made."""
+    given = {"sx": 0.05, "sw": 0.01, "sy": 0.1} | scales
+    graph = Graph("quantized")
+    x = graph.add_input("x", TensorType(DType.FLOAT32, (4, 8)))
+    zero = graph.add_constant(np.array(0, np.int8), "zero")
+    sx, sy = (graph.add_constant(np.array(given[n], np.float32), n) for n in ("sx", "sy"))
+    scale = Constant("sw", np.array(given["sw"], np.float32))
+    numbers = np.random.default_rng(0).integers(-127, 127, (8, 8)).astype(np.int8)
+    real = Constant.derive("real", ops.DequantizeLinear(), Constant("w", numbers), scale)
+    value = graph.add(ops.QuantizeLinear(), x, sx, zero, name="qx").output
+    value = graph.add(ops.DequantizeLinear(), value, sx, zero, name="dx").output
+    value = graph.add(ops.MatMul(), value, graph.add_constant(real), name="product").output
+    value = graph.add(ops.QuantizeLinear(), value, sy, zero, name="qy").output
+    graph.outputs.append(graph.add(ops.DequantizeLinear(), value, sy, zero, name="y").output)
+    return graph
+
+
+@pytest.mark.parametrize("name", ["sx", "sw", "sy"])
+def test_new_scales_are_refused_where_a_build_refuses_them(name: str) -> None:
+    with smelt.build(_quantized(), tune="none") as engine:
+        old = {"sx": 0.05, "sw": 0.01, "sy": 0.1}
+        for bad in (math.nan, math.inf, 0.0, -1.0):
+            with pytest.raises((ShapeError, smelt.SmeltError), match="positive and finite"):
+                smelt.build(_quantized(**{name: bad}), tune="none")
+            arrays = {n: np.array(v, np.float32) for n, v in (old | {name: bad}).items()}
+            with pytest.raises(BindingError, match="scales must be positive and finite"):
+                engine.refit(arrays)
+            loaded = smelt.load(engine.serialize(sign=False))
+            with pytest.raises(BindingError, match="scales must be positive and finite"):
+                loaded.refit(arrays)
