@@ -82,15 +82,15 @@ class _Sources:
     """The arrays of a model, by which recipes name what they start from."""
 
     def __init__(self, model: Graph) -> None:
-        self._all = {id(s): s for c in model.constants() for s in c.sources()}
-        self.used: dict[int, GivenArray] = {}
+        self._all = {s for c in model.constants() for s in c.sources()}
+        self.used: dict[Constant, GivenArray] = {}
         """Those that a recipe names."""
 
     def name(self, source: Constant) -> str | None:
-        if id(source) not in self._all:
+        if source not in self._all:
             return None
         dtype, shape = DType.from_numpy(source.array.dtype), source.array.shape
-        self.used[id(source)] = GivenArray(source.name, dtype, shape)
+        self.used[source] = GivenArray(source.name, dtype, shape)
         return source.name
 
 
@@ -103,7 +103,7 @@ def _scales(model: Graph) -> list[Constant]:
     found = [None if value is None else value.constant for value in values]
     recipes = [part.recipe for part in sources_first(*model.constants())]
     found += [r.inputs[1] for r in recipes if r is not None and isinstance(r.op, _QUANTIZED)]
-    return list({id(constant): constant for constant in found if constant is not None}.values())
+    return list(dict.fromkeys(constant for constant in found if constant is not None))
 
 
 def _weight(constant: Constant, offset: int, sources: _Sources) -> Weight:
