@@ -135,7 +135,7 @@ def test_sizes_that_are_no_numbers_or_beyond_every_machine_are_refused() -> None
         build(graph, max_batch_size=text)
     with pytest.raises(
         SmeltError,
-        match="no machine can hold it: 25,600,000,000,000,000 bytes, and MAX_TENSOR_BYTES",
+        match="no machine can hold: 4,800,000,000,000,000 bytes, and MAX_TENSOR_BYTES",
     ):
         build(graph, max_batch_size=10**12, tune="none")
 
@@ -169,3 +169,10 @@ def test_shapes_that_disagree_are_told_as_they_are_written() -> None:
     told = r"a is given as 1\.\.4\.\.8 and as 2\.\.9$"
     with pytest.raises(ShapeError, match=told):
         boxes_of(graph, {"x": ((1, 2), (4, 2), (8, 2)), "y": ((2, 3), (9, 3), (9, 3))}, 1)
+
+
+def test_an_input_that_no_machine_can_hold_is_named() -> None:
+    graph = network(small=("a",), large=tuple(f"n{axis}" for axis in range(26)))
+    shapes: dict[str, Any] = {"small": (1,), "large": ((1,) * 26, (1,) * 26, (5,) * 26)}
+    with pytest.raises(ShapeError, match=r"large.*no machine can hold.*build for smaller shapes"):
+        boxes_of(graph, shapes, 1)

@@ -72,6 +72,7 @@ def test_a_wrong_argument_is_told_in_words(call: Callable[[], object], told: str
 
 _TO_AN_ENGINE: list[tuple[Callable[[Any], object], str]] = [
     (lambda e: e.refit(None), "come as a dict, by name, not as None"),
+    (lambda e: e.refit({3: 0}), "a name among the weights of a refit is 3"),
     (lambda e: e.save("."), "it is a folder; name a file in it"),
     (lambda e: e.save(None), "a path or an open binary file, not to NoneType"),
     (lambda e: e.create_context().execute(1, None), "come as a list, not as None"),

@@ -166,6 +166,8 @@ def test_equal_symbols_cancel_and_a_known_difference_is_refused() -> None:
         ops.Reshape().infer([data, Operand(vector, None, (N, 5))])
     (made,) = ops.Reshape().infer([data, Operand(vector, None, (2 * N, 2))])
     assert made == TensorType(DType.FLOAT32, (2 * N, 2))
+    with pytest.raises(ShapeError, match=r"the -1 of .* does not follow .* multiple of n - 3"):
+        ops.Reshape().infer([data, Operand(vector, None, (N - 3, -1))])
 
 
 def test_division_of_a_dimension_that_may_be_negative_is_not_followed() -> None:

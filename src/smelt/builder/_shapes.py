@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -160,7 +161,24 @@ def _box(
         raise UnboundSymbolError(
             f"the network leaves {names} open; give shapes, as shapes={shapes}"
         )
+    _check_sizes(inputs, box)
     return box
+
+
+def _check_sizes(inputs: Mapping[str, Value], box: Box) -> None:
+    """Refuse what no machine can hold, before a plan has a place for it."""
+    highs = {symbol: bounds.high for symbol, bounds in box.items()}
+    for name, value in inputs.items():
+        kind = value.tensor
+        if symbols_of(*kind.shape) <= highs.keys():
+            shape = [evaluate_dim(extent, highs) for extent in kind.shape]
+            size = math.prod(shape) * kind.dtype.size_bytes
+            if size > Limit.MAX_TENSOR_BYTES.most:
+                raise ShapeError(
+                    f"the largest shape is {shape}, which no machine can hold: "
+                    f"{Limit.MAX_TENSOR_BYTES.excess(size)}; build for smaller shapes",
+                    node=name,
+                )
 
 
 def _fitting(name: str, shape: Sequence[Dim]) -> dict[str, tuple[int, ...]]:

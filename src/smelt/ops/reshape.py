@@ -101,6 +101,12 @@ class Reshape(Op):
                 others.append(extent)
         total, rest = count_elements(tuple(kept)), count_elements(tuple(others))
         left = divide_dims(total, rest)
+        if left is None and not (isinstance(total, int) and isinstance(rest, int)):
+            raise ShapeError(
+                f"the -1 of {shape_text(tuple(made))} does not follow for "
+                f"{shape_text(shape)}: {total} elements are not known to be a multiple of {rest}; "
+                "name every extent of the shape, or fix the symbols"
+            )
         what = "elements of input 0 and of the result"
         if left is None or not (
             assume_at_least(rest, 1, f"the known {what}") and assume_equal(total, left * rest, what)
