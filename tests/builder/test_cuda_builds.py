@@ -35,6 +35,7 @@ from smelt.errors import (
 )
 from smelt.gie import create_infer_builder
 from smelt.inspect import report_of, report_to_text
+from smelt.ir import Node
 from smelt.tuner import Choice
 from smelt.types import DType
 from tests.support.cuda_driver_stub import StubDriver
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     from smelt.backends.cuda import CudaTarget
     from smelt.builder._toolchain import Toolchain
     from smelt.engine import KernelSpec
-    from smelt.ir import Node
     from smelt.runtime import Engine
 
 needs_triton = pytest.mark.skipif(
@@ -453,7 +453,12 @@ class _Kinds:
         fields = dict.fromkeys(("timings", "may_play", "progress"))
         graph = SimpleNamespace(name="".join(kinds) or "apart", nodes=self.nodes)
         tuning: Any = SimpleNamespace(
-            graph=graph, effort=TuningEffort(), sizes={}, deadline=math.inf, **fields
+            fits=lambda _: True,
+            graph=graph,
+            effort=TuningEffort(),
+            sizes={},
+            deadline=math.inf,
+            **fields,
         )
         tactic = Tactic("chain", (), (), ())
         return Draft(tuning, Choice(dict.fromkeys(self.nodes, tactic)))
@@ -498,7 +503,7 @@ def test_whole_plans_decide_which_nodes_are_chained(
 
     monkeypatch.setattr(_cuda_toolchain, "NetworkTrial", Trial)
     op = ops.Chain(ops.Relu(), 1, ops.Relu())
-    chain: Any = SimpleNamespace(op=op, inputs=(), outputs=())
+    chain = Node("chain", op, [])
     found = _Kinds(chain).best(open_toolchain("cuda"))
     assert found.tuning.graph.name == best
     # Those that start early were the faster ones.

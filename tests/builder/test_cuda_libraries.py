@@ -321,7 +321,9 @@ def test_times_of_whole_plans_are_kept_apart_from_those_without_the_library(
 
     monkeypatch.setattr(_cuda_toolchain, "NetworkTrial", Trial)
     fields = dict.fromkeys(("timings", "may_play", "deadline", "progress"))
-    tuning: Any = SimpleNamespace(graph=Graph("none"), effort=TuningEffort(), sizes={}, **fields)
+    tuning: Any = SimpleNamespace(
+        graph=Graph("none"), effort=TuningEffort(), sizes={}, fits=lambda _: True, **fields
+    )
     for asked in (False, True):
         open_toolchain("cuda", libraries=asked).improve(Draft(tuning, Choice()), None, 0.0)
     assert places[1] == f"{places[0]}, {FEATURE}"
