@@ -37,7 +37,7 @@ from smelt.gie import create_infer_builder
 from smelt.inspect import report_of, report_to_text
 from smelt.ir import Node
 from smelt.tuner import Choice
-from smelt.types import DType
+from smelt.types import DType, Limit
 from tests.support.cuda_driver_stub import StubDriver
 from tests.support.cuda_rows import row_of
 from tests.support.gie import RecordingLogger
@@ -57,6 +57,10 @@ if TYPE_CHECKING:
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="not installed: the extra cuda-build"
 )
+
+
+def _fits(_limit: Limit) -> bool:
+    return True
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -450,18 +454,11 @@ class _Kinds:
         return ["a", "b"]
 
     def draft(self, kinds: Sequence[Any] = ()) -> Draft:
-        fields = dict.fromkeys(("timings", "may_play", "progress"))
-        graph = SimpleNamespace(name="".join(kinds) or "apart", nodes=self.nodes)
-        tuning: Any = SimpleNamespace(
-            fits=lambda _: True,
-            graph=graph,
-            effort=TuningEffort(),
-            sizes={},
-            deadline=math.inf,
-            **fields,
-        )
-        tactic = Tactic("chain", (), (), ())
-        return Draft(tuning, Choice(dict.fromkeys(self.nodes, tactic)))
+        tuning: Any = SimpleNamespace(sizes={}, deadline=math.inf, fits=_fits)
+        tuning.timings = tuning.may_play = tuning.progress = None
+        tuning.effort = TuningEffort()
+        tuning.graph = SimpleNamespace(name="".join(kinds) or "apart", nodes=self.nodes)
+        return Draft(tuning, Choice(dict.fromkeys(self.nodes, Tactic("chain", (), (), ()))))
 
     def best(self, tools: Toolchain) -> Draft:
         others: Any = Alternatives(self, self.draft)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

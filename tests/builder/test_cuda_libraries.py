@@ -28,7 +28,7 @@ from smelt.inspect import report_of, report_to_text
 from smelt.interp import interpret
 from smelt.ir import Graph
 from smelt.tuner import Candidates, Choice, choose
-from smelt.types import DType, TensorType
+from smelt.types import DType, Limit, TensorType
 from tests.support.calls_on_gpu import prefer_families
 from tests.support.cublaslt_stub import VERSION, StubCublasLt, hide_cublaslt
 from tests.support.cuda_driver_stub import StubDriver
@@ -45,6 +45,10 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 LIBRARY = CublasLt.provider
 FEATURE = f"{LIBRARY}={VERSION}"
+
+
+def _fits(_limit: Limit) -> bool:
+    return True
 
 
 def _floats(*shape: int) -> Array:
@@ -322,7 +326,7 @@ def test_times_of_whole_plans_are_kept_apart_from_those_without_the_library(
     monkeypatch.setattr(_cuda_toolchain, "NetworkTrial", Trial)
     fields = dict.fromkeys(("timings", "may_play", "deadline", "progress"))
     tuning: Any = SimpleNamespace(
-        graph=Graph("none"), effort=TuningEffort(), sizes={}, fits=lambda _: True, **fields
+        graph=Graph("none"), effort=TuningEffort(), sizes={}, fits=_fits, **fields
     )
     for asked in (False, True):
         open_toolchain("cuda", libraries=asked).improve(Draft(tuning, Choice()), None, 0.0)

@@ -29,9 +29,9 @@ from smelt.ops import GRU, LSTM, Transpose
 from smelt.types import DType, Layout, TensorFormat, ceil_div, override
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from smelt.engine import Step
+    from smelt.engine import Json, Step
     from smelt.ir import Node
     from smelt.types import Dim
 
@@ -219,8 +219,10 @@ class _Lowering:
             given["errors"] = self.errors
         places = {name: place for place, name in enumerate(given)}
         scalars = Scalars()
-        json = scalars.all_json
-        every = self.results["every"]
+
+        def strides(of: Callable[[View], tuple[Dim, ...]], *names: str) -> Json:
+            return tuple((n, scalars.all_json(of(given[n]))) for n in names if n in given)
+
         spec = KernelSpec(
             RecurrentFamily.name,
             parameters(
@@ -234,17 +236,9 @@ class _Lowering:
                 is_reverse=op.direction == "reverse",
                 input_forget=isinstance(op, LSTM) and bool(op.input_forget),
                 late_reset=isinstance(op, GRU) and bool(op.linear_before_reset),
-                every=json(self.place_strides(every)),
-                states=tuple(
-                    (name, json(self.state_strides(given[name])))
-                    for name in ("hidden0", "cell0", "hidden", "cell")
-                    if name in given
-                ),
-                others=tuple(
-                    (name, json(given[name].strides))
-                    for name in ("bias", "lengths", "peepholes")
-                    if name in given
-                ),
+                every=scalars.all_json(self.place_strides(self.results["every"])),
+                states=strides(self.state_strides, "hidden0", "cell0", "hidden", "cell"),
+                others=strides(lambda view: view.strides, "bias", "lengths", "peepholes"),
                 pipeline=1,
                 **self.options,
                 **operand_parameters(tuple(given.values()), len(scalars.values)),
@@ -304,19 +298,24 @@ def _write_entering(kernel: KernelSpec) -> str:
         s.line(f'acc = tl.dot(a.to(b.dtype), b, acc, input_precision="{kernel["precision"]}")')
     entered = 3 if kernel["has_bias"] else 2
     if kernel["has_bias"]:
-        of_way, of_column = kernel["biases"]
-        line = s.sum_of(("way", of_way), ("column", of_column))
-        at = f"({line} + column * 0)[None, :]"
-        s.line(f"own = tl.load(p2 + {at}, mask=column_ok, other=0.0)")
-        late = f"column_ok & (column < {kernel['recurrent_biases']})[None, :]"
-        behind = s.sum_of((rows, of_column))
-        s.line(f"other = tl.load(p2 + {at} + {behind}, mask={late}, other=0.0)")
-        s.line("acc = acc + own.to(tl.float32) + other.to(tl.float32)")
+        _add_biases(s, kernel, rows)
     where = f"((way * {moments} + m) * {rows})[:, None] + column[None, :]"
     s.store(entered, where, "acc", "row_ok & column_ok")
     if kernel["cleared"]:
         _clear(s, entered + 1, s.extent(kernel["cleared"]))
     return s.text()
+
+
+def _add_biases(s: Source, kernel: KernelSpec, rows: str) -> None:
+    """Add the biases of the inputs, and those of the states that need no reset first."""
+    of_way, of_column = kernel["biases"]
+    line = s.sum_of(("way", of_way), ("column", of_column))
+    at = f"({line} + column * 0)[None, :]"
+    s.line(f"own = tl.load(p2 + {at}, mask=column_ok, other=0.0)")
+    late = f"column_ok & (column < {kernel['recurrent_biases']})[None, :]"
+    behind = s.sum_of((rows, of_column))
+    s.line(f"other = tl.load(p2 + {at} + {behind}, mask={late}, other=0.0)")
+    s.line("acc = acc + own.to(tl.float32) + other.to(tl.float32)")
 
 
 def _clear(s: Source, operand: int, words: str) -> None:
