@@ -76,7 +76,10 @@ def test_a_sound_engine_is_accepted() -> None:
         (replace(view(0, BATCH, COLUMNS), halo=((1, 0),)), "2 extents and a halo of 1"),
         (replace(view(0, BATCH, COLUMNS), halo=((0, 0), (-1, 0))), "negative"),
         (replace(view(0, BATCH, COLUMNS), strides=(1,)), "2 extents and 1 strides"),
-        (replace(view(0, BATCH, COLUMNS), shape=(1,) * 65, strides=(1,) * 65), "MAX_RANK is 64"),
+        (
+            replace(view(0, BATCH, COLUMNS), shape=(1,) * 65, strides=(1,) * 65),
+            "MAX_VIEW_AXES is 64",
+        ),
         (view(9, BATCH, COLUMNS), "no buffer 9"),
         (view(0, BATCH + 1, COLUMNS), "of buffer 0"),
         (view(0, BATCH - 3, COLUMNS), "a shape of"),

@@ -171,7 +171,7 @@ GOOD = """graph g {
         ("[1.0, 2.0]", "#0123456789ab", "not among the constants given"),
         ("input %x", "input %w", "defined twice"),
         ("float32[n, 2]\n", "float33[n, 2]\n", "float33 is no element type"),
-        ("float32[n, 2]\n", f"float32[n{', 1' * 64}]\n", "line 2.*MAX_RANK is 64"),
+        ("float32[n, 2]\n", f"float32[n{', 1' * 32}]\n", "line 2.*MAX_RANK is 32"),
         ("Add %x", "Add(axis=<n n>) %x", "line 4.*not a dimension"),
         ("[n, 2]\n", "[n(), 2]\n", "not a dimension"),
         ("Add %x", "Add(axis=1) %x", "Add cannot have these attributes"),

@@ -10,7 +10,8 @@ import pytest
 
 from smelt.errors import IndexRangeError, ShapeError, SmeltError
 from smelt.interp import interpret
-from smelt.ops import ALL_OPS, Case, Op
+from smelt.ops import ALL_OPS, Case, Op, ScatterElements, ScatterND
+from smelt.types import Limit
 from tests.support.trials import graph_of
 
 if TYPE_CHECKING:
@@ -63,3 +64,18 @@ def test_odd_shapes_are_refused_by_inference_or_right(op: type[Op]) -> None:
             except SmeltError as error:
                 wrong.append(f"{name}: {type(error).__name__}: {error}")
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("reduction", ["none", "add", "max"])
+def test_scatters_of_the_most_axes_stay_in_their_data(reduction: str) -> None:
+    shape = (2, 3, *[1] * (Limit.MAX_RANK.most - 2))
+    data, updates = np.zeros(shape), np.ones((4, *shape[1:]))
+    (made,) = ScatterND(reduction).reference(data, np.array([[1], [1], [0], [1]]), updates)
+    total = {"none": [1, 1], "add": [1, 3], "max": [1, 1]}[reduction]
+    np.testing.assert_array_equal(made.reshape(2, 3), np.repeat([total], 3, 0).T)
+    indices = np.full((1, *shape[1:]), 1)
+    (made,) = ScatterElements(0, reduction).reference(data, indices, np.ones(indices.shape))
+    np.testing.assert_array_equal(made.reshape(2, 3), [[0, 0, 0], [1, 1, 1]])
+    everything = np.zeros((2, 0), np.int64)
+    (made,) = ScatterND(reduction).reference(data, everything, np.ones((2, *shape)))
+    assert (made == (2 if reduction == "add" else 1)).all()

@@ -48,3 +48,22 @@ def test_a_root_is_taken_of_what_has_no_sign_and_of_nothing_else() -> None:
         graph = _graph(0.5, before)
         Decompose().apply(graph)
         assert isinstance(graph.nodes[-1].op, wanted)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "is_root"),
+    [(1.0, 2.0, True), (1.0, -math.inf, False), (1.0, -0.0, False), (-1.0, 1.0, False)],
+)
+def test_a_clip_whose_bounds_cross_has_no_sign_of_its_lower_bound(
+    low: float, high: float, *, is_root: bool
+) -> None:
+    graph = Graph("clip")
+    x = graph.add_input("x", TensorType(DType.FLOAT32, (8,)))
+    bounds = [
+        graph.add_constant(np.array(v, np.float32), str(k)) for k, v in enumerate((low, high))
+    ]
+    clipped = graph.add(ops.Clip(), x, *bounds, name="clip").output
+    power = graph.add_constant(np.array([0.5], np.float32), "exponent")
+    graph.outputs.append(graph.add(ops.Pow(), clipped, power, name="y").output)
+    Decompose().apply(graph)
+    assert isinstance(graph.nodes[-1].op, ops.Sqrt if is_root else ops.Pow)

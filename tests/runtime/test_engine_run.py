@@ -254,6 +254,8 @@ def test_an_unknown_output_is_refused_with_those_that_there_are(branches: Engine
     names = ", ".join(binding.name for binding in branches.outputs)
     with pytest.raises(BindingError, match=f"outputs are {names}; unknown: nothing, x"):
         branches.run(_inputs(branches), outputs=[branches.outputs[0].name, "nothing", "x"])
+    with pytest.raises(BindingError, match=r"unknown: ''$"):
+        branches.run(_inputs(branches), outputs=[""])
     wrong: Any
     for wrong, words in (
         (branches.outputs[0].name, f"come as a list, not as '{branches.outputs[0].name}'"),

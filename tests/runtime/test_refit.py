@@ -10,8 +10,9 @@ import pytest
 import smelt
 from smelt import ops
 from smelt.errors import BindingError, ShapeError
-from smelt.ir import Constant, Graph
-from smelt.types import DType, TensorType
+from smelt.ir import Constant, Graph, compute_untrusted
+from smelt.runtime import _refit
+from smelt.types import DType, Limit, TensorType
 
 _FLOATS = {"float16": np.float16, "float64": np.float64}
 
@@ -81,3 +82,19 @@ def test_new_scales_are_refused_where_a_build_refuses_them(name: str) -> None:
             loaded = smelt.load(engine.serialize(sign=False))
             with pytest.raises(BindingError, match="scales must be positive and finite"):
                 loaded.refit(arrays)
+
+
+def test_all_recipes_of_a_refit_share_one_limit_of_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    with _product(ops.Conv((3, 3)), (1, 3, 8, 8), (4, 3, 3, 3)) as engine:
+        work: list[int] = []
+        asked = compute_untrusted
+
+        def compute(*constants: Constant, spent: int = 0) -> int:
+            work.append(asked(*constants, spent=spent) - spent)
+            return spent + work[-1]
+
+        monkeypatch.setattr(_refit, "compute_untrusted", compute)
+        engine.refit({"w": np.ones((4, 3, 3, 3), np.float32)})
+        monkeypatch.setattr(Limit.MAX_FOLDED_WORK, "most", sum(work) - 1)
+        with pytest.raises(BindingError, match="MAX_FOLDED_WORK"):
+            engine.refit({"w": np.ones((4, 3, 3, 3), np.float32)})

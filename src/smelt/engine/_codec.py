@@ -199,7 +199,7 @@ _BOOL: Final = _exactly(bool, "true or false")
 _DIM: Final[Codec[Dim]] = Codec(_write_dim, _read_dim)
 _JSON: Final[Codec[Json]] = Codec(lambda value: value, _read_json)
 _DTYPE: Final = _enum(DType)
-_DIMS: Final = _tuple_of(_DIM, Limit.MAX_RANK)
+_DIMS: Final = _tuple_of(_DIM, Limit.MAX_VIEW_AXES)
 _NAMED_JSON: Final = _tuple_of(_row(_TEXT, _JSON))
 _NAMED_INTS: Final = _tuple_of(_row(_TEXT, _INT))
 _VIEW: Final = _record(
@@ -209,7 +209,7 @@ _VIEW: Final = _record(
     dtype=_DTYPE,
     shape=_DIMS,
     strides=_DIMS,
-    halo=_tuple_of(_row(_INT, _INT), Limit.MAX_RANK),
+    halo=_tuple_of(_row(_INT, _INT), Limit.MAX_VIEW_AXES),
 )
 _KERNEL: Final = _record(KernelSpec, family=_TEXT, parameters=_NAMED_JSON)
 _LAUNCH: Final = _record(

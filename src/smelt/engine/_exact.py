@@ -178,8 +178,8 @@ class _Verifier:
         if not 0 <= view.buffer < len(self.plan.buffers):
             raise EngineFormatError(f"there is no buffer {view.buffer}")
         rank = len(view.shape)
-        if rank > Limit.MAX_RANK.most:
-            raise EngineFormatError(f"a view has {Limit.MAX_RANK.excess(rank)}")
+        if rank > Limit.MAX_VIEW_AXES.most:
+            raise EngineFormatError(f"a view has {Limit.MAX_VIEW_AXES.excess(rank)}")
         if len(view.strides) != rank:
             raise EngineFormatError(f"a view has {rank} extents and {len(view.strides)} strides")
         if len(view.halo) not in {0, rank}:

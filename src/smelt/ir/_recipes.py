@@ -19,13 +19,16 @@ _MOST_GROWTH: Final = 64
 """... larger ones only if they are no more than so many times as large as all sources together."""
 
 _TRIPPED: Final = (
-    TypeError, ValueError, LookupError, ArithmeticError, AttributeError, MemoryError, InternalError,
+    TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RuntimeError, MemoryError,
+    InternalError,
 )  # fmt: skip
 """What a reference may raise over operands that no graph of ours would give it."""
 
 
-def compute_untrusted(*constants: Constant) -> None:
+def compute_untrusted(*constants: Constant, spent: int = 0) -> int:
     """Compute the elements of constants whose recipes nobody vouches for.
+
+    Returns the operations that were spent, ``spent`` of them before.
 
     Raises:
         GraphError: a step of a recipe does not fit its inputs, or all together make something huge
@@ -33,7 +36,7 @@ def compute_untrusted(*constants: Constant) -> None:
     """
     parts = list(sources_first(*constants))
     given = sum(part.array.nbytes for part in parts if part.recipe is None)
-    work = 0
+    work = spent
     left = max(_FREE_BYTES, _MOST_GROWTH * given)
     for part in parts:
         if part.recipe is None:
@@ -50,6 +53,7 @@ def compute_untrusted(*constants: Constant) -> None:
             raise GraphError(
                 f"the recipe of a constant is wrong: {str(error)[:300]}", node=part.name[:200]
             ) from error
+    return work
 
 
 def _check_step(recipe: Recipe, most_bytes: int) -> int:

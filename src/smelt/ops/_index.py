@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -97,11 +98,20 @@ def require_reduction(reduction: str, dtype: DType) -> None:
 
 
 def scatter(data: Array, places: tuple[Array, ...], updates: Array, reduction: str) -> Array:
-    """A copy of data in which updates stand at places, or are combined with what is there."""
+    """A copy of data in which updates stand at places, or are combined with what is there.
+
+    Places count rows of a matrix: numpy's ``ufunc.at`` reads foreign memory beyond 32 axes.
+    """
+    leading = data.shape[: len(places)]
+    rows = np.zeros(places[0].shape, np.int64)
+    for place, extent in zip(places, leading, strict=True):
+        rows = rows * extent + place
+    matrix = (math.prod(leading), math.prod(data.shape[len(places) :]))
+    changes = updates.reshape(rows.size, matrix[1])
     if reduction == "none":
-        made = data.copy()
-        made[places] = updates
-        return made
-    total = np.array(widen(data))
-    _COMBINE[reduction].at(total, places, widen(updates))
-    return narrow(total, data.dtype)
+        made = data.reshape(matrix).copy()
+        made[rows.ravel()] = changes
+        return made.reshape(data.shape)
+    total = np.array(widen(data)).reshape(matrix)
+    _COMBINE[reduction].at(total, rows.ravel(), widen(changes))
+    return narrow(total, data.dtype).reshape(data.shape)

@@ -288,12 +288,20 @@ def _has_no_sign(value: Value | None, depth: int = 8) -> bool:
     node = value.producer
     if node is None:
         return False
-    if isinstance(node.op, ops.Clip | ops.Max):
-        return any((number_of(v) or 0) > 0 for v in node.inputs[1:2])
+    if isinstance(node.op, ops.Clip):
+        # Where the bounds cross, the upper one is what all elements become.
+        low, high = (*node.inputs[1:], None, None)[:2]
+        return _is_positive(low) and (high is None or _is_positive(high))
+    if isinstance(node.op, ops.Max):
+        return any(map(_is_positive, node.inputs))
     if isinstance(node.op, _SIGNLESS) or _is_square(node):
         return True
     terms = node.inputs[: _SIGNLESS_OF_SUCH.get(type(node.op), 0)]
     return bool(terms) and all(_has_no_sign(v, depth - 1) for v in terms)
+
+
+def _is_positive(value: Value | None) -> bool:
+    return value is not None and (number_of(value) or 0) > 0
 
 
 def _is_square(node: Node) -> bool:

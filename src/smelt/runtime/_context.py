@@ -183,9 +183,10 @@ class ExecutionContext(Closing):
         known = [port[1].name for port in self._outputs]
         listed = given_list(names, "outputs", BindingError)
         asked = [given_text(name, "the name of an output", BindingError) for name in listed]
-        unknown = ", ".join(name for name in asked if name not in known)
+        unknown = [name for name in asked if name not in known]
         if unknown:
-            raise BindingError(f"the engine's outputs are {', '.join(known)}; unknown: {unknown}")
+            told = ", ".join(name or "''" for name in unknown)
+            raise BindingError(f"the engine's outputs are {', '.join(known)}; unknown: {told}")
         return [self._outputs[known.index(name)] for name in asked]
 
     def _arrays_from(

@@ -24,6 +24,13 @@ if TYPE_CHECKING:
 _SHOWN_NAMES: Final = 20
 
 
+@dataclass(slots=True)
+class _Work:
+    """Operations that all recipes of a refit have taken: one limit is for all of them."""
+
+    spent: int = 0
+
+
 class _Sources:
     """The new arrays, by name, and which of a recipe's sources are among them."""
 
@@ -48,8 +55,9 @@ def refitted_weights(
     """
     arrays = {name: _array(name, array) for name, array in arrays.items()}
     _check_arrays(header, arrays)
+    work = _Work()
     for recipe in header.scales:
-        if (scale := _Derived.of(recipe, arrays)) is not None:
+        if (scale := _Derived.of(recipe, arrays, work)) is not None:
             reason = why_no_scale(scale.computed())
             if reason is not None:
                 raise BindingError(f"the new {scale.shown} does not fit: {reason}")
@@ -57,7 +65,7 @@ def refitted_weights(
     fresh[:] = old
     used: set[str] = set()
     for weight in header.weights:
-        made = None if weight.recipe is None else _Derived.of(weight.recipe, arrays)
+        made = None if weight.recipe is None else _Derived.of(weight.recipe, arrays, work)
         if made is not None:
             used.update(made.given)
             _store(weight, made.combined(), fresh, made.shown)
@@ -90,9 +98,10 @@ class _Derived:
     given: tuple[str, ...]
     """The new arrays, by name."""
     shown: str
+    work: _Work
 
     @classmethod
-    def of(cls, recipe: Json, arrays: Mapping[str, NDArray[Any]]) -> _Derived | None:
+    def of(cls, recipe: Json, arrays: Mapping[str, NDArray[Any]], work: _Work) -> _Derived | None:
         """What a recipe makes of new arrays; None where it starts from none of them."""
         sources = _Sources(arrays)
         constant = recipe_from_json(recipe, sources.resolve)
@@ -104,11 +113,12 @@ class _Derived:
             raise BindingError(
                 f"{given[0]} was folded together with {', '.join(missing)}; give them as well"
             )
-        return cls(constant, given, ", ".join(_shown(name, arrays[name]) for name in given))
+        shown = ", ".join(_shown(name, arrays[name]) for name in given)
+        return cls(constant, given, shown, work)
 
     def computed(self) -> NDArray[Any]:
         try:
-            compute_untrusted(self.constant)
+            self.work.spent = compute_untrusted(self.constant, spent=self.work.spent)
         except GraphError as error:
             raise BindingError(f"the new {self.shown} does not fit: {error}") from error
         return self.constant.array

@@ -44,7 +44,8 @@ class Limit(Enum):
     MAX_CUBE_BYTES = (1 << 27, "bytes", "a cube that an engine of the modelled NVDLA computes on")
     MAX_KERNEL_BYTES = (1 << 28, "bytes", "the kernels of a convolution of the modelled NVDLA")
 
-    MAX_RANK = (64, "axes", "a tensor of an engine")
+    MAX_RANK = (32, "axes", "a tensor")
+    MAX_VIEW_AXES = (64, "axes", "a view of a launch of an engine")
     MAX_TENSOR_BYTES = (1 << 40, "bytes", "a tensor of a network, and what its extents may be")
     MAX_EXTENT = (1 << 40, "elements", "an extent of an engine's tensor")
     MAX_PLAN_BYTES = (1 << 48, "bytes", "a buffer, the arena or the scratch memory of a plan")
