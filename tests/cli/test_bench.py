@@ -88,3 +88,14 @@ def test_open_extents_other_than_the_batch_are_measured_at_their_largest(
     answer = smelt("bench", path, *shapes, "--tune", "none", "--iterations", "3", "--json")
     assert answer.code == 0, answer.err
     assert answer.json["batch"] == 3
+
+
+def test_the_largest_batch_of_all_plans_is_the_default(
+    smelt: Smelt, open_model: Path, tmp_path: Path
+) -> None:
+    built = tmp_path / "m.engine"
+    shapes = [word for n in (1, 4, 2) for word in ("--shape", f"image={n}x3x16x16")]
+    assert smelt("build", open_model, "-o", built, *shapes, "--tune", "none").code == 0
+    options = ("--iterations", "1", "--json")
+    assert smelt("bench", built, *options).json["batch"] == 4
+    assert smelt("bench", built, "--batch", 2, *options).json["batch"] == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 if TYPE_CHECKING:
@@ -48,3 +49,116 @@ def test_a_batch_that_no_plan_takes_is_refused_before_memory_is(
     assert smelt("build", open_model, "-o", built, *shape).code == 0
     answer = smelt("bench", built, "--batch", 2**31 - 1)
     assert "the engine takes a batch of 1..4" in answer.err
+
+
+@pytest.mark.parametrize("command", ["run", "bench", "inspect"])
+@pytest.mark.parametrize("option", ["--output", "--weights", "--tune"])
+def test_options_for_a_model_beside_an_engine_are_wrong_usage(
+    smelt: Smelt, engine: Path, command: str, option: str
+) -> None:
+    value = {"--output": "prob", "--weights": "net.caffemodel", "--tune": "none"}[option]
+    given = ("--input", "image=zeros") if command == "run" else ()
+    answer = smelt(command, engine, option, value, *given)
+    if (command, option) == ("run", "--output"):
+        assert answer.code == 0
+    else:
+        assert answer.code == 2
+        assert f"{option} cannot change it" in answer.err
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--mean=1", "--scale=1/255", "--resize=none", "--crop=8", "--filter=area",
+        "--channel-order=rgb", "--layout=nchw",
+    ],
+)  # fmt: skip
+def test_an_option_for_pictures_needs_a_picture(smelt: Smelt, engine: Path, option: str) -> None:
+    answer = smelt("run", engine, "--input", "image=zeros", option)
+    assert answer.code == 2
+    name = option.partition("=")[0]
+    assert f"{name} is for --image, which is not given" in answer.err
+
+
+def test_all_options_that_need_a_picture_are_named(smelt: Smelt, engine: Path) -> None:
+    answer = smelt("run", engine, "--input", "image=zeros", "--scale", "2", "--mean", "1")
+    assert "--mean, --scale are for --image, which is not given" in answer.err
+
+
+@pytest.mark.parametrize("command", ["run", "bench", "compare"])
+def test_an_input_that_is_given_twice_is_wrong_usage(
+    smelt: Smelt, engine: Path, model: Path, command: str
+) -> None:
+    path = model if command == "compare" else engine
+    answer = smelt(command, path, "--input", "image=zeros", "--input", "image=random")
+    assert answer.code == 2
+    assert "--input image is given twice" in answer.err
+
+
+def test_an_input_is_given_as_an_array_or_as_a_picture(
+    smelt: Smelt, engine: Path, picture: Path
+) -> None:
+    answer = smelt("run", engine, "--input", "image=zeros", "--image", picture)
+    assert answer.code == 2
+    assert "--input image gives all of them" in answer.err
+
+
+def test_an_input_is_given_alone_or_in_an_archive(
+    smelt: Smelt, model: Path, tmp_path: Path
+) -> None:
+    zeros = np.zeros((1, 3, 16, 16), np.float32)
+    np.save(tmp_path / "image.npy", zeros)
+    np.savez(tmp_path / "all.npz", image=zeros)
+    given = ("--inputs", tmp_path / "all.npz", "--input", f"image={tmp_path / 'image.npy'}")
+    answer = smelt("compare", model, *given)
+    assert answer.code == 2
+    assert "--input image and --inputs" in answer.err
+
+
+def test_one_shape_given_twice_is_wrong_usage(smelt: Smelt, open_model: Path) -> None:
+    answer = smelt("build", open_model, *["--shape", "image=1x3x16x16"] * 2)
+    assert answer.code == 2
+    assert "image is given the shape 1x3x16x16 twice" in answer.err
+
+
+def test_a_shape_that_no_plan_takes_is_told_with_what_the_plans_take(
+    smelt: Smelt, open_model: Path, tmp_path: Path
+) -> None:
+    built = tmp_path / "m.engine"
+    shape = ("--shape", "image=2..4x3x16x16", "--tune", "none")
+    assert smelt("build", open_model, "-o", built, *shape).code == 0
+    np.save(tmp_path / "five.npy", np.zeros((5, 3, 16, 16), np.float32))
+    answer = smelt("run", built, "--input", f"image={tmp_path / 'five.npy'}")
+    assert answer.code == 1
+    assert "image takes [n (2..4), 3, 16, 16]" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        (("--crop", "8"), "drop --crop, or give the size that the input takes"),
+        (("--resize", "shorter:8", "--crop", "16"), "use --resize exact, or a larger --resize"),
+    ],
+)
+def test_a_picture_of_another_size_is_refused_with_advice_that_helps(
+    smelt: Smelt, engine: Path, picture: Path, options: tuple[str, ...], advice: str
+) -> None:
+    answer = smelt("run", engine, "--image", picture, *options)
+    assert answer.code == 1
+    assert advice in answer.err
+
+
+@pytest.mark.parametrize("crop", ["0", "0x8", "8x0"])
+def test_a_crop_of_nothing_is_wrong_usage(
+    smelt: Smelt, engine: Path, picture: Path, crop: str
+) -> None:
+    assert smelt("run", engine, "--image", picture, "--crop", crop).code == 2
+
+
+def test_a_wrong_layout_advises_what_would_be_right(
+    smelt: Smelt, engine: Path, picture: Path
+) -> None:
+    answer = smelt("run", engine, "--image", picture, "--layout", "nhwc")
+    assert answer.code == 1
+    assert "16 channels" in answer.err
+    assert answer.err.endswith("; --layout nhwc may be wrong: drop it\n")

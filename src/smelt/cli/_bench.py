@@ -44,7 +44,7 @@ class _LayerTimes:
 )
 @click.argument("engine_path", metavar="ENGINE", type=SourceFile())
 @THREADS_OPTION
-@click.option("--batch", type=Count(1), help="Batch.  [default: the largest]")
+@click.option("--batch", type=Count(1), help="Batch.  [default: the largest of all plans]")
 @click.option("--iterations", type=Count(1), help="Runs to measure.")
 @click.option(
     "--seconds",
@@ -130,10 +130,10 @@ class _Work:
     ) -> _Work:
         import numpy as np
 
-        from smelt.cli._inputs import given_array, shape_at, symbol_values
+        from smelt.cli._inputs import given_array, shape_at, values_of_batch
         from smelt.errors import SmeltError
 
-        values = symbol_values(engine, batch=batch)
+        values = values_of_batch(engine, batch)
         unknown = sorted(set(given) - {b.name for b in engine.inputs})
         if unknown:
             raise SmeltError(f"the engine has no input {unknown[0]!r}")

@@ -142,6 +142,11 @@ def _load_inputs(
 
     arrays = load_inputs(archive, network.graph) if archive is not None else {}
     given = pairs_from_texts(texts)
+    for name in given:
+        if name in arrays:
+            raise click.UsageError(
+                f"--input {name} and --inputs {archive} give the same input; give it once"
+            )
     return arrays | {n: load_input(path, n, network.graph) for n, path in given.items()}
 
 

@@ -26,11 +26,30 @@ _SEED: Final = 0
 _PICTURES: Final = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"))
 
 
-def symbol_values(engine: Engine, *, batch: int | None = None) -> dict[str, int]:
-    """Sizes to run at: the largest that the first plan takes, and the batch that is asked for."""
-    values = engine.header.plans[0].largest
+def symbol_values(engine: Engine) -> dict[str, int]:
+    """Sizes to run at: the largest that the first plan takes."""
+    return engine.header.plans[0].largest
+
+
+def values_of_batch(engine: Engine, batch: int | None) -> dict[str, int]:
+    """The largest sizes of the first plan that takes a batch; None is the largest of all plans."""
+    plans = [plan.largest for plan in engine.header.plans]
+    leading = [b.shape[0] for b in engine.inputs if b.shape]
     if batch is None:
-        return values
+        return max(plans, key=lambda v: max((evaluate_dim(d, v) for d in leading), default=1))
+    named = _with_batch(engine, plans[0], batch)
+    sizes = {name: n for name, n in named.items() if n != plans[0].get(name)}
+    taking = (p for p in engine.header.plans if _holds(p, sizes))
+    return next((p.largest | sizes for p in taking), named)
+
+
+def _holds(plan: Plan, sizes: Mapping[str, int]) -> bool:
+    """Whether a plan takes these values of symbols."""
+    return all(low <= sizes.get(name, high) <= high for name, low, high in plan.symbols)
+
+
+def _with_batch(engine: Engine, values: dict[str, int], batch: int) -> dict[str, int]:
+    """The values, that of the batch as it is asked for. Raises SmeltError: no plan takes it."""
     used = {s for b in engine.inputs for s in symbols_of(*b.shape)}
     if "batch" in used:
         return values | {"batch": _taken(engine, "batch", batch)}
@@ -94,10 +113,20 @@ def _check_header(text: str, binding: Binding, plans: Sequence[Plan], header: Ar
     """Refuse, before an element is read, what no plan can take. Raises SmeltError."""
     name, dtype = masked(binding.name), binding.dtype.numpy
     if not any(_takes(plan, binding, header.shape) for plan in plans):
-        shape = ", ".join(map(str, binding.shape))
-        raise SmeltError(f"{text} has shape {[*header.shape]}, and {name} takes [{shape}]")
+        shapes = " or ".join(dict.fromkeys(_shape_with_ranges(plan, binding) for plan in plans))
+        raise SmeltError(f"{text} has shape {[*header.shape]}, and {name} takes {shapes}")
     if header.dtype != dtype and not (is_float_dtype(header.dtype) and is_float_dtype(dtype)):
         raise SmeltError(f"{text} holds {header.dtype}, and {name} takes {dtype}")
+
+
+def _shape_with_ranges(plan: Plan, binding: Binding) -> str:
+    """A binding's shape with what a plan takes of each open extent: ``[batch (1..8), 3]``."""
+    ranges = {name: (low, high) for name, low, high in plan.symbols}
+    told: list[str] = []
+    for dim in binding.shape:
+        low, high = bounds_of(dim, ranges)
+        told.append(str(dim) if isinstance(dim, int) else f"{dim} ({low}..{high})")
+    return f"[{', '.join(told)}]"
 
 
 def _takes(plan: Plan, binding: Binding, shape: tuple[int, ...]) -> bool:

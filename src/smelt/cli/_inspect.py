@@ -119,7 +119,7 @@ def inspect(
 def _opened(path: str, arguments: BuildArguments, *, quiet: bool) -> Inspectable:
     from smelt.engine import read_engine
 
-    if is_model(path) or arguments.given - {"output"}:
+    if is_model(path) or arguments.given:
         return open_engine(path, arguments, quiet=quiet, will_run=False)
     return read_engine(path)
 

@@ -270,13 +270,20 @@ def build_engine(path: str, arguments: BuildArguments, progress: Progress | None
 
 
 def open_engine(
-    path: str, arguments: BuildArguments, *, quiet: bool = False, will_run: bool = True
+    path: str,
+    arguments: BuildArguments,
+    *,
+    quiet: bool = False,
+    will_run: bool = True,
+    shared: frozenset[str] = frozenset(),
 ) -> Engine:
     """Load an engine, or build one from a model on the fly: for this machine, if it ``will_run``.
 
-    Raises click.UsageError: options of a build are given for an engine.
+    Options of a build that the command itself reads, too, are ``shared``.
+
+    Raises click.UsageError: other options of a build are given for an engine.
     """
-    if is_model(path) or "weights" in arguments.given:
+    if is_model(path) or ("weights" in arguments.given and not _is_engine(path)):
         from smelt.cli._progress import ProgressLine
 
         check_options(arguments)
@@ -284,7 +291,7 @@ def open_engine(
             arguments = replace(arguments, device=(_device_to_run(arguments),))
         with ProgressLine(quiet=quiet) as progress:
             return build_engine(path, arguments, progress)
-    useless = sorted(arguments.given - {"output"})
+    useless = sorted(arguments.given - shared)
     if useless:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in useless)
         raise click.UsageError(f"{path} is an engine, already built: {names} cannot change it")

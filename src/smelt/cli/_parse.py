@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 RESIZE: Final = re.compile(r"exact|none|shorter:(\d{1,6})|(\d{1,6})x(\d{1,6})", re.ASCII)
 """How large a picture is made."""
-CROP: Final = re.compile(r"auto|none|(\d{1,6})(?:x(\d{1,6}))?", re.ASCII)
+CROP: Final = re.compile(r"auto|none|(0*[1-9]\d{0,5})(?:x(0*[1-9]\d{0,5}))?", re.ASCII)
 """What is kept of it."""
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _SIZE: Final = re.compile(
@@ -251,6 +251,12 @@ def _extent(digits: str, text: str) -> int:
 
 
 def _spec(name: str, ranges: list[Range]) -> ShapeSpec:
+    for place, (low, _, high) in enumerate(ranges):
+        if low == high and ranges[place] in ranges[:place]:
+            extents = "x".join(map(str, low))
+            raise click.BadParameter(
+                f"{name} is given the shape {extents} twice", param_hint="--shape"
+            )
     if len(ranges) == 1:
         low, best, high = ranges[0]
         return low if low == high else (low, best, high)
@@ -263,5 +269,13 @@ def _spec(name: str, ranges: list[Range]) -> ShapeSpec:
 
 
 def pairs_from_texts(texts: Iterable[str]) -> Mapping[str, str]:
-    """The pairs of ``NAME=VALUE``, as options of type `NamedSource` have them."""
-    return {name: value for name, _, value in (text.partition("=") for text in texts)}
+    """The pairs of ``NAME=VALUE``, as options of type `NamedSource` have them.
+
+    Raises click.UsageError: a name stands twice.
+    """
+    pairs: dict[str, str] = {}
+    for name, _, value in (text.partition("=") for text in texts):
+        if name in pairs:
+            raise click.UsageError(f"--input {name} is given twice; give each input once")
+        pairs[name] = value
+    return pairs

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from smelt.runtime import Engine
 
 _MOST_VALUES_IN_JSON: Final = 4096
+_OF_PICTURES: Final = frozenset(
+    ("resize", "crop", "resize_filter", "channel_order", "mean", "scale", "layout")
+)
+"""Parameters that say how a picture becomes an input."""
 _MOST_LABELS: Final = 1 << 20
 _NUMBERED: Final = re.compile(r"""\{?\s*+(\d{1,9})\s*+:\s*+(['"])(.*)\2\s*+,?\s*+\}?""")
 """A line of a printed dictionary, as some lists of labels are; no space is looked at twice."""
@@ -141,11 +145,11 @@ def run(
       smelt run net.onnx --image cat.jpg --scale 1/255 --save out.npz
       smelt run deploy.prototxt --weights net.caffemodel --image digit.png
     """
+    prepared = _preparation(image, preparation)
     _check_archives(save, save_inputs)
     names = _read_labels(labels)
-    engine = open_engine(engine_path, build_arguments, quiet=as_json)
+    engine = open_engine(engine_path, build_arguments, quiet=as_json, shared=frozenset({"output"}))
     chosen = _chosen_outputs(engine, output)
-    prepared = _preparation(preparation)
     arrays, target = _arrays(engine, image, inputs, prepared)
     with engine.create_context(threads=threads) as context:
         start = time.perf_counter()
@@ -168,6 +172,20 @@ def run(
         _show(report)
 
 
+def _check_picture_options(image: str | None) -> None:
+    """Raise click.UsageError: an option says how to prepare a picture, and there is none."""
+    context = click.get_current_context()
+    given = click.core.ParameterSource.COMMANDLINE
+    useless = [
+        parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name in _OF_PICTURES and context.get_parameter_source(parameter.name) is given
+    ]
+    if image is None and useless:
+        verb = "is" if len(useless) == 1 else "are"
+        raise click.UsageError(f"{', '.join(useless)} {verb} for --image, which is not given")
+
+
 def _preparation_told(
     arrays: Mapping[str, NDArray[Any]], target: str | None, preparation: Preparation
 ) -> dict[str, str] | None:
@@ -178,9 +196,10 @@ def _preparation_told(
     return {"input": target, **describe_preparation(arrays[target], preparation)}
 
 
-def _preparation(options: Mapping[str, Any]) -> Preparation:
+def _preparation(image: str | None, options: Mapping[str, Any]) -> Preparation:
     from smelt.cli._images import Preparation
 
+    _check_picture_options(image)
     return Preparation(
         options["resize"],
         options["crop"],
@@ -251,7 +270,7 @@ def _arrays(
     left = [binding for name, binding in bindings.items() if name not in arrays]
     shown: str | None = None
     if image is not None:
-        target = _picture_input(left)
+        target = _picture_input(left, given)
         arrays[target.name] = _picture(image, target, preparation)
         left = [binding for binding in left if binding is not target]
         shown = target.name
@@ -261,10 +280,16 @@ def _arrays(
     return arrays, shown
 
 
-def _picture_input(left: list[Binding]) -> Binding:
+def _picture_input(left: list[Binding], given: Mapping[str, str]) -> Binding:
+    """The input that a picture is for: one of those that are ``left``, not ``given`` as arrays."""
     from smelt.errors import SmeltError
 
     pictures = [b for b in left if len(b.shape) == 4] or [b for b in left if len(b.shape) == 3]
+    if not left and given:
+        raise click.UsageError(
+            f"--image is for an input that no --input gives, and --input {', '.join(given)} "
+            "gives all of them; give each input once"
+        )
     if not pictures:
         types = ", ".join(f"{b.name} {b.dtype.value}[{', '.join(map(str, b.shape))}]" for b in left)
         raise SmeltError(
