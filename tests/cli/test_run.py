@@ -335,8 +335,9 @@ def test_a_mean_may_be_caffes_binaryproto(picture: Path, tmp_path: Path) -> None
 
 
 def test_a_mean_image_that_is_too_small_is_refused(picture: Path, tmp_path: Path) -> None:
-    np.save(tmp_path / "mean.npy", np.zeros((3, 8, 8), np.float32))
-    with pytest.raises(SmeltError, match="does not cover a picture of 32x48x3"):
+    np.save(tmp_path / "mean.npy", np.zeros((3, 8, 9), np.float32))
+    told = r"shape \[3, 8, 9\] and does not cover a picture of 32x48x3"
+    with pytest.raises(SmeltError, match=told):
         _prepared(picture, OPEN, resize="none", mean=str(tmp_path / "mean.npy"))
 
 

@@ -109,9 +109,12 @@ def frame_of(shape: tuple[int | None, ...], layout: str) -> Frame:
     last = layout == "nhwc" or (layout == "auto" and third in (1, 3) and first not in (1, 3))
     height, width, channels = (first, second, third) if last else (second, third, first)
     if channels not in (1, 3):
+        # With auto, no other layout has 1 or 3 either.
+        other = {"nchw": third, "nhwc": first}.get(layout)
+        advice = f"; --layout {layout} may be wrong: drop it" if other in (1, 3) else ""
         raise SmeltError(
-            f"the input has {channels} channels, and pictures 1 or 3; "
-            "give it with --input NAME=file.npy, or say --layout nchw or nhwc"
+            f"the input has {'an open number of' if channels is None else channels} channels, "
+            f"and pictures 1 or 3; give it with --input NAME=file.npy{advice}"
         )
     return Frame(channels, height, width, last, len(shape) == 4)
 
@@ -241,6 +244,7 @@ def _crop(picture: Image, frame: Frame, preparation: Preparation) -> Image:
     if match is None:
         raise SmeltError(f"--crop {preparation.crop!r} is not auto, none, 224 or WIDTHxHEIGHT")
     width, height = frame.width or picture.width, frame.height or picture.height
+    covers = width <= picture.width and height <= picture.height
     if match[1]:
         width, height = int(match[1]), int(match[2] or match[1])
     if preparation.crop != "none" and width <= picture.width and height <= picture.height:
@@ -248,10 +252,13 @@ def _crop(picture: Image, frame: Frame, preparation: Preparation) -> Image:
         picture = picture.crop((left, top, left + width, top + height))
     wanted = (frame.width or picture.width, frame.height or picture.height)
     if picture.size != wanted:
+        advice = "use --resize exact, or a larger --resize shorter:N"
+        if covers:
+            advice = "drop --crop, or give the size that the input takes"
         raise SmeltError(
             f"the picture is {picture.width}x{picture.height} after --resize {preparation.resize} "
             f"--crop {preparation.crop}, and the input takes {wanted[0]}x{wanted[1]}; "
-            "use --resize exact, or a larger --resize shorter:N"
+            f"{advice}"
         )
     return picture
 
@@ -280,6 +287,7 @@ def _mean_image(path: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
         mean = load_array(path, partial(_check_mean, path))
     else:
         mean = _read_binaryproto(path)
+    shape_told = list(mean.shape)
     if mean.ndim == 4 and mean.shape[0] == 1:
         mean = mean[0]
     if mean.ndim == 3 and mean.shape[0] == channels:
@@ -289,7 +297,7 @@ def _mean_image(path: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
     top, left = (mean.shape[0] - height) // 2, (mean.shape[1] - width) // 2
     if mean.ndim != 3 or mean.shape[2] != channels or top < 0 or left < 0:
         raise SmeltError(
-            f"the mean {path} has shape {list(mean.shape)} and does not cover "
+            f"the mean {path} has shape {shape_told} and does not cover "
             f"a picture of {height}x{width}x{channels}"
         )
     return mean[top : top + height, left : left + width].astype(np.float32)
