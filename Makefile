@@ -7,6 +7,9 @@ BIN := $(VENV)/bin
 # Processes that share the tests: every core, or as many as JOBS says; JOBS=0 is one, in the open.
 JOBS ?= auto
 TESTS ?= tests
+# Before the tests: files and folders that TESTS names, or tests in them (tests/x.py::test_y), exist;
+# options of pytest stand behind them.
+TESTS_EXIST = for test in $(TESTS); do case "$$test" in -*) break;; esac; [ -e "$${test%%::*}" ] || { echo "TESTS=$$test does not exist" >&2; exit 2; }; done
 # Of all chance in `make soak`.
 SEED ?= 1
 # What `make quick` leaves out: nearly every test there compiles kernels.
@@ -46,9 +49,11 @@ demo: $(VENV)/.stamp-run  ## build an engine from our own LeNet, classify digits
 	@$(BIN)/python examples/01_mnist/classify.py
 
 test: $(VENV)/.stamp-test  ## run the tests, the quick ones first; writes build/test-report.json
+	@$(TESTS_EXIST)
 	@$(BIN)/python -m pytest $(TESTS) -n $(JOBS) --test-report build/test-report.json --durations=10 --durations-min=5
 
 quick: $(VENV)/.stamp-test  ## run most of the tests, without those that take longest
+	@$(TESTS_EXIST)
 	@$(BIN)/python -m pytest $(TESTS) -n $(JOBS) -m "not slow and not shared" $(COMPILING:%=--ignore=%)
 
 test-triton36:  ## compile kernels for GPUs with Triton 3.6, in an environment of its own

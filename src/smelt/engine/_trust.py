@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 _KIND: Final = "smelt-ed25519"
 _SECRET_NAME: Final = "signing.key"  # noqa: S105  (a file's name)
+_OWN: Final = "own"
+"""The origin of the user's own key."""
 _CACHE_NAME: Final = "cache.key"
 _PUBLIC_SUFFIX: Final = ".pub"
 _TRUSTED_FOLDER: Final = "trusted"
@@ -202,7 +204,7 @@ def _trusted_keys() -> Iterator[TrustedKey]:
 
 
 def _own_key(path: Path) -> TrustedKey:
-    return TrustedKey(Signer(_read_secret(path)).public_key, _own_label(), "own")
+    return TrustedKey(Signer(_read_secret(path)).public_key, _own_label(), _OWN)
 
 
 def _if_sound(read: Callable[[], TrustedKey]) -> Iterator[TrustedKey]:
@@ -375,6 +377,12 @@ def remove_trusted_key(name: str) -> TrustedKey:
         return recorded[0]
     if len(recorded) > 1:
         raise TrustError(f"{len(recorded)} trusted keys are called {name!r}; name one by its id")
+    if folder and any(key.origin == _OWN for key in keys):
+        raise TrustError(
+            f"{name!r} is your own key, which is trusted as long as it exists in "
+            f"{folder / _SECRET_NAME}: delete that file to get rid of it. The next build makes "
+            "another key, and engines that this one signed are trusted no more"
+        )
     if keys:
         raise TrustError(f"{name!r} is not recorded here but comes from {keys[0].origin!r}")
     raise TrustError(f"no trusted key is called {name!r}; `smelt trust show` lists them")

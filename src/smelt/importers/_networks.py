@@ -7,9 +7,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from smelt.engine import MAGIC
 from smelt.errors import GraphError, MissingExtraError, ModelFormatError
 from smelt.network import NetworkDefinition
-from smelt.types import copy_bytes, enough_memory_for, given_list, given_text, path_from
+from smelt.types import (
+    Limit,
+    copy_bytes,
+    enough_memory_for,
+    given_list,
+    given_text,
+    open_file,
+    path_from,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -78,6 +87,7 @@ def network_from_onnx(
     """
     if not hasattr(model, "HasField"):
         _check_source(model, "an ONNX model is a path, bytes or a ModelProto")
+        _refuse_engine(model)
     with _packages_needed():
         from smelt.importers.onnx import import_onnx
 
@@ -115,6 +125,23 @@ def _check_source(given: object, wanted: str) -> None:
         raise ModelFormatError(f"{wanted}, not {type(given).__name__}")
     if isinstance(given, os.PathLike):
         path_from(cast("os.PathLike[str]", given), "a model", ModelFormatError)
+
+
+def _refuse_engine(model: object) -> None:
+    """Raise ModelFormatError: it is no model but what smelt made of one."""
+    if isinstance(model, str | os.PathLike):
+        path = cast("str | os.PathLike[str]", model)
+        try:
+            with open_file(path, Limit.MAX_ENGINE_BYTES) as file:
+                start = file.read(len(MAGIC))
+        except (OSError, ValueError):
+            return  # the importer says what is wrong
+        name = os.fspath(path)
+    else:
+        view = memoryview(cast("bytes", model))
+        start, name = bytes(view[: len(MAGIC)]) if view.ndim == 1 else b"", "the model"
+    if start == MAGIC:
+        raise ModelFormatError(f"{name} is an engine, already built; smelt.load loads it")
 
 
 @contextmanager
