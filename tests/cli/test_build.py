@@ -202,6 +202,7 @@ def test_an_open_extent_is_an_error_that_names_it_and_the_option(
     answer = smelt("build", open_model, "--tune", "none")
     assert answer.code == 1
     assert "leaves n open" in answer.err
+    assert "max_batch_size is for an extent that is named batch alone" in answer.err
     assert "On the command line: --shape image=1x3x16x16, or 1..8 for a range" in answer.err
 
 

@@ -376,6 +376,9 @@ def test_keys_are_added_shown_and_removed(smelt: Smelt, engine: Path) -> None:
     assert smelt("trust", "remove", "colleague").out == f"removed {key.key_id} colleague\n"
     left = smelt("trust", "show", "--json").json["keys"]
     assert [k["origin"] for k in left] == ["own"]
+    own = smelt("trust", "remove", left[0]["id"])
+    assert own.code == 1
+    assert "is your own key" in own.err
 
 
 def test_what_show_prints_is_a_file_that_add_takes(

@@ -8,6 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from smelt import network_from_onnx, ops
+from smelt.builder import build
+from smelt.errors import ModelFormatError
+from smelt.ir import Graph
+from smelt.types import DType, TensorType
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -162,3 +168,52 @@ def test_a_wrong_layout_advises_what_would_be_right(
     assert answer.code == 1
     assert "16 channels" in answer.err
     assert answer.err.endswith("; --layout nhwc may be wrong: drop it\n")
+
+
+def test_a_picture_of_an_engine_is_called_one(smelt: Smelt, engine: Path, tmp_path: Path) -> None:
+    answer = smelt("inspect", engine, "--svg", tmp_path / "m.png")
+    assert answer.code == 1
+    assert f"call it {tmp_path / 'm.svg'}" in answer.err
+    assert not (tmp_path / "m.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted", "is_taken"),
+    [
+        ("int32", "int64", True),
+        ("uint8", "int32", True),
+        ("int64", "int32", False),
+        ("int32", "float32", False),
+        ("float32", "int64", False),
+        ("bool", "int64", False),
+    ],
+)
+def test_integers_are_converted_where_none_is_lost(
+    smelt: Smelt, tmp_path: Path, given: str, wanted: str, is_taken: bool
+) -> None:
+    graph = Graph("twice")
+    x = graph.add_input("x", TensorType(DType(wanted), (3,)))
+    graph.outputs.append(graph.add(ops.Add(), x, x, name="y").output)
+    build(graph, tune="none").save(tmp_path / "twice.engine")
+    np.save(tmp_path / "x.npy", np.array([0, 1, 1]).astype(given))
+    answer = smelt("run", tmp_path / "twice.engine", "--input", f"x={tmp_path / 'x.npy'}", "--json")
+    assert answer.code == (0 if is_taken else 1)
+    if is_taken:
+        assert answer.json["outputs"]["y"]["values"] == [0, 2, 2]
+        assert f"holds {given}, which is converted: x takes {wanted}" in answer.err
+    else:
+        assert f"holds {given}, and x takes {wanted}" in answer.err
+
+
+@pytest.mark.parametrize("kind", ["path", "text", "bytes", "view"])
+def test_an_engine_is_not_imported_as_a_model(engine: Path, kind: str) -> None:
+    forms: dict[str, Any] = {
+        "path": engine,
+        "text": str(engine),
+        "bytes": engine.read_bytes(),
+        "view": memoryview(engine.read_bytes()),
+    }
+    with pytest.raises(
+        ModelFormatError, match=r"is an engine, already built; smelt\.load loads it"
+    ):
+        network_from_onnx(forms[kind])

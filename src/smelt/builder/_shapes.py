@@ -159,7 +159,8 @@ def _box(
         names = ", ".join(sorted(unbound))
         shapes = _example(inputs)
         raise UnboundSymbolError(
-            f"the network leaves {names} open; give shapes, as shapes={shapes}"
+            f"the network leaves {names} open; give shapes, as shapes={shapes}; "
+            "max_batch_size is for an extent that is named batch alone"
         )
     _check_sizes(inputs, box)
     return box

@@ -111,6 +111,19 @@ def check_writable(path: Path) -> None:
     raise _unwritable(path, reason)
 
 
+def check_suffix(suffix: str, what: str, *paths: str | None) -> None:
+    """See to it that each file's name says what is in it: readers choose by that.
+
+    Raises SmeltError: a name says otherwise.
+    """
+    for path in paths:
+        if path and not path.lower().endswith(suffix) and not is_special(path):
+            raise SmeltError(
+                f"{path} would be {what}, and its name says otherwise: "
+                f"call it {Path(path).with_suffix(suffix)}"
+            )
+
+
 def _unwritable(path: Path, reason: str) -> SmeltError:
     return SmeltError(f"{path} cannot be written: {reason}")
 

@@ -103,10 +103,17 @@ def given_array(
         )
     array = load_array(text, partial(_check_header, text, binding, plans))
     # Only what a model could not tell apart is changed, and it is said.
-    if array.dtype != dtype and is_float_dtype(array.dtype) and is_float_dtype(dtype):
+    if array.dtype != dtype and _converts(array.dtype, dtype):
         say(f"{text} holds {array.dtype}, which is converted: {masked(binding.name)} takes {dtype}")
         return array.astype(dtype)
     return array
+
+
+def _converts(given: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
+    """Whether one type becomes another: floats do, and integers where none of them is lost."""
+    if is_float_dtype(given) and is_float_dtype(wanted):
+        return True
+    return {given.kind, wanted.kind} <= {"i", "u"} and np.can_cast(given, wanted)
 
 
 def _check_header(text: str, binding: Binding, plans: Sequence[Plan], header: ArrayHeader) -> None:
@@ -115,7 +122,7 @@ def _check_header(text: str, binding: Binding, plans: Sequence[Plan], header: Ar
     if not any(_takes(plan, binding, header.shape) for plan in plans):
         shapes = " or ".join(dict.fromkeys(_shape_with_ranges(plan, binding) for plan in plans))
         raise SmeltError(f"{text} has shape {[*header.shape]}, and {name} takes {shapes}")
-    if header.dtype != dtype and not (is_float_dtype(header.dtype) and is_float_dtype(dtype)):
+    if header.dtype != dtype and not _converts(header.dtype, dtype):
         raise SmeltError(f"{text} holds {header.dtype}, and {name} takes {dtype}")
 
 

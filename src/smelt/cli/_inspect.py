@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from smelt.cli._console import print_json, say, screen_width
-from smelt.cli._files import FileCommand, ResultFile, SourceFile
+from smelt.cli._files import FileCommand, ResultFile, SourceFile, check_suffix
 from smelt.cli._models import BuildArguments, build_options, is_model, open_engine
 from smelt.cli._options import json_option, output_option
 from smelt.cli._parse import Rates
@@ -92,6 +92,7 @@ def inspect(
     from smelt.inspect import SECTIONS, report_to_json
 
     del output
+    check_suffix(".svg", "a picture in SVG", svg)
     engine = _opened(engine_path, build_arguments, quiet=as_json)
     is_short = engine.header.fingerprint.device == "cuda"  # as LLVM IR never is
     sources = sections["source"] or (html is not None and is_short)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from smelt.cli._console import print_json, print_table, say, show
-from smelt.cli._files import FileCommand, ResultFile, SourceFile
+from smelt.cli._files import FileCommand, ResultFile, SourceFile, check_suffix
 from smelt.cli._models import BuildArguments, build_options, open_engine
 from smelt.cli._options import THREADS_OPTION, Count, input_option, json_option, output_option
 from smelt.cli._parse import CROP, RESIZE, Numbers, Worded, pairs_from_texts
@@ -146,7 +145,7 @@ def run(
       smelt run deploy.prototxt --weights net.caffemodel --image digit.png
     """
     prepared = _preparation(image, preparation)
-    _check_archives(save, save_inputs)
+    check_suffix(".npz", "a numpy archive", save, save_inputs)
     names = _read_labels(labels)
     engine = open_engine(engine_path, build_arguments, quiet=as_json, shared=frozenset({"output"}))
     chosen = _chosen_outputs(engine, output)
@@ -310,19 +309,6 @@ def _picture(path: str, binding: Binding, preparation: Preparation) -> NDArray[A
 
     shape = tuple(extent if isinstance(extent, int) else None for extent in binding.shape)
     return image_to_array(path, shape, binding.dtype.numpy, preparation)
-
-
-def _check_archives(*paths: str | None) -> None:
-    """See to it that each file's name says what is in it: readers choose by that."""
-    from smelt.errors import SmeltError
-    from smelt.types import is_special
-
-    for path in paths:
-        if path and not path.lower().endswith(".npz") and not is_special(path):
-            raise SmeltError(
-                f"{path} would be a numpy archive, and its name says otherwise: "
-                f"call it {Path(path).with_suffix('.npz')}"
-            )
 
 
 def _save(path: str | None, arrays: Mapping[str, NDArray[Any]]) -> None:
