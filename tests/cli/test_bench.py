@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
+from smelt import ops
+from smelt.builder import build
+from smelt.ir import Graph
+from smelt.types import DType, SymbolicDim, TensorType
 from tests.support.small_models import boxes_model, save_model, two_inputs_model
 
 if TYPE_CHECKING:
@@ -99,3 +104,20 @@ def test_the_largest_batch_of_all_plans_is_the_default(
     options = ("--iterations", "1", "--json")
     assert smelt("bench", built, *options).json["batch"] == 4
     assert smelt("bench", built, "--batch", 2, *options).json["batch"] == 2
+    np.save(tmp_path / "one.npy", np.zeros((1, 3, 16, 16), np.float32))
+    given = ("--input", f"image={tmp_path / 'one.npy'}")
+    assert smelt("bench", built, *given, *options).json["batch"] == 1
+
+
+def test_a_batch_is_measured_in_the_plan_that_takes_it_whatever_else_that_has(
+    smelt: Smelt, tmp_path: Path
+) -> None:
+    graph = Graph("twice")
+    shape = (SymbolicDim.symbol("n"), SymbolicDim.symbol("width"))
+    x = graph.add_input("x", TensorType(DType.FLOAT32, shape))
+    graph.outputs.append(graph.add(ops.Add(), x, x, name="y").output)
+    built = tmp_path / "twice.engine"
+    build(graph, shapes={"x": [(4, 8), (1, 16)]}, tune="none").save(built)
+    for batch, width in ((4, 8), (1, 16)):
+        told = smelt("bench", built, "--batch", batch, "--iterations", "1", "--json")
+        assert told.json["sizes"] == {"n": batch, "width": width}

@@ -106,7 +106,7 @@ def test_an_input_is_given_as_an_array_or_as_a_picture(
 ) -> None:
     answer = smelt("run", engine, "--input", "image=zeros", "--image", picture)
     assert answer.code == 2
-    assert "--input image gives all of them" in answer.err
+    assert "--image and --input image give the same input" in answer.err
 
 
 def test_an_input_is_given_alone_or_in_an_archive(

@@ -133,14 +133,19 @@ class _Work:
         from smelt.cli._inputs import given_array, shape_at, values_of_batch
         from smelt.errors import SmeltError
 
-        values = values_of_batch(engine, batch)
         unknown = sorted(set(given) - {b.name for b in engine.inputs})
         if unknown:
             raise SmeltError(f"the engine has no input {unknown[0]!r}")
+        plans = engine.header.plans
         arrays = {
-            b.name: given_array(given.get(b.name, "random"), b, values, engine.header.plans)
+            b.name: given_array(given[b.name], b, {}, plans)
             for b in engine.inputs
+            if given.get(b.name, "random") not in ("random", "zeros")
         }
+        values = values_of_batch(engine, batch, {n: array.shape for n, array in arrays.items()})
+        for b in engine.inputs:
+            if b.name not in arrays:
+                arrays[b.name] = given_array(given.get(b.name, "random"), b, values, plans)
         results = [np.empty(shape_at(b, values), b.dtype.numpy) for b in engine.outputs]
         first = engine.inputs[0] if engine.inputs else None
         extents = arrays[first.name].shape if first is not None else ()

@@ -31,16 +31,24 @@ def symbol_values(engine: Engine) -> dict[str, int]:
     return engine.header.plans[0].largest
 
 
-def values_of_batch(engine: Engine, batch: int | None) -> dict[str, int]:
-    """The largest sizes of the first plan that takes a batch; None is the largest of all plans."""
-    plans = [plan.largest for plan in engine.header.plans]
+def values_of_batch(
+    engine: Engine, batch: int | None, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, int]:
+    """The largest sizes of the first plan that takes a batch; None is the largest of all plans.
+
+    Inputs that are given have ``shapes``, and plans that do not take them are none.
+    """
+    given = [(b, shapes[b.name]) for b in engine.inputs if b.name in shapes]
+    fitting = [p for p in engine.header.plans if all(_takes(p, b, shape) for b, shape in given)]
+    plans = fitting or list(engine.header.plans)
+    first = plans[0].largest
     leading = [b.shape[0] for b in engine.inputs if b.shape]
     if batch is None:
-        return max(plans, key=lambda v: max((evaluate_dim(d, v) for d in leading), default=1))
-    named = _with_batch(engine, plans[0], batch)
-    sizes = {name: n for name, n in named.items() if n != plans[0].get(name)}
-    taking = (p for p in engine.header.plans if _holds(p, sizes))
-    return next((p.largest | sizes for p in taking), named)
+        sizes_of = (plan.largest for plan in plans)
+        return max(sizes_of, key=lambda v: max((evaluate_dim(d, v) for d in leading), default=1))
+    named = _with_batch(engine, first, batch)
+    sizes = {name: n for name, n in named.items() if n != first.get(name)}
+    return next((p.largest | sizes for p in plans if _holds(p, sizes)), named)
 
 
 def _holds(plan: Plan, sizes: Mapping[str, int]) -> bool:

@@ -269,7 +269,7 @@ def _arrays(
     left = [binding for name, binding in bindings.items() if name not in arrays]
     shown: str | None = None
     if image is not None:
-        target = _picture_input(left, given)
+        target = _picture_input(left, [bindings[name] for name in given])
         arrays[target.name] = _picture(image, target, preparation)
         left = [binding for binding in left if binding is not target]
         shown = target.name
@@ -279,15 +279,15 @@ def _arrays(
     return arrays, shown
 
 
-def _picture_input(left: list[Binding], given: Mapping[str, str]) -> Binding:
+def _picture_input(left: list[Binding], given: list[Binding]) -> Binding:
     """The input that a picture is for: one of those that are ``left``, not ``given`` as arrays."""
     from smelt.errors import SmeltError
 
     pictures = [b for b in left if len(b.shape) == 4] or [b for b in left if len(b.shape) == 3]
-    if not left and given:
+    taken = [b.name for b in given if len(b.shape) in (3, 4)]
+    if taken and not pictures:
         raise click.UsageError(
-            f"--image is for an input that no --input gives, and --input {', '.join(given)} "
-            "gives all of them; give each input once"
+            f"--image and --input {' or '.join(taken)} give the same input; give it once"
         )
     if not pictures:
         types = ", ".join(f"{b.name} {b.dtype.value}[{', '.join(map(str, b.shape))}]" for b in left)
