@@ -129,17 +129,16 @@ def _check_source(given: object, wanted: str) -> None:
 
 def _refuse_engine(model: object) -> None:
     """Raise ModelFormatError: it is no model but what smelt made of one."""
-    if isinstance(model, str | os.PathLike):
-        path = cast("str | os.PathLike[str]", model)
-        try:
-            with open_file(path, Limit.MAX_ENGINE_BYTES) as file:
+    try:
+        if isinstance(model, str | os.PathLike):
+            name = os.fspath(cast("str | os.PathLike[str]", model))
+            with open_file(name, Limit.MAX_ENGINE_BYTES) as file:
                 start = file.read(len(MAGIC))
-        except (OSError, ValueError):
-            return  # the importer says what is wrong
-        name = os.fspath(path)
-    else:
-        view = memoryview(cast("bytes", model))
-        start, name = bytes(view[: len(MAGIC)]) if view.ndim == 1 else b"", "the model"
+        else:
+            view = memoryview(cast("bytes", model))
+            start, name = bytes(view[: len(MAGIC)]) if view.ndim == 1 else b"", "the model"
+    except (OSError, ValueError):
+        return  # the importer says what is wrong
     if start == MAGIC:
         raise ModelFormatError(f"{name} is an engine, already built; smelt.load loads it")
 
