@@ -137,7 +137,8 @@ def _slice(node: Node, source: View, result: View, copier: Copier) -> Iterator[L
         begin = begin + extent if begin < 0 else begin
         begin = max(min(begin, extent - 1), 0)  # inside, even where nothing is taken
         offset = offset + strides[axis] * begin * source.dtype.size_bytes
-        strides[axis] = strides[axis] * step
+        # Of a single element no step is taken, and one of 2**63 would be no stride.
+        strides[axis] = strides[axis] * (step if result.shape[axis] not in {0, 1} else 1)
     window = replace(source, offset=offset, shape=result.shape, strides=tuple(strides), halo=())
     yield copier.copy(window, result)
 

@@ -17,7 +17,6 @@ import weakref
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from textwrap import indent
 from typing import TYPE_CHECKING, Final
 
 from smelt.backends.cuda._triton import compile_kernel, require_triton
@@ -170,10 +169,12 @@ def _compiled(job: _Job, worker: _Worker | None, seconds: float) -> bytes:
     reply = worker.ask(asked, seconds)
     if reply is None:
         why = worker.cause_of_death(seconds)
-        raise BuildError(f"kernel {job.kernel.symbol} does not compile: {why}")
+        told = f"kernel {job.kernel.symbol} does not compile: {why}"
+        raise BuildError(told, lines=() if worker.timed_out else worker.printed())
     if reply[:1] == DONE:
         return reply[1:]
-    raise BuildError(reply[1:].decode(errors="replace") + worker.printed())
+    told, *more = reply[1:].decode(errors="replace").splitlines()
+    raise BuildError(told, lines=(*more, *worker.printed()))
 
 
 class _Worker:
@@ -226,13 +227,13 @@ class _Worker:
         status = self.process.wait()
         if self.timed_out:
             return f"it takes longer than {seconds:g} s"
-        return f"the compiler ended with status {status}{self.printed()}"
+        return f"the compiler ended with status {status}"
 
-    def printed(self) -> str:
-        """The end of what the compiler printed, as the end of a message."""
+    def printed(self) -> list[str]:
+        """The last lines of what the compiler printed."""
         self.errors.seek(0)
         text = self.errors.read().decode(errors="replace").strip()
-        return "\n" + indent(text[-_TOLD_CHARACTERS:], "  ") if text else ""
+        return text[-_TOLD_CHARACTERS:].splitlines()
 
     def close(self) -> None:
         """End it, and forget what it printed."""

@@ -176,7 +176,9 @@ def compile_kernel(kernel: KernelSpec, text: str, target: CudaTarget) -> CudaKer
             goal = targets.GPUTarget("cuda", target.capability, WARP_LANES)
             made = triton.compile(source, target=goal, options=options)
     except (triton.TritonError, RuntimeError, SyntaxError) as error:
-        raise BuildError(f"kernel {kernel.symbol} does not compile: {error}") from error
+        told, *lines = str(error).splitlines() or [type(error).__name__]
+        wrong = f"kernel {kernel.symbol} does not compile: {told}"
+        raise BuildError(wrong, lines=lines) from error
     finally:
         linecache.cache.pop(f"<{name}>", None)
     facts = made.metadata
