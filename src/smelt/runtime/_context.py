@@ -251,7 +251,7 @@ class ExecutionContext(Closing):
             batch_size: the implicit batch, or the extent of the symbol ``batch``; 1 where the
                 batch has another name or is fixed: the arrays then say how many.
             bindings: for each binding index an array, or an address that is taken on trust. An
-                array has the binding's shape, or is flat and as long or longer; one for more
+                array has the binding's shape, axes of one apart, or is flat; one for more
                 images or rows than there are is filled from its front. Where a run decides an
                 extent of an output itself, its array has the largest shape that any run of the
                 plan gives, which the message about a smaller one names; the result then lies

@@ -160,7 +160,8 @@ def values_from_batch(
         if shape is None:
             continue
         if len(shape) != len(binding.shape):
-            if len(shape) != 1:
+            # Where nothing but the batch is open, `check_room` compares what is needed.
+            if len(shape) != 1 and symbols_of(*binding.shape) - {BATCH}:
                 raise _misfit(binding, shape, f"it has {len(shape)} axes")
             continue
         for extent, dim in zip(shape, binding.shape, strict=True):
@@ -173,23 +174,30 @@ def values_from_batch(
 def check_room(binding: Binding, array_shape: tuple[int, ...], needed: tuple[int, ...]) -> None:
     """Check that an application's array has room for a binding of a certain shape.
 
-    It has the binding's shape, or is flat and has as many elements or more. An array for the
-    largest batch serves smaller ones.
+    It has the binding's shape, axes of one element apart, or is flat and has as many elements or
+    more. An array for the largest batch serves smaller ones.
 
     Raises:
         BindingError: it has not.
     """
     if array_shape == needed:
         return
-    if len(array_shape) == len(needed):
-        is_longer = array_shape[0] >= needed[0] and array_shape[1:] == needed[1:]
-        fits = is_longer and not isinstance(binding.shape[0], int)
-    else:
-        fits = len(array_shape) == 1 and array_shape[0] >= prod(needed)
-    if not fits:
+    is_flat = len(array_shape) == 1 != len(needed) and array_shape[0] >= prod(needed)
+    is_equal = _without_ones(array_shape) == _without_ones(needed)
+    is_longer = (
+        bool(array_shape and needed)
+        and not isinstance(binding.shape[0], int)
+        and array_shape[0] >= needed[0]
+        and _without_ones(array_shape[1:]) == _without_ones(needed[1:])
+    )
+    if not (is_flat or is_equal or is_longer):
         raise BindingError(
             f"{binding.name}: an array of {list(array_shape)} where {list(needed)} is needed"
         )
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(extent for extent in shape if extent != 1)
 
 
 def find_plan(header: EngineHeader, values: dict[str, int]) -> int:
