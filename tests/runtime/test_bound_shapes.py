@@ -9,7 +9,7 @@ import smelt
 from smelt import ops
 from smelt.errors import BindingError
 from smelt.ir import Graph
-from smelt.types import DType, TensorType
+from smelt.types import DType, SymbolicDim, TensorType
 
 
 @pytest.fixture(scope="module")
@@ -37,3 +37,18 @@ def test_arrays_of_other_axes_are_refused(engine: smelt.Engine, shape: tuple[int
         for arrays in ([wrong, right], [right, wrong]):
             with pytest.raises(BindingError, match="is needed"):
                 context.execute(1, arrays)
+
+
+def test_a_flat_array_does_not_choose_among_plans() -> None:
+    graph = Graph("double")
+    dims = tuple(SymbolicDim.symbol(name) for name in "ab")
+    x = graph.add_input("x", TensorType(DType.FLOAT32, dims))
+    graph.outputs.append(graph.add(ops.Softmax(), x, name="y").output)
+    engine = smelt.build(graph, tune="none", shapes={"x": [(2, 6), (3, 4)]})
+    flat = np.ones(12, np.float32)
+    with engine.create_context(threads=1) as context:
+        with pytest.raises(BindingError, match=r"a has no value; it is from 2 to 3, .* flat array"):
+            context.execute(1, [flat, flat.copy()])
+        made = flat.copy()
+        context.execute(1, [flat.reshape(3, 4), made])
+    np.testing.assert_allclose(made, 0.25)

@@ -83,7 +83,7 @@ def test_whatever_an_outputs_own_method_raises_is_told_with_its_name(
 
 
 @pytest.mark.parametrize("index", [0, 1])
-@pytest.mark.parametrize("shape", [(COLUMNS, 2), (2, COLUMNS, 1), (1, 2 * COLUMNS), (2, 4, 6)])
+@pytest.mark.parametrize("shape", [(COLUMNS, 2), (COLUMNS, 2, 1), (1, 2 * COLUMNS), (2, 4, 6)])
 def test_an_array_of_other_axes_is_refused_however_many_elements_it_has(
     engine: Engine, index: int, shape: tuple[int, ...]
 ) -> None:

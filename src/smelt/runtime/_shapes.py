@@ -210,10 +210,14 @@ def find_plan(header: EngineHeader, values: dict[str, int]) -> int:
     batch, most = values.get(BATCH), header.max_batch_size
     if batch is not None and most is not None and batch > most:
         raise _batch_too_large(batch, most)
-    for number, plan in enumerate(header.plans):
-        if all(low <= values.get(name, high) <= high for name, low, high in plan.symbols):
-            _complete(plan, values)
-            return number
+    fitting = [
+        number
+        for number, plan in enumerate(header.plans)
+        if all(low <= values.get(name, high) <= high for name, low, high in plan.symbols)
+    ]
+    if fitting:
+        _complete([header.plans[number] for number in fitting], values)
+        return fitting[0]
     raise BindingError(
         f"the engine has no plan for {_text(values)}; it has: "
         + "; or ".join(_ranges(plan) for plan in header.plans)
@@ -228,13 +232,15 @@ def _batch_too_large(batch: int, most: int) -> ContextError:
     )
 
 
-def _complete(plan: Plan, values: dict[str, int]) -> None:
-    """Give symbols that a run itself decides their largest values."""
-    decided = plan.decided
-    for name, low, high in plan.symbols:
-        if name not in values and name not in decided and low != high:
+def _complete(fitting: Sequence[Plan], values: dict[str, int]) -> None:
+    """Give symbols that a run itself decides their largest values in the first plan that fits."""
+    decided = fitting[0].decided
+    for name, _, high in fitting[0].symbols:
+        ranges = [row[1:] for plan in fitting for row in plan.symbols if row[0] == name]
+        least, most = min(low for low, _ in ranges), max(high for _, high in ranges)
+        if name not in values and name not in decided and least != most:
             raise BindingError(
-                f"{name} has no value; it is from {low} to {high}, and neither an address nor a "
+                f"{name} has no value; it is from {least} to {most}, and neither an address nor a "
                 "flat array has a shape that tells it: pass an array of as many axes as the input "
                 "that has it"
             )
