@@ -10,6 +10,7 @@ import functools
 import gc
 import io
 import json
+import os
 import runpy
 import subprocess
 import sys
@@ -112,13 +113,13 @@ def face_detector() -> tuple[Path, Path]:
 
 def _put(path: Path, content: bytes) -> None:
     """Write a file whole or not at all: two sessions may do so at once."""
-    part = path.with_name(f"{path.name}.{id(content)}.part")
+    part = path.with_name(f"{path.name}.{os.getpid()}-{id(content)}.part")
     part.write_bytes(content)
     part.replace(path)
 
 
 def _run_script(script: Path, source: Path, made: Path) -> None:
-    part = made.with_name(f"{made.name}.part")
+    part = made.with_name(f"{made.name}.{os.getpid()}.part")
     with (
         _readable_safetensors(),
         mock.patch.object(sys, "argv", [str(script), str(source), str(part)]),
