@@ -26,6 +26,7 @@ from smelt.engine import (
     EngineFile,
     EngineHeader,
     Fingerprint,
+    GivenArray,
     HostCall,
     KernelSpec,
     Launch,
@@ -43,7 +44,15 @@ from smelt.ir import Constant, Graph, Recipe, clone, print_graph
 from smelt.ops import op_to_json, recipe_to_json
 from smelt.passes import pipeline, run_passes
 from smelt.tuner import Choice
-from smelt.types import DType, OptionalType, SequenceType, SymbolicDim, TensorType
+from smelt.types import (
+    DType,
+    Guard,
+    OptionalType,
+    Relation,
+    SequenceType,
+    SymbolicDim,
+    TensorType,
+)
 from tests.fuzz.user_op import Fuzzed
 from tests.importers.caffe.builders import random_array
 from tests.support.cubins import Kernel, make_cubin
@@ -178,6 +187,36 @@ def plan_seeds() -> Iterator[bytes]:
     yield json.dumps(header_to_data(replace(header, weights=(_recipe_weight(),)))).encode()
     for plan in _odd_plans():
         yield json.dumps(header_to_data(replace(header, plans=(plan,)))).encode()
+    for other in (*_gpu_headers(header), *_wrong_headers(header)):
+        yield json.dumps(header_to_data(other)).encode()
+
+
+def _gpu_headers(header: EngineHeader) -> Iterator[EngineHeader]:
+    """Of a GPU whose rates are known, with steps on the host; and weights of another shape."""
+    features = ("cublaslt=130002", "multiprocessors=132", "other")
+    fingerprint = Fingerprint("cuda", "sm_90", features, "any", abi.ABI_VERSION, VERSION)
+    (layer, *_), flop = header.layers, {layer.name: "2*a" for layer in header.layers}
+    for plan in _odd_plans():
+        told = json.dumps([{"flop": flop, "passes": {}}])
+        yield replace(header, fingerprint=fingerprint, plans=(plan,), layers=(layer,), report=told)
+    given = GivenArray("w", DType.FLOAT32, (64, 64))
+    yield replace(header, given=(given,))
+    yield replace(header, scales=(_recipe_weight().recipe,))
+
+
+def _wrong_headers(header: EngineHeader) -> Iterator[EngineHeader]:
+    """What may be read, and not run: each of the verifier's words about whole plans."""
+    n, (plan, *_) = SymbolicDim.symbol("a"), header.plans
+    binding = Binding("i", True, DType.FLOAT32, (n, 2))  # noqa: FBT003
+    yield replace(header, bindings=(binding, binding))
+    yield replace(header, symbols=(("kernel", CODE_BYTES),))
+    yield replace(header, plans=())
+    for symbols in ((("a", 1, 2), ("a", 1, 2)), (("a", 2, 1),)):
+        yield replace(header, plans=(replace(plan, symbols=symbols),))
+    yield replace(header, plans=(replace(plan, arena_bytes=-1),))
+    yield replace(header, plans=(replace(plan, outputs=((n,),) * 9),))
+    yield replace(header, plans=(replace(plan, guards=(Guard(n, Relation.EQUAL, 1, "x"),)),))
+    yield replace(header, bindings=(binding,), plans=(replace(plan, symbols=()),))
 
 
 def _recipe_weight() -> Weight:
@@ -235,9 +274,24 @@ def _kept_graph() -> Graph:
 
 def network_seeds() -> Iterator[bytes]:
     """Networks that engines keep, with shapes of each kind."""
-    for shapes in (None, (2, 8), [(1, 8), (4, 8)], ((1, 8), (2, 8), (4, 8))):
+    for shapes in _SHAPES:
         options = BuildOptions(shapes=None if shapes is None else {"x": shapes})
         yield keep_network(_kept_graph(), options).text.encode()
+
+
+_SHAPES: Final[tuple[Any, ...]] = (
+    None,
+    (2, 8),
+    [(1, 8), (4, 8)],
+    ((1, 8), (2, 8), (4, 8)),
+    # What a build refuses: extents, types, other extents than the network's, and sizes.
+    (1 << 60, 8),
+    [(1, 8), (4,)],
+    ((4, 8), (2, 8), (1, 8)),
+    (2, 9),
+    (2, 8, 8),
+    (1 << 38, 8),
+)
 
 
 def op_seeds() -> Iterator[bytes]:

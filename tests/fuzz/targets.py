@@ -534,7 +534,7 @@ TARGETS: Final = (
     Target("engine", ("smelt.engine._file",), _run_engine, _mutate_engine,
            seeds.engine_seeds, 10,
            ("SignerLike", "write_engine", "write_atomically", "replace_file", "_write_into",
-            "_write_all", "_header_text", "_sign")),
+            "_write_all", "_header_text", "_sign", "check_header")),
     Target(
         "plan",
         ("smelt.engine._codec", "smelt.engine._verify", "smelt.engine._plan",
