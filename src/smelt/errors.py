@@ -63,15 +63,19 @@ _PACKAGES: Final = {"google": "protobuf", "PIL": "pillow"}
 _MOST_SHOWN: Final = 1 << 15
 """Characters of a message."""
 _MASK: Final = "\ufffd"
+_BLANK: Final = frozenset("\u115f\u1160\u2800\u3164\uffa0")
+"""Letters that look like spaces and break no line: a name of them ends a line where it likes."""
 
 
 def _is_shown(letter: str) -> bool:
-    """Whether it is neither a control nor a format nor half a letter; spaces of all widths are."""
+    """Whether it is neither a control, a format, half a letter nor blank; spaces are shown."""
+    if letter in _BLANK:
+        return False
     return letter.isprintable() or letter == "\t" or category(letter) == "Zs"
 
 
 def _replaced(line: str, replace: Callable[[str], str]) -> str:
-    if line.isprintable():
+    if line.isascii() and line.isprintable():
         return line
     return "".join(letter if _is_shown(letter) else replace(letter) for letter in line)
 
@@ -79,8 +83,8 @@ def _replaced(line: str, replace: Callable[[str], str]) -> str:
 def without_controls(text: str) -> str:
     """Return a text of lines in which nothing from a stranger's file gives orders to a terminal.
 
-    Controls, formats that turn the direction of writing, and halves of letters are shown as the
-    replacement character U+FFFD.
+    Controls, formats that turn the direction of writing, halves of letters and letters that look
+    like spaces are shown as the replacement character U+FFFD.
     """
     return "\n".join(_replaced(line, lambda _: _MASK) for line in text.split("\n"))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -57,6 +59,32 @@ def test_the_next_call_raises_what_nobody_has_heard_of_once(picking: Picking) ->
 def test_a_stream_does_later_work_after_a_run_that_failed(picking: Picking) -> None:
     """What was queued behind such a run was once dropped in silence, other contexts' runs too."""
     check_shared_stream(picking, "cpu")
+
+
+def test_each_queued_run_that_failed_is_raised_by_its_stream(picking: Picking) -> None:
+    """The second stream was once silent: two runs of one context shared one failure."""
+    gate = threading.Event()
+    with picking.engine.create_context() as context, smelt.Stream() as one, smelt.Stream() as two:
+        one.submit(lambda: gate.wait(60))
+        context.enqueue(1, picking.bindings(picking.bad)[0], one)
+        context.enqueue(1, picking.bindings(picking.bad_later)[0], two)
+        gate.set()
+        for stream, message in ((two, "'pick again.*': -6"), (one, "'pick': 1000000000")):
+            with pytest.raises(smelt.IndexRangeError, match=message):
+                stream.synchronize()
+            stream.synchronize()
+        picking.check_run(context)
+        for stream in (one, two):
+            context.enqueue(1, picking.bindings(picking.bad)[0], one)
+            context.enqueue(1, picking.bindings(picking.bad_later)[0], stream)
+            while not (one.query() and two.query()):
+                time.sleep(1e-3)
+            for message in ("'pick': 1000000000", "'pick again.*': -6"):
+                with pytest.raises(smelt.IndexRangeError, match=message):
+                    context.run(picking.good)
+            picking.check_run(context)
+            one.synchronize()
+            two.synchronize()
 
 
 @pytest.mark.parametrize("way", ["run", "execute", "queued"])

@@ -98,3 +98,48 @@ def test_all_recipes_of_a_refit_share_one_limit_of_work(monkeypatch: pytest.Monk
         monkeypatch.setattr(Limit.MAX_FOLDED_WORK, "most", sum(work) - 1)
         with pytest.raises(BindingError, match="MAX_FOLDED_WORK"):
             engine.refit({"w": np.ones((4, 3, 3, 3), np.float32)})
+
+
+def _root(bound: float) -> Graph:
+    graph = Graph("root")
+    x = graph.add_input("x", TensorType(DType.FLOAT32, (4,)))
+    bounds = [
+        graph.add_constant(np.array(v, np.float32), n) for n, v in (("low", bound), ("p", 0.5))
+    ]
+    w = graph.add_constant(np.full(4, 3, np.float32), "w")
+    value = graph.add(ops.Max(), x, bounds[0], name="max").output
+    value = graph.add(ops.Pow(), value, bounds[1], name="power").output
+    graph.outputs.append(graph.add(ops.Mul(), value, w, name="y").output)
+    return graph
+
+
+def test_numbers_by_which_a_pass_has_decided_are_not_refitted() -> None:
+    """Of what is at least 1, the power of a half is the root; of -0 and of -inf it is another."""
+    x = np.array([-np.inf, -0.0, 4, 9], np.float32)
+    with smelt.build(_root(1.0), tune="none") as engine:
+        for name, number in (("low", -np.inf), ("p", 2.0)):
+            with pytest.raises(BindingError, match=f"no weight {name} that can be refitted"):
+                engine.refit({name: np.array(number, np.float32)})
+        engine.refit({"w": np.full(4, 2, np.float32)})
+        assert engine.run({"x": x})["y"].tolist() == [2, 2, 4, 6]
+    with smelt.build(_root(-np.inf), tune="none") as engine:  # no pass takes it for a root
+        engine.refit({"low": np.array(1, np.float32)})
+        assert engine.run({"x": x})["y"].tolist() == [3, 3, 6, 9]
+
+
+def test_a_number_of_a_recognised_activation_is_not_refitted_elsewhere() -> None:
+    graph = Graph("gelu")
+    x = graph.add_input("x", TensorType(DType.FLOAT32, (4,)))
+    numbers = {"half": 0.5, "root": math.sqrt(2), "one": 1.0}
+    half, root, one = (graph.add_constant(np.array(v, np.float32), n) for n, v in numbers.items())
+    value = graph.add(ops.Div(), x, root, name="divided").output
+    value = graph.add(ops.Erf(), value, name="erf").output
+    value = graph.add(ops.Add(), value, one, name="sum").output
+    value = graph.add(ops.Mul(), x, value, name="product").output
+    value = graph.add(ops.Mul(), value, half, name="gelu").output
+    graph.outputs.append(graph.add(ops.Add(), value, half, name="y").output)
+    with (
+        smelt.build(graph, tune="none") as engine,
+        pytest.raises(BindingError, match="no weight half that can be refitted"),
+    ):
+        engine.refit({"half": np.array(1, np.float32)})

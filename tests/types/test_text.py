@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from smelt.errors import masked
 from smelt.types import count_cells, wrap_words
 
 
@@ -12,12 +13,12 @@ from smelt.types import count_cells, wrap_words
     [
         ("", 10, [""]),
         ("  in  data: float32[1, 3]", 80, ["  in  data: float32[1, 3]"]),
-        ("one two three", 7, ["one two", "  three"]),
-        ("  one two three", 8, ["  one", "    two", "    three"]),
-        ("conv(tile=(8, 16), warps=4)", 18, ["conv(tile=(8, 16),", "  warps=4)"]),
-        ("read /a/path/that/is/long now", 8, ["read", "  /a/path/that/is/long", "  now"]),
-        ("one\ntwo three", 5, ["one", "two", "  three"]),
-        ("猫 and 犬 too", 8, ["猫 and", "  犬 too"]),
+        ("one two three", 7, ["one two", "      three"]),
+        ("  one two three", 8, ["  one", "        two", "        three"]),
+        ("conv(tile=(8, 16), warps=4)", 18, ["conv(tile=(8, 16),", "      warps=4)"]),
+        ("read /a/path/that/is/long now", 8, ["read", "      /a/path/that/is/long", "      now"]),
+        ("one\ntwo three", 5, ["one", "two", "      three"]),
+        ("猫 and 犬 too", 8, ["猫 and", "      犬", "      too"]),
     ],
 )
 def test_lines_are_broken_where_words_end_and_stand_in_what_they_belong_to(
@@ -28,3 +29,13 @@ def test_lines_are_broken_where_words_end_and_stand_in_what_they_belong_to(
 
 def test_a_letter_of_the_far_east_takes_two_places_and_an_accent_none() -> None:
     assert (count_cells("abc"), count_cells("猫"), count_cells("e\u0301")) == (3, 2, 1)
+
+
+def test_the_rest_of_a_long_name_is_never_a_line_of_ours() -> None:
+    """Ours begin with at most four spaces; what is broken goes on behind more."""
+    for start in ("", "  ", "    "):
+        first, *later = wrap_words(f"{start}{'x' * 80} signed by nobody", 80)
+        assert first.startswith(f"{start}x")
+        assert all(line.startswith(f"{start}      ") for line in later)
+    for blank in "\u115f\u1160\u2800\u3164\uffa0":
+        assert masked(f"x{blank}y") == "x\ufffdy"

@@ -87,7 +87,7 @@ class _Sources:
         """Those that a recipe names."""
 
     def name(self, source: Constant) -> str | None:
-        if source not in self._all:
+        if source not in self._all or source.is_fixed:
             return None
         dtype, shape = DType.from_numpy(source.array.dtype), source.array.shape
         self.used[source] = GivenArray(source.name, dtype, shape)

@@ -42,7 +42,7 @@ class Constant:
     first asked for; their types are known without.
     """
 
-    __slots__ = ("_array", "_type", "name", "recipe")
+    __slots__ = ("_array", "_type", "is_fixed", "name", "recipe")
 
     def __init__(
         self, name: str, array: Array | None = None, *, recipe: Recipe | None = None
@@ -51,6 +51,8 @@ class Constant:
             raise InternalError(f"constant {name}: needs an array or a recipe, not both")
         self.name = name
         self.recipe = recipe
+        self.is_fixed = False
+        """Whether a pass has decided by the elements of this source: a refit keeps them."""
         self._array = array
         self._type: TensorType | None = None
 

@@ -10,6 +10,26 @@ if TYPE_CHECKING:
 
 def layers_between(graph: Graph, last: Node, *sources: Value | None) -> tuple[str, ...]:
     """Layers of the nodes from the sources to ``last`` that nothing else reads."""
+    inside = _nodes_between(graph, last, *sources)
+    ordered = sorted(inside, key=graph.nodes.index)
+    return tuple(dict.fromkeys(layer for node in ordered for layer in node.layers))
+
+
+def fix_numbers_between(graph: Graph, last: Node, *sources: Value | None) -> None:
+    """Fix every number that such nodes read: one node that knows them takes their place."""
+    for node in _nodes_between(graph, last, *sources):
+        fix_numbers(*(value for value in node.inputs if number_of(value) is not None))
+
+
+def fix_numbers(*values: Value | None) -> None:
+    """Note that a pass has decided by constants: no refit gives them others."""
+    for value in values:
+        if value is not None and value.constant is not None:
+            for source in value.constant.sources():
+                source.is_fixed = True
+
+
+def _nodes_between(graph: Graph, last: Node, *sources: Value | None) -> list[Node]:
     inside, pending = [last], [last]
     while pending:
         for value in pending.pop().inputs:
@@ -21,8 +41,7 @@ def layers_between(graph: Graph, last: Node, *sources: Value | None) -> tuple[st
             if not graph.is_output(value) and all(user in inside for user in value.users):
                 inside.append(node)
                 pending.append(node)
-    ordered = sorted(inside, key=graph.nodes.index)
-    return tuple(dict.fromkeys(layer for node in ordered for layer in node.layers))
+    return inside
 
 
 def number_of(value: Value | None) -> float | None:

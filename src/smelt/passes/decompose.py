@@ -17,7 +17,7 @@ from smelt.errors import ShapeError
 from smelt.ir import FreshNames
 from smelt.passes._base import Note, Pass, PassResult
 from smelt.passes._emitter import Emitter
-from smelt.passes._patterns import number_of
+from smelt.passes._patterns import fix_numbers, number_of
 from smelt.types import override
 
 if TYPE_CHECKING:
@@ -269,21 +269,29 @@ def _pow(emit: Emitter, node: Node) -> Value | None:
     if x.type != node.output.type or not x.tensor.dtype.is_float:
         return None
     number = float(exponent.constant.array.ravel()[0])
+    known: list[Value | None] = [exponent]
     if number == 2:
-        return emit.op(ops.Mul(), x, x)
-    if number == 0.5 and _has_no_sign(x):
-        return emit.op(ops.Sqrt(), x)
-    return emit.op(ops.Reciprocal(), x) if number == -1 else None
+        result = emit.op(ops.Mul(), x, x)
+    elif number == 0.5 and _has_no_sign(x, known):
+        result = emit.op(ops.Sqrt(), x)
+    elif number == -1:
+        result = emit.op(ops.Reciprocal(), x)
+    else:
+        return None
+    fix_numbers(*known)
+    return result
 
 
-def _has_no_sign(value: Value | None, depth: int = 8) -> bool:
+def _has_no_sign(value: Value | None, known: list[Value | None], depth: int = 8) -> bool:
     """Whether elements are known to be +0, above it or NaN: their roots are powers of 0.5.
 
-    That of minus infinity is infinity, and that of -0 is +0, which are no roots.
+    That of minus infinity is infinity, and that of -0 is +0, which are no roots. The constants by
+    which it is known are added to ``known``.
     """
     if value is None or not depth:
         return False
     if value.constant is not None:
+        known.append(value)
         return not np.signbit(value.constant.array).any()
     node = value.producer
     if node is None:
@@ -291,13 +299,19 @@ def _has_no_sign(value: Value | None, depth: int = 8) -> bool:
     if isinstance(node.op, ops.Clip):
         # Where the bounds cross, the upper one is what all elements become.
         low, high = (*node.inputs[1:], None, None)[:2]
+        known += (low, high)
         return _is_positive(low) and (high is None or _is_positive(high))
     if isinstance(node.op, ops.Max):
-        return any(map(_is_positive, node.inputs))
-    if isinstance(node.op, _SIGNLESS) or _is_square(node):
+        bounds = [value for value in node.inputs if _is_positive(value)]
+        known += bounds
+        return bool(bounds)
+    if _is_square(node):
+        known.append(node.inputs[1])
+        return True
+    if isinstance(node.op, _SIGNLESS):
         return True
     terms = node.inputs[: _SIGNLESS_OF_SUCH.get(type(node.op), 0)]
-    return bool(terms) and all(_has_no_sign(v, depth - 1) for v in terms)
+    return bool(terms) and all(_has_no_sign(v, known, depth - 1) for v in terms)
 
 
 def _is_positive(value: Value | None) -> bool:
@@ -322,6 +336,7 @@ def _gather(emit: Emitter, node: Node) -> Value | None:
     first = int(chosen.ravel()[0]) % max(extent, 1)
     if [int(i) % max(extent, 1) for i in chosen.ravel()] != [*range(first, first + chosen.size)]:
         return None
+    fix_numbers(indices)
     bounds = [emit.integers(n) for n in (first, first + chosen.size, axis)]
     part = emit.op(ops.Slice(), x, *bounds)
     return part if chosen.ndim else emit.op(ops.Squeeze(), part, emit.integers(axis))

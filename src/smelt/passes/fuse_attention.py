@@ -14,7 +14,7 @@ from smelt import ops
 from smelt.ir import FreshNames, remove_dead, sole_user
 from smelt.passes._base import Note, Pass, PassResult
 from smelt.passes._emitter import Emitter
-from smelt.passes._patterns import layers_between, made_by, number_of
+from smelt.passes._patterns import fix_numbers_between, layers_between, made_by, number_of
 from smelt.types import override
 
 if TYPE_CHECKING:
@@ -169,6 +169,7 @@ def _fuse(graph: Graph, product: Node, found: _Found, names: FreshNames) -> Note
     sources = in_places if heads else [factor.value for factor in found.factors]
     read = list(last.inputs)
     layers = layers_between(graph, last, *sources, found.mask)
+    fix_numbers_between(graph, last, *sources, found.mask)
     emit = Emitter(graph, last, names)
     if not heads:
         sources = [_by_head(emit, factor) for factor in found.factors]

@@ -14,7 +14,7 @@ from smelt import ops
 from smelt.ir import FreshNames
 from smelt.passes._base import Note, Pass, PassResult
 from smelt.passes._emitter import Emitter
-from smelt.passes._patterns import layers_between, made_by, number_of
+from smelt.passes._patterns import fix_numbers_between, layers_between, made_by, number_of
 from smelt.types import override
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class RecognizeActivations(Pass):
                 if found is None or found[0].type != node.output.type:
                     continue
                 layers = layers_between(graph, node, found[0])
+                fix_numbers_between(graph, node, found[0])
                 emit = Emitter(graph, node, names)
                 made = emit.finish(emit.op(found[1], found[0]))
                 if made is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -98,8 +99,8 @@ class HostContext(ExecutionContext):
         super().reset()
         self._pending: Mark | None = None
         """The end of the latest `enqueue`."""
-        self._failure = DeferredError()
-        """Of a queued run: raised by its stream, or by the next call."""
+        self._failures: deque[DeferredError] = deque()
+        """Of each queued run that failed: raised by its stream, or by the next call."""
 
     @override
     def _input(self, value: Any, binding: Binding, dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -148,15 +149,16 @@ class HostContext(ExecutionContext):
         ready, arrays = self._bind(batch_size, bindings)
         # Views: whoever gives another shape or flag to an array meanwhile changes his own alone.
         arrays = [a if isinstance(a, int) else a.view() for a in arrays]
-        failure = self._failure
-        failure.check()
+        failures = self._failures
+        _check_all(failures)
         before, done, consumed = self._pending, Mark(), Mark()
 
         def work() -> None:
             try:
                 self._perform_queued(ready, arrays, before, consumed)
             except Exception as error:  # noqa: BLE001  (raised by the stream or the next call)
-                failure.keep(error)
+                failure = DeferredError(error)
+                failures.append(failure)
                 queue.defer(failure)
             finally:
                 arrays.clear()
@@ -200,7 +202,7 @@ class HostContext(ExecutionContext):
         pending = self._pending
         if pending is not None:
             pending.wait()
-            self._failure.check()
+            _check_all(self._failures)
         # Written out once more: a small network's run is not much longer than a call.
         if self._owner.setdefault(RUN, token) is not token or self._is_closed:
             self._refuse()
@@ -243,6 +245,16 @@ class HostContext(ExecutionContext):
         finally:
             if RUN in self._owner and self._owner[RUN] is token:
                 del self._owner[RUN]
+
+
+def _check_all(failures: deque[DeferredError]) -> None:
+    """Raise the oldest failure that nobody has heard of; the next call raises the one behind it."""
+    while failures:
+        try:
+            failure = failures.popleft()
+        except IndexError:  # another thread was quicker
+            return
+        failure.check()
 
 
 def _checked_queue(stream: object, event: object) -> tuple[CpuStream, CpuEvent | None]:

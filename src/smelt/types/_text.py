@@ -12,8 +12,9 @@ if TYPE_CHECKING:
 
 _MOST_BITS: Final = 128
 """Of a number that is written digit by digit."""
-_HANG: Final = 2
-"""Spaces that the later lines of one line stand behind its first."""
+_HANG: Final = 6
+"""Spaces that the later lines of one line stand behind its first: more than any line of ours begins
+with, so that the rest of a long name from a file is never taken for one."""
 
 
 def format_number(number: float, digits: int) -> str:
@@ -56,7 +57,7 @@ def wrap_words(text: str, width: int, indent: str | None = None) -> list[str]:
     Args:
         text: lines; each is wrapped alone.
         width: of the screen, in cells.
-        indent: what later lines start with; None for two spaces more than the first has.
+        indent: what later lines start with; None for six spaces more than the first has.
     """
     return [part for line in text.split("\n") for part in _wrapped(line, width, indent)]
 

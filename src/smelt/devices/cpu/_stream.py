@@ -88,28 +88,26 @@ def _refuse_circle(mark: Mark | None, mine: CpuStream) -> None:
 
 
 class DeferredError:
-    """A failure that is raised once, by whoever asks first; until then the first one is kept."""
+    """A failure that is raised once, by whoever asks first."""
 
     __slots__ = ("_kept",)
 
-    def __init__(self) -> None:
-        self._kept: dict[str, Exception] = {}
-        """At most one; `setdefault` and `pop` are one step each, whatever other threads do."""
+    def __init__(self, error: Exception) -> None:
+        self._kept = [error]
+        """At most one; `pop` is one step, whatever other threads do."""
 
     @property
     def is_awaited(self) -> bool:
         """Whether nobody has heard of it yet."""
         return bool(self._kept)
 
-    def keep(self, error: Exception) -> None:
-        """Keep a failure, unless one is kept already."""
-        self._kept.setdefault("error", error)
-
     def check(self) -> None:
-        """Raise what is kept, if anything is."""
-        error = self._kept.pop("error", None)
-        if error is not None:
-            raise error
+        """Raise the failure, unless it was raised before."""
+        try:
+            error = self._kept.pop()
+        except IndexError:
+            return
+        raise error
 
 
 class CpuStream(Closing):
@@ -182,8 +180,7 @@ class CpuStream(Closing):
     def defer(self, failure: DeferredError) -> None:
         """Let `synchronize` raise what a task has failed with, unless somebody does before."""
         with self._condition:
-            known = self._deferred
-            self._deferred = [d for d in known if d.is_awaited and d is not failure]
+            self._deferred = [d for d in self._deferred if d.is_awaited]
             self._deferred.append(failure)
 
     def wait(self, event: CpuEvent) -> None:
