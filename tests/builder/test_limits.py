@@ -56,6 +56,8 @@ LOWERED = [
     Limit.MAX_DIM_ATOMS,
     Limit.MAX_DIM_CHARACTERS,
     Limit.MAX_DIM_DEPTH,
+    Limit.MAX_FORMULA_CHARACTERS,
+    Limit.MAX_RECIPE_PARTS,
     Limit.MAX_REGION_DEPTH,
 ]
 

@@ -45,7 +45,7 @@ from smelt.engine import (
     write_engine,
 )
 from smelt.errors import EngineFormatError, SmeltError, TrustError
-from smelt.types import DType, SymbolicDim
+from smelt.types import Dim, DType, Limit, SymbolicDim
 from tests.support.engines import BATCH, affine_data, affine_header, view
 
 _RECORDS = (
@@ -389,6 +389,36 @@ def test_bytes_between_sections_must_be_zero() -> None:
     whole[end + 3] = 1
     with pytest.raises(EngineFormatError, match="not zero"):
         read_engine(bytes(whole))
+
+
+def test_formulas_of_a_header_are_bounded_together_and_each_is_read_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """100,000 short ones, each within its own limits, once took ten seconds."""
+    header, n = affine_header(), SymbolicDim.symbol("n")
+
+    def read(*extents: Dim) -> None:
+        (plan,) = header.plans
+        whole = replace(header, plans=(replace(plan, outputs=tuple((d,) for d in extents)),))
+        assert header_from_data(header_to_data(whole)) == whole
+
+    monkeypatch.setattr(Limit.MAX_FORMULA_CHARACTERS, "most", 2000)
+    read(*[n * 7 + 3] * 1000)
+    read(*(n * 7 + number for number in range(150)))
+    with pytest.raises(EngineFormatError, match="MAX_FORMULA_CHARACTERS is 2,000"):
+        read(*(n * 7 + number for number in range(1000)))
+
+
+def test_parts_of_recipes_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 600,000 of them a refit once took half a minute."""
+    header = affine_header()
+    weight = replace(header.weights[0], recipe=("recipe", (("source", "w"),) * 5))
+    monkeypatch.setattr(Limit.MAX_RECIPE_PARTS, "most", 19)
+    for count, scales in ((3, 0), (2, 1)):
+        whole = replace(header, weights=(weight,) * count, scales=(weight.recipe,) * scales)
+        assert header_from_data(header_to_data(whole)) == whole
+        with pytest.raises(EngineFormatError, match="MAX_RECIPE_PARTS is 19"):
+            header_from_data(header_to_data(replace(whole, weights=(weight,) * (count + 1))))
 
 
 def test_a_header_of_other_fields_has_another_format_version() -> None:

@@ -20,14 +20,15 @@ from smelt.engine import Weight, as_json
 from smelt.errors import BuildError, EngineFormatError, EngineMismatchError
 from smelt.ir import Constant, compute_untrusted
 from smelt.ops import recipe_from_json, recipe_to_json
-from smelt.types import DType, parse_json
+from smelt.types import DType, Limit, one_file_of_formulas, parse_json
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
     from smelt.engine import EngineFile
+    from smelt.errors import SmeltError
     from smelt.ir import Array, Graph
 
 _ALIGNMENT_BYTES: Final = 64
@@ -68,6 +69,7 @@ def keep_network(graph: Graph, options: BuildOptions) -> KeptNetwork:
         return positions[constant]
 
     written = graph_to_data(graph, position)
+    _check_recipes(constants, BuildError)
     asked = {name: getattr(options, name) for name in _KEPT}
     document = {
         "options": {**asked, "shapes": shapes_to_data(options.shapes)},
@@ -129,13 +131,21 @@ def read_kept_network(file: EngineFile) -> tuple[Graph, BuildOptions]:
         sources = _read_sources(header.sources, file.sources)
         document: Any = parse_json(header.network)
         options = _options_from_data(document["options"])
+        _check_recipes(document["constants"], EngineFormatError)
         constants = [_constant_from_data(data, sources) for data in document["constants"]]
         compute_untrusted(*constants)
-        return graph_from_data(document["graph"], constants), options
+        with one_file_of_formulas():
+            return graph_from_data(document["graph"], constants), options
     except EngineMismatchError:
         raise
     except TRIPPED as error:
         raise unsound(f"{file.source}: the network that it keeps", error) from error
+
+
+def _check_recipes(constants: Sequence[Any], refuse: Callable[[str], SmeltError]) -> None:
+    parts = sum(len(parts) for _, parts in constants)
+    if parts > Limit.MAX_RECIPE_PARTS.most:
+        raise refuse(f"the network's constants have {Limit.MAX_RECIPE_PARTS.excess(parts)}")
 
 
 def _read_sources(weights: Sequence[Weight], data: NDArray[np.uint8]) -> list[Constant]:

@@ -38,6 +38,7 @@ from smelt.types import (
     TensorFormat,
     dim_from_text,
     evaluate_dim,
+    one_file_of_formulas,
     parse_json,
     substitute_dim,
 )
@@ -154,7 +155,8 @@ def remade_header(file: EngineFile, backend: Backend[Any], target: Target) -> En
     Raises EngineFormatError: the program is malformed, or gives another engine.
     """
     try:
-        made = RemadeEngine(parse_json(file.header.program), file, backend, target)
+        with one_file_of_formulas():
+            made = RemadeEngine(parse_json(file.header.program), file, backend, target)
         return made.header(file.header, file.weights)
     except TRIPPED as error:
         raise unsound(f"{file.source}: its program", error) from error

@@ -8,7 +8,7 @@ limit is an `EngineFormatError` that says where.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeGuard, TypeVar, cast
 
 from smelt.engine._plan import (
     Binding,
@@ -28,7 +28,7 @@ from smelt.engine._plan import (
     Weight,
 )
 from smelt.errors import EngineFormatError
-from smelt.types import Dim, DType, Guard, Limit, Relation, dim_from_text
+from smelt.types import Dim, DType, Guard, Limit, Relation, dim_from_text, one_file_of_formulas
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -300,4 +300,16 @@ def header_from_data(data: object) -> EngineHeader:
     Raises:
         EngineFormatError: it is malformed; the message says where.
     """
-    return _HEADER.read(data, "engine")
+    with one_file_of_formulas():
+        header = _HEADER.read(data, "engine")
+    # Each part of a recipe takes a refit some 50 us.
+    recipes = [*(weight.recipe for weight in header.weights), *header.scales]
+    parts = sum(len(recipe[1]) for recipe in recipes if _has_parts(recipe))
+    if parts > Limit.MAX_RECIPE_PARTS.most:
+        raise _fail("the weights", f"their recipes have {Limit.MAX_RECIPE_PARTS.excess(parts)}")
+    return header
+
+
+def _has_parts(recipe: Json) -> TypeGuard[tuple[Json, tuple[Json, ...]]]:
+    """Whether it may be a recipe; who reads it says what is wrong with one that is none."""
+    return isinstance(recipe, tuple) and len(recipe) == 2 and isinstance(recipe[1], tuple)

@@ -23,6 +23,7 @@ from smelt.types._dim import (
     ceil_div,
     dim_from_text,
     evaluate_dim,
+    one_file_of_formulas,
     substitute_dim,
     symbols_of,
 )
@@ -132,4 +133,5 @@ __all__ = [
     "upper_bound",
     "wrap_words",
     "write_arrays",
+    "one_file_of_formulas",
 ]
