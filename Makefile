@@ -40,7 +40,7 @@ export NO_MKDOCS_2_WARNING := 1
 CODE := src tests tools benchmarks $(wildcard examples)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check layout lint gates floors mypy pyright test quick test-triton36 soak bench docs requirements lock wheel clean format
+.PHONY: help demo check layout lint gates floors mypy pyright test quick test-triton36 manifest soak bench docs requirements lock wheel clean format
 
 help:  ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## */  make \1\t/' | expand -t 22
@@ -59,6 +59,9 @@ quick: $(VENV)/.stamp-test  ## run most of the tests, without those that take lo
 test-triton36:  ## compile kernels for GPUs with Triton 3.6, in an environment of its own
 	@$(MAKE) --no-print-directory VENV=$(TRITON36) PINS='triton==3.6.*' $(TRITON36)/.stamp-test
 	@$(TRITON36)/bin/python -m pytest tests/backends/cuda -n $(JOBS)
+
+manifest: $(VENV)/.stamp-test  ## compare all generated code with the manifest in tests/golden/code; UPDATE=1 writes it
+	@$(BIN)/python -m tools.code_manifest $(if $(UPDATE),--update)
 
 # Quick ones first; of those that take a minute each, two at a time.
 check: $(VENV)/.stamp-dev  ## every gate: format, lint, sizes, rooms, floors, types
