@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 if not __package__:  # run as a script
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from benchmarks.support.results import numbers, parser_for, write_rows
+from benchmarks.support.results import numbers, parser_for, write_fused_kernel
 from smelt.backends.cpu import compile_ir, compile_runtime, host_target, link
 from smelt.devices.cpu import (
     CpuMemory,
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows.append(
             {"threads": threads, "best_us": round(waits[0], 4), "median_us": round(waits[1], 4)}
         )
-        write_rows(options.json, rows)
+        write_fused_kernel(options.json, rows)
     return 0
 
 

@@ -31,7 +31,7 @@ from benchmarks.support.engines import Job
 from benchmarks.support.fresh import run_python, run_stages
 from benchmarks.support.models import models_with_inputs, random_inputs, save_inputs
 from benchmarks.support.one_node import Case
-from benchmarks.support.results import name_of_gpu, numbers, parser_for, words, write_rows
+from benchmarks.support.results import name_of_gpu, numbers, parser_for, words, write_fused_kernel
 from benchmarks.support.stages import Settings
 
 if TYPE_CHECKING:
@@ -196,8 +196,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 for dtype in options.precision:
                     job = Job(model, str(file), str(inputs), dtype, options.threads, batch)
                     rows += measure(job, Path(scratch), options)
-                    write_rows(options.json, rows, gpu)
-    write_rows(options.json, rows, gpu)
+                    write_fused_kernel(options.json, rows, gpu)
+    write_fused_kernel(options.json, rows, gpu)
     return 0
 
 

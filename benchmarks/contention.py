@@ -27,7 +27,7 @@ if not __package__:  # run as a script
 
 from benchmarks.support.engines import SAVED, EngineFailedError, Job, Worker, known_engines
 from benchmarks.support.models import models_with_inputs
-from benchmarks.support.results import numbers, parser_for, words, write_rows
+from benchmarks.support.results import numbers, parser_for, words, write_fused_kernel
 
 if TYPE_CHECKING:
     import argparse
@@ -176,7 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     continue
                 print_rows(measured)
                 rows += measured
-                write_rows(options.json, rows)
+                write_fused_kernel(options.json, rows)
     return int(failed)
 
 

@@ -29,7 +29,7 @@ from benchmarks.support.engines import SAVED, EngineFailedError, Job, Worker, kn
 from benchmarks.support.models import count_gflop, load_inputs, random_inputs, save_inputs
 from benchmarks.support.one_node import CASES
 from benchmarks.support.peak import PeakLoop
-from benchmarks.support.results import parser_for, summary, words, write_rows
+from benchmarks.support.results import parser_for, summary, words, write_fused_kernel
 
 if TYPE_CHECKING:
     import argparse
@@ -188,7 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rows += measured
             add_shares(rows, peak)
             print_rows(measured)
-            write_rows(options.json, rows)
+            write_fused_kernel(options.json, rows)
     ratios = ratios_of(rows)
     if ratios:
         mean = statistics.geometric_mean(ratios)

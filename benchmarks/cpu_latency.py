@@ -42,7 +42,7 @@ from benchmarks.support.models import (
 )
 from benchmarks.support.peak import PeakLoop
 from benchmarks.support.quantize import quantized_model
-from benchmarks.support.results import numbers, parser_for, summary, words, write_rows
+from benchmarks.support.results import numbers, parser_for, summary, words, write_fused_kernel
 
 if TYPE_CHECKING:
     import argparse
@@ -211,7 +211,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if not options.prepare and names[0] not in [row["engine"] for row in measured]:
                 failed.append(f"{job.model} {job.dtype}")
             print_rows(measured)
-            write_rows(options.json, rows)
+            write_fused_kernel(options.json, rows)
     if failed:
         print(f"not measured with {names[0]}: {', '.join(failed)}", file=sys.stderr)
     return int(bool(failed))

@@ -31,18 +31,18 @@ from typing import TYPE_CHECKING, Any
 if not __package__:  # run as a script
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from benchmarks.support.gpu_products import NETWORKS, Product, products_of
-from benchmarks.support.gpu_rig import (
-    Bench,
+from benchmarks.support.gpu_gemm_problems import NETWORKS, GemmProblem, gemm_problems_of
+from benchmarks.support.gpu_kernel_bench import (
     Candidate,
+    CandidateBench,
+    GpuKernelBench,
     Memory,
-    Rig,
     candidates_of,
     compiled,
 )
 from smelt.backends import Tactic
 from smelt.backends.cuda import CudaBackend, CudaTarget
-from smelt.backends.cuda.families import _tiles
+from smelt.backends.cuda.families import _gemm_tiles
 from smelt.devices.cuda import CudaGraph
 from smelt.errors import SmeltError
 from smelt.types import DType
@@ -74,19 +74,19 @@ VARIANTS: dict[str, Callable[[str], str]] = {
 
 
 def measure_chain(
-    rig: Rig, chain: list[tuple[Memory, Candidate]], target: CudaTarget, submit: Submit
+    rig: GpuKernelBench, chain: list[tuple[Memory, Candidate]], target: CudaTarget, submit: Submit
 ) -> None:
     """Print what the best kernels of a network take one behind the other, as they are and else."""
     backend = CudaBackend()
     distinct = {id(candidate): (memory, candidate) for memory, candidate in chain}
     for name, change in VARIANTS.items():
-        benches: dict[int, Bench] = {}
+        benches: dict[int, CandidateBench] = {}
         for key, (memory, candidate) in distinct.items():
             texts = [change(backend.generate(s.kernel, target)) for s in candidate.steps]
             steps = zip(candidate.steps, texts, strict=True)
             records = [submit(compiled, s.kernel, text, target) for s, text in steps]
             made = dataclasses.replace(candidate, records=records)
-            benches[key] = Bench(memory, made, backend)
+            benches[key] = CandidateBench(memory, made, backend)
         worst = max(bench.error() for bench in benches.values())
         print(f"-- {name}: errors up to {worst:.2g}")
         order = [benches[id(candidate)] for _, candidate in chain]
@@ -101,7 +101,9 @@ def measure_chain(
             module.close()
 
 
-def chain_us(rig: Rig, order: Sequence[Bench], *, early: bool = True, sets: int = 1 << 20) -> float:
+def chain_us(
+    rig: GpuKernelBench, order: Sequence[CandidateBench], *, early: bool = True, sets: int = 1 << 20
+) -> float:
     """Microseconds of launches one behind the other, in one graph."""
 
     def record() -> None:
@@ -116,7 +118,11 @@ def chain_us(rig: Rig, order: Sequence[Bench], *, early: bool = True, sets: int 
 
 
 def measure(
-    rig: Rig, product: Product, node: Node, found: list[Candidate], options: argparse.Namespace
+    rig: GpuKernelBench,
+    product: GemmProblem,
+    node: Node,
+    found: list[Candidate],
+    options: argparse.Namespace,
 ) -> tuple[dict[str, Any], Memory, Candidate | None]:
     """The row of one product."""
     backend, memory = CudaBackend(), Memory(rig, product, node)
@@ -126,7 +132,7 @@ def measure(
     wrong: list[str] = []
     for candidate in found:
         try:
-            bench = Bench(memory, candidate, backend)
+            bench = CandidateBench(memory, candidate, backend)
             before = bench.error()
             taken = bench.microseconds(options.rounds)
             error = max(before, bench.error())
@@ -200,9 +206,9 @@ class Job:
 
     network: str
     batch: int
-    products: list[tuple[Product, int, Node, list[Candidate]]]
-    chain: dict[Product, tuple[Memory, Candidate]] = field(
-        default_factory=dict[Product, "tuple[Memory, Candidate]"]
+    products: list[tuple[GemmProblem, int, Node, list[Candidate]]]
+    chain: dict[GemmProblem, tuple[Memory, Candidate]] = field(
+        default_factory=dict[GemmProblem, "tuple[Memory, Candidate]"]
     )
     """The best candidate of each product that was measured."""
 
@@ -220,7 +226,7 @@ def begin_job(
     """Have all candidates of a network's products compiled."""
     network, batch = text.split(":")
     backend, job = CudaBackend(), Job(network, int(batch), [])
-    for product, count in products_of(network, job.batch).items():
+    for product, count in gemm_problems_of(network, job.batch).items():
         if re.search(pattern, product.label):
             node = product.node(DType.FLOAT32)
             pick = partial(picked, family=family, kept=others) if family else list[Tactic]
@@ -230,7 +236,9 @@ def begin_job(
     return job
 
 
-def run_job(rig: Rig, job: Job, options: argparse.Namespace, end: float) -> list[dict[str, Any]]:
+def run_job(
+    rig: GpuKernelBench, job: Job, options: argparse.Namespace, end: float
+) -> list[dict[str, Any]]:
     """Measure the products of a network as long as there is time; their rows."""
     rows: list[dict[str, Any]] = []
     print(f"== {job.network} at batch {job.batch}, {end - time.monotonic():.1f} s are left")
@@ -253,14 +261,14 @@ def run(options: argparse.Namespace) -> None:
     """Measure all jobs."""
     begin, target = time.monotonic(), CudaTarget(90)
     if options.kept:
-        tiles: Any = _tiles  # to look at more than a build would
-        tiles._KEPT = options.kept
+        tiles: Any = _gemm_tiles  # to look at more than a build would
+        tiles._EMBEDDED_OPTIONS = options.kept
     workers = options.workers or max(1, (os.cpu_count() or 2) - 1)
     rows: list[dict[str, Any]] = []
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
         wanted = (options.only, target, pool.submit, options.family, options.others)
         jobs = [begin_job(text, *wanted) for text in options.jobs]
-        rig = Rig()
+        rig = GpuKernelBench()
         for job in jobs:
             rows += run_job(rig, job, options, begin + options.seconds)
             products = NETWORKS[job.network](job.batch)

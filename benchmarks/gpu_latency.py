@@ -1,4 +1,4 @@
-"""Measure the latency of whole networks on an NVIDIA GPU: smelt beside other engines, by turns.
+"""Measure the latency of whole networks on an NVIDIA GPU: smelt and other engines, interleaved.
 
 Every engine has a process of its own that stays alive; short turns go round among them. All get the
 same random inputs, and their outputs are compared before anything is timed. What counts is the time
@@ -38,7 +38,7 @@ from benchmarks.support.results import (
     parser_for,
     summary,
     words,
-    write_rows,
+    write_fused_kernel,
 )
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def compare(workers: list[Worker], job: Job, folder: Path) -> dict[str, float]:
     return errors
 
 
-def take_rounds(workers: Sequence[Worker], options: argparse.Namespace) -> dict[str, Any]:
+def measure_rounds(workers: Sequence[Worker], options: argparse.Namespace) -> dict[str, Any]:
     """Return each engine's times by kind."""
     times: dict[str, dict[str, list[float]]] = {worker.engine: {} for worker in workers}
     for turn in range(options.rounds + 1):
@@ -140,7 +140,7 @@ def measure(
         return []
     errors = compare(ready, job, inputs.parent)
     near = [w for w in ready if errors[w.engine] <= TOLERANCE[job.dtype]]
-    times = take_rounds(near, options)
+    times = measure_rounds(near, options)
     least = roofline_ms(
         read_network(file),
         shapes_of(file, load_inputs(inputs)),
@@ -257,7 +257,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 measured += earlier_rows(options.earlier, measured[0], engines)
             print_rows(measured)
             rows += measured
-            write_rows(options.json, rows, gpu)
+            write_fused_kernel(options.json, rows, gpu)
     if failed:
         print(f"not measured with {names[0]}: {', '.join(failed)}", file=sys.stderr)
     return int(bool(failed))

@@ -40,7 +40,7 @@ _SLACK_BYTES: Final = 8 << 20
 
 
 @dataclass(slots=True)
-class _Slot:
+class _InFlightRequest:
     """Where one inference in flight writes its outputs."""
 
     memory: Any
@@ -48,7 +48,7 @@ class _Slot:
     chosen: int = 0
 
 
-class _Lane:
+class _StreamWorker:
     """A context with a stream, and its inferences in flight."""
 
     def __init__(self, soak: Soak, seed: int) -> None:
@@ -56,7 +56,9 @@ class _Lane:
         self.stream = soak.smelt.Stream(soak.device_name)
         self.raw = soak.cuda.CudaStream(soak.device, self.stream)
         self.context = soak.engine.create_context()
-        self.slots = [_Slot(soak.allocate(soak.output_bytes(_MOST))) for _ in range(soak.in_flight)]
+        self.slots = [
+            _InFlightRequest(soak.allocate(soak.output_bytes(_MOST))) for _ in range(soak.in_flight)
+        ]
         self._random = np.random.default_rng(seed)
 
     def queue(self) -> None:
@@ -125,7 +127,7 @@ class Soak:
 
     def run(self, count: int, seconds: float) -> dict[str, Any]:
         """Run so many inferences, or as many as the time allows; return what there is to say."""
-        lanes = [_Lane(self, seed) for seed in (1, 2)]
+        lanes = [_StreamWorker(self, seed) for seed in (1, 2)]
         done = wrong = 0
         first: tuple[int, int] | None = None
         begin = time.monotonic()

@@ -25,9 +25,9 @@ from smelt.devices.cuda import cuda_device
 from smelt.errors import BuildError
 from smelt.ir import clone
 from smelt.passes import pipeline, run_passes
-from smelt.tuner._cuda_trial import CudaLaboratory
-from smelt.tuner._measure import is_free, node_text
-from smelt.tuner._specimen import Repeats, lower_alone
+from smelt.tuner._benchmark_timer import is_not_timed, node_text
+from smelt.tuner._cuda_bench import CudaBench
+from smelt.tuner._isolated_node import TimingRepeats, lower_isolated_node
 from smelt.types import DType
 
 if TYPE_CHECKING:
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from smelt.backends import Tactic
     from smelt.ir import Graph, Node
 
-REPEATS = Repeats(7)
+REPEATS = TimingRepeats(7)
 
 
 def graph_of(path: Path, backend: CudaBackend) -> Graph:
     """The model, optimised."""
     graph = clone(smelt.network_from_onnx(str(path)).graph)
-    passes = pipeline(never_fused=backend.never_fused, composed=backend.composed)
+    passes = pipeline(non_fusable_ops=backend.non_fusable_ops, composite_ops=backend.composite_ops)
     run_passes(graph, passes, lambda _: None)
     return graph
 
@@ -68,8 +68,8 @@ def work_of(
             found[text] = (first, tactics, count + 1)
             continue
         every, _ = backend.candidates(node, target, DType.FLOAT16)
-        tactics = sorted((t for t in every if not is_free(t)), key=lambda t: t.cost_hint)
-        if any(is_free(t) and not t.is_reference for t in every):
+        tactics = sorted((t for t in every if not is_not_timed(t)), key=lambda t: t.cost_hint)
+        if any(is_not_timed(t) and not t.is_reference for t in every):
             continue
         if not tactics:
             print(f"  no kernel: {node}", flush=True)
@@ -84,10 +84,10 @@ def tune(path: Path, keep: int, jobs: int | None) -> dict[str, Any]:
     target = target_named(device.properties.architecture)
     backend = CudaBackend(jobs=jobs)
     graph = graph_of(path, backend)
-    lab = CudaLaboratory(backend, target, device, sizes={})
+    lab = CudaBench(backend, target, device, sizes={})
     work = work_of(graph, backend, target, keep)
     prepared = time.perf_counter()
-    lab.compile_ahead([(node, t) for node, tactics, _ in work.values() for t in tactics])
+    lab.compile_candidates([(node, t) for node, tactics, _ in work.values() for t in tactics])
     rows: list[dict[str, Any]] = []
     timing = 0.0
     for node, tactics, count in work.values():
@@ -113,16 +113,16 @@ def tune(path: Path, keep: int, jobs: int | None) -> dict[str, Any]:
     return {**summary, "rows": rows}
 
 
-def wait(lab: CudaLaboratory, node: Node, tactic: Tactic) -> None:
+def wait(lab: CudaBench, node: Node, tactic: Tactic) -> None:
     """Until the tactic is compiled, or refused."""
-    for launch in lower_alone(lab.backend, node, tactic, lab.sizes).launches:
+    for launch in lower_isolated_node(lab.backend, node, tactic, lab.sizes).launches:
         try:
             lab.backend.records(launch.kernel, lab.target)
         except BuildError:
             return
 
 
-def safe_seconds(lab: CudaLaboratory, node: Node, tactics: Sequence[Tactic]) -> list[float]:
+def safe_seconds(lab: CudaBench, node: Node, tactics: Sequence[Tactic]) -> list[float]:
     """The times, or infinity for all if something unexpected happens."""
     try:
         return lab.seconds(node, tactics, repeats=REPEATS)
@@ -132,7 +132,7 @@ def safe_seconds(lab: CudaLaboratory, node: Node, tactics: Sequence[Tactic]) -> 
 
 
 def row_of(
-    lab: CudaLaboratory,
+    lab: CudaBench,
     node: Node,
     tactics: Sequence[Tactic],
     times: Sequence[float],

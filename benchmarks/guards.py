@@ -24,9 +24,9 @@ if not __package__:  # run as a script
 
 import smelt
 from benchmarks.support.index_checks import index_rows
-from benchmarks.support.results import name_of_gpu, numbers, parser_for, words, write_rows
+from benchmarks.support.results import name_of_gpu, numbers, parser_for, words, write_fused_kernel
 from smelt import ops
-from smelt.engine import KeptVerdicts, RunConditions, verify_plan_at
+from smelt.engine import CachedRuntimeChecks, RuntimeChecks, verify_plan_at
 from smelt.ir import Graph
 from smelt.types import DType, SymbolicDim, TensorType
 
@@ -97,8 +97,8 @@ def measure() -> list[dict[str, Any]]:
     ranged = engine_for(16, _EXTENT, 256)
     header, plan = ranged.header, ranged.header.plans[0]
     values = {name: _EXTENT if low != high else low for name, low, high in plan.symbols}
-    conditions = RunConditions(header, plan)
-    verdicts = KeptVerdicts(conditions)
+    conditions = RuntimeChecks(header, plan)
+    verdicts = CachedRuntimeChecks(conditions)
     verdicts.check(values)
     measured = {
         "open plan, known shape": microseconds(lambda: verdicts.check(values), 1000),
@@ -114,15 +114,15 @@ def measure() -> list[dict[str, Any]]:
 def spent_by_runs(what: str, engine: Engine) -> dict[str, Any]:
     """Count the checks of a context's first runs, and return with them what a run pays."""
     spent: list[float] = []
-    check = KeptVerdicts.check
+    check = CachedRuntimeChecks.check
 
-    def timed(kept: KeptVerdicts, *arguments: Any, **more: Any) -> None:
+    def timed(kept: CachedRuntimeChecks, *arguments: Any, **more: Any) -> None:
         start = time.perf_counter()
         check(kept, *arguments, **more)
         spent.append(time.perf_counter() - start)
 
     x = np.zeros((1, _CHANNELS, _EXTENT, _EXTENT), np.float32)
-    with patch.object(KeptVerdicts, "check", timed), engine.create_context() as context:
+    with patch.object(CachedRuntimeChecks, "check", timed), engine.create_context() as context:
         for _ in range(_FIRST_RUNS):
             context.run({"x": x})
     steps = len(engine.header.plans[0].steps)
@@ -190,7 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for row in rows_of_indices(options):
         rows.append(row)
         print_indices(row)
-        write_rows(options.json, rows, where)
+        write_fused_kernel(options.json, rows, where)
     return 0
 
 

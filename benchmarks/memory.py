@@ -20,7 +20,7 @@ if not __package__:  # run as a script
 
 from benchmarks.support.fresh import run_stages
 from benchmarks.support.models import models_with_inputs
-from benchmarks.support.results import parser_for, words, write_rows
+from benchmarks.support.results import parser_for, words, write_fused_kernel
 from benchmarks.support.stages import Settings
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"{row['model']} {row['engine']:12} peak {row['peak_mib']:7.1f} MiB", end="")
                 print(f"   loaded {row['loaded_mib']:7.1f}   its own {row['own_mib']:7.1f}")
             rows += measured
-            write_rows(options.json, rows)
+            write_fused_kernel(options.json, rows)
     return 0
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 if not __package__:  # run as a script
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from benchmarks.support.results import numbers, parser_for, write_rows
+from benchmarks.support.results import numbers, parser_for, write_fused_kernel
 from smelt.engine import (
     Buffer,
     EngineHeader,
@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             seconds = seconds_for(make(count))
             rows.append({"plan": name, "steps": count, "seconds": seconds})
             print(f"{name:24}{count:8}{seconds:10.2f} s")
-    write_rows(options.json, rows)
+    write_fused_kernel(options.json, rows)
     return 0
 
 

@@ -20,7 +20,7 @@ from unittest import mock
 
 import numpy as np
 
-from smelt.backends import WeightStore, assemble, store_as
+from smelt.backends import WeightStore, build_plan, with_storage_dtype
 from smelt.backends.cpu import CpuBackend, compile_ir, compile_runtime
 from smelt.backends.cpu import target_named as cpu_target_named
 from smelt.backends.cuda import CudaBackend, why_no_gluon
@@ -28,7 +28,7 @@ from smelt.backends.cuda import target_named as cuda_target_named
 from smelt.devices.cuda import CudaKernel
 from smelt.engine import Launch
 from smelt.errors import BuildError, ShapeError
-from smelt.ops import ALL_OPS, Chain
+from smelt.ops import ALL_OPS, FusedPair
 from smelt.types import DType
 from tests.support.dense_cases import DENSE_CASES
 from tests.support.trials import bound_symbols, check_range, graph_of
@@ -136,14 +136,16 @@ def requests_of(target: str, unit: str) -> Iterator[Request]:
 
 def _every_language() -> Any:
     """Text in Triton's lower language is written whether or not this Triton compiles it."""
-    return mock.patch("smelt.backends.cuda.families.sliding.why_no_gluon", return_value=None)
+    return mock.patch(
+        "smelt.backends.cuda.families.window_reuse_conv.why_no_gluon", return_value=None
+    )
 
 
 _CUDA_GROUPS: Final = {
     "persistent convolutions": ("held_cases", "_CASES", "_STEMS", "_half"),
     "prefetched products": ("ahead_cases", "_CASES", "_half"),
     "sliding windows": ("sliding_cases", "_CASES", "_half"),
-    "fused pairs": ("chain_cases", "_half", "_pooled_half"),
+    "fused pairs": ("fused_pair_cases", "_half", "_pooled_half"),
 }
 """Cases that the tests add for kernels which the ops' own small cases do not reach."""
 
@@ -157,7 +159,7 @@ def _cases_of(unit: str) -> Sequence[Case]:
     module = importlib.import_module(f"tests.support.{place}")
     found: list[Case] = []
     if unit == "fused pairs":
-        found += Chain.cases()
+        found += FusedPair.cases()
     for name in names:
         given: Any = getattr(module, name)
         found += [given()] if name.islower() else given  # a function's name is lower case
@@ -199,7 +201,7 @@ def _cuda_modes(suffix: str, name: str, target: Any) -> Iterator[_Mode]:
     yield _Mode(f"tf32{suffix}", name, replace(target, allows_tf32=True), plain=target)
     yield _Mode(f"float16{suffix}", name, target, half)
     yield _Mode(f"bfloat16{suffix}", name, target, DType.BFLOAT16)
-    yield _Mode(f"half2{suffix}", name, replace(target, pairs=True), half, plain=target)
+    yield _Mode(f"half2{suffix}", name, replace(target, uses_half2=True), half, plain=target)
     yield _Mode(f"float16 reversed{suffix}", name, target, half, turns=True)
 
 
@@ -252,9 +254,9 @@ def _tactics(mode: _Mode, node: Node) -> list[Tactic]:
     own = [tactic for tactic in offered if tactic not in known]
     if mode.storage is not DType.FLOAT32:
         # Else results, which nothing but a binding takes here, would stay float32.
-        own = [store_as(mode.storage, node, tactic, outputs=True) for tactic in own]
+        own = [with_storage_dtype(mode.storage, node, tactic, outputs=True) for tactic in own]
     if mode.turns:
-        own = [replace(tactic, backwards=True) for tactic in own]
+        own = [replace(tactic, reversed_tile_order=True) for tactic in own]
     return own
 
 
@@ -264,7 +266,7 @@ def _lowered(
     """The steps of the node itself, and the kernels around it."""
     backend = _backend(mode.target_name)
     chosen = {graph.nodes[0]: tactic}
-    made = assemble(graph, chosen, backend, WeightStore(), symbols=symbols)
+    made = build_plan(graph, chosen, backend, WeightStore(), symbols=symbols)
     own: list[Kernel | None] = []
     copies: list[Kernel] = []
     for step in made.plan.steps:
@@ -337,7 +339,7 @@ def compiled(kernel: Kernel) -> tuple[bytes, tuple[str, ...]] | None:
 def _cubin(kernel: CudaKernel) -> tuple[bytes, tuple[str, ...]]:
     facts = (
         kernel.threads, kernel.dynamic_shared_bytes, kernel.scratch_words,
-        kernel.may_start_early, kernel.cluster,
+        kernel.supports_pdl, kernel.cluster,
     )  # fmt: skip
     return kernel.cubin, tuple(map(repr, facts))
 

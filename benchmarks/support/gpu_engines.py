@@ -337,7 +337,7 @@ ENGINES: Final[dict[str, Callable[[Job, Mapping[str, Array]], Engine]]] = {
 }
 
 
-def take_turn(engine: Engine, seconds: float, warm_up: int) -> dict[str, list[float]]:
+def measure_round(engine: Engine, seconds: float, warm_up: int) -> dict[str, list[float]]:
     """Return the milliseconds of a turn: of a warm and a cold L2, and of whole calls."""
     engine.call_times(warm_up)
     return {
@@ -349,4 +349,4 @@ def take_turn(engine: Engine, seconds: float, warm_up: int) -> dict[str, list[fl
 
 def serve(name: str) -> None:
     """Be one engine's worker."""
-    engines.serve(name, ENGINES, take_turn)
+    engines.serve(name, ENGINES, measure_round)

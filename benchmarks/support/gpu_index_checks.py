@@ -128,7 +128,7 @@ def engine_without_looking(engine: Engine, kernels: Sequence[KernelSpec]) -> Eng
     header, backend = engine.header, CudaBackend()
     target = target_named(header.fingerprint.architecture)
     looking = [backend.generate(kernel, target) for kernel in kernels]
-    with patch("smelt.backends.cuda._source.Source.tell"):
+    with patch("smelt.backends.cuda._kernel_source.Source.write_index_error"):
         others = [backend.generate(kernel, target) for kernel in kernels]
         image = backend.compile(kernels, target)
     backend.pool.close()

@@ -17,7 +17,7 @@ import numpy as np
 import smelt
 from benchmarks.support.models import find_models, random_inputs, reference_folder
 from smelt import ops
-from smelt.backends.cpu.families._indices import IndexReader
+from smelt.backends.cpu.families._index_reader import IndexReader
 from smelt.engine import Space
 from smelt.ir import Graph
 from smelt.types import DType, TensorType
@@ -49,7 +49,7 @@ def index_rows(models: Sequence[str], folder: Path | None, turns: int) -> Iterat
         folder: where to look for them first.
         turns: how often each of two engines runs for a while.
     """
-    folders = [place for place in (folder, reference_folder()) if place is not None]
+    folders = [position for position in (folder, reference_folder()) if position is not None]
     for name in models:
         for model, file in find_models(name, folders, 1):
             inputs = random_inputs(file, 1, {})
@@ -138,7 +138,7 @@ def _looking(engine: smelt.Engine) -> int:
 def _without_looking() -> Generator[None]:
     """Build kernels that clamp indices, and contexts that read no error words."""
 
-    def place(reader: IndexReader, index: Reg, extent: Int) -> Reg:
+    def position(reader: IndexReader, index: Reg, extent: Int) -> Reg:
         e = reader.e
         value = e.load(f"i{8 * reader.index_bytes}", index)
         wide = value if value.type == "i64" else e.convert("sext", value, "i64")
@@ -146,8 +146,8 @@ def _without_looking() -> Generator[None]:
         return e.i64(e.maximum(0, e.minimum(wrapped, e.sub(extent, 1))))
 
     with (
-        patch.object(IndexReader, "place", place),
-        patch("smelt.runtime._segments.tells_errors", return_value=False),
+        patch.object(IndexReader, "position", position),
+        patch("smelt.runtime._segments.reports_index_errors", return_value=False),
     ):
         yield
 

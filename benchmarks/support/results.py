@@ -39,7 +39,7 @@ def words(text: str) -> list[str]:
     return [part for part in text.split(",") if part]
 
 
-def write_rows(
+def write_fused_kernel(
     file: Path | None, rows: Sequence[dict[str, Any]], device: str | None = None
 ) -> None:
     """Write what was measured so far; every row says on which machine, and on which device."""

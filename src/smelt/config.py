@@ -37,11 +37,11 @@ __all__ = [
     "keys_directory",
     "log_level",
     "private_directory",
-    "say_once",
+    "log_once",
     "target_name",
     "thread_count",
     "trusted_keys",
-    "who_else_writes",
+    "other_writers",
 ]
 
 T = TypeVar("T")
@@ -267,7 +267,7 @@ def thread_count() -> int | None:
     try:
         return _OPENMP_THREADS.read()
     except SmeltError as error:
-        say_once(logging.WARNING, f"ignored: {error}")
+        log_once(logging.WARNING, f"ignored: {error}")
         return None
 
 
@@ -304,36 +304,36 @@ def describe_flags() -> str:
     )
 
 
-def private_directory(path: Path, asked_by: Flag[Path | None] | None = None) -> Path | None:
+def private_directory(path: Path, flag_name: Flag[Path | None] | None = None) -> Path | None:
     """Return a directory, made if need be; None, and a word on why, where it cannot be used.
 
     What a variable names is missed: that is a warning. That there is no home is often meant so.
     """
-    level = logging.INFO if asked_by is None else logging.WARNING
-    where = f"{asked_by.variable}={path}" if asked_by else str(path)
+    level = logging.INFO if flag_name is None else logging.WARNING
+    where = f"{flag_name.variable}={path}" if flag_name else str(path)
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = who_else_writes(path, above=1)
+        found = other_writers(path, above=1)
     except OSError as error:
-        say_once(level, f"{where} is not used: {error.strerror}")
+        log_once(level, f"{where} is not used: {error.strerror}")
         return None
     if found:
         told = f"{where} is not used: {found}; or name a directory of your own"
-        say_once(logging.WARNING, told)
+        log_once(logging.WARNING, told)
         return None
     if os.access(path, os.R_OK | os.W_OK | os.X_OK):
         return path
-    say_once(level, f"{where} is not used: it cannot be written to")
+    log_once(level, f"{where} is not used: it cannot be written to")
     return None
 
 
 @functools.cache
-def say_once(level: int, text: str) -> None:
+def log_once(level: int, text: str) -> None:
     """Log what is found out again and again."""
     _LOG.log(level, "%s", text)
 
 
-def who_else_writes(path: Path, *, above: int | None = 0) -> str:
+def other_writers(path: Path, *, above: int | None = 0) -> str:
     """Say why others than this user and root may change a file or directory; "" if they may not.
 
     Symbolic links are followed: what counts is where they lead, and that nobody else can lead them

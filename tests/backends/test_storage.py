@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from smelt import ops
-from smelt.backends import Aliasing, _windows
+from smelt.backends import Aliasing, _views
 from smelt.ir import Graph
 from smelt.types import Layout
 from tests.support.cpu_families import random
@@ -341,7 +341,7 @@ def strided_where_possible(node: Node, tactics: Sequence[Tactic]) -> Tactic:
         forms = [f for f in (*tactic.inputs, *tactic.outputs) if f is not None]
         last = sum(f.layout is LAST for f in forms)
         strided = sum(f.layout is STRIDED for f in forms)
-        joins = tactic.aliasing is Aliasing.JOIN
+        joins = tactic.aliasing is Aliasing.CONCAT
         return tactic.aliasing is Aliasing.NONE, last, -10 * joins - strided
 
     return min(real, key=effort)
@@ -421,13 +421,13 @@ def test_the_parts_of_a_concatenation_are_looked_up_all_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[str] = []
-    views: Callable[[Node, int, View], tuple[View, ...]] = vars(_windows)["_parts"]
+    views: Callable[[Node, int, View], tuple[View, ...]] = vars(_views)["_parts"]
 
     def counted(node: Node, axis: int, view: View) -> tuple[View, ...]:
         asked.append(node.name)
         return views(node, axis, view)
 
-    monkeypatch.setattr(_windows, "_parts", counted)
+    monkeypatch.setattr(_views, "_parts", counted)
     graph = Graph()
     x = graph.add_input("x", tensor(1, 4))
     parts = [relu(graph, x, f"part{i}") for i in range(50)]

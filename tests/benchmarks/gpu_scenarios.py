@@ -16,7 +16,7 @@ import smelt
 from benchmarks import guards
 from benchmarks.support.convnext import CONVNEXTS, build_convnext
 from benchmarks.support.engines import Job
-from benchmarks.support.gpu_engines import Smelt, take_turn
+from benchmarks.support.gpu_engines import Smelt, measure_round
 from benchmarks.support.models import random_inputs, save_inputs
 from smelt.interp import interpret
 
@@ -89,7 +89,7 @@ def a_convnext_is_timed() -> None:
             save_inputs(given, inputs)
             job = Job(name, str(file), str(given), "float16", 1, tune="none")
             engine = Smelt(job, inputs)
-            times = take_turn(engine, 0.0, 1)
+            times = measure_round(engine, 0.0, 1)
             (made,) = engine.outputs()
             (wanted,) = interpret(smelt.network_from_onnx(file).graph, inputs).values()
         assert all(times[kind] for kind in ("warm", "cold", "call"))

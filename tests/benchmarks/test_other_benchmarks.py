@@ -177,12 +177,16 @@ def test_engines_of_each_batch_are_run_under_each_tool(
 
 def test_a_familys_gain_counts_what_others_can_do_too(capsys: pytest.CaptureFixture[str]) -> None:
     times: tuple[list[Any], ...] = (
-        [[3.0, "held(a)"], [4.0, "conv(b)"]],
+        [[3.0, "persistent(a)"], [4.0, "conv(b)"]],
         [[5.0, "conv(b)"]],
-        [[9.0, "held(a)"]],
+        [[9.0, "persistent(a)"]],
         [],
     )
     common: dict[str, Any] = {"network": "one", "batch": 1, "label": "x", "errors": {}}
     rows = [{**common, "count": 2, "times": own} for own in times]
-    gpu_kernels.report_family(rows, "held")
-    assert capsys.readouterr().out.splitlines()[-1].endswith("18.0 us without, 16.0 us with held")
+    gpu_kernels.report_family(rows, "persistent")
+    assert (
+        capsys.readouterr()
+        .out.splitlines()[-1]
+        .endswith("18.0 us without, 16.0 us with persistent")
+    )

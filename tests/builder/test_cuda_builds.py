@@ -10,7 +10,6 @@ import platform
 import subprocess
 import sys
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,11 +17,10 @@ import pytest
 
 import smelt
 from smelt import ops
-from smelt.backends import Tactic
-from smelt.backends.cuda import CompilerPool, CudaBackend, in_turns, target_named
-from smelt.builder import TuningEffort, _cuda_toolchain, device_to_run
+from smelt.backends.cuda import CompilerPool, CudaBackend, alternate_tile_order, target_named
+from smelt.builder import _cuda_toolchain, device_to_run
 from smelt.builder._cuda_toolchain import CudaToolchain
-from smelt.builder._toolchain import Alternatives, Draft, open_toolchain, toolchain_of
+from smelt.builder._toolchain import TunedGraph, open_toolchain, toolchain_of
 from smelt.devices.cuda import CudaKernel, _driver, cuda_device
 from smelt.engine import HostCall, Launch, read_engine, serialize_engine
 from smelt.errors import (
@@ -37,11 +35,12 @@ from smelt.gie import create_infer_builder
 from smelt.inspect import report_of, report_to_text
 from smelt.ir import Node
 from smelt.tuner import Choice
-from smelt.types import DType, Limit
+from smelt.types import DType
+from tests.support.cuda_conv_chains import row_of
 from tests.support.cuda_driver_stub import StubDriver
-from tests.support.cuda_rows import row_of
 from tests.support.gie import RecordingLogger
 from tests.support.gie import small_network as gie_network
+from tests.support.pair_kinds import PairKinds
 from tests.support.small_networks import network_of_differences, small_network
 
 if TYPE_CHECKING:
@@ -49,18 +48,14 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import ModuleType
 
+    from smelt.backends import Tactic
     from smelt.backends.cuda import CudaTarget
-    from smelt.builder._toolchain import Toolchain
     from smelt.engine import KernelSpec
     from smelt.runtime import Engine
 
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="not installed: the extra cuda-build"
 )
-
-
-def _fits(_limit: Limit) -> bool:
-    return True
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -286,7 +281,7 @@ def test_tf32_must_be_asked_for() -> None:
 @needs_triton
 @pytest.mark.requirement("G-42", "G-61", "G-64")
 def test_half2_keeps_images_in_pairs_between_layers_and_bindings_as_they_are() -> None:
-    net = smelt.NetworkDefinition("pairs")
+    net = smelt.NetworkDefinition("half2")
     x = net.add_input("data", "float32", (3, 8, 8))
     weights = np.ones((4, 3, 3, 3), np.float32)
     y = net.add_convolution(x, 4, (3, 3), weights, padding=(1, 1), name="conv")
@@ -297,12 +292,12 @@ def test_half2_keeps_images_in_pairs_between_layers_and_bindings_as_they_are() -
     (plan,) = engine.header.plans
     launches = [step for step in plan.steps if isinstance(step, Launch)]
     kinds = [step.kernel.family for step in launches]
-    assert kinds == ["pairing", "pairs", "pairs", "pairing"]
+    assert kinds == ["half2_packing", "half2", "half2", "half2_packing"]
     views = [view for step in launches for view in step.operands]
     assert DType.FLOAT16 in {view.dtype for view in views if view.shape[-1] == 2}
     alone = smelt.build(net, "cuda:sm_90", "half2", max_batch_size=1, tune="none")
     names = [s.kernel.family for s in alone.header.plans[0].steps if isinstance(s, Launch)]
-    assert "pairs" not in names
+    assert "half2" not in names
 
 
 @needs_triton
@@ -355,7 +350,7 @@ def test_the_gpu_that_is_there_decides_the_architecture(
 ) -> None:
     driver(StubDriver())
     monkeypatch.setattr(_cuda_toolchain, "require_triton", str)
-    monkeypatch.setattr(_cuda_toolchain, "generator_edition", str)
+    monkeypatch.setattr(_cuda_toolchain, "generator_version", str)
     for device in ("cuda", "cuda:1"):
         assert open_toolchain(device).fingerprint.architecture == "sm_90"
     assert open_toolchain("cuda").device == "cuda:0"
@@ -441,30 +436,6 @@ def test_an_architecture_that_does_not_exist_is_refused(device: str) -> None:
         open_toolchain(device)
 
 
-class _Kinds:
-    """Chains of two kinds; a draft's graph is called by those that it has."""
-
-    def __init__(self, *nodes: Any) -> None:
-        self.asked: list[float] = []
-        self.nodes = nodes
-        """Of every draft's graph."""
-
-    def faster(self, most: float) -> list[str]:
-        self.asked.append(most)
-        return ["a", "b"]
-
-    def draft(self, kinds: Sequence[Any] = ()) -> Draft:
-        tuning: Any = SimpleNamespace(sizes={}, deadline=math.inf, fits=_fits)
-        tuning.timings = tuning.may_play = tuning.progress = None
-        tuning.effort = TuningEffort()
-        tuning.graph = SimpleNamespace(name="".join(kinds) or "apart", nodes=self.nodes)
-        return Draft(tuning, Choice(dict.fromkeys(self.nodes, Tactic("chain", (), (), ()))))
-
-    def best(self, tools: Toolchain) -> Draft:
-        others: Any = Alternatives(self, self.draft)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-        return tools.improve(self.draft(), others, 0.0)
-
-
 @needs_triton
 @pytest.mark.parametrize(
     ("seconds", "best"),
@@ -491,25 +462,25 @@ def test_whole_plans_decide_which_nodes_are_chained(
 
         def run(self) -> None: ...
 
-        def whole_seconds(self, casts: Sequence[object]) -> list[float]:
+        def plan_seconds(self, assignments: Sequence[object]) -> list[float]:
             apart, *others = [seconds[graph.name] for graph in self.graphs]
             told = [apart, *(one for own in others for one in (math.inf, own))]
             del self.graphs[1:]
-            assert len(told) == len(casts)
+            assert len(told) == len(assignments)
             return told
 
-    monkeypatch.setattr(_cuda_toolchain, "NetworkTrial", Trial)
-    op = ops.Chain(ops.Relu(), 1, ops.Relu())
-    chain = Node("chain", op, [])
-    found = _Kinds(chain).best(open_toolchain("cuda"))
+    monkeypatch.setattr(_cuda_toolchain, "InNetworkTuner", Trial)
+    op = ops.FusedPair(ops.Relu(), 1, ops.Relu())
+    fused_pair = Node("fused_pair", op, [])
+    found = PairKinds(fused_pair).best(open_toolchain("cuda"))
     assert found.tuning.graph.name == best
     # Those that start early were the faster ones.
-    assert found.choice.tactics[chain].starts_early is (best != "apart")
+    assert found.choice.tactics[fused_pair].uses_pdl is (best != "apart")
 
 
 @needs_triton
 def test_without_a_clock_the_times_of_nodes_decide() -> None:
-    kinds = _Kinds()
+    kinds = PairKinds()
     assert kinds.best(open_toolchain("cuda:sm_90")).tuning.graph.name == "ab"
     assert kinds.asked[0] < 1
 
@@ -517,7 +488,7 @@ def test_without_a_clock_the_times_of_nodes_decide() -> None:
 @needs_triton
 @pytest.mark.parametrize("device", ["cuda:sm_80", "cuda:sm_100", "cuda:sm_90,sm_100"])
 def test_nothing_is_chained_by_estimates_that_are_of_other_gpus(device: str) -> None:
-    assert _Kinds().best(open_toolchain(device)).tuning.graph.name == "apart"
+    assert PairKinds().best(open_toolchain(device)).tuning.graph.name == "apart"
 
 
 @needs_triton
@@ -542,32 +513,37 @@ def test_large_launches_take_turns_where_the_whole_plan_is_faster_so(
 
         def run(self) -> None: ...
 
-        def whole_seconds(self, casts: Sequence[Mapping[Node, Tactic]]) -> list[float]:
-            assert [sum(t.backwards for t in cast.values()) for cast in casts] == [0, 1]
+        def plan_seconds(self, assignments: Sequence[Mapping[Node, Tactic]]) -> list[float]:
+            assert [
+                sum(t.reversed_tile_order for t in assignment.values())
+                for assignment in assignments
+            ] == [0, 1]
             return [forwards, by_turns]
 
-    monkeypatch.setattr(_cuda_toolchain, "NetworkTrial", Trial)
+    monkeypatch.setattr(_cuda_toolchain, "InNetworkTuner", Trial)
     graph, tactics = row_of("cc", batch=128)
-    tuning: Any = _Kinds().draft().tuning
+    tuning: Any = PairKinds().draft().tuning
     tuning.graph = graph
-    best = open_toolchain("cuda").improve(Draft(tuning, Choice(tactics=tactics)), None, 0.0)
-    assert any(tactic.backwards for tactic in best.choice.tactics.values()) is turns
+    best = open_toolchain("cuda").tune_in_network(
+        TunedGraph(tuning, Choice(tactics=tactics)), None, 0.0
+    )
+    assert any(tactic.reversed_tile_order for tactic in best.choice.tactics.values()) is turns
 
 
 @needs_triton
 def test_an_engine_whose_launches_take_turns_is_generated_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def turn(tools: CudaToolchain, draft: Draft, _others: object) -> Draft:
+    def turn(tools: CudaToolchain, draft: TunedGraph, _others: object) -> TunedGraph:
         graph, tactics = draft.tuning.graph, draft.choice.tactics
-        tactics = in_turns(graph.nodes, tactics, draft.tuning.sizes, tools.target)
-        return Draft(draft.tuning, Choice(tactics=tactics, times=draft.choice.times))
+        tactics = alternate_tile_order(graph.nodes, tactics, draft.tuning.sizes, tools.target)
+        return TunedGraph(draft.tuning, Choice(tactics=tactics, times=draft.choice.times))
 
     monkeypatch.setattr(CudaToolchain, "_by_estimates", turn)
     graph, _ = row_of("cc", batch=128)
     engine = smelt.build(graph, device="cuda:sm_90", tune="none")
     tactics = [layer.tactic for layer in engine.layers if layer.kind == "conv"]
-    assert [tactic.endswith(" backwards") for tactic in tactics] == [False, True]
+    assert [tactic.endswith(" reversed") for tactic in tactics] == [False, True]
     file = read_engine(engine.serialize())
     unsigned = serialize_engine(file.header, file.weights, bytes(len(file.code)), b"", None)
     assert read_engine(smelt.load(unsigned).serialize()).code == file.code
@@ -592,7 +568,7 @@ def test_nodes_stay_apart_where_the_compiler_refuses_their_chain(
     generate = CudaBackend.generate
 
     def spoilt(backend: CudaBackend, kernel: KernelSpec, target: CudaTarget) -> str:
-        if kernel.family == "chain":
+        if kernel.family == "fused_pair":
             return "def kernel(p0):\n    nonsense(p0)\n"
         return generate(backend, kernel, target)
 
@@ -600,7 +576,7 @@ def test_nodes_stay_apart_where_the_compiler_refuses_their_chain(
     net = _expanding(filters=80)  # of a kernel that no cache has
     engine = smelt.build(net, device="cuda:sm_90", precision="float16", tune="none")
     assert {"project", "expand"} <= {layer.name for layer in engine.layers}
-    assert "nothing is chained: kernel chain_" in caplog.text
+    assert "nothing is chained: kernel fused_pair_" in caplog.text
 
 
 @needs_triton

@@ -13,7 +13,7 @@ import pytest
 import smelt
 from smelt import ops
 from smelt.builder import TuningEffort, _cuda_toolchain
-from smelt.builder._toolchain import Draft, open_toolchain, toolchain_of
+from smelt.builder._toolchain import TunedGraph, open_toolchain, toolchain_of
 from smelt.cli._build import build as build_command
 from smelt.devices.cuda import LIBRARIES, CublasLt, CudaMemory, cuda_device
 from smelt.engine import KernelSpec, Launch, read_engine, serialize_engine
@@ -28,27 +28,24 @@ from smelt.inspect import report_of, report_to_text
 from smelt.interp import interpret
 from smelt.ir import Graph
 from smelt.tuner import Candidates, Choice, choose
-from smelt.types import DType, Limit, TensorType
-from tests.support.calls_on_gpu import prefer_families
+from smelt.types import DType, TensorType
 from tests.support.cublaslt_stub import VERSION, StubCublasLt, hide_cublaslt
 from tests.support.cuda_driver_stub import StubDriver
 from tests.support.cuda_engines import use_stub
 from tests.support.cudnn_stub import VERSION as CUDNN_VERSION
 from tests.support.cudnn_stub import StubCudnn, hide_cudnn
+from tests.support.library_calls_on_gpu import prefer_families
+from tests.support.pair_kinds import fits
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from smelt.devices.cuda import CudaDevice, OpenLibrary
+    from smelt.devices.cuda import CudaDevice, LoadedLibrary
     from smelt.runtime import Engine
 
 Array = np.ndarray[Any, Any]
 LIBRARY = CublasLt.provider
 FEATURE = f"{LIBRARY}={VERSION}"
-
-
-def _fits(_limit: Limit) -> bool:
-    return True
 
 
 def _floats(*shape: int) -> Array:
@@ -218,7 +215,7 @@ def test_the_library_is_asked_on_the_gpu_that_the_engine_is_loaded_for(
     asked: list[int] = []
     family = LIBRARIES[LIBRARY]
 
-    def opened(device: CudaDevice, version: int | None) -> OpenLibrary:
+    def opened(device: CudaDevice, version: int | None) -> LoadedLibrary:
         asked.append(device.index)
         return family.open(device, version)
 
@@ -323,13 +320,15 @@ def test_times_of_whole_plans_are_kept_apart_from_those_without_the_library(
 
         def run(self) -> None: ...
 
-    monkeypatch.setattr(_cuda_toolchain, "NetworkTrial", Trial)
-    fields = dict.fromkeys(("timings", "may_play", "deadline", "progress"))
+    monkeypatch.setattr(_cuda_toolchain, "InNetworkTuner", Trial)
+    fields = dict.fromkeys(("timings", "fits_workspace", "deadline", "progress"))
     tuning: Any = SimpleNamespace(
-        graph=Graph("none"), effort=TuningEffort(), sizes={}, fits=_fits, **fields
+        graph=Graph("none"), effort=TuningEffort(), sizes={}, fits=fits, **fields
     )
     for asked in (False, True):
-        open_toolchain("cuda", libraries=asked).improve(Draft(tuning, Choice()), None, 0.0)
+        open_toolchain("cuda", libraries=asked).tune_in_network(
+            TunedGraph(tuning, Choice()), None, 0.0
+        )
     assert places[1] == f"{places[0]}, {FEATURE}"
 
 
@@ -343,7 +342,9 @@ def test_a_portable_engine_has_no_step_in_python(precision: str) -> None:
     x = net.add_input("x", "float32", (16,))
     running: Any = net.add(ops.CumSum(), x, np.array(1))
     net.mark_output(running)
-    with pytest.raises(UnsupportedError, match="portable=True admits no step in Python"):
+    with pytest.raises(
+        UnsupportedError, match="portable=True does not allow reference steps, which run in Python"
+    ):
         smelt.build(net, "cuda:sm_90", precision, tune="none", portable=True)
     plain = smelt.build(network(), "cpu", tune="none", portable=True)
     assert all(isinstance(step, Launch) for step in plain.header.plans[0].steps)

@@ -18,12 +18,12 @@ from smelt.builder._toolchain import open_toolchain
 from smelt.engine import Weight, detect_host, read_engine, serialize_engine
 from smelt.errors import BindingError, BuildError, EngineFormatError, EngineMismatchError
 from smelt.interp import interpret
-from smelt.ir import Constant, _recipes
+from smelt.ir import Constant, _untrusted_recipes
 from smelt.ops import recipe_to_json
 from smelt.tuner import TimingCache
 from smelt.types import DType, override
-from tests.support.cuda_candidates import Candidates, ClockedStub, StubBackend, tactic_of
 from tests.support.cuda_engines import use_stub
+from tests.support.cuda_stub_candidates import Candidates, ClockedStub, StubBackend, tactic_of
 from tests.support.small_networks import answers, pictures, small_network, weights
 
 if TYPE_CHECKING:
@@ -272,7 +272,7 @@ def test_arrays_that_cannot_be_a_networks_are_refused(
 
 
 def test_a_network_that_makes_much_of_little_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_recipes, "_FREE_BYTES", 1 << 20)
+    monkeypatch.setattr(_untrusted_recipes, "_FREE_BYTES", 1 << 20)
     file = _file(_built())
     document = json.loads(file.header.network)
     one, count = Constant("one", np.ones(1, np.float32)), Constant("n", np.array([1 << 17]))
@@ -322,7 +322,7 @@ def test_the_gpus_clock_decides_what_an_estimate_did_elsewhere(
     backend = StubBackend(stub, DType.FLOAT32)
     backend.families = (_SlowOrFast(),)
     monkeypatch.setattr(_cuda_toolchain, "require_triton", str)
-    monkeypatch.setattr(_cuda_toolchain, "generator_edition", str)
+    monkeypatch.setattr(_cuda_toolchain, "generator_version", str)
     monkeypatch.setattr(_cuda_toolchain, "CudaBackend", _Always(backend))
     net = smelt.NetworkDefinition("sum", batch="explicit")
     x = net.add_input("x", "float32", (3, 4))
@@ -398,12 +398,12 @@ def test_what_is_not_timed_says_how_it_would_be(caplog: pytest.LogCaptureFixture
 
 def test_gpus_that_lack_a_precision_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_cuda_toolchain, "require_triton", str)
-    monkeypatch.setattr(_cuda_toolchain, "generator_edition", str)
+    monkeypatch.setattr(_cuda_toolchain, "generator_version", str)
     for device, lacking in (
         ("cuda:sm_75", {"bfloat16", "tf32"}),
         ("cuda:sm_75,sm_90", {"bfloat16", "tf32"}),
         ("cuda:sm_80", set[str]()),
     ):
-        found = {p: open_toolchain(device, p).refusing(p) for p in PRECISIONS}
+        found = {p: open_toolchain(device, p).targets_without_precision(p) for p in PRECISIONS}
         assert {p for p in found if found[p]} == lacking
         assert set(found.values()) <= {(), ("cuda:sm_75",)}  # never one that can

@@ -16,7 +16,7 @@ from smelt.builder._cuda_toolchain import CudaToolchain
 from smelt.interp import interpret
 from smelt.ir import Graph
 from smelt.passes import pipeline, run_passes
-from smelt.tuner import HintTimer
+from smelt.tuner import CostModelTimer
 from smelt.types import DType, TensorType, override
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def test_a_scale_goes_into_weights_that_keep_their_digits(
     assert largest == pytest.approx(0.1 * 3 * (scale if is_folded else 1), rel=0.4)
 
 
-class _Rejecting(HintTimer):
+class _Rejecting(CostModelTimer):
     """Finds all kernels of one node wrong, or those that store it in 16 bits."""
 
     def __init__(self, name: str, *, narrow_alone: bool) -> None:
@@ -134,7 +134,7 @@ class _Rejecting(HintTimer):
         return times
 
     @override
-    def rejection(self, node: Node) -> str:
+    def wrong_result_reason(self, node: Node) -> str:
         is_rejected = node.name == self.name and self.is_rejected
         return "its error is 1.1 of the largest magnitude" if is_rejected else ""
 
@@ -145,10 +145,10 @@ def node_format(tactic: Tactic) -> object:
     return None if first is None else type(first)(DType.FLOAT32, first.layout)
 
 
-def _build(timer: HintTimer, monkeypatch: pytest.MonkeyPatch) -> Engine:
+def _build(timer: CostModelTimer, monkeypatch: pytest.MonkeyPatch) -> Engine:
     pytest.importorskip("triton", reason="not installed: the extra cuda-build")
 
-    def rejecting(_toolchain: CudaToolchain, _tuning: object) -> HintTimer:
+    def rejecting(_toolchain: CudaToolchain, _tuning: object) -> CostModelTimer:
         return timer
 
     monkeypatch.setattr(CudaToolchain, "timer", rejecting)

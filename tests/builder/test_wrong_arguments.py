@@ -92,7 +92,7 @@ def test_what_an_engine_is_given_wrongly_is_told_in_words(
 def test_a_file_that_is_no_timing_cache_is_not_lost(tmp_path: Path) -> None:
     path, line = tmp_path / "notes.txt", tmp_path / "pipe"
     path.write_text("notes")
-    with pytest.raises(BuildError, match="would be lost; name another file"):
+    with pytest.raises(BuildError, match="would be overwritten; name another file"):
         _build(timing_cache=path)
     assert path.read_text() == "notes"
     with pytest.raises(BuildError, match="a folder; name a file in it"):

@@ -14,7 +14,7 @@ import pytest
 
 from smelt.builder import load
 from smelt.cli import _progress
-from smelt.cli._parse import ByteCount
+from smelt.cli._option_types import ByteCount
 from smelt.logger import Severity, forward_to
 from tests.support.small_models import boxes_model, save_model, two_inputs_model
 
@@ -294,7 +294,7 @@ def test_the_build_log_tells_what_became_of_layers_by_name(
 def _slow_build(folder: Path, model: Path) -> subprocess.Popen[str]:
     """A build that stays in its tuning for a minute."""
     code = (
-        "import time, sys, smelt.tuner._choose as c\n"
+        "import time, sys, smelt.tuner._tactic_choice as c\n"
         "best = c._best_by_format\n"
         "def slow(*a):\n    print('tuning', flush=True); time.sleep(60); return best(*a)\n"
         "c._best_by_format = slow\n"

@@ -12,7 +12,7 @@ from PIL import Image
 
 from smelt import ops
 from smelt.builder import build, load
-from smelt.cli._images import Preparation, image_to_array
+from smelt.cli._image_preprocessing import ImagePreprocessing, image_to_array
 from smelt.errors import SmeltError
 from smelt.importers.caffe import new_message
 from smelt.ir import Graph
@@ -36,7 +36,7 @@ def _pixels(path: Path) -> NDArray[np.float32]:
 
 
 def _prepared(path: Path, shape: tuple[int | None, ...], **options: Any) -> NDArray[Any]:
-    return image_to_array(str(path), shape, FLOAT, Preparation(**options))
+    return image_to_array(str(path), shape, FLOAT, ImagePreprocessing(**options))
 
 
 def test_without_labels_there_is_no_column_for_them(smelt: Smelt, engine: Path) -> None:
@@ -296,7 +296,7 @@ def test_an_input_of_one_channel_gets_a_grey_picture(picture: Path) -> None:
 
 
 def test_integers_are_rounded_and_kept_in_range(picture: Path) -> None:
-    options = Preparation(resize="none", mean="100", scale=(2.0,), channel_order="rgb")
+    options = ImagePreprocessing(resize="none", mean="100", scale=(2.0,), channel_order="rgb")
     array = image_to_array(str(picture), OPEN, np.dtype(np.uint8), options)
     wanted = np.clip((_pixels(picture) - 100) * 2, 0, 255).astype(np.uint8)
     np.testing.assert_array_equal(array[0], wanted.transpose(2, 0, 1))

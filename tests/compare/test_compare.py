@@ -15,7 +15,7 @@ from smelt.builder import build
 from smelt.compare import _compare as room
 from smelt.compare import compare, load_inputs
 from smelt.compare._layers import with_outputs
-from smelt.compare._quantized import quantized_steps
+from smelt.compare._quantization_steps import quantized_steps
 from smelt.errors import BindingError, MissingExtraError, SmeltError
 from smelt.importers import network_from_onnx
 from smelt.interp import interpret

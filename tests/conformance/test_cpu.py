@@ -8,8 +8,8 @@ import pytest
 import smelt
 from smelt.backends.cpu import CpuBackend, CpuTarget, host_target, target_named
 from smelt.engine import detect_host
-from smelt.ops import ALL_OPS, Chain, Fused, Op
-from tests.support.conformance import Bench, failures, frugal_backend
+from smelt.ops import ALL_OPS, Fused, FusedPair, Op
+from tests.support.conformance import TrialRunner, failures, single_job_backend
 from tests.support.trials import (
     Trial,
     bound_symbols,
@@ -20,7 +20,7 @@ from tests.support.trials import (
     trials_of_cases,
 )
 
-_OF_OTHERS = (Chain, Fused)
+_OF_OTHERS = (FusedPair, Fused)
 """All tactics of what they are made of are tried with that: pairs of their traits do here."""
 _SAMPLED_CASES = 4
 _SAMPLED_TRIALS = 6
@@ -31,7 +31,7 @@ _every_op = pytest.mark.parametrize("op", ALL_OPS, ids=lambda op: op.name)
 def test_every_tactic_for_every_case_gives_what_the_reference_gives(
     op: type[Op], *, every_trial: bool
 ) -> None:
-    backend, target = frugal_backend(), host_target()
+    backend, target = single_job_backend(), host_target()
     trials = list(trials_of_cases(op.cases(), backend, target))
     assert trials
     if op in _OF_OTHERS and not every_trial:
@@ -72,7 +72,7 @@ def _named(name: str) -> tuple[CpuBackend, CpuTarget]:
     target = target_named(name)
     if not set(target.features) <= set(detect_host().features):
         pytest.skip(f"this processor does not run {target.name}")
-    return frugal_backend(), target
+    return single_job_backend(), target
 
 
 def _a_few(op: type[Op], backend: CpuBackend, target: CpuTarget) -> list[Trial]:
@@ -82,9 +82,9 @@ def _a_few(op: type[Op], backend: CpuBackend, target: CpuTarget) -> list[Trial]:
 
 
 def _run(backend: CpuBackend, target: CpuTarget, trials: list[Trial]) -> None:
-    bench = Bench(trials, backend, target)
+    runner = TrialRunner(trials, backend, target)
     wrong = [
-        reason for number, trial in enumerate(trials) for reason in failures(trial, bench, number)
+        reason for number, trial in enumerate(trials) for reason in failures(trial, runner, number)
     ]
     assert not wrong, "\n".join(wrong)
 

@@ -21,9 +21,9 @@ from smelt.ops import (
     ALL_OPS,
     GRU,
     LSTM,
-    Chain,
     Conv,
     ConvSum,
+    FusedPair,
     Gather,
     GatherElements,
     Gemm,
@@ -32,16 +32,16 @@ from smelt.ops import (
     Op,
     Resize,
 )
-from tests.support.cuda_ops import tell_of_kernels
-from tests.support.cuda_trials import CudaWorkers, Request, every_request
-from tests.support.sliding_cases import SLIDING
+from tests.support.cuda_conformance import CudaWorkers, Request, every_request
+from tests.support.cuda_op_coverage import kernel_coverage_error
+from tests.support.window_reuse_cases import WINDOW_REUSE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from concurrent.futures import Future
 
     from smelt.devices.cuda import CudaDevice
-    from tests.support.cuda_trials import Answer
+    from tests.support.cuda_conformance import Answer
 
 _MOST_SECONDS = 300.0
 _ROOT = Path(__file__).resolve().parents[2]
@@ -70,7 +70,7 @@ class _Interpreter:
         answer = self.process.stdout.readline()
         assert answer, f"the interpreter ended at {op.name}; its message stands above"
         count, wrong = cast("tuple[int, list[str]]", json.loads(answer))
-        told = tell_of_kernels(op.name, how, count)
+        told = kernel_coverage_error(op.name, how, count)
         assert not told, told
         if not count:
             pytest.skip(f"no kernel for GPUs computes {op.name} yet")
@@ -118,26 +118,26 @@ def test_kernels_for_gpus_round_to_tf32_what_they_multiply(
 def test_kernels_that_hold_their_weights_compute_what_the_reference_does(
     interpreter: _Interpreter,
 ) -> None:
-    interpreter.check(Conv, "held")
+    interpreter.check(Conv, "persistent")
 
 
 def test_kernels_of_two_products_compute_what_the_reference_does(
     interpreter: _Interpreter,
 ) -> None:
-    interpreter.check(Chain, "chained")
+    interpreter.check(FusedPair, "chained")
 
 
 def test_windows_that_slide_over_shared_memory_compute_what_the_reference_does(
     interpreter: _Interpreter,
 ) -> None:
-    interpreter.check(Conv, "sliding")
+    interpreter.check(Conv, "window_reuse")
 
 
-@pytest.mark.parametrize("op", [Chain, Conv, ConvSum, Gemm, MaxPool], ids=lambda op: op.name)
+@pytest.mark.parametrize("op", [FusedPair, Conv, ConvSum, Gemm, MaxPool], ids=lambda op: op.name)
 def test_kernels_that_begin_with_their_last_tiles_compute_what_the_reference_does(
     op: type[Op], interpreter: _Interpreter
 ) -> None:
-    interpreter.check(op, "backwards")
+    interpreter.check(op, "reversed_tile_order")
 
 
 @pytest.mark.parametrize("op", [Gather, GatherElements, GRU, LSTM, Resize], ids=lambda op: op.name)
@@ -157,7 +157,7 @@ def test_what_is_no_number_stays_where_the_op_brings_it(
 @_every_op
 @pytest.mark.requirement("G-61")
 def test_kernels_for_gpus_take_images_in_pairs(op: type[Op], interpreter: _Interpreter) -> None:
-    interpreter.check(op, "pairs")
+    interpreter.check(op, "half2")
 
 
 @pytest.mark.slow
@@ -189,8 +189,8 @@ def test_compiled_kernels_compute_on_the_gpu_what_the_reference_does(
 ) -> None:
     found = [share.result(_MOST_SECONDS) for share in answers[asked]]
     count = sum(answer.trials for answer in found)
-    needs_more = gpu.properties.capability < (9, 0) or (asked.op == SLIDING and why_no_gluon())
-    told = tell_of_kernels(asked.op, asked.storage, count)
+    needs_more = gpu.properties.capability < (9, 0) or (asked.op == WINDOW_REUSE and why_no_gluon())
+    told = kernel_coverage_error(asked.op, asked.storage, count)
     assert not told or (needs_more and not count), told
     if not count:
         pytest.skip(f"no kernel for GPUs computes {asked} yet")

@@ -12,7 +12,7 @@ import pytest
 from smelt.backends.cpu import host_target
 from smelt.ir import Case
 from smelt.ops import Conv, ConvTranspose, Gemm, MatMul, Op
-from tests.support.conformance import Bench, frugal_backend
+from tests.support.conformance import TrialRunner, single_job_backend
 from tests.support.trials import trials_of_cases
 
 
@@ -39,12 +39,12 @@ def test_equal_filters_give_equal_channels_by_every_tactic(kind: str, count: int
     op, weights, shape = _example(kind, min(count, 137) if " " in kind else count)
     x = (np.random.default_rng(0).random(shape) * 1000).astype(np.float32)
     case = Case(kind, op, (x, weights), tolerance=1e-4, constants=frozenset({1}))
-    backend, target = frugal_backend(), host_target()
+    backend, target = single_job_backend(), host_target()
     every = trials_of_cases([case], backend, target)
     trials = [t for t in every if not t.symbols and not t.tactic.is_reference]
-    bench = Bench(trials, backend, target)
+    runner = TrialRunner(trials, backend, target)
     for trial in trials:
-        with bench.engine(trial).create_context(threads=1) as context:
+        with runner.engine(trial).create_context(threads=1) as context:
             (made,) = context.run(trial.arrays).values()
         channels = made.T if made.ndim == 2 else made[0]
         assert (channels == channels[:1]).all(), str(trial)

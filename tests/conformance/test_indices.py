@@ -17,7 +17,7 @@ from smelt.backends.cpu import CpuBackend, host_target
 from smelt.errors import IndexRangeError, ShapeError
 from smelt.ir import Graph
 from smelt.types import DType, TensorType
-from tests.support.conformance import Bench, frugal_backend
+from tests.support.conformance import TrialRunner, single_job_backend
 from tests.support.cpu_families import make_node, run_tactic
 from tests.support.hostile_indices import (
     EXTENT,
@@ -121,7 +121,7 @@ def test_more_indices_than_data_off_the_axis_are_refused(
         node_on(2, 3)
     node_on(3, 2)
     arrays: list[Array] = [np.zeros((2, 4)), np.zeros((3, 9), np.int64), np.zeros((3, 9))]
-    with pytest.raises(IndexRangeError, match="at place 2 of axis 0"):
+    with pytest.raises(IndexRangeError, match="the indices have 3 elements on axis 0"):
         op.reference(*arrays[:count])
 
 
@@ -131,19 +131,21 @@ def test_one_hot_vectors_of_what_is_out_of_range_are_off(dtype: str) -> None:
     arrays = (np.array([0, *out_of_range(dtype), -1], dtype), np.array(EXTENT), values)
     node = make_node(ops.OneHot(), arrays, frozenset({1}))
     backend = CpuBackend(jobs=1)
-    (tactic,) = (t for t in backend.candidates(node, host_target())[0] if t.family == "place")
-    (made,) = run_tactic(backend.family("place"), node, tactic, arrays)
+    (tactic,) = (
+        t for t in backend.candidates(node, host_target())[0] if t.family == "index_predicate"
+    )
+    (made,) = run_tactic(backend.family("index_predicate"), node, tactic, arrays)
     assert np.array_equal(made, ops.OneHot().reference(*arrays)[0])
     assert (made[1:-1] == 2).all()
 
 
 def test_no_table_of_a_resize_leads_out_of_its_input() -> None:
-    backend, target = frugal_backend(), host_target()
+    backend, target = single_job_backend(), host_target()
     every = trials_of_cases(sample(ops.Resize.cases(), _RESIZES), backend, target)
     trials = [trial for trial in every if trial.weights.size_bytes]
     assert trials
-    bench = Bench(trials, backend, target)
+    runner = TrialRunner(trials, backend, target)
     for trial in trials:
         for hostile in with_hostile_weights(trial):
             for at_end in (True, False):
-                bench.run_guarded(hostile, at_end=at_end)
+                runner.run_guarded(hostile, at_end=at_end)

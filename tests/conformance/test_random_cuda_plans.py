@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import smelt
 from smelt.backends.cuda import CudaBackend
 from smelt.engine import read_engine, serialize_engine
-from smelt.tuner import HintTimer
+from smelt.tuner import CostModelTimer
 from tests.property.graphs import graphs
 
 if TYPE_CHECKING:
@@ -42,12 +42,12 @@ def test_plans_of_any_tactics_pass_the_verifier_and_are_made_again_alike(
     assume(not any(value in graph.inputs for value in graph.outputs))
     source = random.Random(seed)  # noqa: S311  (nothing secret)
 
-    def seconds(_: HintTimer, node: Node, tactics: Sequence[Tactic]) -> list[float]:
+    def seconds(_: CostModelTimer, node: Node, tactics: Sequence[Tactic]) -> list[float]:
         del node
         return [source.uniform(1e-3, 1e-2) + (10 if t.is_reference else 0) for t in tactics]
 
     with (
-        mock.patch.object(HintTimer, "seconds", seconds),
+        mock.patch.object(CostModelTimer, "seconds", seconds),
         mock.patch.object(CudaBackend, "begin"),
         mock.patch.object(CudaBackend, "records", _records),
     ):

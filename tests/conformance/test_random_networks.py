@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import smelt
 from smelt.interp import interpret
 from smelt.ir import Graph
-from smelt.tuner import HintTimer
+from smelt.tuner import CostModelTimer
 from smelt.types import DType, TensorType
 from tests.property.graphs import graphs, random_inputs
 
@@ -40,11 +40,11 @@ def test_an_engine_of_any_tactics_in_any_formats_computes_what_the_references_do
 ) -> None:
     source = random.Random(seed)  # noqa: S311  (nothing secret)
 
-    def seconds(_: HintTimer, node: Node, tactics: Sequence[Tactic]) -> list[float]:
+    def seconds(_: CostModelTimer, node: Node, tactics: Sequence[Tactic]) -> list[float]:
         del node
         return [source.uniform(1e-3, 1e-2) + (10 if t.is_reference else 0) for t in tactics]
 
-    with mock.patch.object(HintTimer, "seconds", seconds):
+    with mock.patch.object(CostModelTimer, "seconds", seconds):
         _check(graph)
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smelt.devices.cuda import LIMITS, KernelResources, check_is_whole, resources_of
+from smelt.devices.cuda import SM_RESOURCES, KernelResources, check_is_whole, resources_of
 from smelt.errors import EngineFormatError
 from tests.support.cubins import Kernel, make_cubin
 
@@ -97,4 +97,4 @@ def test_a_damaged_cubin_is_refused_or_read_and_nothing_else(
 def test_what_is_scarcest_decides_how_many_blocks_a_multiprocessor_holds(
     capability: int, threads: int, registers: int, shared_bytes: int, wanted: tuple[int, str]
 ) -> None:
-    assert LIMITS[capability].resident_blocks(threads, registers, shared_bytes) == wanted
+    assert SM_RESOURCES[capability].resident_blocks(threads, registers, shared_bytes) == wanted

@@ -13,7 +13,7 @@ import pytest
 from smelt.devices.cuda import (
     CublasError,
     CudaKernel,
-    CudaRow,
+    CudaLaunch,
     CudaRunList,
     CudaStream,
     KernelLoader,
@@ -26,10 +26,10 @@ from smelt.devices.cuda import (
 )
 from smelt.errors import DeviceError, EngineFormatError, EngineMismatchError, MissingExtraError
 from smelt.types import DType
-from tests.support.call_operands import CallOperands, rows_of
 from tests.support.cublaslt_stub import VERSION, StubCublasLt, hide_cublaslt
 from tests.support.cuda_driver_stub import StubDriver, code_for
 from tests.support.cuda_engines import use_stub
+from tests.support.library_call_operands import CallOperands, rows_of
 
 if TYPE_CHECKING:
     from smelt.devices.cuda import CudaDevice
@@ -41,7 +41,7 @@ CALL = ProductCall(
     rows=3,
     columns=4,
     depth=5,
-    turned=(False, True),
+    transposed=(False, True),
     factors=DType.FLOAT32,
     result=DType.FLOAT32,
     precision="ieee",
@@ -88,7 +88,7 @@ def test_a_call_multiplies_adds_and_activates_when_the_stream_comes_to_it(
         stream.synchronize()
     np.testing.assert_allclose(operands.parts[-1], _wanted(operands, call), rtol=1e-6)
     (seen,) = library.calls
-    assert (seen.compute, seen.epilogue, seen.turned) == (68, 6, (1, 0))
+    assert (seen.compute, seen.epilogue, seen.transposed) == (68, 6, (1, 0))
     assert (seen.alpha, seen.beta, seen.algorithm) == (0.5, 1.0, 0)
 
 
@@ -112,10 +112,10 @@ def test_no_kernel_starts_before_the_call_before_it_has_ended(
 ) -> None:
     operands, call = _operands(), chosen(device, CALL)
     loader = KernelLoader(device)
-    code = CudaKernel("k", code_for("sm_90", "k"), 32, 0, may_start_early=True).to_bytes()
+    code = CudaKernel("k", code_for("sm_90", "k"), 32, 0, supports_pdl=True).to_bytes()
     kernel, called = loader.load(code), loader.load(call_to_bytes(call))
-    rows = [CudaRow(kernel, 1, 0), CudaRow(called, 5, 1), CudaRow(kernel, 1, 1)]
-    rows += [CudaRow(kernel, 1, 3), CudaRow(kernel, 1, 4)]
+    rows = [CudaLaunch(kernel, 1, 0), CudaLaunch(called, 5, 1), CudaLaunch(kernel, 1, 1)]
+    rows += [CudaLaunch(kernel, 1, 3), CudaLaunch(kernel, 1, 4)]
     words = np.array([1, *operands.words, 1, 1, 1], np.int64)
     with CudaStream(device) as stream:
         CudaRunList(rows, words, [1] * 5).launch_all(stream)
@@ -145,7 +145,7 @@ def test_a_record_gives_the_call_back(device: CudaDevice, library: StubCublasLt)
         {"rows": 0}, {"depth": -1}, {"columns": 1 << 31}, {"matrices": 1.0}, {"factors": "int8"},
         {"factors": "float128"}, {"precision": "fast"}, {"activation": "tanh"}, {"alpha": 1},
         {"version": "13"}, {"workspace_bytes": -1}, {"workspace_bytes": 1 << 50},
-        {"algorithm": "xy"}, {"algorithm": "00" * 65}, {"turned": [True]}, {"turned": 1},
+        {"algorithm": "xy"}, {"algorithm": "00" * 65}, {"transposed": [True]}, {"transposed": 1},
         {"bias": 1}, {"more": 1}, {"version": True},
         {"version": 0}, {"version": -5}, {"version": 1 << 31}, {"version": 10**4000},
         {"alpha": math.inf}, {"alpha": -math.inf}, {"alpha": math.nan}, {"alpha": 1e300},
@@ -168,7 +168,7 @@ def test_a_call_of_too_few_operands_is_refused(device: CudaDevice, library: Stub
     rows = rows_of(device, chosen(device, CALL), [256] * 4)
     with (
         CudaStream(device) as stream,
-        pytest.raises(EngineFormatError, match="4 operands, and takes 5"),
+        pytest.raises(EngineFormatError, match="4 operands, but takes 5"),
     ):
         rows.launch_all(stream)
 

@@ -10,7 +10,7 @@ import pytest
 
 from smelt.devices.cuda import CublasLt, ProductCall
 from smelt.types import DType
-from tests.support.calls_on_gpu import (
+from tests.support.library_calls_on_gpu import (
     check_twice,
     decoded,
     fault_of,
@@ -40,8 +40,8 @@ class _Product:
     def __init__(self, call: ProductCall) -> None:
         self.call = call
         m, r, c, d = call.matrices, call.rows, call.columns, call.depth
-        first = (m, d, r) if call.turned[0] else (m, r, d)
-        second = (m, c, d) if call.turned[1] else (m, d, c)
+        first = (m, d, r) if call.transposed[0] else (m, r, d)
+        second = (m, c, d) if call.transposed[1] else (m, d, c)
         shapes: list[tuple[tuple[int, ...], DType]]
         shapes = [(first, call.factors), (second, call.factors)]
         shapes += [((m, r, c), call.result)] * call.adds + [((c,), call.result)] * call.bias
@@ -52,8 +52,8 @@ class _Product:
         x, w, *others = [
             decoded(a, call.factors if k < 2 else call.result) for k, a in enumerate(self.arrays)
         ]
-        x = x.swapaxes(1, 2) if call.turned[0] else x
-        w = w.swapaxes(1, 2) if call.turned[1] else w
+        x = x.swapaxes(1, 2) if call.transposed[0] else x
+        w = w.swapaxes(1, 2) if call.transposed[1] else w
         total = call.alpha * (x.astype(np.float64) @ w)
         for array in others:
             total = total + array
@@ -83,8 +83,8 @@ def _calls() -> list[ProductCall]:
         replace(plain, factors=DType.BFLOAT16, result=DType.BFLOAT16),
         replace(plain, result=DType.FLOAT32),
         replace(plain, factors=DType.FLOAT32, result=DType.FLOAT32, activation=""),
-        replace(plain, turned=(True, False), alpha=0.5, activation=""),
-        replace(plain, matrices=6, turned=(False, False), bias=False, activation=""),
+        replace(plain, transposed=(True, False), alpha=0.5, activation=""),
+        replace(plain, matrices=6, transposed=(False, False), bias=False, activation=""),
     ]
 
 

@@ -260,9 +260,9 @@ def test_launches_may_overlap(gpu: CudaDevice, stream: CudaStream, adder: Adder)
         pytest.skip(f"{gpu!r} is older than early starts")
     array = _zeros(gpu, stream)
     address = array.allocation.address
-    adder(address, _COUNT, 1, stream, may_start_early=True)
+    adder(address, _COUNT, 1, stream, supports_pdl=True)
     stream.synchronize()
-    graph = CudaGraph(stream, lambda: adder(address, _COUNT, 1, stream, may_start_early=True))
+    graph = CudaGraph(stream, lambda: adder(address, _COUNT, 1, stream, supports_pdl=True))
     graph.launch(stream)
     assert (_content(gpu, array, stream) == 2).all()
 

@@ -13,7 +13,7 @@ import pytest
 
 from smelt.devices.cuda import (
     ConvolutionCall,
-    CudaRow,
+    CudaLaunch,
     CudaRunList,
     CudaStream,
     CudnnError,
@@ -28,10 +28,10 @@ from smelt.devices.cuda import (
 from smelt.devices.cuda._cublaslt import load_cublaslt
 from smelt.errors import DeviceError, EngineFormatError, EngineMismatchError, MissingExtraError
 from smelt.types import DType
-from tests.support.call_operands import CallOperands, rows_of
 from tests.support.cublaslt_stub import hide_cublaslt
 from tests.support.cuda_driver_stub import StubDriver
 from tests.support.cudnn_stub import VERSION, StubCudnn, StubEngine, hide_cudnn
+from tests.support.library_call_operands import CallOperands, rows_of
 
 if TYPE_CHECKING:
     from smelt.devices.cuda import CudaDevice
@@ -147,7 +147,7 @@ def test_threads_take_turns_with_a_handle(device: CudaDevice, library: StubCudnn
         operands, stream = benches[number]
         words = np.array(operands.words, np.int64)
         for _ in range(50):
-            CudaRunList([CudaRow(loaded, len(words), 0)], words, [1]).launch_all(stream)
+            CudaRunList([CudaLaunch(loaded, len(words), 0)], words, [1]).launch_all(stream)
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(run, range(4)))

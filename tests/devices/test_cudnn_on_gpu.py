@@ -12,7 +12,7 @@ from smelt import ops
 from smelt.devices.cuda import ConvolutionCall, Cudnn, KernelLoader, call_to_bytes
 from smelt.errors import EngineMismatchError
 from smelt.types import DType
-from tests.support.calls_on_gpu import (
+from tests.support.library_calls_on_gpu import (
     check_twice,
     decoded,
     fault_of,

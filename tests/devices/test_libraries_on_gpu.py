@@ -12,7 +12,7 @@ import pytest
 import smelt
 from smelt.devices.cuda import LIBRARIES
 from smelt.interp import interpret
-from tests.support.calls_on_gpu import (
+from tests.support.library_calls_on_gpu import (
     families,
     keep_apart,
     library_on,

@@ -8,13 +8,13 @@ from smelt.backends.cuda import CudaBackend, CudaTarget
 from smelt.ops import ALL_OPS, Op
 from smelt.passes import pipeline, run_passes
 from tests.conftest import ROOT
-from tests.support.cuda_ops import WITHOUT_KERNELS
+from tests.support.cuda_op_coverage import WITHOUT_KERNELS
 from tests.support.trials import graph_of
 
 
 def _is_left_to_the_host(op: type[Op], backend: CudaBackend) -> bool:
     """Whether a build leaves any of the op's cases as it is."""
-    passes = pipeline(never_fused=backend.never_fused, composed=backend.composed)
+    passes = pipeline(non_fusable_ops=backend.non_fusable_ops, composite_ops=backend.composite_ops)
     for graph in map(graph_of, op.cases()):
         run_passes(graph, passes)
         for node in graph.nodes:

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from smelt.engine._concurrency import Span, find_conflict
-from smelt.engine._lifetimes import IntervalOwners
+from smelt.engine._lifetimes import IntervalMap
 
 
 def _conflict(a: Span, b: Span) -> bool:
     return (
-        a.place == b.place
+        a.memory_space_key == b.memory_space_key
         and max(a.low, b.low) < min(a.high, b.high)
         and a.buffer != b.buffer
         and a.step != b.step
@@ -33,10 +33,12 @@ def test_the_sweep_agrees_with_a_comparison_of_all_pairs(seed: int) -> None:
         room, owners = int(rng.choice((8, 30, 200))), int(rng.choice((1, 2, 4)))
         spans: list[Span] = []
         for _ in range(rng.integers(1, 12)):
-            place, low, buffer, step = (int(rng.integers(n)) for n in (2, room, owners, 4))
+            memory_space_key, low, buffer, step = (
+                int(rng.integers(n)) for n in (2, room, owners, 4)
+            )
             high = low + int(rng.choice((0, 1, 2, room // 4)))
             is_written = bool(rng.random() < 0.3)
-            spans.append(Span(place, low, high, buffer, step, is_written=is_written))
+            spans.append(Span(memory_space_key, low, high, buffer, step, is_written=is_written))
         found = find_conflict(spans)
         answers.append(found is not None)
         assert answers[-1] == _any_conflict(spans)
@@ -85,7 +87,7 @@ def test_twice_the_steps_take_little_more_than_twice_the_comparisons() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_owners_of_pieces_are_those_of_their_bytes(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    owners, bytes_ = IntervalOwners(), np.full(600, -1)
+    owners, bytes_ = IntervalMap(), np.full(600, -1)
     for step in range(300):
         low = int(rng.integers(0, 598))
         high = int(rng.integers(low + 1, min(low + 4, 600) + 1))

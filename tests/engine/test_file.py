@@ -36,7 +36,7 @@ from smelt.engine import (
     Signer,
     View,
     Weight,
-    _content,
+    _engine_bytes,
     _file,
     header_from_data,
     header_to_data,
@@ -159,7 +159,7 @@ def test_a_file_that_is_replaced_while_it_is_opened_is_not_mapped(
     def replaced(*_: object, **__: object) -> None:
         other.replace(path)
 
-    monkeypatch.setattr(config, "who_else_writes", replaced)
+    monkeypatch.setattr(config, "other_writers", replaced)
     with pytest.raises(TrustError, match="replaced while it was opened"):
         read_engine(path, mapped=True)
 
@@ -207,7 +207,7 @@ def test_what_is_checked_is_what_is_used(tmp_path: Path, monkeypatch: pytest.Mon
     sound = data(weights=bytes(1 << 20))
     path.write_bytes(sound)
     seen = np.zeros(len(sound), np.uint8)
-    module: Any = _content
+    module: Any = _engine_bytes
     read_at = module._read_at
 
     def read_once(file: Any, name: str, offset: int, target: memoryview) -> None:
@@ -215,7 +215,7 @@ def test_what_is_checked_is_what_is_used(tmp_path: Path, monkeypatch: pytest.Mon
         seen[offset : offset + len(target)] = 1
         read_at(file, name, offset, target)
 
-    monkeypatch.setattr(_content, "_read_at", read_once)
+    monkeypatch.setattr(_engine_bytes, "_read_at", read_once)
     assert read_engine(path).weights.size == 1 << 20
     assert seen.all()
 
@@ -428,7 +428,7 @@ def test_a_header_of_other_fields_has_another_format_version() -> None:
         for kind in _RECORDS
     )
     _, version = struct.unpack_from("<8sI", data())
-    assert (version, hashlib.sha256(text.encode()).hexdigest()[:12]) == (7, "b1b7f26c0f04")
+    assert (version, hashlib.sha256(text.encode()).hexdigest()[:12]) == (8, "47ffe868ff6b")
 
 
 def test_another_format_version_says_so() -> None:

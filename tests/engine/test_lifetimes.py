@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from smelt.engine._lifetimes import IntervalOwners
+from smelt.engine._lifetimes import IntervalMap
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_map_agrees_with_one_owner_for_each_byte(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    owners, bytes_ = IntervalOwners(), np.full(64, -1)
+    owners, bytes_ = IntervalMap(), np.full(64, -1)
     for _ in range(200):
         low, high = sorted(int(n) for n in rng.choice(65, 2, replace=False))
         owner = int(rng.integers(0, 4))
@@ -23,7 +23,7 @@ def test_the_map_agrees_with_one_owner_for_each_byte(seed: int) -> None:
 
 
 def test_small_writes_of_one_owner_are_one_piece() -> None:
-    owners = IntervalOwners()
+    owners = IntervalMap()
     for start in range(0, 4096, 4):
         owners.give(start, start + 4, 7)
-    assert owners.pieces() == 2  # the owner's, and nobody's behind it
+    assert owners.num_intervals() == 2  # the owner's, and nobody's behind it

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from smelt.types import DType
 
 Array = np.ndarray[Any, Any]
-Bounds = tuple[int, int, int]
+SymbolRange = tuple[int, int, int]
 """Smallest, best and largest value of a symbol."""
 
 MOST_WORKSPACE: Final = 1 << 26
@@ -122,7 +122,7 @@ def try_model(data: bytes, recipe: str, note: Callable[[str], None]) -> Counter[
 # ---- shapes
 
 
-def bounds_of(graph: Graph, recipe: str, attempt: int = 0) -> dict[str, Bounds]:
+def bounds_of(graph: Graph, recipe: str, attempt: int = 0) -> dict[str, SymbolRange]:
     """The range of every symbol of the inputs; in later attempts one for all, and larger."""
     names = sorted({s for value in graph.inputs for s in symbols_of(*value.tensor.shape)})
     alike = attempt > 0 or random_source(recipe, "alike").random() < 0.25
@@ -131,14 +131,14 @@ def bounds_of(graph: Graph, recipe: str, attempt: int = 0) -> dict[str, Bounds]:
     }
 
 
-def _bounds(chance: random.Random, more: int) -> Bounds:
+def _bounds(chance: random.Random, more: int) -> SymbolRange:
     low = chance.choice((0, 1, 1, 1, 1, 2, 3)) + more
     high = low + chance.choice((0, 0, 1, 2, 3, 5, 8, 8, 16, 30))
     return low, chance.randint(low, high), high
 
 
 def shapes_of(
-    graph: Graph, bounds: Mapping[str, Bounds], *, several: bool = False
+    graph: Graph, bounds: Mapping[str, SymbolRange], *, several: bool = False
 ) -> dict[str, Any] | None:
     """What a build is told of shapes: ranges, or a plan for each of the smallest and largest."""
     if not bounds:
@@ -154,7 +154,7 @@ def _shape(value: Value, sizes: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(evaluate_dim(d, sizes) for d in value.tensor.shape)
 
 
-def _calls(bounds: Mapping[str, Bounds], recipe: str) -> Iterator[tuple[dict[str, int], bool]]:
+def _calls(bounds: Mapping[str, SymbolRange], recipe: str) -> Iterator[tuple[dict[str, int], bool]]:
     """Values for the symbols, and whether they are outside of their ranges."""
     yield {name: b[1] for name, b in bounds.items()}, False
     if not bounds:
@@ -387,7 +387,7 @@ class EngineTrial:
 
 
 def try_engine(
-    engine: Engine, settling: Settling, bounds: Mapping[str, Bounds], recipe: str
+    engine: Engine, settling: Settling, bounds: Mapping[str, SymbolRange], recipe: str
 ) -> Counter[str]:
     """Run an engine inside and outside of its shapes and compare with the references."""
     done: Counter[str] = Counter()

@@ -20,8 +20,8 @@ import numpy as np
 
 import smelt
 from smelt.backends.cpu import CpuBackend, host_target
-from smelt.builder import _program
-from smelt.builder._graph_data import graph_from_data
+from smelt.builder import _plan_recipe
+from smelt.builder._graph_json import graph_from_data
 from smelt.engine import (
     Binding,
     EngineFile,
@@ -143,7 +143,7 @@ def _choose_tactics(document: Any, chance: random.Random) -> None:
     """Other tactics, which the backend lists for what the nodes have become."""
     backend, target = CpuBackend(), host_target()
     with contextlib.suppress(*_FAILURES):
-        constants = [_program.constant_from_data(data) for data in document["constants"]]
+        constants = [_plan_recipe.constant_from_data(data) for data in document["constants"]]
         for data in document["plans"]:
             graph = graph_from_data(data, constants)
             for node, entry in zip(graph.nodes, data["nodes"], strict=True):
@@ -151,14 +151,14 @@ def _choose_tactics(document: Any, chance: random.Random) -> None:
                 listed, _ = backend.candidates(node, target, storage)
                 if chance.random() < 0.3 or entry["tactic"][0] != listed[0].family:
                     entry["tactic"] = json.loads(
-                        json.dumps(_program.tactic_to_data(chance.choice(listed)))
+                        json.dumps(_plan_recipe.tactic_to_data(chance.choice(listed)))
                     )
 
 
 def _consistent(file: EngineFile, document: Any, chance: random.Random) -> EngineFile:
     """The engine that a program gives."""
     roomy = replace(file, weights=np.zeros(1 << 24, np.uint8))
-    made = _program.RemadeEngine(document, roomy, CpuBackend(), host_target())
+    made = _plan_recipe.RegeneratedEngine(document, roomy, CpuBackend(), host_target())
     batches = [high for p in made.plans for name, _, high in p.symbols if name == "batch"]
     header = replace(
         file.header,
@@ -175,7 +175,7 @@ def _consistent(file: EngineFile, document: Any, chance: random.Random) -> Engin
     return replace(file, header=header, weights=_weights(made, chance))
 
 
-def _bindings(header: EngineHeader, made: _program.RemadeEngine) -> tuple[Binding, ...]:
+def _bindings(header: EngineHeader, made: _plan_recipe.RegeneratedEngine) -> tuple[Binding, ...]:
     if len(made.plans) > 1:
         return header.bindings
     (graph,) = made.graphs
@@ -184,7 +184,7 @@ def _bindings(header: EngineHeader, made: _program.RemadeEngine) -> tuple[Bindin
     return tuple(Binding(name, inwards, t.dtype, t.shape) for name, inwards, t in named)
 
 
-def _weights(made: _program.RemadeEngine, chance: random.Random) -> NDArray[np.uint8]:
+def _weights(made: _plan_recipe.RegeneratedEngine, chance: random.Random) -> NDArray[np.uint8]:
     """What follows from the program as it does, numbers to compute on as chance will have them."""
     of_model = set(made.constants)
     rng = np.random.default_rng(chance.getrandbits(64))

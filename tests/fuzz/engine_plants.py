@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from smelt.builder import _program
+from smelt.builder import _plan_recipe
 from tests.fuzz.planted import Planted
 
-_REMADE: Final[Any] = _program.RemadeEngine
+_REMADE: Final[Any] = _plan_recipe.RegeneratedEngine
 
 
 def _believe_bindings() -> None:
@@ -25,7 +25,7 @@ def _believe_tactics() -> None:
         del node, backend, target
         return tactic
 
-    module: Any = _program
+    module: Any = _plan_recipe
     module._checked = believing
 
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from smelt.backends import _assemble, _storage
+from smelt.backends import _plan_builder, _storage
 from smelt.backends.cpu.families import elementwise
-from smelt.engine import _conditions
+from smelt.engine import _runtime_checks
 from smelt.types import Relation, evaluate_dim, symbols_of
 
 if TYPE_CHECKING:
@@ -32,21 +32,21 @@ class Planted:
 def _write_one_element_past_the_view() -> None:
     """Elementwise kernels compute one element more of each row."""
     module: Any = elementwise
-    sound = module.walk_rows
+    sound = module.emit_loop_nest
 
-    def walk_rows(e: Any, walk: Any, pointers: Any, sizes: Any, row: Any) -> None:
+    def emit_loop_nest(e: Any, walk: Any, pointers: Any, sizes: Any, row: Any) -> None:
         def longer(starts: Any, first: Any, last: Any, strides: Any) -> None:
             row(starts, first, e.add(last, 1), strides)
 
         sound(e, walk, pointers, sizes, longer)
 
-    module.walk_rows = walk_rows
+    module.emit_loop_nest = emit_loop_nest
 
 
 def _size_buffers_at_the_corners() -> None:
     """A buffer is as large as at the corners of its plan's box, and no run looks at views again."""
     storage: Any = _storage
-    conditions: Any = _conditions
+    conditions: Any = _runtime_checks
 
     def bounds_of(dim: Dim, box: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
         names = sorted(symbols_of(dim))
@@ -67,7 +67,7 @@ def _size_buffers_at_the_corners() -> None:
 
 def _keep_no_equality() -> None:
     """A plan forgets which extents inference took as equal."""
-    module: Any = _assemble
+    module: Any = _plan_builder
     sound = module._open_guards
 
     def open_guards(guards: Any, symbols: Any) -> Any:

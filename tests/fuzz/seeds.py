@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from smelt import ops
-from smelt.backends import WeightStore, assemble
+from smelt.backends import WeightStore, build_plan
 from smelt.backends.cpu import CpuBackend, target_named
-from smelt.builder._kept import keep_network
+from smelt.builder._build_report import describe_plan
+from smelt.builder._embedded_network import embed_network
 from smelt.builder._options import BuildOptions
-from smelt.builder._program import Program, program_of
-from smelt.builder._report import describe_plan
+from smelt.builder._plan_recipe import PlanRecipe, plan_recipes_json
 from smelt.devices.cpu import abi
 from smelt.devices.cuda import CudaKernel
 from smelt.engine import (
@@ -60,7 +60,7 @@ from tests.support.cubins import Kernel, make_cubin
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from smelt.backends import Assembled, Tactic
+    from smelt.backends import BuiltPlan, Tactic
     from smelt.ir import Array, Node, Op
     from smelt.types import ValueType
 
@@ -122,7 +122,7 @@ def header_of(graph: Graph) -> tuple[EngineHeader, bytes]:
     tactics = {n: backend.candidates(n, target)[0][0] for n in graph.nodes}
     is_batched = any(isinstance(d, SymbolicDim) for v in graph.inputs for d in v.tensor.shape)
     symbols = (("batch", 1, 4),) if is_batched else ()
-    made = assemble(graph, tactics, backend, store, symbols=symbols, first_layer=0)
+    made = build_plan(graph, tactics, backend, store, symbols=symbols, first_layer=0)
     fingerprint = Fingerprint("cpu", "x86_64", target.features, "linux", abi.ABI_VERSION, VERSION)
     names = {s: s.name for c in graph.constants() for s in c.sources()}
     weights = tuple(
@@ -139,15 +139,15 @@ def header_of(graph: Graph) -> tuple[EngineHeader, bytes]:
         graph.name, fingerprint, tuple(bindings), 4 if is_batched else None, (made.plan,),
         made.layers, weights, tuple((name, 0) for name in sorted(kernels)),
         report=_report(graph, tactics, made),
-        program=program_of(
-            [Program(graph, tactics, symbols, ())], store, [v.name for v in graph.outputs]
+        program=plan_recipes_json(
+            [PlanRecipe(graph, tactics, symbols, ())], store, [v.name for v in graph.outputs]
         ),
         metadata=(("origin", "seed"),),
     )  # fmt: skip
     return header, bytes(store.data())
 
 
-def _report(graph: Graph, tactics: dict[Node, Tactic], made: Assembled) -> str:
+def _report(graph: Graph, tactics: dict[Node, Tactic], made: BuiltPlan) -> str:
     """The build report of a plan whose candidates were timed in thought."""
     passes = run_passes(clone(graph), pipeline(precision="float32"), lambda _: None).to_json()
     note = {"before": ["a"], "after": ["b"], "detail": "why", "applied": True}
@@ -256,7 +256,7 @@ def program_seeds() -> Iterator[bytes]:
 @functools.cache
 def retunable_file() -> EngineFile:
     """An engine without plans that keeps arrays of many types."""
-    kept = keep_network(_kept_graph(), BuildOptions())
+    kept = embed_network(_kept_graph(), BuildOptions())
     fingerprint = Fingerprint("cpu", "x86_64", (), "linux", abi.ABI_VERSION, VERSION)
     header = EngineHeader("kept", fingerprint, (), None, (), (), (), sources=kept.sources)
     return EngineFile(header, np.zeros(0, np.uint8), b"", b"", None, "the engine", kept.data)
@@ -276,7 +276,7 @@ def network_seeds() -> Iterator[bytes]:
     """Networks that engines keep, with shapes of each kind."""
     for shapes in _SHAPES:
         options = BuildOptions(shapes=None if shapes is None else {"x": shapes})
-        yield keep_network(_kept_graph(), options).text.encode()
+        yield embed_network(_kept_graph(), options).text.encode()
 
 
 _SHAPES: Final[tuple[Any, ...]] = (

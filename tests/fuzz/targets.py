@@ -27,9 +27,9 @@ from google.protobuf.message import DecodeError
 from smelt import ops
 from smelt.backends import CodeCache
 from smelt.backends.cpu import CpuBackend, target_named
-from smelt.builder._kept import read_kept_network
-from smelt.builder._program import remade_header
-from smelt.builder._shapes import boxes_of
+from smelt.builder._embedded_network import read_embedded_network
+from smelt.builder._optimization_profiles import symbol_boxes_of
+from smelt.builder._plan_recipe import regenerated_header
 from smelt.devices.cuda import ABI_VERSION, check_is_whole, resources_of
 from smelt.engine import (
     VERSION,
@@ -346,7 +346,7 @@ def _run_program(data: bytes) -> None:
         given = replace(header, program=program)
         content = np.frombuffer(weights, np.uint8)
         file = EngineFile(given, content, b"", b"", None, "the engine")
-        for plan in remade_header(file, backend, target).plans:
+        for plan in regenerated_header(file, backend, target).plans:
             for step in plan.steps:
                 if isinstance(step, Launch):
                     backend.generate(step.kernel, target)
@@ -356,11 +356,11 @@ def _run_network(data: bytes) -> None:
     """What a retuning builds: the network that an engine keeps, and what was asked of it."""
     file = seeds.retunable_file()
     with contextlib.suppress(SmeltError):
-        read_kept_network(file)  # it keeps none
+        read_embedded_network(file)  # it keeps none
     text = data.decode("utf-8", "replace")
-    graph, options = read_kept_network(replace(file, header=replace(file.header, network=text)))
+    graph, options = read_embedded_network(replace(file, header=replace(file.header, network=text)))
     print_graph(graph)
-    boxes_of(graph, options.shapes, options.max_batch_size)
+    symbol_boxes_of(graph, options.shapes, options.max_batch_size)
 
 
 @functools.cache
@@ -537,28 +537,30 @@ TARGETS: Final = (
             "_write_all", "_header_text", "_sign", "check_header")),
     Target(
         "plan",
-        ("smelt.engine._codec", "smelt.engine._verify", "smelt.engine._plan",
-         "smelt.inspect._collect", "smelt.inspect._roofline", "smelt.runtime._refit"),
+        ("smelt.engine._header_json", "smelt.engine._plan_verifier", "smelt.engine._plan",
+         "smelt.inspect._report_builder", "smelt.inspect._roofline", "smelt.runtime._refit"),
         _run_plan, mutate_json, seeds.plan_seeds, 15,
         ("_exactly", "_tuple_of", "_row", "_or_none", "_enum", "_record", "_tagged",
          "Inspectable", "_signer", "_source_writer", "Plan", "KernelSpec", "parameters", "as_json"),
     ),
-    Target("program", ("smelt.builder._program", "smelt.builder._graph_data"), _run_program,
+    Target("program", ("smelt.builder._plan_recipe", "smelt.builder._graph_json"), _run_program,
            mutate_json, seeds.program_seeds, 10,
-           ("program_of", "_Writer", "_constant_to_data", "_type_to_data", "tactic_to_data",
+           ("plan_recipes_json", "_Writer", "_constant_to_data", "_type_to_data", "tactic_to_data",
             "_format_to_data", "graph_to_data", "guard_to_data")),
-    Target("network", ("smelt.builder._kept", "smelt.builder._graph_data", "smelt.builder._shapes"),
+    Target("network", ("smelt.builder._embedded_network", "smelt.builder._graph_json",
+    "smelt.builder._optimization_profiles"),
            _run_network, mutate_json, seeds.network_seeds, 5,
-           ("keep_network", "KeptNetwork", "_Sources", "graph_to_data", "guard_to_data",
-            "_type_to_data", "shapes_to_data", "_spec_to_data", "boxes_of", "_ranges", "_box",
+           ("embed_network", "EmbeddedNetwork", "_Sources", "graph_to_data", "guard_to_data",
+            "_type_to_data", "shapes_to_data", "_spec_to_data", "symbol_boxes_of", "_ranges",
+            "_box",
             "_bind", "_example", "<dictcomp>")),
-    Target("op", ("smelt.ops._codec",), _run_op, mutate_json, seeds.op_seeds, 10,
+    Target("op", ("smelt.ops._op_json",), _run_op, mutate_json, seeds.op_seeds, 10,
            ("recipe_to_json", "_in_order")),
     Target("ir", ("smelt.ir._parser",), _run_ir, mutate_tokens, seeds.ir_seeds, 10),
     Target("dim", ("smelt.types._dim",), _run_dim, mutate_tokens, seeds.dim_seeds, 2),
-    Target("timings", ("smelt.tuner._timings",), _run_timings, mutate_json,
+    Target("timings", ("smelt.tuner._timing_cache",), _run_timings, mutate_json,
            seeds.timing_seeds, 3, ("TimingCache", "_replace")),
-    Target("keys", ("smelt.engine._trust",), _run_keys, mutate_tokens, seeds.key_seeds, 3,
+    Target("keys", ("smelt.engine._signing_keys",), _run_keys, mutate_tokens, seeds.key_seeds, 3,
            ("Signer", "user_signer", "cache_secret", "verify_signature", "check_signature",
             "remove_trusted_key", "_who_else_made", "_if_sound", "_read_secret",
             "_trusted_keys", "_own_label", "_key_files")),

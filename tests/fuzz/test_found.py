@@ -12,7 +12,7 @@ import pytest
 
 from smelt import ops
 from smelt.backends.cpu import CpuBackend, target_named
-from smelt.builder._program import remade_header
+from smelt.builder._plan_recipe import regenerated_header
 from smelt.engine import EngineFile, Launch, add_trusted_key, as_json
 from smelt.errors import BindingError, EngineFormatError, GraphError, TrustError
 from smelt.inspect import report_of
@@ -88,7 +88,7 @@ def test_a_program_of_the_wrong_form_is_refused_with_what_to_do(
     with pytest.raises(
         EngineFormatError, match=r"its program is not sound.*fetch the engine again"
     ):
-        remade_header(file, CpuBackend(), target_named(seeds.TARGET))
+        regenerated_header(file, CpuBackend(), target_named(seeds.TARGET))
 
 
 def test_a_key_whose_path_has_a_zero_byte_is_refused() -> None:

@@ -36,14 +36,14 @@ BUGS = (
     # A view may name a buffer that the plan has not.
     Bug(
         "plan",
-        "engine/_exact.py",
+        "engine/_concrete_verifier.py",
         "if not 0 <= view.buffer < len(self.plan.buffers):",
         "if view.buffer < 0:",
     ),
     # A field of a caffemodel may be longer than the file.
     Bug(
         "caffe",
-        "importers/caffe/_wire.py",
+        "importers/caffe/_protobuf_wire.py",
         "if length > end - position:",
         "if length > 1 << 62:",
     ),
@@ -57,7 +57,7 @@ BUGS = (
     # Ops inside ops without end.
     Bug(
         "op",
-        "ops/_codec.py",
+        "ops/_op_json.py",
         "if depth > MAXIMUM_DEPTH:\n            raise EngineFormatError(f\"an op's field",
         "if depth < 0:\n            raise EngineFormatError(f\"an op's field",
     ),

@@ -287,7 +287,7 @@ def candidates_are_timed_and_the_fastest_is_chosen() -> None:
     assert all(seconds > 1e-7 for seconds in measured)
     for name, times in candidates_times(engine).items():
         (node,) = [node for node in report(engine)["nodes"] if node["name"] == name]
-        alone, chosen = dict(times), node["tactic"].removesuffix(" early")
+        alone, chosen = dict(times), node["tactic"].removesuffix(" pdl")
         # The whole network has the last word; it may prefer what is nearly the fastest alone.
         assert alone[chosen] <= 2 * min(alone.values())
 

@@ -14,7 +14,7 @@ from smelt.backends.cpu.families import conv
 from smelt.devices.cpu import RunList
 from smelt.engine import Launch, Space
 from smelt.interp import interpret
-from smelt.tuner import Laboratory
+from smelt.tuner import CpuBench
 from tests.support.gie import (
     RecordingLogger,
     build,
@@ -71,13 +71,13 @@ def test_candidates_are_run_on_dummy_data_and_the_fastest_is_chosen(
 def test_slow_candidate_loses_whatever_was_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock decides: with the best candidate slowed down, the second is taken."""
     first, second, *_ = [tactic for tactic, _ in candidates_times(build(small_network()))["conv"]]
-    seconds = Laboratory.seconds
+    seconds = CpuBench.seconds
 
-    def slowed(self: Laboratory, node: Any, tactics: Any, **options: Any) -> list[float]:
+    def slowed(self: CpuBench, node: Any, tactics: Any, **options: Any) -> list[float]:
         times = seconds(self, node, tactics, **options)
         return [t + (str(x) == first) for x, t in zip(tactics, times, strict=True)]
 
-    monkeypatch.setattr(Laboratory, "seconds", slowed)
+    monkeypatch.setattr(CpuBench, "seconds", slowed)
     monkeypatch.setenv("SMELT_CACHE_DIR", "")
     monkeypatch.setenv("HOME", "")
     chosen = report(build(small_network()))["nodes"][0]["tactic"]
@@ -95,7 +95,7 @@ def test_find_iterations_are_how_often_candidates_run(
     monkeypatch: pytest.MonkeyPatch, minimum: int, average: int
 ) -> None:
     runs = _count_runs(monkeypatch)
-    monkeypatch.setattr(Laboratory, "copy_seconds", _no_time)  # copies are no candidates
+    monkeypatch.setattr(CpuBench, "copy_seconds", _no_time)  # copies are no candidates
     engine = build(small_network(), min_find_iterations=minimum, average_find_iterations=average)
     measured = [s for times in candidates_times(engine).values() for _, s in times if s < 1]
     assert len(runs) == len(measured) * (4 + minimum * average)
@@ -181,8 +181,8 @@ def _by_panels(*_problem: object) -> tuple[str, ...]:
 @pytest.mark.requirement("G-39")
 def test_memory_of_each_worker_counts_as_workspace_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Deep filters may be summed in parts, which wait in memory that each worker has."""
-    monkeypatch.setattr(conv, "_PARTS_PANEL_BYTES", 0)
-    monkeypatch.setattr(conv, "splits", _by_panels)
+    monkeypatch.setattr(conv, "_MIN_MULTI_PASS_PANEL_BYTES", 0)
+    monkeypatch.setattr(conv, "parallel_splits", _by_panels)
     network = smelt.NetworkDefinition("deep")
     x = network.add_input("data", "float32", (64, 14, 14))
     y = network.add_convolution(x, 64, 3, numbers(64, 64, 3, 3) / 24, stride=2)

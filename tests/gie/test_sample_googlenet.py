@@ -146,7 +146,7 @@ def test_concatenations_cost_nothing_because_layers_write_into_their_result(
 ) -> None:
     nodes = [node for node in report(engine)["nodes"] if node["op"] == "concat"]
     assert nodes
-    assert {node["aliasing"] for node in nodes} == {"join"}
+    assert {node["aliasing"] for node in nodes} == {"concat"}
     steps = engine.engine.header.plans[0].steps
     running = {engine.engine.layers[step.layer].name for step in steps}
     moved = [name for name in running if "/output" in name]

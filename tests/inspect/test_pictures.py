@@ -16,7 +16,7 @@ from smelt.builder import build
 from smelt.importers import network_from_onnx
 from smelt.inspect import (
     EngineReport,
-    TensorLife,
+    TensorLifetime,
     graph_to_svg,
     memory_to_svg,
     report_of,
@@ -98,7 +98,7 @@ def test_lines_lead_downwards_and_pass_no_box(report: EngineReport) -> None:
 
 def test_names_are_escaped_in_pictures_and_pages(report: EngineReport) -> None:
     evil = '<script>"&'
-    life = TensorLife(evil, 0, 64, 0, 1)
+    life = TensorLifetime(evil, 0, 64, 0, 1)
     plan = dataclasses.replace(report.plans[0], memory=(life,))
     assert any(evil in title for title in _titles(memory_to_svg(plan)))
     page = report_to_html(dataclasses.replace(report, network=evil, plans=(plan,)))
@@ -177,7 +177,7 @@ def test_a_graph_that_is_too_large_to_draw_says_so(
 ) -> None:
     assert "are drawn" not in report_to_html(report)
     for name in ("_html", "_svg_graph"):
-        monkeypatch.setattr(f"smelt.inspect.{name}.MOST_BOXES", 5)
+        monkeypatch.setattr(f"smelt.inspect.{name}.MAX_GRAPH_BOXES", 5)
     page = report_to_html(report)
     boxes = len(report.plans[0].nodes) + len(report.bindings)
     assert f"It has {boxes} boxes, of which the first 5 are drawn." in page

@@ -28,7 +28,7 @@ from smelt.inspect import (
     report_to_text,
 )
 from smelt.interp import interpret
-from smelt.tuner import Effort
+from smelt.tuner import InNetworkEffort
 from smelt.types import format_number
 from tests.support.engines import affine_header
 from tests.support.small_models import boxes_model, inception_model
@@ -189,7 +189,7 @@ def test_the_page_sums_up_what_a_pass_says_of_many_layers(report: EngineReport) 
 
 
 def test_what_was_tried_in_the_network_is_told_beside_what_it_took_alone() -> None:
-    effort = TuningEffort(network=Effort(least_seconds=0.0, runs=2))
+    effort = TuningEffort(network=InNetworkEffort(min_plan_seconds=0.0, runs=2))
     made = report_of(build(network_from_onnx(inception_model()), tune=effort))
     told = [
         (candidate.chosen, candidate.network_seconds)
@@ -206,13 +206,13 @@ def test_what_was_tried_in_the_network_is_told_beside_what_it_took_alone() -> No
 
 
 def test_tensors_that_live_at_once_never_share_bytes(plan: PlanReport) -> None:
-    lives = plan.memory
-    for index, a in enumerate(lives):
-        for b in lives[:index]:
+    live_ranges = plan.memory
+    for index, a in enumerate(live_ranges):
+        for b in live_ranges[:index]:
             apart_in_time = a.last_step < b.first_step or b.last_step < a.first_step
             apart = a.offset + a.size_bytes <= b.offset or b.offset + b.size_bytes <= a.offset
             assert apart_in_time or apart, (a, b)
-    assert max(life.offset + life.size_bytes for life in lives) <= plan.arena_bytes
+    assert max(life.offset + life.size_bytes for life in live_ranges) <= plan.arena_bytes
     assert plan.arena_lower_bound_bytes <= plan.arena_bytes
 
 

@@ -136,12 +136,12 @@ def test_stages_are_a_chain_where_they_are_and_fields_where_they_are_not() -> No
     graph = Graph()
     x = graph.add_input("x", TensorType(DType.FLOAT32, (2,)))
     y = graph.add_input("y", TensorType(DType.FLOAT32, (2,)))
-    chain = ops.Fused(
+    fused_pair = ops.Fused(
         ops.Relu(),
         1,
         (ops.Stage(ops.Add(), (1, -1)), ops.Stage(ops.Neg(), (2,)), ops.Stage(ops.Mul(), (-2, -3))),
     )
-    node = graph.add(chain, x, y, x, name="chain")
+    node = graph.add(fused_pair, x, y, x, name="fused_pair")
     # An input that no stage reads has no place in a chain.
     odd = graph.add(ops.Fused(ops.Relu(), 1, (ops.Stage(ops.Neg(), (-1,)),)), x, y, name="odd")
     graph.outputs = [node.output, odd.output]
@@ -149,7 +149,7 @@ def test_stages_are_a_chain_where_they_are_and_fields_where_they_are_not() -> No
     assert "Relu %x | Add %y, $ || Neg %x | Mul $1, $" in text
     assert "Fused(root=Relu, root_inputs=1, stages=[Stage(op=Neg, arguments=[-1])]) %x, %y" in text
     again = through_text(graph)
-    assert [n.op for n in again.nodes] == [chain, odd.op]
+    assert [n.op for n in again.nodes] == [fused_pair, odd.op]
 
 
 GOOD = """graph g {

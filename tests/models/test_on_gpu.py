@@ -17,10 +17,10 @@ import smelt
 from benchmarks.cpu_latency import largest_error
 from benchmarks.support.models import TOPOLOGIES, build_topology, random_inputs
 from benchmarks.support.onnx_steps import read_network
-from smelt.devices.cuda import CudaRow
+from smelt.devices.cuda import CudaLaunch
 from smelt.interp import interpret
 from smelt.ops import GRU, LSTM, Attention, Conv, ConvTranspose, Gemm, MatMul
-from smelt.runtime import _cuda_segments
+from smelt.runtime import _cuda_graph_segments
 from tests.support.answers import classes_of_pictures, digits_read
 from tests.support.gpu import library, nothing_is_lost
 from tests.support.real_models import (
@@ -200,10 +200,10 @@ def check_early_starts(engine: Engine, given: Arrays, monkeypatch: pytest.Monkey
     with engine.create_context() as context:
         wanted = [context.run(turn) for turn in turns]
 
-    def early(kernel: LoadedKernel, words: int, wait_for: int, _starts_early: bool) -> CudaRow:
-        return CudaRow(kernel, words, wait_for, starts_early=True)
+    def early(kernel: LoadedKernel, words: int, wait_for: int, _starts_early: bool) -> CudaLaunch:
+        return CudaLaunch(kernel, words, wait_for, uses_pdl=True)
 
-    monkeypatch.setattr(_cuda_segments, "CudaRow", early)
+    monkeypatch.setattr(_cuda_graph_segments, "CudaLaunch", early)
     with engine.create_context() as context:
         for number in range(_EARLY_RUNS):
             mine = context.run(turns[number % 2])

@@ -47,7 +47,7 @@ _ASSUMING = {
     "check_scale",
     "check_zero_point",
     "require_broadcast",
-    "require_inside",
+    "require_indices_within",
     "require_shape",
     "window_extent",
 }

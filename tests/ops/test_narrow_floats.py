@@ -10,13 +10,13 @@ import pytest
 
 from smelt.errors import ShapeError
 from smelt.ir import evaluate
-from smelt.ops import ALL_OPS, Chain, ConvSum, Fused, Operand, Pow, ScatterND, TopK
+from smelt.ops import ALL_OPS, ConvSum, Fused, FusedPair, Operand, Pow, ScatterND, TopK
 from smelt.types import DType
 
 if TYPE_CHECKING:
     from smelt.ops import Array, Op
 
-_ROUND_BETWEEN = (Chain, ConvSum, Fused)
+_ROUND_BETWEEN = (FusedPair, ConvSum, Fused)
 """Several ops, each of which rounds what it gives."""
 _NARROW = pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.FLOAT16], ids=str)
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from smelt.errors import ShapeError
-from smelt.ops import ALL_OPS, Array, Case, Chain, ConvSum, Fused, Operand, Resize
+from smelt.ops import ALL_OPS, Array, Case, ConvSum, Fused, FusedPair, Operand, Resize
 from smelt.types import DType, is_float_dtype
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -142,7 +142,7 @@ def test_reference_agrees_with_onnx_runtime(case: Case) -> None:
 
 _IN_16_BITS = 3
 """Cases of each op that are tried in 16 bits too."""
-_COMPOSED = (Chain, ConvSum, Fused)
+_COMPOSED = (FusedPair, ConvSum, Fused)
 """Each of their stages rounds its result."""
 
 

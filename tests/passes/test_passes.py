@@ -282,13 +282,13 @@ def test_a_backend_says_what_it_has_no_code_to_fuse_and_what_it_wants_whole() ->
     b = Builder()
     relu = b.add(ops.Relu(), b.conv("a"), name="r")
     b.graph.outputs = [b.add(ops.LogSoftmax(), relu, name="s").output]
-    run_passes(b.graph, pipeline(never_fused={"relu"}, kept_whole={"log_softmax"}))
+    run_passes(b.graph, pipeline(non_fusable_ops={"relu"}, non_decomposed_ops={"log_softmax"}))
     assert layers(b.graph) == [("a",), ("r",), ("s",)]
 
 
-@pytest.mark.parametrize("composed", [(), ("gather",)])
+@pytest.mark.parametrize("composite_ops", [(), ("gather",)])
 def test_what_follows_picked_lines_is_computed_with_them_where_there_is_code(
-    composed: tuple[str, ...],
+    composite_ops: tuple[str, ...],
 ) -> None:
     graph = Graph("rows")
     places = graph.add_input("places", TensorType(DType.INT64, (1, 3)))
@@ -297,24 +297,30 @@ def test_what_follows_picked_lines_is_computed_with_them_where_there_is_code(
         picked = graph.add(ops.Gather(), table, places, name=name)
         added = graph.add_constant(np.ones((3, 4), kind), f"{name}.added")
         graph.outputs += graph.add(ops.Add(), picked.output, added, name=f"{name}.sum").outputs
-    run_passes(graph, pipeline(composed=composed))
-    floats = [("floats", "floats.sum")] if composed else [("floats",), ("floats.sum",)]
+    run_passes(graph, pipeline(composite_ops=composite_ops))
+    floats = [("floats", "floats.sum")] if composite_ops else [("floats",), ("floats.sum",)]
     others = [("counts",), ("counts.sum",), ("doubles",), ("doubles.sum",)]
     assert layers(graph) == [*floats, *others]
 
 
 def test_ops_of_several_are_made_for_a_backend_that_has_code_for_them() -> None:
     made = {
-        "chain": "chain-depthwise",
+        "fused_pair": "fuse-conv-depthwise",
         "attention": "fuse-attention",
-        "conv_sum": "fold-projections",
-        "integer": "absorb-quantization",
+        "conv_sum": "fuse-conv-sums",
+        "int8_products": "absorb-quantization",
     }
-    for wanted in ((), ("chain",), ("attention",), ("attention", "conv_sum"), ("integer",)):
-        names = {one.name for one in pipeline(composed=wanted)}
+    for wanted in (
+        (),
+        ("fused_pair",),
+        ("attention",),
+        ("attention", "conv_sum"),
+        ("int8_products",),
+    ):
+        names = {one.name for one in pipeline(composite_ops=wanted)}
         assert names & set(made.values()) == {made[op] for op in wanted}
     assert [one.name for one in pipeline()] == [
-        one.name for one in pipeline(composed=("chain", "integer"))
+        one.name for one in pipeline(composite_ops=("fused_pair", "int8_products"))
     ]
 
 

@@ -160,7 +160,7 @@ def test_scales_without_a_product_are_not_combined() -> None:
     weights = network.graph.add(ops.DequantizeLinear(), stored, scale, name="weights").output
     network.add(ops.MatMul(), weights).add(ops.Mul(), 1e20).add(ops.Mul(), HUGE)
     report = network.optimised()[1]
-    assert any("scales cannot be combined" in str(n) for r in report.records for n in r.notes)
+    assert any("scales cannot be folded" in str(n) for r in report.records for n in r.notes)
 
 
 def _products_of_bytes(depth: int, bias: int | None = None) -> Network:
@@ -225,7 +225,7 @@ def test_new_weights_that_cannot_be_combined_as_the_old_ones_are_refused(
     a: float, b: float
 ) -> None:
     engine = smelt.build(_two_factors(2, 3), tune="none")
-    with pytest.raises(BindingError, match=r"the new [ab] .*, [ab] .* cannot be combined.*build"):
+    with pytest.raises(BindingError, match=r"the new [ab] .*, [ab] .* cannot be folded.*build"):
         engine.refit({"a": np.asarray(a, np.float32), "b": np.asarray(b, np.float32)})
     x = np.ones(2, np.float32)
     (ran,) = engine.run({"x": x}).values()

@@ -33,7 +33,7 @@ from smelt.inspect import graph_to_svg, memory_to_svg, report_of, report_to_html
 from smelt.ir import Graph
 from smelt.types import DType, SymbolicDim, TensorType
 from tests.cli.conftest import Smelt
-from tests.engine.test_trust import line_of
+from tests.engine.test_signing_keys import line_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,10 +12,10 @@ import smelt
 SOURCES = Path(smelt.__file__).parent
 NO_FILES_OF_USERS = {
     "types/_files.py",  # a device or a pipe
-    "engine/_drafts.py",  # what it writes first
+    "engine/_atomic_files.py",  # what it writes first
     "cli/_console.py",  # the null device
     "types/_arrays.py",  # entries of an archive in memory
-    "backends/cuda/_worker.py",  # a pipe
+    "backends/cuda/_compiler_worker.py",  # a pipe
 }
 WRITERS = {"write_text", "write_bytes", "tofile", "savetxt"}
 OPENERS = {"open", "fdopen"}

@@ -21,7 +21,7 @@ from smelt.types import DType, evaluate_dim
 from tests.fuzz.build_trial import FindingError
 from tests.fuzz.campaign import Campaign, main
 from tests.property.kernel_views import Bench, case_of, input_of, try_case
-from tests.support.cuda_ops import WITHOUT_KERNELS
+from tests.support.cuda_op_coverage import WITHOUT_KERNELS
 from tests.support.triton_interpreter import TARGET, WATCH, interpret
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _BACKEND: Final = CudaBackend()
 _OFTEN: Final[tuple[type[ops.Op], ...]] = (
-    *(ops.Conv, ops.Conv, ops.Conv, ops.ConvSum, ops.ConvTranspose, ops.Chain, ops.Gemm),
+    *(ops.Conv, ops.Conv, ops.Conv, ops.ConvSum, ops.ConvTranspose, ops.FusedPair, ops.Gemm),
     *(
         ops.MatMul,
         ops.Attention,

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from smelt import ops
-from smelt.backends import Aliasing, store_as
+from smelt.backends import Aliasing, with_storage_dtype
 from smelt.backends.cpu import CpuBackend, host_target, target_named
 from smelt.errors import SmeltError
 from smelt.types import DType, symbols_of
@@ -46,7 +46,7 @@ Arrays = list[Array | None]
 _POISONS: Final = (0xFF, 0x7F)
 _WILD: Final = (-1, 0, 1, 5, 100, 10**9, -(10**9), (1 << 63) - 1, -(1 << 63))
 _BACKEND: Final = CpuBackend(jobs=1)
-_OFTEN: Final = (ops.Conv, ops.Conv, ops.Conv, ops.Chain, ops.ConvInteger, ops.MatMul) * 8
+_OFTEN: Final = (ops.Conv, ops.Conv, ops.Conv, ops.FusedPair, ops.ConvInteger, ops.MatMul) * 8
 """Ops for which there are many families."""
 _TRIES: Final = 4
 """To find other extents on which an op has an answer."""
@@ -86,7 +86,7 @@ class Bench:
         found = [t for t in every if not t.is_reference and t.aliasing is Aliasing.NONE]
         if self.storage is DType.FLOAT32:
             return found
-        return [store_as(self.storage, node, t, outputs=True) for t in found]
+        return [with_storage_dtype(self.storage, node, t, outputs=True) for t in found]
 
 
 def try_kernel(data: bytes, recipe: str, note: Note) -> Counter[str]:
@@ -145,7 +145,7 @@ def _run_twice(
         "at_end": chance.random() < 0.6,
         "workers": chance.choice((1, 1, 3)),
     }
-    if family.contiguous:  # its operands are no windows
+    if family.requires_contiguous:  # its operands are no windows
         layout |= {"gap": 0, "margin": 0}
     errors = np.zeros((len(_POISONS), 2), np.int64)
     how: dict[str, Any] = {"values": values, "target": bench.target, "run": bench.run, **layout}

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from smelt.ir import Graph
-    from tests.fuzz.build_trial import Array, Bounds
+    from tests.fuzz.build_trial import Array, SymbolRange
 
 helper: Any = untyped_helper
 
@@ -150,9 +150,9 @@ def try_graph(data: bytes, recipe: str, note: Callable[[str], None]) -> Counter[
     return done + rival.done
 
 
-def _ranges(graph: Graph, recipe: str) -> dict[str, Bounds]:
+def _ranges(graph: Graph, recipe: str) -> dict[str, SymbolRange]:
     names = sorted({s for value in graph.inputs for s in symbols_of(*value.tensor.shape)})
-    found: dict[str, Bounds] = {}
+    found: dict[str, SymbolRange] = {}
     for name in names:
         chance = random_source(recipe, name)
         low = chance.choice((0, 1, 1, 1, 2, 3))
@@ -162,7 +162,7 @@ def _ranges(graph: Graph, recipe: str) -> dict[str, Bounds]:
 
 
 def _call(
-    graph: Graph, bounds: Mapping[str, Bounds], recipe: str, number: int
+    graph: Graph, bounds: Mapping[str, SymbolRange], recipe: str, number: int
 ) -> tuple[dict[str, Array], bool]:
     """Inputs, and whether they are outside of the ranges."""
     chance = random_source(recipe, "shapes", number)

@@ -8,8 +8,18 @@ from tests.support.campaigns import run_module, told
 
 COUNT = 176
 FAMILIES = {
-    *("attention", "conv", "conv_sum", "deconv", "elementwise", "gather", "gemm", "lrn", "move"),
-    *("pool", "recurrent", "resample", "rows", "stem"),
+    *(
+        "attention",
+        "conv",
+        "conv_sum",
+        "deconv",
+        "elementwise",
+        "gather",
+        "gemm",
+        "lrn",
+        "data_movement",
+    ),
+    *("pool", "recurrent", "resample", "row_reductions", "stem"),
 }
 """Some of their kernels run among so many inputs; longer campaigns reach more families."""
 

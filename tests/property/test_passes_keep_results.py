@@ -43,10 +43,10 @@ def check(graph: Graph, passes: Sequence[Pass], tolerance: float = 1e-4) -> None
 def test_each_pass_alone_keeps_every_result(kind: type[Pass]) -> None:
     @settings(max_examples=40)
     @given(graphs(max_steps=8))
-    def keeps(graph: Graph) -> None:
+    def returns_intermediate(graph: Graph) -> None:
         check(graph, [kind()])
 
-    keeps()
+    returns_intermediate()
 
 
 @settings(max_examples=100)

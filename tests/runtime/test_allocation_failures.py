@@ -16,7 +16,7 @@ from smelt.errors import SmeltError
 from smelt.interp import interpret
 from smelt.ir import Graph
 from smelt.runtime import Stream
-from smelt.tuner import Effort
+from smelt.tuner import InNetworkEffort
 from smelt.types import DType, SymbolicDim, TensorType
 from tests.support.cuda_engines import affine_gpu_engine
 from tests.support.engines import COLUMNS, affine, batch_of
@@ -108,8 +108,10 @@ def test_a_build_without_memory_ends_in_an_error_of_ours(countdown: Countdown) -
 def test_a_build_that_times_without_memory_ends_in_an_error_of_ours(
     countdown: Countdown, tmp_path: Path
 ) -> None:
-    once = Effort(rivals=1, passes=1, runs=1, seconds=0.1)
-    effort = TuningEffort(1, 1, seconds=5, seconds_each=1e-4, sample_seconds=1e-6, network=once)
+    once = InNetworkEffort(extra_candidates=1, passes=1, runs=1, seconds=0.1)
+    effort = TuningEffort(
+        1, 1, seconds=5, seconds_per_trial=1e-4, min_sample_seconds=1e-6, network=once
+    )
     caches = (tmp_path / str(number) for number in count())  # what is known is not timed again
 
     def build() -> None:

@@ -31,7 +31,7 @@ from smelt.runtime import Event, Stream
 from smelt.runtime._cuda_context import CudaContext
 from tests.support.cuda_driver_stub import CUresult
 from tests.support.cuda_engines import (
-    OnGpu,
+    StubGpuArray,
     affine_gpu_engine,
     cuda_fingerprint,
     empty_there,
@@ -93,7 +93,7 @@ def test_any_arrangement_on_the_host_is_read_right(engine: Engine) -> None:
 def test_arrays_on_the_gpu_give_arrays_on_the_gpu(engine: Engine) -> None:
     x = batch_of(3)
     with engine.create_context() as context:
-        y = context.run({"x": OnGpu(x).array})["y"]
+        y = context.run({"x": StubGpuArray(x).array})["y"]
         assert isinstance(y, CudaArray)
         y.synchronize()
         assert np.array_equal(read_there(y.allocation.address, y.shape), affine(x))
@@ -112,7 +112,7 @@ def test_results_of_one_run_are_not_touched_by_the_next(engine: Engine) -> None:
 
 def test_execute_takes_addresses_and_arrays_of_both_sides(engine: Engine) -> None:
     x = batch_of(3)
-    there, y, host = OnGpu(x), empty_there(3), np.zeros((3, COLUMNS), np.float32)
+    there, y, host = StubGpuArray(x), empty_there(3), np.zeros((3, COLUMNS), np.float32)
     with engine.create_context() as context:
         context.execute(3, [there.address, y.address])
         assert np.array_equal(y.content(), affine(x))
@@ -127,7 +127,7 @@ def test_other_addresses_are_given_to_the_same_graph(engine: Engine, stub: StubD
     with engine.create_context() as context:
         for seed in range(4):
             x = batch_of(2, seed)
-            given, y = OnGpu(x), empty_there(2)
+            given, y = StubGpuArray(x), empty_there(2)
             context.execute(2, [given.address, y.address])
             assert np.array_equal(y.content(), affine(x))
         assert stub.calls.count("cuGraphInstantiate") == 1
@@ -142,8 +142,8 @@ def test_graphs_are_kept_for_the_batches_met_lately(engine: Engine, stub: StubDr
 
 def test_an_address_that_kernels_cannot_read_at_once_is_copied(engine: Engine) -> None:
     x = batch_of(2)
-    given = OnGpu(x, shift=4)
-    y = OnGpu(np.zeros((2, COLUMNS), np.float32), shift=8)
+    given = StubGpuArray(x, shift=4)
+    y = StubGpuArray(np.zeros((2, COLUMNS), np.float32), shift=8)
     with engine.create_context() as context:
         context.execute(2, [given.address, y.address])
     assert np.array_equal(y.content(), affine(x))
@@ -203,7 +203,7 @@ def test_sizes_that_a_run_decides_trim_the_outputs(stub: StubDriver, where: str)
             if where == "host":
                 np.testing.assert_array_equal(context.run({"x": x})["y"], wanted)
                 continue
-            y = context.run({"x": OnGpu(x).array})["y"]
+            y = context.run({"x": StubGpuArray(x).array})["y"]
             y.synchronize()
             memory: Any = (ctypes.c_int64 * wanted.size).from_address(y.allocation.address)
             np.testing.assert_array_equal(np.array(memory).reshape(y.shape), wanted)
@@ -216,7 +216,7 @@ def test_sizes_that_a_run_decides_trim_the_outputs(stub: StubDriver, where: str)
 
 def test_enqueue_returns_before_the_work_is_done(engine: Engine) -> None:
     x, y = batch_of(2), empty_there(2)
-    given = OnGpu(x)
+    given = StubGpuArray(x)
     with engine.create_context() as context, Stream("cuda") as stream:
         context.enqueue(2, [given.address, y.address], stream)
         assert np.isnan(y.content()).all()
@@ -235,7 +235,7 @@ class _ForeignStream:
 @pytest.mark.parametrize("kind", ["ours", "native", "protocol", "handle", "default"])
 def test_any_stream_will_do(engine: Engine, kind: str) -> None:
     x, y = batch_of(2), empty_there(2)
-    given = OnGpu(x)
+    given = StubGpuArray(x)
     with engine.create_context() as context, Stream("cuda") as stream:
         native: Any = stream.native
         handle = int(native.handle)
@@ -253,7 +253,7 @@ def test_any_stream_will_do(engine: Engine, kind: str) -> None:
 
 def test_a_second_run_waits_for_the_first_on_whatever_stream(engine: Engine) -> None:
     first, second = batch_of(2, 1), batch_of(2, 2)
-    a, b, y, z = OnGpu(first), OnGpu(second), empty_there(2), empty_there(2)
+    a, b, y, z = StubGpuArray(first), StubGpuArray(second), empty_there(2), empty_there(2)
     with engine.create_context() as context, Stream("cuda") as one, Stream("cuda") as two:
         context.enqueue(2, [a.address, y.address], one)
         context.enqueue(2, [b.address, z.address], two)
@@ -268,7 +268,7 @@ def test_a_second_run_waits_for_the_first_on_whatever_stream(engine: Engine) -> 
 @pytest.mark.requirement("G-51")
 def test_the_event_says_when_the_inputs_are_free_and_the_rest_goes_on(engine: Engine) -> None:
     x, y = batch_of(2), empty_there(2)
-    given = OnGpu(x)
+    given = StubGpuArray(x)
     consumed = Event("cuda")
     with engine.create_context() as context, Stream("cuda") as stream:
         for seed in range(2):
@@ -286,7 +286,7 @@ def test_the_event_says_when_the_inputs_are_free_and_the_rest_goes_on(engine: En
 def test_arrays_live_until_an_enqueued_run_is_complete(engine: Engine) -> None:
     x, y = batch_of(2), empty_there(2)
     with engine.create_context() as context, Stream("cuda") as stream:
-        context.enqueue(2, [OnGpu(x).array, y.array], stream)
+        context.enqueue(2, [StubGpuArray(x).array, y.array], stream)
         gc.collect()
         stream.synchronize()
         assert np.array_equal(y.content(), affine(x))
@@ -321,7 +321,7 @@ def test_what_is_no_stream_or_event_is_refused(engine: Engine, wrong: Any) -> No
 
 def test_closing_a_stream_finishes_what_was_queued(engine: Engine) -> None:
     x, y = batch_of(2), empty_there(2)
-    given = OnGpu(x)
+    given = StubGpuArray(x)
     with engine.create_context() as context:
         with Stream("cuda") as stream:
             context.enqueue(2, [given.address, y.address], stream)
@@ -352,7 +352,7 @@ def test_an_engine_is_bound_to_the_gpu_that_is_named_or_selected(stub: StubDrive
 
 @pytest.mark.requirement("G-67")
 def test_a_thread_that_selected_another_gpu_is_told(engine: Engine, stub: StubDriver) -> None:
-    x, y = OnGpu(batch_of(1)), empty_there(1)
+    x, y = StubGpuArray(batch_of(1)), empty_there(1)
     with engine.create_context() as context, Stream("cuda:1") as other:
         stub.current = 1
         with pytest.raises(ContextError, match=r"bound to cuda:0, .*selected cuda:1"):
@@ -383,7 +383,7 @@ def test_an_engine_for_another_gpu_is_refused(stub: StubDriver) -> None:
 def test_an_engine_that_was_tuned_under_another_driver_says_so_and_runs(
     stub: StubDriver, caplog: pytest.LogCaptureFixture
 ) -> None:
-    here = cuda_device(0).place
+    here = cuda_device(0).timing_key
     for tuned_on in ("", here, "NVIDIA H200, driver for CUDA 12.4"):
         caplog.clear()
         made_for = replace(cuda_fingerprint(), tuned_on=tuned_on)
@@ -408,7 +408,7 @@ class _Profiler:
 
 
 def test_every_layer_is_reported_once_also_when_asynchronous(engine: Engine) -> None:
-    x, y = OnGpu(batch_of(1)), empty_there(1)
+    x, y = StubGpuArray(batch_of(1)), empty_there(1)
     profiler = _Profiler()
     with engine.create_context() as context, Stream("cuda") as stream:
         context.profiler = profiler
@@ -429,7 +429,7 @@ def test_a_profiler_that_fails_is_heard_and_leaves_the_context_usable(engine: En
         def report_layer_time(self, name: str, milliseconds: float) -> None:
             raise KeyError(name, milliseconds)
 
-    x, y = OnGpu(batch_of(1)), empty_there(1)
+    x, y = StubGpuArray(batch_of(1)), empty_there(1)
     with engine.create_context() as context, Stream("cuda") as stream:
         context.profiler = Broken()
         context.enqueue(1, [x.address, y.address], stream)
@@ -487,7 +487,7 @@ def test_a_run_that_fails_leaves_the_context_usable(
     engine: Engine, stub: StubDriver, function: str
 ) -> None:
     x = batch_of(2)
-    given = OnGpu(x).array if function == "cuMemAlloc" else x  # results there are new memory
+    given = StubGpuArray(x).array if function == "cuMemAlloc" else x  # results there are new memory
     with engine.create_context() as context:
         stub.failures[function] = CUresult.CUDA_ERROR_OUT_OF_MEMORY
         with pytest.raises(CudaError, match="OUT_OF_MEMORY"):
@@ -500,7 +500,7 @@ def test_what_a_failed_run_has_queued_is_waited_for_by_the_next(
     engine: Engine, stub: StubDriver, where: str
 ) -> None:
     first, second, y = batch_of(2, 1), batch_of(2, 2), empty_there(2)
-    shifted = [OnGpu(x, shift=4) for x in (first, second)]
+    shifted = [StubGpuArray(x, shift=4) for x in (first, second)]
     given = [x.address for x in shifted] if where == "between words" else [first, second]
     with engine.create_context() as context, Stream("cuda") as one, Stream("cuda") as two:
         stub.failures["cuGraphLaunch"] = CUresult.CUDA_ERROR_OUT_OF_MEMORY
@@ -516,7 +516,7 @@ def test_what_a_failed_run_has_queued_is_waited_for_by_the_next(
 def test_threads_default_streams_are_taken_for_different_ones(
     engine: Engine, stub: StubDriver
 ) -> None:
-    x, y = OnGpu(batch_of(2)), empty_there(2)
+    x, y = StubGpuArray(batch_of(2)), empty_there(2)
     with engine.create_context() as context:
         for handle, waits in ((1, 0), (1, 0), (2, 1), (2, 2)):
             context.enqueue(2, [x.address, y.address], handle)
@@ -543,7 +543,7 @@ def test_engine_context_and_results_close_in_any_order(stub: StubDriver) -> None
     context = engine.create_context()
     engine.close()
     x = batch_of(2)
-    y = context.run({"x": OnGpu(x).array})["y"]
+    y = context.run({"x": StubGpuArray(x).array})["y"]
     context.close()
     context.close()
     del engine, context
@@ -554,7 +554,7 @@ def test_engine_context_and_results_close_in_any_order(stub: StubDriver) -> None
 
 def test_closing_waits_for_what_was_enqueued(engine: Engine) -> None:
     x, y = batch_of(2), empty_there(2)
-    given = OnGpu(x)
+    given = StubGpuArray(x)
     with Stream("cuda") as stream:
         context = engine.create_context()
         context.enqueue(2, [given.address, y.address], stream)

@@ -13,8 +13,8 @@ from smelt.devices.cuda import CudaEvent, CudaStream
 from smelt.engine import ERROR_BYTES
 from smelt.errors import IndexRangeError
 from smelt.runtime import Stream
-from smelt.runtime._errors import ErrorWords
-from tests.support.cuda_engines import OnGpu, affine_gpu_engine, empty_there
+from smelt.runtime._index_errors import ErrorWords
+from tests.support.cuda_engines import StubGpuArray, affine_gpu_engine, empty_there
 from tests.support.engines import batch_of
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def test_a_run_tells_nothing_of_one_that_was_interrupted(
             if way == "execute":
                 context.execute(2, [x, y.array])
             else:
-                context.run({"x": x if way == "host" else OnGpu(x).array})
+                context.run({"x": x if way == "host" else StubGpuArray(x).array})
 
         run()
         for _ in range(2):
@@ -67,13 +67,13 @@ def test_a_run_tells_nothing_of_one_that_was_interrupted(
                     patched.setattr(words, "check", _interrupt)
                 with pytest.raises(KeyboardInterrupt):
                     run()
-            _tell_of_an_index(words)  # a launch that was still going on
+            _write_index_error(words)  # a launch that was still going on
             run()
         assert not words.are_set
         with monkeypatch.context() as patched:  # its own it does not miss
 
             def tell(_: object) -> None:
-                _tell_of_an_index(words)
+                _write_index_error(words)
 
             _replace_waits(patched, tell)
             with pytest.raises(IndexRangeError, match="7 is out of range"):
@@ -84,14 +84,14 @@ def test_a_run_tells_nothing_of_one_that_was_interrupted(
 def test_what_a_queued_run_told_is_raised_after_an_interrupted_one_too(
     engine: Engine, words: ErrorWords, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    x, y = OnGpu(batch_of(2)), empty_there(2)
+    x, y = StubGpuArray(batch_of(2)), empty_there(2)
     with engine.create_context() as context, Stream("cuda") as stream:
         context.enqueue(2, [x.array, y.array], stream)
         with monkeypatch.context() as patched:
             patched.setattr(CudaStream, "synchronize", _interrupt)
             with pytest.raises(KeyboardInterrupt):
                 context.run({"x": batch_of(2)})
-        _tell_of_an_index(words)
+        _write_index_error(words)
         with pytest.raises(IndexRangeError, match="7 is out of range"):
             context.run({"x": batch_of(2)})
         context.run({"x": batch_of(2)})
@@ -107,6 +107,6 @@ def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def _tell_of_an_index(words: ErrorWords) -> None:
+def _write_index_error(words: ErrorWords) -> None:
     """What a launch writes that meets an index out of range."""
     ctypes.memmove(words.address, np.array([7, ~4]).tobytes(), ERROR_BYTES)

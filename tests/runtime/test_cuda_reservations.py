@@ -16,7 +16,7 @@ from smelt.engine import Binding, Buffer, HostCall, KernelSpec, Launch, Plan, Sp
 from smelt.errors import DeviceError
 from smelt.types import DType, SymbolicDim
 from tests.support.cuda_driver_stub import GRANULE, CUresult
-from tests.support.cuda_engines import OnGpu, bytes_at, engine_of, gpu_header, image_of
+from tests.support.cuda_engines import StubGpuArray, bytes_at, engine_of, gpu_header, image_of
 from tests.support.engines import BATCH, counting_header, view
 from tests.support.failing_allocations import Countdown, Tracker, let_driver_fail
 
@@ -122,7 +122,7 @@ def test_memory_follows_the_count(engine: Engine) -> None:
 def test_memory_for_results_on_the_gpu_follows_the_count(engine: Engine) -> None:
     tracker, x = Tracker(), input_of(2_000, 16)
     with engine.create_context(tracker=tracker) as context:
-        there = context.run({"x": OnGpu(x).array})["y"]
+        there = context.run({"x": StubGpuArray(x).array})["y"]
         there.synchronize()
         made = 2_000 * 16 * 8
         assert there.shape == (16, 2_000)
@@ -135,7 +135,7 @@ def test_memory_for_results_on_the_gpu_follows_the_count(engine: Engine) -> None
 def test_a_place_that_is_made_anew_where_it_was_has_memory_for_a_recorded_run(
     engine: Engine,
 ) -> None:
-    there = OnGpu(np.zeros((60, COLUMNS), np.float32))
+    there = StubGpuArray(np.zeros((60, COLUMNS), np.float32))
     with engine.create_context() as context:
         for rows, count in ((4, 900), (4, 900), (60, 9), (4, 900)):
             x, y = input_of(count, rows), np.zeros((rows, MOST), np.int64)
@@ -179,7 +179,7 @@ def test_results_that_get_no_memory_leave_the_context_usable(
 ) -> None:
     with engine.create_context() as context:
         check(context, 9, 2)
-        given = OnGpu(input_of(9, 2)).array
+        given = StubGpuArray(input_of(9, 2)).array
         stub.failures["cuMemAlloc"] = CUresult.CUDA_ERROR_OUT_OF_MEMORY
         with pytest.raises(DeviceError, match="results: 144 bytes"):
             context.run({"x": given})

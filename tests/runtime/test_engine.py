@@ -18,7 +18,7 @@ import pytest
 
 import smelt
 from smelt.engine import (
-    RunConditions,
+    RuntimeChecks,
     Signer,
     read_engine,
     serialize_engine,
@@ -82,7 +82,7 @@ def test_an_engine_runs_the_same_after_serialisation(tmp_path: Path) -> None:
         np.testing.assert_array_equal(result_of(Engine.load(file)), affine(X))
 
 
-def places_of(path: Path) -> list[tuple[int, int]]:
+def start_addresses(path: Path) -> list[tuple[int, int]]:
     """The addresses at which this process has mapped a file."""
     with Path("/proc/self/maps").open() as file:
         spans = [row.split()[0].split("-") for row in file if str(path) in row]
@@ -93,10 +93,10 @@ def test_a_file_is_copied_and_mapped_only_for_who_asks(tmp_path: Path) -> None:
     path = tmp_path / "m.engine"
     affine_engine().save(path)
     copied = Engine.load(path)
-    assert not places_of(path)
+    assert not start_addresses(path)
     mapped = Engine.load(path, mapped=True)
     address = mapped.loaded_code.weights.address
-    assert any(low <= address < high for low, high in places_of(path))
+    assert any(low <= address < high for low, high in start_addresses(path))
     np.testing.assert_array_equal(result_of(mapped), result_of(copied))
 
 
@@ -414,13 +414,13 @@ def test_what_runs_must_check_is_found_once_for_all_contexts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made: list[object] = []
-    collect = RunConditions.__init__
+    collect = RuntimeChecks.__init__
 
-    def count(self: RunConditions, *arguments: Any) -> None:
+    def count(self: RuntimeChecks, *arguments: Any) -> None:
         made.append(self)
         collect(self, *arguments)
 
-    monkeypatch.setattr(RunConditions, "__init__", count)
+    monkeypatch.setattr(RuntimeChecks, "__init__", count)
     net = NetworkDefinition("open", batch="explicit")
     net.mark_output(net.add_activation(net.add_input("x", "float32", ("n", 3)), "relu", name="y"))
     engine = smelt.build(net, shapes={"x": ((1, 3), (2, 3), (9, 3))}, tune="none")

@@ -13,7 +13,7 @@ import smelt
 from smelt import ops
 from smelt.engine import Space
 from smelt.interp import interpret
-from smelt.runtime._errors import ErrorWords
+from smelt.runtime._index_errors import ErrorWords
 from tests.support.index_errors import (
     Picking,
     check_arrays_there,
@@ -201,6 +201,6 @@ def test_sequences_longer_than_their_moments_are_refused() -> None:
     x, w = np.zeros((3, 2, 1), np.float32), np.zeros((1, 6, 1), np.float32)
     r = np.zeros((1, 6, 2), np.float32)
     for lengths in ([3, 4], [-1, 0]):
-        with pytest.raises(smelt.IndexRangeError, match="sequences of 3 moments"):
+        with pytest.raises(smelt.IndexRangeError, match="sequences of 3 time steps"):
             op.reference(x, w, r, None, np.array(lengths, np.int32))
     op.reference(x, w, r, None, np.array([0, 3], np.int32))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from smelt.backends import CodeCache
-from smelt.backends.cpu import CpuBackend, compile_runtime, generator_edition, host_target
+from smelt.backends.cpu import CpuBackend, compile_runtime, generator_version, host_target
 from smelt.devices.cpu import MappedCode, abi
 from smelt.engine import (
     VERSION,
@@ -43,7 +43,7 @@ _KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64
 _THREADS = (2, 3, 4)
 
 
-class Bench:
+class TrialRunner:
     """The trials of one op, their kernels compiled into one image."""
 
     def __init__(self, trials: Sequence[Trial], backend: CpuBackend, target: CpuTarget) -> None:
@@ -142,10 +142,10 @@ def _bound(buffer: GuardedBuffer, kind: TensorType, values: Mapping[str, int]) -
     return buffer.array(kind.dtype.numpy, shape)
 
 
-def failures(trial: Trial, bench: Bench, number: int) -> list[str]:
+def failures(trial: Trial, runner: TrialRunner, number: int) -> list[str]:
     """What is wrong with a trial, in words; by turns other numbers of threads are compared."""
     found: list[str] = []
-    engine = bench.engine(trial)
+    engine = runner.engine(trial)
     runs: list[list[Array]] = []
     threads = _THREADS[number % len(_THREADS)]
     for count in (1, threads):
@@ -161,28 +161,30 @@ def failures(trial: Trial, bench: Bench, number: int) -> list[str]:
             else (one.tobytes() != several.tobytes())
         ):
             found.append(f"{trial}: {threads} threads give other bits than one")
-    guarded = bench.run_guarded(trial, at_end=number % 2 == 0)
+    guarded = runner.run_guarded(trial, at_end=number % 2 == 0)
     for mine, wanted in zip(guarded or (), trial.wanted if guarded else (), strict=True):
         if reason := difference(mine, wanted, trial.case.tolerance, trial.step):
             found.append(f"{trial}, between guard pages: {reason}")
     return found
 
 
-def frugal_backend() -> CpuBackend:
+def single_job_backend() -> CpuBackend:
     """One that compiles what no test of the session has compiled, in one thread."""
-    return CpuBackend(CodeCache.open(generator_edition()), jobs=1)
+    return CpuBackend(CodeCache.open(generator_version()), jobs=1)
 
 
-def check_narrow(cases: Iterable[Case], storage: DType, *, every_trial: bool = True) -> int:
+def check_reduced_precision(
+    cases: Iterable[Case], storage: DType, *, every_trial: bool = True
+) -> int:
     """Run tactics that store float32 as ``storage``, all or a covering choice; their number."""
-    backend, target = frugal_backend(), host_target()
+    backend, target = single_job_backend(), host_target()
     if target.storage(storage) is not storage:
         pytest.skip(f"this processor does not convert {storage.value}")
     trials = list(narrow_trials(cases, backend, target, storage))
     trials = trials if every_trial else covering(trials)
-    bench = Bench(trials, backend, target)
+    runner = TrialRunner(trials, backend, target)
     wrong = [
-        reason for number, trial in enumerate(trials) for reason in failures(trial, bench, number)
+        reason for number, trial in enumerate(trials) for reason in failures(trial, runner, number)
     ]
     assert not wrong, "\n".join(wrong)
     return len(trials)

@@ -218,7 +218,7 @@ def _lower(
     workspace = None
     if tactic.workspace_bytes != 0:
         workspace = memory.reserve(_known(tactic.workspace_bytes, values))
-    errors = memory.error_words() if family.tells_errors(node) else None
+    errors = memory.error_words() if family.reports_index_errors(node) else None
     operands = Operands(tuple(inputs), outputs, packed, workspace, errors)
     steps = family.lower(node, tactic, operands)
     return [s for s in steps if isinstance(s, Launch)], outputs

@@ -56,7 +56,7 @@ class Matmul:
 
     compute: int
     epilogue: int
-    turned: tuple[int, ...]
+    transposed: tuple[int, ...]
     shapes: tuple[tuple[int, ...], ...]
     """(type, rows, columns, leading dimension, matrices, stride) of both factors, what is added and
     the result."""
@@ -171,15 +171,17 @@ class StubCublasLt:
             layout = self.live[handle]
             assert (desc.kind, layout.kind) == ("desc", "layout")
             found.append((*layout.made_with, layout.number(5, 1), layout.number(6)))
-        turned = desc.number(3), desc.number(4)
-        sizes = [f[1:3][::-1] if t else f[1:3] for f, t in zip(found, (*turned, 0, 0), strict=True)]
+        transposed = desc.number(3), desc.number(4)
+        sizes = [
+            f[1:3][::-1] if t else f[1:3] for f, t in zip(found, (*transposed, 0, 0), strict=True)
+        ]
         (m, k), (also_k, n), added, result = sizes
         fits = k == also_k and added == result == (m, n) and len({f[4] for f in found}) == 1
         alike = found[0][0] == found[1][0] and found[2] == found[3]
         compute, scale = desc.made_with
         if not fits or not alike or scale != 0 or (compute == _TF32 and found[0][0] != 0):
             return None
-        return Matmul(compute, desc.number(7, 1), turned, tuple(found))
+        return Matmul(compute, desc.number(7, 1), transposed, tuple(found))
 
     def _algorithm(self, number: int) -> bytes:
         return struct.pack("<QQ", self.version, number).ljust(64, b"\0")
@@ -273,7 +275,7 @@ def _compute(call: Matmul, places: tuple[int, ...], bias: int) -> None:
             _matrix(shape, place, matrix)
             for shape, place in zip((first, second, added), places, strict=False)
         )
-        a, b = (x.T if t else x for x, t in zip((a, b), call.turned, strict=True))
+        a, b = (x.T if t else x for x, t in zip((a, b), call.transposed, strict=True))
         if call.compute == _TF32:
             a, b = (RoundMantissa().reference(x)[0] for x in (a, b))
         total = call.alpha * (a.astype(np.float64) @ b.astype(np.float64))

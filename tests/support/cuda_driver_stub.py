@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tests.support.cubins import Kernel, make_cubin
-from tests.support.cuda_queues import Node, Queue, Queues, perform
+from tests.support.cuda_stream_stub import Node, Queue, Queues, perform
 
 if TYPE_CHECKING:
     from collections.abc import Callable

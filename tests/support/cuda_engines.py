@@ -46,16 +46,14 @@ def cuda_fingerprint() -> Fingerprint:
 
 
 def image_of(
-    kernels: Iterable[KernelSpec], *, starts_early: bool = False
+    kernels: Iterable[KernelSpec], *, uses_pdl: bool = False
 ) -> tuple[bytes, tuple[tuple[str, int], ...]]:
     """The records of kernels whose code is their symbol."""
     code = b""
     symbols: list[tuple[str, int]] = []
     for symbol in dict.fromkeys(kernel.symbol for kernel in kernels):
         symbols.append((symbol, len(code)))
-        code += CudaKernel(
-            symbol, code_for(ARCHITECTURE, symbol), 128, 0, 2, starts_early
-        ).to_bytes()
+        code += CudaKernel(symbol, code_for(ARCHITECTURE, symbol), 128, 0, 2, uses_pdl).to_bytes()
     return code, tuple(symbols)
 
 
@@ -112,7 +110,7 @@ def engine_of(
     return Engine(EngineFile(header, data, code, b"", None, "the engine"), device=device)
 
 
-class OnGpu:
+class StubGpuArray:
     """A float32 array on the GPU, and its content."""
 
     def __init__(self, content: Array, *, shift: int = 0) -> None:
@@ -138,6 +136,6 @@ def read_there(address: int, shape: tuple[int, ...]) -> Array:
     return floats_at(address, prod(shape)).reshape(shape).copy()
 
 
-def empty_there(rows: int = MAX_BATCH) -> OnGpu:
+def empty_there(rows: int = MAX_BATCH) -> StubGpuArray:
     """Room for a result, which holds no number."""
-    return OnGpu(np.full((rows, COLUMNS), np.nan, np.float32))
+    return StubGpuArray(np.full((rows, COLUMNS), np.nan, np.float32))

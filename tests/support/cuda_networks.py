@@ -23,7 +23,6 @@ from smelt import ops
 from smelt.backends.cuda import CompilerPool, CudaBackend
 from smelt.devices.cuda import CudaKernel
 from smelt.interp import interpret as interpret_graph
-from tests.support.calls_on_gpu import prefer_families
 from tests.support.cublaslt_stub import StubCublasLt
 from tests.support.cuda_driver_stub import StubDriver, code_for
 from tests.support.cuda_engines import use_stub
@@ -37,6 +36,7 @@ from tests.support.index_errors import (
     check_synchronous,
     picking_network,
 )
+from tests.support.library_calls_on_gpu import prefer_families
 from tests.support.small_networks import network_of_differences, small_network, weights
 from tests.support.triton_interpreter import interpret
 
@@ -74,10 +74,10 @@ class InterpretedGpu(StubDriver):
         record = CudaKernel(
             kernel.symbol,
             code_for(_ARCHITECTURE, kernel.symbol),
-            32 * kernel["warps"],
+            32 * kernel["num_warps"],
             0,
             scratch_words=2,
-            may_start_early=True,
+            supports_pdl=True,
         )
         done = Future[bytes]()
         done.set_result(record.to_bytes())

@@ -37,7 +37,7 @@ class _Memory:
     """All of what was taken."""
     first: int
     shape: tuple[int, ...]
-    is_turned: bool = False
+    is_transposed: bool = False
     written: list[Any] = field(default_factory=list[Any])
     """What was stored through this view."""
 
@@ -52,7 +52,7 @@ class _Memory:
 
     def permute(self, _order: Sequence[int]) -> _Memory:
         """Turned."""
-        return _Memory(self.data, self.first, self.shape, is_turned=True)
+        return _Memory(self.data, self.first, self.shape, is_transposed=True)
 
     def store(self, value: Any) -> None:
         """Written at once, in whatever type it is now taken for."""
@@ -76,7 +76,7 @@ class _Memory:
         end = self.first + prod(self.shape)
         assert end <= self.data.size, "a view reaches beyond its memory"
         found = self.data[self.first : end].reshape(self.shape)
-        return found.T if self.is_turned else found
+        return found.T if self.is_transposed else found
 
 
 @dataclass(slots=True)

@@ -48,9 +48,9 @@ def add_kernel(architecture: int = 90) -> CudaKernel:
         (
             ("aligned", (True,)),
             ("dtypes", ("int32",)),
-            ("pipeline", 1),
+            ("num_stages", 1),
             ("scalars", 1),
-            ("warps", 4),
+            ("num_warps", 4),
         ),
     )
     return compile_kernel(spec, _ADD, CudaTarget(architecture))

@@ -91,8 +91,8 @@ CASES = (
         peers=False,
     ),
     GuardCase(
-        "chain",
-        ops.Chain(ops.Relu(), 1, ops.MatMul()),
+        "fused_pair",
+        ops.FusedPair(ops.Relu(), 1, ops.MatMul()),
         (X(2, "k"), X(4, 3)),
         {"k": (4, 1)},
         "axis 1 of input 0 and axis 0 of input 1: 1 (k) must equal 4",

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from smelt.builder._cuda_toolchain import CudaToolchain
-from smelt.tuner import HintTimer
+from smelt.tuner import CostModelTimer
 from tests.support.cuda_networks import InterpretedGpu
 
 if TYPE_CHECKING:
-    from smelt.builder._toolchain import Alternatives, Draft
+    from smelt.builder._toolchain import FusedPairAlternatives, TunedGraph
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -58,12 +58,14 @@ class HostGpu:
             pass
 
 
-def _estimate(*_: object) -> HintTimer:
+def _estimate(*_: object) -> CostModelTimer:
     """What an interpreter takes says nothing, and takes long."""
-    return HintTimer()
+    return CostModelTimer()
 
 
-def _leave(_self: object, draft: Draft, others: Alternatives | None, _spent_s: float) -> Draft:
+def _leave(
+    _self: object, draft: TunedGraph, others: FusedPairAlternatives | None, _spent_s: float
+) -> TunedGraph:
     return draft if others is None else others.by_estimates(draft)
 
 
@@ -75,7 +77,7 @@ def main() -> None:
     with pytest.MonkeyPatch.context() as patch:
         InterpretedGpu().install(patch)
         patch.setattr(CudaToolchain, "timer", _estimate)
-        patch.setattr(CudaToolchain, "improve", _leave)
+        patch.setattr(CudaToolchain, "tune_in_network", _leave)
         for line in sys.stdin:
             wrong = ""
             try:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smelt.backends import Assembled, Tactic, WeightStore, assemble
+from smelt.backends import BuiltPlan, Tactic, WeightStore, build_plan
 from smelt.backends.cpu import CpuBackend, host_target
 from smelt.engine import ERROR_BYTES, Binding, EngineHeader, Fingerprint, Launch, Space, verify_plan
 from smelt.interp import interpret
@@ -65,7 +65,7 @@ class Planned:
         self.symbols = symbols
         pickers = choose or pick()
         tactics = {n: pickers(n, self.backend.candidates(n, self.target)[0]) for n in graph.nodes}
-        self.assembled: Assembled = assemble(
+        self.assembled: BuiltPlan = build_plan(
             graph, tactics, self.backend, self.weights, symbols=symbols
         )
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from smelt.backends import WeightStore, assemble, store_as
+from smelt.backends import WeightStore, build_plan, with_storage_dtype
 from smelt.errors import ShapeError
 from smelt.ir import Graph, clone
 from smelt.ops.round_mantissa import RoundMantissa
@@ -30,7 +30,7 @@ from smelt.types import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from smelt.backends import Assembled, Backend, Tactic
+    from smelt.backends import Backend, BuiltPlan, Tactic
     from smelt.engine import Plan
     from smelt.ir import Case, Node, Op
     from smelt.types import Dim
@@ -39,7 +39,7 @@ Array = np.ndarray[Any, Any]
 T = TypeVar("T")
 Symbols = tuple[tuple[str, int, int], ...]
 
-PAIRS = "pairs"
+HALF2 = "half2"
 """The family whose kernels take images in pairs."""
 STRANGE = "strange"
 """What is infinite, or no number."""
@@ -63,7 +63,7 @@ class Trial:
     tactic: Tactic
     graph: Graph
     symbols: Symbols
-    assembled: Assembled
+    assembled: BuiltPlan
     weights: WeightStore
     wanted: tuple[Array, ...]
     factors: tuple[int, ...] = ()
@@ -260,11 +260,11 @@ def narrow_trials(
         wide = backend.candidates(node, target)[0]
         for tactic in _spread(backend.candidates(node, target, storage)[0]):
             if tactic not in wide:
-                made = store_as(storage, node, tactic, outputs=True)
+                made = with_storage_dtype(storage, node, tactic, outputs=True)
                 yield _trial(narrow, graph, made, backend, wanted, ())
 
 
-def paired_trials(cases: Iterable[Case], backend: Backend[Any], target: Any) -> Iterator[Trial]:
+def half2_trials(cases: Iterable[Case], backend: Backend[Any], target: Any) -> Iterator[Trial]:
     """Every case by every tactic that takes images in pairs, and with one image more.
 
     Args:
@@ -279,9 +279,9 @@ def paired_trials(cases: Iterable[Case], backend: Backend[Any], target: Any) -> 
             (node,) = graph_of(case).nodes
         except ShapeError:  # an operand's first extent was no number of images
             continue
-        if PAIRS in {t.family for t in backend.candidates(node, target, DType.FLOAT16)[0]}:
+        if HALF2 in {t.family for t in backend.candidates(node, target, DType.FLOAT16)[0]}:
             for trial in narrow_trials([case], backend, target, DType.FLOAT16):
-                if trial.tactic.family == PAIRS:
+                if trial.tactic.family == HALF2:
                     yield trial
 
 
@@ -328,10 +328,10 @@ def strange_trials(cases: Iterable[Case], backend: Backend[Any], target: Any) ->
         wanted = _expected(strange.op, strange.inputs)
         graph = graph_of(strange)
         (node,) = graph.nodes
-        goals = (target, replace(target, pairs=True))
+        goals = (target, replace(target, uses_half2=True))
         tactics = [t for goal in goals for t in backend.candidates(node, goal, half)[0]]
         for tactic in {t.family: t for t in tactics if not t.is_reference}.values():
-            made = store_as(half, node, tactic, outputs=True)
+            made = with_storage_dtype(half, node, tactic, outputs=True)
             yield _trial(strange, graph, made, backend, wanted, ())
         wide = backend.candidates(node, replace(target, allows_tf32=True))[0]
         ways = {(t.family, dict(t.parameters).get("precision")): t for t in wide}
@@ -404,7 +404,7 @@ def _trial(
     symbols = (*symbols, *bound_symbols(graph, wanted))
     weights = WeightStore()
     node: Node = graph.nodes[0]
-    assembled = assemble(graph, {node: tactic}, backend, weights, symbols=symbols)
+    assembled = build_plan(graph, {node: tactic}, backend, weights, symbols=symbols)
     return Trial(case, tactic, graph, symbols, assembled, weights, wanted)
 
 

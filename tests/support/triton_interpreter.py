@@ -20,43 +20,53 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from smelt.backends.cuda import CudaBackend, CudaTarget
-from smelt.backends.cuda._fragments import KEEP
-from smelt.backends.cuda._source import TRITON_TYPES, backwards, cluster_of, is_gluon
-from smelt.backends.cuda._turns import TURNING
-from smelt.backends.cuda.families import sliding
-from smelt.backends.cuda.families._recurrent_team import AWAIT_WORD
+from smelt.backends.cuda._kernel_source import (
+    TRITON_TYPES,
+    cluster_of,
+    is_gluon,
+    reverse_tile_order,
+)
+from smelt.backends.cuda._register_operand_kernel import MASK_PTX
+from smelt.backends.cuda._tile_order import REVERSIBLE_FAMILIES
+from smelt.backends.cuda.families import window_reuse_conv
+from smelt.backends.cuda.families._recurrent_cluster import WAIT_FOR_FLAG_PTX
 from smelt.engine import Launch
-from smelt.ops import ALL_OPS, Chain, Conv, Resize
+from smelt.ops import ALL_OPS, Conv, FusedPair, Resize
 from smelt.ops.round_mantissa import RoundMantissa
 from smelt.types import DType, evaluate_dim
-from tests.support.ahead_cases import ahead_trials
-from tests.support.chain_cases import CHAINED, chained_trials
+from tests.support.fused_pair_cases import FUSED_PAIR, fused_pair_trials
 from tests.support.gluon_emulation import gluon_of
-from tests.support.held_cases import HELD, check_held, held_trials, open_held_trials
 from tests.support.hostile_indices import has_places, with_hostile_input, with_hostile_weights
 from tests.support.interpreted_clusters import Cluster
 from tests.support.launch_watch import LaunchWatch, watch_accesses
-from tests.support.sliding_cases import (
-    SLIDING,
-    check_sliding,
-    one_of_each,
-    open_sliding_trials,
-    sliding_trials,
+from tests.support.persistent_conv_cases import (
+    PERSISTENT,
+    check_persistent,
+    open_persistent_trials,
+    persistent_trials,
 )
+from tests.support.prefetch_gemm_cases import prefetch_trials
 from tests.support.trial_memory import GUARD_BYTES, TrialMemory
 from tests.support.trials import (
-    PAIRS,
+    HALF2,
     STRANGE,
     TF32,
     covering,
     difference,
+    half2_trials,
     narrow_trials,
-    paired_trials,
     sample,
     shuffled,
     strange_trials,
     tf32_trials,
     trials_of_cases,
+)
+from tests.support.window_reuse_cases import (
+    WINDOW_REUSE,
+    check_window_reuse,
+    one_of_each,
+    open_window_reuse_trials,
+    window_reuse_trials,
 )
 
 if TYPE_CHECKING:
@@ -72,7 +82,7 @@ TARGET = CudaTarget(90)
 
 Array = np.ndarray[Any, Any]
 
-BACKWARDS: Final = "backwards"
+REVERSED_TILES: Final = "reversed_tile_order"
 """Stands, in place of a storage, for trials whose launches begin with their last tiles."""
 HOSTILE: Final = "hostile"
 """Stands, in place of a storage, for trials on indices, lengths and tables that lead nowhere."""
@@ -363,9 +373,9 @@ def _replace_assembly() -> None:
     def assembly(text: str, _registers: str, operands: list[Any], **_options: object) -> Any:
         if text.startswith("prefetch."):
             return None
-        if text == KEEP:
+        if text == MASK_PTX:
             return _keep(*operands)
-        if text == AWAIT_WORD:
+        if text == WAIT_FOR_FLAG_PTX:
             return language.core.tensor(_await_words(*operands), operands[1].type)
         assert text == "cvt.rna.tf32.f32 $0, $1;", text
         (handle,) = (operand.handle for operand in operands)
@@ -408,32 +418,32 @@ _SAMPLED_TRIALS = {DType.FLOAT16.value: 4, DType.BFLOAT16.value: 1}
 
 def _of_own_cases(how: str, backend: CudaBackend) -> list[Trial] | None:
     """The trials of families that have cases of their own; None of others."""
-    if how == HELD:
-        held = held_trials(backend, TARGET, DType.FLOAT16)
-        check_held(held)
-        return [*held, *open_held_trials(backend, TARGET), *ahead_trials(backend, TARGET)]
-    if how == CHAINED:
-        return list(chained_trials(backend, TARGET))
-    if how == SLIDING:
-        slid = sliding_trials(backend, TARGET, DType.FLOAT16)
-        check_sliding(slid)
-        return [*one_of_each(slid), *open_sliding_trials(backend, TARGET)]
+    if how == PERSISTENT:
+        held = persistent_trials(backend, TARGET, DType.FLOAT16)
+        check_persistent(held)
+        return [*held, *open_persistent_trials(backend, TARGET), *prefetch_trials(backend, TARGET)]
+    if how == FUSED_PAIR:
+        return list(fused_pair_trials(backend, TARGET))
+    if how == WINDOW_REUSE:
+        slid = window_reuse_trials(backend, TARGET, DType.FLOAT16)
+        check_window_reuse(slid)
+        return [*one_of_each(slid), *open_window_reuse_trials(backend, TARGET)]
     return None
 
 
-def _backwards(op: type[Op], backend: CudaBackend) -> list[Trial]:
+def _reversed_tile_trials(op: type[Op], backend: CudaBackend) -> list[Trial]:
     """Some trials of each family that knows both orders, in the other one."""
     found = _chosen(op, DType.FLOAT16.value, backend)
-    own = {Conv.name: (HELD, SLIDING), Chain.name: (CHAINED,)}
+    own = {Conv.name: (PERSISTENT, WINDOW_REUSE), FusedPair.name: (FUSED_PAIR,)}
     for how in own.get(op.name, ()):
         found += sample(_chosen(op, how, backend), _SAMPLED_CASES)
-    return [_turned(trial) for trial in found if trial.tactic.family in TURNING]
+    return [_turned(trial) for trial in found if trial.tactic.family in REVERSIBLE_FAMILIES]
 
 
 def _turned(trial: Trial) -> Trial:
     """A trial whose launches begin with their last tiles."""
     steps = tuple(
-        replace(step, kernel=backwards(step.kernel)) if isinstance(step, Launch) else step
+        replace(step, kernel=reverse_tile_order(step.kernel)) if isinstance(step, Launch) else step
         for step in trial.plan.steps
     )
     return replace(trial, assembled=replace(trial.assembled, plan=replace(trial.plan, steps=steps)))
@@ -447,18 +457,18 @@ def _may_be_narrow(case: Case) -> bool:
 
 def _chosen(op: type[Op], how: str, backend: CudaBackend) -> list[Trial]:
     """The trials of an op."""
-    if how == BACKWARDS:
-        return _backwards(op, backend)
+    if how == REVERSED_TILES:
+        return _reversed_tile_trials(op, backend)
     if (own := _of_own_cases(how, backend)) is not None:
         return [trial for trial in own if not trial.tactic.is_reference]
     cases = list(op.cases())
     # Which windows end beside what is strange, and which numbers meet it, the case decides.
-    if how not in {"all", "covering", PAIRS, STRANGE}:
+    if how not in {"all", "covering", HALF2, STRANGE}:
         narrow = how in {DType.FLOAT16.value, DType.BFLOAT16.value}
         cases = sample(list(filter(_may_be_narrow, cases)) if narrow else cases, _SAMPLED_CASES)
     found: Iterable[Trial]
-    if how == PAIRS:
-        found = paired_trials(cases, backend, replace(TARGET, pairs=True))
+    if how == HALF2:
+        found = half2_trials(cases, backend, replace(TARGET, uses_half2=True))
     elif how == STRANGE:
         # To multiply in parts is the compiler's affair.
         tried = strange_trials(cases, backend, TARGET)
@@ -505,7 +515,7 @@ def _faults(
 ) -> list[str]:
     """What is wrong with a trial on its inputs, or on others."""
     found: list[str] = []
-    for late_copies in (False, True)[: 1 + (trial.tactic.family == SLIDING)]:
+    for late_copies in (False, True)[: 1 + (trial.tactic.family == WINDOW_REUSE)]:
         memory = run_trial(trial, backend, inputs, late_copies=late_copies)
         found += [*memory.damage(), *WATCH.faults]
         found += [f"a launch tells of an index out of range: {told}" for told in memory.told()]
@@ -542,7 +552,7 @@ def check_hostile(op: type[Op]) -> tuple[int, list[str]]:
 
 def _offer_gluon() -> None:
     """Offer kernels in Gluon whichever Triton there is: nothing is compiled here."""
-    patched: Any = sliding
+    patched: Any = window_reuse_conv
     patched.why_no_gluon = lambda: None
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from smelt.engine import KeptVerdicts, RunConditions, verify_plan_at
-from smelt.engine._conditions import START
+from smelt.engine import CachedRuntimeChecks, RuntimeChecks, verify_plan_at
+from smelt.engine._runtime_checks import START
 from smelt.errors import EngineFormatError, InternalError
 from smelt.types import override
 
@@ -25,10 +25,10 @@ class DifferingVerdictsError(AssertionError):
     """A run's conditions and the full verifier say different things of the same values."""
 
 
-class ComparedVerdicts(KeptVerdicts):
+class ComparedVerdicts(CachedRuntimeChecks):
     """A context's verdicts on one plan; each set of values is verified once."""
 
-    def __init__(self, header: EngineHeader, plan: Plan, conditions: RunConditions) -> None:
+    def __init__(self, header: EngineHeader, plan: Plan, conditions: RuntimeChecks) -> None:
         """Take a plan of the engine, and its conditions."""
         super().__init__(conditions)
         self._header, self._plan = header, plan

@@ -1,13 +1,5 @@
 """Compile half of each backend: what it can run, by which tactics, and its kernels' code."""
 
-from smelt.backends._assemble import (
-    Assembled,
-    WeightStore,
-    assemble,
-    constant_bytes,
-    error_view,
-    stored_type,
-)
 from smelt.backends._base import (
     Aliasing,
     Backend,
@@ -17,36 +9,49 @@ from smelt.backends._base import (
     Refusal,
     Tactic,
     Target,
-    store_as,
+    with_storage_dtype,
 )
 from smelt.backends._code_cache import CodeCache
-from smelt.backends._edition import edition_of
-from smelt.backends._fusion import root_of
-from smelt.backends._scalars import Scalars
-from smelt.backends._storage import Stored, contiguous_strides, linear_format, same_order
+from smelt.backends._codegen_version import codegen_version_of
+from smelt.backends._fused_programs import root_of
+from smelt.backends._launch_scalars import LaunchScalars
+from smelt.backends._plan_builder import (
+    BuiltPlan,
+    WeightStore,
+    build_plan,
+    constant_bytes,
+    error_view,
+    stored_type,
+)
+from smelt.backends._storage import (
+    StoredTensor,
+    contiguous_strides,
+    is_same_memory_order,
+    linear_format,
+)
 
 __all__ = [
     "Aliasing",
-    "Assembled",
+    "BuiltPlan",
     "Backend",
     "CodeCache",
     "CodeImage",
     "Family",
     "Operands",
     "Refusal",
-    "Scalars",
-    "Stored",
+    "LaunchScalars",
+    "StoredTensor",
     "Tactic",
     "Target",
     "WeightStore",
-    "assemble",
+    "build_plan",
     "constant_bytes",
     "contiguous_strides",
-    "edition_of",
+    "codegen_version_of",
     "error_view",
     "linear_format",
     "root_of",
-    "same_order",
-    "store_as",
+    "is_same_memory_order",
+    "with_storage_dtype",
     "stored_type",
 ]

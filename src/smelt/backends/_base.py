@@ -31,13 +31,13 @@ class Aliasing(Enum):
     """The outputs have their own memory, written by the launches."""
     VIEW = "view"
     """Each output is a strided window on input 0 (transpose, slice, split)."""
-    UNIT = "unit"
+    SQUEEZE = "squeeze"
     """The output is input 0 with other axes of extent 1 (squeeze, unsqueeze): a strided window that
     lies contiguously where input 0 does."""
     RESHAPE = "reshape"
     """The output has the bytes of input 0, which must lie contiguously (reshape, squeeze,
     identity)."""
-    JOIN = "join"
+    CONCAT = "concat"
     """Each input is a window on output 0, written in place by its producer (concatenation)."""
 
 
@@ -58,9 +58,9 @@ class Tactic:
     workspace_bytes: Dim = 0
     """Memory that the launches share between them, beside the operands."""
     aliasing: Aliasing = Aliasing.NONE
-    starts_early: bool = False
-    """Whether its launches may begin before those before have ended: see `Launch.starts_early`."""
-    backwards: bool = False
+    uses_pdl: bool = False
+    """Whether its launches may begin before those before have ended: see `Launch.uses_pdl`."""
+    reversed_tile_order: bool = False
     """Whether its launches begin with what they else do last, for that is in the cache yet."""
     is_reference: bool = False
     """Whether this runs the op's numpy reference: always right, never fast."""
@@ -69,11 +69,11 @@ class Tactic:
 
     def __str__(self) -> str:
         options = ", ".join(f"{k}={v}" for k, v in self.parameters)
-        ways = (" early" if self.starts_early else "") + (" backwards" if self.backwards else "")
+        ways = (" pdl" if self.uses_pdl else "") + (" reversed" if self.reversed_tile_order else "")
         return f"{self.family}({options}){ways}"
 
 
-def store_as(
+def with_storage_dtype(
     dtype: DType,
     node: Node,
     tactic: Tactic,
@@ -87,13 +87,13 @@ def store_as(
     does what nothing but a binding of the network takes, unless it must be alike (``outputs``).
     """
 
-    def narrowed(value: Value | None, fmt: TensorFormat | None) -> TensorFormat | None:
+    def stored(value: Value | None, fmt: TensorFormat | None) -> TensorFormat | None:
         if value is None or fmt is None or fmt.dtype is not DType.FLOAT32:
             return fmt
         kept = value.constant is not None and not constants
         return fmt if kept else replace(fmt, dtype=dtype)
 
-    inputs = map(narrowed, node.inputs, tactic.inputs)
+    inputs = map(stored, node.inputs, tactic.inputs)
     made = (
         replace(f, dtype=dtype) if (v.users or outputs) and f.dtype is DType.FLOAT32 else f
         for v, f in zip(node.outputs, tactic.outputs, strict=True)
@@ -147,9 +147,9 @@ class Family(ABC, Generic[TargetT]):
     """One generator of kernels."""
 
     name: ClassVar[str]
-    narrow: ClassVar[bool] = False
+    supports_reduced_precision: ClassVar[bool] = False
     """Whether kernels go by the element types of views, where nodes have float32."""
-    contiguous: ClassVar[bool] = False
+    requires_contiguous: ClassVar[bool] = False
     """Whether operands must lie without holes, from round addresses on: never as windows."""
     is_reference: ClassVar[bool] = False
     """Whether it runs an op's reference on the host."""
@@ -158,14 +158,16 @@ class Family(ABC, Generic[TargetT]):
     def tactics(self, node: Node, target: TargetT) -> Iterator[Tactic | Refusal]:
         """The ways to run the node, best guess first, or why not; nothing for foreign ops."""
 
-    def narrowed(
+    def reduced_precision_tactics(
         self, node: Node, tactic: Tactic, dtype: DType, target: TargetT
     ) -> tuple[Tactic, ...]:
         """What becomes of the tactic when float32 tensors may be stored as ``dtype``."""
         del target
-        return (store_as(dtype, node, tactic) if self.narrow else tactic,)
+        return (
+            with_storage_dtype(dtype, node, tactic) if self.supports_reduced_precision else tactic,
+        )
 
-    def stored_alike(self, node: Node, storage: DType) -> Iterator[Tactic]:
+    def storage_dtype_tactics(self, node: Node, storage: DType) -> Iterator[Tactic]:
         """Ways to run the node that there are only where float32 tensors are stored so."""
         del node, storage
         yield from ()
@@ -175,7 +177,7 @@ class Family(ABC, Generic[TargetT]):
         del node, tactic
         return ()
 
-    def tells_errors(self, node: Node) -> bool:
+    def reports_index_errors(self, node: Node) -> bool:
         """Whether launches look for indices out of range: ``Operands.errors`` is there then."""
         del node
         return False
@@ -185,8 +187,10 @@ class Family(ABC, Generic[TargetT]):
         """The steps that compute the node's outputs from its inputs."""
 
     def views(self, node: Node, tactic: Tactic, view: View) -> tuple[View, ...]:
-        """The outputs as windows on input 0; for ``JOIN``, the inputs as windows on output 0."""
-        raise TypeError(f"{self.name} moves data: {tactic} of {node} on {view} is no view")
+        """The outputs as windows on input 0; for ``CONCAT``, the inputs as windows on output 0."""
+        raise TypeError(
+            f"{self.name} writes its outputs: {tactic} of {node} on {view} is not a view"
+        )
 
     @abstractmethod
     def generate(self, kernel: KernelSpec, target: TargetT) -> str:
@@ -204,9 +208,9 @@ class Backend(ABC, Generic[TargetT]):
 
     name: ClassVar[str]
     families: tuple[Family[TargetT], ...]
-    composed: ClassVar[tuple[str, ...]] = ()
+    composite_ops: ClassVar[tuple[str, ...]] = ()
     """Ops made of several that passes may form, for there is code for them."""
-    never_fused: ClassVar[tuple[str, ...]] = ()
+    non_fusable_ops: ClassVar[tuple[str, ...]] = ()
     """Ops that passes must not fuse as elementwise ones, for there is no code for them so."""
 
     def candidates(
@@ -223,41 +227,45 @@ class Backend(ABC, Generic[TargetT]):
         of_nothing = _has_no_elements(node)
         for family in self.families:
             if of_nothing and not family.is_reference:
-                refusals.append(Refusal(family.name, "a tensor of the node has no elements"))
+                refusals.append(
+                    Refusal(family.name, "a tensor of the node is empty: an extent is 0")
+                )
                 continue
             if storage is not DType.FLOAT32:
-                tactics.extend(family.stored_alike(node, storage))
+                tactics.extend(family.storage_dtype_tactics(node, storage))
             for answer in family.tactics(node, target):
                 if isinstance(answer, Refusal):
                     refusals.append(answer)
                 elif storage is DType.FLOAT32:
                     tactics.append(answer)
                 else:
-                    tactics.extend(family.narrowed(node, answer, storage, target))
+                    tactics.extend(family.reduced_precision_tactics(node, answer, storage, target))
         return list(dict.fromkeys(tactics)), refusals
 
-    def mixed_candidates(
+    def mixed_precision_candidates(
         self, node: Node, target: TargetT, storage: DType, kept: Collection[str]
     ) -> tuple[list[Tactic], list[Refusal]]:
         """The same where the nodes whose names are ``kept`` compute in float32 all the same."""
         if kept:
-            raise InternalError(f"the backend {self.name} keeps no layers in float32")
+            raise InternalError(
+                f"the backend {self.name} does not support keeping single layers in float32"
+            )
         return self.candidates(node, target, storage)
 
-    def as_listed(self, node: Node, tactic: Tactic) -> Tactic:
+    def canonical_tactic(self, node: Node, tactic: Tactic) -> Tactic:
         """What tactics have in common that differ only by which nodes around them are kept."""
         del node
         return tactic
 
-    def may_chain(self, first: Node, second: Node) -> bool:
-        """Whether there is code for a node and one that reads its result as one ``Chain``.
+    def can_fuse_pair(self, first: Node, second: Node) -> bool:
+        """Whether there is code for a node and one that reads its result as one ``FusedPair``.
 
         Which of the two ways is faster is the tuner's question.
         """
         del first, second
         return False
 
-    def variants(self, tactic: Tactic) -> tuple[Tactic, ...]:
+    def launch_variants(self, tactic: Tactic) -> tuple[Tactic, ...]:
         """The ways to launch the kernels of a tactic, itself among them; () if there is but one."""
         del tactic
         return ()
@@ -274,7 +282,9 @@ class Backend(ABC, Generic[TargetT]):
     def clear_halo(self, view: View, value: int = 0) -> tuple[Step, ...]:
         """Steps that write ``value`` into the halo around a window, and nowhere else."""
 
-    def groups(self, steps: Sequence[Step], largest: Mapping[str, int]) -> list[list[int]] | None:
+    def concurrent_groups(
+        self, steps: Sequence[Step], largest: Mapping[str, int]
+    ) -> list[list[int]] | None:
         """Which steps of a plan run at once: positions in a new order, each group after another.
 
         None leaves them as they are. ``largest`` has the largest value of each symbol.
@@ -282,16 +292,16 @@ class Backend(ABC, Generic[TargetT]):
         del steps, largest
         return None
 
-    def limits(self, node: Node) -> tuple[Guard, ...]:
+    def shape_guards(self, node: Node) -> tuple[Guard, ...]:
         """What kernels for a node require of extents that symbols leave open."""
         del node
         return ()
 
-    def turned(self, step: Step) -> Step:
+    def with_reversed_tiles(self, step: Step) -> Step:
         """A step of a tactic that goes backwards: what knows one order alone stays as it is."""
         return step
 
-    def stream_weights(
+    def prefetch_weights(
         self, steps: Sequence[Step], buffers: Sequence[Buffer]
     ) -> tuple[tuple[Step, ...], tuple[Buffer, ...]]:
         """The steps of a plan, changed to ask for weights before they are needed; and its buffers.
@@ -301,11 +311,11 @@ class Backend(ABC, Generic[TargetT]):
         return tuple(steps), tuple(buffers)
 
     @property
-    def edition(self) -> str:
+    def codegen_version(self) -> str:
         """What kernels' code depends on beside spec and target: another has other times."""
         return ""
 
-    def prepare(self, kernels: Sequence[KernelSpec], target: TargetT) -> None:
+    def precompile(self, kernels: Sequence[KernelSpec], target: TargetT) -> None:
         """Compile kernels that images will soon be made of, as many at once as the machine can."""
         del kernels, target
 

@@ -13,7 +13,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from smelt import config
-from smelt.engine import VERSION, cache_secret, replace_file, sweep_drafts
+from smelt.engine import VERSION, cache_secret, remove_stale_drafts, replace_file
 from smelt.errors import SmeltError
 from smelt.types import Limit, read_file
 
@@ -31,31 +31,31 @@ _MAC_BYTES: Final = 32
 class CodeCache:
     """A folder of compiled kernels, by kernel and target."""
 
-    def __init__(self, folder: Path, secret: bytes, edition: str) -> None:
+    def __init__(self, folder: Path, secret: bytes, codegen_version: str) -> None:
         """Keep entries in ``folder``, sealed with ``secret``; see `open`."""
         self._folder = folder
         self._secret = secret
-        self._edition = edition
+        self._codegen_version = codegen_version
 
     @classmethod
-    def open(cls, edition: str) -> CodeCache | None:
+    def open(cls, codegen_version: str) -> CodeCache | None:
         """Return the user's cache; None where there is none, or the user wants none.
 
         Args:
-            edition: what code depends on beside kernel and target: generators, compiler.
+            codegen_version: what code depends on beside kernel and target: generators, compiler.
         """
         if not config.code_cache_enabled():
             return None
         folder = config.cache_directory()
         secret = cache_secret()
         if folder is None or secret is None:
-            _LOG.debug("kernels are not kept: there is no private, writable home directory")
+            _LOG.debug("the kernel cache is disabled: there is no private, writable home directory")
             return None
         code = config.private_directory(folder / "code")
         if code is None:
             return None
-        sweep_drafts(code)
-        return cls(code, secret, edition)
+        remove_stale_drafts(code)
+        return cls(code, secret, codegen_version)
 
     def get(self, kernel: KernelSpec, target: Target, /) -> bytes | None:
         """Return the kernel's code, if it is known and unharmed."""
@@ -82,7 +82,7 @@ class CodeCache:
             _LOG.debug("%s", error)
 
     def _path(self, kernel: KernelSpec, target: Target) -> Path:
-        made_for = (kernel.symbol, repr(target), VERSION, self._edition)
+        made_for = (kernel.symbol, repr(target), VERSION, self._codegen_version)
         digest = hashlib.sha256(repr(made_for).encode()).hexdigest()
         return self._folder / f"{kernel.symbol[:60]}-{digest[:32]}.o"
 

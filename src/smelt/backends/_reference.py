@@ -32,7 +32,7 @@ class ReferenceFamily(Family[TargetT]):
     def tactics(self, node: Node, target: TargetT) -> Iterator[Tactic | Refusal]:
         kinds = [v.type for v in (*node.inputs, *node.outputs) if v is not None]
         if not all(isinstance(kind, TensorType) for kind in kinds):
-            yield Refusal(self.name, "only tensors lie in memory; a sequence or optional does not")
+            yield Refusal(self.name, "only tensors are supported, not sequences or optionals")
             return
         yield Tactic(
             self.name,
@@ -55,7 +55,7 @@ class ReferenceFamily(Family[TargetT]):
 
     @override
     def generate(self, kernel: KernelSpec, target: TargetT) -> str:
-        raise InternalError("a reference has no kernel")
+        raise InternalError("the reference implementation has no kernel")
 
 
 def _own_symbol(node: Node, extent: Dim) -> str | None:

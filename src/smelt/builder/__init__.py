@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from smelt.builder._build import build
     from smelt.builder._load import load
+    from smelt.builder._optimization_profiles import ShapeSpec, SymbolRange, symbol_boxes_of
     from smelt.builder._options import EFFORTS, BuildOptions, Progress, TuningEffort
     from smelt.builder._retune import retune
-    from smelt.builder._shapes import Bounds, ShapeSpec, boxes_of
     from smelt.builder._toolchain import device_to_run
 
 __all__ = [
     "EFFORTS",
-    "Bounds",
+    "SymbolRange",
     "BuildOptions",
     "Progress",
     "ShapeSpec",
     "TuningEffort",
-    "boxes_of",
+    "symbol_boxes_of",
     "build",
     "device_to_run",
     "load",
@@ -35,7 +35,7 @@ _HOMES: Final = {
     "_load": ("load",),
     "_options": ("EFFORTS", "BuildOptions", "Progress", "TuningEffort"),
     "_retune": ("retune",),
-    "_shapes": ("Bounds", "ShapeSpec", "boxes_of"),
+    "_optimization_profiles": ("SymbolRange", "ShapeSpec", "symbol_boxes_of"),
     "_toolchain": ("device_to_run",),
 }
 """The file of each name."""

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from smelt.backends import WeightStore, assemble
-from smelt.builder._choosing import Chooser, PlanParts
-from smelt.builder._counts import bound_counts, used_counts
-from smelt.builder._kept import KeptNetwork, keep_network
+from smelt.backends import WeightStore, build_plan
+from smelt.builder._build_report import describe_plan
+from smelt.builder._embedded_network import EmbeddedNetwork, embed_network
+from smelt.builder._make_engine import EngineParts, make_engine
+from smelt.builder._optimization_profiles import BATCH, SymbolBox, symbol_boxes_of
 from smelt.builder._options import (
     EFFORTS,
     HALF2,
@@ -27,11 +28,10 @@ from smelt.builder._options import (
     Progress,
     TuningEffort,
 )
-from smelt.builder._program import program_of
-from smelt.builder._report import describe_plan
-from smelt.builder._shapes import BATCH, Box, boxes_of
+from smelt.builder._plan_recipe import plan_recipes_json
+from smelt.builder._runtime_symbols import bound_runtime_symbols, used_runtime_symbols
+from smelt.builder._tactic_selection import PlanState, TacticSelector
 from smelt.builder._toolchain import Toolchain, open_toolchain
-from smelt.builder._write import EngineParts, make_engine
 from smelt.config import cache_directory
 from smelt.engine import Binding, Launch
 from smelt.errors import BuildError, masked
@@ -44,8 +44,8 @@ from smelt.types import enough_memory_for, given_function, substitute_dim, symbo
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from smelt.backends import Assembled
-    from smelt.builder._shapes import ShapeSpec
+    from smelt.backends import BuiltPlan
+    from smelt.builder._optimization_profiles import ShapeSpec
     from smelt.engine import Fingerprint, KernelSpec
     from smelt.runtime import Engine
 
@@ -211,11 +211,11 @@ class _Build:
     def run(self) -> Engine:
         _check_outputs(self.graph)
         verify(self.graph)
-        boxes = boxes_of(self.graph, self.options.shapes, self.options.max_batch_size)
+        boxes = symbol_boxes_of(self.graph, self.options.shapes, self.options.max_batch_size)
         self._warn(boxes)
         plans = [self._optimise(box, number, len(boxes)) for number, box in enumerate(boxes)]
         for plan in plans:
-            self._chooser(plan).run()
+            self._selector(plan).run()
         told = chain.from_iterable(reasons for p in plans for reasons in p.refusals.values())
         if hint := self.tools.hint(told):
             _LOG.warning("%s", hint)
@@ -239,16 +239,16 @@ class _Build:
                 image=image,
                 runtime=runtime,
                 report=json.dumps([_report(p, self.graph) for p in plans]),
-                program=program_of(
+                program=plan_recipes_json(
                     [p.program for p in plans],
                     self.weights,
                     [value.name for value in self.graph.outputs],
                 ),
-                kept=self._kept(),
+                embedded_network=self._embedded_network(),
             )
         )
 
-    def _chooser(self, plan: PlanParts) -> Chooser:
+    def _selector(self, plan: PlanState) -> TacticSelector:
         effort = self.effort
         if effort is not None and (guard := plan.broken_guard(plan.sizes)) is not None:
             # A size that only a run decides is tuned for its bound, which may not be legal.
@@ -258,29 +258,31 @@ class _Build:
             )
             effort = None
         parts = (self.tools, self.options, effort, self.deadline, self.timings)
-        return Chooser(plan, *parts, self.progress)
+        return TacticSelector(plan, *parts, self.progress)
 
     def _fingerprint(self, kernels: Sequence[KernelSpec]) -> Fingerprint:
         """What the engine is made for, and what else it needs."""
         made_for = self.tools.fingerprint
         needs = self.tools.requirements(kernels)
-        is_timed = self.effort is not None and self.tools.has_clock
+        is_timed = self.effort is not None and self.tools.can_measure
         return dataclasses.replace(
             made_for,
             features=(*made_for.features, *needs),
             tuned_on=self.tools.place if is_timed else "",
         )
 
-    def _warn(self, boxes: Sequence[Box]) -> None:
+    def _warn(self, boxes: Sequence[SymbolBox]) -> None:
         """Say which options change nothing here."""
         asked, tools = self.options, self.tools
         if asked.max_batch_size > 1 and not any(BATCH in box for box in boxes):
             _warn_of_batch(asked.max_batch_size, self.graph)
-        if refusing := tools.refusing(asked.precision):
-            _warn_of_precision(asked.precision, tools, refusing)
-        if self.effort is not None and not tools.has_clock:
+        if targets_without_precision := tools.targets_without_precision(asked.precision):
+            _warn_of_precision(asked.precision, tools, targets_without_precision)
+        if self.effort is not None and not tools.can_measure:
             _warn_of_estimates(tools.name, self._advice())
-        if asked.rounding_error is not None and not (tools.mixes and asked.precision in MIXED):
+        if asked.rounding_error is not None and not (
+            tools.supports_mixed_precision and asked.precision in MIXED
+        ):
             _LOG.warning(
                 "rounding_error= (`--rounding-error`) changes nothing: it is for GPUs and for %s",
                 " and ".join(MIXED),
@@ -302,10 +304,12 @@ class _Build:
             "retuned where it runs"
         )
 
-    def _kept(self) -> KeptNetwork:
-        return keep_network(self.graph, self.options) if self.options.retunable else KeptNetwork()
+    def _embedded_network(self) -> EmbeddedNetwork:
+        return (
+            embed_network(self.graph, self.options) if self.options.retunable else EmbeddedNetwork()
+        )
 
-    def _pack(self, plans: list[PlanParts]) -> None:
+    def _pack(self, plans: list[PlanState]) -> None:
         self.progress("pack", 0, len(plans))
         first = 0
         for number, plan in enumerate(plans):
@@ -313,7 +317,7 @@ class _Build:
             first += len(plan.assembled.layers)
             self.progress("pack", number + 1, len(plans))
 
-    def _optimise(self, box: Box, number: int, count: int) -> PlanParts:
+    def _optimise(self, box: SymbolBox, number: int, count: int) -> PlanState:
         if any(b.low != b.high for b in box.values()):
             # What fits as symbols fits where it is tuned and at both ends, or is refused by name.
             for end in ("low", "best", "high"):
@@ -321,7 +325,7 @@ class _Build:
         graph = clone(self.graph)
         fixed = {name: b.low for name, b in box.items() if b.low == b.high}
         specialise(graph, fixed)
-        counts = bound_counts(graph, box, self.options.max_workspace_bytes)
+        counts = bound_runtime_symbols(graph, box, self.options.max_workspace_bytes)
         storage = self.tools.storage(PRECISIONS[self.options.precision])
         report = run_passes(
             graph, self.tools.passes(storage), lambda _: self.progress("optimise", number, count)
@@ -330,13 +334,18 @@ class _Build:
             _LOG.info("%s", masked(str(note)))
         self.progress("optimise", number + 1, count)
         open_box = {n: b for n, b in box.items() if n not in fixed}
-        return PlanParts(
-            open_box, fixed, used_counts(graph, box, counts), graph, report.to_json(), report.guards
+        return PlanState(
+            open_box,
+            fixed,
+            used_runtime_symbols(graph, box, counts),
+            graph,
+            report.to_json(),
+            report.guards,
         )
 
-    def _assemble(self, plan: PlanParts, first_layer: int) -> Assembled:
+    def _assemble(self, plan: PlanState, first_layer: int) -> BuiltPlan:
         assert plan.choice is not None  # noqa: S101  (chosen in the stage before)
-        return assemble(
+        return build_plan(
             plan.graph,
             plan.choice.tactics,
             self.tools.backend,
@@ -357,7 +366,9 @@ def _warn_of_batch(size: int, graph: Graph) -> None:
     )
 
 
-def _warn_of_precision(precision: str, tools: Toolchain, refusing: Sequence[str]) -> None:
+def _warn_of_precision(
+    precision: str, tools: Toolchain, targets_without_precision: Sequence[str]
+) -> None:
     wanted = PRECISIONS[precision]
     if precision == HALF2 and tools.storage(wanted) is wanted:
         _LOG.warning(
@@ -365,19 +376,24 @@ def _warn_of_precision(precision: str, tools: Toolchain, refusing: Sequence[str]
             tools.name,
         )
         return
-    others = "" if len(refusing) == len(tools.parts()) else f": one plan is for {tools.name}"
+    others = (
+        ""
+        if len(targets_without_precision) == len(tools.parts())
+        else f": one plan is for {tools.name}"
+    )
     _LOG.warning(
         "precision=%r changes nothing: %s cannot compute in it, and float32 stays float32%s",
         precision,
-        " and ".join(refusing),
+        " and ".join(targets_without_precision),
         others,
     )
 
 
 def _warn_of_estimates(target: str, advice: str) -> None:
     _LOG.warning(
-        "nothing is timed: %s is not this machine, and tactics go by estimates. %s; tune='none' "
-        "(`--tune none`) asks for no more than this",
+        "nothing is timed: %s is not this machine, so tactics are chosen by cost estimates. %s; "
+        "tune='none' "
+        "(`--tune none`) silences this warning",
         target,
         advice,
     )
@@ -411,7 +427,7 @@ def specialise(graph: Graph, values: Mapping[str, int]) -> None:
     graph.infer()
 
 
-def _bindings(original: Graph, plans: list[PlanParts]) -> tuple[Binding, ...]:
+def _bindings(original: Graph, plans: list[PlanState]) -> tuple[Binding, ...]:
     """Inputs and outputs; what every plan fixes alike is an int, the rest stays symbolic."""
     fixed = dict(plans[0].fixed)
     for plan in plans[1:]:
@@ -438,12 +454,12 @@ def _bindings(original: Graph, plans: list[PlanParts]) -> tuple[Binding, ...]:
     return tuple(bindings)
 
 
-def _kernels(plans: list[PlanParts]) -> list[KernelSpec]:
+def _kernels(plans: list[PlanState]) -> list[KernelSpec]:
     steps = (s for p in plans if p.assembled for s in p.assembled.plan.steps)
     return [step.kernel for step in steps if isinstance(step, Launch)]
 
 
-def _report(plan: PlanParts, source: Graph) -> dict[str, Any]:
+def _report(plan: PlanState, source: Graph) -> dict[str, Any]:
     assert plan.assembled is not None  # noqa: S101
     assert plan.choice is not None  # noqa: S101  (both made in earlier stages)
     described = describe_plan(

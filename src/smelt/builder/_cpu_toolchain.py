@@ -10,7 +10,7 @@ from smelt.backends import CodeCache
 from smelt.backends.cpu import (
     CpuBackend,
     compile_runtime,
-    generator_edition,
+    generator_version,
     host_target_with,
     processor_text,
     target_named,
@@ -21,12 +21,12 @@ from smelt.devices.cpu import abi, default_thread_count, native_runtime
 from smelt.engine import VERSION, Fingerprint, detect_host
 from smelt.errors import UnsupportedError
 from smelt.tuner import (
-    CpuScene,
-    HintTimer,
-    Laboratory,
-    MeasuringTimer,
-    NetworkTrial,
-    Rehearsal,
+    BenchmarkTimer,
+    CostModelTimer,
+    CpuBench,
+    CpuPlanFixture,
+    InNetworkTrial,
+    InNetworkTuner,
 )
 from smelt.types import Limit, counted, override
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from smelt.backends import CodeImage, Tactic
     from smelt.backends.cpu import CpuTarget
-    from smelt.builder._toolchain import Alternatives, Draft, Tuning
+    from smelt.builder._toolchain import FusedPairAlternatives, TunedGraph, TuningRequest
     from smelt.devices.cpu import NativeRuntime
     from smelt.engine import KernelSpec
     from smelt.ir import Node
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from smelt.types import DeviceName
 
 _PROCESSORS: Final = ("native", "x86-64-v4", "x86-64-v3", "x86-64-v2", "x86-64", "aarch64")
-_SHARE_ALONE: Final = 0.45
+_ISOLATED_TUNING_TIME_SHARE: Final = 0.45
 """The share of the tuning's time after which candidates are no longer timed alone."""
 
 
@@ -54,7 +54,7 @@ class CpuToolchain(Toolchain):
         """Make code for ``target``; ``kind`` is "cpu" or "null"."""
         self.kind = kind
         self._target = target
-        self.backend = CpuBackend(CodeCache.open(generator_edition()))
+        self.backend = CpuBackend(CodeCache.open(generator_version()))
         self.workers = default_thread_count()
 
     @property
@@ -76,7 +76,7 @@ class CpuToolchain(Toolchain):
 
     @property
     @override
-    def has_clock(self) -> bool:
+    def can_measure(self) -> bool:
         host, target = detect_host(), self.target
         is_subset = set(target.features) <= set(host.features)
         return target.architecture == host.architecture and is_subset
@@ -89,37 +89,39 @@ class CpuToolchain(Toolchain):
         return f"{processor}, {counted(self.workers, 'thread')}"
 
     @override
-    def timer(self, tuning: Tuning) -> Timer:
+    def timer(self, tuning: TuningRequest) -> Timer:
         effort = tuning.effort
-        if effort is None or not self.has_clock:
-            return HintTimer()
-        laboratory = Laboratory(
+        if effort is None or not self.can_measure:
+            return CostModelTimer()
+        bench = CpuBench(
             self.backend, self.target, self._runtime(), threads=self.workers, sizes=tuning.sizes
         )
-        return MeasuringTimer(
-            laboratory,
+        return BenchmarkTimer(
+            bench,
             tuning.timings,
-            keep=effort.candidates,
+            max_timed=effort.candidates,
             repeats=effort.repeats,
-            averaged=effort.averaged,
-            seconds=(tuning.deadline - time.perf_counter()) * _SHARE_ALONE,
-            seconds_each=effort.seconds_each,
-            sample_seconds=effort.sample_seconds,
+            runs_per_mean=effort.runs_per_mean,
+            seconds=(tuning.deadline - time.perf_counter()) * _ISOLATED_TUNING_TIME_SHARE,
+            seconds_per_trial=effort.seconds_per_trial,
+            min_sample_seconds=effort.min_sample_seconds,
         )
 
     @override
-    def improve(self, draft: Draft, others: Alternatives | None, spent_s: float) -> Draft:
+    def tune_in_network(
+        self, draft: TunedGraph, others: FusedPairAlternatives | None, spent_s: float
+    ) -> TunedGraph:
         del others  # nothing is chained here
         tuning = draft.tuning
-        if tuning.effort is None or not self.has_clock:
+        if tuning.effort is None or not self.can_measure:
             return draft
         if not tuning.fits(Limit.MAX_TRIAL_BYTES):
             return draft
 
-        def open_scene(casts: Sequence[dict[Node, Tactic]]) -> CpuScene:
-            return CpuScene(
+        def open_fixture(assignments: Sequence[dict[Node, Tactic]]) -> CpuPlanFixture:
+            return CpuPlanFixture(
                 tuning.graph,
-                casts,
+                assignments,
                 self.backend,
                 self.target,
                 self._runtime(),
@@ -128,18 +130,18 @@ class CpuToolchain(Toolchain):
                 threads=self.workers,
             )
 
-        NetworkTrial(
+        InNetworkTuner(
             tuning.graph,
             draft.choice,
-            Rehearsal(tuning.graph, open_scene, sizes=tuning.sizes),
+            InNetworkTrial(tuning.graph, open_fixture, sizes=tuning.sizes),
             self.backend,
             tuning.timings,
             effort=tuning.effort.network,
             where=f"{self.target.name}, {self.workers} threads",
             sizes=tuning.sizes,
-            may_play=tuning.may_play,
+            fits_workspace=tuning.fits_workspace,
             deadline=tuning.deadline,
-            ahead_s=spent_s,
+            compile_seconds=spent_s,
             progress=tuning.progress,
         ).run()
         return draft

@@ -8,11 +8,11 @@ import re
 import time
 from typing import TYPE_CHECKING, Final
 
-from smelt.backends import CodeCache, CodeImage, WeightStore, assemble
+from smelt.backends import CodeCache, CodeImage, WeightStore, build_plan
 from smelt.backends.cuda import (
     CudaBackend,
-    generator_edition,
-    in_turns,
+    alternate_tile_order,
+    generator_version,
     require_triton,
     target_named,
     why_no_gluon,
@@ -28,16 +28,16 @@ from smelt.errors import (
     InternalError,
     MissingExtraError,
 )
-from smelt.ops import Chain
+from smelt.ops import FusedPair
 from smelt.runtime import gpu_named
 from smelt.tuner import (
-    CudaLaboratory,
-    CudaScene,
-    HintTimer,
-    MeasuringTimer,
-    NetworkTrial,
-    Rehearsal,
-    launched,
+    BenchmarkTimer,
+    CostModelTimer,
+    CudaBench,
+    CudaPlanFixture,
+    InNetworkTrial,
+    InNetworkTuner,
+    with_pair_pdl,
 )
 from smelt.types import Limit, override
 
@@ -46,11 +46,11 @@ if TYPE_CHECKING:
 
     from smelt.backends import Tactic
     from smelt.backends.cuda import CudaTarget
-    from smelt.builder._toolchain import Alternatives, Draft, Tuning
-    from smelt.devices.cuda import CudaDevice, OpenLibrary
+    from smelt.builder._toolchain import FusedPairAlternatives, TunedGraph, TuningRequest
+    from smelt.devices.cuda import CudaDevice, LoadedLibrary
     from smelt.engine import KernelSpec
     from smelt.ir import Node
-    from smelt.tuner import Effort, Timer
+    from smelt.tuner import InNetworkEffort, Timer
     from smelt.types import DeviceName
 
 _LOG = logging.getLogger(__name__)
@@ -63,32 +63,32 @@ _CANDIDATES: Final = 3
 they are compiled on all processors while the GPU times."""
 _CANDIDATES_LONG: Final = 2
 """The same of launches that take long, of which estimates have the best among fewer."""
-_SHARE_ALONE: Final = 0.7
+_ISOLATED_TUNING_TIME_SHARE: Final = 0.7
 """The share of the tuning's time after which candidates are no longer timed alone."""
-_BRIEF_SECONDS: Final = 3e-4
+_SHORT_PLAN_SECONDS: Final = 3e-4
 """Plans that take less alone are gone through several times."""
-_SUBSETS: Final = 5
+_CHANGE_SUBSETS: Final = 5
 """Of what a pass over whole plans changes."""
-_PLAN_SECONDS: Final = 0.03
+_SECONDS_PER_PLAN: Final = 0.03
 """What it takes to assemble a plan, to record its graphs, and to see that its results stay."""
-_WORTH_A_PLAN: Final = 1.05
+_MAX_PAIR_TIME_RATIO: Final = 1.05
 """How much longer than its parts a chain may take by itself, and still be tried in the network."""
-_LEAST_TIMED_GAIN: Final = 0.002
+_MIN_MEASURED_GAIN: Final = 0.002
 """Share of a network's time that chains, or another order of tiles, must save."""
-_SHARE_AGAIN: Final = 0.2
+_RECOMPILE_TIME_SHARE: Final = 0.2
 """How much of the time that they took alone it may take to compile candidates for their places in
 the network: most are the same there."""
 
 
-def _in_networks(effort: Effort) -> Effort:
+def _gpu_effort(effort: InNetworkEffort) -> InNetworkEffort:
     """What of an effort is made on GPUs, where there are more candidates and plans are briefer."""
-    rivals = 2 * effort.rivals
+    extra_candidates = 2 * effort.extra_candidates
     return dataclasses.replace(
         effort,
-        least_seconds=0.0,
-        brief_seconds=_BRIEF_SECONDS,
-        rivals=rivals,
-        subsets=_SUBSETS,
+        min_plan_seconds=0.0,
+        short_plan_seconds=_SHORT_PLAN_SECONDS,
+        extra_candidates=extra_candidates,
+        change_subsets=_CHANGE_SUBSETS,
     )
 
 
@@ -96,13 +96,13 @@ class CudaToolchain(Toolchain):
     """Triton; the GPU's clock where there is a GPU."""
 
     workers = 0
-    mixes = True
+    supports_mixed_precision = True
 
     def __init__(
         self,
         target: CudaTarget,
         index: int | None = None,
-        libraries: Sequence[OpenLibrary] = (),
+        libraries: Sequence[LoadedLibrary] = (),
     ) -> None:
         """Make code for ``target``, which is the GPU ``index``, if that is given.
 
@@ -116,9 +116,9 @@ class CudaToolchain(Toolchain):
         self.index = index
         self.device = None if index is None else f"cuda:{index}"
         self.backend = self._kernels = CudaBackend(
-            CodeCache.open(generator_edition()), libraries=libraries
+            CodeCache.open(generator_version()), libraries=libraries
         )
-        self.libraries = tuple(_need(x.provider, x.version) for x in libraries)
+        self.libraries = tuple(_library_requirement(x.provider, x.version) for x in libraries)
 
     @property
     @override
@@ -144,22 +144,24 @@ class CudaToolchain(Toolchain):
 
     @property
     @override
-    def has_clock(self) -> bool:
+    def can_measure(self) -> bool:
         return self.index is not None
 
     @property
     @override
     def place(self) -> str:
         if self.index is None:
-            raise InternalError(f"{self.name} has no clock, and so no place")
-        return cuda_device(self.index).place
+            raise InternalError(
+                f"{self.name} cannot be timed here, so it has no timing environment"
+            )
+        return cuda_device(self.index).timing_key
 
     @override
     def parts(self) -> dict[str, CudaTarget]:
         return {f"cuda:{part.architecture}": part for part in self._target.parts}
 
     @override
-    def computes(self, precision: str, part: CudaTarget) -> bool:
+    def supports_precision(self, precision: str, part: CudaTarget) -> bool:
         if precision == TF32:
             return part.has_tf32
         wanted = PRECISIONS[precision]
@@ -168,25 +170,29 @@ class CudaToolchain(Toolchain):
     @override
     def requirements(self, kernels: Sequence[KernelSpec]) -> tuple[str, ...]:
         called = {(k.family, k["version"]) for k in kernels if k.family in LIBRARIES}
-        return tuple(_need(library, version) for library, version in sorted(called))
+        return tuple(_library_requirement(library, version) for library, version in sorted(called))
 
     @override
-    def timer(self, tuning: Tuning) -> Timer:
+    def timer(self, tuning: TuningRequest) -> Timer:
         effort = tuning.effort
         if effort is None or self.index is None:
-            return HintTimer(step_seconds=_COPY_SECONDS, bytes_per_second=_COPY_BYTES_PER_SECOND)
+            return CostModelTimer(
+                step_seconds=_COPY_SECONDS, bytes_per_second=_COPY_BYTES_PER_SECOND
+            )
         device = cuda_device(self.index)
-        return MeasuringTimer(
-            CudaLaboratory(self._kernels, self.target, device, sizes=tuning.sizes),
+        return BenchmarkTimer(
+            CudaBench(self._kernels, self.target, device, sizes=tuning.sizes),
             tuning.timings,
-            keep=effort.candidates * _CANDIDATES,
-            keep_long=effort.candidates * _CANDIDATES_LONG,
+            max_timed=effort.candidates * _CANDIDATES,
+            max_timed_long=effort.candidates * _CANDIDATES_LONG,
             repeats=effort.repeats,
-            seconds=(tuning.deadline - time.perf_counter()) * _SHARE_ALONE,
+            seconds=(tuning.deadline - time.perf_counter()) * _ISOLATED_TUNING_TIME_SHARE,
         )
 
     @override
-    def improve(self, draft: Draft, others: Alternatives | None, spent_s: float) -> Draft:
+    def tune_in_network(
+        self, draft: TunedGraph, others: FusedPairAlternatives | None, spent_s: float
+    ) -> TunedGraph:
         tuning = draft.tuning
         if tuning.effort is None or self.index is None:
             return self._by_estimates(draft, others)
@@ -195,13 +201,15 @@ class CudaToolchain(Toolchain):
         trial = self._trial(draft, cuda_device(self.index), spent_s)
         trial.run()
         best = self._with_chains(trial, draft, others)
-        self._take_turns(trial, best)
+        self._try_reversed_tile_order(trial, best)
         return best
 
     @staticmethod
-    def _with_chains(trial: NetworkTrial, draft: Draft, others: Alternatives | None) -> Draft:
+    def _with_chains(
+        trial: InNetworkTuner, draft: TunedGraph, others: FusedPairAlternatives | None
+    ) -> TunedGraph:
         """A draft, or one with the chains that make the whole plan faster."""
-        kinds = [] if others is None else others.chains.faster(_WORTH_A_PLAN)
+        kinds = [] if others is None else others.chains.faster(_MAX_PAIR_TIME_RATIO)
         if others is None or not kinds or time.perf_counter() > draft.tuning.deadline:
             return draft
         apart, alone = _compare(trial, draft, [others.draft([kind]) for kind in kinds])
@@ -209,33 +217,33 @@ class CudaToolchain(Toolchain):
         if not better:
             return draft
         apart, [(together, chained)] = _compare(trial, draft, [others.draft(better)])
-        return chained if together < apart * (1 - _LEAST_TIMED_GAIN) else draft
+        return chained if together < apart * (1 - _MIN_MEASURED_GAIN) else draft
 
-    def _take_turns(self, trial: NetworkTrial, draft: Draft) -> None:
+    def _try_reversed_tile_order(self, trial: InNetworkTuner, draft: TunedGraph) -> None:
         """Let every other large launch of a draft go backwards, if that makes the plan faster."""
         tuning, choice = draft.tuning, draft.choice
-        turned = in_turns(tuning.graph.nodes, choice.tactics, tuning.sizes, self.target)
+        turned = alternate_tile_order(tuning.graph.nodes, choice.tactics, tuning.sizes, self.target)
         if turned == choice.tactics or time.perf_counter() > tuning.deadline:
             return
-        forwards, by_turns = trial.whole_seconds([choice.tactics, turned])
-        if by_turns < forwards * (1 - _LEAST_TIMED_GAIN):
+        forwards, by_turns = trial.plan_seconds([choice.tactics, turned])
+        if by_turns < forwards * (1 - _MIN_MEASURED_GAIN):
             choice.tactics = turned
 
-    def _by_estimates(self, draft: Draft, others: Alternatives | None) -> Draft:
+    def _by_estimates(self, draft: TunedGraph, others: FusedPairAlternatives | None) -> TunedGraph:
         """A draft with chains where the estimates are of such GPUs, and the compiler takes them."""
-        if others is None or not self.target.is_gauged:
+        if others is None or not self.target.has_fitted_cost_model:
             return draft
         chained = others.by_estimates(draft)
         return chained if self._compiles_chains(chained) else draft
 
-    def _compiles_chains(self, draft: Draft) -> bool:
+    def _compiles_chains(self, draft: TunedGraph) -> bool:
         """Whether the compiler takes a draft's chains; all else is compiled beside them."""
         tuning, backend = draft.tuning, self._kernels
-        chains = [node for node in tuning.graph.nodes if isinstance(node.op, Chain)]
+        chains = [node for node in tuning.graph.nodes if isinstance(node.op, FusedPair)]
         if not chains:
             return True
         families = {draft.choice.tactics[node].family for node in chains}
-        plan = assemble(
+        plan = build_plan(
             tuning.graph, draft.choice.tactics, backend, WeightStore(), symbols=tuning.symbols
         ).plan
         kernels = [step.kernel for step in plan.steps if isinstance(step, Launch)]
@@ -249,15 +257,15 @@ class CudaToolchain(Toolchain):
             return False
         return True
 
-    def _trial(self, draft: Draft, device: CudaDevice, spent_s: float) -> NetworkTrial:
+    def _trial(self, draft: TunedGraph, device: CudaDevice, spent_s: float) -> InNetworkTuner:
         """What compares a draft's candidates in whole plans."""
         tuning = draft.tuning
         effort = tuning.effort or EFFORTS["fast"]
 
-        def open_scene(casts: Sequence[dict[Node, Tactic]]) -> CudaScene:
-            return CudaScene(
+        def open_fixture(assignments: Sequence[dict[Node, Tactic]]) -> CudaPlanFixture:
+            return CudaPlanFixture(
                 trial.graphs,
-                casts,
+                assignments,
                 self._kernels,
                 self.target,
                 device,
@@ -265,24 +273,24 @@ class CudaToolchain(Toolchain):
                 sizes=tuning.sizes,
             )
 
-        trial = NetworkTrial(
+        trial = InNetworkTuner(
             tuning.graph,
             draft.choice,
-            Rehearsal(
+            InNetworkTrial(
                 tuning.graph,
-                open_scene,
+                open_fixture,
                 sizes=tuning.sizes,
-                judges_whole=True,
-                seconds_each=_PLAN_SECONDS,
+                times_whole_plan=True,
+                seconds_per_trial=_SECONDS_PER_PLAN,
             ),
             self.backend,
             tuning.timings,
-            effort=_in_networks(effort.network),
+            effort=_gpu_effort(effort.network),
             where=", ".join((f"{self.target.name} on {self.place}", *self.libraries)),
             sizes=tuning.sizes,
-            may_play=tuning.may_play,
+            fits_workspace=tuning.fits_workspace,
             deadline=tuning.deadline,
-            ahead_s=spent_s * _SHARE_AGAIN,
+            compile_seconds=spent_s * _RECOMPILE_TIME_SHARE,
             progress=tuning.progress,
         )
         return trial
@@ -291,9 +299,9 @@ class CudaToolchain(Toolchain):
     def hint(self, refusals: Iterable[str]) -> str:
         lack = why_no_gluon()
         # Without a clock none of these tactics would win.
-        if lack is None or not self.has_clock or not any(lack in reason for reason in refusals):
+        if lack is None or not self.can_measure or not any(lack in reason for reason in refusals):
             return ""
-        return f"faster convolutions are not tried: {lack}: pip install 'triton<3.8'"
+        return f"faster convolution kernels are not available: {lack}: pip install 'triton<3.8'"
 
     @override
     def link(
@@ -309,23 +317,23 @@ class CudaToolchain(Toolchain):
 
 
 def _compare(
-    trial: NetworkTrial, draft: Draft, others: Sequence[Draft]
-) -> tuple[float, list[tuple[float, Draft]]]:
+    trial: InNetworkTuner, draft: TunedGraph, others: Sequence[TunedGraph]
+) -> tuple[float, list[tuple[float, TunedGraph]]]:
     """Seconds of a whole plan of a draft, and of others that differ in their chains alone.
 
     Of the two ways to launch its chains each of the others comes with the better one.
     """
     trial.graphs += [other.tuning.graph for other in others]
-    ways = [_launched(other, early=early) for other in others for early in (False, True)]
-    apart, *seconds = trial.whole_seconds([one.choice.tactics for one in (draft, *ways)])
+    ways = [_with_pair_pdl(other, early=early) for other in others for early in (False, True)]
+    apart, *seconds = trial.plan_seconds([one.choice.tactics for one in (draft, *ways)])
     timed = list(zip(seconds, ways, strict=True))
     pairs = zip(timed[::2], timed[1::2], strict=True)
     return apart, [min(both, key=lambda pair: pair[0]) for both in pairs]
 
 
-def _launched(draft: Draft, *, early: bool) -> Draft:
+def _with_pair_pdl(draft: TunedGraph, *, early: bool) -> TunedGraph:
     """A draft whose chains start early, or not."""
-    tactics = launched(draft.tuning.graph, draft.choice, early=early)
+    tactics = with_pair_pdl(draft.tuning.graph, draft.choice, early=early)
     return dataclasses.replace(draft, choice=dataclasses.replace(draft.choice, tactics=tactics))
 
 
@@ -343,7 +351,7 @@ def open_toolchain(
         MissingExtraError: a package is not installed.
     """
     if device.target:
-        return CudaToolchain(_offering(target_named(device.target), {precision}))
+        return CudaToolchain(_with_precisions(target_named(device.target), {precision}))
     try:
         gpu = selected_device() if device.index is None else cuda_device(device.index)
     except MissingExtraError as error:
@@ -356,15 +364,15 @@ def open_toolchain(
         multiprocessors=gpu.properties.multiprocessors,
     )
     installed = _installed(gpu) if libraries else ()
-    return CudaToolchain(_offering(target, {precision}), gpu.index, installed)
+    return CudaToolchain(_with_precisions(target, {precision}), gpu.index, installed)
 
 
-def _installed(gpu: CudaDevice) -> list[OpenLibrary]:
+def _installed(gpu: CudaDevice) -> list[LoadedLibrary]:
     """The libraries that are here and can be used.
 
     Raises MissingExtraError or DeviceError: there is none.
     """
-    found: list[OpenLibrary] = []
+    found: list[LoadedLibrary] = []
     missing: list[MissingExtraError | DeviceError] = []
     for library in LIBRARIES.values():
         try:
@@ -378,7 +386,7 @@ def _installed(gpu: CudaDevice) -> list[OpenLibrary]:
     return found
 
 
-def _need(library: str, version: object) -> str:
+def _library_requirement(library: str, version: object) -> str:
     """How a fingerprint says which version of a library an engine calls."""
     return f"{library}={version}"
 
@@ -386,13 +394,13 @@ def _need(library: str, version: object) -> str:
 def _features(target: CudaTarget) -> tuple[str, ...]:
     """What decides which tactics a target has, beside its architecture."""
     size = f"{_SIZE}{target.multiprocessors}"
-    asked = [(HALF2, target.pairs), (TF32, target.allows_tf32)]
+    asked = [(HALF2, target.uses_half2), (TF32, target.allows_tf32)]
     return (*(name for name, is_asked in asked if is_asked), size)
 
 
-def _offering(target: CudaTarget, asked: Collection[str]) -> CudaTarget:
+def _with_precisions(target: CudaTarget, asked: Collection[str]) -> CudaTarget:
     """The target with the tactics that some precisions ask for."""
-    return dataclasses.replace(target, allows_tf32=TF32 in asked, pairs=HALF2 in asked)
+    return dataclasses.replace(target, allows_tf32=TF32 in asked, uses_half2=HALF2 in asked)
 
 
 def toolchain_of(fingerprint: Fingerprint, device: str | None = None) -> CudaToolchain:
@@ -413,7 +421,7 @@ def toolchain_of(fingerprint: Fingerprint, device: str | None = None) -> CudaToo
     target = dataclasses.replace(target, multiprocessors=int(sizes[0]))
     called = _called(fingerprint.features)
     libraries = [LIBRARIES[name].open(gpu_named(device), called[name]) for name in called]
-    return CudaToolchain(_offering(target, fingerprint.features), libraries=libraries)
+    return CudaToolchain(_with_precisions(target, fingerprint.features), libraries=libraries)
 
 
 def _called(features: Sequence[str]) -> dict[str, int]:

@@ -83,14 +83,14 @@ def _told(file: EngineFile) -> str:
         whose = f"is signed by the key {key_id(file.signature.public_key)}, which you do not trust"
         remedy = "trust the key (`smelt trust add`)"
     return (
-        f"{file.source} {whose}: its machine code is left alone, and code is compiled here from "
+        f"{file.source} {whose}: its machine code is not used; kernels are compiled here from "
         f"its plan. To run it as it was built, {remedy}"
     )
 
 
 def _regenerate(file: EngineFile, device: str | None) -> Engine:
     """The engine with code of our own making: only data of the file is believed."""
-    from smelt.builder._program import remade_header
+    from smelt.builder._plan_recipe import regenerated_header
     from smelt.builder._toolchain import toolchain_of
 
     fingerprint = file.header.fingerprint
@@ -102,7 +102,7 @@ def _regenerate(file: EngineFile, device: str | None) -> Engine:
         )
     check_machine(fingerprint)
     tools = toolchain_of(fingerprint, device)
-    made = remade_header(file, tools.backend, tools.target)
+    made = regenerated_header(file, tools.backend, tools.target)
     steps = (step for plan in made.plans for step in plan.steps)
     kernels = [s.kernel for s in steps if isinstance(s, Launch)]
     image, runtime = _linked(tools, kernels, file.source)
@@ -114,11 +114,11 @@ def _linked(
     tools: Toolchain, kernels: Sequence[KernelSpec], source: str
 ) -> tuple[CodeImage, CodeImage]:
     """The code of kernels. Raises EngineFormatError: no generator is made for what they compute."""
-    from smelt.builder._graph_data import TRIPPED, unsound
+    from smelt.builder._graph_json import MALFORMED_DATA_ERRORS, malformed_error
 
     try:
         return tools.link(kernels, lambda _done, _total: None)
     except SmeltError:
         raise
-    except TRIPPED as error:
-        raise unsound(f"{source}: its program", error) from error
+    except MALFORMED_DATA_ERRORS as error:
+        raise malformed_error(f"{source}: its program", error) from error

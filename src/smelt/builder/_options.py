@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from smelt.errors import BuildError, UnsupportedError
-from smelt.tuner import Effort
+from smelt.tuner import InNetworkEffort
 from smelt.types import DType, given_bool, given_float, given_int, path_from, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from smelt.builder._shapes import ShapeSpec
+    from smelt.builder._optimization_profiles import ShapeSpec
 
 _EFFORT_WORDS: Final = ("none", "fast", "full")
 TF32: Final = "tf32"
@@ -43,31 +43,31 @@ class Progress(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TuningEffort:
-    """How thoroughly candidates are timed: the best of ``repeats`` means of ``averaged`` runs."""
+    """How candidates are timed: the best of ``repeats`` means of ``runs_per_mean`` runs."""
 
     candidates: int = 4
     """Candidates of each family and format that are timed, the most promising first."""
     repeats: int = 5
-    averaged: int = 1
+    runs_per_mean: int = 1
     seconds: float = math.inf
     """Time for all of the tuning; after it estimates are believed."""
-    seconds_each: float = 0.02
+    seconds_per_trial: float = 0.02
     """Time for a candidate, after two repeats."""
-    sample_seconds: float = 5e-5
+    min_sample_seconds: float = 5e-5
     """A mean is taken of more runs where it would last less: a late worker must not decide."""
-    network: Effort = field(default_factory=Effort)
+    network: InNetworkEffort = field(default_factory=InNetworkEffort)
     """What is then compared in the whole network."""
 
     def __post_init__(self) -> None:
-        for name in ("candidates", "repeats", "averaged"):
+        for name in ("candidates", "repeats", "runs_per_mean"):
             what = f"{name} of a tuning effort"
             made = given_int(getattr(self, name), what, BuildError, least=1)
             object.__setattr__(self, name, made)
-        for name in ("seconds", "seconds_each", "sample_seconds"):
+        for name in ("seconds", "seconds_per_trial", "min_sample_seconds"):
             what = f"{name} of a tuning effort"
             time = given_float(getattr(self, name), what, BuildError, 0.0, math.inf)
             object.__setattr__(self, name, time)
-        if not isinstance(network := cast("object", self.network), Effort):
+        if not isinstance(network := cast("object", self.network), InNetworkEffort):
             raise BuildError(
                 f"network of a tuning effort is {shown(network)}; it must be an Effort"
             )
@@ -75,7 +75,9 @@ class TuningEffort:
 
 EFFORTS: Final = {
     "fast": TuningEffort(),
-    "full": TuningEffort(8, 15, network=Effort(rivals=6, passes=3, runs=16, seconds=10.0)),
+    "full": TuningEffort(
+        8, 15, network=InNetworkEffort(extra_candidates=6, passes=3, runs=16, seconds=10.0)
+    ),
 }
 """The efforts that have a name."""
 

@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, BinaryIO
 
 from smelt.builder._build import build_graph
-from smelt.builder._kept import read_kept_network
+from smelt.builder._embedded_network import read_embedded_network
 from smelt.engine import check_signature, read_engine, verify_plans
 from smelt.runtime import Engine
 from smelt.types import enough_memory_for
@@ -52,7 +52,7 @@ def retune(
         SmeltError: whatever `build` raises.
     """
     file = source.file if isinstance(source, Engine) else _read_verified(source)
-    graph, asked = read_kept_network(file)
+    graph, asked = read_embedded_network(file)
     options = dataclasses.replace(asked, timing_cache=timing_cache, tune=tune, retunable=retunable)
     where = file.header.fingerprint.device if device is None else device
     return build_graph(graph, where, options, progress, is_retuning=True)

@@ -29,20 +29,20 @@ if TYPE_CHECKING:
 
     from smelt.backends import Backend, CodeImage, Tactic, Target
     from smelt.builder._options import TuningEffort
-    from smelt.builder._program import Symbols
+    from smelt.builder._plan_recipe import Symbols
     from smelt.engine import Fingerprint, KernelSpec
     from smelt.ir import Graph, Node
     from smelt.passes import Pass, PassReport
-    from smelt.tuner import Chains, Choice, Kind, Timer, TimingCache
+    from smelt.tuner import Choice, EquivalentPairs, FusedPairTimings, Timer, TimingCache
     from smelt.types import DType, Limit
 
 _LOG = logging.getLogger(__name__)
-_LEAST_ESTIMATED_GAIN: Final = 0.1
+_MIN_ESTIMATED_GAIN: Final = 0.1
 """Share of its parts' time that a chain must save where nobody has a clock."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tuning:
+class TuningRequest:
     """What there is to tune, and how thoroughly."""
 
     graph: Graph
@@ -55,10 +55,10 @@ class Tuning:
     deadline: float
     """When tuning must be done, in the time of ``time.perf_counter``."""
     timings: TimingCache
-    may_play: Callable[[Node, Tactic], bool]
+    fits_workspace: Callable[[Node, Tactic], bool]
     """Whether a tactic keeps within the workspace that it may have."""
     progress: Callable[[int, int], None]
-    """Told how much of the rehearsal is done, and of how much."""
+    """Told how much of the in-network trial is done, and of how much."""
 
     def fits(self, limit: Limit) -> bool:
         """Whether no node has larger tensors than a trial may have."""
@@ -66,26 +66,26 @@ class Tuning:
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class TunedGraph:
     """A graph, and a choice for it."""
 
-    tuning: Tuning
+    tuning: TuningRequest
     choice: Choice
     report: PassReport | None = None
     """What was done to the plan's own graph."""
 
 
 @dataclass(frozen=True, slots=True)
-class Alternatives:
+class FusedPairAlternatives:
     """Graphs in which nodes are chained."""
 
-    chains: Chains
-    draft: Callable[[Sequence[Kind]], Draft]
+    chains: FusedPairTimings
+    draft: Callable[[Sequence[EquivalentPairs]], TunedGraph]
     """The choice where chains of some kinds are formed."""
 
-    def by_estimates(self, draft: Draft) -> Draft:
+    def by_estimates(self, draft: TunedGraph) -> TunedGraph:
         """What is best by estimates: a draft without chains, or one with some."""
-        kinds = self.chains.faster(1 - _LEAST_ESTIMATED_GAIN)
+        kinds = self.chains.faster(1 - _MIN_ESTIMATED_GAIN)
         return self.draft(kinds) if kinds else draft
 
 
@@ -99,7 +99,7 @@ class Toolchain(ABC):
     """Where what is built shall run, if that is one of several devices of its kind."""
     libraries: tuple[str, ...] = ()
     """Libraries that compete with our kernels, with their versions."""
-    mixes: bool = False
+    supports_mixed_precision: bool = False
     """Whether layers can stay in float32 where the others are stored in 16 bits."""
 
     @property
@@ -119,7 +119,7 @@ class Toolchain(ABC):
 
     @property
     @abstractmethod
-    def has_clock(self) -> bool:
+    def can_measure(self) -> bool:
         """Whether what is built can be timed here."""
 
     @property
@@ -128,11 +128,13 @@ class Toolchain(ABC):
         """What times depend on beside the code, where this has a clock."""
 
     @abstractmethod
-    def timer(self, tuning: Tuning) -> Timer:
+    def timer(self, tuning: TuningRequest) -> Timer:
         """What tells candidates apart."""
 
     @abstractmethod
-    def improve(self, draft: Draft, others: Alternatives | None, spent_s: float) -> Draft:
+    def tune_in_network(
+        self, draft: TunedGraph, others: FusedPairAlternatives | None, spent_s: float
+    ) -> TunedGraph:
         """Let the best candidates show what they are worth in the whole plan.
 
         Args:
@@ -158,14 +160,16 @@ class Toolchain(ABC):
         """The targets for which one plan must do, by their names for messages."""
         return {self.name: self.target}
 
-    def computes(self, precision: str, part: Any) -> bool:
+    def supports_precision(self, precision: str, part: Any) -> bool:
         """Whether one of the parts computes as a precision says."""
         wanted = PRECISIONS[precision]
         return precision not in (TF32, HALF2) and part.storage(wanted) is wanted
 
-    def refusing(self, precision: str) -> tuple[str, ...]:
+    def targets_without_precision(self, precision: str) -> tuple[str, ...]:
         """The parts that do not compute as a precision says; all others then do as these do."""
-        return tuple(name for name, it in self.parts().items() if not self.computes(precision, it))
+        return tuple(
+            name for name, it in self.parts().items() if not self.supports_precision(precision, it)
+        )
 
     def requirements(self, kernels: Sequence[KernelSpec]) -> tuple[str, ...]:
         """What an engine of these kernels needs beside its device, as features to be marked."""
@@ -180,7 +184,11 @@ class Toolchain(ABC):
     def passes(self, storage: DType) -> tuple[Pass, ...]:
         """What makes a network this backend's, where float32 is stored as ``storage``."""
         backend = self.backend
-        return pipeline(never_fused=backend.never_fused, composed=backend.composed, storage=storage)
+        return pipeline(
+            non_fusable_ops=backend.non_fusable_ops,
+            composite_ops=backend.composite_ops,
+            storage=storage,
+        )
 
 
 _HOMES: Final = {"cpu": "_cpu_toolchain", "null": "_cpu_toolchain", "cuda": "_cuda_toolchain"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from smelt.tuner import lower_alone
+from smelt.tuner import lower_isolated_node
 from smelt.types import bounds_of
 
 if TYPE_CHECKING:
@@ -34,4 +34,4 @@ def workspace_bytes(
     if tactic.is_reference or tactic.aliasing.value != "none" or not workers:
         return shared
     largest = {name: high for name, (_, high) in box.items()}
-    return shared + workers * lower_alone(backend, node, tactic, largest).scratch_bytes
+    return shared + workers * lower_isolated_node(backend, node, tactic, largest).scratch_bytes

@@ -11,8 +11,8 @@ import click
 from smelt.cli._console import print_json, print_table, show
 from smelt.cli._files import FileCommand, SourceFile
 from smelt.cli._models import BuildArguments, build_options, is_model, open_engine
+from smelt.cli._option_types import FiniteFloat, pairs_from_texts
 from smelt.cli._options import THREADS_OPTION, Count, input_option, json_option, output_option
-from smelt.cli._parse import Finite, pairs_from_texts
 from smelt.types import counted, format_number, format_share
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class _LayerTimes:
 @click.option("--iterations", type=Count(1), help="Runs to measure.")
 @click.option(
     "--seconds",
-    type=Finite(0, min_open=True),
+    type=FiniteFloat(0, min_open=True),
     help="Measure for so long.  [default: 3]",
 )
 @click.option("--warmup", default=5, show_default=True, type=Count(0), help="Runs before.")
@@ -94,7 +94,7 @@ def bench(
         build_arguments = build_arguments.with_batch(batch)
     engine = open_engine(engine_path, build_arguments, quiet=as_json)
     with engine.create_context(threads=threads) as context:
-        work = _Work.prepare(engine, context, batch, pairs_from_texts(inputs))
+        work = _BenchmarkRun.prepare(engine, context, batch, pairs_from_texts(inputs))
         for _ in range(warmup):
             work.run()
         times = _measure(work, iterations, seconds)
@@ -108,7 +108,7 @@ def bench(
 
 
 @dataclass(slots=True)
-class _Work:
+class _BenchmarkRun:
     """One run, on arrays that stay."""
 
     context: ExecutionContext
@@ -127,7 +127,7 @@ class _Work:
         context: ExecutionContext,
         batch: int | None,
         given: Mapping[str, str],
-    ) -> _Work:
+    ) -> _BenchmarkRun:
         import numpy as np
 
         from smelt.cli._inputs import given_array, shape_at, values_of_batch
@@ -160,7 +160,7 @@ class _Work:
         self.context.execute(self.batch, self.bindings)
 
 
-def _measure(work: _Work, iterations: int | None, seconds: float | None) -> list[float]:
+def _measure(work: _BenchmarkRun, iterations: int | None, seconds: float | None) -> list[float]:
     """Seconds of each run; both bounds hold where both are given."""
     limit = seconds if seconds is not None else (float("inf") if iterations else 3.0)
     times: list[float] = []
@@ -174,7 +174,11 @@ def _measure(work: _Work, iterations: int | None, seconds: float | None) -> list
 
 
 def _report(
-    path: str, engine: Engine, context: ExecutionContext, work: _Work, times: Sequence[float]
+    path: str,
+    engine: Engine,
+    context: ExecutionContext,
+    work: _BenchmarkRun,
+    times: Sequence[float],
 ) -> dict[str, Any]:
     import numpy as np
 
@@ -195,7 +199,9 @@ def _report(
     }
 
 
-def _profile(engine: Engine, context: ExecutionContext, work: _Work) -> list[dict[str, Any]]:
+def _profile(
+    engine: Engine, context: ExecutionContext, work: _BenchmarkRun
+) -> list[dict[str, Any]]:
     times = _LayerTimes()
     context.profiler = times
     count, end = 0, time.perf_counter() + _PROFILED_SECONDS

@@ -119,7 +119,7 @@ def binding_to_json(binding: Any) -> dict[str, Any]:
 
 
 def _say_summary(engine: Engine, path: Path, seconds: float) -> None:
-    from smelt.inspect import format_bytes, machine_of, report_of, tell_host_steps
+    from smelt.inspect import format_bytes, format_host_steps, machine_of, report_of
 
     report = report_of(engine)
     say(
@@ -132,5 +132,5 @@ def _say_summary(engine: Engine, path: Path, seconds: float) -> None:
             say(f"  {what} {masked(b.name)}: {b.dtype.value}[{', '.join(map(str, b.shape))}]")
     if report.libraries:
         say(f"  it needs {', '.join(report.libraries)} wherever it runs")
-    if told := tell_host_steps(report):
+    if told := format_host_steps(report):
         say(f"  {told}. `smelt inspect {path} --tactics` says why")

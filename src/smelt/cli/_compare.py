@@ -11,8 +11,8 @@ import click
 from smelt.cli._console import print_json, print_table, say, show
 from smelt.cli._files import FileCommand, ResultFile, SourceFile
 from smelt.cli._models import BuildArguments, build_options, check_options, open_network
+from smelt.cli._option_types import FiniteFloat, pairs_from_texts, shapes_from_texts
 from smelt.cli._options import THREADS_OPTION, Count, input_option, json_option, output_option
-from smelt.cli._parse import Finite, pairs_from_texts, shapes_from_texts
 from smelt.errors import masked
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ _JUDGING: Final = frozenset(
 )
 @click.option(
     "--tolerance",
-    type=Finite(0),
+    type=FiniteFloat(0),
     help="Largest error allowed, relative to an output's largest magnitude.  "
     "[default: 1e-4; models or --precision of float16 and half2 3e-3, tf32 1e-2, bfloat16 2e-2]",
 )

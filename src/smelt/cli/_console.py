@@ -59,7 +59,7 @@ def _fitted(lines: Sequence[str], stream: TextIO) -> str:
     return text if width is None else "\n".join(wrap_words(text, width))
 
 
-class Speaker:
+class ConsoleLogger:
     """Says what smelt's rooms log."""
 
     def log(self, severity: Severity, message: str, /) -> None:

@@ -14,8 +14,8 @@ import click
 from smelt.cli._console import print_json, print_table, say, show
 from smelt.cli._dla_trace import trace
 from smelt.cli._files import FileCommand, ResultFile, SourceFile, check_writable
+from smelt.cli._option_types import Configuration
 from smelt.cli._options import Count, json_option
-from smelt.cli._parse import Configuration
 from smelt.errors import ModelFormatError, SmeltError, without_controls
 from smelt.types import Limit, read_file
 
@@ -302,7 +302,7 @@ def _run_once(
 def _read_input(path: Path, tensor: NvDlaTensor, memory: NDArray[Any], atom_bytes: int) -> None:
     import numpy as np
 
-    from smelt.cli._images import load_array
+    from smelt.cli._image_preprocessing import load_array
     from smelt.nvdla.runtime import DlaImage, write_tensor
 
     if path.suffix == ".npy":

@@ -9,8 +9,8 @@ import click
 
 from smelt.cli._console import print_table, say, show
 from smelt.cli._files import SourceFile
+from smelt.cli._option_types import Configuration
 from smelt.cli._options import json_option
-from smelt.cli._parse import Configuration
 from smelt.cli._progress import ProgressLine
 from smelt.errors import SmeltError
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from smelt.cli._console import say
-from smelt.cli._images import load_array
+from smelt.cli._image_preprocessing import load_array
 from smelt.errors import SmeltError, masked
 from smelt.types import bounds_of, evaluate_dim, is_float_dtype, symbols_of
 

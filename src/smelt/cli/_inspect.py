@@ -12,8 +12,8 @@ import click
 from smelt.cli._console import print_json, say, screen_width
 from smelt.cli._files import FileCommand, ResultFile, SourceFile, check_suffix
 from smelt.cli._models import BuildArguments, build_options, is_model, open_engine
+from smelt.cli._option_types import PeakRates
 from smelt.cli._options import json_option, output_option
-from smelt.cli._parse import Rates
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--peaks",
-    type=Rates(),
+    type=PeakRates(),
     metavar="FLOP/S,BYTES/S",
     help="What the device does at best: 790e12,4.3e12; shows --roofline.  [default: an H200's for "
     "code that is for sm_90, too; else none]",
@@ -132,14 +132,14 @@ def _reported(
 
     if times is None:
         return report_of(engine, sources=sources, peaks=peaks)
-    told = _Times.read(times)
+    told = _ProfileFile.read(times)
     report = report_of(engine, sources=sources, profile=told.profile, peaks=peaks)
     told.check(report)
     return report
 
 
 @dataclass(frozen=True, slots=True)
-class _Times:
+class _ProfileFile:
     """What a run of `smelt bench --profile --json` answered."""
 
     path: str
@@ -148,7 +148,7 @@ class _Times:
     """By the layer's name."""
 
     @classmethod
-    def read(cls, path: str) -> _Times:
+    def read(cls, path: str) -> _ProfileFile:
         """Raises SmeltError: that is not what the file holds."""
         from smelt.inspect import Profile
 
@@ -184,13 +184,13 @@ class _Times:
             )
 
     def _difference(self, report: EngineReport) -> str:
-        from smelt.inspect import tell_sizes
+        from smelt.inspect import format_plan_sizes
 
         names = {layer.name for plan in report.plans for layer in plan.layers}
         if not names & self.profile.seconds.keys():
             return "its layers have other names"
         sizes = ", ".join(f"{name} = {size}" for name, size in self.profile.sizes.items())
-        here = " or ".join(filter(None, map(tell_sizes, report.plans))) or "one size alone"
+        here = " or ".join(filter(None, map(format_plan_sizes, report.plans))) or "one size alone"
         return f"it was measured at {sizes or 'fixed sizes'}; this engine runs {here}"
 
 

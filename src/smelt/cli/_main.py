@@ -12,10 +12,10 @@ import click
 from smelt.cli._bench import bench
 from smelt.cli._build import build
 from smelt.cli._compare import compare
-from smelt.cli._console import Speaker, open_streams, say
+from smelt.cli._console import ConsoleLogger, open_streams, say
 from smelt.cli._dla import dla
 from smelt.cli._inspect import inspect
-from smelt.cli._options import told_as_options
+from smelt.cli._options import messages_as_options
 from smelt.cli._retune import retune
 from smelt.cli._run import run
 from smelt.cli._trust import trust
@@ -24,7 +24,7 @@ from smelt.errors import InternalError, MissingExtraError, SmeltError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_MAKERS: Final = frozenset(("build", "retune"))
+_BUILDING_COMMANDS: Final = frozenset(("build", "retune"))
 """Commands that always write a file."""
 
 
@@ -45,7 +45,7 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
-            is_maker = ctx.invoked_subcommand in _MAKERS
+            is_maker = ctx.invoked_subcommand in _BUILDING_COMMANDS
             raise _Interrupted("; nothing half-made is left behind" if is_maker else "") from error
 
     def main(
@@ -107,7 +107,7 @@ _REPORT: Final = (
 def _lines(error: BaseException) -> Sequence[str]:
     """What to say of an error; nothing when it is a bug that nobody foresaw."""
     if isinstance(error, SmeltError):
-        return (*f"error: {error!s}".split("\n"), *told_as_options(str(error)))
+        return (*f"error: {error!s}".split("\n"), *messages_as_options(str(error)))
     if isinstance(error, InternalError):
         return (
             f"internal error: {error}",
@@ -179,7 +179,9 @@ def commands() -> None:
     if level is not None:
         show_on_console(Severity[level.upper()])
     else:
-        click.get_current_context().with_resource(forward_to(Speaker(), minimum=Severity.WARNING))
+        click.get_current_context().with_resource(
+            forward_to(ConsoleLogger(), minimum=Severity.WARNING)
+        )
 
 
 def _keep_lines(command: click.Command) -> click.Command:

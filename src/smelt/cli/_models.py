@@ -11,8 +11,15 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from smelt.cli._files import ResultFile, SourceFile
-from smelt.cli._options import Count, told_as_options
-from smelt.cli._parse import ByteCount, DeviceText, Effort, Finite, ShapeText, shapes_from_texts
+from smelt.cli._option_types import (
+    ByteCount,
+    DeviceText,
+    Effort,
+    FiniteFloat,
+    ShapeText,
+    shapes_from_texts,
+)
+from smelt.cli._options import Count, messages_as_options
 from smelt.engine import MAGIC
 from smelt.errors import ModelFormatError, SmeltError
 from smelt.types import Limit, open_file
@@ -133,7 +140,7 @@ _OPTIONS: Final = (
     ),
     click.option(
         "--rounding-error",
-        type=Finite(0),
+        type=FiniteFloat(0),
         help="How far answers may err because a GPU stores 16 bits, relative to their largest "
         "magnitude: layers stay in float32 where it takes that; 1 keeps none.  "
         "[default: 3e-3 in float16, 2e-2 in bfloat16, for small networks]",
@@ -182,7 +189,7 @@ def check_options(arguments: BuildArguments) -> None:
             rounding_error=arguments.rounding_error,
         )
     except SmeltError as error:
-        raise click.UsageError("\n".join((str(error), *told_as_options(str(error))))) from error
+        raise click.UsageError("\n".join((str(error), *messages_as_options(str(error))))) from error
 
 
 def _check_there(path: str) -> None:

@@ -50,7 +50,7 @@ THREADS_OPTION: Final = click.option(
 QUIET_OPTION: Final = click.option("--quiet", is_flag=True, help="Show no progress and no summary.")
 
 
-def told_as_options(text: str) -> tuple[str, ...]:
+def messages_as_options(text: str) -> tuple[str, ...]:
     """The options for the build arguments that a message names: one line, or none."""
     told: dict[str, None] = {}
     for name, value in _ARGUMENT.findall(text):

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from smelt.cli._console import say
-from smelt.types import Closing, override
+from smelt.types import Closeable, override
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -16,7 +16,7 @@ _PATIENCE_SECONDS: Final = 1.0
 _REFRESH_SECONDS: Final = 0.1
 
 
-class ProgressLine(Closing):
+class ProgressLine(Closeable):
     """A listener of builds; a context manager, because a terminal is to be left tidy."""
 
     def __init__(self, *, quiet: bool = False) -> None:

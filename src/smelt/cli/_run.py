@@ -11,8 +11,8 @@ import click
 from smelt.cli._console import print_json, print_table, say, show
 from smelt.cli._files import FileCommand, ResultFile, SourceFile, check_suffix
 from smelt.cli._models import BuildArguments, build_options, open_engine
+from smelt.cli._option_types import CROP, RESIZE, ChoiceOrNumbers, NumberList, pairs_from_texts
 from smelt.cli._options import THREADS_OPTION, Count, input_option, json_option, output_option
-from smelt.cli._parse import CROP, RESIZE, Numbers, Worded, pairs_from_texts
 from smelt.types import Limit, format_number, read_file
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from smelt.cli._images import Preparation
+    from smelt.cli._image_preprocessing import ImagePreprocessing
     from smelt.engine import Binding
     from smelt.runtime import Engine
 
@@ -29,7 +29,7 @@ _OF_PICTURES: Final = frozenset(
     ("resize", "crop", "resize_filter", "channel_order", "mean", "scale", "layout")
 )
 """Parameters that say how a picture becomes an input."""
-_MOST_LABELS: Final = 1 << 20
+_MAX_LABELS: Final = 1 << 20
 _NUMBERED: Final = re.compile(r"""\{?\s*+(\d{1,9})\s*+:\s*+(['"])(.*)\2\s*+,?\s*+\}?""")
 """A line of a printed dictionary, as some lists of labels are; no space is looked at twice."""
 
@@ -45,7 +45,7 @@ _NUMBERED: Final = re.compile(r"""\{?\s*+(\d{1,9})\s*+:\s*+(['"])(.*)\2\s*+,?\s*
     "--resize",
     default="exact",
     show_default=True,
-    type=Worded("size", RESIZE, "exact, none, shorter:256 or WIDTHxHEIGHT"),
+    type=ChoiceOrNumbers("size", RESIZE, "exact, none, shorter:256 or WIDTHxHEIGHT"),
     help="exact (to the input's size), shorter:256 (keeps the proportions), WIDTHxHEIGHT or none.",
 )
 @click.option(
@@ -54,7 +54,7 @@ _NUMBERED: Final = re.compile(r"""\{?\s*+(\d{1,9})\s*+:\s*+(['"])(.*)\2\s*+,?\s*
     is_flag=False,
     flag_value="auto",
     show_default=True,
-    type=Worded("size", CROP, "auto, none, 224 or WIDTHxHEIGHT"),
+    type=ChoiceOrNumbers("size", CROP, "auto, none, 224 or WIDTHxHEIGHT"),
     help="auto (the centre, of the input's size), none, 224 or WIDTHxHEIGHT.",
 )
 @click.option(
@@ -80,7 +80,7 @@ _NUMBERED: Final = re.compile(r"""\{?\s*+(\d{1,9})\s*+:\s*+(['"])(.*)\2\s*+,?\s*
     help="Number(s) subtracted from 0..255, or a .npy or binaryproto file.",
 )
 @click.option(
-    "--scale", type=Numbers(), default="1", show_default=True, help="Factor(s), after the mean."
+    "--scale", type=NumberList(), default="1", show_default=True, help="Factor(s), after the mean."
 )
 @click.option(
     "--layout",
@@ -160,7 +160,7 @@ def run(
         "engine": engine_path,
         "network": engine.name,
         "image": image,
-        "preparation": _preparation_told(arrays, target, prepared),
+        "preparation": _describe_applied_preprocessing(arrays, target, prepared),
         "milliseconds": milliseconds,
         "outputs": {name: _describe(array, top, names) for name, array in results.items()},
     }
@@ -185,21 +185,21 @@ def _check_picture_options(image: str | None) -> None:
         raise click.UsageError(f"{', '.join(useless)} {verb} for --image, which is not given")
 
 
-def _preparation_told(
-    arrays: Mapping[str, NDArray[Any]], target: str | None, preparation: Preparation
+def _describe_applied_preprocessing(
+    arrays: Mapping[str, NDArray[Any]], target: str | None, preparation: ImagePreprocessing
 ) -> dict[str, str] | None:
-    from smelt.cli._images import describe_preparation
+    from smelt.cli._image_preprocessing import describe_preprocessing
 
     if target is None:
         return None
-    return {"input": target, **describe_preparation(arrays[target], preparation)}
+    return {"input": target, **describe_preprocessing(arrays[target], preparation)}
 
 
-def _preparation(image: str | None, options: Mapping[str, Any]) -> Preparation:
-    from smelt.cli._images import Preparation
+def _preparation(image: str | None, options: Mapping[str, Any]) -> ImagePreprocessing:
+    from smelt.cli._image_preprocessing import ImagePreprocessing
 
     _check_picture_options(image)
-    return Preparation(
+    return ImagePreprocessing(
         options["resize"],
         options["crop"],
         options["resize_filter"],
@@ -227,7 +227,7 @@ def _read_labels(path: str | None) -> list[str]:
     if not numbered or len(numbered) != len([line for line in lines if line.strip()]):
         return lines
     names = {int(match[1]): match[3] for match in numbered}
-    return [names.get(i, "") for i in range(min(max(names) + 1, _MOST_LABELS))]
+    return [names.get(i, "") for i in range(min(max(names) + 1, _MAX_LABELS))]
 
 
 def _check_labels(path: str | None, count: int, outputs: Mapping[str, Any]) -> None:
@@ -252,7 +252,7 @@ def _chosen_outputs(engine: Engine, names: tuple[str, ...]) -> list[str]:
 
 
 def _arrays(
-    engine: Engine, image: str | None, inputs: tuple[str, ...], preparation: Preparation
+    engine: Engine, image: str | None, inputs: tuple[str, ...], preparation: ImagePreprocessing
 ) -> tuple[dict[str, NDArray[Any]], str | None]:
     """An array for each input, and the name of the one that the picture became."""
     from smelt.cli._inputs import given_array, symbol_values
@@ -304,8 +304,8 @@ def _picture_input(left: list[Binding], given: list[Binding]) -> Binding:
     return pictures[0]
 
 
-def _picture(path: str, binding: Binding, preparation: Preparation) -> NDArray[Any]:
-    from smelt.cli._images import image_to_array
+def _picture(path: str, binding: Binding, preparation: ImagePreprocessing) -> NDArray[Any]:
+    from smelt.cli._image_preprocessing import image_to_array
 
     shape = tuple(extent if isinstance(extent, int) else None for extent in binding.shape)
     return image_to_array(path, shape, binding.dtype.numpy, preparation)

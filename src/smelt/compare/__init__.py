@@ -1,10 +1,10 @@
 """The same inputs through several engines: errors, the first layer that differs, its cause."""
 
 from smelt.compare._compare import Comparison, Reduction, compare
+from smelt.compare._error_metrics import OutputError, measure_error
 from smelt.compare._export import model_from_graph
 from smelt.compare._inputs import load_input, load_inputs
 from smelt.compare._layers import LayerDifference
-from smelt.compare._measure import OutputError, measure_error
 from smelt.compare._oracle import ORACLES, check_oracle
 from smelt.compare._reduce import reduce_graph
 

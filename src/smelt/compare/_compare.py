@@ -10,15 +10,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smelt.builder import build, device_to_run
-from smelt.compare._caution import caution_about
+from smelt.compare._error_metrics import TOLERANCES, ErrorTolerances, OutputError
 from smelt.compare._export import model_from_graph
 from smelt.compare._inputs import fix_shapes, input_sets, inputs_of, shapes_of_inputs
 from smelt.compare._layers import LayerDifference, find_first_difference, layer_errors
-from smelt.compare._measure import TOLERANCES, Judge, OutputError
-from smelt.compare._oracle import FOREIGN, check_oracle, is_caffe, make_oracle, make_part_oracle
-from smelt.compare._quantized import STEPS_ALLOWED, quantized_steps
-from smelt.compare._recorded import is_recording
+from smelt.compare._oracle import (
+    EXTERNAL_ORACLES,
+    check_oracle,
+    is_caffe,
+    make_oracle,
+    make_part_oracle,
+)
+from smelt.compare._quantization_steps import ALLOWED_QUANTIZATION_STEPS, quantized_steps
+from smelt.compare._recorded_oracle import is_recording
 from smelt.compare._reduce import reduce_graph
+from smelt.compare._weak_agreement import weak_agreement_note
 from smelt.engine import write_atomically
 from smelt.errors import BindingError, SmeltError, UnsupportedError
 from smelt.importers import network_from_caffe, network_from_onnx, read_onnx
@@ -91,7 +97,7 @@ def compare(  # gate: options of one question, each with its default
     layers: bool = False,
     reduce: str | os.PathLike[str] | None = None,
     tolerance: float | None = None,
-    steps: int = STEPS_ALLOWED,
+    steps: int = ALLOWED_QUANTIZATION_STEPS,
     shapes: Mapping[str, ShapeSpec] | None = None,
     outputs: Sequence[str] | None = None,
     max_batch_size: int = 1,
@@ -151,13 +157,13 @@ def compare(  # gate: options of one question, each with its default
         "progress": progress,
         "max_batch_size": max_batch_size,
     }
-    judge = Judge(tolerance, steps, quantized_steps(graph))
+    tolerances = ErrorTolerances(tolerance, steps, quantized_steps(graph))
     with (
         build(graph, shapes=shapes, **engine_options) as engine,
         engine.create_context(threads=threads) as context,
     ):
-        errors, failing = _worst_errors(graph, sets, oracle, context, judge)
-    trial = _Trial(against, judge, threads, engine_options)
+        errors, failing = _worst_errors(graph, sets, oracle, context, tolerances)
+    trial = _Trial(against, tolerances, threads, engine_options)
     found: Comparison = Comparison(graph.name, against, errors)
     if not layers and (reduce is None or found.passed):
         return found
@@ -180,7 +186,7 @@ def _worst_errors(
     sets: Sequence[Mapping[str, Array]],
     oracle: Oracle,
     context: ExecutionContext,
-    judge: Judge,
+    tolerances: ErrorTolerances,
 ) -> tuple[tuple[OutputError, ...], int]:
     """The worst error of each output over all inputs, and the inputs where one is not allowed.
 
@@ -193,13 +199,13 @@ def _worst_errors(
     for number, arrays in enumerate(sets):
         wanted = oracle.values(arrays, list(made))
         results = [context.run(arrays) for _ in range(2)]
-        for error in _output_errors(results, wanted, judge):
+        for error in _output_errors(results, wanted, tolerances):
             name, array = error.name, wanted[error.name]
             if name not in worst or _badness(error) > _badness(worst[name]):
                 worst[name] = error
                 failing = failing if error.passed else number
             if cautions.get(name, "first"):
-                cautions[name] = caution_about(made[name], array, judge.limit(array))
+                cautions[name] = weak_agreement_note(made[name], array, tolerances.limit(array))
     return tuple(replace(e, caution=cautions[e.name]) for e in worst.values()), failing
 
 
@@ -221,7 +227,7 @@ def _open(
     if is_caffe(model, weights):
         network, _ = network_from_caffe(model, weights, outputs=outputs)  # type: ignore[arg-type]
         return network.graph, None
-    if against not in FOREIGN:
+    if against not in EXTERNAL_ORACLES:
         return network_from_onnx(model, outputs=outputs).graph, None
     message = read_onnx(model)
     return network_from_onnx(message, outputs=outputs).graph, message
@@ -230,11 +236,11 @@ def _open(
 def _output_errors(
     results: Sequence[Mapping[str, Array]],
     wanted: Mapping[str, Array],
-    judge: Judge,
+    tolerances: ErrorTolerances,
 ) -> list[OutputError]:
     first, second = results
     return [
-        judge.error(
+        tolerances.error(
             name,
             np.asarray(first[name]),
             array,
@@ -249,7 +255,7 @@ class _Trial:
     """How parts of the network are tried."""
 
     against: str
-    judge: Judge
+    tolerances: ErrorTolerances
     threads: int | None
     options: dict[str, Any]
 
@@ -270,10 +276,12 @@ class _Trial:
         if layers:
             oracle = make_oracle(self.against, fixed, message)
             ask = partial(make_part_oracle, self.against)
-            errors = layer_errors(fixed, inputs, oracle, self.judge, self.run, ask)
+            errors = layer_errors(fixed, inputs, oracle, self.tolerances, self.run, ask)
             rows = tuple((" + ".join(node.layers) or node.name, error) for node, error in errors)
             if not (found.passed and all(error.passed for _, error in errors)):
-                first = find_first_difference(fixed, inputs, oracle, self.judge, self.run, errors)
+                first = find_first_difference(
+                    fixed, inputs, oracle, self.tolerances, self.run, errors
+                )
         reduction = None
         if reduce is not None and (first is not None or not found.passed):
             reduction = self.reduce(fixed, inputs, path_from(reduce, "the smallest part"))
@@ -296,8 +304,10 @@ class _Trial:
             got = self.run(graph, inputs)
         except SmeltError:
             return False  # this part is no network by itself
-        judge = replace(self.judge, quantized=quantized_steps(graph))
-        return any(not judge.error(name, got[name], array).passed for name, array in wanted.items())
+        tolerances = replace(self.tolerances, quantized=quantized_steps(graph))
+        return any(
+            not tolerances.error(name, got[name], array).passed for name, array in wanted.items()
+        )
 
     def reduce(self, graph: Graph, inputs: Mapping[str, Array], path: Path) -> Reduction:
         """Find the smallest part that fails, and save it."""

@@ -14,12 +14,12 @@ import numpy as np
 from smelt.errors import UnsupportedError
 from smelt.ops import (
     Add,
-    Chain,
     ConstantOfShape,
     ConvInteger,
     ConvSum,
     DequantizeLinear,
     Fused,
+    FusedPair,
     MatMulInteger,
     QuantizeLinear,
     Reshape,
@@ -121,11 +121,13 @@ class _Exporter:
 
     def _apply(self, op: Op, inputs: list[str], outputs: list[str], name: str) -> None:
         match op:
-            case Chain():
-                between = outputs[1] if op.keeps else self._fresh(f"{name}/between")
+            case FusedPair():
+                intermediate = (
+                    outputs[1] if op.returns_intermediate else self._fresh(f"{name}/between")
+                )
                 count = op.first_inputs
-                self._apply(op.first, inputs[:count], [between], f"{name}/first")
-                self._apply(op.second, [between, *inputs[count:]], outputs[:1], name)
+                self._apply(op.first, inputs[:count], [intermediate], f"{name}/first")
+                self._apply(op.second, [intermediate, *inputs[count:]], outputs[:1], name)
             case Fused():
                 self._apply_fused(op, inputs, outputs, name)
             case ConvSum():

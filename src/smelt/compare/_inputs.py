@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from smelt.builder import boxes_of
+from smelt.builder import symbol_boxes_of
 from smelt.errors import BindingError, BuildError
 from smelt.ir import clone
 from smelt.types import (
@@ -75,7 +75,7 @@ def input_sets(
     """A complete set of inputs for each plan that the shapes ask for, at its best sizes."""
     seed = given_int(seed, "seed", BindingError, least=0)
     sets: list[dict[str, Array]] = []
-    for number, box in enumerate(boxes_of(graph, shapes, max_batch_size)):
+    for number, box in enumerate(symbol_boxes_of(graph, shapes, max_batch_size)):
         sizes = {name: bounds.best for name, bounds in box.items()}
         rng = np.random.default_rng(seed + number)
         made: dict[str, Array] = {}

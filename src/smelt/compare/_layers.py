@@ -16,7 +16,7 @@ from smelt.types import TensorType
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from smelt.compare._measure import Judge, OutputError
+    from smelt.compare._error_metrics import ErrorTolerances, OutputError
     from smelt.compare._oracle import Oracle
     from smelt.ir import Array, Graph, Node, Value
 
@@ -61,7 +61,7 @@ def layer_errors(
     graph: Graph,
     inputs: Mapping[str, Array],
     oracle: Oracle,
-    judge: Judge,
+    tolerances: ErrorTolerances,
     run: Run,
     ask: AskAbout,
 ) -> list[tuple[Node, OutputError]]:
@@ -71,20 +71,20 @@ def layer_errors(
     result is counted in steps is judged by what it makes of that which the engine itself gave it;
     then only what rounds to steps may be some apart.
     """
-    exact = replace(judge, quantized={})
+    exact = replace(tolerances, quantized={})
     shown = shown_values(graph)
     names = [value.name for _, value in shown]
     got = run(with_outputs(graph, names), inputs)
-    wanted = oracle.values(inputs, [name for name in names if name not in judge.quantized])
+    wanted = oracle.values(inputs, [name for name in names if name not in tolerances.quantized])
     known = {value: np.asarray(inputs[value.name]) for value in graph.inputs}
     known |= {value: got[value.name] for _, value in shown}
     for node, value in shown:
-        if value.name in judge.quantized:
-            wanted |= _alone(graph, node, known, ask)
+        if value.name in tolerances.quantized:
+            wanted |= _reference_of_node(graph, node, known, ask)
     return [
         (
             node,
-            (judge if isinstance(node.op, _ROUNDING) else exact).error(
+            (tolerances if isinstance(node.op, _ROUNDING) else exact).error(
                 value.name, got[value.name], wanted[value.name]
             ),
         )
@@ -93,7 +93,7 @@ def layer_errors(
     ]
 
 
-def _alone(
+def _reference_of_node(
     graph: Graph, node: Node, known: Mapping[Value, Array], ask: AskAbout
 ) -> dict[str, Array]:
     """What a node should make of what it was given; nothing, where that cannot be told."""
@@ -111,7 +111,7 @@ def find_first_difference(
     graph: Graph,
     inputs: Mapping[str, Array],
     oracle: Oracle,
-    judge: Judge,
+    tolerances: ErrorTolerances,
     run: Run,
     errors: Sequence[tuple[Node, OutputError]],
 ) -> LayerDifference | None:
@@ -124,12 +124,12 @@ def find_first_difference(
     for node, error in errors:
         if not error.passed:
             return _difference(node, error, fused_only=False)
-    producers = {e.name: node for node, e in errors if e.name not in judge.quantized}
+    producers = {e.name: node for node, e in errors if e.name not in tolerances.quantized}
     wanted = oracle.values(inputs, list(producers))
 
     def error_at(name: str) -> OutputError:
         got = run(with_outputs(graph, [name]), inputs)[name]
-        return judge.error(name, got, wanted[name])
+        return tolerances.error(name, got, wanted[name])
 
     found: OutputError | None = None
     suspects = [value.name for value in graph.outputs if value.name in producers]

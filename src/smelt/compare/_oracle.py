@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 import numpy as np
 
 from smelt.compare._export import model_from_graph
-from smelt.compare._recorded import has_answers, recorded_oracle
+from smelt.compare._recorded_oracle import has_answers, recorded_oracle
 from smelt.errors import MissingExtraError, SmeltError, UnsupportedError
 from smelt.interp import interpret
 from smelt.ir import clone
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     from smelt.ir import Array, Graph
 
-FOREIGN: Final = ("onnxruntime", "openvino")
+EXTERNAL_ORACLES: Final = ("onnxruntime", "openvino")
 """Engines of others, which read ONNX."""
-ORACLES: Final = ("reference", *FOREIGN)
+ORACLES: Final = ("reference", *EXTERNAL_ORACLES)
 """What an engine can be compared with, besides the answers in a file."""
 _CAFFE: Final = frozenset({".prototxt", ".pbtxt", ".txt"})
 
@@ -163,7 +163,9 @@ def make_part_oracle(against: str, part: Graph) -> Oracle:
         UnsupportedError: it is a file, which answers for the whole, or ONNX has no op for the part.
     """
     if against not in ORACLES:
-        raise UnsupportedError(f"{against} answers for the whole network alone")
+        raise UnsupportedError(
+            f"{against} gives results for the whole network only, not for parts of it"
+        )
     return make_oracle(against, part)
 
 

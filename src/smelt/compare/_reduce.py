@@ -78,26 +78,26 @@ class _Recorder:
 
 def _smallest(nodes: list[Node], fails: Callable[[Sequence[Node]], bool]) -> list[Node]:
     """A list from which nothing more can be taken away (as far as the trials go)."""
-    pieces = 2
+    num_chunks = 2
     while len(nodes) > 1:
-        chunks = _cut(nodes, pieces)
+        chunks = _cut(nodes, num_chunks)
         failing = next((chunk for chunk in chunks if fails(chunk)), None)
         if failing is not None:
-            nodes, pieces = failing, 2
+            nodes, num_chunks = failing, 2
             continue
-        rests = [[n for n in nodes if n not in chunk] for chunk in chunks] if pieces > 2 else []
+        rests = [[n for n in nodes if n not in chunk] for chunk in chunks] if num_chunks > 2 else []
         failing = next((rest for rest in rests if fails(rest)), None)
         if failing is not None:
-            nodes, pieces = failing, max(pieces - 1, 2)
-        elif pieces >= len(nodes):
+            nodes, num_chunks = failing, max(num_chunks - 1, 2)
+        elif num_chunks >= len(nodes):
             break
         else:
-            pieces = min(2 * pieces, len(nodes))
+            num_chunks = min(2 * num_chunks, len(nodes))
     return nodes
 
 
-def _cut(nodes: Sequence[Node], pieces: int) -> list[list[Node]]:
-    bounds = [len(nodes) * i // pieces for i in range(pieces + 1)]
+def _cut(nodes: Sequence[Node], num_chunks: int) -> list[list[Node]]:
+    bounds = [len(nodes) * i // num_chunks for i in range(num_chunks + 1)]
     return [list(nodes[a:b]) for a, b in pairwise(bounds) if a < b]
 
 

@@ -1,10 +1,8 @@
 """The serialised engine: plan schema, plan verifier, file reader and writer, signatures."""
 
-from smelt.engine._codec import header_from_data, header_to_data
-from smelt.engine._conditions import KeptVerdicts, RunConditions
-from smelt.engine._content import BytesLike
-from smelt.engine._drafts import sweep_drafts
-from smelt.engine._exact import MAX_EXTENT, verify_plan_at
+from smelt.engine._atomic_files import remove_stale_drafts
+from smelt.engine._concrete_verifier import MAX_EXTENT, verify_plan_at
+from smelt.engine._engine_bytes import BytesLike
 from smelt.engine._file import (
     MAGIC,
     EngineFile,
@@ -18,6 +16,7 @@ from smelt.engine._file import (
     write_engine,
 )
 from smelt.engine._fingerprint import check_fingerprint
+from smelt.engine._header_json import header_from_data, header_to_data
 from smelt.engine._host import Host, detect_host, known_features
 from smelt.engine._plan import (
     ERROR_BYTES,
@@ -41,7 +40,9 @@ from smelt.engine._plan import (
     as_json,
     parameters,
 )
-from smelt.engine._trust import (
+from smelt.engine._plan_verifier import verify_plan, verify_plans
+from smelt.engine._runtime_checks import CachedRuntimeChecks, RuntimeChecks
+from smelt.engine._signing_keys import (
     Signer,
     TrustedKey,
     add_trusted_key,
@@ -53,7 +54,6 @@ from smelt.engine._trust import (
     user_signer,
     verify_signature,
 )
-from smelt.engine._verify import verify_plan, verify_plans
 from smelt.engine._version import VERSION
 
 __all__ = [
@@ -72,13 +72,13 @@ __all__ = [
     "Host",
     "HostCall",
     "Json",
-    "KeptVerdicts",
+    "CachedRuntimeChecks",
     "KernelSpec",
     "Launch",
     "LayerInfo",
     "Parameters",
     "Plan",
-    "RunConditions",
+    "RuntimeChecks",
     "Signature",
     "Signer",
     "SignerLike",
@@ -103,7 +103,7 @@ __all__ = [
     "remove_trusted_key",
     "serialize_engine",
     "show_trusted_keys",
-    "sweep_drafts",
+    "remove_stale_drafts",
     "user_signer",
     "verify_plan",
     "verify_plan_at",

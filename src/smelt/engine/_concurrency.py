@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Span(NamedTuple):
     """Bytes that a step may touch through a buffer."""
 
-    place: Hashable
+    memory_space_key: Hashable
     """The memory in which the bytes are counted."""
     low: int
     high: int
@@ -38,10 +38,10 @@ def find_conflict(spans: Iterable[Span]) -> tuple[Span, Span] | None:
     places: defaultdict[Hashable, list[Span]] = defaultdict(list)
     for span in spans:
         if span.low < span.high:
-            places[span.place].append(span)
+            places[span.memory_space_key].append(span)
     for rows in places.values():
         rows.sort(key=_low)
-        all_before, written_before = _Reach(), _Reach()
+        all_before, written_before = _FurthestSpans(), _FurthestSpans()
         for span in rows:
             other = (all_before if span.is_written else written_before).beyond(span)
             if other is not None:
@@ -60,7 +60,7 @@ def _high(span: Span) -> int:
     return span.high
 
 
-class _Reach:
+class _FurthestSpans:
     """Of the spans met so far, those few that reach furthest, whatever is left out.
 
     A question leaves out one buffer and one step. Five spans answer all questions: the furthest;

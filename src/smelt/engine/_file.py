@@ -12,7 +12,7 @@ multiples of 4096     weights, sources, code, native runtime; zeros between them
 The sources are the arrays of the network as it was given, where the engine keeps it.
 The header holds the sections' checksums, so the signature covers the whole file. A reader checks
 every length and offset before it follows one, and copies what it reads while it checks it
-(`_content.py`).
+(`_engine_bytes.py`).
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol, cast
 
 import numpy as np
 
-from smelt.engine._codec import header_from_data, header_to_data
-from smelt.engine._content import BytesLike, Content, First, open_content
-from smelt.engine._drafts import open_draft
-from smelt.engine._pages import keep_in_large_pages
+from smelt.engine._atomic_files import open_atomic_file
+from smelt.engine._engine_bytes import BytesLike, EngineBytes, EnginePrefix, open_engine_bytes
+from smelt.engine._header_json import header_from_data, header_to_data
+from smelt.engine._large_pages import request_large_pages
 from smelt.errors import EngineFormatError, SmeltError
 from smelt.types import Limit, count_json_parts, is_special, open_special, parse_json, path_from
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 MAGIC: Final = b"\x89SMELT\r\n"
 """Not text, and broken by whatever translates line ends."""
-FORMAT_VERSION: Final = 7
+FORMAT_VERSION: Final = 8
 """Raised with every change of what a header may hold."""
 ALIGNMENT_BYTES: Final = 4096
 
@@ -165,12 +165,12 @@ def replace_file(target: Path, parts: Iterator[bytes | memoryview]) -> None:
     if os.path.isdir(target):
         raise SmeltError(f"{target} cannot be written: it is a folder; name a file in it")
     try:
-        with open_draft(target) as draft:
+        with open_atomic_file(target) as draft:
             for part in parts:
                 draft.file.write(part)
             draft.file.flush()
             os.fsync(draft.file.fileno())
-            keep_in_large_pages(draft.file.fileno())
+            request_large_pages(draft.file.fileno())
             draft.replace_target()
     except OSError as error:
         raise SmeltError(f"{target} cannot be written: {error.strerror}") from error
@@ -267,7 +267,9 @@ def read_engine(
         EngineFormatError: it is truncated, damaged or no engine.
         TrustError: it is to be mapped, and others may write to it.
     """
-    with open_content(source, First(_PREFIX.size, _declared_bytes), mapped=mapped) as content:
+    with open_engine_bytes(
+        source, EnginePrefix(_PREFIX.size, _declared_bytes), mapped=mapped
+    ) as content:
         return _read(content)
 
 
@@ -278,7 +280,7 @@ def _declared_bytes(prefix: bytes) -> int:
     return min(total, Limit.MAX_ENGINE_BYTES.most) if known else 0
 
 
-def _read(content: Content) -> EngineFile:
+def _read(content: EngineBytes) -> EngineFile:
     source = content.source
     message = _message(content)
     try:
@@ -304,7 +306,7 @@ def _entries(text: bytes) -> dict[str, Any]:
     return cast("dict[str, Any]", content)
 
 
-def _read_sections(content: Content, table: object, end: int) -> list[NDArray[np.uint8]]:
+def _read_sections(content: EngineBytes, table: object, end: int) -> list[NDArray[np.uint8]]:
     """The sections that a table names, which follow each other from ``end`` to the file's."""
     rows = cast("list[object]", table) if isinstance(table, list) else []
     if len(rows) != len(_SECTIONS):
@@ -326,7 +328,7 @@ def _read_sections(content: Content, table: object, end: int) -> list[NDArray[np
     return parts
 
 
-def _message(content: Content) -> bytes:
+def _message(content: EngineBytes) -> bytes:
     """All that a signature is of: the fixed part, which is checked here, and the header."""
     source = content.source
     prefix = content.copy(0, min(content.size, _PREFIX.size))
@@ -353,7 +355,7 @@ def _message(content: Content) -> bytes:
     return prefix + content.copy(_PREFIX.size, length)
 
 
-def _section(content: Content, row: object, name: str, end: int) -> tuple[int, int, str]:
+def _section(content: EngineBytes, row: object, name: str, end: int) -> tuple[int, int, str]:
     """Offset, size and checksum of the section that a table row names; it must follow ``end``."""
     entry = cast("dict[str, object]", row) if isinstance(row, dict) else {}
     offset, size, checksum = entry.get("offset"), entry.get("size"), entry.get("sha256")

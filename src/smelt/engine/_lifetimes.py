@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 
     from smelt.engine._plan import Plan, Step
 
-_NOBODY = -1
+_NO_OWNER = -1
 
 
-class IntervalOwners:
+class IntervalMap:
     """Which owner each byte of a range has: a map of intervals, in logarithmic time."""
 
     def __init__(self) -> None:
         self._starts: list[int] = [0]
-        self._owners = array("q", [_NOBODY])
+        self._owners = array("q", [_NO_OWNER])
 
     def owners(self, low: int, high: int) -> set[int]:
         """The owners of the bytes from ``low`` up to ``high``, -1 for none."""
-        first, last = self._pieces(low, high)
+        first, last = self._intervals(low, high)
         return set(self._owners[first : last + 1])
 
-    def pieces(self) -> int:
+    def num_intervals(self) -> int:
         """How many pieces the map has."""
         return len(self._starts)
 
@@ -43,24 +43,24 @@ class IntervalOwners:
 
         Neighbouring pieces of one owner become one, else a plan of small writes would grow slow.
         """
-        first, last = self._pieces(low, high)
+        first, last = self._intervals(low, high)
         starts, owners = self._starts, self._owners
         if first and starts[first] == low and owners[first - 1] == owner:
             first -= 1
         if owners[first] == owner:
             low = starts[first]
         end = starts[last + 1] if last + 1 < len(starts) else None
-        pieces = [(low, owner)]
+        num_intervals = [(low, owner)]
         if starts[first] < low:
-            pieces.insert(0, (starts[first], owners[first]))
+            num_intervals.insert(0, (starts[first], owners[first]))
         if end == high and owners[last + 1] == owner:
             last += 1
         elif end != high and owners[last] != owner:
-            pieces.append((high, owners[last]))
-        starts[first : last + 1] = [start for start, _ in pieces]
-        owners[first : last + 1] = array("q", [one for _, one in pieces])
+            num_intervals.append((high, owners[last]))
+        starts[first : last + 1] = [start for start, _ in num_intervals]
+        owners[first : last + 1] = array("q", [one for _, one in num_intervals])
 
-    def _pieces(self, low: int, high: int) -> tuple[int, int]:
+    def _intervals(self, low: int, high: int) -> tuple[int, int]:
         return bisect_right(self._starts, low) - 1, bisect_right(self._starts, high - 1) - 1
 
 
@@ -82,7 +82,7 @@ def check_lifetimes(plan: Plan) -> None:
     """
     first, last = _uses(plan)
     before = completed_before(plan.steps)
-    owners = IntervalOwners()
+    owners = IntervalMap()
     lasting = {b for b, step in first.items() if step < 0}
     claims = sorted((step, b) for b, step in first.items() if step >= 0)
     for step, index in [*((0, b) for b in sorted(lasting)), *claims]:
@@ -90,7 +90,7 @@ def check_lifetimes(plan: Plan) -> None:
         low, high = buffer.start, buffer.start + buffer.size_bytes
         if low == high:
             continue
-        for other in owners.owners(low, high) - {_NOBODY}:
+        for other in owners.owners(low, high) - {_NO_OWNER}:
             if other in lasting or last[other] >= before[step]:
                 raise EngineFormatError(
                     f"step {step} uses buffer {index} while buffer {other}, which shares bytes "

@@ -130,7 +130,7 @@ class Launch:
     """Scratch memory for each worker, its content undefined."""
     waits: bool = True
     """Whether every earlier step must be complete before this one starts."""
-    starts_early: bool = False
+    uses_pdl: bool = False
     """Whether the device may begin it before the steps that it waits for have ended, where its code
     itself waits for them."""
     layer: int = 0
@@ -190,7 +190,7 @@ class Plan:
         own = iter(self.outputs)
         return [b.shape if b.is_input else next(own, b.shape) for b in bindings]
 
-    def rooms(self, bindings: Sequence[Binding]) -> list[tuple[Dim, ...]]:
+    def max_shapes(self, bindings: Sequence[Binding]) -> list[tuple[Dim, ...]]:
         """For each binding, extents for which there is memory before a run decides others."""
         box = {name: (low, high) for name, low, high in self.symbols}
         decided = {name: box[name] for name in self.decided}

@@ -13,8 +13,8 @@ from smelt.gie._enums import (
     PoolingType,
     ScaleMode,
 )
-from smelt.gie._formulas import OutputDimensionsFormula
 from smelt.gie._network import InferLayer, InferNetwork
+from smelt.gie._output_dimensions import OutputDimensionsFormula
 from smelt.gie._parser import (
     BinaryProtoBlob,
     BlobNameToTensor,

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from smelt.builder import EFFORTS, TuningEffort, build
 from smelt.errors import BuildError, ContextError, SmeltError
-from smelt.gie._lifetime import Destroyable
-from smelt.gie._logging import DocumentedSeverities, adopt, release
+from smelt.gie._destroyable import Destroyable
+from smelt.gie._logging import SeverityAdapter, adopt, release
 from smelt.gie._network import InferNetwork, check_network
 from smelt.gie._runtime import CudaEngine
 from smelt.ir import Graph, clone
@@ -37,7 +37,7 @@ class InferBuilder(Destroyable):
         """Whether the logger hears of each layer as soon as its candidates are timed."""
         self.min_find_iterations = EFFORTS["fast"].repeats
         """Means of which the least is a candidate's time."""
-        self.average_find_iterations = EFFORTS["fast"].averaged
+        self.average_find_iterations = EFFORTS["fast"].runs_per_mean
         """Runs of which each mean is taken."""
         self._is_open = True
 
@@ -81,7 +81,7 @@ class InferBuilder(Destroyable):
         """
         is_watched = given_bool(self.debug_sync, "debug_sync", BuildError)
         least = Severity.VERBOSE if is_watched else Severity.INFO
-        with forward_to(DocumentedSeverities(self.logger), minimum=least):
+        with forward_to(SeverityAdapter(self.logger), minimum=least):
             try:
                 return self._build(network)
             except SmeltError as error:
@@ -108,9 +108,9 @@ class InferBuilder(Destroyable):
             max_workspace_bytes=self.max_workspace_size,
             tune=TuningEffort(
                 repeats=self.min_find_iterations,
-                averaged=self.average_find_iterations,
-                seconds_each=math.inf,
-                sample_seconds=0.0,  # each mean is of as many runs as the user says
+                runs_per_mean=self.average_find_iterations,
+                seconds_per_trial=math.inf,
+                min_sample_seconds=0.0,  # each mean is of as many runs as the user says
             ),
         )
         names = ", ".join(layer.name for layer in engine.layers)

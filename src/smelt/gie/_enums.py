@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 
-class _Documented(IntEnum):
+class _HeaderEnum(IntEnum):
     """Values by their documented numbers."""
 
     @classmethod
@@ -31,7 +31,7 @@ class _Documented(IntEnum):
         return GraphError(f"{shown(value)} is no {cls.__name__}; there are {known}")
 
 
-class DataType(_Documented):
+class DataType(_HeaderEnum):
     """Precision of weights."""
 
     FLOAT = 0
@@ -45,7 +45,7 @@ class DataType(_Documented):
         return DType.FLOAT16 if self is DataType.HALF else DType.FLOAT32
 
 
-class LayerType(_Documented):
+class LayerType(_HeaderEnum):
     """Kinds of layers."""
 
     CONVOLUTION = 0
@@ -60,7 +60,7 @@ class LayerType(_Documented):
     ELEMENTWISE = 9
 
 
-class ActivationType(_Documented):
+class ActivationType(_HeaderEnum):
     """Functions of an activation layer."""
 
     RELU = 0
@@ -68,14 +68,14 @@ class ActivationType(_Documented):
     TANH = 2
 
 
-class PoolingType(_Documented):
+class PoolingType(_HeaderEnum):
     """What a pooling layer takes of each window."""
 
     MAX = 0
     AVERAGE = 1
 
 
-class ScaleMode(_Documented):
+class ScaleMode(_HeaderEnum):
     """For what each parameter of a scale layer stands: the tensor, a channel, or an element."""
 
     UNIFORM = 0
@@ -83,7 +83,7 @@ class ScaleMode(_Documented):
     ELEMENTWISE = 2
 
 
-class ElementWiseOperation(_Documented):
+class ElementWiseOperation(_HeaderEnum):
     """What an elementwise layer does with its two inputs."""
 
     SUM = 0

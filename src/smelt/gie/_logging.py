@@ -56,7 +56,7 @@ def _tell(loggers: Iterable[Logger], message: str) -> None:
         logger.log(Severity.WARNING, message)
 
 
-class DocumentedSeverities:
+class SeverityAdapter:
     """Passes messages on; what is less than information has no severity there and becomes it."""
 
     def __init__(self, logger: Logger) -> None:

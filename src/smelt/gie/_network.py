@@ -15,7 +15,7 @@ from smelt.gie._enums import (
     PoolingType,
     ScaleMode,
 )
-from smelt.gie._formulas import attributes_for
+from smelt.gie._output_dimensions import attributes_for
 from smelt.network import Layer, NetworkDefinition, Tensor
 from smelt.types import (
     given_array,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike
 
-    from smelt.gie._formulas import OutputDimensionsFormula
+    from smelt.gie._output_dimensions import OutputDimensionsFormula
     from smelt.ir import Graph, Node
     from smelt.types import Shape
 

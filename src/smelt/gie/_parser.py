@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smelt.errors import ContextError, ModelFormatError
+from smelt.gie._destroyable import Destroyable
 from smelt.gie._enums import DataType
-from smelt.gie._lifetime import Destroyable
 from smelt.gie._network import check_network
 from smelt.importers import network_from_caffe
 from smelt.types import given_int, override, path_from

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from smelt.builder import load
 from smelt.errors import ContextError, SmeltError
-from smelt.gie._lifetime import Destroyable
-from smelt.gie._logging import DocumentedSeverities, adopt, release
+from smelt.gie._destroyable import Destroyable
+from smelt.gie._logging import SeverityAdapter, adopt, release
 from smelt.gie._network import fixed_extents
 from smelt.logger import Severity, forward_to
 from smelt.types import given_bool, given_int, given_text, override, parse_json, shown
@@ -201,7 +201,7 @@ class InferRuntime(Destroyable):
         """
         if not self._is_open:
             raise ContextError("this runtime is destroyed; create another")
-        with forward_to(DocumentedSeverities(self.logger)):
+        with forward_to(SeverityAdapter(self.logger)):
             try:
                 return CudaEngine(load(source), self.logger)
             except SmeltError as error:

@@ -1,6 +1,5 @@
 """What an engine is made of and why: as values, text, JSON, HTML and SVG."""
 
-from smelt.inspect._collect import Inspectable, report_of
 from smelt.inspect._html import report_to_html
 from smelt.inspect._json import report_to_json
 from smelt.inspect._report import (
@@ -18,20 +17,21 @@ from smelt.inspect._report import (
     PlanReport,
     SignerReport,
     SourceReport,
-    TensorLife,
+    TensorLifetime,
     WeightReport,
     WorkReport,
 )
+from smelt.inspect._report_builder import Inspectable, report_of
 from smelt.inspect._roofline import H200, Profile
 from smelt.inspect._svg_graph import graph_to_svg
 from smelt.inspect._svg_memory import memory_to_svg
 from smelt.inspect._text import (
     SECTIONS,
     format_bytes,
+    format_host_steps,
+    format_plan_sizes,
     machine_of,
     report_to_text,
-    tell_host_steps,
-    tell_sizes,
 )
 
 __all__ = [
@@ -53,7 +53,7 @@ __all__ = [
     "Profile",
     "SignerReport",
     "SourceReport",
-    "TensorLife",
+    "TensorLifetime",
     "WeightReport",
     "WorkReport",
     "format_bytes",
@@ -64,6 +64,6 @@ __all__ = [
     "report_to_html",
     "report_to_json",
     "report_to_text",
-    "tell_host_steps",
-    "tell_sizes",
+    "format_host_steps",
+    "format_plan_sizes",
 ]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from smelt.inspect._report import masked_report
-from smelt.inspect._svg_graph import MOST_BOXES, graph_to_svg
+from smelt.inspect._svg_graph import MAX_GRAPH_BOXES, graph_to_svg
 from smelt.inspect._svg_memory import memory_to_svg
 from smelt.inspect._text import (
     CODE_HEADS,
@@ -19,19 +19,19 @@ from smelt.inspect._text import (
     code_cells,
     counted_at,
     format_bytes,
+    format_candidate,
+    format_host_steps,
+    format_plan_sizes,
     format_seconds,
+    format_signer,
+    format_times_note,
+    format_tuning,
     is_timed,
     machine_of,
     roofline_heads,
     roofline_note,
     roofline_rows,
     system_of,
-    tell_candidate,
-    tell_host_steps,
-    tell_signer,
-    tell_sizes,
-    tell_times,
-    tell_tuning,
     use_cells,
     use_heads,
 )
@@ -146,9 +146,9 @@ def _head(report: EngineReport) -> Iterator[str]:
         f"{escape(system_of(report))}; "
         f"built by smelt {escape(report.version)}.</p>"
     )
-    yield f"<p>{escape(_sentence(tell_tuning(report)))}</p>"
+    yield f"<p>{escape(_sentence(format_tuning(report)))}</p>"
     if report.signer is not None:
-        yield f"<p>{escape(_sentence(tell_signer(report.signer)))}</p>"
+        yield f"<p>{escape(_sentence(format_signer(report.signer)))}</p>"
     facts = [
         ("weights", format_bytes(report.weight_bytes)),
         ("kernels", str(len(report.kernels))),
@@ -165,7 +165,7 @@ def _head(report: EngineReport) -> Iterator[str]:
     if report.is_retunable:
         facts.append(("keeps its network", "can be retuned"))
     yield from _facts(facts)
-    if told := tell_host_steps(report):
+    if told := format_host_steps(report):
         yield f'<p class="no">{escape(told)}.</p>'
     rows = [
         (
@@ -184,7 +184,7 @@ def _facts(facts: Iterable[tuple[str, str]]) -> Iterator[str]:
 
 
 def _plan(report: EngineReport, plan: PlanReport, number: int) -> Iterator[str]:
-    ranges = tell_sizes(plan)
+    ranges = format_plan_sizes(plan)
     title = "Plan" if len(report.plans) == 1 else f"Plan {number + 1}"
     yield f"<h2>{title}{escape(f' for {ranges}' if ranges else '')}</h2>"
     yield from _facts(
@@ -205,7 +205,7 @@ def _plan(report: EngineReport, plan: PlanReport, number: int) -> Iterator[str]:
         yield "<p>Grey nodes are views: they copy nothing. Red ones run in Python.</p>"
         yield from _graph(plan, report.bindings)
     yield "<h3>Layers</h3>"
-    yield f"<p>Open a tactic to see the alternatives. {_sentence(tell_times(report))}</p>"
+    yield f"<p>Open a tactic to see the alternatives. {_sentence(format_times_note(report))}</p>"
     yield from _layers(plan.layers)
     yield "<h3>Roofline</h3>"
     note = roofline_note(report)
@@ -227,8 +227,9 @@ def _memory(plan: PlanReport) -> Iterator[str]:
 
 def _graph(plan: PlanReport, bindings: Sequence[BindingReport]) -> Iterator[str]:
     boxes = len(plan.nodes) + len(bindings)
-    if boxes > MOST_BOXES:
-        yield f'<p class="no">It has {boxes} boxes, of which the first {MOST_BOXES} are drawn.</p>'
+    if boxes > MAX_GRAPH_BOXES:
+        drawn = f"{boxes} boxes, of which the first {MAX_GRAPH_BOXES} are drawn"
+        yield f'<p class="no">It has {drawn}.</p>'
     buttons = "".join(
         f'<button type="button" value="{value}" title="{title} ({key})">{text}</button>'
         for value, text, title, key in _BUTTONS
@@ -266,7 +267,7 @@ def _tactic(layer: LayerReport) -> Iterator[str]:
             "<b>chosen</b>" if candidate.chosen else "",
             escape(format_seconds(candidate.seconds)),
             escape(format_seconds(candidate.network_seconds)),
-            _code(tell_candidate(candidate)),
+            _code(format_candidate(candidate)),
         )
         for candidate in layer.candidates
     ]

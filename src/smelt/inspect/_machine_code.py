@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from smelt.devices.cuda import (
     LIBRARIES,
-    LIMITS,
+    SM_RESOURCES,
     CudaKernel,
     LibraryCall,
     read_record,
@@ -63,7 +63,7 @@ def _code_report(name: str, kernel: CudaKernel) -> CodeReport:
             dynamic_shared_bytes=kernel.dynamic_shared_bytes,
             problem=str(error),
         )
-    limits = {f"sm_{number}": one for number, one in LIMITS.items()}.get(name)
+    limits = {f"sm_{number}": one for number, one in SM_RESOURCES.items()}.get(name)
     blocks, limited_by = None, ""
     if limits is not None:
         shared = found.static_shared_bytes + kernel.dynamic_shared_bytes
@@ -79,5 +79,5 @@ def _code_report(name: str, kernel: CudaKernel) -> CodeReport:
         blocks=blocks,
         occupancy=None if limits is None else (blocks or 0) * kernel.threads / limits.threads,
         limited_by=limited_by,
-        problem="" if limits is not None else f"the room of {name} is not known",
+        problem="" if limits is not None else f"the resources of {name} are not known",
     )

@@ -147,7 +147,7 @@ class NodeReport:
 
 
 @dataclass(frozen=True, slots=True)
-class TensorLife:
+class TensorLifetime:
     """Where a tensor lies in the arena, and how long."""
 
     name: str
@@ -183,7 +183,7 @@ class PlanReport:
     passes: tuple[PassSummary, ...]
     storage: tuple[str, ...]
     """Which concatenations are written in place, and which are copied."""
-    memory: tuple[TensorLife, ...]
+    memory: tuple[TensorLifetime, ...]
     source_nodes: tuple[tuple[str, str], ...]
     """(name, op) of the nodes of the model, before the passes."""
     nodes: tuple[NodeReport, ...]

@@ -67,7 +67,7 @@ class Profile:
 
 
 @dataclass(frozen=True, slots=True)
-class Measure:
+class WorkModel:
     """By what a plan's layers are judged."""
 
     sizes: Mapping[str, int]

@@ -22,7 +22,7 @@ _ROW: Final = 74
 _MARGIN: Final = 16
 _LETTERS: Final = 31
 _SWEEPS: Final = 6
-MOST_BOXES: Final = 3000
+MAX_GRAPH_BOXES: Final = 3000
 """More are not drawn."""
 _LONGEST_LANE: Final = 80
 """A line past more rows than these is not drawn: it would crowd out everything else."""
@@ -65,7 +65,7 @@ def graph_to_svg(plan: PlanReport, bindings: Sequence[BindingReport]) -> str:
 
     A grey box only looks differently at memory; a red one runs its reference, and is slow.
     """
-    boxes = list(_boxes(*masked_report((plan, tuple(bindings)))))[:MOST_BOXES]
+    boxes = list(_boxes(*masked_report((plan, tuple(bindings)))))[:MAX_GRAPH_BOXES]
     lines = _connect(boxes)
     rows = _rows(boxes, lines)
     width = _arrange(rows)

@@ -12,7 +12,7 @@ from smelt.inspect._text import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from smelt.inspect._report import PlanReport, TensorLife
+    from smelt.inspect._report import PlanReport, TensorLifetime
 
 _WIDTH: Final = 1000
 _HEIGHT: Final = 380
@@ -80,7 +80,7 @@ def _interval(steps: int) -> int:
         power *= 10
 
 
-def _box(life: TensorLife, steps: int, top: int) -> Iterator[str]:
+def _box(life: TensorLifetime, steps: int, top: int) -> Iterator[str]:
     x, right = _x(life.first_step, steps), _x(life.last_step + 1, steps)
     y, bottom = _y(life.offset + life.size_bytes, top), _y(life.offset, top)
     width, height = max(right - x - 0.6, 0.6), max(bottom - y - 0.6, 0.6)

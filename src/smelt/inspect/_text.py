@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         WorkReport,
     )
 
-_LAYERS_TOLD: Final = 3
+_MAX_LAYERS_SHOWN: Final = 3
 """Layers that a sentence names; tables name all."""
 
 
@@ -108,14 +108,14 @@ def format_seconds(seconds: float | None, digits: int = 1) -> str:
     return "-" if seconds is None else f"{format_number(seconds * 1e6, digits)} us"
 
 
-def tell_host_steps(report: EngineReport) -> str:
+def format_host_steps(report: EngineReport) -> str:
     """What runs in Python and what it costs, in a sentence; empty where all is native code."""
     if not report.reference_steps:
         return ""
     layers = report.reference_layers
-    names = ", ".join(layers[:_LAYERS_TOLD])
-    if len(layers) > _LAYERS_TOLD:
-        names += f" and {len(layers) - _LAYERS_TOLD} more"
+    names = ", ".join(layers[:_MAX_LAYERS_SHOWN])
+    if len(layers) > _MAX_LAYERS_SHOWN:
+        names += f" and {len(layers) - _MAX_LAYERS_SHOWN} more"
     where = "in Python, which is slow"
     if report.host_copy_bytes:
         size = format_bytes(report.host_copy_bytes)
@@ -125,7 +125,7 @@ def tell_host_steps(report: EngineReport) -> str:
     return f"{steps} {where}: {ops} (layers {names})"
 
 
-def tell_sizes(plan: PlanReport) -> str:
+def format_plan_sizes(plan: PlanReport) -> str:
     """For which sizes a plan runs; empty where none is open."""
     return ", ".join(
         f"{name} = {low}" if low == high else f"{name} from {low} to {high}"
@@ -150,11 +150,11 @@ def machine_of(report: EngineReport) -> str:
 def _summary(report: EngineReport) -> Iterator[str]:
     where = f"{report.device}, {machine_of(report)}, {system_of(report)}, smelt {report.version}"
     yield f"{report.network}: an engine for {where}"
-    yield f"  {tell_tuning(report)}"
+    yield f"  {format_tuning(report)}"
     if report.libraries:
         yield f"  needs {', '.join(report.libraries)}"
     if report.signer is not None:
-        yield f"  {tell_signer(report.signer)}"
+        yield f"  {format_signer(report.signer)}"
     for b in report.bindings:
         shape = ", ".join(map(str, b.shape))
         yield f"  {'in ' if b.is_input else 'out'} {b.name}: {b.dtype}[{shape}]"
@@ -162,18 +162,18 @@ def _summary(report: EngineReport) -> Iterator[str]:
     if report.is_retunable:
         yield "  keeps its network: `smelt retune` builds it again where it runs"
     yield f"  reference steps: {report.reference_steps}"
-    if told := tell_host_steps(report):
-        yield f"  {told}"
+    if reported := format_host_steps(report):
+        yield f"  {reported}"
 
 
-def tell_tuning(report: EngineReport) -> str:
+def format_tuning(report: EngineReport) -> str:
     """What chose an engine's tactics, in words."""
     if not report.tuned_on:
         return "tactics were chosen by estimates: nothing was timed"
     return f"tactics were timed on {report.tuned_on}"
 
 
-def tell_signer(signer: SignerReport) -> str:
+def format_signer(signer: SignerReport) -> str:
     """Who signed an engine, in words."""
     if not signer.key_id:
         return "not signed"
@@ -185,7 +185,7 @@ def tell_signer(signer: SignerReport) -> str:
 
 
 def _plan_summary(plan: PlanReport, number: int, count: int) -> Iterator[str]:
-    ranges = tell_sizes(plan)
+    ranges = format_plan_sizes(plan)
     yield f"plan {number + 1} of {count}" + (f" for {ranges}" if ranges else "")
     before, after = len(plan.source_nodes), len(plan.nodes)
     yield (
@@ -217,18 +217,18 @@ def _layers(report: EngineReport, plan: PlanReport) -> Iterator[str | TextTable]
     yield TextTable(heads, rows, "layer")
 
 
-def tell_times(report: EngineReport) -> str:
+def format_times_note(report: EngineReport) -> str:
     """What candidates' times are, and by what else they were chosen."""
     what = "measured" if report.tuned_on else "estimates: nothing was timed"
     return (
         f"times are {what}; the choice is the least total of tactics and format copies, so the "
         "tactic of a layer need not be its fastest; a time in the network includes the layer's "
-        "effect on the layers beside it"
+        "effect on neighbouring layers"
     )
 
 
 def _tactics(report: EngineReport, plan: PlanReport) -> Iterator[str | TextTable]:
-    yield f"tactics: candidates' {tell_times(report)};"
+    yield f"tactics: candidates' {format_times_note(report)};"
     yield "    - was not promising, or was disqualified by its results; no cannot run the layer"
     for layer in plan.layers:
         if layer.node:
@@ -240,13 +240,16 @@ def _tactics_of(layer: LayerReport) -> Iterator[str]:
     for candidate in layer.candidates:
         mark = "*" if candidate.chosen else " "
         there = candidate.network_seconds
-        told = "" if there is None else f", in the network {format_seconds(there)}"
-        yield f"  {mark} {format_seconds(candidate.seconds):>12}{told}  {tell_candidate(candidate)}"
+        reported = "" if there is None else f", in the network {format_seconds(there)}"
+        yield (
+            f"  {mark} {format_seconds(candidate.seconds):>12}{reported}  "
+            f"{format_candidate(candidate)}"
+        )
     for refusal in layer.refusals:
         yield f"    {'no':>12}  {refusal}"
 
 
-def tell_candidate(candidate: CandidateReport) -> str:
+def format_candidate(candidate: CandidateReport) -> str:
     """A candidate's name, with its formats where those of others differ."""
     return f"{candidate.tactic} {candidate.formats}".rstrip()
 
@@ -298,7 +301,8 @@ def _kernels(report: EngineReport) -> Iterator[str | TextTable]:
         return
     yield (
         "kernels: registers and local memory of a thread (local: what it spilled), shared memory "
-        "of a block (static + dynamic); blocks that a multiprocessor holds, and what it lacks for "
+        "of a block (static + dynamic); resident blocks a multiprocessor, and the resource that "
+        "limits "
         "more"
     )
     heads = ("kernel", *use_heads(timed=timed), *CODE_HEADS)
@@ -448,7 +452,7 @@ def _in_column(seconds: float | None) -> str:
 def _roofline(report: EngineReport, plan: PlanReport) -> Iterator[str | TextTable]:
     timed = is_timed(report)
     yield f"roofline: {roofline_note(report)}"
-    yield WORK_NOTE + (f"; {told}" if (told := counted_at(plan)) else "")
+    yield WORK_NOTE + (f"; {reported}" if (reported := counted_at(plan)) else "")
     yield TextTable(
         roofline_heads(timed=timed), roofline_rows(plan, timed=timed), _NUMBERS, "kernels"
     )

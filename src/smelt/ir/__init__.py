@@ -1,6 +1,5 @@
 """The graph, and what an op is. No file format and no device is known here."""
 
-from smelt.ir._checks import check_array, check_guards, first_mismatch, symbol_of
 from smelt.ir._graph import (
     Constant,
     Graph,
@@ -14,7 +13,6 @@ from smelt.ir._graph import (
 from smelt.ir._op import Array, Case, Op, Operand, count_excess, evaluate
 from smelt.ir._parser import parse_graph
 from smelt.ir._printer import collect_constants, print_graph
-from smelt.ir._recipes import compute_untrusted
 from smelt.ir._rewriter import (
     Change,
     FreshNames,
@@ -26,6 +24,8 @@ from smelt.ir._rewriter import (
     sole_user,
     substitute,
 )
+from smelt.ir._runtime_array_checks import check_array, check_guards, first_mismatch, symbol_of
+from smelt.ir._untrusted_recipes import compute_untrusted
 from smelt.ir._verifier import verify
 
 __all__ = [

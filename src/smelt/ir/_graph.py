@@ -420,11 +420,11 @@ def _fitting_dims(
         _check_int64(dims)
         return dims
     with collect_guards():
-        is_held = _assume_held(dims, first.dtype)
-    return dims if is_held and _assume_held(dims, first.dtype) else None
+        is_held = _assume_fits_dtype(dims, first.dtype)
+    return dims if is_held and _assume_fits_dtype(dims, first.dtype) else None
 
 
-def _assume_held(dims: Sequence[Dim], dtype: DType) -> bool:
+def _assume_fits_dtype(dims: Sequence[Dim], dtype: DType) -> bool:
     """Whether an integer dtype may hold elements; what is open is recorded."""
     limits, what = np.iinfo(dtype.numpy), f"the elements of the result, in {dtype.value}"
     low, high = int(limits.min), int(limits.max)

@@ -101,7 +101,7 @@ class Op(ABC):
         """
         del inputs
         if self.regions:
-            raise ShapeError(f"only a run tells what {self.name} computes")
+            raise ShapeError(f"the result of {self.name} is known only at run time")
         return 0
 
     def count_work(self, inputs: Sequence[Operand | None], results: Sequence[ValueType], /) -> Dim:

@@ -16,7 +16,7 @@ from smelt import types as smelt_types
 from smelt.errors import GraphError, ShapeError
 from smelt.ir._graph import Constant, Graph, Recipe
 from smelt.ir._op import Op
-from smelt.ir._recipes import compute_untrusted
+from smelt.ir._untrusted_recipes import compute_untrusted
 from smelt.types import DType, Limit, OptionalType, SequenceType, TensorType, dim_from_text
 
 if TYPE_CHECKING:

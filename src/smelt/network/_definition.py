@@ -10,7 +10,7 @@ import numpy as np
 
 from smelt.errors import GraphError, ShapeError
 from smelt.ir import Constant, Graph, Op, Value
-from smelt.network._caller import atomic, caller_location, located
+from smelt.network._caller_location import atomic, caller_location, located
 from smelt.network._layers import LayerMethods
 from smelt.network._tensor import Layer, Tensor
 from smelt.ops import checked_op
@@ -162,7 +162,7 @@ class NetworkDefinition(LayerMethods):
                 a network agree, so the first may decide.
 
         Raises:
-            ShapeError: an extent is no extent, or the tensor would be too large.
+            ShapeError: an extent is not an extent, or the tensor would be too large.
             GraphError: the name is taken, or the batch is another than the first input's.
         """
         if batch is not None:

@@ -13,7 +13,7 @@ import numpy as np
 from smelt import ops
 from smelt.errors import GraphError, ShapeError
 from smelt.ir import Constant
-from smelt.network._caller import atomic
+from smelt.network._caller_location import atomic
 from smelt.types import (
     given_array,
     given_float,
@@ -463,7 +463,7 @@ def _each(given: object, axes: int, what: str, least: int) -> tuple[int, ...]:
 
 
 def _is_empty(numbers: object, name: str) -> bool:
-    """Whether there are no weights: None, or none of them."""
+    """Whether the weights are empty: None, or none of them."""
     return numbers is None or not given_array(numbers, name, GraphError).size
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from smelt.errors import GraphError
-from smelt.network._caller import located
+from smelt.network._caller_location import located
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

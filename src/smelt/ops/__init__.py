@@ -1,9 +1,9 @@
 """One file per op: attributes, inference, numpy reference, cases."""
 
 from smelt.ir import Array, Case, Op, Operand
-from smelt.ops._codec import op_from_json, op_to_json, recipe_from_json, recipe_to_json
-from smelt.ops._combining import why_not_combined, why_not_derived
-from smelt.ops._fields import checked_op
+from smelt.ops._attribute_types import checked_op
+from smelt.ops._constant_combining import combined_overflow_reason, derived_overflow_reason
+from smelt.ops._op_json import op_from_json, op_to_json, recipe_from_json, recipe_to_json
 from smelt.ops._quantized import why_no_scale
 from smelt.ops._registry import lookup_op, op_identity, register_op
 from smelt.ops._shape import is_same_for_rows
@@ -26,7 +26,6 @@ from smelt.ops.bitwise_not import BitwiseNot
 from smelt.ops.cast import Cast
 from smelt.ops.ceil import Ceil
 from smelt.ops.celu import Celu
-from smelt.ops.chain import Chain
 from smelt.ops.clip import Clip
 from smelt.ops.compress import Compress
 from smelt.ops.concat import Concat
@@ -53,6 +52,7 @@ from smelt.ops.expand import Expand
 from smelt.ops.flatten import Flatten
 from smelt.ops.floor import Floor
 from smelt.ops.fused import Fused, Stage
+from smelt.ops.fused_pair import FusedPair
 from smelt.ops.gather import Gather
 from smelt.ops.gather_elements import GatherElements
 from smelt.ops.gather_nd import GatherND
@@ -182,7 +182,7 @@ __all__ = [
     "Cast",
     "Ceil",
     "Celu",
-    "Chain",
+    "FusedPair",
     "Clip",
     "Compress",
     "Concat",
@@ -319,8 +319,8 @@ __all__ = [
     "recipe_to_json",
     "register_op",
     "why_no_scale",
-    "why_not_combined",
-    "why_not_derived",
+    "combined_overflow_reason",
+    "derived_overflow_reason",
 ]
 
 ALL_OPS: tuple[type[Op], ...] = (
@@ -343,7 +343,6 @@ ALL_OPS: tuple[type[Op], ...] = (
     Cast,
     Ceil,
     Celu,
-    Chain,
     Clip,
     Compress,
     Concat,
@@ -370,6 +369,7 @@ ALL_OPS: tuple[type[Op], ...] = (
     Flatten,
     Floor,
     Fused,
+    FusedPair,
     Gather,
     GatherElements,
     GatherND,

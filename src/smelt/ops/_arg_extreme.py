@@ -10,8 +10,8 @@ import numpy as np
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op
-from smelt.ops._operands import present, sample
 from smelt.ops._shape import NUMBERS, input_type, normalize_axis, require_dtype, require_inputs
+from smelt.ops._shape_operands import present, sample
 from smelt.types import DType, TensorType, assume_at_least, override
 
 if TYPE_CHECKING:

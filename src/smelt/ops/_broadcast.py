@@ -10,9 +10,8 @@ import numpy as np
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op
-from smelt.ops._examples import corner_pairs
-from smelt.ops._numerics import narrow, widen
-from smelt.ops._operands import MAXIMUM_TERMS, known_dims, present, sample
+from smelt.ops._case_data import corner_pairs
+from smelt.ops._reference_numerics import narrow, widen
 from smelt.ops._shape import (
     NUMBERS,
     broadcast_shapes,
@@ -21,6 +20,7 @@ from smelt.ops._shape import (
     require_inputs,
     require_same_dtype,
 )
+from smelt.ops._shape_operands import MAXIMUM_TERMS, known_dims, present, sample
 from smelt.types import DType, TensorType, override
 
 if TYPE_CHECKING:

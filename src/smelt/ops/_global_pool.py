@@ -10,9 +10,8 @@ import numpy as np
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op, Operand
-from smelt.ops._examples import HALF_TOLERANCE, floats, integers
-from smelt.ops._numerics import narrow, widen
-from smelt.ops._operands import present
+from smelt.ops._case_data import HALF_TOLERANCE, floats, integers
+from smelt.ops._reference_numerics import narrow, widen
 from smelt.ops._shape import (
     FLOATS,
     SHORT_INTEGERS,
@@ -21,6 +20,7 @@ from smelt.ops._shape import (
     require_inputs,
     require_rank,
 )
+from smelt.ops._shape_operands import present
 from smelt.types import DType, TensorType, assume_at_least, override
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smelt.errors import IndexRangeError, ShapeError
-from smelt.ops._numerics import narrow, widen
+from smelt.ops._reference_numerics import narrow, widen
 from smelt.ops._shape import shape_text
 from smelt.types import DType, assume_at_least
 
@@ -59,7 +59,7 @@ def require_indices(operand: Operand | None, extents: Sequence[Dim]) -> None:
             raise ShapeError(message)
 
 
-def require_inside(indices: TensorType, data: TensorType, axis: int) -> None:
+def require_indices_within(indices: TensorType, data: TensorType, axis: int) -> None:
     """Check that indices have no place that data lacks on an axis other than ``axis``.
 
     What is open is a guard. Raises ShapeError.
@@ -73,7 +73,7 @@ def require_inside(indices: TensorType, data: TensorType, axis: int) -> None:
             )
 
 
-def places_along(indices: Array, data: Array, axis: int) -> tuple[Array, ...]:
+def coordinates_along_axis(indices: Array, data: Array, axis: int) -> tuple[Array, ...]:
     """For each index the place of an element: the index's own, but for ``axis``, where it stands.
 
     Raises IndexRangeError: when one is outside the data.
@@ -81,7 +81,7 @@ def places_along(indices: Array, data: Array, axis: int) -> tuple[Array, ...]:
     for place, (mine, theirs) in enumerate(zip(indices.shape, data.shape, strict=True)):
         if place != axis % data.ndim and mine > theirs and indices.size:
             raise IndexRangeError(
-                f"there are indices at place {mine - 1} of axis {place}, which has {theirs} "
+                f"the indices have {mine} elements on axis {place}, the data only {theirs} "
                 "elements in the data"
             )
     grid: Array = np.asarray(np.indices(indices.shape), np.int64)

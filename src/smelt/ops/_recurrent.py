@@ -11,8 +11,7 @@ import numpy as np
 
 from smelt.errors import IndexRangeError, ShapeError
 from smelt.ir import Op, Operand
-from smelt.ops._numerics import narrow, required, widen
-from smelt.ops._operands import present
+from smelt.ops._reference_numerics import narrow, required, widen
 from smelt.ops._shape import (
     FLOATS,
     input_type,
@@ -23,6 +22,7 @@ from smelt.ops._shape import (
     require_same_dtype,
     require_shape,
 )
+from smelt.ops._shape_operands import present
 from smelt.types import DType, TensorType, element_count, override
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def _apply(name: str, alpha: float, beta: float, x: Array) -> Any:
 
 
 @dataclass(frozen=True)
-class Parameters:
+class DirectionWeights:
     """Weights of one direction, and how its gates are activated."""
 
     recurrence: Array
@@ -108,7 +108,7 @@ class Recurrent(Op):
 
     @abstractmethod
     def _step(
-        self, projected: Array, states: Sequence[Array], parameters: Parameters, /
+        self, projected: Array, states: Sequence[Array], parameters: DirectionWeights, /
     ) -> tuple[Array, ...]:
         """The next states ``[batch, hidden]`` from the projected input ``[batch, rows]``."""
 
@@ -197,7 +197,7 @@ class Recurrent(Op):
         outside = (lengths < 0) | (lengths > x.shape[0])
         if bool(outside.any()):
             raise IndexRangeError(
-                f"sequence_lens has {lengths[outside][0]} for sequences of {x.shape[0]} moments"
+                f"sequence_lens has {lengths[outside][0]} for sequences of {x.shape[0]} time steps"
             )
         results = [self._run(x, way, lengths, arrays) for way in range(self.directions)]
         dtype = present(inputs, 0).dtype
@@ -217,7 +217,7 @@ class Recurrent(Op):
         peepholes = None if arrays[7] is None else arrays[7][way]
         count = len(self.default_activations)
         functions = self._functions()[way * count : (way + 1) * count]
-        parameters = Parameters(required(arrays[2])[way], bias[rows:], peepholes, functions)
+        parameters = DirectionWeights(required(arrays[2])[way], bias[rows:], peepholes, functions)
         steps: Array = np.arange(int(time))[:, None]
         order: Array = np.broadcast_to(steps, (time, batch))
         if self.direction == "reverse" or way == 1:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from smelt.ir import Case, Op
-from smelt.ops._numerics import narrow, widen
-from smelt.ops._operands import (
+from smelt.ops._reference_numerics import narrow, widen
+from smelt.ops._shape import NUMBERS, input_type, normalize_axis, require_dtype, require_inputs
+from smelt.ops._shape_operands import (
     bounded,
     ints_at,
     known_dims,
@@ -18,7 +19,6 @@ from smelt.ops._operands import (
     present,
     sample,
 )
-from smelt.ops._shape import NUMBERS, input_type, normalize_axis, require_dtype, require_inputs
 from smelt.types import DType, TensorType, override
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smelt.ir import Case
-from smelt.ops._operands import sample
+from smelt.ops._shape_operands import sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

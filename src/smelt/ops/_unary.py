@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from smelt.ir import Case, Op, Operand
-from smelt.ops._examples import HALF_TOLERANCE, corner_cases, floats
-from smelt.ops._numerics import narrow, widen
-from smelt.ops._operands import present
+from smelt.ops._case_data import HALF_TOLERANCE, corner_cases, floats
+from smelt.ops._reference_numerics import narrow, widen
 from smelt.ops._shape import FLOATS, input_type, require_dtype, require_inputs
+from smelt.ops._shape_operands import present
 from smelt.types import DType, TensorType, override
 
 if TYPE_CHECKING:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from smelt.ir import Case, Op, Operand
-from smelt.ops._examples import HALF_TOLERANCE, floats
-from smelt.ops._numerics import narrow, required, widen
-from smelt.ops._operands import present
+from smelt.ops._case_data import HALF_TOLERANCE, floats
+from smelt.ops._reference_numerics import narrow, required, widen
 from smelt.ops._shape import (
     FLOATS,
     input_type,
@@ -20,6 +19,7 @@ from smelt.ops._shape import (
     require_rank,
     require_shape,
 )
+from smelt.ops._shape_operands import present
 from smelt.types import TensorType, override
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from smelt.ir import Case, Op
-from smelt.ops._numerics import narrow, truncate
-from smelt.ops._operands import known_dims, present
+from smelt.ops._reference_numerics import narrow, truncate
 from smelt.ops._shape import input_type, require_inputs
+from smelt.ops._shape_operands import known_dims, present
 from smelt.types import DType, TensorType, is_float_dtype, override
 
 if TYPE_CHECKING:

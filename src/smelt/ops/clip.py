@@ -9,8 +9,8 @@ import numpy as np
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op, Operand
-from smelt.ops._examples import floats, integers
-from smelt.ops._numerics import required
+from smelt.ops._case_data import floats, integers
+from smelt.ops._reference_numerics import required
 from smelt.ops._shape import (
     NUMBERS,
     input_type,

@@ -9,8 +9,8 @@ import numpy as np
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op
-from smelt.ops._operands import count_elements, given, present, sample
 from smelt.ops._shape import input_type, normalize_axis, require_dtype, require_inputs, require_rank
+from smelt.ops._shape_operands import count_elements, given, present, sample
 from smelt.types import DType, SymbolicDim, TensorType, assume_at_least, override
 
 if TYPE_CHECKING:

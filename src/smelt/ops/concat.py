@@ -9,7 +9,6 @@ import numpy as np
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op
-from smelt.ops._operands import MAXIMUM_DIMS, known_dims, present, sample
 from smelt.ops._shape import (
     input_type,
     known,
@@ -19,6 +18,7 @@ from smelt.ops._shape import (
     require_same_dtype,
     shape_text,
 )
+from smelt.ops._shape_operands import MAXIMUM_DIMS, known_dims, present, sample
 from smelt.types import TensorType, assume_equal, override
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Concat(Op):
 
     Dtypes: any, the same for all.
 
-    Raises ShapeError: when there is no input, an extent off the axis differs, or the axis is
+    Raises ShapeError: when the input is absent, an extent off the axis differs, or the axis is
     outside the rank.
 
     Source: ONNX Concat-13.

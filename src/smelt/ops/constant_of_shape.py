@@ -9,8 +9,8 @@ import numpy as np
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op
-from smelt.ops._operands import MAXIMUM_DIMS, dims_at, known_dims, present
 from smelt.ops._shape import require_inputs, shape_text
+from smelt.ops._shape_operands import MAXIMUM_DIMS, dims_at, known_dims, present
 from smelt.types import DType, TensorType, override
 
 if TYPE_CHECKING:

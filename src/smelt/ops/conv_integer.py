@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from smelt.ir import Case, Operand
-from smelt.ops._examples import integers
-from smelt.ops._operands import optional_array, present
+from smelt.ops._case_data import integers
 from smelt.ops._quantized import above_zero, check_zero_point, wrapped
 from smelt.ops._shape import (
     input_type,
@@ -19,6 +18,7 @@ from smelt.ops._shape import (
     require_shape,
     result_shape,
 )
+from smelt.ops._shape_operands import optional_array, present
 from smelt.ops._window import Windowed
 from smelt.ops.conv import Conv
 from smelt.types import DType, TensorType, override

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op, Operand
-from smelt.ops._examples import floats
-from smelt.ops._numerics import narrow, widen
-from smelt.ops._operands import optional_array, present
+from smelt.ops._case_data import floats
+from smelt.ops._reference_numerics import narrow, widen
 from smelt.ops._shape import require_inputs
+from smelt.ops._shape_operands import optional_array, present
 from smelt.ops.conv import Conv
 from smelt.types import override
 

@@ -11,9 +11,8 @@ import numpy as np
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Operand
-from smelt.ops._examples import HALF_TOLERANCE, floats
-from smelt.ops._numerics import narrow, widen
-from smelt.ops._operands import optional_array, present
+from smelt.ops._case_data import HALF_TOLERANCE, floats
+from smelt.ops._reference_numerics import narrow, widen
 from smelt.ops._shape import (
     FLOATS,
     input_type,
@@ -26,6 +25,7 @@ from smelt.ops._shape import (
     require_shape,
     require_static,
 )
+from smelt.ops._shape_operands import optional_array, present
 from smelt.ops._window import Windowed
 from smelt.types import TensorType, assume_at_least, assume_divides, assume_equal, counted, override
 

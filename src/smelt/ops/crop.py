@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op, Operand
-from smelt.ops._examples import floats
-from smelt.ops._operands import present
+from smelt.ops._case_data import floats
 from smelt.ops._shape import input_type, normalize_axis, require_inputs, require_rank
+from smelt.ops._shape_operands import present
 from smelt.types import TensorType, assume_at_least, override
 
 if TYPE_CHECKING:

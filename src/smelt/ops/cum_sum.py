@@ -9,8 +9,7 @@ import numpy as np
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op
-from smelt.ops._numerics import narrow, widen
-from smelt.ops._operands import ints_at, present, sample
+from smelt.ops._reference_numerics import narrow, widen
 from smelt.ops._shape import (
     NUMBERS,
     input_type,
@@ -19,6 +18,7 @@ from smelt.ops._shape import (
     require_inputs,
     shape_text,
 )
+from smelt.ops._shape_operands import ints_at, present, sample
 from smelt.types import override
 
 if TYPE_CHECKING:

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from smelt.ir import Case, Op, Operand
-from smelt.ops._examples import floats, integers
-from smelt.ops._numerics import narrow, widen
-from smelt.ops._operands import given, optional_array, present
+from smelt.ops._case_data import floats, integers
 from smelt.ops._quantized import along_axis, check_scale, require_known_scale
+from smelt.ops._reference_numerics import narrow, widen
 from smelt.ops._shape import (
     FLOATS,
     input_type,
@@ -20,6 +19,7 @@ from smelt.ops._shape import (
     require_inputs,
     require_same_dtype,
 )
+from smelt.ops._shape_operands import given, optional_array, present
 from smelt.types import DType, TensorType, override
 
 if TYPE_CHECKING:

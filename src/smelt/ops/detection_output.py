@@ -11,9 +11,8 @@ import numpy as np
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op, Operand
 from smelt.ops._boxes import suppress
-from smelt.ops._examples import floats
-from smelt.ops._numerics import narrow, required, widen
-from smelt.ops._operands import present
+from smelt.ops._case_data import floats
+from smelt.ops._reference_numerics import narrow, required, widen
 from smelt.ops._shape import (
     FLOATS,
     input_type,
@@ -23,6 +22,7 @@ from smelt.ops._shape import (
     require_rank,
     require_shape,
 )
+from smelt.ops._shape_operands import present
 from smelt.types import (
     SymbolicDim,
     TensorType,

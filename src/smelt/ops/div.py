@@ -9,8 +9,8 @@ import numpy as np
 
 from smelt.ir import Case
 from smelt.ops._broadcast import Broadcast, broadcast_cases
-from smelt.ops._numerics import divide_towards_zero
-from smelt.ops._operands import divide_dims
+from smelt.ops._reference_numerics import divide_towards_zero
+from smelt.ops._shape_operands import divide_dims
 from smelt.types import assume_at_least, is_never_negative, override
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from smelt.ir import Case, Op, Operand
-from smelt.ops._examples import floats
-from smelt.ops._numerics import truncate
-from smelt.ops._operands import present
+from smelt.ops._case_data import floats
+from smelt.ops._reference_numerics import truncate
 from smelt.ops._shape import input_type, require_dtype, require_inputs
+from smelt.ops._shape_operands import present
 from smelt.types import DType, TensorType, override
 
 if TYPE_CHECKING:

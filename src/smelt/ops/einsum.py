@@ -10,8 +10,7 @@ import numpy as np
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op
-from smelt.ops._numerics import narrow, widen
-from smelt.ops._operands import present, sample
+from smelt.ops._reference_numerics import narrow, widen
 from smelt.ops._shape import (
     NUMBERS,
     broadcast_shapes,
@@ -21,6 +20,7 @@ from smelt.ops._shape import (
     require_inputs,
     require_same_dtype,
 )
+from smelt.ops._shape_operands import present, sample
 from smelt.types import TensorType, assume_equal, element_count, override
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import numpy as np
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op
-from smelt.ops._operands import MAXIMUM_DIMS, dims_at, known_dims, present, sample
 from smelt.ops._shape import broadcast_shapes, input_type, require_inputs, shape_text
+from smelt.ops._shape_operands import MAXIMUM_DIMS, dims_at, known_dims, present, sample
 from smelt.types import TensorType, override
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ import numpy as np
 
 from smelt.ir import Case, Op
 from smelt.ops._index import positive_indices, require_indices
-from smelt.ops._operands import given, known_dims, present, sample
 from smelt.ops._shape import (
     INDICES,
     input_type,
@@ -17,6 +16,7 @@ from smelt.ops._shape import (
     require_dtype,
     require_inputs,
 )
+from smelt.ops._shape_operands import given, known_dims, present, sample
 from smelt.types import TensorType, override
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from smelt.ir import Case, Op
-from smelt.ops._index import places_along, require_indices, require_inside
-from smelt.ops._operands import given, present, sample
+from smelt.ops._index import coordinates_along_axis, require_indices, require_indices_within
 from smelt.ops._shape import (
     INDICES,
     input_type,
@@ -18,6 +17,7 @@ from smelt.ops._shape import (
     require_inputs,
     require_rank,
 )
+from smelt.ops._shape_operands import given, present, sample
 from smelt.types import TensorType, override
 
 if TYPE_CHECKING:
@@ -55,14 +55,14 @@ class GatherElements(Op):
         require_dtype(indices, INDICES, "indices of gather_elements")
         require_rank(indices, "indices of gather_elements", data.rank)
         axis = normalize_axis(self.axis, data.rank)
-        require_inside(indices, data, axis)
+        require_indices_within(indices, data, axis)
         require_indices(given(inputs, 1), data.shape[axis : axis + 1])
         return (TensorType(data.dtype, indices.shape),)
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         data, indices = present(inputs, 0), present(inputs, 1)
-        return (np.asarray(data[places_along(indices, data, self.axis)]),)
+        return (np.asarray(data[coordinates_along_axis(indices, data, self.axis)]),)
 
     @override
     @classmethod

@@ -10,7 +10,6 @@ import numpy as np
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op
 from smelt.ops._index import integers, positive_indices, require_indices
-from smelt.ops._operands import given, present, sample
 from smelt.ops._shape import (
     INDICES,
     input_type,
@@ -18,6 +17,7 @@ from smelt.ops._shape import (
     require_inputs,
     require_static,
 )
+from smelt.ops._shape_operands import given, present, sample
 from smelt.types import TensorType, assume_equal, override
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from smelt.ops._global_pool import GlobalPool
-from smelt.ops._numerics import lowest
+from smelt.ops._reference_numerics import lowest
 from smelt.types import DType, override
 
 if TYPE_CHECKING:

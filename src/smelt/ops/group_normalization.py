@@ -10,9 +10,8 @@ import numpy as np
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op, Operand
-from smelt.ops._examples import HALF_TOLERANCE, floats
-from smelt.ops._numerics import mean, narrow, required, widen
-from smelt.ops._operands import present
+from smelt.ops._case_data import HALF_TOLERANCE, floats
+from smelt.ops._reference_numerics import mean, narrow, required, widen
 from smelt.ops._shape import (
     FLOATS,
     input_type,
@@ -23,6 +22,7 @@ from smelt.ops._shape import (
     require_same_dtype,
     require_shape,
 )
+from smelt.ops._shape_operands import present
 from smelt.types import assume_divides, override
 
 if TYPE_CHECKING:

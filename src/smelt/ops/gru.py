@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from smelt.ops._recurrent import Parameters, Recurrent
+from smelt.ops._recurrent import DirectionWeights, Recurrent
 from smelt.ops._recurrent_cases import common_cases, recurrent_case
 from smelt.types import override
 
@@ -44,7 +44,7 @@ class GRU(Recurrent):
 
     @override
     def _step(
-        self, projected: Array, states: Sequence[Array], parameters: Parameters, /
+        self, projected: Array, states: Sequence[Array], parameters: DirectionWeights, /
     ) -> tuple[Array, ...]:
         (hidden,) = states
         sigma, squash = parameters.activations

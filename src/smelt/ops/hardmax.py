@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from smelt.ops._along_axis import AlongAxis
+from smelt.ops._softmax_like import SoftmaxLike
 from smelt.types import override
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Hardmax(AlongAxis):
+class Hardmax(SoftmaxLike):
     """1 at the first largest element along one axis, else 0.
 
     Shapes: the input's.
@@ -30,7 +30,7 @@ class Hardmax(AlongAxis):
     name: ClassVar[str] = "hardmax"
 
     @override
-    def _weigh(self, shifted: Array, /) -> Array:
+    def _normalize_rows(self, shifted: Array, /) -> Array:
         first = np.expand_dims(shifted.argmax(axis=self.axis), self.axis)
         y = np.zeros_like(shifted)
         np.put_along_axis(y, first, 1, axis=self.axis)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from smelt.ir import Case, Op
-from smelt.ops._operands import given, known_dims, present, sample
 from smelt.ops._shape import input_type, require_inputs
+from smelt.ops._shape_operands import given, known_dims, present, sample
 from smelt.types import override
 
 if TYPE_CHECKING:

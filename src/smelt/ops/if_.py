@@ -9,8 +9,8 @@ import numpy as np
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Graph, Op, symbol_of
-from smelt.ops._operands import given, present, sample
 from smelt.ops._region import infer_region, require_condition, run_region, truth
+from smelt.ops._shape_operands import given, present, sample
 from smelt.ops.mul import Mul
 from smelt.ops.sub import Sub
 from smelt.types import DType, SymbolicDim, TensorType, override

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from smelt.ops._along_axis import AlongAxis
+from smelt.ops._softmax_like import SoftmaxLike
 from smelt.types import override
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class LogSoftmax(AlongAxis):
+class LogSoftmax(SoftmaxLike):
     """``x - log(sum(exp(x)))`` along one axis, without overflow.
 
     Shapes: the input's.
@@ -30,5 +30,5 @@ class LogSoftmax(AlongAxis):
     name: ClassVar[str] = "log_softmax"
 
     @override
-    def _weigh(self, shifted: Array, /) -> Array:
+    def _normalize_rows(self, shifted: Array, /) -> Array:
         return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=self.axis, keepdims=True)))

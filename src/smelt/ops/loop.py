@@ -9,9 +9,9 @@ import numpy as np
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Graph, Op, Operand, count_excess
-from smelt.ops._operands import given, known_dims, optional_array
 from smelt.ops._region import infer_region, require_condition, run_region, truth, types_for_arrays
 from smelt.ops._shape import INDICES, known, optional_type, require_dtype
+from smelt.ops._shape_operands import given, known_dims, optional_array
 from smelt.ops.add import Add
 from smelt.ops.identity import Identity
 from smelt.ops.less import Less

@@ -9,10 +9,10 @@ import numpy as np
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op, Operand
-from smelt.ops._examples import HALF_TOLERANCE, floats
-from smelt.ops._numerics import narrow, widen
-from smelt.ops._operands import present
+from smelt.ops._case_data import HALF_TOLERANCE, floats
+from smelt.ops._reference_numerics import narrow, widen
 from smelt.ops._shape import FLOATS, input_type, require_dtype, require_inputs, require_rank
+from smelt.ops._shape_operands import present
 from smelt.types import Limit, element_count, override
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from smelt.ops._recurrent import Parameters, Recurrent
+from smelt.ops._recurrent import DirectionWeights, Recurrent
 from smelt.ops._recurrent_cases import common_cases, recurrent_case
 from smelt.types import override
 
@@ -48,7 +48,7 @@ class LSTM(Recurrent):
 
     @override
     def _step(
-        self, projected: Array, states: Sequence[Array], parameters: Parameters, /
+        self, projected: Array, states: Sequence[Array], parameters: DirectionWeights, /
     ) -> tuple[Array, ...]:
         hidden, cell = states
         sigma, squash, show = parameters.activations

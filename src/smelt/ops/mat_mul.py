@@ -9,9 +9,8 @@ import numpy as np
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op, Operand
-from smelt.ops._examples import HALF_TOLERANCE, floats, integers
-from smelt.ops._numerics import narrow, widen
-from smelt.ops._operands import present
+from smelt.ops._case_data import HALF_TOLERANCE, floats, integers
+from smelt.ops._reference_numerics import narrow, widen
 from smelt.ops._shape import (
     NUMBERS,
     broadcast_shapes,
@@ -21,6 +20,7 @@ from smelt.ops._shape import (
     require_same_dtype,
     result_shape,
 )
+from smelt.ops._shape_operands import present
 from smelt.types import TensorType, assume_equal, element_count, override
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from smelt.ir import Case, Op, Operand
-from smelt.ops._examples import integers
-from smelt.ops._operands import optional_array, present
+from smelt.ops._case_data import integers
 from smelt.ops._quantized import above_zero, check_zero_point, wrapped
 from smelt.ops._shape import (
     input_type,
@@ -18,6 +17,7 @@ from smelt.ops._shape import (
     require_inputs,
     require_shape,
 )
+from smelt.ops._shape_operands import optional_array, present
 from smelt.ops.mat_mul import MatMul
 from smelt.types import DType, TensorType, override
 

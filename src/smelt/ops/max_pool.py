@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from smelt.ir import Case, Operand
-from smelt.ops._examples import floats, integers
-from smelt.ops._numerics import lowest
-from smelt.ops._operands import present
+from smelt.ops._case_data import floats, integers
+from smelt.ops._reference_numerics import lowest
 from smelt.ops._shape import FLOATS, input_type, require_dtype, require_inputs
+from smelt.ops._shape_operands import present
 from smelt.ops._window import Windowed
 from smelt.types import DType, TensorType, override
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from smelt.ops._broadcast import Broadcast, broadcast_cases
-from smelt.ops._operands import MAXIMUM_TERMS
+from smelt.ops._shape_operands import MAXIMUM_TERMS
 from smelt.types import override
 
 if TYPE_CHECKING:

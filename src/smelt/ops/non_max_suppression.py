@@ -9,9 +9,8 @@ import numpy as np
 
 from smelt.ir import Case, Op, Operand
 from smelt.ops._boxes import suppress
-from smelt.ops._examples import floats
-from smelt.ops._numerics import required
-from smelt.ops._operands import given
+from smelt.ops._case_data import floats
+from smelt.ops._reference_numerics import required
 from smelt.ops._shape import (
     INDICES,
     input_type,
@@ -23,6 +22,7 @@ from smelt.ops._shape import (
     require_scalar,
     require_shape,
 )
+from smelt.ops._shape_operands import given
 from smelt.types import DType, SymbolicDim, TensorType, override
 
 if TYPE_CHECKING:

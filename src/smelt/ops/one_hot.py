@@ -9,7 +9,6 @@ import numpy as np
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op
-from smelt.ops._operands import given, number_at, present
 from smelt.ops._shape import (
     NUMBERS,
     input_type,
@@ -19,6 +18,7 @@ from smelt.ops._shape import (
     require_scalar,
     require_shape,
 )
+from smelt.ops._shape_operands import given, number_at, present
 from smelt.types import TensorType, override
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ import numpy as np
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op
 from smelt.ops._index import integers
-from smelt.ops._operands import dims_at, ints_at, optional_array, present, sample
 from smelt.ops._shape import (
     input_type,
     normalize_axis,
@@ -21,6 +20,7 @@ from smelt.ops._shape import (
     require_static,
     shape_text,
 )
+from smelt.ops._shape_operands import dims_at, ints_at, optional_array, present, sample
 from smelt.types import TensorType, assume_at_least, override
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ import numpy as np
 
 from smelt.ir import Case
 from smelt.ops._broadcast import Broadcast, broadcast_cases
-from smelt.ops._numerics import truncate
-from smelt.ops._operands import sample
+from smelt.ops._reference_numerics import truncate
 from smelt.ops._shape import (
     NUMBERS,
     broadcast_shapes,
@@ -18,6 +17,7 @@ from smelt.ops._shape import (
     require_dtype,
     require_inputs,
 )
+from smelt.ops._shape_operands import sample
 from smelt.types import TensorType, override
 
 if TYPE_CHECKING:

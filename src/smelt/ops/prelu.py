@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from smelt.ir import Case, Op, Operand
-from smelt.ops._examples import HALF_TOLERANCE, floats
-from smelt.ops._numerics import narrow, widen
-from smelt.ops._operands import present
+from smelt.ops._case_data import HALF_TOLERANCE, floats
+from smelt.ops._reference_numerics import narrow, widen
 from smelt.ops._shape import (
     FLOATS,
     input_type,
@@ -19,6 +18,7 @@ from smelt.ops._shape import (
     require_inputs,
     require_same_dtype,
 )
+from smelt.ops._shape_operands import present
 from smelt.types import override
 
 if TYPE_CHECKING:

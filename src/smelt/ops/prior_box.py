@@ -10,9 +10,9 @@ import numpy as np
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op, Operand
-from smelt.ops._examples import floats
-from smelt.ops._operands import present
+from smelt.ops._case_data import floats
 from smelt.ops._shape import input_type, require_inputs, require_rank
+from smelt.ops._shape_operands import present
 from smelt.types import DType, TensorType, assume_at_least, override
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class PriorBox(Op):
         height, width = feature.shape[2:]
         for axis, extent in enumerate((height, width), 2):
             if not assume_at_least(extent, 1, f"axis {axis} of input 0"):
-                raise ShapeError(f"the feature map {feature} has no place for a box")
+                raise ShapeError(f"the feature map {feature} has no elements to place boxes on")
         count = height * width * (len(self.sizes) * 4)
         return (TensorType(DType.FLOAT32, (1, 2, count)),)
 

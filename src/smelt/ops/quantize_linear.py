@@ -9,11 +9,11 @@ import numpy as np
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op, Operand
-from smelt.ops._examples import floats, integers
-from smelt.ops._numerics import widen
-from smelt.ops._operands import given, optional_array, present
+from smelt.ops._case_data import floats, integers
 from smelt.ops._quantized import along_axis, check_scale, require_known_scale
+from smelt.ops._reference_numerics import widen
 from smelt.ops._shape import FLOATS, input_type, optional_type, require_dtype, require_inputs
+from smelt.ops._shape_operands import given, optional_array, present
 from smelt.types import DType, TensorType, override
 
 if TYPE_CHECKING:

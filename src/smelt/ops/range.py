@@ -10,7 +10,6 @@ import numpy as np
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op
-from smelt.ops._operands import MAXIMUM_DIMS, known_dims, number_at, present
 from smelt.ops._shape import (
     NUMBERS,
     input_type,
@@ -19,6 +18,7 @@ from smelt.ops._shape import (
     require_same_dtype,
     require_scalar,
 )
+from smelt.ops._shape_operands import MAXIMUM_DIMS, known_dims, number_at, present
 from smelt.types import TensorType, ceil_div, is_never_negative, override
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from smelt.ir import Case
-from smelt.ops._numerics import lowest
 from smelt.ops._reduce import Reduction, reduce_cases
+from smelt.ops._reference_numerics import lowest
 from smelt.types import DType, override
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from smelt.ops._numerics import divide_towards_zero
 from smelt.ops._reduce import Reduction, reduce_cases
+from smelt.ops._reference_numerics import divide_towards_zero
 from smelt.types import override
 
 if TYPE_CHECKING:

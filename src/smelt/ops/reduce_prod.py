@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from smelt.ops._operands import count_elements
 from smelt.ops._reduce import Reduction, reduce_cases
+from smelt.ops._shape_operands import count_elements
 from smelt.types import override
 
 if TYPE_CHECKING:

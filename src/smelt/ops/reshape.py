@@ -9,7 +9,8 @@ import numpy as np
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op
-from smelt.ops._operands import (
+from smelt.ops._shape import input_type, require_inputs, require_static, shape_text
+from smelt.ops._shape_operands import (
     count_elements,
     dims_at,
     divide_dims,
@@ -17,7 +18,6 @@ from smelt.ops._operands import (
     present,
     sample,
 )
-from smelt.ops._shape import input_type, require_inputs, require_static, shape_text
 from smelt.types import TensorType, assume_at_least, assume_equal, is_never_negative, override
 
 if TYPE_CHECKING:

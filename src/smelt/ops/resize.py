@@ -11,7 +11,6 @@ import numpy as np
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op
-from smelt.ops._operands import dims_at, given, optional_array, present
 from smelt.ops._resampling import NEAREST, POINTS, Resampling, resize_cases
 from smelt.ops._shape import (
     FLOATS,
@@ -23,6 +22,7 @@ from smelt.ops._shape import (
     require_shape,
     require_static,
 )
+from smelt.ops._shape_operands import dims_at, given, optional_array, present
 from smelt.types import Limit, TensorType, assume_at_least, is_float_dtype, override
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import numpy as np
 
 from smelt.errors import ShapeError
 from smelt.ir import Case
-from smelt.ops._examples import floats
+from smelt.ops._case_data import floats
 from smelt.ops._unary import Unary
 from smelt.types import DType, override
 
@@ -46,7 +46,7 @@ class RoundMantissa(Unary):
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
         if not 0 < self.bits < _ALL_BITS:
-            raise ShapeError(f"float32 cannot be rounded to {self.bits} bits behind the first")
+            raise ShapeError(f"float32 cannot be rounded to {self.bits} mantissa bits")
         return super().infer(inputs)
 
     @override

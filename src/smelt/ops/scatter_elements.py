@@ -9,13 +9,12 @@ import numpy as np
 
 from smelt.ir import Case, Op
 from smelt.ops._index import (
-    places_along,
+    coordinates_along_axis,
     require_indices,
-    require_inside,
+    require_indices_within,
     require_reduction,
     scatter,
 )
-from smelt.ops._operands import given, present, sample
 from smelt.ops._shape import (
     INDICES,
     input_type,
@@ -26,6 +25,7 @@ from smelt.ops._shape import (
     require_same_dtype,
     require_shape,
 )
+from smelt.ops._shape_operands import given, present, sample
 from smelt.types import override
 
 if TYPE_CHECKING:
@@ -67,14 +67,14 @@ class ScatterElements(Op):
         require_shape(updates, indices.shape, "updates of scatter_elements")
         require_reduction(self.reduction, data.dtype)
         axis = normalize_axis(self.axis, data.rank)
-        require_inside(indices, data, axis)
+        require_indices_within(indices, data, axis)
         require_indices(given(inputs, 1), data.shape[axis : axis + 1])
         return (data,)
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         data, indices, updates = (present(inputs, i) for i in range(3))
-        places = places_along(indices, data, self.axis)
+        places = coordinates_along_axis(indices, data, self.axis)
         return (scatter(data, places, updates, self.reduction),)
 
     @override

@@ -10,7 +10,6 @@ import numpy as np
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op
 from smelt.ops._index import positive_indices, require_indices, require_reduction, scatter
-from smelt.ops._operands import given, present, sample
 from smelt.ops._shape import (
     INDICES,
     input_type,
@@ -21,6 +20,7 @@ from smelt.ops._shape import (
     require_shape,
     require_static,
 )
+from smelt.ops._shape_operands import given, present, sample
 from smelt.types import override
 
 if TYPE_CHECKING:

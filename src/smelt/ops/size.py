@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from smelt.ir import Case, Op
-from smelt.ops._operands import count_elements, present, sample
 from smelt.ops._shape import input_type, require_inputs
+from smelt.ops._shape_operands import count_elements, present, sample
 from smelt.types import DType, TensorType, override
 
 if TYPE_CHECKING:

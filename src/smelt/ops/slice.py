@@ -9,7 +9,8 @@ import numpy as np
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op
-from smelt.ops._operands import (
+from smelt.ops._shape import input_type, normalize_axis, require_inputs
+from smelt.ops._shape_operands import (
     dims_at,
     ints_at,
     known_dims,
@@ -17,7 +18,6 @@ from smelt.ops._operands import (
     present,
     sample,
 )
-from smelt.ops._shape import input_type, normalize_axis, require_inputs
 from smelt.types import (
     Limit,
     TensorType,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from smelt.ops._along_axis import AlongAxis
+from smelt.ops._softmax_like import SoftmaxLike
 from smelt.types import override
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Softmax(AlongAxis):
+class Softmax(SoftmaxLike):
     """``exp(x) / sum(exp(x))`` along one axis, without overflow.
 
     Shapes: the input's.
@@ -30,6 +30,6 @@ class Softmax(AlongAxis):
     name: ClassVar[str] = "softmax"
 
     @override
-    def _weigh(self, shifted: Array, /) -> Array:
+    def _normalize_rows(self, shifted: Array, /) -> Array:
         powers = np.exp(shifted)
         return np.asarray(powers / powers.sum(axis=self.axis, keepdims=True))

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op
-from smelt.ops._operands import present, sample
 from smelt.ops._shape import input_type, require_inputs, require_rank
+from smelt.ops._shape_operands import present, sample
 from smelt.types import TensorType, assume_divides, override
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import numpy as np
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op
-from smelt.ops._operands import dims_at, known_dims, optional_array, present, sample
 from smelt.ops._shape import input_type, normalize_axis, require_inputs, shape_text
+from smelt.ops._shape_operands import dims_at, known_dims, optional_array, present, sample
 from smelt.types import TensorType, assume_divides, assume_equal, ceil_div, override
 
 if TYPE_CHECKING:

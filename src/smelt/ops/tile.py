@@ -9,8 +9,8 @@ import numpy as np
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op
-from smelt.ops._operands import bounded, dims_at, present, sample
 from smelt.ops._shape import input_type, require_inputs, shape_text
+from smelt.ops._shape_operands import bounded, dims_at, present, sample
 from smelt.types import TensorType, assume_at_least, override
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ import numpy as np
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op
-from smelt.ops._numerics import widen
-from smelt.ops._operands import dims_at, present, sample
+from smelt.ops._reference_numerics import widen
 from smelt.ops._shape import (
     NUMBERS,
     input_type,
@@ -19,6 +18,7 @@ from smelt.ops._shape import (
     require_inputs,
     shape_text,
 )
+from smelt.ops._shape_operands import dims_at, present, sample
 from smelt.types import DType, TensorType, assume_at_least, override
 
 if TYPE_CHECKING:

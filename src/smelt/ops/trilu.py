@@ -9,7 +9,6 @@ import numpy as np
 
 from smelt.ir import Case, Op
 from smelt.ops._index import integers
-from smelt.ops._operands import optional_array, present, sample
 from smelt.ops._shape import (
     input_type,
     optional_type,
@@ -17,6 +16,7 @@ from smelt.ops._shape import (
     require_rank,
     require_scalar,
 )
+from smelt.ops._shape_operands import optional_array, present, sample
 from smelt.types import override
 
 if TYPE_CHECKING:

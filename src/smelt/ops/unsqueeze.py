@@ -9,8 +9,8 @@ import numpy as np
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op
-from smelt.ops._operands import ints_at, known_dims, present, sample
 from smelt.ops._shape import input_type, normalize_axis, require_inputs
+from smelt.ops._shape_operands import ints_at, known_dims, present, sample
 from smelt.types import TensorType, override
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from smelt.ir import Case, Op
-from smelt.ops._operands import given, known_dims, present, sample
 from smelt.ops._shape import (
     broadcast_shapes,
     input_type,
@@ -16,6 +15,7 @@ from smelt.ops._shape import (
     require_inputs,
     require_same_dtype,
 )
+from smelt.ops._shape_operands import given, known_dims, present, sample
 from smelt.types import DType, TensorType, override
 
 if TYPE_CHECKING:

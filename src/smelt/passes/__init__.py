@@ -1,40 +1,40 @@
 """Transformations of graphs that change no result, one a file, and the order in which they run."""
 
 from smelt.passes._base import Note, Pass, PassResult
-from smelt.passes._chaining import chain_nodes, why_not_chained
-from smelt.passes._manager import PassRecord, PassReport, run_passes
+from smelt.passes._pair_fusion import fuse_pair_nodes, unfusable_pair_reason
+from smelt.passes._pass_manager import PassRecord, PassReport, run_passes
 from smelt.passes.absorb_quantization import AbsorbQuantization
-from smelt.passes.chain_depthwise import ChainDepthwise
 from smelt.passes.combine_affines import CombineAffines
 from smelt.passes.decompose import Decompose
 from smelt.passes.fold_constants import FoldConstants
-from smelt.passes.fold_projections import FoldProjections
+from smelt.passes.fold_quantize_scales import FoldQuantizeScales
 from smelt.passes.fold_scales import FoldScales
+from smelt.passes.fold_zero_points import FoldZeroPoints
 from smelt.passes.fuse_attention import FuseAttention
+from smelt.passes.fuse_conv_depthwise import FuseConvDepthwise
+from smelt.passes.fuse_conv_sums import FuseConvSums
 from smelt.passes.fuse_epilogues import FuseEpilogues
 from smelt.passes.inline_branches import InlineBranches
 from smelt.passes.merge_siblings import MergeSiblings
 from smelt.passes.move_quantization import MoveQuantization
 from smelt.passes.pipeline import DEFAULT_PIPELINE, pipeline
 from smelt.passes.promote_half import PromoteHalf
-from smelt.passes.push_scales import PushScales
 from smelt.passes.recognize_activations import RecognizeActivations
 from smelt.passes.recognize_norms import RecognizeNorms
 from smelt.passes.remove_noops import RemoveNoops
 from smelt.passes.remove_unused import RemoveUnused
 from smelt.passes.simplify_concats import SimplifyConcats
-from smelt.passes.simplify_integers import SimplifyIntegers
 from smelt.passes.sink_transposes import SinkTransposes
 
 __all__ = [
     "ALL_PASSES",
     "DEFAULT_PIPELINE",
     "AbsorbQuantization",
-    "ChainDepthwise",
+    "FuseConvDepthwise",
     "CombineAffines",
     "Decompose",
     "FoldConstants",
-    "FoldProjections",
+    "FuseConvSums",
     "FoldScales",
     "FuseAttention",
     "FuseEpilogues",
@@ -47,27 +47,27 @@ __all__ = [
     "PassReport",
     "PassResult",
     "PromoteHalf",
-    "PushScales",
+    "FoldQuantizeScales",
     "RecognizeActivations",
     "RecognizeNorms",
     "RemoveNoops",
     "RemoveUnused",
     "SimplifyConcats",
-    "SimplifyIntegers",
+    "FoldZeroPoints",
     "SinkTransposes",
-    "chain_nodes",
+    "fuse_pair_nodes",
     "pipeline",
     "run_passes",
-    "why_not_chained",
+    "unfusable_pair_reason",
 ]
 
 ALL_PASSES: tuple[type[Pass], ...] = (
     AbsorbQuantization,
-    ChainDepthwise,
+    FuseConvDepthwise,
     CombineAffines,
     Decompose,
     FoldConstants,
-    FoldProjections,
+    FuseConvSums,
     FoldScales,
     FuseAttention,
     FuseEpilogues,
@@ -75,12 +75,12 @@ ALL_PASSES: tuple[type[Pass], ...] = (
     MergeSiblings,
     MoveQuantization,
     PromoteHalf,
-    PushScales,
+    FoldQuantizeScales,
     RecognizeActivations,
     RecognizeNorms,
     RemoveNoops,
     RemoveUnused,
     SimplifyConcats,
-    SimplifyIntegers,
+    FoldZeroPoints,
     SinkTransposes,
 )

@@ -68,7 +68,7 @@ class Pass(ABC):
 
     name: ClassVar[str]
     """The name in reports and on the command line, in kebab-case."""
-    settles_values: ClassVar[bool] = False
+    discovers_values: ClassVar[bool] = False
     """Whether inference knows more values behind it: what it refuses then is wrong in the network,
     not in the pass."""
 

@@ -17,8 +17,8 @@ import numpy as np
 from smelt import ops
 from smelt.ir import FreshNames
 from smelt.passes._base import Note, Pass, PassResult
-from smelt.passes._emitter import Emitter
-from smelt.passes._steps import Steps, dequantized, elements
+from smelt.passes._node_emitter import Emitter
+from smelt.passes._quant_params import QuantParams, dequantized, elements
 from smelt.types import DType, override
 
 if TYPE_CHECKING:
@@ -79,9 +79,9 @@ def _product(graph: Graph, node: Node, names: FreshNames) -> str | None:
     depth = _products_of(node, weights.integers)
     if depth * _LARGEST_PRODUCT > _LARGEST_SUM:
         return f"sums of {depth} products may not fit into int32"
-    reason = ops.why_not_combined(ops.Mul(), weights.scale.constant, steps.scale.constant)
+    reason = ops.combined_overflow_reason(ops.Mul(), weights.scale.constant, steps.scale.constant)
     if reason is not None:
-        return f"its scales cannot be combined: {reason}"
+        return f"its scales cannot be folded: {reason}"
     scale = emit.op(ops.Mul(), weights.scale, steps.scale, hint="scale")
     bias, term = _bias(emit, node, scale, depth)
     op = _integer_op(node)
@@ -135,7 +135,7 @@ def _weights(emit: Emitter, node: Node) -> _Weights | str:
     return _Weights(integers, emit.op(ops.Reshape(), steps.scale, emit.integers(-1)))
 
 
-def _without_zero_point(emit: Emitter, weights: Value, steps: Steps) -> Value | None:
+def _without_zero_point(emit: Emitter, weights: Value, steps: QuantParams) -> Value | None:
     """The weights as int8 whose zero point is 0, if they are that but for a shift."""
     zeros = {0.0} if steps.zero is None else set(elements(steps.zero))
     if steps.dtype is DType.INT8:
@@ -167,7 +167,11 @@ def _bias(emit: Emitter, node: Node, scale: Value, depth: int) -> tuple[Value | 
     made = emit.op(ops.Cast(DType.INT32), whole, hint="bias")
     # Half of the range is for the bias, and a refit sees to it that a new one is within.
     fits = 2 * depth * _LARGEST_PRODUCT <= _LARGEST_SUM
-    return (made, None) if fits and ops.why_not_derived(made.constant) is None else (None, bias)
+    return (
+        (made, None)
+        if fits and ops.derived_overflow_reason(made.constant) is None
+        else (None, bias)
+    )
 
 
 def _channel_axis(node: Node) -> int:

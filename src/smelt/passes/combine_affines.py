@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 from smelt import ops
 from smelt.ir import FreshNames, remove_dead, sole_user
 from smelt.passes._base import Note, Pass, PassResult
-from smelt.passes._emitter import Emitter
+from smelt.passes._node_emitter import Emitter
 from smelt.types import override
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def _combine(graph: Graph, node: Node, names: FreshNames) -> Note | None:
     if sole_user(graph, outer[0]) is not node:
         return None
     (middle, second), (x, first) = outer, inner
-    if ops.why_not_combined(node.op, first.constant, second.constant) is not None:
+    if ops.combined_overflow_reason(node.op, first.constant, second.constant) is not None:
         return None
     layers = tuple(dict.fromkeys((*before.layers, *node.layers)))
     emit = Emitter(graph, node, names)

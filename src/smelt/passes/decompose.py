@@ -16,7 +16,7 @@ from smelt import ops
 from smelt.errors import ShapeError
 from smelt.ir import FreshNames
 from smelt.passes._base import Note, Pass, PassResult
-from smelt.passes._emitter import Emitter
+from smelt.passes._node_emitter import Emitter
 from smelt.passes._patterns import fix_numbers, number_of
 from smelt.types import override
 
@@ -195,7 +195,9 @@ def _gemm(emit: Emitter, node: Node) -> Value | None:
     behind = None
     if op.alpha != 1:
         factor = emit.floats(op.alpha, a, "alpha")
-        if b.constant is None or ops.why_not_combined(ops.Mul(), b.constant, factor.constant):
+        if b.constant is None or ops.combined_overflow_reason(
+            ops.Mul(), b.constant, factor.constant
+        ):
             behind = factor
         else:
             b = emit.op(ops.Mul(), b, factor, hint="weights")

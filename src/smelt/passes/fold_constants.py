@@ -76,7 +76,7 @@ class FoldConstants(Pass):
     """Compute at build time what no input of the network changes."""
 
     name: ClassVar[str] = "fold-constants"
-    settles_values: ClassVar[bool] = True
+    discovers_values: ClassVar[bool] = True
 
     max_growth_bytes: int = 1 << 30
     """All constants together may take so much beside what weights allow for: a small hostile

@@ -13,7 +13,7 @@ import numpy as np
 from smelt import ops
 from smelt.ir import FreshNames, sole_user, substitute
 from smelt.passes._base import Note, Pass, PassResult
-from smelt.passes._emitter import Emitter
+from smelt.passes._node_emitter import Emitter
 from smelt.types import DType, override
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def _scale(emit: Emitter, graph: Graph, root: Node, vector: Value, *, divide: bo
     if bias is not None:
         made.append(emit.op(op, bias, vector, hint="bias"))
     for index, value in enumerate(made, start=1):
-        reason = ops.why_not_derived(value.constant)
+        reason = ops.derived_overflow_reason(value.constant)
         if reason is not None:
             return f"{'the bias' if index > 1 else 'the weights'}: {reason}"
     for index, value in enumerate(made, start=1):
@@ -217,7 +217,7 @@ def _shift(emit: Emitter, graph: Graph, root: Node, vector: Value, *, subtract: 
         term = emit.op(ops.Neg(), vector, hint="bias") if subtract else vector
     else:
         term = emit.op(ops.Sub() if subtract else ops.Add(), bias, vector, hint="bias")
-    reason = ops.why_not_derived(term.constant)
+    reason = ops.derived_overflow_reason(term.constant)
     if reason is not None:
         return f"the bias: {reason}"
     root.inputs.extend([None] * (3 - len(root.inputs)))

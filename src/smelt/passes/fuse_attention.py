@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from smelt import ops
 from smelt.ir import FreshNames, remove_dead, sole_user
 from smelt.passes._base import Note, Pass, PassResult
-from smelt.passes._emitter import Emitter
+from smelt.passes._node_emitter import Emitter
 from smelt.passes._patterns import fix_numbers_between, layers_between, made_by, number_of
 from smelt.types import override
 
@@ -45,13 +45,13 @@ class FuseAttention(Pass):
 
 
 @dataclass(frozen=True, slots=True)
-class _Turned:
+class _PermutedValue:
     """A value, and the order in which its axes are wanted."""
 
     value: Value
     perm: tuple[int, ...] = (0, 1, 2, 3)
 
-    def in_places(self) -> Value | None:
+    def before_head_split(self) -> Value | None:
         """The tensor of places from which the heads were split off; None when they were not."""
         split = made_by(self.value, ops.Reshape)
         if self.perm != _BY_HEAD or split is None or split.inputs[0] is None:
@@ -64,7 +64,7 @@ class _Turned:
 @dataclass(frozen=True, slots=True)
 class _Found:
     scale: float
-    factors: tuple[_Turned, _Turned, _Turned]
+    factors: tuple[_PermutedValue, _PermutedValue, _PermutedValue]
     """Queries, keys and values, by head."""
     mask: Value | None
 
@@ -84,11 +84,11 @@ def _attention_ending_at(graph: Graph, last: Node) -> _Found | None:
     if product is None:
         return None
     queries, factor = _without_scale(product.inputs[0])
-    turned, other = _without_scale(product.inputs[1])
-    keys = _keys(turned)
+    permuted, other = _without_scale(product.inputs[1])
+    keys = _keys(permuted)
     if queries is None or keys is None:
         return None
-    factors = (_turned(queries), keys, _turned(values))
+    factors = (_permuted_value(queries), keys, _permuted_value(values))
     found = _Found(scale * factor * other, factors, mask)
     return found if _fits(last, found) else None
 
@@ -119,22 +119,22 @@ def _without_scale(value: Value | None) -> tuple[Value | None, float]:
     return value, 1.0
 
 
-def _keys(turned: Value | None) -> _Turned | None:
+def _keys(permuted: Value | None) -> _PermutedValue | None:
     """The keys by head, of which a product reads the transpose."""
-    found = None if turned is None else _turned(turned)
-    if found is None or found.value is turned:
+    found = None if permuted is None else _permuted_value(permuted)
+    if found is None or found.value is permuted:
         return None
     perm = found.perm
-    return _Turned(found.value, (*perm[:2], perm[3], perm[2]))
+    return _PermutedValue(found.value, (*perm[:2], perm[3], perm[2]))
 
 
-def _turned(value: Value) -> _Turned:
+def _permuted_value(value: Value) -> _PermutedValue:
     """The value with a transpose before it taken into the order of its axes."""
     node = made_by(value, ops.Transpose)
     if node is None or not isinstance(node.op, ops.Transpose) or node.inputs[0] is None:
-        return _Turned(value)
+        return _PermutedValue(value)
     perm = node.op.perm
-    return _Turned(value) if perm is None else _Turned(node.inputs[0], perm)
+    return _PermutedValue(value) if perm is None else _PermutedValue(node.inputs[0], perm)
 
 
 def _fits(last: Node, found: _Found) -> bool:
@@ -154,19 +154,19 @@ def _fits(last: Node, found: _Found) -> bool:
     )
 
 
-def _shape(factor: _Turned) -> tuple[object, ...]:
+def _shape(factor: _PermutedValue) -> tuple[object, ...]:
     shape = factor.value.tensor.shape
     return tuple(shape[axis] for axis in factor.perm)
 
 
 def _fuse(graph: Graph, product: Node, found: _Found, names: FreshNames) -> Note | None:
     """One node in the place of them all."""
-    in_places = [factor.in_places() for factor in found.factors]
+    before_head_split = [factor.before_head_split() for factor in found.factors]
     joined, heads = _join_after(graph, product), found.factors[0].value.tensor.shape[2]
-    if joined is None or None in in_places or not isinstance(heads, int):
+    if joined is None or None in before_head_split or not isinstance(heads, int):
         joined, heads = None, 0
     last = joined or product
-    sources = in_places if heads else [factor.value for factor in found.factors]
+    sources = before_head_split if heads else [factor.value for factor in found.factors]
     read = list(last.inputs)
     layers = layers_between(graph, last, *sources, found.mask)
     fix_numbers_between(graph, last, *sources, found.mask)
@@ -182,7 +182,7 @@ def _fuse(graph: Graph, product: Node, found: _Found, names: FreshNames) -> Note
     return Note(layers, layers, "one Attention")
 
 
-def _by_head(emit: Emitter, factor: _Turned) -> Value:
+def _by_head(emit: Emitter, factor: _PermutedValue) -> Value:
     if factor.perm == tuple(range(_RANK)):
         return factor.value
     return emit.op(ops.Transpose(factor.perm), factor.value)
@@ -190,11 +190,15 @@ def _by_head(emit: Emitter, factor: _Turned) -> Value:
 
 def _join_after(graph: Graph, product: Node) -> Node | None:
     """The reshape behind a product that, turned by head, joins the heads of a place again."""
-    turned = sole_user(graph, product.output)
-    if turned is None or not isinstance(turned.op, ops.Transpose) or turned.op.perm != _BY_HEAD:
+    permuted = sole_user(graph, product.output)
+    if (
+        permuted is None
+        or not isinstance(permuted.op, ops.Transpose)
+        or permuted.op.perm != _BY_HEAD
+    ):
         return None
-    joined = sole_user(graph, turned.output)
-    apart = turned.output.tensor.shape
+    joined = sole_user(graph, permuted.output)
+    apart = permuted.output.tensor.shape
     if joined is None or not isinstance(joined.op, ops.Reshape):
         return None
     whole = (*apart[:2], apart[2] * apart[3])

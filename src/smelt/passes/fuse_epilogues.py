@@ -28,7 +28,7 @@ _PRODUCTS = (
     ops.MatMul,
     ops.MatMulInteger,
 )
-_PICKED = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16)
+_INDEXED_OPS = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16)
 """Of lines with an epilogue, which is computed in float32."""
 _POOLS = (ops.MaxPool, ops.AveragePool, ops.GlobalAveragePool, ops.GlobalMaxPool)
 
@@ -108,7 +108,7 @@ class FuseEpilogues(Pass):
         if isinstance(root.op, ops.Gather):
             values = (root.output, reader.output, *(v for v in reader.inputs if v is not None))
             kind = root.output.tensor.dtype
-            return kind in _PICKED and all(v.tensor.dtype is kind for v in values)
+            return kind in _INDEXED_OPS and all(v.tensor.dtype is kind for v in values)
         if reader.output.type != root.output.type and not _counts_bytes(root):
             return False
         return all(_suits_epilogue(root, v) for v in reader.inputs if v is not None)

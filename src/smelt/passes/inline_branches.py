@@ -19,7 +19,7 @@ class InlineBranches(Pass):
     """Put the nodes of the branch that an If always takes in its place."""
 
     name: ClassVar[str] = "inline-branches"
-    settles_values: ClassVar[bool] = True
+    discovers_values: ClassVar[bool] = True
 
     @override
     def apply(self, graph: Graph) -> PassResult:

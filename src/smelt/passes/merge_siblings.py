@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 from smelt import ops
 from smelt.ir import FreshNames
 from smelt.passes._base import Note, Pass, PassResult
-from smelt.passes._emitter import Emitter
+from smelt.passes._node_emitter import Emitter
 from smelt.types import override
 
 if TYPE_CHECKING:

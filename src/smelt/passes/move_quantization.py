@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, ClassVar
 from smelt import ops
 from smelt.ir import FreshNames, can_substitute, sole_user, substitute
 from smelt.passes._base import Note, Pass, PassResult
-from smelt.passes._steps import steps_of
+from smelt.passes._quant_params import quant_params_of
 from smelt.types import override
 
 if TYPE_CHECKING:
     from smelt.ir import Graph, Node, Value
 
-_MOVERS = (
+_DATA_MOVEMENT_OPS = (
     ops.Concat,
     ops.Flatten,
     ops.GlobalMaxPool,
@@ -106,7 +106,7 @@ def _cancel(graph: Graph, node: Node) -> Note | None:
     before = None if node.inputs[0] is None else node.inputs[0].producer
     if before is None or not isinstance(before.op, ops.DequantizeLinear):
         return None
-    here, there, source = steps_of(node), steps_of(before), before.inputs[0]
+    here, there, source = quant_params_of(node), quant_params_of(before), before.inputs[0]
     if here is None or there is None or source is None or not here.equals(there):
         return None
     if not can_substitute(graph, node.output, source):
@@ -119,38 +119,38 @@ def _cancel(graph: Graph, node: Node) -> Note | None:
 
 def _swap(graph: Graph, node: Node, names: FreshNames) -> list[Node]:
     """Quantise what the mover before reads; returns the new quantising nodes."""
-    value, steps = node.inputs[0], steps_of(node)
-    mover = None if value is None else value.producer
-    if value is None or mover is None or steps is None or steps.axis is not None:
+    value, steps = node.inputs[0], quant_params_of(node)
+    data_movement = None if value is None else value.producer
+    if value is None or data_movement is None or steps is None or steps.axis is not None:
         return []
-    if not isinstance(mover.op, _MOVERS) or len(mover.outputs) != 1:
+    if not isinstance(data_movement.op, _DATA_MOVEMENT_OPS) or len(data_movement.outputs) != 1:
         return []
     if sole_user(graph, value) is not node:
         return []
-    count = len(mover.inputs) if isinstance(mover.op, ops.Concat) else 1
+    count = len(data_movement.inputs) if isinstance(data_movement.op, ops.Concat) else 1
     inputs: list[Value | None] = []
     made: list[Node] = []
-    for source in mover.inputs[:count]:
+    for source in data_movement.inputs[:count]:
         name = names.make(f"{node.name}/moved")
         quantised = graph.add(
-            node.op, source, *node.inputs[1:], name=name, before=mover, layers=node.layers
+            node.op, source, *node.inputs[1:], name=name, before=data_movement, layers=node.layers
         )
         made.append(quantised)
         inputs.append(quantised.output)
     moved = graph.add(
-        mover.op,
+        data_movement.op,
         *inputs,
-        *mover.inputs[count:],
-        name=names.make(f"{mover.name}/bytes"),
-        before=mover,
-        layers=mover.layers,
+        *data_movement.inputs[count:],
+        name=names.make(f"{data_movement.name}/bytes"),
+        before=data_movement,
+        layers=data_movement.layers,
     )
     if not substitute(graph, node.output, moved.output):
         for dead in (moved, *made):
             graph.remove(dead)
         return []
     graph.remove(node)
-    name = mover.name
-    graph.remove(mover)
+    name = data_movement.name
+    graph.remove(data_movement)
     moved.name = name
     return made

@@ -6,25 +6,25 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from smelt.passes.absorb_quantization import AbsorbQuantization
-from smelt.passes.chain_depthwise import ChainDepthwise
 from smelt.passes.combine_affines import CombineAffines
 from smelt.passes.decompose import Decompose
 from smelt.passes.fold_constants import FoldConstants
-from smelt.passes.fold_projections import FoldProjections
+from smelt.passes.fold_quantize_scales import FoldQuantizeScales
 from smelt.passes.fold_scales import FoldScales
+from smelt.passes.fold_zero_points import FoldZeroPoints
 from smelt.passes.fuse_attention import FuseAttention
+from smelt.passes.fuse_conv_depthwise import FuseConvDepthwise
+from smelt.passes.fuse_conv_sums import FuseConvSums
 from smelt.passes.fuse_epilogues import FuseEpilogues
 from smelt.passes.inline_branches import InlineBranches
 from smelt.passes.merge_siblings import MergeSiblings
 from smelt.passes.move_quantization import MoveQuantization
 from smelt.passes.promote_half import PromoteHalf
-from smelt.passes.push_scales import PushScales
 from smelt.passes.recognize_activations import RecognizeActivations
 from smelt.passes.recognize_norms import RecognizeNorms
 from smelt.passes.remove_noops import RemoveNoops
 from smelt.passes.remove_unused import RemoveUnused
 from smelt.passes.simplify_concats import SimplifyConcats
-from smelt.passes.simplify_integers import SimplifyIntegers
 from smelt.passes.sink_transposes import SinkTransposes
 from smelt.types import DType
 
@@ -43,9 +43,9 @@ DEFAULT_PIPELINE: tuple[Pass, ...] = (
     # While every tensor is still wrapped as exporters wrap it: later passes would tear that apart.
     MoveQuantization(),
     AbsorbQuantization(),
-    SimplifyIntegers(),
+    FoldZeroPoints(),
     RemoveUnused(),
-    PushScales(),
+    FoldQuantizeScales(),
     RemoveUnused(),
     # Before any weight is folded, so that weights are multiplied in float32.
     PromoteHalf(),
@@ -68,17 +68,17 @@ DEFAULT_PIPELINE: tuple[Pass, ...] = (
     # Epilogues before siblings: siblings are merged with their epilogues, when these are alike.
     FuseEpilogues(),
     MergeSiblings(),
-    FoldProjections(),
+    FuseConvSums(),
     # Last, of what no other pass has a use for apart.
-    ChainDepthwise(),
+    FuseConvDepthwise(),
     RemoveUnused(),
 )
 """What builds run, for engines that compute in float32, if they want every composed op."""
 
 _COMPOSED: dict[type[Pass], str] = {
-    AbsorbQuantization: "integer",
-    ChainDepthwise: "chain",
-    FoldProjections: "conv_sum",
+    AbsorbQuantization: "int8_products",
+    FuseConvDepthwise: "fused_pair",
+    FuseConvSums: "conv_sum",
     FuseAttention: "attention",
 }
 """The passes that make an op of several which not every backend has code for, and that op."""
@@ -87,9 +87,9 @@ _COMPOSED: dict[type[Pass], str] = {
 def pipeline(
     precision: str = "float32",
     *,
-    never_fused: Collection[str] = (),
-    kept_whole: Collection[str] = (),
-    composed: Collection[str] = ("chain", "integer"),
+    non_fusable_ops: Collection[str] = (),
+    non_decomposed_ops: Collection[str] = (),
+    composite_ops: Collection[str] = ("fused_pair", "int8_products"),
     storage: DType = DType.FLOAT32,
 ) -> tuple[Pass, ...]:
     """The passes for one build.
@@ -97,28 +97,29 @@ def pipeline(
     Args:
         precision: what the engine computes in; all but float32 keep half precision as it is,
             and convolutions apart.
-        never_fused: names of elementwise ops for which a backend has no generated code.
-        kept_whole: names of ops for which a backend has code that is better than their parts.
-        composed: names of ops, each of several, that a backend has code for: "chain", "attention",
-            "gather" where an epilogue follows one, and "integer" where products of bytes have code.
+        non_fusable_ops: names of elementwise ops for which a backend has no generated code.
+        non_decomposed_ops: names of ops that a backend has better code for than for their parts.
+        composite_ops: names of ops, each of several, that a backend has code for: "fused_pair",
+            "attention", "gather" where an epilogue follows one, and "int8_products" where
+            products of bytes have code.
         storage: as what float32 will be stored.
     """
     passes: list[Pass] = []
     for one in DEFAULT_PIPELINE:
-        if _COMPOSED.get(type(one)) not in (None, *composed):
+        if _COMPOSED.get(type(one)) not in (None, *composite_ops):
             continue
         match one:
-            case PromoteHalf() | ChainDepthwise() if precision != "float32":
+            case PromoteHalf() | FuseConvDepthwise() if precision != "float32":
                 continue
             case FoldScales():
                 passes.append(replace(one, storage=storage))
-            case SimplifyIntegers():
-                passes.append(replace(one, kernels="integer" in composed))
+            case FoldZeroPoints():
+                passes.append(replace(one, kernels="int8_products" in composite_ops))
             case FuseEpilogues():
-                excluded = tuple(sorted(never_fused))
-                passes.append(replace(one, excluded=excluded, gathers="gather" in composed))
+                excluded = tuple(sorted(non_fusable_ops))
+                passes.append(replace(one, excluded=excluded, gathers="gather" in composite_ops))
             case Decompose():
-                passes.append(replace(one, excluded=tuple(sorted(kept_whole))))
+                passes.append(replace(one, excluded=tuple(sorted(non_decomposed_ops))))
             case _:
                 passes.append(one)
     return tuple(passes)

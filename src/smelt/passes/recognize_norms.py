@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from smelt import ops
 from smelt.ir import FreshNames, remove_dead, sole_user
 from smelt.passes._base import Note, Pass, PassResult
-from smelt.passes._emitter import Emitter
+from smelt.passes._node_emitter import Emitter
 from smelt.passes._patterns import made_by
 from smelt.types import override
 

@@ -4,33 +4,33 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from smelt.runtime._code import LoadedWeights, check_device, check_machine
 from smelt.runtime._context import ExecutionContext, Profiler
 from smelt.runtime._engine import Engine, Trust
+from smelt.runtime._loaded_code import LoadedWeights, check_device, check_machine
 from smelt.runtime._segments import (
-    CpuMachinery,
+    CpuSegmentFactory,
     HostSegment,
-    Machinery,
-    Memories,
+    MemoryMap,
     NativeSegment,
     Segment,
-    cut_plan,
+    SegmentFactory,
+    split_plan,
 )
 from smelt.runtime._streams import Event, Stream, gpu_named
 
 if TYPE_CHECKING:
-    from smelt.runtime._cuda_segments import CudaMachinery
+    from smelt.runtime._cuda_graph_segments import CudaSegmentFactory
 
 __all__ = [
-    "CpuMachinery",
-    "CudaMachinery",
+    "CpuSegmentFactory",
+    "CudaSegmentFactory",
     "Engine",
     "Event",
     "ExecutionContext",
     "HostSegment",
     "LoadedWeights",
-    "Machinery",
-    "Memories",
+    "SegmentFactory",
+    "MemoryMap",
     "NativeSegment",
     "Profiler",
     "Segment",
@@ -38,15 +38,15 @@ __all__ = [
     "Trust",
     "check_device",
     "check_machine",
-    "cut_plan",
+    "split_plan",
     "gpu_named",
 ]
 
 
 def __getattr__(name: str) -> object:
     """Load what only GPUs need when it is asked for."""
-    if name != "CudaMachinery":
+    if name != "CudaSegmentFactory":
         raise AttributeError(f"module 'smelt.runtime' has no attribute {name!r}")
-    from smelt.runtime._cuda_segments import CudaMachinery
+    from smelt.runtime._cuda_graph_segments import CudaSegmentFactory
 
-    return CudaMachinery
+    return CudaSegmentFactory

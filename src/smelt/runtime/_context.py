@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, cast
 import numpy as np
 from numpy import ndarray
 
-from smelt.engine import KeptVerdicts
+from smelt.engine import CachedRuntimeChecks
 from smelt.errors import BindingError, ContextError
-from smelt.runtime._arrays import check_apart, places_of
-from smelt.runtime._segments import Memories, cut_plan
-from smelt.runtime._shapes import (
+from smelt.runtime._array_interop import check_apart, start_addresses
+from smelt.runtime._plan_selection import (
+    call_for_arrays,
     call_from_values,
-    call_within,
     values_from_batch,
     values_from_shapes,
 )
+from smelt.runtime._segments import MemoryMap, split_plan
 from smelt.types import (
-    Closing,
+    Closeable,
     evaluate_dim,
     given_int,
     given_list,
@@ -36,18 +36,18 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from smelt.engine import Binding
-    from smelt.runtime._code import LoadedCode
     from smelt.runtime._engine import Engine
-    from smelt.runtime._segments import Consumption, Machinery, Segment
-    from smelt.runtime._shapes import Call
-    from smelt.runtime._staging import Ready, Staging
+    from smelt.runtime._loaded_code import LoadedCode
+    from smelt.runtime._plan_selection import ResolvedCall
+    from smelt.runtime._segments import InputsConsumed, Segment, SegmentFactory
+    from smelt.runtime._staging import StagedCall, Staging
 
     Port = tuple[int, Binding, np.dtype[Any]]
     """A binding with its index and its dtype."""
 
 _FIRST_ADDRESS: Final = 4096
 """No system maps the first page: an address in it is a mistaken number or a null pointer."""
-_KEPT_SHAPES: Final = 64
+_MAX_CACHED_SHAPES: Final = 64
 RUN: Final = "run"
 
 
@@ -59,7 +59,7 @@ class Profiler(Protocol):
         ...
 
 
-class ExecutionContext(Closing):
+class ExecutionContext(Closeable):
     """Runs an engine, one inference at a time; get one from `Engine.create_context`.
 
     It keeps its engine alive. A second thread that comes while it is busy gets a `ContextError`:
@@ -70,23 +70,23 @@ class ExecutionContext(Closing):
     """Of the host, that a run uses at most."""
 
     def __init__(
-        self, engine: Engine, code: LoadedCode, machinery: Machinery, staging: Staging
+        self, engine: Engine, code: LoadedCode, segment_factory: SegmentFactory, staging: Staging
     ) -> None:
         self._engine, self._code = engine, code
         self._header = code.header
-        self._machinery, self._staging = machinery, staging
+        self._machinery, self._staging = segment_factory, staging
         self._profiler: Profiler | None = None
         self._segments: dict[int, list[Segment]] = {}
         self._weights = code.weights
-        self._memories = Memories(0, self._weights.address)
+        self._memories = MemoryMap(0, self._weights.address)
         self._ports = [(i, b, b.dtype.numpy) for i, b in enumerate(self._header.bindings)]
         self._inputs = [port for port in self._ports if port[1].is_input]
         self._outputs = [port for port in self._ports if not port[1].is_input]
-        self._ready: dict[object, Ready] = {}
-        self._apart: tuple[Ready | None, list[int | None]] = (None, [])
+        self._ready: dict[object, StagedCall] = {}
+        self._checked_starts: tuple[StagedCall | None, list[int | None]] = (None, [])
         """Where the arrays of the last call began that was seen to have no overlap."""
-        self._verdicts = [None if c is None else KeptVerdicts(c) for c in engine.conditions]
-        self._latest: tuple[Call, dict[str, int]] | None = None
+        self._verdicts = [None if c is None else CachedRuntimeChecks(c) for c in engine.conditions]
+        self._latest: tuple[ResolvedCall, dict[str, int]] | None = None
         """The latest run that is complete: its call, and the values that it has decided."""
         self._is_closed = False
         self.reset()
@@ -169,7 +169,7 @@ class ExecutionContext(Closing):
             arrays, shapes = self._arrays_from(inputs)
             ready = self._ready.get(shapes)
             if ready is None:
-                ready = self._ready_for(shapes)
+                ready = self._staged_call_for(shapes)
             return self._compute(ready, arrays, inputs, wanted)
         except MemoryError as error:
             raise out_of_memory("the run") from error
@@ -210,16 +210,18 @@ class ExecutionContext(Closing):
             shapes.append(array.shape)
         return arrays, tuple(shapes)
 
-    def _ready_for(self, shapes: tuple[tuple[int, ...], ...]) -> Ready:
+    def _staged_call_for(self, shapes: tuple[tuple[int, ...], ...]) -> StagedCall:
         """The call for inputs of these shapes."""
         values = values_from_shapes([binding for _, binding, _ in self._inputs], shapes)
         call = call_from_values(self._header, values)
         return self._keep(shapes, call, call.shapes)
 
-    def _keep(self, key: object, call: Call, shapes: tuple[tuple[int, ...] | None, ...]) -> Ready:
+    def _keep(
+        self, key: object, call: ResolvedCall, shapes: tuple[tuple[int, ...] | None, ...]
+    ) -> StagedCall:
         if (verdicts := self._verdicts[call.plan]) is not None:
             verdicts.check(call.values)
-        if len(self._ready) >= _KEPT_SHAPES:
+        if len(self._ready) >= _MAX_CACHED_SHAPES:
             self._ready.clear()
         self._ready[key] = ready = self._staging.ready(call, shapes)
         return ready
@@ -227,7 +229,7 @@ class ExecutionContext(Closing):
     @abstractmethod
     def _compute(
         self,
-        ready: Ready,
+        ready: StagedCall,
         arrays: list[Any],
         inputs: Mapping[str, Any],
         wanted: Sequence[Port],
@@ -269,7 +271,7 @@ class ExecutionContext(Closing):
         token = object()
         try:
             self._enter(token)
-            self._perform_bound(ready, arrays)
+            self._execute_bound(ready, arrays)
         except MemoryError as error:
             raise out_of_memory("the run") from error
         finally:
@@ -307,7 +309,7 @@ class ExecutionContext(Closing):
             What a run failed with that was queued before; this one is then not queued.
         """
 
-    def _bind(self, batch_size: int, bindings: Sequence[Any]) -> tuple[Ready, list[Any]]:
+    def _bind(self, batch_size: int, bindings: Sequence[Any]) -> tuple[StagedCall, list[Any]]:
         """The call for bindings by index, and these as arrays and addresses."""
         self._check_open()
         arrays = given_list(bindings, "bindings", BindingError)
@@ -329,12 +331,12 @@ class ExecutionContext(Closing):
         key = (batch_size, tuple(shapes))
         ready = self._ready.get(key)
         if ready is None:
-            ready = self._ready_for_batch(batch_size, key[1])
-        places = places_of(arrays)
-        known, these = self._apart
-        if known is not ready or these != places:
-            check_apart(self._header.bindings, places, ready.sizes)
-            self._apart = ready, places
+            ready = self._staged_call_for_batch(batch_size, key[1])
+        starts = start_addresses(arrays)
+        known, these = self._checked_starts
+        if known is not ready or these != starts:
+            check_apart(self._header.bindings, starts, ready.sizes)
+            self._checked_starts = ready, starts
         return ready, arrays
 
     def _bound(self, value: Any, binding: Binding, dtype: np.dtype[Any]) -> Any:
@@ -344,17 +346,17 @@ class ExecutionContext(Closing):
         convert = self._input if binding.is_input else self._output
         return convert(value, binding, dtype)
 
-    def _ready_for_batch(
+    def _staged_call_for_batch(
         self, batch_size: int, shapes: tuple[tuple[int, ...] | None, ...]
-    ) -> Ready:
+    ) -> StagedCall:
         """The call for a batch size, and arrays of these shapes (None for an address)."""
         values = values_from_batch(self._header, batch_size, shapes)
         call = call_from_values(self._header, values)
-        call = call_within(call, self._header.bindings, shapes)
+        call = call_for_arrays(call, self._header.bindings, shapes)
         return self._keep((batch_size, shapes), call, shapes)
 
     @abstractmethod
-    def _perform_bound(self, ready: Ready, arrays: list[Any]) -> None:
+    def _execute_bound(self, ready: StagedCall, arrays: list[Any]) -> None:
         """Run on the application's memory, and return when the outputs are there."""
 
     # ---- one run
@@ -380,14 +382,14 @@ class ExecutionContext(Closing):
         number: int,
         values: dict[str, int],
         addresses: list[int],
-        consumed: Consumption | None,
+        consumed: InputsConsumed | None,
     ) -> None:
         if self._weights is not self._code.weights:
             self._use_new_weights()
         segments = self._segments.get(number)
         if segments is None:
             plan, verdicts = self._header.plans[number], self._verdicts[number]
-            segments = cut_plan(plan, self._machinery, verdicts)
+            segments = split_plan(plan, self._machinery, verdicts)
             self._segments[number] = segments
         if consumed is None and self._profiler is None and len(segments) == 1:
             segments[0].run(values, self._memories, addresses, timed=False)
@@ -399,7 +401,7 @@ class ExecutionContext(Closing):
         number: int,
         values: dict[str, int],
         addresses: list[int],
-        consumed: Consumption | None,
+        consumed: InputsConsumed | None,
     ) -> None:
         """The same in several segments, or with somebody who wants to know how far it is."""
         segments, profiler = self._segments[number], self._profiler
@@ -412,7 +414,7 @@ class ExecutionContext(Closing):
                 for layer, milliseconds in segment.milliseconds():
                     times[layer] = times.get(layer, 0.0) + milliseconds
             if consumed is not None and position == last:
-                consumed.reach()
+                consumed.signal()
         if profiler is not None:
             self._report(profiler, number, times)
 
@@ -483,7 +485,7 @@ def _checked_address(binding: Binding, address: int) -> int:
     return address
 
 
-def _forget_parent() -> None:
+def _reset_after_fork() -> None:
     """In a forked child: runs of the parent's other threads are not going on here."""
     for context in list(_contexts):
         context.reset()
@@ -492,4 +494,4 @@ def _forget_parent() -> None:
 _contexts: weakref.WeakSet[ExecutionContext] = weakref.WeakSet()
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_parent)
+    os.register_at_fork(after_in_child=_reset_after_fork)

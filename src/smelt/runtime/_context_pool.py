@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from smelt.runtime._context import ExecutionContext
     from smelt.runtime._engine import Engine
 
-_LOOK_AGAIN_S: Final = 1.0
+_RECHECK_SECONDS: Final = 1.0
 """After an interrupt nobody may have woken those who wait."""
 
 
-class _Loan:
+class _ContextLease:
     """Stands for one call that has a context."""
 
     __slots__ = ("__weakref__",)
 
 
-_OVER: Final = weakref.ref(_Loan())
+_RETURNED: Final = weakref.ref(_ContextLease())
 
 
 class ContextPool:
@@ -43,7 +43,7 @@ class ContextPool:
         collected. Whoever calls its `run` does.
         """
         self._engine: Engine = weakref.proxy(engine)
-        self._loans: dict[ExecutionContext, weakref.ref[_Loan]] = {}
+        self._loans: dict[ExecutionContext, weakref.ref[_ContextLease]] = {}
         self._is_closed = False
         self.reset()
         _pools.add(self)
@@ -52,7 +52,7 @@ class ContextPool:
         """Forget who has a context, as a forked child must: its parent's threads are not here."""
         self._lock = threading.Lock()
         self._freed = threading.Condition(self._lock)
-        self._loans = dict.fromkeys(self._loans, _OVER)
+        self._loans = dict.fromkeys(self._loans, _RETURNED)
 
     def run(
         self, most: int, inputs: Mapping[str, Any], outputs: Iterable[str] | None
@@ -64,14 +64,14 @@ class ContextPool:
             SmeltError: what creating a context or the run itself raises.
         """
         most = given_int(most, "contexts", ContextError, least=1)
-        loan = _Loan()
+        loan = _ContextLease()
         context = self._lend(loan, most)
         try:
             return context.run(inputs, outputs)
         finally:
             self._take_back(context)
 
-    def _lend(self, loan: _Loan, most: int) -> ExecutionContext:
+    def _lend(self, loan: _ContextLease, most: int) -> ExecutionContext:
         with self._lock:
             while not self._is_closed:
                 free = (context for context, known in self._loans.items() if known() is None)
@@ -81,7 +81,7 @@ class ContextPool:
                 if context is not None:
                     self._loans[context] = weakref.ref(loan)
                     return context
-                self._freed.wait(_LOOK_AGAIN_S)
+                self._freed.wait(_RECHECK_SECONDS)
         raise ContextError("this engine is closed; load it again")
 
     def _take_back(self, context: ExecutionContext) -> None:
@@ -89,7 +89,7 @@ class ContextPool:
             if self._is_closed:
                 context.close()
             else:
-                self._loans[context] = _OVER
+                self._loans[context] = _RETURNED
                 self._freed.notify()
 
     def close(self) -> None:
@@ -103,7 +103,7 @@ class ContextPool:
             self._freed.notify_all()
 
 
-def _forget_parent() -> None:
+def _reset_after_fork() -> None:
     """In a forked child: runs of the parent's other threads are not going on here."""
     for pool in list(_pools):
         pool.reset()
@@ -112,4 +112,4 @@ def _forget_parent() -> None:
 _pools: weakref.WeakSet[ContextPool] = weakref.WeakSet()
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_parent)
+    os.register_at_fork(after_in_child=_reset_after_fork)

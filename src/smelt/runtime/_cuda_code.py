@@ -11,10 +11,11 @@ from smelt.devices.cuda import (
     KernelLoader,
     copy_memory,
     matching_architecture,
+    reserve_memory,
 )
 from smelt.engine import Launch
 from smelt.errors import EngineFormatError, EngineMismatchError
-from smelt.runtime._code import LoadedCode, LoadedWeights
+from smelt.runtime._loaded_code import LoadedCode, LoadedWeights
 from smelt.runtime._streams import gpu_named
 from smelt.types import override
 
@@ -23,7 +24,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from smelt.devices import AllocationTracker
-    from smelt.devices.cuda import CudaDevice, LoadedCall, LoadedKernel
+    from smelt.devices.cuda import (
+        CudaAllocation,
+        CudaDevice,
+        CudaReservation,
+        LoadedCall,
+        LoadedKernel,
+    )
     from smelt.engine import EngineFile, EngineHeader, Fingerprint
     from smelt.runtime._context import ExecutionContext
     from smelt.runtime._engine import Engine
@@ -40,26 +47,28 @@ def find_gpu(fingerprint: Fingerprint, name: str | None) -> tuple[CudaDevice, in
     """
     device = gpu_named(name)
     found = device.properties
-    place = matching_architecture(fingerprint.architecture.split(","), found.capability)
-    if place is None:
+    architecture_index = matching_architecture(
+        fingerprint.architecture.split(","), found.capability
+    )
+    if architecture_index is None:
         raise EngineMismatchError(
             f"this engine was built for {fingerprint.architecture}, and {device!r} runs code for "
             f"{found.architecture}; build it again for that, or for several: "
             f"device='cuda:{fingerprint.architecture},{found.architecture}'"
         )
-    return device, place
+    return device, architecture_index
 
 
 class CudaCode(LoadedCode):
     """The kernels and weights of an engine on one GPU."""
 
-    def __init__(self, file: EngineFile, device: CudaDevice, place: int) -> None:
+    def __init__(self, file: EngineFile, device: CudaDevice, architecture_index: int) -> None:
         """Load them.
 
         Args:
             file: the engine.
             device: the GPU.
-            place: which of the engine's architectures is the GPU's.
+            architecture_index: which of the engine's architectures is the GPU's.
 
         Raises:
             EngineFormatError: a kernel's record is malformed.
@@ -70,20 +79,21 @@ class CudaCode(LoadedCode):
         self.header = file.header
         self.device = device
         tuned_on = self.header.fingerprint.tuned_on
-        if tuned_on not in ("", device.place):
+        if tuned_on not in ("", device.timing_key):
             _LOG.info(
-                "%s was tuned on %s; on %s its answers are as right, and other tactics may be "
+                "%s was tuned on %s; on %s its results are equally correct, but other tactics may "
+                "be "
                 "faster: %s here tells",
                 file.source,
                 tuned_on,
-                device.place,
+                device.timing_key,
                 "`smelt retune`" if self.header.network else "a build",
             )
-        self.kernels = _load_kernels(file, device, place)
-        self.weights = self.place(file.weights)
+        self.kernels = _load_kernels(file, device, architecture_index)
+        self.weights = self.upload_weights(file.weights)
 
     @override
-    def place(self, weights: NDArray[np.uint8]) -> LoadedWeights:
+    def upload_weights(self, weights: NDArray[np.uint8]) -> LoadedWeights:
         memory = CudaMemory(self.device).allocate(weights.size, "weights")
         with CudaStream(self.device) as stream:
             copy_memory(self.device, memory.address, int(weights.ctypes.data), weights.size, stream)
@@ -100,12 +110,12 @@ class CudaCode(LoadedCode):
 
 
 def _load_kernels(
-    file: EngineFile, device: CudaDevice, place: int
+    file: EngineFile, device: CudaDevice, architecture_index: int
 ) -> dict[str, LoadedKernel | LoadedCall]:
     used = _used_symbols(file.header)
     loader = KernelLoader(device)
     found = {
-        symbol: loader.load(file.code, offset, place)
+        symbol: loader.load(file.code, offset, architecture_index)
         for symbol, offset in file.header.symbols
         if symbol in used
     }
@@ -117,3 +127,12 @@ def _load_kernels(
 def _used_symbols(header: EngineHeader) -> set[str]:
     steps = (step for plan in header.plans for step in plan.steps)
     return {step.kernel.symbol for step in steps if isinstance(step, Launch)}
+
+
+def arena_of(code: CudaCode, memory: CudaMemory) -> CudaAllocation | CudaReservation:
+    """What the plans keep tensors in; where a run decides their sizes, memory comes as it does."""
+    plans = code.header.plans
+    size_bytes = max(plan.arena_bytes for plan in plans)
+    if any(plan.decided for plan in plans):
+        return reserve_memory(memory, size_bytes, "arena")
+    return memory.allocate(size_bytes, "arena")

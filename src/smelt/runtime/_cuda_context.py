@@ -16,27 +16,30 @@ from smelt.devices.cuda import (
     CudaMemory,
     CudaReservation,
     CudaStream,
-    Follower,
+    HostTask,
     PinnedAllocation,
     fill_memory,
     handle_of,
-    reserve_memory,
 )
 from smelt.errors import ContextError, DeviceError
-from smelt.runtime._arrays import array_from_value, exporter_for, trimmed, writable_array
+from smelt.runtime._array_interop import array_from_value, exporter_for, trimmed, writable_array
 from smelt.runtime._context import RUN, ExecutionContext
-from smelt.runtime._cuda_arrays import (
-    ALIGNED_BYTES,
+from smelt.runtime._cuda_array_interop import (
+    CheckedAddresses,
     GpuArray,
-    KnownAddresses,
     ResultMaker,
     check_selected,
     gpu_array,
     libraries_of,
 )
-from smelt.runtime._cuda_segments import Consumed, CudaMachinery, Timed
+from smelt.runtime._cuda_code import arena_of
+from smelt.runtime._cuda_graph_segments import (
+    CudaSegmentFactory,
+    InputsConsumedEvent,
+    PendingProfile,
+)
 from smelt.runtime._cuda_staging import CudaStaging
-from smelt.runtime._errors import error_words
+from smelt.runtime._index_errors import error_words
 from smelt.runtime._nvtx import load_nvtx
 from smelt.runtime._staging import Staging
 from smelt.runtime._streams import native_event, native_stream
@@ -48,18 +51,17 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from smelt.devices import AllocationTracker
-    from smelt.devices.cuda import CudaAllocation
     from smelt.engine import Binding
     from smelt.runtime._context import Port
-    from smelt.runtime._cuda_arrays import ArrayLibrary
+    from smelt.runtime._cuda_array_interop import ArrayLibrary
     from smelt.runtime._cuda_code import CudaCode
     from smelt.runtime._engine import Engine
-    from smelt.runtime._errors import ErrorWords
-    from smelt.runtime._segments import Consumption
-    from smelt.runtime._staging import Ready
+    from smelt.runtime._index_errors import ErrorWords
+    from smelt.runtime._segments import InputsConsumed
+    from smelt.runtime._staging import StagedCall
 
 _LOG = logging.getLogger(__name__)
-_MOST_KNOWN: Final = 256
+_MAX_KNOWN: Final = 256
 _THREADS_OWN: Final = 2
 """Handle of the default stream of whichever thread asks: two threads' are two streams."""
 
@@ -71,7 +73,7 @@ class CudaContext(ExecutionContext):
         self.threads = 1
         self.device = device = code.device
         with ExitStack() as made:
-            arena = _arena_of(code, CudaMemory(device, tracker))
+            arena = arena_of(code, CudaMemory(device, tracker))
             made.callback(arena.close)
             # Its work follows what the default stream does, where torch and others work unasked.
             self._stream = made.enter_context(CudaStream(device, follows_default=True))
@@ -81,15 +83,15 @@ class CudaContext(ExecutionContext):
             if not isinstance(arena, CudaReservation):
                 fill_memory(device, arena.address, arena.size_bytes, self._stream)
                 self._stream.synchronize()
-            self._places = CudaStaging(device, tracker, arena)
-            made.callback(self._places.close)
+            self._gpu_staging = CudaStaging(device, tracker, arena)
+            made.callback(self._gpu_staging.close)
             # Memory of the host: launches write there when there is an error, and only then.
             pinned = partial(PinnedAllocation, device, tag="error words")
             self._errors = error_words(code.header, pinned)
             if self._errors is not None:
                 made.callback(self._errors.close)
             self._held = made.pop_all()
-        self._machine = CudaMachinery(
+        self._machine = CudaSegmentFactory(
             device,
             code.kernels,
             recorder,
@@ -99,13 +101,13 @@ class CudaContext(ExecutionContext):
             self._errors,
         )
         if any(plan.decided for plan in code.header.plans):
-            self._machine.back = self._places.back
+            self._machine.commit = self._gpu_staging.commit
         super().__init__(engine, code, self._machine, Staging(None, code.header))
         self._memories.arena = arena.address
         self._memories.errors = 0 if self._errors is None else self._errors.address
         self._ranges = load_nvtx()
         self._foreigners: dict[int, CudaStream] = {}
-        self._known = KnownAddresses(device)
+        self._known = CheckedAddresses(device)
 
     @override
     def reset(self) -> None:
@@ -117,8 +119,8 @@ class CudaContext(ExecutionContext):
         self._kept: deque[tuple[CudaEvent, list[Any]]] = deque()
         """Arrays of runs that may be going on, and what says when they are done."""
         self._free: list[CudaEvent] = []
-        self._timed: Timed | None = None
-        self._reporter: Follower | None = None
+        self._timed: PendingProfile | None = None
+        self._reporter: HostTask | None = None
 
     # ---- arrays
 
@@ -133,7 +135,7 @@ class CudaContext(ExecutionContext):
         return writable_array(value, binding, dtype) if found is None else found
 
     @override
-    def _bind(self, batch_size: int, bindings: Sequence[Any]) -> tuple[Ready, list[Any]]:
+    def _bind(self, batch_size: int, bindings: Sequence[Any]) -> tuple[StagedCall, list[Any]]:
         check_selected(self.device)
         ready, arrays = super()._bind(batch_size, bindings)
         for (_, binding, _), array in zip(self._ports, arrays, strict=True):
@@ -146,7 +148,7 @@ class CudaContext(ExecutionContext):
     @override
     def _compute(
         self,
-        ready: Ready,
+        ready: StagedCall,
         arrays: list[Any],
         inputs: Mapping[str, Any],
         wanted: Sequence[Port],
@@ -156,13 +158,13 @@ class CudaContext(ExecutionContext):
             for index, _, _ in self._inputs:
                 if isinstance(arrays[index], GpuArray):
                     name = self._ports[index][1].name
-                    return self._compute_there(ready, arrays, inputs[name], wanted)
-            return self._compute_here(ready, arrays, inputs, wanted)
+                    return self._compute_on_gpu(ready, arrays, inputs[name], wanted)
+            return self._compute_to_host(ready, arrays, inputs, wanted)
         finally:
             self.device.restore(previous)
 
-    def _compute_there(
-        self, ready: Ready, arrays: list[Any], like: Any, wanted: Sequence[Port]
+    def _compute_on_gpu(
+        self, ready: StagedCall, arrays: list[Any], like: Any, wanted: Sequence[Port]
     ) -> dict[str, Any]:
         """Results beside the inputs, in the order of their library's work.
 
@@ -203,9 +205,9 @@ class CudaContext(ExecutionContext):
             for index, binding, _ in wanted
         }
 
-    def _compute_here(
+    def _compute_to_host(
         self,
-        ready: Ready,
+        ready: StagedCall,
         arrays: list[Any],
         inputs: Mapping[str, Any],
         wanted: Sequence[Port],
@@ -228,7 +230,7 @@ class CudaContext(ExecutionContext):
     # ---- by index
 
     @override
-    def _perform_bound(self, ready: Ready, arrays: list[Any]) -> None:
+    def _execute_bound(self, ready: StagedCall, arrays: list[Any]) -> None:
         previous = self.device.select()
         try:
             self._queue(ready, arrays, self._stream, None)
@@ -238,11 +240,7 @@ class CudaContext(ExecutionContext):
 
     @override
     def enqueue(
-        self,
-        batch_size: int,
-        bindings: Sequence[Any],
-        stream: Any,
-        input_consumed: Any = None,
+        self, batch_size: int, bindings: Sequence[Any], stream: Any, input_consumed: Any = None
     ) -> None:
         queue = self._queue_of(stream)
         event = self._event_of(input_consumed)
@@ -251,7 +249,7 @@ class CudaContext(ExecutionContext):
         previous = self.device.select()
         try:
             self._enter(token)
-            consumed = None if event is None else Consumed(event, queue)
+            consumed = None if event is None else InputsConsumedEvent(event, queue)
             self._queue(ready, arrays, queue, consumed)
             self._finish_queued(queue, arrays)
         finally:
@@ -290,7 +288,7 @@ class CudaContext(ExecutionContext):
         """Another library's stream."""
         stream = self._foreigners.get(handle)
         if stream is None:
-            if len(self._foreigners) >= _MOST_KNOWN:
+            if len(self._foreigners) >= _MAX_KNOWN:
                 self._foreigners.clear()
             stream = self._foreigners[handle] = CudaStream(self.device, handle)
         return stream
@@ -299,10 +297,10 @@ class CudaContext(ExecutionContext):
 
     def _queue(
         self,
-        ready: Ready,
+        ready: StagedCall,
         arrays: list[Any],
         stream: CudaStream,
-        consumed: Consumed | None,
+        consumed: InputsConsumedEvent | None,
         library: ArrayLibrary | None = None,
     ) -> dict[str, int]:
         """Queue a run on arrays and addresses by binding; return the symbols' values.
@@ -314,63 +312,51 @@ class CudaContext(ExecutionContext):
         Raises:
             IndexRangeError: a run that was queued before has met an index out of range.
         """
-        self._await_cut_off()
+        self._await_failed_run()
         if self._errors is not None:
             self._check_queued(self._errors)
         self._machine.stream = stream
-        self._places.forget()
+        self._gpu_staging.forget()
         self._follow(arrays, stream, library)
         self._is_cut_off = True  # until it is finished
         try:
             return self._queue_steps(ready, arrays, stream, consumed)
         except BaseException:
-            self._places.forget()
+            self._gpu_staging.forget()
             with suppress(DeviceError):  # part of the run may be going on: the next waits for it
                 self._note_end(stream, arrays)
             raise
 
     def _queue_steps(
-        self, ready: Ready, arrays: list[Any], stream: CudaStream, consumed: Consumed | None
+        self,
+        ready: StagedCall,
+        arrays: list[Any],
+        stream: CudaStream,
+        consumed: InputsConsumedEvent | None,
     ) -> dict[str, int]:
         """Queue the copies and segments of a run."""
         call, is_decided = ready.call, bool(ready.call.decided)
-        addresses = [0] * len(arrays)
-        back: list[tuple[int, Any, int]] = []
-        for index, binding, _ in self._ports:
-            array = arrays[index]
-            address = array.address if isinstance(array, GpuArray) else array
-            if isinstance(address, int) and address % ALIGNED_BYTES == 0:
-                addresses[index] = address
-                continue
-            size = prod(call.shapes[index]) * binding.dtype.size_bytes
-            if binding.is_input:
-                self._wait_for_places()
-                addresses[index] = self._places.bring(index, address, size, stream)
-            elif address is None:  # an output that nobody asked for
-                addresses[index] = self._places.room(index, size, is_decided=is_decided)
-            else:
-                addresses[index] = self._places.reserve(index, address, size, is_decided=is_decided)
-                back.append((index, address, size))
-        if self._places.have_moved:
-            self._places.have_moved = False
+        staged = self._gpu_staging.stage(self._ports, call, arrays, stream, self._wait_for_staging)
+        addresses, commit = staged
+        if self._gpu_staging.take_moved():
             self._await_report()
             self._forget_addresses()
         values = call.values.copy() if is_decided else call.values
         self._execute(call.plan, values, addresses, consumed)
         if consumed is not None:
-            consumed.reach()
-        for index, target, size in back:
+            consumed.signal()
+        for index, target, size in commit:
             shape, made = call.shapes[index], size
             if is_decided:
                 shape = tuple([evaluate_dim(dim, values) for dim in call.extents[index]])
                 made = prod(shape) * self._ports[index][1].dtype.size_bytes
             if callable(target):
                 target = arrays[index] = target(shape)
-            self._places.take_back(index, target, size, made, stream)
+            self._gpu_staging.download_output(index, target, size, made, stream)
         self._latest = call, values
         return values
 
-    def _await_cut_off(self) -> None:
+    def _await_failed_run(self) -> None:
         """Wait for a run that failed or was interrupted, and forget what its launches told of."""
         if self._is_cut_off:
             self.device.call("cuStreamSynchronize", self._stream.handle)  # its end may be unnoted
@@ -384,7 +370,7 @@ class CudaContext(ExecutionContext):
         if self._last is not None and errors.are_set and self._done.query():
             errors.check()
 
-    def _wait_for_places(self) -> None:
+    def _wait_for_staging(self) -> None:
         """Pinned memory is written anew only when the run before has read it."""
         if self._last is not None:
             self._done.synchronize()
@@ -414,9 +400,9 @@ class CudaContext(ExecutionContext):
             raise
         self._last = None
         self._kept.clear()
-        self._places.deliver()
+        self._gpu_staging.deliver()
         if self._timed is not None:
-            self._tell(self._timed)
+            self._report_times(self._timed)
         if self._errors is not None:
             self._errors.check()
         self._is_cut_off = False
@@ -429,23 +415,23 @@ class CudaContext(ExecutionContext):
         With ``is_awaited`` the caller itself waits for the run, and hears what it tells of.
         """
         self._note_end(stream, arrays)
-        if self._places.is_owed:
+        if self._gpu_staging.has_pending_outputs:
             self._done.synchronize()  # not the stream, which raises what others' runs have met
-            self._places.deliver()
+            self._gpu_staging.deliver()
         if self._timed is not None:
             self._report_later(stream, self._timed)
         if self._errors is not None and not is_awaited:
             stream.follow(self._errors)
-            self._errors.owe()
+            self._errors.expect_check()
         self._is_cut_off = is_awaited
 
     def _note_end(self, stream: CudaStream, arrays: list[Any]) -> None:
         """Mark the end of what is queued; keep what it works on until then."""
         self._done.record(stream)
         self._last = int(stream.handle)
-        self._keep_meanwhile(stream, [array for array in arrays if not isinstance(array, int)])
+        self._keep_alive_until_done(stream, [a for a in arrays if not isinstance(a, int)])
 
-    def _keep_meanwhile(self, stream: CudaStream, arrays: list[Any]) -> None:
+    def _keep_alive_until_done(self, stream: CudaStream, arrays: list[Any]) -> None:
         """Let arrays live until what is queued now is done."""
         while self._kept and self._kept[0][0].query():
             self._free.append(self._kept.popleft()[0])
@@ -462,7 +448,7 @@ class CudaContext(ExecutionContext):
         number: int,
         values: dict[str, int],
         addresses: list[int],
-        consumed: Consumption | None,
+        consumed: InputsConsumed | None,
     ) -> None:
         if self._ranges is None:
             super()._execute(number, values, addresses, consumed)
@@ -479,7 +465,7 @@ class CudaContext(ExecutionContext):
         number: int,
         values: dict[str, int],
         addresses: list[int],
-        consumed: Consumption | None,
+        consumed: InputsConsumed | None,
     ) -> None:
         segments, profiler = self._segments[number], self._profiler
         if profiler is not None:
@@ -490,9 +476,9 @@ class CudaContext(ExecutionContext):
             segment.run(values, self._memories, addresses, timed=profiler is not None)
         self._machine.consumed = None
         if profiler is not None:
-            self._timed = Timed(number, profiler)
+            self._timed = PendingProfile(number, profiler)
 
-    def _tell(self, timed: Timed) -> None:
+    def _report_times(self, timed: PendingProfile) -> None:
         """Report the times of a run once it is complete."""
         self._timed = None
         times: dict[int, float] = {}
@@ -501,10 +487,10 @@ class CudaContext(ExecutionContext):
                 times[layer] = times.get(layer, 0.0) + milliseconds
         self._report(timed.profiler, timed.plan, times)
 
-    def _report_later(self, stream: CudaStream, timed: Timed) -> None:
+    def _report_later(self, stream: CudaStream, timed: PendingProfile) -> None:
         """Report on another thread; whoever synchronizes our stream waits for that too."""
         self._timed = None
-        self._reporter = reporter = Follower(lambda: self._tell(timed))
+        self._reporter = reporter = HostTask(lambda: self._report_times(timed))
         stream.follow(reporter)
 
     def _await_report(self) -> None:
@@ -533,7 +519,7 @@ class CudaContext(ExecutionContext):
         try:
             self._enter(token)
             try:
-                self._await_cut_off()
+                self._await_failed_run()
                 self._wait()
                 self._await_report()
             except DeviceError as error:  # whoever waits for the run hears of it
@@ -544,12 +530,3 @@ class CudaContext(ExecutionContext):
         finally:
             if RUN in self._owner and self._owner[RUN] is token:
                 del self._owner[RUN]
-
-
-def _arena_of(code: CudaCode, memory: CudaMemory) -> CudaAllocation | CudaReservation:
-    """What the plans keep tensors in; where a run decides their sizes, memory comes as it does."""
-    plans = code.header.plans
-    size_bytes = max(plan.arena_bytes for plan in plans)
-    if any(plan.decided for plan in plans):
-        return reserve_memory(memory, size_bytes, "arena")
-    return memory.allocate(size_bytes, "arena")

@@ -27,10 +27,10 @@ from smelt.errors import (
     SmeltError,
     TrustError,
 )
-from smelt.runtime._code import check_machine, load_code
 from smelt.runtime._context_pool import ContextPool
+from smelt.runtime._loaded_code import check_machine, load_code
 from smelt.types import (
-    Closing,
+    Closeable,
     enough_memory_for,
     given_bool,
     given_dict,
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 
     from smelt.devices import AllocationTracker
     from smelt.engine import Binding, BytesLike, EngineHeader, LayerInfo, SignerLike
-    from smelt.runtime._code import LoadedCode
     from smelt.runtime._context import ExecutionContext
+    from smelt.runtime._loaded_code import LoadedCode
 
 _LOG = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ Trust = Literal["signed", "always"]
 
 
 @dataclass(frozen=True, slots=True)
-class _KeptSignature:
+class _OriginalSignature:
     """Gives an unchanged engine the signature that it came with."""
 
     public_key: bytes
@@ -68,11 +68,11 @@ class _KeptSignature:
 
     def sign(self, message: bytes) -> bytes:
         if message != self.message:
-            raise InternalError("an engine that was read is not written as it was")
+            raise InternalError("the engine differs from the file after a round trip")
         return self.signature
 
 
-class Engine(Closing):
+class Engine(Closeable):
     """A network, optimised and compiled, ready to run.
 
     `run` may be called from any thread. Any number of contexts may run it at once; they share its
@@ -309,7 +309,7 @@ class Engine(Closing):
         if code is None:
             code = self._code = load_code(self._file, self._device_name)
         if code is None:
-            raise InternalError("no code was loaded, and nothing said why")
+            raise InternalError("no code was loaded, and no reason was recorded")
         return code
 
     @enough_memory_for("the refit")
@@ -331,7 +331,7 @@ class Engine(Closing):
             file = self._file
             fresh = refitted_weights(file.header, code.weights.bytes, weights)
             sources = refitted_sources(file.header, file.sources, weights)
-            code.weights = code.place(fresh)
+            code.weights = code.upload_weights(fresh)
             self._serialized = None
             self._file = replace(file, weights=fresh, sources=sources, signature=None)
 
@@ -381,7 +381,7 @@ class Engine(Closing):
             return None
         kept = self._file.signature
         if kept is not None and self._is_vouched_for:
-            return _KeptSignature(kept.public_key, kept.signature, kept.message)
+            return _OriginalSignature(kept.public_key, kept.signature, kept.message)
         signer = user_signer()
         if signer is None and sign:
             raise TrustError(

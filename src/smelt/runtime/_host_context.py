@@ -11,18 +11,18 @@ import numpy as np
 from numpy import ndarray
 
 from smelt.devices.cpu import (
+    CompletionFlag,
     CpuEvent,
     CpuMemory,
     CpuStream,
     DeferredError,
-    Mark,
     Scratch,
     default_thread_count,
     worker_pool,
 )
 from smelt.devices.null import NullMemory
 from smelt.errors import ContextError
-from smelt.runtime._arrays import (
+from smelt.runtime._array_interop import (
     address_of,
     array_from_value,
     contiguous_array,
@@ -31,8 +31,8 @@ from smelt.runtime._arrays import (
     writable_array,
 )
 from smelt.runtime._context import RUN, ExecutionContext
-from smelt.runtime._errors import error_words
-from smelt.runtime._segments import CpuMachinery, NullMachinery
+from smelt.runtime._index_errors import error_words
+from smelt.runtime._segments import CpuSegmentFactory, NullSegmentFactory
 from smelt.runtime._staging import Staging
 from smelt.runtime._streams import Event, Stream, native_event, native_stream
 from smelt.types import given_int, out_of_memory, override
@@ -46,12 +46,12 @@ if TYPE_CHECKING:
     from smelt.devices.cpu import CpuAllocation
     from smelt.devices.null import NullAllocation
     from smelt.engine import Binding
-    from smelt.runtime._code import HostCode
     from smelt.runtime._context import Port
     from smelt.runtime._engine import Engine
-    from smelt.runtime._errors import ErrorWords
-    from smelt.runtime._segments import Machinery
-    from smelt.runtime._staging import Ready
+    from smelt.runtime._index_errors import ErrorWords
+    from smelt.runtime._loaded_code import HostCode
+    from smelt.runtime._segments import SegmentFactory
+    from smelt.runtime._staging import StagedCall
 
 _MAX_THREADS: Final = 1024
 _POLL_S: Final = 2e-4
@@ -71,11 +71,11 @@ class HostContext(ExecutionContext):
         header = code.header
         arena_bytes = max(plan.arena_bytes for plan in header.plans)
         self._allocations: list[CpuAllocation | NullAllocation | Scratch | ErrorWords]
-        machinery: Machinery
+        segment_factory: SegmentFactory
         errors = None
         if code.runtime is None:
             self._allocations = [NullMemory(tracker).allocate(arena_bytes, "arena")]
-            machinery, staging = NullMachinery(), Staging(None, header)
+            segment_factory, staging = NullSegmentFactory(), Staging(None, header)
         else:
             memory = CpuMemory(tracker)
             arena = memory.allocate(arena_bytes, "arena")
@@ -84,10 +84,10 @@ class HostContext(ExecutionContext):
             self._allocations = [arena, scratch, *staging.allocations]
             errors = error_words(header, partial(memory.allocate, tag="error words"))
             pool, threads = worker_pool(), self.threads
-            machinery = CpuMachinery(
+            segment_factory = CpuSegmentFactory(
                 code.functions, code.runtime, pool, memory, threads, scratch, header.layers, errors
             )
-        super().__init__(engine, code, machinery, staging)
+        super().__init__(engine, code, segment_factory, staging)
         self._memories.arena = self._allocations[0].address
         if errors is not None:
             self._memories.errors = errors.address
@@ -97,7 +97,7 @@ class HostContext(ExecutionContext):
     @override
     def reset(self) -> None:
         super().reset()
-        self._pending: Mark | None = None
+        self._pending: CompletionFlag | None = None
         """The end of the latest `enqueue`."""
         self._failures: deque[DeferredError] = deque()
         """Of each queued run that failed: raised by its stream, or by the next call."""
@@ -113,21 +113,21 @@ class HostContext(ExecutionContext):
     @override
     def _compute(
         self,
-        ready: Ready,
+        ready: StagedCall,
         arrays: list[Any],
         inputs: Mapping[str, Any],
         wanted: Sequence[Port],
     ) -> dict[str, Any]:
         call = ready.call
-        for index, place in ready.outputs:
-            if place is None:
+        for index, staged in ready.outputs:
+            if staged is None:
                 dtype = self._ports[index][2]
                 arrays[index] = self._new(call.shapes[index], dtype)
         values = self._perform(ready, arrays, None)
         results: dict[str, Any] = {}
         for index, binding, _ in wanted:
-            place = ready.places[index]
-            results[binding.name] = arrays[index] if place is None else place.copy()
+            staged = ready.staged_arrays[index]
+            results[binding.name] = arrays[index] if staged is None else staged.copy()
         if values is not call.values:
             for index, binding, _ in wanted:
                 made = results[binding.name]
@@ -151,11 +151,11 @@ class HostContext(ExecutionContext):
         arrays = [a if isinstance(a, int) else a.view() for a in arrays]
         failures = self._failures
         _check_all(failures)
-        before, done, consumed = self._pending, Mark(), Mark()
+        before, done, consumed = self._pending, CompletionFlag(), CompletionFlag()
 
         def work() -> None:
             try:
-                self._perform_queued(ready, arrays, before, consumed)
+                self._execute_queued(ready, arrays, before, consumed)
             except Exception as error:  # noqa: BLE001  (raised by the stream or the next call)
                 failure = DeferredError(error)
                 failures.append(failure)
@@ -169,12 +169,16 @@ class HostContext(ExecutionContext):
         try:
             queue.submit(work, consumed, done)
         except BaseException:
-            consumed.reach()
-            done.reach()
+            consumed.signal()
+            done.signal()
             raise
 
-    def _perform_queued(
-        self, ready: Ready, arrays: list[Any], before: Mark | None, consumed: Mark
+    def _execute_queued(
+        self,
+        ready: StagedCall,
+        arrays: list[Any],
+        before: CompletionFlag | None,
+        consumed: CompletionFlag,
     ) -> None:
         """Run on the application's memory, on a stream's thread."""
         if before is not None:
@@ -183,7 +187,7 @@ class HostContext(ExecutionContext):
         try:
             self._wait_for(token)
             self._check_open()
-            self._perform_bound(ready, arrays, consumed)
+            self._execute_bound(ready, arrays, consumed)
         except MemoryError as error:
             raise out_of_memory("the run") from error
         finally:
@@ -191,11 +195,13 @@ class HostContext(ExecutionContext):
                 del self._owner[RUN]
 
     @override
-    def _perform_bound(self, ready: Ready, arrays: list[Any], consumed: Mark | None = None) -> None:
+    def _execute_bound(
+        self, ready: StagedCall, arrays: list[Any], consumed: CompletionFlag | None = None
+    ) -> None:
         self._perform(ready, arrays, consumed)
-        for index, place in ready.outputs:
-            if place is not None:
-                arrays[index][...] = place
+        for index, staged in ready.outputs:
+            if staged is not None:
+                arrays[index][...] = staged
 
     @override
     def _enter(self, token: object) -> None:
@@ -212,17 +218,19 @@ class HostContext(ExecutionContext):
         while self._owner.setdefault(RUN, token) is not token:
             time.sleep(_POLL_S)  # rare: a synchronous run in another thread
 
-    def _perform(self, ready: Ready, arrays: list[Any], consumed: Mark | None) -> dict[str, int]:
+    def _perform(
+        self, ready: StagedCall, arrays: list[Any], consumed: CompletionFlag | None
+    ) -> dict[str, int]:
         """Run on arrays, or addresses, by binding; outputs that have a place are left there."""
         addresses = ready.addresses
         if not ready.is_staged:
             addresses = addresses.copy()
-            for index, place in enumerate(ready.places):
-                if place is None:
+            for index, staged in enumerate(ready.staged_arrays):
+                if staged is None:
                     addresses[index], arrays[index] = _address(arrays[index])
-        for index, place in ready.inputs:
-            if place is not None:
-                place[...] = arrays[index]
+        for index, staged in ready.inputs:
+            if staged is not None:
+                staged[...] = arrays[index]
         call = ready.call
         values = call.values.copy() if call.decided else call.values
         self._execute(call.plan, values, addresses, consumed)
@@ -261,13 +269,13 @@ def _checked_queue(stream: object, event: object) -> tuple[CpuStream, CpuEvent |
     """The processor's stream and event; refuse others before anything waits for them."""
     queue, mark = native_stream(stream), native_event(event)
     if not isinstance(queue, CpuStream):
-        raise ContextError(f"enqueue needs a smelt.Stream, not {_told(stream)}")
+        raise ContextError(f"enqueue needs a smelt.Stream, not {_described(stream)}")
     if not isinstance(mark, CpuEvent | None):
-        raise ContextError(f"input_consumed is a smelt.Event, not {_told(event)}")
+        raise ContextError(f"input_consumed is a smelt.Event, not {_described(event)}")
     return queue, mark
 
 
-def _told(thing: object) -> str:
+def _described(thing: object) -> str:
     name = type(thing).__name__
     return f"{name} of {thing.device}" if isinstance(thing, Stream | Event) else name
 

@@ -10,7 +10,7 @@ import numpy as np
 from smelt.devices.cpu import CpuMemory
 from smelt.errors import BindingError, GraphError
 from smelt.ir import Constant, compute_untrusted
-from smelt.ops import recipe_from_json, why_no_scale, why_not_derived
+from smelt.ops import derived_overflow_reason, recipe_from_json, why_no_scale
 from smelt.types import given_array
 
 if TYPE_CHECKING:
@@ -125,10 +125,10 @@ class _Derived:
 
     def combined(self) -> NDArray[Any]:
         """What was computed, where a build would combine the arrays as well."""
-        array, reason = self.computed(), why_not_derived(self.constant)
+        array, reason = self.computed(), derived_overflow_reason(self.constant)
         if reason is not None:
             raise BindingError(
-                f"the new {self.shown} cannot be combined with other weights as the old were: "
+                f"the new {self.shown} cannot be folded with the other weights as the old one was: "
                 f"{reason}; build an engine of the network with the new weights"
             )
         return array
@@ -175,7 +175,7 @@ def _shown(name: str, array: NDArray[Any]) -> str:
 def _store(weight: Weight, array: NDArray[Any], memory: NDArray[np.uint8], given: str) -> None:
     if array.shape != weight.shape or array.dtype != weight.dtype.numpy:
         raise BindingError(
-            f"the new {given} does not fit: {weight.name} is made of it, which becomes "
+            f"the new {given} does not fit: {weight.name} is computed from it and becomes "
             f"{array.dtype}{list(array.shape)} where {weight.dtype.value}{list(weight.shape)} "
             "is needed; give an array of the old shape and dtype"
         )

@@ -20,7 +20,7 @@ from smelt.devices.null import NullRunList
 from smelt.engine import Launch, Space
 from smelt.errors import InternalError, ShapeError
 from smelt.ir import count_excess, evaluate
-from smelt.runtime._errors import tells_errors
+from smelt.runtime._index_errors import reports_index_errors
 from smelt.types import evaluate_dim, symbols_of
 
 if TYPE_CHECKING:
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from smelt.devices.cpu import CpuMemory, NativeRuntime, Scratch, WorkerPool
-    from smelt.engine import HostCall, KeptVerdicts, LayerInfo, Plan, View
-    from smelt.runtime._errors import ErrorWords
+    from smelt.engine import CachedRuntimeChecks, HostCall, LayerInfo, Plan, View
+    from smelt.runtime._index_errors import ErrorWords
     from smelt.types import Dim
 
 Check = Callable[[Mapping[str, int]], None]
 """Checks what depends on symbols that a step has just decided."""
 
-KEPT_SHAPES: Final = 16
+MAX_CACHED_SHAPES: Final = 16
 """Sets of symbol values for which words are kept."""
 
 
 @dataclass(slots=True)
-class Memories:
+class MemoryMap:
     """Where a context's memory is."""
 
     arena: int
@@ -50,10 +50,10 @@ class Memories:
     """The error words, if there are any."""
 
 
-class Consumption(Protocol):
+class InputsConsumed(Protocol):
     """Hears that the inputs of a run are no longer needed."""
 
-    def reach(self) -> None:
+    def signal(self) -> None:
         """Take note."""
         ...
 
@@ -67,7 +67,7 @@ class Segment(Protocol):
         ...
 
     def run(
-        self, values: dict[str, int], memories: Memories, addresses: list[int], *, timed: bool
+        self, values: dict[str, int], memories: MemoryMap, addresses: list[int], *, timed: bool
     ) -> None:
         """Run; ``addresses`` are the application's, by binding.
 
@@ -89,7 +89,7 @@ class Segment(Protocol):
         ...
 
 
-class Machinery(Protocol):
+class SegmentFactory(Protocol):
     """What a device makes segments with."""
 
     def native(self, steps: Sequence[Launch], plan: Plan) -> Segment:
@@ -101,7 +101,7 @@ class Machinery(Protocol):
         ...
 
 
-class Reach(Protocol):
+class MemoryAccess(Protocol):
     """How Python's steps reach the memory of a plan."""
 
     def load(self, space: Space, address: int, size_bytes: int) -> Any:
@@ -113,7 +113,7 @@ class Reach(Protocol):
         ...
 
 
-class HostReach:
+class HostMemoryAccess:
     """The process's own memory: everything is changed where it is."""
 
     def load(self, space: Space, address: int, size_bytes: int) -> Any:
@@ -126,7 +126,7 @@ class HostReach:
 
 
 @dataclass(frozen=True, slots=True)
-class CpuMachinery:
+class CpuSegmentFactory:
     """What native segments for a processor are made with."""
 
     functions: Mapping[str, int]
@@ -149,19 +149,19 @@ class CpuMachinery:
     def native(self, steps: Sequence[Launch], plan: Plan) -> Segment:
         """The launches as one segment."""
         segment = NativeSegment(steps, plan, self)
-        if self.errors is not None and tells_errors(steps, plan):
+        if self.errors is not None and reports_index_errors(steps, plan):
             return CheckedSegment(segment, self.errors)
         return segment
 
     def host(self, step: HostCall, plan: Plan, check: Check) -> HostSegment:
         """A step that Python does."""
-        return HostSegment(step, plan, HostReach(), check, self.layers)
+        return HostSegment(step, plan, HostMemoryAccess(), check, self.layers)
 
     def run_list(self, steps: Sequence[Launch]) -> RunList:
         """The launches as a list for workers."""
         rows = [
             Row(self.functions[step.kernel.symbol], word_count(step), wait_for)
-            for step, wait_for in zip(steps, waits_of(steps), strict=True)
+            for step, wait_for in zip(steps, dependency_counts(steps), strict=True)
         ]
         return RunList(
             rows,
@@ -174,7 +174,7 @@ class CpuMachinery:
         )
 
 
-class NullMachinery:
+class NullSegmentFactory:
     """What native segments that compute nothing are made with."""
 
     milliseconds_per_tick = 0.0
@@ -196,7 +196,7 @@ def word_count(step: Launch) -> int:
     return len(step.operands) + len(step.scalars)
 
 
-def waits_of(steps: Sequence[Launch]) -> list[int]:
+def dependency_counts(steps: Sequence[Launch]) -> list[int]:
     """Return for each launch how many of the launches must be complete before it starts."""
     found: list[int] = []
     for number, step in enumerate(steps):
@@ -238,7 +238,7 @@ class ArgumentWords:
         return len(self._words)
 
     def evaluate(
-        self, values: Mapping[str, int], memories: Memories
+        self, values: Mapping[str, int], memories: MemoryMap
     ) -> tuple[NDArray[np.int64], list[int]]:
         """Return every word, and every launch's number of chunks."""
         bases = {
@@ -260,13 +260,16 @@ class NativeSegment:
     """Launches that one foreign call runs."""
 
     def __init__(
-        self, steps: Sequence[Launch], plan: Plan, machinery: CpuMachinery | NullMachinery
+        self,
+        steps: Sequence[Launch],
+        plan: Plan,
+        segment_factory: CpuSegmentFactory | NullSegmentFactory,
     ) -> None:
         self._arguments = ArgumentWords(steps, plan)
-        self._machinery = machinery
+        self._machinery = segment_factory
         self.reads_input = self._arguments.reads_input
         self._symbols = self._arguments.symbols
-        self._list = machinery.run_list(steps)
+        self._list = segment_factory.run_list(steps)
         self._positions, self._bindings = self._arguments.positions, self._arguments.bindings
         self._offsets: list[int] = []
         self._kept: dict[tuple[int, ...], tuple[NDArray[np.int64], list[int]]] = {}
@@ -284,7 +287,7 @@ class NativeSegment:
     def run(
         self,
         values: Mapping[str, int],
-        memories: Memories,
+        memories: MemoryMap,
         addresses: list[int],
         *,
         timed: bool,
@@ -297,7 +300,9 @@ class NativeSegment:
             self._prepare(values, memories, addresses)
         self._list.run(timed=timed)
 
-    def _prepare(self, values: Mapping[str, int], memories: Memories, addresses: list[int]) -> None:
+    def _prepare(
+        self, values: Mapping[str, int], memories: MemoryMap, addresses: list[int]
+    ) -> None:
         self._seen_values = None  # whatever interrupts the writing: it is not done
         key = tuple([values[name] for name in self._symbols])
         if key != self._values:
@@ -312,9 +317,9 @@ class NativeSegment:
         self._seen_addresses = addresses
         self._seen_values = values
 
-    def _use(self, key: tuple[int, ...], values: Mapping[str, int], memories: Memories) -> None:
+    def _use(self, key: tuple[int, ...], values: Mapping[str, int], memories: MemoryMap) -> None:
         if key not in self._kept:
-            while len(self._kept) >= KEPT_SHAPES:
+            while len(self._kept) >= MAX_CACHED_SHAPES:
                 self._kept.pop(next(iter(self._kept)))
             self._kept[key] = self._arguments.evaluate(values, memories)
         words, chunks = self._kept[key]
@@ -348,7 +353,7 @@ class CheckedSegment:
         self.close = segment.close
 
     def run(
-        self, values: dict[str, int], memories: Memories, addresses: list[int], *, timed: bool
+        self, values: dict[str, int], memories: MemoryMap, addresses: list[int], *, timed: bool
     ) -> None:
         """Run the launches. Raises IndexRangeError: one of them has met an index out of range."""
         self._errors.begin()
@@ -363,12 +368,12 @@ class HostSegment:
         self,
         step: HostCall,
         plan: Plan,
-        reach: Reach,
+        memory_access: MemoryAccess,
         check: Check,
         layers: Sequence[LayerInfo] = (),
     ) -> None:
         self.layer = step.layer
-        self._reach = reach
+        self._memory_access = memory_access
         self._check = check
         self._step = step
         self._plan = plan
@@ -382,7 +387,7 @@ class HostSegment:
         self.reads_input = any(plan.buffers[v.buffer].space is Space.INPUT for v in views)
 
     def run(
-        self, values: dict[str, int], memories: Memories, addresses: list[int], *, timed: bool
+        self, values: dict[str, int], memories: MemoryMap, addresses: list[int], *, timed: bool
     ) -> None:
         """Run the reference; symbols that its results decide are set in ``values``, and checked.
 
@@ -408,12 +413,13 @@ class HostSegment:
             target, address, memory = self._look(view, values, memories, addresses)
             if target.shape != result.shape or target.dtype != result.dtype:
                 raise ShapeError(
-                    f"the result is {result.dtype}{list(result.shape)} where the engine has room "
+                    f"the result is {result.dtype}{list(result.shape)} but the engine reserved "
+                    f"memory "
                     f"for {target.dtype}{list(target.shape)}",
                     node=self._op.name,
                 )
             target[...] = result
-            self._reach.store(address, memory)
+            self._memory_access.store(address, memory)
         if timed:
             self._milliseconds = (time.perf_counter_ns() - start_ns) / 1e6
 
@@ -435,7 +441,7 @@ class HostSegment:
         """Nothing depends on where the memories are."""
 
     def _look(
-        self, view: View, values: Mapping[str, int], memories: Memories, addresses: list[int]
+        self, view: View, values: Mapping[str, int], memories: MemoryMap, addresses: list[int]
     ) -> tuple[NDArray[Any], int, Any]:
         """The view's elements, and the address and the bytes of its footprint."""
         buffer = self._plan.buffers[view.buffer]
@@ -451,7 +457,7 @@ class HostSegment:
             return np.empty(shape, dtype), 0, b""
         low, high = view.footprint(values)
         strides = [evaluate_dim(stride, values) * dtype.itemsize for stride in view.strides]
-        memory = self._reach.load(buffer.space, start + low, high - low)
+        memory = self._memory_access.load(buffer.space, start + low, high - low)
         offset = evaluate_dim(view.offset, values) - low
         return np.ndarray(shape, dtype, memory, offset, strides), start + low, memory
 
@@ -459,14 +465,14 @@ class HostSegment:
         """Give back what the segment holds: nothing."""
 
 
-def cut_plan(
-    plan: Plan, machinery: Machinery, verdicts: KeptVerdicts | None = None
+def split_plan(
+    plan: Plan, segment_factory: SegmentFactory, verdicts: CachedRuntimeChecks | None = None
 ) -> list[Segment]:
     """Return the plan's segments, in order.
 
     Args:
         plan: what is cut.
-        machinery: what a device makes segments with.
+        segment_factory: what a device makes segments with.
         verdicts: what checks the symbols that a step decides, before the next step runs; None for
             a plan that decides none.
     """
@@ -475,7 +481,7 @@ def cut_plan(
 
     def finish() -> None:
         if launches:
-            segments.append(machinery.native(launches, plan))
+            segments.append(segment_factory.native(launches, plan))
             launches.clear()
 
     for number, step in enumerate(plan.steps):
@@ -484,7 +490,7 @@ def cut_plan(
             continue
         finish()
         check = _unchecked if verdicts is None else partial(verdicts.check, stage=number)
-        if (segment := machinery.host(step, plan, check)) is not None:
+        if (segment := segment_factory.host(step, plan, check)) is not None:
             segments.append(segment)
     finish()
     return segments
@@ -492,4 +498,6 @@ def cut_plan(
 
 def _unchecked(values: Mapping[str, int], /) -> None:
     """Refuse a plan that decides symbols where nobody can check them."""
-    raise InternalError(f"nothing checks the symbols that a step decides: {sorted(values)}")
+    raise InternalError(
+        f"no run-time check covers the symbols that a step decides: {sorted(values)}"
+    )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from smelt.devices.cpu import CpuAllocation, CpuMemory
     from smelt.engine import EngineHeader, Plan
-    from smelt.runtime._shapes import Call
+    from smelt.runtime._plan_selection import ResolvedCall
     from smelt.types import Shape
 
 STAGED_BYTES: Final = 16384
@@ -28,11 +28,11 @@ _ALIGNMENT: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class StagedCall:
     """A call on the memory of one context."""
 
-    call: Call
-    places: tuple[NDArray[Any] | None, ...]
+    call: ResolvedCall
+    staged_arrays: tuple[NDArray[Any] | None, ...]
     """Of each binding that is small."""
     addresses: list[int]
     """Of the places, by binding; 0 where there is none. Nobody writes here."""
@@ -52,8 +52,8 @@ class Staging:
     def __init__(self, memory: CpuMemory | None, header: EngineHeader) -> None:
         """Take memory for them; without memory there are none."""
         self._bindings = header.bindings
-        self._rooms = [0] * len(header.bindings)
-        self._starts = list(self._rooms)
+        self._capacities = [0] * len(header.bindings)
+        self._starts = list(self._capacities)
         self._memory: CpuAllocation | None = None
         if memory is None:
             return
@@ -64,9 +64,9 @@ class Staging:
             # What a run itself decides may fill a part.
             if symbols_of(*(dim for shape in own for dim in shape)) <= given:
                 largest = max(map(_largest_count, own, header.plans)) * binding.dtype.size_bytes
-                self._rooms[index] = min(largest, STAGED_BYTES)
+                self._capacities[index] = min(largest, STAGED_BYTES)
                 self._starts[index] = total
-                total += -(-self._rooms[index] // _ALIGNMENT) * _ALIGNMENT
+                total += -(-self._capacities[index] // _ALIGNMENT) * _ALIGNMENT
         self._memory = memory.allocate(total, "bindings")
 
     @property
@@ -74,32 +74,32 @@ class Staging:
         """The memory, for whoever gives it back."""
         return [] if self._memory is None else [self._memory]
 
-    def ready(self, call: Call, shapes: Sequence[tuple[int, ...] | None]) -> Ready:
+    def ready(self, call: ResolvedCall, shapes: Sequence[tuple[int, ...] | None]) -> StagedCall:
         """The call with places for small arrays that have just the shapes that it needs."""
-        places = tuple(map(self._place, range(len(shapes)), shapes, call.shapes))
+        staged_arrays = tuple(map(self._staged_array, range(len(shapes)), shapes, call.shapes))
         base = 0 if self._memory is None else self._memory.address
-        pairs = zip(places, self._starts, strict=True)
-        addresses = [0 if place is None else base + start for place, start in pairs]
-        chosen = list(zip(enumerate(places), self._bindings, strict=True))
-        return Ready(
+        pairs = zip(staged_arrays, self._starts, strict=True)
+        addresses = [0 if staged is None else base + start for staged, start in pairs]
+        chosen = list(zip(enumerate(staged_arrays), self._bindings, strict=True))
+        return StagedCall(
             call,
-            places,
+            staged_arrays,
             addresses,
             tuple(
                 prod(shape) * b.dtype.size_bytes
                 for shape, b in zip(call.shapes, self._bindings, strict=True)
             ),
-            all(place is not None for place in places),
+            all(staged is not None for staged in staged_arrays),
             tuple(pair for pair, binding in chosen if binding.is_input),
             tuple(pair for pair, binding in chosen if not binding.is_input),
         )
 
-    def _place(
+    def _staged_array(
         self, index: int, shape: tuple[int, ...] | None, needed: tuple[int, ...]
     ) -> NDArray[Any] | None:
         dtype = self._bindings[index].dtype.numpy
         size = prod(needed) * dtype.itemsize
-        if self._memory is None or shape != needed or not 0 < size <= self._rooms[index]:
+        if self._memory is None or shape != needed or not 0 < size <= self._capacities[index]:
             return None
         start = self._starts[index]
         return self._memory.bytes[start : start + size].view(dtype).reshape(needed)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from smelt.devices.cpu import CpuEvent, CpuStream
 from smelt.errors import DeviceError
-from smelt.types import Closing, DeviceName, override
+from smelt.types import Closeable, DeviceName, override
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from smelt.devices.cuda import CudaDevice, CudaEvent, CudaStream
 
 _CUDA: Final = "cuda"
-_PROTOCOL: Final = "__cuda_stream__"
+_CUDA_STREAM_PROTOCOL: Final = "__cuda_stream__"
 
 
-class Stream(Closing):
+class Stream(Closeable):
     """Work that is done in order, beside the thread that queues it."""
 
     def __init__(self, device: str = "cpu") -> None:
@@ -47,7 +47,7 @@ class Stream(Closing):
             DeviceError: the stream is closed, or a GPU's.
         """
         if not isinstance(self.native, CpuStream):
-            raise DeviceError(f"a stream of {self.device} takes no tasks of Python's")
+            raise DeviceError(f"a stream of {self.device} accepts no Python tasks")
         self.native.submit(task)
 
     def query(self) -> bool:
@@ -78,7 +78,7 @@ class Stream(Closing):
     @property
     def __cuda_stream__(self) -> Callable[[], tuple[int, int]]:
         """The protocol by which other libraries take a GPU's stream."""
-        found: Callable[[], tuple[int, int]] = getattr(self.native, _PROTOCOL)
+        found: Callable[[], tuple[int, int]] = getattr(self.native, _CUDA_STREAM_PROTOCOL)
         return found
 
 
@@ -163,5 +163,7 @@ def _same_kind(mine: Stream | Event, other: object) -> object:
     if isinstance(mine.native, CpuEvent | CpuStream) != isinstance(
         other.native, CpuEvent | CpuStream
     ):
-        raise DeviceError(f"what is of {mine.device} cannot go with what is of {other.device}")
+        raise DeviceError(
+            f"an object of {mine.device} cannot be combined with an object of {other.device}"
+        )
     return other.native

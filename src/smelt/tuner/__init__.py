@@ -1,40 +1,46 @@
 """Times candidates, keeps the timing cache, and chooses tactics and formats for the whole graph."""
 
-from smelt.tuner._chains import Chains, Kind, Proposal, launched, propose_chains
-from smelt.tuner._choose import Candidates, Choice, Timer, choose
-from smelt.tuner._context import Effort, NetworkTrial, Stage
-from smelt.tuner._cuda_rehearsal import CudaScene
-from smelt.tuner._cuda_trial import CudaLaboratory
-from smelt.tuner._hints import HintTimer
-from smelt.tuner._measure import MeasuringTimer, tensor_bytes
-from smelt.tuner._rehearsal import CpuScene, Rehearsal
-from smelt.tuner._specimen import lower_alone, relative_error
-from smelt.tuner._timings import TimingCache, check_timings
-from smelt.tuner._trial import Laboratory
+from smelt.tuner._benchmark_timer import BenchmarkTimer, tensor_bytes
+from smelt.tuner._cost_model_timer import CostModelTimer
+from smelt.tuner._cpu_bench import CpuBench
+from smelt.tuner._cuda_bench import CudaBench
+from smelt.tuner._cuda_fixture import CudaPlanFixture
+from smelt.tuner._fused_pairs import (
+    EquivalentPairs,
+    FusedPairTimings,
+    PairProposal,
+    propose_fused_pairs,
+    with_pair_pdl,
+)
+from smelt.tuner._in_network_trial import CpuPlanFixture, InNetworkTrial
+from smelt.tuner._in_network_tuner import InNetworkEffort, InNetworkTuner, PlanRunner
+from smelt.tuner._isolated_node import lower_isolated_node, relative_error
+from smelt.tuner._tactic_choice import Candidates, Choice, Timer, choose
+from smelt.tuner._timing_cache import TimingCache, check_timings
 
 __all__ = [
     "Candidates",
-    "Chains",
+    "FusedPairTimings",
     "Choice",
-    "CpuScene",
-    "CudaLaboratory",
-    "CudaScene",
-    "Effort",
-    "HintTimer",
-    "Kind",
-    "Laboratory",
-    "MeasuringTimer",
-    "NetworkTrial",
-    "Proposal",
-    "Rehearsal",
-    "Stage",
+    "CpuPlanFixture",
+    "CudaBench",
+    "CudaPlanFixture",
+    "InNetworkEffort",
+    "CostModelTimer",
+    "EquivalentPairs",
+    "CpuBench",
+    "BenchmarkTimer",
+    "InNetworkTuner",
+    "PairProposal",
+    "InNetworkTrial",
+    "PlanRunner",
     "Timer",
     "TimingCache",
     "check_timings",
     "choose",
-    "launched",
-    "lower_alone",
-    "propose_chains",
+    "with_pair_pdl",
+    "lower_isolated_node",
+    "propose_fused_pairs",
     "relative_error",
     "tensor_bytes",
 ]

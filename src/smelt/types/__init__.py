@@ -1,6 +1,6 @@
 """Element types, dimensions, layouts, value types, devices by name, text: what rooms share."""
 
-from smelt.types._arguments import (
+from smelt.types._argument_checks import (
     given_array,
     given_bool,
     given_dict,
@@ -14,7 +14,7 @@ from smelt.types._arguments import (
     shown,
 )
 from smelt.types._arrays import ArrayHeader, read_array, read_arrays, write_arrays
-from smelt.types._closing import Closing
+from smelt.types._closeable import Closeable
 from smelt.types._device import DEVICE_GRAMMAR, DeviceName
 from smelt.types._dim import (
     Dim,
@@ -27,6 +27,7 @@ from smelt.types._dim import (
     substitute_dim,
     symbols_of,
 )
+from smelt.types._dim_sign import is_never_negative
 from smelt.types._dim_table import EXACT_BOUND, DimTable, bounds_of, upper_bound
 from smelt.types._dtype import DType, is_float_dtype
 from smelt.types._files import copy_bytes, is_special, open_file, open_special, path_from, read_file
@@ -42,7 +43,6 @@ from smelt.types._json import count_json_parts, parse_json
 from smelt.types._limits import Limit
 from smelt.types._memory import enough_memory_for, out_of_memory
 from smelt.types._override import override
-from smelt.types._sign import is_never_negative
 from smelt.types._table import WIDTH_OF_FILES, TextTable
 from smelt.types._text import (
     count_cells,
@@ -70,7 +70,7 @@ __all__ = [
     "ArrayHeader",
     "DEVICE_GRAMMAR",
     "WIDTH_OF_FILES",
-    "Closing",
+    "Closeable",
     "DType",
     "EXACT_BOUND",
     "DeviceName",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from smelt.errors import UnsupportedError
-from smelt.types._arguments import shown
+from smelt.types._argument_checks import shown
 
 DEVICE_GRAMMAR: Final = "cpu, cpu:TARGET, cuda, cuda:INDEX, cuda:sm_90, cuda:sm_80,sm_90, null"
 """The names of devices, for messages."""

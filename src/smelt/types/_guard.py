@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from smelt.errors import ShapeError
 from smelt.types._dim import Dim, evaluate_dim, substitute_dim, symbols_of
-from smelt.types._sign import is_never_negative
+from smelt.types._dim_sign import is_never_negative
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping

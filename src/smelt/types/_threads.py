@@ -24,7 +24,7 @@ def start_thread(
         thread.start()
     except RuntimeError as error:
         raise DeviceError(
-            f"no thread can be started beside the {threading.active_count()} of this process "
+            f"cannot start a thread: this process already has {threading.active_count()} "
             f"({error}); use fewer threads, or raise the limits on processes and memory "
             "(ulimit -u, ulimit -v)"
         ) from error

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from smelt.backends import Stored
+from smelt.backends import StoredTensor
 from smelt.backends.cpu import CpuBackend, host_target
 from smelt.backends.cpu._compile import compile_ir
 from smelt.engine import Launch, Space
@@ -20,7 +20,7 @@ def copies(count: int) -> list[str]:
     for number in range(count):
         kind = TensorType(DType.FLOAT32, (1, 3 + number, 8, 8))
         views = [
-            Stored("x", kind, TensorFormat(kind.dtype, layout), Space.ARENA, buffer=at).view()
+            StoredTensor("x", kind, TensorFormat(kind.dtype, layout), Space.ARENA, buffer=at).view()
             for at, layout in enumerate((Layout.LINEAR, Layout.CHANNELS_LAST))
         ]
         (step,) = backend.reformat(*views)
@@ -50,11 +50,11 @@ def test_what_was_prepared_is_not_generated_again(monkeypatch: pytest.MonkeyPatc
     backend, target = CpuBackend(), host_target()
     kind = TensorType(DType.FLOAT32, (1, 3, 8, 8))
     (source, destination) = [
-        Stored("x", kind, TensorFormat(kind.dtype, layout), Space.ARENA, buffer=at).view()
+        StoredTensor("x", kind, TensorFormat(kind.dtype, layout), Space.ARENA, buffer=at).view()
         for at, layout in enumerate((Layout.LINEAR, Layout.CHANNELS_LAST))
     ]
     (step,) = backend.reformat(source, destination)
     assert isinstance(step, Launch)
-    backend.prepare([step.kernel], target)
+    backend.precompile([step.kernel], target)
     monkeypatch.setattr(CpuBackend, "generate", None)
     assert backend.compile([step.kernel], target).symbols[0][0] == step.kernel.symbol

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from smelt import ops
 from smelt.backends import Tactic
 from smelt.backends.cpu.families.gather import GatherFamily
-from smelt.backends.cpu.families.place import PlaceFamily
+from smelt.backends.cpu.families.index_predicate import IndexPredicateFamily
 from smelt.backends.cpu.families.scatter import ScatterFamily
 from tests.support.cpu_families import assert_tactics_agree, make_node, random, run_tactic
 from tests.support.random_operands import (
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 FAMILIES: list[tuple[Family[CpuTarget], tuple[type, ...]]] = [
     (GatherFamily(), (ops.Gather, ops.GatherElements)),
-    (PlaceFamily(), (ops.OneHot, ops.Trilu)),
+    (IndexPredicateFamily(), (ops.OneHot, ops.Trilu)),
     (ScatterFamily(), (ops.GatherND, ops.ScatterND, ops.ScatterElements)),
 ]
 CASES = [(f, c.values[0], c.id) for f, kinds in FAMILIES for c in supported_cases(f, kinds)]

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from smelt import ops
-from smelt.backends._fusion import op_as_json
+from smelt.backends._fused_programs import op_as_json
 from smelt.backends.cpu import host_target, target_named
 from smelt.backends.cpu._elementwise import (
     emit_op,
-    from_memory,
     register_type,
-    to_memory,
-    why_not_emitted,
+    to_compute_type,
+    to_storage_type,
+    unsupported_op_reason,
 )
 from smelt.backends.cpu._emit import LLVM_TYPES, Emitter, Reg, vector_type
 from smelt.ops import ALL_OPS
@@ -56,9 +56,11 @@ def elementwise(
         args: list[Reg] = []
         for position, dtype in enumerate(dtypes):
             at = e.at(e.pointer(position), e.mul(index, dtype.size_bytes))
-            args.append(from_memory(e, e.load(vector_type(LLVM_TYPES[dtype], width), at), dtype))
+            args.append(
+                to_compute_type(e, e.load(vector_type(LLVM_TYPES[dtype], width), at), dtype)
+            )
             assert args[-1].type == register_type(dtype, width)
-        value = to_memory(e, emit_op(e, op, args, dtypes), result)
+        value = to_storage_type(e, emit_op(e, op, args, dtypes), result)
         e.store(value, e.at(e.pointer(len(arrays)), e.mul(index, result.size_bytes)))
 
     whole = count // lanes * lanes
@@ -225,7 +227,7 @@ def _cases() -> list[tuple[str, Op, tuple[Array, ...], float]]:
             if not case.op.elementwise or len(arrays) != len(case.inputs) or not arrays:
                 continue
             dtypes = [DType.from_numpy(a.dtype) for a in arrays]
-            if why_not_emitted(case.op, dtypes) is None:
+            if unsupported_op_reason(case.op, dtypes) is None:
                 name = f"{kind.name}-{case.name}"
                 found.append((name, case.op, tuple(arrays), case.tolerance))
     return found

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from smelt import ops
 from smelt.backends.cpu import host_target
-from smelt.backends.cpu.families.axis import AxisFamily
+from smelt.backends.cpu.families.axis_scan import AxisScanFamily
 from smelt.backends.cpu.families.reduce import ReduceFamily
 from tests.support.cpu_families import (
     assert_tactics_agree,
@@ -38,7 +38,7 @@ POOLS = (ops.GlobalAveragePool, ops.GlobalMaxPool)
 LINES = (ops.ArgMax, ops.ArgMin, ops.CumSum, ops.TopK)
 FAMILIES: list[tuple[Family[CpuTarget], tuple[type, ...]]] = [
     (ReduceFamily(), REDUCTIONS + POOLS),
-    (AxisFamily(), LINES),
+    (AxisScanFamily(), LINES),
 ]
 CASES = [(f, c) for f, kinds in FAMILIES for c in supported_cases(f, kinds)]
 KINDS = st.sampled_from(["float32", "int32", "int64", "float16", "float64"])

@@ -7,7 +7,7 @@ import pytest
 from smelt.backends.cuda import CudaBackend, target_named
 from smelt.ops import ALL_OPS, Fused, Op
 from smelt.types import DType
-from tests.support.cuda_ops import WITHOUT_KERNELS
+from tests.support.cuda_op_coverage import WITHOUT_KERNELS
 from tests.support.trials import graph_of
 
 _OPS = [op for op in ALL_OPS if op.name not in WITHOUT_KERNELS and op is not Fused]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pytest
 
-from smelt.backends import Refusal, WeightStore, assemble
+from smelt.backends import Refusal, WeightStore, build_plan
 from smelt.backends.cuda import (
     CompilerPool,
     CudaBackend,
@@ -28,12 +28,12 @@ from smelt.ops import (
     GRU,
     LRN,
     Attention,
-    Chain,
     Conv,
     ConvSum,
     ConvTranspose,
     Expand,
     Fused,
+    FusedPair,
     Gather,
     Gemm,
     MaxPool,
@@ -43,7 +43,7 @@ from smelt.ops import (
     Stage,
 )
 from smelt.types import DType, TensorType
-from tests.support.held_cases import conv_case
+from tests.support.persistent_conv_cases import conv_case
 from tests.support.trials import graph_of
 
 if TYPE_CHECKING:
@@ -55,9 +55,9 @@ if TYPE_CHECKING:
 _HOPPER = CudaTarget(90)
 _PADDED = Conv((3, 3), pads=(1, 1, 1, 1))
 _CASES: Final[Mapping[str, Callable[[], Iterable[Case]]]] = {
-    "ahead": ConvSum.cases,
+    "prefetch": ConvSum.cases,
     "attention": Attention.cases,
-    "chain": Chain.cases,
+    "fused_pair": FusedPair.cases,
     "conv": Conv.cases,
     "conv_sum": ConvSum.cases,
     "deconv": ConvTranspose.cases,
@@ -65,26 +65,26 @@ _CASES: Final[Mapping[str, Callable[[], Iterable[Case]]]] = {
     "elementwise": Relu.cases,
     "gather": Gather.cases,
     "gemm": Gemm.cases,
-    "held": lambda: [conv_case("pixels", Conv((1, 1)), (2, 64, 9, 8), 128)],
+    "persistent": lambda: [conv_case("pixels", Conv((1, 1)), (2, 64, 9, 8), 128)],
     "lrn": LRN.cases,
-    "move": Expand.cases,
-    "pairs": Conv.cases,
+    "data_movement": Expand.cases,
+    "half2": Conv.cases,
     "pool": MaxPool.cases,
     "recurrent": GRU.cases,
     "resample": Resize.cases,
-    "rows": Softmax.cases,
-    "sliding": lambda: [conv_case("windows", _PADDED, (2, 64, 9, 8), 64)],
+    "row_reductions": Softmax.cases,
+    "window_reuse": lambda: [conv_case("windows", _PADDED, (2, 64, 9, 8), 64)],
     "stem": Conv.cases,
     "stem_direct": Conv.cases,
-    "stem_pool": Chain.cases,
+    "fused_stem_pool": FusedPair.cases,
 }
 """For each family some that it computes: kernels of the first are compiled."""
 _FAMILIES: Final = [
     family.name
     for family in CudaBackend(jobs=1).families
-    if family.name not in {"reference", "window"}  # these have no kernels
+    if family.name not in {"reference", "view"}  # these have no kernels
 ]
-_ALSO_FOR_OLDER: Final = ("conv", "depthwise", "elementwise", "pool", "rows")
+_ALSO_FOR_OLDER: Final = ("conv", "depthwise", "elementwise", "pool", "row_reductions")
 
 
 def _node(op: Op, dtype: DType = DType.FLOAT16) -> tuple[Graph, Node]:
@@ -107,7 +107,7 @@ def _kernels(backend: CudaBackend, op: Op) -> list[KernelSpec]:
 
 def _launched(graph: Graph, tactic: Tactic, backend: CudaBackend) -> list[KernelSpec]:
     """The kernels of a graph of one node, copies around it included."""
-    plan = assemble(graph, {graph.nodes[0]: tactic}, backend, WeightStore()).plan
+    plan = build_plan(graph, {graph.nodes[0]: tactic}, backend, WeightStore()).plan
     return [step.kernel for step in plan.steps if isinstance(step, Launch)]
 
 
@@ -116,7 +116,7 @@ def _kernels_of_family(backend: CudaBackend, family: str, target: CudaTarget) ->
 
     The GPU is so small that few places are enough for programs that do several tiles.
     """
-    small = replace(target, multiprocessors=1, pairs=family == "pairs")
+    small = replace(target, multiprocessors=1, uses_half2=family == "half2")
     graph, tactic = next(
         (graph, tactic)
         for graph in map(graph_of, _CASES[family]())
@@ -140,11 +140,13 @@ def test_each_family_compiles_without_a_gpu(
     family: str, capability: int, compilers: CompilerPool
 ) -> None:
     assert family in _CASES, f"give {family} a case above: its kernels are compiled nowhere else"
-    if family == "sliding" and (reason := why_no_gluon()):
+    if family == "window_reuse" and (reason := why_no_gluon()):
         pytest.skip(reason)
     backend = CudaBackend(pool=compilers)
     kernels = _kernels_of_family(backend, family, CudaTarget(capability))
-    assert family in {*(kernel.family for kernel in kernels), "move"}, "it has copies alone"
+    assert family in {*(kernel.family for kernel in kernels), "data_movement"}, (
+        "it has copies alone"
+    )
     image = backend.compile(kernels, CudaTarget(capability))
     assert {symbol for symbol, _ in image.symbols} == {kernel.symbol for kernel in kernels}
     for _, offset in image.symbols:
@@ -152,7 +154,7 @@ def test_each_family_compiles_without_a_gpu(
         assert kernel.cubin.startswith(b"\x7fELF")
         assert b".py" not in kernel.cubin, "it names files of the machine that compiled it"
         assert kernel.threads in {32, 64, 128, 256}
-        assert kernel.may_start_early == (capability >= 90)
+        assert kernel.supports_pdl == (capability >= 90)
     assert "torch" not in sys.modules
 
 
@@ -178,7 +180,7 @@ def test_pixels_of_either_of_two_images_are_said_to_be_whole_vectors() -> None:
     graph.outputs += node.outputs
     backend = CudaBackend(jobs=1)
     tactics = [t for t in backend.candidates(node, _HOPPER)[0] if t.family == "conv_sum"]
-    plan = assemble(graph, {node: tactics[0]}, backend, WeightStore()).plan
+    plan = build_plan(graph, {node: tactics[0]}, backend, WeightStore()).plan
     (kernel,) = (
         step.kernel
         for step in plan.steps
@@ -239,7 +241,7 @@ def test_what_a_family_cannot_run_is_refused_with_its_reason() -> None:
     _, node = _node(MaxPool((2, 2)), DType.FLOAT64)
     tactics, refusals = CudaBackend().candidates(node, _HOPPER)
     assert all(tactic.is_reference for tactic in tactics)
-    assert [str(refusal) for refusal in refusals] == ["pool: float64 is not generated"]
+    assert [str(refusal) for refusal in refusals] == ["pool: float64 is not supported"]
     assert all(isinstance(refusal, Refusal) for refusal in refusals)
 
 
@@ -262,7 +264,7 @@ def test_a_kernel_that_needs_more_shared_memory_than_there_is_does_not_compile(
     graph, node = _node(_PADDED)
     tactics, _ = backend.candidates(node, _HOPPER)
     some = next(t for t in tactics if not t.is_reference)
-    options = {**dict(some.parameters), "tile": (64, 64, 128), "pipeline": 6, "pieces": 1}
+    options = {**dict(some.parameters), "tile": (64, 64, 128), "num_stages": 6, "split_k": 1}
     largest = replace(some, parameters=parameters(**options))
     kernels = _launched(graph, largest, backend)
     backend.compile(kernels, _HOPPER)

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from smelt import ops
-from smelt.backends import WeightStore, assemble
+from smelt.backends import WeightStore, build_plan
 from smelt.backends.cuda import CudaBackend, CudaTarget
 from smelt.backends.cuda.families.cublaslt import CublasLtFamily
 from smelt.engine import Launch
 from smelt.ir import Case, Graph
 from smelt.ops.fused import Stage
 from smelt.types import DType, SymbolicDim, TensorType
-from tests.support.call_bench import HOPPER, LibraryBench, cases_with_epilogues
 from tests.support.cublaslt_stub import VERSION, StubCublasLt
+from tests.support.library_call_fixture import HOPPER, LibraryCallFixture, cases_with_epilogues
 from tests.support.noise import noise
 from tests.support.trials import TF32, graph_of
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 FAMILY = CublasLtFamily.name
-Bench = LibraryBench[StubCublasLt]
+Bench = LibraryCallFixture[StubCublasLt]
 
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
-    return LibraryBench(FAMILY, StubCublasLt, monkeypatch)
+    return LibraryCallFixture(FAMILY, StubCublasLt, monkeypatch)
 
 
 def _own_cases() -> Iterator[Case]:
@@ -44,8 +44,8 @@ def _own_cases() -> Iterator[Case]:
         constants=frozenset({1, 3}),
     )  # fmt: skip
     yield Case("stack", ops.MatMul(), (noise(2, 3, 4, 8), noise(2, 3, 8, 5, seed=1)))
-    turned = ops.Gemm(alpha=0.5, trans_a=True, trans_b=True)
-    yield Case("turned", turned, (noise(8, 6), noise(4, 8, seed=1), noise(6, 4, seed=2)))
+    transposed = ops.Gemm(alpha=0.5, trans_a=True, trans_b=True)
+    yield Case("transposed", transposed, (noise(8, 6), noise(4, 8, seed=1), noise(6, 4, seed=2)))
 
 
 def _cases() -> list[Case]:
@@ -60,7 +60,7 @@ def test_every_product_that_it_is_asked_for_comes_out_right(bench: Bench, storag
     assert not wrong, "\n".join(wrong)
     own = {case.name for case in _own_cases()}
     if storage in {"float16", "bfloat16"}:  # what nothing but a binding takes stays wide
-        own -= {"residual", "bias and addend", "turned"}
+        own -= {"residual", "bias and addend", "transposed"}
     assert own <= {trial.case.name for trial in trials}
     assert {call.epilogue for call in bench.stub.calls} == {1, 4, 6, 36}
 
@@ -74,7 +74,7 @@ def test_what_is_added_must_be_stored_as_the_result_is(bench: Bench, is_last: bo
     tactics, refusals = bench.backend.candidates(node, HOPPER, DType.FLOAT16)
     assert bool(tactics) is not is_last
     assert {t.outputs[0].dtype for t in tactics} <= {DType.FLOAT16}
-    told = "what is added is stored as float16, the result as float32"
+    told = "the addend is stored as float16, the result as float32"
     assert (told in {r.reason for r in refusals}) is is_last
 
 
@@ -107,23 +107,23 @@ def test_what_it_cannot_do_is_refused_with_the_reason(bench: Bench) -> None:
     weights = noise(8, 4, 1, 1)
     assert "not all known" in bench.reason(ops.Conv((1, 1)), (batch, 4, 5, 5), weights)
     strided = ops.Conv((1, 1), (2, 2))
-    assert "leaves out no pixel" in bench.reason(strided, (1, 4, 5, 5), weights)
-    assert "one tap" in bench.reason(ops.Conv((3, 3)), (1, 4, 5, 5), noise(8, 4, 3, 3))
+    assert "stride 1 and no padding" in bench.reason(strided, (1, 4, 5, 5), weights)
+    assert "1x1" in bench.reason(ops.Conv((3, 3)), (1, 4, 5, 5), noise(8, 4, 3, 3))
     scaled = ops.Gemm(beta=0.5)
-    assert "multiplied by 0.5" in bench.reason(scaled, (3, 4), noise(4, 8), noise(8))
+    assert "=0.5 is not supported" in bench.reason(scaled, (3, 4), noise(4, 8), noise(8))
     endless = ops.Gemm(alpha=math.inf)
-    assert "multiplied by inf" in bench.reason(endless, (3, 4), noise(4, 8), noise(8))
-    assert "no bias" in bench.reason(ops.Gemm(), (3, 4), noise(4, 8), noise(3, 1))
+    assert "=inf is not supported" in bench.reason(endless, (3, 4), noise(4, 8), noise(8))
+    assert "neither a bias" in bench.reason(ops.Gemm(), (3, 4), noise(4, 8), noise(3, 1))
     assert "vector" in bench.reason(ops.MatMul(), (3, 4), noise(4))
     assert "is constant" in bench.reason(ops.MatMul(), noise(3, 4), (4, 5))
     squashed = ops.Fused(ops.MatMul(), 2, (Stage(ops.Sigmoid(), (-1,)),))
     assert "sigmoid" in bench.reason(squashed, (3, 4), noise(4, 5))
     twice = ops.Fused(ops.MatMul(), 2, (Stage(ops.Relu(), (-1,)), Stage(ops.Relu(), (-2,))))
-    assert "more than" in bench.reason(twice, (3, 4), noise(4, 5))
+    assert "exceeds what" in bench.reason(twice, (3, 4), noise(4, 5))
     exact = ops.Fused(ops.MatMul(), 2, (Stage(ops.Gelu(), (-1,)),))
     assert "gelu" in bench.reason(exact, (3, 4), noise(4, 5))
     bench.stub.refuses_heuristics = True
-    assert "no way to do it" in bench.reason(ops.MatMul(), (3, 4), noise(4, 5))
+    assert "proposes no algorithm" in bench.reason(ops.MatMul(), (3, 4), noise(4, 5))
 
 
 def test_operands_are_never_windows(bench: Bench) -> None:
@@ -145,6 +145,6 @@ def test_operands_are_never_windows(bench: Bench) -> None:
         )
         for node in graph.nodes
     }
-    plan = assemble(graph, chosen, whole, WeightStore()).plan
+    plan = build_plan(graph, chosen, whole, WeightStore()).plan
     kinds = [step.kernel.family for step in plan.steps if isinstance(step, Launch)]
     assert sorted(kinds) == ["copy"] * 4 + [FAMILY] * 2

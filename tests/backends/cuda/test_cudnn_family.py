@@ -11,22 +11,22 @@ from smelt.backends.cuda import CudaTarget
 from smelt.backends.cuda.families.cudnn import CudnnFamily
 from smelt.ops.fused import Stage
 from smelt.types import DType, SymbolicDim
-from tests.support.call_bench import HOPPER, LibraryBench, cases_with_epilogues
 from tests.support.cudnn_stub import VERSION, StubCudnn, StubEngine
+from tests.support.library_call_fixture import HOPPER, LibraryCallFixture, cases_with_epilogues
 from tests.support.noise import noise
 from tests.support.trials import TF32, graph_of
 
 if TYPE_CHECKING:
     from smelt.ir import Case
 
-Bench = LibraryBench[StubCudnn]
+Bench = LibraryCallFixture[StubCudnn]
 FAMILY = CudnnFamily.name
 _WINDOW = ops.Conv((3, 3), pads=(1, 1, 1, 1))
 
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
-    return LibraryBench(FAMILY, StubCudnn, monkeypatch)
+    return LibraryCallFixture(FAMILY, StubCudnn, monkeypatch)
 
 
 def _own_cases() -> list[Case]:
@@ -85,7 +85,7 @@ def test_what_it_cannot_do_is_refused_with_the_reason(bench: Bench) -> None:
     deep = ops.Conv((1, 1, 1, 1))
     assert "4 axes" in bench.reason(deep, (1, 4, 2, 2, 2, 2), noise(8, 4, 1, 1, 1, 1))
     bench.stub.refuses_graphs = True
-    assert "no way to do it" in bench.reason(_WINDOW, (1, 4, 5, 5), weights)
+    assert "proposes no algorithm" in bench.reason(_WINDOW, (1, 4, 5, 5), weights)
 
 
 def test_the_residual_must_be_stored_as_the_result_is(bench: Bench) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import pytest
 
-from smelt.backends import Tactic, WeightStore, assemble, store_as
+from smelt.backends import Tactic, WeightStore, build_plan, with_storage_dtype
 from smelt.backends.cuda import CompilerPool, CudaBackend, CudaTarget, target_named
 from smelt.devices.cuda import CudaKernel
 from smelt.engine import Launch
@@ -83,11 +83,11 @@ def test_they_are_not_offered_where_they_cannot_run(
 def test_nothing_is_read_that_was_not_copied(op: Conv) -> None:
     graph, node = _stem(op)
     tactics, _ = CudaBackend().candidates(node, _HOPPER, _HALF)
-    read = [t for t in tactics if t.family in {"stem", "stem_direct", "held"}]
+    read = [t for t in tactics if t.family in {"stem", "stem_direct", "persistent"}]
     assert read
     for tactic in read:
-        stored = store_as(_HALF, node, tactic, outputs=True)
-        steps = assemble(graph, {node: stored}, CudaBackend(), WeightStore()).plan.steps
+        stored = with_storage_dtype(_HALF, node, tactic, outputs=True)
+        steps = build_plan(graph, {node: stored}, CudaBackend(), WeightStore()).plan.steps
         launches = [step for step in steps if isinstance(step, Launch)]
         (copy,) = (s for s in launches if "channels" in dict(s.kernel.parameters))
         product = launches[launches.index(copy) + 1]
@@ -106,8 +106,8 @@ def test_pixels_do_not_go_through_shared_memory(compilers: CompilerPool) -> None
     pytest.importorskip("triton", reason="not installed: the extra cuda-build")
     graph, node = _stem()
     backend = CudaBackend(pool=compilers)
-    tactic = store_as(_HALF, node, _direct(node)[0], outputs=True)
-    plan = assemble(graph, {node: tactic}, backend, WeightStore()).plan
+    tactic = with_storage_dtype(_HALF, node, _direct(node)[0], outputs=True)
+    plan = build_plan(graph, {node: tactic}, backend, WeightStore()).plan
     (kernel,) = (
         s.kernel for s in plan.steps if isinstance(s, Launch) and s.kernel.family == tactic.family
     )

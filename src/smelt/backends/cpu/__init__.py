@@ -1,6 +1,6 @@
 """Compile half for processors: kernels as LLVM IR, compiled and linked into one image."""
 
-from smelt.backends.cpu._backend import CpuBackend, compile_runtime, generator_edition
+from smelt.backends.cpu._backend import CpuBackend, compile_runtime, generator_version
 from smelt.backends.cpu._compile import assembly_of, compile_ir
 from smelt.backends.cpu._link import link
 from smelt.backends.cpu._target import (
@@ -18,7 +18,7 @@ __all__ = [
     "assembly_of",
     "compile_ir",
     "compile_runtime",
-    "generator_edition",
+    "generator_version",
     "host_target",
     "host_target_with",
     "link",

@@ -8,17 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from smelt.backends._base import Backend, CodeImage, Family
-from smelt.backends._edition import edition_of
+from smelt.backends._codegen_version import codegen_version_of
 from smelt.backends._reference import ReferenceFamily
-from smelt.backends._windows import WindowFamily
+from smelt.backends._views import ViewFamily
 from smelt.backends.cpu._compile import compile_ir
 from smelt.backends.cpu._link import link
 from smelt.backends.cpu._llvm import llvm_version
 from smelt.backends.cpu._native_runtime import runtime_image
 from smelt.backends.cpu._target import CpuTarget
 from smelt.backends.cpu.families.attention import AttentionFamily
-from smelt.backends.cpu.families.axis import AxisFamily
-from smelt.backends.cpu.families.chain import ChainFamily
+from smelt.backends.cpu.families.axis_scan import AxisScanFamily
 from smelt.backends.cpu.families.conv import ConvFamily
 from smelt.backends.cpu.families.copy import (
     CLEAR,
@@ -28,28 +27,29 @@ from smelt.backends.cpu.families.copy import (
     generate_clear,
     generate_copy,
 )
+from smelt.backends.cpu.families.data_movement import data_movement_family
 from smelt.backends.cpu.families.deconv import DeconvFamily
 from smelt.backends.cpu.families.depthwise import DepthwiseFamily
-from smelt.backends.cpu.families.depthwise_integer import DepthwiseIntegerFamily
+from smelt.backends.cpu.families.depthwise_int8 import DepthwiseInt8Family
 from smelt.backends.cpu.families.elementwise import ElementwiseFamily
-from smelt.backends.cpu.families.extents import ExtentsFamily
 from smelt.backends.cpu.families.fill import FillFamily
+from smelt.backends.cpu.families.fused_conv_depthwise import FusedConvDepthwiseFamily
 from smelt.backends.cpu.families.gather import GatherFamily
 from smelt.backends.cpu.families.gemm import GemmFamily
 from smelt.backends.cpu.families.gru import GruFamily
-from smelt.backends.cpu.families.integer import IntegerFamily
+from smelt.backends.cpu.families.index_predicate import IndexPredicateFamily
+from smelt.backends.cpu.families.int8_product import Int8ProductFamily
 from smelt.backends.cpu.families.lrn import LrnFamily
 from smelt.backends.cpu.families.lstm import LstmFamily
-from smelt.backends.cpu.families.move import move_family
 from smelt.backends.cpu.families.normalize import NormalizeFamily
-from smelt.backends.cpu.families.panelwise import PanelwiseFamily
-from smelt.backends.cpu.families.place import PlaceFamily
 from smelt.backends.cpu.families.pool import PoolFamily
 from smelt.backends.cpu.families.quantize import QuantizeFamily
 from smelt.backends.cpu.families.reduce import ReduceFamily
 from smelt.backends.cpu.families.resample import ResampleFamily
 from smelt.backends.cpu.families.scatter import ScatterFamily
-from smelt.backends.cpu.families.stream import stream_weights
+from smelt.backends.cpu.families.sequential_pair import SequentialPairFamily
+from smelt.backends.cpu.families.shape_values import ShapeValuesFamily
+from smelt.backends.cpu.families.weight_prefetch import prefetch_weights
 from smelt.backends.cpu.families.winograd import WinogradFamily
 from smelt.devices.cpu import abi, processor_count
 from smelt.engine import detect_host
@@ -77,7 +77,7 @@ class CpuBackend(Backend[CpuTarget]):
     """Compiles for processors: NHWC or linear, float32, LLVM IR."""
 
     name: ClassVar[str] = "cpu"
-    composed: ClassVar[tuple[str, ...]] = ("attention", "chain", "integer")
+    composite_ops: ClassVar[tuple[str, ...]] = ("attention", "fused_pair", "int8_products")
 
     def __init__(self, cache: ObjectCache | None = None, *, jobs: int | None = None) -> None:
         """A backend that keeps compiled kernels in ``cache`` and compiles ``jobs`` at a time.
@@ -85,27 +85,27 @@ class CpuBackend(Backend[CpuTarget]):
         Unless told otherwise, it compiles one kernel a processor.
         """
         self.families: tuple[Family[CpuTarget], ...] = (
-            WindowFamily(),
+            ViewFamily(),
             AttentionFamily(),
-            AxisFamily(),
-            ChainFamily(),
+            AxisScanFamily(),
+            SequentialPairFamily(),
             ConvFamily(),
             DeconvFamily(),
             DepthwiseFamily(),
-            DepthwiseIntegerFamily(),
+            DepthwiseInt8Family(),
             ElementwiseFamily(),
-            ExtentsFamily(),
+            ShapeValuesFamily(),
             FillFamily(),
             GatherFamily(),
             GemmFamily(),
             GruFamily(),
-            IntegerFamily(),
+            Int8ProductFamily(),
             LrnFamily(),
             LstmFamily(),
-            move_family(),
+            data_movement_family(),
             NormalizeFamily(),
-            PanelwiseFamily(),
-            PlaceFamily(),
+            FusedConvDepthwiseFamily(),
+            IndexPredicateFamily(),
             PoolFamily(),
             QuantizeFamily(),
             ReduceFamily(),
@@ -121,8 +121,8 @@ class CpuBackend(Backend[CpuTarget]):
 
     @property
     @override
-    def edition(self) -> str:
-        return generator_edition()[:12]
+    def codegen_version(self) -> str:
+        return generator_version()[:12]
 
     @override
     def reformat(self, source: View, destination: View) -> tuple[Step, ...]:
@@ -133,10 +133,10 @@ class CpuBackend(Backend[CpuTarget]):
         return (clear_launch(view, value),)
 
     @override
-    def stream_weights(
+    def prefetch_weights(
         self, steps: Sequence[Step], buffers: Sequence[Buffer]
     ) -> tuple[tuple[Step, ...], tuple[Buffer, ...]]:
-        return stream_weights(steps, buffers)
+        return prefetch_weights(steps, buffers)
 
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
         """The kernel's LLVM IR."""
@@ -149,7 +149,7 @@ class CpuBackend(Backend[CpuTarget]):
         return self.family(kernel.family).generate(kernel, target)
 
     @override
-    def prepare(self, kernels: Sequence[KernelSpec], target: CpuTarget) -> None:
+    def precompile(self, kernels: Sequence[KernelSpec], target: CpuTarget) -> None:
         unique = {kernel.symbol: kernel for kernel in kernels}
         objects = self._objects(list(unique.values()), target)
         self._made |= {(name, target): made for name, made in zip(unique, objects, strict=True)}
@@ -183,9 +183,11 @@ class CpuBackend(Backend[CpuTarget]):
 
 
 @functools.cache
-def generator_edition() -> str:
+def generator_version() -> str:
     """What makes the code: LLVM's version, the interface to the device, and our generators."""
-    return edition_of(Path(__file__).parent, f"{llvm_version()}, interface {abi.ABI_VERSION}")
+    return codegen_version_of(
+        Path(__file__).parent, f"{llvm_version()}, interface {abi.ABI_VERSION}"
+    )
 
 
 def compile_runtime(target: CpuTarget) -> CodeImage:

@@ -8,8 +8,8 @@ import re
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
-from smelt.backends.cpu._halves import lower_halves
-from smelt.backends.cpu._llvm import load_llvm, unlocked
+from smelt.backends.cpu._half_conversions import lower_half_conversions
+from smelt.backends.cpu._llvm import load_llvm, without_global_lock
 from smelt.errors import BuildError, InternalError
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def _text_for(ir_text: str, target: CpuTarget) -> str:
     """The module such that LLVM calls no library, which an image has not."""
     # Without these attributes LLVM may replace a loop by a call of the C library.
     text = _DEFINITION.sub(lambda m: f"{m[1]}{_ATTRIBUTES}{m[2]}", ir_text)
-    return lower_halves(text, target)
+    return lower_half_conversions(text, target)
 
 
 def _optimise(module: Any, machine: Any) -> None:
@@ -66,13 +66,15 @@ def _optimise(module: Any, machine: Any) -> None:
     options.loop_vectorization = False
     options.slp_vectorization = False
     builder = llvm.create_pass_builder(machine, options)
-    unlocked("LLVMPY_RunNewModulePassManager")(builder.getModulePassManager(), module, builder)
+    without_global_lock("LLVMPY_RunNewModulePassManager")(
+        builder.getModulePassManager(), module, builder
+    )
 
 
 def _emit_object(module: Any, machine: Any) -> bytes:
     llvm = load_llvm()
     with llvm.ffi.OutputString() as error:
-        memory = unlocked("LLVMPY_TargetMachineEmitToMemory")(machine, module, 1, error)
+        memory = without_global_lock("LLVMPY_TargetMachineEmitToMemory")(machine, module, 1, error)
         if not memory:
             raise InternalError(f"a kernel has no machine code: {error}")
     library = llvm.ffi.lib

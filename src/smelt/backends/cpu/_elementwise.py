@@ -11,10 +11,10 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from smelt.backends._fusion import attributes_in
+from smelt.backends._fused_programs import attributes_in
 from smelt.backends.cpu import _math as m
 from smelt.backends.cpu._emit import Reg, element_type, lane_count, type_suffix, vector_type
-from smelt.backends.cpu._quantization import QUANTIZED, dequantized, quantized, rounded_steps
+from smelt.backends.cpu._quantization import QUANTIZED, dequantized, quantized, round_to_quantized
 from smelt.types import DType
 
 if TYPE_CHECKING:
@@ -90,18 +90,18 @@ class _Call:
         return result
 
 
-def why_not_emitted(op: Op, dtypes: Sequence[DType]) -> str | None:
+def unsupported_op_reason(op: Op, dtypes: Sequence[DType]) -> str | None:
     """Why `emit_op` cannot compute the op on arguments of these types; None when it can."""
     if op.name not in EMITTERS:
-        return f"there is no generated code for {op.name}"
+        return f"no kernel is generated for {op.name}"
     allowed = _ALLOWED.get(op.name, _FLOATS)
     bad = [d.value for d in dtypes if d not in allowed]
     if bad:
-        return f"{op.name} of {', '.join(bad)} is not generated"
+        return f"{op.name} of {', '.join(bad)} is not supported"
     if op.name == "cast" and DType(cast("Any", op).to) not in _ANY:
-        return f"a cast to {cast('Any', op).to} is not generated"
+        return f"a cast to {cast('Any', op).to} is not supported"
     if op.name == "mod" and dtypes[0].is_float:
-        return "the remainder of floats is not generated"
+        return "mod of floating-point types is not supported"
     return None
 
 
@@ -127,7 +127,7 @@ def register_type(dtype: DType, lanes: int) -> str:
     return vector_type(_REGISTERS[dtype], lanes)
 
 
-def from_memory(e: Emitter, stored: Reg, dtype: DType) -> Reg:
+def to_compute_type(e: Emitter, stored: Reg, dtype: DType) -> Reg:
     """What was loaded (a byte for a bool, a half…) as the register in which it is computed."""
     if dtype is DType.BOOL:
         kind = vector_type("i1", lane_count(stored.type))
@@ -137,7 +137,7 @@ def from_memory(e: Emitter, stored: Reg, dtype: DType) -> Reg:
     return stored
 
 
-def to_memory(e: Emitter, value: Reg, dtype: DType) -> Reg:
+def to_storage_type(e: Emitter, value: Reg, dtype: DType) -> Reg:
     """The register as its element lies in memory."""
     if dtype is DType.BOOL:
         return e.convert("zext", value, "i8")
@@ -217,7 +217,7 @@ def _prelu(c: _Call) -> Reg:
 
 
 def _elu(c: _Call) -> Reg:
-    grown = m.expm1(c.e, m.at_most(c.e, c.x, 0.0))
+    grown = m.expm1(c.e, m.clamp_max(c.e, c.x, 0.0))
     return c.where("ogt", c.x, c.e.binary("fmul", grown, c.attribute("alpha")))
 
 
@@ -228,20 +228,20 @@ def _selu(c: _Call) -> Reg:
 def _celu(c: _Call) -> Reg:
     scaled = c.e.binary("fdiv", c.x, c.attribute("alpha"))
     below = c.e.binary("fmul", m.expm1(c.e, scaled), c.attribute("alpha"))
-    low = m.at_most(c.e, below, 0.0)
-    return c.e.binary("fadd", m.at_least(c.e, c.x, 0.0), low)
+    low = m.clamp_max(c.e, below, 0.0)
+    return c.e.binary("fadd", m.clamp_min(c.e, c.x, 0.0), low)
 
 
 def _hard_sigmoid(c: _Call) -> Reg:
     scaled = c.e.binary("fmul", c.x, c.attribute("alpha"))
     line = c.e.binary("fadd", scaled, c.attribute("beta"))
-    return m.at_most(c.e, m.at_least(c.e, line, 0.0), 1.0)
+    return m.clamp_max(c.e, m.clamp_min(c.e, line, 0.0), 1.0)
 
 
 def _hard_swish(c: _Call) -> Reg:
     line = c.e.binary("fmul", c.x, c.constant(1 / 6))
     line = c.e.binary("fadd", line, c.constant(0.5))
-    return c.e.binary("fmul", c.x, m.at_most(c.e, m.at_least(c.e, line, 0.0), 1.0))
+    return c.e.binary("fmul", c.x, m.clamp_max(c.e, m.clamp_min(c.e, line, 0.0), 1.0))
 
 
 def _number(value: float | str) -> float:
@@ -386,8 +386,8 @@ def _dequantize(c: _Call) -> Reg:
     return _round_half(c.e, real, c.dtypes[1])
 
 
-def _whole_steps(c: _Call) -> Reg:
-    return rounded_steps(c.e, *_steps(c))
+def _quantize_steps(c: _Call) -> Reg:
+    return round_to_quantized(c.e, *_steps(c))
 
 
 def _steps(c: _Call) -> tuple[Reg, Reg | None, DType]:
@@ -447,7 +447,7 @@ def _cast_float(e: Emitter, x: Reg, target: DType, after: str) -> Reg:
 def _round_half(e: Emitter, x: Reg, target: DType) -> Reg:
     """Values of half-width types are kept in float32, rounded as their memory would."""
     if target in {DType.FLOAT16, DType.BFLOAT16}:
-        return from_memory(e, to_memory(e, x, target), target)
+        return to_compute_type(e, to_storage_type(e, x, target), target)
     return x
 
 
@@ -522,7 +522,7 @@ EMITTERS: Final[dict[str, Callable[[_Call], Reg]]] = {
     "tanh": _unary(m.tanh),
     "thresholded_relu": _thresholded_relu,
     "where": _where,
-    "whole_steps": _whole_steps,  # QuantizeLinear before DequantizeLinear: no op of its own
+    "quantize_steps": _quantize_steps,  # QuantizeLinear before DequantizeLinear: no op of its own
     "xor": _bitwise("xor"),
 }
 """For each elementwise op that generated code computes, what emits it."""

@@ -83,7 +83,7 @@ def _parse(data: bytes) -> ElfObject:
     magic, bits, order = header[:3]
     kind, machine, table, count, names = header[5], header[6], header[10], header[16], header[17]
     if (magic, bits, order, kind) != (b"\x7fELF", 2, 1, 1) or machine not in MACHINES:
-        raise InternalError("LLVM emitted something else than an ELF64 object")
+        raise InternalError("LLVM did not emit an ELF64 object")
     rows: list[tuple[int, ...]] = [
         _SECTION.unpack_from(data, table + index * _SECTION.size) for index in range(count)
     ]
@@ -120,7 +120,7 @@ def _content(data: bytes, row: tuple[int, ...]) -> bytes:
         return bytes(row[5])
     content = data[row[4] : row[4] + row[5]]
     if len(content) != row[5]:
-        raise InternalError("LLVM emitted an object that ends too early")
+        raise InternalError("LLVM emitted a truncated object")
     return content
 
 

@@ -162,7 +162,7 @@ class Emitter:
             return parameter
         marker, index = parameter
         if marker != "arg":
-            raise InternalError(f"{self.symbol}: {parameter!r} is no extent")
+            raise InternalError(f"{self.symbol}: {parameter!r} is not an extent")
         return self._word(self.operand_count + index, "i64")
 
     def _word(self, index: int, kind: str) -> Reg:
@@ -347,7 +347,7 @@ class Emitter:
         self.label(head)
         index = Reg(f"%i{n}", "i64")
         loop = Loop(index, tuple(Reg(f"%c{n}_{k}", c.type) for k, c in enumerate(carried)))
-        place = len(self.lines)
+        position = len(self.lines)
         inside = self.compare("slt", index, stop)
         self.do(f"br {inside}, label %{body}, label %{done}")
         self.label(body)
@@ -361,7 +361,7 @@ class Emitter:
         self.do(f"br label %{head}")
         first = [Reg(str(self.i64(start).text), "i64"), *carried]
         latter = [following, *loop.carry]
-        self.lines[place:place] = [
+        self.lines[position:position] = [
             f"  {phi.text} = phi {phi.type} [{a.text}, %{before}], [{b.text}, %{back}]"
             for phi, a, b in zip((index, *loop.values), first, latter, strict=True)
         ]

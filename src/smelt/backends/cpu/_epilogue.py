@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from smelt.backends._fusion import ABSENT_INPUT, Stage, op_as_json, root_of, typed_program
-from smelt.backends.cpu._elementwise import ABSENT, emit_op, why_not_emitted
+from smelt.backends._fused_programs import ABSENT_INPUT, Stage, op_as_json, root_of, typed_program
+from smelt.backends.cpu._elementwise import ABSENT, emit_op, unsupported_op_reason
 from smelt.engine import Json, as_json, parameters
 from smelt.ops import Fused
 from smelt.types import DType, TensorType
@@ -65,7 +65,7 @@ class Epilogue:
         return values[-1]
 
 
-def counts_bytes(node: Node) -> bool:
+def computes_on_int8(node: Node) -> bool:
     """Whether a node computes with bytes, and its epilogue begins with what came of them."""
     x = node.inputs[0] if node.inputs else None
     return x is not None and x.tensor.dtype in _BYTES
@@ -79,39 +79,39 @@ def plan_epilogue(node: Node) -> Epilogue | str:
     if not isinstance(node.op, Fused):
         return Epilogue()
     first = node.op.root_inputs
-    if not counts_bytes(node):
+    if not computes_on_int8(node):
         for value in node.inputs[first:]:
             if value is not None and value.tensor.dtype is not DType.FLOAT32:
                 return f"the epilogue reads {value.name}, which is {value.tensor.dtype.value}"
     stages: list[Stage] = []
     present = [k for k in range(first, len(node.inputs)) if node.inputs[k] is not None]
-    places = {k: place for place, k in enumerate(present)}
+    positions = {k: position for position, k in enumerate(present)}
     steps = [(stage.op, stage.arguments) for stage in node.op.stages]
     for op, arguments, dtypes in typed_program(node, steps, [_root_dtype(node, first)]):
-        reason = why_not_emitted(op, dtypes)
+        reason = unsupported_op_reason(op, dtypes)
         if reason:
             return reason
         if any(0 <= a < first for a in arguments):
             return f"{op.name} of the epilogue reads an input of the root"
-        moved = tuple(places.get(a, a) for a in arguments)
+        moved = tuple(positions.get(a, a) for a in arguments)
         stages.append((op_as_json(op), moved, tuple(d.value for d in dtypes)))
-    _skip_integers(stages)
+    _fold_fake_quantization(stages)
     return Epilogue(tuple(stages), len(present))
 
 
-def _skip_integers(stages: list[Stage]) -> None:
+def _fold_fake_quantization(stages: list[Stage]) -> None:
     """Count in floats what is quantised and at once dequantised: steps from the zero point."""
-    for place in range(len(stages) - 1):
-        (op, arguments, dtypes), (after, again, kinds) = stages[place : place + 2]
-        result = -2 - place
+    for position in range(len(stages) - 1):
+        (op, arguments, dtypes), (after, again, kinds) = stages[position : position + 2]
+        result = -2 - position
         readers = [k for k, (_, read, _) in enumerate(stages) if result in read]
-        if (op[0], after[0], readers) != ("quantize_linear", "dequantize_linear", [place + 1]):
+        if (op[0], after[0], readers) != ("quantize_linear", "dequantize_linear", [position + 1]):
             continue
         x, scale, zero = (*arguments, ABSENT_INPUT)[:3]
         if again[0] != result or (*again, ABSENT_INPUT)[2] != zero:
             continue
-        stages[place] = (("whole_steps", op[1]), (x, scale, zero), dtypes)
-        stages[place + 1] = (("mul", ()), (result, again[1]), (DType.FLOAT32.value, kinds[1]))
+        stages[position] = (("quantize_steps", op[1]), (x, scale, zero), dtypes)
+        stages[position + 1] = (("mul", ()), (result, again[1]), (DType.FLOAT32.value, kinds[1]))
 
 
 def _root_dtype(node: Node, count: int) -> DType:

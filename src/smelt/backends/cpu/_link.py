@@ -32,7 +32,7 @@ class _Layout:
 
     objects: list[elf.ElfObject]
     image: bytearray = field(default_factory=bytearray)
-    places: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    section_offsets: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     """Object and section -> offset in the image."""
     definitions: dict[str, int] = field(default_factory=dict[str, int])
     """Global symbol -> offset in the image."""
@@ -59,7 +59,7 @@ def link(objects: Sequence[bytes]) -> tuple[bytes, tuple[tuple[str, int], ...]]:
     functions = _define_symbols(layout)
     for number, index, section in layout.sections():
         for relocation in section.relocations:
-            _relocate(layout, number, layout.places[number, index], relocation)
+            _relocate(layout, number, layout.section_offsets[number, index], relocation)
     return bytes(layout.image), tuple(sorted(functions))
 
 
@@ -80,7 +80,7 @@ def _place_sections(layout: _Layout) -> None:
             if align > _PAGE_BYTES:
                 raise BuildError(f"section {section.name} wants {align} bytes of alignment")
             _pad(layout.image, align)
-            layout.places[number, index] = len(layout.image)
+            layout.section_offsets[number, index] = len(layout.image)
             layout.image += section.content
     _pad(layout.image, _CODE_ALIGN)
 
@@ -93,16 +93,16 @@ def _define_symbols(layout: _Layout) -> list[tuple[str, int]]:
     functions: list[tuple[str, int]] = []
     for number, obj in enumerate(layout.objects):
         for symbol in obj.symbols:
-            place = layout.places.get((number, symbol.section))
-            if symbol.binding == elf.STB_LOCAL or place is None:
+            section_offset = layout.section_offsets.get((number, symbol.section))
+            if symbol.binding == elf.STB_LOCAL or section_offset is None:
                 continue
             if symbol.name in layout.definitions:
                 if symbol.binding == elf.STB_WEAK:
                     continue
                 raise BuildError(f"the function {symbol.name!r} is defined by two kernels")
-            layout.definitions[symbol.name] = place + symbol.offset
+            layout.definitions[symbol.name] = section_offset + symbol.offset
             if symbol.kind == elf.STT_FUNCTION:
-                functions.append((symbol.name, place + symbol.offset))
+                functions.append((symbol.name, section_offset + symbol.offset))
     return functions
 
 
@@ -112,8 +112,8 @@ def _relocate(layout: _Layout, number: int, start: int, relocation: elf.Relocati
     if symbol.binding != elf.STB_LOCAL:
         target = layout.definitions.get(symbol.name)
     else:
-        place = layout.places.get((number, symbol.section))
-        target = None if place is None else place + symbol.offset
+        section_offset = layout.section_offsets.get((number, symbol.section))
+        target = None if section_offset is None else section_offset + symbol.offset
     if target is None:
         raise BuildError(
             f"{_first_function(obj)} needs {symbol.name!r}, which no kernel defines; "

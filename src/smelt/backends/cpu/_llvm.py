@@ -23,7 +23,7 @@ def load_llvm() -> Any:
 
 
 @functools.cache
-def unlocked(name: str) -> Any:
+def without_global_lock(name: str) -> Any:
     """Return a function of LLVM's library, to be called by several threads at once.
 
     llvmlite holds one lock during every call, as if all threads worked on one context. Ours have

@@ -57,13 +57,13 @@ _ERF: Final = (0.12837916612625122, -0.37612637877464294, 0.11283782869577408,
 _ERFC: Final = (-0.0002043598797172308, 1.129661202430725, 0.6330395936965942,
                 0.10863899439573288, -0.025373555719852448, 0.004282382782548666,
                 -0.0004637880192603916, 2.5314808226539753e-05, -2.513266110781842e-07)  # fmt: skip
-_LIFT: Final = 64
-UNLIFT: Final = 2.0**-_LIFT
-"""What undoes `lifted_exp`'s factor."""
+_SCALE_EXPONENT: Final = 64
+SCALED_EXP_INVERSE: Final = 2.0**-_SCALE_EXPONENT
+"""What undoes `scaled_exp`'s factor."""
 _TAIL_TOP: Final = (0.8757675290107727, 0.3658606112003326, 0.08106080442667007,
                     0.008202054537832737)  # fmt: skip
 _TAIL_BOTTOM: Final = tuple(
-    c / UNLIFT
+    c / SCALED_EXP_INVERSE
     for c in (1.0, 1.6736524105072021, 1.2012374401092529, 0.46866583824157715,
               0.10160124301910400, 0.010279627516865730))  # fmt: skip
 """At t: (t / 2 + t**2 / 2 * top) / bottom is t exp(t**2 / 2) times the normal distribution's
@@ -103,7 +103,7 @@ def absolute(e: Emitter, x: Reg) -> Reg:
     return e.unary_intrinsic("fabs", x)
 
 
-def with_sign(e: Emitter, magnitude: Reg, sign: Reg) -> Reg:
+def copysign(e: Emitter, magnitude: Reg, sign: Reg) -> Reg:
     """``magnitude`` with the sign of ``sign``."""
     return e.call(sign.type, f"llvm.copysign.{type_suffix(sign.type)}", magnitude, sign)
 
@@ -113,13 +113,13 @@ def negative(e: Emitter, x: Reg) -> Reg:
     return e.emit(x.type, f"fneg {x}")
 
 
-def at_least(e: Emitter, x: Reg, bound: float) -> Reg:
+def clamp_min(e: Emitter, x: Reg, bound: float) -> Reg:
     """``max(x, bound)``; NaN stays. One instruction on x86."""
     limit = e.constant(bound, x.type)
     return e.select(e.compare_float("olt", x, limit), limit, x)
 
 
-def at_most(e: Emitter, x: Reg, bound: float) -> Reg:
+def clamp_max(e: Emitter, x: Reg, bound: float) -> Reg:
     """``min(x, bound)``; NaN stays. One instruction on x86."""
     limit = e.constant(bound, x.type)
     return e.select(e.compare_float("ogt", x, limit), limit, x)
@@ -130,7 +130,7 @@ def larger(e: Emitter, a: Reg, b: Reg) -> Reg:
     return _extreme(e, "maximum", a, b)
 
 
-def largest_number(e: Emitter, a: Reg, b: Reg) -> Reg:
+def max_number(e: Emitter, a: Reg, b: Reg) -> Reg:
     """The larger; either if one is NaN. One instruction on x86."""
     return e.select(e.compare_float("ogt", a, b), a, b)
 
@@ -152,14 +152,14 @@ def round_even(e: Emitter, x: Reg) -> Reg:
     magnitude = absolute(e, x)
     rounded = e.binary("fsub", e.binary("fadd", magnitude, big), big)
     small = e.compare_float("olt", magnitude, big)
-    return with_sign(e, e.select(small, rounded, magnitude), x)
+    return copysign(e, e.select(small, rounded, magnitude), x)
 
 
 def floor(e: Emitter, x: Reg) -> Reg:
     """The largest integer that is not larger."""
     near = round_even(e, x)
     less = e.binary("fsub", near, e.constant(1.0, x.type))
-    return with_sign(e, e.select(e.compare_float("ogt", near, x), less, near), x)
+    return copysign(e, e.select(e.compare_float("ogt", near, x), less, near), x)
 
 
 def ceil(e: Emitter, x: Reg) -> Reg:
@@ -196,25 +196,25 @@ def _scale(e: Emitter, x: Reg, exponent: Reg) -> Reg:
 
 def exp(e: Emitter, x: Reg) -> Reg:
     """The exponential."""
-    x = at_most(e, at_least(e, x, -_EXP_LIMIT), 89.0)
+    x = clamp_max(e, clamp_min(e, x, -_EXP_LIMIT), 89.0)
     q, n = _reduce_exp(e, x)
     return _scale(e, e.binary("fadd", q, e.constant(1.0, x.type)), n)
 
 
-def lifted_exp(e: Emitter, x: Reg) -> Reg:
+def scaled_exp(e: Emitter, x: Reg) -> Reg:
     """2**64 times the exponential of what is not positive: never denormal, and cheaper than `exp`.
 
     Whoever divides by a sum of such powers is rid of the factor. What `exp` would round to zero is
     zero, so that dividing does not make denormal numbers of it, which take some processors long.
     """
     tiny = e.compare_float("olt", x, e.constant(-_EXP_LIMIT, x.type))
-    return e.select(tiny, e.constant(0.0, x.type), _lifted_power(e, x))
+    return e.select(tiny, e.constant(0.0, x.type), _scaled_power(e, x))
 
 
-def _lifted_power(e: Emitter, x: Reg, less: Reg | None = None, factor: Reg | None = None) -> Reg:
+def _scaled_power(e: Emitter, x: Reg, less: Reg | None = None, factor: Reg | None = None) -> Reg:
     """``2**64 * factor * exp(x - less)``: x from -_EXP_LIMIT to 0, ``less`` a rounding of x."""
     kind = x.type
-    magic = e.constant(_ROUND + 127.0 + _LIFT, kind)
+    magic = e.constant(_ROUND + 127.0 + _SCALE_EXPONENT, kind)
     shifted = multiply_add(e, x, e.constant(_LOG2_E, kind), magic)
     whole = e.binary("fsub", shifted, magic)
     r = multiply_add(e, whole, e.constant(-_LN2_HIGH, kind), x)
@@ -230,7 +230,7 @@ def _lifted_power(e: Emitter, x: Reg, less: Reg | None = None, factor: Reg | Non
 
 def expm1(e: Emitter, x: Reg) -> Reg:
     """``exp(x) - 1``, accurate near zero."""
-    limited = at_most(e, at_least(e, x, -25.0), 88.0)
+    limited = clamp_max(e, clamp_min(e, x, -25.0), 88.0)
     q, n = _reduce_exp(e, limited)
     scale = _power_of_two(e, n)
     less = e.binary("fsub", scale, e.constant(1.0, x.type))
@@ -293,16 +293,19 @@ def tanh(e: Emitter, x: Reg) -> Reg:
     square = e.binary("fmul", x, x)
     cube = e.binary("fmul", square, magnitude)
     near = multiply_add(e, cube, polynomial(e, square, _TANH), magnitude)
-    doubled = e.binary("fmul", at_most(e, magnitude, _TANH_LIMIT), e.constant(-2.0, x.type))
-    small, one = _lifted_power(e, doubled), e.constant(1 / UNLIFT, x.type)
+    doubled = e.binary("fmul", clamp_max(e, magnitude, _TANH_LIMIT), e.constant(-2.0, x.type))
+    small, one = _scaled_power(e, doubled), e.constant(1 / SCALED_EXP_INVERSE, x.type)
     far = e.binary("fdiv", e.binary("fsub", one, small), e.binary("fadd", one, small))
     is_near = e.compare_float("olt", magnitude, e.constant(0.625, x.type))
-    return with_sign(e, e.select(is_near, near, far), x)
+    return copysign(e, e.select(is_near, near, far), x)
 
 
 def sigmoid(e: Emitter, x: Reg) -> Reg:
     """``1 / (1 + exp(-x))``."""
-    small, one = lifted_exp(e, negative(e, absolute(e, x))), e.constant(1 / UNLIFT, x.type)
+    small, one = (
+        scaled_exp(e, negative(e, absolute(e, x))),
+        e.constant(1 / SCALED_EXP_INVERSE, x.type),
+    )
     top = e.select(e.compare_float("olt", x, e.constant(0.0, x.type)), small, one)
     return e.binary("fdiv", top, e.binary("fadd", one, small))
 
@@ -310,7 +313,7 @@ def sigmoid(e: Emitter, x: Reg) -> Reg:
 def softplus(e: Emitter, x: Reg) -> Reg:
     """``log(1 + exp(x))``."""
     small = exp(e, negative(e, absolute(e, x)))
-    return e.binary("fadd", at_least(e, x, 0.0), log1p(e, small))
+    return e.binary("fadd", clamp_min(e, x, 0.0), log1p(e, small))
 
 
 def erf(e: Emitter, x: Reg) -> Reg:
@@ -318,12 +321,12 @@ def erf(e: Emitter, x: Reg) -> Reg:
     magnitude = absolute(e, x)
     square = e.binary("fmul", x, x)
     near = multiply_add(e, magnitude, polynomial(e, square, _ERF), magnitude)
-    limited = at_most(e, magnitude, 4.0)
-    decay = _lifted_power(e, negative(e, polynomial(e, limited, _ERFC)))
-    one, lower = e.constant(1.0, x.type), e.constant(-UNLIFT, x.type)
+    limited = clamp_max(e, magnitude, 4.0)
+    decay = _scaled_power(e, negative(e, polynomial(e, limited, _ERFC)))
+    one, lower = e.constant(1.0, x.type), e.constant(-SCALED_EXP_INVERSE, x.type)
     far = multiply_add(e, decay, lower, one)
     small = e.compare_float("olt", magnitude, e.constant(1.0, x.type))
-    return with_sign(e, e.select(small, near, far), x)
+    return copysign(e, e.select(small, near, far), x)
 
 
 def gelu(e: Emitter, x: Reg) -> Reg:
@@ -334,15 +337,15 @@ def gelu(e: Emitter, x: Reg) -> Reg:
     infinity times nothing is no number.
     """
     kind = x.type
-    t = at_most(e, absolute(e, x), _TAIL_LIMIT)
+    t = clamp_max(e, absolute(e, x), _TAIL_LIMIT)
     half = e.binary("fmul", t, e.constant(0.5, kind))
     # Half the square in two parts: its rounding would be an error of the power as large.
     square = e.binary("fmul", half, t)
     rest = multiply_add(e, half, t, negative(e, square))
     top = multiply_add(e, square, polynomial(e, t, _TAIL_TOP), half)
     bottom = polynomial(e, t, _TAIL_BOTTOM)
-    power = _lifted_power(e, negative(e, square), rest, top)
-    value = e.binary("fsub", at_least(e, x, -0.0), e.binary("fdiv", power, bottom))
+    power = _scaled_power(e, negative(e, square), rest, top)
+    value = e.binary("fsub", clamp_min(e, x, -0.0), e.binary("fdiv", power, bottom))
     lowest = e.compare_float("oeq", x, e.constant(-math.inf, kind))
     return e.select(lowest, e.constant(math.nan, kind), value)
 
@@ -420,7 +423,7 @@ def power(e: Emitter, x: Reg, y: Reg) -> Reg:
     whole = e.compare_float("oeq", floor(e, y), y)
     odd = e.binary("and", whole, e.compare_float("une", floor(e, half), half))
     result = _positive_power(e, absolute(e, x), y)
-    result = e.select(odd, with_sign(e, result, x), result)
+    result = e.select(odd, copysign(e, result, x), result)
     finite = e.compare_float("ogt", x, e.constant(-math.inf, x.type))
     below = e.binary("and", e.compare_float("olt", x, zero), finite)
     fraction = e.compare_float("une", floor(e, y), y)
@@ -444,7 +447,7 @@ def _positive_power(e: Emitter, x: Reg, y: Reg) -> Reg:
     product = e.binary("fmul", logarithm, e.convert("fpext", y, "double"))
     at_one = e.compare_float("oeq", wide, one)  # infinity times zero
     product = e.select(at_one, e.constant(0.0, wide.type), product)
-    return _exp2_double(e, at_most(e, at_least(e, product, -160.0), 160.0))
+    return _exp2_double(e, clamp_max(e, clamp_min(e, product, -160.0), 160.0))
 
 
 def _split_double(e: Emitter, x: Reg) -> tuple[Reg, Reg]:
@@ -474,7 +477,7 @@ def asin(e: Emitter, x: Reg) -> Reg:
     magnitude = absolute(e, x)
     inner, far = _asin_parts(e, magnitude)
     folded = multiply_add(e, inner, e.constant(-2.0, x.type), e.constant(math.pi / 2, x.type))
-    return with_sign(e, e.select(far, folded, inner), x)
+    return copysign(e, e.select(far, folded, inner), x)
 
 
 def acos(e: Emitter, x: Reg) -> Reg:
@@ -484,7 +487,7 @@ def acos(e: Emitter, x: Reg) -> Reg:
     minus = e.compare_float("olt", x, e.constant(0.0, x.type))
     folded = e.binary("fsub", e.constant(math.pi, x.type), double)
     quarter = e.constant(math.pi / 2, x.type)
-    near = e.binary("fsub", quarter, with_sign(e, inner, x))
+    near = e.binary("fsub", quarter, copysign(e, inner, x))
     return e.select(far, e.select(minus, folded, double), near)
 
 
@@ -513,23 +516,23 @@ def atan(e: Emitter, x: Reg) -> Reg:
     eighth = e.binary("fadd", near, e.constant(math.pi / 4, x.type))
     value = e.select(middle, eighth, near)
     beyond = e.binary("fsub", e.constant(math.pi / 2, x.type), value)
-    return with_sign(e, e.select(above, beyond, value), x)
+    return copysign(e, e.select(above, beyond, value), x)
 
 
 def sinh(e: Emitter, x: Reg) -> Reg:
     """The hyperbolic sine."""
     magnitude = absolute(e, x)
-    t = expm1(e, at_most(e, magnitude, 80.0))
+    t = expm1(e, clamp_max(e, magnitude, 80.0))
     folded = e.binary("fdiv", t, e.binary("fadd", t, e.constant(1.0, x.type)))
     near = e.binary("fmul", e.binary("fadd", t, folded), e.constant(0.5, x.type))
-    return with_sign(e, _hyperbolic_far(e, magnitude, near), x)
+    return copysign(e, _hyperbolic_far(e, magnitude, near), x)
 
 
 def cosh(e: Emitter, x: Reg) -> Reg:
     """The hyperbolic cosine."""
     magnitude = absolute(e, x)
     half = e.constant(0.5, x.type)
-    t = e.binary("fmul", exp(e, at_most(e, magnitude, 80.0)), half)
+    t = e.binary("fmul", exp(e, clamp_max(e, magnitude, 80.0)), half)
     near = e.binary("fadd", t, e.binary("fdiv", e.constant(0.25, x.type), t))
     return _hyperbolic_far(e, magnitude, near)
 
@@ -545,18 +548,18 @@ def _hyperbolic_far(e: Emitter, magnitude: Reg, near: Reg) -> Reg:
 def asinh(e: Emitter, x: Reg) -> Reg:
     """The inverse hyperbolic sine."""
     magnitude = absolute(e, x)
-    limited = at_most(e, magnitude, 1e9)
+    limited = clamp_max(e, magnitude, 1e9)
     one = e.constant(1.0, x.type)
     square = e.binary("fmul", limited, limited)
     root = e.unary_intrinsic("sqrt", e.binary("fadd", square, one))
     extra = e.binary("fdiv", square, e.binary("fadd", one, root))
     near = log1p(e, e.binary("fadd", limited, extra))
-    return with_sign(e, _area_far(e, magnitude, near), x)
+    return copysign(e, _area_far(e, magnitude, near), x)
 
 
 def acosh(e: Emitter, x: Reg) -> Reg:
     """The inverse hyperbolic cosine; NaN below 1."""
-    t = e.binary("fsub", at_most(e, x, 1e9), e.constant(1.0, x.type))
+    t = e.binary("fsub", clamp_max(e, x, 1e9), e.constant(1.0, x.type))
     inner = multiply_add(e, t, t, e.binary("fadd", t, t))
     near = log1p(e, e.binary("fadd", t, e.unary_intrinsic("sqrt", inner)))
     # Far below 1 the square that the root is taken of is positive again.
@@ -577,4 +580,4 @@ def atanh(e: Emitter, x: Reg) -> Reg:
     below = e.binary("fsub", e.constant(1.0, x.type), magnitude)
     ratio = e.binary("fdiv", e.binary("fadd", magnitude, magnitude), below)
     half = e.binary("fmul", log1p(e, ratio), e.constant(0.5, x.type))
-    return with_sign(e, half, x)
+    return copysign(e, half, x)

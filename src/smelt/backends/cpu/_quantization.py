@@ -36,7 +36,7 @@ def quantized(e: Emitter, steps: Reg, zero: Reg | None, dtype: DType) -> Reg:
     return e.convert("trunc", whole, "i8" if dtype.size_bytes == 1 else "i16")
 
 
-def rounded_steps(e: Emitter, steps: Reg, zero: Reg | None, dtype: DType) -> Reg:
+def round_to_quantized(e: Emitter, steps: Reg, zero: Reg | None, dtype: DType) -> Reg:
     """What `quantized` would give, less the zero point and as floats."""
     bounded, _ = _bounded(e, steps, zero, dtype)
     # Floats of this size lie 1 apart, so that the sum is rounded as it should be.

@@ -59,7 +59,7 @@ def _relax_got_load(image: bytearray, place: int) -> None:
     elif opcode == 0xFF and modrm == 0x15:  # call *symbol@GOT(%rip)  ->  addr32 call
         image[place - 2 : place] = b"\x67\xe8"
     else:
-        raise BuildError("it reads a symbol's address from memory in a way that is not known")
+        raise BuildError("it loads a symbol's address from the GOT with an unsupported instruction")
 
 
 def relocate_aarch64(image: bytearray, place: int, kind: int, target: int, addend: int) -> None:

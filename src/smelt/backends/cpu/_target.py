@@ -1,4 +1,4 @@
-"""The processors that CPU kernels are generated for."""
+"""The processors that CPU kernels are supported for."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ class CpuTarget:
 
         A narrow type pays where an instruction converts it; elsewhere float32 stays.
         """
-        return wanted if self.converts(wanted) else DType.FLOAT32
+        return wanted if self.has_conversion_instruction(wanted) else DType.FLOAT32
 
-    def converts(self, dtype: DType) -> bool:
+    def has_conversion_instruction(self, dtype: DType) -> bool:
         """Whether an instruction makes float32 of ``dtype``, and ``dtype`` of float32."""
         by = {DType.BFLOAT16: {"avx512bf16", "bf16"}, DType.FLOAT16: {"f16c", "neon"}}
         return not by.get(dtype, set()).isdisjoint(self.features)

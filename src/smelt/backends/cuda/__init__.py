@@ -1,31 +1,36 @@
 """Kernels for NVIDIA GPUs: Triton, compiled ahead of time; no GPU is needed to build."""
 
 from smelt.backends.cuda._backend import CudaBackend
-from smelt.backends.cuda._gauge import GAUGE_BLOCK, change_kernel, error_kernel, flush_kernel
-from smelt.backends.cuda._pool import CompilerPool
+from smelt.backends.cuda._compiler_pool import CompilerPool
+from smelt.backends.cuda._result_checks import (
+    RESULT_CHECK_BLOCK,
+    cache_flush_kernel,
+    error_kernel,
+    mismatch_kernel,
+)
 from smelt.backends.cuda._target import CudaTarget, target_named
+from smelt.backends.cuda._tile_order import alternate_tile_order
 from smelt.backends.cuda._triton import (
     compile_kernel,
     function_of,
-    generator_edition,
+    generator_version,
     load_triton,
     require_triton,
     why_no_gluon,
 )
-from smelt.backends.cuda._turns import in_turns
 
 __all__ = [
-    "GAUGE_BLOCK",
+    "RESULT_CHECK_BLOCK",
     "CompilerPool",
     "CudaBackend",
     "CudaTarget",
-    "change_kernel",
+    "mismatch_kernel",
     "compile_kernel",
     "error_kernel",
-    "flush_kernel",
+    "cache_flush_kernel",
     "function_of",
-    "generator_edition",
-    "in_turns",
+    "generator_version",
+    "alternate_tile_order",
     "load_triton",
     "require_triton",
     "target_named",

@@ -8,23 +8,25 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 from smelt.backends._base import Aliasing, Backend, CodeImage, Family, Refusal
+from smelt.backends._concurrent_steps import group_concurrent_steps
 from smelt.backends._reference import ReferenceFamily
-from smelt.backends._schedule import grouped
-from smelt.backends._windows import WindowFamily
+from smelt.backends._views import ViewFamily
+from smelt.backends.cuda._compiler_pool import CompilerPool
 from smelt.backends.cuda._elementwise import EXPRESSIONS
-from smelt.backends.cuda._gauge import GAUGE, write_gauge
-from smelt.backends.cuda._logits import keep_logits
-from smelt.backends.cuda._mixed import reads_wide, results_for_readers, results_wide
+from smelt.backends.cuda._float32_logits import keep_logits_float32
+from smelt.backends.cuda._index_width import index_limits_of, why_index_overflow
+from smelt.backends.cuda._kernel_source import without_pdl
+from smelt.backends.cuda._mixed_precision import (
+    reads_float32,
+    with_float32_results,
+    with_results_for_readers,
+)
 from smelt.backends.cuda._pointwise import write_pointwise
-from smelt.backends.cuda._pool import CompilerPool
-from smelt.backends.cuda._reach import limits_of, why_too_far
-from smelt.backends.cuda._source import without_early_start
+from smelt.backends.cuda._result_checks import RESULT_CHECK, write_result_check
 from smelt.backends.cuda._target import CudaTarget
-from smelt.backends.cuda._triton import generator_edition
-from smelt.backends.cuda._turns import turned
-from smelt.backends.cuda.families.ahead import AheadFamily
+from smelt.backends.cuda._tile_order import with_reversed_tiles
+from smelt.backends.cuda._triton import generator_version
 from smelt.backends.cuda.families.attention import AttentionFamily
-from smelt.backends.cuda.families.chain import ChainFamily, may_chain
 from smelt.backends.cuda.families.conv import ConvFamily
 from smelt.backends.cuda.families.conv_sum import ConvSumFamily
 from smelt.backends.cuda.families.cublaslt import CublasLtFamily
@@ -32,26 +34,28 @@ from smelt.backends.cuda.families.cudnn import CudnnFamily
 from smelt.backends.cuda.families.deconv import DeconvFamily
 from smelt.backends.cuda.families.depthwise import DepthwiseFamily
 from smelt.backends.cuda.families.elementwise import ElementwiseFamily
+from smelt.backends.cuda.families.fused_pair import FusedPairConvFamily, can_fuse_pair
+from smelt.backends.cuda.families.fused_stem_pool import FusedStemPoolFamily, may_pool
 from smelt.backends.cuda.families.gather import GatherFamily
 from smelt.backends.cuda.families.gemm import GemmFamily
-from smelt.backends.cuda.families.held import HeldFamily
-from smelt.backends.cuda.families.libraries import library_call
-from smelt.backends.cuda.families.lrn import LrnFamily
-from smelt.backends.cuda.families.move import COPY, copy_launch, move_family
-from smelt.backends.cuda.families.pairs import (
-    PAIRING,
-    PairsFamily,
-    pairing_launch,
-    write_pairing,
+from smelt.backends.cuda.families.half2 import (
+    HALF2_PACKING,
+    Half2Family,
+    half2_packing_launch,
+    write_half2_packing,
 )
+from smelt.backends.cuda.families.library_calls import library_call
+from smelt.backends.cuda.families.lrn import LrnFamily
+from smelt.backends.cuda.families.move import COPY, copy_launch, data_movement_family
+from smelt.backends.cuda.families.persistent_conv import PersistentConvFamily
 from smelt.backends.cuda.families.pool import PoolFamily
+from smelt.backends.cuda.families.prefetch_gemm import PrefetchGemmFamily
 from smelt.backends.cuda.families.recurrent import RecurrentFamily
 from smelt.backends.cuda.families.resample import ResampleFamily
-from smelt.backends.cuda.families.rows import RowsFamily
-from smelt.backends.cuda.families.sliding import SlidingFamily
+from smelt.backends.cuda.families.row_reductions import RowReductionsFamily
 from smelt.backends.cuda.families.stem import StemFamily
 from smelt.backends.cuda.families.stem_direct import StemDirectFamily
-from smelt.backends.cuda.families.stem_pool import StemPoolFamily, may_pool
+from smelt.backends.cuda.families.window_reuse_conv import WindowReuseConvFamily
 from smelt.devices.cpu import processor_count
 from smelt.devices.cuda import call_to_bytes
 from smelt.errors import BuildError, InternalError
@@ -63,22 +67,23 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from smelt.backends._base import Tactic
-    from smelt.devices.cuda import OpenLibrary
+    from smelt.devices.cuda import LoadedLibrary
     from smelt.engine import KernelSpec, Step, View
     from smelt.ir import Node
     from smelt.types import Guard
 
 _FEW_BLOCKS: Final = 1024
 """Launches of more fill a GPU by themselves."""
-_NEAR: Final = (
-    "ahead", "attention", "chain", "conv", "conv_sum", "cudnn", "depthwise", "gemm", "held",
-    "pairs", "sliding", "stem", "stem_direct", "stem_pool",
+_INT32_INDEXED_FAMILIES: Final = (
+    "prefetch", "attention", "fused_pair", "conv", "conv_sum", "cudnn", "depthwise", "gemm",
+    "persistent",
+    "half2", "window_reuse", "stem", "stem_direct", "fused_stem_pool",
 )  # fmt: skip
 """Families whose kernels count in 32 bits."""
 _LIBRARY_FAMILIES: Final[Mapping[str, Any]] = {f.name: f for f in (CublasLtFamily, CudnnFamily)}
 
 
-def _moves(tactic: Tactic) -> bool:
+def _has_launches(tactic: Tactic) -> bool:
     """Whether a tactic has launches."""
     return not tactic.is_reference and tactic.aliasing is Aliasing.NONE
 
@@ -99,8 +104,8 @@ class CudaBackend(Backend[CudaTarget]):
     """Compiles for NVIDIA GPUs: NHWC or linear, through Triton, with or without a GPU."""
 
     name: ClassVar[str] = "cuda"
-    composed: ClassVar[tuple[str, ...]] = ("attention", "conv_sum", "gather")
-    never_fused: ClassVar[tuple[str, ...]] = tuple(
+    composite_ops: ClassVar[tuple[str, ...]] = ("attention", "conv_sum", "gather")
+    non_fusable_ops: ClassVar[tuple[str, ...]] = tuple(
         sorted(op.name for op in ALL_OPS if op.name not in EXPRESSIONS)
     )
 
@@ -110,7 +115,7 @@ class CudaBackend(Backend[CudaTarget]):
         *,
         jobs: int | None = None,
         pool: CompilerPool | None = None,
-        libraries: Sequence[OpenLibrary] = (),
+        libraries: Sequence[LoadedLibrary] = (),
     ) -> None:
         """A backend that keeps compiled kernels in ``cache`` and compiles ``jobs`` at a time.
 
@@ -118,10 +123,10 @@ class CudaBackend(Backend[CudaTarget]):
         among the candidates.
         """
         self.families: tuple[Family[CudaTarget], ...] = (
-            WindowFamily(),
-            AheadFamily(),
+            ViewFamily(),
+            PrefetchGemmFamily(),
             AttentionFamily(),
-            ChainFamily(),
+            FusedPairConvFamily(),
             ConvFamily(),
             ConvSumFamily(),
             DeconvFamily(),
@@ -129,18 +134,18 @@ class CudaBackend(Backend[CudaTarget]):
             ElementwiseFamily(),
             GatherFamily(),
             GemmFamily(),
-            HeldFamily(),
+            PersistentConvFamily(),
             LrnFamily(),
-            move_family(),
-            PairsFamily(),
+            data_movement_family(),
+            Half2Family(),
             PoolFamily(),
             RecurrentFamily(),
             ResampleFamily(),
-            RowsFamily(),
-            SlidingFamily(),
+            RowReductionsFamily(),
+            WindowReuseConvFamily(),
             StemFamily(),
             StemDirectFamily(),
-            StemPoolFamily(),
+            FusedStemPoolFamily(),
             *(_LIBRARY_FAMILIES[library.provider](library) for library in libraries),
             ReferenceFamily(),
         )
@@ -153,77 +158,83 @@ class CudaBackend(Backend[CudaTarget]):
     def candidates(
         self, node: Node, target: CudaTarget, storage: DType = DType.FLOAT32
     ) -> tuple[list[Tactic], list[Refusal]]:
-        tactics, refusals = super().candidates(node, replace(target, narrow=storage), storage)
-        if any(tactic.family in _NEAR for tactic in tactics) and (reason := why_too_far(node)):
-            refused = sorted({tactic.family for tactic in tactics} & set(_NEAR))
+        tactics, refusals = super().candidates(node, replace(target, narrow_dtype=storage), storage)
+        if any(tactic.family in _INT32_INDEXED_FAMILIES for tactic in tactics) and (
+            reason := why_index_overflow(node)
+        ):
+            refused = sorted({tactic.family for tactic in tactics} & set(_INT32_INDEXED_FAMILIES))
             refusals += [Refusal(family, reason) for family in refused]
-            tactics = [tactic for tactic in tactics if tactic.family not in _NEAR]
-        pairs = [tactic for tactic in tactics if tactic.family == PairsFamily.name]
-        tactics = pairs or tactics
-        return tactics if storage is DType.FLOAT32 else keep_logits(node, tactics), refusals
+            tactics = [tactic for tactic in tactics if tactic.family not in _INT32_INDEXED_FAMILIES]
+        half2 = [tactic for tactic in tactics if tactic.family == Half2Family.name]
+        tactics = half2 or tactics
+        return tactics if storage is DType.FLOAT32 else keep_logits_float32(node, tactics), refusals
 
     @override
-    def mixed_candidates(
+    def mixed_precision_candidates(
         self, node: Node, target: CudaTarget, storage: DType, kept: Collection[str]
     ) -> tuple[list[Tactic], list[Refusal]]:
         if not kept:
             return self.candidates(node, target, storage)
-        own = DType.FLOAT32 if reads_wide(node, kept) else storage
+        own = DType.FLOAT32 if reads_float32(node, kept) else storage
         tactics, refusals = self.candidates(node, target, own)
-        made = (results_for_readers(node, tactic, storage, kept) for tactic in tactics)
+        made = (with_results_for_readers(node, tactic, storage, kept) for tactic in tactics)
         return list(dict.fromkeys(made)), refusals
 
     @override
-    def as_listed(self, node: Node, tactic: Tactic) -> Tactic:
-        return results_wide(node, tactic)
+    def canonical_tactic(self, node: Node, tactic: Tactic) -> Tactic:
+        return with_float32_results(node, tactic)
 
     @override
-    def may_chain(self, first: Node, second: Node) -> bool:
-        return may_chain(first, second) or may_pool(first, second)
+    def can_fuse_pair(self, first: Node, second: Node) -> bool:
+        return can_fuse_pair(first, second) or may_pool(first, second)
 
     @override
-    def variants(self, tactic: Tactic) -> tuple[Tactic, ...]:
-        if not _moves(tactic):
+    def launch_variants(self, tactic: Tactic) -> tuple[Tactic, ...]:
+        if not _has_launches(tactic):
             return ()
-        forwards = replace(tactic, backwards=False)
-        return tuple(replace(forwards, starts_early=early) for early in (False, True))
+        forwards = replace(tactic, reversed_tile_order=False)
+        return tuple(replace(forwards, uses_pdl=early) for early in (False, True))
 
     @override
     def reformat(self, source: View, destination: View) -> tuple[Step, ...]:
-        in_pairs = len(source.shape) != len(destination.shape)
-        return ((pairing_launch if in_pairs else copy_launch)(source, destination),)
+        is_half2_packing = len(source.shape) != len(destination.shape)
+        return ((half2_packing_launch if is_half2_packing else copy_launch)(source, destination),)
 
     @override
     def clear_halo(self, view: View, value: int = 0) -> tuple[Step, ...]:
-        raise InternalError(f"no kernel for GPUs reads a halo, and {view} has one of {value}")
+        raise InternalError(f"GPU kernels read no halos, but {view} has one of {value}")
 
     @property
     @override
-    def edition(self) -> str:
-        return generator_edition()[:12]
+    def codegen_version(self) -> str:
+        return generator_version()[:12]
 
     @override
-    def limits(self, node: Node) -> tuple[Guard, ...]:
-        return limits_of(node)
+    def shape_guards(self, node: Node) -> tuple[Guard, ...]:
+        return index_limits_of(node)
 
     @override
-    def groups(self, steps: Sequence[Step], largest: Mapping[str, int]) -> list[list[int]]:
-        return grouped(steps, lambda launch: evaluate_dim(launch.chunks, largest) <= _FEW_BLOCKS)
+    def concurrent_groups(
+        self, steps: Sequence[Step], largest: Mapping[str, int]
+    ) -> list[list[int]]:
+        return group_concurrent_steps(
+            steps, lambda launch: evaluate_dim(launch.chunks, largest) <= _FEW_BLOCKS
+        )
 
     @override
-    def turned(self, step: Step) -> Step:
-        return turned(step)
+    def with_reversed_tiles(self, step: Step) -> Step:
+        return with_reversed_tiles(step)
 
     def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
         """The kernel's text."""
-        copies = {COPY: write_pointwise, PAIRING: write_pairing}
+        copies = {COPY: write_pointwise, HALF2_PACKING: write_half2_packing}
         if kernel.family in copies:
             text = copies[kernel.family](kernel)
-        elif kernel.family == GAUGE:
-            text = write_gauge(kernel)
+        elif kernel.family == RESULT_CHECK:
+            text = write_result_check(kernel)
         else:
             text = self.family(kernel.family).generate(kernel, target)
-        return text if target.starts_early else without_early_start(text)
+        return text if target.uses_pdl else without_pdl(text)
 
     def begin(self, kernels: Sequence[KernelSpec], target: CudaTarget) -> None:
         """Have kernels compiled, and go on; `records` waits for one."""
@@ -267,7 +278,7 @@ class CudaBackend(Backend[CudaTarget]):
         return record
 
     @override
-    def prepare(self, kernels: Sequence[KernelSpec], target: CudaTarget) -> None:
+    def precompile(self, kernels: Sequence[KernelSpec], target: CudaTarget) -> None:
         self.begin(kernels, target)
         for kernel in kernels:
             with suppress(BuildError):  # whoever needs this one will be told

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
-from smelt.backends._fusion import ABSENT_INPUT, attributes_in
-from smelt.backends.cuda._source import LANGUAGE_TYPES
+from smelt.backends._fused_programs import ABSENT_INPUT, attributes_in
+from smelt.backends.cuda._kernel_source import LANGUAGE_TYPES
 from smelt.types import DType
 
 if TYPE_CHECKING:
@@ -407,9 +407,9 @@ _ALLOWED: Final[dict[str, frozenset[DType]]] = {
 def why_not_written(op: Op, dtypes: Sequence[DType]) -> str | None:
     """Why there is no expression for the op on arguments of these types; None when there is."""
     if op.name not in EXPRESSIONS:
-        return f"there is no generated code for {op.name}"
+        return f"no kernel is generated for {op.name}"
     bad = [d.value for d in dtypes if d not in _ALLOWED.get(op.name, _FLOATS)]
-    return f"{op.name} of {', '.join(bad)} is not generated" if bad else None
+    return f"{op.name} of {', '.join(bad)} is not supported" if bad else None
 
 
 def write_stages(

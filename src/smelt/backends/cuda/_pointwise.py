@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from math import gcd
 from typing import TYPE_CHECKING, Any, Final
 
-from smelt.backends._axes import Axis, broadcast_strides, common_axes
-from smelt.backends._scalars import Scalars
-from smelt.backends.cuda._costs import guess, next_power
+from smelt.backends._iteration_space import Axis, broadcast_strides, iteration_axes
+from smelt.backends._launch_scalars import LaunchScalars
+from smelt.backends.cuda._cost_model import guessed_extent, next_power_of_two
 from smelt.backends.cuda._elementwise import write_stages
-from smelt.backends.cuda._reach import FARTHEST
-from smelt.backends.cuda._source import Source, operand_parameters
+from smelt.backends.cuda._index_width import MAX_INT32
+from smelt.backends.cuda._kernel_source import Source, operand_parameters
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.types import ceil_div, element_count
 
@@ -34,8 +34,8 @@ _FEW: Final = ((1 << 17, 256), (1 << 20, 1024))
 _WARPS: Final = 4
 _LINE: Final = 64
 """Elements of a tile's side along which a turned operand runs on."""
-_LEAST_LINE: Final = 16
-_LEAST_BLOCK: Final = 256
+_MIN_LINE: Final = 16
+_MIN_BLOCK: Final = 256
 _WASTE: Final = 1.15
 """How much more than an axis its tiles may cover, if shorter ones cover it better."""
 
@@ -53,10 +53,10 @@ def pointwise_launch(
     """
     output = views[-1]
     strides = [broadcast_strides(v, output.shape) for v in views]
-    axes = common_axes(output.shape, strides, len(views) - 1) or [Axis(1, (0,) * len(views))]
+    axes = iteration_axes(output.shape, strides, len(views) - 1) or [Axis(1, (0,) * len(views))]
     whole = _product([axis.extent for axis in axes])
     tiling = _tiling(axes, elements or _elements_for(whole))
-    scalars = Scalars()
+    scalars = LaunchScalars()
     spec = KernelSpec(
         family,
         parameters(
@@ -64,8 +64,8 @@ def pointwise_launch(
             tile=tiling.tile,
             masked=tiling.masked,
             stages=stages,
-            warps=_WARPS,
-            pipeline=1,
+            num_warps=_WARPS,
+            num_stages=1,
             **operand_parameters(views, len(scalars.values)),
         ),
     )
@@ -73,7 +73,7 @@ def pointwise_launch(
 
 
 @dataclass(frozen=True, slots=True)
-class _Tiling:
+class _PointwiseTiling:
     axes: tuple[Axis, ...]
     """Those of the tile last."""
     tile: tuple[int, ...]
@@ -97,7 +97,7 @@ class _Tiling:
 def _product(extents: Sequence[Dim]) -> int:
     count = 1
     for extent in extents:
-        count *= guess(extent)
+        count *= guessed_extent(extent)
     return count
 
 
@@ -110,30 +110,30 @@ def _elements_for(whole: int) -> int:
     return next((elements for limit, elements in _FEW if whole < limit), MANY_ELEMENTS)
 
 
-def _tiling(axes: Sequence[Axis], elements: int) -> _Tiling:
+def _tiling(axes: Sequence[Axis], elements: int) -> _PointwiseTiling:
     if len(axes) == 1:
-        return _Tiling((axes[0],), (_flat(axes[0].extent, elements),))
+        return _PointwiseTiling((axes[0],), (_flat(axes[0].extent, elements),))
     last = axes[-1]
-    turned = _turned_axis(axes)
-    other = axes[-2] if turned is None else turned
+    transposed = _transposed_axis(axes)
+    other = axes[-2] if transposed is None else transposed
     rest = [axis for axis in axes[:-1] if axis is not other]
-    if turned is None:
-        across = side_of(guess(last.extent), elements)
-        along = side_of(guess(other.extent), max(1, elements // across))
+    if transposed is None:
+        across = side_of(guessed_extent(last.extent), elements)
+        along = side_of(guessed_extent(other.extent), max(1, elements // across))
     else:
-        across = side_of(guess(last.extent), _LINE)
-        along = side_of(guess(other.extent), max(_LINE, elements // across))
-        across = side_of(guess(last.extent), max(across, elements // along))
-    return _Tiling((*rest, other, last), (along, across))
+        across = side_of(guessed_extent(last.extent), _LINE)
+        along = side_of(guessed_extent(other.extent), max(_LINE, elements // across))
+        across = side_of(guessed_extent(last.extent), max(across, elements // along))
+    return _PointwiseTiling((*rest, other, last), (along, across))
 
 
 def _flat(extent: Dim, elements: int) -> int:
     """Elements of a block of a single axis: fewer, if so no block of an open axis is cut."""
     step = step_of(extent) & -step_of(extent)
-    return min(elements, step) if not isinstance(extent, int) and step >= _LEAST_BLOCK else elements
+    return min(elements, step) if not isinstance(extent, int) and step >= _MIN_BLOCK else elements
 
 
-def _turned_axis(axes: Sequence[Axis]) -> Axis | None:
+def _transposed_axis(axes: Sequence[Axis]) -> Axis | None:
     """The axis along which an operand runs on that does not along the last."""
     for number, stride in enumerate(axes[-1].strides):
         if stride in (0, 1):
@@ -146,8 +146,8 @@ def _turned_axis(axes: Sequence[Axis]) -> Axis | None:
 
 def side_of(extent: int, most: int) -> int:
     """A power of two for tiles along an axis: long, but not much longer than what there is."""
-    whole = next_power(extent)
-    if whole <= most and extent <= _LEAST_LINE:
+    whole = next_power_of_two(extent)
+    if whole <= most and extent <= _MIN_LINE:
         return whole
     sizes = [1 << n for n in range(4, 13) if 1 << n <= min(whole, most)] or [min(whole, most)]
     best = min(-(-extent // size) * size for size in sizes)
@@ -156,10 +156,10 @@ def side_of(extent: int, most: int) -> int:
 
 def write_pointwise(kernel: KernelSpec) -> str:
     """The kernel's text."""
-    return _Writer(kernel).write()
+    return _PointwiseWriter(kernel).write()
 
 
-class _Writer:
+class _PointwiseWriter:
     def __init__(self, kernel: KernelSpec) -> None:
         self.k = kernel
         self.s = Source(kernel)
@@ -218,8 +218,10 @@ class _Writer:
             stride = axis[1 + operand]
             if stride != 0:
                 # Further from a tile's first element, the next ones are counted in 64 bits.
-                is_far = isinstance(stride, int) and abs(stride) * self.tile[number] > FARTHEST
-                steps = f"e{number}.to(tl.int64)" if is_far else f"e{number}"
+                needs_int64_offsets = (
+                    isinstance(stride, int) and abs(stride) * self.tile[number] > MAX_INT32
+                )
+                steps = f"e{number}.to(tl.int64)" if needs_int64_offsets else f"e{number}"
                 terms.append(f"{self.spread(steps, number)} * {self.s.extent(stride)}")
             elif whole:
                 terms.append(f"{self.spread(f'e{number}', number)} * 0")
@@ -239,7 +241,7 @@ class _Writer:
         return f"{vector}[:, None]" if number == 0 else f"{vector}[None, :]"
 
 
-def write_places(s: Source, axes: Any, tile: tuple[int, int], places: Json) -> list[str]:
+def write_element_offsets(s: Source, axes: Any, tile: tuple[int, int], places: Json) -> list[str]:
     """Write which elements a program does: a tile of some places along the last axis.
 
     Variables are ``c0``, ``c1``, … for the coordinates, all but the last along the tile's rows, and

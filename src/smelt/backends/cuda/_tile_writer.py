@@ -11,18 +11,18 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from smelt.backends.cuda._elementwise import literal, write_stages
-from smelt.backends.cuda._source import LANGUAGE_TYPES, Source
+from smelt.backends.cuda._kernel_source import LANGUAGE_TYPES, Source
 from smelt.types import DType
 
 if TYPE_CHECKING:
     from smelt.engine import Json, KernelSpec
 
-_MOST_BITS: Final = 31
+_MAX_BITS: Final = 31
 """Taps that a word tells apart, without its sign."""
 
 
 class TileWriter(ABC):
-    """Writes the kernel of one spec; see `ProductKernel` for what that says."""
+    """Writes the kernel of one spec; see `ImplicitGemmKernel` for what that says."""
 
     def __init__(self, kernel: KernelSpec) -> None:
         """Read the spec."""
@@ -66,7 +66,7 @@ class TileWriter(ABC):
         self.prepare()
         self.read_weights(extras)
         self.s.wait()
-        for extra in range(extras if self.k["early"] else 0):
+        for extra in range(extras if self.k["prefetches_epilogue"] else 0):
             self.read(extra)
         self.sum()
         self.finish()
@@ -76,12 +76,12 @@ class TileWriter(ABC):
 
     def find_tile(self) -> None:
         """Coordinates of the program's tile, and what every tap starts from."""
-        s, across, down, pieces = self.s, self.across, self.down, self.k["pieces"]
+        s, across, down, split_k = self.s, self.across, self.down, self.k["split_k"]
         self.find_scalars()
         s.line(f"tile = {s.program}")
-        if pieces > 1:
-            s.line(f"piece = tile % {pieces}")
-            s.line(f"tile = tile // {pieces}")
+        if split_k > 1:
+            s.line(f"piece = tile % {split_k}")
+            s.line(f"tile = tile // {split_k}")
         s.line(f"across = tile % {across}")
         if self.stack:
             s.line(f"down = (tile // {across}) % {down}")
@@ -107,7 +107,7 @@ class TileWriter(ABC):
         s.line(f"row = down * {bm} + {self.order}")
         if self.row_ok:
             s.line(f"row_ok = row < {self.row_count}")
-            if self.k["clamps"]:
+            if self.k["clamps_edges"]:
                 s.line(f"row = tl.minimum(row, {self.row_count} - 1)")
         s.unravel("row", [axis[0] for axis in self.rows], self.row_names)
         self.find_taps()
@@ -121,7 +121,7 @@ class TileWriter(ABC):
                 continue
             taps, _, move, dilation, before, extent = self.windows[number]
             s.line(f"at{number} = {name} * {move} - {before}")
-            if taps > _MOST_BITS:
+            if taps > _MAX_BITS:
                 continue
             bits = " | ".join(
                 f"({self.inside(f'at{number}', tap * dilation, extent)}.to(tl.int32) << {tap})"
@@ -135,17 +135,26 @@ class TileWriter(ABC):
 
     def row_offset(self, operand: int) -> str:
         """The part of an operand's offset that rows (and the stack) decide, a vector."""
-        s, far = self.s, self.k["far"][operand]
-        if operand == self.last and self.k["pieces"] > 1:
-            part = "piece.to(tl.int64)" if far else "piece"
-            pieces = s.sum_of((part, self.k["piece_stride"]))
+        s, uses_int64_offsets = self.s, self.k["uses_int64_offsets"][operand]
+        if operand == self.last and self.k["split_k"] > 1:
+            part = "piece.to(tl.int64)" if uses_int64_offsets else "piece"
+            split_k = s.sum_of((part, self.k["split_k_stride"]))
         else:
-            pieces = ""
-        rows = s.offset(self.row_names, self.rows, operand, far=far and not self.stack)
+            split_k = ""
+        rows = s.offset(
+            self.row_names,
+            self.rows,
+            operand,
+            uses_int64_offsets=uses_int64_offsets and not self.stack,
+        )
         rows = rows if rows != "0" else "row * 0"
         if not self.stack:
-            return s.join(pieces, rows)
-        return s.join(pieces, s.offset(self.stack_names, self.stack, operand, far=far), rows)
+            return s.join(split_k, rows)
+        return s.join(
+            split_k,
+            s.offset(self.stack_names, self.stack, operand, uses_int64_offsets=uses_int64_offsets),
+            rows,
+        )
 
     def column_offset(self, operand: int) -> str:
         """The part that columns decide; the second factor's has the stack's, too."""
@@ -153,11 +162,14 @@ class TileWriter(ABC):
         text = s.sum_of((self.column, self.columns[1 + operand]))
         text = text if text != "0" else f"{self.column} * 0"
         if operand == 1 and self.stack:
-            far = self.k["far"][operand]
-            return s.join(s.offset(self.stack_names, self.stack, 1, far=far), text)
+            uses_int64_offsets = self.k["uses_int64_offsets"][operand]
+            return s.join(
+                s.offset(self.stack_names, self.stack, 1, uses_int64_offsets=uses_int64_offsets),
+                text,
+            )
         return text
 
-    def place_tap(self, tap: str, spread: str) -> tuple[str, str]:
+    def locate_tap(self, tap: str, spread: str) -> tuple[str, str]:
         """Which places a tap finds inside of the image, and its offset.
 
         By element with ``spread``, where the tap is a vector.
@@ -173,7 +185,7 @@ class TileWriter(ABC):
             taps, stride, _, dilation, _, extent = window
             terms.append((name, stride))
             turned = f"{name}[None, :]" if spread else name
-            if number in checked and taps <= _MOST_BITS:
+            if number in checked and taps <= _MAX_BITS:
                 bits.append(f"(inside{number}{spread} >> {turned})")
             elif number in checked:
                 moved = f"{turned} * {dilation}"

@@ -18,14 +18,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from smelt.backends._edition import edition_of
-from smelt.backends.cuda._costs import WARP_LANES
-from smelt.backends.cuda._source import (
+from smelt.backends._codegen_version import codegen_version_of
+from smelt.backends.cuda._cost_model import WARP_LANES
+from smelt.backends.cuda._kernel_source import (
     TRITON_TYPES,
     cluster_of,
     is_gluon,
     most_registers,
-    starts_early,
+    waits_for_dependencies,
 )
 from smelt.devices.cuda import ABI_VERSION, CudaKernel
 from smelt.errors import DISTRIBUTION, BuildError, MissingExtraError
@@ -56,7 +56,7 @@ def load_triton() -> Any:
 
 
 @functools.cache
-def generator_edition() -> str:
+def generator_version() -> str:
     """What makes the code: Triton's version, the interface to the device, and our generators.
 
     Raises:
@@ -66,7 +66,7 @@ def generator_edition() -> str:
         version = importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError as error:
         raise _missing_triton() from error
-    return edition_of(Path(__file__).parent, f"triton {version}, interface {ABI_VERSION}")
+    return codegen_version_of(Path(__file__).parent, f"triton {version}, interface {ABI_VERSION}")
 
 
 def require_triton() -> None:
@@ -90,7 +90,7 @@ def why_no_gluon() -> str | None:
         return "triton is not installed"
     if version.startswith(_WITH_GLUON):
         return None
-    return f"triton {version} has no views of shared memory from any row on; 3.6 and 3.7 have"
+    return f"triton {version} has no shared-memory views that start at any row; 3.6 and 3.7 have"
 
 
 def _missing_triton() -> MissingExtraError:
@@ -163,8 +163,8 @@ def compile_kernel(kernel: KernelSpec, text: str, target: CudaTarget) -> CudaKer
         if is_aligned
     }
     options = {
-        "num_warps": kernel["warps"],
-        "num_stages": kernel["pipeline"],
+        "num_warps": kernel["num_warps"],
+        "num_stages": kernel["num_stages"],
         "enable_fp_fusion": True,
         "maxnreg": most_registers(kernel),
     }
@@ -189,7 +189,7 @@ def compile_kernel(kernel: KernelSpec, text: str, target: CudaTarget) -> CudaKer
         threads=facts.num_warps * WARP_LANES,
         dynamic_shared_bytes=facts.shared,
         scratch_words=_SCRATCH_WORDS,
-        may_start_early=starts_early(text),
+        supports_pdl=waits_for_dependencies(text),
         cluster=cluster_of(kernel),
     )
 

@@ -1,17 +1,17 @@
 """The processor as a device: memory, mapped code, the worker pool and run lists."""
 
 from smelt.devices.cpu import _abi as abi
-from smelt.devices.cpu._code import MappedCode
+from smelt.devices.cpu._mapped_code import MappedCode
 from smelt.devices.cpu._memory import CpuAllocation, CpuMemory, GuardedMemory, protect
 from smelt.devices.cpu._native import NativeRuntime, native_runtime
-from smelt.devices.cpu._pool import Lease, WorkerPool, worker_pool
 from smelt.devices.cpu._processors import (
     available_processors,
     default_thread_count,
     processor_count,
 )
 from smelt.devices.cpu._run_list import Row, RunList, Scratch
-from smelt.devices.cpu._stream import CpuEvent, CpuStream, DeferredError, Mark
+from smelt.devices.cpu._stream import CompletionFlag, CpuEvent, CpuStream, DeferredError
+from smelt.devices.cpu._worker_pool import Lease, WorkerPool, worker_pool
 
 __all__ = [
     "CpuAllocation",
@@ -22,7 +22,7 @@ __all__ = [
     "GuardedMemory",
     "Lease",
     "MappedCode",
-    "Mark",
+    "CompletionFlag",
     "NativeRuntime",
     "Row",
     "RunList",

@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from smelt.devices.cpu import _abi as abi
-from smelt.devices.cpu._code import MappedCode
+from smelt.devices.cpu._mapped_code import MappedCode
 from smelt.errors import EngineFormatError
 
 if TYPE_CHECKING:

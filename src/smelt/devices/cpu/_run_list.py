@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from smelt.devices.cpu import _abi as abi
-from smelt.devices.cpu._pool import Lease
+from smelt.devices.cpu._worker_pool import Lease
 from smelt.errors import ContextError
 from smelt.types import Limit
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from smelt.devices.cpu._memory import CpuMemory
     from smelt.devices.cpu._native import NativeRuntime
-    from smelt.devices.cpu._pool import Worker, WorkerPool
+    from smelt.devices.cpu._worker_pool import Worker, WorkerPool
 
 _WORD_BYTES: Final = 8
 _ROW_WORDS: Final = abi.ROW_BYTES // _WORD_BYTES
@@ -42,11 +42,11 @@ faster. In blocks, for a worker that has just worked is awake."""
 _VALID_RUNS: Final = 5000
 """Then it is found out again: what else the machine does changes."""
 _FOREVER: Final = 1 << 62
-_LEAST_GAIN: Final = 1.1
+_MIN_GAIN: Final = 1.1
 """How much faster a short list must be with workers: they take processors from others."""
 
 
-class Trial:
+class WorkerTrial:
     """Whether a list is faster without workers, found out in some of its runs.
 
     Results are the same either way. A list is short when one of its first runs with workers was.
@@ -77,10 +77,10 @@ class Trial:
         elif self._runs < _TRIALS:
             self.alone = self._runs >= _TRIALS // 2
         else:
-            self.alone = best[1] < best[0] * _LEAST_GAIN
+            self.alone = best[1] < best[0] * _MIN_GAIN
             self.settled_runs = _FOREVER if best[1] < _TINY_NS else _VALID_RUNS
 
-    def spend(self) -> None:
+    def note_untimed(self) -> None:
         """Tell of a run whose time need not be told."""
         self.settled_runs -= 1
         if not self.settled_runs:
@@ -211,7 +211,7 @@ class RunList:
         self._restart_trial()
 
     def _restart_trial(self) -> None:
-        self._trial = Trial(settled=not self._may_run_alone)
+        self._trial = WorkerTrial(settled=not self._may_run_alone)
         self._is_alone = self._threads == 1
         """Whether runs are without workers from now on."""
 
@@ -247,7 +247,7 @@ class RunList:
             trial.note(time.perf_counter_ns() - start)
             self._is_alone = trial.alone and trial.settled_runs == _FOREVER
         elif not timed:
-            trial.spend()
+            trial.note_untimed()
 
     def _check_open(self) -> None:
         if not self._address:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from smelt.errors import DeviceError
-from smelt.types import Closing, override, start_thread
+from smelt.types import Closeable, override, start_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -22,28 +22,28 @@ _LOG = logging.getLogger(__name__)
 _EXIT_TIMEOUT_S = 10.0
 
 
-class Mark:
+class CompletionFlag:
     """One moment that comes: whoever waits for it is woken once it has come."""
 
-    __slots__ = ("_reached", "stream", "time_ns")
+    __slots__ = ("_signaled", "stream", "time_ns")
 
     def __init__(self, stream: CpuStream | None = None) -> None:
-        self._reached = threading.Event()
+        self._signaled = threading.Event()
         self.stream = stream
         """Whose thread lets the moment come, once that is known."""
         self.time_ns = 0
 
     @property
-    def is_reached(self) -> bool:
+    def is_signaled(self) -> bool:
         """Whether the moment has come."""
-        return self._reached.is_set()
+        return self._signaled.is_set()
 
-    def reach(self) -> None:
+    def signal(self) -> None:
         """Let the moment come; once it has, this changes nothing."""
-        if self._reached.is_set():
+        if self._signaled.is_set():
             return
         self.time_ns = time.perf_counter_ns()
-        self._reached.set()
+        self._signaled.set()
 
     def wait(self) -> None:
         """Wait until the moment has come.
@@ -51,13 +51,13 @@ class Mark:
         Raises:
             DeviceError: it comes only once what the calling thread does for its stream is done.
         """
-        if not self._reached.is_set():
-            with _waiting_for(self):
-                self._reached.wait()
+        if not self._signaled.is_set():
+            with _waiting_on_thread(self):
+                self._signaled.wait()
 
 
 @contextmanager
-def _waiting_for(mark: Mark) -> Generator[None]:
+def _waiting_on_thread(mark: CompletionFlag) -> Generator[None]:
     """Note that a stream's thread waits; refuse what would wait for that very thread.
 
     Each thread first notes for what it waits, then looks: of those in a circle, one sees it.
@@ -68,15 +68,15 @@ def _waiting_for(mark: Mark) -> Generator[None]:
         return
     mine.awaited = mark
     try:
-        _refuse_circle(mark, mine)
+        _refuse_deadlock(mark, mine)
         yield
     finally:
         mine.awaited = None
 
 
-def _refuse_circle(mark: Mark | None, mine: CpuStream) -> None:
+def _refuse_deadlock(mark: CompletionFlag | None, mine: CpuStream) -> None:
     met: set[CpuStream] = set()
-    while mark is not None and not mark.is_reached and mark.stream not in met | {None}:
+    while mark is not None and not mark.is_signaled and mark.stream not in met | {None}:
         if mark.stream is mine:
             raise DeviceError(
                 "a stream cannot wait for itself: this task waits for work that is queued behind "
@@ -110,7 +110,7 @@ class DeferredError:
         raise error
 
 
-class CpuStream(Closing):
+class CpuStream(Closeable):
     """A queue of work that one thread does in order.
 
     A task that raises stops the queue: what is behind it is dropped, its marks are reached, and the
@@ -124,18 +124,18 @@ class CpuStream(Closing):
 
     def _reset(self) -> None:
         self._condition = threading.Condition()
-        self._tasks: deque[tuple[Callable[[], object], tuple[Mark, ...]]] = deque()
+        self._tasks: deque[tuple[Callable[[], object], tuple[CompletionFlag, ...]]] = deque()
         self._is_working = False
         self._is_closed = False
         self._error: BaseException | None = None
         """Of the task that stopped the queue."""
         self._deferred: list[DeferredError] = []
         self._thread: threading.Thread | None = None
-        self.awaited: Mark | None = None
+        self.awaited: CompletionFlag | None = None
         """What the thread waits for just now."""
         self._process = os.getpid()
 
-    def submit(self, task: Callable[[], object], *marks: Mark) -> None:
+    def submit(self, task: Callable[[], object], *marks: CompletionFlag) -> None:
         """Queue ``task``; ``marks`` are reached after it, also when it fails or is dropped.
 
         Raises:
@@ -166,11 +166,11 @@ class CpuStream(Closing):
             Whatever a queued task raised, or deferred and nobody has heard of; once. Of several
                 failures the next calls raise the others.
         """
-        idle = Mark(self)
-        with _waiting_for(idle), self._condition:
+        idle = CompletionFlag(self)
+        with _waiting_on_thread(idle), self._condition:
             while self._tasks or self._is_working:
                 self._condition.wait()
-            idle.reach()  # before another task can begin
+            idle.signal()  # before another task can begin
             error, self._error = self._error, None
             if error is not None:
                 raise error
@@ -186,7 +186,7 @@ class CpuStream(Closing):
     def wait(self, event: CpuEvent) -> None:
         """Let later work wait until ``event``, as it is now, has come."""
         mark = event.mark
-        if mark is not None and not mark.is_reached:
+        if mark is not None and not mark.is_signaled:
             self.submit(mark.wait)
 
     @override
@@ -198,7 +198,7 @@ class CpuStream(Closing):
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             if self._process == os.getpid():
-                with _waiting_for(Mark(self)):
+                with _waiting_on_thread(CompletionFlag(self)):
                     thread.join()
             self._thread = None
 
@@ -216,7 +216,7 @@ class CpuStream(Closing):
             if not failed:
                 self._do(task)
             for mark in marks:
-                mark.reach()
+                mark.signal()
             del task
             with self._condition:
                 self._is_working = False
@@ -240,7 +240,7 @@ class CpuStream(Closing):
             thread = self._thread
         for _, marks in dropped:
             for mark in marks:
-                mark.reach()
+                mark.signal()
         if thread is not None and self._process == os.getpid():
             thread.join(_EXIT_TIMEOUT_S)
 
@@ -251,11 +251,11 @@ class CpuEvent:
     __slots__ = ("mark",)
 
     def __init__(self) -> None:
-        self.mark: Mark | None = None
+        self.mark: CompletionFlag | None = None
 
     def record(self, stream: CpuStream) -> None:
         """Mark the place in ``stream`` behind everything that is queued now."""
-        mark = Mark()
+        mark = CompletionFlag()
         stream.submit(_nothing, mark)
         self.mark = mark
 
@@ -265,7 +265,7 @@ class CpuEvent:
 
     def query(self) -> bool:
         """Whether the mark is reached."""
-        return self.mark is None or self.mark.is_reached
+        return self.mark is None or self.mark.is_signaled
 
     def synchronize(self) -> None:
         """Wait until the mark is reached."""
@@ -279,7 +279,7 @@ class CpuEvent:
             DeviceError: one of the two is not recorded or not reached.
         """
         first, last = self.mark, end.mark
-        if first is None or last is None or not (first.is_reached and last.is_reached):
+        if first is None or last is None or not (first.is_signaled and last.is_signaled):
             raise DeviceError("both events must be recorded and reached; synchronize first")
         return (last.time_ns - first.time_ns) / 1e6
 

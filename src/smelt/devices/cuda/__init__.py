@@ -4,15 +4,7 @@ Nothing here knows a compiler. ``cuda.bindings`` (the extra ``cuda``) is loaded 
 a GPU.
 """
 
-from smelt.devices.cuda._arrays import CudaArray, DeviceView, is_on_gpu, view_of
-from smelt.devices.cuda._calls import LIBRARIES, Library, LibraryCall, OpenLibrary
-from smelt.devices.cuda._code import (
-    CudaFunction,
-    CudaModule,
-    KernelArguments,
-    LaunchShape,
-    launch,
-)
+from smelt.devices.cuda._array_interop import CudaArray, DeviceView, is_on_gpu, view_of
 from smelt.devices.cuda._cubin import KernelResources, check_is_whole, resources_of
 from smelt.devices.cuda._cublaslt import (
     LARGEST_ALPHA,
@@ -37,7 +29,8 @@ from smelt.devices.cuda._device import (
 )
 from smelt.devices.cuda._driver import CudaError, Driver, cuda_driver
 from smelt.devices.cuda._graph import CudaGraph
-from smelt.devices.cuda._image import (
+from smelt.devices.cuda._kernel_loader import KernelLoader, LoadedCall, LoadedKernel
+from smelt.devices.cuda._kernel_record import (
     ABI_VERSION,
     CudaKernel,
     call_to_bytes,
@@ -49,8 +42,7 @@ from smelt.devices.cuda._libraries import (
     WORKSPACE_ALIGNED_BYTES,
     LibraryError,
 )
-from smelt.devices.cuda._limits import LIMITS, SIZE_FEATURE, GpuLimits
-from smelt.devices.cuda._load import KernelLoader, LoadedCall, LoadedKernel
+from smelt.devices.cuda._library_calls import LIBRARIES, Library, LibraryCall, LoadedLibrary
 from smelt.devices.cuda._memory import (
     CudaAllocation,
     CudaMemory,
@@ -59,21 +51,29 @@ from smelt.devices.cuda._memory import (
     fill_memory,
     owner_of,
 )
+from smelt.devices.cuda._module import (
+    CudaFunction,
+    CudaModule,
+    KernelArguments,
+    LaunchShape,
+    launch,
+)
+from smelt.devices.cuda._occupancy import SIZE_FEATURE, SM_RESOURCES, SmResources
 from smelt.devices.cuda._reservation import CudaReservation, reserve_memory
 from smelt.devices.cuda._run_list import (
-    CudaRow,
+    CudaLaunch,
     CudaRunList,
     RunGraph,
     groups_of,
 )
-from smelt.devices.cuda._stream import CudaEvent, CudaStream, Follower, handle_of
+from smelt.devices.cuda._stream import CudaEvent, CudaStream, HostTask, handle_of
 
 __all__ = [
     "ABI_VERSION",
     "ALIGNED_BYTES",
     "LARGEST_ALPHA",
     "LIBRARIES",
-    "LIMITS",
+    "SM_RESOURCES",
     "SIZE_FEATURE",
     "WORKSPACE_ALIGNED_BYTES",
     "ConvolutionCall",
@@ -91,7 +91,7 @@ __all__ = [
     "CudaModule",
     "CudaProperties",
     "CudaReservation",
-    "CudaRow",
+    "CudaLaunch",
     "CudaRunList",
     "CudaStream",
     "Cudnn",
@@ -99,8 +99,8 @@ __all__ = [
     "CudnnError",
     "DeviceView",
     "Driver",
-    "Follower",
-    "GpuLimits",
+    "HostTask",
+    "SmResources",
     "KernelArguments",
     "KernelLoader",
     "KernelResources",
@@ -110,7 +110,7 @@ __all__ = [
     "LibraryError",
     "LoadedCall",
     "LoadedKernel",
-    "OpenLibrary",
+    "LoadedLibrary",
     "PinnedAllocation",
     "ProductCall",
     "RunGraph",

@@ -30,7 +30,7 @@ _SIZED: Final = 4
 """Form of an attribute whose last field is the length of what follows; the others end there."""
 _COUNT_OF_KERNEL: Final = struct.Struct("<II")
 _FRAME_SIZE: Final = 0x11
-_LEAST_STACK_SIZE: Final = 0x12
+_MIN_STACK_SIZE: Final = 0x12
 _REGISTER_COUNT: Final = 0x2F
 _RESERVED_BYTES: Final = 1024
 """Shared memory that the system takes of each block's: from Hopper on, sections include it."""
@@ -112,7 +112,7 @@ class _Cubin:
         shared = 0 if section is None else section.size
         if self.find(".nv.shared.reserved.0") is not None:
             shared = max(0, shared - _RESERVED_BYTES)
-        stack = (attributes.get(kind, 0) for kind in (_FRAME_SIZE, _LEAST_STACK_SIZE))
+        stack = (attributes.get(kind, 0) for kind in (_FRAME_SIZE, _MIN_STACK_SIZE))
         return KernelResources(
             registers=attributes.get(_REGISTER_COUNT, code.info >> 24),
             static_shared_bytes=shared,
@@ -161,16 +161,16 @@ class _Cubin:
 
 def _attributes(content: memoryview) -> Iterator[tuple[int, int, int]]:
     """(kind, symbol, value) of each attribute that is one number of one symbol."""
-    place = 0
-    while place < len(content):
-        form, kind, size = _ATTRIBUTE.unpack_from(content, place)
-        place += _ATTRIBUTE.size
+    position = 0
+    while position < len(content):
+        form, kind, size = _ATTRIBUTE.unpack_from(content, position)
+        position += _ATTRIBUTE.size
         if form == _SIZED:
             if size == _COUNT_OF_KERNEL.size:
-                symbol, value = _COUNT_OF_KERNEL.unpack_from(content, place)
+                symbol, value = _COUNT_OF_KERNEL.unpack_from(content, position)
                 yield kind, symbol, value
-            place += size
+            position += size
 
 
-def _starts(names: bytes, place: int, wanted: bytes) -> bool:
-    return names.startswith(wanted, place)
+def _starts(names: bytes, position: int, wanted: bytes) -> bool:
+    return names.startswith(wanted, position)

@@ -144,7 +144,7 @@ class ProductCall:
     rows: int
     columns: int
     depth: int
-    turned: tuple[bool, bool]
+    transposed: tuple[bool, bool]
     """Whether each factor lies transposed: the first (depth, rows), the second
     (columns, depth)."""
     factors: DType
@@ -170,8 +170,8 @@ class ProductCall:
             EngineFormatError: they describe none.
         """
         try:
-            first, second = data["turned"]
-            given: dict[str, Any] = {**data, "turned": (bool(first), bool(second))}
+            first, second = data["transposed"]
+            given: dict[str, Any] = {**data, "transposed": (bool(first), bool(second))}
             given |= {name: DType(data[name]) for name in ("factors", "result")}
             made = ProductCall(**given)
             made.check()
@@ -196,13 +196,13 @@ class ProductCall:
             and self.precision in _COMPUTE and self.activation in _ACTIVATIONS
         )  # fmt: skip
         if not known:
-            raise ValueError("a type, a precision or an activation that there is not")
+            raise ValueError("unknown type, precision or activation")
         kinds = [type(x) for x in (self.alpha, self.adds, self.bias)]
         # The second is false of what is no number, too.
         if kinds != [float, bool, bool] or not abs(self.alpha) <= LARGEST_ALPHA:
-            raise ValueError("a factor or a choice of another type, or a factor without bound")
+            raise ValueError("alpha is not finite, or a field has the wrong type")
         if len(bytes.fromhex(self.algorithm)) > _ALGORITHM_BYTES:
-            raise ValueError("an algorithm that is too long")
+            raise ValueError("the algorithm field is too long")
 
     @property
     def words(self) -> int:
@@ -256,27 +256,33 @@ class CublasLt:
             self._set("Preference", wishes, _PREFER_REDUCTIONS, ctypes.c_uint32(_SUMS_IN_FLOAT32))
             for kind in _PREFER_ALIGNMENTS:
                 self._set("Preference", wishes, kind, ctypes.c_uint32(ALIGNED_BYTES))
-            places = ctypes.addressof(found), ctypes.addressof(number)
+            addresses = ctypes.addressof(found), ctypes.addressof(number)
             try:
                 self._call(
                     "cublasLtMatmulAlgoGetHeuristic",
-                    self._handle, *described, wishes, count, *places,
+                    self._handle, *described, wishes, count, *addresses,
                 )  # fmt: skip
             except CublasError as error:
                 if error.status in _NOT_SUPPORTED:
                     return []
                 raise
             # Of some it wants more room when it is asked again than when it proposes them.
-            rooms = [
-                self._room(described, ctypes.addressof(result)) for result in found[: number.value]
+            required = [
+                self._required_workspace_bytes(described, ctypes.addressof(result))
+                for result in found[: number.value]
             ]
         return [
-            (bytes(result.algorithm).rstrip(b"\0").hex(), max(room, int(result.workspace_bytes)))
-            for result, room in zip(found, rooms, strict=False)
-            if not result.state and room is not None and room <= most_workspace_bytes
+            (
+                bytes(result.algorithm).rstrip(b"\0").hex(),
+                max(required_bytes, int(result.workspace_bytes)),
+            )
+            for result, required_bytes in zip(found, required, strict=False)
+            if not result.state
+            and required_bytes is not None
+            and required_bytes <= most_workspace_bytes
         ]
 
-    def _room(self, described: Sequence[int], algorithm: int) -> int | None:
+    def _required_workspace_bytes(self, described: Sequence[int], algorithm: int) -> int | None:
         """The workspace that an algorithm needs; None if it cannot do what is described."""
         result = _Result()
         status = self._api.cublasLtMatmulAlgoCheck(
@@ -292,8 +298,8 @@ class CublasLt:
         """
         algorithm = _algorithm(call)
         with self._described(call, ALIGNED_BYTES) as described:
-            room = self._room(described, ctypes.addressof(algorithm))
-        if room is None or room > call.workspace_bytes:
+            required_bytes = self._required_workspace_bytes(described, ctypes.addressof(algorithm))
+        if required_bytes is None or required_bytes > call.workspace_bytes:
             raise EngineMismatchError(
                 f"cuBLASLt cannot do a product of this engine on {self.device!r} as it was built; "
                 "build the engine again here"
@@ -301,12 +307,12 @@ class CublasLt:
         return partial(self._launch, call)
 
     def _launch(self, call: ProductCall, words: Sequence[int], stream: CudaStream) -> None:
-        places = iter(map(int, words))
-        first, second = next(places), next(places)
-        added = next(places) if call.adds else None
-        bias = next(places) if call.bias else 0
-        result = next(places)
-        workspace = aligned_workspace(next(places, 0))
+        addresses = iter(map(int, words))
+        first, second = next(addresses), next(addresses)
+        added = next(addresses) if call.adds else None
+        bias = next(addresses) if call.bias else 0
+        result = next(addresses)
+        workspace = aligned_workspace(next(addresses, 0))
         alpha, beta = ctypes.c_float(call.alpha), ctypes.c_float(call.adds)
         algorithm = _algorithm(call)
         with self._described(call, bias) as (what, *layouts):
@@ -322,7 +328,7 @@ class CublasLt:
     @contextmanager
     def _described(self, call: ProductCall, bias: int) -> Generator[tuple[int, ...]]:
         """What is computed, then the layouts of both factors, of what is added, of the result."""
-        first, second = call.turned
+        first, second = call.transposed
         factors, result = _TYPES[call.factors], _TYPES[call.result]
         shapes = [(call.columns, call.depth), (call.depth, call.rows)]
         shapes = [s[::-1] if t else s for s, t in zip(shapes, (second, first), strict=True)]
@@ -334,8 +340,8 @@ class CublasLt:
             with ExitStack() as stack:
                 compute = _COMPUTE[call.precision]
                 what = stack.enter_context(self._made("Desc", compute, _FLOAT32))
-                for kind, turned in zip(_DESC_TRANSPOSES, (second, first), strict=True):
-                    self._set("Desc", what, kind, ctypes.c_int32(int(turned)))
+                for kind, transposed in zip(_DESC_TRANSPOSES, (second, first), strict=True):
+                    self._set("Desc", what, kind, ctypes.c_int32(int(transposed)))
                 self._set(
                     "Desc", what, _DESC_EPILOGUE, ctypes.c_uint32(epilogue or _DEFAULT_EPILOGUE)
                 )
@@ -349,22 +355,22 @@ class CublasLt:
     @contextmanager
     def _made(self, kind: str, *arguments: int) -> Generator[int]:
         """A descriptor or a preference of the library."""
-        place = ctypes.c_void_p()
-        self._call(f"cublasLtMatmul{kind}Create", ctypes.addressof(place), *arguments)
+        descriptor = ctypes.c_void_p()
+        self._call(f"cublasLtMatmul{kind}Create", ctypes.addressof(descriptor), *arguments)
         try:
-            yield cast("int", place.value)
+            yield cast("int", descriptor.value)
         finally:
-            self._call(f"cublasLtMatmul{kind}Destroy", place.value)
+            self._call(f"cublasLtMatmul{kind}Destroy", descriptor.value)
 
-    def _set(self, kind: str, place: int, attribute: int, value: Any) -> None:
+    def _set(self, kind: str, descriptor: int, attribute: int, value: Any) -> None:
         content = ctypes.addressof(value), ctypes.sizeof(value)
-        self._call(f"cublasLtMatmul{kind}SetAttribute", place, attribute, *content)
+        self._call(f"cublasLtMatmul{kind}SetAttribute", descriptor, attribute, *content)
 
     @contextmanager
     def _layout(self, matrix: tuple[int, int, int], matrices: int) -> Generator[int]:
         kind, height, width = matrix
-        place = ctypes.c_void_p()
-        where = ctypes.addressof(place)
+        descriptor = ctypes.c_void_p()
+        where = ctypes.addressof(descriptor)
         self._call("cublasLtMatrixLayoutCreate", where, kind, height, width, height)
         try:
             if matrices > 1:
@@ -374,10 +380,10 @@ class CublasLt:
                 ):
                     content = ctypes.addressof(value), ctypes.sizeof(value)
                     name = "cublasLtMatrixLayoutSetAttribute"
-                    self._call(name, place.value, attribute, *content)
-            yield cast("int", place.value)
+                    self._call(name, descriptor.value, attribute, *content)
+            yield cast("int", descriptor.value)
         finally:
-            self._call("cublasLtMatrixLayoutDestroy", place.value)
+            self._call("cublasLtMatrixLayoutDestroy", descriptor.value)
 
 
 def open_cublaslt(device: CudaDevice, version: int | None = None) -> CublasLt:

@@ -75,8 +75,8 @@ _OLDEST_VERSION: Final = 90200
 _TYPES: Final = {DType.FLOAT32: 0, DType.FLOAT16: 2, DType.BFLOAT16: 9}
 _PRECISIONS: Final = ("ieee", "tf32")
 _FLOAT32: Final = 0
-_MOST_EXTENT: Final = (1 << 31) - 1
-_MOST_KNOBS: Final = 64
+_MAX_EXTENT: Final = (1 << 31) - 1
+_MAX_KNOBS: Final = 64
 _AXES: Final = (2, 3)
 """How many axes an image may have beside the batch and the channels."""
 
@@ -104,7 +104,7 @@ _ADD, _RELU = 0, 100
 _MODES: Final = ((3, 1), (2,))
 """Of the heuristics: those that guess what is fast; what works at all, where these know nothing."""
 _TENSOR_CORE, _NARROWS_INPUTS, _NARROWS_SUMS, _VARIES = 0, 1, 2, 4
-_MOST_NOTES: Final = 32
+_MAX_NOTES: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,22 +170,22 @@ class ConvolutionCall:
         if axes not in _AXES or len(self.filters) != axes + 2:
             raise ValueError(f"images {self.images} and filters {self.filters}")
         if [len(x) for x in (self.strides, self.dilations, self.pads)] != [axes, axes, 2 * axes]:
-            raise ValueError("a window of other axes than the images'")
+            raise ValueError("the window and the images differ in rank")
         _check_extents((*self.images, *self.filters, *self.strides, *self.dilations), 1)
         _check_extents(self.pads, 0)
         _check_extents(self.shape, 1)
         if self.images[1] % self.filters[1] or self.filters[0] % self.groups:
-            raise ValueError("groups of channels or filters that do not come out even")
+            raise ValueError("channels or filters are not divisible by the groups")
         check_workspace(self.workspace_bytes)
         check_version(self.version)
         known = (self.factors in _TYPES, self.result in _TYPES, self.precision in _PRECISIONS)
         if not all(known):
-            raise ValueError("a type or a precision that there is not")
+            raise ValueError("unknown type or precision")
         if any(type(x) is not bool for x in (self.adds, self.bias, self.relu)):
-            raise ValueError("a choice of another type")
+            raise ValueError("a field of the chosen engine has the wrong type")
         _check_extents((self.engine, *(knob for knob, _ in self.knobs)), 0)
-        _check_extents((value for _, value in self.knobs), -_MOST_EXTENT)
-        if len(self.knobs) > _MOST_KNOBS:
+        _check_extents((value for _, value in self.knobs), -_MAX_EXTENT)
+        if len(self.knobs) > _MAX_KNOBS:
             raise ValueError(f"{len(self.knobs)} knobs")
 
     @property
@@ -278,8 +278,8 @@ class Cudnn:
             raise
         for configuration in made.filled(heuristics, _PROPOSALS, _CONFIGURATION):
             (engine,) = made.filled(configuration, _CONFIGURED, _ENGINE)
-            if _is_exact(call, made.read(engine, _ENGINE_NUMERICS, NUMERICS, _MOST_NOTES)):
-                choices = made.filled(configuration, _CHOICES, _CHOICE, most=_MOST_KNOBS)
+            if _is_exact(call, made.read(engine, _ENGINE_NUMERICS, NUMERICS, _MAX_NOTES)):
+                choices = made.filled(configuration, _CHOICES, _CHOICE, most=_MAX_KNOBS)
                 yield CudnnEngine(
                     made.read(engine, _ENGINE_NUMBER, INT64)[0],
                     tuple(
@@ -300,14 +300,14 @@ class Cudnn:
         """
         with self._described(call) as (made, graph):
             plan = None if graph is None else self._plan(made, graph, call)
-            if plan is None or self._room(made, plan) > call.workspace_bytes:
+            if plan is None or self._required_workspace_bytes(made, plan) > call.workspace_bytes:
                 raise EngineMismatchError(
                     f"cuDNN cannot do a convolution of this engine on {self.device!r} as it was "
                     f"built (by its own engine {call.engine}); build the engine again here"
                 )
             return _Plan(self, call, plan, made.kept()).launch
 
-    def _room(self, made: Descriptors, plan: int) -> int:
+    def _required_workspace_bytes(self, made: Descriptors, plan: int) -> int:
         """How much memory a plan needs."""
         return int(made.read(plan, _PLAN_WORKSPACE, INT64)[0])
 
@@ -368,8 +368,8 @@ class _Plan:
             CudnnError: the library refuses it.
         """
         library, call = self._library, self._call
-        places = [int(word) for word in words]
-        workspace = aligned_workspace(places.pop()) if call.workspace_bytes else 0
+        addresses = [int(word) for word in words]
+        workspace = aligned_workspace(addresses.pop()) if call.workspace_bytes else 0
         device = library.device
         with library.lock, ExitStack() as stack:
             stack.callback(device.restore, device.select())
@@ -378,7 +378,7 @@ class _Plan:
             operands = made.new(
                 _OPERANDS,
                 (_NUMBERS, INT64, _operands(call)),
-                (_ADDRESSES, POINTER, places),
+                (_ADDRESSES, POINTER, addresses),
                 (_WORKSPACE, POINTER, [workspace]),
             )
             call_api(library.api, "cudnnSetStream", library.handle, int(stream.handle))
@@ -407,9 +407,10 @@ def open_cudnn(device: CudaDevice, version: int | None = None) -> Cudnn:
     except MissingExtraError as error:
         if cudnn_package(made_for) == package:
             raise
-        told = f"{CUDNN} {dotted_version(_version_of(api))} here is for CUDA {made_for}"
+        description = f"{CUDNN} {dotted_version(_version_of(api))} here is for CUDA {made_for}"
         raise DeviceError(
-            f"{told}, whose cuBLASLt is not installed; have both for one CUDA: pip uninstall "
+            f"{description}, whose cuBLASLt is not installed; have both for one CUDA: pip "
+            f"uninstall "
             f"{cudnn_package(made_for)}, then pip install --force-reinstall {package} (they have "
             f"the same files), or install {cublas_package(made_for)} beside it"
         ) from error
@@ -533,8 +534,8 @@ def _is_exact(call: ConvolutionCall, notes: Sequence[int]) -> bool:
 
 
 def _check_extents(numbers: Iterable[Any], least: int) -> None:
-    if any(type(x) is not int or not least <= x <= _MOST_EXTENT for x in numbers):
-        raise ValueError("an extent or a number that there is not")
+    if any(type(x) is not int or not least <= x <= _MAX_EXTENT for x in numbers):
+        raise ValueError("an extent or a number is out of range")
 
 
 def _drop(library: Cudnn, descriptors: Descriptors) -> None:

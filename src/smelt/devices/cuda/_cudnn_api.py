@@ -84,43 +84,51 @@ class Descriptors:
 
     def new(self, kind: int, *attributes: tuple[int, int, Sequence[Any]]) -> int:
         """A finished descriptor of a kind: its attributes' numbers, types and values."""
-        place = self._blank(kind)
+        descriptor = self._blank(kind)
         for attribute, type_, values in attributes:
             content = (_C_TYPES[type_] * len(values))(*values)
             where = ctypes.addressof(content)
             call_api(
-                self._api, "cudnnBackendSetAttribute", place, attribute, type_, len(values), where
+                self._api,
+                "cudnnBackendSetAttribute",
+                descriptor,
+                attribute,
+                type_,
+                len(values),
+                where,
             )
-        call_api(self._api, "cudnnBackendFinalize", place)
-        return place
+        call_api(self._api, "cudnnBackendFinalize", descriptor)
+        return descriptor
 
-    def read(self, place: int, attribute: int, type_: int, most: int = 1) -> list[Any]:
+    def read(self, descriptor: int, attribute: int, type_: int, most: int = 1) -> list[Any]:
         """The values of an attribute, ``most`` of them at most."""
         content = (_C_TYPES[type_] * most)()
-        return list(content[: self._got(place, attribute, type_, content)])
+        return list(content[: self._got(descriptor, attribute, type_, content)])
 
-    def filled(self, place: int, attribute: int, kind: int, most: int | None = None) -> list[int]:
+    def filled(
+        self, descriptor: int, attribute: int, kind: int, most: int | None = None
+    ) -> list[int]:
         """The descriptors of a kind that an attribute has: the library fills in empty ones.
 
         Of some attributes it does not tell beforehand how many there are, and ``most`` is needed.
         """
         if most is None:
-            most = self._got(place, attribute, DESCRIPTOR, (ctypes.c_void_p * 0)())
+            most = self._got(descriptor, attribute, DESCRIPTOR, (ctypes.c_void_p * 0)())
         blanks = (ctypes.c_void_p * most)(*(self._blank(kind) for _ in range(most)))
-        count = self._got(place, attribute, DESCRIPTOR, blanks) if most else 0
+        count = self._got(descriptor, attribute, DESCRIPTOR, blanks) if most else 0
         return [blank for blank in blanks[:count] if blank is not None]
 
     def _blank(self, kind: int) -> int:
-        place = ctypes.c_void_p()
-        call_api(self._api, "cudnnBackendCreateDescriptor", kind, ctypes.addressof(place))
-        self._live.append(place.value or 0)
+        descriptor = ctypes.c_void_p()
+        call_api(self._api, "cudnnBackendCreateDescriptor", kind, ctypes.addressof(descriptor))
+        self._live.append(descriptor.value or 0)
         return self._live[-1]
 
-    def _got(self, place: int, attribute: int, type_: int, content: Any) -> int:
+    def _got(self, descriptor: int, attribute: int, type_: int, content: Any) -> int:
         """How many values there are; as many as there is room for are written."""
         count = ctypes.c_int64()
         where = ctypes.addressof(content) if len(content) else None
-        arguments = place, attribute, type_, len(content), ctypes.addressof(count), where
+        arguments = descriptor, attribute, type_, len(content), ctypes.addressof(count), where
         call_api(self._api, "cudnnBackendGetAttribute", *arguments)
         return int(count.value)
 

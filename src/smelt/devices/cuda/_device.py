@@ -92,7 +92,7 @@ class CudaDevice:
         return f"<cuda:{self.index} {self.properties.name}, {self.properties.architecture}>"
 
     @property
-    def place(self) -> str:
+    def timing_key(self) -> str:
         """What times depend on beside the code: the GPU and the CUDA of its driver."""
         return f"{self.properties.name}, driver for CUDA {dotted_cuda(self.driver.version)}"
 

@@ -29,7 +29,7 @@ MAJOR_OF_EXTRA: Final = 13
 ALIGNED_BYTES: Final = 16
 """At what multiples operands begin; libraries are asked for what can do with that."""
 WORKSPACE_ALIGNED_BYTES: Final = 256
-_MOST_WORKSPACE_BYTES: Final = 1 << 40
+_MAX_WORKSPACE_BYTES: Final = 1 << 40
 _LAST_VERSION: Final = (1 << 31) - 1
 
 
@@ -149,16 +149,16 @@ def dotted_version(version: int) -> str:
     return f"{version // 10000}.{version // 100 % 100}.{version % 100}"
 
 
-def check_workspace(room: Any) -> None:
+def check_workspace(required_bytes: Any) -> None:
     """Raise ValueError if no call takes that much memory."""
-    if type(room) is not int or not 0 <= room < _MOST_WORKSPACE_BYTES:
-        raise ValueError(f"a workspace of {room} bytes")
+    if type(required_bytes) is not int or not 0 <= required_bytes < _MAX_WORKSPACE_BYTES:
+        raise ValueError(f"a workspace of {required_bytes} bytes")
 
 
 def check_version(version: Any) -> None:
     """Raise ValueError if no library's number of its version is like that."""
     if type(version) is not int or not 0 < version <= _LAST_VERSION:
-        raise ValueError("a version that there is not")
+        raise ValueError("the library version is out of range")
 
 
 def aligned_workspace(address: int) -> int:

@@ -63,7 +63,7 @@ class CudaReservation:
         )
         self._finalizer.atexit = False  # the context goes first, and all memory with it
 
-    def back(self, address: int, size_bytes: int, stream: CudaStream) -> None:
+    def commit(self, address: int, size_bytes: int, stream: CudaStream) -> None:
         """Map memory behind those of the addresses that are of this reservation and have none.
 
         Work that is queued on ``stream`` from now on finds zeros there.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from smelt.devices.cuda._graph import CudaGraph
-from smelt.devices.cuda._load import LoadedKernel
+from smelt.devices.cuda._kernel_loader import LoadedKernel
 from smelt.errors import ContextError, InternalError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from smelt.devices.cuda._load import LoadedCall
+    from smelt.devices.cuda._kernel_loader import LoadedCall
     from smelt.devices.cuda._stream import CudaEvent, CudaStream
 
 _SET_DEPENDENCIES: Final = 1
@@ -32,7 +32,7 @@ _WORD_BYTES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class CudaRow:
+class CudaLaunch:
     """One launch of a list."""
 
     kernel: LoadedKernel | LoadedCall
@@ -40,7 +40,7 @@ class CudaRow:
     """Argument words, scratch left out."""
     wait_for: int
     """How many rows of the list must be complete before this one starts."""
-    starts_early: bool = True
+    uses_pdl: bool = True
     """Whether it may begin before they are, if its code can wait by itself."""
 
 
@@ -56,7 +56,7 @@ class CudaRunList:
     """Rows with their words and numbers of blocks."""
 
     def __init__(
-        self, rows: Sequence[CudaRow], words: NDArray[np.int64], blocks: Sequence[int]
+        self, rows: Sequence[CudaLaunch], words: NDArray[np.int64], blocks: Sequence[int]
     ) -> None:
         """Take a list's rows; ``words`` has those of all rows, one row's after another's.
 
@@ -85,18 +85,16 @@ class CudaRunList:
             for row, (start, first) in zip(rows, starts, strict=True)
         ]
 
-    def launch(self, row: int, stream: CudaStream, *, starts_early: bool = True) -> None:
+    def launch(self, row: int, stream: CudaStream, *, uses_pdl: bool = True) -> None:
         """Queue one row. Raises DeviceError: it is refused, or earlier work failed."""
-        early = starts_early and self.rows[row].starts_early and not self._follows_call(row)
-        self.rows[row].kernel.launch(
-            self.blocks[row], self.arguments[row], stream, starts_early=early
-        )
+        early = uses_pdl and self.rows[row].uses_pdl and not self._follows_call(row)
+        self.rows[row].kernel.launch(self.blocks[row], self.arguments[row], stream, uses_pdl=early)
 
     def _follows_call(self, row: int) -> bool:
         """Whether a library's call is among what a row waits for: who knows what that ends with."""
         end = self.rows[row].wait_for
         first = self.rows[end - 1].wait_for if end else 0
-        return any(not before.kernel.can_move for before in self.rows[first:end])
+        return any(not before.kernel.can_update_in_graph for before in self.rows[first:end])
 
     def launch_all(self, stream: CudaStream) -> None:
         """Queue every row, one after another. Raises what `launch` does."""
@@ -113,7 +111,7 @@ class RunGraph:
         stream: CudaStream,
         *,
         part: range | None = None,
-        moving: Collection[int] = (),
+        updatable_rows: Collection[int] = (),
         marks: Mapping[int, CudaEvent] | None = None,
     ) -> None:
         """Record the rows.
@@ -122,8 +120,8 @@ class RunGraph:
             rows: the list, which must live as long.
             stream: nothing else may use it meanwhile.
             part: consecutive rows, if not all; the first must not wait for less than all before.
-            moving: the rows whose words may change: `move` gives them to the graph. A library's
-                calls cannot be among them.
+            updatable_rows: the rows whose words may change: `move` gives them to the graph. A
+                library's calls cannot be among them.
             marks: events to be marked before the rows of these numbers, and after the last. With
                 marks all rows run one after another.
 
@@ -134,7 +132,7 @@ class RunGraph:
         self._device = stream.device
         self._nodes: dict[int, Any] = {}
         self._parameters: dict[int, Any] = {}
-        self._moving = frozenset(moving)
+        self._moving = frozenset(updatable_rows)
         chosen = range(len(rows.rows)) if part is None else part
         branches = any(rows.rows[number].wait_for != number for number in chosen)
 
@@ -148,11 +146,11 @@ class RunGraph:
                     self._record_row(stream, row)
 
         # A library may load code when it is first called.
-        calls = any(not rows.rows[number].kernel.can_move for number in chosen)
+        calls = any(not rows.rows[number].kernel.can_update_in_graph for number in chosen)
         self._graph = CudaGraph(stream, record, loads_code=calls)
 
-    def _record_row(self, stream: CudaStream, row: int, *, starts_early: bool = True) -> None:
-        self._list.launch(row, stream, starts_early=starts_early)
+    def _record_row(self, stream: CudaStream, row: int, *, uses_pdl: bool = True) -> None:
+        self._list.launch(row, stream, uses_pdl=uses_pdl)
         if row in self._moving and self._list.blocks[row]:
             self._nodes[row] = captured_nodes(stream)[0]
 
@@ -162,22 +160,22 @@ class RunGraph:
         for row in part:
             if row in marks:
                 marks[row].record_in_graph(stream)
-            self._record_row(stream, row, starts_early=False)
+            self._record_row(stream, row, uses_pdl=False)
         if part.stop in marks:
             marks[part.stop].record_in_graph(stream)
 
     def _record_branches(self, stream: CudaStream, part: range) -> None:
         """Rows that wait for the same rows lie side by side."""
         before: list[Any] = []
-        beside: list[Any] = []
+        side_by_side: list[Any] = []
         for number in part:
-            if self._list.rows[number].wait_for == number and beside:
-                before, beside = beside, []
+            if self._list.rows[number].wait_for == number and side_by_side:
+                before, side_by_side = side_by_side, []
             depend_on(stream, before)
             self._record_row(stream, number)
             if self._list.blocks[number]:
-                beside.append(captured_nodes(stream)[0])
-        depend_on(stream, beside or before)
+                side_by_side.append(captured_nodes(stream)[0])
+        depend_on(stream, side_by_side or before)
 
     def move(self, row: int) -> None:
         """Give the graph the words that a row has now, for its next launches.
@@ -195,7 +193,7 @@ class RunGraph:
     def _parameters_of(self, row: int) -> Any:
         kernel = self._list.rows[row].kernel
         if not isinstance(kernel, LoadedKernel):
-            raise InternalError("a library call cannot be given other words in a graph")
+            raise InternalError("the arguments of a library call cannot be updated in a graph")
         made = self._device.driver.api.CUDA_KERNEL_NODE_PARAMS()
         made.func = kernel.function.handle
         made.gridDimX, made.gridDimY, made.gridDimZ = self._list.blocks[row], 1, 1

@@ -11,7 +11,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from smelt.errors import DeviceError
-from smelt.types import Closing, override, start_thread
+from smelt.types import Closeable, override, start_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +25,7 @@ _HANDLE_NAMES: Final = ("cuda_stream", "ptr", "handle")
 """What torch, cupy and numba call a stream's handle."""
 
 
-class CudaStream(Closing):
+class CudaStream(Closeable):
     """Work that a GPU does in order, beside other streams and beside the host."""
 
     __slots__ = ("__weakref__", "_finalizer", "_followers", "_keeps", "device", "handle")
@@ -48,7 +48,7 @@ class CudaStream(Closing):
         """
         self.device = device
         self._keeps = foreign
-        self._followers: list[Awaited] = []
+        self._followers: list[PendingWork] = []
         self._finalizer: weakref.finalize[..., CudaStream] | None = None
         if foreign is not None:
             self.handle: Any = device.driver.api.CUstream(handle_of(foreign))
@@ -76,7 +76,7 @@ class CudaStream(Closing):
         finally:
             self._followers += followers
 
-    def follow(self, follower: Awaited) -> None:
+    def follow(self, follower: PendingWork) -> None:
         """Let `synchronize` wait for what is done on the host about the stream's work, too."""
         self._followers = [f for f in self._followers if f.is_awaited and f is not follower]
         self._followers.append(follower)
@@ -97,7 +97,7 @@ class CudaStream(Closing):
         return 0, int(self.handle)
 
 
-class Awaited(Protocol):
+class PendingWork(Protocol):
     """What a stream's `synchronize` waits for beside the stream's work."""
 
     @property
@@ -110,7 +110,7 @@ class Awaited(Protocol):
         ...
 
 
-class Follower:
+class HostTask:
     """Something that the host does once work of a GPU is complete, on a thread of its own."""
 
     __slots__ = ("_error", "_task", "_thread")
@@ -149,7 +149,7 @@ def handle_of(stream: object) -> int:
     """
     if isinstance(stream, int) and not isinstance(stream, bool):
         if stream < 0:
-            raise DeviceError(f"{stream} is no stream's handle")
+            raise DeviceError(f"{stream} is not a stream handle")
         return stream
     if hasattr(stream, "__cuda_stream__"):
         protocol = cast("Any", stream).__cuda_stream__
@@ -210,7 +210,7 @@ class CudaEvent:
             DeviceError: one of the two does not keep times, or is not recorded or not reached.
         """
         if not (self.times and end.times):
-            raise DeviceError("an event that was made without times has none")
+            raise DeviceError("the event was created without timing")
         for event in (self, end):
             if not event._is_recorded or not event.query():
                 raise DeviceError("both events must be recorded and reached; synchronize first")

@@ -10,8 +10,8 @@ from smelt import ops
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from smelt.importers.caffe._layer_context import LayerContext
     from smelt.importers.caffe._prototxt import Layer
-    from smelt.importers.caffe._step import Step
     from smelt.ir import Value
 
 MAXIMUM_EXTENT: Final = 1 << 16
@@ -19,7 +19,7 @@ MAXIMUM_CLASSES: Final = 1 << 20
 _CODES: Final = {1: "CORNER", 2: "CENTER_SIZE", 3: "CORNER_SIZE"}
 
 
-def convert_interp(step: Step) -> list[Value]:
+def convert_interp(step: LayerContext) -> list[Value]:
     """Bilinear resizing that keeps the corners, to a size or by a factor."""
     step.require_inputs(1)
     p = step.parameters("interp_param")
@@ -34,7 +34,7 @@ def convert_interp(step: Step) -> list[Value]:
     return [_resize(step, size, "linear", "align_corners")]
 
 
-def convert_upsample(step: Step) -> list[Value]:
+def convert_upsample(step: LayerContext) -> list[Value]:
     """Each element repeated along both spatial axes."""
     step.require_inputs(1)
     scale = int(step.parameters("upsample_param").scale)
@@ -42,7 +42,7 @@ def convert_upsample(step: Step) -> list[Value]:
     return [_resize(step, (height * scale, width * scale), "nearest", "asymmetric")]
 
 
-def _image(step: Step) -> tuple[int, int]:
+def _image(step: LayerContext) -> tuple[int, int]:
     match step.shape:
         case (_, _, int(height), int(width)):
             return height, width
@@ -50,7 +50,7 @@ def _image(step: Step) -> tuple[int, int]:
             raise step.misfit(f"its input {step.x.tensor} must be an image of known size")
 
 
-def _resize(step: Step, size: Sequence[int], mode: str, corners: str) -> Value:
+def _resize(step: LayerContext, size: Sequence[int], mode: str, corners: str) -> Value:
     if any(not 1 <= extent <= MAXIMUM_EXTENT for extent in size):
         raise step.misfit(f"a size of {list(size)} is outside 1 to {MAXIMUM_EXTENT}")
     sizes = step.integers(size, "sizes")
@@ -63,7 +63,7 @@ def _resize(step: Step, size: Sequence[int], mode: str, corners: str) -> Value:
     return step.add(op, step.x, None, None, sizes)
 
 
-def convert_normalize(step: Step) -> list[Value]:
+def convert_normalize(step: LayerContext) -> list[Value]:
     """Each place, or each image, divided by its Euclidean norm and scaled."""
     step.require_inputs(1)
     p = step.parameters("norm_param")
@@ -84,7 +84,7 @@ def refuse_prior_box(layer: Layer) -> str | None:
     return None
 
 
-def convert_prior_box(step: Step) -> list[Value]:
+def convert_prior_box(step: LayerContext) -> list[Value]:
     """The default boxes of a feature map."""
     step.require_inputs(2)
     p = step.parameters("prior_box_param")
@@ -114,7 +114,7 @@ def refuse_detection_output(layer: Layer) -> str | None:
     return None
 
 
-def convert_detection_output(step: Step) -> list[Value]:
+def convert_detection_output(step: LayerContext) -> list[Value]:
     """Detections of all images; how many, a run tells."""
     step.require_inputs(3, 4)
     p = step.parameters("detection_output_param")
@@ -141,7 +141,7 @@ def convert_detection_output(step: Step) -> list[Value]:
     return [result]
 
 
-def _count_symbol(step: Step) -> str:
+def _count_symbol(step: LayerContext) -> str:
     """A name for the number of rows that no other layer has and that a dimension can hold."""
     name = re.sub(r"\W", "_", f"count_of_{step.layer.name}", flags=re.ASCII)
     while name in step.graph.symbol_bounds:

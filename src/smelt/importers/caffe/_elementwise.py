@@ -9,7 +9,7 @@ import numpy as np
 
 from smelt import ops
 from smelt.errors import GraphError
-from smelt.importers.caffe._step import Refusal, Step
+from smelt.importers.caffe._layer_context import LayerContext, UnsupportedLayer
 from smelt.types import DType
 
 if TYPE_CHECKING:
@@ -20,36 +20,36 @@ if TYPE_CHECKING:
     from smelt.types import Dim
 
 
-def unary(make: Callable[[], Op]) -> Callable[[Step], list[Value]]:
+def unary(make: Callable[[], Op]) -> Callable[[LayerContext], list[Value]]:
     """The converter of a layer that is one op without parameters."""
 
-    def convert(step: Step) -> list[Value]:
+    def convert(step: LayerContext) -> list[Value]:
         step.require_inputs(1)
         return [step.add(make(), step.x)]
 
     return convert
 
 
-def convert_relu(step: Step) -> list[Value]:
+def convert_relu(step: LayerContext) -> list[Value]:
     """ReLU, leaky where the layer has a negative slope."""
     step.require_inputs(1)
     slope = float(step.parameters("relu_param").negative_slope)
     return [step.add(ops.LeakyRelu(alpha=slope) if slope else ops.Relu(), step.x)]
 
 
-def convert_elu(step: Step) -> list[Value]:
+def convert_elu(step: LayerContext) -> list[Value]:
     """Exponential linear unit."""
     step.require_inputs(1)
     return [step.add(ops.Elu(alpha=float(step.parameters("elu_param").alpha)), step.x)]
 
 
-def convert_relu6(step: Step) -> list[Value]:
+def convert_relu6(step: LayerContext) -> list[Value]:
     """ReLU that stops at six."""
     step.require_inputs(1)
     return [step.add(ops.Clip(), step.x, step.number(0, "minimum"), step.number(6, "maximum"))]
 
 
-def convert_prelu(step: Step) -> list[Value]:
+def convert_prelu(step: LayerContext) -> list[Value]:
     """ReLU with a learned negative slope, one for each channel or one for all."""
     step.require_inputs(1)
     shared = bool(step.parameters("prelu_param").channel_shared)
@@ -60,7 +60,7 @@ def convert_prelu(step: Step) -> list[Value]:
     return [step.add(ops.PRelu(), step.x, slope)]
 
 
-def convert_power(step: Step) -> list[Value]:
+def convert_power(step: LayerContext) -> list[Value]:
     """``(shift + scale * x) ** power``."""
     step.require_inputs(1)
     p = step.parameters("power_param")
@@ -70,7 +70,7 @@ def convert_power(step: Step) -> list[Value]:
     return [_run(step, chain)]
 
 
-def convert_exp(step: Step) -> list[Value]:
+def convert_exp(step: LayerContext) -> list[Value]:
     """``base ** (shift + scale * x)``; a base of -1 is e."""
     step.require_inputs(1)
     p = step.parameters("exp_param")
@@ -79,7 +79,7 @@ def convert_exp(step: Step) -> list[Value]:
     return [_run(step, [*chain, ("exp", ops.Exp(), None)])]
 
 
-def convert_log(step: Step) -> list[Value]:
+def convert_log(step: LayerContext) -> list[Value]:
     """The logarithm of ``shift + scale * x``; a base of -1 is e."""
     step.require_inputs(1)
     p = step.parameters("log_param")
@@ -90,7 +90,7 @@ def convert_log(step: Step) -> list[Value]:
     return [_run(step, chain)]
 
 
-def _logarithm(step: Step, base: float) -> float:
+def _logarithm(step: LayerContext, base: float) -> float:
     if base == -1:
         return 1.0
     if base <= 0 or base == 1:
@@ -98,7 +98,9 @@ def _logarithm(step: Step, base: float) -> float:
     return math.log(base)
 
 
-def _affine(step: Step, scale: float, shift: float) -> list[tuple[str, Op, Constant | None]]:
+def _affine(
+    step: LayerContext, scale: float, shift: float
+) -> list[tuple[str, Op, Constant | None]]:
     chain: list[tuple[str, Op, Constant | None]] = []
     if scale != 1:
         chain.append(("scale", ops.Mul(), step.number(scale, "scale")))
@@ -107,7 +109,7 @@ def _affine(step: Step, scale: float, shift: float) -> list[tuple[str, Op, Const
     return chain
 
 
-def _run(step: Step, chain: Sequence[tuple[str, Op, Constant | None]]) -> Value:
+def _run(step: LayerContext, chain: Sequence[tuple[str, Op, Constant | None]]) -> Value:
     """Apply ops one after the other; the last node has the layer's name."""
     value = step.x
     if not chain:
@@ -118,7 +120,7 @@ def _run(step: Step, chain: Sequence[tuple[str, Op, Constant | None]]) -> Value:
     return value
 
 
-def convert_threshold(step: Step) -> list[Value]:
+def convert_threshold(step: LayerContext) -> list[Value]:
     """One where the input is greater than the threshold, else zero."""
     step.require_inputs(1)
     limit = step.number(step.parameters("threshold_param").threshold, "threshold")
@@ -136,7 +138,7 @@ def refuse_batch_norm(layer: Layer) -> str | None:
     return None
 
 
-def convert_batch_norm(step: Step) -> list[Value]:
+def convert_batch_norm(step: LayerContext) -> list[Value]:
     """``(x - mean) / sqrt(variance + eps)``; the stored sums are divided by their count here.
 
     The constants ``layer.mean`` and ``layer.variance`` are the quotients. A fork stores scale and
@@ -166,7 +168,7 @@ def convert_batch_norm(step: Step) -> list[Value]:
     ]
 
 
-def convert_scale(step: Step) -> list[Value]:
+def convert_scale(step: LayerContext) -> list[Value]:
     """Product with weights, or with a second bottom, along some axes; then perhaps a bias."""
     step.require_inputs(1, 2)
     p = step.parameters("scale_param")
@@ -185,7 +187,7 @@ def convert_scale(step: Step) -> list[Value]:
     return [step.add(ops.Add(), step.add(ops.Mul(), step.x, factor, name="product"), bias)]
 
 
-def convert_bias(step: Step) -> list[Value]:
+def convert_bias(step: LayerContext) -> list[Value]:
     """Sum with weights, or with a second bottom, along some axes."""
     step.require_inputs(1, 2)
     p = step.parameters("bias_param")
@@ -195,7 +197,7 @@ def convert_bias(step: Step) -> list[Value]:
     return [step.add(ops.Add(), step.x, _spread(step, weights, p.axis))]
 
 
-def _covered(step: Step, axis: int, count: int) -> tuple[int, ...]:
+def _covered(step: LayerContext, axis: int, count: int) -> tuple[int, ...]:
     """Extents of the axes that weights cover: ``count`` of them, -1 for all from ``axis`` on."""
     if count == 0:
         return ()
@@ -208,14 +210,14 @@ def _covered(step: Step, axis: int, count: int) -> tuple[int, ...]:
     return _known(step, step.shape[start:stop])
 
 
-def _known(step: Step, extents: Sequence[Dim]) -> tuple[int, ...]:
+def _known(step: LayerContext, extents: Sequence[Dim]) -> tuple[int, ...]:
     known = tuple(d for d in extents if isinstance(d, int))
     if len(known) != len(extents):
         raise step.misfit(f"its weights have a shape of {list(extents)}, which must be known")
     return known
 
 
-def _spread(step: Step, weights: Constant, axis: int) -> Constant:
+def _spread(step: LayerContext, weights: Constant, axis: int) -> Constant:
     """Weights with axes of one after theirs, so that they meet the axes they cover."""
     shape = tuple(int(d) for d in weights.type.shape if isinstance(d, int))
     if not shape:
@@ -224,7 +226,7 @@ def _spread(step: Step, weights: Constant, axis: int) -> Constant:
     return step.reshape_weight(weights, (*shape, *[1] * after))
 
 
-def _second_bottom(step: Step, axis: int) -> tuple[Value, tuple[Dim, ...]]:
+def _second_bottom(step: LayerContext, axis: int) -> tuple[Value, tuple[Dim, ...]]:
     """The second bottom, made to meet the first's axes from ``axis``; and its own extents."""
     second = step.inputs[1]
     shape = second.tensor.shape
@@ -242,7 +244,7 @@ def _second_bottom(step: Step, axis: int) -> tuple[Value, tuple[Dim, ...]]:
 _ELTWISE = {0: ("product", ops.Mul), 1: ("sum", ops.Add), 2: ("maximum", ops.Max)}
 
 
-def convert_eltwise(step: Step) -> list[Value]:
+def convert_eltwise(step: LayerContext) -> list[Value]:
     """Product, weighted sum or maximum of any number of blobs of one shape."""
     p = step.parameters("eltwise_param")
     if len(step.inputs) < 2:
@@ -275,13 +277,13 @@ def convert_eltwise(step: Step) -> list[Value]:
     return [result]
 
 
-def convert_mvn(step: Step) -> list[Value]:
+def convert_mvn(step: LayerContext) -> list[Value]:
     """Mean and variance of each channel, or of each image, brought to zero and one."""
     step.require_inputs(1)
     p = step.parameters("mvn_param")
     axes = step.integers(range(1 if p.across_channels else 2, step.rank), "axes")
     if step.rank < 3 and not p.across_channels:
-        raise Refusal("its input has no spatial axes to take a mean over")
+        raise UnsupportedLayer("its input has no spatial axes to take a mean over")
     mean = step.add(ops.ReduceMean(keepdims=True), step.x, axes, name="mean")
     if not p.normalize_variance:
         return [step.add(ops.Sub(), step.x, mean)]
@@ -293,5 +295,5 @@ def convert_mvn(step: Step) -> list[Value]:
     return [step.add(ops.Div(), centred, divisor)]
 
 
-def _extent(step: Step, axis: int) -> int:
+def _extent(step: LayerContext, axis: int) -> int:
     return _known(step, (step.shape[step.axis(axis)],))[0]

@@ -6,13 +6,13 @@ import errno
 from typing import TYPE_CHECKING, Final
 
 from smelt.errors import ModelFormatError
-from smelt.importers.caffe._wire import Reader
+from smelt.importers.caffe._protobuf_wire import Reader
 from smelt.types import Limit, copy_bytes, path_from, read_file
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from smelt.importers.caffe._wire import StoredLayer
+    from smelt.importers.caffe._protobuf_wire import StoredLayer
     from smelt.ir import Array
 
 _ADVICE: Final = {

@@ -6,11 +6,11 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from smelt.errors import GraphError, ModelFormatError, ShapeError, UnsupportedError
+from smelt.importers.caffe._data_layers import DATA_LAYERS, data_inputs
 from smelt.importers.caffe._files import read_caffemodel, read_prototxt
-from smelt.importers.caffe._inputs import DATA_LAYERS, data_inputs
+from smelt.importers.caffe._layer_context import LayerContext, UnsupportedLayer, Weights
 from smelt.importers.caffe._layers import DROPPED, LAYERS
 from smelt.importers.caffe._prototxt import parse_prototxt
-from smelt.importers.caffe._step import Refusal, Step, Weights
 from smelt.ir import Graph
 from smelt.types import DType, SymbolicDim, TensorType, given_word
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from smelt.importers.caffe._protobuf_wire import Blob
     from smelt.importers.caffe._prototxt import Layer, Prototxt
-    from smelt.importers.caffe._wire import Blob
     from smelt.ir import Value
     from smelt.types import Dim
 
@@ -202,10 +202,10 @@ class _Importer:
             return
         if not layer.tops:
             raise GraphError("it has no top; name one", node=f"layer {layer.name!r}")
-        step = Step(layer, tuple(inputs), self.graph, self._weights, self._batches())
+        step = LayerContext(layer, tuple(inputs), self.graph, self._weights, self._batches())
         try:
             results = LAYERS[layer.type].convert(step)
-        except Refusal as refusal:
+        except UnsupportedLayer as refusal:
             self._reasons.append(f"{layer}: {refusal}")
             self._unknown.update(dict.fromkeys(layer.tops, "the layer that makes it is refused"))
             return

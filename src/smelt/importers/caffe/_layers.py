@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from smelt import ops
+from smelt.importers.caffe import _convolution_pooling as filters
 from smelt.importers.caffe import _detection as detection
 from smelt.importers.caffe import _elementwise as elementwise
-from smelt.importers.caffe import _filters as filters
 from smelt.importers.caffe import _shapes as shapes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from smelt.importers.caffe._layer_context import LayerContext
     from smelt.importers.caffe._prototxt import Layer
-    from smelt.importers.caffe._step import Step
     from smelt.ir import Value
 
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Rule:
     """How a layer type is imported."""
 
-    convert: Callable[[Step], list[Value]]
+    convert: Callable[[LayerContext], list[Value]]
     """Adds the layer's nodes; returns the value of each top."""
     refuse: Callable[[Layer], str | None] | None = None
     """Why the parameters are refused, as far as that can be told without shapes."""

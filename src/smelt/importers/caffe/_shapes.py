@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from smelt import ops
 from smelt.errors import GraphError
-from smelt.importers.caffe._step import Refusal, Step
+from smelt.importers.caffe._layer_context import LayerContext, UnsupportedLayer
 from smelt.types import DType
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MAXIMUM_TILES = 1 << 16
 
 
-def convert_identity(step: Step) -> list[Value]:
+def convert_identity(step: LayerContext) -> list[Value]:
     """Dropout and Split: every top is the bottom itself; written in place, no node is needed."""
     step.require_inputs(1)
     tops = step.layer.tops
@@ -33,13 +33,13 @@ def convert_identity(step: Step) -> list[Value]:
     ]
 
 
-def convert_softmax(step: Step) -> list[Value]:
+def convert_softmax(step: LayerContext) -> list[Value]:
     """Softmax along one axis."""
     step.require_inputs(1)
     return [step.add(ops.Softmax(axis=step.axis(step.parameters("softmax_param").axis)), step.x)]
 
 
-def convert_concat(step: Step) -> list[Value]:
+def convert_concat(step: LayerContext) -> list[Value]:
     """Blobs end to end along one axis."""
     if not step.inputs:
         raise GraphError("a Concat layer takes bottoms", node=step.where)
@@ -50,7 +50,7 @@ def convert_concat(step: Step) -> list[Value]:
     return [step.add(ops.Concat(axis=axis), *step.inputs)]
 
 
-def convert_slice(step: Step) -> list[Value]:
+def convert_slice(step: LayerContext) -> list[Value]:
     """One blob cut along an axis: at the points given, else into equal parts."""
     step.require_inputs(1)
     p = step.parameters("slice_param")
@@ -79,7 +79,7 @@ def convert_slice(step: Step) -> list[Value]:
     return list(node.outputs)
 
 
-def convert_flatten(step: Step) -> list[Value]:
+def convert_flatten(step: LayerContext) -> list[Value]:
     """Some axes made into one."""
     step.require_inputs(1)
     p = step.parameters("flatten_param")
@@ -94,7 +94,7 @@ def convert_flatten(step: Step) -> list[Value]:
     return [step.reshape(step.x, (*step.shape[:start], joined, *step.shape[stop:]))]
 
 
-def convert_reshape(step: Step) -> list[Value]:
+def convert_reshape(step: LayerContext) -> list[Value]:
     """Axes from ``axis`` on take other extents: 0 copies one, -1 takes what is left.
 
     A first extent that repeats the declared batch means the batch, whatever its size is when the
@@ -118,7 +118,7 @@ def convert_reshape(step: Step) -> list[Value]:
     return [step.reshape(step.x, made)]
 
 
-def _extent(step: Step, axis: int, extent: int) -> Dim:
+def _extent(step: LayerContext, axis: int, extent: int) -> Dim:
     if extent < -1:
         raise step.misfit(f"an extent of {extent}; only -1, 0 and positive ones are allowed")
     source = step.shape[axis] if axis < step.rank else None
@@ -131,7 +131,7 @@ def _extent(step: Step, axis: int, extent: int) -> Dim:
     return extent
 
 
-def _left_over(step: Step, made: Sequence[Dim]) -> Dim:
+def _left_over(step: LayerContext, made: Sequence[Dim]) -> Dim:
     """The extent that -1 stands for; left to the op where only a run can tell."""
     count, others = _remaining(step.shape, made)
     if count is None or others is None or others == 0:
@@ -141,7 +141,7 @@ def _left_over(step: Step, made: Sequence[Dim]) -> Dim:
     return count // others
 
 
-def _check_count(step: Step, made: Sequence[Dim]) -> None:
+def _check_count(step: LayerContext, made: Sequence[Dim]) -> None:
     count, others = _remaining(step.shape, made)
     if count is not None and others is not None and count != others:
         raise step.misfit(f"{list(step.shape)} and {list(made)} differ in their number of elements")
@@ -164,7 +164,7 @@ def _product(extents: Sequence[Dim]) -> int | None:
     return math.prod(known) if len(known) == len(extents) else None
 
 
-def convert_permute(step: Step) -> list[Value]:
+def convert_permute(step: LayerContext) -> list[Value]:
     """Axes in another order; those not named follow in theirs."""
     step.require_inputs(1)
     order = [int(axis) for axis in step.parameters("permute_param").order]
@@ -174,7 +174,7 @@ def convert_permute(step: Step) -> list[Value]:
     return [step.add(ops.Transpose(perm=tuple(order)), step.x)]
 
 
-def convert_crop(step: Step) -> list[Value]:
+def convert_crop(step: LayerContext) -> list[Value]:
     """The first bottom cut to the extents of the second, from ``axis`` on."""
     step.require_inputs(2)
     p = step.parameters("crop_param")
@@ -214,7 +214,7 @@ def convert_crop(step: Step) -> list[Value]:
     ]
 
 
-def convert_tile(step: Step) -> list[Value]:
+def convert_tile(step: LayerContext) -> list[Value]:
     """Copies end to end along one axis."""
     step.require_inputs(1)
     p = step.parameters("tile_param")
@@ -225,7 +225,7 @@ def convert_tile(step: Step) -> list[Value]:
     return [step.add(ops.Tile(), step.x, step.integers(repeats, "repeats"))]
 
 
-def convert_shuffle_channel(step: Step) -> list[Value]:
+def convert_shuffle_channel(step: LayerContext) -> list[Value]:
     """Channels dealt out over groups."""
     step.require_inputs(1)
     group, channels = int(step.parameters("shuffle_channel_param").group), step.shape[step.axis(1)]
@@ -243,7 +243,7 @@ def refuse_arg_max(layer: Layer) -> str | None:
     return "top_k above 1 is not imported" if layer.parameters("argmax_param").top_k > 1 else None
 
 
-def convert_arg_max(step: Step) -> list[Value]:
+def convert_arg_max(step: LayerContext) -> list[Value]:
     """The position of the maximum as a float, or the maximum; with no axis, of each image."""
     step.require_inputs(1)
     p = step.parameters("argmax_param")
@@ -264,20 +264,22 @@ def convert_arg_max(step: Step) -> list[Value]:
     return [step.reshape(both, (batch, 2, 1))]
 
 
-def _position(step: Step, value: Value, axis: int, name: str) -> Value:
+def _position(step: LayerContext, value: Value, axis: int, name: str) -> Value:
     # Among equal elements Caffe takes the last.
     op = ops.ArgMax(axis=axis, keepdims=True, select_last_index=True)
     index = step.add(op, value, name="index")
     return step.add(ops.Cast(DType.FLOAT32), index, name=name)
 
 
-def convert_reduction(step: Step) -> list[Value]:
+def convert_reduction(step: LayerContext) -> list[Value]:
     """Sum, sum of magnitudes or of squares, or mean of all axes from ``axis`` on."""
     step.require_inputs(1)
     p = step.parameters("reduction_param")
     axis = step.axis(p.axis)
     if axis == 0:
-        raise Refusal("axis 0 reduces over the batch, which is not fixed; reduce from axis 1 on")
+        raise UnsupportedLayer(
+            "axis 0 reduces over the batch, which is not fixed; reduce from axis 1 on"
+        )
     axes = step.integers(range(axis, step.rank), "axes")
     scaled = p.coeff != 1
     op = _reduction(p.operation)
@@ -299,7 +301,7 @@ def _reduction(operation: int) -> Op:
             return ops.ReduceSum(keepdims=False)
 
 
-def convert_embed(step: Step) -> list[Value]:
+def convert_embed(step: LayerContext) -> list[Value]:
     """Rows of the weights, chosen by index; then perhaps a bias."""
     step.require_inputs(1)
     p = step.parameters("embed_param")

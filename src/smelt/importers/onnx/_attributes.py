@@ -14,7 +14,7 @@ from smelt.ir import Array
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from smelt.importers.onnx._external import ExternalData
+    from smelt.importers.onnx._external_data import ExternalData
 
 Attribute = (
     int

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from onnx import AttributeProto
 
-    from smelt.importers.onnx._call import Call
+    from smelt.importers.onnx._node_context import NodeContext
     from smelt.ir import Value
 
 
@@ -73,14 +73,14 @@ def _type_bytes(value: Value) -> bytes:
 
 
 def expand_function(
-    call: Call,
+    node_context: NodeContext,
     function: FunctionProto,
     attributes: Sequence[AttributeProto],
     add_nodes: Callable[[Scope, Sequence[NodeProto], str], None],
 ) -> list[Value | None]:
     """Add the nodes of a function's body with ``add_nodes``; returns its results."""
-    outer = call.scope
-    references = dict(_schema_defaults(function, call.version))
+    outer = node_context.scope
+    references = dict(_schema_defaults(function, node_context.version))
     references |= {attribute.name: attribute for attribute in function.attribute_proto}
     references |= {attribute.name: attribute for attribute in attributes}
     opsets = dict(outer.opsets) | opset_versions(function)
@@ -88,15 +88,18 @@ def expand_function(
         outer.state,
         outer.graph,
         opsets,
-        prefix=f"{call.name}/",
+        prefix=f"{node_context.name}/",
         references=references,
         depth=outer.depth + 1,
     )
-    if len(call.inputs) > len(function.input) or len(call.outputs) > len(function.output):
+    if len(node_context.inputs) > len(function.input) or len(node_context.outputs) > len(
+        function.output
+    ):
         raise ModelFormatError(
-            f"{call.where} has more inputs or outputs than its function {function.name!r} defines"
+            f"{node_context.where} has more inputs or outputs than its function "
+            f"{function.name!r} defines"
         )
-    padded = [*call.inputs, *[None] * (len(function.input) - len(call.inputs))]
+    padded = [*node_context.inputs, *[None] * (len(function.input) - len(node_context.inputs))]
     for name, value in zip(function.input, padded, strict=True):
         scope.values[name] = value
     absent = {name for name, value in zip(function.input, padded, strict=True) if value is None}
@@ -107,8 +110,8 @@ def expand_function(
         reasons = "; ".join(outer.state.problems[before:])
         del outer.state.problems[before:]
         raise UnsupportedError(f"of its definition by other ops: {reasons}")
-    pairs = zip(function.output, call.outputs, strict=False)
-    return [_result(scope, name, call.where) if wanted else None for name, wanted in pairs]
+    pairs = zip(function.output, node_context.outputs, strict=False)
+    return [_result(scope, name, node_context.where) if wanted else None for name, wanted in pairs]
 
 
 def _result(scope: Scope, name: str, reader: str) -> Value:

@@ -14,19 +14,19 @@ from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
 
 from smelt.errors import GraphError, ModelFormatError, UnsupportedError
 from smelt.importers.onnx._attributes import attribute_value, check_attributes
-from smelt.importers.onnx._call import REFUSALS, Call
 from smelt.importers.onnx._functions import expand_function, function_of_schema
-from smelt.importers.onnx._order import describe, order_nodes
+from smelt.importers.onnx._node_context import REFUSALS, NodeContext
+from smelt.importers.onnx._node_order import describe, order_nodes
+from smelt.importers.onnx._rules_table import custom_rule, rule_for
 from smelt.importers.onnx._scope import Scope, UnknownResult
-from smelt.importers.onnx._table import custom_rule, rule_for
-from smelt.importers.onnx._tensors import array_from_sparse, array_from_tensor, spread_bytes
+from smelt.importers.onnx._tensors import array_from_sparse, array_from_tensor, dense_bytes
 from smelt.importers.onnx._types import tensor_type
 from smelt.ir import Value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from smelt.importers.onnx._table import Converter
+    from smelt.importers.onnx._rules_table import Converter
 
 
 def fill_scope(scope: Scope, proto: GraphProto) -> None:
@@ -59,7 +59,7 @@ def _add_weights(scope: Scope, proto: GraphProto, where: str) -> None:
             if isinstance(entry, onnx.TensorProto):
                 array = array_from_tensor(entry, scope.state.external, label)
             else:
-                scope.state.count_expanded(0, spread_bytes(entry))
+                scope.state.count_expanded(0, dense_bytes(entry))
                 array = array_from_sparse(entry, scope.state.external, label)
         except UnsupportedError as error:
             scope.state.problems.append(str(error))
@@ -98,19 +98,21 @@ def _convert(scope: Scope, proto: NodeProto, name: str) -> None:
     version = scope.opsets.get(_domain(proto.domain), 0)
     for attribute in protos:
         if attribute.type == AttributeProto.SPARSE_TENSOR:
-            scope.state.count_expanded(0, spread_bytes(attribute.sparse_tensor))
+            scope.state.count_expanded(0, dense_bytes(attribute.sparse_tensor))
     attributes = {p.name: attribute_value(p, scope.state.external, where) for p in protos}
-    call = Call(scope, name, proto.op_type, version, inputs, proto.output, attributes)
+    node_context = NodeContext(
+        scope, name, proto.op_type, version, inputs, proto.output, attributes
+    )
     first = len(scope.graph.nodes)
     try:
         if isinstance(implementation, FunctionProto):
-            results = expand_function(call, implementation, protos, add_nodes)
+            results = expand_function(node_context, implementation, protos, add_nodes)
         else:
-            results = list[Value | None](implementation(call))
+            results = list[Value | None](implementation(node_context))
     except REFUSALS as error:
         raise ModelFormatError(f"{where}: its attributes or inputs do not fit: {error}") from error
-    _bind_results(call, results, first)
-    _name_nodes(call, first)
+    _bind_results(node_context, results, first)
+    _name_nodes(node_context, first)
 
 
 def _domain(domain: str) -> str:
@@ -200,38 +202,38 @@ def _check_counts(proto: NodeProto, schema: onnx.defs.OpSchema, where: str) -> N
             raise ModelFormatError(f"{where} has {count} {what}; {wanted} are defined")
 
 
-def _bind_results(call: Call, results: Sequence[Value | None], first: int) -> None:
+def _bind_results(node_context: NodeContext, results: Sequence[Value | None], first: int) -> None:
     """Give the results of a node the model's names."""
-    emitted = {value for node in call.graph.nodes[first:] for value in node.outputs}
-    for index, name in enumerate(call.outputs):
+    emitted = {value for node in node_context.graph.nodes[first:] for value in node.outputs}
+    for index, name in enumerate(node_context.outputs):
         if not name:
             continue
         value = results[index] if index < len(results) else None
         if value is None:
             raise UnsupportedError(f"its output {index}, {name!r}, is not computed")
-        shown = call.scope.state.reserve_name(call.scope.prefix + name)
+        shown = node_context.scope.state.reserve_name(node_context.scope.prefix + name)
         if value.constant is not None:
-            if value.constant.name not in call.scope.values:
+            if value.constant.name not in node_context.scope.values:
                 value.constant.name = shown
             value = Value(shown, value.type, constant=value.constant)
         elif value in emitted:
             emitted.discard(value)
             value.name = shown
         else:
-            value = call.emit("Identity", value)
+            value = node_context.emit("Identity", value)
             value.name = shown
-        call.scope.values[name] = value
+        node_context.scope.values[name] = value
 
 
-def _name_nodes(call: Call, first: int) -> None:
+def _name_nodes(node_context: NodeContext, first: int) -> None:
     """Name what a node of the model became; the last part has its name."""
-    state = call.scope.state
-    bound = {call.scope.values.get(name) for name in call.outputs if name}
-    for node in call.graph.nodes[first:]:
-        node.layers = (call.name,)
-    for node in call.emitted:
-        if node is not call.emitted[-1]:
-            node.name = state.reserve_node_name(f"{call.name}/{node.op.name}")
+    state = node_context.scope.state
+    bound = {node_context.scope.values.get(name) for name in node_context.outputs if name}
+    for node in node_context.graph.nodes[first:]:
+        node.layers = (node_context.name,)
+    for node in node_context.emitted:
+        if node is not node_context.emitted[-1]:
+            node.name = state.reserve_node_name(f"{node_context.name}/{node.op.name}")
         for index, value in enumerate(node.outputs):
             if value not in bound:
                 suffix = "" if len(node.outputs) == 1 else f":{index}"

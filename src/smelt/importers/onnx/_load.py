@@ -12,9 +12,9 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError
 
 from smelt.errors import ModelFormatError, UnsupportedError
-from smelt.importers.onnx._external import ExternalData
+from smelt.importers.onnx._external_data import ExternalData
+from smelt.importers.onnx._protobuf_wire import check_counts
 from smelt.importers.onnx._tensors import embed_data
-from smelt.importers.onnx._wire import check_counts
 from smelt.types import Limit, copy_bytes, path_from, read_file
 
 if TYPE_CHECKING:

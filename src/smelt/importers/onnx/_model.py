@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from smelt.errors import GraphError, ModelFormatError, UnsupportedError
-from smelt.importers.onnx._external import ExternalData
+from smelt.importers.onnx._external_data import ExternalData
 from smelt.importers.onnx._graph import fill_scope
 from smelt.importers.onnx._load import LoadedModel, load_model
 from smelt.importers.onnx._scope import ImportState, Scope, logger

@@ -14,20 +14,20 @@ if TYPE_CHECKING:
 
     import onnx
 
-    from smelt.importers.onnx._call import Call
+    from smelt.importers.onnx._node_context import NodeContext
     from smelt.types import Dim, ValueType
 
 
-def conditional(call: Call) -> list[Value]:
+def conditional(node_context: NodeContext) -> list[Value]:
     """If: a condition that is constant leaves only its branch."""
-    condition = call.input(0)
-    branches = [_branch(call, name) for name in ("then_branch", "else_branch")]
+    condition = node_context.input(0)
+    branches = [_branch(node_context, name) for name in ("then_branch", "else_branch")]
     if condition.constant is not None and condition.constant.array.size == 1:
-        return _inline(call, branches[0 if condition.constant.array.item() else 1])
-    then_scope, else_scope = (_build_region(call, branch, ()) for branch in branches)
+        return _inline(node_context, branches[0 if condition.constant.array.item() else 1])
+    then_scope, else_scope = (_build_region(node_context, branch, ()) for branch in branches)
     captured = _merge_captured(then_scope, else_scope)
-    symbol = call.scope.state.symbols.reserve(f"{call.name}_count")
-    results = call.emit_all(
+    symbol = node_context.scope.state.symbols.reserve(f"{node_context.name}_count")
+    results = node_context.emit_all(
         "If",
         condition,
         *captured,
@@ -40,7 +40,7 @@ def conditional(call: Call) -> list[Value]:
         extents = zip(result.tensor.shape, first.tensor.shape, second.tensor.shape, strict=True)
         for extent, one, other in extents:
             if extent not in (one, other):
-                call.bound_symbol(symbol, extent, _larger(one, other))
+                node_context.bound_symbol(symbol, extent, _larger(one, other))
     return results
 
 
@@ -51,79 +51,81 @@ def _larger(one: Dim, other: Dim) -> Dim:
     return one + other
 
 
-def loop(call: Call) -> list[Value]:
+def loop(node_context: NodeContext) -> list[Value]:
     """Loop: its states keep their types from trip to trip."""
-    body = cast("onnx.GraphProto", call.attributes["body"])
-    states = [call.input(index) for index in range(2, len(call.inputs))]
+    body = cast("onnx.GraphProto", node_context.attributes["body"])
+    states = [node_context.input(index) for index in range(2, len(node_context.inputs))]
     if len(body.input) != 2 + len(states) or len(body.output) < 1 + len(states):
         raise GraphError(
             f"its body has {len(body.input)} inputs and {len(body.output)} outputs for "
             f"{len(states)} carried "
             "values; it needs two inputs and one output more than those",
-            node=call.where,
+            node=node_context.where,
         )
     heads = (TensorType(DType.INT64, ()), TensorType(DType.BOOL, ()))
-    scope = _build_region(call, body, [*heads, *(value.type for value in states)])
-    symbol = call.scope.state.symbols.reserve(f"{call.name}_count")
-    results = call.emit_all(
+    scope = _build_region(node_context, body, [*heads, *(value.type for value in states)])
+    symbol = node_context.scope.state.symbols.reserve(f"{node_context.name}_count")
+    results = node_context.emit_all(
         "Loop",
-        call.optional(0),
-        call.optional(1),
+        node_context.optional(0),
+        node_context.optional(1),
         *states,
         *(value for value, _ in scope.captured),
         body=scope.graph,
         state_count=len(states),
         count_symbol=symbol,
     )
-    trips = call.elements(0)
+    trips = node_context.elements(0)
     most = Limit.MAX_LOOP_TRIPS.most
     if trips is not None and trips.size == 1:
         most = min(max(int(trips.item()), 0), most)
     for result in results[len(states) :]:
-        call.bound_symbol(symbol, result.tensor.shape[0], most)
+        node_context.bound_symbol(symbol, result.tensor.shape[0], most)
     return results
 
 
-def scan(call: Call) -> list[Value]:
+def scan(node_context: NodeContext) -> list[Value]:
     """Scan is not run. Raises UnsupportedError."""
     raise UnsupportedError("Scan is not supported; export the recurrence as Loop, LSTM or GRU")
 
 
-def _branch(call: Call, name: str) -> onnx.GraphProto:
-    branch = cast("onnx.GraphProto", call.attributes[name])
-    if branch.input or len(branch.output) < len(call.outputs):
+def _branch(node_context: NodeContext, name: str) -> onnx.GraphProto:
+    branch = cast("onnx.GraphProto", node_context.attributes[name])
+    if branch.input or len(branch.output) < len(node_context.outputs):
         raise GraphError(
             f"its {name} has {len(branch.input)} inputs and {len(branch.output)} outputs; it "
             "needs none, and "
-            f"{len(call.outputs)}",
-            node=call.where,
+            f"{len(node_context.outputs)}",
+            node=node_context.where,
         )
     return branch
 
 
-def _inline(call: Call, branch: onnx.GraphProto) -> list[Value]:
+def _inline(node_context: NodeContext, branch: onnx.GraphProto) -> list[Value]:
     """Add a branch's nodes to the graph around it."""
-    outer = call.scope
+    outer = node_context.scope
     scope = Scope(
         outer.state,
         outer.graph,
         outer.opsets,
         parent=outer,
-        prefix=f"{call.name}/",
+        prefix=f"{node_context.name}/",
         references=outer.references,
         inlined=True,
         depth=outer.depth + 1,
     )
     outer.state.fill(scope, branch)
-    return _outputs(scope, branch, call.where)
+    return _outputs(scope, branch, node_context.where)
 
 
-def _build_region(call: Call, proto: onnx.GraphProto, types: Sequence[ValueType]) -> Scope:
+def _build_region(
+    node_context: NodeContext, proto: onnx.GraphProto, types: Sequence[ValueType]
+) -> Scope:
     """The scope of a region whose inputs have ``types``; its graph is complete."""
-    outer = call.scope
+    outer = node_context.scope
     scope = Scope(
         outer.state,
-        Graph(proto.name or call.name),
+        Graph(proto.name or node_context.name),
         outer.opsets,
         parent=outer,
         prefix=outer.prefix,
@@ -133,11 +135,11 @@ def _build_region(call: Call, proto: onnx.GraphProto, types: Sequence[ValueType]
     for entry, kind in zip(proto.input, types, strict=True):
         if entry.name in scope.values:
             raise GraphError(
-                f"input {entry.name!r} of its region stands there twice", node=call.where
+                f"input {entry.name!r} of its region stands there twice", node=node_context.where
             )
         scope.values[entry.name] = scope.graph.add_input(entry.name, kind)
     outer.state.fill(scope, proto)
-    scope.graph.outputs = _outputs(scope, proto, call.where)
+    scope.graph.outputs = _outputs(scope, proto, node_context.where)
     return scope
 
 

@@ -14,208 +14,227 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from smelt.importers.onnx._attributes import Attribute
-    from smelt.importers.onnx._call import Call
+    from smelt.importers.onnx._node_context import NodeContext
     from smelt.ir import Array, Value
 
 
-def reduction_of_attribute(call: Call) -> list[Value]:
+def reduction_of_attribute(node_context: NodeContext) -> list[Value]:
     """Reduce* before its axes became an input."""
-    return call.emit_all(
-        call.op_type, call.input(0), _axes(call, "axes"), keepdims=call.integer("keepdims", 1)
+    return node_context.emit_all(
+        node_context.op_type,
+        node_context.input(0),
+        _axes(node_context, "axes"),
+        keepdims=node_context.integer("keepdims", 1),
     )
 
 
-def axes_of_attribute(call: Call) -> list[Value]:
+def axes_of_attribute(node_context: NodeContext) -> list[Value]:
     """Squeeze and Unsqueeze before their axes became an input."""
-    return call.emit_all(call.op_type, call.input(0), _axes(call, "axes"))
+    return node_context.emit_all(
+        node_context.op_type, node_context.input(0), _axes(node_context, "axes")
+    )
 
 
-def slice_of_attributes(call: Call) -> list[Value]:
+def slice_of_attributes(node_context: NodeContext) -> list[Value]:
     """Slice before its bounds became inputs."""
-    starts, ends = call.integers("starts") or (), call.integers("ends") or ()
-    return call.emit_all(
+    starts, ends = node_context.integers("starts") or (), node_context.integers("ends") or ()
+    return node_context.emit_all(
         "Slice",
-        call.input(0),
-        call.integers_value(starts),
-        call.integers_value(ends),
-        _axes(call, "axes"),
+        node_context.input(0),
+        node_context.integers_value(starts),
+        node_context.integers_value(ends),
+        _axes(node_context, "axes"),
     )
 
 
-def split_of_attribute(call: Call) -> list[Value]:
+def split_of_attribute(node_context: NodeContext) -> list[Value]:
     """Split before its lengths became an input."""
-    return _split_evenly(call, _axes(call, "split"))
+    return _split_evenly(node_context, _axes(node_context, "split"))
 
 
-def split_equally(call: Call) -> list[Value]:
+def split_equally(node_context: NodeContext) -> list[Value]:
     """Split whose parts are counted by its outputs."""
-    return _split_evenly(call, call.optional(1))
+    return _split_evenly(node_context, node_context.optional(1))
 
 
-def split(call: Call) -> list[Value]:
+def split(node_context: NodeContext) -> list[Value]:
     """Split; the number of parts is an attribute."""
-    lengths = call.optional(1)
-    count = call.integer("num_outputs", len(call.outputs))
-    if count != len(call.outputs) and lengths is None:
-        raise ModelFormatError(f"{call.where}: num_outputs {count} for {len(call.outputs)} outputs")
-    return _split(call, lengths, {"num_outputs": count} if lengths is None else {})
+    lengths = node_context.optional(1)
+    count = node_context.integer("num_outputs", len(node_context.outputs))
+    if count != len(node_context.outputs) and lengths is None:
+        raise ModelFormatError(
+            f"{node_context.where}: num_outputs {count} for {len(node_context.outputs)} outputs"
+        )
+    return _split(node_context, lengths, {"num_outputs": count} if lengths is None else {})
 
 
-def _split_evenly(call: Call, lengths: Value | None) -> list[Value]:
+def _split_evenly(node_context: NodeContext, lengths: Value | None) -> list[Value]:
     """Before opset 18 parts without lengths are equal: ONNX has no shorter last one."""
-    equal: dict[str, Attribute] = {"num_outputs": len(call.outputs), "even": True}
-    return _split(call, lengths, equal if lengths is None else {})
+    equal: dict[str, Attribute] = {"num_outputs": len(node_context.outputs), "even": True}
+    return _split(node_context, lengths, equal if lengths is None else {})
 
 
-def _split(call: Call, lengths: Value | None, attributes: dict[str, Attribute]) -> list[Value]:
-    return call.emit_all(
-        "Split", call.input(0), lengths, axis=call.integer("axis", 0), **attributes
+def _split(
+    node_context: NodeContext, lengths: Value | None, attributes: dict[str, Attribute]
+) -> list[Value]:
+    return node_context.emit_all(
+        "Split", node_context.input(0), lengths, axis=node_context.integer("axis", 0), **attributes
     )
 
 
-def pad_of_attributes(call: Call) -> list[Value]:
+def pad_of_attributes(node_context: NodeContext) -> list[Value]:
     """Pad before its widths and value became inputs."""
-    x = call.input(0)
-    value = call.number("value", 0.0)
-    fill = call.constant(np.array(value, x.tensor.dtype.numpy)) if value else None
-    widths = call.integers_value(call.integers("pads") or ())
-    return call.emit_all("Pad", x, widths, fill, mode=call.text("mode", "constant"))
+    x = node_context.input(0)
+    value = node_context.number("value", 0.0)
+    fill = node_context.constant(np.array(value, x.tensor.dtype.numpy)) if value else None
+    widths = node_context.integers_value(node_context.integers("pads") or ())
+    return node_context.emit_all("Pad", x, widths, fill, mode=node_context.text("mode", "constant"))
 
 
-def clip_of_attributes(call: Call) -> list[Value]:
+def clip_of_attributes(node_context: NodeContext) -> list[Value]:
     """Clip before its bounds became inputs."""
-    x = call.input(0)
+    x = node_context.input(0)
     bounds = [
-        call.constant(np.array(call.number(name, 0.0), x.tensor.dtype.numpy))
-        if name in call.attributes
+        node_context.constant(np.array(node_context.number(name, 0.0), x.tensor.dtype.numpy))
+        if name in node_context.attributes
         else None
         for name in ("min", "max")
     ]
-    return call.emit_all("Clip", x, *bounds)
+    return node_context.emit_all("Clip", x, *bounds)
 
 
-def top_k_of_attribute(call: Call) -> list[Value]:
+def top_k_of_attribute(node_context: NodeContext) -> list[Value]:
     """TopK before k became an input."""
-    k = call.integers_value([call.integer("k", 0)])
-    return call.emit_all("TopK", call.input(0), k, axis=call.integer("axis", -1))
+    k = node_context.integers_value([node_context.integer("k", 0)])
+    return node_context.emit_all(
+        "TopK", node_context.input(0), k, axis=node_context.integer("axis", -1)
+    )
 
 
-def dropout(call: Call) -> list[Value]:
+def dropout(node_context: NodeContext) -> list[Value]:
     """Dropout does nothing in inference; its mask is all ones."""
-    training = call.elements(2)
-    if call.optional(2) is not None and (training is None or bool(training.any())):
+    training = node_context.elements(2)
+    if node_context.optional(2) is not None and (training is None or bool(training.any())):
         raise UnsupportedError("it may run in training mode; export the model for inference")
-    x = call.input(0)
-    results = [call.emit("Identity", x)]
-    if call.wants(1):
-        dtype = DType.BOOL if call.version >= 10 else x.tensor.dtype
-        shape = call.emit("Shape", x)
-        results.append(call.emit("ConstantOfShape", shape, dtype=dtype, value=1))
+    x = node_context.input(0)
+    results = [node_context.emit("Identity", x)]
+    if node_context.is_output_used(1):
+        dtype = DType.BOOL if node_context.version >= 10 else x.tensor.dtype
+        shape = node_context.emit("Shape", x)
+        results.append(node_context.emit("ConstantOfShape", shape, dtype=dtype, value=1))
     return results
 
 
-def flattened_softmax(call: Call) -> list[Value]:
+def flattened_softmax(node_context: NodeContext) -> list[Value]:
     """Softmax and its kin before opset 13: over all axes from ``axis`` on at once."""
-    x = call.input(0)
+    x = node_context.input(0)
     rank = x.tensor.rank
-    axis = call.integer("axis", 1)
+    axis = node_context.integer("axis", 1)
     if not -rank <= axis <= rank:
-        raise ShapeError(f"axis {axis} is outside a tensor of rank {rank}", node=call.where)
+        raise ShapeError(f"axis {axis} is outside a tensor of rank {rank}", node=node_context.where)
     axis %= max(rank, 1)
     if axis == rank - 1:
-        return call.emit_all(call.op_type, x, axis=-1)
-    flat = call.emit("Flatten", x, axis=axis)
-    made = call.emit(call.op_type, flat, axis=-1)
-    return call.emit_all("Reshape", made, shape_of(call, x))
+        return node_context.emit_all(node_context.op_type, x, axis=-1)
+    flat = node_context.emit("Flatten", x, axis=axis)
+    made = node_context.emit(node_context.op_type, flat, axis=-1)
+    return node_context.emit_all("Reshape", made, shape_of(node_context, x))
 
 
-def _axes(call: Call, name: str) -> Value | None:
+def _axes(node_context: NodeContext, name: str) -> Value | None:
     """A list of integers as an input; None when it is absent."""
-    given = call.integers(name)
-    return None if given is None else call.integers_value(given)
+    given = node_context.integers(name)
+    return None if given is None else node_context.integers_value(given)
 
 
-def shape_of(call: Call, x: Value) -> Value:
+def shape_of(node_context: NodeContext, x: Value) -> Value:
     """The shape of a value, as a constant where it is fixed."""
     if x.tensor.is_static:
-        return call.integers_value(cast("Sequence[int]", x.tensor.shape))
-    return call.emit("Shape", x)
+        return node_context.integers_value(cast("Sequence[int]", x.tensor.shape))
+    return node_context.emit("Shape", x)
 
 
-def upsample_of_attribute(call: Call) -> list[Value]:
+def upsample_of_attribute(node_context: NodeContext) -> list[Value]:
     """Upsample before its scales became an input."""
-    scales = cast("tuple[float, ...]", call.attributes.get("scales", ()))
-    return _upsample(call, call.constant(np.array(scales, np.float32)))
+    scales = cast("tuple[float, ...]", node_context.attributes.get("scales", ()))
+    return _upsample(node_context, node_context.constant(np.array(scales, np.float32)))
 
 
-def upsample(call: Call) -> list[Value]:
+def upsample(node_context: NodeContext) -> list[Value]:
     """Upsample: Resize that takes the pixel to the upper left."""
-    return _upsample(call, call.input(1))
+    return _upsample(node_context, node_context.input(1))
 
 
-def _upsample(call: Call, scales: Value) -> list[Value]:
-    return call.emit_all(
+def _upsample(node_context: NodeContext, scales: Value) -> list[Value]:
+    return node_context.emit_all(
         "Resize",
-        call.input(0),
+        node_context.input(0),
         None,
         scales,
-        mode=call.text("mode", "nearest"),
+        mode=node_context.text("mode", "nearest"),
         coordinate_transformation_mode="asymmetric",
         nearest_mode="floor",
     )
 
 
-def resize(call: Call) -> list[Value]:
+def resize(node_context: NodeContext) -> list[Value]:
     """Resize from opset 11 on; an empty vector is as good as an absent one."""
-    roi, scales, sizes = (_unless_empty(call, index) for index in (1, 2, 3))
-    attributes = call.without()
+    roi, scales, sizes = (_unless_empty(node_context, index) for index in (1, 2, 3))
+    attributes = node_context.without()
     if attributes.get("coordinate_transformation_mode") != "tf_crop_and_resize":
         roi = None
-    return call.emit_all("Resize", call.input(0), roi, scales, sizes, **attributes)
+    return node_context.emit_all("Resize", node_context.input(0), roi, scales, sizes, **attributes)
 
 
-def _unless_empty(call: Call, index: int) -> Value | None:
-    value = call.optional(index)
+def _unless_empty(node_context: NodeContext, index: int) -> Value | None:
+    value = node_context.optional(index)
     return None if value is None or value.tensor.shape == (0,) else value
 
 
-def cast_to(call: Call) -> list[Value]:
+def cast_to(node_context: NodeContext) -> list[Value]:
     """Cast: rounding and saturation concern only types that are not here."""
-    to = dtype_from_onnx(call.integer("to", 0), call.where)
-    return call.emit_all("Cast", call.input(0), to=to)
+    to = dtype_from_onnx(node_context.integer("to", 0), node_context.where)
+    return node_context.emit_all("Cast", node_context.input(0), to=to)
 
 
-def cast_like(call: Call) -> list[Value]:
+def cast_like(node_context: NodeContext) -> list[Value]:
     """CastLike: a Cast to the type of the second input."""
-    return call.emit_all("Cast", call.input(0), to=call.input(1).tensor.dtype)
-
-
-def constant(call: Call) -> list[Value]:
-    """Constant, in each of the forms that its value may have."""
-    if len(call.attributes) != 1:
-        raise ModelFormatError(
-            f"{call.where} has {len(call.attributes)} values; exactly one must be given"
-        )
-    ((form, value),) = call.attributes.items()
-    if form in {"value", "sparse_value"}:
-        return [call.graph.add_constant(cast("Array", value), call.outputs[0])]
-    if form in {"value_float", "value_floats"}:
-        return [call.constant(np.array(value, np.float32))]
-    if form in {"value_int", "value_ints"}:
-        return [call.constant(np.array(value, np.int64))]
-    raise UnsupportedError("a constant of strings is not supported")
-
-
-def constant_of_shape(call: Call) -> list[Value]:
-    """ConstantOfShape: its one-element tensor becomes a type and a number."""
-    array = cast("Array", call.attributes.get("value", np.zeros(1, np.float32)))
-    if array.size != 1:
-        raise ModelFormatError(f"{call.where}: value has {array.size} elements; it must have one")
-    return call.emit_all(
-        "ConstantOfShape", call.input(0), dtype=DType.from_numpy(array.dtype), value=array.item()
+    return node_context.emit_all(
+        "Cast", node_context.input(0), to=node_context.input(1).tensor.dtype
     )
 
 
-def scatter(call: Call) -> list[Value]:
+def constant(node_context: NodeContext) -> list[Value]:
+    """Constant, in each of the forms that its value may have."""
+    if len(node_context.attributes) != 1:
+        raise ModelFormatError(
+            f"{node_context.where} has {len(node_context.attributes)} values; exactly one must "
+            f"be given"
+        )
+    ((form, value),) = node_context.attributes.items()
+    if form in {"value", "sparse_value"}:
+        return [node_context.graph.add_constant(cast("Array", value), node_context.outputs[0])]
+    if form in {"value_float", "value_floats"}:
+        return [node_context.constant(np.array(value, np.float32))]
+    if form in {"value_int", "value_ints"}:
+        return [node_context.constant(np.array(value, np.int64))]
+    raise UnsupportedError("a constant of strings is not supported")
+
+
+def constant_of_shape(node_context: NodeContext) -> list[Value]:
+    """ConstantOfShape: its one-element tensor becomes a type and a number."""
+    array = cast("Array", node_context.attributes.get("value", np.zeros(1, np.float32)))
+    if array.size != 1:
+        raise ModelFormatError(
+            f"{node_context.where}: value has {array.size} elements; it must have one"
+        )
+    return node_context.emit_all(
+        "ConstantOfShape",
+        node_context.input(0),
+        dtype=DType.from_numpy(array.dtype),
+        value=array.item(),
+    )
+
+
+def scatter(node_context: NodeContext) -> list[Value]:
     """Scatter, which ScatterElements replaced."""
-    return call.emit_all("ScatterElements", *call.inputs, **call.attributes)
+    return node_context.emit_all("ScatterElements", *node_context.inputs, **node_context.attributes)

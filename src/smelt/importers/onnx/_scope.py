@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from onnx import AttributeProto, FunctionProto, GraphProto, TypeProto
 
-    from smelt.importers.onnx._external import ExternalData
+    from smelt.importers.onnx._external_data import ExternalData
     from smelt.ir import Array, Graph
     from smelt.types import Dim, Guard
 
@@ -60,19 +60,19 @@ class ImportState:
     _value_names: dict[str, int] = field(default_factory=dict[str, int])
     _node_names: dict[str, int] = field(default_factory=dict[str, int])
     _known: dict[Value, Array] = field(default_factory=dict["Value", "Array"])
-    _read_early: dict[Value, None] = field(default_factory=dict["Value", None])
+    _read_while_importing: dict[Value, None] = field(default_factory=dict["Value", None])
     _node_count: int = 0
     _work: int = 0
     _expanded_nodes: int = 0
     _expanded_bytes: int = 0
 
-    def reserve_name(self, wish: str) -> str:
+    def reserve_name(self, preferred_name: str) -> str:
         """A name for a value that no other has."""
-        return _reserve(self._value_names, wish)
+        return _reserve(self._value_names, preferred_name)
 
-    def reserve_node_name(self, wish: str) -> str:
+    def reserve_node_name(self, preferred_name: str) -> str:
         """A name for a node that no other has."""
-        return _reserve(self._node_names, wish)
+        return _reserve(self._node_names, preferred_name)
 
     def count_node(self) -> None:
         """Note one node more. Raises ModelFormatError when there are too many."""
@@ -117,7 +117,7 @@ class ImportState:
             return value.constant.array
         array = self._known.get(value)
         if array is not None:
-            self._read_early[value] = None
+            self._read_while_importing[value] = None
         return array
 
     def keep_guards(self) -> None:
@@ -127,7 +127,7 @@ class ImportState:
         """
         guards: dict[Guard, None] = {}
         left = set(self.root.nodes)  # those of regions are run where they stand
-        values = list(self._read_early)
+        values = list(self._read_while_importing)
         while values:
             node = values.pop().producer
             if node is not None and node in left:
@@ -137,15 +137,19 @@ class ImportState:
         self.root.guards = tuple(guards)
 
 
-def _reserve(taken: dict[str, int], wish: str) -> str:
+def _reserve(taken: dict[str, int], preferred_name: str) -> str:
     """The wish or, where it is taken, it with a number; ``taken`` knows the last number of each."""
-    if len(wish) > _MOST_CHARACTERS:  # a name of a megabyte would stand before those of every call
-        wish = f"{wish[: _MOST_CHARACTERS // 2]}…{wish[-_MOST_CHARACTERS // 2 :]}"
-    name, number = wish, taken.get(wish, 1)
+    if (
+        len(preferred_name) > _MOST_CHARACTERS
+    ):  # a name of a megabyte would stand before those of every call
+        preferred_name = (
+            f"{preferred_name[: _MOST_CHARACTERS // 2]}…{preferred_name[-_MOST_CHARACTERS // 2 :]}"
+        )
+    name, number = preferred_name, taken.get(preferred_name, 1)
     while name in taken:
         number += 1
-        name = f"{wish}_{number}"
-    taken[wish] = number
+        name = f"{preferred_name}_{number}"
+    taken[preferred_name] = number
     taken.setdefault(name, 1)
     return name
 

@@ -16,7 +16,7 @@ from smelt.types import DType, Limit
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
-    from smelt.importers.onnx._external import ExternalData
+    from smelt.importers.onnx._external_data import ExternalData
     from smelt.ir import Array
 
 _DTYPES = {
@@ -114,7 +114,7 @@ def embed_data(message: Message, external: ExternalData) -> None:
                 unread.extend([content] if hasattr(content, "ListFields") else content)
 
 
-def spread_bytes(tensor: onnx.SparseTensorProto) -> int:
+def dense_bytes(tensor: onnx.SparseTensorProto) -> int:
     """Bytes that a sparse tensor takes spread out, at most."""
     return math.prod(max(extent, 0) for extent in tensor.dims) * _LARGEST_ELEMENT_BYTES
 

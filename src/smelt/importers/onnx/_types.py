@@ -37,9 +37,9 @@ class SymbolTable:
         """A symbol for an extent that the model leaves without a name."""
         return SymbolicDim.symbol(self.reserve(f"{owner}_{axis}"))
 
-    def reserve(self, wish: str) -> str:
+    def reserve(self, preferred_name: str) -> str:
         """An identifier that names no other symbol."""
-        base = re.sub(r"\W+", "_", wish[:100], flags=re.ASCII).strip("_") or "dim"
+        base = re.sub(r"\W+", "_", preferred_name[:100], flags=re.ASCII).strip("_") or "dim"
         base = f"_{base}" if base[0].isdigit() or iskeyword(base) else base
         name, number = base, 2
         while name in self._taken:

@@ -25,8 +25,8 @@ MOST_OPERATIONS: Final = 1 << 15
 """Operations times regions of interest that a task may have; descriptors can name no more."""
 _MOST_NAMED: Final = 6
 _PROGRAMMED, _ENABLED, _RUNNING, _COMPLETED = range(4)
-_MOMENTS: Final = ("programmed", "enabled", "running", "completed")
-_MOMENT_OF_EVENT: Final = {
+_PHASES: Final = ("programmed", "enabled", "running", "completed")
+_PHASE_OF_EVENT: Final = {
     OperationEvent.COMPLETED: _COMPLETED,
     OperationEvent.PROGRAMMED: _PROGRAMMED,
     OperationEvent.ENABLED: _ENABLED,
@@ -204,14 +204,14 @@ def _check_order(graph: TaskGraph, chains: list[list[int]]) -> None:
 def _constraints(graph: TaskGraph, chains: list[list[int]]) -> Iterator[tuple[int, int]]:
     """Pairs of moments: the first comes before the second."""
     for node in range(len(graph.operations)):
-        for moment in (_PROGRAMMED, _ENABLED, _RUNNING):
-            yield 4 * node + moment, 4 * node + moment + 1
+        for phase in (_PROGRAMMED, _ENABLED, _RUNNING):
+            yield 4 * node + phase, 4 * node + phase + 1
         base = node - node % graph.num_operations
         for slot, edge, _ in graph.edges(node):
             target = base + edge.index
             if edge.event != OperationEvent.NONE:
-                moment = _MOMENT_OF_EVENT[OperationEvent(edge.event)]
-                yield 4 * node + moment, 4 * target + _ENABLED
+                phase = _PHASE_OF_EVENT[OperationEvent(edge.event)]
+                yield 4 * node + phase, 4 * target + _ENABLED
             if slot == "fused_parent":  # the one streams into the other: neither ends alone
                 yield 4 * node + _RUNNING, 4 * target + _COMPLETED
                 yield 4 * target + _RUNNING, 4 * node + _COMPLETED
@@ -238,12 +238,12 @@ def _find_unsorted(before: list[list[int]]) -> set[int]:
     for then, firsts in enumerate(before):
         for first in firsts:
             after[first].append(then)
-    ready = deque(moment for moment, count in enumerate(waiting) if count == 0)
+    ready = deque(phase for phase, count in enumerate(waiting) if count == 0)
     left = set(range(len(before)))
     while ready:
-        moment = ready.popleft()
-        left.discard(moment)
-        for then in after[moment]:
+        phase = ready.popleft()
+        left.discard(phase)
+        for then in after[phase]:
             waiting[then] -= 1
             if waiting[then] == 0:
                 ready.append(then)
@@ -253,14 +253,14 @@ def _find_unsorted(before: list[list[int]]) -> set[int]:
 def _describe_cycle(graph: TaskGraph, before: list[list[int]], left: set[int]) -> str:
     path: list[int] = []
     seen: dict[int, int] = {}
-    moment = min(left)
-    while moment not in seen:
-        seen[moment] = len(path)
-        path.append(moment)
-        moment = next(first for first in before[moment] if first in left)
-    cycle = [*path[seen[moment] :], moment]
+    phase = min(left)
+    while phase not in seen:
+        seen[phase] = len(path)
+        path.append(phase)
+        phase = next(first for first in before[phase] if first in left)
+    cycle = [*path[seen[phase] :], phase]
     words = [
-        f"{graph.name(item // 4 % graph.num_operations)} {_MOMENTS[item % 4]}"
+        f"{graph.name(item // 4 % graph.num_operations)} {_PHASES[item % 4]}"
         for item in cycle[: 2 * _MOST_NAMED]
     ]
     return "these wait for each other in a cycle: " + " after ".join(words)

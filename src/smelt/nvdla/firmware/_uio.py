@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from smelt.nvdla._status import NvdlaError, NvError
-from smelt.types import Closing, override
+from smelt.types import Closeable, override
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,7 +60,7 @@ class _Mapping:
             os.close(self.file)
 
 
-class UioBus(Closing):
+class UioBus(Closeable):
     """A `RegisterBus` on a mapped device."""
 
     def __init__(
@@ -146,7 +146,7 @@ class MappedRegion(NamedTuple):
     """Where it starts in the file; a multiple of the page size."""
 
 
-class UioMemory(Closing):
+class UioMemory(Closeable):
     """A `DmaMemory` on mapped regions."""
 
     def __init__(self, regions: Sequence[MappedRegion]) -> None:

@@ -38,7 +38,7 @@ _SDP_FRACTION, _CDP_FRACTION = 2.0**35, 2.0**16
 
 
 @dataclass(frozen=True, slots=True)
-class _Style:
+class _LutVariant:
     """In what SDP's and CDP's tables differ."""
 
     between: Callable[[FloatArray, FloatArray, np.ndarray], FloatArray]
@@ -58,7 +58,7 @@ def look_up_cdp_fp16(values: FloatArray, lut: Lut, counters: Counters) -> FloatA
     return _look_up(values, lut, counters, _CDP)
 
 
-def _look_up(values: FloatArray, lut: Lut, counters: Counters, style: _Style) -> FloatArray:
+def _look_up(values: FloatArray, lut: Lut, counters: Counters, style: _LutVariant) -> FloatArray:
     le = (
         _find_exponential(values, lut)
         if lut.is_exponential
@@ -132,5 +132,5 @@ def _step_outside(values: FloatArray, hit: Hit, edge: Range, bias: float) -> Flo
     return multiply(distance, scale, FP17)
 
 
-_SDP = _Style(_between_weighted, counts_winners=False, adds_step_last=True)
-_CDP = _Style(_between_difference, counts_winners=True, adds_step_last=False)
+_SDP = _LutVariant(_between_weighted, counts_winners=False, adds_step_last=True)
+_CDP = _LutVariant(_between_difference, counts_winners=True, adds_step_last=False)

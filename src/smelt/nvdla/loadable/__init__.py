@@ -1,6 +1,6 @@
 """The standard compiled network: its file, its descriptors, and what they mean."""
 
-from smelt.nvdla._codec import Descriptor, DescriptorLayout
+from smelt.nvdla._descriptor_codec import Descriptor, DescriptorLayout
 from smelt.nvdla.loadable._descriptors import (
     MOST_BDMA_TRANSFERS,
     OPERATION_CLASSES,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import ClassVar, Final
 
-from smelt.nvdla._codec import Descriptor, at
+from smelt.nvdla._descriptor_codec import Descriptor, at
 
 OPERATION_STRIDE_BYTES: Final = 116
 """From one operation to the next in ``op_list``, whatever its type."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import ClassVar, Final
 
-from smelt.nvdla._codec import Descriptor, DescriptorLayout, at
+from smelt.nvdla._descriptor_codec import Descriptor, DescriptorLayout, at
 from smelt.nvdla._status import NvdlaError, NvError
 
 EMU_OPERATION_BYTES: Final = {

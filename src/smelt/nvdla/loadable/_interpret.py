@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from smelt.errors import ModelFormatError
-from smelt.nvdla._codec import Descriptor, DescriptorLayout
+from smelt.nvdla._descriptor_codec import Descriptor, DescriptorLayout
 from smelt.nvdla._status import NvdlaError
 from smelt.nvdla.loadable._descriptors import (
     OPERATION_CLASSES,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from enum import IntEnum
 
-    from smelt.nvdla._codec import DescriptorLayout
+    from smelt.nvdla._descriptor_codec import DescriptorLayout
     from smelt.nvdla.loadable._emulator_descriptors import EmuBuffer
     from smelt.nvdla.loadable._interpret import (
         EmuOperationView,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from smelt.nvdla._codec import Descriptor, at
+from smelt.nvdla._descriptor_codec import Descriptor, at
 from smelt.nvdla._status import NvdlaError, NvError
 from smelt.nvdla.port._types import (
     MOST_ADDRESSES_PER_TASK,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from smelt.nvdla._codec import Descriptor, at
+from smelt.nvdla._descriptor_codec import Descriptor, at
 
 NO_TIMEOUT: Final = 0xFFFFFFFF
 CLOSE_ON_EXEC: Final = 0o2000000

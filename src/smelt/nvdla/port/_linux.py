@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-    from smelt.nvdla._codec import Descriptor
+    from smelt.nvdla._descriptor_codec import Descriptor
     from smelt.nvdla.port._types import Bytes, NvDlaHeap, NvDlaTask
 
 _FIRST_RENDER_NODE: Final = 128

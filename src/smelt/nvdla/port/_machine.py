@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from smelt.nvdla._codec import DescriptorLayout
+from smelt.nvdla._descriptor_codec import DescriptorLayout
 from smelt.nvdla._protocols import MemorySpace
 from smelt.nvdla._status import NvdlaError, NvError
 from smelt.nvdla.firmware import EngineScheduler, read_task

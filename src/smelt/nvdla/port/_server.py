@@ -35,7 +35,7 @@ from smelt.nvdla.port._frames import (
 )
 from smelt.nvdla.port._handles import check_allocation
 from smelt.nvdla.port._local import LocalPort
-from smelt.types import Closing, Limit, override, path_from, start_thread
+from smelt.types import Closeable, Limit, override, path_from, start_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from smelt.nvdla.port._types import Bytes, PinnedMemory
 
 _LOG = logging.getLogger(__name__)
-_REST_SECONDS: Final = 0.2
+_IDLE_CLIENT_SECONDS: Final = 0.2
 """Before the next client is accepted where the system has no room for one."""
-_ROOM_SECONDS: Final = 5.0
+_FREE_SLOT_TIMEOUT_SECONDS: Final = 5.0
 """How long a client that is dropped may take to go."""
 _BLOCK_BYTES: Final = 1 << 20
 """Of memory that is compared, and sent, as one."""
@@ -62,7 +62,7 @@ _FAULTS: Final = (
 """What a fault of the modelled hardware raises: the client hears of it, and the log has it."""
 
 
-class PortServer(Closing):
+class PortServer(Closeable):
     """Listens on a Unix socket that only this user may open."""
 
     def __init__(self, path: str | os.PathLike[str], driver: Driver) -> None:
@@ -76,9 +76,9 @@ class PortServer(Closing):
         self._driver: Final = driver
         self._is_closing = threading.Event()
         self._slots: Final = threading.BoundedSemaphore(Limit.MAX_CLIENTS.most)
-        self._clients: Final[set[_Conversation]] = set()
+        self._clients: Final[set[_ClientSession]] = set()
         self._clients_lock: Final = threading.Lock()
-        self._room: Final = _Room()
+        self._quota: Final = _MemoryQuota()
         self._listener: Final = _listen(self._path)
         self._thread: threading.Thread | None = None
 
@@ -98,14 +98,14 @@ class PortServer(Closing):
                     continue
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
                     _LOG.warning("no client can be accepted now: %s", error)
-                    self._is_closing.wait(_REST_SECONDS)
+                    self._is_closing.wait(_IDLE_CLIENT_SECONDS)
                     continue
                 raise
-            if not self._slots.acquire(blocking=False) and not self._make_room():
+            if not self._slots.acquire(blocking=False) and not self._drop_idle_client():
                 _LOG.warning("a client is refused: MAX_CLIENTS is %d", Limit.MAX_CLIENTS.most)
                 connection.close()
                 continue
-            client = _Conversation(connection, LocalPort(self._driver), self._room)
+            client = _ClientSession(connection, LocalPort(self._driver), self._quota)
             with self._clients_lock:
                 self._clients.add(client)
                 if self._is_closing.is_set():
@@ -117,7 +117,7 @@ class PortServer(Closing):
                 client.refuse()
                 self._release(client)
 
-    def _make_room(self) -> bool:
+    def _drop_idle_client(self) -> bool:
         """Drop the client that has waited longest for nothing; whether its place is free."""
         with self._clients_lock:
             waiting = [client for client in self._clients if client.may_be_dropped()]
@@ -126,7 +126,7 @@ class PortServer(Closing):
             client = min(waiting, key=lambda client: (client.has_asked, client.waits_since))
             _LOG.warning("a client that asks nothing makes way for another")
             client.drop()
-        return self._slots.acquire(timeout=_ROOM_SECONDS)
+        return self._slots.acquire(timeout=_FREE_SLOT_TIMEOUT_SECONDS)
 
     @override
     def close(self) -> None:
@@ -144,13 +144,13 @@ class PortServer(Closing):
         with contextlib.suppress(OSError):  # the folder may be gone, or another's
             self._path.unlink()
 
-    def _serve(self, client: _Conversation) -> None:
+    def _serve(self, client: _ClientSession) -> None:
         try:
             client.run()
         finally:
             self._release(client)
 
-    def _release(self, client: _Conversation) -> None:
+    def _release(self, client: _ClientSession) -> None:
         with self._clients_lock:
             self._clients.discard(client)
         self._slots.release()
@@ -200,35 +200,35 @@ def _shut(connection: socket.socket) -> None:
         _LOG.debug("a connection had ended already: %s", error)
 
 
-class _Room:
+class _MemoryQuota:
     """The memory that all clients together may have."""
 
     def __init__(self) -> None:
-        self._taken_bytes = 0
+        self._allocated_bytes = 0
         self._lock = threading.Lock()
 
     def take(self, size_bytes: int) -> None:
         """Count memory that is to be allocated. Raises NvdlaError(INSUFFICIENT_MEMORY)."""
         with self._lock:
-            total = self._taken_bytes + size_bytes
+            total = self._allocated_bytes + size_bytes
             if total > Limit.MAX_SERVED_BYTES.most:
                 told = Limit.MAX_SERVED_BYTES.excess(total)
                 raise NvdlaError(NvError.INSUFFICIENT_MEMORY, f"the clients ask for {told}")
-            self._taken_bytes = total
+            self._allocated_bytes = total
 
     def give_back(self, size_bytes: int) -> None:
         """Count memory that is free again."""
         with self._lock:
-            self._taken_bytes -= size_bytes
+            self._allocated_bytes -= size_bytes
 
 
-class _Conversation:
+class _ClientSession:
     """One client."""
 
-    def __init__(self, connection: socket.socket, port: LocalPort, room: _Room) -> None:
+    def __init__(self, connection: socket.socket, port: LocalPort, room: _MemoryQuota) -> None:
         self._connection = connection
         self._port = port
-        self._room = room
+        self._quota = room
         self._session = port.initialize()
         self._memory: dict[tuple[int, int], PinnedMemory] = {}
         self.waits_since = time.monotonic()
@@ -331,15 +331,15 @@ class _Conversation:
     def _forget(self, keys: Iterable[tuple[int, int]]) -> None:
         """Count memory that the port has freed."""
         for key in keys:
-            self._room.give_back(self._memory.pop(key).data.nbytes)
+            self._quota.give_back(self._memory.pop(key).data.nbytes)
 
     def _allocate(self, request: AllocateRequest) -> bytes:
         heap = check_allocation(request.size, request.heap)
-        self._room.take(request.size)
+        self._quota.take(request.size)
         try:
             memory = self._port.alloc_mem(self._session, request.device, request.size, heap)
         except BaseException:
-            self._room.give_back(request.size)
+            self._quota.give_back(request.size)
             raise
         self._memory[request.device, memory.mem_handle] = memory
         return HandleReply(memory.mem_handle).to_bytes()

@@ -14,7 +14,7 @@ from smelt.nvdla.port import LocalPort, MachineDriver, NvDlaHeap, PinnedMemory
 from smelt.nvdla.runtime._device import OpenDevice
 from smelt.nvdla.runtime._network import LoadedNetwork
 from smelt.nvdla.runtime._tensor import NvDlaTensor
-from smelt.types import Closing, override
+from smelt.types import Closeable, override
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _DEFAULT_MAX_DEVICES: Final = 1
 
 
-class Runtime(Closing):
+class Runtime(Closeable):
     """`IRuntime`: every documented call by its name in snake_case.
 
     What fails raises `NvdlaError`, whose ``status`` is the documented code. One network at a time

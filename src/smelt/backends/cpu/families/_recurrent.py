@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from smelt.backends._scalars import Scalars
+from smelt.backends._launch_scalars import LaunchScalars
 from smelt.backends.cpu import _math as m
 from smelt.backends.cpu._emit import Int, Reg, emitter_for, vector_type
 from smelt.engine import KernelSpec, Launch, parameters
@@ -33,12 +33,12 @@ X, W, R, B, LENGTHS, H, C, PEEPHOLES = range(8)
 FLOAT_BYTES: Final = 4
 
 
-def why_not_recurrent(node: Node, op: GRU | LSTM) -> str | None:
+def unsupported_recurrent_reason(node: Node, op: GRU | LSTM) -> str | None:
     """Why no kernel is generated for a recurrent node."""
     if any(v is not None and v.tensor.dtype is not DType.FLOAT32 for v in node.inputs):
-        return "only float32 without sequence lengths is generated"
+        return "only float32 without sequence lengths is supported"
     if op.activations or op.clip:
-        return "only the default activations, without clipping, are generated"
+        return "only the default activations without clipping are supported"
     for index in (W, R, B):
         value = node.inputs[index] if index < len(node.inputs) else None
         if value is not None and value.constant is None:
@@ -59,14 +59,14 @@ def integers(*values: int) -> Constant:
     return Constant("extents", np.array(values, np.int64))
 
 
-def rows_of(source: Constant, first: int, last: int) -> Constant:
+def slice_gates(source: Constant, first: int, last: int) -> Constant:
     """Places ``first`` to ``last`` of axis 1."""
     return Constant.derive(
         source.name, Slice(), source, integers(first), integers(last), integers(1)
     )
 
 
-def gate_panels(source: Constant, gates: int, hidden: int, lanes: int) -> Constant:
+def pack_gate_panels(source: Constant, gates: int, hidden: int, lanes: int) -> Constant:
     """``[directions, gates * hidden, ...]`` as ``[directions, blocks, ..., gates, lanes]``."""
     directions, _, *inner = source.type.shape
     blocks = -(-hidden // lanes)
@@ -80,43 +80,44 @@ def gate_panels(source: Constant, gates: int, hidden: int, lanes: int) -> Consta
     return Constant.derive(f"{source.name} in gate panels", Transpose((0, 2, 4, 1, 3)), cut)
 
 
-def options_for(target: CpuTarget, gates: int) -> Parameters:
-    """Vector width, and for how many moments each loaded weight of the inputs is used."""
+def recurrent_options(target: CpuTarget, gates: int) -> Parameters:
+    """Vector width, and for how many time steps each loaded weight of the inputs is used."""
     registers = 32 if target.vector_bits == 512 or target.architecture == "aarch64" else 16
     steps = (registers - gates - 2) // gates
     return parameters(lanes=target.vector_bits // 32, steps=steps)
 
 
-def entering_bytes(node: Node, op: GRU | LSTM, lanes: int) -> Dim:
-    """Memory for the inputs' share of every gate at every moment."""
+def input_projection_bytes(node: Node, op: GRU | LSTM, lanes: int) -> Dim:
+    """Memory for the inputs' share of every gate at every time step."""
     value = node.inputs[X]
     if value is None:
-        raise InternalError(f"{node} has no sequence")
-    moments = value.tensor.shape[0] * value.tensor.shape[1] * op.directions
-    size = moments * (op.gates * -(-int(op.hidden_size) // lanes) * lanes * FLOAT_BYTES)
+        raise InternalError(f"{node} has no sequence input")
+    time_steps = value.tensor.shape[0] * value.tensor.shape[1] * op.directions
+    size = time_steps * (op.gates * -(-int(op.hidden_size) // lanes) * lanes * FLOAT_BYTES)
     return FLOAT_BYTES if size == 0 else size  # even of nothing there is a place
 
 
-def entering_launch(
+def input_projection_launch(
     family: str, op: GRU | LSTM, tactic: Tactic, operands: Operands, packed: Sequence[View]
 ) -> tuple[Launch, View]:
-    """What computes the inputs' share of every gate at every moment, and where it is.
+    """What computes the inputs' share of every gate at every time step, and where it is.
 
-    It depends on no state, so that weights are loaded once for several moments, and workers share
+    It depends on no state, so that weights are loaded once for several time steps, and workers
+    share
     the units. ``packed`` are weights and, if there is one, bias.
     """
     x, workspace, options = operands.inputs[X], operands.workspace, dict(tactic.parameters)
     if x is None or workspace is None:
-        raise InternalError(f"{family} needs its sequence and its workspace")
+        raise InternalError(f"{family} requires its sequence input and a workspace")
     lanes, hidden = int(str(options["lanes"])), int(op.hidden_size)
     time, batch = (1, 0) if op.layout else (0, 1)
-    blocks, scalars = -(-hidden // lanes), Scalars()
+    blocks, scalars = -(-hidden // lanes), LaunchScalars()
     size = x.shape[time] * x.shape[batch] * (op.directions * op.gates * blocks * lanes)
     sums = replace(workspace, dtype=DType.FLOAT32, shape=(size,), strides=(1,))
     spec = KernelSpec(
         family,
         parameters(
-            kernel="entering",
+            kernel="input_projection",
             gates=op.gates,
             steps=options["steps"],
             blocks=blocks,
@@ -132,7 +133,7 @@ def entering_launch(
     return Launch(spec, views, (len(views) - 1,), scalars.values, chunks), sums
 
 
-class _Block:
+class _GateBlock:
     """What the kernels of recurrent ops share: units in blocks of a vector, gate by gate."""
 
     def __init__(self, kernel: KernelSpec, lanes: int, gates: int, operands: int) -> None:
@@ -175,8 +176,8 @@ class _Block:
         return [steps.values[i : i + count] for i in range(0, len(steps.values), count)]
 
 
-class EnteringWriter(_Block):
-    """Writes the kernel of `entering_launch`: a chunk is a block of units of one sequence."""
+class InputProjectionWriter(_GateBlock):
+    """Writes the kernel of `input_projection_launch`; a chunk is units of one sequence."""
 
     def __init__(self, kernel: KernelSpec, lanes: int) -> None:
         super().__init__(kernel, lanes, kernel["gates"], 3 + kernel["bias"])
@@ -190,23 +191,25 @@ class EnteringWriter(_Block):
             block = e.mod(chunk.index, blocks)
             sequence = e.div(chunk.index, blocks)
             direction, item = e.div(sequence, batch), e.mod(sequence, batch)
-            place = e.add(e.mul(direction, blocks), block)
-            panel = e.at(e.pointer(1), e.mul(place, e.mul(e.extent(k["width"]), self.cell_bytes)))
-            bias = e.at(e.pointer(2), e.mul(place, self.cell_bytes)) if k["bias"] else None
+            position = e.add(e.mul(direction, blocks), block)
+            panel = e.at(
+                e.pointer(1), e.mul(position, e.mul(e.extent(k["width"]), self.cell_bytes))
+            )
+            bias = e.at(e.pointer(2), e.mul(position, self.cell_bytes)) if k["bias"] else None
             row = blocks * self.cell_bytes
             made = e.at(e.pointer(2 + k["bias"]), e.mul(sequence, e.mul(time, row)))
             made = e.at(made, e.mul(block, self.cell_bytes))
             x = e.at(e.pointer(0), e.mul(item, item_stride))
             whole = e.mul(e.div(time, k["steps"]), k["steps"])
             for first, last, count in ((0, whole, k["steps"]), (whole, time, 1)):
-                with e.loop(first, last, count) as moment:
-                    moments = [e.add(moment.index, i) for i in range(count)]
-                    sources = [e.at(x, e.mul(m, stride)) for m in moments]
-                    targets = [e.at(made, e.mul(m, row)) for m in moments]
-                    self._moments(sources, targets, panel, bias)
+                with e.loop(first, last, count) as time_step:
+                    time_steps = [e.add(time_step.index, i) for i in range(count)]
+                    sources = [e.at(x, e.mul(m, stride)) for m in time_steps]
+                    targets = [e.at(made, e.mul(m, row)) for m in time_steps]
+                    self._write_time_steps(sources, targets, panel, bias)
         return e.module()
 
-    def _moments(
+    def _write_time_steps(
         self, sources: Sequence[Reg], targets: Sequence[Reg], panel: Reg, bias: Reg | None
     ) -> None:
         e, gates = self.e, range(self.gates)
@@ -220,7 +223,7 @@ class EnteringWriter(_Block):
                 e.store(value, e.at(target, gate * self.lanes * FLOAT_BYTES))
 
 
-class RecurrentWriter(_Block, ABC):
+class RecurrentWriter(_GateBlock, ABC):
     """Writes the kernel of a recurrent op: a chunk is one sequence in one direction."""
 
     def __init__(self, kernel: KernelSpec, lanes: int, gates: int, operands: int) -> None:
@@ -238,29 +241,34 @@ class RecurrentWriter(_Block, ABC):
         with e.loop(e.begin, e.end) as chunk:
             direction, item = e.i64(e.div(chunk.index, batch)), e.i64(e.mod(chunk.index, batch))
             self.begin(direction, item)
-            entering = e.at(e.pointer(0), e.mul(chunk.index, e.mul(time, self.row_bytes)))
-            backwards = e.constant(1, "i1") if k["reverse"] else e.compare("eq", direction, 1)
+            input_projection = e.at(e.pointer(0), e.mul(chunk.index, e.mul(time, self.row_bytes)))
+            runs_in_reverse = e.constant(1, "i1") if k["reverse"] else e.compare("eq", direction, 1)
             with e.loop(0, time) as steps:
                 mirrored = e.i64(e.sub(e.sub(time, 1), steps.index))
-                moment = e.select(backwards, mirrored, steps.index)
-                self.step(e.at(entering, e.mul(moment, self.row_bytes)), moment, direction, item)
+                time_step = e.select(runs_in_reverse, mirrored, steps.index)
+                self.step(
+                    e.at(input_projection, e.mul(time_step, self.row_bytes)),
+                    time_step,
+                    direction,
+                    item,
+                )
         return e.module()
 
     @abstractmethod
     def begin(self, direction: Reg, item: Reg) -> None:
-        """Set the states before the first moment."""
+        """Set the states before the first time step."""
 
     @abstractmethod
-    def step(self, entering: Reg, moment: Reg, direction: Reg, item: Reg) -> None:
-        """Do one moment, whose share of the inputs is given."""
+    def step(self, input_projection: Reg, time_step: Reg, direction: Reg, item: Reg) -> None:
+        """Do one time step, whose share of the inputs is given."""
 
-    def place(
-        self, operand: int, strides: Sequence[Any], moment: Int, direction: Reg, item: Reg
+    def position(
+        self, operand: int, strides: Sequence[Any], time_step: Int, direction: Reg, item: Reg
     ) -> Reg:
         """Where a state or result is."""
         e = self.e
         offset: Int = 0
-        for index, stride in zip((moment, direction, item), strides, strict=True):
+        for index, stride in zip((time_step, direction, item), strides, strict=True):
             offset = e.add(offset, e.mul(index, e.mul(e.extent(stride), FLOAT_BYTES)))
         return e.at(e.pointer(operand), offset)
 

@@ -11,15 +11,15 @@ if TYPE_CHECKING:
 
 CYCLES_PER_SECOND: Final = 4.0e9
 MEMORY_BYTES_PER_SECOND: Final = 2.5e10
-_FIRST_LEVEL_BYTES: Final = 32 << 10
-_SECOND_LEVEL_BYTES: Final = 512 << 10
+_L1_BYTES: Final = 32 << 10
+_L2_BYTES: Final = 512 << 10
 """What a kernel may keep in the second level: half of what processors have today."""
-_SECOND_LEVEL_BYTES_PER_CYCLE: Final = 24
+_L2_BYTES_PER_CYCLE: Final = 24
 _CHUNK_FLOPS: Final = 1 << 20
 """Work that is worth the hand-over to a worker: some 4 microseconds. Larger chunks left a worker
 idle at the end of small layers: MobileNetV2 took an eighth longer on two threads with 4 << 20."""
 _TARGET_CHUNKS: Final = 24
-_FEW_STORES: Final = 14
+_MAX_HIDDEN_STORES: Final = 14
 """Stores of a tile's results that go on beside the next tile's sums. More in one go stall them."""
 _STALL_CYCLES: Final = 2.5
 """What each further store costs."""
@@ -30,7 +30,7 @@ _FEW_FILTERS: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class TilingProblem:
     """A sum over panels, as far as it is known: None for extents known at run time."""
 
     images: int | None
@@ -46,12 +46,12 @@ class Problem:
         return (self.height or 14) * (self.width or 56)
 
 
-def known_or_none(extent: Dim) -> int | None:
+def static_extent(extent: Dim) -> int | None:
     """The extent, when it is known; an empty one is planned like one of 1, and has no chunk."""
     return max(1, extent) if isinstance(extent, int) else None
 
 
-def budgets(target: CpuTarget) -> tuple[tuple[int, int], ...]:
+def register_tiles(target: CpuTarget) -> tuple[tuple[int, int], ...]:
     """(pixels, vectors) of the tiles that the target's registers hold, best first."""
     if target.vector_bits == 512:
         return ((8, 2), (14, 2), (9, 3), (6, 4), (14, 1), (28, 1))
@@ -60,7 +60,7 @@ def budgets(target: CpuTarget) -> tuple[tuple[int, int], ...]:
     return ((6, 2), (4, 3), (12, 1))
 
 
-def choose_tile(problem: Problem, budget: int, vectors: int) -> tuple[int, int]:
+def choose_tile(problem: TilingProblem, budget: int, vectors: int) -> tuple[int, int]:
     """Rows and columns of the tile of at most ``budget`` pixels that wastes least."""
     height, width = problem.height, problem.width
     if width is None:
@@ -84,30 +84,30 @@ def _least_waste(extent: int, budget: int) -> int:
     return _even(extent, best)
 
 
-def _tiles(problem: Problem, tile: tuple[int, int]) -> int:
+def _tiles(problem: TilingProblem, tile: tuple[int, int]) -> int:
     height, width = problem.height or 14, problem.width or 56
     return -(-height // tile[0]) * -(-width // tile[1])
 
 
-def _cycles_per_element(problem: Problem, tile: tuple[int, int], vectors: int) -> float:
+def _cycles_per_element(problem: TilingProblem, tile: tuple[int, int], vectors: int) -> float:
     """Cycles of one step of the sum, over all tiles of a panel."""
     pixels = tile[0] * tile[1]
     panel_bytes = problem.depth * vectors * 64
-    streamed = vectors * 64 / _SECOND_LEVEL_BYTES_PER_CYCLE
+    streamed = vectors * 64 / _L2_BYTES_PER_CYCLE
     cycles = max(pixels * vectors / 2, (pixels + vectors) / 2, 4.0 if pixels * vectors < 8 else 0)
-    if panel_bytes > _FIRST_LEVEL_BYTES:
+    if panel_bytes > _L1_BYTES:
         cycles = max(cycles, streamed) + 0.25 * streamed
     return cycles * _tiles(problem, tile)
 
 
 def estimate_seconds(
-    problem: Problem, tile: tuple[int, int], vectors: int, target: CpuTarget
+    problem: TilingProblem, tile: tuple[int, int], vectors: int, target: CpuTarget
 ) -> float:
     """Time of the whole sum on one thread."""
     lanes = target.vector_bits // 32
     steps = -(-problem.filters // (vectors * lanes)) * problem.depth * problem.groups
     images = problem.images or 1
-    stall = _STALL_CYCLES * max(0, tile[0] * tile[1] * vectors - _FEW_STORES) / problem.depth
+    stall = _STALL_CYCLES * max(0, tile[0] * tile[1] * vectors - _MAX_HIDDEN_STORES) / problem.depth
     cycles = _cycles_per_element(problem, tile, vectors) + stall * _tiles(problem, tile)
     compute = cycles * steps * images / CYCLES_PER_SECOND
     weights = problem.filters * problem.depth * problem.groups * 4
@@ -115,20 +115,20 @@ def estimate_seconds(
     return compute + (0.3 * weights + outputs) / MEMORY_BYTES_PER_SECOND
 
 
-def splits(problem: Problem, a_bytes: int) -> tuple[str, ...]:
+def parallel_splits(problem: TilingProblem, a_bytes: int) -> tuple[str, ...]:
     """Ways to cut the work into chunks, best guess first: by rows, by panels, or both."""
     weights = problem.filters * problem.depth * 4
     if problem.width is None and problem.height is not None:
         return ("both", "panels")
-    if weights <= _SECOND_LEVEL_BYTES:
+    if weights <= _L2_BYTES:
         return ("rows", "both")
     if problem.filters < _FEW_FILTERS:
         return ("both", "panels")
-    return ("panels", "both") if a_bytes <= _SECOND_LEVEL_BYTES else ("both", "panels")
+    return ("panels", "both") if a_bytes <= _L2_BYTES else ("both", "panels")
 
 
 def choose_blocks(
-    problem: Problem, tile: tuple[int, int], vectors: int, lanes: int, split: str
+    problem: TilingProblem, tile: tuple[int, int], vectors: int, lanes: int, parallel_split: str
 ) -> tuple[int, int, int]:
     """Rows of tiles, columns of tiles and panels of a chunk."""
     down = -(-(problem.height or 14) // tile[0])
@@ -139,11 +139,13 @@ def choose_blocks(
     total = panel_flops * panels * problem.groups * (problem.images or 1)
     wanted = max(_CHUNK_FLOPS, total // _TARGET_CHUNKS)
     unlimited = 1 << 30
-    if split == "panels":
+    if parallel_split == "panels":
         count = min(panels, max(1, wanted // panel_flops))
         return (unlimited, unlimited, _even(panels, count))
     kept = (
-        panels if split == "rows" else min(panels, max(1, 262144 // (problem.depth * vectors * 64)))
+        panels
+        if parallel_split == "rows"
+        else min(panels, max(1, 262144 // (problem.depth * vectors * 64)))
     )
     if down > 1 or problem.height is None:
         rows = max(1, min(down, wanted // (row_flops * kept)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from smelt.backends.cpu._elementwise import from_memory, to_memory
+from smelt.backends.cpu._elementwise import to_compute_type, to_storage_type
 from smelt.backends.cpu._emit import LLVM_TYPES, Reg, lane_count, type_suffix, vector_type
 from smelt.types import DType
 
@@ -20,7 +20,7 @@ def load(e: Emitter, kind: str, at: Reg, mask: Reg | None, dtype: DType = DType.
     """Load a register of ``kind`` from elements of ``dtype``, or the lanes that a mask names."""
     stored = vector_type(LLVM_TYPES[dtype], lane_count(kind))
     found = e.load(stored, at) if mask is None else e.load_masked(stored, at, mask)
-    return from_memory(e, found, dtype)
+    return to_compute_type(e, found, dtype)
 
 
 def load_channels(
@@ -29,23 +29,23 @@ def load_channels(
     """Load a vector whose elements lie ``stride`` apart: 0 for one in every lane."""
     lanes, element = lane_count(kind), LLVM_TYPES[dtype]
     if stride == 0:
-        return e.splat(from_memory(e, e.load(element, at), dtype), lanes)
+        return e.splat(to_compute_type(e, e.load(element, at), dtype), lanes)
     if stride == 1:
         return load(e, kind, at, mask, dtype)
     numbers = ", ".join(f"i64 {i}" for i in range(lanes))
     step = e.splat(e.i64(stride), lanes)
     offsets = e.emit(step.type, f"mul {step}, <{numbers}>")
-    places = e.emit(f"<{lanes} x ptr>", f"getelementptr {element}, {at}, {offsets}")
+    addresses = e.emit(f"<{lanes} x ptr>", f"getelementptr {element}, {at}, {offsets}")
     whole = mask or e.constant(1, f"<{lanes} x i1>")
     stored = vector_type(element, lanes)
     function = f"llvm.masked.gather.{type_suffix(stored)}.v{lanes}p0"
     align, rest = Reg(str(dtype.size_bytes), "i32"), Reg("zeroinitializer", stored)
-    return from_memory(e, e.call(stored, function, places, align, whole, rest), dtype)
+    return to_compute_type(e, e.call(stored, function, addresses, align, whole, rest), dtype)
 
 
 def store(e: Emitter, value: Reg, at: Reg, mask: Reg | None, dtype: DType = DType.FLOAT32) -> None:
     """Store a vector as elements of ``dtype``, or the lanes that a mask names."""
-    stored = to_memory(e, value, dtype)
+    stored = to_storage_type(e, value, dtype)
     if mask is None:
         e.store(stored, at)
     else:
@@ -53,29 +53,33 @@ def store(e: Emitter, value: Reg, at: Reg, mask: Reg | None, dtype: DType = DTyp
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class ElementConversion:
     """What a copy moves: elements of one type to elements of another, or just bytes."""
 
     source: DType
     destination: DType
 
     @staticmethod
-    def words(size: int) -> Moved:
+    def words(size: int) -> ElementConversion:
         """Elements that stay as they are."""
         dtype = {d.size_bytes: d for d in (DType.UINT8, DType.UINT16, DType.UINT32, DType.UINT64)}
-        return Moved(dtype[size], dtype[size])
+        return ElementConversion(dtype[size], dtype[size])
 
     @staticmethod
-    def between(source: DType, destination: DType) -> Moved:
+    def between(source: DType, destination: DType) -> ElementConversion:
         """Elements of a tensor, which are converted where the types differ."""
         same = source is destination
-        return Moved.words(source.size_bytes) if same else Moved(source, destination)
+        return (
+            ElementConversion.words(source.size_bytes)
+            if same
+            else ElementConversion(source, destination)
+        )
 
     @staticmethod
-    def from_json(value: Any) -> Moved:
+    def from_json(value: Any) -> ElementConversion:
         """What `as_json` wrote."""
         source, destination = value
-        return Moved(DType(source), DType(destination))
+        return ElementConversion(DType(source), DType(destination))
 
     def as_json(self) -> Json:
         """What a spec holds."""
@@ -96,7 +100,7 @@ class Moved:
         found = e.load(vector_type(LLVM_TYPES[self.source], lanes), at)
         if self.source is self.destination:
             return found
-        return to_memory(e, from_memory(e, found, self.source), self.destination)
+        return to_storage_type(e, to_compute_type(e, found, self.source), self.destination)
 
 
 def unravel(e: Emitter, index: Int, extents: Sequence[Json]) -> list[Int]:

@@ -11,15 +11,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
-from smelt.backends import Family, Operands, Refusal, Tactic, store_as
-from smelt.backends._axes import broadcast_strides
-from smelt.backends._nodes import value_of, view_of
-from smelt.backends._scalars import Scalars
+from smelt.backends import Family, Operands, Refusal, Tactic, with_storage_dtype
+from smelt.backends._iteration_space import broadcast_strides
+from smelt.backends._launch_scalars import LaunchScalars
+from smelt.backends._node_operands import input_view, required_input
 from smelt.backends.cpu._emit import Emitter, Int, Reg
 from smelt.backends.cpu._target import CpuTarget
-from smelt.backends.cpu.families._operands import LINEAR
-from smelt.backends.cpu.families._panel_spec import Panels
-from smelt.backends.cpu.families._parts import call_part, join_parts
+from smelt.backends.cpu.families._microkernel_spec import MicrokernelSpec
+from smelt.backends.cpu.families._operand_packing import LINEAR
+from smelt.backends.cpu.families._subkernels import call_subkernel, link_subkernels
 from smelt.backends.cpu.families._vectors import unravel
 from smelt.backends.cpu.families.gemm import STRIDED, GemmFamily
 from smelt.backends.cpu.families.normalize import NormalizeFamily
@@ -44,17 +44,17 @@ if TYPE_CHECKING:
 _GEMM: Final = GemmFamily()
 _SOFTMAX: Final = NormalizeFamily()
 _FAMILIES: Final[dict[str, Family[CpuTarget]]] = {f.name: f for f in (_GEMM, _SOFTMAX)}
-_QUERIES: Final = (128, 48)
+_QUERY_BLOCKS: Final = (128, 48)
 """So many queries of a head are worked on at once, about."""
 _SCRATCH_BYTES: Final = 1 << 20
 """For the scores of these queries: fewer are worked on at once where there are very many keys."""
-_LEAST_CHUNKS: Final = 12
+_MIN_CHUNKS: Final = 12
 """Workers share a head's queries where there are fewer heads in all, and pack its keys again."""
 _LINE_BYTES: Final = 64
-_APART_COST: Final = 1.1
+_UNFUSED_COST: Final = 1.1
 """The time of five launches, relative to one."""
 _SECONDS_PER_SCORE: Final = 2.5e-10
-_NOWHERE: Final = View(0, 0, DType.FLOAT32, (), ())
+_NO_MEMORY: Final = View(0, 0, DType.FLOAT32, (), ())
 
 
 class AttentionFamily(Family[CpuTarget]):
@@ -67,11 +67,11 @@ class AttentionFamily(Family[CpuTarget]):
         if not isinstance(node.op, Attention):
             return
         whole = _Sizes.of(node)
-        reason = _why_not(node, whole)
-        links = None if reason else _Links.of(node, whole)
-        pairs = [] if links is None else _pairs(links, target)
-        if links is None or not pairs:
-            yield Refusal(self.name, reason or "its products have no kernels")
+        reason = _unsupported_reason(node, whole)
+        nodes = None if reason else _AttentionNodes.of(node, whole)
+        pairs = [] if nodes is None else _pairs(nodes, target)
+        if nodes is None or not pairs:
+            yield Refusal(self.name, reason or "no gemm tactic fits its two matrix products")
             return
         inputs = tuple(None if v is None else _format(v) for v in node.inputs)
         for first, second, seconds in pairs:
@@ -83,42 +83,46 @@ class AttentionFamily(Family[CpuTarget]):
                 yield replace(
                     tactic,
                     workspace_bytes=0 if queries else _Memory.of(node, tactic).size_bytes,
-                    cost_hint=seconds * (1.0 if queries else _APART_COST),
+                    cost_hint=seconds * (1.0 if queries else _UNFUSED_COST),
                 )
 
     @override
-    def narrowed(
+    def reduced_precision_tactics(
         self, node: Node, tactic: Tactic, dtype: DType, target: CpuTarget
     ) -> tuple[Tactic, ...]:
         """Scores stay float32; the weights that a softmax makes of them are stored as asked."""
-        made = store_as(dtype, node, tactic)
+        made = with_storage_dtype(dtype, node, tactic)
         options: dict[str, Any] = dict(made.parameters)
-        links = _Links.of(node, _Sizes.of(node))
-        for name, link in (("first", links.scores), ("second", links.values)):
+        nodes = _AttentionNodes.of(node, _Sizes.of(node))
+        for name, link in (("first", nodes.scores), ("second", nodes.values)):
             formats = tuple(None if v is None else LINEAR for v in link.inputs)
             plain = Tactic(_GEMM.name, options[name], formats, (LINEAR,))
-            options[name] = _GEMM.narrowed(link, plain, dtype, target)[0].parameters
-        made = replace(made, parameters=parameters(**options, between=dtype.value))
+            options[name] = _GEMM.reduced_precision_tactics(link, plain, dtype, target)[
+                0
+            ].parameters
+        made = replace(made, parameters=parameters(**options, intermediate_dtype=dtype.value))
         size = 0 if options["queries"] else _Memory.of(node, made).size_bytes
         return (replace(made, workspace_bytes=size),)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
         op, options = cast("Attention", node.op), dict(tactic.parameters)
-        places = _Places.of(op, operands)
+        operand_views = _AttentionViews.of(op, operands)
         queries = cast("int", options["queries"])
         if not queries:
-            return tuple(_launches(node, tactic, places, operands.workspace))
-        joined = _Joined(places, _Sizes.of(node), queries, _Memory.of(node, tactic))
-        stages = _launches(node, tactic, joined.window(), None)
-        return (joined.launch(self.name, stages),)
+            return tuple(_launches(node, tactic, operand_views, operands.workspace))
+        fused_attention = _FusedAttention(
+            operand_views, _Sizes.of(node), queries, _Memory.of(node, tactic)
+        )
+        stages = _launches(node, tactic, fused_attention.window(), None)
+        return (fused_attention.launch(self.name, stages),)
 
     @override
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
         stages: Any = as_json(kernel["stages"])
         specs = [KernelSpec(family, options) for family, options, *_ in stages]
         texts = [_FAMILIES[spec.family].generate(spec, target) for spec in specs]
-        return join_parts(_write(kernel, [spec.symbol for spec in specs]), texts)
+        return link_subkernels(_write(kernel, [spec.symbol for spec in specs]), texts)
 
 
 # ---- what is computed
@@ -138,8 +142,8 @@ class _Sizes:
     @staticmethod
     def of(node: Node) -> _Sizes:
         op = cast("Attention", node.op)
-        *stack, queries, width = op.split(value_of(node, 0).tensor.shape)
-        _, _, keys, result_width = op.split(value_of(node, 2).tensor.shape)
+        *stack, queries, width = op.split(required_input(node, 0).tensor.shape)
+        _, _, keys, result_width = op.split(required_input(node, 2).tensor.shape)
         return _Sizes(tuple(stack), queries, keys, width, result_width)
 
     def blocks(self) -> tuple[int, ...]:
@@ -148,12 +152,12 @@ class _Sizes:
         if not isinstance(queries, int) or not all(isinstance(e, int) for e in extents):
             return ()
         most = max(1, _SCRATCH_BYTES // (4 * cast("int", self.keys)))
-        parts = (max(round(queries / n), -(-queries // most)) for n in _QUERIES)
+        parts = (max(round(queries / n), -(-queries // most)) for n in _QUERY_BLOCKS)
         return tuple(dict.fromkeys(-(-queries // count) for count in parts))
 
 
 @dataclass(frozen=True, slots=True)
-class _Links:
+class _AttentionNodes:
     """The ops that it stands for, in a graph of their own."""
 
     scores: Node
@@ -161,7 +165,7 @@ class _Links:
     values: Node
 
     @staticmethod
-    def of(node: Node, sizes: _Sizes) -> _Links:
+    def of(node: Node, sizes: _Sizes) -> _AttentionNodes:
         graph, s = Graph(node.name), sizes
 
         def place(name: str, *shape: Dim) -> Value:
@@ -182,15 +186,15 @@ class _Links:
         v = place("v", s.keys, s.result_width)
         values = graph.add(MatMul(), soft.output, v, name="values")
         graph.outputs.append(values.output)
-        return _Links(scores, soft, values)
+        return _AttentionNodes(scores, soft, values)
 
 
-def _why_not(node: Node, sizes: _Sizes) -> str | None:
+def _unsupported_reason(node: Node, sizes: _Sizes) -> str | None:
     for value in (*node.inputs, node.output):
         if value is not None and value.tensor.dtype is not DType.FLOAT32:
-            return f"computes in float32, and {value.name} is {value.tensor.dtype.value}"
+            return f"only float32 is supported, and {value.name} is {value.tensor.dtype.value}"
     if not isinstance(sizes.width, int) or not isinstance(sizes.result_width, int):
-        return "the width of its heads is not known"
+        return "the head size is not known at build time"
     if 0 in (sizes.width, sizes.result_width, sizes.queries, sizes.keys, *sizes.stack):
         return "it is empty"
     return None
@@ -202,13 +206,13 @@ def _format(value: Value) -> TensorFormat:
     return STRIDED if made is not None and isinstance(made.op, Transpose) else LINEAR
 
 
-def _pairs(links: _Links, target: CpuTarget) -> list[tuple[Tactic, Tactic, float]]:
+def _pairs(nodes: _AttentionNodes, target: CpuTarget) -> list[tuple[Tactic, Tactic, float]]:
     """The best two ways to multiply, with estimated seconds."""
     ways = [
         [t for t in _GEMM.tactics(link, target) if isinstance(t, Tactic)][:2]
-        for link in (links.scores, links.values)
+        for link in (nodes.scores, nodes.values)
     ]
-    count = element_count(links.scores.output.tensor.shape)
+    count = element_count(nodes.scores.output.tensor.shape)
     seconds = (count if isinstance(count, int) else 1 << 14) * _SECONDS_PER_SCORE
     return [(a, b, a.cost_hint + b.cost_hint + seconds) for a, b in zip(*ways, strict=False)]
 
@@ -248,7 +252,7 @@ class _Memory:
             packed.append(size * element_count(stack))
         # A line is no power of two, so that lines do not contend for the same places of the cache.
         row = ceil_div(sizes.keys, 16) * 16 + 16
-        dtype = DType(options.get("between", DType.FLOAT32.value))
+        dtype = DType(options.get("intermediate_dtype", DType.FLOAT32.value))
         return _Memory(packed[0], packed[1], row, stack, queries, dtype)
 
     @property
@@ -270,7 +274,7 @@ class _Memory:
 
     def windows(self, workspace: View | None, keys: Dim) -> tuple[View, View, View, View]:
         """Keys, values, scores and weights; in scratch memory only their elements are known."""
-        whole = replace(workspace or _NOWHERE, dtype=DType.FLOAT32, strides=(1,))
+        whole = replace(workspace or _NO_MEMORY, dtype=DType.FLOAT32, strides=(1,))
         packed_keys = replace(whole, shape=(self.keys_bytes // 4,))
         packed_values = replace(
             whole, offset=whole.offset + self.keys_bytes, shape=(self.values_bytes // 4,)
@@ -288,7 +292,7 @@ class _Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class _Places:
+class _AttentionViews:
     """The operands, each with the axes batch, head, place and element, or without the first two."""
 
     q: View
@@ -298,20 +302,20 @@ class _Places:
     out: View
 
     @staticmethod
-    def of(op: Attention, operands: Operands) -> _Places:
-        q, k, v = (_apart(op, view_of(operands, index)) for index in range(3))
+    def of(op: Attention, operands: Operands) -> _AttentionViews:
+        q, k, v = (_with_head_axis(op, input_view(operands, index)) for index in range(3))
         mask = operands.inputs[3] if len(operands.inputs) > 3 else None
         if mask is not None:
             whole = (*q.shape[:3], k.shape[2])
             shape = (1,) * (4 - len(mask.shape)) + mask.shape
             mask = replace(mask, shape=shape, strides=broadcast_strides(mask, whole))
-        return _Places(q, k, v, mask, _apart(op, operands.outputs[0]))
+        return _AttentionViews(q, k, v, mask, _with_head_axis(op, operands.outputs[0]))
 
     def all(self) -> tuple[View, ...]:
         return (self.q, self.k, self.v, *([] if self.mask is None else [self.mask]), self.out)
 
 
-def _apart(op: Attention, view: View) -> View:
+def _with_head_axis(op: Attention, view: View) -> View:
     """The view with an axis of heads."""
     if not op.heads:
         return view
@@ -320,27 +324,33 @@ def _apart(op: Attention, view: View) -> View:
     return replace(view, shape=shape, strides=(batch, shape[3] * element, place, element))
 
 
-def _launches(node: Node, tactic: Tactic, places: _Places, workspace: View | None) -> list[Launch]:
+def _launches(
+    node: Node, tactic: Tactic, operand_views: _AttentionViews, workspace: View | None
+) -> list[Launch]:
     """Keys packed, values packed; scores, their softmax, the values' sums."""
     options: dict[str, Any] = dict(tactic.parameters)
-    *stack, queries, width = places.q.shape
-    sizes = _Sizes(tuple(stack), queries, places.k.shape[-2], width, places.v.shape[-1])
-    links = _Links.of(node, sizes)
-    keys, values, scores, weights = _Memory.of(node, tactic).windows(workspace, sizes.keys)
-    turned = replace(
-        places.k,
-        shape=(*places.k.shape[:-2], *reversed(places.k.shape[-2:])),
-        strides=(*places.k.strides[:-2], *reversed(places.k.strides[-2:])),
+    *stack, queries, width = operand_views.q.shape
+    sizes = _Sizes(
+        tuple(stack), queries, operand_views.k.shape[-2], width, operand_views.v.shape[-1]
     )
-    masks = () if places.mask is None else (places.mask,)
-    read = Operands((places.q, turned, *masks), (scores,), (), keys)
-    pack_keys, multiply = _product(links.scores, options["first"], read)
-    panels = replace(Panels.from_spec(multiply.kernel), alpha=cast("Attention", node.op).scale)
+    nodes = _AttentionNodes.of(node, sizes)
+    keys, values, scores, weights = _Memory.of(node, tactic).windows(workspace, sizes.keys)
+    permuted = replace(
+        operand_views.k,
+        shape=(*operand_views.k.shape[:-2], *reversed(operand_views.k.shape[-2:])),
+        strides=(*operand_views.k.strides[:-2], *reversed(operand_views.k.strides[-2:])),
+    )
+    masks = () if operand_views.mask is None else (operand_views.mask,)
+    read = Operands((operand_views.q, permuted, *masks), (scores,), (), keys)
+    pack_keys, multiply = _product(nodes.scores, options["first"], read)
+    panels = replace(
+        MicrokernelSpec.from_spec(multiply.kernel), alpha=cast("Attention", node.op).scale
+    )
     multiply = replace(multiply, kernel=panels.spec(_GEMM.name))
     plain = Tactic(_SOFTMAX.name, (), (LINEAR,), (LINEAR,))
-    (soft,) = _SOFTMAX.lower(links.soft, plain, Operands((scores,), (weights,), ()))
-    read = Operands((weights, places.v), (places.out,), (), values)
-    pack_values, add = _product(links.values, options["second"], read)
+    (soft,) = _SOFTMAX.lower(nodes.soft, plain, Operands((scores,), (weights,), ()))
+    read = Operands((weights, operand_views.v), (operand_views.out,), (), values)
+    pack_values, add = _product(nodes.values, options["second"], read)
     pack_values = replace(pack_values, waits=False)
     return [pack_keys, pack_values, multiply, cast("Launch", soft), add]
 
@@ -363,31 +373,33 @@ _PACKS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class _Joined:
+class _FusedAttention:
     """All of it for some queries of one head, in scratch memory."""
 
-    places: _Places
+    operand_views: _AttentionViews
     sizes: _Sizes
     queries: int
     memory: _Memory
 
-    def window(self) -> _Places:
+    def window(self) -> _AttentionViews:
         """What one chunk sees of the operands."""
 
         def inner(view: View, rows: Dim) -> View:
             shape = (rows, view.shape[3])
             return View(view.buffer, 0, view.dtype, shape, view.strides[2:])
 
-        p, mask = self.places, self.places.mask
+        p, mask = self.operand_views, self.operand_views.mask
         if mask is not None:
             mask = inner(mask, self.queries if mask.shape[2] != 1 else 1)
         k, v = (inner(view, self.sizes.keys) for view in (p.k, p.v))
-        return _Places(inner(p.q, self.queries), k, v, mask, inner(p.out, self.queries))
+        return _AttentionViews(inner(p.q, self.queries), k, v, mask, inner(p.out, self.queries))
 
     def launch(self, family: str, stages: Sequence[Launch]) -> Launch:
         if any(stage.scalars for stage in stages):
-            raise InternalError("a chunk of attention has extents that are not known")
-        views, scalars, memory = self.places.all(), Scalars(), self.memory
+            raise InternalError(
+                "the fused attention kernel needs extents that are known at build time"
+            )
+        views, scalars, memory = self.operand_views.all(), LaunchScalars(), self.memory
         last = len(views) - 1
         masks = (3,) if last > 3 else ()
         operands = (
@@ -426,11 +438,11 @@ class _Joined:
         """Blocks of queries of a chunk, and of a head."""
         blocks = -(-cast("int", self.sizes.queries) // self.queries)
         heads = element_count(self.sizes.stack)
-        parts = 1 if not isinstance(heads, int) else -(-_LEAST_CHUNKS // heads)
+        parts = 1 if not isinstance(heads, int) else -(-_MIN_CHUNKS // heads)
         return max(1, blocks // parts), blocks
 
 
-def _steps(view: View, scalars: Scalars, *, moves: bool) -> Json:
+def _steps(view: View, scalars: LaunchScalars, *, moves: bool) -> Json:
     """Bytes from one item of the batch, one head and one query to the next."""
     size = view.dtype.size_bytes
     batch, head, place = (stride * size for stride in view.strides[:3])
@@ -451,12 +463,12 @@ def _write(kernel: KernelSpec, symbols: Sequence[str]) -> str:
         for (_, _, operands, count), symbol, frame in list(
             zip(stages, symbols, frames, strict=True)
         )[chosen]:
-            call_part(e, symbol, frame, [at[number] for number in operands], (0, count))
+            call_subkernel(e, symbol, frame, [at[number] for number in operands], (0, count))
 
     with e.loop(e.begin, e.end) as chunk:
         *stack, part = unravel(e, chunk.index, extents)
         at = own | {
-            number: _moved(e, e.pointer(number), steps[:2], stack)
+            number: _advance(e, e.pointer(number), steps[:2], stack)
             for number, steps in enumerate(strides)
         }
         call(slice(_PACKS), at)
@@ -467,14 +479,14 @@ def _write(kernel: KernelSpec, symbols: Sequence[str]) -> str:
             size, queries = cast("tuple[int, int]", as_json(kernel["queries"]))
             row = e.minimum(e.mul(block.index, size), queries - size)
             here = own | {
-                number: _moved(e, at[number], steps[2:], [row])
+                number: _advance(e, at[number], steps[2:], [row])
                 for number, steps in enumerate(strides)
             }
             call(slice(_PACKS, None), here)
     return e.module()
 
 
-def _moved(e: Emitter, at: Reg, steps: Sequence[Json], indices: Sequence[Int]) -> Reg:
+def _advance(e: Emitter, at: Reg, steps: Sequence[Json], indices: Sequence[Int]) -> Reg:
     for index, step in zip(indices, steps, strict=True):
         at = e.at(at, e.mul(index, e.extent(step)))
     return at

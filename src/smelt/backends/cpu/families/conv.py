@@ -11,34 +11,34 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from smelt.backends import Family, Refusal, Tactic
-from smelt.backends._fusion import root_of
-from smelt.backends._nodes import value_of, view_of
+from smelt.backends._fused_programs import root_of
+from smelt.backends._node_operands import input_view, required_input
 from smelt.backends.cpu._target import CpuTarget
-from smelt.backends.cpu.families._operands import (
+from smelt.backends.cpu.families._implicit_gemm import GemmStrides, ImplicitGemm
+from smelt.backends.cpu.families._microkernel import write_microkernel
+from smelt.backends.cpu.families._operand_packing import (
     CHANNELS_LAST,
     LINEAR,
-    arithmetic_of,
     constant_of,
+    dot_product_of,
     epilogue_of,
-    extra_strides,
+    epilogue_operand_strides,
     named,
-    narrowed_products,
     pack_bias,
-    pack_extras,
+    pack_epilogue_constants,
     pack_panels,
-    plan_extras,
+    plan_epilogue_operands,
+    reduced_precision_products,
     reshape,
     transpose,
 )
-from smelt.backends.cpu.families._panels import write_panels
-from smelt.backends.cpu.families._product import Product, Walk
 from smelt.backends.cpu.families._tiling import (
-    Problem,
-    budgets,
+    TilingProblem,
     choose_tile,
     estimate_seconds,
-    known_or_none,
-    splits,
+    parallel_splits,
+    register_tiles,
+    static_extent,
 )
 from smelt.engine import parameters
 from smelt.ops.conv import Conv
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from smelt.backends import Operands
     from smelt.backends.cpu._epilogue import Epilogue
-    from smelt.backends.cpu.families._arithmetic import Arithmetic
+    from smelt.backends.cpu.families._dot_product import DotProduct
     from smelt.engine import Halo, Json, KernelSpec, Step, View
     from smelt.ir import Constant, Node, Value
     from smelt.ops.conv_integer import ConvInteger
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 _CHANNEL_AXIS = 1
 _FEW_CHANNELS = 8
 """From here on channels lie side by side, and runs need no other columns."""
-_PARTS_PANEL_BYTES = 400 << 10
+_MIN_MULTI_PASS_PANEL_BYTES = 400 << 10
 """Panels from this size on are summed in passes, one for each row of the window."""
 
 
@@ -72,11 +72,11 @@ class ConvFamily(Family[CpuTarget]):
         root, _ = root_of(node)
         if not isinstance(root, Conv):
             return
-        reason = _why_not(node, root)
+        reason = _unsupported_reason(node, root)
         if reason:
             yield Refusal(self.name, reason)
             return
-        extras = plan_extras(node, _CHANNEL_AXIS)
+        extras = plan_epilogue_operands(node, _CHANNEL_AXIS)
         if isinstance(extras, str):
             yield Refusal(self.name, extras)
             return
@@ -100,10 +100,10 @@ class ConvFamily(Family[CpuTarget]):
                 )
 
     @override
-    def narrowed(
+    def reduced_precision_tactics(
         self, node: Node, tactic: Tactic, dtype: DType, target: CpuTarget
     ) -> tuple[Tactic, ...]:
-        return narrowed_products(node, tactic, dtype, target)
+        return reduced_precision_products(node, tactic, dtype, target)
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
@@ -111,37 +111,37 @@ class ConvFamily(Family[CpuTarget]):
         options = dict(tactic.parameters)
         lanes, vectors = cast("int", options["lanes"]), cast("int", options["vectors"])
         weights, bias = constant_of(node.inputs[1]), bias_of(node)
-        arithmetic = arithmetic_of(tactic)
-        if _runs_over_columns(weights, arithmetic):
+        dot_product = dot_product_of(tactic)
+        if _runs_over_columns(weights, dot_product):
             weights = _columns_in_runs(weights)
-        packed = pack_panels(weights, root.group, lanes, vectors, arithmetic)
+        packed = pack_panels(weights, root.group, lanes, vectors, dot_product)
         if bias is not None and bias.constant is not None:
             packed += (pack_bias(bias.constant, root.group, lanes),)
-        return packed + pack_extras(node, _CHANNEL_AXIS)
+        return packed + pack_epilogue_constants(node, _CHANNEL_AXIS)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
-        count = len(self.pack(node, tactic)) - len(pack_extras(node, _CHANNEL_AXIS))
-        product, extras = product_of(node, tactic, operands, count)
-        views = (view_of(operands, 0), *operands.packed[:count], *extras, operands.outputs[0])
+        count = len(self.pack(node, tactic)) - len(pack_epilogue_constants(node, _CHANNEL_AXIS))
+        product, extras = implicit_gemm_of(node, tactic, operands, count)
+        views = (input_view(operands, 0), *operands.packed[:count], *extras, operands.outputs[0])
         return (product.launch(self.name, tactic.parameters, views),)
 
     @override
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
         del target
-        return write_panels(kernel)
+        return write_microkernel(kernel)
 
 
-def _why_not(node: Node, root: Conv) -> str | None:
+def _unsupported_reason(node: Node, root: Conv) -> str | None:
     x, weights = node.inputs[0], node.inputs[1]
     if x is None or weights is None:
         return "the input or the weights are absent"
     if x.tensor.dtype is not DType.FLOAT32:
-        return f"computes in float32, not {x.tensor.dtype.value}"
+        return f"only float32 is supported, not {x.tensor.dtype.value}"
     if node.output.tensor.dtype is not DType.FLOAT32:
         return f"the result is {node.output.tensor.dtype.value}, not float32"
     if len(root.kernel_shape) not in {1, 2}:
-        return f"a window of {len(root.kernel_shape)} dimensions; 1 and 2 are generated"
+        return f"a window of {len(root.kernel_shape)} dimensions; only 1 and 2 are supported"
     if weights.constant is None:
         return f"the weights {weights.name} are not constant"
     if weights.tensor.shape[0] == 0:
@@ -151,7 +151,7 @@ def _why_not(node: Node, root: Conv) -> str | None:
 
 def _layouts(node: Node) -> tuple[TensorFormat, ...]:
     """How the input may lie: pictures, planes of a few channels, are read as they are."""
-    channels = value_of(node, 0).tensor.shape[1]
+    channels = required_input(node, 0).tensor.shape[1]
     few = isinstance(channels, int) and 1 < channels < _FEW_CHANNELS
     return (CHANNELS_LAST, LINEAR) if few else (CHANNELS_LAST,)
 
@@ -172,7 +172,7 @@ def _varies(value: Value | None) -> bool:
 
 def halo_of(node: Node, root: Conv | ConvInteger) -> Halo:
     """Zeros that taps read beyond the image; nothing that no window reaches."""
-    x = value_of(node, 0)
+    x = required_input(node, 0)
     pairs: list[tuple[int, int]] = [(0, 0), (0, 0)]
     for axis, (before, after) in enumerate(root.pad_pairs):
         reach = (root.kernel_shape[axis] - 1) * root.dilations[axis] + 1
@@ -182,7 +182,7 @@ def halo_of(node: Node, root: Conv | ConvInteger) -> Halo:
     return tuple(pairs) if any(map(any, pairs)) else ()
 
 
-def problem_of(node: Node, root: Conv) -> Problem:
+def problem_of(node: Node, root: Conv) -> TilingProblem:
     """What the choice of tiles depends on."""
     shape = node.output.tensor.shape
     weights = constant_of(node.inputs[1]).type.shape
@@ -190,17 +190,17 @@ def problem_of(node: Node, root: Conv) -> Problem:
     for extent in weights[1:]:
         depth *= cast("int", extent)
     height, width = shape[2:] if len(shape) == 4 else (1, shape[2])
-    return Problem(
-        known_or_none(shape[0]),
+    return TilingProblem(
+        static_extent(shape[0]),
         root.group,
-        known_or_none(height),
-        known_or_none(width),
+        static_extent(height),
+        static_extent(width),
         cast("int", weights[0]) // root.group,
         depth,
     )
 
 
-def _flat(problem: Problem, root: Conv) -> Problem:
+def _flat(problem: TilingProblem, root: Conv) -> TilingProblem:
     """A 1x1 convolution's image as one row, which it is unless its memory has gaps."""
     plain = {*root.kernel_shape, *root.strides} == {1} and not any(root.pads)
     if plain and problem.height is not None and problem.width is not None:
@@ -215,73 +215,77 @@ def _candidates(
     problem = _flat(problem_of(node, root), root)
     a_bytes = problem.pixels * problem.depth * 4 // max(1, root.kernel_shape[-1] ** 2)
     ranked: list[tuple[float, tuple[tuple[str, Json], ...]]] = []
-    for budget, vectors in budgets(target):
+    for budget, vectors in register_tiles(target):
         if (vectors - 1) * lanes >= problem.filters or (vectors == 1 and problem.filters > lanes):
             continue
         tile = choose_tile(problem, budget, vectors)
         seconds = estimate_seconds(problem, tile, vectors, target)
         panel_bytes = problem.depth * vectors * lanes * 4
-        many = panel_bytes > _PARTS_PANEL_BYTES and root.kernel_shape[0] > 1
-        for penalty, split in enumerate(splits(problem, a_bytes)):
-            parts = root.kernel_shape[0] if many and split == "panels" else 1
+        many = panel_bytes > _MIN_MULTI_PASS_PANEL_BYTES and root.kernel_shape[0] > 1
+        for penalty, parallel_split in enumerate(parallel_splits(problem, a_bytes)):
+            reduction_passes = root.kernel_shape[0] if many and parallel_split == "panels" else 1
             options = parameters(
-                lanes=lanes, vectors=vectors, pixels=budget, split=split, parts=parts
+                lanes=lanes,
+                vectors=vectors,
+                pixels=budget,
+                parallel_split=parallel_split,
+                reduction_passes=reduction_passes,
             )
             ranked.append((seconds * (1 + 0.1 * penalty), options))
     for seconds, options in sorted(ranked, key=lambda r: r[0])[:6]:
         yield options, seconds
 
 
-def _runs_over_columns(weights: Constant, arithmetic: Arithmetic) -> bool:
+def _runs_over_columns(weights: Constant, dot_product: DotProduct) -> bool:
     """Whether a run takes all columns of the window: few channels would not fill their words."""
     depth, *_, width = (cast("int", e) for e in weights.type.shape[1:])
-    return width > 1 and depth % arithmetic.group != 0 and depth < _FEW_CHANNELS
+    return width > 1 and depth % dot_product.group != 0 and depth < _FEW_CHANNELS
 
 
 def _columns_in_runs(weights: Constant) -> Constant:
     """Weights ``[filter, channel, *rows, column]`` as ``[filter, column and channel, *rows]``."""
     filters, depth, *rows, width = (cast("int", e) for e in weights.type.shape)
     axes = range(2, 2 + len(rows))
-    turned = transpose(weights, 0, 2 + len(rows), 1, *axes)
-    return named(weights.name, reshape(turned, filters, width * depth, *rows))
+    permuted = transpose(weights, 0, 2 + len(rows), 1, *axes)
+    return named(weights.name, reshape(permuted, filters, width * depth, *rows))
 
 
-def product_of(
+def implicit_gemm_of(
     node: Node, tactic: Tactic, operands: Operands, packed: int
-) -> tuple[Product, list[View]]:
+) -> tuple[ImplicitGemm, list[View]]:
     """The sum that the convolution is, on the memory of its operands, and what it reads besides.
 
     The first ``packed`` of the packed operands are weights and bias.
     """
-    root, arithmetic = cast("Conv", root_of(node)[0]), arithmetic_of(tactic)
-    x, out = view_of(operands, 0), operands.outputs[0]
+    root, dot_product = cast("Conv", root_of(node)[0]), dot_product_of(tactic)
+    x, out = input_view(operands, 0), operands.outputs[0]
     filters, depth, *_ = (cast("int", e) for e in constant_of(node.inputs[1]).type.shape)
     window = (1, *root.kernel_shape)[-2:]
     dilations, steps = (1, *root.dilations)[-2:], (1, *root.strides)[-2:]
     before = (0, *(pair[0] for pair in root.pad_pairs))[-2:]
-    row, column = _places(x)
+    row, column = _spatial_strides(x)
     a_taps: tuple[Dim, Dim, Dim] = (row * dilations[0], column * dilations[1], x.strides[1])
     taps = (window[0], window[1], depth)
-    joined = _runs_over_columns(constant_of(node.inputs[1]), arithmetic)
+    joined = _runs_over_columns(constant_of(node.inputs[1]), dot_product)
     runs_on = window[1] > 1 and a_taps[2] == 1 and a_taps[1] == depth
-    if joined or (runs_on and depth % arithmetic.group == 0):
+    if joined or (runs_on and depth % dot_product.group == 0):
         taps = (window[0], 1, window[1] * depth)
-    epilogue, walks, views = _reads(node, operands, packed, filters // root.group)
+    epilogue, operand_strides, views = _reads(node, operands, packed, filters // root.group)
     shape = node.output.tensor.shape
     height, width = shape[2:] if len(shape) == 4 else (1, shape[2])
-    product = Product(
+    product = ImplicitGemm(
         images=(shape[0],),
         groups=root.group,
         height=height,
         width=width,
         filters=filters // root.group,
         taps=taps,
-        a=Walk((x.strides[0],), depth * x.strides[1], row * steps[0], column * steps[1]),
+        a=GemmStrides((x.strides[0],), depth * x.strides[1], row * steps[0], column * steps[1]),
         a_start=row * -before[0] + column * -before[1],
         a_taps=a_taps,
         b_images=(0,),
-        out=Walk((out.strides[0],), filters // root.group, *_places(out)),
-        extras=tuple(walks),
+        out=GemmStrides((out.strides[0],), filters // root.group, *_spatial_strides(out)),
+        extras=tuple(operand_strides),
         epilogue=epilogue,
         bias=bias_of(node) is not None and not _varies(bias_of(node)),
         column_run=depth if joined and not runs_on else 0,
@@ -291,27 +295,27 @@ def product_of(
 
 def _reads(
     node: Node, operands: Operands, packed: int, filters: int
-) -> tuple[Epilogue, list[Walk], list[View]]:
-    """The epilogue and what it reads, a bias that is no constant among it."""
-    extras = extra_strides(node, operands, operands.packed[packed:], _CHANNEL_AXIS)
-    walks = [_extra_walk(strides, filters) for _, strides in extras]
+) -> tuple[Epilogue, list[GemmStrides], list[View]]:
+    """The epilogue and what it reads, a bias that is not constant among it."""
+    extras = epilogue_operand_strides(node, operands, operands.packed[packed:], _CHANNEL_AXIS)
+    operand_strides = [_epilogue_strides(strides, filters) for _, strides in extras]
     views = [view for view, _ in extras]
     epilogue = epilogue_of(node, _CHANNEL_AXIS)
     if _varies(bias_of(node)):
-        view = view_of(operands, 2)
+        view = input_view(operands, 2)
         step = view.strides[0]
-        walks.append(Walk((0,), filters * step, 0, 0, step))
+        operand_strides.append(GemmStrides((0,), filters * step, 0, 0, step))
         views.append(view)
-        epilogue = epilogue.after("add", len(walks) - 1)
-    return epilogue, walks, views
+        epilogue = epilogue.after("add", len(operand_strides) - 1)
+    return epilogue, operand_strides, views
 
 
-def _places(view: View) -> tuple[Dim, Dim]:
+def _spatial_strides(view: View) -> tuple[Dim, Dim]:
     """Strides along rows and columns; one row where there is one dimension."""
     return (view.strides[2], view.strides[3]) if len(view.strides) == 4 else (0, view.strides[2])
 
 
-def _extra_walk(strides: tuple[Dim, ...], filters: int) -> Walk:
-    image, channel, *places = strides
-    row, column = places if len(places) == 2 else (0, places[0])
-    return Walk((image,), filters * channel, row, column, channel)
+def _epilogue_strides(strides: tuple[Dim, ...], filters: int) -> GemmStrides:
+    image, channel, *spatial_strides = strides
+    row, column = spatial_strides if len(spatial_strides) == 2 else (0, spatial_strides[0])
+    return GemmStrides((image,), filters * channel, row, column, channel)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from smelt.backends._scalars import Scalars
+from smelt.backends._launch_scalars import LaunchScalars
 from smelt.backends.cpu._emit import (
     LLVM_TYPES,
     Emitter,
@@ -16,8 +17,12 @@ from smelt.backends.cpu._emit import (
     lane_count,
     vector_type,
 )
-from smelt.backends.cpu.families._transpose import LEAST_TILE, Span, Turn
-from smelt.backends.cpu.families._vectors import Moved
+from smelt.backends.cpu.families._register_transpose import (
+    LEAST_TILE,
+    AxisRange,
+    RegisterTransposer,
+)
+from smelt.backends.cpu.families._vectors import ElementConversion
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.types import ceil_div, element_count
 
@@ -35,7 +40,7 @@ _CHUNK_BYTES: Final = 16 << 10
 cache."""
 _TILE: Final = 16
 _BLOCK: Final = 64
-_MOST_INTERLEAVED: Final = 4
+_MAX_INTERLEAVED_LINES: Final = 4
 """Lines, say the channels of a picture, that are read at once to be written as one."""
 
 
@@ -57,31 +62,33 @@ def copy_launch(source: View, destination: View) -> Launch:
     )
     inner = _inner_axes(axes)
     outer = [axis for axis in axes if axis not in inner]
-    moving = Moved.between(source.dtype, destination.dtype)
-    size = moving.widest
+    element_conversion = ElementConversion.between(source.dtype, destination.dtype)
+    size = element_conversion.widest
     blocks = _blocks(inner, size)
-    scalars = Scalars()
+    scalars = LaunchScalars()
     total = element_count(tuple(a.extent for a in outer))
-    moved = element_count(blocks or tuple(a.extent for a in inner))
+    conversion = element_count(blocks or tuple(a.extent for a in inner))
     for axis, block in zip(inner, blocks, strict=False):
         total = total * ceil_div(axis.extent, block)
-    grain = max(1, _CHUNK_BYTES // max(1, moved * size)) if isinstance(moved, int) else 1
+    items_per_chunk = (
+        max(1, _CHUNK_BYTES // max(1, conversion * size)) if isinstance(conversion, int) else 1
+    )
     spec = KernelSpec(
         COPY,
         parameters(
-            moved=moving.as_json(),
+            conversion=element_conversion.as_json(),
             outer=tuple(_json(a, scalars) for a in outer),
             inner=tuple(_json(a, scalars) for a in inner),
             blocks=blocks,
-            grain=grain,
+            items_per_chunk=items_per_chunk,
         ),
     )
-    chunks = ceil_div(total, grain)
+    chunks = ceil_div(total, items_per_chunk)
     return Launch(spec, (source, destination), (1,), scalars.values, chunks)
 
 
 def _blocks(inner: Sequence[_Axis], size: int) -> tuple[int, ...]:
-    """How much of a line, or of what is turned over, is copied at a time; () for all of it."""
+    """How much of a line, or of what is transposed, is copied at a time; () for all of it."""
     if len(inner) == 1:
         line, most = inner[0].extent, _CHUNK_BYTES // size
         return () if isinstance(line, int) and line <= 2 * most else (most,)
@@ -101,7 +108,7 @@ def _blocks(inner: Sequence[_Axis], size: int) -> tuple[int, ...]:
 
 def clear_launch(view: View, value: int = 0) -> Launch:
     """Write elements of the bits ``value`` into the halo of ``view`` and nowhere else."""
-    scalars = Scalars()
+    scalars = LaunchScalars()
     slabs: list[Json] = []
     for axis, (before, after) in enumerate(view.halo):
         for first, count in ((-before, before), (view.shape[axis], after)):
@@ -112,7 +119,7 @@ def clear_launch(view: View, value: int = 0) -> Launch:
     return Launch(spec, (view,), (0,), scalars.values, len(slabs))
 
 
-def _slab(view: View, axis: int, first: Dim, count: int, scalars: Scalars) -> Json:
+def _slab(view: View, axis: int, first: Dim, count: int, scalars: LaunchScalars) -> Json:
     """One side of the halo: whole along later axes, without what earlier axes' sides cover."""
     start: Dim = first * view.strides[axis]
     axes: list[_Axis] = []
@@ -131,8 +138,9 @@ def _slab(view: View, axis: int, first: Dim, count: int, scalars: Scalars) -> Js
 def generate_copy(kernel: KernelSpec, target: CpuTarget) -> str:
     """The code of a ``copy`` kernel."""
     e = emitter_for(kernel, 2)
-    moving, grain, blocks = Moved.from_json(kernel["moved"]), kernel["grain"], kernel["blocks"]
-    read, written = moving.sizes
+    element_conversion = ElementConversion.from_json(kernel["conversion"])
+    items_per_chunk, blocks = kernel["items_per_chunk"], kernel["blocks"]
+    read, written = element_conversion.sizes
     outer = [tuple(e.extent(x) for x in axis) for axis in kernel["outer"]]
     inner = [tuple(e.extent(x) for x in axis) for axis in kernel["inner"]]
     extents = [extent for extent, _, _ in outer]
@@ -141,48 +149,52 @@ def generate_copy(kernel: KernelSpec, target: CpuTarget) -> str:
     total: Int = 1
     for extent in extents:
         total = e.mul(total, extent)
-    last = e.minimum(e.mul(e.end, grain), total)
-    with e.loop(e.mul(e.begin, grain), last) as rows:
-        places = e.unravel(rows.index, extents)
+    last = e.minimum(e.mul(e.end, items_per_chunk), total)
+    with e.loop(e.mul(e.begin, items_per_chunk), last) as rows:
+        coordinates = e.unravel(rows.index, extents)
         offsets: list[Int] = [0, 0]
-        for place, (_, source, destination) in zip(places, outer, strict=False):
-            offsets[0] = e.add(offsets[0], e.mul(place, e.mul(source, read)))
-            offsets[1] = e.add(offsets[1], e.mul(place, e.mul(destination, written)))
+        for coordinate, (_, source, destination) in zip(coordinates, outer, strict=False):
+            offsets[0] = e.add(offsets[0], e.mul(coordinate, e.mul(source, read)))
+            offsets[1] = e.add(offsets[1], e.mul(coordinate, e.mul(destination, written)))
         pointers = [e.at(e.pointer(k), offsets[k]) for k in (0, 1)]
         if len(blocks) == 2:
-            spans = [
-                _span(e, place, block, extent)
-                for place, block, (extent, _, _) in zip(places[-2:], blocks, inner, strict=True)
-            ]
-            steps = (e.mul(inner[0][1], read), e.mul(inner[1][2], written))
             extents = [extent for extent, _, _ in inner]
-            tile = _tile_lanes(extents, moving.widest, target.vector_bits)
-            Turn(e, pointers[0], pointers[1], *steps, moving).rectangle(spans[0], spans[1], tile)
+            spans = list(map(partial(_span, e), coordinates[-2:], blocks, extents))
+            steps = (e.mul(inner[0][1], read), e.mul(inner[1][2], written))
+            tile = _tile_lanes(extents, element_conversion.widest, target.vector_bits)
+            RegisterTransposer(e, pointers[0], pointers[1], *steps, element_conversion).rectangle(
+                spans[0], spans[1], tile
+            )
         else:
             if blocks:
-                begin = e.mul(places[-1], blocks[0])
-                pointers, inner = _part(e, pointers, inner[0], moving, begin, blocks[0])
-            _copy_inner(e, pointers, inner, moving, target.vector_bits)
+                begin = e.mul(coordinates[-1], blocks[0])
+                pointers, inner = _part(e, pointers, inner[0], element_conversion, begin, blocks[0])
+            _copy_inner(e, pointers, inner, element_conversion, target.vector_bits)
     return e.module()
 
 
 def _part(
-    e: Emitter, pointers: list[Reg], line: tuple[Int, ...], moving: Moved, begin: Int, most: int
+    e: Emitter,
+    pointers: list[Reg],
+    line: tuple[Int, ...],
+    element_conversion: ElementConversion,
+    begin: Int,
+    most: int,
 ) -> tuple[list[Reg], list[tuple[Int, ...]]]:
     """``most`` elements of a line from ``begin`` on."""
     extent, *strides = line
     starts = [
         e.at(p, e.mul(begin, e.mul(stride, size)))
-        for p, stride, size in zip(pointers, strides, moving.sizes, strict=True)
+        for p, stride, size in zip(pointers, strides, element_conversion.sizes, strict=True)
     ]
     return starts, [(e.minimum(e.sub(extent, begin), most), *strides)]
 
 
-def _span(e: Emitter, place: Int, block: int, extent: Int) -> Span:
-    """Block number ``place`` of an axis."""
-    begin = e.mul(place, block)
+def _span(e: Emitter, coordinate: Int, block: int, extent: Int) -> AxisRange:
+    """Block number ``coordinate`` of an axis."""
+    begin = e.mul(coordinate, block)
     left = extent if isinstance(extent, int) else None
-    return Span(begin, e.minimum(e.add(begin, block), extent), left)
+    return AxisRange(begin, e.minimum(e.add(begin, block), extent), left)
 
 
 def _tile_lanes(extents: Sequence[Int], size: int, vector_bits: int) -> int:
@@ -194,30 +206,34 @@ def _tile_lanes(extents: Sequence[Int], size: int, vector_bits: int) -> int:
 
 
 def _copy_inner(
-    e: Emitter, pointers: list[Reg], inner: list[tuple[Int, ...]], moving: Moved, vector_bits: int
+    e: Emitter,
+    pointers: list[Reg],
+    inner: list[tuple[Int, ...]],
+    element_conversion: ElementConversion,
+    vector_bits: int,
 ) -> None:
-    read, written = moving.sizes
+    read, written = element_conversion.sizes
     if len(inner) == 2:
         if _is_interleaved(inner):
-            inner = [inner[0], _interleave(e, pointers, inner, moving, vector_bits)]
+            inner = [inner[0], _interleave(e, pointers, inner, element_conversion, vector_bits)]
         extent, source, destination = inner[0]
         with e.loop(0, extent) as steps:
-            moved = [
+            conversion = [
                 e.at(p, e.mul(steps.index, e.mul(stride, size)))
                 for p, stride, size in zip(
-                    pointers, (source, destination), moving.sizes, strict=True
+                    pointers, (source, destination), element_conversion.sizes, strict=True
                 )
             ]
-            _copy_inner(e, moved, inner[1:], moving, vector_bits)
+            _copy_inner(e, conversion, inner[1:], element_conversion, vector_bits)
         return
     extent, source, destination = inner[0] if inner else (1, 1, 1)
-    element = LLVM_TYPES[moving.destination]
-    lanes = vector_bits // (8 * moving.widest)
+    element = LLVM_TYPES[element_conversion.destination]
+    lanes = vector_bits // (8 * element_conversion.widest)
     whole: Int = 0
     if source == 1:
         whole = e.mul(e.div(extent, lanes), lanes)
         with e.loop(0, whole, lanes) as steps:
-            value = moving.load(e, e.at(pointers[0], e.mul(steps.index, read)), lanes)
+            value = element_conversion.load(e, e.at(pointers[0], e.mul(steps.index, read)), lanes)
             to = e.at(pointers[1], e.mul(steps.index, e.mul(destination, written)))
             if destination == 1:
                 e.store(value, to)
@@ -226,14 +242,14 @@ def _copy_inner(
                     one = e.emit(element, f"extractelement {value}, i64 {lane}")
                     e.store(one, e.at(to, e.mul(destination, lane * written)))
     with e.loop(whole, extent) as steps:
-        one = moving.load(e, e.at(pointers[0], e.mul(steps.index, e.mul(source, read))))
+        one = element_conversion.load(e, e.at(pointers[0], e.mul(steps.index, e.mul(source, read))))
         e.store(one, e.at(pointers[1], e.mul(steps.index, e.mul(destination, written))))
 
 
 def _is_interleaved(inner: list[tuple[Int, ...]]) -> bool:
     """Whether a few lines of the source become one of the destination, element by element."""
     (count, _, beside), (_, along, pitch) = inner
-    few = isinstance(count, int) and 2 <= count <= _MOST_INTERLEAVED
+    few = isinstance(count, int) and 2 <= count <= _MAX_INTERLEAVED_LINES
     return few and beside == along == 1 and pitch == count
 
 
@@ -241,26 +257,29 @@ def _interleave(
     e: Emitter,
     pointers: list[Reg],
     inner: list[tuple[Int, ...]],
-    moving: Moved,
+    element_conversion: ElementConversion,
     vector_bits: int,
 ) -> tuple[Int, ...]:
     """Write what fills vectors; move the pointers to the rest, and give its axis."""
     (count, plane, _), (extent, source, pitch) = inner
     assert isinstance(count, int)  # noqa: S101  (checked before)
-    lanes = vector_bits // (8 * moving.widest)
+    lanes = vector_bits // (8 * element_conversion.widest)
     whole = e.mul(e.div(extent, lanes), lanes)
-    read, written = moving.sizes
+    read, written = element_conversion.sizes
     with e.loop(0, whole, lanes) as steps:
         at = e.at(pointers[0], e.mul(steps.index, read))
-        lines = [moving.load(e, e.at(at, e.mul(plane, k * read)), lanes) for k in range(count)]
+        lines = [
+            element_conversion.load(e, e.at(at, e.mul(plane, k * read)), lanes)
+            for k in range(count)
+        ]
         to = e.at(pointers[1], e.mul(steps.index, count * written))
-        e.store(_woven(e, lines), to)
+        e.store(_interleave_lines(e, lines), to)
     pointers[0] = e.at(pointers[0], e.mul(whole, read))
     pointers[1] = e.at(pointers[1], e.mul(whole, count * written))
     return (e.sub(extent, whole), source, pitch)
 
 
-def _woven(e: Emitter, lines: Sequence[Reg]) -> Reg:
+def _interleave_lines(e: Emitter, lines: Sequence[Reg]) -> Reg:
     """The first elements of all lines, then their second ones, and so on."""
     lanes, element = lane_count(lines[0].type), element_type(lines[0].type)
     parts = [*lines, *[Reg("poison", lines[0].type)] * (-len(lines) % 2)]
@@ -321,7 +340,7 @@ def _fill(
         e.store(e.constant(value, f"i{8 * size}"), to)
 
 
-def _json(axis: _Axis, scalars: Scalars) -> Json:
+def _json(axis: _Axis, scalars: LaunchScalars) -> Json:
     return scalars.all_json((axis.extent, axis.source, axis.destination))
 
 

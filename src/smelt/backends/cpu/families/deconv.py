@@ -13,35 +13,35 @@ from itertools import product
 from typing import TYPE_CHECKING, ClassVar, Final, cast
 
 from smelt.backends import Family, Refusal, Tactic
-from smelt.backends._fusion import root_of
-from smelt.backends._nodes import value_of, view_of
+from smelt.backends._fused_programs import root_of
+from smelt.backends._node_operands import input_view, required_input
 from smelt.backends.cpu._target import CpuTarget
-from smelt.backends.cpu.families._operands import (
+from smelt.backends.cpu.families._implicit_gemm import GemmStrides, ImplicitGemm
+from smelt.backends.cpu.families._microkernel import write_microkernel
+from smelt.backends.cpu.families._operand_packing import (
     CHANNELS_LAST,
-    arithmetic_of,
     constant_of,
     cut,
+    dot_product_of,
     epilogue_of,
-    extra_strides,
+    epilogue_operand_strides,
     int_vector,
     named,
-    narrowed_products,
     pack_bias,
-    pack_extras,
+    pack_epilogue_constants,
     pack_panels,
-    plan_extras,
+    plan_epilogue_operands,
+    reduced_precision_products,
     reshape,
     transpose,
 )
-from smelt.backends.cpu.families._panels import write_panels
-from smelt.backends.cpu.families._product import Product, Walk
 from smelt.backends.cpu.families._tiling import (
-    Problem,
-    budgets,
+    TilingProblem,
     choose_tile,
     estimate_seconds,
-    known_or_none,
-    splits,
+    parallel_splits,
+    register_tiles,
+    static_extent,
 )
 from smelt.backends.cpu.families.conv import bias_of
 from smelt.engine import parameters
@@ -85,8 +85,8 @@ class DeconvFamily(Family[CpuTarget]):
         root, count = root_of(node)
         if not isinstance(root, ConvTranspose):
             return
-        extras = plan_extras(node, _CHANNEL_AXIS)
-        reason = _why_not(node, root) or (extras if isinstance(extras, str) else None)
+        extras = plan_epilogue_operands(node, _CHANNEL_AXIS)
+        reason = _unsupported_reason(node, root) or (extras if isinstance(extras, str) else None)
         if reason or isinstance(extras, str):
             yield Refusal(self.name, str(reason))
             return
@@ -94,22 +94,26 @@ class DeconvFamily(Family[CpuTarget]):
         halos = (halo, *[()] * (len(node.inputs) - 1)) if halo else ()
         inputs = (CHANNELS_LAST, *[None] * (count - 1), *extras.formats)
         lanes, problem = target.vector_bits // 32, _problem(node, root)
-        for budget, vectors in budgets(target):
+        for budget, vectors in register_tiles(target):
             narrow = vectors == 1 and problem.filters > lanes
             if narrow or (vectors - 1) * lanes >= problem.filters:
                 continue
             tile = choose_tile(problem, budget, vectors)
             phases = math.prod(root.strides)
             seconds = estimate_seconds(problem, tile, vectors, target) * phases
-            split = splits(problem, problem.pixels * problem.depth * _FLOAT_BYTES)[0]
-            options = parameters(lanes=lanes, vectors=vectors, pixels=budget, split=split)
+            parallel_split = parallel_splits(
+                problem, problem.pixels * problem.depth * _FLOAT_BYTES
+            )[0]
+            options = parameters(
+                lanes=lanes, vectors=vectors, pixels=budget, parallel_split=parallel_split
+            )
             yield Tactic(self.name, options, inputs, (CHANNELS_LAST,), halos, cost_hint=seconds)
 
     @override
-    def narrowed(
+    def reduced_precision_tactics(
         self, node: Node, tactic: Tactic, dtype: DType, target: CpuTarget
     ) -> tuple[Tactic, ...]:
-        return narrowed_products(node, tactic, dtype, target)
+        return reduced_precision_products(node, tactic, dtype, target)
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
@@ -123,10 +127,10 @@ class DeconvFamily(Family[CpuTarget]):
             for axis, phase in enumerate(phases):
                 part = _taps(part, 2 + axis, phase.taps or (0,))  # none: packed, never read
             part = named(f"{weights.name}.phase{number}", part)
-            packed += pack_panels(part, root.group, lanes, vectors, arithmetic_of(tactic))
+            packed += pack_panels(part, root.group, lanes, vectors, dot_product_of(tactic))
         if bias is not None:
             packed += (pack_bias(constant_of(bias), root.group, lanes),)
-        return packed + pack_extras(node, _CHANNEL_AXIS)
+        return packed + pack_epilogue_constants(node, _CHANNEL_AXIS)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
@@ -139,13 +143,13 @@ class DeconvFamily(Family[CpuTarget]):
         after = each * len(phases)
         bias = operands.packed[after : after + 1] if bias_of(node) is not None else ()
         constants = operands.packed[after + len(bias) :]
-        extras = extra_strides(node, operands, constants, _CHANNEL_AXIS)
+        extras = epilogue_operand_strides(node, operands, constants, _CHANNEL_AXIS)
         steps: list[Launch] = []
         for number, phase in enumerate(phases):
             panels = operands.packed[each * number : each * (number + 1)]
             made, views = _product(node, root, operands, phase, extras)
             made = replace(made, bias=bool(bias))
-            operand_views = (view_of(operands, 0), *panels, *bias, *views)
+            operand_views = (input_view(operands, 0), *panels, *bias, *views)
             launch = made.launch(self.name, tactic.parameters, operand_views)
             # The phases write different pixels: only the first waits for what came before.
             steps.append(replace(launch, waits=not steps))
@@ -154,17 +158,17 @@ class DeconvFamily(Family[CpuTarget]):
     @override
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
         del target
-        return write_panels(kernel)
+        return write_microkernel(kernel)
 
 
-def _why_not(node: Node, root: ConvTranspose) -> str | None:
+def _unsupported_reason(node: Node, root: ConvTranspose) -> str | None:
     x, weights, bias = node.inputs[0], node.inputs[1], bias_of(node)
     if x is None or weights is None:
         return "the input or the weights are absent"
     if x.tensor.dtype is not DType.FLOAT32 or node.output.tensor.dtype is not DType.FLOAT32:
-        return f"computes in float32, not {x.tensor.dtype.value}"
+        return f"only float32 is supported, not {x.tensor.dtype.value}"
     if len(root.kernel_shape) not in {1, 2}:
-        return f"a window of {len(root.kernel_shape)} dimensions; 1 and 2 are generated"
+        return f"a window of {len(root.kernel_shape)} dimensions; only 1 and 2 are supported"
     if weights.constant is None or (bias is not None and bias.constant is None):
         return "the weights or the bias are not constant"
     if 0 in weights.tensor.shape:
@@ -197,7 +201,7 @@ def _counts(node: Node, root: ConvTranspose, axis: int) -> list[Dim]:
 
 def _halo(node: Node, root: ConvTranspose) -> Halo:
     """Zeros that taps read beyond the image."""
-    x = value_of(node, 0)
+    x = required_input(node, 0)
     pairs: list[tuple[int, int]] = [(0, 0), (0, 0)]
     for axis, phases in enumerate(_phases(root)):
         before = max(0, *(-phase.start for phase in phases))
@@ -218,7 +222,7 @@ def _filters(node: Node, root: ConvTranspose) -> int:
     return cast("int", constant_of(node.inputs[1]).type.shape[1])
 
 
-def _problem(node: Node, root: ConvTranspose) -> Problem:
+def _problem(node: Node, root: ConvTranspose) -> TilingProblem:
     """One phase."""
     shape = node.output.tensor.shape
     weights = constant_of(node.inputs[1]).type.shape
@@ -226,11 +230,11 @@ def _problem(node: Node, root: ConvTranspose) -> Problem:
     extents = [ceil_div(e, s) for e, s in zip(shape[2:], root.strides, strict=True)]
     height, width = extents if len(extents) == 2 else (1, extents[0])
     depth = cast("int", weights[0]) // root.group * taps
-    return Problem(
-        known_or_none(shape[0]),
+    return TilingProblem(
+        static_extent(shape[0]),
         root.group,
-        known_or_none(height),
-        known_or_none(width),
+        static_extent(height),
+        static_extent(width),
         _filters(node, root),
         depth,
     )
@@ -239,9 +243,9 @@ def _problem(node: Node, root: ConvTranspose) -> Problem:
 def _as_filters(weights: Constant, groups: int) -> Constant:
     """Weights ``[channels, filters / group, *window]`` in the order of a convolution's."""
     channels, filters, *window = (cast("int", e) for e in weights.type.shape)
-    split = reshape(weights, groups, channels // groups, filters, *window)
-    turned = transpose(split, 0, 2, 1, *range(3, 3 + len(window)))
-    return reshape(turned, groups * filters, channels // groups, *window)
+    parallel_split = reshape(weights, groups, channels // groups, filters, *window)
+    permuted = transpose(parallel_split, 0, 2, 1, *range(3, 3 + len(window)))
+    return reshape(permuted, groups * filters, channels // groups, *window)
 
 
 def _taps(source: Constant, axis: int, taps: tuple[int, ...]) -> Constant:
@@ -260,16 +264,16 @@ def _product(
     operands: Operands,
     phase: tuple[_Phase, ...],
     extras: list[tuple[View, tuple[Dim, ...]]],
-) -> tuple[Product, list[View]]:
+) -> tuple[ImplicitGemm, list[View]]:
     """The sum of one phase; views of the extra operands and the result, from its first pixel."""
-    x, out = view_of(operands, 0), operands.outputs[0]
+    x, out = input_view(operands, 0), operands.outputs[0]
     channels, filters, *_ = (cast("int", e) for e in constant_of(node.inputs[1]).type.shape)
     counts = [_counts(node, root, axis)[p.first] for axis, p in enumerate(phase)]
     # One dimension is one row, reached by one tap.
     down, across = (_Phase(0, (0,), 0, 0), *phase)[-2:]
     row, column = (x.strides[2], x.strides[3]) if len(phase) == 2 else (0, x.strides[2])
     start = across.start * column + down.start * row
-    made = Product(
+    made = ImplicitGemm(
         images=(out.shape[0],),
         groups=root.group,
         height=counts[0] if len(phase) == 2 else 1,
@@ -279,7 +283,7 @@ def _product(
         taps=(len(down.taps), len(across.taps), channels // root.group)
         if all(p.taps for p in phase)
         else (0, 1, channels // root.group),
-        a=Walk((x.strides[0],), channels // root.group * x.strides[1], row, column),
+        a=GemmStrides((x.strides[0],), channels // root.group * x.strides[1], row, column),
         a_start=start,
         a_taps=(row * down.step, column * across.step, x.strides[1]),
         b_images=(0,),
@@ -292,11 +296,11 @@ def _product(
     return made, [_from(view, strides, phase, counts, root) for view, strides in moving]
 
 
-def _walk(strides: tuple[Dim, ...], root: ConvTranspose, filters: int) -> Walk:
+def _walk(strides: tuple[Dim, ...], root: ConvTranspose, filters: int) -> GemmStrides:
     image, channel, *rest = strides
     steps = [s * stride for s, stride in zip(rest, root.strides, strict=True)]
     row, column = (steps[0], steps[1]) if len(steps) == 2 else (0, steps[0])
-    return Walk((image,), filters * channel, row, column, channel)
+    return GemmStrides((image,), filters * channel, row, column, channel)
 
 
 def _from(

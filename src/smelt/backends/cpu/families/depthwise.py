@@ -9,33 +9,33 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Final, cast
 
 from smelt.backends import Family, Refusal, Tactic
-from smelt.backends._fusion import root_of
-from smelt.backends._nodes import view_of
-from smelt.backends._scalars import Scalars
+from smelt.backends._fused_programs import root_of
+from smelt.backends._launch_scalars import LaunchScalars
+from smelt.backends._node_operands import input_view
 from smelt.backends.cpu._emit import Emitter
 from smelt.backends.cpu._math import multiply_add
 from smelt.backends.cpu._target import CpuTarget
-from smelt.backends.cpu.families._operands import (
+from smelt.backends.cpu.families._operand_packing import (
     CHANNELS_LAST,
     constant_of,
     named,
     pack_bias,
-    pack_extras,
+    pack_epilogue_constants,
     pad_after,
     reshape,
     transpose,
 )
-from smelt.backends.cpu.families._pixels import (
+from smelt.backends.cpu.families._pixel_loops import (
     CHANNEL_AXIS,
-    Pixels,
-    PixelWriter,
-    Walk,
+    PixelLoopSpec,
+    PixelLoopWriter,
+    PixelStrides,
     formats,
     pixel_launch,
-    pixels_of,
-    places,
-    walk_of,
-    why_no_pixels,
+    pixel_loop_of,
+    pixel_strides_of,
+    spatial_pair,
+    unsupported_float_image_reason,
 )
 from smelt.backends.cpu.families._tiling import CYCLES_PER_SECOND, MEMORY_BYTES_PER_SECOND
 from smelt.backends.cpu.families._vectors import load
@@ -54,8 +54,8 @@ if TYPE_CHECKING:
     from smelt.types import Dim
 
 _FLOAT_BYTES: Final = 4
-_FIRST_LEVEL_BYTES: Final = 20 << 10
-_WRITTEN_OUT_TAPS: Final = 49
+_L1_BYTES: Final = 20 << 10
+_MAX_UNROLLED_TAPS: Final = 49
 """Windows up to this size are written out; rows of larger ones are looped over."""
 
 
@@ -63,7 +63,7 @@ class DepthwiseFamily(Family[CpuTarget]):
     """One filter for each channel."""
 
     name: ClassVar[str] = "depthwise"
-    narrow: ClassVar[bool] = True
+    supports_reduced_precision: ClassVar[bool] = True
 
     @override
     def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
@@ -71,7 +71,7 @@ class DepthwiseFamily(Family[CpuTarget]):
         if not isinstance(root, Conv) or root.group == 1:
             return
         found, reason = formats(node)
-        reason = _why_not(node, root) or reason
+        reason = _unsupported_reason(node, root) or reason
         if reason:
             yield Refusal(self.name, reason)
             return
@@ -97,25 +97,25 @@ class DepthwiseFamily(Family[CpuTarget]):
         taps = 1
         for extent in window:
             taps *= extent
-        turned = transpose(reshape(weights, channels, taps), 1, 0)
-        packed = [named(f"{weights.name}.taps", pad_after(turned, 1, -channels % lanes, 2))]
+        permuted = transpose(reshape(weights, channels, taps), 1, 0)
+        packed = [named(f"{weights.name}.taps", pad_after(permuted, 1, -channels % lanes, 2))]
         if bias is not None:
             packed.append(pack_bias(constant_of(bias), 1, lanes))
-        return (*packed, *pack_extras(node, CHANNEL_AXIS))
+        return (*packed, *pack_epilogue_constants(node, CHANNEL_AXIS))
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
         root = cast("Conv", root_of(node)[0])
-        options, scalars = dict(tactic.parameters), Scalars()
+        options, scalars = dict(tactic.parameters), LaunchScalars()
         lanes = cast("int", options["lanes"])
         has_bias = bias_of(node) is not None
         own = 1 + has_bias
         window = _pair(root.kernel_shape)
-        pixels, extras = pixels_of(
+        pixels, extras = pixel_loop_of(
             node, operands, operands.packed[own:], scalars, lanes, window[0] * window[1]
         )
-        x = view_of(operands, 0)
-        row, column = places(x.strides[2:], 0)
+        x = input_view(operands, 0)
+        row, column = spatial_pair(x.strides[2:], 0)
         before = _pair(tuple(p[0] for p in root.pad_pairs), 0)
         start: Dim = row * -before[0] + column * -before[1]
         kernel = KernelSpec(
@@ -125,7 +125,7 @@ class DepthwiseFamily(Family[CpuTarget]):
                 window=window,
                 steps=_pair(root.strides),
                 dilations=_pair(root.dilations),
-                a=walk_of(x.strides, scalars, x.dtype).as_json(),
+                a=pixel_strides_of(x.strides, scalars, x.dtype).as_json(),
                 a_start=scalars.json(start),
                 bias=has_bias,
                 columns=options["columns"],
@@ -141,8 +141,8 @@ class DepthwiseFamily(Family[CpuTarget]):
         return _write(kernel)
 
 
-def _why_not(node: Node, root: Conv) -> str | None:
-    reason = why_no_pixels(node)
+def _unsupported_reason(node: Node, root: Conv) -> str | None:
+    reason = unsupported_float_image_reason(node)
     if reason:
         return reason
     weights, bias = node.inputs[1], bias_of(node)
@@ -151,7 +151,7 @@ def _why_not(node: Node, root: Conv) -> str | None:
     if bias is not None and bias.constant is None:
         return f"the bias {bias.name} is not constant"
     if weights.tensor.shape[1] != 1 or weights.tensor.shape[0] != root.group:
-        return f"{root.group} groups of {weights.tensor}: not one filter for each channel"
+        return f"{root.group} groups of {weights.tensor}: not depthwise (one filter per channel)"
     return None
 
 
@@ -172,7 +172,7 @@ def _block(node: Node, root: Conv, target: CpuTarget) -> int:
     width = node.output.tensor.shape[-1]
     columns = (width if isinstance(width, int) else 56) * root.strides[-1]
     rows = _pair(root.kernel_shape)[0]
-    return max(1, _FIRST_LEVEL_BYTES // (rows * columns * target.vector_bits // 8))
+    return max(1, _L1_BYTES // (rows * columns * target.vector_bits // 8))
 
 
 def _estimate_seconds(node: Node, root: Conv, target: CpuTarget) -> float:
@@ -189,10 +189,10 @@ def _estimate_seconds(node: Node, root: Conv, target: CpuTarget) -> float:
 
 def _write(kernel: KernelSpec) -> str:
     """One kernel. Operands: image, taps, bias if any, extras, result."""
-    pixels, first = Pixels.from_spec(kernel), 2 + kernel["bias"]
+    pixels, first = PixelLoopSpec.from_spec(kernel), 2 + kernel["bias"]
     e = Emitter(kernel.symbol, first + len(pixels.extras) + 1)
-    w = PixelWriter(e, pixels, first)
-    a = Walk(*as_json(kernel["a"]))  # type: ignore[misc]
+    w = PixelLoopWriter(e, pixels, first)
+    a = PixelStrides(*as_json(kernel["a"]))  # type: ignore[misc]
     image = e.at(e.pointer(0), a.bytes_of(e, 1, kernel["a_start"]))
     bias = e.pointer(2) if kernel["bias"] else None
     rows = RowWriter(w, kernel, a, (image, e.pointer(1), bias))
@@ -210,7 +210,11 @@ class RowWriter:
     """Writes rows of results; a kernel gives ``window``, ``steps``, ``dilations``, ``columns``."""
 
     def __init__(
-        self, w: PixelWriter, kernel: KernelSpec, a: Walk, operands: tuple[Reg, Reg, Reg | None]
+        self,
+        w: PixelLoopWriter,
+        kernel: KernelSpec,
+        a: PixelStrides,
+        operands: tuple[Reg, Reg, Reg | None],
     ) -> None:
         """A writer for images that ``a`` walks; ``operands``: first tap's image, taps, bias."""
         self.w, self.e, self.k, self.a = w, w.e, kernel, a
@@ -241,10 +245,10 @@ class RowWriter:
                 self.tile((*line, left), columns, channel.index, mask)
 
     def tile(
-        self, place: tuple[Int, Int, Int], columns: int, channel: Int, mask: Reg | None
+        self, position: tuple[Int, Int, Int], columns: int, channel: Int, mask: Reg | None
     ) -> None:
         """Write some pixels of a row, one vector of channels."""
-        e, (image, row, left) = self.e, place
+        e, (image, row, left) = self.e, position
         steps = as_json(self.k["steps"])
         down, across = e.mul(row, steps[0]), e.mul(left, steps[1])  # type: ignore[index, arg-type]
         at = e.at(self.image, self.w.offset(self.a, image, down, across))
@@ -260,7 +264,7 @@ class RowWriter:
     def sum_window(self, a: Reg, taps: Reg, sums: list[Reg], mask: Reg | None) -> list[Reg]:
         """Add the whole window to the sums."""
         height, width = self.k["window"]
-        if height * width <= _WRITTEN_OUT_TAPS:
+        if height * width <= _MAX_UNROLLED_TAPS:
             for row in range(height):
                 sums = self.sum_row(a, taps, row, sums, mask)
             return sums
@@ -283,9 +287,9 @@ class RowWriter:
         for i in range(len(sums)):
             for t in range(width):
                 users.setdefault(i * step + t * dilation[1], []).append((i, t))
-        for place in sorted(users):
-            here = e.at(at, self.a.bytes_of(e, place, self.a.column))
+        for position in sorted(users):
+            here = e.at(at, self.a.bytes_of(e, position, self.a.column))
             element = load(e, self.w.kind, here, mask, self.a.dtype)
-            for i, t in users[place]:
+            for i, t in users[position]:
                 sums[i] = multiply_add(e, element, factors[t], sums[i])
         return sums

@@ -5,12 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from smelt.backends import Family, Operands, Refusal, Tactic
-from smelt.backends._axes import broadcast_strides, common_axes
-from smelt.backends._fusion import ABSENT_INPUT, elementwise_tactics, stages_of
-from smelt.backends._scalars import Scalars
-from smelt.backends.cpu._elementwise import ABSENT, emit_op, from_memory, to_memory, why_not_emitted
+from smelt.backends._fused_programs import ABSENT_INPUT, elementwise_tactics, stages_of
+from smelt.backends._iteration_space import broadcast_strides, iteration_axes
+from smelt.backends._launch_scalars import LaunchScalars
+from smelt.backends.cpu._elementwise import (
+    ABSENT,
+    emit_op,
+    to_compute_type,
+    to_storage_type,
+    unsupported_op_reason,
+)
 from smelt.backends.cpu._emit import LLVM_TYPES, Emitter, Reg, emitter_for, vector_type
-from smelt.backends.cpu._rows import Walk, walk_rows
+from smelt.backends.cpu._loop_nest import LoopNest, emit_loop_nest
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.types import DType, override
 
@@ -29,11 +35,11 @@ class ElementwiseFamily(Family["CpuTarget"]):
     """One pass over the output; each register runs through the whole program."""
 
     name: ClassVar[str] = "elementwise"
-    narrow: ClassVar[bool] = True
+    supports_reduced_precision: ClassVar[bool] = True
 
     @override
     def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
-        return elementwise_tactics(self.name, node, why_not_emitted, _cost)
+        return elementwise_tactics(self.name, node, unsupported_op_reason, _cost)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
@@ -41,18 +47,18 @@ class ElementwiseFamily(Family["CpuTarget"]):
         present = [v for v in operands.inputs if v is not None]
         views = [*present, output]
         strides = [broadcast_strides(v, output.shape) for v in views]
-        axes = common_axes(output.shape, strides, len(present))
-        walk = Walk.over(axes, len(views))
-        scalars = Scalars()
+        axes = iteration_axes(output.shape, strides, len(present))
+        loop_nest = LoopNest.over(axes, len(views))
+        scalars = LaunchScalars()
         spec = KernelSpec(
             self.name,
             parameters(
                 dtypes=tuple(v.dtype.value for v in views),
                 stages=stages_of(node),
-                walk=walk.json(scalars),
+                loop_nest=loop_nest.json(scalars),
             ),
         )
-        return (Launch(spec, tuple(views), (len(present),), scalars.values, walk.chunks),)
+        return (Launch(spec, tuple(views), (len(present),), scalars.values, loop_nest.chunks),)
 
     @override
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
@@ -71,7 +77,7 @@ class ElementwiseFamily(Family["CpuTarget"]):
                 _emit_step(e, kernel["stages"], dtypes, starts, strides, steps.index, 1)
 
         pointers = [e.pointer(k) for k in range(len(dtypes))]
-        walk_rows(e, kernel["walk"], pointers, [d.size_bytes for d in dtypes], row)
+        emit_loop_nest(e, kernel["loop_nest"], pointers, [d.size_bytes for d in dtypes], row)
         return e.module()
 
 
@@ -110,7 +116,7 @@ def _emit_step(
             for a in arguments
         ]
         values.append(emit_op(e, op, args, [DType(d) for d in kinds]))
-    result = to_memory(e, values[-1], dtypes[-1])
+    result = to_storage_type(e, values[-1], dtypes[-1])
     to = e.at(starts[-1], e.mul(index, e.mul(strides[-1], dtypes[-1].size_bytes)))
     e.store(result, to)
 
@@ -119,13 +125,13 @@ def load_along(e: Emitter, start: Reg, stride: Int, index: Reg, dtype: DType, la
     """Load ``lanes`` elements of a row from ``index`` on: contiguous, repeated or scattered."""
     element, size = LLVM_TYPES[dtype], dtype.size_bytes
     if stride == 0:
-        return e.splat(from_memory(e, e.load(element, start), dtype), lanes)
+        return e.splat(to_compute_type(e, e.load(element, start), dtype), lanes)
     at = e.at(start, e.mul(index, e.mul(stride, size)))
     if stride == 1 or lanes == 1:
-        return from_memory(e, e.load(vector_type(element, lanes), at), dtype)
+        return to_compute_type(e, e.load(vector_type(element, lanes), at), dtype)
     kind = vector_type(element, lanes)
     gathered = Reg("poison", kind)
     for lane in range(lanes):
         one = e.load(element, e.at(at, e.mul(e.mul(stride, size), lane)))
         gathered = e.emit(kind, f"insertelement {gathered}, {one}, i64 {lane}")
-    return from_memory(e, gathered, dtype)
+    return to_compute_type(e, gathered, dtype)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, ClassVar, Final
 import numpy as np
 
 from smelt.backends import Family, Operands, Refusal, Tactic
-from smelt.backends._axes import common_axes
-from smelt.backends._scalars import Scalars
+from smelt.backends._iteration_space import iteration_axes
+from smelt.backends._launch_scalars import LaunchScalars
 from smelt.backends.cpu._emit import LLVM_TYPES, Emitter, Reg, emitter_for, vector_type
-from smelt.backends.cpu._rows import Walk, walk_rows
+from smelt.backends.cpu._loop_nest import LoopNest, emit_loop_nest
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.errors import InternalError
 from smelt.ops import ConstantOfShape, Range
@@ -41,7 +41,7 @@ class FillFamily(Family["CpuTarget"]):
         inputs: tuple[TensorFormat | None, ...] = (None,) * len(node.inputs)
         if isinstance(node.op, Range):
             if dtype not in _RANGES:
-                yield Refusal(self.name, f"ranges of {dtype.value} are not generated")
+                yield Refusal(self.name, f"ranges of {dtype.value} are not supported")
                 return
             number = TensorFormat(dtype, Layout.LINEAR)
             inputs = (number, None, number)
@@ -63,22 +63,25 @@ class FillFamily(Family["CpuTarget"]):
 
 
 def _constant(bits: int, result: View) -> Launch:
-    scalars = Scalars()
-    walk = Walk.over(common_axes(result.shape, [result.strides], 0), 1)
+    scalars = LaunchScalars()
+    loop_nest = LoopNest.over(iteration_axes(result.shape, [result.strides], 0), 1)
     spec = KernelSpec(
         FillFamily.name,
         parameters(
-            what="constant", bits=bits, size=result.dtype.size_bytes, walk=walk.json(scalars)
+            what="constant",
+            bits=bits,
+            size=result.dtype.size_bytes,
+            loop_nest=loop_nest.json(scalars),
         ),
     )
-    return Launch(spec, (result,), (0,), scalars.values, walk.chunks)
+    return Launch(spec, (result,), (0,), scalars.values, loop_nest.chunks)
 
 
 def _range(operands: Operands, result: View) -> Launch:
     start, _, delta = operands.inputs
     if start is None or delta is None:
         raise InternalError("a range lacks its start or its step")
-    scalars = Scalars()
+    scalars = LaunchScalars()
     spec = KernelSpec(
         FillFamily.name,
         parameters(
@@ -108,7 +111,7 @@ def _generate_constant(kernel: KernelSpec, target: CpuTarget) -> str:
             at = e.at(starts[0], e.mul(steps.index, e.mul(strides[0], size)))
             e.store(e.constant(bits, element), at)
 
-    walk_rows(e, kernel["walk"], [e.pointer(0)], [size], row)
+    emit_loop_nest(e, kernel["loop_nest"], [e.pointer(0)], [size], row)
     return e.module()
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from smelt.backends import Family, Operands, Refusal, Tactic, store_as
-from smelt.backends._axes import join_axes, sort_axes
-from smelt.backends._gathers import element_axes, row_axes
-from smelt.backends._scalars import Scalars
+from smelt.backends import Family, Operands, Refusal, Tactic, with_storage_dtype
+from smelt.backends._gather_axes import gather_axes, gather_elements_axes
+from smelt.backends._iteration_space import coalesce_axes, sort_axes
+from smelt.backends._launch_scalars import LaunchScalars
 from smelt.backends.cpu._emit import Reg, emitter_for, vector_type
-from smelt.backends.cpu._rows import Walk, walk_rows
-from smelt.backends.cpu.families._indices import IndexReader
+from smelt.backends.cpu._loop_nest import LoopNest, emit_loop_nest
+from smelt.backends.cpu.families._index_reader import IndexReader
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.errors import InternalError
 from smelt.ops import Gather, GatherElements
@@ -38,7 +38,7 @@ class GatherFamily(Family["CpuTarget"]):
         if data is None or indices is None:
             raise InternalError(f"{node} lacks an input")
         if indices.tensor.dtype not in (DType.INT32, DType.INT64):
-            yield Refusal(self.name, f"indices of {indices.tensor.dtype.value} are not generated")
+            yield Refusal(self.name, f"indices of {indices.tensor.dtype.value} are not supported")
             return
         dtype = data.tensor.dtype
         inputs = (
@@ -48,14 +48,14 @@ class GatherFamily(Family["CpuTarget"]):
         yield Tactic(self.name, (), inputs, (TensorFormat(dtype, Layout.LINEAR),), cost_hint=5e-6)
 
     @override
-    def narrowed(
+    def reduced_precision_tactics(
         self, node: Node, tactic: Tactic, dtype: DType, target: CpuTarget
     ) -> tuple[Tactic, ...]:
         del target
-        return (store_as(dtype, node, tactic, constants=True, outputs=True),)
+        return (with_storage_dtype(dtype, node, tactic, constants=True, outputs=True),)
 
     @override
-    def tells_errors(self, node: Node) -> bool:
+    def reports_index_errors(self, node: Node) -> bool:
         return True
 
     @override
@@ -63,14 +63,16 @@ class GatherFamily(Family["CpuTarget"]):
         data, indices = operands.inputs[:2]
         (result,), errors = operands.outputs, operands.errors
         if data is None or indices is None or errors is None:
-            raise InternalError(f"{node} lacks an input, or error words")
+            raise InternalError(f"{node} lacks an input or its error buffer")
         if not isinstance(node.op, Gather | GatherElements):
-            raise InternalError(f"{node} gathers nothing")
+            raise InternalError(f"{node} is not a gather")
         axis = node.op.axis % len(data.shape)
-        make = element_axes if isinstance(node.op, GatherElements) else row_axes
+        make = gather_elements_axes if isinstance(node.op, GatherElements) else gather_axes
         axes = make(data, indices, result, axis)
-        scalars = Scalars()
-        walk = Walk.over(join_axes(sort_axes([a for a in axes if a.extent != 1], 2)), 3)
+        scalars = LaunchScalars()
+        loop_nest = LoopNest.over(
+            coalesce_axes(sort_axes([a for a in axes if a.extent != 1], 2)), 3
+        )
         spec = KernelSpec(
             self.name,
             parameters(
@@ -78,11 +80,11 @@ class GatherFamily(Family["CpuTarget"]):
                 index_size=indices.dtype.size_bytes,
                 extent=scalars.json(data.shape[axis]),
                 stride=scalars.json(data.strides[axis]),
-                walk=walk.json(scalars),
+                loop_nest=loop_nest.json(scalars),
             ),
         )
         views = (data, indices, result, errors)
-        return (Launch(spec, views, (2, 3), scalars.values, walk.chunks),)
+        return (Launch(spec, views, (2, 3), scalars.values, loop_nest.chunks),)
 
     @override
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
@@ -98,7 +100,7 @@ class GatherFamily(Family["CpuTarget"]):
             index = e.at(indices, e.mul(first, e.mul(strides[1], index_size)))
             last = reader.end(first, last, index, extent)
             if strides[1] == 0:  # the whole row comes from one pick
-                picked = e.at(data, e.mul(reader.place(index, extent), along))
+                picked = e.at(data, e.mul(reader.position(index, extent), along))
                 whole = first
                 if strides[0] == 1 and strides[2] == 1:
                     whole = e.add(first, e.mul(e.div(e.sub(last, first), lanes), lanes))
@@ -110,11 +112,11 @@ class GatherFamily(Family["CpuTarget"]):
                     e.store(value, e.at(result, e.mul(steps.index, e.mul(strides[2], size))))
                 return
             with e.loop(first, last) as steps:
-                place = e.at(indices, e.mul(steps.index, e.mul(strides[1], index_size)))
-                picked = e.at(data, e.mul(reader.place(place, extent), along))
+                position = e.at(indices, e.mul(steps.index, e.mul(strides[1], index_size)))
+                picked = e.at(data, e.mul(reader.position(position, extent), along))
                 value = e.load(one, e.at(picked, e.mul(steps.index, e.mul(strides[0], size))))
                 e.store(value, e.at(result, e.mul(steps.index, e.mul(strides[2], size))))
 
         pointers = [e.pointer(k) for k in range(3)]
-        walk_rows(e, kernel["walk"], pointers, [size, index_size, size], row)
+        emit_loop_nest(e, kernel["loop_nest"], pointers, [size, index_size, size], row)
         return e.module()

@@ -10,36 +10,36 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Final, cast
 
 from smelt.backends import Family, Refusal, Tactic
-from smelt.backends._fusion import root_of
-from smelt.backends._nodes import value_of, view_of
-from smelt.backends._scalars import Scalars
+from smelt.backends._fused_programs import root_of
+from smelt.backends._launch_scalars import LaunchScalars
+from smelt.backends._node_operands import input_view, required_input
 from smelt.backends.cpu._target import CpuTarget
-from smelt.backends.cpu.families._arithmetic import WORD_BYTES
-from smelt.backends.cpu.families._operands import (
+from smelt.backends.cpu.families._dot_product import WORD_BYTES
+from smelt.backends.cpu.families._implicit_gemm import GemmStrides, ImplicitGemm
+from smelt.backends.cpu.families._microkernel import write_microkernel
+from smelt.backends.cpu.families._operand_packing import (
     LINEAR,
-    arithmetic_of,
     constant_of,
+    dot_product_of,
     epilogue_of,
-    extra_strides,
-    narrowed_products,
+    epilogue_operand_strides,
     pack_bias,
-    pack_extras,
+    pack_epilogue_constants,
     pack_panels,
-    plan_extras,
+    plan_epilogue_operands,
+    reduced_precision_products,
     reshape,
     result_shape,
     transpose,
 )
-from smelt.backends.cpu.families._pack import write_pack
-from smelt.backends.cpu.families._panels import write_panels
-from smelt.backends.cpu.families._product import Product, Walk
+from smelt.backends.cpu.families._runtime_packing import write_packing
 from smelt.backends.cpu.families._tiling import (
-    Problem,
-    budgets,
+    TilingProblem,
     choose_tile,
     estimate_seconds,
-    known_or_none,
-    splits,
+    parallel_splits,
+    register_tiles,
+    static_extent,
 )
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.errors import InternalError
@@ -98,10 +98,14 @@ class GemmFamily(Family[CpuTarget]):
         root, count = root_of(node)
         if not isinstance(root, Gemm | MatMul):
             return
-        reason = _why_not(node)
-        extras = plan_extras(node, _channel_axis(node))
+        reason = _unsupported_reason(node)
+        extras = plan_epilogue_operands(node, _channel_axis(node))
         if not reason and not isinstance(extras, str) and _right(node).column_axis is None:
-            reason = "an epilogue on a product with a vector" if extras.formats else None
+            reason = (
+                "a matrix-vector product with an epilogue is not supported"
+                if extras.formats
+                else None
+            )
         if reason or isinstance(extras, str):
             yield Refusal(self.name, reason or str(extras))
             return
@@ -113,10 +117,10 @@ class GemmFamily(Family[CpuTarget]):
                 yield replace(tactic, workspace_bytes=_workspace_bytes(node, tactic))
 
     @override
-    def narrowed(
+    def reduced_precision_tactics(
         self, node: Node, tactic: Tactic, dtype: DType, target: CpuTarget
     ) -> tuple[Tactic, ...]:
-        made = narrowed_products(node, tactic, dtype, target)
+        made = reduced_precision_products(node, tactic, dtype, target)
         return tuple(replace(t, workspace_bytes=_workspace_bytes(node, t)) for t in made)
 
     @override
@@ -127,17 +131,17 @@ class GemmFamily(Family[CpuTarget]):
         packed: tuple[Constant, ...] = ()
         b = _second(node)
         if _is_packed(node):
-            turned = isinstance(root, Gemm) and root.trans_b
+            permuted = isinstance(root, Gemm) and root.trans_b
             if b.tensor.rank == 1:
                 source = reshape(constant_of(b), 1, -1)
             else:
-                source = constant_of(b) if turned else transpose(constant_of(b), 1, 0)
-            packed = pack_panels(source, 1, lanes, vectors, arithmetic_of(tactic))
+                source = constant_of(b) if permuted else transpose(constant_of(b), 1, 0)
+            packed = pack_panels(source, 1, lanes, vectors, dot_product_of(tactic))
         addend = _addend(node)
         if addend is not None and addend.constant is not None:
             bias = pack_bias(addend.constant, 1, lanes) if _is_bias(node) else addend.constant
             packed += (bias,)
-        return packed + pack_extras(node, _channel_axis(node))
+        return packed + pack_epilogue_constants(node, _channel_axis(node))
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
@@ -146,19 +150,19 @@ class GemmFamily(Family[CpuTarget]):
     @override
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
         del target
-        return write_panels(kernel) if kernel["kernel"] == "panels" else write_pack(kernel)
+        return write_microkernel(kernel) if kernel["kernel"] == "panels" else write_packing(kernel)
 
 
 # ---- the node
 
 
-def _why_not(node: Node) -> str | None:
+def _unsupported_reason(node: Node) -> str | None:
     for value in (*node.inputs[: root_of(node)[1]], node.output):
         if value is not None and value.tensor.dtype is not DType.FLOAT32:
-            return f"computes in float32, and {value.name} is {value.tensor.dtype.value}"
+            return f"only float32 is supported, and {value.name} is {value.tensor.dtype.value}"
     b = _right(node)
     if b.columns == 0 or b.rows == 0:
-        return "a factor is empty"
+        return "a matrix is empty"
     return None
 
 
@@ -168,11 +172,11 @@ def _channel_axis(node: Node) -> int:
 
 
 def _second(node: Node) -> Value:
-    return value_of(node, 1)
+    return required_input(node, 1)
 
 
 def _left(node: Node) -> _Factor:
-    root, a = root_of(node)[0], value_of(node, 0)
+    root, a = root_of(node)[0], required_input(node, 0)
     return _factor(a, transposed=_flag(root, "trans_a"), vector_is_column=False)
 
 
@@ -227,14 +231,14 @@ def _read_format(node: Node, index: int) -> TensorFormat | None:
 def _result_formats(node: Node) -> tuple[TensorFormat, ...]:
     """Where all that follows is a transpose, the result may be written as that wants it."""
     users = node.output.users
-    turned = len(users) == 1 and isinstance(users[0].op, Transpose)
-    return (LINEAR, STRIDED) if turned and isinstance(root_of(node)[0], MatMul) else (LINEAR,)
+    permuted = len(users) == 1 and isinstance(users[0].op, Transpose)
+    return (LINEAR, STRIDED) if permuted and isinstance(root_of(node)[0], MatMul) else (LINEAR,)
 
 
 def _constants_after_panels(node: Node) -> int:
     addend = _addend(node)
     own = int(addend is not None and addend.constant is not None)
-    return own + len(pack_extras(node, _channel_axis(node)))
+    return own + len(pack_epilogue_constants(node, _channel_axis(node)))
 
 
 def _workspace_bytes(node: Node, tactic: Tactic) -> Dim:
@@ -243,32 +247,34 @@ def _workspace_bytes(node: Node, tactic: Tactic) -> Dim:
     b, options = _right(node), dict(tactic.parameters)
     width = cast("int", options["lanes"]) * cast("int", options["vectors"])
     padded = ceil_div(b.columns, width) * width
-    return element_count(b.stack) * padded * arithmetic_of(tactic).words(b.rows) * WORD_BYTES
+    return element_count(b.stack) * padded * dot_product_of(tactic).words(b.rows) * WORD_BYTES
 
 
-def _problem(node: Node) -> Problem:
+def _problem(node: Node) -> TilingProblem:
     a, b = _left(node), _right(node)
     stack = element_count(result_shape(node)[: max(len(a.stack), len(b.stack))])
-    rows, images = known_or_none(a.rows), known_or_none(stack)
+    rows, images = static_extent(a.rows), static_extent(stack)
     if not b.stack and rows is not None and images is not None:
         rows, images = rows * images, 1
     elif not b.stack and rows == 1:
         rows, images = None, 1
-    columns, depth = known_or_none(b.columns), known_or_none(b.rows)
-    return Problem(images, 1, 1, rows, columns or 128, depth or 128)
+    columns, depth = static_extent(b.columns), static_extent(b.rows)
+    return TilingProblem(images, 1, 1, rows, columns or 128, depth or 128)
 
 
 def _candidates(node: Node, target: CpuTarget) -> Iterator[tuple[Parameters, float]]:
     lanes, problem = target.vector_bits // 32, _problem(node)
     a_bytes = problem.pixels * problem.depth * WORD_BYTES
     ranked: list[tuple[float, Parameters]] = []
-    for budget, vectors in budgets(target):
+    for budget, vectors in register_tiles(target):
         if (vectors - 1) * lanes >= problem.filters or (vectors == 1 and problem.filters > lanes):
             continue
         tile = choose_tile(problem, budget, vectors)
         seconds = estimate_seconds(problem, tile, vectors, target)
-        for penalty, split in enumerate(splits(problem, a_bytes)):
-            options = parameters(lanes=lanes, vectors=vectors, pixels=budget, split=split)
+        for penalty, parallel_split in enumerate(parallel_splits(problem, a_bytes)):
+            options = parameters(
+                lanes=lanes, vectors=vectors, pixels=budget, parallel_split=parallel_split
+            )
             ranked.append((seconds * (1 + 0.1 * penalty), options))
     for seconds, options in sorted(ranked, key=lambda r: r[0])[:5]:
         yield options, seconds
@@ -293,73 +299,75 @@ class _Lowering:
             panels, packed = packed[:count], packed[count:]
         else:
             if self.operands.workspace is None:
-                raise InternalError(f"{node} has no workspace to pack into")
+                raise InternalError(f"{node} has no workspace for packing")
             panels = [self.operands.workspace]
             steps.append(self.pack_launch(panels[0]))
         bias = [packed.pop(0)] if _is_bias(node) else []
         product, extras = self.product(packed, bias=bool(bias))
-        a, out = view_of(self.operands, 0), self.operands.outputs[0]
+        a, out = input_view(self.operands, 0), self.operands.outputs[0]
         views = (a, *panels, *bias, *extras, out)
         steps.append(product.launch(GemmFamily.name, self.tactic.parameters, views))
         return tuple(steps)
 
-    def product(self, packed: list[View], *, bias: bool) -> tuple[Product, list[View]]:
+    def product(self, packed: list[View], *, bias: bool) -> tuple[ImplicitGemm, list[View]]:
         """The sum, and the views of its extra operands."""
         node, root = self.node, root_of(self.node)[0]
         a, b = _left(node), _right(node)
-        x, shape = view_of(self.operands, 0), result_shape(node)
+        x, shape = input_view(self.operands, 0), result_shape(node)
         depth = max(len(a.stack), len(b.stack))
         epilogue = epilogue_of(node, _channel_axis(node))
-        walks: list[Walk] = []
+        operand_strides: list[GemmStrides] = []
         views: list[View] = []
         addend = _addend(node)
         own = packed.pop(0) if addend is not None and addend.constant and not bias else None
-        for view, strides in extra_strides(node, self.operands, packed, _channel_axis(node)):
-            walks.append(self.walk(strides, depth))
+        for view, strides in epilogue_operand_strides(
+            node, self.operands, packed, _channel_axis(node)
+        ):
+            operand_strides.append(self.walk(strides, depth))
             views.append(view)
         if addend is not None and not bias and isinstance(root, Gemm):
-            read = own or view_of(self.operands, 2)
-            walks.append(self.walk(_aligned(addend, read), depth))
+            read = own or input_view(self.operands, 2)
+            operand_strides.append(self.walk(_aligned(addend, read), depth))
             views.append(read)
-            epilogue = epilogue.after("add_scaled", len(walks) - 1, beta=root.beta)
-        return Product(
+            epilogue = epilogue.after("add_scaled", len(operand_strides) - 1, beta=root.beta)
+        return ImplicitGemm(
             images=shape[:depth],
             groups=1,
             height=1,
             width=a.rows,
             filters=b.columns,
             taps=(1, 1, b.rows),
-            a=Walk(_stack_strides(a, x.strides, depth), 0, 0, a.stride(x, a.row_axis)),
+            a=GemmStrides(_stack_strides(a, x.strides, depth), 0, 0, a.stride(x, a.row_axis)),
             a_start=0,
             a_taps=(0, 0, a.stride(x, a.column_axis)),
             b_images=_stack_strides(b, _matrix_strides(b), depth),
             out=replace(self.walk(self.operands.outputs[0].strides, depth), channel=1),
-            extras=tuple(walks),
+            extras=tuple(operand_strides),
             epilogue=epilogue,
             bias=bias,
             alpha=root.alpha if isinstance(root, Gemm) else 1.0,
-            uniform=not _is_packed(node),
+            has_uniform_panels=not _is_packed(node),
         ), views
 
-    def walk(self, strides: tuple[Dim, ...], depth: int) -> Walk:
+    def walk(self, strides: tuple[Dim, ...], depth: int) -> GemmStrides:
         """Strides along the result's axes as a walk: stack, row, column."""
         has_rows = _left(self.node).row_axis is not None
         has_columns = _right(self.node).column_axis is not None
         row = strides[depth] if has_rows else 0
         channel = strides[-1] if has_columns else 0
-        return Walk(strides[:depth], 0, 0, row, channel)
+        return GemmStrides(strides[:depth], 0, 0, row, channel)
 
     def pack_launch(self, workspace: View) -> Launch:
         """The launch that packs the second factor."""
-        b, view = _right(self.node), view_of(self.operands, 1)
-        options, scalars = dict(self.tactic.parameters), Scalars()
+        b, view = _right(self.node), input_view(self.operands, 1)
+        options, scalars = dict(self.tactic.parameters), LaunchScalars()
         lanes, vectors = cast("int", options["lanes"]), cast("int", options["vectors"])
         panels = ceil_div(b.columns, lanes * vectors)
         spec = KernelSpec(
             GemmFamily.name,
             parameters(
                 kernel="pack",
-                arithmetic=arithmetic_of(self.tactic).name,
+                dot_product=dot_product_of(self.tactic).name,
                 dtype=view.dtype.value,
                 lanes=lanes,
                 vectors=vectors,

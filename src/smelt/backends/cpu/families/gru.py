@@ -1,30 +1,30 @@
-"""GRU: the inputs' share of all moments first, then the moments one after another."""
+"""GRU: the inputs' share of all time steps first, then the time steps one after another."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from smelt.backends import Family, Operands, Refusal, Tactic
-from smelt.backends._scalars import Scalars
+from smelt.backends._launch_scalars import LaunchScalars
 from smelt.backends.cpu import _math as m
 from smelt.backends.cpu.families._recurrent import (
     FLOAT_BYTES,
     B,
-    EnteringWriter,
     H,
+    InputProjectionWriter,
     R,
     RecurrentWriter,
     W,
     X,
     constant_of,
-    entering_bytes,
-    entering_launch,
-    gate_panels,
-    options_for,
-    rows_of,
+    input_projection_bytes,
+    input_projection_launch,
+    pack_gate_panels,
+    recurrent_options,
     sequence_strides,
+    slice_gates,
     state_strides,
-    why_not_recurrent,
+    unsupported_recurrent_reason,
 )
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.errors import InternalError
@@ -52,19 +52,19 @@ class GruFamily(Family["CpuTarget"]):
     def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
         if not isinstance(node.op, GRU):
             return
-        reason = why_not_recurrent(node, node.op)
+        reason = unsupported_recurrent_reason(node, node.op)
         if reason or len(node.outputs) != 2:
-            yield Refusal(self.name, reason or "both results are needed")
+            yield Refusal(self.name, reason or "both outputs are required")
             return
         inputs = tuple(
             None if v is None or i in (W, R, B) else _FLOAT for i, v in enumerate(node.inputs)
         )
         yield Tactic(
             self.name,
-            options_for(target, _GATES),
+            recurrent_options(target, _GATES),
             inputs,
             (_FLOAT, _FLOAT),
-            workspace_bytes=entering_bytes(node, node.op, target.vector_bits // 32),
+            workspace_bytes=input_projection_bytes(node, node.op, target.vector_bits // 32),
             cost_hint=1e-4,
         )
 
@@ -77,8 +77,8 @@ class GruFamily(Family["CpuTarget"]):
         parts = [constant_of(node, i) for i in (W, R)]
         if len(node.inputs) > B and node.inputs[B] is not None:
             both, half = constant_of(node, B), _GATES * hidden
-            parts += [rows_of(both, 0, half), rows_of(both, half, 2 * half)]
-        return tuple(gate_panels(part, _GATES, hidden, lanes) for part in parts)
+            parts += [slice_gates(both, 0, half), slice_gates(both, half, 2 * half)]
+        return tuple(pack_gate_panels(part, _GATES, hidden, lanes) for part in parts)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
@@ -86,13 +86,15 @@ class GruFamily(Family["CpuTarget"]):
         if not isinstance(op, GRU) or x is None:
             raise InternalError(f"{node} is no GRU of a sequence")
         weights, recurrent, *biases = operands.packed
-        entering, sums = entering_launch(self.name, op, tactic, operands, (weights, *biases[:1]))
+        input_projection, sums = input_projection_launch(
+            self.name, op, tactic, operands, (weights, *biases[:1])
+        )
         start = operands.inputs[H] if len(operands.inputs) > H else None
         given = () if start is None else (start,)
         views = (sums, recurrent, *biases[1:], *given, *operands.outputs)
         time, batch = (1, 0) if op.layout else (0, 1)
-        scalars = Scalars()
-        everything, last = operands.outputs
+        scalars = LaunchScalars()
+        all_states, last = operands.outputs
         hidden, lanes = int(op.hidden_size), dict(tactic.parameters)["lanes"]
         spec = KernelSpec(
             self.name,
@@ -105,24 +107,24 @@ class GruFamily(Family["CpuTarget"]):
                 reverse=op.direction == "reverse",
                 bias=len(biases) > 0,
                 start=tuple(scalars.all_json(state_strides(v, op.layout)) for v in given),
-                y=scalars.all_json(sequence_strides(everything, op.layout)),
+                y=scalars.all_json(sequence_strides(all_states, op.layout)),
                 last=scalars.all_json(state_strides(last, op.layout)),
             ),
         )
         scratch = 2 * FLOAT_BYTES * (hidden + -hidden % int(str(lanes)))
         writes, chunks = (len(views) - 2, len(views) - 1), x.shape[batch] * op.directions
-        return (entering, Launch(spec, views, writes, scalars.values, chunks, scratch))
+        return (input_projection, Launch(spec, views, writes, scalars.values, chunks, scratch))
 
     @override
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
         lanes = target.vector_bits // 32
-        if kernel["kernel"] == "entering":
-            return EnteringWriter(kernel, lanes).write()
+        if kernel["kernel"] == "input_projection":
+            return InputProjectionWriter(kernel, lanes).write()
         return _Gru(kernel, lanes).write()
 
 
 class _Gru(RecurrentWriter):
-    """The moments of a sequence.
+    """The time steps of a sequence.
 
     Operands: entering sums, weights, their bias if any, initial state if given, results.
     """
@@ -134,57 +136,69 @@ class _Gru(RecurrentWriter):
 
     @override
     def begin(self, direction: Reg, item: Reg) -> None:
-        given = [self.place(self.first, s, 0, direction, item) for s in self.k["start"]]
+        given = [self.position(self.first, s, 0, direction, item) for s in self.k["start"]]
         self.copy_state(self._state(direction, item), given[0] if given else None)
 
     def _state(self, direction: Reg, item: Reg) -> Reg:
-        return self.place(self.count - 1, self.k["last"], 0, direction, item)
+        return self.position(self.count - 1, self.k["last"], 0, direction, item)
 
     @override
-    def step(self, entering: Reg, moment: Reg, direction: Reg, item: Reg) -> None:
+    def step(self, input_projection: Reg, time_step: Reg, direction: Reg, item: Reg) -> None:
         e, state = self.e, self._state(direction, item)
-        y = self.place(self.count - 2, self.k["y"], moment, direction, item)
+        y = self.position(self.count - 2, self.k["y"], time_step, direction, item)
         weights = [e.at(e.pointer(1), e.mul(direction, self.blocks * self.panel_bytes))]
         if self.k["bias"]:
             weights.append(e.at(e.pointer(2), e.mul(direction, self.row_bytes)))
         if self.k["linear"]:
-            self._linear_step(entering, y, state, weights)
+            self._linear_step(input_projection, y, state, weights)
         else:
-            self._step(entering, y, state, weights)
+            self._step(input_projection, y, state, weights)
         self.copy_state(state, y)
 
-    def _linear_step(self, entering: Reg, y: Reg, state: Reg, weights: Sequence[Reg]) -> None:
+    def _linear_step(
+        self, input_projection: Reg, y: Reg, state: Reg, weights: Sequence[Reg]
+    ) -> None:
         """The reset gate acts on the product of the state: all gates in one pass."""
         e, gates = self.e, range(_GATES)
         with e.loop(0, self.blocks) as block:
-            given = self.load_gates(e.at(entering, e.mul(block.index, self.cell_bytes)), gates)
-            recalled = self._recalled(state, weights, gates, block.index)
-            update, reset = (m.sigmoid(e, e.binary("fadd", given[g], recalled[g])) for g in (0, 1))
-            proposed = m.tanh(e, m.multiply_add(e, reset, recalled[2], given[2]))
-            self._finish(update, proposed, state, y, block.index)
+            given = self.load_gates(
+                e.at(input_projection, e.mul(block.index, self.cell_bytes)), gates
+            )
+            recurrent_gates = self._recurrent_projection(state, weights, gates, block.index)
+            update, reset = (
+                m.sigmoid(e, e.binary("fadd", given[g], recurrent_gates[g])) for g in (0, 1)
+            )
+            candidate = m.tanh(e, m.multiply_add(e, reset, recurrent_gates[2], given[2]))
+            self._finish(update, candidate, state, y, block.index)
 
-    def _step(self, entering: Reg, y: Reg, state: Reg, weights: Sequence[Reg]) -> None:
+    def _step(self, input_projection: Reg, y: Reg, state: Reg, weights: Sequence[Reg]) -> None:
         """The reset gate acts on the state: all of it first, kept in scratch beside the update."""
         e = self.e
         kept = e.at(e.scratch, self.blocks * self.lanes * FLOAT_BYTES)
         with e.loop(0, self.blocks) as block:
-            given = self.load_gates(e.at(entering, e.mul(block.index, self.cell_bytes)), (0, 1))
-            recalled = self._recalled(state, weights, (0, 1), block.index)
-            update, reset = (m.sigmoid(e, e.binary("fadd", given[g], recalled[g])) for g in (0, 1))
+            given = self.load_gates(
+                e.at(input_projection, e.mul(block.index, self.cell_bytes)), (0, 1)
+            )
+            recurrent_gates = self._recurrent_projection(state, weights, (0, 1), block.index)
+            update, reset = (
+                m.sigmoid(e, e.binary("fadd", given[g], recurrent_gates[g])) for g in (0, 1)
+            )
             at = e.mul(block.index, self.lanes * FLOAT_BYTES)
-            held = e.load_masked(self.vector, e.at(state, at), self.mask(block.index))
+            previous = e.load_masked(self.vector, e.at(state, at), self.mask(block.index))
             e.store(update, e.at(e.scratch, at))
-            e.store(e.binary("fmul", reset, held), e.at(kept, at))
+            e.store(e.binary("fmul", reset, previous), e.at(kept, at))
         with e.loop(0, self.blocks) as block:
-            given = self.load_gates(e.at(entering, e.mul(block.index, self.cell_bytes)), (2,))
-            recalled = self._recalled(kept, weights, (2,), block.index)
-            proposed = m.tanh(e, e.binary("fadd", given[0], recalled[0]))
+            given = self.load_gates(
+                e.at(input_projection, e.mul(block.index, self.cell_bytes)), (2,)
+            )
+            recurrent_gates = self._recurrent_projection(kept, weights, (2,), block.index)
+            candidate = m.tanh(e, e.binary("fadd", given[0], recurrent_gates[0]))
             update = e.load(
                 self.vector, e.at(e.scratch, e.mul(block.index, self.lanes * FLOAT_BYTES))
             )
-            self._finish(update, proposed, state, y, block.index)
+            self._finish(update, candidate, state, y, block.index)
 
-    def _recalled(
+    def _recurrent_projection(
         self, source: Reg, weights: Sequence[Reg], gates: Sequence[int], block: Int
     ) -> tuple[Reg, ...]:
         """The state's share of some gates of a block, and its bias."""
@@ -195,10 +209,10 @@ class _Gru(RecurrentWriter):
         panels = [e.at(panel, e.mul(block, self.panel_bytes))]
         return self.multiply([source], self.hidden, panels, gates, start)[0]
 
-    def _finish(self, update: Reg, proposed: Reg, state: Reg, y: Reg, block: Int) -> None:
-        """``(1 - update) * proposed + update * state``."""
+    def _finish(self, update: Reg, candidate: Reg, state: Reg, y: Reg, block: Int) -> None:
+        """``(1 - update) * candidate + update * state``."""
         e = self.e
         at, mask = e.mul(block, self.lanes * FLOAT_BYTES), self.mask(block)
-        held = e.load_masked(self.vector, e.at(state, at), mask)
-        change = e.binary("fsub", held, proposed)
-        e.store_masked(m.multiply_add(e, update, change, proposed), e.at(y, at), mask)
+        previous = e.load_masked(self.vector, e.at(state, at), mask)
+        change = e.binary("fsub", previous, candidate)
+        e.store_masked(m.multiply_add(e, update, change, candidate), e.at(y, at), mask)

@@ -9,25 +9,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 from smelt.backends import Family, Refusal, Tactic
-from smelt.backends._fusion import root_of
-from smelt.backends._nodes import view_of
-from smelt.backends._scalars import Scalars
+from smelt.backends._fused_programs import root_of
+from smelt.backends._launch_scalars import LaunchScalars
+from smelt.backends._node_operands import input_view
 from smelt.backends.cpu._emit import Emitter, Int, Reg
 from smelt.backends.cpu._math import multiply_add, power
 from smelt.backends.cpu._target import CpuTarget
-from smelt.backends.cpu.families._operands import CHANNELS_LAST, pack_extras
-from smelt.backends.cpu.families._pixels import (
+from smelt.backends.cpu.families._operand_packing import CHANNELS_LAST, pack_epilogue_constants
+from smelt.backends.cpu.families._pixel_loops import (
     CHANNEL_AXIS,
-    Pixels,
-    PixelWriter,
-    Walk,
+    PixelLoopSpec,
+    PixelLoopWriter,
+    PixelStrides,
     clipped,
     formats,
     pixel_launch,
-    pixels_of,
-    places,
-    walk_of,
-    why_no_pixels,
+    pixel_loop_of,
+    pixel_strides_of,
+    spatial_pair,
+    unsupported_float_image_reason,
 )
 from smelt.backends.cpu.families._tiling import MEMORY_BYTES_PER_SECOND
 from smelt.backends.cpu.families._vectors import load
@@ -42,14 +42,14 @@ if TYPE_CHECKING:
     from smelt.engine import Step
     from smelt.ir import Constant, Node
 
-_MOST_NEIGHBOURS: Final = 63
+_MAX_NEIGHBOURS: Final = 63
 
 
 class LrnFamily(Family[CpuTarget]):
     """``x / (bias + alpha / count * energy) ** beta``."""
 
     name: ClassVar[str] = "lrn"
-    narrow: ClassVar[bool] = True
+    supports_reduced_precision: ClassVar[bool] = True
 
     @override
     def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
@@ -57,9 +57,9 @@ class LrnFamily(Family[CpuTarget]):
         if not isinstance(root, LRN):
             return
         found, reason = formats(node)
-        reason = why_no_pixels(node) or reason
-        if root.size > _MOST_NEIGHBOURS:
-            reason = f"{root.size} neighbours; at most {_MOST_NEIGHBOURS} are generated"
+        reason = unsupported_float_image_reason(node) or reason
+        if root.size > _MAX_NEIGHBOURS:
+            reason = f"{root.size} neighbouring channels; at most {_MAX_NEIGHBOURS} are supported"
         if reason:
             yield Refusal(self.name, reason)
             return
@@ -75,22 +75,22 @@ class LrnFamily(Family[CpuTarget]):
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
-        return pack_extras(node, CHANNEL_AXIS)
+        return pack_epilogue_constants(node, CHANNEL_AXIS)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
-        root, scalars = cast("LRN", root_of(node)[0]), Scalars()
+        root, scalars = cast("LRN", root_of(node)[0]), LaunchScalars()
         lanes = cast("int", dict(tactic.parameters)["lanes"])
-        pixels, extras = pixels_of(
+        pixels, extras = pixel_loop_of(
             node, operands, operands.packed, scalars, lanes, 2 * root.size + 20
         )
-        x = view_of(operands, 0)
+        x = input_view(operands, 0)
         kernel = KernelSpec(
             self.name,
             parameters(
                 pixels=pixels.as_json(),
-                a=walk_of(x.strides, scalars, x.dtype).as_json(),
-                extents=scalars.all_json(places(x.shape[2:], 1)),
+                a=pixel_strides_of(x.strides, scalars, x.dtype).as_json(),
+                extents=scalars.all_json(spatial_pair(x.shape[2:], 1)),
                 size=root.size,
                 alpha=root.alpha,
                 beta=root.beta,
@@ -110,25 +110,25 @@ class LrnFamily(Family[CpuTarget]):
 class _Writer:
     def __init__(self, kernel: KernelSpec) -> None:
         self.k = kernel
-        self.p = Pixels.from_spec(kernel)
+        self.p = PixelLoopSpec.from_spec(kernel)
         self.e = Emitter(kernel.symbol, 1 + len(self.p.extras) + 1)
-        self.w = PixelWriter(self.e, self.p, 1)
-        self.a = Walk(*cast("tuple[Any, ...]", as_json(kernel["a"])))
+        self.w = PixelLoopWriter(self.e, self.p, 1)
+        self.a = PixelStrides(*cast("tuple[Any, ...]", as_json(kernel["a"])))
         self.before = (kernel["size"] - 1) // 2
 
     def write(self) -> str:
         e = self.e
         with self.w.rows() as (image, row), e.loop(0, e.extent(self.p.width)) as column:
-            place = (image, row, column.index)
-            at = e.at(e.pointer(0), self.w.offset(self.a, *place))
+            position = (image, row, column.index)
+            at = e.at(e.pointer(0), self.w.offset(self.a, *position))
             if self.k["within"]:
-                self.within(place, at)
+                self.within(position, at)
             else:
-                self.across(place, at)
+                self.across(position, at)
         return e.module()
 
     def normalise(
-        self, place: tuple[Int, Int, Int], at: Reg, energy: Reg, channel: Int, mask: Reg | None
+        self, position: tuple[Int, Int, Int], at: Reg, energy: Reg, channel: Int, mask: Reg | None
     ) -> None:
         """Divide the element by the power of its energy."""
         e, k, kind = self.e, self.k, energy.type
@@ -136,7 +136,7 @@ class _Writer:
         factor = e.constant(k["alpha"] / count, kind)
         base = multiply_add(e, energy, factor, e.constant(k["bias"], kind))
         x = load(e, kind, e.at(at, self.a.bytes_of(e, channel)), mask, self.a.dtype)
-        self.w.finish(self.divided(x, base), place, channel, mask)
+        self.w.finish(self.divided(x, base), position, channel, mask)
 
     def divided(self, x: Reg, base: Reg) -> Reg:
         """``x / base ** beta``; the usual exponents are square roots."""
@@ -152,18 +152,20 @@ class _Writer:
 
     # ---- across channels
 
-    def across(self, place: tuple[Int, Int, Int], at: Reg) -> None:
+    def across(self, position: tuple[Int, Int, Int], at: Reg) -> None:
         """Loop over vectors whose neighbours all exist; those at the ends have masks."""
         e, lanes, count = self.e, self.p.lanes, self.p.channels
         after = self.k["size"] - 1 - self.before
         first = -(-self.before // lanes) * lanes
         last = max(first, (count - after) // lanes * lanes)
         with e.loop(first, last, lanes) as loop:
-            self.vector(place, at, loop.index, None)
+            self.vector(position, at, loop.index, None)
         for channel in (*range(0, min(first, count), lanes), *range(last, count, lanes)):
-            self.vector(place, at, channel, channel)
+            self.vector(position, at, channel, channel)
 
-    def vector(self, place: tuple[Int, Int, Int], at: Reg, channel: Int, known: int | None) -> None:
+    def vector(
+        self, position: tuple[Int, Int, Int], at: Reg, channel: Int, known: int | None
+    ) -> None:
         """One vector of channels; ``known`` is its first channel where neighbours may not exist."""
         e, kind = self.e, self.w.kind
         energy = e.constant(0.0, kind)
@@ -174,7 +176,7 @@ class _Writer:
             energy = multiply_add(e, x, x, energy)
         left = self.p.channels - (known or 0)
         own = None if known is None or left >= self.p.lanes else e.tail_mask(left, self.p.lanes)
-        self.normalise(place, at, energy, channel, own)
+        self.normalise(position, at, energy, channel, own)
 
     def mask(self, first: int) -> Reg | None:
         """Lanes whose channel, from ``first`` on, exists."""
@@ -186,12 +188,12 @@ class _Writer:
 
     # ---- within a channel
 
-    def within(self, place: tuple[Int, Int, Int], at: Reg) -> None:
+    def within(self, position: tuple[Int, Int, Int], at: Reg) -> None:
         e = self.e
         extents = cast("tuple[Any, Any]", as_json(self.k["extents"]))
         bounds = [
             clipped(e, e.sub(index, self.before), self.k["size"], 1, e.extent(extent))
-            for index, extent in zip(place[1:], extents, strict=True)
+            for index, extent in zip(position[1:], extents, strict=True)
         ]
         corner = self.w.offset(self.a, 0, -self.before, -self.before)
         strides = [self.a.bytes_of(e, 1, s) for s in (self.a.row, self.a.column)]
@@ -207,6 +209,6 @@ class _Writer:
                     x = load(e, self.w.kind, here, mask, self.a.dtype)
                     column.carry = [multiply_add(e, x, x, column.values[0])]
                 row.carry = column.values
-            self.normalise(place, at, row.values[0], channel, mask)
+            self.normalise(position, at, row.values[0], channel, mask)
 
         self.w.channels(1, block)

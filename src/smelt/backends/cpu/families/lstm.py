@@ -1,32 +1,32 @@
-"""LSTM: the inputs' share of all moments first, then the moments one after another."""
+"""LSTM: the inputs' share of all time steps first, then the time steps one after another."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from smelt.backends import Family, Operands, Refusal, Tactic
-from smelt.backends._scalars import Scalars
+from smelt.backends._launch_scalars import LaunchScalars
 from smelt.backends.cpu import _math as m
 from smelt.backends.cpu.families._recurrent import (
     FLOAT_BYTES,
     PEEPHOLES,
     B,
     C,
-    EnteringWriter,
     H,
+    InputProjectionWriter,
     R,
     RecurrentWriter,
     W,
     X,
     constant_of,
-    entering_bytes,
-    entering_launch,
-    gate_panels,
-    options_for,
-    rows_of,
+    input_projection_bytes,
+    input_projection_launch,
+    pack_gate_panels,
+    recurrent_options,
     sequence_strides,
+    slice_gates,
     state_strides,
-    why_not_recurrent,
+    unsupported_recurrent_reason,
 )
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.errors import InternalError
@@ -55,7 +55,7 @@ class LstmFamily(Family["CpuTarget"]):
     def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
         if not isinstance(node.op, LSTM):
             return
-        if reason := _why_not(node, node.op):
+        if reason := _unsupported_reason(node, node.op):
             yield Refusal(self.name, reason)
             return
         packed = (W, R, B)
@@ -64,10 +64,10 @@ class LstmFamily(Family["CpuTarget"]):
         )
         yield Tactic(
             self.name,
-            options_for(target, _GATES),
+            recurrent_options(target, _GATES),
             inputs,
             (_FLOAT,) * len(node.outputs),
-            workspace_bytes=entering_bytes(node, node.op, target.vector_bits // 32),
+            workspace_bytes=input_projection_bytes(node, node.op, target.vector_bits // 32),
             cost_hint=1e-4,
         )
 
@@ -77,13 +77,13 @@ class LstmFamily(Family["CpuTarget"]):
         if not isinstance(op, LSTM) or not isinstance(lanes, int):
             raise InternalError(f"{node} is no LSTM")
         hidden = int(op.hidden_size)
-        weights = [gate_panels(constant_of(node, i), _GATES, hidden, lanes) for i in (W, R)]
+        weights = [pack_gate_panels(constant_of(node, i), _GATES, hidden, lanes) for i in (W, R)]
         if len(node.inputs) <= B or node.inputs[B] is None:
             return tuple(weights)
         both = constant_of(node, B)
-        halves = [rows_of(both, k * _GATES * hidden, (k + 1) * _GATES * hidden) for k in (0, 1)]
+        halves = [slice_gates(both, k * _GATES * hidden, (k + 1) * _GATES * hidden) for k in (0, 1)]
         bias = Constant.derive(f"{both.name} summed", Add(), *halves)
-        return (*weights, gate_panels(bias, _GATES, hidden, lanes))
+        return (*weights, pack_gate_panels(bias, _GATES, hidden, lanes))
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
@@ -92,17 +92,17 @@ class LstmFamily(Family["CpuTarget"]):
             raise InternalError(f"{node} is no LSTM")
         x = operands.inputs[X]
         if x is None:
-            raise InternalError(f"{node} has no sequence")
+            raise InternalError(f"{node} has no sequence input")
         recurrent, *inner = operands.packed[1:]
-        entering, sums = entering_launch(
+        input_projection, sums = input_projection_launch(
             self.name, op, tactic, operands, (operands.packed[0], *inner)
         )
         states = [operands.inputs[i] if len(operands.inputs) > i else None for i in (H, C)]
         given = [v for v in states if v is not None]
         views = (sums, recurrent, *given, *operands.outputs)
         time, batch = (1, 0) if op.layout else (0, 1)
-        scalars = Scalars()
-        everything, hidden, cell = operands.outputs
+        scalars = LaunchScalars()
+        all_states, hidden, cell = operands.outputs
         spec = KernelSpec(
             self.name,
             parameters(
@@ -112,7 +112,7 @@ class LstmFamily(Family["CpuTarget"]):
                 batch=scalars.json(x.shape[batch]),
                 reverse=op.direction == "reverse",
                 initial=tuple(v is not None for v in states),
-                y=scalars.all_json(sequence_strides(everything, op.layout)),
+                y=scalars.all_json(sequence_strides(all_states, op.layout)),
                 states=tuple(
                     scalars.all_json(state_strides(v, op.layout)) for v in (*given, hidden, cell)
                 ),
@@ -120,28 +120,28 @@ class LstmFamily(Family["CpuTarget"]):
         )
         count, chunks = len(views), x.shape[batch] * op.directions
         writes = tuple(range(count - 3, count))
-        return (entering, Launch(spec, views, writes, scalars.values, chunks))
+        return (input_projection, Launch(spec, views, writes, scalars.values, chunks))
 
     @override
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
         lanes = target.vector_bits // 32
-        if kernel["kernel"] == "entering":
-            return EnteringWriter(kernel, lanes).write()
+        if kernel["kernel"] == "input_projection":
+            return InputProjectionWriter(kernel, lanes).write()
         return _Lstm(kernel, lanes).write()
 
 
-def _why_not(node: Node, op: LSTM) -> str | None:
+def _unsupported_reason(node: Node, op: LSTM) -> str | None:
     if len(node.inputs) > PEEPHOLES and node.inputs[PEEPHOLES] is not None:
-        return "peepholes are not generated"
+        return "peepholes are not supported"
     if op.input_forget:
-        return "coupled gates are not generated"
+        return "coupled gates are not supported"
     if len(node.outputs) != 3:
-        return "all three results are needed"
-    return why_not_recurrent(node, op)
+        return "all three outputs are required"
+    return unsupported_recurrent_reason(node, op)
 
 
 class _Lstm(RecurrentWriter):
-    """The moments of a sequence. Operands: entering sums, weights, initial states, results."""
+    """The time steps of a sequence. Operands: entering sums, weights, initial states, results."""
 
     def __init__(self, kernel: KernelSpec, lanes: int) -> None:
         self.given = sum(kernel["initial"])
@@ -152,21 +152,21 @@ class _Lstm(RecurrentWriter):
     @override
     def begin(self, direction: Reg, item: Reg) -> None:
         given, states = self.given, self.k["states"]
-        starts = [self.place(2 + i, states[i], 0, direction, item) for i in range(given)]
+        starts = [self.position(2 + i, states[i], 0, direction, item) for i in range(given)]
         for state, is_given in enumerate(self.k["initial"]):
-            at = self.place(3 + given + state, states[given + state], 0, direction, item)
+            at = self.position(3 + given + state, states[given + state], 0, direction, item)
             self.copy_state(at, starts.pop(0) if is_given else None)
 
     @override
-    def step(self, entering: Reg, moment: Reg, direction: Reg, item: Reg) -> None:
+    def step(self, input_projection: Reg, time_step: Reg, direction: Reg, item: Reg) -> None:
         e, given, states = self.e, self.given, self.k["states"]
-        y = self.place(2 + given, self.k["y"], moment, direction, item)
-        state = self.place(3 + given, states[given], 0, direction, item)
-        cell = self.place(4 + given, states[given + 1], 0, direction, item)
+        y = self.position(2 + given, self.k["y"], time_step, direction, item)
+        state = self.position(3 + given, states[given], 0, direction, item)
+        cell = self.position(4 + given, states[given + 1], 0, direction, item)
         weights = e.at(e.pointer(1), e.mul(direction, self.blocks * self.panel_bytes))
         with e.loop(0, self.blocks, self.pair) as pair:
             blocks = [e.add(pair.index, i) for i in range(self.pair)]
-            cells = [e.at(entering, e.mul(b, self.cell_bytes)) for b in blocks]
+            cells = [e.at(input_projection, e.mul(b, self.cell_bytes)) for b in blocks]
             panels = [e.at(weights, e.mul(b, self.panel_bytes)) for b in blocks]
             gates = range(_GATES)
             sums = [s for c in cells for s in self.load_gates(c, gates)]

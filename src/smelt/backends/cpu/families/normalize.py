@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from smelt.backends import Family, Operands, Refusal, Tactic
-from smelt.backends._axes import Axis, broadcast_strides, join_axes, sort_axes
-from smelt.backends._scalars import Scalars
+from smelt.backends._iteration_space import Axis, broadcast_strides, coalesce_axes, sort_axes
+from smelt.backends._launch_scalars import LaunchScalars
 from smelt.backends.cpu import _math as m
 from smelt.backends.cpu._emit import Emitter, Reg, emitter_for, vector_type
-from smelt.backends.cpu._rows import Walk, walk_rows
+from smelt.backends.cpu._loop_nest import LoopNest, emit_loop_nest
 from smelt.backends.cpu.families._vectors import load, store
-from smelt.backends.cpu.families.reduce import combine, fold_lanes
+from smelt.backends.cpu.families.reduce import combine, reduce_lanes
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.ops import (
     LayerNormalization,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _SOFT: Final = (Softmax, LogSoftmax)
 _NORMS: Final = (LayerNormalization, RMSNormalization)
-_LARGEST: Final = "largest_number"
+_LARGEST: Final = "max_number"
 _FLOAT: Final = TensorFormat(DType.FLOAT32, Layout.LINEAR)
 
 
@@ -42,24 +42,26 @@ class NormalizeFamily(Family["CpuTarget"]):
     """Float32, along one axis (softmax) or the trailing axes (layer normalisation)."""
 
     name: ClassVar[str] = "normalize"
-    narrow: ClassVar[bool] = True
+    supports_reduced_precision: ClassVar[bool] = True
 
     @override
     def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
         if not isinstance(node.op, _SOFT + _NORMS):
             return
         if any(v is not None and v.tensor.dtype is not DType.FLOAT32 for v in node.inputs):
-            yield Refusal(self.name, "only float32 is generated")
+            yield Refusal(self.name, "only float32 is supported")
             return
         rank = node.output.tensor.rank
         if len(node.outputs) > 1 or rank == 0:
-            yield Refusal(self.name, "only the normalised tensor is generated, of rank 1 or more")
+            yield Refusal(
+                self.name, "only the normalised output of a tensor of rank 1 or more is supported"
+            )
             return
         if isinstance(node.op, _NORMS) and not all(
             v is None or is_same_for_rows(v.tensor, node.output.tensor, node.op.axis)
             for v in node.inputs[1:]
         ):
-            yield Refusal(self.name, "rows of a norm share their scale and bias here")
+            yield Refusal(self.name, "scale and bias must be the same for all rows")
             return
         layouts = [Layout.LINEAR]
         if isinstance(node.op, _SOFT) and rank >= 3:
@@ -82,21 +84,21 @@ class NormalizeFamily(Family["CpuTarget"]):
         along = _axes(source.shape, strides, range(first, last))
         outside = [a for a in range(rank) if not first <= a < last]
         others = _axes(source.shape, strides[:2], outside)
-        scalars = Scalars()
-        walk = Walk.over(others, 2, element_count(tuple(a.extent for a in along)))
+        scalars = LaunchScalars()
+        loop_nest = LoopNest.over(others, 2, element_count(tuple(a.extent for a in along)))
         epsilon = node.op.epsilon if isinstance(node.op, _NORMS) else 0.0
         spec = KernelSpec(
             self.name,
             parameters(
                 op=node.op.name,
-                walk=walk.json(scalars),
+                loop_nest=loop_nest.json(scalars),
                 along=tuple(a.json(scalars) for a in along),
                 vectors=len(views) - 2,
                 epsilon=epsilon,
                 dtypes=tuple(v.dtype.value for v in (source, result, *views[1:-1])),
             ),
         )
-        return (Launch(spec, tuple(views), (len(views) - 1,), scalars.values, walk.chunks),)
+        return (Launch(spec, tuple(views), (len(views) - 1,), scalars.values, loop_nest.chunks),)
 
     @override
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
@@ -115,13 +117,15 @@ class NormalizeFamily(Family["CpuTarget"]):
             if strides == (1, 1) and not flat:
                 whole = e.add(first, e.mul(e.div(e.sub(last, first), lanes), lanes))
                 with e.loop(first, whole, lanes) as steps:
-                    at = (*_places(e, starts, strides, steps.index, sizes), *extras)
+                    at = (*_addresses(e, starts, strides, steps.index, sizes), *extras)
                     emit(_Line(e, along, at, dtypes, lanes, 1, kernel["epsilon"]))
             with e.loop(whole, last) as steps:
-                at = (*_places(e, starts, strides, steps.index, sizes), *extras)
+                at = (*_addresses(e, starts, strides, steps.index, sizes), *extras)
                 emit(_Line(e, along, at, dtypes, 1, lanes if flat else 1, kernel["epsilon"]))
 
-        walk_rows(e, kernel["walk"], [e.pointer(0), e.pointer(vectors + 1)], sizes[:2], row)
+        emit_loop_nest(
+            e, kernel["loop_nest"], [e.pointer(0), e.pointer(vectors + 1)], sizes[:2], row
+        )
         return e.module()
 
 
@@ -129,10 +133,10 @@ def _axes(
     shape: tuple[Dim, ...], strides: Sequence[tuple[Dim, ...]], chosen: Sequence[int]
 ) -> list[Axis]:
     axes = [Axis(shape[a], tuple(s[a] for s in strides)) for a in chosen]
-    return join_axes(sort_axes([a for a in axes if a.extent != 1], 0))
+    return coalesce_axes(sort_axes([a for a in axes if a.extent != 1], 0))
 
 
-def _places(
+def _addresses(
     e: Emitter, starts: Sequence[Reg], strides: Sequence[Int], index: Reg, sizes: Sequence[int]
 ) -> tuple[Reg, ...]:
     return tuple(
@@ -147,7 +151,7 @@ class _Line:
 
     e: Emitter
     axes: Sequence[tuple[Int, ...]]
-    places: tuple[Reg, ...]
+    addresses: tuple[Reg, ...]
     """Where the line begins: in the source, the result, and what else is walked beside it."""
     dtypes: tuple[DType, ...]
     """What lies in these places."""
@@ -164,7 +168,7 @@ class _Line:
         return count
 
     @property
-    def held(self) -> int:
+    def vectors_in_registers(self) -> int:
         """Vectors of the line, where half of the registers hold it whole; else 0."""
         count = self.count
         if self.across == 1 or not isinstance(count, int) or count % self.across:
@@ -181,19 +185,19 @@ class _Line:
         wide = self.e.constant(first, vector_type("float", max(self.lanes, self.across)))
         narrow = self.e.constant(first, "float")
 
-        def step(total: Reg, places: Sequence[Reg], width: int) -> Reg:
-            return combine(self.e, op, total, value(places[0], places[1], width))
+        def step(total: Reg, addresses: Sequence[Reg], width: int) -> Reg:
+            return combine(self.e, op, total, value(addresses[0], addresses[1], width))
 
         total, rest = self._walk(step, wide, narrow)
         return (
-            combine(self.e, op, fold_lanes(self.e, op, total), rest) if self.across > 1 else total
+            combine(self.e, op, reduce_lanes(self.e, op, total), rest) if self.across > 1 else total
         )
 
     def each(self, store: Callable[[Sequence[Reg], int], None]) -> None:
-        """Call ``store(places, width)`` along the line."""
+        """Call ``store(addresses, width)`` along the line."""
 
-        def step(total: Reg, places: Sequence[Reg], width: int) -> Reg:
-            store(places, width)
+        def step(total: Reg, addresses: Sequence[Reg], width: int) -> Reg:
+            store(addresses, width)
             return total
 
         zero = self.e.constant(0, "i64")
@@ -204,17 +208,17 @@ class _Line:
     ) -> tuple[Reg, Reg]:
         e = self.e
         if self.across == 1:
-            return self._nest(step, list(self.axes), self.places, wide), narrow
+            return self._nest(step, list(self.axes), self.addresses, wide), narrow
         extent = self.count
         whole = e.mul(e.div(extent, self.across), self.across)
         totals: list[Reg] = []
         for low, high, width, total in ((0, whole, self.across, wide), (whole, extent, 1, narrow)):
             with e.loop(low, high, width, carried=(total,)) as steps:
-                places = [
-                    e.at(place, e.mul(steps.index, dtype.size_bytes))
-                    for place, dtype in zip(self.places, self.dtypes, strict=True)
+                addresses = [
+                    e.at(operand, e.mul(steps.index, dtype.size_bytes))
+                    for operand, dtype in zip(self.addresses, self.dtypes, strict=True)
                 ]
-                steps.carry = (step(steps.values[0], places, width),)
+                steps.carry = (step(steps.values[0], addresses, width),)
             totals.append(steps.values[0])
         return totals[0], totals[1]
 
@@ -222,21 +226,21 @@ class _Line:
         self,
         step: Callable[[Reg, Sequence[Reg], int], Reg],
         axes: list[tuple[Int, ...]],
-        places: tuple[Reg, ...],
+        addresses: tuple[Reg, ...],
         total: Reg,
     ) -> Reg:
         if not axes:
-            return step(total, places, self.lanes)
+            return step(total, addresses, self.lanes)
         (extent, *strides), *inner = axes
         with self.e.loop(0, extent, carried=(total,)) as steps:
             sizes = [d.size_bytes for d in self.dtypes]
-            here = _places(self.e, places, strides, steps.index, sizes)
+            here = _addresses(self.e, addresses, strides, steps.index, sizes)
             steps.carry = (self._nest(step, inner, here, steps.values[0]),)
         return steps.values[0]
 
-    def load(self, at: Reg, width: int, place: int = 0) -> Reg:
-        """``width`` elements of what is walked as place number ``place``."""
-        return load(self.e, vector_type("float", width), at, None, self.dtypes[place])
+    def load(self, at: Reg, width: int, operand: int = 0) -> Reg:
+        """``width`` elements of what is walked as place number ``operand``."""
+        return load(self.e, vector_type("float", width), at, None, self.dtypes[operand])
 
     def store(self, value: Reg, at: Reg) -> None:
         """Elements of the result."""
@@ -249,30 +253,30 @@ class _Line:
 
 def _softmax(line: _Line) -> None:
     e = line.e
-    if held := line.held:
-        _softmax_in_registers(line, held)
+    if vectors_in_registers := line.vectors_in_registers:
+        _softmax_in_registers(line, vectors_in_registers)
         return
     top = _line_maximum(line)
 
     kept = line.dtypes[1] is DType.FLOAT32
 
-    def grown(source: Reg, result: Reg, width: int) -> Reg:
+    def exponential(source: Reg, result: Reg, width: int) -> Reg:
         x = line.load(source, width)
-        power = m.lifted_exp(e, e.binary("fsub", x, line.spread(top, width)))
+        power = m.scaled_exp(e, e.binary("fsub", x, line.spread(top, width)))
         if kept:
             line.store(power, result)
         return power
 
-    total = line.fold("reduce_sum", 0.0, grown)
+    total = line.fold("reduce_sum", 0.0, exponential)
     scale = e.binary("fdiv", line.constant(1.0), total)
 
-    def write(places: Sequence[Reg], width: int) -> None:
+    def write(addresses: Sequence[Reg], width: int) -> None:
         if kept:
-            y = line.load(places[1], width, 1)
+            y = line.load(addresses[1], width, 1)
         else:  # narrow memory would round the powers once more
-            x = line.load(places[0], width)
-            y = m.lifted_exp(e, e.binary("fsub", x, line.spread(top, width)))
-        line.store(e.binary("fmul", y, line.spread(scale, width)), places[1])
+            x = line.load(addresses[0], width)
+            y = m.scaled_exp(e, e.binary("fsub", x, line.spread(top, width)))
+        line.store(e.binary("fmul", y, line.spread(scale, width)), addresses[1])
 
     line.each(write)
 
@@ -280,12 +284,12 @@ def _softmax(line: _Line) -> None:
 def _softmax_in_registers(line: _Line, count: int) -> None:
     """One pass: the line is ``count`` vectors that stay in registers."""
     e, width = line.e, line.across
-    source, result, *_ = line.places
+    source, result, *_ = line.addresses
     read, written = (d.size_bytes for d in line.dtypes[:2])
     lines = [line.load(e.at(source, k * width * read), width) for k in range(count)]
-    top = line.spread(fold_lanes(e, _LARGEST, _tree(e, _LARGEST, lines)), width)
-    powers = [m.lifted_exp(e, e.binary("fsub", x, top)) for x in lines]
-    total = fold_lanes(e, "reduce_sum", _tree(e, "reduce_sum", powers))
+    top = line.spread(reduce_lanes(e, _LARGEST, _tree(e, _LARGEST, lines)), width)
+    powers = [m.scaled_exp(e, e.binary("fsub", x, top)) for x in lines]
+    total = reduce_lanes(e, "reduce_sum", _tree(e, "reduce_sum", powers))
     scale = line.spread(e.binary("fdiv", line.constant(1.0), total), width)
     for k, power in enumerate(powers):
         line.store(e.binary("fmul", power, scale), e.at(result, k * width * written))
@@ -305,17 +309,17 @@ def _log_softmax(line: _Line) -> None:
     e = line.e
     top = _line_maximum(line)
 
-    def grown(source: Reg, _result: Reg, width: int) -> Reg:
+    def exponential(source: Reg, _result: Reg, width: int) -> Reg:
         x = line.load(source, width)
-        return m.lifted_exp(e, e.binary("fsub", x, line.spread(top, width)))
+        return m.scaled_exp(e, e.binary("fsub", x, line.spread(top, width)))
 
-    total = line.fold("reduce_sum", 0.0, grown)
-    shift = m.log(e, e.binary("fmul", total, e.constant(m.UNLIFT, total.type)))
+    total = line.fold("reduce_sum", 0.0, exponential)
+    shift = m.log(e, e.binary("fmul", total, e.constant(m.SCALED_EXP_INVERSE, total.type)))
 
-    def write(places: Sequence[Reg], width: int) -> None:
-        x = line.load(places[0], width)
+    def write(addresses: Sequence[Reg], width: int) -> None:
+        x = line.load(addresses[0], width)
         low = e.binary("fsub", x, line.spread(top, width))
-        line.store(e.binary("fsub", low, line.spread(shift, width)), places[1])
+        line.store(e.binary("fsub", low, line.spread(shift, width)), addresses[1])
 
     line.each(write)
 
@@ -352,8 +356,8 @@ def _normalization(*, centred: bool) -> Callable[[_Line], None]:
         root = e.unary_intrinsic("sqrt", e.binary("fadd", spread, line.constant(line.epsilon)))
         factor = e.binary("fdiv", line.constant(1.0), root)
 
-        def write(places: Sequence[Reg], width: int) -> None:
-            source, result, *extras = places
+        def write(addresses: Sequence[Reg], width: int) -> None:
+            source, result, *extras = addresses
             low = centre(line.load(source, width), width)
             y = e.binary("fmul", low, line.spread(factor, width))
             for number, extra in enumerate(extras):

@@ -12,28 +12,28 @@ import math
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 from smelt.backends import Family, Refusal, Tactic
-from smelt.backends._fusion import root_of
-from smelt.backends._nodes import value_of, view_of
-from smelt.backends._scalars import Scalars
+from smelt.backends._fused_programs import root_of
+from smelt.backends._launch_scalars import LaunchScalars
+from smelt.backends._node_operands import input_view, required_input
 from smelt.backends.cpu._emit import Emitter, Int, Reg, type_suffix, vector_type
-from smelt.backends.cpu._epilogue import counts_bytes
+from smelt.backends.cpu._epilogue import computes_on_int8
 from smelt.backends.cpu._math import absolute, larger, power
 from smelt.backends.cpu._quantization import LIMITS
 from smelt.backends.cpu._target import CpuTarget
-from smelt.backends.cpu.families._operands import pack_extras
-from smelt.backends.cpu.families._pixels import (
+from smelt.backends.cpu.families._operand_packing import pack_epilogue_constants
+from smelt.backends.cpu.families._pixel_loops import (
     CHANNEL_AXIS,
-    Pixels,
-    PixelWriter,
-    Walk,
+    PixelLoopSpec,
+    PixelLoopWriter,
+    PixelStrides,
     clipped,
     formats,
     pixel_launch,
-    pixels_of,
-    places,
-    walk_of,
-    why_no_image,
-    why_no_pixels,
+    pixel_loop_of,
+    pixel_strides_of,
+    spatial_pair,
+    unsupported_float_image_reason,
+    unsupported_image_reason,
 )
 from smelt.backends.cpu.families._tiling import MEMORY_BYTES_PER_SECOND
 from smelt.backends.cpu.families._vectors import load, unravel
@@ -53,12 +53,12 @@ if TYPE_CHECKING:
     from smelt.ir import Constant, Node
     from smelt.types import Dim
 
-_WRITTEN_OUT_TAPS: Final = 16
+_MAX_UNROLLED_TAPS: Final = 16
 _VECTORS: Final = 4
 """Vectors of channels that are pooled side by side."""
-_RUN: Final = 4
+_WINDOWS_PER_RUN: Final = 4
 """Windows beside each other that share columns."""
-_RUN_TAPS: Final = 64
+_MAX_RUN_TAPS: Final = 64
 """Most taps of such windows, shared ones counted once: they are written out."""
 
 
@@ -66,7 +66,7 @@ class PoolFamily(Family[CpuTarget]):
     """Largest, mean and norm of windows and of whole images."""
 
     name: ClassVar[str] = "pool"
-    narrow: ClassVar[bool] = True
+    supports_reduced_precision: ClassVar[bool] = True
 
     @override
     def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
@@ -74,39 +74,41 @@ class PoolFamily(Family[CpuTarget]):
         if not isinstance(root, MaxPool | AveragePool | LpPool | GlobalAveragePool | GlobalMaxPool):
             return
         found, reason = formats(node)
-        bytewise = counts_bytes(node)
-        reason = (why_no_image if bytewise else why_no_pixels)(node) or reason
+        bytewise = computes_on_int8(node)
+        reason = (unsupported_image_reason if bytewise else unsupported_float_image_reason)(
+            node
+        ) or reason
         if reason:
             yield Refusal(self.name, reason)
             return
         # Bytes that are only compared fill registers; others become floats.
         plain = bytewise and isinstance(node.op, MaxPool | GlobalMaxPool)
         options = parameters(lanes=target.vector_bits // (8 if plain else 32))
-        count = element_count(value_of(node, 0).tensor.shape)
+        count = element_count(required_input(node, 0).tensor.shape)
         seconds = (count if isinstance(count, int) else 1e5) * 8 / MEMORY_BYTES_PER_SECOND
         first, result = (
             TensorFormat(v.tensor.dtype, Layout.CHANNELS_LAST)
-            for v in (value_of(node, 0), node.output)
+            for v in (required_input(node, 0), node.output)
         )
         yield Tactic(self.name, options, (first, *found), (result,), cost_hint=seconds)
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
-        return pack_extras(node, CHANNEL_AXIS)
+        return pack_epilogue_constants(node, CHANNEL_AXIS)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
-        root, scalars = root_of(node)[0], Scalars()
+        root, scalars = root_of(node)[0], LaunchScalars()
         lanes = cast("int", dict(tactic.parameters)["lanes"])
         window = getattr(root, "kernel_shape", (1, 1))
         work = math.prod(window)
-        pixels, extras = pixels_of(node, operands, operands.packed, scalars, lanes, work)
-        x = view_of(operands, 0)
+        pixels, extras = pixel_loop_of(node, operands, operands.packed, scalars, lanes, work)
+        x = input_view(operands, 0)
         views = (x, *extras, operands.outputs[0])
-        height, width = places(x.shape[2:], 1)
+        height, width = spatial_pair(x.shape[2:], 1)
         shared: dict[str, Any] = {
             "pixels": pixels.as_json(),
-            "a": walk_of(x.strides, scalars, x.dtype).as_json(),
+            "a": pixel_strides_of(x.strides, scalars, x.dtype).as_json(),
             "extents": scalars.all_json((height, width)),
             "reduction": root.name.removeprefix("global_"),
         }
@@ -132,10 +134,10 @@ class PoolFamily(Family[CpuTarget]):
     def _global(
         self,
         node: Node,
-        pixels: Pixels,
+        pixels: PixelLoopSpec,
         views: tuple[View, ...],
         shared: dict[str, Any],
-        scalars: Scalars,
+        scalars: LaunchScalars,
     ) -> Launch:
         blocks = -(-pixels.channels // (pixels.lanes * _VECTORS))
         kernel = KernelSpec(self.name, parameters(**shared, whole=True))
@@ -146,7 +148,7 @@ class PoolFamily(Family[CpuTarget]):
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
         del target
         whole = dict(kernel.parameters).get("whole", False)
-        return _WholeWriter(kernel).write() if whole else _WindowWriter(kernel).write()
+        return _GlobalPoolWriter(kernel).write() if whole else _WindowPoolWriter(kernel).write()
 
 
 def _pair(values: tuple[int, ...], missing: int) -> tuple[int, int]:
@@ -159,10 +161,10 @@ class _Reducer:
 
     def __init__(self, kernel: KernelSpec) -> None:
         self.k = kernel
-        self.p = Pixels.from_spec(kernel)
+        self.p = PixelLoopSpec.from_spec(kernel)
         self.e = Emitter(kernel.symbol, 1 + len(self.p.extras) + 1)
-        self.w = PixelWriter(self.e, self.p, 1)
-        self.a = Walk(*cast("tuple[Any, ...]", as_json(kernel["a"])))
+        self.w = PixelLoopWriter(self.e, self.p, 1)
+        self.a = PixelStrides(*cast("tuple[Any, ...]", as_json(kernel["a"])))
         self.is_max = kernel["reduction"] == "max_pool"
         self.compares = self.is_max and not self.a.dtype.is_float
         self.kind = vector_type("i8", self.p.lanes) if self.compares else self.w.kind
@@ -225,7 +227,7 @@ class _Reducer:
         return self.a.bytes_of(self.e, times, stride)
 
 
-class _WindowWriter(_Reducer):
+class _WindowPoolWriter(_Reducer):
     """Writes pooling over windows."""
 
     def __init__(self, kernel: KernelSpec) -> None:
@@ -249,7 +251,7 @@ class _WindowWriter(_Reducer):
                     columns = clipped(e, left, self.window[1], self.dilations[1], self.extents[1])
                     self.pixel((image, row, column.index), (top, left), rows, columns)
             if stop != 0:
-                with e.loop(start, stop, _RUN) as column:
+                with e.loop(start, stop, _WINDOWS_PER_RUN) as column:
                     left = e.sub(e.mul(column.index, self.steps[1]), self.before[1])
                     self.run((image, row, column.index), (top, left))
         return e.module()
@@ -259,14 +261,14 @@ class _WindowWriter(_Reducer):
         """The columns of a run's windows."""
         return {
             window * self.steps[1] + tap * self.dilations[1]
-            for window in range(_RUN)
+            for window in range(_WINDOWS_PER_RUN)
             for tap in range(self.window[1])
         }
 
     def shared(self, rows: tuple[Int, Int]) -> tuple[Int, Int]:
         """First and end of the columns that are done in runs, in a row of windows."""
         e, count = self.e, len(self.offsets)
-        if count == _RUN * self.window[1] or count * self.window[0] > _RUN_TAPS:
+        if count == _WINDOWS_PER_RUN * self.window[1] or count * self.window[0] > _MAX_RUN_TAPS:
             return 0, 0
         step, before = self.steps[1], self.before[1]
         width = e.extent(self.p.width)
@@ -276,28 +278,28 @@ class _WindowWriter(_Reducer):
         room = e.sub(e.add(self.extents[1], before + step), reach + 1)
         inside = e.sub(e.div(e.maximum(room, 0), step), start)
         inside = e.minimum(inside, e.sub(width, start))
-        runs = e.mul(e.div(e.maximum(inside, 0), _RUN), _RUN)
+        runs = e.mul(e.div(e.maximum(inside, 0), _WINDOWS_PER_RUN), _WINDOWS_PER_RUN)
         full = e.compare("eq", e.sub(rows[1], rows[0]), self.window[0])
         stop = e.select(full, e.i64(e.add(runs, start)), e.i64(start))
         return start, stop
 
-    def run(self, place: tuple[Int, Int, Int], corner: tuple[Int, Int]) -> None:
+    def run(self, position: tuple[Int, Int, Int], corner: tuple[Int, Int]) -> None:
         """Windows beside each other, all inside the image."""
         e = self.e
-        at = e.at(e.pointer(0), self.w.offset(self.a, place[0], *corner))
+        at = e.at(e.pointer(0), self.w.offset(self.a, position[0], *corner))
         taps = self.window[0] * self.window[1]
 
         def block(channel: Int, masks: list[Reg | None]) -> None:
             here = e.at(at, self.a.bytes_of(e, channel))
             known: dict[int, list[Reg]] = {}
-            for window in range(_RUN):
+            for window in range(_WINDOWS_PER_RUN):
                 totals: list[Reg] = []
                 for tap in range(self.window[1]):
                     offset = window * self.steps[1] + tap * self.dilations[1]
                     if offset not in known:
                         known[offset] = self.column(here, offset, masks)
                     totals = self.joined(totals, known[offset])
-                there = (place[0], place[1], e.add(place[2], window))
+                there = (position[0], position[1], e.add(position[2], window))
                 self.finish(totals, there, taps, channel, masks)
 
         self.w.channels(_VECTORS, block)
@@ -322,32 +324,32 @@ class _WindowWriter(_Reducer):
 
     def pixel(
         self,
-        place: tuple[Int, Int, Int],
+        position: tuple[Int, Int, Int],
         corner: tuple[Int, Int],
         rows: tuple[Int, Int],
         columns: tuple[Int, Int],
     ) -> None:
         if self.clamps:
-            self.clamped(place, corner)
+            self.clamped(position, corner)
             return
         e = self.e
-        at = e.at(e.pointer(0), self.w.offset(self.a, place[0], *corner))
+        at = e.at(e.pointer(0), self.w.offset(self.a, position[0], *corner))
         divisor = self.divisor(corner, rows, columns)
         taps = self.window[0] * self.window[1]
-        if taps > _WRITTEN_OUT_TAPS:
-            self.channels(place, at, rows, columns, divisor)
+        if taps > _MAX_UNROLLED_TAPS:
+            self.channels(position, at, rows, columns, divisor)
             return
         area = e.mul(e.sub(rows[1], rows[0]), e.sub(columns[1], columns[0]))
         with e.when(e.compare("eq", area, taps)):
-            self.channels(place, at, None, None, divisor)
+            self.channels(position, at, None, None, divisor)
         with e.when(e.compare("ne", area, taps)):
-            self.channels(place, at, rows, columns, divisor)
+            self.channels(position, at, rows, columns, divisor)
 
     @property
     def clamps(self) -> bool:
         """Whether taps beyond the image may be those at its border, which are in the window too."""
         counts = (self.p.height, self.p.width)
-        if not self.is_max or self.window[0] * self.window[1] > _WRITTEN_OUT_TAPS:
+        if not self.is_max or self.window[0] * self.window[1] > _MAX_UNROLLED_TAPS:
             return False
         for axis in range(2):
             extent, count = self.extents[axis], counts[axis]
@@ -360,10 +362,10 @@ class _WindowWriter(_Reducer):
                 return False
         return True
 
-    def clamped(self, place: tuple[Int, Int, Int], corner: tuple[Int, Int]) -> None:
+    def clamped(self, position: tuple[Int, Int, Int], corner: tuple[Int, Int]) -> None:
         """A window that may reach beyond the image."""
         e = self.e
-        at = e.at(e.pointer(0), self.w.offset(self.a, place[0], 0, 0))
+        at = e.at(e.pointer(0), self.w.offset(self.a, position[0], 0, 0))
         downs, acrosses = (
             [
                 self.step(stride, e.minimum(e.maximum(e.add(corner[axis], tap), 0), last))
@@ -381,7 +383,7 @@ class _WindowWriter(_Reducer):
             for down in downs:
                 for across in acrosses:
                     totals = self.add_all(e.at(e.at(here, down), across), totals, masks)
-            self.finish(totals, place, 1, channel, masks)
+            self.finish(totals, position, 1, channel, masks)
 
         self.w.channels(_VECTORS, block)
 
@@ -403,7 +405,7 @@ class _WindowWriter(_Reducer):
 
     def channels(
         self,
-        place: tuple[Int, Int, Int],
+        position: tuple[Int, Int, Int],
         at: Reg,
         rows: tuple[Int, Int] | None,
         columns: tuple[Int, Int] | None,
@@ -418,14 +420,14 @@ class _WindowWriter(_Reducer):
                 totals = self.written_out(here, totals, masks)
             else:
                 totals = self.looped(here, totals, masks, rows, columns)
-            self.finish(totals, place, divisor, channel, masks)
+            self.finish(totals, position, divisor, channel, masks)
 
         self.w.channels(_VECTORS, block)
 
     def finish(
         self,
         totals: list[Reg],
-        place: tuple[Int, Int, Int],
+        position: tuple[Int, Int, Int],
         divisor: Int,
         channel: Int,
         masks: list[Reg | None],
@@ -437,7 +439,7 @@ class _WindowWriter(_Reducer):
                 value = self.divided(total, divisor)
             elif self.k["reduction"] == "lp_pool":
                 value = self.root(total)
-            self.w.finish(value, place, self.e.add(channel, j * self.p.lanes), mask)
+            self.w.finish(value, position, self.e.add(channel, j * self.p.lanes), mask)
 
     def written_out(self, at: Reg, totals: list[Reg], masks: list[Reg | None]) -> list[Reg]:
         for row in range(self.window[0]):
@@ -472,7 +474,7 @@ class _WindowWriter(_Reducer):
         return made
 
 
-class _WholeWriter(_Reducer):
+class _GlobalPoolWriter(_Reducer):
     """Writes pooling over whole images: a chunk is some channels of one image."""
 
     def write(self) -> str:

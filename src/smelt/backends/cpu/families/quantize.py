@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from smelt.backends import Family, Operands, Refusal, Tactic
-from smelt.backends._axes import common_axes
-from smelt.backends._fusion import layouts_of
-from smelt.backends._scalars import Scalars
+from smelt.backends._fused_programs import layouts_of
+from smelt.backends._iteration_space import iteration_axes
+from smelt.backends._launch_scalars import LaunchScalars
 from smelt.backends.cpu import _math as m
-from smelt.backends.cpu._elementwise import from_memory, to_memory
+from smelt.backends.cpu._elementwise import to_compute_type, to_storage_type
 from smelt.backends.cpu._emit import Emitter, Reg, emitter_for, vector_type
+from smelt.backends.cpu._loop_nest import LoopNest, emit_loop_nest
 from smelt.backends.cpu._quantization import LIMITS, dequantized, quantized
-from smelt.backends.cpu._rows import Walk, walk_rows
 from smelt.backends.cpu.families.elementwise import load_along
-from smelt.backends.cpu.families.reduce import combine, fold_lanes
+from smelt.backends.cpu.families.reduce import combine, reduce_lanes
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.errors import InternalError
 from smelt.ops import DequantizeLinear, DynamicQuantizeLinear, QuantizeLinear
@@ -43,7 +43,7 @@ class QuantizeFamily(Family["CpuTarget"]):
             return
         if node.op.elementwise:
             return
-        if reason := _why_not(node):
+        if reason := _unsupported_reason(node):
             yield Refusal(self.name, reason)
             return
         rank = node.outputs[0].tensor.rank
@@ -67,66 +67,69 @@ class QuantizeFamily(Family["CpuTarget"]):
             raise InternalError(f"{node} has no input")
         if isinstance(node.op, DynamicQuantizeLinear):
             result, *made = operands.outputs
-            return (_measure(x, *made), _scale(x, made[0], made[1], result, 0, to_real=False))
+            return (
+                _dynamic_range(x, *made),
+                _apply_scale(x, made[0], made[1], result, 0, to_real=False),
+            )
         if not isinstance(node.op, QuantizeLinear | DequantizeLinear) or node.op.axis is None:
             raise InternalError(f"{node} is not quantised")
         scale, zero = (*operands.inputs[1:], None)[:2]
         if scale is None:
             raise InternalError(f"{node} has no scale")
         real = isinstance(node.op, DequantizeLinear)
-        return (_scale(x, scale, zero, operands.outputs[0], node.op.axis, to_real=real),)
+        return (_apply_scale(x, scale, zero, operands.outputs[0], node.op.axis, to_real=real),)
 
     @override
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
         lanes = target.vector_bits // 32
-        if kernel["what"] == "measure":
-            return _generate_measure(kernel, lanes)
-        return _generate_scale(kernel, lanes)
+        if kernel["what"] == "dynamic_range":
+            return _generate_dynamic_range(kernel, lanes)
+        return _generate_apply_scale(kernel, lanes)
 
 
-def _why_not(node: Node) -> str | None:
+def _unsupported_reason(node: Node) -> str | None:
     x, scale = node.inputs[0], (*node.inputs[1:], None)[0]
     if scale is not None and scale.tensor.dtype is not DType.FLOAT32:
-        return f"scales of {scale.tensor.dtype.value} are not generated"
+        return f"scales of {scale.tensor.dtype.value} are not supported"
     if isinstance(node.op, QuantizeLinear) and x is not None:
         if x.tensor.dtype not in _FLOATS | {DType.INT32}:
-            return f"{x.tensor.dtype.value} is not quantised by generated code"
+            return f"{x.tensor.dtype.value} is not a supported input type"
         if node.output.tensor.dtype not in LIMITS:
-            return f"a result of {node.output.tensor.dtype.value} is not generated"
+            return f"a result of {node.output.tensor.dtype.value} is not supported"
     return None
 
 
-def _measure(x: View, scale: View, zero: View) -> Launch:
-    scalars = Scalars()
-    walk = Walk.over(common_axes(x.shape, [x.strides], 0), 1)
+def _dynamic_range(x: View, scale: View, zero: View) -> Launch:
+    scalars = LaunchScalars()
+    loop_nest = LoopNest.over(iteration_axes(x.shape, [x.strides], 0), 1)
     spec = KernelSpec(
         QuantizeFamily.name,
-        parameters(what="measure", axes=_axes_json(walk, scalars)),
+        parameters(what="dynamic_range", axes=_axes_json(loop_nest, scalars)),
     )
     return Launch(spec, (x, scale, zero), (1, 2), scalars.values, 1)
 
 
-def _axes_json(walk: Walk, scalars: Scalars) -> Json:
-    return tuple(a.json(scalars) for a in (*walk.outer, walk.row))
+def _axes_json(loop_nest: LoopNest, scalars: LaunchScalars) -> Json:
+    return tuple(a.json(scalars) for a in (*loop_nest.outer, loop_nest.row))
 
 
-def _scale(
+def _apply_scale(
     x: View, scale: View, zero: View | None, result: View, axis: int, *, to_real: bool
 ) -> Launch:
     views = [x, scale, *([] if zero is None else [zero]), result]
     strides = [x.strides, *(_along(v, axis, len(x.shape)) for v in views[1:-1]), result.strides]
-    walk = Walk.over(common_axes(x.shape, strides, len(views) - 1), len(views))
-    scalars = Scalars()
+    loop_nest = LoopNest.over(iteration_axes(x.shape, strides, len(views) - 1), len(views))
+    scalars = LaunchScalars()
     spec = KernelSpec(
         QuantizeFamily.name,
         parameters(
             what="dequantize" if to_real else "quantize",
             dtypes=tuple(v.dtype.value for v in views),
-            walk=walk.json(scalars),
+            loop_nest=loop_nest.json(scalars),
         ),
     )
     writes = (len(views) - 1,)
-    return Launch(spec, tuple(views), writes, scalars.values, walk.chunks)
+    return Launch(spec, tuple(views), writes, scalars.values, loop_nest.chunks)
 
 
 def _along(view: View, axis: int, rank: int) -> tuple[Dim, ...]:
@@ -136,7 +139,7 @@ def _along(view: View, axis: int, rank: int) -> tuple[Dim, ...]:
     return tuple(view.strides[0] if a == axis % rank else 0 for a in range(rank))
 
 
-def _generate_scale(kernel: KernelSpec, lanes: int) -> str:
+def _generate_apply_scale(kernel: KernelSpec, lanes: int) -> str:
     dtypes = [DType(d) for d in kernel["dtypes"]]
     e = emitter_for(kernel, len(dtypes))
     convert = _dequantized if kernel["what"] == "dequantize" else _quantized
@@ -159,7 +162,7 @@ def _generate_scale(kernel: KernelSpec, lanes: int) -> str:
             step(starts, strides, steps.index, 1)
 
     pointers = [e.pointer(k) for k in range(len(dtypes))]
-    walk_rows(e, kernel["walk"], pointers, [d.size_bytes for d in dtypes], row)
+    emit_loop_nest(e, kernel["loop_nest"], pointers, [d.size_bytes for d in dtypes], row)
     return e.module()
 
 
@@ -176,10 +179,10 @@ def _quantized(e: Emitter, values: Sequence[Reg], dtypes: Sequence[DType]) -> Re
 
 def _dequantized(e: Emitter, values: Sequence[Reg], dtypes: Sequence[DType]) -> Reg:
     zero = values[2] if len(values) > 2 else None
-    return to_memory(e, dequantized(e, values[0], values[1], zero, dtypes[0]), dtypes[-1])
+    return to_storage_type(e, dequantized(e, values[0], values[1], zero, dtypes[0]), dtypes[-1])
 
 
-def _generate_measure(kernel: KernelSpec, lanes: int) -> str:
+def _generate_dynamic_range(kernel: KernelSpec, lanes: int) -> str:
     """One worker: the range of all elements, then the scale and the zero point."""
     e = emitter_for(kernel, 3)
     axes = [tuple(e.extent(x) for x in axis) for axis in kernel["axes"]]
@@ -188,13 +191,13 @@ def _generate_measure(kernel: KernelSpec, lanes: int) -> str:
     one = e.constant(0.0, "float")
     low, high, low_rest, high_rest = _extremes(e, axes, e.pointer(0), (zero, zero, one, one), width)
     if width > 1:
-        low = combine(e, "reduce_min", fold_lanes(e, "reduce_min", low), low_rest)
-        high = combine(e, "reduce_max", fold_lanes(e, "reduce_max", high), high_rest)
+        low = combine(e, "reduce_min", reduce_lanes(e, "reduce_min", low), low_rest)
+        high = combine(e, "reduce_max", reduce_lanes(e, "reduce_max", high), high_rest)
     gap = e.binary("fdiv", e.binary("fsub", high, low), e.constant(255.0, "float"))
     some = e.compare_float("ogt", high, low)
     scale = e.select(some, gap, e.constant(1.0, "float"))
     place = m.round_even(e, e.binary("fdiv", m.negative(e, low), scale))
-    bounded = m.at_most(e, m.at_least(e, place, 0.0), 255.0)
+    bounded = m.clamp_max(e, m.clamp_min(e, place, 0.0), 255.0)
     e.store(scale, e.pointer(1))
     e.store(e.convert("trunc", e.convert("fptosi", bounded, "i32"), "i8"), e.pointer(2))
     return e.module()
@@ -213,15 +216,15 @@ def _extremes(
     whole = e.mul(e.div(extent, width), width) if width > 1 else extent
     with e.loop(0, whole, width, carried=found[:2]) as steps:
         at = e.at(start, e.mul(steps.index, e.mul(stride, 4)))
-        value = from_memory(e, e.load(vector_type("float", width), at), DType.FLOAT32)
-        steps.carry = _wider(e, steps.values, value)
+        value = to_compute_type(e, e.load(vector_type("float", width), at), DType.FLOAT32)
+        steps.carry = _extend_range(e, steps.values, value)
     with e.loop(whole, extent, carried=found[2:]) as singles:
         value = e.load("float", e.at(start, e.mul(singles.index, e.mul(stride, 4))))
-        singles.carry = _wider(e, singles.values, value)
+        singles.carry = _extend_range(e, singles.values, value)
     return (*steps.values, *singles.values)
 
 
-def _wider(e: Emitter, found: Sequence[Reg], value: Reg) -> tuple[Reg, Reg]:
+def _extend_range(e: Emitter, found: Sequence[Reg], value: Reg) -> tuple[Reg, Reg]:
     return (
         combine(e, "reduce_min", found[0], value),
         combine(e, "reduce_max", found[1], value),

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from smelt.backends import Family, Operands, Refusal, Tactic
-from smelt.backends._axes import Axis, join_axes, sort_axes
-from smelt.backends._scalars import Scalars
+from smelt.backends._iteration_space import Axis, coalesce_axes, sort_axes
+from smelt.backends._launch_scalars import LaunchScalars
 from smelt.backends.cpu import _math as m
-from smelt.backends.cpu._elementwise import from_memory, to_memory
+from smelt.backends.cpu._elementwise import to_compute_type, to_storage_type
 from smelt.backends.cpu._emit import (
     LLVM_TYPES,
     Emitter,
@@ -20,7 +20,7 @@ from smelt.backends.cpu._emit import (
     type_suffix,
     vector_type,
 )
-from smelt.backends.cpu._rows import Walk, walk_rows
+from smelt.backends.cpu._loop_nest import LoopNest, emit_loop_nest
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.ops import (
     GlobalAveragePool,
@@ -47,7 +47,7 @@ _POOLS: Final[dict[type, str]] = {
     GlobalMaxPool: ReduceMax.name,
 }
 """Reductions of all places, where places run on in memory."""
-_CHAINS: Final = 4
+_INDEPENDENT_SUMS: Final = 4
 _FIRST: Final = {
     "reduce_sum": 0.0,
     "reduce_mean": 0.0,
@@ -77,12 +77,12 @@ _BOUNDED: Final = ("reduce_max", "reduce_min")
 
 
 @dataclass(frozen=True, slots=True)
-class _Space:
+class _ReductionAxes:
     """The axes of the input, parted: those that stay and those that go."""
 
     kept: tuple[Axis, ...]
     """Strides in input and output."""
-    gone: tuple[Axis, ...]
+    reduced: tuple[Axis, ...]
     """Strides in the input alone."""
 
 
@@ -90,7 +90,7 @@ class ReduceFamily(Family["CpuTarget"]):
     """Sum, mean, maximum, minimum and product; half floats are accumulated in float32."""
 
     name: ClassVar[str] = "reduce"
-    narrow: ClassVar[bool] = True
+    supports_reduced_precision: ClassVar[bool] = True
 
     @override
     def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
@@ -99,11 +99,11 @@ class ReduceFamily(Family["CpuTarget"]):
             return
         source = node.inputs[0]
         if source is None or source.tensor.dtype not in _TYPES:
-            yield Refusal(self.name, "only floats, bytes, int32 and int64 are generated")
+            yield Refusal(self.name, "only floats, bytes, int32 and int64 are supported")
             return
         dtype = source.tensor.dtype
         if dtype in _BYTES and not isinstance(node.op, ReduceMax | ReduceMin | GlobalMaxPool):
-            yield Refusal(self.name, f"sums of {dtype.value} wrap around and are not generated")
+            yield Refusal(self.name, f"sums of {dtype.value} would overflow and are not supported")
             return
         if reduced_axes(node) is None:
             yield Refusal(self.name, "the axes are not constant")
@@ -128,26 +128,28 @@ class ReduceFamily(Family["CpuTarget"]):
         assert source is not None  # noqa: S101
         assert axes is not None  # noqa: S101  (the tactic was only given with both)
         space = _part(source, result, axes)
-        scalars = Scalars()
-        walk = Walk.over(space.kept, 2, element_count(tuple(a.extent for a in space.gone)))
+        scalars = LaunchScalars()
+        loop_nest = LoopNest.over(
+            space.kept, 2, element_count(tuple(a.extent for a in space.reduced))
+        )
         spec = KernelSpec(
             self.name,
             parameters(
                 op=_POOLS.get(type(node.op), node.op.name),
                 dtypes=(source.dtype.value, result.dtype.value),
-                walk=walk.json(scalars),
-                gone=tuple(a.json(scalars) for a in space.gone),
+                loop_nest=loop_nest.json(scalars),
+                reduced=tuple(a.json(scalars) for a in space.reduced),
             ),
         )
-        return (Launch(spec, (source, result), (1,), scalars.values, walk.chunks),)
+        return (Launch(spec, (source, result), (1,), scalars.values, loop_nest.chunks),)
 
     @override
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
         e = emitter_for(kernel, 2)
         dtype, made = (DType(d) for d in kernel["dtypes"])
         lanes = target.vector_bits // 8 // max(4, dtype.size_bytes)
-        gone = [tuple(e.extent(x) for x in axis) for axis in kernel["gone"]]
-        fold = _Fold(e, kernel["op"], dtype, made, gone)
+        reduced = [tuple(e.extent(x) for x in axis) for axis in kernel["reduced"]]
+        fold = _Reduction(e, kernel["op"], dtype, made, reduced)
 
         def row(starts: Sequence[Reg], first: Int, last: Int, strides: tuple[Int, ...]) -> None:
             whole = first
@@ -155,13 +157,13 @@ class ReduceFamily(Family["CpuTarget"]):
                 whole = e.add(first, e.mul(e.div(e.sub(last, first), lanes), lanes))
                 with e.loop(first, whole, lanes) as steps:
                     fold.column(starts, strides, steps.index, lanes, 1)
-            across = lanes if gone and gone[-1][1] == 1 else 1
+            across = lanes if reduced and reduced[-1][1] == 1 else 1
             with e.loop(whole, last) as steps:
                 fold.column(starts, strides, steps.index, 1, across)
 
-        walk_rows(
+        emit_loop_nest(
             e,
-            kernel["walk"],
+            kernel["loop_nest"],
             [e.pointer(0), e.pointer(1)],
             [dtype.size_bytes, made.size_bytes],
             row,
@@ -186,23 +188,25 @@ def reduced_axes(node: Node) -> tuple[int, ...] | None:
     return axes
 
 
-def _part(source: View, result: View, axes: tuple[int, ...]) -> _Space:
+def _part(source: View, result: View, axes: tuple[int, ...]) -> _ReductionAxes:
     keeps_rank = len(result.shape) == len(source.shape)
     strides_out = iter(s for a, s in enumerate(result.strides) if not (keeps_rank and a in axes))
     kept: list[Axis] = []
-    gone: list[Axis] = []
+    reduced: list[Axis] = []
     for axis, (extent, stride) in enumerate(zip(source.shape, source.strides, strict=True)):
         if axis in axes:
-            gone.append(Axis(extent, (stride,)))
+            reduced.append(Axis(extent, (stride,)))
         else:
             kept.append(Axis(extent, (stride, next(strides_out))))
     some = [a for a in kept if a.extent != 1]
-    less = [a for a in gone if a.extent != 1]
-    return _Space(tuple(join_axes(sort_axes(some, 0))), tuple(join_axes(sort_axes(less, 0))))
+    less = [a for a in reduced if a.extent != 1]
+    return _ReductionAxes(
+        tuple(coalesce_axes(sort_axes(some, 0))), tuple(coalesce_axes(sort_axes(less, 0)))
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class _Fold:
+class _Reduction:
     """Writes the reduction of one output, or of several abreast."""
 
     e: Emitter
@@ -210,7 +214,7 @@ class _Fold:
     dtype: DType
     made: DType
     """What the result is stored as."""
-    gone: Sequence[tuple[Int, ...]]
+    reduced: Sequence[tuple[Int, ...]]
 
     def column(
         self, starts: Sequence[Reg], strides: tuple[Int, ...], index: Reg, lanes: int, across: int
@@ -220,15 +224,15 @@ class _Fold:
         pointer = e.at(starts[0], e.mul(index, e.mul(strides[0], size)))
         width = max(lanes, across)
         start, single = (self.first(w) for w in (width, 1))
-        total, rest = self._nest(self.gone, pointer, (start, single), width, across)
+        total, rest = self._nest(self.reduced, pointer, (start, single), width, across)
         if across > 1:
-            total = combine(e, self.op, fold_lanes(e, self.op, total), rest)
+            total = combine(e, self.op, reduce_lanes(e, self.op, total), rest)
         if self.op == "reduce_mean":
             total = self._divided(total, lanes)
         if self.dtype in _BYTES:
             result = e.convert("trunc", total, LLVM_TYPES[self.dtype])
         else:
-            result = to_memory(e, total, self.made)
+            result = to_storage_type(e, total, self.made)
         to = e.at(starts[1], e.mul(index, e.mul(strides[1], self.made.size_bytes)))
         e.store(result, to)
 
@@ -249,12 +253,12 @@ class _Fold:
         stored = self.e.load(kind, at)
         if self.dtype in _BYTES:
             return self.e.convert(_BYTES[self.dtype][0], stored, _TYPES[self.dtype])
-        return from_memory(self.e, stored, self.dtype)
+        return to_compute_type(self.e, stored, self.dtype)
 
     def _divided(self, total: Reg, lanes: int) -> Reg:
         e, kind = self.e, _TYPES[self.dtype]
         count: Int = 1
-        for extent, _ in self.gone:
+        for extent, _ in self.reduced:
             count = e.mul(count, extent)
         if kind.startswith("i"):
             count = e.maximum(count, 1)  # a machine's division by zero kills the process
@@ -265,7 +269,7 @@ class _Fold:
 
     def _nest(
         self,
-        gone: Sequence[tuple[Int, ...]],
+        reduced: Sequence[tuple[Int, ...]],
         pointer: Reg,
         totals: tuple[Reg, Reg],
         lanes: int,
@@ -273,16 +277,16 @@ class _Fold:
     ) -> tuple[Reg, Reg]:
         """Loop over the reduced axes; the second total is of the elements beyond whole vectors."""
         e, op, size = self.e, self.op, self.dtype.size_bytes
-        if not gone:
+        if not reduced:
             return combine(e, op, totals[0], self._load(pointer, lanes)), totals[1]
-        (extent, stride), *inner = gone
+        (extent, stride), *inner = reduced
         if inner or across == 1:
             with e.loop(0, extent, carried=totals) as steps:
                 at = e.at(pointer, e.mul(steps.index, e.mul(stride, size)))
                 now = (steps.values[0], steps.values[1])
                 steps.carry = self._nest(inner, at, now, lanes, across)
             return steps.values[0], steps.values[1]
-        begun, many = self._abreast(extent, pointer, totals[0], lanes)
+        begun, many = self._reduce_vectors(extent, pointer, totals[0], lanes)
         whole = e.mul(e.div(extent, across), across)
         with e.loop(many, whole, across, carried=(begun,)) as steps:
             at = e.at(pointer, e.mul(steps.index, size))
@@ -292,17 +296,19 @@ class _Fold:
             singles.carry = (combine(e, op, singles.values[0], self._load(at, 1)),)
         return steps.values[0], singles.values[0]
 
-    def _abreast(self, extent: Int, pointer: Reg, total: Reg, lanes: int) -> tuple[Reg, Int]:
+    def _reduce_vectors(self, extent: Int, pointer: Reg, total: Reg, lanes: int) -> tuple[Reg, Int]:
         """Several vectors at a time: none waits for the sum of the one before it."""
         e, op, size = self.e, self.op, self.dtype.size_bytes
-        step = _CHAINS * lanes
+        step = _INDEPENDENT_SUMS * lanes
         if isinstance(extent, int) and extent < step:
             return total, 0
         many = e.mul(e.div(extent, step), step)
-        totals = [total, *[self.first(lanes)] * (_CHAINS - 1)]
+        totals = [total, *[self.first(lanes)] * (_INDEPENDENT_SUMS - 1)]
         with e.loop(0, many, step, carried=totals) as steps:
             at = e.at(pointer, e.mul(steps.index, size))
-            loads = [self._load(e.at(at, k * lanes * size), lanes) for k in range(_CHAINS)]
+            loads = [
+                self._load(e.at(at, k * lanes * size), lanes) for k in range(_INDEPENDENT_SUMS)
+            ]
             pairs = zip(steps.values, loads, strict=True)
             steps.carry = [combine(e, op, before, x) for before, x in pairs]
         a, b, c, d = steps.values
@@ -316,7 +322,7 @@ def combine(e: Emitter, op: str, a: Reg, b: Reg) -> Reg:
     pick: dict[str, Callable[[Emitter, Reg, Reg], Reg]] = {
         "reduce_max": m.larger,
         "reduce_min": m.smaller,
-        "largest_number": m.largest_number,
+        "max_number": m.max_number,
     }
     if op in pick:
         return pick[op](e, a, b)
@@ -330,7 +336,7 @@ def _combine_integers(e: Emitter, op: str, a: Reg, b: Reg) -> Reg:
     return e.binary("mul" if op == "reduce_prod" else "add", a, b)
 
 
-def fold_lanes(e: Emitter, op: str, vector: Reg) -> Reg:
+def reduce_lanes(e: Emitter, op: str, vector: Reg) -> Reg:
     """Reduce a vector to a scalar as a balanced tree: the same order whoever runs it."""
     lanes = lane_count(vector.type)
     while lanes > 1:

@@ -6,15 +6,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from smelt.backends import Family, Operands, Refusal, Tactic, contiguous_strides
-from smelt.backends._axes import Axis, join_axes, sort_axes
-from smelt.backends._fusion import layouts_of
-from smelt.backends._nodes import value_of
-from smelt.backends._resampling import Table, resize_tables, table_constants, tables_of
-from smelt.backends._scalars import Scalars
+from smelt.backends._fused_programs import layouts_of
+from smelt.backends._iteration_space import Axis, coalesce_axes, sort_axes
+from smelt.backends._launch_scalars import LaunchScalars
+from smelt.backends._node_operands import required_input
+from smelt.backends._resize_tables import ResizeTable, resize_tables, table_constants, tables_of
 from smelt.backends.cpu import _math as m
 from smelt.backends.cpu._emit import Emitter, Reg, emitter_for, vector_type
-from smelt.backends.cpu._rows import Walk, walk_rows
-from smelt.backends.cpu.families._vectors import Moved, load, store
+from smelt.backends.cpu._loop_nest import LoopNest, emit_loop_nest
+from smelt.backends.cpu.families._vectors import ElementConversion, load, store
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.errors import InternalError
 from smelt.ops import Resize
@@ -34,7 +34,7 @@ class ResampleFamily(Family["CpuTarget"]):
     """Nearest of any element type; linear, cubic and free of aliases of float32."""
 
     name: ClassVar[str] = "resample"
-    narrow: ClassVar[bool] = True
+    supports_reduced_precision: ClassVar[bool] = True
 
     @override
     def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
@@ -44,9 +44,9 @@ class ResampleFamily(Family["CpuTarget"]):
         if isinstance(tables, str):
             yield Refusal(self.name, tables)
             return
-        source = value_of(node, 0).tensor.dtype
+        source = required_input(node, 0).tensor.dtype
         if source is not DType.FLOAT32 and any(table.is_weighted for table in tables):
-            yield Refusal(self.name, f"sums of {source.value} are not generated")
+            yield Refusal(self.name, f"sums of {source.value} are not supported")
             return
         kind = node.output.tensor
         size = kind.dtype.size_bytes
@@ -100,13 +100,13 @@ class ResampleFamily(Family["CpuTarget"]):
 
     @override
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
-        moved, taps = Moved.from_json(kernel["moved"]), kernel["taps"]
+        conversion, taps = ElementConversion.from_json(kernel["conversion"]), kernel["taps"]
         e = emitter_for(kernel, 4)
-        size, made = moved.sizes
-        lanes = target.vector_bits // (8 * moved.widest)
+        size, made = conversion.sizes
+        lanes = target.vector_bits // (8 * conversion.widest)
         if kernel["weighted"]:
             lanes = target.vector_bits // 32
-        line = _Taps(e, moved, taps, kernel["weighted"], e.extent(kernel["extent"]))
+        line = _Taps(e, conversion, taps, kernel["weighted"], e.extent(kernel["extent"]))
         along = e.mul(e.extent(kernel["stride"]), size)
 
         def row(starts: Sequence[Reg], first: Int, last: Int, strides: tuple[Int, ...]) -> None:
@@ -129,7 +129,9 @@ class ResampleFamily(Family["CpuTarget"]):
                 ]
                 line.store(line.picked(here, along), here[3], strides, e.constant(0, "i64"), 1)
 
-        walk_rows(e, kernel["walk"], [e.pointer(k) for k in range(4)], [size, 4, 4, made], row)
+        emit_loop_nest(
+            e, kernel["loop_nest"], [e.pointer(k) for k in range(4)], [size, 4, 4, made], row
+        )
         return e.module()
 
 
@@ -138,7 +140,7 @@ class _Taps:
     """Writes the sum over one place's taps."""
 
     e: Emitter
-    moved: Moved
+    conversion: ElementConversion
     taps: int
     weighted: bool
     extent: Int
@@ -150,8 +152,8 @@ class _Taps:
         found: list[tuple[Reg, Reg]] = []
         for tap in range(self.taps):
             index = e.convert("zext", e.load("i32", e.at(starts[1], 4 * tap)), "i64")
-            held = e.call("i64", "llvm.umin.i64", index, e.i64(e.sub(self.extent, 1)))
-            offset = e.mul(held, along)
+            clamped_index = e.call("i64", "llvm.umin.i64", index, e.i64(e.sub(self.extent, 1)))
+            offset = e.mul(clamped_index, along)
             weight = e.load("float", e.at(starts[2], 4 * tap)) if self.weighted else starts[2]
             found.append((e.at(starts[0], offset), weight))
         return found
@@ -165,26 +167,26 @@ class _Taps:
         lanes: int,
     ) -> None:
         """One element of the result, or ``lanes`` of them."""
-        e, (size, made) = self.e, self.moved.sizes
+        e, (size, made) = self.e, self.conversion.sizes
         kind = vector_type("float", lanes)
         at = e.mul(index, e.mul(strides[0], size))
         to = e.at(result, e.mul(index, e.mul(strides[3], made)))
         if not self.weighted:
-            e.store(self.moved.load(e, e.at(picked[-1][0], at), lanes), to)
+            e.store(self.conversion.load(e, e.at(picked[-1][0], at), lanes), to)
             return
         total: Reg | None = None
         for address, weight in picked:
-            value = load(e, kind, e.at(address, at), None, self.moved.source)
+            value = load(e, kind, e.at(address, at), None, self.conversion.source)
             if total is None:
                 total = e.binary("fmul", value, e.splat(weight, lanes))
             else:
                 total = m.multiply_add(e, value, e.splat(weight, lanes), total)
         if total is None:
-            raise InternalError("a place of a resized axis follows from nothing")
-        store(e, total, to, None, self.moved.destination)
+            raise InternalError("an output position of a resized axis has no taps")
+        store(e, total, to, None, self.conversion.destination)
 
 
-def _launch(table: Table, source: View, own: Sequence[View], result: View) -> Launch:
+def _launch(table: ResizeTable, source: View, own: Sequence[View], result: View) -> Launch:
     axes = [
         Axis(extent, (0, table.taps, table.taps, stride))
         if axis == table.axis
@@ -192,27 +194,27 @@ def _launch(table: Table, source: View, own: Sequence[View], result: View) -> La
         for axis, (extent, stride) in enumerate(zip(result.shape, result.strides, strict=True))
         if extent != 1 or axis == table.axis
     ]
-    scalars = Scalars()
-    walk = Walk.over(join_axes(sort_axes(axes, 3)), 4)
+    scalars = LaunchScalars()
+    loop_nest = LoopNest.over(coalesce_axes(sort_axes(axes, 3)), 4)
     weighted = table.is_weighted
-    moved = Moved.between(source.dtype, result.dtype)
+    conversion = ElementConversion.between(source.dtype, result.dtype)
     if weighted:
-        moved = Moved(source.dtype, result.dtype)
+        conversion = ElementConversion(source.dtype, result.dtype)
     spec = KernelSpec(
         ResampleFamily.name,
         parameters(
-            moved=moved.as_json(),
+            conversion=conversion.as_json(),
             taps=table.taps,
             weighted=weighted,
             extent=scalars.json(source.shape[table.axis]),
             stride=scalars.json(source.strides[table.axis]),
-            walk=walk.json(scalars),
+            loop_nest=loop_nest.json(scalars),
         ),
     )
-    return Launch(spec, (source, *own, result), (3,), scalars.values, walk.chunks)
+    return Launch(spec, (source, *own, result), (3,), scalars.values, loop_nest.chunks)
 
 
-def _shapes(node: Node, tables: Sequence[Table]) -> list[tuple[Dim, ...]]:
+def _shapes(node: Node, tables: Sequence[ResizeTable]) -> list[tuple[Dim, ...]]:
     """What each pass makes."""
     source = node.inputs[0]
     if source is None:

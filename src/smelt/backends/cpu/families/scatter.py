@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from smelt.backends import Family, Operands, Refusal, Tactic
-from smelt.backends._scalars import Scalars
+from smelt.backends._launch_scalars import LaunchScalars
 from smelt.backends.cpu._emit import LLVM_TYPES, Emitter, Reg, emitter_for
-from smelt.backends.cpu.families._indices import IndexReader
+from smelt.backends.cpu.families._index_reader import IndexReader
 from smelt.backends.cpu.families.copy import copy_launch
 from smelt.backends.cpu.families.reduce import combine
 from smelt.engine import KernelSpec, Launch, parameters
@@ -50,7 +50,7 @@ class ScatterFamily(Family["CpuTarget"]):
             return
         dtype = node.output.tensor.dtype
         if _reduction(node) != "none" and dtype not in _REDUCIBLE:
-            yield Refusal(self.name, f"{_reduction(node)} of {dtype.value} is not generated")
+            yield Refusal(self.name, f"{_reduction(node)} of {dtype.value} is not supported")
             return
         inputs = tuple(
             None if v is None else TensorFormat(v.tensor.dtype, Layout.LINEAR) for v in node.inputs
@@ -59,7 +59,7 @@ class ScatterFamily(Family["CpuTarget"]):
         yield Tactic(self.name, (), inputs, (result,), cost_hint=2e-5)
 
     @override
-    def tells_errors(self, node: Node) -> bool:
+    def reports_index_errors(self, node: Node) -> bool:
         return True
 
     @override
@@ -67,7 +67,7 @@ class ScatterFamily(Family["CpuTarget"]):
         data, indices, *updates = (v for v in operands.inputs if v is not None)
         (result,), errors = operands.outputs, operands.errors
         if errors is None:
-            raise InternalError(f"{node} has no error words")
+            raise InternalError(f"{node} has no error buffer")
         if isinstance(node.op, GatherND):
             return (_launch(node, (indices, result, data, errors), node.op.batch_dims),)
         return (copy_launch(data, result), _launch(node, (indices, updates[0], result, errors), 0))
@@ -78,7 +78,7 @@ class ScatterFamily(Family["CpuTarget"]):
         starts = tuple(e.pointer(k) for k in range(3))
         sizes = (kernel["index_size"], *[DType(kernel["dtype"]).size_bytes] * 2)
         axes = [tuple(e.extent(x) for x in axis) for axis in kernel["items"]]
-        _nest(e, axes, starts, sizes, lambda places: _item(e, kernel, places))
+        _nest(e, axes, starts, sizes, lambda positions: _item(e, kernel, positions))
         return e.module()
 
 
@@ -115,7 +115,7 @@ def _launch(node: Node, views: tuple[View, View, View, View], batch: int) -> Lau
         inner = list(
             zip(pointed.shape[first:], flat.strides[rank:], pointed.strides[first:], strict=True)
         )
-    scalars = Scalars()
+    scalars = LaunchScalars()
     spec = KernelSpec(
         ScatterFamily.name,
         parameters(
@@ -132,40 +132,40 @@ def _launch(node: Node, views: tuple[View, View, View, View], batch: int) -> Lau
     return Launch(spec, views, (written, 3), scalars.values)
 
 
-def _json(axes: Sequence[tuple[Dim, ...]], scalars: Scalars) -> Json:
+def _json(axes: Sequence[tuple[Dim, ...]], scalars: LaunchScalars) -> Json:
     return tuple(scalars.all_json(axis) for axis in axes)
 
 
 def _nest(
     e: Emitter,
     axes: Sequence[tuple[Int, ...]],
-    places: tuple[Reg, ...],
+    positions: tuple[Reg, ...],
     sizes: Sequence[int],
     body: Callable[[tuple[Reg, ...]], None],
 ) -> None:
     """Loop over axes that move several places together."""
     if not axes:
-        body(places)
+        body(positions)
         return
     extent, *strides = axes[0]
     with e.loop(0, extent) as steps:
         here = tuple(
-            e.at(place, e.mul(steps.index, e.mul(stride, size)))
-            for place, stride, size in zip(places, strides, sizes, strict=True)
+            e.at(position, e.mul(steps.index, e.mul(stride, size)))
+            for position, stride, size in zip(positions, strides, sizes, strict=True)
         )
         _nest(e, axes[1:], here, sizes, body)
 
 
-def _item(e: Emitter, kernel: KernelSpec, places: tuple[Reg, ...]) -> None:
+def _item(e: Emitter, kernel: KernelSpec, positions: tuple[Reg, ...]) -> None:
     """One vector of indices: find the place, then move the slice."""
-    indices, flat, pointed = places
+    indices, flat, pointed = positions
     size, index_size = DType(kernel["dtype"]).size_bytes, kernel["index_size"]
     reader = IndexReader(e, index_size, e.pointer(3))
     is_somewhere = e.constant(1, "i1")
     for part in kernel["parts"]:
         extent, offset, stride = (e.extent(x) for x in part)
         index = e.at(indices, e.mul(offset, index_size))
-        pointed = e.at(pointed, e.mul(reader.place(index, extent), e.mul(stride, size)))
+        pointed = e.at(pointed, e.mul(reader.position(index, extent), e.mul(stride, size)))
         is_somewhere = e.binary("and", is_somewhere, e.compare("sgt", extent, 0))
     axes = [tuple(e.extent(x) for x in axis) for axis in kernel["inner"]]
     with e.when(is_somewhere):  # where an axis has no elements there is nothing to move

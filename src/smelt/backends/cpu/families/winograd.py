@@ -10,60 +10,62 @@ order of 1e-5.
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 import numpy as np
 
-from smelt.backends import Family, Refusal, Scalars, Tactic, root_of, store_as
-from smelt.backends._nodes import value_of, view_of
-from smelt.backends.cpu._emit import Emitter, Int, Reg
+from smelt.backends import Family, LaunchScalars, Refusal, Tactic, root_of, with_storage_dtype
+from smelt.backends._node_operands import input_view, required_input
 from smelt.backends.cpu._epilogue import Epilogue
 from smelt.backends.cpu._target import CpuTarget
-from smelt.backends.cpu.families._arithmetic import ARITHMETICS, Arithmetic, arithmetic_for
-from smelt.backends.cpu.families._image_tiles import fold_weights, write_tiles
-from smelt.backends.cpu.families._minimal_filtering import Scheme, scheme_of, transformed
-from smelt.backends.cpu.families._operands import (
+from smelt.backends.cpu.families._dot_product import DOT_PRODUCTS, DotProduct, dot_product_for
+from smelt.backends.cpu.families._implicit_gemm import GemmStrides as PlaneStrides
+from smelt.backends.cpu.families._implicit_gemm import ImplicitGemm
+from smelt.backends.cpu.families._microkernel import write_microkernel
+from smelt.backends.cpu.families._operand_packing import (
     CHANNELS_LAST,
-    arithmetic_of,
     constant_of,
+    dot_product_of,
     named,
     pack_bias,
-    pack_extras,
+    pack_epilogue_constants,
     pack_panels,
     reshape,
     transpose,
 )
-from smelt.backends.cpu.families._panels import write_panels
-from smelt.backends.cpu.families._pixels import (
+from smelt.backends.cpu.families._pixel_loops import (
     CHANNEL_AXIS,
-    Pixels,
-    PixelWriter,
     formats,
-    pixels_of,
-    walk_of,
-    why_no_pixels,
-)
-from smelt.backends.cpu.families._product import Product
-from smelt.backends.cpu.families._product import Walk as ProductWalk
-from smelt.backends.cpu.families._tile_rows import (
-    LOCAL_COST,
-    TileRows,
-    choose_rows,
-    join_launches,
-    write_rows,
+    pixel_loop_of,
+    pixel_strides_of,
+    unsupported_float_image_reason,
 )
 from smelt.backends.cpu.families._tiling import (
     MEMORY_BYTES_PER_SECOND,
-    Problem,
-    budgets,
+    TilingProblem,
     choose_tile,
     estimate_seconds,
+    register_tiles,
 )
-from smelt.backends.cpu.families._vectors import load, unravel
+from smelt.backends.cpu.families._winograd_fused import (
+    FUSED_COST_RATIO,
+    TileRowLayout,
+    choose_fused_rows,
+    fuse_launches,
+    write_fused_kernel,
+)
+from smelt.backends.cpu.families._winograd_input import (
+    space_to_depth_weights,
+    write_input_transform,
+)
+from smelt.backends.cpu.families._winograd_matrices import (
+    WinogradScheme,
+    winograd_scheme,
+)
+from smelt.backends.cpu.families._winograd_output import write_output_transform
 from smelt.backends.cpu.families.conv import bias_of
-from smelt.engine import KernelSpec, Launch, View, as_json, parameters
+from smelt.engine import KernelSpec, Launch, View, parameters
 from smelt.errors import InternalError
 from smelt.ir import Constant
 from smelt.ops.conv import Conv
@@ -72,7 +74,6 @@ from smelt.types import DType, ceil_div, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from contextlib import AbstractContextManager
 
     from smelt.backends import Operands
     from smelt.engine import Halo, Json, Step
@@ -98,9 +99,9 @@ _SIZES: Final[dict[tuple[int, int], tuple[int, ...]]] = {
     (5, 2): (2,),
 }
 """Sizes of tiles for each window and stride, those for large images first."""
-_MOST_FOLDED: Final = 64
+_MAX_S2D_CHANNELS: Final = 64
 """Channels of a folded pixel, at most."""
-_FOLDED_TAPS: Final = 3
+_MIN_S2D_TAPS: Final = 3
 """Folding adds zeros to windows: those of fewer taps afterwards are not worth it."""
 
 
@@ -118,80 +119,87 @@ class WinogradFamily(Family[CpuTarget]):
             or root.kernel_shape[0] < 3
         ):
             return
-        reason = _why_not(node, root) or formats(node)[1]
+        reason = _unsupported_reason(node, root) or formats(node)[1]
         if reason:
             yield Refusal(self.name, reason)
             return
-        fold = _fold_of(node)
-        if fold > 1 and fold * cast("int", view_shape(node)[1]) > target.vector_bits // 32:
-            yield Refusal(self.name, f"{fold} columns of channels do not fit into a vector")
+        s2d_block = _s2d_block_of(node)
+        if (
+            s2d_block > 1
+            and s2d_block * cast("int", view_shape(node)[1]) > target.vector_bits // 32
+        ):
+            yield Refusal(
+                self.name, f"{s2d_block} columns of a space-to-depth block do not fit into a vector"
+            )
             return
         for size in _choices(node):
-            for tile in budgets(target)[:_TILES]:
-                yield from self._offers(node, target, size, tile, ARITHMETICS["float32"])
+            for tile in register_tiles(target)[:_TILES]:
+                yield from self._tactics_of_size(node, target, size, tile, DOT_PRODUCTS["float32"])
 
-    def _offers(
+    def _tactics_of_size(
         self,
         node: Node,
         target: CpuTarget,
         size: int,
         tile: tuple[int, int],
-        arithmetic: Arithmetic,
+        dot_product: DotProduct,
     ) -> Iterator[Tactic]:
         """Tiles of one size by register tiles of so many pixels and vectors."""
         count, scheme = root_of(node)[1], _scheme_of(node, size)
-        seconds = _estimate_seconds(node, scheme, tile, target) / arithmetic.group
+        seconds = _estimate_seconds(node, scheme, tile, target) / dot_product.group
         options: dict[str, Json] = {"size": size, "pixels": tile[0], "vectors": tile[1]}
-        if arithmetic.group > 1:
-            options["arithmetic"] = arithmetic.name
-        for rows in _Planes.of(node, scheme, arithmetic).row_choices:
+        if dot_product.group > 1:
+            options["dot_product"] = dot_product.name
+        for fused_rows in _Planes.of(node, scheme, dot_product).row_choices:
             yield Tactic(
                 self.name,
-                parameters(lanes=target.vector_bits // 32, rows=rows, **options),
+                parameters(lanes=target.vector_bits // 32, fused_rows=fused_rows, **options),
                 (CHANNELS_LAST, *[None] * (count - 1), *formats(node)[0]),
                 (CHANNELS_LAST,),
                 (_halo(node, scheme), *[()] * (len(node.inputs) - 1)),
-                workspace_bytes=_Planes.of(node, scheme, arithmetic, rows).bytes_needed,
-                cost_hint=seconds * (LOCAL_COST if rows else 1.0),
+                workspace_bytes=_Planes.of(node, scheme, dot_product, fused_rows).bytes_needed,
+                cost_hint=seconds * (FUSED_COST_RATIO if fused_rows else 1.0),
             )
 
     @override
-    def narrowed(
+    def reduced_precision_tactics(
         self, node: Node, tactic: Tactic, dtype: DType, target: CpuTarget
     ) -> tuple[Tactic, ...]:
         """The tactic as it is, and planes that are narrow, too, where that rounds little."""
         made = [tactic]
-        arithmetic = arithmetic_for(dtype, target)
+        dot_product = dot_product_for(dtype, target)
         reach = _scheme_of(node, _NARROW_SIZE).reach
-        if arithmetic.group > 1 and reach <= _NARROW_REACH:
-            made += self._offers(node, target, _NARROW_SIZE, budgets(target)[0], arithmetic)
-        return tuple(store_as(dtype, node, one) for one in made)
+        if dot_product.group > 1 and reach <= _NARROW_REACH:
+            made += self._tactics_of_size(
+                node, target, _NARROW_SIZE, register_tiles(target)[0], dot_product
+            )
+        return tuple(with_storage_dtype(dtype, node, one) for one in made)
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
         options, bias = dict(tactic.parameters), bias_of(node)
         lanes, size = cast("int", options["lanes"]), cast("int", options["size"])
-        weights = fold_weights(constant_of(node.inputs[1]), _fold_of(node))
+        weights = space_to_depth_weights(constant_of(node.inputs[1]), _s2d_block_of(node))
         filters, channels = (cast("int", e) for e in weights.type.shape[:2])
         scheme = _scheme_of(node, size)
         factor = np.array(scheme.weights, np.float32)
         left = Constant.derive(weights.name, MatMul(), Constant("", factor), weights)
         both = Constant.derive(weights.name, MatMul(), left, Constant("", factor.T.copy()))
         planes = scheme.side**2
-        turned = transpose(reshape(both, filters, channels, planes), 2, 0, 1)
-        source = reshape(turned, planes * filters, channels)
+        permuted = transpose(reshape(both, filters, channels, planes), 2, 0, 1)
+        source = reshape(permuted, planes * filters, channels)
         named(f"{weights.name}.winograd{size}", source)
         vectors = cast("int", options["vectors"])
-        packed = [*pack_panels(source, planes, lanes, vectors, arithmetic_of(tactic))]
+        packed = [*pack_panels(source, planes, lanes, vectors, dot_product_of(tactic))]
         if bias is not None:
             packed.append(pack_bias(constant_of(bias), 1, lanes))
-        return (*packed, *pack_extras(node, CHANNEL_AXIS))
+        return (*packed, *pack_epilogue_constants(node, CHANNEL_AXIS))
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
         options = dict(tactic.parameters)
-        scheme, rows = _scheme_of(node, cast("int", options["size"])), options["rows"]
-        planes = _Planes.of(node, scheme, arithmetic_of(tactic), cast("int", rows))
+        scheme, fused_rows = _scheme_of(node, cast("int", options["size"])), options["fused_rows"]
+        planes = _Planes.of(node, scheme, dot_product_of(tactic), cast("int", fused_rows))
         lanes, vectors = cast("int", options["lanes"]), cast("int", options["vectors"])
         panels = int(planes.filters >= lanes * vectors) + int(
             planes.filters % (lanes * vectors) > 0
@@ -199,7 +207,7 @@ class WinogradFamily(Family[CpuTarget]):
         first, second = planes.windows(operands)
         products = planes.product().launch(
             self.name,
-            parameters(**{**options, "split": "both"}),
+            parameters(**{**options, "parallel_split": "both"}),
             (first, *operands.packed[:panels], second),
         )
         launches = (
@@ -207,13 +215,13 @@ class WinogradFamily(Family[CpuTarget]):
             products,
             self._transform_out(node, planes, operands, operands.packed[panels:], lanes),
         )
-        if not rows:
+        if not fused_rows:
             return launches
-        views = (view_of(operands, 0), *operands.packed[:panels], *launches[2].operands[1:])
-        return (join_launches(launches, planes.tile_rows, views, planes.batch),)
+        views = (input_view(operands, 0), *operands.packed[:panels], *launches[2].operands[1:])
+        return (fuse_launches(launches, planes.tile_rows, views, planes.batch),)
 
     def _transform_in(self, node: Node, planes: _Planes, operands: Operands, lanes: int) -> Launch:
-        x, scalars = view_of(operands, 0), Scalars()
+        x, scalars = input_view(operands, 0), LaunchScalars()
         before = [pair[0] for pair in cast("Conv", root_of(node)[0]).pad_pairs]
         start = x.strides[2] * -before[0] + x.strides[3] * -before[1]
         kernel = KernelSpec(
@@ -223,10 +231,10 @@ class WinogradFamily(Family[CpuTarget]):
                 **planes.json(scalars, lanes),
                 plane=planes.plane_in,
                 stored=planes.stored.value,
-                a=walk_of(x.strides, scalars, x.dtype).as_json(),
+                a=pixel_strides_of(x.strides, scalars, x.dtype).as_json(),
                 start=scalars.json(start),
                 channels=planes.channels,
-                **({"fold": planes.fold} if planes.fold > 1 else {}),
+                **({"s2d_block": planes.s2d_block} if planes.s2d_block > 1 else {}),
             ),
         )
         views = (x, planes.windows(operands)[0])
@@ -240,8 +248,8 @@ class WinogradFamily(Family[CpuTarget]):
         packed: Sequence[View],
         lanes: int,
     ) -> Launch:
-        scalars, has_bias = Scalars(), bias_of(node) is not None
-        pixels, extras = pixels_of(node, operands, packed[has_bias:], scalars, lanes, 8)
+        scalars, has_bias = LaunchScalars(), bias_of(node) is not None
+        pixels, extras = pixel_loop_of(node, operands, packed[has_bias:], scalars, lanes, 8)
         kernel = KernelSpec(
             self.name,
             parameters(
@@ -258,15 +266,19 @@ class WinogradFamily(Family[CpuTarget]):
 
     @override
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
-        if kernel["kernel"] == "rows":
-            return write_rows(kernel, lambda part: self.generate(part, target))
+        if kernel["kernel"] == "fused_rows":
+            return write_fused_kernel(kernel, lambda part: self.generate(part, target))
         if kernel["kernel"] == "panels":
-            return write_panels(kernel)
-        return write_tiles(kernel) if kernel["kernel"] == "in" else _OutWriter(kernel).write()
+            return write_microkernel(kernel)
+        return (
+            write_input_transform(kernel)
+            if kernel["kernel"] == "in"
+            else write_output_transform(kernel)
+        )
 
 
-def _why_not(node: Node, root: Conv) -> str | None:
-    reason = why_no_pixels(node, (2,))
+def _unsupported_reason(node: Node, root: Conv) -> str | None:
+    reason = unsupported_float_image_reason(node, (2,))
     if reason:
         return reason
     weights, bias = node.inputs[1], bias_of(node)
@@ -275,16 +287,21 @@ def _why_not(node: Node, root: Conv) -> str | None:
     if bias is not None and bias.constant is None:
         return f"the bias {bias.name} is not constant"
     if _shape_of(node) not in _SIZES or len(set(root.strides)) > 1:
-        return f"windows of {root.kernel_shape} with strides {root.strides} are not transformed"
+        return (
+            f"windows of {root.kernel_shape} with strides {root.strides} have no Winograd transform"
+        )
     if root.dilations != (1, 1) or root.group != 1:
-        return "dilations and groups are not transformed"
+        return "dilations and groups have no Winograd transform"
     filters, channels = (cast("int", e) for e in weights.tensor.shape[:2])
-    if filters < _FEW_CHANNELS or (channels < _FEW_CHANNELS and _fold_of(node) == 1):
-        return f"{channels} channels and {filters} filters are too few to pay for transforms"
+    if filters < _FEW_CHANNELS or (channels < _FEW_CHANNELS and _s2d_block_of(node) == 1):
+        return (
+            f"{channels} channels and {filters} filters are too few to amortise the Winograd "
+            f"transforms"
+        )
     if not np.isfinite(weights.constant.array).all():
-        return "weights that are not finite would spread beyond their windows"
+        return "non-finite weights are not supported: the transform would spread them over the tile"
     if not all(isinstance(e, int) and e > 0 for e in node.output.tensor.shape[2:]):
-        return "the image's extents are known only at run time"
+        return "the image's height and width are not known at build time"
     return None
 
 
@@ -292,20 +309,20 @@ def _shape_of(node: Node) -> tuple[int, int]:
     """Extent and stride of the window, of the folded one if it is folded."""
     root = cast("Conv", root_of(node)[0])
     window, stride = root.kernel_shape[0], root.strides[0]
-    return (-(-window // stride), 1) if _fold_of(node) > 1 else (window, stride)
+    return (-(-window // stride), 1) if _s2d_block_of(node) > 1 else (window, stride)
 
 
-def _fold_of(node: Node) -> int:
+def _s2d_block_of(node: Node) -> int:
     """The stride, where few channels are folded: those of a square of pixels become one's."""
     root = cast("Conv", root_of(node)[0])
     window, stride = root.kernel_shape[0], root.strides[0]
     channels = view_shape(node)[1]
-    few = isinstance(channels, int) and channels * stride**2 < _MOST_FOLDED
-    return stride if few and window >= _FOLDED_TAPS * stride - 1 else 1
+    few = isinstance(channels, int) and channels * stride**2 < _MAX_S2D_CHANNELS
+    return stride if few and window >= _MIN_S2D_TAPS * stride - 1 else 1
 
 
-def _scheme_of(node: Node, size: int) -> Scheme:
-    return scheme_of(*_shape_of(node), size)
+def _scheme_of(node: Node, size: int) -> WinogradScheme:
+    return winograd_scheme(*_shape_of(node), size)
 
 
 def _choices(node: Node) -> tuple[int, ...]:
@@ -321,14 +338,14 @@ def _choices(node: Node) -> tuple[int, ...]:
     return (first, *(size for size in others if products(size) < products(first)))
 
 
-def _halo(node: Node, scheme: Scheme) -> Halo:
+def _halo(node: Node, scheme: WinogradScheme) -> Halo:
     """Zeros that tiles read: padding, and what the last tiles have beyond the image."""
     pairs: list[tuple[int, int]] = [(0, 0), (0, 0)]
     shape, made = view_shape(node), node.output.tensor.shape
-    root, fold = cast("Conv", root_of(node)[0]), _fold_of(node)
+    root, s2d_block = cast("Conv", root_of(node)[0]), _s2d_block_of(node)
     for axis, (before, _) in enumerate(root.pad_pairs, 2):
         extent, count = cast("int", shape[axis]), cast("int", made[axis])
-        read = fold * ((-(-count // scheme.size) - 1) * scheme.step + scheme.span)
+        read = s2d_block * ((-(-count // scheme.size) - 1) * scheme.step + scheme.span)
         pairs.append((before, max(0, read - before - extent)))
     return tuple(pairs)
 
@@ -343,33 +360,35 @@ def view_shape(node: Node) -> tuple[Dim, ...]:
 class _Planes:
     """The workspace: all planes of all images' transformed inputs, then those of the products."""
 
-    scheme: Scheme
+    scheme: WinogradScheme
     batch: Dim
     down: int
     across: int
     channels: int
     filters: int
-    arithmetic: Arithmetic
-    fold: int
+    dot_product: DotProduct
+    s2d_block: int
     """Rows and columns of pixels whose channels are one's; 1 unless there are few."""
-    rows: int = 0
+    fused_rows: int = 0
     """Rows of tiles that are worked on at once, in scratch memory; 0 for all, in the workspace."""
 
     @staticmethod
-    def of(node: Node, scheme: Scheme, arithmetic: Arithmetic, rows: int = 0) -> _Planes:
+    def of(
+        node: Node, scheme: WinogradScheme, dot_product: DotProduct, fused_rows: int = 0
+    ) -> _Planes:
         """The planes of a node."""
         batch, _, height, width = node.output.tensor.shape
         down, across = (-(-cast("int", e) // scheme.size) for e in (height, width))
-        fold = _fold_of(node)
+        s2d_block = _s2d_block_of(node)
         # The weights say how many channels there are, where the image leaves it open.
-        filters, channels = (cast("int", e) for e in value_of(node, 1).tensor.shape[:2])
-        sizes = (channels * fold**2, filters)
-        return _Planes(scheme, batch, down, across, *sizes, arithmetic, fold, rows)
+        filters, channels = (cast("int", e) for e in required_input(node, 1).tensor.shape[:2])
+        sizes = (channels * s2d_block**2, filters)
+        return _Planes(scheme, batch, down, across, *sizes, dot_product, s2d_block, fused_rows)
 
     @property
     def stored(self) -> DType:
         """Elements of the transformed inputs; products are float32."""
-        return self.arithmetic.factor
+        return self.dot_product.factor
 
     @property
     def count(self) -> int:
@@ -379,7 +398,7 @@ class _Planes:
     @property
     def tiles(self) -> int:
         """Tiles of an image that are worked on at once."""
-        return (self.rows or self.down) * self.across
+        return (self.fused_rows or self.down) * self.across
 
     @property
     def plane_in(self) -> int:
@@ -400,26 +419,28 @@ class _Planes:
     @property
     def bytes_needed(self) -> Dim:
         """Size of the workspace."""
-        return 0 if self.rows else self.batch * sum(self.image_bytes)
+        return 0 if self.fused_rows else self.batch * sum(self.image_bytes)
 
     @property
     def row_choices(self) -> tuple[int, ...]:
-        """What `rows` may be, best guess first."""
+        """What `fused_rows` may be, best guess first."""
         weights = self.count * self.channels * self.filters * self.stored.size_bytes
-        return choose_rows(self.down, weights, lambda n: sum(replace(self, rows=n).image_bytes))
+        return choose_fused_rows(
+            self.down, weights, lambda n: sum(replace(self, fused_rows=n).image_bytes)
+        )
 
     @property
-    def tile_rows(self) -> TileRows:
+    def tile_rows(self) -> TileRowLayout:
         """Where planes of some rows of tiles lie in scratch memory."""
         read, made = self.channels * self.stored.size_bytes, self.filters * _FLOAT_BYTES
         steps = (self.across * read, self.across * made)
-        return TileRows(self.rows, self.down, self.image_bytes, steps)
+        return TileRowLayout(self.fused_rows, self.down, self.image_bytes, steps)
 
     def windows(self, operands: Operands) -> tuple[View, View]:
         """The two halves of the workspace; of scratch memory only their elements are known."""
         workspace = operands.workspace
         if workspace is None:
-            if not self.rows:
+            if not self.fused_rows:
                 raise InternalError("winograd needs its workspace")
             nowhere = View(0, 0, DType.FLOAT32, (), ())
             return replace(nowhere, dtype=self.stored), nowhere
@@ -430,7 +451,7 @@ class _Planes:
         )
         return first, replace(second, offset=second.offset + sizes[0])
 
-    def json(self, scalars: Scalars, lanes: int) -> dict[str, Any]:
+    def json(self, scalars: LaunchScalars, lanes: int) -> dict[str, Any]:
         """What the transforms' specs hold."""
         return {
             "scheme": (self.scheme.window, self.scheme.stride, self.scheme.size),
@@ -440,14 +461,14 @@ class _Planes:
             "lanes": lanes,
         }
 
-    def product(self) -> Product:
+    def product(self) -> ImplicitGemm:
         """The multiplication of every plane by its weights."""
-        images = (self.count, 1 if self.rows else self.batch)
+        images = (self.count, 1 if self.fused_rows else self.batch)
 
-        def walk(plane: int, width: int) -> ProductWalk:
-            return ProductWalk((plane, self.count * plane), 0, 0, width)
+        def walk(plane: int, width: int) -> PlaneStrides:
+            return PlaneStrides((plane, self.count * plane), 0, 0, width)
 
-        return Product(
+        return ImplicitGemm(
             images=images,
             groups=1,
             height=1,
@@ -466,83 +487,15 @@ class _Planes:
 
 
 def _estimate_seconds(
-    node: Node, scheme: Scheme, tile: tuple[int, int], target: CpuTarget
+    node: Node, scheme: WinogradScheme, tile: tuple[int, int], target: CpuTarget
 ) -> float:
-    planes = _Planes.of(node, scheme, ARITHMETICS["float32"])
+    planes = _Planes.of(node, scheme, DOT_PRODUCTS["float32"])
     batch = planes.batch if isinstance(planes.batch, int) else 1
-    problem = Problem(planes.count * batch, 1, 1, planes.tiles, planes.filters, planes.channels)
+    problem = TilingProblem(
+        planes.count * batch, 1, 1, planes.tiles, planes.filters, planes.channels
+    )
     shape = choose_tile(problem, *tile)
     weights = planes.count * planes.channels * planes.filters
     moved = planes.count * batch * planes.tiles * (planes.channels + planes.filters) * 3
     seconds = estimate_seconds(problem, shape, tile[1], target)
     return seconds + (moved + 0.5 * weights) * _FLOAT_BYTES / (2 * MEMORY_BYTES_PER_SECOND)
-
-
-# ---- the transform back
-
-
-class _OutWriter:
-    """Writes the transform of products. Operands: planes, bias if any, extras, result."""
-
-    def __init__(self, kernel: KernelSpec) -> None:
-        self.k = kernel
-        self.p = Pixels.from_spec(kernel)
-        self.scheme = scheme_of(*kernel["scheme"])
-        first = 1 + kernel["bias"]
-        self.e = Emitter(kernel.symbol, first + len(self.p.extras) + 1)
-        self.w = PixelWriter(self.e, self.p, first)
-
-    def write(self) -> str:
-        e, k = self.e, self.k
-        filters, across, plane = self.p.channels, k["across"], k["plane"]
-        with e.loop(e.begin, e.end) as chunk:
-            image, row = unravel(e, chunk.index, (as_json(k["batch"]), k["down"]))
-            side = self.scheme.side
-            line = e.at(e.pointer(0), e.mul(image, side * side * plane * _FLOAT_BYTES))
-            line = e.at(line, e.mul(row, across * filters * _FLOAT_BYTES))
-            with e.loop(0, across) as column:
-                tile = e.at(line, e.mul(column.index, filters * _FLOAT_BYTES))
-                place = (image, row, column.index)
-
-                def vector(
-                    channel: Int,
-                    masks: list[Reg | None],
-                    tile: Reg = tile,
-                    place: tuple[Int, Int, Int] = place,
-                ) -> None:
-                    self.vector(tile, place, channel, masks[0])
-
-                self.w.channels(1, vector)
-        return e.module()
-
-    def vector(
-        self, tile: Reg, place: tuple[Int, Int, Int], channel: Int, mask: Reg | None
-    ) -> None:
-        e, k, kind = self.e, self.k, self.w.kind
-        side = self.scheme.side
-        here = e.at(tile, e.mul(channel, _FLOAT_BYTES))
-
-        def read(i: int, j: int) -> Reg:
-            return load(e, kind, e.at(here, (i * side + j) * k["plane"] * _FLOAT_BYTES), mask)
-
-        values = transformed(e, self.scheme.output, read)
-        if k["bias"]:
-            bias = e.load(kind, e.at(e.pointer(1), e.mul(channel, _FLOAT_BYTES)))
-            values = [[e.binary("fadd", v, bias) for v in line] for line in values]
-        for i, line in enumerate(values):
-            row, exists = self.inside(place[1], i, self.p.height)
-            with exists:
-                for j, value in enumerate(line):
-                    column, exists = self.inside(place[2], j, self.p.width)
-                    with exists:
-                        self.w.finish(value, (place[0], row, column), channel, mask)
-
-    def inside(
-        self, tile: Int, ahead: int, extent: Any
-    ) -> tuple[Int, AbstractContextManager[None]]:
-        """The place that a tile's result has along an axis, and a block that runs if it exists."""
-        e, size = self.e, self.scheme.size
-        place = e.add(e.mul(tile, size), ahead)
-        if extent % size == 0:
-            return place, nullcontext()
-        return place, e.when(e.compare("slt", place, extent))

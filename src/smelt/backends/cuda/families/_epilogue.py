@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from smelt.backends._axes import broadcast_strides
-from smelt.backends._fusion import format_beside, op_as_json, root_of
+from smelt.backends._fused_programs import op_as_json, operand_format, root_of
+from smelt.backends._iteration_space import broadcast_strides
 from smelt.backends.cuda._elementwise import why_not_written
 from smelt.errors import InternalError
 from smelt.ops import Fused
@@ -44,9 +44,9 @@ def plan_epilogue(node: Node, layout: Layout, first_extra: int = 0) -> Epilogue 
     shape = node.output.tensor.shape
     formats: list[TensorFormat | None] = []
     for value in node.inputs[count:]:
-        if value is not None and (reason := _why_not(value, shape)):
+        if value is not None and (reason := _unsupported_reason(value, shape)):
             return reason
-        formats.append(None if value is None else format_beside(value, layout, len(shape)))
+        formats.append(None if value is None else operand_format(value, layout, len(shape)))
     positions = _positions(node)
     stages: list[Json] = []
     for stage in node.op.stages:
@@ -75,7 +75,7 @@ def _positions(node: Node) -> dict[int, int]:
     return {k: number for number, k in enumerate(present)}
 
 
-def _why_not(value: Value, shape: tuple[Dim, ...]) -> str | None:
+def _unsupported_reason(value: Value, shape: tuple[Dim, ...]) -> str | None:
     if value.tensor.dtype not in FLOATS:
         return f"the epilogue reads {value.name}, which is {value.tensor.dtype.value}"
     tail = shape[len(shape) - value.tensor.rank :]

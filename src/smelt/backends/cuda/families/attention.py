@@ -11,25 +11,25 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
-from smelt.backends._axes import broadcast_strides
 from smelt.backends._base import Family, Operands, Refusal, Tactic
-from smelt.backends._nodes import value_of, view_of
-from smelt.backends._scalars import Scalars
-from smelt.backends.cuda._costs import (
+from smelt.backends._iteration_space import broadcast_strides
+from smelt.backends._launch_scalars import LaunchScalars
+from smelt.backends._node_operands import input_view, required_input
+from smelt.backends.cuda._cost_model import (
     WARP_LANES,
-    Work,
+    LaunchWorkload,
     count_of,
-    gpu_of,
-    guess,
+    gpu_spec_of,
+    guessed_extent,
     product_seconds,
     seconds_of,
     tile_extent,
 )
 from smelt.backends.cuda._elementwise import literal
-from smelt.backends.cuda._source import LANGUAGE_TYPES, Source, operand_parameters
+from smelt.backends.cuda._kernel_source import LANGUAGE_TYPES, Source, operand_parameters
 from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda.families._epilogue import FLOATS
-from smelt.backends.cuda.families._nodes import format_of_factor
+from smelt.backends.cuda.families._gemm_operands import format_of_factor
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.ops import Attention
 from smelt.types import DType, Layout, TensorFormat, ceil_div, override
@@ -46,11 +46,11 @@ _BLOCKS: Final = (
     (128, 64, 8), (128, 64, 4), (64, 32, 4),
 )  # fmt: skip
 """Queries and keys of a block, and warps; the least do for as few as there may be."""
-_KEPT: Final = 6
+_MAX_CANDIDATES: Final = 6
 _WIDEST_HEAD: Final = 256
-_AHEAD: Final = 64 * WARP_LANES
+_MAX_PREFETCHED_VALUES: Final = 64 * WARP_LANES
 """Values that a warp may hold while keys are scored."""
-_CHAIN_SECONDS: Final = 3.0e-7
+_DEPENDENCY_SECONDS: Final = 3.0e-7
 """Of a block of keys: its scores' largest must be known before its powers."""
 _ROW_SECONDS: Final = 3.0e-9
 """Of a multiprocessor, for each query and block of keys: what was summed becomes smaller."""
@@ -63,14 +63,14 @@ class AttentionFamily(Family[CudaTarget]):
     """Any number of keys; heads of up to 256 elements."""
 
     name: ClassVar[str] = "attention"
-    narrow: ClassVar[bool] = True
+    supports_reduced_precision: ClassVar[bool] = True
 
     @override
     def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
         op = node.op
         if not isinstance(op, Attention):
             return
-        if reason := _why_not(node, op):
+        if reason := _unsupported_reason(node, op):
             yield Refusal(self.name, reason)
             return
         inputs = tuple(None if v is None else format_of_factor(v) for v in node.inputs)
@@ -82,12 +82,12 @@ class AttentionFamily(Family[CudaTarget]):
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
         op = cast("Attention", node.op)
         options: dict[str, Any] = dict(tactic.parameters)
-        q, k, v = (view_of(operands, index) for index in range(3))
+        q, k, v = (input_view(operands, index) for index in range(3))
         out = operands.outputs[0]
         mask = operands.inputs[3] if len(operands.inputs) > 3 else None
         batch, heads, queries, width = op.split(q.shape)
         _, _, keys, result_width = op.split(v.shape)
-        scalars = Scalars()
+        scalars = LaunchScalars()
         views = [q, k, v, *([] if mask is None else [mask]), out]
         strides = [_strides(op, view) for view in (q, k, v)]
         if mask is not None:
@@ -101,8 +101,8 @@ class AttentionFamily(Family[CudaTarget]):
                 strides=tuple(map(scalars.all_json, strides)),
                 scale=op.scale,
                 precision=options["precision"],
-                warps=options["warps"],
-                pipeline=options["pipeline"],
+                num_warps=options["num_warps"],
+                num_stages=options["num_stages"],
                 **operand_parameters(views, len(scalars.values)),
             ),
         )
@@ -112,18 +112,18 @@ class AttentionFamily(Family[CudaTarget]):
     @override
     def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
         del target
-        return _Writer(kernel).write()
+        return _AttentionWriter(kernel).write()
 
 
-def _why_not(node: Node, op: Attention) -> str | None:
-    kind = value_of(node, 0).tensor
+def _unsupported_reason(node: Node, op: Attention) -> str | None:
+    kind = required_input(node, 0).tensor
     if kind.dtype not in FLOATS:
-        return f"computes in floating point, not {kind.dtype.value}"
+        return f"supports floating-point types only, not {kind.dtype.value}"
     for index in (0, 2):
-        width = op.split(value_of(node, index).tensor.shape)[3]
+        width = op.split(required_input(node, index).tensor.shape)[3]
         if not isinstance(width, int) or not 0 < width <= _WIDEST_HEAD:
             return f"heads of {width} elements, not of up to {_WIDEST_HEAD}"
-    keys = op.split(value_of(node, 1).tensor.shape)[2]
+    keys = op.split(required_input(node, 1).tensor.shape)[2]
     return "there are no keys" if keys == 0 else None
 
 
@@ -131,57 +131,62 @@ def _options(
     node: Node, op: Attention, target: CudaTarget
 ) -> list[tuple[tuple[tuple[str, Json], ...], float]]:
     """The most promising blocks, with estimated seconds, best first."""
-    q, v = value_of(node, 0).tensor, value_of(node, 2).tensor
-    stored = target.factors(q.dtype)
-    _, _, queries, width = map(guess, op.split(q.shape))
-    keys, result_width = map(guess, op.split(v.shape)[2:])
+    q, v = required_input(node, 0).tensor, required_input(node, 2).tensor
+    stored = target.operand_dtype(q.dtype)
+    _, _, queries, width = map(guessed_extent, op.split(q.shape))
+    keys, result_width = map(guessed_extent, op.split(v.shape)[2:])
     found: list[tuple[float, tuple[tuple[str, Json], ...]]] = []
-    for rows, columns, warps in _BLOCKS:
+    for rows, columns, num_warps in _BLOCKS:
         elements = (rows + columns) * tile_extent(width) + columns * tile_extent(result_width)
-        pipeline = 1 if keys <= columns else 2
-        if elements * pipeline * stored.size_bytes > target.shared_bytes * 3 // 4:
+        num_stages = 1 if keys <= columns else 2
+        if elements * num_stages * stored.size_bytes > target.shared_bytes * 3 // 4:
             continue
         if columns > 2 * tile_extent(keys) or rows > 2 * tile_extent(queries):
             continue
         for precision in _precisions(stored):
             options = parameters(
-                block=(rows, columns), pipeline=pipeline, precision=precision, warps=warps
+                block=(rows, columns),
+                num_stages=num_stages,
+                precision=precision,
+                num_warps=num_warps,
             )
             work = _work(node, op, dict(options), target)
-            found.append((seconds_of(work, gpu_of(target)), options))
-    return [(options, s) for s, options in sorted(found, key=lambda pair: pair[0])[:_KEPT]]
+            found.append((seconds_of(work, gpu_spec_of(target)), options))
+    return [
+        (options, s) for s, options in sorted(found, key=lambda pair: pair[0])[:_MAX_CANDIDATES]
+    ]
 
 
-def _work(node: Node, op: Attention, options: dict[str, Any], target: CudaTarget) -> Work:
+def _work(node: Node, op: Attention, options: dict[str, Any], target: CudaTarget) -> LaunchWorkload:
     """What the programs of a size of blocks do."""
-    q, v = value_of(node, 0).tensor, value_of(node, 2).tensor
-    batch, heads, queries, width = map(guess, op.split(q.shape))
-    keys, result_width = map(guess, op.split(v.shape)[2:])
-    stored = target.factors(q.dtype)
+    q, v = required_input(node, 0).tensor, required_input(node, 2).tensor
+    batch, heads, queries, width = map(guessed_extent, op.split(q.shape))
+    keys, result_width = map(guessed_extent, op.split(v.shape)[2:])
+    stored = target.operand_dtype(q.dtype)
     (rows, columns), size = options["block"], stored.size_bytes
-    how = (options["warps"], stored, options["precision"], gpu_of(target))
+    how = (options["num_warps"], stored, options["precision"], gpu_spec_of(target))
     scores = product_seconds((rows, columns, tile_extent(width)), *how)
-    sums = product_seconds((rows, tile_extent(result_width), columns), *how)
+    accumulators = product_seconds((rows, tile_extent(result_width), columns), *how)
     programs = batch * heads * -(-queries // rows)
-    steps, threads = -(-keys // columns), options["warps"] * WARP_LANES
+    steps, threads = -(-keys // columns), options["num_warps"] * WARP_LANES
     step_bytes = size * columns * (width + result_width)
     ends = size * rows * (width + result_width)
     moved = sum(count_of(x) for x in (*node.inputs, node.output) if x is not None)
-    return Work(
+    return LaunchWorkload(
         programs=programs,
-        warps=options["warps"],
+        num_warps=options["num_warps"],
         registers=28 + 1.15 * rows * (columns + result_width) / threads,
-        shared_bytes=options["pipeline"] * step_bytes,
+        shared_bytes=options["num_stages"] * step_bytes,
         steps=steps,
-        held=options["pipeline"],
-        step_seconds=scores + sums + _SCORE_SECONDS * rows * columns,
-        turn_seconds=_ROW_SECONDS * rows,
-        chain_seconds=_CHAIN_SECONDS,
+        num_stages=options["num_stages"],
+        step_seconds=scores + accumulators + _SCORE_SECONDS * rows * columns,
+        step_overhead_seconds=_ROW_SECONDS * rows,
+        dependency_seconds=_DEPENDENCY_SECONDS,
         step_bytes=step_bytes,
-        end_bytes=ends,
-        sums=rows * result_width / threads,
-        fetched_bytes=float(programs) * (steps * step_bytes + ends),
-        source_bytes=size * (count_of(value_of(node, 1)) + count_of(value_of(node, 2))),
+        epilogue_bytes=ends,
+        accumulators=rows * result_width / threads,
+        l2_read_bytes=float(programs) * (steps * step_bytes + ends),
+        source_bytes=size * (count_of(required_input(node, 1)) + count_of(required_input(node, 2))),
         moved_bytes=size * moved,
     )
 
@@ -201,7 +206,7 @@ def _strides(op: Attention, view: View) -> tuple[Dim, ...]:
     return (batch, whole // op.heads * element, place, element)
 
 
-class _Writer:
+class _AttentionWriter:
     def __init__(self, kernel: KernelSpec) -> None:
         self.k = kernel
         self.s = Source(kernel)
@@ -237,7 +242,10 @@ class _Writer:
         s.line(f"acc = tl.zeros([{self.rows}, {tile_extent(self.result_width)}], tl.float32)")
         if self.at_once:
             self.find_keys("0")
-            has_room = self.columns * tile_extent(self.result_width) <= _AHEAD * self.k["warps"]
+            has_room = (
+                self.columns * tile_extent(self.result_width)
+                <= _MAX_PREFETCHED_VALUES * self.k["num_warps"]
+            )
             if has_room:
                 self.load_values()
             self.score()

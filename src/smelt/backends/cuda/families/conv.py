@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 import numpy as np
 
-from smelt.backends._axes import Axis, join_axes
 from smelt.backends._base import Family, Operands, Refusal, Tactic
-from smelt.backends._fusion import root_of
-from smelt.backends._nodes import value_of, view_of
-from smelt.backends._scalars import Scalars
-from smelt.backends.cuda._costs import count_of, guess
-from smelt.backends.cuda._product import ProductKernel, write_product
-from smelt.backends.cuda._source import VECTOR
+from smelt.backends._fused_programs import root_of
+from smelt.backends._iteration_space import Axis, coalesce_axes
+from smelt.backends._launch_scalars import LaunchScalars
+from smelt.backends._node_operands import input_view, required_input
+from smelt.backends.cuda._cost_model import count_of, guessed_extent
+from smelt.backends.cuda._implicit_gemm import ImplicitGemmKernel, write_implicit_gemm
+from smelt.backends.cuda._kernel_source import VECTOR
 from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda.families._epilogue import (
     FLOATS,
@@ -22,9 +22,18 @@ from smelt.backends.cuda.families._epilogue import (
     plan_epilogue,
     planned_epilogue,
 )
-from smelt.backends.cuda.families._grid import SUM_BYTES, Grid, launches_of
-from smelt.backends.cuda.families._nodes import as_factor, factor_type, taps_in_rows, weights_of
-from smelt.backends.cuda.families._tiles import Shape, choices, tiles_for
+from smelt.backends.cuda.families._gemm_launches import (
+    ACCUMULATOR_BYTES,
+    GemmIterationSpace,
+    launches_of,
+)
+from smelt.backends.cuda.families._gemm_operands import (
+    as_factor,
+    factor_type,
+    taps_in_rows,
+    weights_of,
+)
+from smelt.backends.cuda.families._gemm_tiles import GemmShape, kernel_options, tiles_for
 from smelt.ir import Constant
 from smelt.ops.conv import Conv
 from smelt.ops.conv_sum import ConvSum
@@ -47,7 +56,7 @@ class ConvFamily(Family[CudaTarget]):
     """Implicit products: rows are pixels, columns filters, sums run over taps and channels."""
 
     name: ClassVar[str] = "conv"
-    narrow: ClassVar[bool] = True
+    supports_reduced_precision: ClassVar[bool] = True
 
     @override
     def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
@@ -58,11 +67,11 @@ class ConvFamily(Family[CudaTarget]):
             yield Refusal(self.name, reason)
             return
         if is_depthwise(node, root):
-            yield Refusal(self.name, "the channels have nothing to do with each other")
+            yield Refusal(self.name, "depthwise: handled by the depthwise family")
             return
         inputs, output = formats_of(node)
         places = element_count(tuple(e for a, e in enumerate(node.output.tensor.shape) if a != 1))
-        sums = places * (value_of(node, 1).tensor.shape[0] * SUM_BYTES)
+        sums = places * (required_input(node, 1).tensor.shape[0] * ACCUMULATOR_BYTES)
         for choice, seconds in tiles_for(product_shape(node, root, target), target):
             yield choice.tactic(self.name, inputs, output, sums, seconds)
 
@@ -78,7 +87,7 @@ class ConvFamily(Family[CudaTarget]):
     @override
     def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
         del target
-        return write_product(kernel)
+        return write_implicit_gemm(kernel)
 
 
 def pack_filters(weights: Constant) -> Constant:
@@ -120,9 +129,9 @@ def reason_against(node: Node) -> str | None:
     root, _ = root_of(node)
     if isinstance(root, ConvSum) and (reason := _why_no_sum(node, root)):
         return reason
-    kind, weights = value_of(node, 0).tensor.dtype, value_of(node, 1)
+    kind, weights = required_input(node, 0).tensor.dtype, required_input(node, 1)
     if kind not in FLOATS:
-        return f"computes in floating point, not {kind.value}"
+        return f"supports floating-point types only, not {kind.value}"
     if weights.constant is None:
         return f"the weights {weights.name} are not constant"
     if weights.tensor.shape[0] == 0:
@@ -133,38 +142,38 @@ def reason_against(node: Node) -> str | None:
 
 def _why_no_sum(node: Node, root: ConvSum) -> str | None:
     if root.first.group > 1 or root.second.group > 1:
-        return "the channels are in groups"
+        return "grouped convolution is not supported"
     if any(root.second.pads) or set(root.second.kernel_shape) != {1}:
-        return "the second convolution's windows are more than pixels"
-    weights = value_of(node, 3)
+        return "the second convolution is not pointwise (1x1)"
+    weights = required_input(node, 3)
     return None if weights.constant is not None else f"{weights.name} is not constant"
 
 
 def is_depthwise(node: Node, root: Conv) -> bool:
     """Whether each channel has one filter of its own, few enough taps to be written out."""
-    filters, depth, *window = (cast("int", e) for e in value_of(node, 1).tensor.shape)
+    filters, depth, *window = (cast("int", e) for e in required_input(node, 1).tensor.shape)
     return depth == 1 and filters == root.group > 1 and prod(window) <= _WRITTEN_TAPS
 
 
 def formats_of(node: Node) -> tuple[tuple[TensorFormat | None, ...], TensorFormat]:
     """How a convolution's inputs and its result are stored; weights are packed."""
-    kind, count = value_of(node, 0).tensor.dtype, root_of(node)[1]
+    kind, count = required_input(node, 0).tensor.dtype, root_of(node)[1]
     image, own = TensorFormat(kind, Layout.CHANNELS_LAST), _own_count(node)
     bias = [TensorFormat(kind, Layout.LINEAR) if _bias(node) else None][: count - own]
     epilogue = planned_epilogue(node, Layout.CHANNELS_LAST, bias_count(node))
     return (*(image, None) * (own // 2), *bias, *epilogue.formats), image
 
 
-def product_shape(node: Node, root: Conv, target: CudaTarget) -> Shape:
+def product_shape(node: Node, root: Conv, target: CudaTarget) -> GemmShape:
     """The product that a convolution is."""
-    filters, *rest = (cast("int", e) for e in value_of(node, 1).tensor.shape)
-    rows = prod(guess(e) for axis, e in enumerate(node.output.tensor.shape) if axis != 1)
+    filters, *rest = (cast("int", e) for e in required_input(node, 1).tensor.shape)
+    rows = prod(guessed_extent(e) for axis, e in enumerate(node.output.tensor.shape) if axis != 1)
     columns = filters // root.group
-    dtype = target.factors(value_of(node, 0).tensor.dtype)
+    dtype = target.operand_dtype(required_input(node, 0).tensor.dtype)
     adds = len(node.inputs) > 3
-    image = count_of(value_of(node, 0)) // root.group
+    image = count_of(required_input(node, 0)) // root.group
     windows = prod(rest[1:]) > 1
-    return Shape(root.group, rows, columns, prod(rest), dtype, adds, rest[0], image, windows)
+    return GemmShape(root.group, rows, columns, prod(rest), dtype, adds, rest[0], image, windows)
 
 
 class ConvLowering:
@@ -189,21 +198,21 @@ class ConvLowering:
             run: channels of the image as it lies there, if more than it has.
             second: what is summed as well, of the pixels of a second image.
         """
-        x, out = view_of(operands, 0), operands.outputs[0]
+        x, out = input_view(operands, 0), operands.outputs[0]
         self.run = run
         self.node, self.root, self.tactic = node, root, tactic
         self.x, self.out = x, out
         extras = extra_views(node, operands)
         if _bias(node) is not None:
-            view = view_of(operands, _own_count(node))
+            view = input_view(operands, _own_count(node))
             strides = tuple(view.strides[0] if axis == 1 else 0 for axis in range(len(out.shape)))
             extras.insert(0, (view, strides))
         self.extras = extras
-        self.second = None if second is None else (second, view_of(operands, 2))
+        self.second = None if second is None else (second, input_view(operands, 2))
         others = [] if self.second is None else [self.second[1]]
         self.views = [x, operands.packed[0], *others, *(view for view, _ in extras), out]
         self.workspace = operands.workspace
-        self.scalars = Scalars()
+        self.scalars = LaunchScalars()
 
     def strides(self, axis: int) -> tuple[Dim, ...]:
         """Of a second image, extra operands and the result, along an axis of the result."""
@@ -217,7 +226,7 @@ class ConvLowering:
     def launches(self) -> tuple[Launch, ...]:
         """One launch, or those of the pieces of the sum."""
         node, root = self.node, self.root
-        filters, depth, *_ = (cast("int", e) for e in value_of(node, 1).tensor.shape)
+        filters, depth, *_ = (cast("int", e) for e in required_input(node, 1).tensor.shape)
         depth = self.run or depth
         columns = filters // root.group
         second = 0 if self.second is None else cast("int", self.second[1].shape[1])
@@ -227,20 +236,22 @@ class ConvLowering:
             columns * each,
             *(columns * s for s in self.strides(1)),
         )
-        kernel = ProductKernel(
+        kernel = ImplicitGemmKernel(
             stack=((root.group, *self.scalars.all_json(group)),) if root.group > 1 else (),
             run=depth,
-            run_strides=(self.scalars.json(self.x.strides[1]), 1),
+            inner_k_strides=(self.scalars.json(self.x.strides[1]), 1),
             tap_stride=depth,
             depth=each,
             factors=2 if self.second is None else 3,
-            second_run=second,
+            second_inner_k=second,
             **self.common(),
-            **choices(self.tactic),
+            **kernel_options(self.tactic),
         )
-        grid = self.grid(Axis(columns, (0, each, *self.strides(1))), root.group)
+        iteration_space = self.iteration_space(
+            Axis(columns, (0, each, *self.strides(1))), root.group
+        )
         return launches_of(
-            self.tactic.family, kernel, grid, self.views, self.scalars, self.workspace
+            self.tactic.family, kernel, iteration_space, self.views, self.scalars, self.workspace
         )
 
     def column_length(self, total: int) -> int:
@@ -260,7 +271,7 @@ class ConvLowering:
             "bias_scale": 1.0,
             "alpha": 1.0,
             "stages": planned_epilogue(node, Layout.CHANNELS_LAST, bias_count(node)).stages,
-            "clamps": self.x.strides[1] == 1,
+            "clamps_edges": self.x.strides[1] == 1,
             "constants": self.constants(),
         }
 
@@ -271,7 +282,7 @@ class ConvLowering:
         extras = (v.constant is not None for v in self.node.inputs[first:] if v is not None)
         return (False, True, *[False] * (self.second is not None), *extras, False)
 
-    def grid(self, columns: Axis, groups: int) -> Grid:
+    def iteration_space(self, columns: Axis, groups: int) -> GemmIterationSpace:
         """The result; axes whose windows stay inside are joined where they run on."""
         root, shape = self.root, self.out.shape
         found: list[Axis] = []
@@ -279,7 +290,7 @@ class ConvLowering:
         plain: list[Axis] = []
 
         def flush() -> None:
-            found.extend(join_axes(plain))
+            found.extend(coalesce_axes(plain))
             windows.extend([-1] * (len(found) - len(windows)))
             plain.clear()
 
@@ -293,7 +304,7 @@ class ConvLowering:
             else:
                 plain.append(Axis(shape[axis], strides))
         flush()
-        return Grid(tuple(found), tuple(windows), columns, groups)
+        return GemmIterationSpace(tuple(found), tuple(windows), columns, groups)
 
     def leaves_image(self, axis: int) -> bool:
         """Whether a window along a spatial axis reaches outside of the image."""

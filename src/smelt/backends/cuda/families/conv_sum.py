@@ -6,13 +6,18 @@ from math import prod
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from smelt.backends._base import Family, Operands, Refusal, Tactic
-from smelt.backends._fusion import root_of
-from smelt.backends._nodes import value_of
-from smelt.backends.cuda._costs import count_of
-from smelt.backends.cuda._product import write_product
+from smelt.backends._fused_programs import root_of
+from smelt.backends._node_operands import required_input
+from smelt.backends.cuda._cost_model import count_of
+from smelt.backends.cuda._implicit_gemm import write_implicit_gemm
 from smelt.backends.cuda._target import CudaTarget
-from smelt.backends.cuda.families._nodes import as_factor, factor_type, taps_in_rows, weights_of
-from smelt.backends.cuda.families._tiles import Shape, tiles_for
+from smelt.backends.cuda.families._gemm_operands import (
+    as_factor,
+    factor_type,
+    taps_in_rows,
+    weights_of,
+)
+from smelt.backends.cuda.families._gemm_tiles import GemmShape, tiles_for
 from smelt.backends.cuda.families.conv import (
     ConvLowering,
     end_in_vectors,
@@ -35,7 +40,7 @@ class ConvSumFamily(Family[CudaTarget]):
     """Sums run over the first image's taps and channels, then over the second's channels."""
 
     name: ClassVar[str] = "conv_sum"
-    narrow: ClassVar[bool] = True
+    supports_reduced_precision: ClassVar[bool] = True
 
     @override
     def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
@@ -47,7 +52,7 @@ class ConvSumFamily(Family[CudaTarget]):
             return
         inputs, output = formats_of(node)
         for choice, seconds in tiles_for(sum_shape(node, root, target), target):
-            if choice.pieces == 1:
+            if choice.split_k == 1:
                 yield choice.tactic(self.name, inputs, output, 0, seconds)
 
     @override
@@ -65,16 +70,16 @@ class ConvSumFamily(Family[CudaTarget]):
     @override
     def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
         del target
-        return write_product(kernel)
+        return write_implicit_gemm(kernel)
 
 
-def sum_shape(node: Node, root: ConvSum, target: CudaTarget) -> Shape:
+def sum_shape(node: Node, root: ConvSum, target: CudaTarget) -> GemmShape:
     """The product that the sum is."""
-    filters, depth, *window = (cast("int", e) for e in value_of(node, 1).tensor.shape)
-    second = cast("int", value_of(node, 3).tensor.shape[1])
-    dtype = target.factors(value_of(node, 0).tensor.dtype)
-    image = count_of(value_of(node, 0)) + count_of(value_of(node, 2))
+    filters, depth, *window = (cast("int", e) for e in required_input(node, 1).tensor.shape)
+    second = cast("int", required_input(node, 3).tensor.shape[1])
+    dtype = target.operand_dtype(required_input(node, 0).tensor.dtype)
+    image = count_of(required_input(node, 0)) + count_of(required_input(node, 2))
     rows = count_of(node.output) // filters
     total = depth * prod(window) + second
     group = root.first.group
-    return Shape(group, rows, filters, total, dtype, run=depth, image=image, images=2)
+    return GemmShape(group, rows, filters, total, dtype, run=depth, image=image, images=2)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, ClassVar, Final, cast
 
 import numpy as np
 
-from smelt.backends._fusion import root_of
-from smelt.backends._nodes import value_of
-from smelt.backends.cuda.families._nodes import factor_type
-from smelt.backends.cuda.families.libraries import LibraryFamily, Match, Proposal
+from smelt.backends._fused_programs import root_of
+from smelt.backends._node_operands import required_input
+from smelt.backends.cuda.families._gemm_operands import factor_type
+from smelt.backends.cuda.families.library_calls import LibraryFamily, Match, Proposal
 from smelt.devices.cuda import LARGEST_ALPHA, CublasLt, ProductCall
 from smelt.ir import Constant, Op
 from smelt.ops.conv import Conv
@@ -34,7 +34,7 @@ _ASKED: Final = 8
 """Algorithms that the library is asked for, for each bound of its workspace."""
 _WORKSPACES: Final = (32 << 20, 0)
 """The largest workspaces: what NVIDIA recommends for Hopper, and none."""
-_MOST_EXTENT: Final = (1 << 31) - 1
+_MAX_EXTENT: Final = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class _Product(Match):
     matrices: int = 1
     rows: int
     depth: int
-    turned: tuple[bool, bool]
+    transposed: tuple[bool, bool]
     alpha: float = 1.0
 
 
@@ -60,7 +60,7 @@ class CublasLtFamily(LibraryFamily[_Product]):
 
     @override
     def matched(self, node: Node) -> _Product | str:
-        root, x, y = root_of(node)[0], value_of(node, 0), value_of(node, 1)
+        root, x, y = root_of(node)[0], required_input(node, 0), required_input(node, 1)
         if isinstance(root, Conv):
             match = _match_conv(root, x, y)
         elif isinstance(root, Gemm):
@@ -70,10 +70,10 @@ class CublasLtFamily(LibraryFamily[_Product]):
         if isinstance(match, str):
             return match
         longest = max(match.matrices, match.rows, match.columns, match.depth)
-        if longest > _MOST_EXTENT:
-            return f"an extent of the product, {longest}, is beyond the library's integers"
+        if longest > _MAX_EXTENT:
+            return f"an extent of the product, {longest}, exceeds the library's integers"
         if not abs(match.alpha) <= LARGEST_ALPHA:
-            return f"the product is multiplied by {match.alpha}"
+            return f"the scale alpha={match.alpha} is not supported"
         return match
 
     @override
@@ -91,7 +91,7 @@ class CublasLtFamily(LibraryFamily[_Product]):
             rows=match.rows,
             columns=match.columns,
             depth=match.depth,
-            turned=match.turned,
+            transposed=match.transposed,
             factors=factor_type(tactic),
             result=tactic.outputs[0].dtype,
             precision=str(said["precision"]),
@@ -132,30 +132,30 @@ def _match_conv(root: Conv, x: Value, y: Value) -> _Product | str:
         return f"the weights {y.name} are not constant"
     one_tap = {*root.kernel_shape, *root.strides, root.group} == {1} and not any(root.pads)
     if not one_tap:
-        return "only a convolution of one tap and one group that leaves out no pixel is a product"
+        return "only an ungrouped 1x1 convolution with stride 1 and no padding is a matrix product"
     filters, depth = cast("tuple[int, ...]", y.tensor.shape)[:2]
     places = math.prod(cast("tuple[int, ...]", x.tensor.shape)) // depth
     return _Product(
         rows=places,
         columns=filters,
         depth=depth,
-        turned=(False, True),
+        transposed=(False, True),
         layout=Layout.CHANNELS_LAST,
     )
 
 
 def _match_gemm(node: Node, root: Gemm, x: Value, y: Value) -> _Product | str:
     if root_of(node)[1] > 2 and node.inputs[2] is not None and root.beta != 1:
-        return f"what is added is multiplied by {root.beta}"
+        return f"the scale beta={root.beta} is not supported"
     first, second = (cast("tuple[int, int]", value.tensor.shape) for value in (x, y))
     rows, depth = first[::-1] if root.trans_a else first
     columns = second[0] if root.trans_b else second[1]
-    turned = (bool(root.trans_a), bool(root.trans_b) or y.constant is not None)
+    transposed = (bool(root.trans_a), bool(root.trans_b) or y.constant is not None)
     return _Product(
         rows=rows,
         columns=columns,
         depth=depth,
-        turned=turned,
+        transposed=transposed,
         layout=Layout.LINEAR,
         alpha=root.alpha,
     )
@@ -164,22 +164,22 @@ def _match_gemm(node: Node, root: Gemm, x: Value, y: Value) -> _Product | str:
 def _match_stack(x: Value, y: Value) -> _Product | str:
     first, second = (cast("tuple[int, ...]", value.tensor.shape) for value in (x, y))
     if min(len(first), len(second)) < 2:
-        return "a factor is a vector"
+        return "an operand is a vector (rank 1)"
     *stack, rows, depth = first
     columns = second[-1]
-    turned = (False, y.constant is not None)
+    transposed = (False, y.constant is not None)
     if len(second) == 2:
         count, rows = 1, math.prod(stack) * rows
     elif y.constant is None and tuple(stack) == second[:-2]:
         count = math.prod(stack)
     else:
-        return "the stacks of the factors differ, or one is constant"
+        return "the batch axes of the operands differ, or one operand is constant"
     return _Product(
         matrices=count,
         rows=rows,
         columns=columns,
         depth=depth,
-        turned=turned,
+        transposed=transposed,
         layout=Layout.LINEAR,
     )
 

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, ClassVar, Final, cast
 
 import numpy as np
 
-from smelt.backends._fusion import root_of
-from smelt.backends._nodes import value_of
-from smelt.backends.cuda.families._nodes import factor_type, taps_in_rows
-from smelt.backends.cuda.families.libraries import LibraryFamily, Match, Proposal
+from smelt.backends._fused_programs import root_of
+from smelt.backends._node_operands import required_input
+from smelt.backends.cuda.families._gemm_operands import factor_type, taps_in_rows
+from smelt.backends.cuda.families.library_calls import LibraryFamily, Match, Proposal
 from smelt.devices.cuda import ConvolutionCall, Cudnn
 from smelt.ops.conv import Conv
 from smelt.ops.relu import Relu
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 _ASKED: Final = 12
 """Engines that the library is asked for."""
-_LEAST_AXES: Final = 2
+_MIN_AXES: Final = 2
 """An image of fewer has axes of one more place in front."""
-_MOST_AXES: Final = 3
+_MAX_AXES: Final = 3
 
 
 class CudnnFamily(LibraryFamily[Match]):
@@ -41,10 +41,10 @@ class CudnnFamily(LibraryFamily[Match]):
 
     @override
     def matched(self, node: Node) -> Match | str:
-        root, weights = cast("Conv", root_of(node)[0]), value_of(node, 1)
+        root, weights = cast("Conv", root_of(node)[0]), required_input(node, 1)
         if weights.constant is None:
             return f"the weights {weights.name} are not constant"
-        if not 0 < len(root.kernel_shape) <= _MOST_AXES:
+        if not 0 < len(root.kernel_shape) <= _MAX_AXES:
             return f"images of {len(root.kernel_shape)} axes"
         return Match(columns=cast("int", weights.tensor.shape[0]), layout=Layout.CHANNELS_LAST)
 
@@ -57,9 +57,9 @@ class CudnnFamily(LibraryFamily[Match]):
         root, said = cast("Conv", root_of(node)[0]), dict(tactic.parameters)
         axes = len(root.kernel_shape)
         images, filters = (
-            cast("tuple[int, ...]", value_of(node, place).tensor.shape) for place in (0, 1)
+            cast("tuple[int, ...]", required_input(node, place).tensor.shape) for place in (0, 1)
         )
-        ones, zeros = (1,) * max(0, _LEAST_AXES - axes), (0,) * max(0, _LEAST_AXES - axes)
+        ones, zeros = (1,) * max(0, _MIN_AXES - axes), (0,) * max(0, _MIN_AXES - axes)
         return ConvolutionCall(
             version=cast("int", said["version"]),
             images=(*images[:2], *ones, *images[2:]),

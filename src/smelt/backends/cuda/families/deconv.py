@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 import numpy as np
 
 from smelt.backends._base import Family, Operands, Refusal, Tactic
-from smelt.backends._fusion import root_of
-from smelt.backends._nodes import value_of, view_of
-from smelt.backends._scalars import Scalars
-from smelt.backends.cuda._costs import count_of, memory_seconds
+from smelt.backends._fused_programs import root_of
+from smelt.backends._launch_scalars import LaunchScalars
+from smelt.backends._node_operands import input_view, required_input
+from smelt.backends.cuda._cost_model import count_of, memory_seconds
 from smelt.backends.cuda._elementwise import write_stages
-from smelt.backends.cuda._source import Source, operand_parameters
+from smelt.backends.cuda._kernel_source import Source, operand_parameters
 from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda.families._epilogue import (
     FLOATS,
@@ -21,7 +21,7 @@ from smelt.backends.cuda.families._epilogue import (
     plan_epilogue,
     planned_epilogue,
 )
-from smelt.backends.cuda.families._nodes import as_factor, factor_type, weights_of
+from smelt.backends.cuda.families._gemm_operands import as_factor, factor_type, weights_of
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.ir import Constant
 from smelt.ops import ConvTranspose, Reshape, Transpose
@@ -44,7 +44,7 @@ class DeconvFamily(Family[CudaTarget]):
     """Rows are places of the result, columns its channels; a stride leaves most taps out."""
 
     name: ClassVar[str] = "deconv"
-    narrow: ClassVar[bool] = True
+    supports_reduced_precision: ClassVar[bool] = True
 
     @override
     def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
@@ -52,11 +52,11 @@ class DeconvFamily(Family[CudaTarget]):
         if not isinstance(root, ConvTranspose):
             return
         epilogue = plan_epilogue(node, Layout.CHANNELS_LAST, _bias_count(node))
-        reason = _why_not(node) or (epilogue if isinstance(epilogue, str) else None)
+        reason = _unsupported_reason(node) or (epilogue if isinstance(epilogue, str) else None)
         if reason or isinstance(epilogue, str):
             yield Refusal(self.name, str(reason))
             return
-        kind = value_of(node, 0).tensor.dtype
+        kind = required_input(node, 0).tensor.dtype
         image = TensorFormat(kind, Layout.CHANNELS_LAST)
         bias = [TensorFormat(kind, Layout.LINEAR) if _bias_count(node) else None][: count - 2]
         depth, _, *window = _extents(node)
@@ -81,11 +81,11 @@ class DeconvFamily(Family[CudaTarget]):
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
         root = cast("ConvTranspose", root_of(node)[0])
-        x, out = view_of(operands, 0), operands.outputs[0]
+        x, out = input_view(operands, 0), operands.outputs[0]
         extras = _extras(node, operands)
         views = [x, operands.packed[0], *(view for view, _ in extras), out]
         strides = [strides for _, strides in extras] + [out.strides]
-        scalars = Scalars()
+        scalars = LaunchScalars()
         depth, columns, *_ = _extents(node)
         order = (0, *range(2, len(out.shape)), 1)
         places = element_count(tuple(out.shape[a] for a in order[:-1]))
@@ -105,8 +105,8 @@ class DeconvFamily(Family[CudaTarget]):
                 tile=(_ROWS, *sides),
                 bias=bool(_bias_count(node)),
                 stages=planned_epilogue(node, Layout.CHANNELS_LAST, _bias_count(node)).stages,
-                warps=4,
-                pipeline=2,
+                num_warps=4,
+                num_stages=2,
                 **operand_parameters(views, len(scalars.values)),
             ),
         )
@@ -116,10 +116,10 @@ class DeconvFamily(Family[CudaTarget]):
     @override
     def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
         del target
-        return _Writer(kernel).write()
+        return _DeconvWriter(kernel).write()
 
 
-def _windows(root: ConvTranspose, x: View, scalars: Scalars) -> tuple[Json, ...]:
+def _windows(root: ConvTranspose, x: View, scalars: LaunchScalars) -> tuple[Json, ...]:
     """Of each axis: taps, step, dilation, padding before, and the input's extent and stride."""
     return tuple(
         (
@@ -139,29 +139,29 @@ def _bias_count(node: Node) -> int:
 
 def _extents(node: Node) -> tuple[int, ...]:
     """Input channels, output channels of a group, and the window."""
-    return tuple(cast("int", e) for e in value_of(node, 1).tensor.shape)
+    return tuple(cast("int", e) for e in required_input(node, 1).tensor.shape)
 
 
-def _why_not(node: Node) -> str | None:
-    kind = value_of(node, 0).tensor.dtype
+def _unsupported_reason(node: Node) -> str | None:
+    kind = required_input(node, 0).tensor.dtype
     if kind not in FLOATS:
-        return f"computes in floating point, not {kind.value}"
-    if value_of(node, 1).constant is None:
-        return f"the weights {value_of(node, 1).name} are not constant"
-    return "there is nothing to sum" if 0 in _extents(node) else None
+        return f"supports floating-point types only, not {kind.value}"
+    if required_input(node, 1).constant is None:
+        return f"the weights {required_input(node, 1).name} are not constant"
+    return "the reduction is empty" if 0 in _extents(node) else None
 
 
 def _extras(node: Node, operands: Operands) -> list[tuple[View, tuple[Dim, ...]]]:
     """The bias and what the epilogue reads, with strides along the result."""
     extras = extra_views(node, operands)
     if _bias_count(node):
-        bias, rank = view_of(operands, 2), len(operands.outputs[0].shape)
+        bias, rank = input_view(operands, 2), len(operands.outputs[0].shape)
         strides = tuple(bias.strides[0] if axis == 1 else 0 for axis in range(rank))
         extras.insert(0, (bias, strides))
     return extras
 
 
-class _Writer:
+class _DeconvWriter:
     def __init__(self, kernel: KernelSpec) -> None:
         self.k = kernel
         self.s = Source(kernel)

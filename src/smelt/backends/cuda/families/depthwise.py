@@ -9,15 +9,21 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING, ClassVar, Final, cast
 
-from smelt.backends._axes import Axis
 from smelt.backends._base import Family, Operands, Refusal, Tactic
-from smelt.backends._fusion import root_of
-from smelt.backends._nodes import value_of
-from smelt.backends.cuda._costs import WARP_LANES, Work, count_of, gpu_of, seconds_of
-from smelt.backends.cuda._product import ProductKernel, write_product
+from smelt.backends._fused_programs import root_of
+from smelt.backends._iteration_space import Axis
+from smelt.backends._node_operands import required_input
+from smelt.backends.cuda._cost_model import (
+    WARP_LANES,
+    LaunchWorkload,
+    count_of,
+    gpu_spec_of,
+    seconds_of,
+)
+from smelt.backends.cuda._implicit_gemm import ImplicitGemmKernel, write_implicit_gemm
 from smelt.backends.cuda._target import CudaTarget
-from smelt.backends.cuda.families._grid import launches_of
-from smelt.backends.cuda.families._nodes import as_factor, factor_type, weights_of
+from smelt.backends.cuda.families._gemm_launches import launches_of
+from smelt.backends.cuda.families._gemm_operands import as_factor, factor_type, weights_of
 from smelt.backends.cuda.families.conv import ConvLowering, formats_of, is_depthwise, reason_against
 from smelt.engine import parameters
 from smelt.ir import Constant
@@ -36,37 +42,37 @@ _ELEMENTS: Final = (1024, 2048, 4096)
 _CHANNELS: Final = (64, 32)
 """More at a time have never been as fast."""
 _WARPS: Final = 4
-_PLACES_REGISTERS: Final = (26, 38)
+_OFFSET_REGISTERS: Final = (26, 38)
 """Of a thread, and for each 1,024 elements of a program."""
 _INSTRUCTIONS: Final = 3
 """For each product: two conversions beside it."""
 
 
-def _work(node: Node, size: int, width: int, target: CudaTarget) -> Work:
+def _work(node: Node, size: int, width: int, target: CudaTarget) -> LaunchWorkload:
     """What programs of so many elements do, so many channels wide."""
-    _, _, *window = (cast("int", e) for e in value_of(node, 1).tensor.shape)
-    kind = target.factors(value_of(node, 0).tensor.dtype).size_bytes
+    _, _, *window = (cast("int", e) for e in required_input(node, 1).tensor.shape)
+    kind = target.operand_dtype(required_input(node, 0).tensor.dtype).size_bytes
     channels = cast("int", node.output.tensor.shape[1])
     places = count_of(node.output) // channels
     programs = -(-places // (size // width)) * -(-channels // width)
-    read, written = (kind * count_of(v) for v in (value_of(node, 0), node.output))
+    read, written = (kind * count_of(v) for v in (required_input(node, 0), node.output))
     taken = prod(window) * size
-    own, each = _PLACES_REGISTERS
-    flops = gpu_of(target).plain_flops / target.multiprocessors
-    return Work(
+    own, each = _OFFSET_REGISTERS
+    flops = gpu_spec_of(target).cuda_core_flops / target.multiprocessors
+    return LaunchWorkload(
         programs=programs,
-        warps=_WARPS,
+        num_warps=_WARPS,
         registers=own + each * size / 1024,
         shared_bytes=0,
         steps=1,
-        held=1,
+        num_stages=1,
         step_seconds=2.0 * _INSTRUCTIONS * taken / flops,
-        turn_seconds=0.0,
-        chain_seconds=0.0,
+        step_overhead_seconds=0.0,
+        dependency_seconds=0.0,
         step_bytes=kind * taken,
-        end_bytes=kind * size,
-        sums=size / (_WARPS * WARP_LANES),
-        fetched_bytes=float(programs) * size * 2 * kind,
+        epilogue_bytes=kind * size,
+        accumulators=size / (_WARPS * WARP_LANES),
+        l2_read_bytes=float(programs) * size * 2 * kind,
         source_bytes=read,
         moved_bytes=read + written,
     )
@@ -76,7 +82,7 @@ class DepthwiseFamily(Family[CudaTarget]):
     """One filter for each channel."""
 
     name: ClassVar[str] = "depthwise"
-    narrow: ClassVar[bool] = True
+    supports_reduced_precision: ClassVar[bool] = True
 
     @override
     def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
@@ -84,7 +90,7 @@ class DepthwiseFamily(Family[CudaTarget]):
         if not isinstance(root, Conv) or root.group == 1:
             return
         if not is_depthwise(node, root):
-            yield Refusal(self.name, "filters are not one for each channel, or too large")
+            yield Refusal(self.name, "the convolution is not depthwise, or the window is too large")
             return
         if reason := reason_against(node):
             yield Refusal(self.name, reason)
@@ -93,8 +99,8 @@ class DepthwiseFamily(Family[CudaTarget]):
         channels = cast("int", node.output.tensor.shape[1])
         widths = [w for w in _CHANNELS if w < 2 * channels] or [_CHANNELS[-1]]
         for size, width in ((s, w) for s in _ELEMENTS for w in widths):
-            options = parameters(tile=(size // width, width, 1), warps=_WARPS)
-            seconds = seconds_of(_work(node, size, width, target), gpu_of(target))
+            options = parameters(tile=(size // width, width, 1), num_warps=_WARPS)
+            seconds = seconds_of(_work(node, size, width, target), gpu_spec_of(target))
             yield Tactic(self.name, options, inputs, (output,), cost_hint=seconds)
 
     @override
@@ -109,29 +115,29 @@ class DepthwiseFamily(Family[CudaTarget]):
         root = cast("Conv", root_of(node)[0])
         lowering = ConvLowering(node, root, tactic, operands)
         options = dict(tactic.parameters)
-        kernel = ProductKernel(
-            sums="channels",
+        kernel = ImplicitGemmKernel(
+            schedule="depthwise",
             stack=(),
             run=1,
-            run_strides=(0, 0),
+            inner_k_strides=(0, 0),
             tap_stride=0,
             depth=0,
             precision="",
-            asks=False,
-            early=False,
-            pieces=1,
-            added=1,
-            piece_stride=0,
+            prefetches_weights=False,
+            prefetches_epilogue=False,
+            split_k=1,
+            split_k_partials=1,
+            split_k_stride=0,
             tile=cast("tuple[int, int, int]", options["tile"]),
-            warps=cast("int", options["warps"]),
-            pipeline=1,
+            num_warps=cast("int", options["num_warps"]),
+            num_stages=1,
             **lowering.common(),
         )
         strides = (lowering.x.strides[1], 0, *lowering.strides(1))
-        grid = lowering.grid(Axis(root.group, strides), 1)
-        return launches_of(self.name, kernel, grid, lowering.views, lowering.scalars)
+        iteration_space = lowering.iteration_space(Axis(root.group, strides), 1)
+        return launches_of(self.name, kernel, iteration_space, lowering.views, lowering.scalars)
 
     @override
     def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
         del target
-        return write_product(kernel)
+        return write_implicit_gemm(kernel)

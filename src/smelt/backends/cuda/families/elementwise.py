@@ -6,8 +6,8 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from smelt.backends._base import Family, Operands, Refusal, Tactic
-from smelt.backends._fusion import elementwise_tactics, stages_of
-from smelt.backends.cuda._costs import memory_seconds
+from smelt.backends._fused_programs import elementwise_tactics, stages_of
+from smelt.backends.cuda._cost_model import memory_seconds
 from smelt.backends.cuda._elementwise import why_not_written
 from smelt.backends.cuda._pointwise import pointwise_launch, write_pointwise
 from smelt.backends.cuda._target import CudaTarget
@@ -24,7 +24,7 @@ class ElementwiseFamily(Family[CudaTarget]):
     """One pass over the output; each value runs through the whole program in registers."""
 
     name: ClassVar[str] = "elementwise"
-    narrow: ClassVar[bool] = True
+    supports_reduced_precision: ClassVar[bool] = True
 
     @override
     def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:

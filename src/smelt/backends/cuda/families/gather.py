@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from smelt.backends._axes import Axis, join_axes, sort_axes
 from smelt.backends._base import Family, Operands, Refusal, Tactic
-from smelt.backends._fusion import root_of
-from smelt.backends._gathers import element_axes, row_axes
-from smelt.backends._nodes import value_of, view_of
-from smelt.backends._scalars import Scalars
-from smelt.backends.cuda._costs import LAUNCH_SECONDS, count_of, guess
+from smelt.backends._fused_programs import root_of
+from smelt.backends._gather_axes import gather_axes, gather_elements_axes
+from smelt.backends._iteration_space import Axis, coalesce_axes, sort_axes
+from smelt.backends._launch_scalars import LaunchScalars
+from smelt.backends._node_operands import input_view, required_input
+from smelt.backends.cuda._cost_model import LAUNCH_SECONDS, count_of, guessed_extent
 from smelt.backends.cuda._elementwise import write_stages
+from smelt.backends.cuda._kernel_source import Source, operand_parameters
 from smelt.backends.cuda._pointwise import side_of
-from smelt.backends.cuda._source import Source, operand_parameters
 from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda.families._epilogue import (
     FLOATS,
@@ -44,15 +44,15 @@ class GatherFamily(Family[CudaTarget]):
     """
 
     name: ClassVar[str] = "gather"
-    narrow: ClassVar[bool] = True
+    supports_reduced_precision: ClassVar[bool] = True
 
     @override
     def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
         if not isinstance(root_of(node)[0], Gather | GatherElements):
             return
-        data, indices = value_of(node, 0).tensor, value_of(node, 1).tensor
+        data, indices = required_input(node, 0).tensor, required_input(node, 1).tensor
         if indices.dtype not in (DType.INT32, DType.INT64):
-            yield Refusal(self.name, f"indices of {indices.dtype.value} are not generated")
+            yield Refusal(self.name, f"indices of {indices.dtype.value} are not supported")
             return
         epilogue = plan_epilogue(node, Layout.LINEAR)
         if isinstance(epilogue, str):
@@ -69,23 +69,23 @@ class GatherFamily(Family[CudaTarget]):
         yield Tactic(self.name, (), inputs, (table,), cost_hint=seconds)
 
     @override
-    def tells_errors(self, node: Node) -> bool:
+    def reports_index_errors(self, node: Node) -> bool:
         return True
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
-        data, indices, out = view_of(operands, 0), view_of(operands, 1), operands.outputs[0]
+        data, indices, out = input_view(operands, 0), input_view(operands, 1), operands.outputs[0]
         root, extras = root_of(node)[0], extra_views(node, operands)
         if operands.errors is None:
-            raise InternalError(f"{node} has no error words")
-        axis = getattr(root, "axis", 0) % value_of(node, 0).tensor.rank
-        make = element_axes if isinstance(root, GatherElements) else row_axes
+            raise InternalError(f"{node} has no error buffer")
+        axis = getattr(root, "axis", 0) % required_input(node, 0).tensor.rank
+        make = gather_elements_axes if isinstance(root, GatherElements) else gather_axes
         axes = _with_extras(make(data, indices, out, axis), [strides for _, strides in extras])
         views = (data, indices, *(view for view, _ in extras), out, operands.errors)
-        scalars = Scalars()
-        across = side_of(guess(axes[-1].extent), _ELEMENTS)
+        scalars = LaunchScalars()
+        across = side_of(guessed_extent(axes[-1].extent), _ELEMENTS)
         lines = element_count(tuple(a.extent for a in axes[:-1]))
-        along = min(_ELEMENTS // across, side_of(guess(lines), _ELEMENTS))
+        along = min(_ELEMENTS // across, side_of(guessed_extent(lines), _ELEMENTS))
         spec = KernelSpec(
             self.name,
             parameters(
@@ -94,8 +94,8 @@ class GatherFamily(Family[CudaTarget]):
                 stride=scalars.json(data.strides[axis]),
                 lines=scalars.json(lines),
                 tile=(along, across),
-                warps=4,
-                pipeline=1,
+                num_warps=4,
+                num_stages=1,
                 stages=planned_epilogue(node, Layout.LINEAR).stages,
                 **operand_parameters(views, len(scalars.values)),
             ),
@@ -117,7 +117,7 @@ def _with_extras(axes: list[Axis], extras: Sequence[tuple[Dim, ...]]) -> list[Ax
         for place, axis in enumerate(axes)
     ]
     none = Axis(1, (0,) * (3 + len(extras)))
-    joined = join_axes(sort_axes([a for a in own if a.extent != 1], -1)) or [none]
+    joined = coalesce_axes(sort_axes([a for a in own if a.extent != 1], -1)) or [none]
     return [none, *joined] if len(joined) == 1 else joined
 
 
@@ -149,7 +149,7 @@ def _write(kernel: KernelSpec) -> str:
     s.line(f"given = tl.load(p1 + {place}, mask={is_there}, other=0).to(tl.int64)")
     s.line(f"index = tl.where(given < 0, given + {extent}, given)")
     s.line(f"inside = (index >= 0) & (index < {extent})")
-    s.tell(last + 1, "given", extent, f"{is_there} & (inside == 0)")
+    s.write_index_error(last + 1, "given", extent, f"{is_there} & (inside == 0)")
     picked = s.sum_of(("index", kernel["stride"]))
     s.line(f"x = tl.load(p0 + ({picked} + {line[0]} + {item[0]}), mask=m & inside, other=0)")
     places = [f"{down} + {along}" for down, along in zip(line, item, strict=True)]

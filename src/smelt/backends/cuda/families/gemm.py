@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from smelt.backends._axes import Axis, broadcast_strides, join_axes
 from smelt.backends._base import Family, Operands, Refusal, Tactic
-from smelt.backends._fusion import root_of
-from smelt.backends._nodes import value_of, view_of
-from smelt.backends._scalars import Scalars
-from smelt.backends.cuda._costs import guess
-from smelt.backends.cuda._product import ProductKernel, write_product
+from smelt.backends._fused_programs import root_of
+from smelt.backends._iteration_space import Axis, broadcast_strides, coalesce_axes
+from smelt.backends._launch_scalars import LaunchScalars
+from smelt.backends._node_operands import input_view, required_input
+from smelt.backends.cuda._cost_model import guessed_extent
+from smelt.backends.cuda._implicit_gemm import ImplicitGemmKernel, write_implicit_gemm
 from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda.families._epilogue import (
     FLOATS,
@@ -19,9 +19,13 @@ from smelt.backends.cuda.families._epilogue import (
     plan_epilogue,
     planned_epilogue,
 )
-from smelt.backends.cuda.families._grid import SUM_BYTES, Grid, launches_of
-from smelt.backends.cuda.families._nodes import as_factor, factor_type, format_of_factor
-from smelt.backends.cuda.families._tiles import Shape, choices, tiles_for
+from smelt.backends.cuda.families._gemm_launches import (
+    ACCUMULATOR_BYTES,
+    GemmIterationSpace,
+    launches_of,
+)
+from smelt.backends.cuda.families._gemm_operands import as_factor, factor_type, format_of_factor
+from smelt.backends.cuda.families._gemm_tiles import GemmShape, kernel_options, tiles_for
 from smelt.ir import Constant
 from smelt.ops.gemm import Gemm
 from smelt.ops.mat_mul import MatMul
@@ -40,7 +44,7 @@ class GemmFamily(Family[CudaTarget]):
     """Rows are the first factor's, columns the second's; matrices of a stack are programs."""
 
     name: ClassVar[str] = "gemm"
-    narrow: ClassVar[bool] = True
+    supports_reduced_precision: ClassVar[bool] = True
 
     @override
     def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
@@ -48,23 +52,23 @@ class GemmFamily(Family[CudaTarget]):
         if not isinstance(root, Gemm | MatMul):
             return
         epilogue = plan_epilogue(node, Layout.LINEAR, _addend_count(node))
-        reason = _why_not(node) or (epilogue if isinstance(epilogue, str) else None)
+        reason = _unsupported_reason(node) or (epilogue if isinstance(epilogue, str) else None)
         if reason or isinstance(epilogue, str):
             yield Refusal(self.name, str(reason))
             return
         own = [None if value is None else format_of_factor(value) for value in node.inputs[:count]]
-        if value_of(node, 1).constant is not None:
+        if required_input(node, 1).constant is not None:
             own[1] = None
         result = TensorFormat(node.output.tensor.dtype, Layout.LINEAR)
         inputs = (*own, *epilogue.formats)
-        sums = element_count(node.output.tensor.shape) * SUM_BYTES
+        partial_bytes = element_count(node.output.tensor.shape) * ACCUMULATOR_BYTES
         for choice, seconds in tiles_for(shape_of(node, target), target):
-            yield choice.tactic(self.name, inputs, result, sums, seconds)
+            yield choice.tactic(self.name, inputs, result, partial_bytes, seconds)
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
         """A constant second factor, the elements of a column side by side."""
-        weights = value_of(node, 1).constant
+        weights = required_input(node, 1).constant
         if weights is None:
             return ()
         rank = weights.type.rank
@@ -76,12 +80,12 @@ class GemmFamily(Family[CudaTarget]):
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
-        return _Lowering(node, tactic, operands).launches()
+        return _GemmLowering(node, tactic, operands).launches()
 
     @override
     def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
         del target
-        return write_product(kernel)
+        return write_implicit_gemm(kernel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +112,8 @@ class _Matrix:
 def _factors(node: Node) -> tuple[_Matrix, _Matrix]:
     root = root_of(node)[0]
     turned = (root.trans_a, root.trans_b) if isinstance(root, Gemm) else (0, 0)
-    a = _Matrix.of(value_of(node, 0), transposed=bool(turned[0]), vector_is_column=False)
-    return a, _Matrix.of(value_of(node, 1), transposed=bool(turned[1]), vector_is_column=True)
+    a = _Matrix.of(required_input(node, 0), transposed=bool(turned[0]), vector_is_column=False)
+    return a, _Matrix.of(required_input(node, 1), transposed=bool(turned[1]), vector_is_column=True)
 
 
 def _extent(value: Value, axis: int | None) -> Dim:
@@ -125,46 +129,46 @@ def _addend_count(node: Node) -> int:
     return int(_addend(node) is not None)
 
 
-def _why_not(node: Node) -> str | None:
-    kind = value_of(node, 0).tensor.dtype
+def _unsupported_reason(node: Node) -> str | None:
+    kind = required_input(node, 0).tensor.dtype
     if kind not in FLOATS:
-        return f"computes in floating point, not {kind.value}"
-    depth = _extent(value_of(node, 0), _factors(node)[0].column)
-    return "the factors are empty" if depth == 0 else None
+        return f"supports floating-point types only, not {kind.value}"
+    depth = _extent(required_input(node, 0), _factors(node)[0].column)
+    return "the operands have no elements" if depth == 0 else None
 
 
-def is_turned(node: Node) -> bool:
+def has_transposed_first_operand(node: Node) -> bool:
     """Whether a product's rows are its first factor's columns."""
     return _factors(node)[0].is_transposed
 
 
-def shape_of(node: Node, target: CudaTarget) -> Shape:
+def shape_of(node: Node, target: CudaTarget) -> GemmShape:
     """The extents of a product."""
     a, b = _factors(node)
     stack = element_count(node.output.tensor.shape[: max(len(a.stack), len(b.stack))])
-    x, y = value_of(node, 0), value_of(node, 1)
-    rows, columns = guess(_extent(x, a.row)), guess(_extent(y, b.column))
-    depth, dtype = guess(_extent(x, a.column)), target.factors(x.tensor.dtype)
-    return Shape(guess(stack), rows, columns, depth, dtype, adds=len(node.inputs) > 3)
+    x, y = required_input(node, 0), required_input(node, 1)
+    rows, columns = guessed_extent(_extent(x, a.row)), guessed_extent(_extent(y, b.column))
+    depth, dtype = guessed_extent(_extent(x, a.column)), target.operand_dtype(x.tensor.dtype)
+    return GemmShape(guessed_extent(stack), rows, columns, depth, dtype, adds=len(node.inputs) > 3)
 
 
-class _Lowering:
+class _GemmLowering:
     """A product on the memory of its operands."""
 
     def __init__(self, node: Node, tactic: Tactic, operands: Operands) -> None:
         self.node, self.tactic = node, tactic
-        self.x = view_of(operands, 0)
-        self.y = operands.packed[0] if operands.packed else view_of(operands, 1)
+        self.x = input_view(operands, 0)
+        self.y = operands.packed[0] if operands.packed else input_view(operands, 1)
         self.is_packed = bool(operands.packed)
         self.out = operands.outputs[0]
         self.a, self.b = _factors(node)
         self.extras = extra_views(node, operands)
         if _addend(node) is not None:
-            view = view_of(operands, 2)
+            view = input_view(operands, 2)
             self.extras.insert(0, (view, broadcast_strides(view, self.out.shape)))
         self.views = [self.x, self.y, *(view for view, _ in self.extras), self.out]
         self.workspace = operands.workspace
-        self.scalars = Scalars()
+        self.scalars = LaunchScalars()
 
     def along(self, axis: int | None) -> tuple[Dim, ...]:
         """Strides of the extra operands and the result along an axis of the result."""
@@ -193,7 +197,7 @@ class _Lowering:
             stack.append(Axis(self.out.shape[axis], (*own, *self.along(axis))))
         row = None if a.row is None else depth
         rows = Axis(
-            _extent(value_of(self.node, 0), a.row),
+            _extent(required_input(self.node, 0), a.row),
             (a.stride(self.x, a.row), 0, *self.along(row)),
         )
         return stack, rows
@@ -203,36 +207,36 @@ class _Lowering:
         stack, row = self.axes()
         rows = [row]
         if all(axis.strides[1] == 0 for axis in stack):
-            stack, rows = [], join_axes([*stack, row])
+            stack, rows = [], coalesce_axes([*stack, row])
         columns_stride, rows_stride = self.second_strides()
-        matrices = join_axes([axis for axis in stack if axis.extent != 1])
+        matrices = coalesce_axes([axis for axis in stack if axis.extent != 1])
         last = None if b.column is None else len(self.out.shape) - 1
         json = self.scalars.json
-        kernel = ProductKernel(
+        kernel = ImplicitGemmKernel(
             stack=tuple(self.scalars.all_json((a.extent, *a.strides)) for a in matrices),
             rows=(),
             columns=(),
             windows=(),
             start=0,
-            run=json(_extent(value_of(self.node, 0), a.column)),
-            run_strides=(json(a.stride(self.x, a.column)), json(rows_stride)),
+            run=json(_extent(required_input(self.node, 0), a.column)),
+            inner_k_strides=(json(a.stride(self.x, a.column)), json(rows_stride)),
             tap_stride=0,
             depth=0,
             bias=_addend(self.node) is not None,
             bias_scale=root.beta if isinstance(root, Gemm) else 1.0,
             alpha=root.alpha if isinstance(root, Gemm) else 1.0,
             stages=planned_epilogue(self.node, Layout.LINEAR, _addend_count(self.node)).stages,
-            clamps=a.stride(self.x, a.column) == 1 and rows_stride == 1,
+            clamps_edges=a.stride(self.x, a.column) == 1 and rows_stride == 1,
             constants=(False, self.is_packed, *self.constant_extras(), False),
-            **choices(self.tactic, asks=self.is_packed),
+            **kernel_options(self.tactic, prefetches_weights=self.is_packed),
         )
         columns = Axis(
-            _extent(value_of(self.node, 1), b.column), (0, columns_stride, *self.along(last))
+            _extent(required_input(self.node, 1), b.column), (0, columns_stride, *self.along(last))
         )
         count = element_count(tuple(axis.extent for axis in matrices))
-        grid = Grid(tuple(rows), (-1,) * len(rows), columns, count)
+        iteration_space = GemmIterationSpace(tuple(rows), (-1,) * len(rows), columns, count)
         return launches_of(
-            self.tactic.family, kernel, grid, self.views, self.scalars, self.workspace
+            self.tactic.family, kernel, iteration_space, self.views, self.scalars, self.workspace
         )
 
 

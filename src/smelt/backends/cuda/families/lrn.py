@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from smelt.backends._base import Family, Operands, Refusal, Tactic
-from smelt.backends._fusion import layouts_of
-from smelt.backends._nodes import view_of
-from smelt.backends._scalars import Scalars
-from smelt.backends.cuda._costs import guess, memory_seconds
+from smelt.backends._fused_programs import layouts_of
+from smelt.backends._launch_scalars import LaunchScalars
+from smelt.backends._node_operands import input_view
+from smelt.backends.cuda._cost_model import guessed_extent, memory_seconds
 from smelt.backends.cuda._elementwise import literal
-from smelt.backends.cuda._pointwise import side_of, write_places
-from smelt.backends.cuda._source import Source, operand_parameters
+from smelt.backends.cuda._kernel_source import Source, operand_parameters
+from smelt.backends.cuda._pointwise import side_of, write_element_offsets
 from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda.families._epilogue import FLOATS
 from smelt.engine import KernelSpec, Launch, parameters
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 _ELEMENTS: Final = 1024
 """Of the result that a program does."""
-_MOST_NEIGHBOURS: Final = 256
+_MAX_NEIGHBOURS: Final = 256
 
 
 class LrnFamily(Family[CudaTarget]):
     """Neighbours are read by each element anew: they lie in the nearest cache."""
 
     name: ClassVar[str] = "lrn"
-    narrow: ClassVar[bool] = True
+    supports_reduced_precision: ClassVar[bool] = True
 
     @override
     def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
@@ -41,10 +41,10 @@ class LrnFamily(Family[CudaTarget]):
             return
         kind = node.output.tensor
         if kind.dtype not in FLOATS:
-            yield Refusal(self.name, f"{kind.dtype.value} is not generated")
+            yield Refusal(self.name, f"{kind.dtype.value} is not supported")
             return
-        if _neighbours(node.op) > _MOST_NEIGHBOURS:
-            yield Refusal(self.name, f"more than {_MOST_NEIGHBOURS} neighbours")
+        if _neighbours(node.op) > _MAX_NEIGHBOURS:
+            yield Refusal(self.name, f"more than {_MAX_NEIGHBOURS} neighbours")
             return
         for layout in layouts_of(kind.rank):
             form = TensorFormat(kind.dtype, layout)
@@ -54,10 +54,10 @@ class LrnFamily(Family[CudaTarget]):
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
         op = node.op
         assert isinstance(op, LRN)  # noqa: S101  (it has tactics)
-        x, out = view_of(operands, 0), operands.outputs[0]
+        x, out = input_view(operands, 0), operands.outputs[0]
         order = tactic.outputs[0].layout.axis_order(len(out.shape))
-        scalars = Scalars()
-        across = side_of(guess(out.shape[order[-1]]), _ELEMENTS)
+        scalars = LaunchScalars()
+        across = side_of(guessed_extent(out.shape[order[-1]]), _ELEMENTS)
         along = _ELEMENTS // across
         places = element_count(tuple(out.shape[a] for a in order[:-1]))
         axes = tuple(
@@ -74,8 +74,8 @@ class LrnFamily(Family[CudaTarget]):
                 bias=op.bias,
                 places=scalars.json(places),
                 tile=(along, across),
-                warps=4,
-                pipeline=1,
+                num_warps=4,
+                num_stages=1,
                 **operand_parameters((x, out), len(scalars.values)),
             ),
         )
@@ -102,7 +102,7 @@ def _write(kernel: KernelSpec) -> str:
     axes: Any = kernel["axes"]
     size = kernel["size"]
     before = (size - 1) // 2
-    places = write_places(s, axes, kernel["tile"], kernel["places"])
+    places = write_element_offsets(s, axes, kernel["tile"], kernel["places"])
     s.line(f"at = {s.sum_of(*((p, axis[1]) for p, axis in zip(places, axes, strict=True)))}")
     near = [(p, axis) for p, axis in zip(places, axes, strict=True) if axis[3]]
     taps = [f"t{n}" for n in range(len(near))]

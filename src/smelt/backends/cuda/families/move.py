@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from smelt.backends._fusion import op_as_json
-from smelt.backends._moves import MoveFamily
+from smelt.backends._data_movement import DataMovementFamily
+from smelt.backends._fused_programs import op_as_json
 from smelt.backends.cuda._pointwise import pointwise_launch
 from smelt.ops.identity import Identity
 
@@ -45,6 +45,6 @@ class CudaCopier:
         yield copy_launch(source, replace(inside, halo=()))
 
 
-def move_family() -> MoveFamily[CudaTarget]:
+def data_movement_family() -> DataMovementFamily[CudaTarget]:
     """The family of ops that only move elements."""
-    return MoveFamily(CudaCopier())
+    return DataMovementFamily(CudaCopier())

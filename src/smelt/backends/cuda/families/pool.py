@@ -6,13 +6,13 @@ import math
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 from smelt.backends._base import Family, Operands, Refusal, Tactic
-from smelt.backends._fusion import root_of
-from smelt.backends._nodes import value_of, view_of
-from smelt.backends._scalars import Scalars
-from smelt.backends.cuda._costs import count_of, guess, memory_seconds
+from smelt.backends._fused_programs import root_of
+from smelt.backends._launch_scalars import LaunchScalars
+from smelt.backends._node_operands import input_view, required_input
+from smelt.backends.cuda._cost_model import count_of, guessed_extent, memory_seconds
 from smelt.backends.cuda._elementwise import write_stages
+from smelt.backends.cuda._kernel_source import LANGUAGE_TYPES, Source, operand_parameters
 from smelt.backends.cuda._pointwise import side_of
-from smelt.backends.cuda._source import LANGUAGE_TYPES, Source, operand_parameters
 from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda.families._epilogue import (
     FLOATS,
@@ -42,18 +42,18 @@ class PoolFamily(Family[CudaTarget]):
     """A program does a few places of the result, with many channels of each."""
 
     name: ClassVar[str] = "pool"
-    narrow: ClassVar[bool] = True
+    supports_reduced_precision: ClassVar[bool] = True
 
     @override
     def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
         root, _ = root_of(node)
         if not isinstance(root, MaxPool | AveragePool):
             return
-        kind = value_of(node, 0).tensor.dtype
+        kind = required_input(node, 0).tensor.dtype
         epilogue = plan_epilogue(node, Layout.CHANNELS_LAST)
         known = FLOATS if isinstance(root, AveragePool) else FLOATS | set(_LEAST)
         if isinstance(epilogue, str) or kind not in known:
-            reason = epilogue if isinstance(epilogue, str) else f"{kind.value} is not generated"
+            reason = epilogue if isinstance(epilogue, str) else f"{kind.value} is not supported"
             yield Refusal(self.name, reason)
             return
         image = TensorFormat(kind, Layout.CHANNELS_LAST)
@@ -64,7 +64,7 @@ class PoolFamily(Family[CudaTarget]):
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
         root = cast("MaxPool | AveragePool", root_of(node)[0])
-        views = (view_of(operands, 0), operands.outputs[0])
+        views = (input_view(operands, 0), operands.outputs[0])
         epilogue = (
             extra_views(node, operands),
             planned_epilogue(node, Layout.CHANNELS_LAST).stages,
@@ -80,9 +80,9 @@ class PoolFamily(Family[CudaTarget]):
 def pool_options(node: Node, target: CudaTarget) -> Iterator[tuple[Parameters, float]]:
     """Yield the sizes of programs that a pool may have, and the seconds that it should take."""
     seconds, total = memory_seconds(node, target), count_of(node.output)
-    for number, (elements, warps) in enumerate(_SIZES):
+    for number, (elements, num_warps) in enumerate(_SIZES):
         if number == 0 or total >= elements * target.multiprocessors:
-            yield parameters(elements=elements, warps=warps), seconds * (1 - 0.01 * number)
+            yield parameters(elements=elements, num_warps=num_warps), seconds * (1 - 0.01 * number)
 
 
 def pool_launch(
@@ -98,7 +98,7 @@ def pool_launch(
     (x, out), (extras, stages) = views, epilogue
     operands = [x, *(view for view, _ in extras), out]
     options: dict[str, Any] = dict(tactic.parameters)
-    scalars = Scalars()
+    scalars = LaunchScalars()
     strides = [strides for _, strides in extras] + [out.strides]
     axes = tuple(
         scalars.all_json((out.shape[a], x.strides[a], *(s[a] for s in strides)))
@@ -106,7 +106,7 @@ def pool_launch(
     )
     channels = out.shape[1]
     places = element_count((out.shape[0], *out.shape[2:]))
-    across = side_of(guess(channels), options["elements"] // 2)
+    across = side_of(guessed_extent(channels), options["elements"] // 2)
     along = max(1, options["elements"] // across)
     spec = KernelSpec(
         tactic.family,
@@ -118,8 +118,8 @@ def pool_launch(
             is_mean=isinstance(root, AveragePool),
             include_pad=isinstance(root, AveragePool) and root.count_include_pad,
             stages=stages,
-            warps=options["warps"],
-            pipeline=1,
+            num_warps=options["num_warps"],
+            num_stages=1,
             **operand_parameters(operands, len(scalars.values)),
         ),
     )
@@ -129,10 +129,10 @@ def pool_launch(
 
 def write_pool(kernel: KernelSpec) -> str:
     """The text of a pool's kernel."""
-    return _Writer(kernel).write()
+    return _PoolWriter(kernel).write()
 
 
-def _windows(root: MaxPool | AveragePool, x: View, scalars: Scalars) -> tuple[Json, ...]:
+def _windows(root: MaxPool | AveragePool, x: View, scalars: LaunchScalars) -> tuple[Json, ...]:
     """Of each axis: taps, step, dilation, padding before and after, and the input's axis."""
     return tuple(
         (
@@ -146,7 +146,7 @@ def _windows(root: MaxPool | AveragePool, x: View, scalars: Scalars) -> tuple[Js
     )
 
 
-class _Writer:
+class _PoolWriter:
     def __init__(self, kernel: KernelSpec) -> None:
         self.k = kernel
         self.s = Source(kernel)

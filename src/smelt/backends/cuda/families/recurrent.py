@@ -1,11 +1,13 @@
-"""LSTM and GRU: the inputs' share of all moments in one product, then all moments in one kernel.
+"""LSTM and GRU: one product for the inputs of all time steps, then one kernel for all time steps.
 
 A program of the second kernel runs one sequence of the batch in one direction, and never leaves it.
-Its hidden state lies in scratch memory, twice: a moment reads the one and writes the other, and a
-barrier stands between moments. Blocks of the recurrent weights are multiplied with it and summed in
+Its hidden state lies in scratch memory, twice: a time step reads the one and writes the other, and
+a
+barrier stands between time steps. Blocks of the recurrent weights are multiplied with it and
+summed in
 registers.
 
-Or a team of programs does (`_recurrent_team.py`), where their registers hold all the weights.
+Or a team of programs does (`_recurrent_cluster.py`), where their registers hold all the weights.
 """
 
 from __future__ import annotations
@@ -14,15 +16,20 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Final, cast
 
 from smelt.backends._base import Family, Operands, Refusal, Tactic
-from smelt.backends._nodes import value_of, view_of
-from smelt.backends._scalars import Scalars
-from smelt.backends.cuda._costs import LAUNCH_SECONDS, guess, memory_seconds
-from smelt.backends.cuda._source import CLUSTER, Source, cluster_of, operand_parameters
+from smelt.backends._launch_scalars import LaunchScalars
+from smelt.backends._node_operands import input_view, required_input
+from smelt.backends.cuda._cost_model import LAUNCH_SECONDS, guessed_extent, memory_seconds
+from smelt.backends.cuda._kernel_source import CLUSTER, Source, cluster_of, operand_parameters
 from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda.families._epilogue import FLOATS
-from smelt.backends.cuda.families._nodes import weights_of
-from smelt.backends.cuda.families._recurrent_team import TeamWriter, exchanges, pack_for_team, teams
-from smelt.backends.cuda.families._recurrent_writer import Writer
+from smelt.backends.cuda.families._gemm_operands import weights_of
+from smelt.backends.cuda.families._recurrent_cluster import (
+    RecurrentClusterWriter,
+    cluster_sizes,
+    exchange_count,
+    pack_for_cluster,
+)
+from smelt.backends.cuda.families._recurrent_kernel import RecurrentWriter
 from smelt.engine import KernelSpec, Launch, View, parameters
 from smelt.ir import Constant
 from smelt.ops import GRU, LSTM, Transpose
@@ -35,10 +42,10 @@ if TYPE_CHECKING:
     from smelt.ir import Node
     from smelt.types import Dim
 
-_FEW_MOMENTS: Final = 1024
+_FEW_TIME_STEPS: Final = 1024
 _TILES: Final = {True: (16, 32, 64), False: (64, 64, 32)}
-"""Of the first product: moments, rows and steps; whether there are few moments."""
-_ENTERING: Final = {"ieee": (4.5e-6, 1.2e13), "tf32x3": (2.0e-6, 3.5e13)}
+"""Of the first product: time steps, rows and steps; whether there are few time steps."""
+_PROJECTION_RATES: Final = {"ieee": (4.5e-6, 1.2e13), "tf32x3": (2.0e-6, 3.5e13)}
 """How float32 is multiplied there: the least seconds, and FLOP a second."""
 _STEP_SECONDS: Final = 8.0e-7
 _FED: Final = 3.6e10
@@ -46,7 +53,7 @@ _FED: Final = 3.6e10
 _INPUTS: Final = ("x", "w", "weights", "bias", "lengths", "hidden0", "cell0", "peepholes")
 _WEIGHTS: Final = _INPUTS.index("weights")
 _LENGTHS: Final = _INPUTS.index("lengths")
-_RESULTS: Final = ("every", "hidden", "cell")
+_RESULTS: Final = ("emits_every_step", "hidden", "cell")
 _FLOAT_BYTES: Final = 4
 _CLEARED: Final = 1024
 """Words of a program and turn."""
@@ -59,19 +66,19 @@ class RecurrentFamily(Family[CudaTarget]):
     """
 
     name: ClassVar[str] = "recurrent"
-    narrow: ClassVar[bool] = True
+    supports_reduced_precision: ClassVar[bool] = True
 
     @override
     def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
         op = node.op
         if not isinstance(op, GRU | LSTM):
             return
-        kind = value_of(node, 0).tensor
+        kind = required_input(node, 0).tensor
         if op.activations or op.clip or kind.dtype not in FLOATS:
             reason = "only the default activations, without clipping, of floats up to 32 bits"
-            yield Refusal(self.name, f"{reason} are generated")
+            yield Refusal(self.name, f"{reason} are supported")
             return
-        if value_of(node, _WEIGHTS).constant is None:
+        if required_input(node, _WEIGHTS).constant is None:
             yield Refusal(self.name, "the recurrent weights are not constant")
             return
         inputs = tuple(
@@ -79,21 +86,28 @@ class RecurrentFamily(Family[CudaTarget]):
             for i, v in enumerate(node.inputs)
         )
         results = tuple(TensorFormat(v.tensor.dtype, Layout.LINEAR) for v in node.outputs)
-        moments = guess(kind.shape[op.layout])
-        room = _Memory.of(node).total * _FLOAT_BYTES
+        time_steps = guessed_extent(kind.shape[op.layout])
+        needed_bytes = _RecurrentWorkspace.of(node).total * _FLOAT_BYTES
         once = LAUNCH_SECONDS + memory_seconds(node, target)
         weights = op.gates * op.hidden_size**2 * kind.dtype.size_bytes
-        alone = (parameters(warps=8), _STEP_SECONDS + weights / _FED)
-        sequences = op.directions * guess(kind.shape[1 - op.layout])
-        work = 2.0 * moments * sequences * op.gates * op.hidden_size * guess(kind.shape[2])
-        for way, (least, rate) in _ENTERING.items():
+        alone = (parameters(num_warps=8), _STEP_SECONDS + weights / _FED)
+        sequences = op.directions * guessed_extent(kind.shape[1 - op.layout])
+        work = (
+            2.0 * time_steps * sequences * op.gates * op.hidden_size * guessed_extent(kind.shape[2])
+        )
+        for way, (least, rate) in _PROJECTION_RATES.items():
             if way != "ieee" and not (target.has_tf32 and kind.dtype is DType.FLOAT32):
                 continue
-            for options, moment in (alone, *teams(op, sequences, target)):
+            for options, time_step in (alone, *cluster_sizes(op, sequences, target)):
                 made = parameters(precision=way, **dict(options))
-                seconds = once + least + work / rate + moments * moment
+                seconds = once + least + work / rate + time_steps * time_step
                 yield Tactic(
-                    self.name, made, inputs, results, workspace_bytes=room, cost_hint=seconds
+                    self.name,
+                    made,
+                    inputs,
+                    results,
+                    workspace_bytes=needed_bytes,
+                    cost_hint=seconds,
                 )
 
     @override
@@ -101,42 +115,46 @@ class RecurrentFamily(Family[CudaTarget]):
         """The recurrent weights, those of one element of the state beside each other."""
         weights = weights_of(node, _WEIGHTS)
         if CLUSTER in dict(tactic.parameters):
-            return (pack_for_team(weights, cast("GRU | LSTM", node.op)),)
+            return (pack_for_cluster(weights, cast("GRU | LSTM", node.op)),)
         return (Constant.derive(f"{weights.name}.by_state", Transpose((0, 2, 1)), weights),)
 
     @override
-    def tells_errors(self, node: Node) -> bool:
+    def reports_index_errors(self, node: Node) -> bool:
         return len(node.inputs) > _LENGTHS and node.inputs[_LENGTHS] is not None
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
-        lowering = _Lowering(node, tactic, operands)
-        return (lowering.entering(), lowering.moments())
+        lowering = _RecurrentLowering(node, tactic, operands)
+        return (lowering.input_projection(), lowering.time_steps())
 
     @override
     def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
         del target
-        if kernel["part"] == "entering":
-            return _write_entering(kernel)
-        return (TeamWriter if cluster_of(kernel) > 1 else Writer)(kernel).write()
+        if kernel["part"] == "input_projection":
+            return _write_input_projection(kernel)
+        return (RecurrentClusterWriter if cluster_of(kernel) > 1 else RecurrentWriter)(
+            kernel
+        ).write()
 
 
 @dataclass(frozen=True, slots=True)
-class _Memory:
+class _RecurrentWorkspace:
     """Extents of scratch memory, in elements."""
 
     state: Dim
     """Of one state of all sequences and directions."""
-    entering: Dim
+    input_projection: Dim
     states: int
 
     @staticmethod
-    def of(node: Node) -> _Memory:
+    def of(node: Node) -> _RecurrentWorkspace:
         op = cast("GRU | LSTM", node.op)
-        first, second, _ = value_of(node, 0).tensor.shape
+        first, second, _ = required_input(node, 0).tensor.shape
         batch = (second, first)[op.layout]
         hidden = op.directions * op.hidden_size
-        return _Memory(batch * hidden, first * second * (hidden * op.gates), 4 * exchanges(op))
+        return _RecurrentWorkspace(
+            batch * hidden, first * second * (hidden * op.gates), 4 * exchange_count(op)
+        )
 
     @property
     def total(self) -> Dim:
@@ -144,10 +162,10 @@ class _Memory:
 
         The words that a team exchanges are twice as wide as the states, and lie there twice.
         """
-        return self.states * self.state + self.entering + 1
+        return self.states * self.state + self.input_projection + 1
 
 
-class _Lowering:
+class _RecurrentLowering:
     def __init__(self, node: Node, tactic: Tactic, operands: Operands) -> None:
         self.node, self.options = node, dict(tactic.parameters)
         self.precision = self.options.pop("precision")
@@ -155,14 +173,14 @@ class _Lowering:
         self.op = cast("GRU | LSTM", node.op)
         self.inputs = dict(zip(_INPUTS, operands.inputs, strict=False))
         self.results = dict(zip(_RESULTS, operands.outputs, strict=False))
-        self.x = view_of(operands, 0)
+        self.x = input_view(operands, 0)
         self.errors = operands.errors
         self.weights = operands.packed[0]
         self.time, self.batch = self.x.shape[:2] if self.op.layout == 0 else self.x.shape[1::-1]
-        workspace, memory = operands.workspace, _Memory.of(node)
+        workspace, memory = operands.workspace, _RecurrentWorkspace.of(node)
         assert workspace is not None  # noqa: S101  (the tactic wants it)
         states = memory.states * memory.state
-        self.entered = _floats(workspace, states, memory.entering)
+        self.entered = _floats(workspace, states, memory.input_projection)
         self.states = _floats(workspace, 0, states)
         if self.is_team:
             words = ceil_div(states, 2)
@@ -172,7 +190,7 @@ class _Lowering:
         """Strides of time and batch in x."""
         return view.strides[:2] if self.op.layout == 0 else view.strides[1::-1]
 
-    def entering(self) -> Launch:
+    def input_projection(self) -> Launch:
         op, x, w = self.op, self.x, self.inputs["w"]
         assert w is not None  # noqa: S101  (inference wants it)
         bias = self.inputs.get("bias")
@@ -180,36 +198,36 @@ class _Lowering:
         written = [len(views) - 1]
         rows = op.gates * op.hidden_size
         is_late = isinstance(op, GRU) and op.linear_before_reset
-        scalars = Scalars()
-        moments = self.time * self.batch
-        cleared: Dim = 0
+        scalars = LaunchScalars()
+        time_steps = self.time * self.batch
+        cleared_words: Dim = 0
         if self.is_team:
             written.append(len(views))
             views.append(self.states)
-            cleared = self.states.shape[0]
-        bm, bn, _ = tile = _TILES[guess(moments) <= _FEW_MOMENTS]
+            cleared_words = self.states.shape[0]
+        bm, bn, _ = tile = _TILES[guessed_extent(time_steps) <= _FEW_TIME_STEPS]
         spec = KernelSpec(
             RecurrentFamily.name,
             parameters(
-                part="entering",
+                part="input_projection",
                 tile=tile,
                 precision=self.precision,
-                extents=scalars.all_json((moments, self.batch, rows, x.shape[2])),
+                extents=scalars.all_json((time_steps, self.batch, rows, x.shape[2])),
                 strides=scalars.all_json((*self.sequence(x), x.strides[2])),
                 weights=scalars.all_json(w.strides),
                 biases=() if bias is None else scalars.all_json(bias.strides),
                 recurrent_biases=2 * op.hidden_size if is_late else rows,
                 has_bias=bias is not None,
-                cleared=scalars.json(cleared),
-                warps=4,
-                pipeline=2,
+                cleared_words=scalars.json(cleared_words),
+                num_warps=4,
+                num_stages=2,
                 **operand_parameters(views, len(scalars.values)),
             ),
         )
-        chunks = op.directions * ceil_div(moments, bm) * ceil_div(rows, bn)
+        chunks = op.directions * ceil_div(time_steps, bm) * ceil_div(rows, bn)
         return Launch(spec, tuple(views), tuple(written), scalars.values, chunks)
 
-    def moments(self) -> Launch:
+    def time_steps(self) -> Launch:
         op = self.op
         given = {"entered": self.entered, "states": self.states, "weights": self.weights}
         wanted = ("bias", "lengths", "hidden0", "cell0", "peepholes")
@@ -218,7 +236,7 @@ class _Lowering:
         if self.errors is not None:
             given["errors"] = self.errors
         places = {name: place for place, name in enumerate(given)}
-        scalars = Scalars()
+        scalars = LaunchScalars()
 
         def strides(of: Callable[[View], tuple[Dim, ...]], *names: str) -> Json:
             return tuple((n, scalars.all_json(of(given[n]))) for n in names if n in given)
@@ -226,7 +244,7 @@ class _Lowering:
         spec = KernelSpec(
             RecurrentFamily.name,
             parameters(
-                part="moments",
+                part="time_steps",
                 op=op.name,
                 places=tuple(places.items()),
                 time=scalars.json(self.time),
@@ -236,10 +254,10 @@ class _Lowering:
                 is_reverse=op.direction == "reverse",
                 input_forget=isinstance(op, LSTM) and bool(op.input_forget),
                 late_reset=isinstance(op, GRU) and bool(op.linear_before_reset),
-                every=scalars.all_json(self.place_strides(self.results["every"])),
+                emits_every_step=scalars.all_json(self.step_strides(given["emits_every_step"])),
                 states=strides(self.state_strides, "hidden0", "cell0", "hidden", "cell"),
                 others=strides(lambda view: view.strides, "bias", "lengths", "peepholes"),
-                pipeline=1,
+                num_stages=1,
                 **self.options,
                 **operand_parameters(tuple(given.values()), len(scalars.values)),
             ),
@@ -249,7 +267,7 @@ class _Lowering:
         chunks = op.directions * self.batch * cluster_of(spec)
         return Launch(spec, tuple(given.values()), written, scalars.values, chunks)
 
-    def place_strides(self, view: View) -> tuple[Dim, ...]:
+    def step_strides(self, view: View) -> tuple[Dim, ...]:
         """Of time, direction, batch and element."""
         order = (0, 1, 2, 3) if self.op.layout == 0 else (1, 2, 0, 3)
         return tuple(view.strides[axis] for axis in order)
@@ -268,19 +286,19 @@ def _floats(workspace: View, first: Dim, count: Dim) -> View:
     )
 
 
-def _write_entering(kernel: KernelSpec) -> str:
+def _write_input_projection(kernel: KernelSpec) -> str:
     """``x @ W^T`` of each direction, with both biases."""
     s = Source(kernel)
-    moments, batch, rows, width = map(s.extent, kernel["extents"])
+    time_steps, batch, rows, width = map(s.extent, kernel["extents"])
     along_time, along_batch, along = kernel["strides"]
     bm, bn, bk = kernel["tile"]
     across = f"(({rows} + {bn - 1}) // {bn})"
-    down = f"(({moments} + {bm - 1}) // {bm})"
+    down = f"(({time_steps} + {bm - 1}) // {bm})"
     s.line("program = tl.program_id(0).to(tl.int64)")
     s.line(f"column = (program % {across}) * {bn} + tl.arange(0, {bn})")
     s.line(f"m = ((program // {across}) % {down}) * {bm} + tl.arange(0, {bm})")
     s.line(f"way = program // ({across} * {down})")
-    s.line(f"row_ok = (m < {moments})[:, None]")
+    s.line(f"row_ok = (m < {time_steps})[:, None]")
     s.line(f"column_ok = (column < {rows})[None, :]")
     place = s.sum_of((f"m // {batch}", along_time), (f"m % {batch}", along_batch))
     s.line(f"line = ({place} + m * 0)[:, None]")
@@ -299,10 +317,10 @@ def _write_entering(kernel: KernelSpec) -> str:
     entered = 3 if kernel["has_bias"] else 2
     if kernel["has_bias"]:
         _add_biases(s, kernel, rows)
-    where = f"((way * {moments} + m) * {rows})[:, None] + column[None, :]"
+    where = f"((way * {time_steps} + m) * {rows})[:, None] + column[None, :]"
     s.store(entered, where, "acc", "row_ok & column_ok")
-    if kernel["cleared"]:
-        _clear(s, entered + 1, s.extent(kernel["cleared"]))
+    if kernel["cleared_words"]:
+        _clear(s, entered + 1, s.extent(kernel["cleared_words"]))
     return s.text()
 
 

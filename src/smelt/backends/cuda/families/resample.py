@@ -6,13 +6,13 @@ from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from smelt.backends._base import Family, Operands, Refusal, Tactic
-from smelt.backends._fusion import layouts_of
-from smelt.backends._nodes import view_of
-from smelt.backends._resampling import resize_tables, table_constants, tables_of
-from smelt.backends._scalars import Scalars
-from smelt.backends.cuda._costs import guess, memory_seconds
-from smelt.backends.cuda._pointwise import side_of, write_places
-from smelt.backends.cuda._source import Source, operand_parameters
+from smelt.backends._fused_programs import layouts_of
+from smelt.backends._launch_scalars import LaunchScalars
+from smelt.backends._node_operands import input_view
+from smelt.backends._resize_tables import resize_tables, table_constants, tables_of
+from smelt.backends.cuda._cost_model import guessed_extent, memory_seconds
+from smelt.backends.cuda._kernel_source import Source, operand_parameters
+from smelt.backends.cuda._pointwise import side_of, write_element_offsets
 from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda.families._epilogue import FLOATS
 from smelt.engine import KernelSpec, Launch, parameters
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from smelt.ir import Constant, Node
 
 _ELEMENTS: Final = 1024
-_MOST_TAPS: Final = 256
+_MAX_TAPS: Final = 256
 """Elements that make one, over all axes."""
 _UNROLLED_TAPS: Final = 16
 
@@ -35,7 +35,7 @@ class ResampleFamily(Family[CudaTarget]):
     """Each place sums what the tables of all axes name; operands are x, tables, result."""
 
     name: ClassVar[str] = "resample"
-    narrow: ClassVar[bool] = True
+    supports_reduced_precision: ClassVar[bool] = True
 
     @override
     def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
@@ -48,10 +48,12 @@ class ResampleFamily(Family[CudaTarget]):
             return
         weighted = any(table.is_weighted for table in tables)
         if weighted and kind.dtype not in FLOATS:
-            yield Refusal(self.name, f"sums of {kind.dtype.value} are not generated")
+            yield Refusal(self.name, f"sums of {kind.dtype.value} are not supported")
             return
-        if prod(table.taps for table in tables) > _MOST_TAPS:
-            yield Refusal(self.name, f"more than {_MOST_TAPS} elements make one")
+        if prod(table.taps for table in tables) > _MAX_TAPS:
+            yield Refusal(
+                self.name, f"more than {_MAX_TAPS} input elements contribute to one output element"
+            )
             return
         absent = (None,) * (len(node.inputs) - 1)
         for layout in layouts_of(kind.rank):
@@ -65,13 +67,13 @@ class ResampleFamily(Family[CudaTarget]):
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
-        x, out = view_of(operands, 0), operands.outputs[0]
+        x, out = input_view(operands, 0), operands.outputs[0]
         views = [x, *operands.packed, out]
-        scalars = Scalars()
+        scalars = LaunchScalars()
         order = tactic.outputs[0].layout.axis_order(len(out.shape))
         tables = {table.axis: number for number, table in enumerate(tables_of(node))}
         taps = [table.taps for table in tables_of(node)]
-        across = side_of(guess(out.shape[order[-1]]), _ELEMENTS)
+        across = side_of(guessed_extent(out.shape[order[-1]]), _ELEMENTS)
         along = _ELEMENTS // across
         places = element_count(tuple(out.shape[a] for a in order[:-1]))
         axes = tuple(
@@ -90,8 +92,8 @@ class ResampleFamily(Family[CudaTarget]):
                 weighted=tuple(table.is_weighted for table in tables_of(node)),
                 places=scalars.json(places),
                 tile=(along, across),
-                warps=4,
-                pipeline=1,
+                num_warps=4,
+                num_stages=1,
                 **operand_parameters(views, len(scalars.values)),
             ),
         )
@@ -101,10 +103,10 @@ class ResampleFamily(Family[CudaTarget]):
     @override
     def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
         del target
-        return _Writer(kernel).write()
+        return _ResampleWriter(kernel).write()
 
 
-class _Writer:
+class _ResampleWriter:
     def __init__(self, kernel: KernelSpec) -> None:
         self.k = kernel
         self.s = Source(kernel)
@@ -116,7 +118,7 @@ class _Writer:
         s = self.s
         last = len(s.dtypes) - 1
         is_sum = any(self.k["weighted"])
-        write_places(s, self.axes, (self.along, self.across), self.k["places"])
+        write_element_offsets(s, self.axes, (self.along, self.across), self.k["places"])
         if is_sum:
             s.line(f"acc = tl.zeros([{self.along}, {self.across}], tl.float32)")
         count = prod(self.k["taps"])

@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 import numpy as np
 
-from smelt.backends._base import Family, Operands, Refusal, Tactic, store_as
-from smelt.backends._fusion import root_of
-from smelt.backends._nodes import value_of, view_of
-from smelt.backends._scalars import Scalars
+from smelt.backends._base import Family, Operands, Refusal, Tactic, with_storage_dtype
+from smelt.backends._fused_programs import root_of
+from smelt.backends._launch_scalars import LaunchScalars
+from smelt.backends._node_operands import input_view, required_input
 from smelt.backends._storage import contiguous_strides
-from smelt.backends.cuda._costs import count_of, guess, pass_seconds
-from smelt.backends.cuda._product import write_product
-from smelt.backends.cuda._reach import MOST_ELEMENTS
-from smelt.backends.cuda._source import LANGUAGE_TYPES, VECTOR, Source, operand_parameters
+from smelt.backends.cuda._cost_model import count_of, guessed_extent, pass_seconds
+from smelt.backends.cuda._implicit_gemm import write_implicit_gemm
+from smelt.backends.cuda._index_width import MAX_INT32_ELEMENTS
+from smelt.backends.cuda._kernel_source import LANGUAGE_TYPES, VECTOR, Source, operand_parameters
 from smelt.backends.cuda._target import CudaTarget
-from smelt.backends.cuda.families._nodes import as_factor, weights_of
-from smelt.backends.cuda.families._tiles import Shape, tiles_for
+from smelt.backends.cuda.families._gemm_operands import as_factor, weights_of
+from smelt.backends.cuda.families._gemm_tiles import GemmShape, tiles_for
 from smelt.backends.cuda.families.conv import (
     ConvLowering,
     formats_of,
@@ -61,7 +61,7 @@ class StemFamily(Family[CudaTarget]):
     """Dense convolutions of images whose channels fill no vector."""
 
     name: ClassVar[str] = "stem"
-    narrow: ClassVar[bool] = True
+    supports_reduced_precision: ClassVar[bool] = True
     lowering: ClassVar[type[ConvLowering]] = ConvLowering
     """Of the second launch."""
 
@@ -80,17 +80,17 @@ class StemFamily(Family[CudaTarget]):
         sizes = shape.dtype.size_bytes + first.dtype.size_bytes
         copied = pass_seconds(shape.image * sizes, target)
         for choice, seconds in tiles_for(shape, target):
-            if choice.pieces == 1:
+            if choice.split_k == 1:
                 made = choice.tactic(self.name, (first, *others), output, 0, seconds + copied)
                 yield replace(made, workspace_bytes=pixels * _WIDEST_BYTES)
 
     @override
-    def narrowed(
+    def reduced_precision_tactics(
         self, node: Node, tactic: Tactic, dtype: DType, target: CudaTarget
     ) -> tuple[Tactic, ...]:
         del target
-        made = store_as(dtype, node, tactic)
-        if value_of(node, 0).producer is None:  # it is not copied to be read once more
+        made = with_storage_dtype(dtype, node, tactic)
+        if required_input(node, 0).producer is None:  # it is not copied to be read once more
             made = replace(made, inputs=(tactic.inputs[0], *made.inputs[1:]))
         options = {**dict(made.parameters), "factors": dtype.value}
         return (replace(made, parameters=parameters(**options)),)
@@ -118,19 +118,19 @@ class StemFamily(Family[CudaTarget]):
     @override
     def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
         del target
-        is_product = any(name == "sums" for name, _ in kernel.parameters)
-        return write_product(kernel) if is_product else _write(kernel)
+        is_product = any(name == "schedule" for name, _ in kernel.parameters)
+        return write_implicit_gemm(kernel) if is_product else _write(kernel)
 
 
-def stem_shape(node: Node, root: Conv, target: CudaTarget) -> Shape:
+def stem_shape(node: Node, root: Conv, target: CudaTarget) -> GemmShape:
     """The product that the second launch is."""
-    filters, depth, *_ = (cast("int", e) for e in value_of(node, 1).tensor.shape)
+    filters, depth, *_ = (cast("int", e) for e in required_input(node, 1).tensor.shape)
     width, run = row_of(node, root)
-    dtype = target.factors(value_of(node, 0).tensor.dtype)
-    read = width * count_of(value_of(node, 0)) // depth
+    dtype = target.operand_dtype(required_input(node, 0).tensor.dtype)
+    read = width * count_of(required_input(node, 0)) // depth
     total, adds = run * prod(root.kernel_shape[:-1]), len(node.inputs) > 3
     rows = count_of(node.output) // filters
-    return Shape(1, rows, filters, total, dtype, adds, _CACHED_RUN, read)
+    return GemmShape(1, rows, filters, total, dtype, adds, _CACHED_RUN, read)
 
 
 def widened(node: Node, width: int) -> Constant:
@@ -144,17 +144,17 @@ def widened(node: Node, width: int) -> Constant:
 
 def why_no_stem(node: Node, root: Conv) -> str | None:
     """Why the pixels of a convolution are read as they are, or None."""
-    depth = cast("int", value_of(node, 1).tensor.shape[1])
+    depth = cast("int", required_input(node, 1).tensor.shape[1])
     if root.group > 1:
-        return "the channels are in groups"
+        return "grouped convolution is not supported"
     if depth % 8 == 0 or depth > _WIDTHS[-1]:
-        return f"{depth} channels fill vectors, or nearly"
+        return f"{depth} channels already fill the vectors: handled by the conv family"
     if root.dilations[-1] > 1:
-        return "the pixels of a window's row do not lie side by side"
-    if value_of(node, 0).tensor.shape[0] == 0:
-        return "there are no images"
-    if prod(map(guess, padded_shape(node, root)[1:])) > MOST_ELEMENTS:
-        return "the pixels of an image are more than 32 bits tell"
+        return "the window is dilated along its rows"
+    if required_input(node, 0).tensor.shape[0] == 0:
+        return "the input has no elements"
+    if prod(map(guessed_extent, padded_shape(node, root)[1:])) > MAX_INT32_ELEMENTS:
+        return "the pixels of an image exceed 32-bit indexing"
     return None
 
 
@@ -163,7 +163,7 @@ def row_of(node: Node, root: Conv) -> tuple[int, int]:
 
     Windows begin where vectors may.
     """
-    depth = cast("int", value_of(node, 1).tensor.shape[1])
+    depth = cast("int", required_input(node, 1).tensor.shape[1])
     step = root.strides[-1]
     width = next(w for w in _WIDTHS if w >= depth and w * step % VECTOR == 0)
     return width, width * root.kernel_shape[-1]
@@ -182,7 +182,7 @@ def _without_factors(tactic: Tactic) -> Tactic:
 
 def padded_shape(node: Node, root: Conv) -> tuple[Dim, ...]:
     """Images, places with their padding, channels; lines end where the next one may begin."""
-    count, _, *places = value_of(node, 0).tensor.shape
+    count, _, *places = required_input(node, 0).tensor.shape
     padded = [e + sum(pair) for e, pair in zip(places, root.pad_pairs, strict=True)]
     width, _ = row_of(node, root)
     if isinstance(line := padded[-1], int):
@@ -202,21 +202,21 @@ def pixels_of(
 
     Windows begin at pixels, and their rows are runs: pixels that overlap.
     """
-    room, image = operands.workspace, view_of(operands, 0)
-    if room is None:
+    needed_bytes, image = operands.workspace, input_view(operands, 0)
+    if needed_bytes is None:
         raise InternalError(f"{node} has no room for its pixels")
     width, _ = row_of(node, root)
     count, *places, _ = shape = padded_shape(node, root)
     strides = _strides(shape)
     places[-1] = places[-1] - (ceil_div(read, width) - 1)
     steps = (strides[0], 1, *strides[1:-1])
-    runs = View(room.buffer, room.offset, dtype, (count, read, *places), steps)
+    runs = View(needed_bytes.buffer, needed_bytes.offset, dtype, (count, read, *places), steps)
     return _write_pixels(image, runs, root, shape), runs
 
 
 def _write_pixels(image: View, runs: View, root: Conv, shape: tuple[Dim, ...]) -> Launch:
     """The launch that writes every element of the pixels."""
-    scalars = Scalars()
+    scalars = LaunchScalars()
     pixels = View(runs.buffer, runs.offset, runs.dtype, shape, _strides(shape))
     views = (image, pixels)
     total = element_count(shape[:-1])
@@ -231,8 +231,8 @@ def _write_pixels(image: View, runs: View, root: Conv, shape: tuple[Dim, ...]) -
             axes=axes,
             channels=scalars.all_json((image.shape[1], image.strides[1], shape[-1])),
             total=scalars.json(total),
-            warps=4,
-            pipeline=1,
+            num_warps=4,
+            num_stages=1,
             **operand_parameters(views, len(scalars.values)),
         ),
     )

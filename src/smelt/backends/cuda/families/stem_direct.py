@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 import numpy as np
 
 from smelt.backends._base import Refusal, Tactic
-from smelt.backends._fusion import root_of
-from smelt.backends.cuda._costs import LAUNCH_SECONDS, pass_seconds
-from smelt.backends.cuda._fragments import FRAGMENT, ROWS, FragmentWriter
-from smelt.backends.cuda._source import VECTOR
-from smelt.backends.cuda.families._nodes import as_factor, why_wide
+from smelt.backends._fused_programs import root_of
+from smelt.backends.cuda._cost_model import LAUNCH_SECONDS, pass_seconds
+from smelt.backends.cuda._kernel_source import VECTOR
+from smelt.backends.cuda._register_operand_kernel import FRAGMENT, ROWS, RegisterOperandWriter
+from smelt.backends.cuda.families._gemm_operands import as_factor, why_wide
 from smelt.backends.cuda.families.conv import ConvLowering, reason_against
 from smelt.backends.cuda.families.stem import (
     StemFamily,
@@ -46,15 +46,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from smelt.backends.cuda._target import CudaTarget
-    from smelt.backends.cuda.families._tiles import Shape
+    from smelt.backends.cuda.families._gemm_tiles import GemmShape
     from smelt.engine import KernelSpec
     from smelt.ir import Node
 
 COLUMNS: Final = (64, 32, 16)
 """Of a tile."""
-_MOST_DEEP: Final = 640
+_MAX_DEEP: Final = 640
 """Elements of a window, all of which a program's threads hold at once."""
-_FIRST_WITH_IT: Final = 90
+_FIRST_WITH_WGMMA: Final = 90
 """Capability from which on products of the first factor in registers and the other in shared
 memory can be had."""
 COPIED_BYTES: Final = 6
@@ -64,15 +64,15 @@ _ELEMENT_SECONDS: Final = 1.8e-9
 """For each element of a window, of a tile that a multiprocessor does beside others."""
 _REGISTERS: Final = 512
 """That programs of 128 threads share, for each thread."""
-_ONE_LESS: Final = 1.1
+_FEWER_PROGRAMS_PENALTY: Final = 1.1
 """How much longer it takes with one program less."""
-_LATER: Final = 1.001
+_UNFITTED_PENALTY: Final = 1.001
 """Than the plain family's where estimates were not fitted: they are not chosen without a clock."""
 _OWN_REGISTERS: Final = 40
 """Beside a window's elements and sums."""
 
 
-class _Lowering(ConvLowering):
+class _StemDirectLowering(ConvLowering):
     @override
     def column_length(self, total: int) -> int:
         rows = total // self.run
@@ -83,7 +83,7 @@ class StemDirectFamily(StemFamily):
     """Stems of 16 bits on Hopper and its like."""
 
     name: ClassVar[str] = "stem_direct"
-    lowering: ClassVar[type[ConvLowering]] = _Lowering
+    lowering: ClassVar[type[ConvLowering]] = _StemDirectLowering
 
     @override
     def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
@@ -97,26 +97,33 @@ class StemDirectFamily(StemFamily):
         plain = [t for t in super().tactics(node, target) if isinstance(t, Tactic)]
         if not plain:
             return
-        least = 0.0 if target.is_gauged else _LATER * min(t.cost_hint for t in plain)
+        least = (
+            0.0
+            if target.has_fitted_cost_model
+            else _UNFITTED_PENALTY * min(t.cost_hint for t in plain)
+        )
         bn = next(n for n in COLUMNS if shape.columns % n == 0)
         length, most = window_length(node, root), target.multiprocessors
         tiles = -(-shape.rows // ROWS) * (shape.columns // bn)
         once = LAUNCH_SECONDS + pass_seconds(shape.image * COPIED_BYTES, target)
         busy = ceil(tiles / most) * (_TILE_SECONDS + length * _ELEMENT_SECONDS)
-        beside = _REGISTERS // (_OWN_REGISTERS + length // 4 + bn // 2)
-        found = {min(tiles, most * max(1, count)): count for count in (beside - 1, beside)}
+        programs_per_sm = _REGISTERS // (_OWN_REGISTERS + length // 4 + bn // 2)
+        found = {
+            min(tiles, most * max(1, count)): count
+            for count in (programs_per_sm - 1, programs_per_sm)
+        }
         for programs, count in found.items():
             options = parameters(
                 tile=(ROWS, bn, FRAGMENT),
-                warps=4,
-                pipeline=1,
+                num_warps=4,
+                num_stages=1,
                 precision="ieee",
-                early=False,
-                pieces=1,
+                prefetches_epilogue=False,
+                split_k=1,
                 programs=max(1, programs * bn // shape.columns),
-                sums="fragments",
+                schedule="register_operand",
             )
-            seconds = once + busy * (1.0 if count == beside else _ONE_LESS)
+            seconds = once + busy * (1.0 if count == programs_per_sm else _FEWER_PROGRAMS_PENALTY)
             hint = max(seconds, least)
             yield replace(plain[0], family=self.name, parameters=options, cost_hint=hint)
 
@@ -129,25 +136,25 @@ class StemDirectFamily(StemFamily):
     @override
     def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
         del target
-        return FragmentWriter(kernel).write()
+        return RegisterOperandWriter(kernel).write()
 
     @override
     def run_read(self, run: int) -> int:
         return in_vectors(run)
 
 
-def why_not_direct(node: Node, root: Conv, shape: Shape, target: CudaTarget) -> str | None:
+def why_not_direct(node: Node, root: Conv, shape: GemmShape, target: CudaTarget) -> str | None:
     """Why tensor cores do not take the pixels of a stem from registers, or None."""
     if reason := why_wide(shape.dtype):
         return reason
-    if target.capability < _FIRST_WITH_IT:
-        return f"{target.architecture} multiplies out of registers alone"
+    if target.capability < _FIRST_WITH_WGMMA:
+        return f"{target.architecture} has no tensor cores that read one operand from shared memory"
     if not isinstance(padded_shape(node, root)[-2], int):
-        return "how wide images are is known at run time only"
+        return "the image width is symbolic"
     if all(shape.columns % columns for columns in COLUMNS):
-        return "the filters fill no tile"
-    if (length := window_length(node, root)) > _MOST_DEEP:
-        return f"windows of {length} elements are too many for registers"
+        return "the filter count is no multiple of the tile"
+    if (length := window_length(node, root)) > _MAX_DEEP:
+        return f"windows of {length} elements do not fit into registers"
     return None
 
 

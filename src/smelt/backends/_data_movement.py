@@ -1,0 +1,380 @@
+"""Ops that only move elements: each is one or a few strided copies between windows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar, Final, Protocol
+
+import numpy as np
+
+from smelt.backends._base import Family, Operands, Refusal, Tactic, TargetT
+from smelt.backends._fused_programs import layouts_of
+from smelt.backends._iteration_space import broadcast_strides
+from smelt.backends._node_operands import constant_input
+from smelt.errors import InternalError
+from smelt.ops import DepthToSpace, Expand, Pad, Resize, Slice, SpaceToDepth, Tile, Transpose
+from smelt.types import TensorFormat, override
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from smelt.engine import KernelSpec, Launch, Step, View
+    from smelt.ir import Array, Node
+    from smelt.types import Dim
+
+_MAX_RAMP_ELEMENTS: Final = 1 << 24
+"""Elements along an axis that are enlarged to see what a Resize does: float32 counts no further."""
+
+
+class Copier(Protocol):
+    """The copies of one backend."""
+
+    def copy(self, source: View, destination: View) -> Launch:
+        """Copy between windows of one shape and of any strides."""
+        ...
+
+    def pad(self, source: View, inside: View, value: Array) -> Iterable[Launch]:
+        """Copy to a window, and write the one element of ``value`` into the halo around it."""
+        ...
+
+
+class DataMovementFamily(Family[TargetT]):
+    """Transposes, strided slices, broadcasts, tiles, pads and pixel shuffles as copies."""
+
+    name: ClassVar[str] = "data_movement"
+    supports_reduced_precision: ClassVar[bool] = True
+
+    def __init__(self, copier: Copier) -> None:
+        """A family that moves by the copies of a backend."""
+        self.copier = copier
+
+    @override
+    def tactics(self, node: Node, target: TargetT) -> Iterator[Tactic | Refusal]:
+        if type(node.op) not in _LOWERINGS:
+            return
+        if reason := _unsupported_reason(node):
+            yield Refusal(self.name, reason)
+            return
+        source = node.inputs[0]
+        if source is None:
+            raise InternalError(f"{node} has no input")
+        absent = (None,) * (len(node.inputs) - 1)
+        dtype = source.tensor.dtype
+        for before in reversed(layouts_of(source.tensor.rank)):
+            for after in reversed(layouts_of(node.output.tensor.rank)):
+                yield Tactic(
+                    self.name,
+                    (),
+                    (TensorFormat(dtype, before), *absent),
+                    (TensorFormat(dtype, after),),
+                    cost_hint=1e-5 if before is after else 2e-5,
+                )
+
+    @override
+    def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
+        source = operands.inputs[0]
+        if source is None:
+            raise InternalError(f"{node} has no input")
+        return tuple(_LOWERINGS[type(node.op)](node, source, operands.outputs[0], self.copier))
+
+    @override
+    def generate(self, kernel: KernelSpec, target: TargetT) -> str:
+        raise InternalError(
+            f"{kernel.symbol}: data movement ops are lowered to copy kernels and have none of "
+            f"their own"
+        )
+
+
+def _is_absent(node: Node, index: int) -> bool:
+    return index >= len(node.inputs) or node.inputs[index] is None
+
+
+def _unsupported_reason(node: Node) -> str | None:
+    checks: dict[type, Callable[[Node], str | None]] = {
+        Slice: _slice_refusal,
+        Pad: _pad_refusal,
+        Tile: lambda n: "the repeats are not known" if _repeats_of(n) is None else None,
+        Resize: _resize_refusal,
+    }
+    check = checks.get(type(node.op))
+    return None if check is None else check(node)
+
+
+# ---- one op each
+
+
+def _transpose(node: Node, source: View, result: View, copier: Copier) -> Iterator[Launch]:
+    perm = getattr(node.op, "perm", None) or tuple(reversed(range(len(source.shape))))
+    strides = tuple(source.strides[axis] for axis in perm)
+    yield copier.copy(replace(source, shape=result.shape, strides=strides, halo=()), result)
+
+
+def _expand(node: Node, source: View, result: View, copier: Copier) -> Iterator[Launch]:
+    strides = broadcast_strides(source, result.shape)
+    yield copier.copy(replace(source, shape=result.shape, strides=strides, halo=()), result)
+
+
+def _slice_refusal(node: Node) -> str | None:
+    for index, what in ((1, "starts"), (2, "ends"), (3, "axes"), (4, "steps")):
+        if not _is_absent(node, index) and constant_input(node, index) is None:
+            return f"the {what} are not constant"
+    source = node.inputs[0]
+    if source is None or not source.tensor.is_static:
+        return "the sliced tensor has symbolic extents"
+    return None
+
+
+def _slice(node: Node, source: View, result: View, copier: Copier) -> Iterator[Launch]:
+    begins, axes, steps = (constant_input(node, i) for i in (1, 3, 4))
+    if begins is None:
+        raise InternalError(f"{node}: starts are not constant")
+    rank = len(source.shape)
+    chosen = range(rank) if axes is None else [int(a) % rank for a in axes]
+    offset, strides = source.offset, list(source.strides)
+    for number, axis in enumerate(chosen):
+        step = 1 if steps is None else int(steps[number])
+        extent = source.shape[axis]
+        if not isinstance(extent, int):
+            raise InternalError(f"{node}: extent {extent} is symbolic")
+        begin = int(begins[number])
+        begin = begin + extent if begin < 0 else begin
+        begin = max(min(begin, extent - 1), 0)  # inside, even where nothing is taken
+        offset = offset + strides[axis] * begin * source.dtype.size_bytes
+        # Of a single element no step is taken, and one of 2**63 would be no stride.
+        strides[axis] = strides[axis] * (step if result.shape[axis] not in {0, 1} else 1)
+    window = replace(source, offset=offset, shape=result.shape, strides=tuple(strides), halo=())
+    yield copier.copy(window, result)
+
+
+def _repeats_of(node: Node) -> Sequence[Dim] | None:
+    """How often each axis is repeated: constant, or known as dimensions."""
+    repeats = constant_input(node, 1)
+    if repeats is not None:
+        return [int(count) for count in repeats]
+    value = node.inputs[1]
+    return None if value is None else value.dims
+
+
+def _tile(node: Node, source: View, result: View, copier: Copier) -> Iterator[Launch]:
+    repeats = _repeats_of(node)
+    if repeats is None:
+        raise InternalError(f"{node}: repeats are not known")
+    shape: list[Dim] = []
+    source_strides: list[Dim] = []
+    result_strides: list[Dim] = []
+    for extent, stride, other, count in zip(
+        source.shape, source.strides, result.strides, repeats, strict=True
+    ):
+        shape += [count, extent]
+        source_strides += [0, stride]
+        result_strides += [extent * other, other]
+    yield copier.copy(
+        replace(source, shape=tuple(shape), strides=tuple(source_strides), halo=()),
+        replace(result, shape=tuple(shape), strides=tuple(result_strides), halo=()),
+    )
+
+
+def _pads(node: Node, rank: int) -> list[tuple[int, int]] | None:
+    pads, axes = constant_input(node, 1), constant_input(node, 3)
+    if pads is None or (axes is None and not _is_absent(node, 3)):
+        return None
+    chosen = list(range(rank)) if axes is None else [int(a) % rank for a in axes]
+    result = [(0, 0)] * rank
+    for number, axis in enumerate(chosen):
+        result[axis] = (int(pads[number]), int(pads[number + len(chosen)]))
+    return result
+
+
+def _pad_refusal(node: Node) -> str | None:
+    source = node.inputs[0]
+    pads = None if source is None else _pads(node, source.tensor.rank)
+    if source is None or pads is None:
+        return "the pads are not constant"
+    if any(p < 0 for pair in pads for p in pair):
+        return "negative pads are not supported"
+    mode = getattr(node.op, "mode", "constant")
+    if mode == "constant":
+        return (
+            None
+            if _is_absent(node, 2) or constant_input(node, 2) is not None
+            else "the padding value is not constant"
+        )
+    wide = [a for a, pair in enumerate(pads) if any(pair)]
+    if not all(isinstance(source.tensor.shape[a], int) for a in wide):
+        return "padded extents are symbolic"
+    limit = 0 if mode == "reflect" else 1
+    for axis in wide:
+        extent = source.tensor.shape[axis]
+        if isinstance(extent, int) and mode != "edge" and max(pads[axis]) >= extent + limit:
+            return f"pads of {pads[axis]} exceed the axis extent {extent}"
+    return None
+
+
+def _pad(node: Node, source: View, result: View, copier: Copier) -> Iterator[Launch]:
+    pads = _pads(node, len(source.shape))
+    if pads is None:
+        raise InternalError(f"{node}: pads are not constant")
+    offset = result.offset
+    for (before, _), stride in zip(pads, result.strides, strict=True):
+        offset = offset + stride * before * result.dtype.size_bytes
+    inside = replace(result, offset=offset, shape=source.shape, halo=tuple(pads))
+    mode = getattr(node.op, "mode", "constant")
+    if mode == "constant":
+        value = constant_input(node, 2)
+        value = np.zeros(1, np.float32) if value is None else np.asarray(value).reshape(-1)[:1]
+        yield from copier.pad(source, inside, value)
+        return
+    yield copier.copy(source, replace(inside, halo=()))
+    # Each axis copies the slabs beside what the axes before it have filled.
+    filled = replace(inside, halo=())
+    for axis, (before, after) in enumerate(pads):
+        for count, at_end in ((before, False), (after, True)):
+            if count:
+                yield copier.copy(*_slab(filled, axis, count, mode, at_end=at_end))
+        grown = list(filled.shape)
+        grown[axis] = grown[axis] + before + after
+        start = filled.offset - filled.strides[axis] * before * filled.dtype.size_bytes
+        filled = replace(filled, offset=start, shape=tuple(grown))
+
+
+def _slab(view: View, axis: int, count: int, mode: str, *, at_end: bool) -> tuple[View, View]:
+    """From where in a view ``count`` places beside it along an axis are filled; and these."""
+    extent = view.shape[axis]
+    if not isinstance(extent, int):
+        raise InternalError(f"extent {extent} is symbolic")
+    first, step = {
+        ("reflect", False): (count, -1),
+        ("reflect", True): (extent - 2, -1),
+        ("edge", False): (0, 0),
+        ("edge", True): (extent - 1, 0),
+        ("wrap", False): (extent - count, 1),
+        ("wrap", True): (0, 1),
+    }[mode, at_end]
+    size = view.dtype.size_bytes
+    shape = tuple(count if a == axis else e for a, e in enumerate(view.shape))
+    strides = tuple(s * step if a == axis else s for a, s in enumerate(view.strides))
+    target = extent if at_end else -count
+    source = replace(
+        view, offset=view.offset + view.strides[axis] * first * size, shape=shape, strides=strides
+    )
+    destination_slab = replace(
+        view, offset=view.offset + view.strides[axis] * target * size, shape=shape
+    )
+    return source, destination_slab
+
+
+def _split_axis(view: View, axis: int, outer: Dim, inner: Dim) -> View:
+    """The view with an axis as two: ``outer`` blocks, then ``inner`` elements of each."""
+    shape = (*view.shape[:axis], outer, inner, *view.shape[axis + 1 :])
+    stride = view.strides[axis]
+    strides = (*view.strides[:axis], stride * inner, stride, *view.strides[axis + 1 :])
+    return replace(view, shape=shape, strides=strides, halo=())
+
+
+def _split_image(view: View, height: Dim, width: Dim, block: int) -> View:
+    """The view of an image as ``height`` by ``width`` blocks."""
+    return _split_axis(_split_axis(view, 3, width, block), 2, height, block)
+
+
+def _permute(view: View, order: tuple[int, ...]) -> View:
+    return replace(
+        view,
+        shape=tuple(view.shape[a] for a in order),
+        strides=tuple(view.strides[a] for a in order),
+    )
+
+
+def _depth_to_space(node: Node, source: View, result: View, copier: Copier) -> Iterator[Launch]:
+    block = int(getattr(node.op, "blocksize", 1))
+    channels, height, width = result.shape[1], *source.shape[2:]
+    if getattr(node.op, "mode", "DCR") == "DCR":  # axes: N, block, block, C, H, W
+        parts = _split_axis(_split_axis(source, 1, block * block, channels), 1, block, block)
+        parts = _permute(parts, (0, 3, 4, 1, 5, 2))
+    else:  # N, C, block, block, H, W
+        parts = _split_axis(_split_axis(source, 1, channels, block * block), 2, block, block)
+        parts = _permute(parts, (0, 1, 4, 2, 5, 3))
+    yield copier.copy(parts, _split_image(result, height, width, block))
+
+
+def _space_to_depth(node: Node, source: View, result: View, copier: Copier) -> Iterator[Launch]:
+    block = int(getattr(node.op, "blocksize", 1))
+    channels, height, width = source.shape[1], *result.shape[2:]
+    parts = _permute(_split_image(source, height, width, block), (0, 3, 5, 1, 2, 4))
+    whole = _split_axis(_split_axis(result, 1, block * block, channels), 1, block, block)
+    yield copier.copy(parts, whole)
+
+
+def _resize_refusal(node: Node) -> str | None:
+    return (
+        None
+        if _resize_factors(node)
+        else "only nearest-neighbour upsampling by integer factors can be lowered to copies"
+    )
+
+
+def _resize_factors(node: Node) -> tuple[int, ...] | None:
+    """By how much each axis repeats its elements, if that is all that the resize does."""
+    source = node.inputs[0]
+    if source is None or not source.tensor.is_static or not node.output.tensor.is_static:
+        return None
+    if any(constant_input(node, i) is None and not _is_absent(node, i) for i in (1, 2, 3)):
+        return None
+    before, after = source.tensor.shape, node.output.tensor.shape
+    if 0 in before:
+        return None
+    factors = tuple(int(str(b)) // int(str(a)) for a, b in zip(before, after, strict=True))
+    if any(a * f != b or f < 1 for a, b, f in zip(before, after, factors, strict=True)):
+        return None
+    for axis, (extent, factor) in enumerate(zip(before, factors, strict=True)):
+        if factor > 1 and not _repeats(node, axis, int(str(extent)), factor):
+            return None
+    return factors
+
+
+def _repeats(node: Node, axis: int, extent: int, factor: int) -> bool:
+    """Whether the op, on a ramp along the axis, gives each element ``factor`` times."""
+    source = node.inputs[0]
+    # Others mix elements; to see that of a large one would take their weights for every place.
+    if (
+        source is None
+        or getattr(node.op, "mode", "") != "nearest"
+        or extent * factor > _MAX_RAMP_ELEMENTS
+    ):
+        return False
+    shape = [1 if a != axis else extent for a in range(source.tensor.rank)]
+    ramp = np.arange(extent, dtype=np.float32).reshape(shape)
+    scales = np.ones(len(shape), np.float32)
+    scales[axis] = factor
+    chosen = getattr(node.op, "axes", None)
+    if chosen is not None and axis not in [a % len(shape) for a in chosen]:
+        return False
+    part = scales if chosen is None else scales[[a % len(shape) for a in chosen]]
+    (made,) = node.op.reference(ramp, None, part, None)
+    return bool(np.array_equal(made.reshape(-1), np.repeat(ramp.reshape(-1), factor)))
+
+
+def _resize(node: Node, source: View, result: View, copier: Copier) -> Iterator[Launch]:
+    factors = _resize_factors(node)
+    if factors is None:
+        raise InternalError(f"{node} is not nearest-neighbour upsampling by integer factors")
+    whole = result
+    shape: list[Dim] = []
+    strides: list[Dim] = []
+    for axis in reversed(range(len(factors))):
+        whole = _split_axis(whole, axis, source.shape[axis], factors[axis])
+    for extent, stride, factor in zip(source.shape, source.strides, factors, strict=True):
+        shape += [extent, factor]
+        strides += [stride, 0]
+    yield copier.copy(replace(source, shape=tuple(shape), strides=tuple(strides), halo=()), whole)
+
+
+_LOWERINGS: dict[type, Callable[[Node, View, View, Copier], Iterator[Launch]]] = {
+    DepthToSpace: _depth_to_space,
+    Expand: _expand,
+    Pad: _pad,
+    Resize: _resize,
+    Slice: _slice,
+    SpaceToDepth: _space_to_depth,
+    Tile: _tile,
+    Transpose: _transpose,
+}

@@ -1,0 +1,35 @@
+"""Extents of views in kernel specs: known ones are baked in, others become scalars."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from smelt.engine import Json
+    from smelt.types import Dim
+
+
+class LaunchScalars:
+    """Collects the run-time scalars of one launch, each once."""
+
+    def __init__(self) -> None:
+        self._dims: list[Dim] = []
+
+    def json(self, dim: Dim) -> Json:
+        """What a spec holds for the dim: the int, or ``("arg", k)`` for scalar ``k``."""
+        if isinstance(dim, int):
+            return dim
+        if dim not in self._dims:
+            self._dims.append(dim)
+        return ("arg", self._dims.index(dim))
+
+    def all_json(self, dims: Iterable[Dim]) -> tuple[Json, ...]:
+        """``json`` of each."""
+        return tuple(self.json(dim) for dim in dims)
+
+    @property
+    def values(self) -> tuple[Dim, ...]:
+        """The scalars, for ``Launch.scalars``."""
+        return tuple(self._dims)

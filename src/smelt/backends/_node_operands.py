@@ -1,0 +1,34 @@
+"""What every family asks of a node and of its memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from smelt.errors import InternalError
+
+if TYPE_CHECKING:
+    from smelt.backends._base import Operands
+    from smelt.engine import View
+    from smelt.ir import Array, Node, Value
+
+
+def required_input(node: Node, index: int) -> Value:
+    """An input that the node must have."""
+    value = node.inputs[index]
+    if value is None:
+        raise InternalError(f"input {index} of {node} is absent")
+    return value
+
+
+def input_view(operands: Operands, index: int) -> View:
+    """The memory of an input that the tactic reads."""
+    view = operands.inputs[index]
+    if view is None:
+        raise InternalError(f"input {index} of a kernel has no memory")
+    return view
+
+
+def constant_input(node: Node, index: int) -> Array | None:
+    """The elements of a constant input; None when it is absent or not constant."""
+    value = node.inputs[index] if index < len(node.inputs) else None
+    return None if value is None or value.constant is None else value.constant.array

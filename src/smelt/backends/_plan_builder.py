@@ -1,0 +1,399 @@
+"""From a graph with chosen tactics to a plan: storage, steps, lifetimes, arena."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from smelt.backends._arena import ALIGNMENT_BYTES, LiveRange, assign_offsets, lower_bound
+from smelt.backends._base import Operands
+from smelt.backends._concurrent_steps import accesses_of
+from smelt.backends._storage import Compute, StoragePlanner, contiguous_strides, size_bytes
+from smelt.devices.cpu import CpuMemory
+from smelt.engine import ERROR_BYTES, Buffer, Launch, LayerInfo, Plan, Space, View
+from smelt.ir import Constant, sources_first
+from smelt.ops import Cast, Transpose
+from smelt.types import DType, Layout, TensorType, element_count, evaluate_dim
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from smelt.backends._base import Backend, Tactic
+    from smelt.backends._storage import Action, Copy, StoragePlan, StoredTensor
+    from smelt.engine import Step
+    from smelt.ir import Graph, Node, Value
+    from smelt.types import Guard, Shape, TensorFormat
+
+
+_INLINE_BYTES: Final = 256
+"""Constants up to this size are the same when their names and elements are."""
+
+
+def constant_bytes(constant: Constant) -> int:
+    """Bytes of the constant's elements, known without computing them."""
+    kind = constant.type
+    return evaluate_dim(element_count(kind.shape), {}) * kind.dtype.size_bytes
+
+
+class WeightStore:
+    """Packed weights of an engine, each once however many plans and layers read it.
+
+    Two constants are one when they follow from the same sources by the same transforms: nothing is
+    compared that would have to be computed first.
+    """
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[Constant, int]] = []
+        """Each packed constant and its byte offset, in the order of first use."""
+        self.size_bytes = 0
+        self._offsets: dict[int, int] = {}
+        self._keys: dict[Constant, int] = {}
+        self._numbers: dict[object, int] = {}
+
+    def declare_distinct(self, constant: Constant) -> None:
+        """Never take the constant for another: its elements stand for unknown ones."""
+        self._note(constant, ("source", constant))
+
+    def key(self, constant: Constant) -> int:
+        """What two equal constants have in common, and no others."""
+        for part in sources_first(constant, is_known=lambda c: c in self._keys):
+            self._note(part, self._contents(part))
+        return self._keys[constant]
+
+    def _note(self, constant: Constant, contents: object) -> None:
+        number = self._numbers.setdefault(contents, len(self._numbers))
+        self._keys[constant] = number
+
+    def _contents(self, constant: Constant) -> object:
+        recipe = constant.recipe
+        if recipe is not None:
+            inputs = tuple(None if c is None else self._keys[c] for c in recipe.inputs)
+            return (recipe.op, recipe.output, inputs)
+        array = constant.array
+        if array.nbytes <= _INLINE_BYTES:
+            # What is called otherwise may be refitted to something else.
+            return (constant.name, array.dtype.str, array.shape, array.tobytes())
+        return ("source", constant)
+
+    def place(self, constant: Constant) -> int:
+        """Byte offset of the constant in the weights."""
+        key = self.key(constant)
+        if key not in self._offsets:
+            self._offsets[key] = self.size_bytes
+            self.entries.append((constant, self.size_bytes))
+            nbytes = constant_bytes(constant)
+            self.size_bytes += -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        return self._offsets[key]
+
+    def data(self) -> NDArray[np.uint8]:
+        """The weights' bytes, aligned as kernels read them, so that an engine takes them as is."""
+        memory = CpuMemory().allocate(self.size_bytes, "weights").bytes
+        memory[:] = 0
+        for constant, offset in self.entries:
+            array = np.ascontiguousarray(constant.array)
+            memory[offset : offset + array.nbytes] = array.reshape(-1).view(np.uint8)
+            constant.forget()  # else every step of every derivation would stay
+        return memory
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltPlan:
+    """A plan and what the inspector tells about it."""
+
+    plan: Plan
+    layers: tuple[LayerInfo, ...]
+    notes: tuple[str, ...]
+    lower_bound_bytes: int
+    """The largest live set: no arena can be smaller."""
+    live_ranges: tuple[tuple[str, int, int, int, int], ...]
+    """(tensor, offset, bytes, first step, last step) of everything in the arena."""
+
+
+class _PlanBuilder:
+    def __init__(
+        self,
+        storage: StoragePlan,
+        backend: Backend[Any],
+        weights: WeightStore,
+        symbols: tuple[tuple[str, int, int], ...],
+        guards: tuple[Guard, ...],
+        outputs: tuple[Shape, ...],
+        first_layer: int,
+    ) -> None:
+        self.guards = guards
+        self.outputs = outputs
+        self.storage = storage
+        self.backend = backend
+        self.weights = weights
+        self.symbols = symbols
+        self.first_layer = first_layer
+        self.largest = {name: high for name, _, high in symbols}
+        self.symbol_ranges = {name: (low, high) for name, low, high in symbols}
+        self.buffers: list[Buffer] = []
+        self.buffer_tensors: list[StoredTensor | None] = []
+        self.steps: list[Step] = []
+        self.complete_before_step: list[int] = []
+        self.layers: list[LayerInfo] = []
+        self.layer_names: set[str] = set()
+        self.packed: dict[int, int] = {}
+
+    def run(self) -> BuiltPlan:
+        for stored in self.storage.tensors:
+            if stored.parent is None:
+                self._number(stored)
+        for action in self.storage.actions:
+            self._emit(action)
+        concurrent_groups = self.backend.concurrent_groups(self.steps, self.largest)
+        if concurrent_groups is not None:
+            self._reorder_steps(concurrent_groups)
+        arena = [
+            i
+            for i, owner in enumerate(self.buffer_tensors)
+            if owner is not None and self._is_live(owner)
+        ]
+        live_ranges = [self._live_range(i) for i in arena]
+        offsets, arena_bytes = assign_offsets(live_ranges, self.complete_before_step)
+        for index, offset in zip(arena, offsets, strict=True):
+            self.buffers[index] = replace(self.buffers[index], start=offset)
+        scratch = max((s.scratch_bytes for s in self.steps if isinstance(s, Launch)), default=0)
+        steps, buffers = self.backend.prefetch_weights(self.steps, self.buffers)
+        memory_sizes = (arena_bytes, scratch)
+        plan = Plan(self.symbols, buffers, steps, *memory_sizes, self.guards, self.outputs)
+        names = tuple(
+            (owner.name, offset, live_range.size_bytes, live_range.first_step, live_range.last_step)
+            for i, offset, live_range in zip(arena, offsets, live_ranges, strict=True)
+            if (owner := self.buffer_tensors[i]) is not None
+        )
+        bound = lower_bound(live_ranges, self.complete_before_step)
+        return BuiltPlan(plan, tuple(self.layers), tuple(self.storage.notes), bound, names)
+
+    def _reorder_steps(self, concurrent_groups: Sequence[Sequence[int]]) -> None:
+        """Bring the steps into another order, in which those of a group may run at once."""
+        steps = self.steps
+        self.steps, self.complete_before_step = [], []
+        for group in concurrent_groups:
+            complete = len(self.steps)
+            for number, old in enumerate(group):
+                step = steps[old]
+                if isinstance(step, Launch):
+                    step = replace(step, waits=number == 0)
+                self.steps.append(step)
+                self.complete_before_step.append(complete)
+        used: dict[int, list[int]] = defaultdict(list)
+        for place, step in enumerate(self.steps):
+            for view, _ in accesses_of(step):
+                used[view.buffer].append(place)
+        for buffer, owner in enumerate(self.buffer_tensors):
+            if owner is not None:
+                positions = used[buffer] or [-1]
+                owner.first_step, owner.last_step = positions[0], positions[-1]
+
+    # ---- buffers
+
+    def _number(self, stored: StoredTensor) -> None:
+        size = max(size_bytes(stored, self.symbol_ranges), 0)
+        start = stored.binding
+        owner = None
+        if stored.space is Space.WEIGHTS and stored.constant is not None:
+            start = self.weights.place(_constant_in_format(stored))
+        elif stored.space is Space.ARENA:
+            start, owner = 0, stored
+        stored.buffer = self._buffer(Buffer(stored.space, start, size), owner)
+
+    def _buffer(self, buffer: Buffer, owner: StoredTensor | None = None) -> int:
+        self.buffers.append(buffer)
+        self.buffer_tensors.append(owner)
+        return len(self.buffers) - 1
+
+    @staticmethod
+    def _is_live(stored: StoredTensor) -> bool:
+        return stored.first_step >= 0
+
+    def _live_range(self, index: int) -> LiveRange:
+        stored = self.buffer_tensors[index]
+        assert stored is not None  # noqa: S101  (only owned buffers are asked for)
+        return LiveRange(self.buffers[index].size_bytes, stored.first_step, stored.last_step)
+
+    # ---- steps
+
+    def _emit(self, action: Action) -> None:
+        first = len(self.steps)
+        if isinstance(action, Compute):
+            written, read = list(action.outputs), [s for s in action.inputs if s is not None]
+            if action.workspace is not None:
+                written.append(action.workspace)
+            # Where a halo lies may rest on a count that a reference decides: it is filled after it.
+            late = written if action.tactic.is_reference else []
+            self._clear([] if late else written)
+            steps, info = self._compute(action)
+        else:
+            written, read, late = [action.destination], [action.source], []
+            self._clear(written)
+            steps, info = self._copy(action)
+        self._append(steps, info, after_clearing=len(self.steps) > first)
+        self._clear(late)
+        for stored in (*written, *read) if len(self.steps) > first else ():
+            root = stored.root
+            root.first_step = first if root.first_step < 0 else root.first_step
+            root.last_step = max(root.last_step, len(self.steps) - 1, first)
+
+    def _clear(self, written: Iterable[StoredTensor]) -> None:
+        """Fill the halo of what is written for the first time; the writer need not wait."""
+        for stored in written:
+            root = stored.root
+            if root.first_step < 0 and any(b or a for b, a in root.halo):
+                steps = self.backend.clear_halo(root.view(), root.halo_value or 0)
+                self._append(steps, LayerInfo(f"halo of {root.name}", "halo", "clear"))
+
+    def _append(
+        self, steps: tuple[Step, ...], info: LayerInfo, *, after_clearing: bool = False
+    ) -> None:
+        layer = self.first_layer + len(self.layers)
+        self.layers.append(replace(info, name=self._unique_name(info)))
+        for position, step in enumerate(steps):
+            complete = len(self.steps)
+            made = replace(step, layer=layer)
+            if after_clearing and position == 0 and isinstance(made, Launch):
+                made = replace(made, waits=False)
+                complete = self.complete_before_step[-1]
+            self.steps.append(made)
+            self.complete_before_step.append(complete)
+
+    def _unique_name(self, info: LayerInfo) -> str:
+        """Of what stands for the same layer of the model, all but the first tell their kind."""
+        name, number = info.name, 1
+        while name in self.layer_names:
+            name = f"{info.name} ({info.kind}{'' if number == 1 else f' {number}'})"
+            number += 1
+        self.layer_names.add(name)
+        return name
+
+    def _copy(self, action: Copy) -> tuple[tuple[Step, ...], LayerInfo]:
+        source, destination = action.source, action.destination
+        name = f"{source.name} to {destination.format.layout.value}"
+        if source.format.dtype is not destination.format.dtype:
+            name = f"{source.name} to {destination.format}"
+        steps = self.backend.reformat(source.view(), destination.view())
+        return steps, LayerInfo(name, "reformat", str(destination.format))
+
+    def _compute(self, action: Compute) -> tuple[tuple[Step, ...], LayerInfo]:
+        node, tactic = action.node, action.tactic
+        family = self.backend.family(tactic.family)
+        errors = self._error_words() if family.reports_index_errors(node) else None
+        packed = tuple(self._packed(c) for c in family.pack(node, tactic))
+        operands = Operands(
+            tuple(None if s is None else s.view() for s in action.inputs),
+            tuple(s.view() for s in action.outputs),
+            packed,
+            None if action.workspace is None else action.workspace.view(),
+            errors,
+        )
+        steps = family.lower(node, tactic, operands)
+        if tactic.uses_pdl:
+            steps = tuple(
+                replace(step, uses_pdl=True) if isinstance(step, Launch) else step for step in steps
+            )
+        if tactic.reversed_tile_order:
+            steps = tuple(map(self.backend.with_reversed_tiles, steps))
+        return steps, _layer_info(node, tactic)
+
+    def _error_words(self) -> View:
+        """The words of the layer that is being made."""
+        layer = self.first_layer + len(self.layers)
+        return error_view(self._buffer(Buffer(Space.ERRORS, layer * ERROR_BYTES, ERROR_BYTES)))
+
+    def _packed(self, constant: Constant) -> View:
+        kind = constant.type
+        offset = self.weights.place(constant)
+        if offset not in self.packed:
+            size = constant_bytes(constant)
+            self.packed[offset] = self._buffer(Buffer(Space.WEIGHTS, offset, size))
+        strides = contiguous_strides(kind, Layout.LINEAR)
+        return View(self.packed[offset], 0, kind.dtype, kind.shape, strides)
+
+
+def build_plan(
+    graph: Graph,
+    tactics: Mapping[Node, Tactic],
+    backend: Backend[Any],
+    weights: WeightStore,
+    *,
+    symbols: tuple[tuple[str, int, int], ...] = (),
+    guards: Iterable[Guard] = (),
+    first_layer: int = 0,
+) -> BuiltPlan:
+    """The plan of a graph.
+
+    Args:
+        graph: optimised, its types inferred.
+        tactics: the chosen tactic of each node.
+        backend: who lowers.
+        weights: where packed constants go; shared by an engine's plans.
+        symbols: (name, smallest, largest) of every symbol left in the graph.
+        guards: what the network assumed before it was optimised; the graph's own are added.
+        first_layer: index of the plan's first layer among the engine's layers.
+    """
+    storage = StoragePlanner(graph, tactics, backend).run()
+    own = (g for node in graph.nodes for g in (*node.guards, *backend.shape_guards(node)))
+    found = _open_guards((*guards, *own), symbols)
+    outputs = tuple(value.tensor.shape for value in graph.outputs)
+    return _PlanBuilder(storage, backend, weights, symbols, found, outputs, first_layer).run()
+
+
+def _open_guards(
+    guards: Iterable[Guard], symbols: tuple[tuple[str, int, int], ...]
+) -> tuple[Guard, ...]:
+    """The guards that symbols leave open, each condition once.
+
+    Raises ShapeError: the symbols settle a guard, and it fails; a count of which there can be none
+    settles it, too.
+    """
+    fixed = {name: low for name, low, high in symbols if low == high}
+    conditions: dict[object, Guard] = {}
+    for guard in guards:
+        bound = guard.at(fixed)
+        if bound.symbols:
+            conditions.setdefault((bound.left, bound.relation, bound.right), bound)
+        elif not bound.holds({}):
+            raise guard.violation(fixed)
+    return tuple(conditions.values())
+
+
+def error_view(buffer: int) -> View:
+    """The window on a node's error words."""
+    return View(buffer, 0, DType.INT64, (ERROR_BYTES // DType.INT64.size_bytes,), (1,))
+
+
+def _constant_in_format(stored: StoredTensor) -> Constant:
+    constant = stored.constant
+    assert constant is not None  # noqa: S101  (asked only for constants)
+    order = stored.format.layout.axis_order(stored.type.rank)
+    name = f"{constant.name} as {stored.format}"
+    if order != tuple(range(stored.type.rank)):
+        constant = Constant.derive(name, Transpose(order), constant)
+    if stored.format.dtype is not stored.type.dtype:
+        constant = Constant.derive(name, Cast(stored.format.dtype), constant)
+    return constant
+
+
+def stored_type(value: Value, stored: TensorFormat | None) -> str:
+    """The type of a value as memory holds it; its own where a kernel has packed it."""
+    kind = value.type
+    if stored is None or not isinstance(kind, TensorType):
+        return str(kind)
+    return str(TensorType(stored.dtype, kind.shape))
+
+
+def _layer_info(node: Node, tactic: Tactic) -> LayerInfo:
+    inputs = tuple(
+        "-" if v is None else stored_type(v, f)
+        for v, f in zip(node.inputs, tactic.inputs, strict=True)
+    )
+    outputs = tuple(map(stored_type, node.outputs, tactic.outputs))
+    details = (("inputs", inputs), ("node", node.name), ("outputs", outputs))
+    return LayerInfo(" + ".join(node.layers) or node.name, node.op.name, str(tactic), details)

@@ -1,0 +1,96 @@
+"""Strided loops: how a kernel walks several operands of one iteration space together.
+
+Axes are put in the memory order of the operand that matters most, neighbours that run on in every
+operand are joined, and the last axis becomes the *row*, which is walked by vectors. A chunk is a
+few rows, or a segment of a long one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from smelt.backends._iteration_space import Axis
+from smelt.types import Dim, ceil_div, element_count
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from smelt.backends._launch_scalars import LaunchScalars
+    from smelt.backends.cpu._emit import Emitter, Int, Reg
+    from smelt.engine import Json
+
+SEGMENT: Final = 4096
+"""Elements of a row that one chunk takes at most."""
+_MIN_SEGMENT: Final = 16
+"""No chunk takes less of a row, so that it fills vectors."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoopNest:
+    """How rows are cut into chunks: what the launch and the kernel must agree on."""
+
+    outer: tuple[Axis, ...]
+    row: Axis
+    rows_per_chunk: int
+    """Work items (a row, or a segment of one) that a chunk takes."""
+    segment: int
+    """Elements of a segment."""
+
+    @staticmethod
+    def over(axes: Sequence[Axis], operand_count: int, work: Dim = 1) -> LoopNest:
+        """Walk all axes, the last by vectors; ``work``: what an element stands for, a line say."""
+        row = axes[-1] if axes else Axis(1, (1,) * operand_count)
+        segment = max(_MIN_SEGMENT, SEGMENT // max(1, work if isinstance(work, int) else 1))
+        length = row.extent if isinstance(row.extent, int) else segment
+        return LoopNest(tuple(axes[:-1]), row, max(1, segment // max(1, length)), segment)
+
+    @property
+    def chunks(self) -> Dim:
+        """Chunks of the launch."""
+        rows = element_count(tuple(a.extent for a in self.outer))
+        return ceil_div(rows * ceil_div(self.row.extent, self.segment), self.rows_per_chunk)
+
+    def json(self, scalars: LaunchScalars) -> Json:
+        """What a spec holds."""
+        outer = tuple(a.json(scalars) for a in self.outer)
+        return (outer, self.row.json(scalars), self.rows_per_chunk, self.segment)
+
+
+def emit_loop_nest(
+    e: Emitter,
+    loop_nest: Any,
+    pointers: Sequence[Reg],
+    sizes: Sequence[int],
+    body: Callable[[Sequence[Reg], Int, Int, tuple[Int, ...]], None],
+) -> None:
+    """Write the loops of a `LoopNest` as its JSON says.
+
+    Args:
+        e: writes.
+        loop_nest: ``LoopNest.json``.
+        pointers: address of each operand's first element.
+        sizes: bytes of each operand's element.
+        body: called with each operand's address at the start of the row, the first and last index
+            to do in the row, and the row's strides in elements.
+    """
+    outer_json, row_json, rows_per_chunk, segment = loop_nest
+    outer = [[e.extent(x) for x in axis] for axis in outer_json]
+    length, *strides = [e.extent(x) for x in row_json]
+    rows: Int = 1
+    for extent, *_ in outer:
+        rows = e.mul(rows, extent)
+    segments = e.div(e.add(length, segment - 1), segment)
+    total = e.mul(rows, segments)
+    last = e.minimum(e.mul(e.end, rows_per_chunk), total)
+    with e.loop(e.mul(e.begin, rows_per_chunk), last) as items:
+        row = e.div(items.index, segments)
+        first = e.mul(e.mod(items.index, segments), segment)
+        coordinates = e.unravel(row, [extent for extent, *_ in outer])
+        starts: list[Reg] = []
+        for number, (pointer, size) in enumerate(zip(pointers, sizes, strict=True)):
+            offset: Int = 0
+            for coordinate, (_, *along) in zip(coordinates, outer, strict=True):
+                offset = e.add(offset, e.mul(coordinate, e.mul(along[number], size)))
+            starts.append(e.at(pointer, offset))
+        body(starts, first, e.minimum(e.add(first, segment), length), tuple(strides))

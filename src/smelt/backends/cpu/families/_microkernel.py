@@ -1,0 +1,537 @@
+"""The kernel under convolution and matrix product: tiles of the result, summed over packed panels.
+
+The result is a stack of images of ``height x width`` pixels with ``filters`` channels. A tile
+is a few pixels (``tile``: rows x columns) by one *panel* of ``vectors * lanes`` channels, kept
+in registers while the kernel sums over the taps: rows of the window, columns of the window, and
+a contiguous *run* (the channels). Input elements are broadcast, so their strides are free; the
+second factor is packed as ``[matrix][group][panel][tap row][tap column][word of the run]
+[channel of the panel]``: a word is what a lane takes at a time (`Arithmetic`). Of packed weights
+the last, narrower panel lies apart, in as few vectors as hold it; what is packed at run time is
+*uniform*, its last panel as wide as the others.
+
+A matrix product is the case of one row, a pixel for each row of A and a run as long as K. The
+last tile of a row overlaps the one before it rather than being smaller; only rows shorter than
+a tile, whose length is known at run time alone, are done pixel by pixel. Every element is
+summed in one fixed order, whatever the tile or chunk that it falls into.
+"""
+
+from __future__ import annotations
+
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, Final
+
+from smelt.backends.cpu._emit import Emitter, Int, Reg
+from smelt.backends.cpu._epilogue import Epilogue
+from smelt.backends.cpu.families._dot_product import DOT_PRODUCTS, WORD_BYTES
+from smelt.backends.cpu.families._microkernel_spec import (
+    ACCUMULATOR_BYTES,
+    MicrokernelSpec,
+    OperandStrides,
+    partial_sums_of,
+)
+from smelt.backends.cpu.families._tile_state import TileState
+from smelt.backends.cpu.families._vectors import load_channels, store, unravel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from smelt.engine import Json, KernelSpec
+
+_LINE_BYTES: Final = 64
+
+
+def write_microkernel(kernel: KernelSpec) -> str:
+    """The LLVM IR of a panel kernel.
+
+    Operands: first factor, full panels and last panel (each if there is one), bias (if any), extra
+    operands, result, later weights (if any are asked for).
+    """
+    return _Writer(kernel.symbol, MicrokernelSpec.from_spec(kernel)).write()
+
+
+Accumulators = dict[tuple[int, int, int], Reg]
+"""(chain, pixel, vector) -> partial sum."""
+
+
+class _Writer:
+    def __init__(self, symbol: str, panels: MicrokernelSpec) -> None:
+        p = self.p = panels
+        self.kind = f"<{p.lanes} x float>"
+        self.dot_product = DOT_PRODUCTS[p.dot_product]
+        self.sums_kind = self.dot_product.sums_type(p.lanes)
+        self.a = OperandStrides.from_json(p.a)
+        self.out = OperandStrides.from_json(p.out)
+        self.extras = [OperandStrides.from_json(x) for x in p.extras]
+        self.epilogue = Epilogue.from_json(p.epilogue)
+        positions = iter(range(99))
+        self.a_operand = next(positions)
+        self.full_operand = next(positions) if p.full_panels or p.has_uniform_panels else -1
+        self.tail_operand = next(positions) if p.tail_vectors and not p.has_uniform_panels else -1
+        self.bias_operand = next(positions) if p.bias else -1
+        self.extra_operands = [next(positions) for _ in p.extras]
+        self.out_operand = next(positions)
+        self.next_weights_operand = next(positions) if p.prefetch_ahead else -1
+        self.e = Emitter(symbol, self.out_operand + 1 + bool(p.prefetch_ahead))
+
+    def bytes_of(self, strides: OperandStrides, *terms: tuple[Int, Any]) -> Int:
+        """The byte offset in an operand of a sum of index * stride."""
+        e, size = self.e, strides.dtype.size_bytes
+        total: Int = 0
+        for index, stride in terms:
+            if index == 0 or stride == 0:
+                continue
+            total = e.add(total, e.mul(index, e.mul(e.extent(stride), size)))
+        return total
+
+    # ---- chunks, panels, rows, tiles
+
+    def write(self) -> str:
+        p, e = self.p, self.e
+        filters = e.extent(p.filters)
+        self.filters, self.run = filters, e.extent(p.taps[2])
+        word = self.dot_product.group
+        self.words = e.div(e.add(self.run, word - 1), word)
+        self.whole = e.div(filters, p.panel_width)
+        self.left = e.mod(filters, p.panel_width)
+        panels = self.panels = e.div(e.add(filters, p.panel_width - 1), p.panel_width)
+        own = len(list(takewhile(bool, p.b_images)))
+        extents = [*p.images[:own], p.counts[0], p.groups, *p.images[own:], *p.counts[1:]]
+        with e.loop(e.begin, e.end) as chunk:
+            # Images with panels of their own come one after the other, as their panels lie.
+            *images, down, across = unravel(e, chunk.index, extents)
+            block, group = images[own : own + 2]
+            del images[own : own + 2]
+            state = self.state(group, images, down, across)
+            first = e.mul(block, p.blocks[2])
+            last = e.minimum(e.add(first, p.blocks[2]), panels)
+            if p.full_panels:
+                with e.loop(first, e.minimum(last, self.whole)) as panel:
+                    self.count_tiles(state, chunk.index, e.sub(panel.index, first))
+                    self.panel(state, panel.index)
+            if p.tail_vectors:
+                with e.when(e.compare("sgt", last, self.whole)):
+                    self.count_tiles(state, chunk.index, e.sub(self.whole, first))
+                    self.tail_panel(state)
+        return e.module()
+
+    def state(self, group: Int, images: list[Int], down: Int, across: Int) -> TileState:
+        p, e = self.p, self.e
+
+        def start(operand: int, strides: OperandStrides) -> Reg:
+            terms = [(group, strides.group), *zip(images, strides.images, strict=True)]
+            return e.at(e.pointer(operand), self.bytes_of(strides, *terms))
+
+        rows = -(-p.height // p.tile[0]) if isinstance(p.height, int) else e.extent(p.height)
+        top, left = e.mul(down, p.blocks[0]), e.mul(across, p.blocks[1])
+        return TileState(
+            a=e.at(start(self.a_operand, self.a), self.bytes_of(self.a, (1, p.a_start))),
+            out=start(self.out_operand, self.out),
+            extras=[
+                start(operand, strides)
+                for operand, strides in zip(self.extra_operands, self.extras, strict=True)
+            ],
+            group=group,
+            images=images,
+            rows=(top, e.minimum(e.add(top, p.blocks[0]), rows)),
+            columns=(left, e.minimum(e.add(left, p.blocks[1]), e.extent(p.across))),
+        )
+
+    def count_tiles(self, state: TileState, chunk: Int, panels: Int) -> None:
+        """Count the tiles before a panel: those of all chunks before, as if each were whole."""
+        p, e = self.p, self.e
+        if p.prefetch_ahead:
+            panels = e.add(e.mul(chunk, p.blocks[2]), panels)
+            state.tiles_before = e.mul(panels, p.blocks[0] * p.blocks[1])
+
+    def panel(self, state: TileState, index: Int) -> None:
+        """A panel without padding."""
+        p, e = self.p, self.e
+        count = self.panels if p.has_uniform_panels else self.whole
+        number = e.add(e.mul(self.matrix(state), count), index)
+        self.use_panel(state, index, self.full_operand, number, p.vectors)
+        state.masks = [None] * p.vectors
+        self.passes(state)
+
+    def tail_panel(self, state: TileState) -> None:
+        """The last panel, some of whose channels are padding."""
+        p, e = self.p, self.e
+        matrix = self.matrix(state)
+        if p.has_uniform_panels:
+            number = e.add(e.mul(matrix, self.panels), self.whole)
+            self.use_panel(state, self.whole, self.full_operand, number, p.tail_vectors)
+        else:
+            self.use_panel(state, self.whole, self.tail_operand, matrix, p.tail_vectors)
+        masks: list[Reg | None] = []
+        for j in range(p.tail_vectors):
+            count = e.sub(self.left, j * p.lanes)
+            full = isinstance(count, int) and count >= p.lanes
+            masks.append(None if full else e.tail_mask(count, p.lanes))
+        state.masks = masks
+        self.passes(state)
+
+    def matrix(self, state: TileState) -> Int:
+        """Number of the packed matrix."""
+        e = self.e
+        index: Int = 0
+        for image, stride in zip(state.images, self.p.b_images, strict=True):
+            index = e.add(index, e.mul(image, e.extent(stride)))
+        return e.add(e.mul(index, self.p.groups), state.group)
+
+    def use_panel(
+        self, state: TileState, index: Int, operand: int, number: Int, vectors: int
+    ) -> None:
+        p, e = self.p, self.e
+        narrow = operand == self.tail_operand
+        state.width = vectors * p.lanes if narrow else p.panel_width
+        size = e.mul(self.words, p.taps[0] * p.taps[1] * state.width * WORD_BYTES)
+        state.panel, state.vectors = index, vectors
+        state.panel_at = e.at(e.pointer(operand), e.mul(number, size))
+        state.prefetch_ahead = e.at(state.panel_at, size)
+
+    def passes(self, state: TileState) -> None:
+        for reduction_pass in range(self.p.reduction_passes):
+            state.reduction_pass = reduction_pass
+            with self.e.loop(*state.rows) as row:
+                self.row(state, row.index)
+
+    def row(self, state: TileState, index: Int) -> None:
+        p, e = self.p, self.e
+        top = self.overlapped(index, p.tile[0], p.height) if p.tile[0] > 1 else index
+        width = e.extent(p.width)
+        if isinstance(width, int):
+            self.tiles(state, index, top)
+            return
+        with e.when(e.compare("sge", width, p.tile[1])):
+            self.tiles(state, index, top)
+        with e.when(e.compare("slt", width, p.tile[1])), e.loop(0, width) as column:
+            self.tile(state, top, column.index, (1, 1))
+
+    def tiles(self, state: TileState, row: Int, top: Int) -> None:
+        p, e = self.p, self.e
+        with e.loop(*state.columns) as column:
+            left = self.overlapped(column.index, p.tile[1], p.width)
+            down = e.sub(row, state.rows[0])
+            across = e.sub(column.index, state.columns[0])
+            state.tile_index = (
+                e.add(e.mul(down, p.blocks[1]), across) if p.reduction_passes > 1 else 0
+            )
+            panel_ahead = state.prefetch_ahead
+            if p.prefetch:
+                state.prefetch_ahead = self.share_of_next_panel(state, row, column.index)
+            if p.prefetch_ahead:
+                number = e.add(e.add(state.tiles_before, e.mul(down, p.blocks[1])), across)
+                next_weights_at = e.pointer(self.next_weights_operand)
+                state.next_weights_at = e.at(
+                    next_weights_at, e.mul(number, p.steps * p.prefetch_ahead)
+                )
+            self.tile(state, top, left, p.tile)
+            state.prefetch_ahead = panel_ahead
+
+    def share_of_next_panel(self, state: TileState, row: Int, column: Int) -> Reg:
+        """Where the part of the next panel starts that one tile asks for.
+
+        The tiles share it: those of the chunk if it does every panel, else those of the image.
+        """
+        p, e = self.p, self.e
+        across = p.across
+        if p.counts[0] == 1:
+            row, column = e.sub(row, state.rows[0]), e.sub(column, state.columns[0])
+            across = p.blocks[1]
+        number = e.add(e.mul(row, e.extent(across)), column)
+        return e.at(state.prefetch_ahead, e.mul(number, p.steps * p.prefetch))
+
+    @property
+    def known_words(self) -> int:
+        """Words of the run where they are known, else 0."""
+        return self.words if isinstance(self.words, int) else 0
+
+    def step(self, partial_sums: int) -> int:
+        """Words of the run that the loop takes at a time."""
+        return max(self.p.unroll, partial_sums)
+
+    def prefetch(self, state: TileState, taps: Int, index: Int, step: int) -> None:
+        """Ask for the parts of the next panel and of later weights that belong to one step."""
+        p, e = self.p, self.e
+        done = e.add(e.mul(taps, self.known_words // step), e.div(index, step))
+        for start, size in (
+            (state.prefetch_ahead, p.prefetch),
+            (state.next_weights_at, p.prefetch_ahead),
+        ):
+            at = e.at(start, e.mul(done, size)) if size else start
+            for line in range(0, size, _LINE_BYTES):
+                e.prefetch(e.at(at, line))
+
+    def overlapped(self, index: Int, size: int, extent: Json) -> Int:
+        """Where tile ``index`` starts: the last one ends at the border."""
+        e, whole = self.e, self.e.extent(extent)
+        start = e.mul(index, size)
+        if isinstance(whole, int) and whole % size == 0:
+            return start
+        return e.minimum(start, e.sub(whole, size))
+
+    # ---- one tile
+
+    def tile(self, state: TileState, top: Int, left: Int, shape: tuple[int, int]) -> None:
+        e = self.e
+        pixels = [(r, c) for r in range(shape[0]) for c in range(shape[1])]
+        # As many in the last, narrower panel: equal filters give equal channels, bit for bit.
+        vectors = self.p.vectors if self.p.full_panels else state.vectors
+        partial_sums = partial_sums_of(len(pixels), vectors)
+        sums = self.initial_accumulators(state, len(pixels), partial_sums)
+        at = e.at(state.a, self.bytes_of(self.a, (top, self.a.row), (left, self.a.column)))
+        offsets = [self.bytes_of(self.a, (r, self.a.row), (c, self.a.column)) for r, c in pixels]
+        sums = self.sum_rows(state, at, offsets, sums, partial_sums)
+        whole = self.reduce_partial_sums(sums, len(pixels), state.vectors, partial_sums)
+        if state.reduction_pass < self.p.reduction_passes - 1:
+            for (i, j), value in whole.items():
+                e.store(value, self.scratch(state, i, j))
+            return
+        self.finish(state, whole, pixels, top, left)
+
+    def initial_accumulators(
+        self, state: TileState, pixels: int, partial_sums: int
+    ) -> Accumulators:
+        p, e = self.p, self.e
+        zero = e.constant(0, self.sums_kind)
+        sums = {
+            (s, i, j): zero
+            for s in range(partial_sums)
+            for i in range(pixels)
+            for j in range(state.vectors)
+        }
+        if state.reduction_pass:
+            for i in range(pixels):
+                for j in range(state.vectors):
+                    sums[0, i, j] = e.load(self.sums_kind, self.scratch(state, i, j))
+        elif p.bias:
+            padded = self.e.div(e.add(self.filters, p.lanes - 1), p.lanes)
+            padded = e.mul(padded, p.lanes)
+            channel = e.add(e.mul(state.group, padded), e.mul(state.panel, p.panel_width))
+            at = e.at(e.pointer(self.bias_operand), e.mul(channel, ACCUMULATOR_BYTES))
+            for j in range(state.vectors):
+                value = e.load(self.sums_kind, e.at(at, j * p.lanes * ACCUMULATOR_BYTES))
+                sums.update({(0, i, j): value for i in range(pixels)})
+        return sums
+
+    def scratch(self, state: TileState, pixel: int, vector: int) -> Reg:
+        p, e = self.p, self.e
+        size = p.tile[0] * p.tile[1] * p.panel_width * ACCUMULATOR_BYTES
+        within = (pixel * p.panel_width + vector * p.lanes) * ACCUMULATOR_BYTES
+        return e.at(e.scratch, e.add(e.mul(state.tile_index, size), within))
+
+    def sum_rows(
+        self, state: TileState, at: Reg, offsets: list[Int], sums: Accumulators, partial_sums: int
+    ) -> Accumulators:
+        """Sum over the rows of the window that are this pass's."""
+        p, e = self.p, self.e
+        rows, columns, _ = p.taps
+        line = e.mul(self.words, state.width * WORD_BYTES)
+
+        def sum_row(row: Int, begun: Accumulators) -> Accumulators:
+            a_row = e.at(at, self.bytes_of(self.a, (row, p.a_taps[0])))
+            b_row = e.at(state.panel_at, e.mul(row, e.mul(line, columns)))
+
+            def sum_column(column: Int, begun: Accumulators) -> Accumulators:
+                a_run = e.at(a_row, self.bytes_of(self.a, (column, p.a_taps[1])))
+                b_run = e.at(b_row, e.mul(column, line))
+                taps = e.add(e.mul(row, columns), column)
+                return self.sum_run(state, (a_run, b_run, taps), offsets, begun, partial_sums)
+
+            return self.over(0, columns, begun, sum_column)
+
+        first = rows * state.reduction_pass // p.reduction_passes
+        last = rows * (state.reduction_pass + 1) // p.reduction_passes
+        return self.over(first, last, sums, sum_row)
+
+    def over(
+        self,
+        first: int,
+        last: int,
+        sums: Accumulators,
+        body: Callable[[Int, Accumulators], Accumulators],
+    ) -> Accumulators:
+        """Loop over taps, carrying the sums; no loop for a single tap."""
+        if last - first == 1:
+            return body(first, sums)
+        keys = list(sums)
+        with self.e.loop(first, last, carried=[sums[k] for k in keys]) as loop:
+            made = body(loop.index, dict(zip(keys, loop.values, strict=True)))
+            loop.carry = [made[k] for k in keys]
+        return dict(zip(keys, loop.values, strict=True))
+
+    def sum_run(
+        self,
+        state: TileState,
+        at: tuple[Reg, Reg, Int],
+        offsets: list[Int],
+        sums: Accumulators,
+        partial_sums: int,
+    ) -> Accumulators:
+        """The sums with the products of one run added; ``at``: both factors, and the taps done."""
+        e, sums = self.e, dict(sums)
+        a, b, taps = at
+        step, words = self.step(partial_sums), self.words
+        last = self.last_count()
+        if isinstance(words, int) and (words <= 2 * step or self.p.column_run):
+            for k in range(words):
+                count = last if k == words - 1 else None
+                self.products(state, (a, b), (0, k), offsets, sums, k % partial_sums, count)
+            return sums
+        whole = words if last is None else e.sub(words, 1)
+        keys, looped = list(sums), e.mul(e.div(whole, step), step)
+        with e.loop(0, looped, step, [sums[k] for k in keys]) as loop:
+            inner = dict(zip(keys, loop.values, strict=True))
+            for u in range(step):
+                self.products(state, (a, b), (loop.index, u), offsets, inner, u % partial_sums)
+            if self.p.steps and (self.p.prefetch or self.p.prefetch_ahead):
+                self.prefetch(state, taps, loop.index, step)
+            loop.carry = [inner[k] for k in keys]
+        sums = dict(zip(keys, loop.values, strict=True))
+        if isinstance(words, int) and isinstance(looped, int):
+            for k in range(looped, words):
+                count = last if k == words - 1 else None
+                self.products(
+                    state, (a, b), (0, k), offsets, sums, (k - looped) % partial_sums, count
+                )
+            return sums
+        sums = self.one_by_one(state, (a, b), (looped, whole), offsets, sums)
+        if last is not None:
+            sums = self.one_by_one(state, (a, b), (whole, words), offsets, sums, last)
+        return sums
+
+    def last_count(self) -> Int | None:
+        """Elements of the run's last word; None where every word is full."""
+        e, group = self.e, self.dot_product.group
+        rest = e.mod(self.run, group)
+        if rest == 0:
+            return None
+        return (
+            rest if isinstance(rest, int) else e.sub(self.run, e.mul(e.sub(self.words, 1), group))
+        )
+
+    def one_by_one(
+        self,
+        state: TileState,
+        at: tuple[Reg, Reg],
+        words: tuple[Int, Int],
+        offsets: list[Int],
+        sums: Accumulators,
+        count: Int | None = None,
+    ) -> Accumulators:
+        """Add the products of these words in a loop."""
+        keys = list(sums)
+        with self.e.loop(*words, 1, [sums[k] for k in keys]) as loop:
+            inner = dict(zip(keys, loop.values, strict=True))
+            self.products(state, at, (loop.index, 0), offsets, inner, 0, count)
+            loop.carry = [inner[k] for k in keys]
+        return dict(zip(keys, loop.values, strict=True))
+
+    def products(
+        self,
+        state: TileState,
+        at: tuple[Reg, Reg],
+        k: tuple[Int, int],
+        offsets: list[Int],
+        sums: Accumulators,
+        partial_sum: int,
+        count: Int | None = None,
+    ) -> None:
+        """Add the products of one word of the run: ``k`` is a base and what it is ahead by.
+
+        ``count``: the word's elements, if it is not full.
+        """
+        p, e, dot_product = self.p, self.e, self.dot_product
+        width = state.width * WORD_BYTES
+        a_base = e.at(at[0], self.bytes_of(self.a, (e.mul(k[0], dot_product.group), p.a_taps[2])))
+        b_base = e.at(at[1], e.mul(k[0], width))
+        kind = dot_product.factor_type(p.lanes)
+        factors = [
+            e.load(kind, e.at(b_base, k[1] * width + j * p.lanes * WORD_BYTES))
+            for j in range(state.vectors)
+        ]
+        elements = count if isinstance(count, int) else dot_product.group
+        first, *others = [self.element(k[1] * dot_product.group + i) for i in range(elements)]
+        steps = [0, *(e.sub(other, first) for other in others)]
+        unknown = None if isinstance(count, int) else count
+        for i, offset in enumerate(offsets):
+            at_word = e.at(a_base, e.add(offset, first))
+            word = dot_product.load_word(e, at_word, steps, self.a.dtype, unknown)
+            element = dot_product.broadcast(e, word, p.lanes)
+            for j, factor in enumerate(factors):
+                total = sums[partial_sum, i, j]
+                sums[partial_sum, i, j] = dot_product.add_products(e, element, factor, total)
+
+    def element(self, k: int) -> Int:
+        """Byte offset of element ``k`` of a run."""
+        p = self.p
+        if not p.column_run:
+            return self.bytes_of(self.a, (k, p.a_taps[2]))
+        column, within = divmod(k, p.column_run)
+        return self.bytes_of(self.a, (column, p.a_taps[1]), (within, p.a_taps[2]))
+
+    def reduce_partial_sums(
+        self, sums: Accumulators, pixels: int, vectors: int, partial_sums: int
+    ) -> dict[tuple[int, int], Reg]:
+        whole: dict[tuple[int, int], Reg] = {}
+        add = "fadd" if self.dot_product.sums.is_float else "add"
+        for i in range(pixels):
+            for j in range(vectors):
+                terms = [sums[s, i, j] for s in range(partial_sums)]
+                while len(terms) > 1:
+                    pairs = zip(terms[::2], terms[1::2], strict=False)
+                    odd = terms[-1:] if len(terms) % 2 else []
+                    terms = [self.e.binary(add, x, y) for x, y in pairs] + odd
+                whole[i, j] = terms[0]
+        return whole
+
+    def finish(
+        self,
+        state: TileState,
+        sums: dict[tuple[int, int], Reg],
+        pixels: Sequence[tuple[int, int]],
+        top: Int,
+        left: Int,
+    ) -> None:
+        """Epilogue and stores."""
+        p, e, out = self.p, self.e, self.out
+        at = e.at(state.out, self.bytes_of(out, (top, out.row), (left, out.column)))
+        at = e.at(at, self.bytes_of(out, (e.mul(state.panel, p.panel_width), 1)))
+        readers = [
+            _ExtraReader(self, state, number, top, left) for number in range(len(self.extras))
+        ]
+        for (i, j), total in sums.items():
+            row, column = pixels[i]
+            value = total
+            if p.alpha != 1.0:
+                value = e.binary("fmul", value, e.constant(p.alpha, self.kind))
+
+            def read(k: int, row: int = row, column: int = column, j: int = j) -> Reg:
+                return readers[k].read(row, column, j)
+
+            value = self.epilogue.emit(e, value, read)
+            offset = self.bytes_of(out, (row, out.row), (column, out.column), (j * p.lanes, 1))
+            store(e, value, e.at(at, offset), state.masks[j], out.dtype)
+
+
+class _ExtraReader:
+    """Reads one extra operand of the epilogue at the tile; what does not vary is loaded once."""
+
+    def __init__(self, writer: _Writer, state: TileState, number: int, top: Int, left: Int) -> None:
+        self.w, self.masks = writer, state.masks
+        e, s = writer.e, writer.extras[number]
+        self.strides, self.channel = s, e.extent(s.channel)
+        first = e.mul(state.panel, writer.p.panel_width)
+        at = writer.bytes_of(s, (top, s.row), (left, s.column), (first, s.channel))
+        self.at = e.at(state.extras[number], at)
+        self.loaded: dict[tuple[int, int, int], Reg] = {}
+
+    def read(self, row: int, column: int, vector: int) -> Reg:
+        s, w = self.strides, self.w
+        vector = vector if self.channel != 0 else 0
+        key = (row if s.row != 0 else 0, column if s.column != 0 else 0, vector)
+        if key not in self.loaded:
+            prefetch_ahead = (vector * w.p.lanes, s.channel)
+            at = w.e.at(self.at, w.bytes_of(s, (row, s.row), (column, s.column), prefetch_ahead))
+            mask = self.masks[vector]
+            self.loaded[key] = load_channels(w.e, w.kind, at, self.channel, mask, s.dtype)
+        return self.loaded[key]

@@ -1,0 +1,269 @@
+"""What kernels share that compute one pixel after another with vectors along the channels.
+
+Depthwise convolution, pooling and normalisation read channels-last images. The work is cut into
+chunks of some rows of one image; inside, a kernel walks pixels and then channels: vectors,
+several at a time, and a masked rest.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass
+from dataclasses import fields as dataclass_fields
+from typing import TYPE_CHECKING, Any, cast
+
+from smelt.backends.cpu._epilogue import Epilogue
+from smelt.backends.cpu.families._operand_packing import (
+    epilogue_of,
+    epilogue_operand_strides,
+    plan_epilogue_operands,
+)
+from smelt.backends.cpu.families._vectors import load_channels, store, unravel
+from smelt.engine import Launch, as_json
+from smelt.types import DType, ceil_div
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Sequence
+
+    from smelt.backends import Operands
+    from smelt.backends._launch_scalars import LaunchScalars
+    from smelt.backends.cpu._emit import Emitter, Int, Reg
+    from smelt.engine import Json, KernelSpec, View
+    from smelt.ir import Node
+    from smelt.types import Dim, TensorFormat
+
+CHANNEL_AXIS = 1
+_CHUNK_OPERATIONS = 1 << 20
+"""Multiply-adds, comparisons… that are worth the hand-over to a worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class PixelStrides:
+    """Strides of an operand, in elements, along the result's coordinates."""
+
+    image: Json
+    row: Json
+    column: Json
+    channel: Json
+    stored: str
+    """Its elements."""
+
+    @property
+    def dtype(self) -> DType:
+        """Its elements."""
+        return DType(self.stored)
+
+    def as_json(self) -> Json:
+        """What a spec holds."""
+        return as_json(astuple(self))
+
+    def bytes_of(self, e: Emitter, index: Int, stride: Json = 1) -> Int:
+        """Bytes of ``index`` steps of a stride; of elements by default."""
+        return e.mul(index, e.mul(e.extent(stride), self.dtype.size_bytes))
+
+
+@dataclass(frozen=True, slots=True)
+class PixelLoopSpec:
+    """The result of a kernel: its extents, and how operands walk over it."""
+
+    images: Json
+    height: Json
+    width: Json
+    channels: int
+    lanes: int
+    rows: int
+    """Rows of a chunk."""
+    blocks: Json
+    """Chunks of an image."""
+    out: PixelStrides
+    extras: tuple[PixelStrides, ...]
+    epilogue: Json
+
+    def as_json(self) -> Json:
+        """What a spec holds."""
+        return as_json(astuple(self))
+
+    @staticmethod
+    def from_spec(kernel: KernelSpec) -> PixelLoopSpec:
+        """The parameter ``pixels`` of a spec."""
+        values: Any = as_json(kernel["pixels"])
+        fields = dict(zip([f.name for f in dataclass_fields(PixelLoopSpec)], values, strict=True))
+        fields["out"] = PixelStrides(*fields["out"])
+        fields["extras"] = tuple(PixelStrides(*x) for x in fields["extras"])
+        return PixelLoopSpec(**fields)
+
+
+def pixel_strides_of(strides: Sequence[Dim], scalars: LaunchScalars, dtype: DType) -> PixelStrides:
+    """A walk from strides along (N, C, H, W) or (N, C, W)."""
+    image, channel, *spatial_pair = strides
+    row, column = spatial_pair if len(spatial_pair) == 2 else (0, spatial_pair[0])
+    image_, row_, column_, channel_ = scalars.all_json((image, row, column, channel))
+    return PixelStrides(image_, row_, column_, channel_, dtype.value)
+
+
+def spatial_pair(extents: Sequence[Dim], missing: Dim) -> tuple[Dim, Dim]:
+    """Rows and columns of (H, W) or (W,)."""
+    return (extents[0], extents[1]) if len(extents) == 2 else (missing, extents[0])
+
+
+def unsupported_float_image_reason(node: Node, dimensions: tuple[int, ...] = (1, 2)) -> str | None:
+    """Why a node's input and result are not images of floats with a known number of channels."""
+    x = node.inputs[0]
+    if x is not None and {x.tensor.dtype, node.output.tensor.dtype} != {DType.FLOAT32}:
+        return f"only float32 is supported, not {x.tensor.dtype.value}"
+    return unsupported_image_reason(node, dimensions)
+
+
+def unsupported_image_reason(node: Node, dimensions: tuple[int, ...] = (1, 2)) -> str | None:
+    """Why a node's input and result are not images with a known number of channels."""
+    x, shape = node.inputs[0], node.output.tensor.shape
+    if x is None:
+        return "the input is absent"
+    if len(shape) - 2 not in dimensions:
+        return f"{len(shape) - 2} spatial dimensions; {dimensions} are supported"
+    if not isinstance(shape[1], int):
+        return f"the number of channels, {shape[1]}, is not known"
+    if shape[1] == 0:
+        return "there are no channels"
+    return None
+
+
+def formats(node: Node) -> tuple[tuple[TensorFormat | None, ...], str | None]:
+    """Formats of the extra operands, or why the epilogue cannot be run."""
+    extras = plan_epilogue_operands(node, CHANNEL_AXIS)
+    return ((), extras) if isinstance(extras, str) else (extras.formats, None)
+
+
+def pixel_loop_of(
+    node: Node,
+    operands: Operands,
+    packed: Sequence[View],
+    scalars: LaunchScalars,
+    lanes: int,
+    work: int,
+) -> tuple[PixelLoopSpec, list[View]]:
+    """The result's pixels and the extra operands' views; ``work`` is what one element costs."""
+    shape = node.output.tensor.shape
+    height, width = spatial_pair(shape[2:], 1)
+    channels, out = cast("int", shape[1]), operands.outputs[0]
+    found = epilogue_operand_strides(node, operands, packed, CHANNEL_AXIS)
+    row_work = (width if isinstance(width, int) else 56) * channels * work
+    rows = max(1, _CHUNK_OPERATIONS // max(1, row_work))
+    if isinstance(height, int):
+        rows = max(1, min(rows, -(-height // 4)))
+    pixels = PixelLoopSpec(
+        images=scalars.json(shape[0]),
+        height=scalars.json(height),
+        width=scalars.json(width),
+        channels=channels,
+        lanes=lanes,
+        rows=rows,
+        blocks=scalars.json(ceil_div(height, rows)),
+        out=pixel_strides_of(out.strides, scalars, out.dtype),
+        extras=tuple(pixel_strides_of(strides, scalars, view.dtype) for view, strides in found),
+        epilogue=epilogue_of(node, CHANNEL_AXIS).as_json(),
+    )
+    return pixels, [view for view, _ in found]
+
+
+def pixel_launch(
+    kernel: KernelSpec,
+    pixels: PixelLoopSpec,
+    node: Node,
+    views: tuple[View, ...],
+    scalars: LaunchScalars,
+) -> Launch:
+    """The launch of a kernel whose last operand is the result."""
+    shape = node.output.tensor.shape
+    height = spatial_pair(shape[2:], 1)[0]
+    chunks = shape[0] * ceil_div(height, pixels.rows)
+    return Launch(kernel, views, (len(views) - 1,), scalars.values, chunks)
+
+
+@dataclass(slots=True)
+class PixelLoopWriter:
+    """Writes the loops of a pixel kernel, whose operands are ``first`` own, extras, result."""
+
+    e: Emitter
+    p: PixelLoopSpec
+    first: int
+
+    @property
+    def kind(self) -> str:
+        """The vectors' type."""
+        return f"<{self.p.lanes} x float>" if self.p.lanes > 1 else "float"
+
+    @contextmanager
+    def chunks(self) -> Generator[tuple[Int, Int, Int]]:
+        """Write the loop over chunks: inside, the image, the first row and the end of the rows."""
+        e, p = self.e, self.p
+        with e.loop(e.begin, e.end) as chunk:
+            image, block = unravel(e, chunk.index, (p.images, p.blocks))
+            top = e.mul(block, p.rows)
+            yield image, top, e.minimum(e.add(top, p.rows), e.extent(p.height))
+
+    @contextmanager
+    def rows(self) -> Generator[tuple[Int, Int]]:
+        """Write the loops over chunks and rows: inside, the image and the row."""
+        with self.chunks() as (image, top, bottom), self.e.loop(top, bottom) as row:
+            yield image, row.index
+
+    def channel_blocks(self, vectors: int, body: Callable[[Int, Int, Reg | None], None]) -> None:
+        """Write ``body(first, end, mask)`` for blocks of vectors, and for a masked rest."""
+        e, lanes, count = self.e, self.p.lanes, self.p.channels
+        whole = count // lanes * lanes
+        with e.loop(0, whole, vectors * lanes) as block:
+            body(block.index, e.minimum(e.add(block.index, vectors * lanes), whole), None)
+        if count > whole:
+            body(whole, count, e.tail_mask(count - whole, lanes))
+
+    def offset(self, walk: PixelStrides, image: Int, row: Int, column: Int) -> Int:
+        """Byte offset of a pixel."""
+        e = self.e
+        total: Int = 0
+        pairs = ((image, walk.image), (row, walk.row), (column, walk.column))
+        for index, stride in pairs:
+            total = e.add(total, walk.bytes_of(e, index, stride))
+        return total
+
+    def channels(self, most: int, body: Callable[[Int, list[Reg | None]], None]) -> None:
+        """Write ``body(first channel, masks)`` for all channels, ``most`` vectors at a time."""
+        e, lanes, count = self.e, self.p.lanes, self.p.channels
+        whole = count // (most * lanes) * most * lanes
+        if whole:
+            with e.loop(0, whole, most * lanes) as loop:
+                body(loop.index, [None] * most)
+        left = count - whole
+        if left:
+            masks: list[Reg | None] = [None] * (left // lanes)
+            if left % lanes:
+                masks.append(e.tail_mask(left % lanes, lanes))
+            body(whole, masks)
+
+    def finish(
+        self, value: Reg, position: tuple[Int, Int, Int], channel: Int, mask: Reg | None
+    ) -> None:
+        """Epilogue and store of one vector."""
+        e, p = self.e, self.p
+
+        def read(k: int) -> Reg:
+            walk = p.extras[k]
+            at = e.at(e.pointer(self.first + k), self.offset(walk, *position))
+            stride = e.extent(walk.channel)
+            at = e.at(at, walk.bytes_of(e, channel, walk.channel))
+            return load_channels(e, self.kind, at, stride, mask, walk.dtype)
+
+        value = Epilogue.from_json(p.epilogue).emit(e, value, read)
+        at = e.at(e.pointer(self.first + len(p.extras)), self.offset(p.out, *position))
+        store(e, value, e.at(at, p.out.bytes_of(e, channel)), mask, p.out.dtype)
+
+
+def clipped(e: Emitter, start: Int, window: int, dilation: int, extent: Int) -> tuple[Int, Int]:
+    """First and end of the taps of a window starting at ``start`` that lie in ``[0, extent)``."""
+
+    def taps_before(bound: Int) -> Int:
+        """Taps in front of ``bound``, which is counted from the window's start."""
+        ahead = e.add(e.maximum(bound, 0), dilation - 1)
+        return e.minimum(e.div(ahead, dilation), window)
+
+    return taps_before(e.sub(0, start)), taps_before(e.sub(extent, start))

@@ -1,0 +1,145 @@
+"""From an image to Winograd's planes: the first of its transforms.
+
+An image of few channels is *folded* when windows stride over it: the channels of a square of
+pixels, as many rows and columns as the stride, are taken for those of one pixel. Strides become 1,
+windows shrink by the stride, and vectors are full.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from smelt.backends.cpu._emit import Emitter, Int, Reg
+from smelt.backends.cpu.families._operand_packing import pad_after, reshape, transpose
+from smelt.backends.cpu.families._pixel_loops import PixelStrides
+from smelt.backends.cpu.families._vectors import load, store, unravel
+from smelt.backends.cpu.families._winograd_matrices import transformed, winograd_scheme
+from smelt.engine import as_json
+from smelt.types import DType
+
+if TYPE_CHECKING:
+    from smelt.engine import KernelSpec
+    from smelt.ir import Constant
+
+_RANK: Final = 4
+
+
+def space_to_depth_weights(weights: Constant, s2d_block: int) -> Constant:
+    """Weights ``[filter, channel, row, column]`` for a folded image."""
+    if s2d_block == 1:
+        return weights
+    filters, channels, window, _ = (cast("int", e) for e in weights.type.shape)
+    taps = -(-window // s2d_block)
+    for axis in (2, 3):
+        weights = pad_after(weights, axis, taps * s2d_block - window, _RANK)
+    parted = reshape(weights, filters, channels, taps, s2d_block, taps, s2d_block)
+    permuted = transpose(parted, 0, 3, 5, 1, 2, 4)
+    return reshape(permuted, filters, s2d_block * s2d_block * channels, taps, taps)
+
+
+def write_input_transform(kernel: KernelSpec) -> str:
+    """Transform the inputs of one row of tiles a chunk. Operands: image, planes."""
+    return _Writer(kernel).write()
+
+
+class _Writer:
+    def __init__(self, kernel: KernelSpec) -> None:
+        k = self.k = kernel
+        e = self.e = Emitter(kernel.symbol, 2)
+        self.scheme = winograd_scheme(*kernel["scheme"])
+        self.s2d_block = cast("int", dict(kernel.parameters).get("s2d_block", 1))
+        self.stored = DType(kernel["stored"])
+        self.kind = f"<{kernel['lanes']} x float>"
+        a = self.a = PixelStrides(*cast("tuple[Any, ...]", as_json(k["a"])))
+        self.row_bytes, self.column_bytes = a.bytes_of(e, 1, a.row), a.bytes_of(e, 1, a.column)
+
+    def write(self) -> str:
+        """Row by row of tiles."""
+        e, k, a, size = self.e, self.k, self.a, self.stored.size_bytes
+        across, channels, step = k["across"], k["channels"], self.scheme.step * self.s2d_block
+        with e.loop(e.begin, e.end) as chunk:
+            image, row = unravel(e, chunk.index, (as_json(k["batch"]), k["down"]))
+            start = a.bytes_of(e, 1, as_json(k["start"]))
+            line = e.at(e.at(e.pointer(0), start), e.mul(image, a.bytes_of(e, 1, a.image)))
+            line = e.at(line, e.mul(row, e.mul(self.row_bytes, step)))
+            made = e.at(e.pointer(1), e.mul(image, self.scheme.side**2 * k["plane"] * size))
+            made = e.at(made, e.mul(row, across * channels * size))
+            with e.loop(0, across) as column:
+                tile = e.at(line, e.mul(column.index, e.mul(self.column_bytes, step)))
+                target = e.at(made, e.mul(column.index, channels * size))
+                if self.s2d_block > 1:
+                    self.s2d_tile(tile, target)
+                else:
+                    self.tile(tile, target)
+        return e.module()
+
+    def tile(self, tile: Reg, target: Reg) -> None:
+        """Transform a tile, a vector of channels after the other."""
+        e, channels, lanes = self.e, self.k["channels"], self.k["lanes"]
+        whole = channels // lanes * lanes
+        with e.loop(0, whole, lanes) as channel:
+            self.vector(tile, target, channel.index, None)
+        if whole < channels:
+            self.vector(tile, target, whole, e.tail_mask(channels - whole, lanes))
+
+    def vector(self, tile: Reg, target: Reg, channel: Int, mask: Reg | None) -> None:
+        """Transform a vector of channels."""
+        e = self.e
+        here = e.at(tile, self.a.bytes_of(e, channel))
+
+        def read(row: int, column: int) -> Reg:
+            return load(e, self.kind, self.pixel(here, row, column), mask, self.a.dtype)
+
+        there = e.at(target, e.mul(channel, self.stored.size_bytes))
+        self.write_planes(transformed(e, self.scheme.input, read), there, mask)
+
+    def s2d_tile(self, tile: Reg, target: Reg) -> None:
+        """Transform a tile of a folded image, some rows of each square after the other."""
+        e, s2d_block, lanes = self.e, self.s2d_block, self.k["lanes"]
+        row_channels = self.k["channels"] // s2d_block
+        rows = max(
+            n for n in range(1, s2d_block + 1) if s2d_block % n == 0 and n * row_channels <= lanes
+        )
+        for first in range(0, s2d_block, rows):
+
+            def read(row: int, column: int, first: int = first) -> Reg:
+                return self.square(tile, row * s2d_block + first, column * s2d_block, rows)
+
+            mask = e.tail_mask(rows * row_channels, lanes)
+            there = e.at(target, first * row_channels * self.stored.size_bytes)
+            self.write_planes(transformed(e, self.scheme.input, read), there, mask)
+
+    def square(self, tile: Reg, row: int, column: int, rows: int) -> Reg:
+        """The channels of some rows of a square of pixels."""
+        e, channels = self.e, self.k["channels"] // self.s2d_block**2
+        joined = self.a.column == channels
+        width = self.s2d_block if joined else 1
+        size = self.a.dtype.size_bytes
+        parts: list[tuple[Reg, Reg]] = []
+        for position in range(0, rows * self.s2d_block, width):
+            down, right = divmod(position, self.s2d_block)
+            mask = self.lanes(position * channels, (position + width) * channels)
+            at = e.at(self.pixel(tile, row + down, column + right), -position * channels * size)
+            parts.append((mask, load(e, self.kind, at, mask, self.a.dtype)))
+        (_, total), *others = parts
+        for mask, part in others:
+            total = e.select(mask, part, total)
+        return total
+
+    def lanes(self, first: int, end: int) -> Reg:
+        """A mask of some lanes."""
+        bits = ", ".join(f"i1 {int(first <= i < end)}" for i in range(self.k["lanes"]))
+        return Reg(f"<{bits}>", f"<{self.k['lanes']} x i1>")
+
+    def pixel(self, at: Reg, row: int, column: int) -> Reg:
+        """A pixel's place, so many rows and columns on."""
+        e = self.e
+        return e.at(e.at(at, e.mul(self.row_bytes, row)), e.mul(self.column_bytes, column))
+
+    def write_planes(self, values: list[list[Reg]], there: Reg, mask: Reg | None) -> None:
+        """Each number of a tile into its plane."""
+        e, size = self.e, self.stored.size_bytes
+        for row, line in enumerate(values):
+            for column, value in enumerate(line):
+                plane = (row * self.scheme.side + column) * self.k["plane"]
+                store(e, value, e.at(there, plane * size), mask, self.stored)

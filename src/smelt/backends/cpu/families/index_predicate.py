@@ -1,0 +1,151 @@
+"""Elements chosen by where they stand: one-hot vectors and triangles of matrices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from smelt.backends import Family, Operands, Refusal, Tactic
+from smelt.backends._iteration_space import iteration_axes
+from smelt.backends._launch_scalars import LaunchScalars
+from smelt.backends._node_operands import constant_input
+from smelt.backends.cpu._emit import Emitter, Reg, emitter_for
+from smelt.backends.cpu._loop_nest import LoopNest, emit_loop_nest
+from smelt.engine import KernelSpec, Launch, parameters
+from smelt.errors import InternalError
+from smelt.ops import OneHot, Trilu
+from smelt.types import DType, Layout, TensorFormat, override
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from smelt.backends.cpu._emit import Int
+    from smelt.backends.cpu._target import CpuTarget
+    from smelt.engine import Step, View
+    from smelt.ir import Node
+    from smelt.types import Dim
+
+
+class IndexPredicateFamily(Family["CpuTarget"]):
+    """Any element type. A place is walked like an operand: its address is the place itself."""
+
+    name: ClassVar[str] = "index_predicate"
+
+    @override
+    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
+        if not isinstance(node.op, OneHot | Trilu):
+            return
+        if reason := _unsupported_reason(node):
+            yield Refusal(self.name, reason)
+            return
+        inputs = tuple(
+            None if v is None or i == 1 else TensorFormat(v.tensor.dtype, Layout.LINEAR)
+            for i, v in enumerate(node.inputs)
+        )
+        result = TensorFormat(node.output.tensor.dtype, Layout.LINEAR)
+        yield Tactic(self.name, (), inputs, (result,), cost_hint=5e-6)
+
+    @override
+    def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
+        source, result = operands.inputs[0], operands.outputs[0]
+        if source is None:
+            raise InternalError(f"{node} has no input")
+        if isinstance(node.op, Trilu):
+            k = constant_input(node, 1)
+            rank = len(result.shape)
+            # The place is how far an element lies right of the diagonal.
+            element_index = (*((0,) * (rank - 2)), -1, 1)
+            limit = 0 if k is None else int(k.item())
+            return (
+                _launch(
+                    "triangle",
+                    (source, result),
+                    source.strides,
+                    element_index,
+                    limit,
+                    node.op.upper,
+                ),
+            )
+        if not isinstance(node.op, OneHot):
+            raise InternalError(f"{node} is neither OneHot nor Trilu")
+        values = operands.inputs[2]
+        if values is None:
+            raise InternalError(f"{node} has no values")
+        axis = node.op.axis % len(result.shape)
+        strides = (*source.strides[:axis], 0, *source.strides[axis:])
+        element_index = tuple(int(a == axis) for a in range(len(result.shape)))
+        depth = result.shape[axis]
+        return (_launch("one_hot", (source, values, result), strides, element_index, depth, 1),)
+
+    @override
+    def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
+        sizes = kernel["sizes"]
+        e = emitter_for(kernel, len(sizes))
+        emit = _triangle if kernel["what"] == "triangle" else _one_hot
+
+        def row(starts: Sequence[Reg], first: Int, last: Int, strides: tuple[Int, ...]) -> None:
+            before = e.emit("i64", f"ptrtoint {starts[0]} to i64")
+            with e.loop(first, last) as steps:
+                element_index = e.i64(e.add(before, e.mul(steps.index, strides[0])))
+                source = e.at(starts[1], e.mul(steps.index, e.mul(strides[1], sizes[0])))
+                value = emit(e, kernel, element_index, source)
+                e.store(value, e.at(starts[2], e.mul(steps.index, e.mul(strides[2], sizes[-1]))))
+
+        pointers = [Reg("null", "ptr"), e.pointer(0), e.pointer(len(sizes) - 1)]
+        emit_loop_nest(e, kernel["loop_nest"], pointers, [1, sizes[0], sizes[-1]], row)
+        return e.module()
+
+
+def _unsupported_reason(node: Node) -> str | None:
+    first, second = (*node.inputs, None)[:2]
+    if isinstance(node.op, Trilu):
+        constant = second is None or second.constant is not None
+        return None if constant else "the diagonal is not constant"
+    if first is not None and first.tensor.dtype not in (DType.INT32, DType.INT64):
+        return f"indices of {first.tensor.dtype.value} are not supported"
+    return None
+
+
+def _launch(
+    what: str,
+    views: tuple[View, ...],
+    source: tuple[Dim, ...],
+    element_index: tuple[int, ...],
+    limit: Dim,
+    upper: int,
+) -> Launch:
+    result = views[-1]
+    scalars = LaunchScalars()
+    loop_nest = LoopNest.over(
+        iteration_axes(result.shape, [element_index, source, result.strides], 2), 3
+    )
+    spec = KernelSpec(
+        IndexPredicateFamily.name,
+        parameters(
+            what=what,
+            sizes=tuple(v.dtype.size_bytes for v in views),
+            stride=scalars.json(views[1].strides[0] if len(views) == 3 else 0),
+            loop_nest=loop_nest.json(scalars),
+            limit=scalars.json(limit),
+            upper=upper,
+        ),
+    )
+    return Launch(spec, views, (len(views) - 1,), scalars.values, loop_nest.chunks)
+
+
+def _triangle(e: Emitter, kernel: KernelSpec, element_index: Reg, source: Reg) -> Reg:
+    kept = e.compare("sge" if kernel["upper"] else "sle", element_index, e.extent(kernel["limit"]))
+    kind = f"i{8 * kernel['sizes'][0]}"
+    return e.select(kept, e.load(kind, source), e.constant(0, kind))
+
+
+def _one_hot(e: Emitter, kernel: KernelSpec, element_index: Reg, source: Reg) -> Reg:
+    sizes = kernel["sizes"]
+    index = e.load(f"i{8 * sizes[0]}", source)
+    if index.type != "i64":
+        index = e.convert("sext", index, "i64")
+    wrapped = e.i64(e.add(index, e.extent(kernel["limit"])))
+    index = e.select(e.compare("slt", index, 0), wrapped, index)
+    kind = f"i{8 * sizes[2]}"
+    off = e.load(kind, e.pointer(1))
+    on = e.load(kind, e.at(e.pointer(1), e.mul(e.extent(kernel["stride"]), sizes[2])))
+    return e.select(e.compare("eq", index, element_index), on, off)

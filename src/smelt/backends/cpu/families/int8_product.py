@@ -1,0 +1,392 @@
+"""Convolutions and matrix products of bytes: the panel kernel, with sums of integers.
+
+Zero points cost nothing while the kernel runs. That of the activations, times the sum of a
+filter's weights, is taken off the bias beforehand, and what lies around an image is that zero
+point. Weights are int8 without one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+from typing import TYPE_CHECKING, ClassVar, cast
+
+import numpy as np
+
+from smelt.backends import Family, Refusal, Tactic
+from smelt.backends._fused_programs import root_of
+from smelt.backends._node_operands import input_view, required_input
+from smelt.backends.cpu._target import CpuTarget
+from smelt.backends.cpu.families._dot_product import DOT_PRODUCTS, int8_dot_product
+from smelt.backends.cpu.families._implicit_gemm import GemmStrides, ImplicitGemm
+from smelt.backends.cpu.families._microkernel import write_microkernel
+from smelt.backends.cpu.families._operand_packing import (
+    constant_of,
+    epilogue_of,
+    epilogue_operand_strides,
+    named,
+    pack_bias,
+    pack_epilogue_constants,
+    pack_panels,
+    plan_epilogue_operands,
+    reshape,
+    transpose,
+)
+from smelt.backends.cpu.families._tiling import (
+    TilingProblem,
+    choose_tile,
+    estimate_seconds,
+    parallel_splits,
+    register_tiles,
+    static_extent,
+)
+from smelt.backends.cpu.families.conv import halo_of
+from smelt.engine import parameters
+from smelt.ir import Constant
+from smelt.ops.add import Add
+from smelt.ops.cast import Cast
+from smelt.ops.conv_integer import ConvInteger
+from smelt.ops.mat_mul_integer import MatMulInteger
+from smelt.ops.mul import Mul
+from smelt.ops.reduce_sum import ReduceSum
+from smelt.ops.sub import Sub
+from smelt.types import DType, Layout, TensorFormat, override
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from smelt.backends import Operands
+    from smelt.backends.cpu._epilogue import Epilogue
+    from smelt.backends.cpu.families._dot_product import DotProduct
+    from smelt.engine import Halo, Json, KernelSpec, Step, View
+    from smelt.ir import Node
+    from smelt.types import Dim
+
+_INT8_OFFSET = 128
+"""How far signed bytes are moved to be unsigned."""
+_FEW_CHANNELS = 8
+_MAX_SUMMED_PRODUCTS = 1 << 16
+"""More products of bytes than these may not fit into 32 bits."""
+
+
+class Int8ProductFamily(Family[CpuTarget]):
+    """Products of bytes over packed panels of weights."""
+
+    name: ClassVar[str] = "int8_product"
+
+    @override
+    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
+        root, _ = root_of(node)
+        if not isinstance(root, ConvInteger | MatMulInteger):
+            return
+        extras = plan_epilogue_operands(node, channel_axis_of(node))
+        reason = unsupported_int8_product_reason(node) or _unsupported_reason(node)
+        if reason or isinstance(extras, str):
+            yield Refusal(self.name, reason or str(extras))
+            return
+        for options, seconds in _candidates(node, target):
+            yield int8_tactic(self.name, node, options, extras.formats, seconds)
+
+    @override
+    def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
+        options = dict(tactic.parameters)
+        lanes, vectors = cast("int", options["lanes"]), cast("int", options["vectors"])
+        dot_product = DOT_PRODUCTS[cast("str", options["dot_product"])]
+        sources, groups = _Weights.of(node, dot_product), _groups(node)
+        packed = pack_panels(sources.filters, groups, lanes, vectors, dot_product)
+        bias = pack_bias(zero_point_bias(node), groups, lanes)
+        return (*packed, bias, *pack_epilogue_constants(node, channel_axis_of(node)))
+
+    @override
+    def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
+        count = len(self.pack(node, tactic)) - len(
+            pack_epilogue_constants(node, channel_axis_of(node))
+        )
+        dot_product = DOT_PRODUCTS[cast("str", dict(tactic.parameters)["dot_product"])]
+        reads = _epilogue_reads(node, operands, count)
+        make = _convolution if isinstance(root_of(node)[0], ConvInteger) else _matrix_product
+        product = make(node, operands, reads, dot_product)
+        views = (
+            input_view(operands, 0),
+            *operands.packed[:count],
+            *reads.views,
+            operands.outputs[0],
+        )
+        return (product.launch(self.name, tactic.parameters, views),)
+
+    @override
+    def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
+        del target
+        return write_microkernel(kernel)
+
+
+# ---- what kernels of bytes share
+
+
+def unsupported_int8_product_reason(node: Node) -> str | None:
+    """Why a node is no product of bytes by constant signed weights."""
+    x, weights, *others = [*node.inputs[: root_of(node)[1]], None, None, None]
+    x_zero, w_zero, bias = others[:3]
+    if x is None or weights is None or weights.constant is None:
+        return "the weights are not constant"
+    if weights.tensor.dtype is not DType.INT8:
+        return "the weights are not int8"
+    if w_zero is not None and (w_zero.constant is None or np.any(w_zero.constant.array)):
+        return "the weights have a zero point"
+    if x_zero is not None and (x_zero.constant is None or x_zero.constant.array.size != 1):
+        return "the activation zero point is not a constant scalar"
+    if bias is not None and bias.constant is None:
+        return f"the bias {bias.name} is not constant"
+    if 0 in weights.tensor.shape:
+        return "the weights are empty"
+    return None
+
+
+def channel_axis_of(node: Node) -> int:
+    """Axis of the result along which filters run."""
+    return 1 if isinstance(root_of(node)[0], ConvInteger) else node.output.tensor.rank - 1
+
+
+def zero_point_of(node: Node) -> int:
+    """The integer that stands for nothing among the activations."""
+    zero = node.inputs[2] if root_of(node)[1] > 2 else None
+    return 0 if zero is None else int(constant_of(zero).array.ravel()[0])
+
+
+def int8_tactic(
+    family: str,
+    node: Node,
+    options: tuple[tuple[str, Json], ...],
+    extras: tuple[TensorFormat | None, ...],
+    seconds: float,
+) -> Tactic:
+    """The tactic of a kernel that reads bytes, channels last, with the zero point around them."""
+    root, count = root_of(node)
+    layout, halo = Layout.LINEAR, cast("Halo", ())
+    if isinstance(root, ConvInteger):
+        layout, halo = Layout.CHANNELS_LAST, halo_of(node, root)
+    first = TensorFormat(required_input(node, 0).tensor.dtype, layout)
+    return Tactic(
+        family,
+        options,
+        (first, *[None] * (count - 1), *extras),
+        (TensorFormat(node.output.tensor.dtype, layout),),
+        (halo, *[()] * (len(node.inputs) - 1)) if halo else (),
+        zero_point_of(node),
+        cost_hint=seconds,
+    )
+
+
+def zero_point_bias(node: Node) -> Constant:
+    """What the sums of each filter start from: its bias, less what the zero point adds to it."""
+    x, weights = required_input(node, 0), constant_of(node.inputs[1])
+    count = root_of(node)[1]
+    zero = node.inputs[2] if count > 2 else None
+    bias = node.inputs[4] if count > 4 else None
+    rank = len(weights.type.shape)
+    axes = range(1, rank) if isinstance(root_of(node)[0], ConvInteger) else range(rank - 1)
+    wide = Constant.derive("", Cast(DType.INT32), weights)
+    over = Constant("", np.array(list(axes), np.int64))
+    total = Constant.derive("", ReduceSum(keepdims=False), wide, over)
+    shift = Constant("", np.array(_INT8_OFFSET if x.tensor.dtype is DType.INT8 else 0, np.int32))
+    if zero is not None:
+        given = reshape(Constant.derive("", Cast(DType.INT32), constant_of(zero)))
+        shift = Constant.derive("", Add(), given, shift)
+    start = Constant("", np.array(0, np.int32)) if bias is None else constant_of(bias)
+    return named(f"{weights.name}.sums", _minus(start, Constant.derive("", Mul(), total, shift)))
+
+
+def _minus(a: Constant, b: Constant) -> Constant:
+    return Constant.derive("", Sub(), a, b)
+
+
+# ---- panels
+
+
+def _unsupported_reason(node: Node) -> str | None:
+    root, weights = root_of(node)[0], constant_of(node.inputs[1]).type.shape
+    depth = prod(cast("int", e) for e in weights) // max(1, cast("int", weights[0]))
+    if isinstance(root, ConvInteger):
+        if len(root.kernel_shape) not in {1, 2}:
+            return f"a window of {len(root.kernel_shape)} dimensions; only 1 and 2 are supported"
+        if root.group > 1 and weights[1] == 1:
+            return "depthwise: handled by the depthwise_int8 family"
+    elif len(weights) != 2 or required_input(node, 0).tensor.rank < 2:
+        return "an operand is not a matrix"
+    if depth > _MAX_SUMMED_PRODUCTS:
+        return f"sums of {depth} products may overflow int32"
+    return None
+
+
+def _groups(node: Node) -> int:
+    root = root_of(node)[0]
+    return root.group if isinstance(root, ConvInteger) else 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """Weights as they are packed."""
+
+    filters: Constant
+    """``[filter, run, *taps]``."""
+    merges_columns: bool
+    """Whether a run goes over the columns of the window: few channels would not fill words."""
+
+    @staticmethod
+    def of(node: Node, dot_product: DotProduct) -> _Weights:
+        """The weights of a node."""
+        weights = constant_of(node.inputs[1])
+        if not isinstance(root_of(node)[0], ConvInteger):
+            return _Weights(transpose(weights, 1, 0), merges_columns=False)
+        filters, depth, *rows, width = (cast("int", e) for e in weights.type.shape)
+        if width == 1 or depth % dot_product.group == 0 or depth >= _FEW_CHANNELS:
+            return _Weights(weights, merges_columns=False)
+        axes = range(2, 2 + len(rows))
+        permuted = transpose(weights, 0, 2 + len(rows), 1, *axes)
+        joined = reshape(permuted, filters, width * depth, *rows)
+        return _Weights(named(weights.name, joined), merges_columns=True)
+
+
+def _problem(node: Node) -> TilingProblem:
+    root, shape = root_of(node)[0], node.output.tensor.shape
+    weights = [cast("int", e) for e in constant_of(node.inputs[1]).type.shape]
+    if not isinstance(root, ConvInteger):
+        rows = static_extent(shape[-2])
+        return TilingProblem(1, 1, 1, rows, weights[1], weights[0])
+    height, width = shape[2:] if len(shape) == 4 else (1, shape[2])
+    problem = TilingProblem(
+        static_extent(shape[0]),
+        root.group,
+        static_extent(height),
+        static_extent(width),
+        weights[0] // root.group,
+        prod(weights[1:]),
+    )
+    plain = {*root.kernel_shape, *root.strides} == {1} and not any(root.pads)
+    if plain and problem.height is not None and problem.width is not None:
+        return replace(problem, height=1, width=problem.height * problem.width)
+    return problem
+
+
+def _candidates(
+    node: Node, target: CpuTarget
+) -> Iterator[tuple[tuple[tuple[str, Json], ...], float]]:
+    lanes, dot_product = target.vector_bits // 32, int8_dot_product(target)
+    problem = _problem(node)
+    words = replace(problem, depth=-(-problem.depth // dot_product.group))
+    ranked: list[tuple[float, tuple[tuple[str, Json], ...]]] = []
+    for budget, vectors in register_tiles(target):
+        if (vectors - 1) * lanes >= problem.filters or (vectors == 1 and problem.filters > lanes):
+            continue
+        tile = choose_tile(words, budget, vectors)
+        seconds = estimate_seconds(words, tile, vectors, target)
+        for penalty, parallel_split in enumerate(
+            parallel_splits(words, problem.pixels * problem.depth)
+        ):
+            options = parameters(
+                lanes=lanes,
+                vectors=vectors,
+                pixels=budget,
+                parallel_split=parallel_split,
+                dot_product=dot_product.name,
+            )
+            ranked.append((seconds * (1 + 0.1 * penalty), options))
+    for seconds, options in sorted(ranked, key=lambda r: r[0])[:6]:
+        yield options, seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _EpilogueReads:
+    """The epilogue, and what it reads."""
+
+    epilogue: Epilogue
+    strides: tuple[tuple[Dim, ...], ...]
+    views: tuple[View, ...]
+
+
+def _epilogue_reads(node: Node, operands: Operands, packed: int) -> _EpilogueReads:
+    axis = channel_axis_of(node)
+    extras = epilogue_operand_strides(node, operands, operands.packed[packed:], axis)
+    return _EpilogueReads(
+        epilogue_of(node, axis),
+        tuple(strides for _, strides in extras),
+        tuple(view for view, _ in extras),
+    )
+
+
+def _convolution(
+    node: Node, operands: Operands, reads: _EpilogueReads, dot_product: DotProduct
+) -> ImplicitGemm:
+    """The sum that a convolution is, on the memory of its operands."""
+    root = cast("ConvInteger", root_of(node)[0])
+    x, out = input_view(operands, 0), operands.outputs[0]
+    filters, depth, *_ = (cast("int", e) for e in constant_of(node.inputs[1]).type.shape)
+    window, dilations = (1, *root.kernel_shape)[-2:], (1, *root.dilations)[-2:]
+    steps, before = (1, *root.strides)[-2:], (0, *(pair[0] for pair in root.pad_pairs))[-2:]
+    row, column = _spatial_strides(x.strides)
+    a_taps: tuple[Dim, Dim, Dim] = (row * dilations[0], column * dilations[1], x.strides[1])
+    joined = _Weights.of(node, dot_product).merges_columns
+    runs_on = window[1] > 1 and a_taps[2] == 1 and a_taps[1] == depth
+    taps = (window[0], window[1], depth)
+    if joined or (runs_on and depth % dot_product.group == 0):
+        taps = (window[0], 1, window[1] * depth)
+    batch, _, *spatial = node.output.tensor.shape
+    height, width = (1, *spatial)[-2:]
+    each = filters // root.group
+
+    def walk(strides: tuple[Dim, ...], group: Dim) -> GemmStrides:
+        image, channel, *_ = strides
+        return GemmStrides((image,), group * channel, *_spatial_strides(strides), channel)
+
+    return ImplicitGemm(
+        images=(batch,),
+        groups=root.group,
+        height=height,
+        width=width,
+        filters=each,
+        taps=taps,
+        a=GemmStrides((x.strides[0],), depth * x.strides[1], row * steps[0], column * steps[1]),
+        a_start=row * -before[0] + column * -before[1],
+        a_taps=a_taps,
+        b_images=(0,),
+        out=walk(out.strides, each),
+        extras=tuple(walk(strides, each) for strides in reads.strides),
+        epilogue=reads.epilogue,
+        bias=True,
+        column_run=depth if joined and not runs_on else 0,
+    )
+
+
+def _spatial_strides(strides: tuple[Dim, ...]) -> tuple[Dim, Dim]:
+    """Strides along rows and columns; one row where there is one dimension."""
+    return (strides[2], strides[3]) if len(strides) == 4 else (0, strides[2])
+
+
+def _matrix_product(
+    node: Node, operands: Operands, reads: _EpilogueReads, dot_product: DotProduct
+) -> ImplicitGemm:
+    """The product of a stack of matrices with one matrix."""
+    del dot_product
+    x, out = input_view(operands, 0), operands.outputs[0]
+    depth, filters = (cast("int", e) for e in constant_of(node.inputs[1]).type.shape)
+    *stack, rows, _ = node.output.tensor.shape
+
+    def walk(strides: tuple[Dim, ...], channel: Dim) -> GemmStrides:
+        return GemmStrides(tuple(strides[:-2]), 0, 0, strides[-2], channel)
+
+    return ImplicitGemm(
+        images=tuple(stack),
+        groups=1,
+        height=1,
+        width=rows,
+        filters=filters,
+        taps=(1, 1, depth),
+        a=walk(x.strides, 1),
+        a_start=0,
+        a_taps=(0, 0, x.strides[-1]),
+        b_images=(0,) * len(stack),
+        out=walk(out.strides, out.strides[-1]),
+        extras=tuple(walk(strides, strides[-1]) for strides in reads.strides),
+        epilogue=reads.epilogue,
+        bias=True,
+    )

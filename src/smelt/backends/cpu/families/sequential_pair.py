@@ -1,0 +1,176 @@
+"""Two ops of a chain, one after the other: what is between them lies in the workspace.
+
+This is what the two would be without the chain; it is there for whatever
+`FusedConvDepthwiseFamily` cannot
+do or does no faster.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+
+from smelt.backends import Family, Operands, Refusal, StoredTensor, Tactic, with_storage_dtype
+from smelt.backends._fused_programs import root_of
+from smelt.backends._pair_nodes import find_pair_nodes, pair_nodes_of
+from smelt.backends.cpu._target import CpuTarget
+from smelt.backends.cpu.families._dot_product import dot_product_for
+from smelt.backends.cpu.families._operand_packing import CHANNELS_LAST
+from smelt.backends.cpu.families.conv import ConvFamily, halo_of
+from smelt.backends.cpu.families.copy import clear_launch
+from smelt.backends.cpu.families.depthwise import DepthwiseFamily
+from smelt.backends.cpu.families.winograd import WinogradFamily
+from smelt.engine import Launch, Space, View, parameters
+from smelt.errors import InternalError
+from smelt.ops.conv import Conv
+from smelt.types import DType, ceil_div, override
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from smelt.backends._pair_nodes import PairNodes
+    from smelt.engine import KernelSpec, Step
+    from smelt.ir import Constant, Node
+    from smelt.types import Dim
+
+_FAMILIES: Final[dict[str, Family[CpuTarget]]] = {
+    family.name: family for family in (ConvFamily(), WinogradFamily())
+}
+"""What runs the first of the two."""
+_SECOND: Final = DepthwiseFamily()
+_LINE_BYTES: Final = 64
+
+
+def conv_depthwise_pair(node: Node) -> PairNodes | None:
+    """The nodes of a chain that ends in a depthwise convolution, and keeps nothing; or None."""
+    pair_nodes = find_pair_nodes(node)
+    if pair_nodes is None or pair_nodes.returns_intermediate:
+        return None
+    root = root_of(pair_nodes.second)[0]
+    return pair_nodes if isinstance(root, Conv) and root.group > 1 else None
+
+
+class SequentialPairFamily(Family[CpuTarget]):
+    """A convolution and a depthwise one, each with its own kernels."""
+
+    name: ClassVar[str] = "sequential_pair"
+
+    @override
+    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
+        pair_nodes = conv_depthwise_pair(node)
+        if pair_nodes is None:
+            return
+        answers = [a for f in _FAMILIES.values() for a in f.tactics(pair_nodes.first, target)]
+        others = list(_SECOND.tactics(pair_nodes.second, target))
+        first, second = _best(answers, 2), _best(others, 2)
+        for answer in (*answers, *others):
+            if isinstance(answer, Refusal) and not (first and second):
+                yield replace(answer, family=self.name)
+        for a in first:
+            for b in second:
+                yield self._both(pair_nodes, a, b)
+
+    def _both(self, pair_nodes: PairNodes, a: Tactic, b: Tactic) -> Tactic:
+        halos = (*(a.halos or ((),) * len(a.inputs)), *(b.halos or ((),) * len(b.inputs))[1:])
+        return Tactic(
+            self.name,
+            parameters(first=(a.family, a.parameters), second=(b.family, b.parameters)),
+            (*a.inputs, *b.inputs[1:]),
+            b.outputs,
+            halos if any(map(any, halos)) else (),
+            workspace_bytes=_intermediate_bytes(pair_nodes, DType.FLOAT32) + a.workspace_bytes,
+            cost_hint=a.cost_hint + b.cost_hint,
+        )
+
+    @override
+    def reduced_precision_tactics(
+        self, node: Node, tactic: Tactic, dtype: DType, target: CpuTarget
+    ) -> tuple[Tactic, ...]:
+        """Narrow on both sides and in between."""
+        pair_nodes, made, a = (
+            pair_nodes_of(node),
+            with_storage_dtype(dtype, node, tactic),
+            _parts(tactic)[0],
+        )
+        of_first, dot_product = dict(a.parameters), dot_product_for(dtype, target)
+        read = made.inputs[0]
+        if a.family == ConvFamily.name and read and read.dtype is dot_product.factor:
+            of_first["dot_product"] = dot_product.name
+        own = tactic.workspace_bytes - _intermediate_bytes(pair_nodes, DType.FLOAT32)
+        options = {**dict(made.parameters), "first": (a.family, parameters(**of_first))}
+        return (
+            replace(
+                made,
+                parameters=parameters(**options, intermediate=dtype.value),
+                workspace_bytes=_intermediate_bytes(pair_nodes, dtype) + own,
+            ),
+        )
+
+    @override
+    def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
+        pair_nodes, (a, b) = pair_nodes_of(node), _parts(tactic)
+        return (*_FAMILIES[a.family].pack(pair_nodes.first, a), *_SECOND.pack(pair_nodes.second, b))
+
+    @override
+    def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
+        pair_nodes, (a, b) = pair_nodes_of(node), _parts(tactic)
+        workspace, count = operands.workspace, len(pair_nodes.first.inputs)
+        if workspace is None:
+            raise InternalError(f"{node} has no workspace for its intermediate tensor")
+        stored = DType(dict(tactic.parameters).get("intermediate", DType.FLOAT32.value))
+        intermediate, used = (
+            _intermediate_view(pair_nodes, workspace, stored),
+            _intermediate_bytes(pair_nodes, stored),
+        )
+        rest = replace(
+            workspace, offset=workspace.offset + used, shape=(workspace.shape[0] - used,)
+        )
+        own = len(_FAMILIES[a.family].pack(pair_nodes.first, a))
+        written = Operands(operands.inputs[:count], (intermediate,), operands.packed[:own], rest)
+        steps = list(_FAMILIES[a.family].lower(pair_nodes.first, a, written))
+        if intermediate.halo:
+            # The first kernel writes beside what is cleared, at the same time.
+            steps[0] = replace(cast("Launch", steps[0]), waits=False)
+            steps.insert(0, clear_launch(intermediate))
+        inputs = (intermediate, *operands.inputs[count:])
+        read = Operands(inputs, operands.outputs, operands.packed[own:])
+        return (*steps, *_SECOND.lower(pair_nodes.second, b, read))
+
+    @override
+    def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
+        raise InternalError("a sequential pair has no kernel of its own")
+
+
+def _best(answers: Sequence[Tactic | Refusal], count: int) -> list[Tactic]:
+    tactics = [a for a in answers if isinstance(a, Tactic)]
+    return sorted(tactics, key=lambda t: t.cost_hint)[:count]
+
+
+def _parts(tactic: Tactic) -> tuple[Tactic, Tactic]:
+    """The two tactics, as far as lowering asks for them."""
+    options: Any = dict(tactic.parameters)
+    (first, of_first), (second, of_second) = options["first"], options["second"]
+    return Tactic(first, of_first, (), ()), Tactic(second, of_second, (), ())
+
+
+def _intermediate_tensor(pair_nodes: PairNodes, dtype: DType) -> StoredTensor:
+    """The tensor between the two, with the zeros that the second reads."""
+    root = cast("Conv", root_of(pair_nodes.second)[0])
+    value, halo = pair_nodes.first.output, halo_of(pair_nodes.second, root)
+    form = replace(CHANNELS_LAST, dtype=dtype)
+    return StoredTensor(value.name, value.tensor, form, Space.ARENA, halo=halo)
+
+
+def _intermediate_bytes(pair_nodes: PairNodes, dtype: DType) -> Dim:
+    """Its size, rounded up to cache lines."""
+    return (
+        ceil_div(_intermediate_tensor(pair_nodes, dtype).geometry()[2], _LINE_BYTES) * _LINE_BYTES
+    )
+
+
+def _intermediate_view(pair_nodes: PairNodes, workspace: View, dtype: DType) -> View:
+    """Its window on the workspace."""
+    stored = _intermediate_tensor(pair_nodes, dtype)
+    strides, offset, _ = stored.geometry()
+    shape = stored.type.shape
+    return View(workspace.buffer, workspace.offset + offset, dtype, shape, strides, stored.halo)

@@ -1,0 +1,72 @@
+"""Integers that are known as dimensions: shapes, and what is computed from them.
+
+Such a tensor's elements are polynomials in the plan's symbols, which every run evaluates anyway;
+the kernel writes them down, whatever op made them, and reads none of the op's inputs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from smelt.backends import Family, Operands, Refusal, Tactic
+from smelt.backends._launch_scalars import LaunchScalars
+from smelt.backends.cpu._emit import emitter_for
+from smelt.engine import KernelSpec, Launch, parameters
+from smelt.errors import InternalError
+from smelt.types import DType, Layout, TensorFormat, override
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from smelt.backends.cpu._target import CpuTarget
+    from smelt.engine import Step
+    from smelt.ir import Node
+
+_MAX_ELEMENTS: Final = 64
+"""Elements that are worth being scalars of a launch."""
+
+
+class ShapeValuesFamily(Family["CpuTarget"]):
+    """Writes the extents of tensors, and sums and products of them, as integers."""
+
+    name: ClassVar[str] = "shape_values"
+
+    @override
+    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
+        if len(node.outputs) != 1 or node.output.dims is None:
+            return
+        kind = node.output.tensor
+        if kind.rank > 1 or kind.dtype not in (DType.INT64, DType.INT32):
+            return
+        if len(node.output.dims) > _MAX_ELEMENTS:
+            yield Refusal(self.name, f"there are more than {_MAX_ELEMENTS} elements")
+            return
+        form = TensorFormat(kind.dtype, Layout.LINEAR)
+        yield Tactic(self.name, (), (None,) * len(node.inputs), (form,), cost_hint=1e-7)
+
+    @override
+    def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
+        (view,) = operands.outputs
+        if node.output.dims is None:
+            raise InternalError(f"the elements of {node.output.name} are not known as dimensions")
+        scalars = LaunchScalars()
+        spec = KernelSpec(
+            self.name,
+            parameters(
+                size=view.dtype.size_bytes,
+                stride=scalars.json(view.strides[0] if view.strides else 1),
+                elements=scalars.all_json(node.output.dims),
+            ),
+        )
+        return (Launch(spec, (view,), (0,), scalars.values),)
+
+    @override
+    def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
+        e = emitter_for(kernel, 1)
+        size, stride = kernel["size"], e.extent(kernel["stride"])
+        for position, element in enumerate(kernel["elements"]):
+            value = e.i64(e.extent(element))
+            if size == 4:
+                value = e.emit("i32", f"trunc {value} to i32")
+            e.store(value, e.at(e.pointer(0), e.mul(e.mul(stride, size), position)))
+        return e.module()

@@ -1,0 +1,82 @@
+"""Layers that compute in float32 among others in 16 bits.
+
+Which ones is the builder's decision. What such a layer reads is stored in float32, and so
+multiplied; what it makes is rounded where nobody like it reads that, so no copies lie in between.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from smelt.backends._base import Aliasing
+from smelt.backends.cuda._float32_logits import PASS_THROUGH_OPS, stays_float32
+from smelt.devices.cuda import LIBRARIES
+from smelt.types import DType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from smelt.backends._base import Tactic
+    from smelt.ir import Node, Value
+
+_STORED: Final = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16)
+"""As what float32 may be stored."""
+
+
+def reads_float32(node: Node, kept: Collection[str]) -> bool:
+    """Whether a node reads float32: it is kept so, or hands on what one that is will read."""
+    if not isinstance(node.op, PASS_THROUGH_OPS):
+        return node.name in kept
+    return any(_is_read_as_float32(value, kept) for value in node.outputs)
+
+
+def _is_read_as_float32(value: Value, kept: Collection[str]) -> bool:
+    """Whether a node that is kept reads a value, or what others hand on of it."""
+    users: list[Node] = list(value.users)
+    seen: set[Node] = set()
+    while users:
+        user = users.pop()
+        if user in seen:
+            continue
+        seen.add(user)
+        if isinstance(user.op, PASS_THROUGH_OPS):
+            users += [node for output in user.outputs for node in output.users]
+        elif user.name in kept:
+            return True
+    return False
+
+
+def with_results_for_readers(
+    node: Node, tactic: Tactic, storage: DType, kept: Collection[str]
+) -> Tactic:
+    """The tactic with each result stored as its readers want it, in ``storage`` or float32."""
+
+    def wanted(value: Value) -> DType:
+        stays = not value.users or stays_float32(value) or _is_read_as_float32(value, kept)
+        return DType.FLOAT32 if stays else storage
+
+    return _with_results(node, tactic, wanted)
+
+
+def with_float32_results(node: Node, tactic: Tactic) -> Tactic:
+    """The tactic with all results in float32, whoever reads them."""
+    return _with_results(node, tactic, lambda _: DType.FLOAT32)
+
+
+def _with_results(node: Node, tactic: Tactic, wanted: Callable[[Value], DType]) -> Tactic:
+    """The tactic with other floats as its results.
+
+    Windows are of what there is, references compute in the model's types, and libraries in those
+    that they were asked for.
+    """
+    is_fixed = tactic.aliasing is not Aliasing.NONE or tactic.is_reference
+    if is_fixed or tactic.family in LIBRARIES:
+        return tactic
+    outputs = tuple(
+        replace(fmt, dtype=wanted(value))
+        if value.tensor.dtype is DType.FLOAT32 and fmt.dtype in _STORED
+        else fmt
+        for value, fmt in zip(node.outputs, tactic.outputs, strict=True)
+    )
+    return replace(tactic, outputs=outputs)

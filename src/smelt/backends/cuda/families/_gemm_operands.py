@@ -1,0 +1,72 @@
+"""What products ask of a node's factors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from smelt.backends._node_operands import required_input
+from smelt.backends.cuda._cost_model import count_of
+from smelt.backends.cuda._implicit_gemm import TF32
+from smelt.backends.cuda._index_width import MAX_INT32_ELEMENTS
+from smelt.errors import InternalError
+from smelt.ir import Constant
+from smelt.ops.cast import Cast
+from smelt.ops.reshape import Reshape
+from smelt.ops.round_mantissa import RoundMantissa
+from smelt.ops.transpose import Transpose
+from smelt.types import DType, Layout, TensorFormat
+
+if TYPE_CHECKING:
+    from smelt.backends._base import Tactic
+    from smelt.ir import Node, Value
+
+
+def format_of_factor(value: Value) -> TensorFormat:
+    """How a factor is stored: it is read through any strides; only transposes make such windows.
+
+    Of larger ones a copy is made: strides along any axis may go further than 32 bits count.
+    """
+    made = value.producer
+    turned = made is not None and isinstance(made.op, Transpose) and value.constant is None
+    is_near = count_of(value) <= MAX_INT32_ELEMENTS
+    layout = Layout.STRIDED if turned and is_near else Layout.LINEAR
+    return TensorFormat(value.tensor.dtype, layout)
+
+
+def weights_of(node: Node, index: int = 1) -> Constant:
+    """The constant input of a node that has tactics only where it is one."""
+    weights = required_input(node, index).constant
+    if weights is None:
+        raise InternalError(f"{node} has tactics, but its weights are not constant")
+    return weights
+
+
+def taps_in_rows(weights: Constant) -> Constant:
+    """Filters as rows: (filters, channels, taps...) to (filters, taps x channels)."""
+    order = (0, *range(2, weights.type.rank), 1)
+    made = Constant.derive(f"{weights.name}.taps_first", Transpose(order), weights)
+    shape = np.array([weights.type.shape[0], -1], np.int64)
+    rows = Constant(f"{weights.name}.rows", shape)
+    return Constant.derive(f"{weights.name}.taps", Reshape(), made, rows)
+
+
+def why_wide(dtype: DType) -> str | None:
+    """Why kernels that multiply 16 bits alone cannot multiply a type, or None."""
+    is_wide = dtype.size_bytes != DType.FLOAT16.size_bytes
+    return "its operands are wider than 16 bits" if is_wide else None
+
+
+def factor_type(tactic: Tactic) -> DType:
+    """The element type in which a tactic's factors are stored."""
+    return cast("TensorFormat", tactic.inputs[0]).dtype
+
+
+def as_factor(weights: Constant, dtype: DType, tactic: Tactic) -> Constant:
+    """Packed weights in the element type, and to the bits, that the tactic multiplies in."""
+    if dtype is not weights.type.dtype:
+        weights = Constant.derive(f"{weights.name}.{dtype.value}", Cast(dtype), weights)
+    if dtype is DType.FLOAT32 and dict(tactic.parameters).get("precision") == TF32:
+        weights = Constant.derive(f"{weights.name}.{TF32}", RoundMantissa(), weights)
+    return weights

@@ -1,0 +1,247 @@
+"""The same kernel by a team of programs for each sequence, which hold all recurrent weights.
+
+Each program of a team computes some units of the state. It holds their weights in registers for all
+time steps; from time step to time step it needs the whole state, most of which others computed. So
+everyone
+writes its units into memory, each as a word of 64 bits with the number of the time step beside it,
+and
+reads the others' until their words have that number: a word comes whole, so nothing else needs to
+be waited for. A time step's words and the next one's lie apart, and the warps of a program meet
+before
+they write a time step, which all of them do after they have read the one before. So whoever finds a
+program's word of the time step between knows that all of its warps have read the first; and words
+are
+written a second time once such words of all programs were found. A program without units, whom
+nobody would wait for, takes no part.
+
+Programs that wait for each other must run at the same time. A cluster's do, whatever else runs. The
+launch before has set all words to zero, so that no word of an earlier run can have a right number.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from smelt.backends.cuda._cost_model import WARP_LANES, next_power_of_two
+from smelt.backends.cuda._elementwise import sigmoid, tanh
+from smelt.backends.cuda._kernel_source import CLUSTER
+from smelt.backends.cuda.families._recurrent_kernel import RecurrentWriter
+from smelt.engine import parameters
+from smelt.ir import Constant
+from smelt.ops import GRU, Reshape, Transpose
+from smelt.types import override
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from smelt.backends.cuda._target import CudaTarget
+    from smelt.engine import KernelSpec, Parameters
+    from smelt.ops import LSTM
+
+WAIT_FOR_FLAG_PTX: Final = (
+    "{ .reg .pred late; .reg .b32 number; .reg .b64 word; "
+    "AGAIN: ld.relaxed.gpu.global.b64 word, [$1]; mov.b64 {$0, number}, word; "
+    "setp.ne.b32 late, number, $2; @late bra AGAIN; }"
+)
+"""The low half of the word at an address, once its high half is a number."""
+_GATES: Final = 4
+"""Columns of a unit; of a GRU's the last is nothing."""
+_FIRST_WITH_CLUSTERS: Final = 90
+_CLUSTER_SIZES: Final = (8, 4)
+_WARPS: Final = (4, 8)
+_MAX_HELD: Final = 128
+"""Weights of a thread."""
+_EXCHANGE_SECONDS: Final = 5.5e-7
+_WEIGHT_SECONDS: Final = 8.0e-9
+"""For each weight of a thread, while a multiprocessor has one program."""
+
+
+def cluster_sizes(
+    op: GRU | LSTM, sequences: float, target: CudaTarget
+) -> Iterator[tuple[Parameters, float]]:
+    """Yield how many programs may share a state's units, and what a time step should take.
+
+    Args:
+        op: whose state.
+        sequences: in both directions together.
+        target: the GPU.
+    """
+    if target.capability < _FIRST_WITH_CLUSTERS:
+        return
+    for cluster_size in _CLUSTER_SIZES:
+        weights = next_power_of_two(op.hidden_size) * _GATES * _units(op.hidden_size, cluster_size)
+        programs_per_sm = max(1.0, sequences * cluster_size / target.multiprocessors)
+        for num_warps in _WARPS:
+            if (held := weights / (num_warps * WARP_LANES)) <= _MAX_HELD:
+                seconds = exchange_count(op) * (
+                    _EXCHANGE_SECONDS + held * _WEIGHT_SECONDS * programs_per_sm
+                )
+                yield parameters(**{CLUSTER: cluster_size, "num_warps": num_warps}), seconds
+                break
+
+
+def exchange_count(op: GRU | LSTM) -> int:
+    """Vectors of a time step that every program needs all of."""
+    return 2 if isinstance(op, GRU) and not op.linear_before_reset else 1
+
+
+def pack_for_cluster(weights: Constant, op: GRU | LSTM) -> Constant:
+    """The recurrent weights by element of the state, then by unit, then by gate."""
+    name, hidden = weights.name, op.hidden_size
+    extents = np.array([op.directions, op.gates, hidden, hidden], np.int64)
+    shape = Constant(f"{name}.extents", extents)
+    by_gate = Constant.derive(f"{name}.by_gate", Reshape(), weights, shape)
+    return Constant.derive(f"{name}.by_unit", Transpose((0, 3, 2, 1)), by_gate)
+
+
+def _units(hidden: int, cluster_size: int) -> int:
+    """Of a program."""
+    return next_power_of_two(-(-hidden // cluster_size))
+
+
+class RecurrentClusterWriter(RecurrentWriter):
+    """Writes the kernel; ``i`` are a program's units, ``k`` the elements of the state."""
+
+    def __init__(self, kernel: KernelSpec) -> None:
+        super().__init__(kernel)
+        self.cluster_size: int = kernel[CLUSTER]
+        self.units = _units(self.hidden, self.cluster_size)
+
+    @override
+    def write(self) -> str:
+        s = self.s
+        time, batch = s.extent(self.k["time"]), s.extent(self.k["batch"])
+        s.line("program = tl.program_id(0).to(tl.int64)")
+        s.line(f"part = (program % {self.cluster_size}).to(tl.int32)")
+        s.line(f"sequence = program // {self.cluster_size}")
+        s.line(f"way = sequence // {batch}")
+        s.line(f"item = sequence % {batch}")
+        s.line(f"i = part * {self.units} + tl.arange(0, {self.units})")
+        s.line(f"ok = i < {self.hidden}")
+        self.load_weights()
+        s.wait()
+        s.line(f"size = {self.k['directions']} * {batch} * {self.hidden}")
+        s.line(f"words = p{self.places['states']} + sequence * {self.hidden}")
+        self.find_length(time)
+        if self.units * (self.cluster_size - 1) >= self.hidden:
+            s.line(f"length = tl.where(part * {self.units} < {self.hidden}, length, 0)")
+        self.begin()
+        s.line(f"entered = p{self.places['entered']} + ({self.projection_offset()})")
+        self.load_projection("0")
+        with s.block("for step in range(0, length):"):
+            s.line(f"t = {self.time_step('step')}")
+            s.line("number = (k * 0 + step + 1).to(tl.int32)")
+            self.gate("e", "e")
+            self.multiply()
+            self.lstm() if self.k["op"] == "lstm" else self.gru("size")
+        with s.block(f"for late in range(length, {time}):"):
+            s.line("t = item * 0 + late")
+            s.store(self.places["emits_every_step"], self.emits_every_step(), "i * 0.0", "ok")
+        self.write_state("hidden", "h")
+        self.write_state("cell", "c")
+        return s.text()
+
+    def load_weights(self) -> None:
+        """Load the weights of all gates of the program's units."""
+        s, gates = self.s, self.gates
+        s.line(f"k = tl.arange(0, {next_power_of_two(self.hidden)})")
+        s.line(f"k_ok = k < {self.hidden}")
+        s.line(f"column = tl.arange(0, {_GATES * self.units})")
+        s.line(f"unit = part * {self.units} + column // {_GATES}")
+        s.line(f"column_ok = (unit < {self.hidden}) & (column % {_GATES} < {gates})")
+        s.line(f"row = (way * {self.hidden} + k) * {gates * self.hidden}")
+        place = f"row[:, None] + (unit * {gates} + column % {_GATES})[None, :]"
+        both = "k_ok[:, None] & column_ok[None, :]"
+        s.line(f"held = {s.load(self.places['weights'], place, both, '0.0')}")
+
+    @override
+    def begin(self) -> None:
+        s = self.s
+        for name, given, index, ok in (
+            ("known", "hidden0", "k", "k_ok"),
+            ("h", "hidden0", "i", "ok"),
+            ("c", "cell0", "i", "ok"),
+        ):
+            value = f"{index} * 0.0"
+            if given in self.places:
+                place = self.state_place(given, index)
+                value = s.load(self.places[given], place, ok, "0.0")
+            s.line(f"{name} = ({value}).to(tl.float32)")
+
+    def projection_offset(self) -> str:
+        """Where the program's columns lie in what enters at the first time step."""
+        time, batch = self.s.extent(self.k["time"]), self.s.extent(self.k["batch"])
+        first = f"(way * {time} * {batch} + item) * {self.gates * self.hidden}"
+        return f"{first} + (column % {_GATES}) * {self.hidden} + unit"
+
+    def load_projection(self, step: str) -> None:
+        """Load what enters at a step, if there is one."""
+        stride = f"({self.s.extent(self.k['batch'])} * {self.gates * self.hidden})"
+        place = f"entered + {self.time_step(step)} * {stride}"
+        is_there = f"column_ok & (column * 0 + {step} < length)"
+        self.s.line(f"e = tl.load({place}, mask={is_there}, other=0.0)")
+
+    def gate(self, name: str, columns: str) -> None:
+        """Part columns into gates: ``name`` with the gate's number behind it."""
+        s = self.s
+        s.line(f"even, odd = tl.split(tl.reshape({columns}, [{self.units}, 2, 2]))")
+        s.line(f"{name}0, {name}2 = tl.split(even)")
+        s.line(f"{name}1, {name}3 = tl.split(odd)")
+
+    def multiply(self) -> None:
+        """The products of all gates with the state that is known."""
+        self.s.line("product = tl.sum(held * known[:, None], axis=0)")
+        self.gate("r", "product")
+
+    @override
+    def lstm(self) -> None:
+        for gate in range(self.gates):
+            self.s.line(f"g{gate} = e{gate} + r{gate}")
+        self.write_lstm_state()
+        self.store_state()
+
+    @override
+    def gru(self, size: str) -> None:
+        s = self.s
+        s.line(f"update = {sigmoid('e0 + r0')}")
+        s.line(f"reset = {sigmoid('e1 + r1')}")
+        if self.k["late_reset"]:
+            self.add_bias("r2")
+            s.line("g2 = e2 + reset * r2")
+        else:
+            self.exchange("reset * h", f"(2 + step % 2) * {size}")
+            self.multiply()
+            s.line("g2 = e2 + r2")
+        s.line(f"proposed = {tanh('g2')}")
+        s.line("h = (1.0 - update) * proposed + update * h")
+        self.store_state()
+
+    @override
+    def store_state(self) -> None:
+        self.exchange("h", "(step % 2) * size")
+
+    def exchange(self, value: str, slot: str) -> None:
+        """Write the units' part of a vector, and make all of it what is known.
+
+        Between the two there is time for what nobody waits for.
+        """
+        s = self.s
+        bits = f"({value}).to(tl.int32, bitcast=True).to(tl.int64) & {0xFFFFFFFF}"
+        s.line(f"word = ({bits}) | ((i * 0 + step + 1).to(tl.int64) << 32)")
+        s.line("tl.debug_barrier()  # all warps have read what others will write over")
+        s.line(f"tl.store(words + {slot} + i, word, mask=ok)")
+        if value == "h":
+            s.store(self.places["emits_every_step"], self.emits_every_step(), "h", "ok")
+            self.load_projection("step + 1")
+        s.line(f"place = (words + {slot} + tl.minimum(k, {self.hidden - 1})).to(tl.int64)")
+        how = "dtype=tl.int32, is_pure=False, pack=1"
+        s.line(
+            f'bits = tl.inline_asm_elementwise("{WAIT_FOR_FLAG_PTX}", "=r,l,r", '
+            f"[place, number], {how})"
+        )
+        s.line("known = tl.where(k_ok, bits.to(tl.float32, bitcast=True), 0.0)")
+        # As it is, but through shared memory: else Triton 3.6 has each thread await all the words
+        # that it multiplies with, one after another.
+        s.line("known = tl.gather(known, k, 0)")

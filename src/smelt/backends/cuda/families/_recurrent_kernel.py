@@ -1,0 +1,213 @@
+"""The kernel of all time steps of an LSTM or a GRU, as one program for each sequence runs it."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from smelt.backends.cuda._cost_model import tile_extent
+from smelt.backends.cuda._elementwise import sigmoid, tanh
+from smelt.backends.cuda._kernel_source import Source
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+
+    from smelt.engine import KernelSpec
+
+_SIDE: Final = 128
+"""Rows and columns of the weights' blocks."""
+
+
+class RecurrentWriter:
+    """Writes the kernel; vectors are of a block of rows of the hidden state."""
+
+    def __init__(self, kernel: KernelSpec) -> None:
+        self.k = kernel
+        self.s = Source(kernel)
+        self.places: dict[str, int] = dict(kernel["places"])
+        self.strides: dict[str, Any] = dict(kernel["states"]) | dict(kernel["others"])
+        self.hidden: int = kernel["hidden"]
+        self.gates = {"lstm": 4, "gru": 3}[kernel["op"]]
+        self.side = min(_SIDE, tile_extent(self.hidden))
+
+    def write(self) -> str:
+        s = self.s
+        time, batch = s.extent(self.k["time"]), s.extent(self.k["batch"])
+        s.line("program = tl.program_id(0).to(tl.int64)")
+        s.line(f"way = program // {batch}")
+        s.line(f"item = program % {batch}")
+        size = f"({self.k['directions']} * {batch} * {self.hidden})"
+        s.line(f"state = p{self.places['states']} + program * {self.hidden}")
+        s.line(f"kept = state + 2 * {size}")
+        self.find_length(time)
+        with self.rows():
+            self.begin()
+        s.line("tl.debug_barrier()")
+        with s.block("for step in range(0, length):"):
+            s.line(f"t = {self.time_step('step')}")
+            s.line(f"before = state + (step % 2) * {size}")
+            s.line(f"after = state + (1 - step % 2) * {size}")
+            gates = f"(way * {time} * {batch} + t * {batch} + item)"
+            s.line(f"entered = p{self.places['entered']} + {gates} * {self.gates * self.hidden}")
+            self.lstm() if self.k["op"] == "lstm" else self.gru(size)
+            s.line("tl.debug_barrier()")
+        with s.block(f"for late in range(length, {time}):"), self.rows():
+            s.line("t = item * 0 + late")
+            s.store(self.places["emits_every_step"], self.emits_every_step(), "i * 0.0", "ok")
+        with self.rows():
+            s.line(f"h = tl.load(state + (length % 2) * {size} + i, mask=ok, other=0.0)")
+            self.write_state("hidden", "h")
+            if "cell" in self.places:
+                s.line("c = tl.load(kept + i, mask=ok, other=0.0)")
+                self.write_state("cell", "c")
+        return s.text()
+
+    def find_length(self, time: str) -> None:
+        s = self.s
+        s.line(f"length = {time}")
+        if "lengths" in self.places:
+            (along,) = self.strides["lengths"]
+            at = s.sum_of(("item", along))
+            s.line(f"given = tl.load(p{self.places['lengths']} + {at}).to(tl.int64)")
+            s.line(f"length = tl.minimum(tl.maximum(given, 0), {time})")
+            s.write_index_error(self.places["errors"], "given", time, "given != length")
+
+    def time_step(self, step: str) -> str:
+        """Which time step a step is of, in 64 bits as an item's number is.
+
+        The second direction walks back.
+        """
+        turned = f"length - 1 - ({step})"
+        if self.k["is_reverse"]:
+            return f"(item * 0 + {turned})"
+        if self.k["directions"] == 2:
+            return f"(item * 0 + tl.where(way == 1, {turned}, {step}))"
+        return f"(item * 0 + {step})"
+
+    @contextmanager
+    def rows(self) -> Generator[None]:
+        """A loop over blocks of rows: ``i``, of which those that are there are ``ok``."""
+        with self.s.block(f"for first in range(0, {self.hidden}, {self.side}):"):
+            self.s.line(f"i = first + tl.arange(0, {self.side})")
+            self.s.line(f"ok = i < {self.hidden}")
+            yield
+
+    def begin(self) -> None:
+        s = self.s
+        for name, place in (("hidden0", "state"), ("cell0", "kept")):
+            value = "i * 0.0"
+            if name in self.places:
+                value = s.load(self.places[name], self.state_place(name), "ok", "0.0")
+            s.line(f"tl.store({place} + i, ({value}).to(tl.float32), mask=ok)")
+
+    def lstm(self) -> None:
+        s = self.s
+        with self.rows():
+            self.write_gates(("g0", "g1", "g2", "g3"), range(4), "before")
+            s.line("c = tl.load(kept + i, mask=ok, other=0.0)")
+            self.write_lstm_state()
+            s.line("tl.store(kept + i, c, mask=ok)")
+            self.store_state()
+
+    def write_lstm_state(self) -> None:
+        """Write an LSTM's next states."""
+        s = self.s
+        self.write_peephole("g0", 0)
+        self.write_peephole("g2", 2)
+        s.line(f"admitted = {sigmoid('g0')}")
+        s.line("forget = " + ("1.0 - admitted" if self.k["input_forget"] else sigmoid("g2")))
+        s.line(f"proposed = {tanh('g3')}")
+        s.line("c = forget * c + admitted * proposed")
+        self.write_peephole("g1", 1)
+        s.line(f"h = {sigmoid('g1')} * {tanh('c')}")
+
+    def gru(self, size: str) -> None:
+        """Without ``late_reset`` the hidden gate's product needs all of the reset gate before."""
+        s = self.s
+        with self.rows():
+            self.write_gates(("g0", "g1"), range(2), "before")
+            s.line(f"update = {sigmoid('g0')}")
+            s.line(f"reset = {sigmoid('g1')}")
+            s.line("h = tl.load(before + i, mask=ok, other=0.0)")
+            if self.k["late_reset"]:
+                self.write_gates(("recalled",), (2,), "before", input_projection=False)
+                self.add_bias("recalled")
+                s.line(f"g2 = tl.load(entered + {2 * self.hidden} + i, mask=ok, other=0.0)")
+                self.write_gru_candidate("g2 + reset * recalled")
+            else:
+                s.line("tl.store(kept + i, reset * h, mask=ok)")
+                s.line(f"tl.store(kept + {size} + i, update, mask=ok)")
+        if self.k["late_reset"]:
+            return
+        s.line("tl.debug_barrier()")
+        with self.rows():
+            self.write_gates(("g2",), (2,), "kept")
+            s.line(f"update = tl.load(kept + {size} + i, mask=ok, other=0.0)")
+            s.line("h = tl.load(before + i, mask=ok, other=0.0)")
+            self.write_gru_candidate("g2")
+
+    def write_gru_candidate(self, gate: str) -> None:
+        self.s.line(f"proposed = {tanh(gate)}")
+        self.s.line("h = (1.0 - update) * proposed + update * h")
+        self.store_state()
+
+    def write_gates(
+        self,
+        names: Sequence[str],
+        gates: Sequence[int],
+        state: str,
+        *,
+        input_projection: bool = True,
+    ) -> None:
+        """Write gates: what entered, and the recurrent weights' rows times a state."""
+        s, hidden = self.s, self.hidden
+        weights = self.places["weights"]
+        for name, gate in zip(names, gates, strict=True):
+            first = f"tl.load(entered + {gate * hidden} + i, mask=ok, other=0.0)"
+            s.line(f"{name} = {first}" if input_projection else f"{name} = i * 0.0")
+        with s.block(f"for chunk in range(0, {hidden}, {self.side}):"):
+            s.line(f"k = chunk + tl.arange(0, {self.side})")
+            s.line(f"k_ok = k < {hidden}")
+            s.line(f"known = tl.load({state} + k, mask=k_ok, other=0.0)")
+            s.line("both = k_ok[:, None] & ok[None, :]")
+            s.line(f"row = (way * {hidden} + k) * {self.gates * hidden}")
+            for name, gate in zip(names, gates, strict=True):
+                place = f"row[:, None] + ({gate * hidden} + i)[None, :]"
+                loaded = s.load(weights, place, "both", "0.0")
+                s.line(f"{name} = {name} + tl.sum({loaded} * known[:, None], axis=0)")
+
+    def add_bias(self, name: str) -> None:
+        """The recurrent bias of a GRU's last gate, where it was not added with what entered."""
+        if "bias" not in self.places:
+            return
+        at = self.row_place("bias", 5 * self.hidden)
+        self.s.line(f"{name} = {name} + {self.s.load(self.places['bias'], at, 'ok', '0.0')}")
+
+    def write_peephole(self, name: str, number: int) -> None:
+        if "peepholes" not in self.places:
+            return
+        at = self.row_place("peepholes", number * self.hidden)
+        peephole = self.s.load(self.places["peepholes"], at, "ok", "0.0")
+        self.s.line(f"{name} = {name} + {peephole} * c")
+
+    def store_state(self) -> None:
+        """Write the next hidden state, and this time step's result."""
+        self.s.line("tl.store(after + i, h, mask=ok)")
+        self.s.store(self.places["emits_every_step"], self.emits_every_step(), "h", "ok")
+
+    def emits_every_step(self) -> str:
+        time, way, item, element = self.k["emits_every_step"]
+        return self.s.sum_of(("t", time), ("way", way), ("item", item), ("i", element))
+
+    def state_place(self, name: str, index: str = "i") -> str:
+        way, item, element = self.strides[name]
+        return self.s.sum_of(("way", way), ("item", item), (index, element))
+
+    def row_place(self, name: str, first: int) -> str:
+        """Where elements of a direction's row lie, from its ``first`` on."""
+        way, element = self.strides[name]
+        return f"{self.s.sum_of(('way', way), (f'({first} + i)', element))} + i * 0"
+
+    def write_state(self, name: str, value: str) -> None:
+        if name in self.places:
+            self.s.store(self.places[name], self.state_place(name), value, "ok")

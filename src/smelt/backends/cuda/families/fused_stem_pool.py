@@ -1,0 +1,243 @@
+"""A stem and the maxima of windows of its result, in one launch behind the copy to pixels.
+
+What a stem makes is the largest tensor of many networks; pooling reads it again, and leaves a
+quarter of it. Here it is never stored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+
+from smelt.backends._base import Family, Operands, Refusal, Tactic
+from smelt.backends._fused_programs import root_of
+from smelt.backends._launch_scalars import LaunchScalars
+from smelt.backends._node_operands import input_view, required_input
+from smelt.backends._pair_nodes import find_pair_nodes, pair_nodes_of
+from smelt.backends.cuda._cost_model import LAUNCH_SECONDS, count_of, guessed_extent, pass_seconds
+from smelt.backends.cuda._kernel_source import operand_parameters
+from smelt.backends.cuda._register_operand_kernel import FRAGMENT, ROWS
+from smelt.backends.cuda._stem_pool_kernel import FUSED_STEM_POOL, write_stem_pool
+from smelt.backends.cuda._target import CudaTarget
+from smelt.backends.cuda.families._gemm_launches import needs_int64_offsets
+from smelt.backends.cuda.families.conv import bias_count, formats_of, reason_against
+from smelt.backends.cuda.families.stem import (
+    factors_of,
+    padded_shape,
+    pixels_of,
+    row_of,
+    stem_shape,
+    why_no_stem,
+)
+from smelt.backends.cuda.families.stem_direct import (
+    COLUMNS,
+    COPIED_BYTES,
+    StemDirectFamily,
+    in_vectors,
+    why_not_direct,
+    window_length,
+)
+from smelt.engine import KernelSpec, Launch, parameters
+from smelt.ops import Fused, Relu, Stage
+from smelt.ops.conv import Conv
+from smelt.ops.max_pool import MaxPool
+from smelt.types import DType, Layout, TensorFormat, ceil_div, element_count, override, symbols_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from smelt.backends._pair_nodes import PairNodes
+    from smelt.engine import Step
+    from smelt.ir import Constant, Node
+    from smelt.types import Dim
+
+_WIDEST_BYTES: Final = 4
+"""Of an element of the pixels, whatever it becomes."""
+_PROGRAMS_PER_SM: Final = 3
+"""Programs of a multiprocessor."""
+_REGISTERS: Final = 168
+"""What that leaves a thread."""
+_WAVES: Final = (1, 2, 4)
+"""In which the programs may come."""
+_FEWER: Final = (1, 4, 8)
+"""Where the number of images is guessed, and more may come, programs do so many times as much."""
+_LENGTH: Final = 224
+"""Elements of a window where the next two were measured; of shorter ones half of it is guessed to
+stay."""
+_ALONE_SECONDS: Final = 4.5e-7
+"""Of one of the stem's tiles."""
+_MORE_SECONDS: Final = 2.8e-7
+"""For each program that does one at the same time."""
+
+
+class FusedStemPoolFamily(Family[CudaTarget]):
+    """Stems of 16 bits on Hopper and its like, rectified or plain, and maxima over two axes."""
+
+    name: ClassVar[str] = FUSED_STEM_POOL
+    supports_reduced_precision: ClassVar[bool] = True
+
+    @override
+    def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
+        pair_nodes = find_pair_nodes(node)
+        if pair_nodes is None or not may_pool(pair_nodes.first, pair_nodes.second):
+            return
+        if reason := _unsupported_reason(pair_nodes, target):
+            yield Refusal(self.name, reason)
+            return
+        strip = _StemPoolProblem(pair_nodes)
+        (_, *others), output = formats_of(pair_nodes.first)
+        image = TensorFormat(output.dtype, Layout.LINEAR)
+        needed_bytes = element_count(padded_shape(pair_nodes.first, strip.root)) * _WIDEST_BYTES
+        most = _PROGRAMS_PER_SM * target.multiprocessors
+        open_batch = symbols_of(strip.images)
+        programs = [most // fewer for fewer in _FEWER] if open_batch else [most * n for n in _WAVES]
+        for rows_per_program in dict.fromkeys(strip.rows_per_program(count) for count in programs):
+            options = parameters(
+                tile=(ROWS, strip.columns, FRAGMENT),
+                rows_per_program=rows_per_program,
+                registers=_REGISTERS,
+                num_warps=4,
+                num_stages=1,
+            )
+            hint = strip.seconds(rows_per_program, target)
+            made = Tactic(self.name, options, (image, *others), (output,), cost_hint=hint)
+            yield replace(made, workspace_bytes=needed_bytes)
+
+    @override
+    def reduced_precision_tactics(
+        self, node: Node, tactic: Tactic, dtype: DType, target: CudaTarget
+    ) -> tuple[Tactic, ...]:
+        return StemDirectFamily().reduced_precision_tactics(node, tactic, dtype, target)
+
+    @override
+    def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
+        return StemDirectFamily().pack(pair_nodes_of(node).first, tactic)
+
+    @override
+    def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
+        return _StemPoolProblem(pair_nodes_of(node)).launches(tactic, operands)
+
+    @override
+    def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
+        del target
+        return write_stem_pool(kernel)
+
+
+def may_pool(first: Node, second: Node) -> bool:
+    """Whether two nodes are a stem, and maxima of windows of its result."""
+    root = root_of(first)[0]
+    if not isinstance(second.op, MaxPool) or not isinstance(root, Conv):
+        return False
+    return not reason_against(first) and not why_no_stem(first, root)
+
+
+def _unsupported_reason(pair_nodes: PairNodes, target: CudaTarget) -> str | None:
+    first, pool = pair_nodes.first, cast("MaxPool", pair_nodes.second.op)
+    root = cast("Conv", root_of(first)[0])
+    if reason := why_not_direct(first, root, stem_shape(first, root, target), target):
+        return reason
+    if target.uses_half2:
+        return "half2: images are stored packed in pairs"
+    if pair_nodes.returns_intermediate:
+        return "the result of the stem has other readers"
+    if _stages(first) not in {(), (Stage(Relu(), (-1,)),)}:
+        return "the epilogue of the stem is more than a bias and a ReLU"
+    extents = (*required_input(first, 0).tensor.shape[2:], *first.output.tensor.shape[2:])
+    if len(extents) != 4 or not all(isinstance(extent, int) for extent in extents):
+        return "the image needs two spatial axes of known extents"
+    if {*root.dilations, *pool.dilations} != {1}:
+        return "the pooling window is dilated"
+    windows = list(zip(pool.kernel_shape, pool.strides, pool.pad_pairs, strict=True))
+    if any(max(pair) >= taps for taps, _, pair in windows):
+        return "a pooling window may lie in padding alone"
+    if not all(0 <= taps - step <= 1 for taps, step, _ in windows):
+        return "pooling windows overlap by more than one element, or leave gaps"
+    return None
+
+
+def _stages(node: Node) -> tuple[Stage, ...]:
+    """What of a node comes behind its root."""
+    return node.op.stages if isinstance(node.op, Fused) else ()
+
+
+class _StemPoolProblem:
+    """A stem and its pooling."""
+
+    def __init__(self, pair_nodes: PairNodes) -> None:
+        self.first = pair_nodes.first
+        self.pool, root = (
+            cast("MaxPool", pair_nodes.second.op),
+            cast("Conv", root_of(self.first)[0]),
+        )
+        self.images = pair_nodes.second.output.tensor.shape[0]
+        self.pooled = cast("tuple[int, int]", pair_nodes.second.output.tensor.shape[2:])
+        self.stem = cast("tuple[int, int]", self.first.output.tensor.shape[2:])
+        befores = (before for before, _ in self.pool.pad_pairs)
+        self.windows = tuple(zip(self.pool.kernel_shape, self.pool.strides, befores, strict=True))
+        """Of both axes: taps, step and padding before."""
+        self.root = replace(root, pads=self._pads(root))
+        """With so much padding that all rows can be read of which a window has any."""
+        self.filters = cast("int", required_input(self.first, 1).tensor.shape[0])
+        self.columns = next(n for n in COLUMNS if self.filters % n == 0)
+
+    def _pads(self, root: Conv) -> tuple[int, ...]:
+        (taps, step, above), _ = self.windows
+        rows_per_program = (self.pooled[0] - 1) * step + taps - above - self.stem[0]
+        top, left, bottom, right = root.pads
+        lines = root.strides[0]
+        return (top + above * lines, left, bottom + max(0, rows_per_program) * lines, right)
+
+    @property
+    def strips(self) -> Dim:
+        """Strips of all images, each as high as one."""
+        return ceil_div(self.images * self.pooled[1], ROWS) * (self.filters // self.columns)
+
+    def rows_per_program(self, programs: int) -> int:
+        """How many pooled rows a program does, if there are to be so many programs at most."""
+        parts = max(1, programs // max(1, guessed_extent(self.strips)))
+        return -(-self.pooled[0] // parts)
+
+    def seconds(self, rows_per_program: int, target: CudaTarget) -> float:
+        """What both launches take."""
+        (taps, step, _), (across, _, _) = self.windows
+        carried = taps > step
+        tiles = (rows_per_program * (taps - carried) + carried) * across
+        programs = guessed_extent(self.strips) * -(-self.pooled[0] // rows_per_program)
+        turns, rest = divmod(-(-programs // target.multiprocessors), _PROGRAMS_PER_SM)
+        busy = turns * (_ALONE_SECONDS + _PROGRAMS_PER_SM * _MORE_SECONDS)
+        busy += _ALONE_SECONDS + rest * _MORE_SECONDS if rest else 0.0
+        shorter = (1 + window_length(self.first, self.root) / _LENGTH) / 2
+        copied = pass_seconds(count_of(required_input(self.first, 0)) * COPIED_BYTES, target)
+        return LAUNCH_SECONDS + copied + tiles * shorter * busy
+
+    def launches(self, tactic: Tactic, operands: Operands) -> tuple[Launch, ...]:
+        """The copy to pixels, and the strips."""
+        first, root, options = self.first, self.root, dict[str, Any](tactic.parameters)
+        width, run = row_of(first, root)
+        copy, runs = pixels_of(first, root, factors_of(tactic), operands, in_vectors(run))
+        bias = [input_view(operands, 2)] if bias_count(first) else []
+        out = operands.outputs[0]
+        views = (runs, operands.packed[0], *bias, out)
+        scalars = LaunchScalars()
+        facts = parameters(
+            images=scalars.all_json((self.images, runs.strides[0])),
+            line=cast("int", runs.strides[2]),
+            lines=root.strides[0],
+            pixel=width * root.strides[1],
+            taps=root.kernel_shape[0],
+            run=run,
+            depth=window_length(first, root),
+            stem=self.stem,
+            pooled=self.pooled,
+            pool=self.windows,
+            filters=self.filters,
+            strides=scalars.all_json((out.strides[0], *out.strides[2:])),
+            bias=bool(bias),
+            has_relu=bool(_stages(first)),
+            uses_int64_offsets=(needs_int64_offsets(runs), needs_int64_offsets(out)),
+            **{name: value for name, value in options.items() if name != "factors"},
+            **operand_parameters(views, len(scalars.values)),
+        )
+        chunks = self.strips * -(-self.pooled[0] // options["rows_per_program"])
+        kernel = KernelSpec(tactic.family, facts)
+        return (copy, Launch(kernel, views, (len(views) - 1,), scalars.values, chunks))

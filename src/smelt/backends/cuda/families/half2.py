@@ -1,0 +1,286 @@
+"""Images in pairs: convolutions, pools and elementwise ops on elements of two images side by side.
+
+To a kernel the image of a pair is one more axis of each image, the innermost, along which windows
+have one tap. So the kernels are those of other layouts; they move at least two elements at a time,
+whatever a network's channels are. The last of an odd number of images has a twin that is computed
+and never read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from smelt.backends._base import Aliasing, Family, Operands, Refusal, Tactic, with_storage_dtype
+from smelt.backends._fused_programs import root_of, stages_of, unsupported_elementwise_reason
+from smelt.backends._iteration_space import Axis, coalesce_axes, sort_axes
+from smelt.backends._launch_scalars import LaunchScalars
+from smelt.backends._node_operands import input_view
+from smelt.backends.cuda._cost_model import memory_seconds
+from smelt.backends.cuda._elementwise import why_not_written
+from smelt.backends.cuda._implicit_gemm import write_implicit_gemm
+from smelt.backends.cuda._kernel_source import Source, operand_parameters
+from smelt.backends.cuda._pointwise import pointwise_launch, write_pointwise
+from smelt.backends.cuda._target import CudaTarget
+from smelt.backends.cuda.families._epilogue import FLOATS
+from smelt.backends.cuda.families._gemm_tiles import tiles_for
+from smelt.backends.cuda.families.conv import (
+    ConvFamily,
+    ConvLowering,
+    is_depthwise,
+    product_shape,
+    reason_against,
+)
+from smelt.backends.cuda.families.pool import pool_launch, pool_options, write_pool
+from smelt.engine import KernelSpec, Launch, parameters
+from smelt.ops.average_pool import AveragePool
+from smelt.ops.concat import Concat
+from smelt.ops.conv import Conv
+from smelt.ops.max_pool import MaxPool
+from smelt.ops.split import Split
+from smelt.types import DType, Layout, TensorFormat, ceil_div, element_count, override
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from smelt.engine import Parameters, Step, View
+    from smelt.ir import Constant, Node, Value
+    from smelt.types import Dim
+
+HALF2_PACKING: Final = "half2_packing"
+_BLOCK: Final = 1024
+_MIN_RANK: Final = 3
+_ALIASING: Final[dict[type, Aliasing]] = {Concat: Aliasing.CONCAT, Split: Aliasing.VIEW}
+
+
+class Half2Family(Family[CudaTarget]):
+    """What a target that asks for pairs runs on them: more than one image, stored in 16 bits."""
+
+    name: ClassVar[str] = "half2"
+    supports_reduced_precision: ClassVar[bool] = True
+
+    @override
+    def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
+        root, _ = root_of(node)
+        known = isinstance(root, Conv | MaxPool | AveragePool | Concat | Split)
+        if not target.uses_half2 or not (known or node.op.elementwise):
+            return
+        if reason := _unsupported_reason(node, target):
+            yield Refusal(self.name, reason)
+            return
+        inputs = tuple(_format(node, index) for index in range(len(node.inputs)))
+        outputs = tuple(TensorFormat(v.tensor.dtype, Layout.PAIRED) for v in node.outputs)
+        if aliasing := _ALIASING.get(type(root)):
+            yield Tactic(self.name, (), inputs, outputs, aliasing=aliasing)
+            return
+        for options, seconds in _options(node, target):
+            yield Tactic(self.name, options, inputs, outputs, cost_hint=seconds)
+
+    @override
+    def reduced_precision_tactics(
+        self, node: Node, tactic: Tactic, dtype: DType, target: CudaTarget
+    ) -> tuple[Tactic, ...]:
+        """Windows have the elements of what they are windows on."""
+        del target
+        return (
+            with_storage_dtype(dtype, node, tactic, outputs=tactic.aliasing is not Aliasing.NONE),
+        )
+
+    @override
+    def views(self, node: Node, tactic: Tactic, view: View) -> tuple[View, ...]:
+        parts = node.inputs if tactic.aliasing is Aliasing.CONCAT else node.outputs
+        found: list[View] = []
+        first: Dim = 0
+        for value in parts:
+            channels: Dim = 1 if value is None else value.tensor.shape[1]
+            offset = view.offset + view.strides[1] * first * view.dtype.size_bytes
+            shape = (view.shape[0], channels, *view.shape[2:])
+            found.append(replace(view, offset=offset, shape=shape))
+            first = first + channels
+        return tuple(found)
+
+    @override
+    def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
+        is_conv = isinstance(root_of(node)[0], Conv)
+        return ConvFamily().pack(node, tactic) if is_conv else ()
+
+    @override
+    def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
+        root, _ = root_of(node)
+        if isinstance(root, Conv):
+            return _Half2ConvLowering(node, root, tactic, operands).launches()
+        if isinstance(root, MaxPool | AveragePool):
+            views = (_turned(input_view(operands, 0)), _turned(operands.outputs[0]))
+            return (pool_launch(tactic, _deeper(root), views, ((), ())),)
+        out = operands.outputs[0]
+        views_ = [_broadcast_over_pair(view, out) for view in operands.inputs if view is not None]
+        return (pointwise_launch(self.name, [*views_, out], stages_of(node)),)
+
+    @override
+    def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
+        del target
+        names = {name for name, _ in kernel.parameters}
+        if "schedule" in names:
+            return write_implicit_gemm(kernel)
+        return write_pool(kernel) if "include_pad" in names else write_pointwise(kernel)
+
+
+class _Half2ConvLowering(ConvLowering):
+    """A convolution whose images have the pair as one more axis, which no window moves along."""
+
+    def __init__(self, node: Node, root: Conv, tactic: Tactic, operands: Operands) -> None:
+        before, after = zip(*root.pad_pairs, strict=True)
+        deeper = Conv(
+            (*root.kernel_shape, 1),
+            (*root.strides, 1),
+            (*before, 0, *after, 0),
+            (*root.dilations, 1),
+            root.group,
+        )
+        super().__init__(node, deeper, tactic, operands)
+        rank = len(self.out.shape)
+        self.extras = [
+            (view, strides if len(strides) == rank else (*strides, 0))
+            for view, strides in self.extras
+        ]
+
+
+def _unsupported_reason(node: Node, target: CudaTarget) -> str | None:
+    root, count = root_of(node)
+    out = node.outputs[0].tensor
+    if target.narrow_dtype.size_bytes != DType.FLOAT16.size_bytes or out.dtype not in FLOATS:
+        return "half2 packing needs a 16-bit type"
+    if out.rank < _MIN_RANK or out.shape[0] == 1:
+        return "half2 packing needs a batch of at least two images"
+    if isinstance(root, Concat | Split) and root.axis % out.rank != 1:
+        return "half2: concat and split are supported along the channel axis only"
+    parts = node.inputs[:1] if isinstance(root, Split) else node.inputs
+    for value in parts:
+        if value is not None and (reason := _why_not_packed(value, node)):
+            return reason
+    if isinstance(root, Conv):
+        if is_depthwise(node, root):
+            return "depthwise: handled by the depthwise family"
+        return reason_against(node)
+    if isinstance(root, MaxPool | AveragePool):
+        return None if len(node.inputs) == count else "half2 pooling supports no epilogue"
+    return (
+        None
+        if isinstance(root, Concat | Split)
+        else unsupported_elementwise_reason(node, why_not_written)
+    )
+
+
+def _why_not_packed(value: Value, node: Node) -> str | None:
+    """Whether an operand goes in pairs with the result, or repeats for every image."""
+    out, kind = node.outputs[0].tensor, value.tensor
+    is_image = kind.rank == out.rank and kind.shape[0] == out.shape[0]
+    if is_image and value.constant is None:
+        return None if kind.dtype in FLOATS else f"{value.name} is {kind.dtype.value}"
+    repeats = value.constant is not None and (kind.rank < out.rank or kind.shape[0] == 1)
+    is_weight = value.constant is not None and isinstance(root_of(node)[0], Conv)
+    return None if repeats or is_weight else f"{value.name} is neither packed as half2 nor constant"
+
+
+def _format(node: Node, index: int) -> TensorFormat | None:
+    value = node.inputs[index]
+    root, count = root_of(node)
+    if value is None or (index == 1 and count > 1 and isinstance(root, Conv | Split)):
+        return None
+    layout = Layout.LINEAR if value.constant is not None else Layout.PAIRED
+    return TensorFormat(value.tensor.dtype, layout)
+
+
+def _options(node: Node, target: CudaTarget) -> Iterator[tuple[Parameters, float]]:
+    root, _ = root_of(node)
+    if isinstance(root, Conv):
+        for choice, seconds in tiles_for(product_shape(node, root, target), target):
+            if choice.split_k == 1:
+                yield choice.tactic("", (), TensorFormat(DType.FLOAT16), 0, 0.0).parameters, seconds
+    elif isinstance(root, MaxPool | AveragePool):
+        yield from pool_options(node, target)
+    else:
+        yield (), memory_seconds(node, target)
+
+
+def _turned(view: View) -> View:
+    """The two of a pair as the channels of images whose first axis is that of the channels."""
+    order = (0, len(view.shape) - 1, *range(1, len(view.shape) - 1))
+    shape = tuple(view.shape[axis] for axis in order)
+    return replace(view, shape=shape, strides=tuple(view.strides[axis] for axis in order))
+
+
+def _deeper(root: MaxPool | AveragePool) -> MaxPool | AveragePool:
+    """The pool with one more axis, the first, which no window moves along."""
+    before, after = zip(*root.pad_pairs, strict=True)
+    return replace(
+        root,
+        kernel_shape=(1, *root.kernel_shape),
+        strides=(1, *root.strides),
+        pads=(0, *before, 0, *after),
+        dilations=(1, *root.dilations),
+    )
+
+
+def _broadcast_over_pair(view: View, out: View) -> View:
+    """An operand as one that repeats for both of a pair, if it does not go in pairs itself."""
+    if len(view.shape) == len(out.shape):
+        return view
+    return replace(view, shape=(*view.shape, 1), strides=(*view.strides, 0))
+
+
+# ---- into pairs and out of them
+
+
+def half2_packing_launch(source: View, destination: View) -> Launch:
+    """Copy images into pairs, or out of them; one of the views is of pairs."""
+    to_half2 = len(destination.shape) > len(source.shape)
+    single, half2 = (source, destination) if to_half2 else (destination, source)
+    images, inner = single.shape[0], range(1, len(single.shape))
+    axes = [Axis(single.shape[a], (single.strides[a], half2.strides[a])) for a in inner]
+    axes = coalesce_axes(sort_axes([a for a in axes if a.extent != 1], 0)) or [Axis(1, (0, 0))]
+    places = element_count(tuple(axis.extent for axis in axes))
+    scalars = LaunchScalars()
+    spec = KernelSpec(
+        HALF2_PACKING,
+        parameters(
+            axes=tuple(axis.json(scalars) for axis in axes),
+            places=scalars.json(places),
+            images=scalars.json(images),
+            strides=scalars.all_json((single.strides[0], half2.strides[0])),
+            to_half2=to_half2,
+            num_warps=4,
+            num_stages=1,
+            **operand_parameters((source, destination), len(scalars.values)),
+        ),
+    )
+    chunks = ceil_div(images, 2) * ceil_div(places, _BLOCK)
+    return Launch(spec, (source, destination), (1,), scalars.values, chunks)
+
+
+def write_half2_packing(kernel: KernelSpec) -> str:
+    """The text of a copy into pairs, or out of them; what has no twin gets zeros for one."""
+    s = Source(kernel)
+    axes: Any = kernel["axes"]
+    places = s.extent(kernel["places"])
+    single, pair = kernel["strides"]
+    blocks = f"(({places} + {_BLOCK - 1}) // {_BLOCK})"
+    s.line("program = tl.program_id(0).to(tl.int64)")
+    s.line(f"both = program // {blocks}")
+    s.line(f"i = (program % {blocks}) * {_BLOCK} + tl.arange(0, {_BLOCK})")
+    s.line("e = tl.arange(0, 2)")
+    s.line(f"i_ok = (i < {places})[:, None] & (e < 2)[None, :]")
+    s.line(f"there = i_ok & (both * 2 + e < {s.extent(kernel['images'])})[None, :]")
+    names = [f"c{n}" for n in range(len(axes))]
+    s.unravel("i", [axis[0] for axis in axes], names)
+    one = s.sum_of(("both * 2 + e", single))
+    alone = f"(i * 0 + {s.offset(names, axes, 0)})[:, None] + (e * 0 + {one})[None, :]"
+    start = s.sum_of(("both", pair))
+    paired = f"(i * 0 + {s.offset(names, axes, 1)})[:, None] + ({start} + e)[None, :]"
+    if kernel["to_half2"]:
+        s.line(f"x = {s.load(0, alone, 'there')}")
+        s.store(1, paired, "x", "i_ok")
+    else:
+        s.line(f"x = {s.load(0, paired, 'there')}")
+        s.store(1, alone, "x", "there")
+    return s.text()

@@ -1,0 +1,251 @@
+"""Products of few rows by programs that have their weights before anything else.
+
+With one image a launch is over in two microseconds, much of which its programs wait for what they
+read. Weights need not be waited for: they are loaded while the launch before still runs, and what
+is left behind it is one load of rows, one product, one store. All steps of a sum are in registers
+and shared memory at once, so long sums are cut into pieces, and programs are no more than can start
+at the same time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from itertools import product
+from math import gcd
+from typing import TYPE_CHECKING, ClassVar, Final, cast
+
+from smelt.backends._base import Family, Operands, Refusal, Tactic
+from smelt.backends._fused_programs import root_of
+from smelt.backends._node_operands import required_input
+from smelt.backends.cuda._cost_model import (
+    WARP_LANES,
+    LaunchWorkload,
+    gpu_spec_of,
+    product_seconds,
+    seconds_of,
+)
+from smelt.backends.cuda._implicit_gemm import write_implicit_gemm
+from smelt.backends.cuda._target import CudaTarget
+from smelt.backends.cuda.families._gemm_launches import ACCUMULATOR_BYTES
+from smelt.backends.cuda.families._gemm_operands import why_wide
+from smelt.backends.cuda.families._gemm_tiles import (
+    OWN_SHARED_BYTES,
+    ranked_after_tiles,
+    split_k_reduce_seconds,
+)
+from smelt.backends.cuda.families.conv import (
+    ConvFamily,
+    is_depthwise,
+    product_shape,
+    reason_against,
+)
+from smelt.backends.cuda.families.conv_sum import ConvSumFamily, sum_shape
+from smelt.backends.cuda.families.gemm import GemmFamily, has_transposed_first_operand, shape_of
+from smelt.engine import parameters
+from smelt.ops import Gemm, MatMul
+from smelt.ops.conv import Conv
+from smelt.ops.conv_sum import ConvSum
+from smelt.types import element_count, override
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from smelt.backends.cuda.families._gemm_tiles import GemmShape
+    from smelt.engine import KernelSpec, Parameters, Step
+    from smelt.ir import Constant, Node
+
+PREFETCH: Final = "prefetch"
+_TILES: Final = ((16, 32), (16, 64), (32, 32), (32, 64), (64, 32), (64, 64))
+"""Rows and columns."""
+_WARPS: Final = 4
+_SPLIT_K: Final = (1, 2, 3, 4, 6, 8, 9, 12, 16, 18)
+_MAX_CANDIDATES: Final = 3
+_MAX_SPLIT_K_CANDIDATES: Final = 2
+_MAX_PROGRAMS_PER_SM: Final = 2
+"""Programs of a multiprocessor."""
+_MAX_REGISTERS: Final = 220
+_OWN_REGISTERS: Final = 40
+"""Of a thread, beside factors and sums."""
+_MAX_DEPTH: Final = 640
+"""Longer sums are cut."""
+_MAX_SPLIT_DEPTH: Final = 256
+_LONGEST_STEP: Final = 128
+_MIN_STEP: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class _PrefetchConfig:
+    """What a tactic decides."""
+
+    tile: tuple[int, int, int]
+    split_k: int
+
+    def depth(self, shape: GemmShape) -> int:
+        """Of a program's sum."""
+        return shape.depth // self.split_k
+
+    def registers(self, shape: GemmShape) -> float:
+        """Of a thread."""
+        (bm, bn, _), adds = self.tile, shape.adds and self.split_k == 1
+        return _OWN_REGISTERS + ((bm + bn) * self.depth(shape) / 2 + bm * bn * (1 + adds / 2)) / (
+            _WARPS * WARP_LANES
+        )
+
+    def programs(self, shape: GemmShape) -> int:
+        """One for each tile, and each piece."""
+        tiles = -(-shape.rows // self.tile[0]) * -(-shape.columns // self.tile[1])
+        return tiles * self.split_k
+
+    def fits(self, shape: GemmShape, target: CudaTarget) -> bool:
+        """Whether all programs run at once, with all that they have."""
+        bm, bn, step = self.tile
+        depth, is_cut = self.depth(shape), self.split_k > 1
+        needed_bytes = (bm + bn) * depth * shape.dtype.size_bytes
+        return (
+            is_cut == (shape.depth > _MAX_DEPTH)
+            and shape.depth % (step * self.split_k) == 0
+            and depth <= (_MAX_SPLIT_DEPTH if is_cut else _MAX_DEPTH)
+            and (bm == _TILES[0][0] or bm < 2 * shape.rows)
+            and (bn == _TILES[0][1] or bn < 2 * shape.columns)
+            and self.registers(shape) <= _MAX_REGISTERS
+            and _MAX_PROGRAMS_PER_SM * needed_bytes <= target.shared_bytes - OWN_SHARED_BYTES
+            and self.programs(shape) <= _MAX_PROGRAMS_PER_SM * target.multiprocessors
+        )
+
+    def parameters(self, shape: GemmShape) -> Parameters:
+        """The decision as data."""
+        return parameters(
+            tile=self.tile,
+            num_warps=_WARPS,
+            num_stages=1,
+            schedule=PREFETCH,
+            precision="ieee",
+            prefetches_epilogue=shape.adds and self.split_k == 1,
+            split_k=self.split_k,
+        )
+
+
+class PrefetchGemmFamily(Family[CudaTarget]):
+    """What others compute step by step, where one matrix of weights multiplies all rows."""
+
+    name: ClassVar[str] = PREFETCH
+    supports_reduced_precision: ClassVar[bool] = True
+
+    @override
+    def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
+        base = _base_of(node)
+        if base is None:
+            return
+        if reason := _unsupported_reason(node, target):
+            yield Refusal(self.name, reason)
+            return
+        plain = next(base.tactics(node, target), None)
+        if not isinstance(plain, Tactic):
+            return  # that family says why, or nothing is summed
+        shape, step = _shape(node, target)
+        kernel_options = [
+            _PrefetchConfig((*tile, step), split_k) for tile, split_k in product(_TILES, _SPLIT_K)
+        ]
+        found = [(_seconds(shape, c, target), c) for c in kernel_options if c.fits(shape, target)]
+        if not found:
+            yield Refusal(self.name, "the thread blocks do not fit on the GPU in one wave")
+            return
+        kept = _MAX_CANDIDATES if shape.depth <= _MAX_DEPTH else _MAX_SPLIT_K_CANDIDATES
+        ranked = sorted(found, key=lambda pair: pair[0])[:kept]
+        partial_bytes = element_count(node.output.tensor.shape) * ACCUMULATOR_BYTES
+        for seconds, choice in ranked_after_tiles(ranked, shape, target):
+            workspace = partial_bytes * choice.split_k if choice.split_k > 1 else 0
+            options, formats = choice.parameters(shape), (plain.inputs, plain.outputs)
+            yield Tactic(self.name, options, *formats, workspace_bytes=workspace, cost_hint=seconds)
+
+    @override
+    def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
+        return _known_base(node).pack(node, tactic)
+
+    @override
+    def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
+        return _known_base(node).lower(node, tactic, operands)
+
+    @override
+    def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
+        del target
+        return write_implicit_gemm(kernel)
+
+
+def _base_of(node: Node) -> Family[CudaTarget] | None:
+    """The family of the same product step by step, if there is one."""
+    root = root_of(node)[0]
+    if isinstance(root, Gemm | MatMul):
+        return GemmFamily()
+    if not isinstance(root, Conv | ConvSum) or reason_against(node):
+        return None  # the other families say why
+    return ConvFamily() if isinstance(root, Conv) else ConvSumFamily()
+
+
+def _known_base(node: Node) -> Family[CudaTarget]:
+    return cast("Family[CudaTarget]", _base_of(node))
+
+
+def _shape(node: Node, target: CudaTarget) -> tuple[GemmShape, int]:
+    """The product, whatever is stacked being rows; and how long steps of its sum are."""
+    root = root_of(node)[0]
+    if isinstance(root, ConvSum):
+        shape = sum_shape(node, root, target)
+        return shape, gcd(shape.run, shape.depth, _LONGEST_STEP)
+    if isinstance(root, Conv):
+        shape = product_shape(node, root, target)
+        return shape, gcd(shape.run, _LONGEST_STEP)
+    shape = shape_of(node, target)
+    shape = dataclasses.replace(shape, matrices=1, rows=shape.matrices * shape.rows)
+    return shape, gcd(shape.depth, _LONGEST_STEP)
+
+
+def _unsupported_reason(node: Node, target: CudaTarget) -> str | None:
+    root, (shape, step) = root_of(node)[0], _shape(node, target)
+    if isinstance(root, Conv | ConvSum):
+        if shape.matrices > 1 or (isinstance(root, Conv) and is_depthwise(node, root)):
+            return "grouped convolution is not supported"
+    elif reason := _why_no_matrix(node):
+        return reason
+    if reason := why_wide(shape.dtype):
+        return reason
+    if not target.uses_pdl:
+        return f"{target.architecture} has no programmatic dependent launch (PDL)"
+    return f"a sum of {shape.depth} has steps of {step}" if step < _MIN_STEP else None
+
+
+def _why_no_matrix(node: Node) -> str | None:
+    x, weights = required_input(node, 0).tensor, required_input(node, 1)
+    if weights.constant is None or weights.tensor.rank != 2 or x.rank < 2:
+        return "the second operand is not a constant matrix"
+    if not isinstance(x.shape[-2 if has_transposed_first_operand(node) else -1], int):
+        return "the reduction depth is symbolic"
+    return None
+
+
+def _seconds(shape: GemmShape, choice: _PrefetchConfig, target: CudaTarget) -> float:
+    """What a launch takes, by the terms of other products, once its weights are there."""
+    (bm, bn, _), size, gpu = choice.tile, shape.dtype.size_bytes, gpu_spec_of(target)
+    programs, depth, first = choice.programs(shape), choice.depth(shape), shape.rows * shape.depth
+    busy = product_seconds((bm, bn, depth), _WARPS, shape.dtype, "ieee", gpu)
+    written = bm * bn * (size * (1 + shape.adds) if choice.split_k == 1 else ACCUMULATOR_BYTES)
+    work = LaunchWorkload(
+        programs=programs,
+        num_warps=_WARPS,
+        registers=choice.registers(shape),
+        shared_bytes=(bm + bn) * depth * size,
+        steps=1,
+        num_stages=1,
+        step_seconds=busy,
+        step_overhead_seconds=0.0,
+        dependency_seconds=0.0,
+        step_bytes=float(bm * depth * size),
+        epilogue_bytes=float(written),
+        accumulators=bm * bn / (_WARPS * WARP_LANES),
+        l2_read_bytes=float(programs) * ((bm + bn) * depth * size + written),
+        source_bytes=float(size * (shape.image or first)),
+        moved_bytes=float(size * (first + shape.columns * (shape.depth + shape.rows))),
+    )
+    added = split_k_reduce_seconds(shape, choice.split_k, work, gpu) if choice.split_k > 1 else 0.0
+    return seconds_of(work, gpu) + added

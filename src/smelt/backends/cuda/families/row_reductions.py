@@ -1,0 +1,468 @@
+"""Softmax, normalisations, reductions: rows of elements, walked once for each thing to know.
+
+Where the largest element of a row is, or the least, is one such thing.
+A program does a few rows. Rows that fit in registers are read once; longer ones are read again in
+each pass. Sums have a fixed order. Several sizes of programs are offered: few rows want small ones.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from math import prod
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+
+from smelt.backends._base import Family, Operands, Refusal, Tactic
+from smelt.backends._fused_programs import root_of
+from smelt.backends._iteration_space import Axis, broadcast_strides, coalesce_axes, sort_axes
+from smelt.backends._launch_scalars import LaunchScalars
+from smelt.backends._node_operands import input_view, required_input
+from smelt.backends.cuda._cost_model import (
+    LAUNCH_SECONDS,
+    guessed_extent,
+    memory_seconds,
+    tile_extent,
+)
+from smelt.backends.cuda._elementwise import literal, write_stages
+from smelt.backends.cuda._index_width import MAX_INT32
+from smelt.backends.cuda._kernel_source import Source, operand_parameters
+from smelt.backends.cuda._target import CudaTarget
+from smelt.backends.cuda.families._epilogue import (
+    FLOATS,
+    extra_views,
+    plan_epilogue,
+    planned_epilogue,
+)
+from smelt.engine import KernelSpec, Launch, parameters
+from smelt.ops import (
+    ArgMax,
+    ArgMin,
+    GlobalAveragePool,
+    GlobalMaxPool,
+    Hardmax,
+    LayerNormalization,
+    LogSoftmax,
+    RMSNormalization,
+    Softmax,
+)
+from smelt.types import Layout, TensorFormat, ceil_div, element_count, override
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator, Sequence
+
+    from smelt.engine import Parameters, Step, View
+    from smelt.ir import Node, Op
+    from smelt.types import Dim
+
+_MAX_COLUMNS: Final = 4096
+_SIZES: Final = ((512, 1), (1024, 2), (2048, 4), (2048, 8), (4096, 4), (4096, 8), (8192, 8))
+"""Elements that a program holds in registers, and its warps."""
+_MAX_CANDIDATES: Final = 4
+_TURN_SECONDS: Final = 1.2e-6
+"""What a program takes beside moving its memory: sums across lanes and warps, divisions."""
+_LINE_BYTES: Final = 128
+"""Of memory, that is read at a time."""
+_RESIDENT_WARPS: Final = 32
+"""Warps that a multiprocessor surely runs at a time."""
+_GUESSED_COLUMNS: Final = 1024
+_REDUCTIONS: Final = {
+    "global_average_pool": ("sum", "{x}", "{t} / {n}"),
+    "global_max_pool": ("max", "{x}", "{t}"),
+    "reduce_l1": ("sum", "tl.abs({x})", "{t}"),
+    "reduce_l2": ("sum", "{x} * {x}", "tl.sqrt_rn({t})"),
+    "reduce_log_sum": ("sum", "{x}", "tl.log({t})"),
+    "reduce_log_sum_exp": ("sum", "tl.exp({x} - most[:, None])", "tl.log({t}) + most"),
+    "reduce_max": ("max", "{x}", "{t}"),
+    "reduce_mean": ("sum", "{x}", "{t} / {n}"),
+    "reduce_min": ("min", "{x}", "{t}"),
+    "reduce_prod": ("prod", "{x}", "{t}"),
+    "reduce_sum": ("sum", "{x}", "{t}"),
+    "reduce_sum_square": ("sum", "{x} * {x}", "{t}"),
+}
+"""How elements are folded, what of each, and what becomes of the total of ``n``.
+
+The largest, ``most``, keeps exponentials finite.
+"""
+_NEUTRAL: Final = {"sum": "0.0", "prod": "1.0", "max": "float('-inf')", "min": "float('inf')"}
+_NEUTRAL_INDEX: Final = {"min": str(1 << 62), "max": "-1"}
+"""What is neutral among places in a row."""
+_REDUCTION_STEPS: Final = {
+    "sum": "{a} + {b}",
+    "prod": "{a} * {b}",
+    "max": "tl.maximum({a}, {b}, propagate_nan=tl.PropagateNan.ALL)",
+    "min": "tl.minimum({a}, {b}, propagate_nan=tl.PropagateNan.ALL)",
+}
+
+
+class RowReductionsFamily(Family[CudaTarget]):
+    """One or several rows a program."""
+
+    name: ClassVar[str] = "row_reductions"
+    supports_reduced_precision: ClassVar[bool] = True
+
+    @override
+    def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
+        op, count = root_of(node)
+        if not (_is_softmax(op) or _is_norm(op) or _is_arg_reduction(op) or op.name in _REDUCTIONS):
+            return
+        kind, out = required_input(node, 0).tensor, node.output.tensor
+        layouts = [Layout.LINEAR]
+        if kind.rank >= 3 and not _is_norm(op):
+            layouts.append(Layout.CHANNELS_LAST)
+        for layout in layouts:
+            made = layout if out.rank == kind.rank else Layout.LINEAR
+            epilogue = plan_epilogue(node, made)
+            reason = _unsupported_reason(node) or (epilogue if isinstance(epilogue, str) else None)
+            if reason or isinstance(epilogue, str):
+                yield Refusal(self.name, str(reason))
+                return
+            others = [
+                None if v is None or op.name in _REDUCTIONS else _linear(v.tensor.dtype)
+                for v in node.inputs[1:count]
+            ]
+            inputs = (TensorFormat(kind.dtype, layout), *others, *epilogue.formats)
+            output = TensorFormat(out.dtype, made)
+            for options, seconds in _options(node, layout, target):
+                yield Tactic(self.name, options, inputs, (output,), cost_hint=seconds)
+
+    @override
+    def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
+        x, out = input_view(operands, 0), operands.outputs[0]
+        op = root_of(node)[0]
+        own, constants = _own_inputs(node, operands)
+        extras = extra_views(node, operands)
+        views = [x, *own, *(view for view, _ in extras), out]
+        inner = _inner_axes(node)
+        strides = [broadcast_strides(v, x.shape) for v in own]
+        results = [_result_strides(node, found, inner) for _, found in extras]
+        strides = [x.strides, *strides, *results, _result_strides(node, out.strides, inner)]
+        outer = [a for a in range(len(x.shape)) if a not in inner]
+        along = _axes(x.shape, strides, inner)
+        others = _axes(x.shape, strides, outer)
+        scalars = LaunchScalars()
+        length = element_count(tuple(x.shape[a] for a in inner))
+        rows = element_count(tuple(x.shape[a] for a in outer))
+        options: dict[str, Any] = dict(tactic.parameters)
+        columns = _columns(length)
+        block = max(1, options["elements"] // columns)
+        spec = KernelSpec(
+            self.name,
+            parameters(
+                op=op.name,
+                own=len(own),
+                constants=constants,
+                along=tuple(a.json(scalars) for a in along),
+                others=tuple(a.json(scalars) for a in others),
+                length=scalars.json(length),
+                rows=scalars.json(rows),
+                tile=(block, columns),
+                epsilon=float(getattr(op, "epsilon", 0.0)),
+                last=bool(getattr(op, "select_last_index", 0)),
+                stages=planned_epilogue(node, tactic.outputs[0].layout).stages,
+                num_warps=options["num_warps"],
+                num_stages=1,
+                **operand_parameters(views, len(scalars.values)),
+            ),
+        )
+        chunks = ceil_div(rows, block)
+        return (Launch(spec, tuple(views), (len(views) - 1,), scalars.values, chunks),)
+
+    @override
+    def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
+        del target
+        return _RowWriter(kernel).write()
+
+
+def _own_inputs(node: Node, operands: Operands) -> tuple[list[View], tuple[bool, ...]]:
+    """What a norm scales and shifts by, and which of it are weights."""
+    count = root_of(node)[1]
+    given = zip(node.inputs[1:count], operands.inputs[1:count], strict=True)
+    known = [(view, value) for value, view in given if value is not None and view is not None]
+    return [view for view, _ in known], tuple(v.constant is not None for _, v in known)
+
+
+def _options(node: Node, layout: Layout, target: CudaTarget) -> list[tuple[Parameters, float]]:
+    """The most promising sizes of a program, with estimated seconds, best first."""
+    shape = required_input(node, 0).tensor.shape
+    length = prod(guessed_extent(shape[a]) for a in _inner_axes(node))
+    rows = prod(guessed_extent(extent) for extent in shape) // max(1, length)
+    columns = _columns(length)
+    found: dict[tuple[int, int], tuple[float, Parameters]] = {}
+    for elements, num_warps in _SIZES:
+        block = max(1, elements // columns)
+        if block * columns > 2 * elements and length > columns:
+            continue
+        programs = -(-rows // block)
+        waves = -(-programs * num_warps // (_RESIDENT_WARPS * target.multiprocessors))
+        each = _TURN_SECONDS * -(-length // columns) * block * columns / (num_warps * 512)
+        across = _reads_across(node, layout)
+        line = block * required_input(node, 0).tensor.dtype.size_bytes if across else _LINE_BYTES
+        memory = memory_seconds(node, target) * max(1.0, _LINE_BYTES / line)
+        seconds = max(memory, LAUNCH_SECONDS + waves * each)
+        options = parameters(elements=elements, num_warps=num_warps)
+        found.setdefault((block, num_warps), (seconds * (1 + 0.01 * len(found)), options))
+    best = sorted(found.values(), key=lambda pair: pair[0])[:_MAX_CANDIDATES]
+    return [(options, seconds) for seconds, options in best]
+
+
+def _reads_across(node: Node, layout: Layout) -> bool:
+    """Whether rows lie beside each other in memory, not their elements."""
+    rank = required_input(node, 0).tensor.rank
+    return layout.axis_order(rank)[-1] not in _inner_axes(node)
+
+
+def _columns(length: Dim) -> int:
+    """Elements of a row that a program has at a time."""
+    known = length if isinstance(length, int) else _GUESSED_COLUMNS
+    return min(_MAX_COLUMNS, tile_extent(known))
+
+
+def _linear(dtype: Any) -> TensorFormat:
+    return TensorFormat(dtype, Layout.LINEAR)
+
+
+def _is_softmax(op: Op) -> bool:
+    return isinstance(op, Softmax | LogSoftmax | Hardmax)
+
+
+def _is_arg_reduction(op: Op) -> bool:
+    return isinstance(op, ArgMax | ArgMin)
+
+
+def _is_norm(op: Op) -> bool:
+    return isinstance(op, LayerNormalization | RMSNormalization)
+
+
+def _unsupported_reason(node: Node) -> str | None:
+    op, count = root_of(node)
+    kind = required_input(node, 0).tensor
+    if kind.dtype not in FLOATS:
+        return f"{kind.dtype.value} is not supported"
+    if kind.rank == 0 or len(node.outputs) > 1:
+        return "only ops with one result and an input of rank 1 or more are supported"
+    listed = node.inputs[1] if op.name in _REDUCTIONS and count > 1 else None
+    if listed is not None and listed.constant is None:
+        return f"the axes {listed.name} are not constant"
+    return None
+
+
+def _inner_axes(node: Node) -> tuple[int, ...]:
+    """The axes that a row runs along."""
+    (op, count), rank = root_of(node), required_input(node, 0).tensor.rank
+    if isinstance(op, Softmax | LogSoftmax | Hardmax | ArgMax | ArgMin):
+        return (op.axis % rank,)
+    if isinstance(op, LayerNormalization | RMSNormalization):
+        return tuple(range(op.axis % rank, rank))
+    if isinstance(op, GlobalAveragePool | GlobalMaxPool):
+        return tuple(range(2, rank))
+    listed = node.inputs[1] if count > 1 else None
+    constant = None if listed is None else listed.constant
+    axes = None if constant is None else tuple(int(a) for a in constant.array)
+    found: tuple[int, ...] = cast("Any", op).axes(rank, axes)  # every reduction's
+    return found
+
+
+def _result_strides(node: Node, strides: tuple[Dim, ...], inner: Sequence[int]) -> tuple[Dim, ...]:
+    """A result's strides along the input's axes; 0 along those that it has no more."""
+    op, rank = root_of(node)[0], required_input(node, 0).tensor.rank
+    if _is_softmax(op) or _is_norm(op):
+        return strides
+    if len(strides) == rank:
+        return tuple(0 if a in inner else s for a, s in enumerate(strides))
+    left = iter(strides)
+    return tuple(0 if a in inner else next(left) for a in range(rank))
+
+
+def _axes(
+    shape: tuple[Dim, ...], strides: Sequence[tuple[Dim, ...]], chosen: Sequence[int]
+) -> list[Axis]:
+    axes = [Axis(shape[a], tuple(s[a] for s in strides)) for a in chosen if shape[a] != 1]
+    return coalesce_axes(sort_axes(axes, 0))
+
+
+class _RowWriter:
+    def __init__(self, kernel: KernelSpec) -> None:
+        self.k = kernel
+        self.s = Source(kernel)
+        self.along: Any = kernel["along"]
+        self.others: Any = kernel["others"]
+        self.block, self.columns = kernel["tile"]
+        self.own: int = kernel["own"]
+        length = kernel["length"]
+        self.fits = isinstance(length, int) and length <= self.columns
+        self.length = self.s.extent(length)
+        self.needs_int64_offsets = (
+            any(map(self.row_needs_int64_offsets, range(1, len(self.along[0]))))
+            if self.along
+            else False
+        )
+
+    def row_needs_int64_offsets(self, stride: int) -> bool:
+        """Whether a row may reach further in an operand than 32 bits count.
+
+        Extents and strides of run time have 64 bits, and so has what they are multiplied with.
+        """
+        reach = 0
+        for axis in self.along:
+            if isinstance(axis[0], int) and isinstance(axis[stride], int):
+                reach += (axis[0] - 1) * abs(axis[stride])
+        return reach > MAX_INT32
+
+    def write(self) -> str:
+        s, op = self.s, self.k["op"]
+        s.line(f"row = tl.program_id(0).to(tl.int64) * {self.block} + tl.arange(0, {self.block})")
+        s.line(f"row_ok = row < {s.extent(self.k['rows'])}")
+        names = [f"r{n}" for n in range(len(self.others))]
+        s.unravel("row", [axis[0] for axis in self.others], names)
+        for operand in range(len(s.dtypes)):
+            s.line(f"base{operand} = row * 0 + {s.offset(names, self.others, operand)}")
+        if self.fits:
+            self.step_to("0")
+            for own, is_weight in enumerate(self.k["constants"]):
+                if is_weight:
+                    s.line(f"e{own} = {self.read(1 + own)}")
+            s.wait()
+            s.line(f"x = {self.read(0)}")
+        else:
+            s.wait()
+        if op in _REDUCTIONS:
+            self.reduce(*_REDUCTIONS[op])
+        elif op in {"softmax", "log_softmax"}:
+            self.write_softmax()
+        elif op in {"hardmax", "arg_max", "arg_min"}:
+            self.find(op)
+        else:
+            self.normalise()
+        return s.text()
+
+    # ---- walking a row
+
+    def step_to(self, start: str) -> None:
+        s = self.s
+        wide = ".to(tl.int64)" if self.needs_int64_offsets else ""
+        s.line(f"j = {start} + tl.arange(0, {self.columns}){wide}")
+        s.line(f"ok = row_ok[:, None] & (j < {self.length})[None, :]")
+        names = [f"j{n}" for n in range(len(self.along))]
+        s.unravel("j", [axis[0] for axis in self.along], names)
+        for operand in range(len(s.dtypes)):
+            along = s.offset(names, self.along, operand)
+            if all(axis[1 + operand] == 0 for axis in self.along):
+                along = "j * 0"
+            s.line(f"at{operand} = base{operand}[:, None] + ({along})[None, :]")
+
+    def read(self, operand: int) -> str:
+        return self.s.load(operand, f"at{operand}", "ok", "0.0")
+
+    def fold(self, name: str, fold: str, element: str) -> None:
+        """Write the total of an expression of ``x`` over each row into a variable."""
+        s = self.s
+        self.fold_elements("part", fold, element, _NEUTRAL[fold], "tl.float32")
+        if fold == "prod":
+            s.line(f"{name} = tl.reduce(part, 1, tl.standard._prod_combine)")
+            return
+        # A maximum on tensors forgets what is no number: it is found beside it.
+        s.line(f"{name} = tl.{fold}(part, axis=1)")
+        if fold != "sum":
+            s.line("strange = tl.max((part != part).to(tl.int32), axis=1)")
+            s.line(f"{name} = tl.where(strange > 0, float('nan'), {name})")
+
+    def fold_elements(self, name: str, fold: str, element: str, neutral: str, kind: str) -> None:
+        """Write what becomes of an expression in each column, of a type of number."""
+        s = self.s
+        if self.fits:
+            s.line(f"{name} = tl.where(ok, {element}, {neutral})")
+            return
+        s.line(f"{name} = tl.full([{self.block}, {self.columns}], {neutral}, {kind})")
+        with self.row_blocks():
+            s.line(f"one = tl.where(ok, {element}, {neutral})")
+            s.line(f"{name} = {_REDUCTION_STEPS[fold].format(a=name, b='one')}")
+
+    def write_row(self, value: str) -> None:
+        """Write an expression of ``x`` for every element of each row."""
+        s = self.s
+        last = len(s.dtypes) - 1
+
+        def emit() -> None:
+            for own, is_weight in enumerate(self.k["constants"]):
+                if not (self.fits and is_weight):  # else it is there from the beginning
+                    s.line(f"e{own} = {self.read(1 + own)}")
+            s.store(last, f"at{last}", self.finished(value, "at", "ok"), "ok")
+
+        if self.fits:
+            emit()
+            return
+        with self.row_blocks():
+            emit()
+
+    def finished(self, value: str, place: str, mask: str) -> str:
+        """The variable of a result behind the epilogue, whose operands lie at ``place``."""
+        if not self.k["stages"]:
+            return value
+        s = self.s
+        s.line(f"result = {value}")
+        read = s.reading(1 + self.own, lambda operand: f"{place}{operand}", mask)
+        return write_stages(s.line, self.k["stages"], read, ["result"])
+
+    @contextmanager
+    def row_blocks(self) -> Generator[None]:
+        """A loop over stretches of the rows: ``x``, where it is there."""
+        with self.s.block(f"for start in range(0, {self.length}, {self.columns}):"):
+            self.step_to("start")
+            self.s.line(f"x = {self.read(0)}")
+            yield
+
+    # ---- what rows are for
+
+    def reduce(self, fold: str, element: str, result: str) -> None:
+        if self.k["op"] == "reduce_log_sum_exp":
+            self.fold("most", "max", "x")
+            self.s.line("most = tl.where(tl.abs(most) < float('inf'), most, 0.0)")
+        self.fold("total", fold, element.format(x="x"))
+        count = f"({self.length} * 1.0)"
+        self.write_total(result.format(t="total", n=count))
+
+    def write_total(self, value: str) -> None:
+        """Write an expression for each row."""
+        last = len(self.s.dtypes) - 1
+        value = self.finished(value, "base", "row_ok")
+        self.s.store(last, f"base{last}", value, "row_ok")
+
+    def find(self, op: str) -> None:
+        """Where the extreme element of each row is; what is no number is more than extreme."""
+        self.fold("most", "min" if op == "arg_min" else "max", "x")
+        # Hardmax subtracts the largest element: all are then no numbers, and the first one wins.
+        strange = "(most != most)[:, None]" if op == "hardmax" else "(x != x)"
+        fold = "max" if self.k["last"] else "min"
+        is_best = f"(x == most[:, None]) | {strange}"
+        place = f"tl.where({is_best}, j.to(tl.int64)[None, :], {_NEUTRAL_INDEX[fold]})"
+        self.fold_elements("places", fold, place, _NEUTRAL_INDEX[fold], "tl.int64")
+        self.s.line(f"place = tl.{fold}(places, axis=1)")
+        if op == "hardmax":
+            self.write_row("tl.where(j[None, :] == place[:, None], 1.0, 0.0)")
+        else:
+            self.write_total("place")
+
+    def write_softmax(self) -> None:
+        s = self.s
+        self.fold("most", "max", "x")
+        s.line("most = tl.where(most == float('-inf'), 0.0, most)")
+        self.fold("total", "sum", "tl.exp(x - most[:, None])")
+        if self.k["op"] == "softmax":
+            self.write_row("tl.exp(x - most[:, None]) / total[:, None]")
+        else:
+            self.write_row("x - most[:, None] - tl.log(total)[:, None]")
+
+    def normalise(self) -> None:
+        s = self.s
+        epsilon = literal(self.k["epsilon"])
+        count = f"({self.length} * 1.0)"
+        if self.k["op"] == "layer_normalization":
+            self.fold("total", "sum", "x")
+            s.line(f"mean = total / {count}")
+        else:
+            s.line(f"mean = tl.zeros([{self.block}], tl.float32)")
+        self.fold("energy", "sum", "(x - mean[:, None]) * (x - mean[:, None])")
+        s.line(f"scale = 1.0 / tl.sqrt(energy / {count} + {epsilon})")
+        value = "(x - mean[:, None]) * scale[:, None]"
+        value += " * e0" if self.own > 0 else ""
+        value += " + e1" if self.own > 1 else ""
+        self.write_row(value)

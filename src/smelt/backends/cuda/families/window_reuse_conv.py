@@ -1,0 +1,305 @@
+"""Convolutions whose windows slide over shared memory, so that each pixel is read once.
+
+See `smelt.backends.cuda._window_reuse_kernel`. That pays where the second-level cache is what a
+convolution
+waits for: windows of several taps, many places, steps of one. Nothing but a clock says how much, so
+without one these tactics are never chosen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from math import ceil, prod
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+
+from smelt.backends._base import Family, Operands, Refusal, Tactic
+from smelt.backends._fused_programs import root_of
+from smelt.backends._iteration_space import Axis
+from smelt.backends._node_operands import required_input
+from smelt.backends.cuda._cost_model import LAUNCH_SECONDS, WARP_LANES, gpu_spec_of
+from smelt.backends.cuda._kernel_source import VECTOR
+from smelt.backends.cuda._target import CudaTarget
+from smelt.backends.cuda._triton import why_no_gluon
+from smelt.backends.cuda._window_reuse_kernel import (
+    WindowReuseWriter,
+    ring_slots,
+    shared_window_layout,
+)
+from smelt.backends.cuda.families._gemm_launches import GemmIterationSpace
+from smelt.backends.cuda.families._gemm_operands import why_wide
+from smelt.backends.cuda.families._gemm_tiles import ranked_after_tiles
+from smelt.backends.cuda.families.conv import (
+    ConvFamily,
+    ConvLowering,
+    formats_of,
+    is_depthwise,
+    product_shape,
+    reason_against,
+)
+from smelt.engine import parameters
+from smelt.ops.conv import Conv
+from smelt.types import DType, override
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from smelt.backends.cuda._cost_model import GpuSpec
+    from smelt.backends.cuda.families._gemm_tiles import GemmShape
+    from smelt.engine import KernelSpec, Parameters, Step
+    from smelt.ir import Constant, Node, Value
+
+_WGMMA_CAPABILITY: Final = ("sm_90",)
+"""The architecture whose tensor cores read both factors from shared memory."""
+_TILES: Final = ((256, 64, 4), (256, 64, 8), (128, 128, 4), (128, 64, 4), (256, 128, 8))
+"""Places, filters, warps."""
+_RINGS: Final = (6, 5, 4)
+"""Tiles of weights that are held; more are better where no program less has room for it."""
+_MIN_RING: Final = 4
+_WIDTHS: Final = (64, 32)
+"""Channels of a slice."""
+_MIN_FILLED: Final = 0.75
+"""Share of the slices that are channels, and of the places that are the result's."""
+_MIN_BUSY: Final = 0.5
+"""Share of the multiprocessors that must have a program."""
+_MAX_CANDIDATES: Final = 4
+_OWN_SHARED_BYTES: Final = 1024
+"""What a program takes to tell places from lane to lane."""
+_OWN_REGISTERS: Final = 40
+"""Of a thread beside its sums."""
+_TENSOR_CORE_SHARE: Final = 0.8
+"""Of the tensor cores' rate, by products that nothing else holds up."""
+_FETCH_SECONDS: Final = 1.0e-6
+"""From asking for a tile of weights to having it."""
+_END_SECONDS: Final = 1.4e-6
+_SUM_SECONDS: Final = 1.1e-8
+"""What a program takes before its first product and after the last, and for each sum that a thread
+holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class _SharedWindow:
+    """What a convolution's windows need of shared memory."""
+
+    extents: tuple[int, ...]
+    """Of the image with its padding."""
+    window_span: int
+    """Places from a window's first tap to its last."""
+    taps: int
+    slices: int
+    width: int
+    valid_share: float
+    """Share of all places that are the result's."""
+    channel_share: float
+    """Share of the slices that are channels."""
+
+
+@dataclass(frozen=True, slots=True)
+class _WindowReuseConfig:
+    """What a tactic decides."""
+
+    tile: tuple[int, int, int]
+    num_warps: int
+    num_stages: int
+
+    def programs_per_sm(self, window: _SharedWindow, gpu: GpuSpec) -> int:
+        """Programs that a multiprocessor has room for."""
+        places, filters, width = self.tile
+        need = places + window.window_span
+        memory = shared_window_layout(need, window.taps, window.slices, self.num_stages)
+        rows = memory.rows + self.num_stages * filters
+        needed_bytes = rows * width * DType.FLOAT16.size_bytes + _OWN_SHARED_BYTES
+        threads = self.num_warps * WARP_LANES
+        registers = places * filters // threads + _OWN_REGISTERS
+        return gpu.limits.resident_blocks(threads, registers, needed_bytes)[0]
+
+    def programs(self, shape: GemmShape, window: _SharedWindow) -> int:
+        """Of a launch."""
+        places, filters, _ = self.tile
+        return ceil(shape.rows / window.valid_share / places) * ceil(shape.columns / filters)
+
+    @property
+    def parameters(self) -> Parameters:
+        """The decision as data."""
+        return parameters(
+            tile=self.tile,
+            num_warps=self.num_warps,
+            num_stages=self.num_stages,
+            precision="ieee",
+            prefetches_epilogue=False,
+            split_k=1,
+        )
+
+
+class WindowReuseConvFamily(Family[CudaTarget]):
+    """Dense convolutions with steps of one, of channels in whole vectors of 16-bit elements."""
+
+    name: ClassVar[str] = "window_reuse"
+    supports_reduced_precision: ClassVar[bool] = True
+    requires_contiguous: ClassVar[bool] = True
+
+    @override
+    def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
+        root, _ = root_of(node)
+        if not isinstance(root, Conv) or reason_against(node) or is_depthwise(node, root):
+            return  # the other families say why
+        if reason := _unsupported_reason(node, root, target) or why_no_gluon():
+            yield Refusal(self.name, reason)
+            return
+        shape, window = product_shape(node, root, target), _window_of(node, root)
+        found = [
+            (_seconds(shape, window, c, target), c) for c in _tile_configs(shape, window, target)
+        ]
+        if not found:
+            yield Refusal(
+                self.name,
+                "windows exceed shared memory, are mostly padding, or there are too few pixels",
+            )
+            return
+        inputs, output = formats_of(node)
+        # Of rings that are said to be as fast the longest, which was found first.
+        found.sort(key=lambda pair: pair[0])
+        best = {(c.tile, c.num_warps): (seconds, c) for seconds, c in reversed(found)}
+        ranked = sorted(best.values(), key=lambda pair: pair[0])[:_MAX_CANDIDATES]
+        for seconds, choice in ranked_after_tiles(ranked, shape, target):
+            yield Tactic(self.name, choice.parameters, inputs, (output,), cost_hint=seconds)
+
+    @override
+    def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
+        return ConvFamily().pack(node, tactic)
+
+    @override
+    def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
+        root = cast("Conv", root_of(node)[0])
+        return _WindowReuseLowering(node, root, tactic, operands).launches()
+
+    @override
+    def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
+        del target
+        return WindowReuseWriter(kernel).write()
+
+
+class _WindowReuseLowering(ConvLowering):
+    """The same product, its rows all places of the padded image."""
+
+    @override
+    def common(self) -> dict[str, Any]:
+        shape = self.out.shape
+        valid_extents = self.scalars.all_json((shape[0], *shape[2:]))
+        return {**super().common(), "valid_extents": valid_extents}
+
+    @override
+    def iteration_space(self, columns: Axis, groups: int) -> GemmIterationSpace:
+        shape = self.out.shape
+        extents = (shape[0], *_window_of(self.node, self.root).extents)
+        axes = (0, *range(2, len(shape)))
+        rows = (
+            Axis(extent, (self.x.strides[axis], 0, *self.strides(axis)))
+            for extent, axis in zip(extents, axes, strict=True)
+        )
+        return GemmIterationSpace(tuple(rows), (-1, *range(len(axes) - 1)), columns, groups)
+
+
+def _unsupported_reason(node: Node, root: Conv, target: CudaTarget) -> str | None:
+    image = required_input(node, 0).tensor
+    if target.architectures != _WGMMA_CAPABILITY:
+        return (
+            f"{target.architecture} has no tensor cores that read both operands from shared "
+            f"memory (WGMMA)"
+        )
+    if reason := why_wide(target.operand_dtype(image.dtype)):
+        return reason
+    if prod(root.kernel_shape) == 1 or any(step > 1 for step in root.strides):
+        return "1x1 and strided windows share no pixels"
+    if root.group > 1 or cast("int", required_input(node, 1).tensor.shape[1]) % VECTOR:
+        return "grouped convolution, or the channels are no multiple of the vector width"
+    if any(_differs_per_pixel(value, node) for value in node.inputs[root_of(node)[1] :]):
+        return "its epilogue reads a tensor that differs per pixel"
+    extents = (*image.shape[2:], *node.output.tensor.shape[2:])
+    if not all(isinstance(extent, int) and extent > 0 for extent in extents):
+        return "the size of the image is not known"
+    return None
+
+
+def _differs_per_pixel(value: Value | None, node: Node) -> bool:
+    """Whether an operand of the epilogue differs from place to place."""
+    if value is None:
+        return False
+    shape = (1,) * (node.output.tensor.rank - value.tensor.rank) + value.tensor.shape
+    return any(extent != 1 for axis, extent in enumerate(shape) if axis != 1)
+
+
+def _window_of(node: Node, root: Conv) -> _SharedWindow:
+    """Of a convolution that is not refused."""
+    image = cast("tuple[int, ...]", required_input(node, 0).tensor.shape[2:])
+    result = cast("tuple[int, ...]", node.output.tensor.shape[2:])
+    extents = tuple(
+        max(size + max(pads), made)
+        for size, pads, made in zip(image, root.pad_pairs, result, strict=True)
+    )
+    pitches = [prod(extents[at + 1 :]) for at in range(len(extents))]
+    window_span = sum(
+        (taps - 1) * dilation * pitch
+        for taps, dilation, pitch in zip(root.kernel_shape, root.dilations, pitches, strict=True)
+    )
+    run = cast("int", required_input(node, 1).tensor.shape[1])
+    widths = {width: -(-run // width) * width for width in _WIDTHS}
+    width = min(_WIDTHS, key=lambda width: (widths[width], -width))
+    if run >= _MIN_FILLED * widths[_WIDTHS[0]]:
+        width = _WIDTHS[0]
+    taps, slices = prod(root.kernel_shape), widths[width] // width
+    valid_share = prod(result) / prod(extents)
+    return _SharedWindow(
+        extents, window_span, taps, slices, width, valid_share, run / widths[width]
+    )
+
+
+def _tile_configs(
+    shape: GemmShape, window: _SharedWindow, target: CudaTarget
+) -> Iterator[_WindowReuseConfig]:
+    """Every choice that fits."""
+    if min(window.valid_share, window.channel_share) < _MIN_FILLED:
+        return
+    for (places, filters, num_warps), most in product(_TILES, _RINGS):
+        ring = ring_slots(window.taps, most)
+        choice = _WindowReuseConfig((places, filters, window.width), num_warps, ring)
+        wide = filters >= 2 * shape.columns or places >= 2 * shape.rows
+        busy = choice.programs(shape, window) >= _MIN_BUSY * target.multiprocessors
+        if (
+            ring >= _MIN_RING
+            and busy
+            and not wide
+            and choice.programs_per_sm(window, gpu_spec_of(target))
+        ):
+            yield choice
+
+
+def _seconds(
+    shape: GemmShape, window: _SharedWindow, choice: _WindowReuseConfig, target: CudaTarget
+) -> float:
+    """Seconds of a launch, whose programs go beside each other in rounds."""
+    places, filters, width = choice.tile
+    gpu = gpu_spec_of(target)
+    programs_per_sm = choice.programs_per_sm(window, gpu)
+    programs = choice.programs(shape, window)
+    steps = window.taps * window.slices
+    step = (
+        2.0
+        * places
+        * filters
+        * width
+        * gpu.multiprocessors
+        / (gpu.tensor_flops * _TENSOR_CORE_SHARE)
+    )
+    alone = steps * max(step, _FETCH_SECONDS / (choice.num_stages - 2))
+    ends = _END_SECONDS + _SUM_SECONDS * places * filters / (choice.num_warps * WARP_LANES)
+
+    def round_of(each: int) -> float:
+        return max(each * steps * step, alone) + ends
+
+    rounds, left = divmod(programs, programs_per_sm * gpu.multiprocessors)
+    last = round_of(ceil(left / gpu.multiprocessors)) if left else 0.0
+    moved = (shape.image + shape.rows * shape.columns) * shape.dtype.size_bytes
+    return LAUNCH_SECONDS + max(
+        rounds * round_of(programs_per_sm) + last, moved / gpu.memory_bytes_per_second
+    )

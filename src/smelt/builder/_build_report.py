@@ -1,0 +1,97 @@
+"""What the inspector is told of a plan: the graph before and after, formats, candidates, memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from smelt.backends import stored_type
+from smelt.errors import ShapeError
+from smelt.ir import Operand
+from smelt.ops import Fused, FusedPair
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from smelt.backends import BuiltPlan, Tactic
+    from smelt.ir import Graph, Node, Op
+    from smelt.tuner import Choice
+
+
+def describe_plan(
+    source: Graph,
+    graph: Graph,
+    passes: Mapping[str, Any],
+    choice: Choice,
+    refusals: Mapping[str, Sequence[str]],
+    assembled: BuiltPlan,
+) -> dict[str, Any]:
+    """The build report of one plan, as values that JSON has.
+
+    Args:
+        source: the network as it was given.
+        graph: the optimised one.
+        passes: what the passes report.
+        choice: tactics and times.
+        refusals: for each node by name, the families that cannot run it, and why.
+        assembled: the plan.
+    """
+    return {
+        **passes,
+        "source": [{"name": n.name, "op": n.op.name} for n in source.nodes],
+        "nodes": [_describe_node(n, choice.tactics[n]) for n in graph.nodes],
+        "candidates": choice.times,
+        "formats": {n.name: told for n in graph.nodes if (told := _formats(n, choice))},
+        "in_network": choice.in_network,
+        "refusals": {name: list(reasons) for name, reasons in refusals.items() if reasons},
+        "storage": assembled.notes,
+        "lower_bound_bytes": assembled.lower_bound_bytes,
+        "memory": assembled.live_ranges,
+    }
+
+
+def _op_text(op: Op) -> str:
+    if isinstance(op, FusedPair):
+        return f"{_op_text(op.first)} -> {_op_text(op.second)}"
+    if isinstance(op, Fused):
+        return " | ".join((op.root.name, *(stage.op.name for stage in op.stages)))
+    return op.name
+
+
+def _flop(node: Node) -> str | None:
+    """The node's multiplications and additions as a dimension; None where values decide."""
+    # A constant's type is enough, and its elements may have to be computed.
+    operands = [None if v is None else Operand(v.type, None, v.dims) for v in node.inputs]
+    try:
+        return str(node.op.count_flop(operands))
+    except ShapeError:
+        return None
+
+
+def _formats(node: Node, choice: Choice) -> list[tuple[list[str | None], list[str]]]:
+    """Formats of a node's candidates, in their order; nothing where all have the same."""
+    tactics = [tactic for tactic, _ in choice.timed.get(node, ())]
+    if len({(t.inputs, t.outputs) for t in tactics if not t.is_reference}) < 2:
+        return []
+    return [(_input_formats(tactic), list(map(str, tactic.outputs))) for tactic in tactics]
+
+
+def _input_formats(tactic: Tactic) -> list[str | None]:
+    return [None if f is None else str(f) for f in tactic.inputs]
+
+
+def _describe_node(node: Node, tactic: Tactic) -> dict[str, Any]:
+    names = [None if v is None or v.constant is not None else v.name for v in node.inputs]
+    return {
+        "name": node.name,
+        "op": _op_text(node.op),
+        "layers": list(node.layers),
+        "inputs": names,
+        "outputs": [v.name for v in node.outputs],
+        "types": list(map(stored_type, node.outputs, tactic.outputs)),
+        "flop": _flop(node),
+        "input_formats": _input_formats(tactic),
+        "output_formats": [str(f) for f in tactic.outputs],
+        "tactic": str(tactic),
+        "is_reference": tactic.is_reference,
+        "aliasing": tactic.aliasing.value,
+    }

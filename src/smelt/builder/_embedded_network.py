@@ -1,0 +1,187 @@
+"""The network that an engine keeps, and what was asked of its build: enough to build it again.
+
+It is data and nothing else: whoever made the engine, it is read as a model from anywhere is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from smelt.builder._graph_json import (
+    MALFORMED_DATA_ERRORS,
+    graph_from_data,
+    graph_to_data,
+    malformed_error,
+)
+from smelt.builder._optimization_profiles import shapes_from_data, shapes_to_data
+from smelt.builder._options import BuildOptions
+from smelt.engine import Weight, as_json
+from smelt.errors import BuildError, EngineFormatError, EngineMismatchError
+from smelt.ir import Constant, compute_untrusted
+from smelt.ops import recipe_from_json, recipe_to_json
+from smelt.types import DType, Limit, one_file_of_formulas, parse_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from smelt.engine import EngineFile
+    from smelt.errors import SmeltError
+    from smelt.ir import Array, Graph
+
+_ALIGNMENT_BYTES: Final = 64
+_MOST: Final = (1 << 63) - 1
+"""The largest number that an option of a file may be."""
+_NOT_EMBEDDED_OPTIONS: Final = frozenset({"timing_cache", "tune", "retunable"})
+"""Options that say how to build, not what: a retuning has its own."""
+_EMBEDDED_OPTIONS: Final[dict[str, tuple[type[object], ...]]] = {
+    field.name: (type(field.default), *((float,) if field.default is None else ()))
+    for field in dataclasses.fields(BuildOptions)
+    if field.name not in {*_NOT_EMBEDDED_OPTIONS, "shapes"}
+}
+"""The other options, with the types that they may have: their default's, or a number for None."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedNetwork:
+    """A network as an engine holds it."""
+
+    text: str = ""
+    """The JSON in the engine's header; nothing where no network is kept."""
+    sources: tuple[Weight, ...] = ()
+    """The network's arrays ..."""
+    data: NDArray[np.uint8] = dataclasses.field(default_factory=lambda: np.zeros(0, np.uint8))
+    """... and their bytes."""
+
+
+def embed_network(graph: Graph, options: BuildOptions) -> EmbeddedNetwork:
+    """A network and what is asked of its build, as an engine holds them."""
+    sources = _Sources()
+    constants: list[Any] = []
+    positions: dict[Constant, int] = {}
+
+    def position(constant: Constant) -> int:
+        if constant not in positions:
+            positions[constant] = len(constants)
+            constants.append(recipe_to_json(constant, sources.name))
+        return positions[constant]
+
+    written = graph_to_data(graph, position)
+    _check_recipes(constants, BuildError)
+    asked = {name: getattr(options, name) for name in _EMBEDDED_OPTIONS}
+    document = {
+        "options": {**asked, "shapes": shapes_to_data(options.shapes)},
+        "constants": constants,
+        "graph": written,
+    }
+    text = json.dumps(document, separators=(",", ":"))
+    return EmbeddedNetwork(text, tuple(sources.entries), sources.data())
+
+
+class _Sources:
+    """The arrays that a network's constants follow from, one behind the other."""
+
+    def __init__(self) -> None:
+        self.entries: list[Weight] = []
+        self._arrays: list[Array] = []
+        self._positions: dict[Constant, int] = {}
+        self._size = 0
+
+    def name(self, constant: Constant) -> str:
+        """What recipes call a source: its position, for names may be the same."""
+        if constant not in self._positions:
+            self._positions[constant] = len(self.entries)
+            array = constant.array
+            kind = DType.from_numpy(array.dtype)
+            self.entries.append(Weight(constant.name, kind, array.shape, self._size))
+            self._arrays.append(array)
+            self._size += -(-array.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        return str(self._positions[constant])
+
+    def data(self) -> NDArray[np.uint8]:
+        data = np.zeros(self._size, np.uint8)
+        for entry, array in zip(self.entries, self._arrays, strict=True):
+            content = np.ascontiguousarray(array, entry.dtype.numpy).reshape(-1).view(np.uint8)
+            data[entry.offset : entry.offset + content.size] = content
+        return data
+
+
+# ---- reading
+
+
+def read_embedded_network(file: EngineFile) -> tuple[Graph, BuildOptions]:
+    """The network that an engine keeps, and what was asked of its build.
+
+    The engine's header must be verified.
+
+    Raises:
+        BuildError: it keeps none.
+        EngineFormatError: it is malformed.
+        EngineMismatchError: it has an op of somebody else, which is another here.
+    """
+    header = file.header
+    if not header.network:
+        raise BuildError(
+            f"{file.source} does not keep its network and cannot be retuned; build it with "
+            "retunable=True (`smelt build --retunable`), or from the model on this machine"
+        )
+    try:
+        sources = _read_sources(header.sources, file.sources)
+        document: Any = parse_json(header.network)
+        options = _options_from_data(document["options"])
+        _check_recipes(document["constants"], EngineFormatError)
+        constants = [_constant_from_data(data, sources) for data in document["constants"]]
+        compute_untrusted(*constants)
+        with one_file_of_formulas():
+            return graph_from_data(document["graph"], constants), options
+    except EngineMismatchError:
+        raise
+    except MALFORMED_DATA_ERRORS as error:
+        raise malformed_error(f"{file.source}: the network that it keeps", error) from error
+
+
+def _check_recipes(constants: Sequence[Any], refuse: Callable[[str], SmeltError]) -> None:
+    parts = sum(len(parts) for _, parts in constants)
+    if parts > Limit.MAX_RECIPE_PARTS.most:
+        raise refuse(f"the network's constants have {Limit.MAX_RECIPE_PARTS.excess(parts)}")
+
+
+def _read_sources(weights: Sequence[Weight], data: NDArray[np.uint8]) -> list[Constant]:
+    sources = [_source(weight, data) for weight in weights]
+    if sum(source.array.nbytes for source in sources) > data.size:
+        raise EngineFormatError("its arrays lie one in another")
+    return sources
+
+
+def _source(weight: Weight, data: NDArray[np.uint8]) -> Constant:
+    size = math.prod(weight.shape) * weight.dtype.size_bytes
+    content = data[weight.offset : weight.offset + size]
+    return Constant(weight.name, content.view(weight.dtype.numpy).reshape(weight.shape))
+
+
+def _constant_from_data(data: Any, sources: Sequence[Constant]) -> Constant:
+    def resolve(name: str) -> Constant:
+        if not name.isdecimal():
+            raise EngineFormatError(f"{name[:60]!r} is no source")
+        return sources[int(name)]
+
+    return recipe_from_json(as_json(data), resolve)
+
+
+def _options_from_data(data: Any) -> BuildOptions:
+    values = dict(data)
+    shapes = shapes_from_data(values.pop("shapes"))
+    if values.keys() != _EMBEDDED_OPTIONS.keys():
+        raise EngineFormatError("its options are not those of a build")
+    for name, value in values.items():
+        is_number = type(value) is int
+        if type(value) not in _EMBEDDED_OPTIONS[name] or (is_number and not 0 <= value <= _MOST):
+            raise EngineFormatError(f"its option {name} is malformed")
+    return BuildOptions(**values, shapes=shapes)

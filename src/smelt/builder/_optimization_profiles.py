@@ -1,0 +1,254 @@
+"""What the user says of shapes: one box of symbol values for each plan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain
+from operator import index
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from smelt.errors import BuildError, EngineFormatError, ShapeError, UnboundSymbolError
+from smelt.types import (
+    Limit,
+    Symbol,
+    SymbolicDim,
+    evaluate_dim,
+    given_dict,
+    given_int,
+    given_ints,
+    given_list,
+    shown,
+    symbols_of,
+)
+
+if TYPE_CHECKING:
+    from smelt.ir import Graph, Value
+    from smelt.types import Dim
+
+BATCH = "batch"
+"""The symbol of an implicit batch."""
+
+Extents = Sequence[int]
+ShapeSpec = Extents | Sequence[Extents]
+"""A shape; a list of shapes, one plan each; or a tuple (smallest, best, largest) of shapes."""
+
+
+@dataclass(frozen=True, slots=True)
+class SymbolRange:
+    """The values that a symbol may take, and the one to tune for."""
+
+    low: int
+    best: int
+    high: int
+
+    def __str__(self) -> str:
+        """As a message shows them: 8, 1..8 or 1..4..8."""
+        ends = (self.low, self.best, self.high)
+        return "..".join(str(value) for value in dict.fromkeys(ends))
+
+
+SymbolBox = dict[str, SymbolRange]
+
+
+def symbol_boxes_of(
+    graph: Graph, shapes: Mapping[str, ShapeSpec] | None, max_batch_size: int
+) -> list[SymbolBox]:
+    """The box of each plan.
+
+    Raises:
+        BuildError: shapes for unknown inputs, or of differing counts.
+        ShapeError: a shape that contradicts the network's.
+        UnboundSymbolError: a symbol of the network that nothing binds.
+    """
+    max_batch_size = given_int(max_batch_size, "max_batch_size", BuildError, least=1)
+    inputs = {value.name: value for value in graph.inputs}
+    shapes = {} if shapes is None else given_dict(shapes, "shapes", BuildError)
+    for name in shapes:
+        if name not in inputs:
+            raise BuildError(f"shapes= names {name!r}; the inputs are: {', '.join(inputs)}")
+    ranges = {name: _ranges(name, spec) for name, spec in shapes.items()}
+    counts = {len(r) for r in ranges.values() if len(r) > 1}
+    if len(counts) > 1:
+        raise BuildError(
+            f"shapes= gives {sorted(counts)} shapes to different inputs; give each as many"
+        )
+    return [
+        _box(inputs, {n: r[min(i, len(r) - 1)] for n, r in ranges.items()}, graph, max_batch_size)
+        for i in range(max(counts, default=1))
+    ]
+
+
+def _check_extents(name: str, spec: object) -> None:
+    """Refuse an extent that no engine has, before it is no number of 64 bits either."""
+    shapes = [spec, *_items(spec)]
+    for item in chain.from_iterable(map(_items, shapes)):
+        if isinstance(item, int | np.integer) and item > Limit.MAX_EXTENT.most:
+            told = Limit.MAX_EXTENT.excess(int(cast("int", item)))
+            raise ShapeError(f"shapes= gives an extent of {told}", node=name)
+
+
+def _items(spec: object) -> Sequence[object]:
+    return cast("Sequence[object]", spec) if isinstance(spec, list | tuple) else ()
+
+
+def _ranges(name: str, spec: ShapeSpec) -> list[tuple[Extents, Extents, Extents]]:
+    _check_extents(name, spec)
+    with suppress(BuildError):
+        fixed = given_ints(spec, name, BuildError)
+        return [(fixed, fixed, fixed)]
+
+    def refused(_: str) -> BuildError:
+        return BuildError(
+            f"the shapes of {name!r} are {shown(spec)}; give a shape, as (1, 3, 224, 224), a list "
+            "of shapes, one plan each, or a tuple (smallest, best, largest) of shapes"
+        )
+
+    shapes = [given_ints(shape, name, refused) for shape in given_list(spec, name, refused)]
+    if any(len(s) != len(shapes[0]) for s in shapes):
+        raise BuildError(f"the shapes of {name!r} differ in rank: {shapes}")
+    if isinstance(spec, list):
+        return [(s, s, s) for s in shapes]
+    if len(shapes) != 3:
+        raise BuildError(
+            f"the shapes of {name!r} are {spec}: "
+            "a tuple means (smallest, best, largest), a list one plan each"
+        )
+    low, best, high = shapes
+    if not all(a <= b <= c for a, b, c in zip(low, best, high, strict=True)):
+        raise BuildError(f"the shapes of {name!r} must be smallest <= best <= largest, not {spec}")
+    return [(low, best, high)]
+
+
+def _box(
+    inputs: Mapping[str, Value],
+    given: Mapping[str, tuple[Extents, Extents, Extents]],
+    graph: Graph,
+    max_batch_size: int,
+) -> SymbolBox:
+    box: SymbolBox = {}
+    for name, (low, best, high) in given.items():
+        shape = inputs[name].tensor.shape
+        if len(low) == len(shape) - 1 and shape[:1] == (SymbolicDim.symbol(BATCH),):
+            shape = shape[1:]
+        if len(low) != len(shape):
+            raise ShapeError(
+                f"shapes= gives {len(low)} extents, where the network has {len(shape)}; "
+                f"one that fits is shapes={_fitting(name, shape)}",
+                node=name,
+            )
+        for axis, (extent, *values) in enumerate(zip(shape, low, best, high, strict=True)):
+            bounds = SymbolRange(*values)
+            if isinstance(extent, int) and (bounds.low, bounds.high) != (extent, extent):
+                raise ShapeError(
+                    f"shapes= gives {bounds} for axis {axis}, where the network has {extent}: "
+                    f"its shape is [{', '.join(map(str, shape))}]; "
+                    f"one that fits is shapes={_fitting(name, shape)}",
+                    node=name,
+                )
+            _bind(box, name, extent, bounds)
+    unbound = {s for v in inputs.values() for s in symbols_of(*v.tensor.shape)} - set(box)
+    if BATCH in unbound:
+        unbound.discard(BATCH)
+        box[BATCH] = SymbolRange(1, max_batch_size, max_batch_size)
+    if unbound - set(graph.symbol_bounds):
+        names = ", ".join(sorted(unbound))
+        shapes = _example(inputs)
+        raise UnboundSymbolError(
+            f"the network leaves {names} open; give shapes, as shapes={shapes}; "
+            "max_batch_size is for an extent that is named batch alone"
+        )
+    _check_sizes(inputs, box)
+    return box
+
+
+def _check_sizes(inputs: Mapping[str, Value], box: SymbolBox) -> None:
+    """Refuse what no machine can hold, before a plan has a place for it."""
+    highs = {symbol: bounds.high for symbol, bounds in box.items()}
+    for name, value in inputs.items():
+        kind = value.tensor
+        if symbols_of(*kind.shape) <= highs.keys():
+            shape = [evaluate_dim(extent, highs) for extent in kind.shape]
+            size = math.prod(shape) * kind.dtype.size_bytes
+            if size > Limit.MAX_TENSOR_BYTES.most:
+                raise ShapeError(
+                    f"the largest shape is {shape}, which no machine can hold: "
+                    f"{Limit.MAX_TENSOR_BYTES.excess(size)}; build for smaller shapes",
+                    node=name,
+                )
+
+
+def _fitting(name: str, shape: Sequence[Dim]) -> dict[str, tuple[int, ...]]:
+    """Shapes that an input takes: every open extent is one."""
+    return {name: tuple(extent if isinstance(extent, int) else 1 for extent in shape)}
+
+
+def _example(inputs: Mapping[str, Value]) -> dict[str, tuple[int, ...]]:
+    """Shapes for the inputs that need one: a batch of one, and pictures or rows of some size."""
+    sizes: dict[str, int] = {}
+    open_ = {n: v.tensor.shape for n, v in inputs.items() if symbols_of(*v.tensor.shape)}
+    for shape in open_.values():
+        for axis, extent in enumerate(shape):
+            for symbol in symbols_of(extent):
+                sizes.setdefault(symbol, 1 if axis == 0 else 224 if len(shape) == 4 else 16)
+    return {n: tuple(evaluate_dim(d, sizes) for d in shape) for n, shape in open_.items()}
+
+
+def _bind(box: SymbolBox, name: str, extent: Dim, bounds: SymbolRange) -> None:
+    if bounds.low < 0:
+        raise ShapeError(f"an extent of {bounds.low} is given", node=name)
+    if isinstance(extent, int):
+        return
+    monomial = extent.terms[0][0] if len(extent.terms) == 1 else ()
+    if len(monomial) != 1 or not isinstance(monomial[0], Symbol) or extent.terms[0][1] != 1:
+        raise ShapeError(f"the extent {extent} cannot be bound; bind its symbols", node=name)
+    symbol = monomial[0].name
+    if box.setdefault(symbol, bounds) != bounds:
+        raise ShapeError(f"{symbol} is given as {box[symbol]} and as {bounds}", node=name)
+
+
+# ---- as JSON, which tells no tuple from a list
+
+
+def shapes_to_data(shapes: Mapping[str, ShapeSpec] | None) -> Any:
+    """What the user said of shapes, as values that JSON has."""
+    return {name: _spec_to_data(spec) for name, spec in (shapes or {}).items()}
+
+
+def _spec_to_data(spec: ShapeSpec) -> list[Any]:
+    with suppress(TypeError):
+        return ["one", list(map(index, cast("Extents", spec)))]
+    kind = "each" if isinstance(spec, list) else "range"
+    return [kind, [list(map(index, cast("Extents", shape))) for shape in spec]]
+
+
+def shapes_from_data(data: Any) -> dict[str, ShapeSpec] | None:
+    """What `shapes_to_data` wrote. Raises EngineFormatError."""
+    if not isinstance(data, dict):
+        raise EngineFormatError("what is said of shapes is malformed")
+    named = cast("dict[str, Any]", data)
+    return {name: _spec_from_data(spec) for name, spec in named.items()} or None
+
+
+def _spec_from_data(data: Any) -> ShapeSpec:
+    match data:
+        case ["one", extents]:
+            return _extents(extents)
+        case ["each", [*shapes]]:
+            return [_extents(shape) for shape in shapes]
+        case ["range", [*shapes]]:
+            return tuple(_extents(shape) for shape in shapes)
+        case _:
+            raise EngineFormatError("what is said of a shape is malformed")
+
+
+def _extents(data: Any) -> Extents:
+    match data:
+        case [*extents] if all(type(e) is int and 0 <= e <= Limit.MAX_EXTENT.most for e in extents):
+            return tuple(extents)
+        case _:
+            raise EngineFormatError("a shape is a list of extents")

@@ -1,0 +1,267 @@
+"""Workers: threads that sleep in native code until a run leases them.
+
+A pool belongs to a set of processors, for threads inherit the set from the thread that starts them.
+A run takes the workers that are idle, and does without those that are not; so contexts that run at
+once share the processors instead of fighting for them. A worker that was kept from its processor
+may still be leaving an earlier list: it is not idle until it has said so.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import logging
+import os
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Final
+
+from smelt import config
+from smelt.devices.cpu import _abi as abi
+from smelt.devices.cpu._memory import CpuAllocation, CpuMemory
+from smelt.devices.cpu._processors import available_processors
+from smelt.errors import DeviceError
+from smelt.types import start_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from smelt.devices.cpu._native import NativeRuntime
+
+_MAX_WORKERS: Final = 1023
+_SPINS_BEFORE_SLEEP: Final = 400
+"""About ten microseconds: spares the next run of a tight loop the wake-up, and idles nobody."""
+_LEAVE_TIMEOUT_S: Final = 2.0
+_MASK: Final = 0xFFFFFFFF
+
+
+class Worker:
+    """One thread, and the mailbox at which it waits."""
+
+    __slots__ = (
+        "_avoids",
+        "_finished",
+        "_memory",
+        "_posted",
+        "_runtime",
+        "_wakes",
+        "holds",
+        "mailbox",
+        "thread",
+    )
+
+    def __init__(self, runtime: NativeRuntime, memory: CpuMemory, *, native: bool) -> None:
+        self._runtime = runtime
+        self._memory: CpuAllocation = memory.allocate(abi.MAILBOX_BYTES, "worker mailbox")
+        self._memory.bytes[:] = 0
+        self.mailbox = self._memory.address
+        self._posted = ctypes.c_uint32.from_address(self.mailbox + abi.MAILBOX_POSTED)
+        self._finished = ctypes.c_uint32.from_address(self.mailbox + abi.MAILBOX_FINISHED)
+        ctypes.c_int64.from_address(self.mailbox + abi.MAILBOX_SPINS).value = _SPINS_BEFORE_SLEEP
+        self.holds: object = None
+        """The latest list's memory: a late worker looks at it even when nobody else has it."""
+        self._avoids: int | None = None
+        self._wakes = None if native else threading.Semaphore(0)
+        self.thread = start_thread(self._work, name="smelt-worker")
+
+    @property
+    def is_native(self) -> bool:
+        """Whether it waits in native code, and native code may post to its mailbox."""
+        return self._wakes is None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether every list that was posted has been left."""
+        return self._finished.value == self._posted.value
+
+    def avoid(self, processor: int | None, processors: frozenset[int]) -> None:
+        """Stay off one of ``processors`` from now on, where its lessee runs; None for off none.
+
+        The system likes to put a worker that is woken on the processor of who woke it; there it
+        waits until the run is over.
+        """
+        if processor == self._avoids:
+            return
+        self._avoids = processor
+        native_id = self.thread.native_id
+        others = processors if processor is None else processors - {processor}
+        if native_id is not None and others:
+            with contextlib.suppress(OSError):  # a sandbox may forbid it, and it may be leaving
+                os.sched_setaffinity(native_id, others)
+
+    def post(self, run_list: int, slot: int, epoch: int) -> None:
+        """Hand over a list; the worker must be idle. The list 0 tells it to leave."""
+        if self._wakes is None:
+            self._runtime.post(self.mailbox, run_list, slot, epoch)
+            return
+        for offset, value in (
+            (abi.MAILBOX_LIST, run_list),
+            (abi.MAILBOX_SLOT, slot),
+            (abi.MAILBOX_EPOCH, epoch),
+        ):
+            ctypes.c_int64.from_address(self.mailbox + offset).value = value
+        self._posted.value += 1
+        self._wakes.release()
+
+    def wait_until_left(self) -> None:
+        """Wait until all lists posted so far are left: then nothing of theirs is looked at."""
+        target = self._posted.value
+        while 0 < (target - self._finished.value) & _MASK < 1 << 31:
+            time.sleep(20e-6)
+
+    def _work(self) -> None:
+        if self._wakes is None:
+            self._runtime.worker(self.mailbox)
+            return
+        read = ctypes.c_int64.from_address
+        run_list = read(self.mailbox + abi.MAILBOX_LIST)
+        slot, epoch = read(self.mailbox + abi.MAILBOX_SLOT), read(self.mailbox + abi.MAILBOX_EPOCH)
+        while True:
+            self._wakes.acquire()
+            if run_list.value:
+                self._runtime.run(run_list.value, epoch.value, slot.value)
+            leaving = not run_list.value
+            self._finished.value += 1
+            if leaving:
+                return
+
+
+class Lease:
+    """The workers that one run has. While it exists they are its."""
+
+    __slots__ = ("__weakref__", "workers")
+
+    def __init__(self) -> None:
+        self.workers: list[Worker] = []
+
+
+class WorkerPool:
+    """The workers of one set of processors."""
+
+    def __init__(self, *, native: bool = True) -> None:
+        self._native = native
+        self._processors = available_processors()
+        self._memory = CpuMemory()
+        self.reset()
+        _pools.add(self)
+
+    def reset(self) -> None:
+        """Forget every worker, as a forked child must: its parent's threads are not here."""
+        self._lock = threading.Lock()
+        self._free: list[Worker] = []
+        self._busy: dict[Worker, weakref.ref[Lease]] = {}
+        self.generation = os.getpid()
+
+    @property
+    def size(self) -> int:
+        """How many workers there are."""
+        return len(self._free) + len(self._busy)
+
+    def lease(self, lease: Lease, wanted: int, runtime: NativeRuntime) -> None:
+        """Put up to ``wanted`` idle workers into ``lease``; the pool grows to that many in all.
+
+        A pool that has ``wanted`` workers starts no more for a second lessee at the same time: they
+        would only take the processors from each other. Where the system starts no more threads,
+        the run has fewer.
+        """
+        with self._lock:
+            if len(self._free) < wanted and self._busy:
+                self._reclaim()
+            free = self._free
+            for position in range(len(free) - 1, -1, -1):
+                if len(lease.workers) == wanted:
+                    break
+                if free[position].is_idle:
+                    self._busy[free[position]] = weakref.ref(lease)
+                    lease.workers.append(free.pop(position))
+            room = min(wanted, _MAX_WORKERS) - len(free) - len(self._busy)
+            for _ in range(room):
+                try:
+                    native = self._native and runtime.has_workers
+                    worker = Worker(runtime, self._memory, native=native)
+                except DeviceError as error:
+                    config.log_once(
+                        logging.WARNING,
+                        f"runs have {len(lease.workers) + 1} threads instead of {wanted + 1}: "
+                        f"{error}",
+                    )
+                    break
+                self._busy[worker] = weakref.ref(lease)
+                lease.workers.append(worker)
+
+    def release(self, lease: Lease) -> None:
+        """Give leased workers back."""
+        with self._lock:
+            for worker in lease.workers:
+                if self._busy.pop(worker, None) is not None:
+                    self._free.append(worker)
+            lease.workers.clear()
+
+    def spread(self, lease: Lease) -> None:
+        """Keep the leased workers off the caller's processor where they have another."""
+        if _processor_now is None:
+            return
+        is_crowded = len(lease.workers) >= len(self._processors)
+        processor = None if is_crowded else _processor_now()
+        for worker in lease.workers:
+            worker.avoid(processor, self._processors)
+
+    def _reclaim(self) -> None:
+        """Free the workers of lessees that are gone: an interrupt kept them from releasing."""
+        for worker in [worker for worker, lease in self._busy.items() if lease() is None]:
+            del self._busy[worker]
+            self._free.append(worker)
+
+    def dismiss(self) -> None:
+        """Tell the idle workers to leave, and wait for them."""
+        with self._lock:
+            leaving = [worker for worker in self._free if worker.is_idle]
+            self._free = [worker for worker in self._free if worker not in leaving]
+        for worker in leaving:
+            worker.post(0, 0, 0)
+        for worker in leaving:
+            worker.thread.join(_LEAVE_TIMEOUT_S)
+
+
+def _find_processor_now() -> Callable[[], int] | None:
+    """What tells the processor that the caller is on, where the system can say and set it."""
+    if not hasattr(os, "sched_setaffinity"):
+        return None
+    return getattr(ctypes.PyDLL(None), "sched_getcpu", None)
+
+
+_processor_now: Final = _find_processor_now()
+_pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
+_by_processors: dict[tuple[frozenset[int], bool], WorkerPool] = {}
+_table_lock = threading.Lock()
+
+
+def worker_pool(*, native: bool = True) -> WorkerPool:
+    """Return the pool for the calling thread's processors.
+
+    ``native=False`` makes workers wait in Python, as they do where there is no futex.
+    """
+    key = (available_processors(), native)
+    with _table_lock:
+        if key not in _by_processors:
+            _by_processors[key] = WorkerPool(native=native)
+        return _by_processors[key]
+
+
+def _reset_after_fork() -> None:
+    global _table_lock
+    _table_lock = threading.Lock()
+    for pool in list(_pools):
+        pool.reset()
+
+
+@atexit.register
+def _dismiss_all() -> None:
+    for pool in list(_pools):
+        pool.dismiss()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset_after_fork)

@@ -1,0 +1,332 @@
+"""Arrays on a GPU: other libraries' seen through, and our own shown to them.
+
+Sources: "CUDA Array Interface (Version 3)" of the Numba documentation; DLPack's C structures and
+"Python Specification for DLPack" (stream semantics: 1 is the default stream, never 0).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import numpy as np
+
+from smelt.devices.cuda._memory import owner_of
+from smelt.devices.cuda._stream import CudaEvent, CudaStream
+from smelt.errors import BindingError
+from smelt.types import DType
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from smelt.devices.cuda._memory import CudaAllocation
+
+DLPACK_CUDA: Final = 2
+DLPACK_MANAGED: Final = 13
+_ON_GPU: Final = frozenset({DLPACK_CUDA, DLPACK_MANAGED})
+_DEFAULT_STREAM: Final = 1
+_CODES: Final = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "bool": 6}
+_CAPSULE: Final = b"dltensor"
+
+
+_Deleter: Any = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+class _Device(ctypes.Structure):
+    _fields_ = (("kind", ctypes.c_int32), ("number", ctypes.c_int32))
+
+
+class _DataType(ctypes.Structure):
+    _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", _Device),
+        ("ndim", ctypes.c_int32),
+        ("dtype", _DataType),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class _Managed(ctypes.Structure):
+    _fields_ = (
+        ("tensor", _Tensor),
+        ("context", ctypes.c_void_p),
+        ("deleter", _Deleter),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceView:
+    """An array in a GPU's memory, whoever made it."""
+
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    """Elements from one index to the next, for each axis."""
+    dtype: DType
+    is_read_only: bool
+    keep_alive: object
+    """What must live as long as the memory is used."""
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether elements follow one another in the order of the axes, without gaps."""
+        return 0 in self.shape or all(
+            extent == 1 or stride == wanted
+            for extent, stride, wanted in zip(
+                self.shape, self.strides, contiguous_strides(self.shape), strict=True
+            )
+        )
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides, in elements, of an array without gaps, the last axis fastest."""
+    strides: list[int] = []
+    step = 1
+    for extent in reversed(shape):
+        strides.insert(0, step)
+        step *= extent
+    return tuple(strides)
+
+
+def is_on_gpu(value: object) -> bool:
+    """Whether ``value`` is an array whose memory is a GPU's."""
+    where = getattr(value, "__dlpack_device__", None)
+    if where is not None:
+        return int(where()[0]) in _ON_GPU
+    return hasattr(value, "__cuda_array_interface__")
+
+
+def view_of(value: object, stream: CudaStream) -> DeviceView:
+    """Look into any library's array on a GPU; ``stream`` waits for whatever still writes it.
+
+    DLPack is asked first: the array interface has no bfloat16 (torch says float16), does not say
+    which GPU, and most who offer it do not say who still writes.
+
+    Args:
+        value: has DLPack's two methods, or ``__cuda_array_interface__``.
+        stream: will read or write the array.
+
+    Raises:
+        BindingError: it is no such array, lies on another GPU, or has no dtype of ours.
+    """
+    if hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
+        return _from_dlpack(cast("Any", value), stream)
+    interface = getattr(value, "__cuda_array_interface__", None)
+    if interface is None:
+        raise BindingError(
+            f"{type(value).__name__} is not a GPU array: it has neither __dlpack__ nor "
+            "__cuda_array_interface__"
+        )
+    return _from_interface(value, interface, stream)
+
+
+def _from_interface(value: object, interface: Any, stream: CudaStream) -> DeviceView:
+    try:
+        address, is_read_only = interface["data"]
+        shape = tuple(int(extent) for extent in interface["shape"])
+        dtype = DType.from_numpy(np.dtype(interface["typestr"]))
+        steps = interface.get("strides")
+        queue = interface.get("stream")
+    except (KeyError, TypeError, ValueError) as error:
+        raise BindingError(f"__cuda_array_interface__ is not as version 3 says: {error}") from error
+    if interface.get("mask") is not None:
+        raise BindingError("masked arrays cannot be read; fill them first")
+    if (owner := owner_of(stream.device, int(address or 0))) not in {None, stream.device.index}:
+        raise BindingError(_elsewhere(owner, stream))
+    if queue is not None:
+        _wait_for(stream, int(queue))
+    size = dtype.size_bytes
+    if steps is None:
+        strides = contiguous_strides(shape)
+    else:
+        strides = tuple(int(step) // size for step in steps)
+        if any(int(step) % size for step in steps):
+            raise BindingError("the array's strides are no whole numbers of elements; copy it")
+    return DeviceView(int(address or 0), shape, strides, dtype, bool(is_read_only), value)
+
+
+def _wait_for(stream: CudaStream, handle: int) -> None:
+    """Let ``stream`` wait for what is queued on another."""
+    if handle == int(stream.handle):
+        return
+    event = CudaEvent(stream.device, times=False)
+    event.record(CudaStream(stream.device, handle))
+    stream.wait(event)
+
+
+def _from_dlpack(value: Any, stream: CudaStream) -> DeviceView:
+    kind, number = value.__dlpack_device__()
+    if int(kind) not in _ON_GPU:
+        raise BindingError(f"the array lies on a device of DLPack's kind {int(kind)}, not on a GPU")
+    if int(number) != stream.device.index:
+        raise BindingError(_elsewhere(number, stream))
+    try:
+        capsule = value.__dlpack__(stream=int(stream.handle) or _DEFAULT_STREAM)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise BindingError(f"the array cannot be read: {error}") from error
+    tensor = _managed(capsule).tensor
+    shape = tuple(tensor.shape[axis] for axis in range(tensor.ndim))
+    strides = contiguous_strides(shape)
+    if tensor.strides:
+        strides = tuple(tensor.strides[axis] for axis in range(tensor.ndim))
+    address = (tensor.data or 0) + tensor.byte_offset
+    # The capsule is never marked as used: it frees the producer's tensor when it is forgotten.
+    keep_alive = (value, capsule)
+    return DeviceView(
+        address, shape, strides, _dtype(tensor.dtype), is_read_only=False, keep_alive=keep_alive
+    )
+
+
+def _elsewhere(number: object, stream: CudaStream) -> str:
+    return f"the array lies on cuda:{number}, and cuda:{stream.device.index} needs it; move it"
+
+
+def _dtype(found: Any) -> DType:
+    for dtype in DType:
+        if _data_type(dtype) == (found.code, found.bits) and found.lanes == 1:
+            return dtype
+    raise BindingError(
+        f"DLPack's type {found.code} of {found.bits} bits in {found.lanes} lanes is none of ours"
+    )
+
+
+def _data_type(dtype: DType) -> tuple[int, int]:
+    name = dtype.value.rstrip("0123456789")
+    return _CODES[name], dtype.size_bytes * 8
+
+
+_get_pointer: Any = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+_is_valid: Any = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_IsValid", ctypes.pythonapi)
+)
+_get_pointer_at: Any = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+_is_valid_at: Any = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(
+    ("PyCapsule_IsValid", ctypes.pythonapi)
+)
+_new_capsule: Any = ctypes.PYFUNCTYPE(
+    ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p
+)(("PyCapsule_New", ctypes.pythonapi))
+
+
+def _managed(capsule: object) -> Any:
+    if not _is_valid(capsule, _CAPSULE):
+        raise BindingError("__dlpack__ returned no capsule of DLPack's, or one that was used")
+    return _Managed.from_address(_get_pointer(capsule, _CAPSULE))
+
+
+# ---- our own arrays
+
+
+class CudaArray:
+    """A contiguous array in a GPU's memory, which torch, cupy and jax take without a copy."""
+
+    __slots__ = ("__weakref__", "_ready", "allocation", "dtype", "shape")
+
+    def __init__(self, allocation: CudaAllocation, dtype: DType, shape: Sequence[int]) -> None:
+        """Show memory as an array; it must be large enough."""
+        self.allocation = allocation
+        self.dtype = dtype
+        self.shape = tuple(shape)
+        self._ready: CudaEvent | None = None
+
+    def __repr__(self) -> str:
+        device = self.allocation.device
+        return f"CudaArray({self.dtype.value}{list(self.shape)} on cuda:{device.index})"
+
+    def written_on(self, stream: CudaStream) -> None:
+        """Note that work now queued on ``stream`` writes the array: readers will wait for it."""
+        self._ready = CudaEvent(stream.device, times=False)
+        self._ready.record(stream)
+
+    def synchronize(self) -> None:
+        """Wait until the array is written."""
+        if self._ready is not None:
+            self._ready.synchronize()
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """The array for numba, cupy and others; waits, since it names no stream."""
+        self.synchronize()
+        return {
+            "shape": self.shape,
+            "typestr": self.dtype.numpy.str,
+            "data": (self.allocation.address, False),
+            "strides": None,
+            "version": 3,
+        }
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """CUDA, and the GPU's number."""
+        return DLPACK_CUDA, self.allocation.device.index
+
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> object:
+        """The array as a capsule; the consumer's ``stream`` (-1: nobody) waits for its writer.
+
+        Raises:
+            BufferError: a copy, or another device, is asked for.
+        """
+        del max_version  # structures without a version are every consumer's
+        if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
+            raise BufferError("the array can only be shown where it is; copy it first")
+        if self._ready is not None and stream != -1:
+            handle = 0 if stream in {None, _DEFAULT_STREAM} else stream
+            CudaStream(self.allocation.device, handle).wait(self._ready)
+        return _capsule_for(self)
+
+
+_shown: dict[int, tuple[object, ...]] = {}
+"""What consumers of our capsules hold, by the address of the structure."""
+
+
+def _capsule_for(array: CudaArray) -> object:
+    rank = len(array.shape)
+    shape = (ctypes.c_int64 * max(rank, 1))(*array.shape)
+    strides = (ctypes.c_int64 * max(rank, 1))(*contiguous_strides(array.shape))
+    managed = _Managed()
+    tensor = managed.tensor
+    tensor.data = array.allocation.address
+    tensor.device = _Device(*array.__dlpack_device__())
+    tensor.ndim = rank
+    tensor.dtype = _DataType(*_data_type(array.dtype), 1)
+    tensor.shape = ctypes.cast(shape, ctypes.POINTER(ctypes.c_int64))
+    tensor.strides = ctypes.cast(strides, ctypes.POINTER(ctypes.c_int64))
+    managed.deleter = _FORGET
+    address = ctypes.addressof(managed)
+    _shown[address] = (managed, shape, strides, array)
+    return _new_capsule(address, _CAPSULE, ctypes.cast(_DROP_CAPSULE, ctypes.c_void_p))
+
+
+def _forget(address: int) -> None:
+    """The consumer is done."""
+    _shown.pop(address, None)
+
+
+def _drop_capsule(capsule: int) -> None:
+    """A capsule is forgotten, and given as an address: a reference would revive it.
+
+    If nobody took its tensor, that is done with.
+    """
+    if _is_valid_at(capsule, _CAPSULE):
+        _shown.pop(_get_pointer_at(capsule, _CAPSULE), None)
+
+
+_FORGET: Final = _Deleter(_forget)
+_DROP_CAPSULE: Final = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(_drop_capsule)

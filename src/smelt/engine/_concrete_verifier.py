@@ -1,0 +1,436 @@
+"""The plan verifier at one set of symbol values: every byte that a step may touch, evaluated.
+
+It trusts no compiler, and evaluates every view one by one. A load runs it for a plan of fixed
+shapes, tests run it beside the conditions that a run evaluates, and where those fail it finds the
+words for the error.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from smelt.engine._concurrency import Span, find_conflict
+from smelt.engine._lifetimes import completed_before
+from smelt.engine._plan import ERROR_BYTES, HostCall, Launch, Space
+from smelt.errors import EngineFormatError
+from smelt.types import Limit, evaluate_dim
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from smelt.engine._plan import Buffer, EngineHeader, Plan, Step, View
+    from smelt.types import Dim
+
+MAX_CHUNKS: Final = Limit.MAX_CHUNKS.most
+MAX_EXTENT: Final = Limit.MAX_EXTENT.most
+MAX_BYTES: Final = Limit.MAX_PLAN_BYTES.most
+_MAX_EXACT_BYTES: Final = 1 << 26
+"""Up to here, overlap of interleaved windows is found byte by byte; beyond, it is assumed."""
+_MAX_ALL_EXACT_BYTES: Final = 1 << 32
+"""The same of all windows of a plan: seconds, where a hostile plan would take hours."""
+
+_MAX_AXES: Final = 8
+"""Of two windows together; the ways to part their distance double with each."""
+
+_MemorySpaceKey = tuple[Space, int]
+"""The arena, the weights, or one binding."""
+
+
+def verify_plan_at(
+    header: EngineHeader,
+    plan: Plan,
+    values: Mapping[str, int],
+    *,
+    weights_bytes: int = MAX_BYTES,
+    kernels: frozenset[str] | None = None,
+    steps: int | None = None,
+) -> None:
+    """Verify a plan at one set of symbol values.
+
+    Args:
+        header: the engine that the plan is of.
+        plan: what is verified.
+        values: every symbol's.
+        weights_bytes: how many bytes of weights there are.
+        kernels: the symbols that launches may name; None for any.
+        steps: how many steps, from the first, are verified; None for all.
+
+    Raises:
+        EngineFormatError: naming the step and what is wrong with it.
+        UnboundSymbolError: a dimension has a symbol without a value.
+    """
+    _Verifier(header, plan, values, weights_bytes, kernels).run(plan.steps[:steps])
+
+
+@dataclass(frozen=True, slots=True)
+class _MemoryAccess:
+    """Bytes that a step may touch, in its place."""
+
+    buffer: int
+    memory_space_key: _MemorySpaceKey
+    low: int
+    high: int
+    is_written: bool
+    base: int
+    """Where the buffer starts in its place."""
+
+
+class _Verifier:
+    """One plan at one set of symbol values."""
+
+    def __init__(
+        self,
+        header: EngineHeader,
+        plan: Plan,
+        values: Mapping[str, int],
+        weights_bytes: int,
+        kernels: frozenset[str] | None,
+    ) -> None:
+        self.header, self.plan, self.values = header, plan, values
+        self.weights_bytes, self.kernels = weights_bytes, kernels
+        self.max_shapes = plan.max_shapes(header.bindings)
+        self.masks = OverlapMaskBudget()
+        self.capacities = [self._capacity(i, b) for i, b in enumerate(plan.buffers)]
+
+    def run(self, steps: Sequence[Step]) -> None:
+        touches: list[list[_MemoryAccess]] = []
+        for number, step in enumerate(steps):
+            try:
+                touches.append(self._check_step(step))
+            except EngineFormatError as error:
+                raise EngineFormatError(
+                    f"step {number} ({self._describe(step)}): {error}"
+                ) from None
+        self._check_concurrency(steps, touches)
+
+    def _describe(self, step: Step) -> str:
+        inside = 0 <= step.layer < len(self.header.layers)
+        name = self.header.layers[step.layer].name if inside else "of no layer"
+        return f"{step.kernel.family}, {name}" if isinstance(step, Launch) else f"host, {name}"
+
+    # ---- one step
+
+    def _capacity(self, index: int, buffer: Buffer) -> int:
+        """How many bytes the buffer really has."""
+        if not (0 <= buffer.start <= MAX_BYTES and 0 <= buffer.size_bytes <= MAX_BYTES):
+            told = Limit.MAX_PLAN_BYTES.excess(f"{buffer.size_bytes} at {buffer.start}")
+            raise EngineFormatError(f"buffer {index} has a wrong start or size: {told}")
+        if buffer.space in {Space.ARENA, Space.WEIGHTS}:
+            is_arena = buffer.space is Space.ARENA
+            room = self.plan.arena_bytes if is_arena else self.weights_bytes
+            if buffer.start + buffer.size_bytes > room:
+                raise EngineFormatError(f"buffer {index} ends beyond the {buffer.space.value}")
+            return buffer.size_bytes
+        if buffer.space is Space.ERRORS:
+            room = len(self.header.layers) * ERROR_BYTES
+            if buffer.start % ERROR_BYTES or buffer.start + buffer.size_bytes > room:
+                raise EngineFormatError(f"buffer {index} is no layer's error words")
+            return buffer.size_bytes
+        bindings = self.header.bindings
+        wants_input = buffer.space is Space.INPUT
+        if buffer.start >= len(bindings) or bindings[buffer.start].is_input != wants_input:
+            raise EngineFormatError(f"buffer {index} names no {buffer.space.value}")
+        binding = bindings[buffer.start]
+        size = binding.dtype.size_bytes
+        for extent in self._evaluate(self.max_shapes[buffer.start]):
+            size *= extent
+        return min(size, buffer.size_bytes)
+
+    def _check_step(self, step: Step) -> list[_MemoryAccess]:
+        if not 0 <= step.layer < len(self.header.layers):
+            raise EngineFormatError(f"there is no layer {step.layer}")
+        if isinstance(step, HostCall):
+            return self._check_host_call(step)
+        if self.kernels is not None and step.kernel.symbol not in self.kernels:
+            raise EngineFormatError(f"the code has no kernel {step.kernel.symbol!r}")
+        if not 0 <= step.scratch_bytes <= self.plan.scratch_bytes:
+            raise EngineFormatError("it needs more scratch memory than the plan has")
+        if not 0 <= self._value(step.chunks) <= MAX_CHUNKS:
+            raise EngineFormatError(f"{Limit.MAX_CHUNKS.excess(self._value(step.chunks))}")
+        for scalar in step.scalars:
+            self._value(scalar)
+        if any(not 0 <= position < len(step.operands) for position in step.writes):
+            raise EngineFormatError("it writes an operand that it has not")
+        touches = [
+            self._memory_access(v, is_written=i in step.writes) for i, v in enumerate(step.operands)
+        ]
+        self._check_operands(step, touches)
+        return touches
+
+    def _check_host_call(self, step: HostCall) -> list[_MemoryAccess]:
+        declared = {name for name, _, _ in self.plan.symbols}
+        for name, output, axis in step.sizes:
+            known = name in declared and 0 <= output < len(step.outputs)
+            if not known or not 0 <= axis < len(step.outputs[output].shape):
+                raise EngineFormatError(f"the size {name!r} names no symbol, output or axis")
+        # A reference works on arrays of its own: its results may overwrite its operands.
+        reads = [
+            self._memory_access(view, is_written=False) for view in step.inputs if view is not None
+        ]
+        writes = [self._memory_access(view, is_written=True) for view in step.outputs]
+        if any(touch.memory_space_key[0] is Space.ERRORS for touch in writes):
+            raise EngineFormatError("a step of the host writes error words")
+        return reads + writes
+
+    def _memory_access(self, view: View, *, is_written: bool) -> _MemoryAccess:
+        if not 0 <= view.buffer < len(self.plan.buffers):
+            raise EngineFormatError(f"there is no buffer {view.buffer}")
+        rank = len(view.shape)
+        if rank > Limit.MAX_VIEW_AXES.most:
+            raise EngineFormatError(f"a view has {Limit.MAX_VIEW_AXES.excess(rank)}")
+        if len(view.strides) != rank:
+            raise EngineFormatError(f"a view has {rank} extents and {len(view.strides)} strides")
+        if len(view.halo) not in {0, rank}:
+            raise EngineFormatError(f"a view has {rank} extents and a halo of {len(view.halo)}")
+        if any(before < 0 or after < 0 for before, after in view.halo):
+            raise EngineFormatError("a view's halo is negative")
+        self._evaluate(view.shape)
+        low, high = view.footprint(self.values)
+        buffer, capacity = self.plan.buffers[view.buffer], self.capacities[view.buffer]
+        if low != high and not 0 <= low < high <= capacity:
+            raise EngineFormatError(
+                f"bytes {low} to {high} of buffer {view.buffer}, which has {capacity}, "
+                f"at {_text(self.values)}"
+            )
+        if is_written and buffer.space in {Space.WEIGHTS, Space.INPUT}:
+            raise EngineFormatError(f"it writes to the {buffer.space.value}")
+        if not is_written and buffer.space is Space.ERRORS:
+            raise EngineFormatError("it reads the error words")
+        if buffer.space in {Space.ARENA, Space.WEIGHTS, Space.ERRORS}:
+            base, number = buffer.start, 0
+        else:
+            base, number = 0, buffer.start
+        return _MemoryAccess(
+            view.buffer, (buffer.space, number), base + low, base + high, is_written, base
+        )
+
+    def _check_operands(self, step: Launch, touches: Sequence[_MemoryAccess]) -> None:
+        views = step.operands
+        for (i, a), (j, b) in itertools.combinations(enumerate(touches), 2):
+            if not (a.is_written or b.is_written) or not _meet(a, b):
+                continue
+            bases = (a.base, b.base) if a.buffer != b.buffer else (0, 0)
+            if not is_same_view(views[i], views[j]) and views_overlap(
+                (views[i], a.is_written, bases[0]),
+                (views[j], b.is_written, bases[1]),
+                self.values,
+                self.masks,
+            ):
+                raise EngineFormatError(f"operands {i} and {j} overlap, and one is written")
+
+    # ---- steps among each other
+
+    def _check_concurrency(
+        self, steps: Sequence[Step], touches: Sequence[Sequence[_MemoryAccess]]
+    ) -> None:
+        before = completed_before(steps)
+        for _, group in itertools.groupby(range(len(before)), key=before.__getitem__):
+            spans = [
+                Span(t.memory_space_key, t.low, t.high, t.buffer, number, t.is_written)
+                for number in group
+                for t in touches[number]
+            ]
+            if (found := find_conflict(spans)) is not None:
+                earlier, later = sorted(span.step for span in found)
+                raise EngineFormatError(
+                    f"steps {earlier} and {later} may run at once, and one writes what the other "
+                    "touches"
+                )
+
+    # ---- dimensions
+
+    def _value(self, dim: Dim) -> int:
+        value = evaluate_dim(dim, self.values)
+        if not -(1 << 63) <= value < 1 << 63:
+            raise EngineFormatError(f"{dim} has no 64-bit value")
+        return value
+
+    def _evaluate(self, shape: Sequence[Dim]) -> list[int]:
+        extents = [self._value(dim) for dim in shape]
+        if any(not 0 <= extent <= MAX_EXTENT for extent in extents):
+            told = Limit.MAX_EXTENT.excess(str(extents))
+            raise EngineFormatError(f"a shape of {told}, at {_text(self.values)}")
+        return extents
+
+
+def _meet(a: _MemoryAccess, b: _MemoryAccess) -> bool:
+    return a.memory_space_key == b.memory_space_key and a.low < b.high and b.low < a.high
+
+
+def is_same_view(a: View, b: View) -> bool:
+    """Whether an elementwise kernel may read one and write the other in place."""
+    return (
+        (a.buffer, a.offset, a.shape, a.strides) == (b.buffer, b.offset, b.shape, b.strides)
+        and a.dtype.size_bytes == b.dtype.size_bytes
+    )  # fmt: skip
+
+
+def _text(values: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} = {value}" for name, value in values.items()) or "no symbols"
+
+
+# ---- two windows of one operand list
+
+Operand = tuple["View", bool, int]
+"""A view, whether it is written, and where its buffer starts."""
+
+
+class OverlapMaskBudget:
+    """How many bytes of windows may still be compared one by one."""
+
+    def __init__(self) -> None:
+        self._left = _MAX_ALL_EXACT_BYTES
+
+    def take(self, size_bytes: int) -> bool:
+        """Whether two windows that span so many bytes may be compared."""
+        if size_bytes > min(_MAX_EXACT_BYTES, self._left):
+            return False
+        self._left -= size_bytes
+        return True
+
+
+def views_overlap(
+    a: Operand, b: Operand, values: Mapping[str, int], masks: OverlapMaskBudget | None = None
+) -> bool:
+    """Whether two windows share a byte, or are too odd or too large to tell.
+
+    Halos count only for a window that is read: who writes a window leaves its halo alone.
+    """
+    first, second = (_ByteExtent.of(operand, values) for operand in (a, b))
+    if first.is_empty or second.is_empty:
+        return False
+    if first.end <= second.start or second.end <= first.start:
+        return False
+    if _are_disjoint_boxes(first, second):
+        return False
+    low = min(first.start, second.start)
+    size = max(first.end, second.end) - low
+    if not (masks or OverlapMaskBudget()).take(size):
+        return True
+    mask = np.zeros(size, np.bool_)
+    windows = [extent.on(mask, low) for extent in (first, second)]
+    if windows[0] is None or windows[1] is None:
+        return True
+    windows[0][...] = True
+    return bool(windows[1].any())
+
+
+@dataclass(frozen=True, slots=True)
+class _ByteExtent:
+    """A window at one set of values: what it covers, its halo included if that counts."""
+
+    start: int
+    """Its lowest byte."""
+    width: int
+    """Of an element, in bytes."""
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    """In bytes, none negative; of axes with one element, 0."""
+
+    @staticmethod
+    def of(operand: Operand, values: Mapping[str, int]) -> _ByteExtent:
+        view, is_written, base = operand
+        width = view.dtype.size_bytes
+        halo = view.halo if view.halo and not is_written else ((0, 0),) * len(view.shape)
+        start = base + evaluate_dim(view.offset, values)
+        shape: list[int] = []
+        strides: list[int] = []
+        is_empty = False
+        for dim, step, (before, after) in zip(view.shape, view.strides, halo, strict=True):
+            extent, stride = evaluate_dim(dim, values), evaluate_dim(step, values) * width
+            total = extent + before + after
+            is_empty = is_empty or total == 0
+            # An axis that runs backwards covers the same bytes forwards.
+            start += min(-before * stride, (extent - 1 + after) * stride)
+            shape.append(total)
+            strides.append(0 if total == 1 else abs(stride))
+        return _ByteExtent(start, width, (0,) if is_empty else tuple(shape), tuple(strides))
+
+    @property
+    def is_empty(self) -> bool:
+        return 0 in self.shape
+
+    @property
+    def end(self) -> int:
+        """One past the last byte."""
+        pairs = zip(self.shape, self.strides, strict=True)
+        return self.start + self.width + sum((extent - 1) * stride for extent, stride in pairs)
+
+    def on(self, mask: NDArray[np.bool_], low: int) -> NDArray[np.bool_] | None:
+        """The window's bytes in ``mask``, which starts at byte ``low``; None if it is too odd."""
+        kept = [(e, s) for e, s in zip(self.shape, self.strides, strict=True) if s]
+        count = self.width * int(np.prod([e for e, _ in kept], dtype=object))
+        if count > mask.size:
+            return None  # elements share bytes among themselves: no window of a tensor
+        shape = [*(e for e, _ in kept), self.width]
+        strides = [*(s for _, s in kept), 1]
+        return np.lib.stride_tricks.as_strided(mask[self.start - low :], shape, strides)
+
+
+def _are_disjoint_boxes(a: _ByteExtent, b: _ByteExtent) -> bool:
+    """Whether two windows are boxes of one tensor that share no element.
+
+    So lie the inputs of a concatenation in its result, and an image and the pads beside it. True is
+    a proof: the distance of the two is a distance along axes of a larger window, of which no two
+    elements share a byte, and along one axis the boxes do not meet.
+    """
+    width = max(a.width, b.width)
+    # The width itself: columns beside each other are apart by it, and neither has an axis along it.
+    steps = sorted({width, *(s for e in (a, b) for s in e.strides if s)}, reverse=True)
+    first, second = _box(a, steps), _box(b, steps)
+    if len(steps) > _MAX_AXES or first is None or second is None:
+        return False
+    for gaps in _distances(b.start - a.start, steps):
+        axes = list(zip(gaps, first, second, strict=True))
+        together = [max(one, gap + other) - min(0, gap) for gap, one, other in axes]
+        if any(gap >= one or gap + other <= 0 for gap, one, other in axes) and (
+            _is_injective(together, steps, width)
+        ):
+            return True
+    return False
+
+
+def _box(extent: _ByteExtent, steps: Sequence[int]) -> list[int] | None:
+    """A window's extents along axes of falling strides; None where its own axes are others.
+
+    Axes that a view joined are parted where another window's stride says so.
+    """
+    found = dict.fromkeys(steps, 1)
+    for stride, count in zip(extent.strides, extent.shape, strict=True):
+        if stride and found[stride] != 1:
+            return None
+        if stride:
+            found[stride] = count
+    for inner, outer in itertools.pairwise(reversed(steps)):
+        rows, rest = divmod(found[inner] * inner, outer)
+        if rows > 1 and not rest and not outer % inner and found[outer] == 1:
+            found |= {outer: rows, inner: outer // inner}
+    return list(found.values())
+
+
+def _distances(gap: int, steps: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """The ways to go a distance by steps of falling lengths, the rest of each less than one."""
+    if not steps:
+        if not gap:
+            yield ()
+        return
+    down, rest = divmod(gap, steps[0])
+    for number, left in ((down, rest), (down + 1, rest - steps[0])):
+        for inner in _distances(left, steps[1:]):
+            yield number, *inner
+
+
+def _is_injective(shape: Sequence[int], strides: Sequence[int], width: int) -> bool:
+    """Whether no two elements of a window share a byte, as far as nested strides tell."""
+    reach = width
+    for stride, extent in sorted((s, e) for s, e in zip(strides, shape, strict=True) if e > 1):
+        if stride < reach:
+            return False
+        reach = stride * (extent - 1) + reach
+    return True

@@ -1,0 +1,371 @@
+"""What a run must check of a plan with open symbols, at the run's own values.
+
+A plan for a range of shapes is sound for some values of its symbols and not for others: guards say
+where inference was right, and a view lies inside its buffer only where its extents fit. Interval
+arithmetic over the plan's box proves most of these conditions once. The rest are one table for each
+moment at which values become known (the start of a run, and each step that decides a symbol), and
+are evaluated together, by a few numpy calls, before the first step that depends on them.
+
+Pairs of windows on one buffer are the exception: they are decided one by one, for some 40 us a
+pair and new set of values. Parts of a concatenation interleave, so the ends of two windows, which a
+table could compare, do not tell them apart; what does, `views_overlap`, splits the windows'
+distance
+by their strides in an order that the values decide, and may compare bytes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from smelt.engine._concrete_verifier import (
+    MAX_CHUNKS,
+    MAX_EXTENT,
+    is_same_view,
+    verify_plan_at,
+    views_overlap,
+)
+from smelt.engine._plan import HostCall, Space
+from smelt.errors import EngineFormatError, InternalError
+from smelt.types import EXACT_BOUND, DimTable, Relation, element_count, symbols_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from smelt.engine._concrete_verifier import Operand
+    from smelt.engine._plan import EngineHeader, Launch, Plan, Step, View
+    from smelt.types import Dim, Guard
+
+    _Pair = tuple[Operand, Operand]
+
+START: Final = -1
+"""The stage before the first step; any other stage is the step that decides a symbol."""
+_MAX_CACHED_VALUES: Final = 64
+
+_Range = tuple[Any, Any]
+"""Lower and upper bounds, arrays of float64."""
+
+
+@dataclass(frozen=True, slots=True)
+class _BoundedView:
+    """A view, and how many bytes its buffer really has."""
+
+    view: View
+    capacity_bytes: Dim
+    """Of an application's array, in bytes; the buffer's own size where that is less."""
+    most: int
+    """The buffer's own size, in bytes."""
+
+
+@dataclass(slots=True)
+class _CheckStage:
+    """The conditions that can be evaluated once a step has decided its symbols."""
+
+    guards: dict[Guard, None] = field(default_factory=dict["Guard", None])
+    windows: dict[_BoundedView, None] = field(default_factory=dict[_BoundedView, None])
+    counts: dict[Dim, None] = field(default_factory=dict["Dim", None])
+    """Numbers of chunks."""
+    pairs: dict[_Pair, None] = field(default_factory=dict["_Pair", None])
+    """Two different windows on one buffer in one launch, of which one is written."""
+
+
+class RuntimeChecks:
+    """The residual conditions of one plan; shared by contexts, which only read it."""
+
+    def __init__(self, header: EngineHeader, plan: Plan) -> None:
+        """Collect the conditions, and drop those that hold in the whole box.
+
+        Raises:
+            EngineFormatError: a dimension has no 64-bit value, or a step depends on a symbol that
+                only a later step decides.
+        """
+        self._header, self._plan = header, plan
+        self._box = {name: (low, high) for name, low, high in plan.symbols}
+        self._decided = plan.decided
+        self._latest = _latest_stages(plan)
+        self._capacities = plan.max_shapes(header.bindings)
+        try:
+            self._tables = {
+                stage: table
+                for stage, conditions in self._collect().items()
+                if (table := _Table(conditions, self._box))
+            }
+        except OverflowError as error:
+            raise EngineFormatError(f"the plan has {error}") from error
+
+    def symbols(self) -> frozenset[str]:
+        """The symbols on which any of the conditions depends."""
+        return frozenset(name for table in self._tables.values() for name in table.symbols)
+
+    def stages(self) -> frozenset[int]:
+        """The stages at which anything is left to check."""
+        return frozenset(self._tables)
+
+    def check(self, values: Mapping[str, int], stage: int = START) -> None:
+        """Check what a stage of a run depends on.
+
+        Args:
+            values: every symbol that is known at the stage.
+            stage: `START`, or the number of the step that has just decided symbols.
+
+        Raises:
+            ShapeError: a guard fails; names the op, the axes and both extents.
+            EngineFormatError: a step would leave its memory.
+        """
+        table = self._tables.get(stage)
+        if table is not None and not table.holds(values):
+            self._explain(table, values)
+
+    def _explain(self, table: _Table, values: Mapping[str, int]) -> None:
+        for guard in table.guards:
+            if not guard.holds(values):
+                raise guard.violation(values)
+        whole = {name: high for name, (_, high) in self._box.items()} | dict(values)
+        verify_plan_at(self._header, self._plan, whole)
+        raise InternalError("a run's conditions and the plan verifier disagree")
+
+    # ---- collecting
+
+    def _collect(self) -> dict[int, _CheckStage]:
+        stages: dict[int, _CheckStage] = {START: _CheckStage()}
+        for guard in self._plan.guards:
+            stage = max((self._decided.get(s, START) for s in guard.symbols), default=START)
+            stages.setdefault(stage, _CheckStage()).guards[guard] = None
+        for number, step in enumerate(self._plan.steps):
+            for window in self._windows(step):
+                symbols = _symbols_of(window.view)
+                self._at(stages, number, symbols).windows[window] = None
+            if isinstance(step, HostCall):
+                continue
+            symbols = symbols_of(step.chunks, *step.scalars)
+            self._at(stages, number, symbols).counts[step.chunks] = None
+            for pair in self._pairs(step):
+                self._at(stages, number, _symbols_of_pair(pair)).pairs[pair] = None
+        return stages
+
+    def _at(
+        self, stages: dict[int, _CheckStage], number: int, symbols: Iterable[str]
+    ) -> _CheckStage:
+        # As late as a step allows: a guard that fails by then says more than the step can.
+        stage = max((self._latest[number], *(self._decided.get(s, START) for s in symbols)))
+        if stage > number:
+            raise EngineFormatError(
+                f"step {number} depends on a symbol that step {stage} decides later"
+            )
+        return stages.setdefault(stage, _CheckStage())
+
+    def _windows(self, step: Step) -> Iterator[_BoundedView]:
+        views = step.operands if not isinstance(step, HostCall) else (*step.inputs, *step.outputs)
+        for view in views:
+            if view is None:
+                continue
+            buffer = self._plan.buffers[view.buffer]
+            capacity_bytes: Dim = buffer.size_bytes
+            if buffer.space in {Space.INPUT, Space.OUTPUT}:
+                binding = self._header.bindings[buffer.start]
+                capacity_bytes = (
+                    element_count(self._capacities[buffer.start]) * binding.dtype.size_bytes
+                )
+            yield _BoundedView(view, capacity_bytes, buffer.size_bytes)
+
+    def _pairs(self, step: Launch) -> Iterator[_Pair]:
+        """Operands in one place of which one is written, but for a window and itself."""
+        rows = [(view, i in step.writes, 0) for i, view in enumerate(step.operands)]
+        for a, b in itertools.combinations(rows, 2):
+            is_written = a[1] or b[1]
+            if (
+                is_written
+                and self._memory_space_key(a[0]) == self._memory_space_key(b[0])
+                and not is_same_view(a[0], b[0])
+            ):
+                yield a, b
+
+    def _memory_space_key(self, view: View) -> tuple[Space, int]:
+        """What two views must share to share bytes: lifetimes keep other buffers apart."""
+        buffer = self._plan.buffers[view.buffer]
+        is_own = buffer.space in {Space.ARENA, Space.WEIGHTS}
+        return buffer.space, view.buffer if is_own else buffer.start
+
+
+class CachedRuntimeChecks:
+    """The conditions of a plan, and for which values they were found to hold.
+
+    One for each context: what it keeps is bounded.
+    """
+
+    def __init__(self, conditions: RuntimeChecks) -> None:
+        self._conditions = conditions
+        self._symbols = sorted(conditions.symbols())
+        self._kept: set[tuple[object, ...]] = set()
+
+    def check(self, values: Mapping[str, int], stage: int = START) -> None:
+        """Check a stage, once for each combination of values. Raises as `RuntimeChecks.check`."""
+        if stage not in self._conditions.stages():
+            return
+        key = (stage, *(values[name] for name in self._symbols if name in values))
+        if key in self._kept:
+            return
+        self._conditions.check(values, stage)
+        if len(self._kept) >= _MAX_CACHED_VALUES:
+            self._kept.clear()
+        self._kept.add(key)
+
+
+def _latest_stages(plan: Plan) -> list[int]:
+    """The last stage before each step."""
+    deciding = set(plan.decided.values())
+    stages = (number if number in deciding else START for number in range(len(plan.steps)))
+    return list(itertools.accumulate(stages, max, initial=START))
+
+
+# ---- one stage as arrays
+
+
+class _Table:
+    """The conditions of one stage, those left out that hold in the whole box."""
+
+    def __init__(self, stage: _CheckStage, box: Mapping[str, tuple[int, int]]) -> None:
+        every = DimTable(_dims_of(stage))
+        bounds = every.bounds(box)
+        self.guards = [g for g in stage.guards if not _is_proven(g, every, bounds)]
+        windows = list(stage.windows)
+        proven = _Footprints(windows, every).proven(bounds)
+        windows = [w for w, is_proven in zip(windows, proven, strict=True) if not is_proven]
+        counts = [c for c in stage.counts if not _in_range(every, bounds, c, MAX_CHUNKS)]
+        self._pairs = [p for p in stage.pairs if _symbols_of_pair(p) or views_overlap(*p, {})]
+        rest = _CheckStage(
+            dict.fromkeys(self.guards), dict.fromkeys(windows), dict.fromkeys(counts)
+        )
+        self._dims = DimTable(_dims_of(rest))
+        self.symbols = frozenset(self._dims.symbols).union(*map(_symbols_of_pair, self._pairs))
+        self._footprints = _Footprints(windows, self._dims)
+        self._counts = np.array([self._dims.index(c) for c in counts], np.intp)
+        self._sides = np.array(
+            [[self._dims.index(side) for side in (g.left, g.right)] for g in self.guards], np.intp
+        ).reshape(-1, 2)
+        self._is_equality = np.array([g.relation is Relation.EQUAL for g in self.guards], np.bool_)
+
+    def __bool__(self) -> bool:
+        return bool(self.guards or self._pairs or len(self._footprints) or self._counts.size)
+
+    def holds(self, values: Mapping[str, int]) -> bool:
+        """Whether every condition holds: of pairs of windows one by one, of all others at once."""
+        found = self._dims.evaluate(values)
+        if self.guards:
+            gaps = found[self._sides[:, 0]] - found[self._sides[:, 1]]
+            if bool(np.where(self._is_equality, gaps != 0, gaps < 0).any()):
+                return False
+        counts = found[self._counts]
+        if bool(((counts < 0) | (counts > MAX_CHUNKS)).any()):
+            return False
+        if not self._footprints.hold(found):
+            return False
+        return not any(views_overlap(*pair, values) for pair in self._pairs)
+
+
+def _symbols_of(view: View) -> frozenset[str]:
+    return symbols_of(view.offset, *view.shape, *view.strides)
+
+
+def _symbols_of_pair(pair: _Pair) -> frozenset[str]:
+    return _symbols_of(pair[0][0]) | _symbols_of(pair[1][0])
+
+
+def _dims_of(stage: _CheckStage) -> Iterable[Dim]:
+    yield 0
+    yield 1
+    for guard in stage.guards:
+        yield from (guard.left, guard.right)
+    yield from stage.counts
+    for window in stage.windows:
+        view = window.view
+        yield from (view.offset, *view.shape, *view.strides, window.capacity_bytes)
+
+
+def _is_proven(guard: Guard, dims: DimTable, bounds: _Range) -> bool:
+    (least, most), left, right = bounds, dims.index(guard.left), dims.index(guard.right)
+    at_least = bool(least[left] >= most[right])
+    if guard.relation is Relation.AT_LEAST:
+        return at_least
+    return at_least and bool(most[left] <= least[right])
+
+
+def _in_range(dims: DimTable, bounds: _Range, dim: Dim, most: int) -> bool:
+    index = dims.index(dim)
+    return bool(bounds[0][index] >= 0 and bounds[1][index] <= most)
+
+
+class _Footprints:
+    """Bytes that many views touch, and how many their buffers have."""
+
+    def __init__(self, windows: Sequence[_BoundedView], dims: DimTable) -> None:
+        views = [w.view for w in windows]
+        rank = max((len(v.shape) for v in views), default=0)
+        one, zero = dims.index(1), dims.index(0)
+        self._extents = _padded([[dims.index(d) for d in v.shape] for v in views], rank, one)
+        self._strides = _padded([[dims.index(d) for d in v.strides] for v in views], rank, zero)
+        self._before = _padded([[before for before, _ in v.halo] for v in views], rank, 0)
+        self._after = _padded([[after for _, after in v.halo] for v in views], rank, 0)
+        self._offsets = np.array([dims.index(v.offset) for v in views], np.intp)
+        self._capacities = np.array([dims.index(w.capacity_bytes) for w in windows], np.intp)
+        self._most = np.array([w.most for w in windows], np.int64)
+        self._widths = np.array([v.dtype.size_bytes for v in views], np.int64)
+
+    def __len__(self) -> int:
+        return len(self._widths)
+
+    def hold(self, found: NDArray[np.int64]) -> bool:
+        """Whether every view lies in its buffer, at the values of the dims."""
+        extents, strides = found[self._extents], found[self._strides]
+        front = -self._before * strides
+        back = (extents - 1 + self._after) * strides
+        low = found[self._offsets] + np.minimum(front, back).sum(axis=1) * self._widths
+        high = found[self._offsets] + (np.maximum(front, back).sum(axis=1) + 1) * self._widths
+        max_shapes = np.minimum(found[self._capacities], self._most)
+        touches_none = (extents + self._before + self._after == 0).any(axis=1)
+        fits = touches_none | ((low >= 0) & (high <= max_shapes))
+        return bool(fits.all()) and bool(((extents >= 0) & (extents <= MAX_EXTENT)).all())
+
+    def proven(self, bounds: _Range) -> NDArray[np.bool_]:
+        """Which views lie in their buffers in the whole box. Raises OverflowError."""
+        least, most = bounds
+        extents = (least[self._extents], most[self._extents])
+        strides = (least[self._strides], most[self._strides])
+        front = _scaled(strides, -self._before)
+        # With no element along an axis, halo included, a view touches nothing.
+        ends = (
+            np.maximum(extents[0] - 1 + self._after, -self._before),
+            extents[1] - 1 + self._after,
+        )
+        back = _product(ends, strides)
+        low = least[self._offsets] + np.minimum(front[0], back[0]).sum(axis=1) * self._widths
+        high = most[self._offsets] + (np.maximum(front[1], back[1]).sum(axis=1) + 1) * self._widths
+        for end in (*front, *back, low, high):
+            if end.size and not float(np.abs(end).max()) < EXACT_BOUND:
+                raise OverflowError("a view whose end has no exact 64-bit value")
+        max_shapes = np.minimum(least[self._capacities], self._most)
+        inside = (low >= 0) & (high <= max_shapes)
+        shaped = (extents[0] >= 0) & (extents[1] <= MAX_EXTENT)
+        return np.asarray(inside & shaped.all(axis=1), np.bool_)
+
+
+def _padded(rows: Sequence[Sequence[int]], width: int, filling: int) -> NDArray[np.intp]:
+    made = np.full((len(rows), width), filling, np.intp)
+    for number, row in enumerate(rows):
+        made[number, : len(row)] = row
+    return made
+
+
+def _scaled(ends: _Range, factor: NDArray[Any]) -> _Range:
+    products = [end * factor for end in ends]
+    return np.minimum(*products), np.maximum(*products)
+
+
+def _product(a: _Range, b: _Range) -> _Range:
+    products = [x * y for x in a for y in b]
+    return np.minimum.reduce(products), np.maximum.reduce(products)

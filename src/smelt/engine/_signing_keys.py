@@ -1,0 +1,433 @@
+"""Keys: whose machine code this user runs.
+
+Each user has a signing key, made when the first engine is built, and a folder of public keys that
+he trusts beside it. A public key is one line of text, ``smelt-ed25519 <base64> <label>``, to be
+carried to other machines; it is no secret. A private key never leaves its folder.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import getpass
+import hashlib
+import logging
+import os
+import secrets
+import socket
+import stat
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from smelt import config
+from smelt.engine._atomic_files import open_atomic_file
+from smelt.errors import EngineFormatError, SmeltError, TrustError, masked
+from smelt.types import Limit, open_file, path_from, read_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from io import BufferedReader
+
+    from smelt.engine._file import EngineFile, Signature
+
+_LOG = logging.getLogger(__name__)
+_KIND: Final = "smelt-ed25519"
+_SECRET_NAME: Final = "signing.key"  # noqa: S105  (a file's name)
+_OWN: Final = "own"
+"""The origin of the user's own key."""
+_CACHE_NAME: Final = "cache.key"
+_PUBLIC_SUFFIX: Final = ".pub"
+_TRUSTED_FOLDER: Final = "trusted"
+_KEY_BYTES: Final = 32
+_MAX_LABEL: Final = 200
+_PRIME: Final = 2**255 - 19
+"""Of the field of edwards25519, RFC 8032."""
+_CURVE: Final = -121665 * pow(121666, -1, _PRIME) % _PRIME
+"""Its d: ``y**2 - x**2 == 1 + d * x**2 * y**2``."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrustedKey:
+    """A public key whose engines may run."""
+
+    public_key: bytes
+    label: str
+    origin: str
+    """Where it is recorded; "own" for the user's own."""
+
+    @property
+    def key_id(self) -> str:
+        """Sixteen hexadecimal digits, by which people name the key."""
+        return key_id(self.public_key)
+
+    @property
+    def text(self) -> str:
+        """The key as a line of text, for `smelt trust add` elsewhere."""
+        return f"{_KIND} {base64.b64encode(self.public_key).decode()} {self.label}".rstrip()
+
+
+class Signer:
+    """Signs engines with a private key."""
+
+    __slots__ = ("_key", "public_key")
+
+    def __init__(self, secret: bytes) -> None:
+        self._key = Ed25519PrivateKey.from_private_bytes(secret)
+        self.public_key: bytes = self._key.public_key().public_bytes(
+            serialization.Encoding.Raw, serialization.PublicFormat.Raw
+        )
+
+    def sign(self, message: bytes) -> bytes:
+        """Return the ed25519 signature of ``message``."""
+        return self._key.sign(message)
+
+
+def key_id(public_key: bytes) -> str:
+    """Return the short name of a public key."""
+    return hashlib.sha256(public_key).hexdigest()[:16]
+
+
+def user_signer() -> Signer | None:
+    """Return the user's signing key, made at the first call; None, with a warning, without a home.
+
+    Raises:
+        TrustError: the key's file is damaged, or others may read it.
+    """
+    folder = config.keys_directory()
+    if folder is None:
+        _LOG.warning(
+            "there is no private, writable home directory for a signing key, so the engine is not "
+            "signed; the bare runtime will refuse it. Set SMELT_HOME to a directory of your own"
+        )
+        return None
+    try:
+        return Signer(_user_secret(folder / _SECRET_NAME))
+    except OSError as error:
+        _LOG.warning(
+            "cannot store a signing key in %s (%s); the engine is not signed",
+            folder,
+            error.strerror,
+        )
+        return None
+
+
+def cache_secret() -> bytes | None:
+    """Return the key of the user's code cache, made at the first call; None without a home.
+
+    Raises:
+        TrustError: the key's file is damaged, or others may read it.
+    """
+    folder = config.keys_directory()
+    if folder is None:
+        return None
+    try:
+        return _user_secret(folder / _CACHE_NAME)
+    except OSError as error:
+        _LOG.debug("cannot store a key in %s: %s", folder, error.strerror)
+        return None
+
+
+def _user_secret(path: Path) -> bytes:
+    """Thirty-two secret bytes, made when they are first asked for."""
+    try:
+        _create_private(path, secrets.token_bytes(_KEY_BYTES).hex())
+        _LOG.info("made a key: %s", path)
+    except FileExistsError:
+        pass  # the usual case, or another process was faster
+    return _read_secret(path)
+
+
+def _create_private(path: Path, text: str) -> None:
+    """Create a file that nobody else can read, complete from the moment when it has its name."""
+    if os.path.lexists(path):
+        raise FileExistsError(path)
+    with open_atomic_file(path, 0o600) as draft:
+        draft.file.write(text.encode())
+        # A link, unlike a rename, never replaces the key that another process has just made.
+        draft.link_target()
+
+
+def _read_secret(path: Path) -> bytes:
+    """The bytes of a key's file. Raises FileNotFoundError."""
+    if os.name == "posix" and path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise TrustError(
+            f"{path} can be read by others, who could sign engines in your name; "
+            "delete it (a new one is made), and tell those who trust it"
+        )
+    if found := _other_owner(path):
+        raise TrustError(f"{path} is not your key: {found}; delete it, and a new one is made")
+    try:
+        secret = bytes.fromhex(read_file(path, Limit.MAX_KEY_BYTES).decode("ascii"))
+    except ValueError as error:
+        raise TrustError(f"{path} is damaged; delete it, and a new key is made") from error
+    if len(secret) != _KEY_BYTES:
+        raise TrustError(f"{path} is damaged; delete it, and a new key is made")
+    return secret
+
+
+def _other_owner(path: Path) -> str:
+    """Why a file in a directory of keys may not be this user's own doing; "" if it is."""
+    if os.path.islink(path):
+        return "it is a symbolic link"
+    return config.other_writers(path, above=1)
+
+
+def show_trusted_keys() -> tuple[TrustedKey, ...]:
+    """Return every key that is trusted: the user's own, recorded ones, and the environment's."""
+    return tuple(_trusted_keys())
+
+
+def _trusted_keys() -> Iterator[TrustedKey]:
+    """Every key that can be read and nobody else can have put there; a warning for the others."""
+    folder = config.keys_directory()
+    if folder is not None:
+        if os.path.exists(folder / _SECRET_NAME):
+            yield from _if_sound(lambda: _own_key(folder / _SECRET_NAME))
+        for path in _key_files(folder / _TRUSTED_FOLDER):
+            yield from _if_sound(partial(_read_trusted, path, _other_owner))
+    for path in config.trusted_keys():
+        try:
+            path_from(path, "a key")
+            path.stat()
+        except FileNotFoundError:
+            _warn(f"SMELT_TRUSTED_KEYS names {path}, which does not exist")
+            continue
+        except (OSError, SmeltError) as error:
+            _warn(f"SMELT_TRUSTED_KEYS: {error}")
+            continue
+        for file in _key_files(path) if os.path.isdir(path) else (path,):
+            yield from _if_sound(
+                partial(_read_trusted, file, partial(config.other_writers, above=None))
+            )
+
+
+def _own_key(path: Path) -> TrustedKey:
+    return TrustedKey(Signer(_read_secret(path)).public_key, _own_label(), _OWN)
+
+
+def _if_sound(read: Callable[[], TrustedKey]) -> Iterator[TrustedKey]:
+    """A key, or a warning: one that is broken leaves the others as they are."""
+    try:
+        yield read()
+    except TrustError as error:
+        _warn(str(error))
+    except OSError as error:
+        _warn(f"a trusted key is left out: {error}")
+
+
+def _warn(text: str) -> None:
+    config.log_once(logging.WARNING, text)
+
+
+def _own_label() -> str:
+    """Whose key it is, for those who are to trust it elsewhere: user@host."""
+    try:
+        label = f"{getpass.getuser()}@{socket.gethostname()}"
+    except (OSError, KeyError, ImportError):  # a user without a name, as in some containers
+        return "this user"
+    return masked(" ".join(label.split())[:_MAX_LABEL])
+
+
+def _key_files(folder: Path) -> list[Path]:
+    """The files of keys in a directory; none, and a warning, if others may put some there."""
+    try:
+        if found := config.other_writers(folder):
+            _warn(f"no key in {folder} is trusted: {found}")
+            return []
+        return sorted(folder.glob(f"*{_PUBLIC_SUFFIX}"))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        _warn(f"no key in {folder} is trusted: {error}")
+        return []
+
+
+def _read_trusted(path: Path, who_else: Callable[[Path], str]) -> TrustedKey:
+    """A key that its file makes a trusted one."""
+
+    def require_own(file: BufferedReader) -> None:
+        found = who_else(path)
+        # Nobody else can change what the path names now. What was opened before may be another.
+        if not found and not os.path.samestat(path.stat(), os.fstat(file.fileno())):
+            found = "it was replaced while it was opened"
+        if found:
+            raise TrustError(f"the key {path} is not trusted: {found}")
+
+    return _read_public(path, require_own)
+
+
+def _read_public(
+    path: Path, check: Callable[[BufferedReader], None] = lambda _: None
+) -> TrustedKey:
+    try:
+        with open_file(path, Limit.MAX_KEY_BYTES) as file:
+            check(file)
+            text = file.read(Limit.MAX_KEY_BYTES.most).decode("utf-8", "replace")
+    except FileNotFoundError as error:
+        raise TrustError(
+            f"{str(path)!r} is neither a key nor a file that holds one; a key is a line "
+            f"'{_KIND} <base64> <label>', as `smelt trust show` prints it"
+        ) from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise TrustError(f"the trusted key {path} cannot be read: {reason}") from error
+    return parse_public_key(text, str(path))
+
+
+def parse_public_key(text: str, origin: str) -> TrustedKey:
+    """Return the key that a text holds: its line, or all that `smelt trust show` prints.
+
+    Of several keys it is the first: `smelt trust show` begins with the user's own.
+
+    Raises:
+        TrustError: it holds none, or one under which anybody can sign.
+    """
+    lines = [line.strip() for line in text.splitlines()]
+    line = next((line for line in lines if line.startswith(_KIND)), "")
+    parts = line.split(maxsplit=2)
+    if len(parts) >= 2 and parts[0] == _KIND:
+        try:
+            public_key = base64.b64decode(parts[1], validate=True)
+        except (binascii.Error, ValueError):
+            public_key = b""
+        if len(public_key) == _KEY_BYTES:
+            _require_bound(public_key, origin)
+            label = masked(parts[2][:_MAX_LABEL]) if len(parts) == 3 else ""
+            return TrustedKey(public_key, label.strip(), origin)
+    raise TrustError(
+        f"{origin} holds no public key; one is a line '{_KIND} <base64> <label>', "
+        "as `smelt trust show` prints it"
+    )
+
+
+def _require_bound(public_key: bytes, origin: str) -> None:
+    """Check that a signature under a key needs its secret, and that the key has one encoding.
+
+    A point whose order divides 8 has no secret: of the messages that anybody tries, one in eight or
+    more verifies. No doubling looks at the sign of x, so y alone says the order. Raises TrustError.
+    """
+    y = int.from_bytes(public_key, "little") & ((1 << 255) - 1)
+    is_canonical = y < _PRIME
+    for _ in range(3):
+        y = _doubled(y)
+    if y == 1 or not is_canonical:
+        raise TrustError(
+            f"the key in {origin} is one under which anybody can sign, or is not written as "
+            "ed25519 keys are; ask its owner for the line that `smelt trust show` prints"
+        )
+
+
+def _doubled(y: int) -> int:
+    """The y of a point of edwards25519 added to itself."""
+    y2 = y * y % _PRIME
+    x2 = (y2 - 1) * _inverse(_CURVE * y2 + 1)
+    return (y2 + x2) * _inverse(1 - _CURVE * x2 * y2) % _PRIME
+
+
+def _inverse(number: int) -> int:
+    """One over a number of the field; 0 for 0, which only a y of no point leads to."""
+    return pow(number, _PRIME - 2, _PRIME)
+
+
+def add_trusted_key(source: str | os.PathLike[str], label: str = "") -> TrustedKey:
+    """Trust a public key, given as its line of text or as the path of a file that holds it.
+
+    Raises:
+        TrustError: it is no public key.
+        SmeltError: there is no home directory to record it in.
+    """
+    is_text = isinstance(source, str) and any(
+        line.strip().startswith(_KIND) for line in source.splitlines()
+    )
+    path = Path() if is_text else path_from(source, "a key", TrustError)
+    key = parse_public_key(str(source), "the text") if is_text else _read_public(path)
+    if any(character in label.strip() for character in "\r\n"):
+        raise TrustError("a label is one line")
+    key = TrustedKey(key.public_key, masked(label.strip()[:_MAX_LABEL]) or key.label, "")
+    folder = config.keys_directory()
+    if folder is None:
+        raise SmeltError("there is no home directory to record keys in; use SMELT_TRUSTED_KEYS")
+    path = folder / _TRUSTED_FOLDER / f"{key.key_id}{_PUBLIC_SUFFIX}"
+    try:
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        with open_atomic_file(path, 0o600) as draft:
+            draft.file.write(f"{key.text}\n".encode())
+            draft.replace_target()
+    except OSError as error:
+        raise SmeltError(f"{path} cannot be written: {error.strerror}") from error
+    return TrustedKey(key.public_key, key.label, str(path))
+
+
+def remove_trusted_key(name: str) -> TrustedKey:
+    """Trust a recorded key no more, named by its id or its label.
+
+    Raises:
+        TrustError: no recorded key, or more than one, has that name; or it is the user's own.
+    """
+    keys = [key for key in show_trusted_keys() if name in {key.key_id, key.label} and name]
+    folder = config.keys_directory()
+    recorded = [k for k in keys if folder and Path(k.origin).parent == folder / _TRUSTED_FOLDER]
+    if len(recorded) == 1:
+        try:
+            Path(recorded[0].origin).unlink(missing_ok=True)
+        except OSError as error:
+            raise SmeltError(f"{recorded[0].origin} cannot be removed: {error.strerror}") from error
+        return recorded[0]
+    if len(recorded) > 1:
+        raise TrustError(f"{len(recorded)} trusted keys are called {name!r}; name one by its id")
+    if folder and any(key.origin == _OWN for key in keys):
+        raise TrustError(
+            f"{name!r} is your own key, which is trusted as long as it exists in "
+            f"{folder / _SECRET_NAME}: delete that file to get rid of it. The next build makes "
+            "another key, and engines that this one signed are trusted no more"
+        )
+    if keys:
+        raise TrustError(f"{name!r} is not recorded here but comes from {keys[0].origin!r}")
+    raise TrustError(f"no trusted key is called {name!r}; `smelt trust show` lists them")
+
+
+def verify_signature(engine: EngineFile) -> TrustedKey:
+    """Return the trusted key that signed an engine.
+
+    Raises:
+        TrustError: the engine is unsigned, or nobody whom this user trusts signed it.
+        EngineFormatError: the signature is wrong: the file was changed after it was signed.
+    """
+    if engine.signature is None:
+        raise TrustError(
+            f"{engine.source} is not signed, and machine code of unknown origin is not run. "
+            "Build it again where there is a home directory for a signing key. Where smelt's "
+            "compiler is installed, smelt.load recompiles it instead"
+        )
+    signer = check_signature(engine.signature, engine.source)
+    for key in show_trusted_keys():
+        if key.public_key == signer:
+            return key
+    raise TrustError(
+        f"{engine.source} is signed by the key {key_id(signer)}, which you do not trust. If you "
+        "know whose it is, get the line that `smelt trust show` prints there and let "
+        "SMELT_TRUSTED_KEYS name a file that holds it, or run `smelt trust add` here. Where "
+        "smelt's compiler is installed, smelt.load recompiles it instead"
+    )
+
+
+def check_signature(signature: Signature, source: str) -> bytes:
+    """Return the public key of whoever signed, trusted or not.
+
+    Raises:
+        EngineFormatError: the signature is wrong.
+    """
+    try:
+        public = Ed25519PublicKey.from_public_bytes(signature.public_key)
+        public.verify(signature.signature, signature.message)
+    except (InvalidSignature, ValueError) as error:
+        raise EngineFormatError(
+            f"{source}: its signature is wrong; the file was changed after it was signed"
+        ) from error
+    return signature.public_key

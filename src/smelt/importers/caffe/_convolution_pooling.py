@@ -1,0 +1,189 @@
+"""Layers that slide a window, and inner products."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from smelt import ops
+from smelt.errors import ShapeError
+from smelt.importers.caffe._layer_context import LayerContext, UnsupportedLayer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from smelt.importers.caffe._prototxt import Layer
+    from smelt.ir import Constant, Value
+
+MAXIMUM_EXTENT = 1 << 20
+"""Windows, strides and paddings beyond this are refused before anything is computed with them."""
+
+
+def spatial(
+    step: LayerContext, p: Any, name: str, axes: int, default: int | None
+) -> tuple[int, ...]:
+    """A parameter given once, once for each spatial axis, or as ``_h`` and ``_w``.
+
+    Raises ShapeError: when it is missing, given twice, or outside its range.
+    """
+    short = name.removesuffix("_size")
+    given = list(getattr(p, name))
+    split = [f"{short}_h", f"{short}_w"]
+    fields = p.DESCRIPTOR.fields_by_name
+    if all(field in fields for field in split) and any(p.HasField(field) for field in split):
+        if given:
+            raise step.misfit(f"{name} and {short}_h or {short}_w are both given; keep one")
+        # Caffe reads a missing half as zero, which only padding may be.
+        given = [int(getattr(p, field)) or (default or 0) for field in split]
+    elif not given:
+        if default is None:
+            raise step.misfit(f"{name} is missing")
+        given = [default]
+    values = [int(v) for v in (given * axes if len(given) == 1 else given)]
+    if len(values) != axes:
+        raise step.misfit(f"{name} {values} does not fit the {axes} spatial axes of its input")
+    if any(v > MAXIMUM_EXTENT for v in values) or (default != 0 and min(values) < 1):
+        raise step.misfit(f"{name} {values} is outside 1 to {MAXIMUM_EXTENT}")
+    return tuple(values)
+
+
+def _spatial_axes(step: LayerContext, x: Value) -> int:
+    if x.tensor.rank < 3:
+        raise step.misfit(f"its input {x.tensor} has no spatial axes")
+    return x.tensor.rank - 2
+
+
+def refuse_convolution(layer: Layer) -> str | None:
+    """Why a convolution's parameters are refused, if they are."""
+    axis = layer.parameters("convolution_param").axis
+    return None if axis in (1, -3) else f"channels on axis {axis}; only axis 1 is imported"
+
+
+def convert_convolution(step: LayerContext) -> list[Value]:
+    """A correlation, with one set of weights for each pair of bottom and top."""
+    return [_convolve(step, x, number) for number, x in enumerate(step.inputs)]
+
+
+def _convolve(step: LayerContext, x: Value, number: int) -> Value:
+    p = step.parameters("convolution_param")
+    transposed = step.layer.type == "Deconvolution"
+    axes = _spatial_axes(step, x)
+    kernel = spatial(step, p, "kernel_size", axes, None)
+    strides = spatial(step, p, "stride", axes, 1)
+    pads = spatial(step, p, "pad", axes, 0)
+    dilations = spatial(step, p, "dilation", axes, 1)
+    count, group, channels = _output_count(step, p), int(p.group), x.tensor.shape[1]
+    if not isinstance(channels, int):
+        raise step.misfit(f"the number of its input's channels, {channels}, must be known")
+    if group < 1 or count % group or channels % group:
+        raise step.misfit(
+            f"num_output {count} and {channels} channels do not divide into {group} groups"
+        )
+    rows, columns = (channels, count // group) if transposed else (count, channels // group)
+    weights = step.weight(0, (rows, columns, *kernel))
+    bias = [step.weight(1, (count,))] if p.bias_term else []
+    kind = ops.ConvTranspose if transposed else ops.Conv
+    op = kind(kernel_shape=kernel, strides=strides, pads=pads * 2, dilations=dilations, group=group)
+    return step.add(op, x, weights, *bias, name=str(number) if number else "")
+
+
+def _output_count(step: LayerContext, parameters: Any) -> int:
+    """The number of outputs, which has no default. Raises ShapeError where it is missing."""
+    count = int(parameters.num_output)
+    if count < 1:
+        raise step.misfit("num_output is missing, or 0; say how many outputs the layer has")
+    return count
+
+
+def convert_inner_product(step: LayerContext) -> list[Value]:
+    """A matrix product over the axes from ``axis`` on."""
+    step.require_inputs(1)
+    p = step.parameters("inner_product_param")
+    axis, count = step.axis(p.axis), _output_count(step, p)
+    depths = step.shape[axis:]
+    if not all(isinstance(d, int) for d in depths):
+        raise step.misfit(f"it sums over {list(depths)}, which must be known")
+    depth = math.prod(d for d in depths if isinstance(d, int))
+    weights = step.weight(0, (depth, count) if p.transpose else (count, depth))
+    bias = [step.weight(1, (count,))] if p.bias_term else []
+    if axis == 1:
+        x = step.add(ops.Flatten(axis=1), step.x, name="flatten") if step.rank > 2 else step.x
+        return [step.add(ops.Gemm(trans_b=not p.transpose), x, weights, *bias)]
+    return [_stacked_product(step, axis, depth, weights, bias)]
+
+
+def _stacked_product(
+    step: LayerContext, axis: int, depth: int, weights: Constant, bias: Sequence[Constant]
+) -> Value:
+    """An inner product that keeps more, or fewer, axes than the batch."""
+    if not step.parameters("inner_product_param").transpose:
+        weights = step.derive(ops.Transpose(perm=(1, 0)), weights)
+    x = step.x
+    if axis != step.rank - 1:
+        x = step.reshape(x, (*step.shape[:axis], depth), "flatten")
+    if axis == 0:
+        raise step.misfit("axis 0 sums over the batch, which is not fixed; sum from axis 1 on")
+    if not bias:
+        return step.add(ops.MatMul(), x, weights)
+    return step.add(ops.Add(), step.add(ops.MatMul(), x, weights, name="product"), *bias)
+
+
+def refuse_pooling(layer: Layer) -> str | None:
+    """Why a pooling's parameters are refused, if they are."""
+    stochastic = layer.parameters("pooling_param").pool == 2
+    return (
+        "stochastic pooling draws random numbers, so it has no fixed result" if stochastic else None
+    )
+
+
+def convert_pooling(step: LayerContext) -> list[Value]:
+    """Windows counted upwards, as Caffe does, unless a fork's parameter says otherwise."""
+    step.require_inputs(1)
+    p = step.parameters("pooling_param")
+    average = p.pool == 1
+    if len(step.layer.tops) > 1:
+        raise UnsupportedLayer("a second top (the positions of the maxima) is not imported")
+    if p.global_pooling:
+        return [step.add(ops.GlobalAveragePool() if average else ops.GlobalMaxPool(), step.x)]
+    axes = _spatial_axes(step, step.x)
+    kernel = spatial(step, p, "kernel_size", axes, None)
+    strides = spatial(step, p, "stride", axes, 1)
+    pads = spatial(step, p, "pad", axes, 0)
+    if any(pad >= extent for pad, extent in zip(pads, kernel, strict=True)):
+        raise step.misfit(f"pad {list(pads)} must be smaller than the kernel {list(kernel)}")
+    ceil = bool(p.ceil_mode) and p.round_mode == 0
+    if ceil:
+        _check_windows(step, kernel, strides, pads)
+    if average:
+        op = ops.AveragePool(kernel, strides, pads * 2, ceil_mode=ceil, count_include_pad=True)
+        return [step.add(op, step.x)]
+    return [step.add(ops.MaxPool(kernel, strides, pads * 2, ceil_mode=ceil), step.x)]
+
+
+def _check_windows(
+    step: LayerContext, kernel: Sequence[int], strides: Sequence[int], pads: Sequence[int]
+) -> None:
+    """Refuse the one case in which Caffe keeps a window that lies outside its input wholly."""
+    for extent, k, s, pad in zip(step.shape[2:], kernel, strides, pads, strict=True):
+        if isinstance(extent, int) and not any(pads):
+            count = -(-(extent - k) // s) + 1
+            if (count - 1) * s >= extent > 0 and pad == 0 and count > 1:
+                raise ShapeError(
+                    f"its last window starts at {(count - 1) * s}, outside an extent of {extent}: "
+                    "Caffe's result there is undefined; use a stride no larger than the kernel",
+                    node=step.where,
+                )
+
+
+def convert_lrn(step: LayerContext) -> list[Value]:
+    """Local response normalisation across channels, or within each."""
+    step.require_inputs(1)
+    p = step.parameters("lrn_param")
+    size = int(p.local_size)
+    if size % 2 == 0 or size > MAXIMUM_EXTENT:
+        raise step.misfit(f"local_size {size} must be odd")
+    if p.norm_region == 0:
+        op = ops.LRN(size, float(p.alpha), float(p.beta), float(p.k))
+    else:  # within a channel Caffe has no k: it adds one
+        op = ops.LRN(size, float(p.alpha), float(p.beta), region="within_channel")
+    return [step.add(op, step.x)]

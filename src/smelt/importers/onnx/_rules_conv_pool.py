@@ -1,0 +1,217 @@
+"""Convolutions and poolings: automatic padding becomes explicit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from smelt.errors import ModelFormatError, ShapeError, UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from smelt.importers.onnx._node_context import NodeContext
+    from smelt.ir import Value
+    from smelt.types import Dim
+
+_AUTO_PADS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
+
+
+def convolution(node_context: NodeContext) -> list[Value]:
+    """Conv: kernel_shape follows from the weights, auto_pad from the extents."""
+    return [
+        convolve(
+            node_context, node_context.input(0), node_context.input(1), node_context.optional(2)
+        )
+    ]
+
+
+def integer_convolution(node_context: NodeContext) -> list[Value]:
+    """ConvInteger: as Conv, with zero points."""
+    zeros = node_context.optional(2), node_context.optional(3)
+    return [
+        convolve(
+            node_context, node_context.input(0), node_context.input(1), *zeros, op="ConvInteger"
+        )
+    ]
+
+
+def convolve(
+    node_context: NodeContext, x: Value, weights: Value, *others: Value | None, op: str = "Conv"
+) -> Value:
+    """Emit a convolution with the attributes of the call."""
+    kernel = _kernel_of(node_context, weights)
+    attributes = node_context.without("auto_pad", "pads", "kernel_shape")
+    pads = _resolve_pads(node_context, x.tensor.shape[2:], kernel)
+    return node_context.emit(op, x, weights, *others, kernel_shape=kernel, pads=pads, **attributes)
+
+
+def pooling(node_context: NodeContext) -> list[Value]:
+    """AveragePool, MaxPool, LpPool: auto_pad follows from the extents."""
+    x = node_context.input(0)
+    kernel = node_context.integers("kernel_shape") or ()
+    attributes = node_context.without("auto_pad", "pads", "storage_order")
+    if node_context.integer("storage_order", 0) and node_context.is_output_used(1):
+        raise UnsupportedError("indices in column-major order (storage_order=1) are not supported")
+    extents = x.tensor.shape[2:]
+    if _auto_pad(node_context) != "NOTSET":
+        attributes.pop("ceil_mode", None)  # what is padded to fit has no rest to round
+        if _auto_pad(node_context) == "SAME_UPPER" and not node_context.integer(
+            "count_include_pad", 0
+        ):
+            # A pair at a time needs one element more at the end or none: what ceil_mode leaves out
+            # does not count.
+            pairs = _takes_pairs(node_context, kernel)
+            extents = tuple(
+                2 if pair and not isinstance(extent, int) else extent
+                for extent, pair in zip(extents, pairs, strict=False)
+            )
+            attributes["ceil_mode"] = int(extents != x.tensor.shape[2:])
+    pads = _resolve_pads(node_context, extents, kernel)
+    return node_context.emit_all(node_context.op_type, x, pads=pads, **attributes)
+
+
+def _takes_pairs(node_context: NodeContext, kernel: Sequence[int]) -> list[bool]:
+    """For each axis, whether its windows are of two elements side by side."""
+    rank = len(kernel)
+    steps = zip(
+        _filled(node_context, "strides", rank, 1),
+        _filled(node_context, "dilations", rank, 1),
+        strict=True,
+    )
+    return [(extent, *step) == (2, 2, 1) for extent, step in zip(kernel, steps, strict=True)]
+
+
+def transposed_convolution(node_context: NodeContext) -> list[Value]:
+    """ConvTranspose: output_shape and auto_pad become pads."""
+    x, weights = node_context.input(0), node_context.input(1)
+    kernel = _kernel_of(node_context, weights)
+    rank = len(kernel)
+    strides = _filled(node_context, "strides", rank, 1)
+    dilations = _filled(node_context, "dilations", rank, 1)
+    extra = list(_filled(node_context, "output_padding", rank, 0))
+    wanted = _output_extents(node_context, x.tensor.shape[2:], strides)
+    if wanted is None:
+        is_explicit = _auto_pad(node_context) == "NOTSET"
+        pads = _filled(node_context, "pads", 2 * rank, 0) if is_explicit else (0,) * (2 * rank)
+    else:
+        heads, tails = [0] * rank, [0] * rank
+        for axis, (extent, target) in enumerate(zip(x.tensor.shape[2:], wanted, strict=True)):
+            reach = (kernel[axis] - 1) * dilations[axis] + 1
+            total = (extent - 1) * strides[axis] + reach + extra[axis] - target
+            if not isinstance(total, int):
+                raise UnsupportedError(
+                    f"its output_shape or auto_pad needs the extent {extent} of axis {axis + 2}: "
+                    "fix it"
+                )
+            extra[axis] += max(-total, 0)
+            is_upper = _auto_pad(node_context) == "SAME_UPPER"
+            heads[axis], tails[axis] = _halves(max(total, 0), upper=is_upper)
+        pads = (*heads, *tails)
+    return node_context.emit_all(
+        "ConvTranspose",
+        x,
+        weights,
+        node_context.optional(2),
+        kernel_shape=kernel,
+        strides=strides,
+        dilations=dilations,
+        pads=pads,
+        output_padding=tuple(extra),
+        group=node_context.integer("group", 1),
+    )
+
+
+def _output_extents(
+    node_context: NodeContext, extents: Sequence[Dim], strides: Sequence[int]
+) -> Sequence[Dim] | None:
+    wanted = node_context.integers("output_shape")
+    if wanted:
+        if len(wanted) < len(extents):
+            raise ShapeError(f"output_shape {wanted} has too few extents", node=node_context.where)
+        return wanted[-len(extents) :]
+    if _auto_pad(node_context).startswith("SAME"):
+        return [extent * stride for extent, stride in zip(extents, strides, strict=True)]
+    return None
+
+
+def _kernel_of(node_context: NodeContext, weights: Value) -> tuple[int, ...]:
+    shape = weights.tensor.shape[2:]
+    declared = node_context.integers("kernel_shape")
+    if declared:
+        known = len(declared) == len(shape) and all(
+            not isinstance(extent, int) or extent == given
+            for extent, given in zip(shape, declared, strict=False)
+        )
+        if not known:
+            raise ShapeError(
+                f"kernel_shape {list(declared)} does not fit weights {weights.tensor}",
+                node=node_context.where,
+            )
+        return declared
+    if not all(isinstance(extent, int) for extent in shape):
+        raise UnsupportedError("the extents of its kernel are not known; give it kernel_shape")
+    return cast("tuple[int, ...]", shape)
+
+
+def _auto_pad(node_context: NodeContext) -> str:
+    mode = node_context.text("auto_pad", "NOTSET") or "NOTSET"
+    if mode not in _AUTO_PADS:
+        raise ModelFormatError(
+            f"{node_context.where}: auto_pad {mode!r} is none of {', '.join(_AUTO_PADS)}"
+        )
+    return mode
+
+
+def _filled(node_context: NodeContext, name: str, length: int, default: int) -> tuple[int, ...]:
+    given = node_context.integers(name) or (default,) * length
+    if len(given) != length:
+        raise ShapeError(f"{name} {list(given)} must be {length} numbers", node=node_context.where)
+    return given
+
+
+def _resolve_pads(
+    node_context: NodeContext, extents: Sequence[Dim], kernel: Sequence[int]
+) -> tuple[int, ...]:
+    """Padding before each axis, then after each."""
+    rank = len(kernel)
+    mode = _auto_pad(node_context)
+    if mode == "NOTSET":
+        return _filled(node_context, "pads", 2 * rank, 0)
+    if mode == "VALID":
+        return (0,) * (2 * rank)
+    if len(extents) != rank:
+        raise ShapeError(
+            f"{rank} kernel extents for {len(extents)} spatial axes", node=node_context.where
+        )
+    strides = _filled(node_context, "strides", rank, 1)
+    dilations = _filled(node_context, "dilations", rank, 1)
+    halves = [
+        _halves(
+            _same_padding(
+                extents[axis], (kernel[axis] - 1) * dilations[axis] + 1, strides[axis], axis
+            ),
+            upper=mode == "SAME_UPPER",
+        )
+        for axis in range(rank)
+    ]
+    return (*(head for head, _ in halves), *(tail for _, tail in halves))
+
+
+def _same_padding(extent: Dim, reach: int, stride: int, axis: int) -> int:
+    """Padding with which there is a window for each ``stride`` elements."""
+    if stride < 1:
+        raise ShapeError(f"stride {stride} must be positive")
+    if stride == 1:
+        return max(reach - 1, 0)
+    if not isinstance(extent, int):
+        raise UnsupportedError(
+            f"auto_pad with stride {stride} needs the extent {extent} of axis {axis + 2}: fix it "
+            "in the model"
+        )
+    windows = -(-extent // stride)
+    return max((windows - 1) * stride + reach - extent, 0)
+
+
+def _halves(total: int, *, upper: bool) -> tuple[int, int]:
+    small = total // 2
+    return (small, total - small) if upper else (total - small, small)

@@ -1,0 +1,120 @@
+"""Which op of ONNX, from which version on, is brought to smelt's ops in which way.
+
+An op that stands here under no version, but has a class of its name in ``smelt.ops``, means the
+same in every version that is read: it goes over as it is. What has no class either, or only one
+that is a part of it, is expanded where ONNX defines it by other ops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Final
+
+from smelt.errors import UnsupportedError
+from smelt.importers.onnx import _rules_control as control
+from smelt.importers.onnx import _rules_conv_pool as windows
+from smelt.importers.onnx import _rules_norm_quant as values
+from smelt.importers.onnx import _rules_shapes as shapes
+from smelt.importers.onnx._node_context import NodeContext, make_op_of, op_classes
+from smelt.ir import Op, Value
+from smelt.ops import ALL_OPS, lookup_op
+
+Converter = Callable[[NodeContext], list[Value]]
+
+
+def direct(node_context: NodeContext) -> list[Value]:
+    """The op of the same name, with the same inputs and attributes."""
+    return node_context.emit_all(
+        node_context.op_type, *node_context.inputs, **node_context.attributes
+    )
+
+
+_REDUCTIONS: Final = {
+    name: {1: shapes.reduction_of_attribute, 13 if name == "ReduceSum" else 18: direct}
+    for name in (
+        "ReduceL1",
+        "ReduceL2",
+        "ReduceLogSum",
+        "ReduceLogSumExp",
+        "ReduceMax",
+        "ReduceMean",
+        "ReduceMin",
+        "ReduceProd",
+        "ReduceSum",
+        "ReduceSumSquare",
+    )
+}
+
+RULES: Final[Mapping[str, Mapping[int, Converter]]] = {
+    **_REDUCTIONS,
+    "AveragePool": {1: windows.pooling},
+    "BatchNormalization": {1: values.batch_normalization},
+    "Cast": {1: shapes.cast_to},
+    "CastLike": {1: shapes.cast_like},
+    "Clip": {1: shapes.clip_of_attributes, 11: direct},
+    "Compress": {1: values.counted},
+    "Constant": {1: shapes.constant},
+    "ConstantOfShape": {1: shapes.constant_of_shape},
+    "Conv": {1: windows.convolution},
+    "ConvInteger": {1: windows.integer_convolution},
+    "ConvTranspose": {1: windows.transposed_convolution},
+    "DequantizeLinear": {1: values.quantize},
+    "Dropout": {1: shapes.dropout},
+    "GRU": {1: values.recurrent},
+    "Hardmax": {1: shapes.flattened_softmax, 13: direct},
+    "If": {1: control.conditional},
+    "LSTM": {1: values.recurrent},
+    "LayerNormalization": {1: values.layer_normalization},
+    "LogSoftmax": {1: shapes.flattened_softmax, 13: direct},
+    "Loop": {1: control.loop},
+    "LpPool": {1: windows.pooling},
+    "MaxPool": {1: windows.pooling},
+    "NonMaxSuppression": {1: values.counted},
+    "NonZero": {1: values.counted},
+    "Pad": {1: shapes.pad_of_attributes, 11: direct},
+    "QLinearConv": {1: values.quantized_convolution},
+    "QLinearMatMul": {1: values.quantized_matmul},
+    "QuantizeLinear": {1: values.quantize},
+    "RNN": {1: values.recurrent},
+    "Resize": {1: shapes.upsample, 11: shapes.resize},
+    "Scan": {1: control.scan},
+    "Scatter": {1: shapes.scatter},
+    "Slice": {1: shapes.slice_of_attributes, 10: direct},
+    "Softmax": {1: shapes.flattened_softmax, 13: direct},
+    "Split": {1: shapes.split_of_attribute, 13: shapes.split_equally, 18: shapes.split},
+    "Squeeze": {1: shapes.axes_of_attribute, 13: direct},
+    "TopK": {1: shapes.top_k_of_attribute, 10: direct},
+    "Unsqueeze": {1: shapes.axes_of_attribute, 13: direct},
+    "Upsample": {1: shapes.upsample_of_attribute, 9: shapes.upsample},
+}
+
+_EXPANDED: Final = frozenset({"Attention"})
+"""Ops of ONNX that have a class of their name, which is only a part of what they are."""
+
+
+def custom_rule(domain: str, op_type: str) -> Converter | None:
+    """How an op of another domain becomes a registered one: ``domain.OpType`` or ``OpType``."""
+    for name in (f"{domain}.{op_type}", op_type):
+        try:
+            cls = lookup_op(name)
+        except UnsupportedError:
+            continue
+        if cls not in ALL_OPS:
+            return partial(_registered, cls)
+    return None
+
+
+def _registered(cls: type[Op], node_context: NodeContext) -> list[Value]:
+    return node_context.apply(
+        make_op_of(cls, node_context.op_type, node_context.attributes, node_context.where),
+        *node_context.inputs,
+    )
+
+
+def rule_for(op_type: str, version: int) -> Converter | None:
+    """How an op of an opset is brought to ours; None when there is neither rule nor class."""
+    versions = RULES.get(op_type)
+    if versions is not None:
+        return versions[max(since for since in versions if since <= version)]
+    return direct if op_type in op_classes() and op_type not in _EXPANDED else None

@@ -1,0 +1,233 @@
+"""Structures in memory, each declared once: the same table reads, writes and prints them.
+
+A structure is a frozen dataclass whose fields say where they lie::
+
+    class Consumer(Descriptor):
+        index: int = at(0, "i16")
+        event: int = at(2, "u8")
+
+Offsets are those of the newest layout. A field that older firmware lacks is marked, and what comes
+after it then moves up: so one table serves both layouts.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from dataclasses import dataclass, field, fields
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeAlias, cast
+
+from smelt.nvdla._status import NvdlaError, NvError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from typing_extensions import Buffer
+
+_CODES: Final = {
+    "u8": "B",
+    "i8": "b",
+    "u16": "H",
+    "i16": "h",
+    "u32": "I",
+    "i32": "i",
+    "u64": "Q",
+    "i64": "q",
+    "f32": "f",
+}
+
+Kind: TypeAlias = "str | type[Descriptor]"
+
+
+class DescriptorLayout(IntEnum):
+    """Which of the two incompatible generations a structure belongs to."""
+
+    WITHOUT_OFFSETS = 0
+    """Firmware interface 0.11 and before: a cube has 28 bytes and no offset of its own."""
+    WITH_OFFSETS = 1
+    """Firmware interface 0.12 and after: a cube has 32 bytes."""
+
+    @classmethod
+    def of_version(cls, major: int, minor: int) -> DescriptorLayout:
+        """The layout of a firmware interface version."""
+        return cls.WITHOUT_OFFSETS if (major, minor) < (0, 12) else cls.WITH_OFFSETS
+
+
+@dataclass(frozen=True, slots=True)
+class _FieldSpec:
+    offset: int
+    kind: Kind
+    count: int
+    is_new: bool
+
+
+def at(offset: int, kind: Kind, count: int = 1, *, new: bool = False, default: Any = 0) -> Any:
+    """Declare a field: its offset in bytes, its type, how often it repeats.
+
+    Args:
+        offset: Where it starts in the newest layout.
+        kind: ``u8`` to ``i64``, ``f32``, or a nested structure.
+        count: More than one makes the value a tuple.
+        new: Structures without offsets lack it.
+        default: The value of one element.
+    """
+    metadata = {"place": _FieldSpec(offset, kind, count, new)}
+    if isinstance(kind, str):
+        value = default if count == 1 else (default,) * count
+        return field(default=value, metadata=metadata)
+    make = kind if count == 1 else lambda: tuple(kind() for _ in range(count))
+    return field(default_factory=make, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    """A structure that hardware, firmware or the emulator reads from memory, little endian."""
+
+    padded_bytes: ClassVar[int] = 0
+    """The size where it is more than the end of the last field."""
+
+    @classmethod
+    def size_bytes(cls, layout: DescriptorLayout = DescriptorLayout.WITH_OFFSETS) -> int:
+        """The size in memory."""
+        return _codec(cls, layout).size
+
+    @classmethod
+    def from_bytes(
+        cls,
+        data: Buffer,
+        offset: int = 0,
+        layout: DescriptorLayout = DescriptorLayout.WITH_OFFSETS,
+    ) -> Self:
+        """Read one. Raises NvdlaError(INVALID_SIZE): it does not lie inside ``data``."""
+        codec = _codec(cls, layout)
+        view = memoryview(data)
+        if offset < 0 or offset + codec.size > view.nbytes:
+            raise NvdlaError(
+                NvError.INVALID_SIZE,
+                f"{cls.__name__} at byte {offset} needs {codec.size} bytes, "
+                f"but its memory has {view.nbytes} in all",
+            )
+        return cast("Self", _build(cls, layout, iter(codec.unpack_from(view, offset))))
+
+    def to_bytes(self, layout: DescriptorLayout = DescriptorLayout.WITH_OFFSETS) -> bytes:
+        """Write it. Raises NvdlaError(BAD_VALUE): a value does not fit its field."""
+        codec = _codec(type(self), layout)
+        try:
+            return codec.pack(*_flatten(self, layout))
+        except struct.error as error:
+            raise NvdlaError(
+                NvError.BAD_VALUE, f"{type(self).__name__}: a value does not fit: {error}"
+            ) from error
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields by name, for reports; reserved ones are left out."""
+        return {
+            name: _plain(getattr(self, name))
+            for name, _ in _field_specs(type(self))
+            if not name.startswith("reserved")
+        }
+
+
+def _field_specs(cls: type[Descriptor]) -> tuple[tuple[str, _FieldSpec], ...]:
+    key: Any = cls  # to mypy a class of frozen values has no hash
+    return _find_field_specs(key)
+
+
+def _codec(cls: type[Descriptor], layout: DescriptorLayout) -> struct.Struct:
+    key: Any = cls
+    return _make_codec(key, layout)
+
+
+@functools.cache
+def _find_field_specs(cls: Any) -> tuple[tuple[str, _FieldSpec], ...]:
+    return tuple((item.name, item.metadata["place"]) for item in fields(cls))
+
+
+def _is_in(field_spec: _FieldSpec, layout: DescriptorLayout) -> bool:
+    return not field_spec.is_new or layout is DescriptorLayout.WITH_OFFSETS
+
+
+def _size_of(kind: Kind, layout: DescriptorLayout) -> int:
+    if isinstance(kind, str):
+        return struct.calcsize("<" + _CODES[kind])
+    return kind.size_bytes(layout)
+
+
+@functools.cache
+def _make_codec(cls: Any, layout: DescriptorLayout) -> struct.Struct:
+    newest = DescriptorLayout.WITH_OFFSETS
+    parts = ["<"]
+    end = missing = 0
+    for name, field_spec in _field_specs(cls):
+        size = _size_of(field_spec.kind, layout) * field_spec.count
+        start = field_spec.offset - missing
+        if not _is_in(field_spec, layout):
+            missing += size
+            continue
+        if start < end:
+            raise TypeError(f"{cls.__name__}.{name} overlaps the field before it")
+        parts.append(f"{start - end}x")
+        parts.append(_format(field_spec, layout))
+        end = start + size
+        missing += _size_of(field_spec.kind, newest) * field_spec.count - size
+    padding = cls.padded_bytes - end if cls.padded_bytes else 0
+    return struct.Struct("".join([*parts, f"{padding}x"]))
+
+
+def _format(field_spec: _FieldSpec, layout: DescriptorLayout) -> str:
+    if isinstance(field_spec.kind, str):
+        return (
+            f"{field_spec.count}{_CODES[field_spec.kind]}"
+            if field_spec.count > 1
+            else _CODES[field_spec.kind]
+        )
+    return _codec(field_spec.kind, layout).format.removeprefix("<") * field_spec.count
+
+
+def _build(cls: type[Descriptor], layout: DescriptorLayout, values: Iterator[Any]) -> Descriptor:
+    made: dict[str, Any] = {}
+    for name, field_spec in _field_specs(cls):
+        if not _is_in(field_spec, layout):
+            continue
+        items = [
+            next(values)
+            if isinstance(field_spec.kind, str)
+            else _build(field_spec.kind, layout, values)
+            for _ in range(field_spec.count)
+        ]
+        made[name] = items[0] if field_spec.count == 1 else tuple(items)
+    return cls(**made)
+
+
+def _flatten(value: Descriptor, layout: DescriptorLayout) -> Iterator[Any]:
+    for name, field_spec in _field_specs(type(value)):
+        part = getattr(value, name)
+        if not _is_in(field_spec, layout):
+            if part:
+                raise NvdlaError(
+                    NvError.BAD_VALUE,
+                    f"{type(value).__name__}.{name} is {part}, but firmware before 0.12 has no "
+                    "such field: it must be 0",
+                )
+            continue
+        items = (part,) if field_spec.count == 1 else part
+        if len(items) != field_spec.count:
+            raise NvdlaError(
+                NvError.COUNT_MISMATCH,
+                f"{type(value).__name__}.{name} has {len(items)} values instead of "
+                f"{field_spec.count}",
+            )
+        for item in items:
+            if isinstance(item, Descriptor):
+                yield from _flatten(item, layout)
+            else:
+                yield item
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Descriptor):
+        return value.to_dict()
+    if isinstance(value, tuple):
+        return [_plain(item) for item in cast("Sequence[Any]", value)]
+    return value

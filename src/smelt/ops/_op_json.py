@@ -1,0 +1,408 @@
+"""Ops, regions and recipes as JSON: written exactly, read with suspicion.
+
+A value is itself where JSON has it; anything else is a list that starts with a tag: ``["float",
+"nan"]``, ``["tuple", …]``, ``["dtype", name]``, ``["enum", class, member]``, ``["op", name, fields,
+identity]``, ``["stage", op, arguments]``, ``["graph", …]``, ``["array", dtype, shape, base64]``.
+Lists are tuples here, so that what is written is hashable. An op that is not smelt's own carries
+its identity, and is only read where the same source is installed. The reader builds nothing but
+what the tags name, never deeper or larger than its limits.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import dataclasses
+import math
+from enum import Enum
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from smelt.errors import EngineFormatError, EngineMismatchError, SmeltError
+from smelt.ir import Constant, Graph, Op, Recipe, sources_first
+from smelt.ops._attribute_types import field_hints, fits_hint, parts_of_hint
+from smelt.ops._registry import is_builtin, lookup_op, op_identity
+from smelt.ops.fused import Stage
+from smelt.types import (
+    DType,
+    Limit,
+    OptionalType,
+    SequenceType,
+    SymbolicDim,
+    TensorType,
+    dim_from_text,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from smelt.ir import Array, Value
+    from smelt.types import Dim, ValueType
+
+Json = None | bool | int | float | str | tuple["Json", ...]
+"""What is written: hashable, and exact in JSON (tuples are lists there)."""
+
+MAXIMUM_DEPTH = 3 * Limit.MAX_REGION_DEPTH.most + 8
+"""A region is the value of a field of an op: three levels."""
+MAXIMUM_PARTS = Limit.MAX_JSON_PARTS.most
+MAXIMUM_RANK = Limit.MAX_RANK.most
+
+
+def op_to_json(op: Op) -> Json:
+    """The op as JSON: ``("op", name, ((field, value), …), identity)``.
+
+    Raises EngineFormatError: when a field holds something that has no form here.
+    """
+    fields = tuple((f.name, _encode(getattr(op, f.name))) for f in dataclasses.fields(op))
+    return ("op", op.name, fields, None if is_builtin(type(op)) else op_identity(type(op)))
+
+
+def op_from_json(data: object) -> Op:
+    """The op that ``op_to_json`` wrote.
+
+    Raises EngineFormatError: when the data is not an op, or one that this smelt does not know.
+    Raises EngineMismatchError: when the op is a user's and its source is another than at writing.
+    """
+    return _Reader().op(data, 0)
+
+
+def recipe_to_json(constant: Constant, intern: Callable[[Constant], str | None]) -> Json:
+    """The constant's recipe as JSON, every shared part once.
+
+    ``intern`` says under which name the engine knows a source; None writes its elements into the
+    recipe. The form is ``("recipe", entries)``: an entry is ``("source", name)``, ``("inline",
+    name, array)`` or ``("derived", name, op, inputs, output)``, its inputs being positions of
+    earlier entries; the last is the constant.
+    """
+    positions: dict[Constant, int] = {}
+    entries: list[Json] = []
+    for part in sources_first(constant):
+        positions[part] = len(entries)
+        if part.recipe is not None:
+            inputs = tuple(None if c is None else positions[c] for c in part.recipe.inputs)
+            op = op_to_json(part.recipe.op)
+            entries.append(("derived", part.name, op, inputs, part.recipe.output))
+            continue
+        name = intern(part)
+        if name is None:
+            entries.append(("inline", part.name, _array_to_json(part.array)))
+        else:
+            entries.append(("source", name))
+    return ("recipe", tuple(entries))
+
+
+def recipe_from_json(data: object, resolve: Callable[[str], Constant]) -> Constant:
+    """The constant of a recipe; ``resolve`` gives the source of a name.
+
+    Nothing is computed until its array is asked for. Raises EngineFormatError.
+    """
+    reader = _Reader()
+    tag, listed = reader.items(data, 2)
+    entries = reader.items(listed)
+    if tag != "recipe" or not entries:
+        raise EngineFormatError("a weight's recipe is malformed")
+    made: list[Constant] = []
+    for entry in entries:
+        made.append(_entry_from_json(reader, entry, made, resolve))
+    return made[-1]
+
+
+def _entry_from_json(
+    reader: _Reader, data: object, made: list[Constant], resolve: Callable[[str], Constant]
+) -> Constant:
+    parts = reader.items(data)
+    match parts:
+        case ("source", str(name)):
+            return resolve(name)
+        case ("inline", str(name), array):
+            return Constant(name, reader.array(array))
+        case ("derived", str(name), op, inputs, int(output)) if 0 <= output < 1 << 16:
+            places = [
+                None if p is None else reader.index(p, len(made)) for p in reader.items(inputs)
+            ]
+            sources = tuple(None if p is None else made[p] for p in places)
+            return Constant(name, recipe=Recipe(reader.op(op, 0), sources, output))
+        case _:
+            raise EngineFormatError(f"a part of a weight's recipe is malformed: {_excerpt(data)}")
+
+
+def _encode(value: object) -> Json:
+    match value:
+        case DType():
+            return ("dtype", value.value)
+        case Enum():
+            return ("enum", type(value).__name__, value.name)
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return value if math.isfinite(value) else ("float", str(value))
+        case Op():
+            return op_to_json(value)
+        case Stage():
+            return ("stage", op_to_json(value.op), value.arguments)
+        case Graph():
+            return _graph_to_json(value)
+        case tuple():
+            return ("tuple", *(_encode(v) for v in cast("tuple[object, ...]", value)))
+        case _:
+            kind = type(value).__name__
+            raise EngineFormatError(f"a {kind} in an op's field cannot be written to an engine")
+
+
+def _array_to_json(array: Array) -> Json:
+    stored = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+    text = base64.b64encode(stored.tobytes()).decode("ascii")
+    return ("array", DType.from_numpy(array.dtype).value, tuple(array.shape), text)
+
+
+def _type_to_json(kind: ValueType) -> Json:
+    if isinstance(kind, TensorType):
+        return ("tensor", kind.dtype.value, tuple(_dim_to_json(d) for d in kind.shape))
+    tag = "sequence" if isinstance(kind, SequenceType) else "optional"
+    return (tag, _type_to_json(kind.element))
+
+
+def _dim_to_json(dim: Dim) -> Json:
+    return str(dim) if isinstance(dim, SymbolicDim) else dim
+
+
+def _graph_to_json(graph: Graph) -> Json:
+    """Name, inputs, constants, nodes, outputs, bounds; values are numbered in that order."""
+    values = list(graph.inputs)
+    numbers = {v: i for i, v in enumerate(values)}
+    constants: list[Json] = []
+    for value in graph.values():
+        if value.constant is not None and value not in numbers:
+            numbers[value] = len(numbers)
+            constants.append((value.name, _array_to_json(value.constant.array)))
+    nodes: list[Json] = []
+    for node in graph.nodes:
+        inputs = tuple(None if v is None else numbers[v] for v in node.inputs)
+        names = tuple(v.name for v in node.outputs)
+        nodes.append((node.name, op_to_json(node.op), inputs, names, node.layers))
+        for value in node.outputs:
+            numbers[value] = len(numbers)
+    inputs_json = tuple(_input_to_json(v) for v in graph.inputs)
+    outputs = tuple(numbers[v] for v in graph.outputs)
+    bounds = tuple((name, _dim_to_json(d)) for name, d in graph.symbol_bounds.items())
+    return ("graph", graph.name, inputs_json, tuple(constants), tuple(nodes), outputs, bounds)
+
+
+def _input_to_json(value: Value) -> Json:
+    dims = None if value.dims is None else tuple(_dim_to_json(d) for d in value.dims)
+    return (value.name, _type_to_json(value.type), dims)
+
+
+class _Reader:
+    """Reads one op or recipe and counts what it has built."""
+
+    def __init__(self) -> None:
+        self.parts_left = MAXIMUM_PARTS
+
+    def items(self, data: object, count: int | None = None) -> tuple[object, ...]:
+        """The parts of a list, as many as there must be."""
+        if not isinstance(data, (list, tuple)):
+            raise EngineFormatError(f"a list is needed in an op, not {_excerpt(data)}")
+        parts = tuple(cast("Sequence[object]", data))
+        self.parts_left -= len(parts)
+        if self.parts_left < 0:
+            raise EngineFormatError(f"an op of more than {MAXIMUM_PARTS} parts")
+        if count is not None and len(parts) != count:
+            raise EngineFormatError(f"{count} parts are needed in an op, not {len(parts)}")
+        return parts
+
+    def index(self, data: object, limit: int) -> int:
+        """A position among ``limit`` things."""
+        if not isinstance(data, int) or isinstance(data, bool) or not 0 <= data < limit:
+            raise EngineFormatError(f"position {_excerpt(data)} in an op; there are {limit} parts")
+        return data
+
+    def text(self, data: object) -> str:
+        """A name."""
+        if not isinstance(data, str):
+            raise EngineFormatError(f"a name is needed in an op, not {_excerpt(data)}")
+        return data
+
+    def op(self, data: object, depth: int) -> Op:
+        """An op; every field is checked against the class's annotation."""
+        if depth > MAXIMUM_DEPTH:
+            raise EngineFormatError(f"ops more than {MAXIMUM_DEPTH} deep inside each other")
+        tag, name, listed, identity = self.items(data, 4)
+        if tag != "op":
+            raise EngineFormatError(f"an op is needed, not {_excerpt(data)}")
+        cls = _find_op(self.text(name), identity)
+        hints = field_hints(cls)
+        values: dict[str, object] = {}
+        for pair in self.items(listed):
+            field, value = self.items(pair, 2)
+            field = self.text(field)
+            if field not in hints or field in values:
+                raise EngineFormatError(
+                    f"op {cls.name} has no field {field!r}, or it is given twice"
+                )
+            made = self.value(value, hints[field], depth + 1)
+            if not fits_hint(made, hints[field]):
+                raise EngineFormatError(
+                    f"field {field} of op {cls.name} cannot be {_excerpt(made)}"
+                )
+            values[field] = made
+        try:
+            return cls(**values)
+        except (TypeError, ValueError, SmeltError) as error:
+            raise EngineFormatError(f"op {cls.name} cannot be made: {str(error)[:500]}") from error
+
+    def value(self, data: object, hint: object, depth: int) -> object:
+        """One field's value."""
+        if depth > MAXIMUM_DEPTH:
+            raise EngineFormatError(f"an op's field more than {MAXIMUM_DEPTH} deep")
+        if data is None or isinstance(data, bool | str | float):
+            return data
+        if isinstance(data, int):
+            if not -(1 << 63) <= data < 1 << 64:
+                raise EngineFormatError("an integer of more than 64 bits in an op")
+            return data
+        return self._tagged(self.items(data), data, hint, depth)
+
+    def _tagged(self, parts: tuple[object, ...], data: object, hint: object, depth: int) -> object:
+        match parts:
+            case ("float", ("nan" | "inf" | "-inf") as text):
+                return float(str(text))
+            case ("tuple", *items):
+                return tuple(self.value(i, hint, depth + 1) for i in items)
+            case ("dtype", str(name)):
+                return _dtype(name)
+            case ("enum", str(name), str(member)):
+                return _enum_member(hint, name, member)
+            case ("op", *_):
+                return self.op(data, depth + 1)
+            case ("stage", op, arguments):
+                numbers = [self.value(a, hint, depth + 1) for a in self.items(arguments)]
+                if not all(fits_hint(n, int) for n in numbers):
+                    raise EngineFormatError("the arguments of a stage must be integers")
+                return Stage(self.op(op, depth + 1), tuple(cast("list[int]", numbers)))
+            case ("graph", *_):
+                return self.graph(data, depth + 1)
+            case _:
+                raise EngineFormatError(f"an op's field is malformed: {_excerpt(data)}")
+
+    def array(self, data: object) -> Array:
+        """An array, whose bytes must be as many as its shape says."""
+        tag, name, listed, text = self.items(data, 4)
+        shape = tuple(self.index(e, 1 << 40) for e in self.items(listed))
+        if tag != "array" or len(shape) > MAXIMUM_RANK:
+            raise EngineFormatError(f"an array is needed in an op, not {_excerpt(data)}")
+        dtype = _dtype(self.text(name)).numpy
+        try:
+            content = base64.b64decode(self.text(text), validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise EngineFormatError("the elements of an array in an op are no base64") from error
+        if math.prod(shape) * dtype.itemsize != len(content):
+            raise EngineFormatError(f"{len(content)} bytes for an array of shape {list(shape)}")
+        return np.frombuffer(content, dtype.newbyteorder("<")).astype(dtype).reshape(shape)
+
+    def type(self, data: object, depth: int = 0) -> ValueType:
+        """The type of a region's input."""
+        match self.items(data):
+            case ("tensor", str(name), shape):
+                dims = tuple(self.dim(d) for d in self.items(shape))
+                if len(dims) > MAXIMUM_RANK:
+                    raise EngineFormatError(f"a tensor of rank {len(dims)} in an op")
+                return TensorType(_dtype(name), dims)
+            case ("sequence", element) if depth < 2:
+                kind = self.type(element, depth + 1)
+                if isinstance(kind, TensorType):
+                    return SequenceType(kind)
+            case ("optional", element) if depth < 1:
+                kind = self.type(element, depth + 1)
+                if not isinstance(kind, OptionalType):
+                    return OptionalType(kind)
+            case _:
+                pass
+        raise EngineFormatError(f"a type in an op is malformed: {_excerpt(data)}")
+
+    def dim(self, data: object) -> Dim:
+        """A dimension."""
+        if isinstance(data, int) and not isinstance(data, bool) and abs(data) < 1 << 63:
+            return data
+        try:
+            return dim_from_text(self.text(data))
+        except (ValueError, SmeltError) as error:
+            raise EngineFormatError(f"a dimension in an op is malformed: {error}") from error
+
+    def graph(self, data: object, depth: int) -> Graph:
+        """A region; inference, not the file, says what types its values have."""
+        _, name, inputs, constants, nodes, outputs, bounds = self.items(data, 7)
+        graph = Graph(self.text(name))
+        values: list[Value] = []
+        for item in self.items(inputs):
+            label, kind, dims = self.items(item, 3)
+            value = graph.add_input(self.text(label), self.type(kind))
+            value.dims = None if dims is None else tuple(self.dim(d) for d in self.items(dims))
+            values.append(value)
+        for item in self.items(constants):
+            label, array = self.items(item, 2)
+            values.append(graph.add_constant(self.array(array), self.text(label)))
+        for item in self.items(nodes):
+            values.extend(self._node(graph, item, values, depth))
+        graph.outputs = [values[self.index(i, len(values))] for i in self.items(outputs)]
+        for item in self.items(bounds):
+            symbol, largest = self.items(item, 2)
+            graph.symbol_bounds[self.text(symbol)] = self.dim(largest)
+        return graph
+
+    def _node(self, graph: Graph, data: object, values: list[Value], depth: int) -> list[Value]:
+        name, op, listed, names, layers = self.items(data, 5)
+        places = [None if i is None else self.index(i, len(values)) for i in self.items(listed)]
+        inputs = [None if p is None else values[p] for p in places]
+        made = self.op(op, depth + 1)
+        labels = [self.text(n) for n in self.items(names)]
+        parts = tuple(self.text(n) for n in self.items(layers))
+        try:
+            node = graph.add(made, *inputs, name=self.text(name), output_names=labels, layers=parts)
+        except (SmeltError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+            raise EngineFormatError(
+                f"a region's node {_excerpt(name)} is wrong: {str(error)[:500]}"
+            ) from error
+        return node.outputs
+
+
+def _find_op(name: str, identity: object) -> type[Op]:
+    try:
+        cls = lookup_op(name)
+    except SmeltError as error:
+        raise EngineFormatError(f"the engine uses an op that is not known here: {error}") from error
+    if is_builtin(cls):
+        return cls
+    here = op_identity(cls)
+    parts = cast("Sequence[object]", identity) if isinstance(identity, list | tuple) else ()
+    if here != tuple(parts):
+        written = ", ".join(str(p)[:80] for p in parts[:4]) or "no identity"
+        raise EngineMismatchError(
+            f"op {name!r} is {', '.join(here)} here, but {written} in the engine: "
+            "install what the engine was made with, or build it again"
+        )
+    return cls
+
+
+def _dtype(name: str) -> DType:
+    try:
+        return DType(name)
+    except ValueError as error:
+        raise EngineFormatError(f"no element type is called {name[:60]!r}") from error
+
+
+def _enum_member(hint: object, name: str, member: str) -> Enum:
+    for part in parts_of_hint(hint):
+        if isinstance(part, type) and issubclass(part, Enum) and part.__name__ == name:
+            found = part.__members__.get(member)
+            if found is not None:
+                return found
+    raise EngineFormatError(f"no field here can be {name[:60]}.{member[:60]}")
+
+
+def _excerpt(data: object) -> str:
+    """The start of what was found, for a message; never the whole of a large thing."""
+    if isinstance(data, list | tuple):
+        return f"a list of {len(cast('Sequence[object]', data))}"
+    return repr(data)[:80] if not isinstance(data, int) or abs(data) < 1 << 64 else "a huge integer"

@@ -1,0 +1,65 @@
+"""What softmax and its kin share: elements that compete along one axis."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from smelt.ir import Case, Op, Operand
+from smelt.ops._case_data import HALF_TOLERANCE, floats
+from smelt.ops._reference_numerics import narrow, widen
+from smelt.ops._shape import FLOATS, input_type, normalize_axis, require_dtype, require_inputs
+from smelt.ops._shape_operands import present
+from smelt.types import override
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from smelt.ir import Array
+    from smelt.types import ValueType
+
+
+@dataclass(frozen=True)
+class SoftmaxLike(Op):
+    """A result of the input's shape in which each line along an axis is weighed by itself."""
+
+    axis: int = -1
+    """Axis along which elements compete."""
+
+    @abstractmethod
+    def _normalize_rows(self, shifted: Array, /) -> Array:
+        """The result, from elements of which each line's largest is 0."""
+
+    @override
+    def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
+        require_inputs(self, inputs, 1)
+        x = input_type(self, inputs, 0)
+        require_dtype(x, FLOATS, f"the input of {self.name}")
+        normalize_axis(self.axis, x.rank)
+        return (x,)
+
+    @override
+    def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
+        array = present(inputs, 0)
+        if not array.size:
+            return (array,)
+        x = widen(array)
+        return (
+            narrow(self._normalize_rows(x - x.max(axis=self.axis, keepdims=True)), array.dtype),
+        )
+
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        yield Case("rows", cls(), (floats(5, 33, low=-9, high=9),))
+        yield Case("one_row", cls(), (floats(1000, low=-9, high=9),))
+        yield Case("channels", cls(axis=1), (floats(2, 17, 4, 5, low=-9, high=9),))
+        yield Case("first_axis", cls(axis=0), (floats(7, 3, low=-9, high=9),))
+        yield Case("one_element", cls(), (floats(4, 1),))
+        yield Case("large_values", cls(), (floats(3, 9, low=500, high=600),))
+        yield Case("empty_batch", cls(), (floats(0, 9),))
+        x = floats(5, 65, dtype=np.float16, low=-9, high=9)
+        yield Case("float16", cls(), (x,), HALF_TOLERANCE)

@@ -1,0 +1,64 @@
+"""A dense convolution and the depthwise one that alone reads it become one ``FusedPair``.
+
+The expansion of an inverted residual, or a stem, makes a tensor several times as large as what goes
+in and what comes out. As one node the two can run panel by panel: what is between is never stored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from smelt import ops
+from smelt.passes._base import Note, Pass, PassResult
+from smelt.passes._pair_fusion import fuse_pair_nodes
+from smelt.types import DType, override
+
+if TYPE_CHECKING:
+    from smelt.ir import Graph, Node
+
+
+@dataclass(frozen=True)
+class FuseConvDepthwise(Pass):
+    """Chain convolutions with depthwise ones."""
+
+    name: ClassVar[str] = "fuse-conv-depthwise"
+
+    @override
+    def apply(self, graph: Graph) -> PassResult:
+        notes: list[Note] = []
+        for second in list(graph.nodes):
+            first = _expansion_before(second)
+            if first is None:
+                continue
+            layers = (*first.layers, *second.layers)
+            if graph.is_output(first.output):
+                reason = f"{first.output.name!r} is an output of the network"
+                notes.append(Note.refusal(layers, f"{reason}, so it is stored"))
+            elif len(first.output.users) > 1:
+                notes.append(Note.refusal(layers, f"{first.output.name!r} has several readers"))
+            else:
+                notes.append(Note(layers, fuse_pair_nodes(graph, first, second).layers))
+        return PassResult.of(notes)
+
+
+def _expansion_before(node: Node) -> Node | None:
+    """The dense convolution whose result a depthwise one reads."""
+    source = node.inputs[0] if node.inputs else None
+    conv = _conv_of(node)
+    first = None if source is None else source.producer
+    if conv is None or first is None or conv.group != node.output.tensor.shape[1]:
+        return None
+    dense = _conv_of(first)
+    return first if conv.group > 1 and dense is not None and dense.group == 1 else None
+
+
+def _conv_of(node: Node) -> ops.Conv | None:
+    """The 2-D float32 convolution that a node is, whatever its epilogue."""
+    root = node.op.root if isinstance(node.op, ops.Fused) else node.op
+    if not isinstance(root, ops.Conv) or len(root.kernel_shape) != 2:
+        return None
+    values = [value for value in (*node.inputs, node.output) if value is not None]
+    single = all(value.tensor.dtype is DType.FLOAT32 for value in values)
+    weights = node.inputs[1]
+    return root if single and weights is not None and weights.constant is not None else None

@@ -1,0 +1,257 @@
+"""Which plan runs, and with which symbol values: found from the shapes of the inputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+from typing import TYPE_CHECKING, Final
+
+from smelt.errors import BindingError, ContextError, UnboundSymbolError
+from smelt.types import Symbol, SymbolicDim, evaluate_dim, given_int, symbols_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from smelt.engine import Binding, EngineHeader, Plan
+    from smelt.types import Dim, Shape
+
+BATCH: Final = "batch"
+"""The symbol of the implicit batch."""
+
+
+def values_from_shapes(
+    bindings: Sequence[Binding], shapes: Sequence[tuple[int, ...]]
+) -> dict[str, int]:
+    """Return the symbol values under which the inputs have these shapes.
+
+    Raises:
+        BindingError: there are none; the message names the input and both shapes.
+    """
+    values: dict[str, int] = {}
+    owners: dict[str, str] = {}
+    for binding, shape in zip(bindings, shapes, strict=True):
+        if len(shape) != len(binding.shape):
+            raise _misfit(binding, shape, f"it has {len(shape)} axes")
+        for extent, dim in zip(shape, binding.shape, strict=True):
+            name = _symbol_name(dim)
+            if name is None:
+                continue
+            if values.setdefault(name, extent) != extent:
+                raise _misfit(binding, shape, f"{owners[name]} has {name} = {values[name]}")
+            owners.setdefault(name, binding.name)
+    for binding, shape in zip(bindings, shapes, strict=True):
+        for axis, (extent, dim) in enumerate(zip(shape, binding.shape, strict=True)):
+            if _evaluate(dim, values, binding) != extent:
+                raise _misfit(
+                    binding, shape, f"axis {axis} must be {dim}{_hint(axis, dim, extent)}"
+                )
+    return values
+
+
+def _hint(axis: int, dim: Dim, extent: int) -> str:
+    """What an engine for a larger batch needs, where that seems to be meant."""
+    if axis == 0 and dim == 1 and extent > 1:
+        return (
+            "; engines for larger batches are built with max_batch_size= or shapes=, where the "
+            "model leaves its batch open"
+        )
+    return ""
+
+
+def _symbol_name(dim: Dim) -> str | None:
+    if isinstance(dim, SymbolicDim) and len(dim.terms) == 1:
+        monomial, coefficient = dim.terms[0]
+        if coefficient == 1 and len(monomial) == 1 and isinstance(monomial[0], Symbol):
+            return monomial[0].name
+    return None
+
+
+def _evaluate(dim: Dim, values: Mapping[str, int], binding: Binding) -> int:
+    try:
+        return evaluate_dim(dim, values)
+    except UnboundSymbolError as error:
+        raise BindingError(f"{binding.name}: {error}") from error
+
+
+def _misfit(binding: Binding, shape: tuple[int, ...], why: str) -> BindingError:
+    wanted = ", ".join(map(str, binding.shape))
+    return BindingError(f"{binding.name}: the array's shape {list(shape)} is not [{wanted}]: {why}")
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedCall:
+    """What follows from the shapes of one run's inputs."""
+
+    plan: int
+    """The plan's number."""
+    values: dict[str, int]
+    """Every symbol's value; those that the run itself decides have their largest."""
+    shapes: tuple[tuple[int, ...], ...]
+    """Of each binding; where the run decides an extent, what there must be room for."""
+    extents: tuple[Shape, ...]
+    """Of each binding, in the plan's symbols."""
+    decided: frozenset[str]
+    """The symbols whose values the run itself decides."""
+
+
+def call_from_values(header: EngineHeader, values: dict[str, int]) -> ResolvedCall:
+    """Return the call for symbol values.
+
+    Raises:
+        ContextError: the batch is larger than the engine's maximum.
+        BindingError: no plan is for these values.
+    """
+    number = find_plan(header, values)
+    plan = header.plans[number]
+    shapes = tuple(
+        tuple([max(evaluate_dim(dim, values), 0) for dim in room])
+        for room in plan.max_shapes(header.bindings)
+    )
+    extents = tuple(plan.shapes(header.bindings))
+    return ResolvedCall(number, values, shapes, extents, frozenset(plan.decided))
+
+
+def call_for_arrays(
+    call: ResolvedCall, bindings: Sequence[Binding], shapes: Sequence[tuple[int, ...] | None]
+) -> ResolvedCall:
+    """Return the call for arrays of these shapes; None stands for an address.
+
+    An output whose first extent the run decides may have less room than the engine: then the run
+    decides on no more than there is room for.
+
+    Raises:
+        BindingError: an array has no room for what the call needs.
+    """
+    values, needed = call.values.copy(), list(call.shapes)
+    for index, (binding, shape) in enumerate(zip(bindings, shapes, strict=True)):
+        if shape is None:
+            continue
+        extents = () if binding.is_input else call.extents[index]
+        name = _symbol_name(extents[0]) if extents else None
+        if name in call.decided and shape[1:] == needed[index][1:] and shape:
+            values[name] = min(values[name], shape[0])
+            needed[index] = (min(needed[index][0], shape[0]), *shape[1:])
+        check_capacity(binding, shape, needed[index])
+    return replace(call, values=values, shapes=tuple(needed))
+
+
+def values_from_batch(
+    header: EngineHeader, batch_size: int, shapes: Sequence[tuple[int, ...] | None]
+) -> dict[str, int]:
+    """Return the symbol values for a batch size, and for the inputs' shapes where they are known.
+
+    Raises:
+        ContextError: the batch is no positive number, or the engine has none.
+        BindingError: an input's array is neither flat nor has as many axes as the input.
+    """
+    given_int(batch_size, "the batch size", ContextError, least=1)
+    inputs = [(b, s) for b, s in zip(header.bindings, shapes, strict=True) if b.is_input]
+    values: dict[str, int] = {}
+    if any(BATCH in symbols_of(*binding.shape) for binding, _ in inputs):
+        values[BATCH] = batch_size
+    elif batch_size != 1 and header.max_batch_size is not None:
+        raise _batch_too_large(batch_size, header.max_batch_size)
+    elif batch_size != 1:
+        raise ContextError(
+            f"this engine's batch is part of its shapes, so the arrays say how many: "
+            f"pass 1, not {batch_size}"
+        )
+    for binding, shape in inputs:
+        if shape is None:
+            continue
+        if len(shape) != len(binding.shape):
+            # Where nothing but the batch is open, `check_capacity` compares what is needed.
+            if len(shape) != 1 and symbols_of(*binding.shape) - {BATCH}:
+                raise _misfit(binding, shape, f"it has {len(shape)} axes")
+            continue
+        for extent, dim in zip(shape, binding.shape, strict=True):
+            name = _symbol_name(dim)
+            if name is not None and name != BATCH:
+                values.setdefault(name, extent)
+    return values
+
+
+def check_capacity(binding: Binding, array_shape: tuple[int, ...], needed: tuple[int, ...]) -> None:
+    """Check that an application's array has room for a binding of a certain shape.
+
+    It has the binding's shape, axes of one element apart, or is flat and has as many elements or
+    more. An array for the largest batch serves smaller ones.
+
+    Raises:
+        BindingError: it has not.
+    """
+    if array_shape == needed:
+        return
+    is_flat = len(array_shape) == 1 != len(needed) and array_shape[0] >= prod(needed)
+    is_equal = _without_ones(array_shape) == _without_ones(needed)
+    is_longer = (
+        bool(array_shape and needed)
+        and not isinstance(binding.shape[0], int)
+        and array_shape[0] >= needed[0]
+        and _without_ones(array_shape[1:]) == _without_ones(needed[1:])
+    )
+    if not (is_flat or is_equal or is_longer):
+        raise BindingError(
+            f"{binding.name}: an array of {list(array_shape)} where {list(needed)} is needed"
+        )
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(extent for extent in shape if extent != 1)
+
+
+def find_plan(header: EngineHeader, values: dict[str, int]) -> int:
+    """Return the number of the first plan for these values, and add those that a run decides.
+
+    Raises:
+        ContextError: the batch is larger than the engine's maximum.
+        BindingError: no plan is for these values.
+    """
+    batch, most = values.get(BATCH), header.max_batch_size
+    if batch is not None and most is not None and batch > most:
+        raise _batch_too_large(batch, most)
+    fitting = [
+        number
+        for number, plan in enumerate(header.plans)
+        if all(low <= values.get(name, high) <= high for name, low, high in plan.symbols)
+    ]
+    if fitting:
+        _complete([header.plans[number] for number in fitting], values)
+        return fitting[0]
+    raise BindingError(
+        f"the engine has no plan for {_text(values)}; it has: "
+        + "; or ".join(_ranges(plan) for plan in header.plans)
+    )
+
+
+def _batch_too_large(batch: int, most: int) -> ContextError:
+    return ContextError(
+        f"the batch has {batch} and the engine was built for at most {most}; "
+        f"build it for more (max_batch_size={batch}, or a shape with a range where the batch is "
+        "part of the shapes), or run it in parts"
+    )
+
+
+def _complete(fitting: Sequence[Plan], values: dict[str, int]) -> None:
+    """Give symbols that a run itself decides their largest values in the first plan that fits."""
+    decided = fitting[0].decided
+    for name, _, high in fitting[0].symbols:
+        ranges = [row[1:] for plan in fitting for row in plan.symbols if row[0] == name]
+        least, most = min(low for low, _ in ranges), max(high for _, high in ranges)
+        if name not in values and name not in decided and least != most:
+            raise BindingError(
+                f"{name} has no value; it is from {least} to {most}, and neither an address nor a "
+                "flat array has a shape that tells it: pass an array of as many axes as the input "
+                "that has it"
+            )
+        values.setdefault(name, high)
+
+
+def _ranges(plan: Plan) -> str:
+    return (
+        ", ".join(f"{name} {low} to {high}" for name, low, high in plan.symbols) or "fixed shapes"
+    )
+
+
+def _text(values: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} = {value}" for name, value in values.items())

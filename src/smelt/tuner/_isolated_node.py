@@ -1,0 +1,300 @@
+"""One tactic by itself: its steps on memory of its own, what goes in, and what must come out.
+
+This is what every bench prepares, whatever it measures with.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from smelt.backends import Operands, StoredTensor, error_view, root_of
+from smelt.engine import ERROR_BYTES, Launch, Space
+from smelt.errors import IndexRangeError
+from smelt.interp import run_node
+from smelt.ops import AveragePool, Conv, ConvSum, Fused, FusedPair, MaxPool
+from smelt.types import (
+    DType,
+    Layout,
+    TensorFormat,
+    TensorType,
+    evaluate_dim,
+    is_float_dtype,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from smelt.backends import Backend, Tactic
+    from smelt.engine import Step, View
+    from smelt.ir import Array, Constant, Node, Op
+
+_DISTINCT_IMAGES: Final = 4
+"""Different images in a large batch."""
+_NARROW_DTYPES: Final = (DType.BFLOAT16, DType.FLOAT16)
+"""Narrow types of storage, the narrowest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimingRepeats:
+    """How a candidate is timed: the best of ``count`` means of ``runs_per_mean`` runs."""
+
+    count: int
+    runs_per_mean: int = 1
+    seconds: float = 0.02
+    """Time for it, after two means."""
+    min_sample_seconds: float = 0.0
+    """A mean is taken of more runs where it would last less than this."""
+
+
+@dataclass(slots=True)
+class NodeAllocation:
+    """A stretch of memory that a tactic needs."""
+
+    size_bytes: int
+    fill: int = 0
+    """What its bytes are before anything is written: halos have values."""
+    content: Constant | None = None
+    """What the family has packed into it."""
+    is_constant: bool = False
+    """Whether it holds what no run changes: weights."""
+
+
+@dataclass(slots=True)
+class IsolatedNode:
+    """Steps on rooms, which nobody has allocated yet: buffer k is room k."""
+
+    steps: tuple[Step, ...]
+    allocations: list[NodeAllocation]
+    inputs: list[View | None]
+    outputs: list[View]
+
+    @property
+    def launches(self) -> list[Launch]:
+        """The steps that a device does."""
+        return [s for s in self.steps if isinstance(s, Launch)]
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Memory that each worker needs to itself."""
+        return max((launch.scratch_bytes for launch in self.launches), default=0)
+
+
+@dataclass(slots=True)
+class _AllocationPlan:
+    """Rooms while they are being made."""
+
+    sizes: Mapping[str, int]
+    allocations: list[NodeAllocation] = field(default_factory=list[NodeAllocation])
+
+    def view(self, stored: StoredTensor, *, fill: int = 0, is_constant: bool = False) -> View:
+        stored.buffer = len(self.allocations)
+        size = evaluate_dim(stored.geometry()[2], self.sizes)
+        self.allocations.append(NodeAllocation(size, fill, is_constant=is_constant))
+        return stored.view()
+
+
+def lower_isolated_node(
+    backend: Backend[Any], node: Node, tactic: Tactic, sizes: Mapping[str, int]
+) -> IsolatedNode:
+    """The steps of one tactic of one node, on rooms of their own."""
+    allocation_plan = _AllocationPlan(sizes)
+    family = backend.family(tactic.family)
+    fill = tactic.halo_value & 0xFF  # only bytes have any but zero
+    halos = tactic.halos or ((),) * len(node.inputs)
+    inputs = [
+        None
+        if v is None or f is None
+        else allocation_plan.view(
+            StoredTensor(v.name, v.tensor, f, Space.ARENA, halo=h),
+            fill=fill,
+            is_constant=v.constant is not None,
+        )
+        for v, f, h in zip(node.inputs, tactic.inputs, halos, strict=True)
+    ]
+    outputs = [
+        allocation_plan.view(StoredTensor(v.name, v.tensor, f, Space.ARENA))
+        for v, f in zip(node.outputs, tactic.outputs, strict=True)
+    ]
+    packed: list[View] = []
+    for constant in family.pack(node, tactic):
+        linear = TensorFormat(constant.type.dtype, Layout.LINEAR)
+        stored = StoredTensor(constant.name, constant.type, linear, Space.ARENA)
+        packed.append(allocation_plan.view(stored, is_constant=True))
+        allocation_plan.allocations[-1].content = constant
+    workspace = None
+    if tactic.workspace_bytes != 0:
+        kind = TensorType(DType.UINT8, (evaluate_dim(tactic.workspace_bytes, sizes),))
+        linear = TensorFormat(kind.dtype, Layout.LINEAR)
+        workspace = allocation_plan.view(StoredTensor("workspace", kind, linear, Space.ARENA))
+    errors = None
+    if family.reports_index_errors(node):
+        errors = error_view(len(allocation_plan.allocations))
+        allocation_plan.allocations.append(NodeAllocation(ERROR_BYTES))
+    operands = Operands(tuple(inputs), tuple(outputs), tuple(packed), workspace, errors)
+    return IsolatedNode(
+        family.lower(node, tactic, operands), allocation_plan.allocations, inputs, outputs
+    )
+
+
+def lower_isolated_copy(
+    backend: Backend[Any], kind: TensorType, sizes: Mapping[str, int]
+) -> IsolatedNode:
+    """A copy of a tensor from the model's axis order to channels last."""
+    allocation_plan = _AllocationPlan(sizes)
+    views = [
+        allocation_plan.view(
+            StoredTensor("copied", kind, TensorFormat(kind.dtype, layout), Space.ARENA)
+        )
+        for layout in (Layout.LINEAR, Layout.CHANNELS_LAST)
+    ]
+    return IsolatedNode(
+        backend.reformat(*views), allocation_plan.allocations, [views[0]], [views[1]]
+    )
+
+
+def tensor_view(view: View, memory: NDArray[np.uint8], sizes: Mapping[str, int]) -> NDArray[Any]:
+    """A tensor in the memory of its room, in logical axis order."""
+    dtype = view.dtype.numpy
+    flat = memory[evaluate_dim(view.offset, sizes) :]
+    flat = flat[: flat.size // dtype.itemsize * dtype.itemsize].view(dtype)
+    shape = tuple(evaluate_dim(d, sizes) for d in view.shape)
+    strides = tuple(evaluate_dim(s, sizes) * dtype.itemsize for s in view.strides)
+    return np.lib.stride_tricks.as_strided(flat, shape, strides)
+
+
+def to_stored_layout(array: Array, layout: Layout) -> Array:
+    """An array in the axis order of views of a layout; an image without a twin gets a copy for one.
+
+    So its twin's results are copies, too.
+    """
+    if layout is not Layout.PAIRED:
+        return array
+    if len(array) % 2:
+        array = np.concatenate([array, array[-1:]])
+    return np.moveaxis(array.reshape(-1, 2, *array.shape[1:]), 1, -1)
+
+
+# ---- what goes in, and what must come out
+
+
+def storage_dtype_of(tactics: Sequence[Tactic]) -> DType:
+    """The narrowest type in which tactics store float32."""
+    formats = {f.dtype for t in tactics for f in (*t.inputs, *t.outputs) if f is not None}
+    return next((dtype for dtype in _NARROW_DTYPES if dtype in formats), DType.FLOAT32)
+
+
+def random_inputs_and_reference(
+    node: Node, sizes: Mapping[str, int], rng: np.random.Generator, storage: DType
+) -> tuple[list[Array | None], tuple[Array, ...]]:
+    """Random inputs of a node (its constants as they are), and what the reference makes of them.
+
+    The numbers are such as ``storage`` holds exactly: all tactics then compute from the same. Where
+    each image of a batch is computed by itself, a large batch is a few images in random order: the
+    reference takes its time.
+    """
+    arrays: list[Array | None] = []
+    batch = _independent_batch_size(node, sizes)
+    order = rng.permutation(np.arange(batch) % _DISTINCT_IMAGES)
+    for value in node.inputs:
+        if value is None or value.constant is not None:
+            arrays.append(None if value is None or value.constant is None else value.constant.array)
+            continue
+        shape = tuple(evaluate_dim(d, sizes) for d in value.tensor.shape)
+        if batch:
+            shape = (_DISTINCT_IMAGES, *shape[1:])
+        if value.dims is not None:  # kernels may rely on what follows from shapes
+            known = [evaluate_dim(d, sizes) for d in value.dims]
+            arrays.append(np.array(known, value.tensor.dtype.numpy).reshape(shape))
+            continue
+        array = random_array(value.tensor.dtype, shape, rng)
+        narrow = array.dtype == np.float32 and storage is not DType.FLOAT32
+        arrays.append(cast_to_storage(array, storage).astype(np.float32) if narrow else array)
+    arrays, results = _with_valid_indices(node, arrays)
+    if not batch:
+        return arrays, results
+    varying = [value is not None and value.constant is None for value in node.inputs]
+    spread = [
+        array[order] if varies and array is not None else array
+        for array, varies in zip(arrays, varying, strict=True)
+    ]
+    return spread, tuple(result[order] for result in results)
+
+
+def _with_valid_indices(
+    node: Node, arrays: list[Array | None]
+) -> tuple[list[Array | None], tuple[Array, ...]]:
+    """The inputs and their results; integers are zeros where some are indices out of range."""
+    try:
+        return arrays, run_node(node, arrays)
+    except IndexRangeError:
+        varying = [value is not None and value.constant is None for value in node.inputs]
+        arrays = [
+            np.zeros_like(array)
+            if array is not None and array.dtype.kind in "iu" and varies
+            else array
+            for array, varies in zip(arrays, varying, strict=True)
+        ]
+        return arrays, run_node(node, arrays)
+
+
+def _independent_batch_size(node: Node, sizes: Mapping[str, int]) -> int:
+    """The images of a batch, if there are many and each is computed by itself; else 0."""
+    if not isinstance(_first_op(node), Conv | ConvSum | MaxPool | AveragePool):
+        return 0
+    images = [v.tensor for v in node.inputs if v is not None and v.constant is None]
+    counts = {evaluate_dim(kind.shape[0], sizes) if kind.rank > 2 else 0 for kind in images}
+    count = counts.pop() if len(counts) == 1 else 0
+    return count if count > _DISTINCT_IMAGES else 0
+
+
+def _first_op(node: Node) -> Op:
+    """What a node computes first of all; chains are of ops alike in this."""
+    root = root_of(node)[0]
+    first = root.first if isinstance(root, FusedPair) else root
+    return first.root if isinstance(first, Fused) else first
+
+
+def cast_to_storage(array: Array, stored: DType) -> Array:
+    """The elements as memory of another type holds them."""
+    return array.astype(stored.numpy) if is_float_dtype(array.dtype) else array
+
+
+def random_array(dtype: DType, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+    """Something for an input: any floats, and small integers, which may be indices."""
+    if dtype is DType.BOOL:
+        return rng.random(shape) < 0.5
+    if dtype.is_float:
+        return rng.standard_normal(shape, np.float32).astype(dtype.numpy)
+    return rng.integers(0, 2, shape).astype(dtype.numpy)
+
+
+def smallest_nonzero(stored: DType) -> float:
+    """The distance of numbers next to zero in a type of fewer digits: no result can be closer."""
+    return float(np.finfo(np.float16).smallest_subnormal) if stored is DType.FLOAT16 else 0.0
+
+
+def relative_error(got: Array, wanted: Array, step: float = 0.0) -> float:
+    """Largest difference, relative to the largest finite magnitude wanted; 0 or inf for ints.
+
+    One of up to ``step`` is none.
+    """
+    if got.shape != wanted.shape:
+        return math.inf
+    if got.size == 0:
+        return 0.0
+    if not is_float_dtype(wanted.dtype):
+        return 0.0 if np.array_equal(got, wanted) else math.inf
+    a, b = got.astype(np.float64), wanted.astype(np.float64)
+    finite = np.isfinite(b)
+    if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
+        return math.inf
+    if not finite.any():
+        return 0.0
+    scale = float(np.abs(b[finite]).max())
+    return max(0.0, float(np.abs(a[finite] - b[finite]).max()) - step) / (scale or 1.0)
