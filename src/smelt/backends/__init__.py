@@ -13,7 +13,7 @@ from smelt.backends._base import (
 )
 from smelt.backends._code_cache import CodeCache
 from smelt.backends._codegen_version import codegen_version_of
-from smelt.backends._fused_programs import root_of
+from smelt.backends._fused_programs import op_as, root_as, root_of
 from smelt.backends._launch_scalars import LaunchScalars
 from smelt.backends._plan_builder import (
     BuiltPlan,
@@ -50,6 +50,8 @@ __all__ = [
     "codegen_version_of",
     "error_view",
     "linear_format",
+    "op_as",
+    "root_as",
     "root_of",
     "is_same_memory_order",
     "with_storage_dtype",

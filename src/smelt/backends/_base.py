@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
 
+from smelt.engine import Options
 from smelt.errors import InternalError
 from smelt.types import DType, TensorType
 
@@ -66,6 +67,11 @@ class Tactic:
     """Whether this runs the op's numpy reference: always right, never fast."""
     cost_hint: float = field(default=0.0, compare=False)
     """Estimated seconds, by which hopeless candidates are dropped before any is timed."""
+
+    @property
+    def options(self) -> Options:
+        """The parameters by name."""
+        return Options(self.parameters)
 
     def __str__(self) -> str:
         options = ", ".join(f"{k}={v}" for k, v in self.parameters)

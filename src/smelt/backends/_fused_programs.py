@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from smelt.backends._base import Refusal, Tactic
 from smelt.engine import Json, as_json, parameters
-from smelt.ir import Operand
+from smelt.errors import InternalError
+from smelt.ir import Op, Operand
 from smelt.ops import Fused
 from smelt.types import DType, Layout, TensorFormat, TensorType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from smelt.ir import Node, Op, Value
+    from smelt.ir import Node, Value
     from smelt.types import Dim
 
     UnsupportedReason = Callable[[Op, Sequence[DType]], str | None]
@@ -32,6 +33,8 @@ j."""
 _NOT_FINITE: Final = ("nan", "inf", "-inf")
 """Floats for which JSON has no numbers: they are written as text."""
 
+OpT = TypeVar("OpT", bound=Op)
+
 Stage = tuple[Any, tuple[int, ...], tuple[str, ...]]
 """An op as JSON, its arguments and their dtypes."""
 
@@ -41,6 +44,22 @@ def root_of(node: Node) -> tuple[Op, int]:
     if isinstance(node.op, Fused):
         return node.op.root, node.op.root_inputs
     return node.op, len(node.inputs)
+
+
+def root_as(kind: type[OpT], node: Node) -> OpT:
+    """The root of a node that the caller knows to be of a kind. Raises InternalError: it is not."""
+    return _checked(kind, root_of(node)[0], node)
+
+
+def op_as(kind: type[OpT], node: Node) -> OpT:
+    """The op of a node that the caller knows to be of a kind. Raises InternalError: it is not."""
+    return _checked(kind, node.op, node)
+
+
+def _checked(kind: type[OpT], op: Op, node: Node) -> OpT:
+    if isinstance(op, kind):
+        return op
+    raise InternalError(f"{node} computes {op.name} where {kind.name} is needed")
 
 
 def op_as_json(op: Op) -> Json:

@@ -22,6 +22,7 @@ from smelt.types import (
     given_int,
     given_ints,
     given_list,
+    items_of,
     shown,
     symbols_of,
 )
@@ -93,7 +94,7 @@ def _check_extents(name: str, spec: object) -> None:
 
 
 def _items(spec: object) -> Sequence[object]:
-    return cast("Sequence[object]", spec) if isinstance(spec, list | tuple) else ()
+    return items_of(spec)
 
 
 def _ranges(name: str, spec: ShapeSpec) -> list[tuple[Extents, Extents, Extents]]:

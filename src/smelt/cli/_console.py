@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 import click
 
 from smelt.errors import escaped_controls, masked, without_controls
-from smelt.types import TextTable, wrap_words
+from smelt.types import (
+    TextTable,
+    wrap_words,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from smelt.ir import clone
 from smelt.types import (
     TensorType,
     evaluate_dim,
+    fixed_shape,
     given_array,
     given_dict,
     given_int,
@@ -50,7 +51,7 @@ def shapes_of_inputs(
         array = given_array(given, f"input {name!r}", BindingError)
         kind = _type_of_input(graph, name, array)
         if name not in found and symbols_of(*kind.shape):
-            found[name] = cast("tuple[int, ...]", array.shape)
+            found[name] = fixed_shape(array.shape)
     return found or None
 
 

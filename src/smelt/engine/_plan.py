@@ -13,7 +13,16 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from smelt.types import Dim, DType, Guard, bounds_of, evaluate_dim, symbols_of, upper_bound
+from smelt.errors import InternalError
+from smelt.types import (
+    Dim,
+    DType,
+    Guard,
+    bounds_of,
+    evaluate_dim,
+    symbols_of,
+    upper_bound,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,6 +40,52 @@ def parameters(**values: Json) -> Parameters:
     return tuple(sorted(values.items()))
 
 
+class Options(dict[str, "Json"]):
+    """Named parameters of a tactic or a kernel, read with the type that a reader needs.
+
+    Each reader raises InternalError where the parameter is of another type, or is absent and has
+    no default: families write what they read, and plans of files are made again from their program.
+    """
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """An integer."""
+        value = self.get(name, default)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+        raise InternalError(f"the option {name} is {value!r} where an integer is needed")
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """A text."""
+        value = self.get(name, default)
+        if isinstance(value, str):
+            return value
+        raise InternalError(f"the option {name} is {value!r} where a text is needed")
+
+    def nested(self, name: str) -> Options:
+        """Named parameters within these, as `parameters` gives them."""
+        value = self.get(name)
+        if isinstance(value, tuple):
+            found = Options()
+            for pair in value:
+                match pair:
+                    case (str(key), inner):
+                        found[key] = inner
+                    case _:
+                        break
+            else:
+                return found
+        raise InternalError(f"the option {name} is {value!r} where named parameters are needed")
+
+    def integers(self, name: str) -> tuple[int, ...]:
+        """A tuple of integers."""
+        value = self.get(name)
+        if isinstance(value, tuple):
+            found = tuple(item for item in value if isinstance(item, int))
+            if len(found) == len(value):
+                return found
+        raise InternalError(f"the option {name} is {value!r} where integers are needed")
+
+
 @dataclass(frozen=True, slots=True)
 class KernelSpec:
     """One launchable piece of native code, as data: its code follows from this and a target."""
@@ -41,6 +96,11 @@ class KernelSpec:
     def __getitem__(self, name: str) -> Any:
         """The parameter called ``name``. Raises KeyError."""
         return dict(self.parameters)[name]
+
+    @property
+    def options(self) -> Options:
+        """The parameters by name."""
+        return Options(self.parameters)
 
     @property
     def symbol(self) -> str:

@@ -43,7 +43,14 @@ from smelt.inspect._roofline import (
 )
 from smelt.ir import Constant
 from smelt.ops import recipe_from_json
-from smelt.types import enough_memory_for, evaluate_dim, given_bool, parse_json, shown
+from smelt.types import (
+    enough_memory_for,
+    evaluate_dim,
+    given_bool,
+    items_of,
+    parse_json,
+    shown,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -494,7 +501,7 @@ def _reported_plans(text: str) -> list[Mapping[str, Any]]:
 
 
 def _items(value: object) -> Sequence[object]:
-    return cast("Sequence[object]", value) if isinstance(value, list | tuple) else ()
+    return items_of(value)
 
 
 def _records(value: object) -> list[Mapping[str, Any]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from smelt.errors import InternalError
+
 if TYPE_CHECKING:
     from smelt.ir import Graph, Node, Op, Value
 
@@ -42,6 +44,14 @@ def _nodes_between(graph: Graph, last: Node, *sources: Value | None) -> list[Nod
                 inside.append(node)
                 pending.append(node)
     return inside
+
+
+def required_input(node: Node, index: int) -> Value:
+    """Input ``index``, which every node of the op has. Raises InternalError: it is absent."""
+    value = node.inputs[index]
+    if value is None:
+        raise InternalError(f"{node} lacks input {index}")
+    return value
 
 
 def number_of(value: Value | None) -> float | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from smelt.ir import FreshNames
 from smelt.passes._base import Note, Pass, PassResult
 from smelt.passes._node_emitter import Emitter
 from smelt.passes._quant_params import QuantParams, dequantized, elements
-from smelt.types import DType, override
+from smelt.types import DType, fixed_shape, override
 
 if TYPE_CHECKING:
     from smelt.ir import Graph, Node, Value
@@ -96,7 +96,7 @@ def _product(graph: Graph, node: Node, names: FreshNames) -> str | None:
 
 def _products_of(node: Node, weights: Value) -> int:
     """How many products are summed for an element of the result."""
-    shape = cast("tuple[int, ...]", weights.tensor.shape)
+    shape = fixed_shape(weights.tensor.shape)
     return prod(shape[1:]) if isinstance(node.op, ops.Conv) else shape[0]
 
 

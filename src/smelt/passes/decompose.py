@@ -17,7 +17,7 @@ from smelt.errors import ShapeError
 from smelt.ir import FreshNames
 from smelt.passes._base import Note, Pass, PassResult
 from smelt.passes._node_emitter import Emitter
-from smelt.passes._patterns import fix_numbers, number_of
+from smelt.passes._patterns import fix_numbers, number_of, required_input
 from smelt.types import override
 
 if TYPE_CHECKING:
@@ -73,13 +73,6 @@ def _input(node: Node, index: int) -> Value | None:
     return node.inputs[index] if index < len(node.inputs) else None
 
 
-def _required(node: Node, index: int) -> Value:
-    value = node.inputs[index]
-    if value is None:
-        raise TypeError(f"{node} lacks input {index}")
-    return value
-
-
 def _spread(emit: Emitter, vector: Value, rank: int) -> Value:
     """A vector with one element a channel, so that it broadcasts onto [N, C, ...]."""
     return emit.op(ops.Reshape(), vector, emit.integers(-1, *[1] * (rank - 2)))
@@ -88,7 +81,7 @@ def _spread(emit: Emitter, vector: Value, rank: int) -> Value:
 def _batch_normalization(emit: Emitter, node: Node) -> Value | None:
     if not isinstance(node.op, ops.BatchNormalization):
         return None
-    x, gamma, beta, mean, variance = (_required(node, i) for i in range(5))
+    x, gamma, beta, mean, variance = (required_input(node, i) for i in range(5))
     epsilon = emit.floats(node.op.epsilon, variance, "epsilon")
     deviation = emit.op(ops.Sqrt(), emit.op(ops.Add(), variance, epsilon))
     factor = emit.op(ops.Div(), gamma, deviation)
@@ -117,7 +110,7 @@ def _affine(emit: Emitter, x: Value, scale: Value, bias: Value) -> Value:
 def _instance_normalization(emit: Emitter, node: Node) -> Value | None:
     if not isinstance(node.op, ops.InstanceNormalization):
         return None
-    x, scale, bias = (_required(node, i) for i in range(3))
+    x, scale, bias = (required_input(node, i) for i in range(3))
     made = _normalized(emit, x, list(range(2, x.tensor.rank)), node.op.epsilon)
     return _affine(emit, made, scale, bias)
 
@@ -125,7 +118,7 @@ def _instance_normalization(emit: Emitter, node: Node) -> Value | None:
 def _group_normalization(emit: Emitter, node: Node) -> Value | None:
     if not isinstance(node.op, ops.GroupNormalization):
         return None
-    x, scale, bias = (_required(node, i) for i in range(3))
+    x, scale, bias = (required_input(node, i) for i in range(3))
     inner = [d for d in x.tensor.shape[1:] if isinstance(d, int)]
     if len(inner) != x.tensor.rank - 1 or 0 in inner:
         return None
@@ -140,7 +133,7 @@ def _row_norm(emit: Emitter, node: Node) -> Value | None:
     """Take scale and bias out of a norm whose rows do not share them: kernels keep them for all."""
     if not isinstance(node.op, ops.LayerNormalization | ops.RMSNormalization):
         return None
-    x, scale = _required(node, 0), _required(node, 1)
+    x, scale = required_input(node, 0), required_input(node, 1)
     bias = _input(node, 2)
     given = [scale.tensor] if bias is None else [scale.tensor, bias.tensor]
     if all(ops.is_same_for_rows(kind, x.tensor, node.op.axis) for kind in given):
@@ -153,7 +146,7 @@ def _row_norm(emit: Emitter, node: Node) -> Value | None:
 def _lp_normalization(emit: Emitter, node: Node) -> Value | None:
     if not isinstance(node.op, ops.LpNormalization):
         return None
-    x = _required(node, 0)
+    x = required_input(node, 0)
     axis = emit.integers(node.op.axis, hint="axis")
     if node.op.p == 1:
         norm = emit.op(ops.ReduceSum(), emit.op(ops.Abs(), x), axis)
@@ -168,7 +161,7 @@ def _lp_normalization(emit: Emitter, node: Node) -> Value | None:
 def _log_softmax(emit: Emitter, node: Node) -> Value | None:
     if not isinstance(node.op, ops.LogSoftmax):
         return None
-    x = _required(node, 0)
+    x = required_input(node, 0)
     axis = emit.integers(node.op.axis, hint="axis")
     below = emit.op(ops.Sub(), x, emit.op(ops.ReduceMax(), x, axis))
     total = emit.op(ops.ReduceSum(), emit.op(ops.Exp(), below), axis)
@@ -183,7 +176,7 @@ def _gemm(emit: Emitter, node: Node) -> Value | None:
     op = node.op
     if not isinstance(op, ops.Gemm):
         return None
-    a, b, c = _required(node, 0), _required(node, 1), _input(node, 2)
+    a, b, c = required_input(node, 0), required_input(node, 1), _input(node, 2)
     if op.trans_b and b.constant is not None:
         b, op = emit.op(ops.Transpose((1, 0)), b, hint="weights"), replace(op, trans_b=False)
     if op.trans_a:
@@ -216,7 +209,7 @@ def _pairwise(pair: Op) -> Rule:
     def rule(emit: Emitter, node: Node) -> Value | None:
         if len(node.inputs) < 2 or (len(node.inputs) == 2 and type(node.op) is type(pair)):
             return None
-        values = [_required(node, i) for i in range(len(node.inputs))]
+        values = [required_input(node, i) for i in range(len(node.inputs))]
         return reduce(lambda left, right: emit.op(pair, left, right), values)
 
     return rule
@@ -235,7 +228,7 @@ def _reduction(
     """A reduction as a sum of ``before`` applied to the elements, with ``after`` applied to it."""
 
     def rule(emit: Emitter, node: Node) -> Value | None:
-        x = _required(node, 0)
+        x = required_input(node, 0)
         if after and not x.tensor.dtype.is_float:
             return None
         for op in before:
@@ -254,7 +247,7 @@ def _normalize(emit: Emitter, node: Node) -> Value | None:
     """Caffe's Normalize: by the norm of a place, or of the whole image."""
     if not isinstance(node.op, ops.Normalize):
         return None
-    x, scale = _required(node, 0), _required(node, 1)
+    x, scale = required_input(node, 0), required_input(node, 1)
     axes = range(1, x.tensor.rank) if node.op.across_spatial else [1]
     over = emit.integers(*axes, hint="axes")
     total = emit.op(ops.ReduceSum(), emit.op(ops.Mul(), x, x), over)
@@ -265,7 +258,7 @@ def _normalize(emit: Emitter, node: Node) -> Value | None:
 
 def _pow(emit: Emitter, node: Node) -> Value | None:
     """The powers that have an op of their own."""
-    x, exponent = _required(node, 0), _required(node, 1)
+    x, exponent = required_input(node, 0), required_input(node, 1)
     if exponent.constant is None or exponent.constant.array.size != 1:
         return None
     if x.type != node.output.type or not x.tensor.dtype.is_float:
@@ -328,7 +321,7 @@ def _is_square(node: Node) -> bool:
 
 def _gather(emit: Emitter, node: Node) -> Value | None:
     """Neighbouring indices, or one, are a slice, which is a view."""
-    x, indices = _required(node, 0), _required(node, 1)
+    x, indices = required_input(node, 0), required_input(node, 1)
     if not isinstance(node.op, ops.Gather) or indices.constant is None or x.constant is not None:
         return None
     axis = node.op.axis % x.tensor.rank

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -18,8 +18,9 @@ from smelt import ops
 from smelt.ir import FreshNames
 from smelt.passes._base import Note, Pass, PassResult
 from smelt.passes._node_emitter import Emitter
+from smelt.passes._patterns import required_input
 from smelt.passes._quant_params import elements
-from smelt.types import DType, override
+from smelt.types import DType, fixed_shape, override
 
 if TYPE_CHECKING:
     from smelt.ir import Graph, Node, Value
@@ -73,11 +74,11 @@ class _Product:
 
     @property
     def x(self) -> Value:
-        return cast("Value", self.node.inputs[0])
+        return required_input(self.node, 0)
 
     @property
     def weights(self) -> Value:
-        return cast("Value", self.node.inputs[1])
+        return required_input(self.node, 1)
 
     def _zero(self, index: int) -> Value | None:
         """The zero point that is input ``index``; None where it is nothing."""
@@ -147,12 +148,12 @@ class _Product:
         if not all(isinstance(extent, int) for extent in extents):
             return None
         rows = () if self.x.tensor.rank == 1 else (1,)
-        ones = np.ones((*rows, *cast("tuple[int, ...]", extents)), np.uint8)
+        ones = np.ones((*rows, *fixed_shape(extents)), np.uint8)
         return self.emit.array(ones, "ones")
 
     def _plain_sums(self, weights: Value) -> Value | None:
         """The sums of what lies above the input's zero point."""
-        op, shape = self.op, cast("tuple[int, ...]", weights.tensor.shape)
+        op, shape = self.op, fixed_shape(weights.tensor.shape)
         if isinstance(op, ops.MatMulInteger):
             return self._sums(op, self.emit.array(np.ones((shape[0], 1), np.int8), "ones"))
         if op.group not in {1, shape[0]}:
@@ -172,7 +173,7 @@ class _Product:
         extents = shape[1:] if convolves else shape[-2:-1] or shape
         if not all(isinstance(extent, int) for extent in extents):
             return None
-        if prod(cast("tuple[int, ...]", extents)) > _LONGEST_EXACT:
+        if prod(fixed_shape(extents)) > _LONGEST_EXACT:
             return None
         x, weights = self._real(0), self._real(1)
         op = self.op.real if isinstance(self.op, ops.ConvInteger) else ops.MatMul()
@@ -181,7 +182,7 @@ class _Product:
     def _real(self, index: int) -> Value:
         """Input ``index`` above its zero point, in float32."""
         emit = self.emit
-        value = emit.op(ops.Cast(DType.FLOAT32), cast("Value", self.node.inputs[index]))
+        value = emit.op(ops.Cast(DType.FLOAT32), required_input(self.node, index))
         zero = self._zero(2 + index)
         if zero is None:
             return value

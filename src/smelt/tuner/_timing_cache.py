@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Final, cast
 
 from smelt.engine import write_atomically
 from smelt.errors import BuildError, SmeltError
-from smelt.types import Limit, is_special, parse_json, path_from, read_file
+from smelt.types import (
+    Limit,
+    fields_of,
+    is_special,
+    parse_json,
+    path_from,
+    read_file,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -106,7 +113,7 @@ def read_timings(path: Path) -> dict[str, float]:
 
 def _entries(path: Path) -> dict[str, object]:
     document = parse_json(read_file(path, Limit.MAX_TIMINGS_BYTES))
-    fields = cast("dict[str, object]", document) if isinstance(document, dict) else {}
+    fields = fields_of(document)
     entries = fields.get("seconds")
     if fields.get("format") != _FORMAT or not isinstance(entries, dict):
         raise ValueError(f"not of format {_FORMAT!r}")

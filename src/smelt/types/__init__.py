@@ -23,6 +23,8 @@ from smelt.types._dim import (
     ceil_div,
     dim_from_text,
     evaluate_dim,
+    fixed_extent,
+    fixed_shape,
     one_file_of_formulas,
     substitute_dim,
     symbols_of,
@@ -39,7 +41,7 @@ from smelt.types._guard import (
     assume_equal,
     collect_guards,
 )
-from smelt.types._json import count_json_parts, parse_json
+from smelt.types._json import count_json_parts, fields_of, items_of, parse_json
 from smelt.types._limits import Limit
 from smelt.types._memory import enough_memory_for, out_of_memory
 from smelt.types._override import override
@@ -65,6 +67,10 @@ from smelt.types._value import (
 )
 
 __all__ = [
+    "fields_of",
+    "items_of",
+    "fixed_extent",
+    "fixed_shape",
     "enough_memory_for",
     "out_of_memory",
     "ArrayHeader",

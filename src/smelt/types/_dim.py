@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from keyword import iskeyword
 from typing import TYPE_CHECKING, Final
 
-from smelt.errors import GraphError, ShapeError, UnboundSymbolError
+from smelt.errors import GraphError, InternalError, ShapeError, UnboundSymbolError
 from smelt.types._limits import Limit
 
 if TYPE_CHECKING:
@@ -192,6 +192,18 @@ def substitute_dim(dim: Dim, values: Mapping[str, Dim]) -> Dim:
                 product = product * values.get(atom.name, _canonical([((atom,), 1)]))
         total = total + product
     return total
+
+
+def fixed_extent(extent: Dim) -> int:
+    """An extent that the caller knows to be a number. Raises InternalError: it is symbolic."""
+    if isinstance(extent, int):
+        return extent
+    raise InternalError(f"the extent {extent} is symbolic where a number is needed")
+
+
+def fixed_shape(shape: Iterable[Dim]) -> tuple[int, ...]:
+    """Extents that the caller knows to be numbers. Raises InternalError: one is symbolic."""
+    return tuple(map(fixed_extent, shape))
 
 
 @dataclass(slots=True)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from smelt.types._limits import Limit
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 _MOST_DIGITS: Final = 20
 _BOUND: Final = 1 << 63
@@ -29,6 +29,16 @@ def parse_json(text: bytes | str) -> object:
     except RecursionError as error:
         raise ValueError("its lists and objects lie too deep in each other") from error
     return parsed
+
+
+def items_of(value: object) -> Sequence[object]:
+    """The items of a list or tuple from outside; nothing where it is neither."""
+    return cast("Sequence[object]", value) if isinstance(value, list | tuple) else ()
+
+
+def fields_of(value: object) -> Mapping[str, object]:
+    """The fields of an object from JSON; nothing where it is none."""
+    return cast("Mapping[str, object]", value) if isinstance(value, dict) else {}
 
 
 def count_json_parts(data: bytes) -> int:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from smelt.engine import parameters
 from smelt.types import DType
@@ -90,19 +90,17 @@ def waits_for_dependencies(text: str) -> bool:
 
 def cluster_of(kernel: KernelSpec) -> int:
     """How many programs of a kernel wait for each other, or 1."""
-    return cast("int", dict(kernel.parameters).get(CLUSTER, 1))
+    return kernel.options.integer(CLUSTER, 1)
 
 
 def most_registers(kernel: KernelSpec) -> int | None:
     """How many registers a thread may have at most, so that more programs run beside each other."""
-    return cast("int", dict(kernel.parameters).get(REGISTERS, 0)) or None
+    return kernel.options.integer(REGISTERS, 0) or None
 
 
 def reverse_tile_order(kernel: KernelSpec) -> KernelSpec:
     """The same kernel, but for the order in which its tiles are done: the last one first."""
-    return replace(
-        kernel, parameters=parameters(**dict(kernel.parameters), **{_REVERSED_TILE_ORDER: True})
-    )
+    return replace(kernel, parameters=parameters(**kernel.options, **{_REVERSED_TILE_ORDER: True}))
 
 
 def is_gluon(text: str) -> bool:
@@ -134,7 +132,7 @@ class Source:
         self._lines: list[str] = []
         self._depth = 1
         self._waits = False
-        self._is_tile_order_reversed = _REVERSED_TILE_ORDER in dict(kernel.parameters)
+        self._is_tile_order_reversed = _REVERSED_TILE_ORDER in kernel.options
 
     def line(self, text: str) -> None:
         """Write one statement."""

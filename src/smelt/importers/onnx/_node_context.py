@@ -20,7 +20,7 @@ from smelt.errors import GraphError, ModelFormatError, ShapeError, UnsupportedEr
 from smelt.importers.onnx._tensors import dtype_from_onnx
 from smelt.ir import Constant, Op, Value
 from smelt.ops import ALL_OPS
-from smelt.types import TensorType, element_count, symbols_of
+from smelt.types import TensorType, element_count, fixed_shape, symbols_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -294,7 +294,7 @@ def _from_dims(dims: Sequence[Dim] | None, kind: TensorType) -> Array | None:
         return None
     if not all(isinstance(dim, int) and abs(dim) < _LARGEST_DIM for dim in dims):
         return None
-    return np.array(dims, kind.dtype.numpy).reshape(cast("tuple[int, ...]", kind.shape))
+    return np.array(dims, kind.dtype.numpy).reshape(fixed_shape(kind.shape))
 
 
 def _run_reference(

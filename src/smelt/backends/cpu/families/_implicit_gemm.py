@@ -14,7 +14,7 @@ from smelt.backends.cpu.families._tiling import (
     choose_tile,
     static_extent,
 )
-from smelt.engine import Launch
+from smelt.engine import Launch, Options
 from smelt.types import ceil_div
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class ImplicitGemm:
         """The launch, for a tactic's options; ``views`` are the kernel's operands in order."""
         product = self.flattened()
         scalars = LaunchScalars()
-        panels = product.panels(dict(options), views, scalars)
+        panels = product.panels(Options(options), views, scalars)
         chunks: Dim = self.groups
         for extent in (*product.images, *product._counts(panels)):
             chunks = chunks * extent
@@ -172,13 +172,13 @@ class ImplicitGemm:
         )
 
     def panels(
-        self, options: dict[str, object], views: Sequence[View], scalars: LaunchScalars
+        self, options: Options, views: Sequence[View], scalars: LaunchScalars
     ) -> MicrokernelSpec:
         """The kernel, for a tactic's options and the kernel's operands."""
-        lanes, vectors = cast("int", options["lanes"]), cast("int", options["vectors"])
-        problem, dot_product = self.problem, cast("str", options.get("dot_product", "float32"))
-        tile = choose_tile(problem, cast("int", options["pixels"]), vectors)
-        cut = choose_blocks(problem, tile, vectors, lanes, cast("str", options["parallel_split"]))
+        lanes, vectors = options.integer("lanes"), options.integer("vectors")
+        problem, dot_product = self.problem, options.text("dot_product", "float32")
+        tile = choose_tile(problem, options.integer("pixels"), vectors)
+        cut = choose_blocks(problem, tile, vectors, lanes, options.text("parallel_split"))
         known = problem.height is not None and problem.width is not None
         read = zip(self.extras, views[len(views) - 1 - len(self.extras) : -1], strict=True)
         panels = MicrokernelSpec(
@@ -194,7 +194,7 @@ class ImplicitGemm:
             blocks=_clamp_blocks(problem, tile, cut),
             counts=(0, 0, 0),
             across=scalars.json(ceil_div(self.width, tile[1])),
-            reduction_passes=cast("int", options.get("reduction_passes", 1)) if known else 1,
+            reduction_passes=options.integer("reduction_passes", 1) if known else 1,
             unroll=_unroll(DOT_PRODUCTS[dot_product].words(self.taps[2])),
             a=_strides(self.a, views[0], scalars),
             a_start=scalars.json(self.a_start),

@@ -164,7 +164,7 @@ def _packed_strides(extents: Shape, channel_axis: int, rank: int) -> tuple[Dim, 
 
 def dot_product_of(tactic: Tactic) -> DotProduct:
     """What a tactic's kernel multiplies with."""
-    return DOT_PRODUCTS[str(dict(tactic.parameters).get("dot_product", "float32"))]
+    return DOT_PRODUCTS[str(tactic.options.get("dot_product", "float32"))]
 
 
 def reduced_precision_products(

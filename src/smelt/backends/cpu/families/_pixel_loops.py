@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from dataclasses import fields as dataclass_fields
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from smelt.backends.cpu._epilogue import Epilogue
 from smelt.backends.cpu.families._operand_packing import (
@@ -20,7 +20,11 @@ from smelt.backends.cpu.families._operand_packing import (
 )
 from smelt.backends.cpu.families._vectors import load_channels, store, unravel
 from smelt.engine import Launch, as_json
-from smelt.types import DType, ceil_div
+from smelt.types import (
+    DType,
+    ceil_div,
+    fixed_extent,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -145,7 +149,7 @@ def pixel_loop_of(
     """The result's pixels and the extra operands' views; ``work`` is what one element costs."""
     shape = node.output.tensor.shape
     height, width = spatial_pair(shape[2:], 1)
-    channels, out = cast("int", shape[1]), operands.outputs[0]
+    channels, out = fixed_extent(shape[1]), operands.outputs[0]
     found = epilogue_operand_strides(node, operands, packed, CHANNEL_AXIS)
     row_work = (width if isinstance(width, int) else 56) * channels * work
     rows = max(1, _CHUNK_OPERATIONS // max(1, row_work))

@@ -106,7 +106,7 @@ def input_projection_launch(
     share
     the units. ``packed`` are weights and, if there is one, bias.
     """
-    x, workspace, options = operands.inputs[X], operands.workspace, dict(tactic.parameters)
+    x, workspace, options = operands.inputs[X], operands.workspace, tactic.options
     if x is None or workspace is None:
         raise InternalError(f"{family} requires its sequence input and a workspace")
     lanes, hidden = int(str(options["lanes"])), int(op.hidden_size)

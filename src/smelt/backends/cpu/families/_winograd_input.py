@@ -15,7 +15,7 @@ from smelt.backends.cpu.families._pixel_loops import PixelStrides
 from smelt.backends.cpu.families._vectors import load, store, unravel
 from smelt.backends.cpu.families._winograd_matrices import transformed, winograd_scheme
 from smelt.engine import as_json
-from smelt.types import DType
+from smelt.types import DType, fixed_shape
 
 if TYPE_CHECKING:
     from smelt.engine import KernelSpec
@@ -28,7 +28,7 @@ def space_to_depth_weights(weights: Constant, s2d_block: int) -> Constant:
     """Weights ``[filter, channel, row, column]`` for a folded image."""
     if s2d_block == 1:
         return weights
-    filters, channels, window, _ = (cast("int", e) for e in weights.type.shape)
+    filters, channels, window, _ = fixed_shape(weights.type.shape)
     taps = -(-window // s2d_block)
     for axis in (2, 3):
         weights = pad_after(weights, axis, taps * s2d_block - window, _RANK)
@@ -47,7 +47,7 @@ class _Writer:
         k = self.k = kernel
         e = self.e = Emitter(kernel.symbol, 2)
         self.scheme = winograd_scheme(*kernel["scheme"])
-        self.s2d_block = cast("int", dict(kernel.parameters).get("s2d_block", 1))
+        self.s2d_block = kernel.options.integer("s2d_block", 1)
         self.stored = DType(kernel["stored"])
         self.kind = f"<{kernel['lanes']} x float>"
         a = self.a = PixelStrides(*cast("tuple[Any, ...]", as_json(k["a"])))

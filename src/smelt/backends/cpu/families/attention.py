@@ -11,7 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
-from smelt.backends import Family, Operands, Refusal, Tactic, with_storage_dtype
+from smelt.backends import (
+    Family,
+    Operands,
+    Refusal,
+    Tactic,
+    op_as,
+    with_storage_dtype,
+)
 from smelt.backends._iteration_space import broadcast_strides
 from smelt.backends._launch_scalars import LaunchScalars
 from smelt.backends._node_operands import input_view, required_input
@@ -32,7 +39,15 @@ from smelt.ops.fused import Fused, Stage
 from smelt.ops.mat_mul import MatMul
 from smelt.ops.softmax import Softmax
 from smelt.ops.transpose import Transpose
-from smelt.types import DType, TensorFormat, TensorType, ceil_div, element_count, override
+from smelt.types import (
+    DType,
+    TensorFormat,
+    TensorType,
+    ceil_div,
+    element_count,
+    fixed_extent,
+    override,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -106,9 +121,9 @@ class AttentionFamily(Family[CpuTarget]):
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
-        op, options = cast("Attention", node.op), dict(tactic.parameters)
+        op, options = op_as(Attention, node), tactic.options
         operand_views = _AttentionViews.of(op, operands)
-        queries = cast("int", options["queries"])
+        queries = options.integer("queries")
         if not queries:
             return tuple(_launches(node, tactic, operand_views, operands.workspace))
         fused_attention = _FusedAttention(
@@ -141,7 +156,7 @@ class _Sizes:
 
     @staticmethod
     def of(node: Node) -> _Sizes:
-        op = cast("Attention", node.op)
+        op = op_as(Attention, node)
         *stack, queries, width = op.split(required_input(node, 0).tensor.shape)
         _, _, keys, result_width = op.split(required_input(node, 2).tensor.shape)
         return _Sizes(tuple(stack), queries, keys, width, result_width)
@@ -151,7 +166,7 @@ class _Sizes:
         queries, extents = self.queries, (self.keys, self.width, self.result_width)
         if not isinstance(queries, int) or not all(isinstance(e, int) for e in extents):
             return ()
-        most = max(1, _SCRATCH_BYTES // (4 * cast("int", self.keys)))
+        most = max(1, _SCRATCH_BYTES // (4 * fixed_extent(self.keys)))
         parts = (max(round(queries / n), -(-queries // most)) for n in _QUERY_BLOCKS)
         return tuple(dict.fromkeys(-(-queries // count) for count in parts))
 
@@ -238,21 +253,21 @@ class _Memory:
 
     @staticmethod
     def of(node: Node, tactic: Tactic) -> _Memory:
-        options: dict[str, Any] = dict(tactic.parameters)
+        options = tactic.options
         sizes = _Sizes.of(node)
         stack, queries = sizes.stack, sizes.queries
-        if options["queries"]:
-            stack, queries = (), options["queries"]
+        if (block := options.integer("queries")) > 0:
+            stack, queries = (), block
         both = ((sizes.keys, sizes.width), (sizes.result_width, sizes.keys))
         packed: list[Dim] = []
         for (columns, rows), name in zip(both, ("first", "second"), strict=True):
-            of_product = dict(options[name])
-            width = of_product["lanes"] * of_product["vectors"]
+            of_product = options.nested(name)
+            width = of_product.integer("lanes") * of_product.integer("vectors")
             size = ceil_div(columns, width) * width * _LINE_BYTES * ceil_div(rows * 4, _LINE_BYTES)
             packed.append(size * element_count(stack))
         # A line is no power of two, so that lines do not contend for the same places of the cache.
         row = ceil_div(sizes.keys, 16) * 16 + 16
-        dtype = DType(options.get("intermediate_dtype", DType.FLOAT32.value))
+        dtype = DType(options.text("intermediate_dtype", DType.FLOAT32.value))
         return _Memory(packed[0], packed[1], row, stack, queries, dtype)
 
     @property
@@ -328,7 +343,7 @@ def _launches(
     node: Node, tactic: Tactic, operand_views: _AttentionViews, workspace: View | None
 ) -> list[Launch]:
     """Keys packed, values packed; scores, their softmax, the values' sums."""
-    options: dict[str, Any] = dict(tactic.parameters)
+    options = tactic.options
     *stack, queries, width = operand_views.q.shape
     sizes = _Sizes(
         tuple(stack), queries, operand_views.k.shape[-2], width, operand_views.v.shape[-1]
@@ -343,9 +358,7 @@ def _launches(
     masks = () if operand_views.mask is None else (operand_views.mask,)
     read = Operands((operand_views.q, permuted, *masks), (scores,), (), keys)
     pack_keys, multiply = _product(nodes.scores, options["first"], read)
-    panels = replace(
-        MicrokernelSpec.from_spec(multiply.kernel), alpha=cast("Attention", node.op).scale
-    )
+    panels = replace(MicrokernelSpec.from_spec(multiply.kernel), alpha=op_as(Attention, node).scale)
     multiply = replace(multiply, kernel=panels.spec(_GEMM.name))
     plain = Tactic(_SOFTMAX.name, (), (LINEAR,), (LINEAR,))
     (soft,) = _SOFTMAX.lower(nodes.soft, plain, Operands((scores,), (weights,), ()))
@@ -415,11 +428,11 @@ class _FusedAttention:
             family,
             parameters(
                 stages=tuple(
-                    (s.kernel.family, s.kernel.parameters, o, cast("int", s.chunks))
+                    (s.kernel.family, s.kernel.parameters, o, fixed_extent(s.chunks))
                     for s, o in zip(stages, operands, strict=True)
                 ),
                 extents=(*scalars.all_json(self.sizes.stack), parts),
-                queries=(self.queries, cast("int", self.sizes.queries)),
+                queries=(self.queries, fixed_extent(self.sizes.queries)),
                 blocks=(together, blocks),
                 strides=tuple(
                     _steps(view, scalars, moves=number not in (1, 2))
@@ -430,13 +443,13 @@ class _FusedAttention:
                 ),
             ),
         )
-        scratch = cast("int", memory.size_bytes)
+        scratch = fixed_extent(memory.size_bytes)
         chunks = element_count(self.sizes.stack) * parts
         return Launch(spec, views, (last,), scalars.values, chunks, scratch_bytes=scratch)
 
     def _blocks(self) -> tuple[int, int]:
         """Blocks of queries of a chunk, and of a head."""
-        blocks = -(-cast("int", self.sizes.queries) // self.queries)
+        blocks = -(-fixed_extent(self.sizes.queries) // self.queries)
         heads = element_count(self.sizes.stack)
         parts = 1 if not isinstance(heads, int) else -(-_MIN_CHUNKS // heads)
         return max(1, blocks // parts), blocks

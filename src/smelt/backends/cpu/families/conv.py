@@ -8,10 +8,10 @@ strides alone.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar
 
 from smelt.backends import Family, Refusal, Tactic
-from smelt.backends._fused_programs import root_of
+from smelt.backends._fused_programs import root_as, root_of
 from smelt.backends._node_operands import input_view, required_input
 from smelt.backends.cpu._target import CpuTarget
 from smelt.backends.cpu.families._implicit_gemm import GemmStrides, ImplicitGemm
@@ -42,7 +42,7 @@ from smelt.backends.cpu.families._tiling import (
 )
 from smelt.engine import parameters
 from smelt.ops.conv import Conv
-from smelt.types import DType, override
+from smelt.types import DType, fixed_extent, fixed_shape, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -107,9 +107,9 @@ class ConvFamily(Family[CpuTarget]):
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
-        root = cast("Conv", root_of(node)[0])
-        options = dict(tactic.parameters)
-        lanes, vectors = cast("int", options["lanes"]), cast("int", options["vectors"])
+        root = root_as(Conv, node)
+        options = tactic.options
+        lanes, vectors = options.integer("lanes"), options.integer("vectors")
         weights, bias = constant_of(node.inputs[1]), bias_of(node)
         dot_product = dot_product_of(tactic)
         if _runs_over_columns(weights, dot_product):
@@ -188,14 +188,14 @@ def problem_of(node: Node, root: Conv) -> TilingProblem:
     weights = constant_of(node.inputs[1]).type.shape
     depth = 1
     for extent in weights[1:]:
-        depth *= cast("int", extent)
+        depth *= fixed_extent(extent)
     height, width = shape[2:] if len(shape) == 4 else (1, shape[2])
     return TilingProblem(
         static_extent(shape[0]),
         root.group,
         static_extent(height),
         static_extent(width),
-        cast("int", weights[0]) // root.group,
+        fixed_extent(weights[0]) // root.group,
         depth,
     )
 
@@ -238,13 +238,13 @@ def _candidates(
 
 def _runs_over_columns(weights: Constant, dot_product: DotProduct) -> bool:
     """Whether a run takes all columns of the window: few channels would not fill their words."""
-    depth, *_, width = (cast("int", e) for e in weights.type.shape[1:])
+    depth, *_, width = fixed_shape(weights.type.shape[1:])
     return width > 1 and depth % dot_product.group != 0 and depth < _FEW_CHANNELS
 
 
 def _columns_in_runs(weights: Constant) -> Constant:
     """Weights ``[filter, channel, *rows, column]`` as ``[filter, column and channel, *rows]``."""
-    filters, depth, *rows, width = (cast("int", e) for e in weights.type.shape)
+    filters, depth, *rows, width = fixed_shape(weights.type.shape)
     axes = range(2, 2 + len(rows))
     permuted = transpose(weights, 0, 2 + len(rows), 1, *axes)
     return named(weights.name, reshape(permuted, filters, width * depth, *rows))
@@ -257,9 +257,9 @@ def implicit_gemm_of(
 
     The first ``packed`` of the packed operands are weights and bias.
     """
-    root, dot_product = cast("Conv", root_of(node)[0]), dot_product_of(tactic)
+    root, dot_product = root_as(Conv, node), dot_product_of(tactic)
     x, out = input_view(operands, 0), operands.outputs[0]
-    filters, depth, *_ = (cast("int", e) for e in constant_of(node.inputs[1]).type.shape)
+    filters, depth, *_ = fixed_shape(constant_of(node.inputs[1]).type.shape)
     window = (1, *root.kernel_shape)[-2:]
     dilations, steps = (1, *root.dilations)[-2:], (1, *root.strides)[-2:]
     before = (0, *(pair[0] for pair in root.pad_pairs))[-2:]

@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING, ClassVar, Final, cast
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from smelt.backends import Family, Refusal, Tactic
-from smelt.backends._fused_programs import root_of
+from smelt.backends._fused_programs import root_as, root_of
 from smelt.backends._node_operands import input_view, required_input
 from smelt.backends.cpu._target import CpuTarget
 from smelt.backends.cpu.families._implicit_gemm import GemmStrides, ImplicitGemm
@@ -48,7 +48,7 @@ from smelt.engine import parameters
 from smelt.ir import Constant
 from smelt.ops.conv_transpose import ConvTranspose
 from smelt.ops.slice import Slice
-from smelt.types import DType, ceil_div, override
+from smelt.types import DType, ceil_div, fixed_extent, fixed_shape, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -117,8 +117,8 @@ class DeconvFamily(Family[CpuTarget]):
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
-        root, options = cast("ConvTranspose", root_of(node)[0]), dict(tactic.parameters)
-        lanes, vectors = cast("int", options["lanes"]), cast("int", options["vectors"])
+        root, options = root_as(ConvTranspose, node), tactic.options
+        lanes, vectors = options.integer("lanes"), options.integer("vectors")
         weights, bias = constant_of(node.inputs[1]), bias_of(node)
         source = _as_filters(weights, root.group)
         packed: tuple[Constant, ...] = ()
@@ -134,10 +134,10 @@ class DeconvFamily(Family[CpuTarget]):
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
-        root = cast("ConvTranspose", root_of(node)[0])
-        options = dict(tactic.parameters)
+        root = root_as(ConvTranspose, node)
+        options = tactic.options
         filters = _filters(node, root)
-        width = cast("int", options["lanes"]) * cast("int", options["vectors"])
+        width = options.integer("lanes") * options.integer("vectors")
         each = int(filters >= width) + int(filters % width > 0)
         phases = list(product(*_phases(root)))
         after = each * len(phases)
@@ -219,7 +219,7 @@ def _halo(node: Node, root: ConvTranspose) -> Halo:
 def _filters(node: Node, root: ConvTranspose) -> int:
     """Filters of one group."""
     del root
-    return cast("int", constant_of(node.inputs[1]).type.shape[1])
+    return fixed_extent(constant_of(node.inputs[1]).type.shape[1])
 
 
 def _problem(node: Node, root: ConvTranspose) -> TilingProblem:
@@ -229,7 +229,7 @@ def _problem(node: Node, root: ConvTranspose) -> TilingProblem:
     taps = math.prod(-(-k // s) for k, s in zip(root.kernel_shape, root.strides, strict=True))
     extents = [ceil_div(e, s) for e, s in zip(shape[2:], root.strides, strict=True)]
     height, width = extents if len(extents) == 2 else (1, extents[0])
-    depth = cast("int", weights[0]) // root.group * taps
+    depth = fixed_extent(weights[0]) // root.group * taps
     return TilingProblem(
         static_extent(shape[0]),
         root.group,
@@ -242,7 +242,7 @@ def _problem(node: Node, root: ConvTranspose) -> TilingProblem:
 
 def _as_filters(weights: Constant, groups: int) -> Constant:
     """Weights ``[channels, filters / group, *window]`` in the order of a convolution's."""
-    channels, filters, *window = (cast("int", e) for e in weights.type.shape)
+    channels, filters, *window = fixed_shape(weights.type.shape)
     parallel_split = reshape(weights, groups, channels // groups, filters, *window)
     permuted = transpose(parallel_split, 0, 2, 1, *range(3, 3 + len(window)))
     return reshape(permuted, groups * filters, channels // groups, *window)
@@ -267,7 +267,7 @@ def _product(
 ) -> tuple[ImplicitGemm, list[View]]:
     """The sum of one phase; views of the extra operands and the result, from its first pixel."""
     x, out = input_view(operands, 0), operands.outputs[0]
-    channels, filters, *_ = (cast("int", e) for e in constant_of(node.inputs[1]).type.shape)
+    channels, filters, *_ = fixed_shape(constant_of(node.inputs[1]).type.shape)
     counts = [_counts(node, root, axis)[p.first] for axis, p in enumerate(phase)]
     # One dimension is one row, reached by one tap.
     down, across = (_Phase(0, (0,), 0, 0), *phase)[-2:]

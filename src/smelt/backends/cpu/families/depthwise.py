@@ -6,10 +6,10 @@ loaded serves every pixel of the tile whose window it lies in.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Final, cast
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from smelt.backends import Family, Refusal, Tactic
-from smelt.backends._fused_programs import root_of
+from smelt.backends._fused_programs import root_as, root_of
 from smelt.backends._launch_scalars import LaunchScalars
 from smelt.backends._node_operands import input_view
 from smelt.backends.cpu._emit import Emitter
@@ -42,7 +42,7 @@ from smelt.backends.cpu.families._vectors import load
 from smelt.backends.cpu.families.conv import bias_of, halo_of
 from smelt.engine import KernelSpec, as_json, parameters
 from smelt.ops.conv import Conv
-from smelt.types import override
+from smelt.types import fixed_shape, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,9 +91,9 @@ class DepthwiseFamily(Family[CpuTarget]):
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
-        lanes = cast("int", dict(tactic.parameters)["lanes"])
+        lanes = tactic.options.integer("lanes")
         weights, bias = constant_of(node.inputs[1]), bias_of(node)
-        channels, _, *window = (cast("int", e) for e in weights.type.shape)
+        channels, _, *window = fixed_shape(weights.type.shape)
         taps = 1
         for extent in window:
             taps *= extent
@@ -105,9 +105,9 @@ class DepthwiseFamily(Family[CpuTarget]):
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
-        root = cast("Conv", root_of(node)[0])
-        options, scalars = dict(tactic.parameters), LaunchScalars()
-        lanes = cast("int", options["lanes"])
+        root = root_as(Conv, node)
+        options, scalars = tactic.options, LaunchScalars()
+        lanes = options.integer("lanes")
         has_bias = bias_of(node) is not None
         own = 1 + has_bias
         window = _pair(root.kernel_shape)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Final, cast
 
 from smelt.backends import Family, Refusal
-from smelt.backends._fused_programs import root_of
+from smelt.backends._fused_programs import root_as, root_of
 from smelt.backends._launch_scalars import LaunchScalars
 from smelt.backends._node_operands import input_view
 from smelt.backends.cpu._emit import Emitter, Int, Reg, vector_type
@@ -46,7 +46,7 @@ from smelt.backends.cpu.families.int8_product import (
 )
 from smelt.engine import KernelSpec, as_json, parameters
 from smelt.ops.conv_integer import ConvInteger
-from smelt.types import DType, element_count, override
+from smelt.types import DType, element_count, fixed_shape, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -97,7 +97,7 @@ class DepthwiseInt8Family(Family[CpuTarget]):
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
-        lanes = cast("int", dict(tactic.parameters)["lanes"])
+        lanes = tactic.options.integer("lanes")
         taps = _pack_taps(constant_of(node.inputs[1]), lanes)
         return (
             taps,
@@ -107,9 +107,9 @@ class DepthwiseInt8Family(Family[CpuTarget]):
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
-        root = cast("ConvInteger", root_of(node)[0])
-        options, scalars = dict(tactic.parameters), LaunchScalars()
-        lanes = cast("int", options["lanes"])
+        root = root_as(ConvInteger, node)
+        options, scalars = tactic.options, LaunchScalars()
+        lanes = options.integer("lanes")
         window = _pair(root.kernel_shape)
         pixels, extras = pixel_loop_of(
             node, operands, operands.packed[2:], scalars, lanes, window[0] * window[1]
@@ -163,7 +163,7 @@ def _even(extent: Dim, size: int) -> int:
 
 def _pack_taps(weights: Constant, lanes: int) -> Constant:
     """``[vector of channels][group of rows][column][channel][row of the group]``."""
-    channels, _, *window = (cast("int", e) for e in weights.type.shape)
+    channels, _, *window = fixed_shape(weights.type.shape)
     rows, columns = _pair(tuple(window))
     shaped = reshape(weights, channels, rows, columns)
     padded = pad_after(pad_after(shaped, 0, -channels % lanes, 3), 1, -rows % _GROUP, 3)

@@ -14,8 +14,13 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
-from smelt.backends import Family, Operands, Refusal, Tactic
-from smelt.backends._fused_programs import root_of
+from smelt.backends import (
+    Family,
+    Operands,
+    Refusal,
+    Tactic,
+    root_as,
+)
 from smelt.backends._launch_scalars import LaunchScalars
 from smelt.backends._node_operands import input_view
 from smelt.backends._pair_nodes import pair_nodes_of
@@ -46,8 +51,9 @@ from smelt.backends.cpu.families._vectors import unravel
 from smelt.backends.cpu.families.conv import ConvFamily, bias_of, implicit_gemm_of, problem_of
 from smelt.backends.cpu.families.depthwise import DepthwiseFamily, RowWriter
 from smelt.backends.cpu.families.sequential_pair import conv_depthwise_pair
-from smelt.engine import KernelSpec, Launch, View, as_json, parameters
-from smelt.types import DType, override
+from smelt.engine import KernelSpec, Launch, Options, View, as_json, parameters
+from smelt.ops.conv import Conv
+from smelt.types import DType, fixed_extent, fixed_shape, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -56,7 +62,6 @@ if TYPE_CHECKING:
     from smelt.backends.cpu.families._implicit_gemm import ImplicitGemm
     from smelt.engine import Json, Parameters, Step
     from smelt.ir import Constant, Node
-    from smelt.ops.conv import Conv
 
 _FLOAT_BYTES: Final = 4
 _SCRATCH_BYTES: Final = 512 << 10
@@ -149,9 +154,9 @@ class _Geometry:
 
     @staticmethod
     def of(pair_nodes: PairNodes) -> _Geometry:
-        root = cast("Conv", root_of(pair_nodes.second)[0])
-        _, channels, height, width = (cast("int", e) for e in _shape(pair_nodes.first))
-        rows, columns = (cast("int", e) for e in pair_nodes.second.output.tensor.shape[2:])
+        root = root_as(Conv, pair_nodes.second)
+        _, channels, height, width = (fixed_extent(e) for e in _shape(pair_nodes.first))
+        rows, columns = fixed_shape(pair_nodes.second.output.tensor.shape[2:])
         before = tuple(pair[0] for pair in root.pad_pairs)
         pairs = (root.kernel_shape, root.strides, root.dilations, before)
         return _Geometry(height, width, rows, columns, channels, *(cast("Any", p) for p in pairs))
@@ -178,7 +183,7 @@ def _shape(node: Node) -> tuple[Any, ...]:
 
 def _candidates(pair_nodes: PairNodes, target: CpuTarget) -> Iterator[tuple[Parameters, float]]:
     lanes, found = target.vector_bits // 32, _Geometry.of(pair_nodes)
-    problem = problem_of(pair_nodes.first, cast("Conv", root_of(pair_nodes.first)[0]))
+    problem = problem_of(pair_nodes.first, root_as(Conv, pair_nodes.first))
     second = min(
         t.cost_hint for t in _SECOND.tactics(pair_nodes.second, target) if isinstance(t, Tactic)
     )
@@ -235,20 +240,20 @@ class _Lowering:
     scalars: LaunchScalars = dataclasses.field(default_factory=LaunchScalars)
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self) -> Options:
         """The tactic's."""
-        return dict(self.tactic.parameters)
+        return self.tactic.options
 
     @property
     def width(self) -> int:
         """Channels of a panel."""
-        return cast("int", self.options["lanes"] * self.options["vectors"])
+        return self.options.integer("lanes") * self.options.integer("vectors")
 
     def launch(self) -> Launch:
         pair_nodes, found, rows = (
             self.pair_nodes,
             _Geometry.of(self.pair_nodes),
-            self.options["rows"],
+            self.options.integer("rows"),
         )
         packed = len(_FIRST.pack(pair_nodes.first, self.tactic))
         first, images, views = self.first(found, packed)
@@ -307,19 +312,19 @@ class _Lowering:
         operands = Operands(inputs, self.operands.outputs, self.operands.packed[packed:])
         own = 1 + (bias_of(node) is not None)
         pixels, extras = pixel_loop_of(
-            node, operands, operands.packed[own:], self.scalars, options["lanes"], 1
+            node, operands, operands.packed[own:], self.scalars, options.integer("lanes"), 1
         )
         return pixels, (*operands.packed[:own], *extras)
 
 
 def _row_panels(
-    product: ImplicitGemm, options: dict[str, Any], views: Sequence[View], scalars: LaunchScalars
+    product: ImplicitGemm, options: Options, views: Sequence[View], scalars: LaunchScalars
 ) -> MicrokernelSpec:
     """The first's kernel: a chunk is one row of one panel of one image."""
     image = dataclasses.replace(product, images=(), b_images=())
     image = image.map_strides(lambda w: dataclasses.replace(w, images=()))
-    made = image.panels({**options, "parallel_split": "rows"}, views, scalars)
-    tile = _tile(product.problem, options["pixels"], made.vectors)
+    made = image.panels(Options({**options, "parallel_split": "rows"}), views, scalars)
+    tile = _tile(product.problem, options.integer("pixels"), made.vectors)
     height, width = cast("int", made.height), cast("int", made.width)
     across, panels = -(-width // tile[1]), -(-cast("int", made.filters) // made.panel_width)
     made = dataclasses.replace(

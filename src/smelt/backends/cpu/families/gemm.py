@@ -7,7 +7,7 @@ run time into workspace by a first launch. Transposed factors are a matter of st
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Final, cast
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from smelt.backends import Family, Refusal, Tactic
 from smelt.backends._fused_programs import root_of
@@ -125,8 +125,8 @@ class GemmFamily(Family[CpuTarget]):
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
-        options = dict(tactic.parameters)
-        lanes, vectors = cast("int", options["lanes"]), cast("int", options["vectors"])
+        options = tactic.options
+        lanes, vectors = options.integer("lanes"), options.integer("vectors")
         root = root_of(node)[0]
         packed: tuple[Constant, ...] = ()
         b = _second(node)
@@ -244,8 +244,8 @@ def _constants_after_panels(node: Node) -> int:
 def _workspace_bytes(node: Node, tactic: Tactic) -> Dim:
     if _is_packed(node):
         return 0
-    b, options = _right(node), dict(tactic.parameters)
-    width = cast("int", options["lanes"]) * cast("int", options["vectors"])
+    b, options = _right(node), tactic.options
+    width = options.integer("lanes") * options.integer("vectors")
     padded = ceil_div(b.columns, width) * width
     return element_count(b.stack) * padded * dot_product_of(tactic).words(b.rows) * WORD_BYTES
 
@@ -360,8 +360,8 @@ class _Lowering:
     def pack_launch(self, workspace: View) -> Launch:
         """The launch that packs the second factor."""
         b, view = _right(self.node), input_view(self.operands, 1)
-        options, scalars = dict(self.tactic.parameters), LaunchScalars()
-        lanes, vectors = cast("int", options["lanes"]), cast("int", options["vectors"])
+        options, scalars = self.tactic.options, LaunchScalars()
+        lanes, vectors = options.integer("lanes"), options.integer("vectors")
         panels = ceil_div(b.columns, lanes * vectors)
         spec = KernelSpec(
             GemmFamily.name,

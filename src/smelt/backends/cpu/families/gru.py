@@ -70,7 +70,7 @@ class GruFamily(Family["CpuTarget"]):
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
-        op, lanes = node.op, dict(tactic.parameters)["lanes"]
+        op, lanes = node.op, tactic.options["lanes"]
         if not isinstance(op, GRU) or not isinstance(lanes, int):
             raise InternalError(f"{node} is no GRU")
         hidden = int(op.hidden_size)
@@ -95,7 +95,7 @@ class GruFamily(Family["CpuTarget"]):
         time, batch = (1, 0) if op.layout else (0, 1)
         scalars = LaunchScalars()
         all_states, last = operands.outputs
-        hidden, lanes = int(op.hidden_size), dict(tactic.parameters)["lanes"]
+        hidden, lanes = int(op.hidden_size), tactic.options["lanes"]
         spec = KernelSpec(
             self.name,
             parameters(

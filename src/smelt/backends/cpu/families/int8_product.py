@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 import numpy as np
 
 from smelt.backends import Family, Refusal, Tactic
-from smelt.backends._fused_programs import root_of
+from smelt.backends._fused_programs import root_as, root_of
 from smelt.backends._node_operands import input_view, required_input
 from smelt.backends.cpu._target import CpuTarget
 from smelt.backends.cpu.families._dot_product import DOT_PRODUCTS, int8_dot_product
@@ -50,7 +50,7 @@ from smelt.ops.mat_mul_integer import MatMulInteger
 from smelt.ops.mul import Mul
 from smelt.ops.reduce_sum import ReduceSum
 from smelt.ops.sub import Sub
-from smelt.types import DType, Layout, TensorFormat, override
+from smelt.types import DType, Layout, TensorFormat, fixed_extent, fixed_shape, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,9 +89,9 @@ class Int8ProductFamily(Family[CpuTarget]):
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
-        options = dict(tactic.parameters)
-        lanes, vectors = cast("int", options["lanes"]), cast("int", options["vectors"])
-        dot_product = DOT_PRODUCTS[cast("str", options["dot_product"])]
+        options = tactic.options
+        lanes, vectors = options.integer("lanes"), options.integer("vectors")
+        dot_product = DOT_PRODUCTS[options.text("dot_product")]
         sources, groups = _Weights.of(node, dot_product), _groups(node)
         packed = pack_panels(sources.filters, groups, lanes, vectors, dot_product)
         bias = pack_bias(zero_point_bias(node), groups, lanes)
@@ -102,7 +102,7 @@ class Int8ProductFamily(Family[CpuTarget]):
         count = len(self.pack(node, tactic)) - len(
             pack_epilogue_constants(node, channel_axis_of(node))
         )
-        dot_product = DOT_PRODUCTS[cast("str", dict(tactic.parameters)["dot_product"])]
+        dot_product = DOT_PRODUCTS[tactic.options.text("dot_product")]
         reads = _epilogue_reads(node, operands, count)
         make = _convolution if isinstance(root_of(node)[0], ConvInteger) else _matrix_product
         product = make(node, operands, reads, dot_product)
@@ -205,7 +205,7 @@ def _minus(a: Constant, b: Constant) -> Constant:
 
 def _unsupported_reason(node: Node) -> str | None:
     root, weights = root_of(node)[0], constant_of(node.inputs[1]).type.shape
-    depth = prod(cast("int", e) for e in weights) // max(1, cast("int", weights[0]))
+    depth = prod(fixed_shape(weights)) // max(1, fixed_extent(weights[0]))
     if isinstance(root, ConvInteger):
         if len(root.kernel_shape) not in {1, 2}:
             return f"a window of {len(root.kernel_shape)} dimensions; only 1 and 2 are supported"
@@ -238,7 +238,7 @@ class _Weights:
         weights = constant_of(node.inputs[1])
         if not isinstance(root_of(node)[0], ConvInteger):
             return _Weights(transpose(weights, 1, 0), merges_columns=False)
-        filters, depth, *rows, width = (cast("int", e) for e in weights.type.shape)
+        filters, depth, *rows, width = fixed_shape(weights.type.shape)
         if width == 1 or depth % dot_product.group == 0 or depth >= _FEW_CHANNELS:
             return _Weights(weights, merges_columns=False)
         axes = range(2, 2 + len(rows))
@@ -249,7 +249,7 @@ class _Weights:
 
 def _problem(node: Node) -> TilingProblem:
     root, shape = root_of(node)[0], node.output.tensor.shape
-    weights = [cast("int", e) for e in constant_of(node.inputs[1]).type.shape]
+    weights = list(fixed_shape(constant_of(node.inputs[1]).type.shape))
     if not isinstance(root, ConvInteger):
         rows = static_extent(shape[-2])
         return TilingProblem(1, 1, 1, rows, weights[1], weights[0])
@@ -318,9 +318,9 @@ def _convolution(
     node: Node, operands: Operands, reads: _EpilogueReads, dot_product: DotProduct
 ) -> ImplicitGemm:
     """The sum that a convolution is, on the memory of its operands."""
-    root = cast("ConvInteger", root_of(node)[0])
+    root = root_as(ConvInteger, node)
     x, out = input_view(operands, 0), operands.outputs[0]
-    filters, depth, *_ = (cast("int", e) for e in constant_of(node.inputs[1]).type.shape)
+    filters, depth, *_ = fixed_shape(constant_of(node.inputs[1]).type.shape)
     window, dilations = (1, *root.kernel_shape)[-2:], (1, *root.dilations)[-2:]
     steps, before = (1, *root.strides)[-2:], (0, *(pair[0] for pair in root.pad_pairs))[-2:]
     row, column = _spatial_strides(x.strides)
@@ -368,7 +368,7 @@ def _matrix_product(
     """The product of a stack of matrices with one matrix."""
     del dot_product
     x, out = input_view(operands, 0), operands.outputs[0]
-    depth, filters = (cast("int", e) for e in constant_of(node.inputs[1]).type.shape)
+    depth, filters = fixed_shape(constant_of(node.inputs[1]).type.shape)
     *stack, rows, _ = node.output.tensor.shape
 
     def walk(strides: tuple[Dim, ...], channel: Dim) -> GemmStrides:

@@ -8,7 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
-from smelt.backends import Family, Refusal, Tactic
+from smelt.backends import (
+    Family,
+    Refusal,
+    Tactic,
+    root_as,
+)
 from smelt.backends._fused_programs import root_of
 from smelt.backends._launch_scalars import LaunchScalars
 from smelt.backends._node_operands import input_view
@@ -79,8 +84,8 @@ class LrnFamily(Family[CpuTarget]):
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
-        root, scalars = cast("LRN", root_of(node)[0]), LaunchScalars()
-        lanes = cast("int", dict(tactic.parameters)["lanes"])
+        root, scalars = root_as(LRN, node), LaunchScalars()
+        lanes = tactic.options.integer("lanes")
         pixels, extras = pixel_loop_of(
             node, operands, operands.packed, scalars, lanes, 2 * root.size + 20
         )

@@ -73,7 +73,7 @@ class LstmFamily(Family["CpuTarget"]):
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
-        op, lanes = node.op, dict(tactic.parameters)["lanes"]
+        op, lanes = node.op, tactic.options["lanes"]
         if not isinstance(op, LSTM) or not isinstance(lanes, int):
             raise InternalError(f"{node} is no LSTM")
         hidden = int(op.hidden_size)

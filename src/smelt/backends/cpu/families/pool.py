@@ -99,7 +99,7 @@ class PoolFamily(Family[CpuTarget]):
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
         root, scalars = root_of(node)[0], LaunchScalars()
-        lanes = cast("int", dict(tactic.parameters)["lanes"])
+        lanes = tactic.options.integer("lanes")
         window = getattr(root, "kernel_shape", (1, 1))
         work = math.prod(window)
         pixels, extras = pixel_loop_of(node, operands, operands.packed, scalars, lanes, work)
@@ -147,7 +147,7 @@ class PoolFamily(Family[CpuTarget]):
     @override
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
         del target
-        whole = dict(kernel.parameters).get("whole", False)
+        whole = kernel.options.get("whole", False)
         return _GlobalPoolWriter(kernel).write() if whole else _WindowPoolWriter(kernel).write()
 
 

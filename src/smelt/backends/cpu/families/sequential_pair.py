@@ -10,7 +10,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
-from smelt.backends import Family, Operands, Refusal, StoredTensor, Tactic, with_storage_dtype
+from smelt.backends import (
+    Family,
+    Operands,
+    Refusal,
+    StoredTensor,
+    Tactic,
+    root_as,
+    with_storage_dtype,
+)
 from smelt.backends._fused_programs import root_of
 from smelt.backends._pair_nodes import find_pair_nodes, pair_nodes_of
 from smelt.backends.cpu._target import CpuTarget
@@ -117,7 +125,7 @@ class SequentialPairFamily(Family[CpuTarget]):
         workspace, count = operands.workspace, len(pair_nodes.first.inputs)
         if workspace is None:
             raise InternalError(f"{node} has no workspace for its intermediate tensor")
-        stored = DType(dict(tactic.parameters).get("intermediate", DType.FLOAT32.value))
+        stored = DType(tactic.options.get("intermediate", DType.FLOAT32.value))
         intermediate, used = (
             _intermediate_view(pair_nodes, workspace, stored),
             _intermediate_bytes(pair_nodes, stored),
@@ -148,14 +156,14 @@ def _best(answers: Sequence[Tactic | Refusal], count: int) -> list[Tactic]:
 
 def _parts(tactic: Tactic) -> tuple[Tactic, Tactic]:
     """The two tactics, as far as lowering asks for them."""
-    options: Any = dict(tactic.parameters)
+    options: Any = tactic.options
     (first, of_first), (second, of_second) = options["first"], options["second"]
     return Tactic(first, of_first, (), ()), Tactic(second, of_second, (), ())
 
 
 def _intermediate_tensor(pair_nodes: PairNodes, dtype: DType) -> StoredTensor:
     """The tensor between the two, with the zeros that the second reads."""
-    root = cast("Conv", root_of(pair_nodes.second)[0])
+    root = root_as(Conv, pair_nodes.second)
     value, halo = pair_nodes.first.output, halo_of(pair_nodes.second, root)
     form = replace(CHANNELS_LAST, dtype=dtype)
     return StoredTensor(value.name, value.tensor, form, Space.ARENA, halo=halo)

@@ -11,11 +11,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
-from smelt.backends import Family, LaunchScalars, Refusal, Tactic, root_of, with_storage_dtype
+from smelt.backends import (
+    Family,
+    LaunchScalars,
+    Refusal,
+    Tactic,
+    root_as,
+    root_of,
+    with_storage_dtype,
+)
 from smelt.backends._node_operands import input_view, required_input
 from smelt.backends.cpu._epilogue import Epilogue
 from smelt.backends.cpu._target import CpuTarget
@@ -70,7 +78,7 @@ from smelt.errors import InternalError
 from smelt.ir import Constant
 from smelt.ops.conv import Conv
 from smelt.ops.mat_mul import MatMul
-from smelt.types import DType, ceil_div, override
+from smelt.types import DType, ceil_div, fixed_extent, fixed_shape, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -126,7 +134,7 @@ class WinogradFamily(Family[CpuTarget]):
         s2d_block = _s2d_block_of(node)
         if (
             s2d_block > 1
-            and s2d_block * cast("int", view_shape(node)[1]) > target.vector_bits // 32
+            and s2d_block * fixed_extent(view_shape(node)[1]) > target.vector_bits // 32
         ):
             yield Refusal(
                 self.name, f"{s2d_block} columns of a space-to-depth block do not fit into a vector"
@@ -177,10 +185,10 @@ class WinogradFamily(Family[CpuTarget]):
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
-        options, bias = dict(tactic.parameters), bias_of(node)
-        lanes, size = cast("int", options["lanes"]), cast("int", options["size"])
+        options, bias = tactic.options, bias_of(node)
+        lanes, size = options.integer("lanes"), options.integer("size")
         weights = space_to_depth_weights(constant_of(node.inputs[1]), _s2d_block_of(node))
-        filters, channels = (cast("int", e) for e in weights.type.shape[:2])
+        filters, channels = fixed_shape(weights.type.shape[:2])
         scheme = _scheme_of(node, size)
         factor = np.array(scheme.weights, np.float32)
         left = Constant.derive(weights.name, MatMul(), Constant("", factor), weights)
@@ -189,7 +197,7 @@ class WinogradFamily(Family[CpuTarget]):
         permuted = transpose(reshape(both, filters, channels, planes), 2, 0, 1)
         source = reshape(permuted, planes * filters, channels)
         named(f"{weights.name}.winograd{size}", source)
-        vectors = cast("int", options["vectors"])
+        vectors = options.integer("vectors")
         packed = [*pack_panels(source, planes, lanes, vectors, dot_product_of(tactic))]
         if bias is not None:
             packed.append(pack_bias(constant_of(bias), 1, lanes))
@@ -197,10 +205,10 @@ class WinogradFamily(Family[CpuTarget]):
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
-        options = dict(tactic.parameters)
-        scheme, fused_rows = _scheme_of(node, cast("int", options["size"])), options["fused_rows"]
-        planes = _Planes.of(node, scheme, dot_product_of(tactic), cast("int", fused_rows))
-        lanes, vectors = cast("int", options["lanes"]), cast("int", options["vectors"])
+        options = tactic.options
+        scheme = _scheme_of(node, options.integer("size"))
+        planes = _Planes.of(node, scheme, dot_product_of(tactic), options.integer("fused_rows"))
+        lanes, vectors = options.integer("lanes"), options.integer("vectors")
         panels = int(planes.filters >= lanes * vectors) + int(
             planes.filters % (lanes * vectors) > 0
         )
@@ -215,14 +223,14 @@ class WinogradFamily(Family[CpuTarget]):
             products,
             self._transform_out(node, planes, operands, operands.packed[panels:], lanes),
         )
-        if not fused_rows:
+        if not options.integer("fused_rows"):
             return launches
         views = (input_view(operands, 0), *operands.packed[:panels], *launches[2].operands[1:])
         return (fuse_launches(launches, planes.tile_rows, views, planes.batch),)
 
     def _transform_in(self, node: Node, planes: _Planes, operands: Operands, lanes: int) -> Launch:
         x, scalars = input_view(operands, 0), LaunchScalars()
-        before = [pair[0] for pair in cast("Conv", root_of(node)[0]).pad_pairs]
+        before = [pair[0] for pair in root_as(Conv, node).pad_pairs]
         start = x.strides[2] * -before[0] + x.strides[3] * -before[1]
         kernel = KernelSpec(
             self.name,
@@ -292,7 +300,7 @@ def _unsupported_reason(node: Node, root: Conv) -> str | None:
         )
     if root.dilations != (1, 1) or root.group != 1:
         return "dilations and groups have no Winograd transform"
-    filters, channels = (cast("int", e) for e in weights.tensor.shape[:2])
+    filters, channels = fixed_shape(weights.tensor.shape[:2])
     if filters < _FEW_CHANNELS or (channels < _FEW_CHANNELS and _s2d_block_of(node) == 1):
         return (
             f"{channels} channels and {filters} filters are too few to amortise the Winograd "
@@ -307,14 +315,14 @@ def _unsupported_reason(node: Node, root: Conv) -> str | None:
 
 def _shape_of(node: Node) -> tuple[int, int]:
     """Extent and stride of the window, of the folded one if it is folded."""
-    root = cast("Conv", root_of(node)[0])
+    root = root_as(Conv, node)
     window, stride = root.kernel_shape[0], root.strides[0]
     return (-(-window // stride), 1) if _s2d_block_of(node) > 1 else (window, stride)
 
 
 def _s2d_block_of(node: Node) -> int:
     """The stride, where few channels are folded: those of a square of pixels become one's."""
-    root = cast("Conv", root_of(node)[0])
+    root = root_as(Conv, node)
     window, stride = root.kernel_shape[0], root.strides[0]
     channels = view_shape(node)[1]
     few = isinstance(channels, int) and channels * stride**2 < _MAX_S2D_CHANNELS
@@ -327,7 +335,7 @@ def _scheme_of(node: Node, size: int) -> WinogradScheme:
 
 def _choices(node: Node) -> tuple[int, ...]:
     """Tile sizes: small images leave much of large tiles empty."""
-    extents = [cast("int", e) for e in node.output.tensor.shape[2:]]
+    extents = list(fixed_shape(node.output.tensor.shape[2:]))
     first, *others = _SIZES[_shape_of(node)]
     if min(extents) <= _SMALL_EXTENT:
         return tuple(sorted((first, *others)))
@@ -342,9 +350,9 @@ def _halo(node: Node, scheme: WinogradScheme) -> Halo:
     """Zeros that tiles read: padding, and what the last tiles have beyond the image."""
     pairs: list[tuple[int, int]] = [(0, 0), (0, 0)]
     shape, made = view_shape(node), node.output.tensor.shape
-    root, s2d_block = cast("Conv", root_of(node)[0]), _s2d_block_of(node)
+    root, s2d_block = root_as(Conv, node), _s2d_block_of(node)
     for axis, (before, _) in enumerate(root.pad_pairs, 2):
-        extent, count = cast("int", shape[axis]), cast("int", made[axis])
+        extent, count = fixed_extent(shape[axis]), fixed_extent(made[axis])
         read = s2d_block * ((-(-count // scheme.size) - 1) * scheme.step + scheme.span)
         pairs.append((before, max(0, read - before - extent)))
     return tuple(pairs)
@@ -378,10 +386,10 @@ class _Planes:
     ) -> _Planes:
         """The planes of a node."""
         batch, _, height, width = node.output.tensor.shape
-        down, across = (-(-cast("int", e) // scheme.size) for e in (height, width))
+        down, across = (-(-fixed_extent(e) // scheme.size) for e in (height, width))
         s2d_block = _s2d_block_of(node)
         # The weights say how many channels there are, where the image leaves it open.
-        filters, channels = (cast("int", e) for e in required_input(node, 1).tensor.shape[:2])
+        filters, channels = fixed_shape(required_input(node, 1).tensor.shape[:2])
         sizes = (channels * s2d_block**2, filters)
         return _Planes(scheme, batch, down, across, *sizes, dot_product, s2d_block, fused_rows)
 

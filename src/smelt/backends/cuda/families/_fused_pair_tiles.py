@@ -24,6 +24,7 @@ from smelt.backends.cuda.families._gemm_tiles import (
 from smelt.backends.cuda.families.conv import product_shape
 from smelt.backends.cuda.families.conv_sum import sum_shape
 from smelt.ops.conv_sum import ConvSum
+from smelt.types import fixed_extent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -114,7 +115,7 @@ def first_shape(pair_nodes: PairNodes, target: CudaTarget) -> GemmShape:
 
 def second_columns(pair_nodes: PairNodes) -> int:
     """Columns of the second product."""
-    return cast("int", required_input(pair_nodes.second, 1).tensor.shape[0])
+    return fixed_extent(required_input(pair_nodes.second, 1).tensor.shape[0])
 
 
 class _FusedPairProblem:

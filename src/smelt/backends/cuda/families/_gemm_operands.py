@@ -67,6 +67,6 @@ def as_factor(weights: Constant, dtype: DType, tactic: Tactic) -> Constant:
     """Packed weights in the element type, and to the bits, that the tactic multiplies in."""
     if dtype is not weights.type.dtype:
         weights = Constant.derive(f"{weights.name}.{dtype.value}", Cast(dtype), weights)
-    if dtype is DType.FLOAT32 and dict(tactic.parameters).get("precision") == TF32:
+    if dtype is DType.FLOAT32 and tactic.options.get("precision") == TF32:
         weights = Constant.derive(f"{weights.name}.{TF32}", RoundMantissa(), weights)
     return weights

@@ -129,7 +129,7 @@ def kernel_options(tactic: Tactic, *, prefetches_weights: bool = True) -> dict[s
         "split_k_partials": 1,
         "split_k_stride": 0,
     }
-    return {**known, **dict(tactic.parameters)}
+    return {**known, **tactic.options}
 
 
 @functools.lru_cache(_CACHED_SHAPES)

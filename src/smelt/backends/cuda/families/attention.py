@@ -9,8 +9,9 @@ scores once.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+from typing import TYPE_CHECKING, ClassVar, Final
 
+from smelt.backends import op_as
 from smelt.backends._base import Family, Operands, Refusal, Tactic
 from smelt.backends._iteration_space import broadcast_strides
 from smelt.backends._launch_scalars import LaunchScalars
@@ -30,7 +31,7 @@ from smelt.backends.cuda._kernel_source import LANGUAGE_TYPES, Source, operand_p
 from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda.families._epilogue import FLOATS
 from smelt.backends.cuda.families._gemm_operands import format_of_factor
-from smelt.engine import KernelSpec, Launch, parameters
+from smelt.engine import KernelSpec, Launch, Options, parameters
 from smelt.ops import Attention
 from smelt.types import DType, Layout, TensorFormat, ceil_div, override
 
@@ -80,8 +81,8 @@ class AttentionFamily(Family[CudaTarget]):
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
-        op = cast("Attention", node.op)
-        options: dict[str, Any] = dict(tactic.parameters)
+        op = op_as(Attention, node)
+        options = tactic.options
         q, k, v = (input_view(operands, index) for index in range(3))
         out = operands.outputs[0]
         mask = operands.inputs[3] if len(operands.inputs) > 3 else None
@@ -106,7 +107,7 @@ class AttentionFamily(Family[CudaTarget]):
                 **operand_parameters(views, len(scalars.values)),
             ),
         )
-        chunks = batch * heads * ceil_div(queries, options["block"][0])
+        chunks = batch * heads * ceil_div(queries, options.integers("block")[0])
         return (Launch(spec, tuple(views), (len(views) - 1,), scalars.values, chunks),)
 
     @override
@@ -150,35 +151,36 @@ def _options(
                 precision=precision,
                 num_warps=num_warps,
             )
-            work = _work(node, op, dict(options), target)
+            work = _work(node, op, Options(options), target)
             found.append((seconds_of(work, gpu_spec_of(target)), options))
     return [
         (options, s) for s, options in sorted(found, key=lambda pair: pair[0])[:_MAX_CANDIDATES]
     ]
 
 
-def _work(node: Node, op: Attention, options: dict[str, Any], target: CudaTarget) -> LaunchWorkload:
+def _work(node: Node, op: Attention, options: Options, target: CudaTarget) -> LaunchWorkload:
     """What the programs of a size of blocks do."""
     q, v = required_input(node, 0).tensor, required_input(node, 2).tensor
     batch, heads, queries, width = map(guessed_extent, op.split(q.shape))
     keys, result_width = map(guessed_extent, op.split(v.shape)[2:])
     stored = target.operand_dtype(q.dtype)
-    (rows, columns), size = options["block"], stored.size_bytes
-    how = (options["num_warps"], stored, options["precision"], gpu_spec_of(target))
+    (rows, columns), size = options.integers("block"), stored.size_bytes
+    num_warps, num_stages = options.integer("num_warps"), options.integer("num_stages")
+    how = (num_warps, stored, options.text("precision"), gpu_spec_of(target))
     scores = product_seconds((rows, columns, tile_extent(width)), *how)
     accumulators = product_seconds((rows, tile_extent(result_width), columns), *how)
     programs = batch * heads * -(-queries // rows)
-    steps, threads = -(-keys // columns), options["num_warps"] * WARP_LANES
+    steps, threads = -(-keys // columns), num_warps * WARP_LANES
     step_bytes = size * columns * (width + result_width)
     ends = size * rows * (width + result_width)
     moved = sum(count_of(x) for x in (*node.inputs, node.output) if x is not None)
     return LaunchWorkload(
         programs=programs,
-        num_warps=options["num_warps"],
+        num_warps=num_warps,
         registers=28 + 1.15 * rows * (columns + result_width) / threads,
-        shared_bytes=options["num_stages"] * step_bytes,
+        shared_bytes=num_stages * step_bytes,
         steps=steps,
-        num_stages=options["num_stages"],
+        num_stages=num_stages,
         step_seconds=scores + accumulators + _SCORE_SECONDS * rows * columns,
         step_overhead_seconds=_ROW_SECONDS * rows,
         dependency_seconds=_DEPENDENCY_SECONDS,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
 from smelt.backends._base import Family, Operands, Refusal, Tactic
-from smelt.backends._fused_programs import root_of
+from smelt.backends._fused_programs import root_as, root_of
 from smelt.backends._iteration_space import Axis, coalesce_axes
 from smelt.backends._launch_scalars import LaunchScalars
 from smelt.backends._node_operands import input_view, required_input
@@ -38,7 +38,7 @@ from smelt.ir import Constant
 from smelt.ops.conv import Conv
 from smelt.ops.conv_sum import ConvSum
 from smelt.ops.pad import Pad
-from smelt.types import Layout, TensorFormat, element_count, override
+from smelt.types import Layout, TensorFormat, element_count, fixed_extent, fixed_shape, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,7 +81,7 @@ class ConvFamily(Family[CudaTarget]):
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
-        root = cast("Conv", root_of(node)[0])
+        root = root_as(Conv, node)
         return ConvLowering(node, root, tactic, operands).launches()
 
     @override
@@ -97,7 +97,7 @@ def pack_filters(weights: Constant) -> Constant:
 
 def end_in_vectors(rows: Constant) -> Constant:
     """Rows with zeros up to a whole vector."""
-    _, length = (cast("int", e) for e in rows.type.shape)
+    _, length = fixed_shape(rows.type.shape)
     if _padded(length) == length:
         return rows
     ends = Constant(f"{rows.name}.ends", np.array([0, 0, 0, _padded(length) - length]))
@@ -151,7 +151,7 @@ def _why_no_sum(node: Node, root: ConvSum) -> str | None:
 
 def is_depthwise(node: Node, root: Conv) -> bool:
     """Whether each channel has one filter of its own, few enough taps to be written out."""
-    filters, depth, *window = (cast("int", e) for e in required_input(node, 1).tensor.shape)
+    filters, depth, *window = fixed_shape(required_input(node, 1).tensor.shape)
     return depth == 1 and filters == root.group > 1 and prod(window) <= _WRITTEN_TAPS
 
 
@@ -166,7 +166,7 @@ def formats_of(node: Node) -> tuple[tuple[TensorFormat | None, ...], TensorForma
 
 def product_shape(node: Node, root: Conv, target: CudaTarget) -> GemmShape:
     """The product that a convolution is."""
-    filters, *rest = (cast("int", e) for e in required_input(node, 1).tensor.shape)
+    filters, *rest = fixed_shape(required_input(node, 1).tensor.shape)
     rows = prod(guessed_extent(e) for axis, e in enumerate(node.output.tensor.shape) if axis != 1)
     columns = filters // root.group
     dtype = target.operand_dtype(required_input(node, 0).tensor.dtype)
@@ -226,10 +226,10 @@ class ConvLowering:
     def launches(self) -> tuple[Launch, ...]:
         """One launch, or those of the pieces of the sum."""
         node, root = self.node, self.root
-        filters, depth, *_ = (cast("int", e) for e in required_input(node, 1).tensor.shape)
+        filters, depth, *_ = fixed_shape(required_input(node, 1).tensor.shape)
         depth = self.run or depth
         columns = filters // root.group
-        second = 0 if self.second is None else cast("int", self.second[1].shape[1])
+        second = 0 if self.second is None else fixed_extent(self.second[1].shape[1])
         each = self.column_length(depth * prod(root.kernel_shape) + second)
         group = (
             depth * self.x.strides[1],

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar
 
+from smelt.backends import root_as
 from smelt.backends._base import Family, Operands, Refusal, Tactic
 from smelt.backends._fused_programs import root_of
 from smelt.backends._node_operands import required_input
@@ -27,7 +28,7 @@ from smelt.backends.cuda.families.conv import (
 from smelt.ir import Constant
 from smelt.ops.concat import Concat
 from smelt.ops.conv_sum import ConvSum
-from smelt.types import override
+from smelt.types import fixed_extent, fixed_shape, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,7 +65,7 @@ class ConvSumFamily(Family[CudaTarget]):
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
-        root = cast("ConvSum", root_of(node)[0])
+        root = root_as(ConvSum, node)
         return ConvLowering(node, root.first, tactic, operands, second=root.second).launches()
 
     @override
@@ -75,8 +76,8 @@ class ConvSumFamily(Family[CudaTarget]):
 
 def sum_shape(node: Node, root: ConvSum, target: CudaTarget) -> GemmShape:
     """The product that the sum is."""
-    filters, depth, *window = (cast("int", e) for e in required_input(node, 1).tensor.shape)
-    second = cast("int", required_input(node, 3).tensor.shape[1])
+    filters, depth, *window = fixed_shape(required_input(node, 1).tensor.shape)
+    second = fixed_extent(required_input(node, 3).tensor.shape[1])
     dtype = target.operand_dtype(required_input(node, 0).tensor.dtype)
     image = count_of(required_input(node, 0)) + count_of(required_input(node, 2))
     rows = count_of(node.output) // filters

@@ -21,7 +21,7 @@ from smelt.ops.mat_mul import MatMul
 from smelt.ops.relu import Relu
 from smelt.ops.reshape import Reshape
 from smelt.ops.transpose import Transpose
-from smelt.types import Layout, override
+from smelt.types import Layout, fixed_shape, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -84,9 +84,9 @@ class CublasLtFamily(LibraryFamily[_Product]):
 
     @override
     def call(self, node: Node, match: _Product, tactic: Tactic) -> ProductCall:
-        said = dict(tactic.parameters)
+        said = tactic.options
         return ProductCall(
-            version=cast("int", said["version"]),
+            version=said.integer("version"),
             matrices=match.matrices,
             rows=match.rows,
             columns=match.columns,
@@ -99,7 +99,7 @@ class CublasLtFamily(LibraryFamily[_Product]):
             adds=match.added is not None,
             bias=match.bias is not None,
             activation=match.activation,
-            workspace_bytes=cast("int", said.get("workspace", 0)),
+            workspace_bytes=said.integer("workspace", 0),
             algorithm=str(said.get("algorithm", "")),
         )
 
@@ -133,8 +133,8 @@ def _match_conv(root: Conv, x: Value, y: Value) -> _Product | str:
     one_tap = {*root.kernel_shape, *root.strides, root.group} == {1} and not any(root.pads)
     if not one_tap:
         return "only an ungrouped 1x1 convolution with stride 1 and no padding is a matrix product"
-    filters, depth = cast("tuple[int, ...]", y.tensor.shape)[:2]
-    places = math.prod(cast("tuple[int, ...]", x.tensor.shape)) // depth
+    filters, depth = fixed_shape(y.tensor.shape)[:2]
+    places = math.prod(fixed_shape(x.tensor.shape)) // depth
     return _Product(
         rows=places,
         columns=filters,
@@ -162,7 +162,7 @@ def _match_gemm(node: Node, root: Gemm, x: Value, y: Value) -> _Product | str:
 
 
 def _match_stack(x: Value, y: Value) -> _Product | str:
-    first, second = (cast("tuple[int, ...]", value.tensor.shape) for value in (x, y))
+    first, second = (fixed_shape(value.tensor.shape) for value in (x, y))
     if min(len(first), len(second)) < 2:
         return "an operand is a vector (rank 1)"
     *stack, rows, depth = first

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, ClassVar, Final, cast
 
 import numpy as np
 
-from smelt.backends._fused_programs import root_of
+from smelt.backends._fused_programs import root_as
 from smelt.backends._node_operands import required_input
 from smelt.backends.cuda.families._gemm_operands import factor_type, taps_in_rows
 from smelt.backends.cuda.families.library_calls import LibraryFamily, Match, Proposal
 from smelt.devices.cuda import ConvolutionCall, Cudnn
 from smelt.ops.conv import Conv
 from smelt.ops.relu import Relu
-from smelt.types import Layout, override
+from smelt.types import Layout, fixed_extent, fixed_shape, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -41,12 +41,12 @@ class CudnnFamily(LibraryFamily[Match]):
 
     @override
     def matched(self, node: Node) -> Match | str:
-        root, weights = cast("Conv", root_of(node)[0]), required_input(node, 1)
+        root, weights = root_as(Conv, node), required_input(node, 1)
         if weights.constant is None:
             return f"the weights {weights.name} are not constant"
         if not 0 < len(root.kernel_shape) <= _MAX_AXES:
             return f"images of {len(root.kernel_shape)} axes"
-        return Match(columns=cast("int", weights.tensor.shape[0]), layout=Layout.CHANNELS_LAST)
+        return Match(columns=fixed_extent(weights.tensor.shape[0]), layout=Layout.CHANNELS_LAST)
 
     @override
     def activation(self, op: Op) -> str | None:
@@ -54,14 +54,14 @@ class CudnnFamily(LibraryFamily[Match]):
 
     @override
     def call(self, node: Node, match: Match, tactic: Tactic) -> ConvolutionCall:
-        root, said = cast("Conv", root_of(node)[0]), dict(tactic.parameters)
+        root, said = root_as(Conv, node), tactic.options
         axes = len(root.kernel_shape)
         images, filters = (
-            cast("tuple[int, ...]", required_input(node, place).tensor.shape) for place in (0, 1)
+            fixed_shape(required_input(node, place).tensor.shape) for place in (0, 1)
         )
         ones, zeros = (1,) * max(0, _MIN_AXES - axes), (0,) * max(0, _MIN_AXES - axes)
         return ConvolutionCall(
-            version=cast("int", said["version"]),
+            version=said.integer("version"),
             images=(*images[:2], *ones, *images[2:]),
             filters=(*filters[:2], *ones, *filters[2:]),
             strides=(*ones, *root.strides),
@@ -73,8 +73,8 @@ class CudnnFamily(LibraryFamily[Match]):
             adds=match.added is not None,
             bias=match.bias is not None,
             relu=match.activation == "relu",
-            workspace_bytes=cast("int", said.get("workspace", 0)),
-            engine=cast("int", said.get("engine", 0)),
+            workspace_bytes=said.integer("workspace", 0),
+            engine=said.integer("engine", 0),
             knobs=cast("tuple[tuple[int, int], ...]", said.get("knobs", ())),
         )
 

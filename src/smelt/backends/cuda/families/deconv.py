@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
 from smelt.backends._base import Family, Operands, Refusal, Tactic
-from smelt.backends._fused_programs import root_of
+from smelt.backends._fused_programs import root_as, root_of
 from smelt.backends._launch_scalars import LaunchScalars
 from smelt.backends._node_operands import input_view, required_input
 from smelt.backends.cuda._cost_model import count_of, memory_seconds
@@ -25,7 +25,7 @@ from smelt.backends.cuda.families._gemm_operands import as_factor, factor_type, 
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.ir import Constant
 from smelt.ops import ConvTranspose, Reshape, Transpose
-from smelt.types import Layout, TensorFormat, ceil_div, element_count, override
+from smelt.types import Layout, TensorFormat, ceil_div, element_count, fixed_shape, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,7 +70,7 @@ class DeconvFamily(Family[CudaTarget]):
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
         weights = weights_of(node)
         depth, columns, *window = _extents(node)
-        group = cast("ConvTranspose", root_of(node)[0]).group
+        group = root_as(ConvTranspose, node).group
         shape = np.array([group, depth // group, columns, prod(window)], np.int64)
         made = Constant.derive(
             f"{weights.name}.groups", Reshape(), weights, Constant(f"{weights.name}.shape", shape)
@@ -80,7 +80,7 @@ class DeconvFamily(Family[CudaTarget]):
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
-        root = cast("ConvTranspose", root_of(node)[0])
+        root = root_as(ConvTranspose, node)
         x, out = input_view(operands, 0), operands.outputs[0]
         extras = _extras(node, operands)
         views = [x, operands.packed[0], *(view for view, _ in extras), out]
@@ -139,7 +139,7 @@ def _bias_count(node: Node) -> int:
 
 def _extents(node: Node) -> tuple[int, ...]:
     """Input channels, output channels of a group, and the window."""
-    return tuple(cast("int", e) for e in required_input(node, 1).tensor.shape)
+    return fixed_shape(required_input(node, 1).tensor.shape)
 
 
 def _unsupported_reason(node: Node) -> str | None:

@@ -10,7 +10,7 @@ from math import prod
 from typing import TYPE_CHECKING, ClassVar, Final, cast
 
 from smelt.backends._base import Family, Operands, Refusal, Tactic
-from smelt.backends._fused_programs import root_of
+from smelt.backends._fused_programs import root_as, root_of
 from smelt.backends._iteration_space import Axis
 from smelt.backends._node_operands import required_input
 from smelt.backends.cuda._cost_model import (
@@ -29,7 +29,7 @@ from smelt.engine import parameters
 from smelt.ir import Constant
 from smelt.ops.conv import Conv
 from smelt.ops.transpose import Transpose
-from smelt.types import override
+from smelt.types import fixed_extent, fixed_shape, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,9 +50,9 @@ _INSTRUCTIONS: Final = 3
 
 def _work(node: Node, size: int, width: int, target: CudaTarget) -> LaunchWorkload:
     """What programs of so many elements do, so many channels wide."""
-    _, _, *window = (cast("int", e) for e in required_input(node, 1).tensor.shape)
+    _, _, *window = fixed_shape(required_input(node, 1).tensor.shape)
     kind = target.operand_dtype(required_input(node, 0).tensor.dtype).size_bytes
-    channels = cast("int", node.output.tensor.shape[1])
+    channels = fixed_extent(node.output.tensor.shape[1])
     places = count_of(node.output) // channels
     programs = -(-places // (size // width)) * -(-channels // width)
     read, written = (kind * count_of(v) for v in (required_input(node, 0), node.output))
@@ -96,7 +96,7 @@ class DepthwiseFamily(Family[CudaTarget]):
             yield Refusal(self.name, reason)
             return
         inputs, output = formats_of(node)
-        channels = cast("int", node.output.tensor.shape[1])
+        channels = fixed_extent(node.output.tensor.shape[1])
         widths = [w for w in _CHANNELS if w < 2 * channels] or [_CHANNELS[-1]]
         for size, width in ((s, w) for s in _ELEMENTS for w in widths):
             options = parameters(tile=(size // width, width, 1), num_warps=_WARPS)
@@ -112,9 +112,9 @@ class DepthwiseFamily(Family[CudaTarget]):
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
-        root = cast("Conv", root_of(node)[0])
+        root = root_as(Conv, node)
         lowering = ConvLowering(node, root, tactic, operands)
-        options = dict(tactic.parameters)
+        options = tactic.options
         kernel = ImplicitGemmKernel(
             schedule="depthwise",
             stack=(),
@@ -129,7 +129,7 @@ class DepthwiseFamily(Family[CudaTarget]):
             split_k_partials=1,
             split_k_stride=0,
             tile=cast("tuple[int, int, int]", options["tile"]),
-            num_warps=cast("int", options["num_warps"]),
+            num_warps=options.integer("num_warps"),
             num_stages=1,
             **lowering.common(),
         )

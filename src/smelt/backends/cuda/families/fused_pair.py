@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+from smelt.backends import root_as
 from smelt.backends._base import Family, Operands, Refusal, Tactic
 from smelt.backends._fused_programs import root_of
 from smelt.backends._iteration_space import Axis
@@ -34,7 +35,7 @@ from smelt.backends.cuda.families.conv_sum import ConvSumFamily
 from smelt.engine import Launch, View, parameters
 from smelt.ops.conv import Conv
 from smelt.ops.conv_sum import ConvSum
-from smelt.types import DType, Layout, ceil_div, override
+from smelt.types import DType, Layout, ceil_div, fixed_extent, fixed_shape, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -150,7 +151,7 @@ class _FusedPairLowering(ConvLowering):
         out = operands.outputs[0]
         others = Operands((intermediate, *operands.inputs[count:]), (out,), operands.packed[1:])
         self.then = ConvLowering(
-            pair_nodes.second, cast("Conv", root_of(pair_nodes.second)[0]), tactic, others
+            pair_nodes.second, root_as(Conv, pair_nodes.second), tactic, others
         )
         stored: list[View] = self.views if pair_nodes.returns_intermediate else self.views[:-1]
         self.weights = len(stored)
@@ -172,11 +173,11 @@ class _FusedPairLowering(ConvLowering):
 
     def launch(self) -> Launch:
         """The one launch."""
-        filters, depth, *_ = (cast("int", e) for e in required_input(self.node, 1).tensor.shape)
+        filters, depth, *_ = fixed_shape(required_input(self.node, 1).tensor.shape)
         columns, second_node = second_columns(self.pair_nodes), self.pair_nodes.second
         biases = bias_count(second_node)
-        second = 0 if self.second is None else cast("int", self.second[1].shape[1])
-        own, then = (cast("int", view.shape[1]) for view in self._packed())
+        second = 0 if self.second is None else fixed_extent(self.second[1].shape[1])
+        own, then = (fixed_extent(view.shape[1]) for view in self._packed())
         before = [0] * (self.weights + 1)
         then_strides = (*before, *self.then.strides(1))
         options: dict[str, Any] = {**kernel_options(self.tactic), "schedule": FUSED_PAIR}

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
+from smelt.backends import op_as
 from smelt.backends._base import Family, Operands, Refusal, Tactic
-from smelt.backends._fused_programs import root_of
+from smelt.backends._fused_programs import root_as, root_of
 from smelt.backends._launch_scalars import LaunchScalars
 from smelt.backends._node_operands import input_view, required_input
 from smelt.backends._pair_nodes import find_pair_nodes, pair_nodes_of
@@ -41,7 +42,16 @@ from smelt.engine import KernelSpec, Launch, parameters
 from smelt.ops import Fused, Relu, Stage
 from smelt.ops.conv import Conv
 from smelt.ops.max_pool import MaxPool
-from smelt.types import DType, Layout, TensorFormat, ceil_div, element_count, override, symbols_of
+from smelt.types import (
+    DType,
+    Layout,
+    TensorFormat,
+    ceil_div,
+    element_count,
+    fixed_extent,
+    override,
+    symbols_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -132,8 +142,8 @@ def may_pool(first: Node, second: Node) -> bool:
 
 
 def _unsupported_reason(pair_nodes: PairNodes, target: CudaTarget) -> str | None:
-    first, pool = pair_nodes.first, cast("MaxPool", pair_nodes.second.op)
-    root = cast("Conv", root_of(first)[0])
+    first, pool = pair_nodes.first, op_as(MaxPool, pair_nodes.second)
+    root = root_as(Conv, first)
     if reason := why_not_direct(first, root, stem_shape(first, root, target), target):
         return reason
     if target.uses_half2:
@@ -166,8 +176,8 @@ class _StemPoolProblem:
     def __init__(self, pair_nodes: PairNodes) -> None:
         self.first = pair_nodes.first
         self.pool, root = (
-            cast("MaxPool", pair_nodes.second.op),
-            cast("Conv", root_of(self.first)[0]),
+            op_as(MaxPool, pair_nodes.second),
+            root_as(Conv, self.first),
         )
         self.images = pair_nodes.second.output.tensor.shape[0]
         self.pooled = cast("tuple[int, int]", pair_nodes.second.output.tensor.shape[2:])
@@ -177,7 +187,7 @@ class _StemPoolProblem:
         """Of both axes: taps, step and padding before."""
         self.root = replace(root, pads=self._pads(root))
         """With so much padding that all rows can be read of which a window has any."""
-        self.filters = cast("int", required_input(self.first, 1).tensor.shape[0])
+        self.filters = fixed_extent(required_input(self.first, 1).tensor.shape[0])
         self.columns = next(n for n in COLUMNS if self.filters % n == 0)
 
     def _pads(self, root: Conv) -> tuple[int, ...]:
@@ -221,7 +231,7 @@ class _StemPoolProblem:
         scalars = LaunchScalars()
         facts = parameters(
             images=scalars.all_json((self.images, runs.strides[0])),
-            line=cast("int", runs.strides[2]),
+            line=fixed_extent(runs.strides[2]),
             lines=root.strides[0],
             pixel=width * root.strides[1],
             taps=root.kernel_shape[0],

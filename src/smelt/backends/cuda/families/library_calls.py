@@ -175,7 +175,7 @@ class LibraryFamily(Family[CudaTarget], Generic[MatchT]):
     @override
     def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
         del target
-        return json.dumps(dict(kernel.parameters), indent=1)
+        return json.dumps(kernel.options, indent=1)
 
     # ---- which nodes the library does
 
@@ -223,7 +223,7 @@ class LibraryFamily(Family[CudaTarget], Generic[MatchT]):
 def library_call(kernel: KernelSpec) -> LibraryCall | None:
     """The call that stands for a kernel; None for a kernel that is compiled."""
     library = LIBRARIES.get(kernel.family)
-    return None if library is None else library.read(dict(kernel.parameters))
+    return None if library is None else library.read(kernel.options)
 
 
 def _with_added(node: Node, match: MatchT, position: int) -> MatchT | str:

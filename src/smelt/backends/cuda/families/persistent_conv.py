@@ -39,7 +39,7 @@ from smelt.backends.cuda.families.conv_sum import ConvSumFamily, sum_shape
 from smelt.engine import parameters
 from smelt.ops.conv import Conv
 from smelt.ops.conv_sum import ConvSum
-from smelt.types import DType, override
+from smelt.types import DType, fixed_extent, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -182,9 +182,9 @@ def _base_of(node: Node) -> Family[CudaTarget]:
 def _product_of(node: Node, target: CudaTarget) -> tuple[GemmShape, int]:
     """The extents of a node's product, and how long steps of its sum are."""
     root = cast("Conv | ConvSum", root_of(node)[0])
-    run = cast("int", required_input(node, 1).tensor.shape[1])
+    run = fixed_extent(required_input(node, 1).tensor.shape[1])
     if isinstance(root, ConvSum):
-        second = cast("int", required_input(node, 3).tensor.shape[1])
+        second = fixed_extent(required_input(node, 3).tensor.shape[1])
         return sum_shape(node, root, target), gcd(run, second, _MAX_STEP)
     shape = product_shape(node, root, target)
     whole = next_power_of_two(shape.depth)

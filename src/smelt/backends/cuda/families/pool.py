@@ -97,7 +97,7 @@ def pool_launch(
     """
     (x, out), (extras, stages) = views, epilogue
     operands = [x, *(view for view, _ in extras), out]
-    options: dict[str, Any] = dict(tactic.parameters)
+    options = tactic.options
     scalars = LaunchScalars()
     strides = [strides for _, strides in extras] + [out.strides]
     axes = tuple(
@@ -106,8 +106,8 @@ def pool_launch(
     )
     channels = out.shape[1]
     places = element_count((out.shape[0], *out.shape[2:]))
-    across = side_of(guessed_extent(channels), options["elements"] // 2)
-    along = max(1, options["elements"] // across)
+    across = side_of(guessed_extent(channels), options.integer("elements") // 2)
+    along = max(1, options.integer("elements") // across)
     spec = KernelSpec(
         tactic.family,
         parameters(

@@ -114,7 +114,7 @@ class RecurrentFamily(Family[CudaTarget]):
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
         """The recurrent weights, those of one element of the state beside each other."""
         weights = weights_of(node, _WEIGHTS)
-        if CLUSTER in dict(tactic.parameters):
+        if CLUSTER in tactic.options:
             return (pack_for_cluster(weights, cast("GRU | LSTM", node.op)),)
         return (Constant.derive(f"{weights.name}.by_state", Transpose((0, 2, 1)), weights),)
 
@@ -167,7 +167,7 @@ class _RecurrentWorkspace:
 
 class _RecurrentLowering:
     def __init__(self, node: Node, tactic: Tactic, operands: Operands) -> None:
-        self.node, self.options = node, dict(tactic.parameters)
+        self.node, self.options = node, tactic.options
         self.precision = self.options.pop("precision")
         self.is_team = CLUSTER in self.options
         self.op = cast("GRU | LSTM", node.op)

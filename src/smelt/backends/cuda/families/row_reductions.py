@@ -141,9 +141,9 @@ class RowReductionsFamily(Family[CudaTarget]):
         scalars = LaunchScalars()
         length = element_count(tuple(x.shape[a] for a in inner))
         rows = element_count(tuple(x.shape[a] for a in outer))
-        options: dict[str, Any] = dict(tactic.parameters)
+        options = tactic.options
         columns = _columns(length)
-        block = max(1, options["elements"] // columns)
+        block = max(1, options.integer("elements") // columns)
         spec = KernelSpec(
             self.name,
             parameters(

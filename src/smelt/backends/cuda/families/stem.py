@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import prod
-from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
 from smelt.backends._base import Family, Operands, Refusal, Tactic, with_storage_dtype
-from smelt.backends._fused_programs import root_of
+from smelt.backends._fused_programs import root_as, root_of
 from smelt.backends._launch_scalars import LaunchScalars
 from smelt.backends._node_operands import input_view, required_input
 from smelt.backends._storage import contiguous_strides
@@ -39,7 +39,17 @@ from smelt.errors import InternalError
 from smelt.ir import Constant
 from smelt.ops.conv import Conv
 from smelt.ops.pad import Pad
-from smelt.types import DType, Layout, TensorFormat, TensorType, ceil_div, element_count, override
+from smelt.types import (
+    DType,
+    Layout,
+    TensorFormat,
+    TensorType,
+    ceil_div,
+    element_count,
+    fixed_extent,
+    fixed_shape,
+    override,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -97,12 +107,12 @@ class StemFamily(Family[CudaTarget]):
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
-        width, _ = row_of(node, cast("Conv", root_of(node)[0]))
+        width, _ = row_of(node, root_as(Conv, node))
         return (as_factor(pack_filters(widened(node, width)), factors_of(tactic), tactic),)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
-        root = cast("Conv", root_of(node)[0])
+        root = root_as(Conv, node)
         _, run = row_of(node, root)
         copy, runs = pixels_of(node, root, factors_of(tactic), operands, self.run_read(run))
         rank = len(root.kernel_shape)
@@ -124,7 +134,7 @@ class StemFamily(Family[CudaTarget]):
 
 def stem_shape(node: Node, root: Conv, target: CudaTarget) -> GemmShape:
     """The product that the second launch is."""
-    filters, depth, *_ = (cast("int", e) for e in required_input(node, 1).tensor.shape)
+    filters, depth, *_ = fixed_shape(required_input(node, 1).tensor.shape)
     width, run = row_of(node, root)
     dtype = target.operand_dtype(required_input(node, 0).tensor.dtype)
     read = width * count_of(required_input(node, 0)) // depth
@@ -137,14 +147,14 @@ def widened(node: Node, width: int) -> Constant:
     """The filters with as many channels as a pixel has; the added ones are zero."""
     weights = weights_of(node)
     after = np.zeros((2, weights.type.rank), np.int64)
-    after[1, 1] = width - cast("int", weights.type.shape[1])
+    after[1, 1] = width - fixed_extent(weights.type.shape[1])
     amounts = Constant(f"{weights.name}.zeros", after.reshape(-1))
     return Constant.derive(f"{weights.name}.wide", Pad(), weights, amounts)
 
 
 def why_no_stem(node: Node, root: Conv) -> str | None:
     """Why the pixels of a convolution are read as they are, or None."""
-    depth = cast("int", required_input(node, 1).tensor.shape[1])
+    depth = fixed_extent(required_input(node, 1).tensor.shape[1])
     if root.group > 1:
         return "grouped convolution is not supported"
     if depth % 8 == 0 or depth > _WIDTHS[-1]:
@@ -163,7 +173,7 @@ def row_of(node: Node, root: Conv) -> tuple[int, int]:
 
     Windows begin where vectors may.
     """
-    depth = cast("int", required_input(node, 1).tensor.shape[1])
+    depth = fixed_extent(required_input(node, 1).tensor.shape[1])
     step = root.strides[-1]
     width = next(w for w in _WIDTHS if w >= depth and w * step % VECTOR == 0)
     return width, width * root.kernel_shape[-1]
@@ -171,7 +181,7 @@ def row_of(node: Node, root: Conv) -> tuple[int, int]:
 
 def factors_of(tactic: Tactic) -> DType:
     """Element type that the product is computed in."""
-    options = dict(tactic.parameters)
+    options = tactic.options
     return DType(options["factors"]) if "factors" in options else tactic.outputs[0].dtype
 
 

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import ceil, prod
-from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
 from smelt.backends._base import Refusal, Tactic
-from smelt.backends._fused_programs import root_of
+from smelt.backends._fused_programs import root_as, root_of
 from smelt.backends.cuda._cost_model import LAUNCH_SECONDS, pass_seconds
 from smelt.backends.cuda._kernel_source import VECTOR
 from smelt.backends.cuda._register_operand_kernel import FRAGMENT, ROWS, RegisterOperandWriter
@@ -40,7 +40,7 @@ from smelt.ops.conv import Conv
 from smelt.ops.pad import Pad
 from smelt.ops.reshape import Reshape
 from smelt.ops.transpose import Transpose
-from smelt.types import override
+from smelt.types import fixed_extent, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -129,7 +129,7 @@ class StemDirectFamily(StemFamily):
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
-        root = cast("Conv", root_of(node)[0])
+        root = root_as(Conv, node)
         width, _ = row_of(node, root)
         return (as_factor(_pack_fragments(widened(node, width), root), factors_of(tactic), tactic),)
 
@@ -188,7 +188,7 @@ def _pack_fragments(wide: Constant, root: Conv) -> Constant:
         return Constant.derive(f"{name}.{what}", Reshape(), source, extents)
 
     def lengthened(source: Constant, what: str, unit: int) -> Constant:
-        length = cast("int", source.type.shape[-1])
+        length = fixed_extent(source.type.shape[-1])
         after = np.zeros(2 * source.type.rank, np.int64)
         after[-1] = _whole(length, unit) - length
         if not after[-1]:

@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import product
 from math import ceil, prod
-from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from smelt.backends._base import Family, Operands, Refusal, Tactic
-from smelt.backends._fused_programs import root_of
+from smelt.backends._fused_programs import root_as, root_of
 from smelt.backends._iteration_space import Axis
 from smelt.backends._node_operands import required_input
 from smelt.backends.cuda._cost_model import LAUNCH_SECONDS, WARP_LANES, gpu_spec_of
@@ -39,7 +39,7 @@ from smelt.backends.cuda.families.conv import (
 )
 from smelt.engine import parameters
 from smelt.ops.conv import Conv
-from smelt.types import DType, override
+from smelt.types import DType, fixed_extent, fixed_shape, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -170,7 +170,7 @@ class WindowReuseConvFamily(Family[CudaTarget]):
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
-        root = cast("Conv", root_of(node)[0])
+        root = root_as(Conv, node)
         return _WindowReuseLowering(node, root, tactic, operands).launches()
 
     @override
@@ -211,7 +211,7 @@ def _unsupported_reason(node: Node, root: Conv, target: CudaTarget) -> str | Non
         return reason
     if prod(root.kernel_shape) == 1 or any(step > 1 for step in root.strides):
         return "1x1 and strided windows share no pixels"
-    if root.group > 1 or cast("int", required_input(node, 1).tensor.shape[1]) % VECTOR:
+    if root.group > 1 or fixed_extent(required_input(node, 1).tensor.shape[1]) % VECTOR:
         return "grouped convolution, or the channels are no multiple of the vector width"
     if any(_differs_per_pixel(value, node) for value in node.inputs[root_of(node)[1] :]):
         return "its epilogue reads a tensor that differs per pixel"
@@ -231,8 +231,8 @@ def _differs_per_pixel(value: Value | None, node: Node) -> bool:
 
 def _window_of(node: Node, root: Conv) -> _SharedWindow:
     """Of a convolution that is not refused."""
-    image = cast("tuple[int, ...]", required_input(node, 0).tensor.shape[2:])
-    result = cast("tuple[int, ...]", node.output.tensor.shape[2:])
+    image = fixed_shape(required_input(node, 0).tensor.shape[2:])
+    result = fixed_shape(node.output.tensor.shape[2:])
     extents = tuple(
         max(size + max(pads), made)
         for size, pads, made in zip(image, root.pad_pairs, result, strict=True)
@@ -242,7 +242,7 @@ def _window_of(node: Node, root: Conv) -> _SharedWindow:
         (taps - 1) * dilation * pitch
         for taps, dilation, pitch in zip(root.kernel_shape, root.dilations, pitches, strict=True)
     )
-    run = cast("int", required_input(node, 1).tensor.shape[1])
+    run = fixed_extent(required_input(node, 1).tensor.shape[1])
     widths = {width: -(-run // width) * width for width in _WIDTHS}
     width = min(_WIDTHS, key=lambda width: (widths[width], -width))
     if run >= _MIN_FILLED * widths[_WIDTHS[0]]:
